@@ -1,0 +1,87 @@
+"""The few errors DPIFrame raises, each bound to one HTTP status. Every message reads `<where>: got <value>, expected <rule>`.
+
+body -> parse/validate -> encode      -> queue              -> device
+        InputError(422)   InputError     Overloaded(429)       Unavailable(503)
+        TooLarge(413)                    DeadlineExceeded(504)
+"""
+
+from typing import ClassVar
+
+_SHOWN = 120  # characters of a bad value that a message repeats
+
+
+def shown(value: object) -> str:
+    """`repr(value)`, cut to a length that fits a log line and never echoes a whole body."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+class DPIFrameError(Exception):
+    """Root of all errors raised on purpose. `status` is the HTTP status, `code` a stable machine-readable name."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal"
+
+
+class InputError(DPIFrameError):
+    """A request (or a call of the Python API) holds a value that breaks a rule; nothing was queued or scored."""
+
+    status = 422
+    code = "invalid_input"
+
+    def __init__(self, where: str, got: object, expected: str) -> None:
+        self.where = where
+        self.got = shown(got)
+        self.expected = expected
+        super().__init__(f"{where}: got {self.got}, expected {expected}")
+
+
+class TooLarge(InputError):
+    """A body or a request exceeds a size bound of the deployment."""
+
+    status = 413
+    code = "too_large"
+
+
+class ModelNotFound(InputError):
+    """The request names a model or version that this server does not host."""
+
+    status = 404
+    code = "model_not_found"
+
+
+class Overloaded(DPIFrameError):
+    """The queue of rows is full; the request was refused at once and may be sent again after `retry_after_s`."""
+
+    status = 429
+    code = "overloaded"
+
+    def __init__(self, queued_rows: int, bound: int, retry_after_s: float) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(f"queue: got {queued_rows} rows waiting, expected at most {bound}; retry after {retry_after_s:.3f} s")
+
+
+class DeadlineExceeded(DPIFrameError):
+    """The request's deadline passed before its scores were ready; it was not sent to the device after that moment."""
+
+    status = 504
+    code = "deadline_exceeded"
+
+
+class Unavailable(DPIFrameError):
+    """The engine is closed, not warmed up, or its device failed; another replica may answer."""
+
+    status = 503
+    code = "unavailable"
+
+
+class BundleError(DPIFrameError):
+    """A model bundle is missing, damaged or inconsistent. Raised at load, before anything is served."""
+
+    code = "bad_bundle"
+
+
+class ConfigError(DPIFrameError):
+    """A deployment configuration breaks its schema."""
+
+    code = "bad_config"

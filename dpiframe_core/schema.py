@@ -1,0 +1,282 @@
+"""The feature schema of a model: which features it takes, how each becomes ids or numbers, and which tables they read.
+
+Pure data (pydantic, frozen, unknown keys refused). It knows nothing of values (`encode`) nor of weights (`bundle`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from dpiframe_core.types import BlockLayout
+
+# Names become file names and JSON keys: no separators, no leading dot.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}$")]
+Scope = Literal["context", "candidate"]
+Section = Literal["context_ids", "candidate_ids", "context_dense", "candidate_dense"]
+TableDtype = Literal["float32", "float16", "bfloat16"]
+
+
+class Strict(BaseModel):
+    """Frozen data; unknown keys and infinite or NaN floats are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Vocabulary(Strict):
+    """Raw value -> id by the table `vocab/<file>.parquet` (`file` defaults to the feature's name; share it by naming one)."""
+
+    type: Literal["vocabulary"] = "vocabulary"
+    file: Name | None = None
+
+
+class Hash(Strict):
+    """id = first_id + murmur3_x86_32(utf-8 bytes of the value, seed) mod buckets. Integers are hashed as decimal text."""
+
+    type: Literal["hash"] = "hash"
+    algorithm: Literal["murmur3_32"] = "murmur3_32"
+    buckets: Annotated[int, Field(ge=1)]
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    first_id: Annotated[int, Field(ge=0)] = 2
+
+
+class Identity(Strict):
+    """The raw integer is the id. Outside [0, rows) it is refused, or reads the out-of-vocabulary row if the schema says so."""
+
+    type: Literal["identity"] = "identity"
+    out_of_range: Literal["error", "oov"] = "error"
+
+
+class Log(Strict):
+    """x -> ln(max(x, minimum) + offset)."""
+
+    type: Literal["log"] = "log"
+    offset: float = 1.0
+    minimum: float = 0.0
+
+    @model_validator(mode="after")
+    def _domain(self) -> Self:
+        if self.minimum + self.offset <= 0:
+            raise ValueError(f"got minimum {self.minimum} + offset {self.offset}, expected a sum above 0")
+        return self
+
+
+class Standardize(Strict):
+    """x -> (x - mean) / std."""
+
+    type: Literal["standardize"] = "standardize"
+    mean: float
+    std: Annotated[float, Field(gt=0)]
+
+
+class MinMax(Strict):
+    """x -> (x - minimum) / (maximum - minimum), clipped to [0, 1] if `clip`."""
+
+    type: Literal["minmax"] = "minmax"
+    minimum: float
+    maximum: float
+    clip: bool = False
+
+    @model_validator(mode="after")
+    def _span(self) -> Self:
+        if self.maximum <= self.minimum:
+            raise ValueError(f"got maximum {self.maximum}, expected more than the minimum {self.minimum}")
+        return self
+
+
+class Bucketize(Strict):
+    """x -> first_id + number of boundaries <= x: an id, so it must come last and the feature needs a table."""
+
+    type: Literal["bucketize"] = "bucketize"
+    boundaries: Annotated[tuple[float, ...], Field(min_length=1)]
+    first_id: Annotated[int, Field(ge=0)] = 1
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        if any(b <= a for a, b in pairwise(self.boundaries)):
+            raise ValueError("boundaries: expected strictly ascending values")
+        return self
+
+
+class Categorical(Strict):
+    """A feature whose raw value (text or integer) becomes one id, or up to `max_values` ids pooled by sum or mean.
+
+    `missing_id` is read for null (and for an empty list; -1, allowed only if `max_values` > 1, reads a zero vector), `oov_id`
+    for a value the encoder does not know. `first_order_table` holds the scalar weights of a linear ("wide", first-order) term.
+    """
+
+    kind: Literal["categorical"] = "categorical"
+    name: Name
+    scope: Scope = "candidate"
+    values: Literal["string", "int"] = "string"
+    encoder: Annotated[Vocabulary | Hash | Identity, Field(discriminator="type")]
+    table: Name
+    first_order_table: Name | None = None
+    missing_id: Annotated[int, Field(ge=-1)] = 0
+    oov_id: Annotated[int, Field(ge=0)] = 1
+    max_values: Annotated[int, Field(ge=1, le=1024)] = 1
+    too_many: Literal["error", "keep_first", "keep_last"] = "error"
+    pooling: Literal["sum", "mean"] = "sum"
+
+    @property
+    def is_id(self) -> bool:
+        return True
+
+
+class Numeric(Strict):
+    """A number: transformed in the order given; missing (null) becomes `missing_value` after the transforms, or `missing_id`.
+
+    Without `table` the number itself is a column of the model's input. With a table of one row it scales that row
+    (x * e, the usual numeric embedding); after `bucketize` it is an id into its table.
+    """
+
+    kind: Literal["numeric"] = "numeric"
+    name: Name
+    scope: Scope = "candidate"
+    transforms: tuple[Annotated[Log | Standardize | MinMax | Bucketize, Field(discriminator="type")], ...] = ()
+    missing_value: float = 0.0
+    missing_id: Annotated[int, Field(ge=0)] = 0
+    table: Name | None = None
+    first_order_table: Name | None = None
+
+    @property
+    def buckets(self) -> Bucketize | None:
+        last = self.transforms[-1] if self.transforms else None
+        return last if isinstance(last, Bucketize) else None
+
+    @property
+    def is_id(self) -> bool:
+        return self.buckets is not None
+
+    @property
+    def max_values(self) -> int:
+        return 1
+
+    @property
+    def pooling(self) -> Literal["sum", "mean"]:
+        return "sum"
+
+    @property
+    def oov_id(self) -> int:
+        return self.missing_id
+
+
+Feature = Annotated[Categorical | Numeric, Field(discriminator="kind")]
+
+
+class Table(Strict):
+    """An embedding table: `rows` x `dim`, stored in `tables/<name>.safetensors` under the key `weight`."""
+
+    name: Name
+    rows: Annotated[int, Field(ge=1)]
+    dim: Annotated[int, Field(ge=1, le=4096)]
+    dtype: TableDtype = "float32"
+
+    @property
+    def bytes_used(self) -> int:
+        return self.rows * self.dim * (4 if self.dtype == "float32" else 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Where a feature lies in a `RowBlock`: columns [start, start + width) of a section."""
+
+    section: Section
+    start: int
+    width: int
+
+
+class FeatureSchema(Strict):
+    """All features of a model, in the order of the model's concatenated input, and the tables they read."""
+
+    features: Annotated[tuple[Feature, ...], Field(min_length=1)]
+    tables: tuple[Table, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        _distinct("features", (f.name for f in self.features))
+        _distinct("tables", (t.name for t in self.tables))
+        tables = {t.name: t for t in self.tables}
+        for f in self.features:
+            for key, name in (("table", f.table), ("first_order_table", f.first_order_table)):
+                if name is None:
+                    continue
+                if name not in tables:
+                    raise ValueError(f"features.{f.name}.{key}: got {name!r}, expected one of the tables {sorted(tables)}")
+                _check_ids_fit(f, key, tables[name])
+            first = f.first_order_table
+            if first is not None and tables[first].dim != 1:
+                raise ValueError(f"features.{f.name}.first_order_table: got dim {tables[first].dim}, expected 1")
+        unused = set(tables) - {n for f in self.features for n in (f.table, f.first_order_table)}
+        if unused:
+            raise ValueError(f"tables: got {sorted(unused)} that no feature reads, expected none")
+        return self
+
+    def table(self, name: str) -> Table:
+        return self._table_by_name[name]
+
+    def feature(self, name: str) -> Categorical | Numeric:
+        return self._feature_by_name[name]
+
+    @cached_property
+    def _table_by_name(self) -> dict[str, Table]:
+        return {t.name: t for t in self.tables}
+
+    @cached_property
+    def _feature_by_name(self) -> dict[str, Categorical | Numeric]:
+        return {f.name: f for f in self.features}
+
+    @cached_property
+    def columns(self) -> dict[str, Column]:
+        """Feature name -> its place in a `RowBlock`. Features keep their order within each section."""
+        used: dict[Section, int] = {"context_ids": 0, "candidate_ids": 0, "context_dense": 0, "candidate_dense": 0}
+        out = {}
+        for f in self.features:
+            section: Section
+            if f.scope == "context":
+                section = "context_ids" if f.is_id else "context_dense"
+            else:
+                section = "candidate_ids" if f.is_id else "candidate_dense"
+            out[f.name] = Column(section, used[section], f.max_values)
+            used[section] += f.max_values
+        return out
+
+    @cached_property
+    def block_layout(self) -> BlockLayout:
+        totals = {"context_ids": 0, "candidate_ids": 0, "context_dense": 0, "candidate_dense": 0}
+        for c in self.columns.values():
+            totals[c.section] += c.width
+        wide_ids = any(t.rows >= 2**31 for t in self.tables)
+        return BlockLayout(**totals, id_bytes=8 if wide_ids else 4)
+
+
+def _distinct(where: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{where}: got {name!r} twice, expected distinct names")
+        seen.add(name)
+
+
+def _check_ids_fit(f: Categorical | Numeric, key: str, table: Table) -> None:
+    """Every id an encoder can give must be a row of the table (a vocabulary's own ids are checked by `bundle`)."""
+    where = f"features.{f.name}.{key}"
+    if isinstance(f, Numeric) and f.buckets is None:
+        if table.rows != 1:
+            raise ValueError(f"{where}: got {table.rows} rows, expected 1 for a numeric feature without bucketize")
+        return
+    highest = {"missing_id": f.missing_id}
+    if isinstance(f, Numeric) and f.buckets is not None:
+        highest["the last bucket's id"] = f.buckets.first_id + len(f.buckets.boundaries)
+    if isinstance(f, Categorical):
+        highest["oov_id"] = f.oov_id
+        if isinstance(f.encoder, Hash):
+            highest["the last hash bucket's id"] = f.encoder.first_id + f.encoder.buckets - 1
+        if f.missing_id == -1 and f.max_values == 1:
+            raise ValueError(f"features.{f.name}.missing_id: got -1, expected >= 0 for a feature of one value")
+    for what, value in highest.items():
+        if value >= table.rows:
+            raise ValueError(f"{where}: got {table.rows} rows, expected more than {what}, {value}")

@@ -1,0 +1,164 @@
+"""Types that cross layers: the id/dense block of a request and the result of a batch. Plain NumPy, no torch, no CuPy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dpiframe_core.errors import InputError
+
+_MAGIC = 0x44504901  # "DPI", layout version 1
+_HEADER_WORDS = 16  # int32; 64 bytes, so that every section starts on a cache line
+_ALIGN = 64
+
+Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """How many columns a `RowBlock` of one schema has. Filled by `FeatureSchema.block_layout`.
+
+    `id_bytes` is 4 while every table has fewer than 2^31 rows, else 8.
+    """
+
+    context_ids: int
+    candidate_ids: int
+    context_dense: int
+    candidate_dense: int
+    id_bytes: int = 4
+
+    @property
+    def id_dtype(self) -> np.dtype[np.int32] | np.dtype[np.int64]:
+        return np.dtype(np.int32) if self.id_bytes == 4 else np.dtype(np.int64)
+
+    def offsets(self, rows: int, contexts: int) -> tuple[int, int, int, int, int, int]:
+        """Byte offsets of (request_of_row, context_ids, candidate_ids, context_dense, candidate_dense) and the total size."""
+        sizes = (
+            rows * 4,
+            contexts * self.context_ids * self.id_bytes,
+            rows * self.candidate_ids * self.id_bytes,
+            contexts * self.context_dense * 4,
+            rows * self.candidate_dense * 4,
+        )
+        at, out = _HEADER_WORDS * 4, []
+        for size in sizes:
+            out.append(at)
+            at += -(-size // _ALIGN) * _ALIGN
+        return out[0], out[1], out[2], out[3], out[4], at
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowBlock:
+    """Encoded rows of one request (or of one batch): a flat buffer and the typed views into it.
+
+    Row-major, so that joining requests into a batch and splitting an oversized one copy whole byte ranges, and so that the
+    GPU reads the ids of a row from consecutive addresses. Context features are kept once per request: row `i` belongs to
+    context `request_of_row[i]`. Filled by `encode.Encoder`; a lane's pinned staging buffer is one too.
+
+    Attributes:
+        buffer: uint8[total], header first; all that another process needs.
+        request_of_row: int32[n], values in [0, q).
+        context_ids: id[q, Cc]; candidate_ids: id[n, Ci] (id = int32 or int64; -1 pads a multi-valued feature).
+        context_dense: float32[q, Dc]; candidate_dense: float32[n, Di].
+        oov_count: values of this block that met no vocabulary entry (for the answer; not part of the scores).
+    """
+
+    layout: BlockLayout
+    buffer: npt.NDArray[np.uint8]
+    request_of_row: npt.NDArray[np.int32]
+    context_ids: Ids
+    candidate_ids: Ids
+    context_dense: Floats
+    candidate_dense: Floats
+
+    @property
+    def rows(self) -> int:
+        return int(self.request_of_row.shape[0])
+
+    @property
+    def contexts(self) -> int:
+        return int(self.context_ids.shape[0])
+
+    @property
+    def header(self) -> npt.NDArray[np.int32]:
+        """int32[16]: magic, rows, contexts, Cc, Ci, Dc, Di, id_bytes, oov_count, then words free for the holder's use."""
+        return self.buffer[: _HEADER_WORDS * 4].view(np.int32)
+
+    @property
+    def oov_count(self) -> int:
+        return int(self.header[8])
+
+    @classmethod
+    def allocate(cls, layout: BlockLayout, rows: int, contexts: int = 1, oov_count: int = 0) -> Self:
+        """A block over fresh memory. Ids and dense values are zero."""
+        block = cls.over(np.zeros(layout.offsets(rows, contexts)[-1], np.uint8), layout, rows, contexts)
+        block.header[:9] = (
+            _MAGIC, rows, contexts, layout.context_ids, layout.candidate_ids,
+            layout.context_dense, layout.candidate_dense, layout.id_bytes, oov_count,
+        )  # fmt: skip
+        return block
+
+    @classmethod
+    def over(cls, buffer: npt.NDArray[np.uint8], layout: BlockLayout, rows: int, contexts: int) -> Self:
+        """Views of `buffer` (uint8, at least `layout.offsets(rows, contexts)[-1]` long). Does not touch the header."""
+        request, ctx_ids, cand_ids, ctx_dense, cand_dense, _ = layout.offsets(rows, contexts)
+
+        def view(start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
+            return np.ndarray(shape, dtype, buffer.data, start)
+
+        return cls(
+            layout,
+            buffer,
+            view(request, (rows,), np.int32),  # type: ignore[arg-type]
+            view(ctx_ids, (contexts, layout.context_ids), layout.id_dtype),  # type: ignore[arg-type]
+            view(cand_ids, (rows, layout.candidate_ids), layout.id_dtype),  # type: ignore[arg-type]
+            view(ctx_dense, (contexts, layout.context_dense), np.float32),  # type: ignore[arg-type]
+            view(cand_dense, (rows, layout.candidate_dense), np.float32),  # type: ignore[arg-type]
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview, layout: BlockLayout) -> Self:
+        """Reads a block that another process wrote. Copies nothing.
+
+        Raises:
+            InputError: the bytes are not a block of this layout, or are cut short.
+        """
+        buffer = np.frombuffer(data, np.uint8)
+        header = buffer[: _HEADER_WORDS * 4].view(np.int32) if buffer.size >= _HEADER_WORDS * 4 else np.zeros(0, np.int32)
+        want = (layout.context_ids, layout.candidate_ids, layout.context_dense, layout.candidate_dense, layout.id_bytes)
+        if header.size == 0 or header[0] != _MAGIC or tuple(header[3:8].tolist()) != want:
+            raise InputError("row block header", header[:8].tolist(), f"magic {_MAGIC} and columns {want}")
+        rows, contexts = int(header[1]), int(header[2])
+        if rows < 0 or contexts < 0 or buffer.size < layout.offsets(rows, contexts)[-1]:
+            raise InputError("row block size", buffer.size, f"the bytes of {rows} rows and {contexts} contexts")
+        return cls.over(buffer, layout, rows, contexts)
+
+    def part(self, start: int, stop: int) -> RowBlock:
+        """Rows [start, stop) as a block of their own, with only the contexts they use (contexts stay in order)."""
+        first, last = int(self.request_of_row[start:stop].min()), int(self.request_of_row[start:stop].max())
+        out = RowBlock.allocate(self.layout, stop - start, last - first + 1)
+        out.request_of_row[:] = self.request_of_row[start:stop] - first
+        out.context_ids[:] = self.context_ids[first : last + 1]
+        out.context_dense[:] = self.context_dense[first : last + 1]
+        out.candidate_ids[:] = self.candidate_ids[start:stop]
+        out.candidate_dense[:] = self.candidate_dense[start:stop]
+        return out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchResult:
+    """What one run on a lane gives back. Filled by `Engine.run_batch`.
+
+    Attributes:
+        scores: float32[rows, tasks], in the order of the blocks given; owned by the caller.
+        device_ms: from the hand-over to the device until the scores lie in host memory, milliseconds.
+        bucket: rows of the captured graph that ran (CPU: the rows themselves).
+    """
+
+    scores: Floats
+    device_ms: float
+    bucket: int

@@ -1,0 +1,33 @@
+"""Marks that need hardware are skipped with the reason; `--require-gpu` turns that skip into a failure."""
+
+import importlib.util
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require-gpu", action="store_true", help="fail, rather than skip, tests marked gpu if there is no GPU")
+
+
+def _gpus() -> int:
+    import torch
+
+    if not torch.cuda.is_available() or importlib.util.find_spec("cupy") is None:
+        return 0
+    return torch.cuda.device_count()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = [(item, 2 if item.get_closest_marker("gpu2") else 1) for item in items if _marked(item)]
+    if not wanted:
+        return
+    found = _gpus()
+    for item, need in wanted:
+        if found < need:
+            if config.getoption("--require-gpu"):
+                raise pytest.UsageError(f"--require-gpu: got {found} GPUs with CuPy, expected at least {need}")
+            item.add_marker(pytest.mark.skip(reason=f"needs {need} CUDA GPU(s) with CuPy, found {found}"))
+
+
+def _marked(item: pytest.Item) -> bool:
+    return item.get_closest_marker("gpu") is not None or item.get_closest_marker("gpu2") is not None
