@@ -12,7 +12,10 @@ _SHOWN = 120  # characters of a bad value that a message repeats
 
 def shown(value: object) -> str:
     """`repr(value)`, cut to a length that fits a log line and never echoes a whole body."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # CPython refuses to spell out integers above some 4,300 digits
+        text = f"a {type(value).__name__} too long to show"
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 

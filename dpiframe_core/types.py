@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -85,7 +86,7 @@ class RowBlock:
 
     @property
     def header(self) -> npt.NDArray[np.int32]:
-        """int32[16]: magic, rows, contexts, Cc, Ci, Dc, Di, id_bytes, oov_count, then words free for the holder's use."""
+        """int32[16]: magic, rows, contexts, Cc, Ci, Dc, Di, id_bytes, oov_count; word 10 is the lane's."""
         return self.buffer[: _HEADER_WORDS * 4].view(np.int32)
 
     @property
@@ -135,7 +136,29 @@ class RowBlock:
         rows, contexts = int(header[1]), int(header[2])
         if rows < 0 or contexts < 0 or buffer.size < layout.offsets(rows, contexts)[-1]:
             raise InputError("row block size", buffer.size, f"the bytes of {rows} rows and {contexts} contexts")
-        return cls.over(buffer, layout, rows, contexts)
+        block = cls.over(buffer, layout, rows, contexts)
+        request = block.request_of_row
+        if rows and not (int(request.min()) >= 0 and int(request.max()) < contexts):
+            raise InputError("row block request_of_row", [int(request.min()), int(request.max())], f"within [0, {contexts})")
+        return block
+
+    def fill(self, blocks: Sequence[RowBlock]) -> int:
+        """Copies blocks of the same layout one after the other into the first rows and contexts. Returns the rows filled."""
+        r = c = 0
+        for b in blocks:
+            n, q = b.rows, b.contexts
+            if self.layout.candidate_ids:
+                self.candidate_ids[r : r + n] = b.candidate_ids
+            if self.layout.candidate_dense:
+                self.candidate_dense[r : r + n] = b.candidate_dense
+            if self.layout.context_ids:
+                self.context_ids[c : c + q] = b.context_ids
+            if self.layout.context_dense:
+                self.context_dense[c : c + q] = b.context_dense
+            np.add(b.request_of_row, c, out=self.request_of_row[r : r + n])
+            r, c = r + n, c + q
+        self.header[1:3] = r, c
+        return r
 
     def part(self, start: int, stop: int) -> RowBlock:
         """Rows [start, stop) as a block of their own, with only the contexts they use (contexts stay in order)."""

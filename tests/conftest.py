@@ -3,6 +3,11 @@
 import importlib.util
 
 import pytest
+from hypothesis import settings
+
+# A deadline per example would be a timing test, and a flaky one on a busy machine.
+settings.register_profile("dpiframe", deadline=None)
+settings.load_profile("dpiframe")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,0 +1,30 @@
+"""Each model is one function from a feature schema and its hyper-parameters to an op graph."""
+
+from typing import assert_never
+
+from dpiframe_core.architecture import DCN, Architecture, DCNv2, DeepFM, WideDeep
+from dpiframe_core.graph import Graph
+from dpiframe_core.models.dcn import dcn
+from dpiframe_core.models.dcnv2 import dcnv2
+from dpiframe_core.models.deepfm import deepfm
+from dpiframe_core.models.wide_deep import wide_deep
+from dpiframe_core.schema import FeatureSchema
+
+
+def build_graph(architecture: Architecture, schema: FeatureSchema, tasks: int = 1) -> Graph:
+    """The op graph of a model, before fusion.
+
+    Raises:
+        ValueError: the schema does not fit the model.
+    """
+    match architecture:
+        case WideDeep():
+            return wide_deep(schema, architecture, tasks)
+        case DeepFM():
+            return deepfm(schema, architecture, tasks)
+        case DCN():
+            return dcn(schema, architecture, tasks)
+        case DCNv2():
+            return dcnv2(schema, architecture, tasks)
+        case _:
+            assert_never(architecture)

@@ -1,0 +1,193 @@
+"""The configuration of one deployment: one YAML file, parsed once into frozen data, unknown keys refused.
+
+It knows neither Ray nor FastAPI: `launcher` and `replica` turn it into processes, `ingress` enforces its `Limits`.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError, model_validator
+
+from dpiframe_core.errors import ConfigError, shown
+from dpiframe_core.schema import Name, Strict
+
+
+class ModelRef(Strict):
+    """A model to serve: the bundle's directory, and the name and version to serve it under if not the bundle's own."""
+
+    path: Annotated[str, Field(min_length=1)]
+    name: Name | None = None
+    version: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[!-~]+$")] | None = None
+
+
+class Http(Strict):
+    """Where clients connect. HAProxy reaches the replicas of its own host over loopback, hence just these two hosts."""
+
+    host: Literal["127.0.0.1", "0.0.0.0"] = "127.0.0.1"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8000
+
+
+class Batching(Strict):
+    """How requests become batches: rows in one run, runs in flight, and rows that may wait before requests get a 429."""
+
+    max_batch_rows: Annotated[int, Field(ge=1, le=65536)] = 4096
+    lanes: Annotated[int, Field(ge=1, le=8)] = 2
+    max_queued_rows: Annotated[int, Field(ge=1)] = 65536
+
+    @model_validator(mode="after")
+    def _queue_holds_a_batch(self) -> Self:
+        if self.max_queued_rows < self.max_batch_rows:
+            raise ValueError(
+                f"max_queued_rows: got {self.max_queued_rows}, expected at least max_batch_rows {self.max_batch_rows}"
+            )
+        return self
+
+
+class Limits(Strict):
+    """What one request may ask for. Candidates given as row objects, the slow form, have a bound of their own."""
+
+    max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 8 * 2**20
+    max_rows_per_request: Annotated[int, Field(ge=1)] = 8192
+    max_row_dicts: Annotated[int, Field(ge=1)] = 1000
+    default_deadline_ms: Annotated[float, Field(gt=0)] | None = None
+
+
+class Autoscaling(Strict):
+    """Bounds of the number of replicas, and the requests in progress per replica that Serve steers for."""
+
+    min_replicas: Annotated[int, Field(ge=1)] = 1
+    max_replicas: Annotated[int, Field(ge=1)]
+    target_ongoing_requests: Annotated[float, Field(gt=0)] = 32.0
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas: got {self.max_replicas}, expected at least min_replicas {self.min_replicas}")
+        return self
+
+
+class DeploymentConfig(Strict):
+    """Everything that starting one deployment needs. Relative bundle paths start at the working directory of the command.
+
+    `drain_s` is how long requests in flight may still take when a replica or the whole service stops.
+    """
+
+    application: Name = "dpiframe"
+    route_prefix: Annotated[str, Field(pattern=r"^/([A-Za-z0-9_\-]+(/[A-Za-z0-9_\-]+)*)?$")] = "/"
+    models: Annotated[tuple[ModelRef, ...], Field(min_length=1)]
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    precision: Literal["fp32", "tf32", "bf16"] | None = None
+    http: Http = Http()
+    batching: Batching = Batching()
+    limits: Limits = Limits()
+    replicas: Annotated[int, Field(ge=1)] = 1
+    autoscaling: Autoscaling | None = None
+    cpus_per_replica: Annotated[float, Field(gt=0)] = 1
+    max_ongoing_requests: Annotated[int, Field(ge=1)] = 1024
+    drain_s: Annotated[float, Field(ge=1, le=60)] = 3
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+
+    @model_validator(mode="after")
+    def _one_way_to_count_replicas(self) -> Self:
+        if self.autoscaling is not None and "replicas" in self.model_fields_set:
+            raise ValueError("replicas: got both a number and autoscaling, expected one of the two")
+        return self
+
+    @property
+    def first_replicas(self) -> int:
+        return self.autoscaling.min_replicas if self.autoscaling else self.replicas
+
+    @property
+    def max_replicas(self) -> int:
+        return self.autoscaling.max_replicas if self.autoscaling else self.replicas
+
+    @property
+    def gpus_per_replica(self) -> int:
+        """One whole GPU or none: several CUDA processes on one GPU only slice its time. Ask after `placed`."""
+        return 1 if self.device == "cuda" else 0
+
+    def placed(self, gpus: int) -> Self:
+        """This configuration with `auto` replaced by the device that a host or cluster of `gpus` GPUs offers.
+
+        Raises:
+            ConfigError: fewer GPUs than the replicas that are started at once.
+        """
+        device = self.device if self.device != "auto" else ("cuda" if gpus else "cpu")
+        if device == "cuda" and gpus < self.first_replicas:
+            raise ConfigError(f"device: got {device!r} for {self.first_replicas} replica(s), expected a GPU each; found {gpus}")
+        return self.model_copy(update={"device": device})
+
+    def with_absolute_paths(self) -> Self:
+        """For processes whose working directory is another."""
+        models = tuple(m.model_copy(update={"path": str(Path(m.path).absolute())}) for m in self.models)
+        return self.model_copy(update={"models": models})
+
+
+def read_config(path: str | Path) -> DeploymentConfig:
+    """Parses one configuration file.
+
+    Raises:
+        ConfigError: one line a fault, `<file>: <key path>: got <value>, expected <rule>`.
+    """
+    try:
+        data = yaml.load(Path(path).read_text(encoding="utf-8"), _UniqueKeys)
+    except OSError as error:
+        raise ConfigError(f"{path}: got {error.strerror}, expected a readable YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: got {' '.join(str(error).split())}, expected YAML") from None
+    return parse_config(data, str(path))
+
+
+def parse_config(data: object, source: str) -> DeploymentConfig:
+    """Checks parsed data, for example the `args` of a Serve application in a Kubernetes manifest.
+
+    Raises:
+        ConfigError: as `read_config`, with `source` in the file's place.
+    """
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{source}: got {shown(data)}, expected a mapping of keys")
+    try:
+        # Strict JSON mode: lists are tuples, but "8000" is no port and true no count.
+        return DeploymentConfig.model_validate_json(json.dumps(data, default=str), strict=True)
+    except ValidationError as error:
+        raise ConfigError("\n".join(dict.fromkeys(_lines(source, error)))) from None
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """PyYAML lets the last of two equal keys win without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key, _ in node.value:
+            if keys.count(key.value) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} twice", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _lines(source: str, error: ValidationError) -> Iterable[str]:
+    for fault in error.errors(include_url=False):
+        where = [str(step) for step in fault["loc"]]
+        if fault["type"] == "value_error":  # our own validators word the whole rule
+            yield f"{source}: {'.'.join([*where, fault['msg'].removeprefix('Value error, ')])}"
+        elif fault["type"] == "extra_forbidden":
+            yield f"{source}: {'.'.join(where)}: got an unknown key, expected one of {', '.join(_keys(where[:-1]))}"
+        elif fault["type"] == "missing":
+            yield f"{source}: {'.'.join(where)}: got nothing, expected a value"
+        else:
+            rule = re.sub(r"^(Input|Tuple|String) should (be |have )?", "", fault["msg"])
+            yield f"{source}: {'.'.join(where)}: got {shown(fault['input'])}, expected {rule}"
+
+
+def _keys(where: list[str]) -> list[str]:
+    """The keys of the model that lies at `where`."""
+    model: type[BaseModel] = DeploymentConfig
+    for step in where:
+        if step in model.model_fields:
+            annotation = model.model_fields[step].annotation
+            found = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
+            model = found[0] if found else model
+    return sorted(model.model_fields)

@@ -1,0 +1,118 @@
+"""The FastAPI application of a replica: the score route, the models it serves, liveness, readiness and the documentation.
+
+Turns every error, FastAPI's own included, into the one error form. Knows no Ray.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from deployments.config import Limits
+from deployments.metrics import Metrics, NoMetrics
+from deployments.responses import Answer, error_answer, internal_error, plain_error, request_id_of
+from deployments.schema import openapi_schemas
+from deployments.score_route import ScoreRoute
+from deployments.served import ModelList, Served
+from dpiframe_core.errors import Unavailable
+
+__all__ = ["Served", "build_app"]
+
+log = logging.getLogger(__name__)
+
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+_SCORE_ERRORS = {
+    400: "the body is not JSON",
+    404: "no such model or version",
+    413: "the body or the request is too large",
+    415: "the body is not of type application/json",
+    422: "a value breaks a rule; `where` is its path",
+    429: "too many rows wait; Retry-After says when to come back",
+    503: "the engine is closing or its device failed",
+    504: "the deadline passed",
+}
+
+
+def build_app(models: Mapping[str, Served], limits: Limits, metrics: Metrics | None = None) -> FastAPI:
+    """An application over `models`, by the name that requests give. The mapping is read anew for each request."""
+    metrics = metrics or NoMetrics()
+    app = FastAPI(title="DPIFrame", summary="CTR model inference", redirect_slashes=False)
+    for name, served in models.items():
+        metrics.watch(name, served.scorer)
+
+    app.router.routes.append(Route("/v1/score", ScoreRoute(models, limits, metrics), methods=["POST"]))
+
+    @app.get("/v1/models", tags=["models"])
+    async def list_models() -> ModelList:
+        """Every model served here, with the features that a request must give."""
+        return ModelList(models=[served.info for served in models.values()])
+
+    @app.get("/livez", tags=["health"])
+    async def live() -> dict[str, str]:
+        """The process answers."""
+        return {"status": "live"}
+
+    @app.get("/readyz", tags=["health"])
+    async def ready(request: Request) -> Response:
+        """Every model takes requests."""
+        closed = [name for name, served in models.items() if not served.scorer.accepting]
+        if closed or not models:
+            error = Unavailable(f"models: got {closed or 'none'} not accepting requests, expected all to")
+            return _response(error_answer(error, request_id_of(request.scope["headers"])))
+        return Response(b'{"status":"ready"}', media_type="application/json")
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        code = _CODES.get(error.status_code, "http_error")
+        headers = tuple((k.lower().encode(), v.encode()) for k, v in (error.headers or {}).items())
+        message = f"{request.method}: got {str(error.detail).lower()}, expected a route of this server (see /docs)"
+        return _response(plain_error(error.status_code, code, message, request_id_of(request.scope["headers"]), headers))
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        request_id = request_id_of(request.scope["headers"])
+        log.error("request %s failed", request_id, exc_info=error)
+        return _response(internal_error(request_id))
+
+    app.openapi = lambda: _openapi(app, models)  # type: ignore[method-assign]
+    return app
+
+
+def _response(answer: Answer) -> Response:
+    response = Response(answer.body, answer.status)
+    response.raw_headers = list(answer.headers)
+    return response
+
+
+def _openapi(app: FastAPI, models: Mapping[str, Served]) -> dict[str, Any]:
+    """FastAPI's document, and in it the score route, which FastAPI does not know, with each model's true features."""
+    if app.openapi_schema:
+        return app.openapi_schema
+    document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+    requests, schemas = openapi_schemas([served.form for served in models.values()])
+    examples = {name: {"value": served.example} for name, served in models.items() if served.example is not None}
+    body: dict[str, Any] = {"schema": requests[0] if len(requests) == 1 else {"anyOf": requests}}
+    if examples:
+        body["examples"] = examples
+    answers = {"200": {"description": "the scores", "content": _content("ScoreAnswer")}}
+    answers |= {str(status): {"description": why, "content": _content("ErrorAnswer")} for status, why in _SCORE_ERRORS.items()}
+    document["paths"]["/v1/score"] = {
+        "post": {
+            "summary": "Score candidates",
+            "tags": ["score"],
+            "operationId": "score",
+            "requestBody": {"required": True, "content": {"application/json": body}},
+            "responses": answers,
+        }
+    }
+    document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+    app.openapi_schema = document
+    return document
+
+
+def _content(schema: str) -> dict[str, Any]:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}

@@ -1,0 +1,293 @@
+"""Bodies of `POST /v1/score` and of its answers: pydantic models, the request's built from a model's feature schema.
+
+Owns types, lengths, finiteness and names; that each feature comes exactly once and fits its encoder is the encoder's to check.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.json_schema import models_json_schema
+from pydantic_core import ErrorDetails
+from typing_extensions import TypedDict
+
+from deployments.config import Limits
+from dpiframe_core.errors import InputError, TooLarge
+from dpiframe_core.schema import Categorical, FeatureSchema, Numeric
+
+# Strict: no text for a number, no 1.0 for an integer, no bool for either; and JSON's non-standard NaN and Infinity are refused.
+# Unknown keys are collected and then refused by `parse`: with extra="forbid" pydantic-core makes an error of each, and a 4 MB
+# body of unknown keys held the event loop for 3 seconds.
+_STRICT = ConfigDict(
+    strict=True, frozen=True, extra="allow", allow_inf_nan=False, json_schema_extra={"additionalProperties": False}
+)
+_SHOWN_KEY = 64  # characters of an unknown key that a path repeats
+
+Rows = list[dict[str, Any]]
+Columns = dict[str, list[Any]]
+
+
+class NotJson(InputError):
+    """The body is not JSON at all."""
+
+    status = 400
+    code = "not_json"
+
+
+class Options(BaseModel):
+    """How a request is served. `deadline_ms` counts from its arrival; a higher `priority` is scored first."""
+
+    model_config = _STRICT
+
+    deadline_ms: Annotated[float, Field(gt=0, le=3_600_000)] | None = None
+    priority: Annotated[int, Field(ge=-10, le=10)] = 0
+    top_k: Annotated[int, Field(ge=1)] | None = None
+
+
+class ScoreRequest(BaseModel):
+    """What every model's request has in common. The models of `RequestForm` narrow `context` and `candidates`."""
+
+    model_config = _STRICT
+
+    model: Annotated[str, Field(description="Which model scores; may be left out if only one is served.")] | None = None
+    version: Annotated[str, Field(description="If given, another version is refused.")] | None = None
+    context: dict[str, Any] = {}
+    candidates: Columns | Rows
+    options: Options = Options()
+
+
+class TopK(BaseModel):
+    """The best candidates by the first task's score, best first; equal scores keep the request's order."""
+
+    indices: list[int]
+    scores: list[float] | dict[str, list[float]]
+
+
+class Timing(BaseModel):
+    """Milliseconds. `total` is from the request's first byte in this process to its answer."""
+
+    queue: float
+    encode: float
+    device: float
+    total: float
+
+
+class ScoreAnswer(BaseModel):
+    """`scores` is a list in the order of the candidates; for a model of several tasks, one such list per task."""
+
+    model: str
+    version: str
+    request_id: str
+    scores: list[float] | dict[str, list[float]]
+    oov_count: Annotated[int, Field(description="Values that met no vocabulary entry.")]
+    timing_ms: Timing
+    top_k: TopK | None = None
+
+
+class ErrorDetail(BaseModel):
+    """`where`, `got` and `expected` are present if one value of the request is to blame."""
+
+    code: str
+    message: str
+    where: str | None = None
+    got: str | None = None
+    expected: str | None = None
+    retry_after_s: float | None = None
+    request_id: str
+
+
+class ErrorAnswer(BaseModel):
+    """The body of every answer that is not a success."""
+
+    error: ErrorDetail
+
+
+class Addressed(BaseModel):
+    """Only the keys that say which model a request is for."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    model: str | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScoreInput:
+    """A validated request, candidates in columns. Filled by `RequestForm.parse`."""
+
+    model: str | None
+    version: str | None
+    context: Mapping[str, object]
+    candidates: Columns
+    options: Options
+
+
+class RequestForm:
+    """The request body of one model: validates bytes, and describes itself as JSON schema."""
+
+    def __init__(self, model: str, schema: FeatureSchema, limits: Limits) -> None:
+        self._features = frozenset(f.name for f in schema.features)
+        values = {f.name: _documented(f, _value_type(f)) for f in schema.features}
+        columns = {f.name: _documented(f, _list_of(_value_type(f), limits.max_rows_per_request)) for f in schema.features}
+        rows = _list_of(_typed_dict(f"Candidate_{model}", values), limits.max_row_dicts)
+        candidates: Any = _typed_dict(f"Columns_{model}", columns) | rows
+        fields: Any = {
+            "context": (_typed_dict(f"Context_{model}", values), {}),
+            "candidates": (Annotated[candidates, Field(union_mode="left_to_right")], ...),
+        }
+        self.body: type[ScoreRequest] = create_model(f"ScoreRequest_{model}", __base__=ScoreRequest, **fields)
+
+    def parse(self, body: bytes) -> ScoreInput:
+        """Validates a body.
+
+        Raises:
+            NotJson: it is not JSON in UTF-8.
+            InputError: it breaks a rule; `where` is the first bad path, such as `candidates.C1[3]`.
+            TooLarge: it has more candidates than the deployment takes.
+        """
+        try:
+            request = self.body.model_validate_json(body)
+        except ValidationError as error:
+            raise _first_error(error) from None
+        _refuse_unknown("", request.model_extra or {}, ScoreRequest.model_fields)
+        _refuse_unknown("options.", request.options.model_extra or {}, Options.model_fields)
+        _refuse_unknown("context.", request.context, self._features)
+        columns = request.candidates
+        if isinstance(columns, list):
+            _refuse_unknown("candidates[0].", columns[0], self._features)
+            columns = _columns_of(columns)
+        else:
+            _refuse_unknown("candidates.", columns, self._features)
+        if not columns:
+            raise InputError("candidates", columns, "at least one feature")
+        return ScoreInput(request.model, request.version, request.context, columns, request.options)
+
+
+def addressed(body: bytes) -> Addressed:
+    """Which model a body names, whatever else is in it. A body that cannot be read names none."""
+    try:
+        return Addressed.model_validate_json(body)
+    except ValidationError:
+        return Addressed()
+
+
+def openapi_schemas(forms: Sequence[RequestForm]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(a reference to each model's request, every schema that the score route refers to), for an OpenAPI document."""
+    models: list[tuple[type[BaseModel], Literal["validation", "serialization"]]]
+    models = [(form.body, "validation") for form in forms]
+    models += [(ScoreAnswer, "serialization"), (ErrorAnswer, "serialization")]
+    references, document = models_json_schema(models, ref_template="#/components/schemas/{model}")
+    return [references[form.body, "validation"] for form in forms], document["$defs"]
+
+
+def _value_type(f: Categorical | Numeric) -> Any:
+    if isinstance(f, Numeric):
+        return float | None
+    one: Any = (str if f.values == "string" else int) | None
+    return Annotated[list[one], Field(fail_fast=True)] | None if f.max_values > 1 else one
+
+
+def _list_of(item: Any, max_length: int) -> Any:
+    # Only the first error is answered; a list full of them must not cost more than a good one.
+    return Annotated[list[item], Field(fail_fast=True, min_length=1, max_length=max_length)]
+
+
+def _documented(f: Categorical | Numeric, annotation: Any) -> Any:
+    how = f"up to {f.max_values} values, {f.pooling}" if f.max_values > 1 else "one value"
+    what = f.encoder.type if isinstance(f, Categorical) else " ".join(["numeric", *(t.type for t in f.transforms)])
+    return Annotated[annotation, Field(description=f"{f.scope} feature, {what}, {how}; null if missing")]
+
+
+def _typed_dict(name: str, fields: Mapping[str, Any]) -> Any:
+    """A dict, not a model, per part of the body: it holds only the keys that were sent, ready for the encoder as it is."""
+    made = TypedDict(name, dict(fields), total=False)  # type: ignore[misc]  # noqa: UP013 (the keys are not known here)
+    made.__pydantic_config__ = _STRICT  # type: ignore[attr-defined]
+    return made
+
+
+def _columns_of(rows: Rows) -> Columns:
+    first = rows[0].keys()
+    for i, row in enumerate(rows):
+        if row.keys() != first:
+            name = min(first ^ row.keys())
+            got = _Words("a value" if name in row else "nothing")
+            raise InputError(f"candidates[{i}].{_key(name)}", got, "the features of candidates[0] in every candidate")
+    return {name: [row[name] for row in rows] for name in first}
+
+
+class _Words(str):
+    """Text that an error message shows without quotes."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _refuse_unknown(where: str, given: Mapping[str, object], known: Collection[str]) -> None:
+    for name in given:
+        if name not in known:
+            rule = f"one of {', '.join(known)}" if where in ("", "options.") else "a feature of the model"
+            raise InputError(where + _key(name), _Words("an unknown key"), rule)
+
+
+_RULES = {
+    "string_type": "text",
+    "int_type": "an integer",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "list_type": "a list",
+    "dict_type": "an object",
+    "model_type": "an object",
+    "missing": "an object of columns or a list of objects",
+}
+
+
+def _first_error(error: ValidationError) -> InputError:
+    errors = error.errors(include_url=False)
+    # `candidates` may be one of two things: of the errors that this gives, those of the thing that was sent count.
+    first = next((e for e in errors if not _of_other_form(e)), None)
+    if first is None:
+        return InputError("candidates", _got(errors[0]["input"]), _RULES["missing"])
+    kind, where, value = first["type"], _path(first["loc"]), _got(first["input"])
+    if kind == "json_invalid":
+        return NotJson("body", _Words(f"invalid JSON ({first['ctx']['error']})"), "a JSON object in UTF-8")
+    if kind == "too_long":
+        return TooLarge(where, value, f"at most {first['ctx']['max_length']}")
+    if kind == "too_short":
+        return InputError(where, value, "at least one candidate")
+    if kind == "missing":
+        value = _Words("nothing")
+    rule = _RULES.get(kind) or first["msg"].removeprefix("Input should be ")
+    nullable = kind in ("string_type", "int_type", "float_type", "finite_number") and first["loc"][0] in (
+        "context",
+        "candidates",
+    )
+    return InputError(where, value, rule + " or null" * nullable)
+
+
+def _of_other_form(e: ErrorDetails) -> bool:
+    return len(e["loc"]) == 2 and e["loc"][0] == "candidates" and e["type"] in ("dict_type", "list_type")
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    steps = loc[:1] + loc[2:] if loc[:1] == ("candidates",) else loc  # the second step names the form, not a key
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{_key(step)}" for step in steps)
+    return path[1:] if path else "body"
+
+
+def _key(name: str) -> str:
+    return name if len(name) <= _SHOWN_KEY else name[:_SHOWN_KEY] + "..."
+
+
+def _got(value: object) -> object:
+    """Never the whole of a large value: making its text could take longer than the request."""
+    match value:
+        case list():
+            return _Words(f"a list of {len(value)} values")
+        case dict():
+            return _Words(f"an object of {len(value)} keys")
+        case str() | bytes():
+            return value[:200]
+    return value

@@ -1,0 +1,104 @@
+"""The files of a bundle directory: listing, hashes, tensor files, and putting a finished directory into place.
+
+Knows nothing of what the files mean. Names in errors are relative to the directory; the caller puts its path before them.
+"""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from dpiframe_core.errors import BundleError, shown
+
+_HASHING_THREADS = 8  # one SHA-256 stream runs at 1 to 2 GB/s, slower than the disks that hold large tables
+
+
+def listed_files(root: Path) -> set[str]:
+    """Every file below `root`, with "/" between the parts. Links are refused: they could lead out of the bundle."""
+    found = set()
+    for folder, subfolders, names in os.walk(root):
+        for name in (*subfolders, *names):
+            path = Path(folder, name)
+            relative = path.relative_to(root).as_posix()
+            if path.is_symlink() or not (path.is_file() or path.is_dir()):
+                raise BundleError(f"{relative}: got a link or a special file, expected a regular one")
+            if path.is_file():
+                found.add(relative)
+    return found
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_hashes(root: Path, hashes: Mapping[str, str]) -> None:
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+        found = pool.map(sha256, (root / name for name in hashes))
+        for (name, expected), got in zip(hashes.items(), found, strict=True):
+            if got != expected:
+                raise BundleError(f"{name}: got sha256 {got[:16]}..., expected {expected[:16]}... as model.yaml says")
+
+
+def read_tensors(root: Path, name: str) -> dict[str, torch.Tensor]:
+    """All tensors of a safetensors file, memory-mapped copy-on-write: nothing is read until it is touched."""
+    try:
+        with safe_open(root / name, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (it is no dict)
+    except (SafetensorError, OSError) as e:
+        raise BundleError(f"{name}: got {shown(' '.join(str(e).split()))}, expected a whole safetensors file") from e
+
+
+def write_tensors(root: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    for key, tensor in tensors.items():
+        check_finite(name, key, tensor)
+    # safetensors refuses tensors that share memory; a table, alone in its file, is not worth a copy.
+    alone = len(tensors) == 1
+    whole = {key: t.detach().cpu() if alone else t.detach().cpu().clone() for key, t in tensors.items()}
+    (root / name).parent.mkdir(exist_ok=True)
+    save_file({key: tensor.contiguous() for key, tensor in whole.items()}, root / name)
+
+
+def check_finite(name: str, key: str, tensor: torch.Tensor) -> None:
+    if tensor.ndim == 0:
+        tensor = tensor[None]
+    for start in range(0, len(tensor), 1 << 16):  # parts, so that a large table is not doubled in memory
+        part = tensor[start : start + (1 << 16)]
+        if not torch.isfinite(part).all():
+            raise BundleError(f"{name}: {key}: got {part[~torch.isfinite(part)][0].item()}, expected finite numbers")
+
+
+def move_into_place(staging: Path, target: Path) -> None:
+    """Makes `staging` durable and renames it to `target`; an older directory there goes only after that."""
+    mode = staging.stat().st_mode & 0o666
+    for folder, _, names in os.walk(staging):
+        for name in names:
+            Path(folder, name).chmod(mode)  # safetensors writes its files readable by their owner only
+            _sync(Path(folder, name))
+        _sync(Path(folder))
+    if target.exists():
+        old = staging.with_suffix(".old")
+        target.rename(old)
+        try:
+            staging.rename(target)
+        except OSError:
+            old.rename(target)
+            raise
+        shutil.rmtree(old)
+    else:
+        staging.rename(target)
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,304 @@
+"""The engine: one model of one bundle on one device, from encoded rows to scores. Thread-safe. Knows no Ray and no HTTP.
+
+engine = Engine.load("models/demo")
+engine.warmup()
+engine.score({"C1": ["68fd1e64", None], ...}, context={"I1": 3, ...})    # float32[2, 1]
+"""
+
+import heapq
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import count
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+
+from dpiframe_core.bundle import Bundle, read_bundle
+from dpiframe_core.embedding.store import EmbeddingStore
+from dpiframe_core.encode import Encoder
+from dpiframe_core.errors import BundleError, DeadlineExceeded, InputError, Unavailable
+from dpiframe_core.fusion import PASSES, fuse
+from dpiframe_core.graph import Graph
+from dpiframe_core.lane import CpuLane, CudaLane, assembled, geometric_buckets
+from dpiframe_core.models import build_graph
+from dpiframe_core.operators_cpu import CpuOperators
+from dpiframe_core.operators_cuda import CudaOperators
+from dpiframe_core.schedule import POLICIES
+from dpiframe_core.types import BatchResult, Floats, RowBlock
+
+PRECISIONS = {"cpu": ("fp32",), "cuda": ("fp32", "tf32", "bf16")}
+DEFAULT_PRECISION = {"cpu": "fp32", "cuda": "tf32"}
+GOLDEN_TOLERANCE = {"fp32": 1e-5, "tf32": 1e-3, "bf16": 1e-2}  # on the probability, against the float32 source model
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """How an engine runs its model; what it computes is the bundle's matter.
+
+    Attributes:
+        max_batch_rows: most rows of one run.
+        lanes: batches in flight; 0: two on a GPU, one on a CPU (whose cores one batch already fills).
+        buckets: rows of the captured graphs, () for geometric steps up to max_batch_rows.
+        fusion: fusion passes to apply. policy, max_streams: see `schedule`.
+        capture: replay CUDA graphs; False issues every operator anew (for profiling and the ablation).
+    """
+
+    max_batch_rows: int = 4096
+    lanes: int = 0
+    buckets: tuple[int, ...] = ()
+    fusion: tuple[str, ...] = tuple(PASSES)
+    policy: str = "breadth_first"
+    max_streams: int = 4
+    capture: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupReport:
+    """What `Engine.warmup` did: buckets captured, seconds taken, largest deviation on the golden rows, device bytes held."""
+
+    device: str
+    precision: str
+    buckets: tuple[int, ...]
+    lanes: int
+    seconds: float
+    golden_error: float
+    golden_tolerance: float
+    table_bytes: int
+    buffer_bytes: int
+
+
+class Engine:
+    """Owns a model's weights on a device and the lanes that run it. Make it with `load`, then `warmup` it.
+
+    Attributes:
+        bundle, manifest, schema, encoder: what was loaded. graph, plan: what the lanes run.
+        device: "cpu" or "cuda:N". precision: "fp32", "tf32" or "bf16". max_batch_rows, lanes: see `EngineOptions`.
+    """
+
+    def __init__(self, bundle: Bundle, device: str, precision: str | None = None, options: EngineOptions | None = None) -> None:
+        self.options = options = options or EngineOptions()
+        target = _device(device)
+        self.device = str(target)
+        self.precision = precision or bundle.manifest.precision.dense or DEFAULT_PRECISION[target.type]
+        if self.precision not in PRECISIONS[target.type]:
+            raise InputError("precision", self.precision, f"one of {', '.join(PRECISIONS[target.type])} on {target.type}")
+        if options.max_batch_rows < 1 or options.lanes < 0:
+            raise InputError("max_batch_rows, lanes", (options.max_batch_rows, options.lanes), "at least 1 and 0")
+        self.bundle, self.manifest = bundle, bundle.manifest
+        self.schema = bundle.manifest.feature_schema
+        self.encoder = Encoder(self.schema, bundle.vocabularies)
+        self.max_batch_rows = options.max_batch_rows
+        self.lanes = options.lanes or (2 if target.type == "cuda" else 1)
+        self.graph = fuse(model_graph(bundle), options.fusion)
+        self.plan = POLICIES[options.policy](self.graph, options.max_streams)
+        self._store = EmbeddingStore(self.schema, bundle.tables, target)
+        self._operators = self._bound(bundle, target)
+        self._pool = _LanePool([self._lane(target) for _ in range(self.lanes)])
+        self._failure: str | None = "not warmed up"
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        device: str = "auto",
+        precision: str | None = None,
+        *,
+        max_batch_rows: int = 4096,
+        lanes: int = 0,
+    ) -> Self:
+        """Reads and verifies a bundle and puts it on a device ("auto": the GPU if there is one; "cpu", "cuda", "cuda:N").
+
+        Raises:
+            BundleError: the bundle is missing, damaged or inconsistent.
+            InputError: a device or precision that does not exist here.
+        """
+        return cls(read_bundle(path), device, precision, EngineOptions(max_batch_rows=max_batch_rows, lanes=lanes))
+
+    def warmup(self) -> WarmupReport:
+        """Captures every bucket on every lane and scores the golden rows. The engine serves only after this.
+
+        Raises:
+            BundleError: the golden scores do not come out within the precision's tolerance.
+        """
+        start = time.perf_counter()
+        for lane in self._pool.lanes:
+            lane.prepare()
+        self._failure = None
+        error = self._check_golden()
+        buffers = sum(lane.bytes_used for lane in self._pool.lanes if isinstance(lane, CudaLane))
+        first = self._pool.lanes[0]
+        buckets = first.buckets if isinstance(first, CudaLane) else ()
+        return WarmupReport(
+            self.device, self.precision, buckets, self.lanes, time.perf_counter() - start,
+            error, self.golden_tolerance, self._store.bytes_used, buffers,
+        )  # fmt: skip
+
+    @property
+    def golden_tolerance(self) -> float:
+        """Largest deviation of a probability on the golden rows at which the engine still serves."""
+        overrides = {str(k): v for k, v in self.manifest.golden.tolerance.items()}
+        return overrides.get(self.precision, GOLDEN_TOLERANCE[self.precision])
+
+    @property
+    def out_of_range(self) -> int:
+        """Ids outside their table that reached a lookup (they read the out-of-vocabulary row)."""
+        return self._operators.out_of_range
+
+    def check(self) -> None:
+        """Raises Unavailable if the engine cannot serve: closed, not warmed up, or its device failed."""
+        if self._failure is not None:
+            raise Unavailable(f"engine: {self._failure}")
+
+    def run_batch(self, blocks: Sequence[RowBlock], deadline: float | None = None, priority: int = 0) -> BatchResult:
+        """Scores the rows of several requests in one run of one lane; blocks until the scores lie in host memory.
+
+        Raises:
+            InputError: more rows than max_batch_rows, or none.
+            DeadlineExceeded: `deadline` (time.monotonic seconds) passed before a lane was free.
+            Unavailable: closed, not warmed up, or the device failed.
+        """
+        rows = sum(b.rows for b in blocks)
+        if not 1 <= rows <= self.max_batch_rows:
+            raise InputError("batch rows", rows, f"1 to {self.max_batch_rows}")
+        with self._pool.lane(deadline, priority) as lane:
+            self.check()
+            try:
+                return lane.run(blocks)
+            except RuntimeError as error:  # torch and CuPy raise it for every CUDA error; most of those are sticky
+                self._failure = f"device {self.device} failed: {error}"
+                raise Unavailable(f"engine: {self._failure}") from error
+
+    def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Floats:
+        """float32[rows, tasks]: the scores of one request of any size, in runs of at most max_batch_rows.
+
+        Args:
+            deadline: time.monotonic seconds after which no further run is started.
+            priority: among callers that wait for a lane, higher goes first.
+        """
+        step = self.max_batch_rows
+        if block.rows <= step:
+            return self.run_batch((block,), deadline, priority).scores
+        parts = [block.part(i, min(i + step, block.rows)) for i in range(0, block.rows, step)]
+        return assembled([self.run_batch((part,), deadline, priority) for part in parts])
+
+    def score(self, candidates: Mapping[str, object], context: Mapping[str, object] | None = None) -> Floats:
+        """float32[n, tasks] for raw values: `candidates` feature -> n values, `context` feature -> one value for all rows."""
+        return self.submit(self.encoder.encode(candidates, context or {}))
+
+    def close(self) -> None:
+        """Waits for the runs in flight, then releases graphs and buffers. Later calls raise Unavailable."""
+        if self._failure == "closed":
+            return
+        for lane in self._pool.drain():
+            lane.close()
+        self._failure = "closed"
+
+    def _check_golden(self) -> float:
+        golden = self.bundle.golden
+        try:
+            error = float(np.abs(self.submit(golden.block) - golden.scores).max())
+            if not error <= self.golden_tolerance:
+                raise BundleError(
+                    f"{self.bundle.path}: golden rows: got scores off by {error:.3g} at {self.precision} on {self.device}, "
+                    f"expected at most {self.golden_tolerance:.3g}"
+                )
+        except BundleError as refusal:
+            self._failure = str(refusal)
+            raise
+        return error
+
+    def _bound(self, bundle: Bundle, target: torch.device) -> CpuOperators | CudaOperators:
+        if target.type == "cpu":
+            return CpuOperators(self.graph, self.schema, self._store, bundle.dense)
+        return CudaOperators(self.graph, self.schema, self._store, bundle.dense, self.precision)
+
+    def _lane(self, target: torch.device) -> CpuLane | CudaLane:
+        layout = self.schema.block_layout
+        if isinstance(self._operators, CpuOperators):
+            return CpuLane(self._operators, self.plan, layout, self.graph.output)
+        buckets = self.options.buckets or geometric_buckets(self.max_batch_rows)
+        return CudaLane(self._operators, self.plan, layout, buckets, self.precision, target, capture=self.options.capture)
+
+
+def model_graph(bundle: Bundle) -> Graph:
+    """The unfused op graph of a bundle's model, its parameters checked against the bundle's.
+
+    Raises:
+        BundleError: the architecture does not fit the schema, or a parameter is missing, left over or of a wrong shape.
+    """
+    m = bundle.manifest
+    try:
+        graph = build_graph(m.architecture, m.feature_schema, len(m.tasks))
+    except ValueError as error:
+        raise BundleError(f"{bundle.path}/model.yaml: architecture {m.architecture.type}: {error}") from error
+    found = {name: tuple(t.shape) for name, t in bundle.dense.items()}
+    wrong = sorted(n for n in graph.params.keys() | found.keys() if graph.params.get(n) != found.get(n))
+    if wrong:
+        name = wrong[0]
+        raise BundleError(
+            f"{bundle.path}/dense.safetensors: {name}: got {found.get(name, 'none')}, expected {graph.params.get(name, 'none')}"
+            f"{f' ({len(wrong) - 1} more parameters differ)' if len(wrong) > 1 else ''}"
+        )
+    return graph
+
+
+class _LanePool:
+    """Hands free lanes to waiting threads, higher priority first, then first come first served."""
+
+    def __init__(self, lanes: Sequence[CpuLane | CudaLane]) -> None:
+        self.lanes = tuple(lanes)
+        self._free = list(lanes)
+        self._waiting: list[tuple[int, int]] = []
+        self._tickets = count()
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def lane(self, deadline: float | None, priority: int) -> Iterator[CpuLane | CudaLane]:
+        with self._changed:
+            ticket = (-priority, next(self._tickets))
+            heapq.heappush(self._waiting, ticket)
+            try:
+                while not self._free or self._waiting[0] != ticket:
+                    left = None if deadline is None else deadline - time.monotonic()
+                    if left is not None and left <= 0:
+                        break
+                    self._changed.wait(left)
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise DeadlineExceeded("engine: got no free lane before the deadline, expected one")
+                lane = self._free.pop()
+            finally:
+                self._waiting.remove(ticket)
+                heapq.heapify(self._waiting)
+                self._changed.notify_all()
+        try:
+            yield lane
+        finally:
+            with self._changed:
+                self._free.append(lane)
+                self._changed.notify_all()
+
+    def drain(self) -> Sequence[CpuLane | CudaLane]:
+        """Waits until every lane is free, and keeps them."""
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._free) == len(self.lanes))
+            return self.lanes
+
+
+def _device(name: str) -> torch.device:
+    wanted = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+    if wanted == "cpu":
+        return torch.device("cpu")
+    if not wanted.startswith("cuda") or (wanted != "cuda" and not wanted.removeprefix("cuda:").isdecimal()):
+        raise InputError("device", name, "auto, cpu, cuda or cuda:N")
+    index = int(wanted.removeprefix("cuda:")) if ":" in wanted else 0
+    if index >= torch.cuda.device_count():
+        raise InputError("device", name, f"one of the {torch.cuda.device_count()} CUDA devices here, or cpu")
+    if find_spec("cupy") is None:
+        raise InputError("device", name, "CuPy installed (pip install 'dpiframe[gpu]'), or device cpu")
+    return torch.device("cuda", index)

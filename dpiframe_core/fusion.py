@@ -1,0 +1,184 @@
+"""Rewrites of an op graph that join operators into the fused ones the kernels offer. Graph in, graph out; nothing executable.
+
+This is the intra-module half of dual-level parallelism: fewer, wider operators before the scheduler spreads modules over
+streams. Each pass can be left out (`passes`), which is how the ablation measures it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from dpiframe_core.graph import Attrs, Graph, Node
+
+
+def fuse_lookup(graph: Graph) -> Graph:
+    """All lookups that one concat joins, and those whose concat is only summed (first order), become one lookup."""
+    consumers, made_by = graph.consumers(), graph.producers()
+    concat, total, gone = None, None, set[str]()
+    for n in graph.nodes:
+        parts = [made_by[i] for i in n.inputs]
+        if n.op != "concat" or any(p.op != "lookup" or len(consumers[p.outputs[0]]) > 1 for p in parts):
+            continue
+        (user, *others) = consumers.get(n.outputs[0], [n])
+        if user.op == "sum" and not others and total is None:
+            total, gone = (user, parts), gone | {n.name, user.name, *(p.name for p in parts)}
+        elif user.op != "sum" and concat is None:
+            concat, gone = (n, parts), gone | {n.name, *(p.name for p in parts)}
+    found = [f for f in (concat, total) if f is not None]
+    if not found:
+        return graph
+    attrs = Attrs(
+        concat=tuple(s for p in concat[1] for s in p.attrs.concat) if concat else (),
+        total=tuple(s for p in total[1] for s in p.attrs.concat) if total else (),
+    )
+    fused = Node("lookup", "lookup", (), tuple(node.outputs[0] for node, _ in found), "embedding", attrs=attrs)
+    return _rebuilt(graph, gone, [fused])
+
+
+def fuse_linear_activation(graph: Graph) -> Graph:
+    """linear then activation -> one linear with an activation epilogue (the sigmoid of the scores is left to the head)."""
+    consumers = graph.consumers()
+    for n in graph.nodes:
+        users = consumers.get(n.outputs[0], [])
+        if n.op != "linear" or len(users) != 1 or users[0].op != "activation" or users[0].outputs[0] == graph.output:
+            continue
+        attrs = replace(n.attrs, activation=users[0].attrs.activation)
+        return fuse_linear_activation(
+            _rebuilt(graph, {n.name, users[0].name}, [replace(n, outputs=users[0].outputs, attrs=attrs)])
+        )
+    return graph
+
+
+def fuse_cross_v2(graph: Graph) -> Graph:
+    """x0 * (W xl + b) + xl, three nodes a layer -> cross_v2."""
+    consumers = graph.consumers()
+    for n in graph.nodes:
+        if n.op != "linear" or len(n.params) != 2:
+            continue
+        mul = _only(consumers, n, "mul")
+        add = mul and _only(consumers, mul, "add")
+        xl = n.inputs[0]
+        if not mul or not add or mul.inputs[1] != n.outputs[0] or sorted(add.inputs) != sorted((mul.outputs[0], xl)):
+            continue
+        fused = Node(n.name, "cross_v2", (mul.inputs[0], xl), add.outputs, n.module, n.params)
+        return fuse_cross_v2(_rebuilt(graph, {n.name, mul.name, add.name}, [fused]))
+    return graph
+
+
+def fuse_cross_v1(graph: Graph) -> Graph:
+    """All layers x0 (xl^T w) + b + xl of DCN -> one cross_v1."""
+    consumers = graph.consumers()
+    for n in graph.nodes:
+        x0 = xl = n.inputs[0] if n.inputs else ""
+        params: list[str] = []
+        gone: set[str] = set()
+        while layer := _cross_v1_layer(consumers, x0, xl):
+            params += [layer[0].params[0], layer[2].params[0]]
+            gone |= {step.name for step in layer}
+            xl = layer[3].outputs[0]
+            if any(user.name not in gone and user.op == "linear" for user in consumers.get(xl, [])):
+                continue
+            break
+        if gone and n.name in gone:
+            fused = Node("cross", "cross_v1", (x0,), (xl,), n.module, tuple(params), Attrs(layers=len(params) // 2))
+            return _rebuilt(graph, gone, [fused])
+    return graph
+
+
+def _cross_v1_layer(consumers: dict[str, list[Node]], x0: str, xl: str) -> tuple[Node, Node, Node, Node] | None:
+    for linear in consumers.get(xl, []):
+        if linear.op != "linear" or len(linear.params) != 1:
+            continue
+        mul = _only(consumers, linear, "mul")
+        bias = mul and _only(consumers, mul, "bias")
+        add = bias and _only(consumers, bias, "add")
+        if mul and bias and add and mul.inputs == (x0, linear.outputs[0]) and add.inputs == (bias.outputs[0], xl):
+            return linear, mul, bias, add
+    return None
+
+
+def fuse_head(graph: Graph) -> Graph:
+    """concat + final linear + added logits + sigmoid -> head; a DCN cross network read by it alone becomes a logit of its own.
+
+    The latter never writes x_L: with x_l = a_l x_0 + c_l, every x_l^T w_l is a_l (x_0^T w_l) + c_l^T w_l, so all that the head
+    needs is the dot products of x_0 with the layers' weights and with the head's.
+    """
+    made_by, consumers = graph.producers(), graph.consumers()
+    score = made_by[graph.output]
+    if score.op != "activation" or score.attrs.activation != "sigmoid":
+        return graph
+    above = made_by[score.inputs[0]]
+    linear, logits = above, list[str]()
+    if above.op == "add":
+        linears = [made_by[i] for i in above.inputs if made_by[i].op == "linear" and made_by[i].attrs.activation == "identity"]
+        if len(linears) != 1:
+            return graph
+        linear = linears[0]
+        logits = [i for i in above.inputs if i != linear.outputs[0]]
+    if linear.op != "linear" or len(linear.params) != 2:
+        return graph
+    joined = made_by[linear.inputs[0]]
+    parts = list(joined.inputs) if joined.op == "concat" else [linear.inputs[0]]
+    columns = [sum(graph.widths[p] for p in parts[:i]) for i in range(len(parts))]
+    gone = {score.name, above.name, linear.name} | ({joined.name} if joined.op == "concat" else set())
+    new = []
+    for part, column in list(zip(parts, columns, strict=True)):
+        cross = made_by[part]
+        if cross.op == "cross_v1" and len(consumers[part]) == 1:
+            attrs = replace(cross.attrs, offset=column)
+            weight = linear.params[0]
+            name = f"{cross.name}.logit"
+            new.append(replace(cross, op="cross_v1_head", outputs=(name,), params=(*cross.params, weight), attrs=attrs))
+            gone.add(cross.name)
+            at = parts.index(part)
+            del parts[at], columns[at]
+            logits.append(name)
+    attrs = Attrs(columns=tuple(columns))
+    head = Node("head", "head", (*parts, *logits), (graph.output,), "head", linear.params, attrs)
+    widths = dict(graph.widths) | {n.outputs[0]: graph.widths[graph.output] for n in new}
+    return _rebuilt(replace(graph, widths=widths), gone, [*new, head])
+
+
+PASSES: dict[str, Callable[[Graph], Graph]] = {
+    "lookup": fuse_lookup,
+    "linear_activation": fuse_linear_activation,
+    "cross_v2": fuse_cross_v2,
+    "cross_v1": fuse_cross_v1,
+    "head": fuse_head,
+}
+
+
+def fuse(graph: Graph, passes: Iterable[str] = tuple(PASSES)) -> Graph:
+    """Applies the named passes in their fixed order. Every pass keeps the graph's values for all inputs, up to rounding.
+
+    Raises:
+        ValueError: an unknown pass.
+    """
+    wanted = set(passes)
+    if unknown := wanted - set(PASSES):
+        raise ValueError(f"fusion passes: got {sorted(unknown)}, expected some of {list(PASSES)}")
+    for name, one in PASSES.items():
+        if name in wanted:
+            graph = one(graph)
+    return graph
+
+
+def _only(consumers: dict[str, list[Node]], node: Node, op: str) -> Node | None:
+    """The one consumer of a node's output if it is an `op`, else None."""
+    users = consumers.get(node.outputs[0], [])
+    return users[0] if len(users) == 1 and users[0].op == op else None
+
+
+def _rebuilt(graph: Graph, gone: set[str], new: Sequence[Node]) -> Graph:
+    """The graph without the nodes `gone` and with `new`, in a topological order that keeps the old one where it can."""
+    waiting = [*new, *(n for n in graph.nodes if n.name not in gone)]
+    place = {o: i for i, n in enumerate(graph.nodes) for o in n.outputs}
+    waiting.sort(key=lambda n: min(place.get(o, len(place)) for o in n.outputs))
+    made: set[str] = set()
+    nodes: list[Node] = []
+    while waiting:
+        node = next(n for n in waiting if made.issuperset(n.inputs))
+        waiting.remove(node)
+        nodes.append(node)
+        made.update(node.outputs)
+    params = {p: graph.params[p] for n in nodes for p in n.params}
+    return Graph(tuple(nodes), {v: w for v, w in graph.widths.items() if v in made}, params, graph.output)

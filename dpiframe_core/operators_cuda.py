@@ -1,0 +1,155 @@
+"""Binds each operator of a graph to kernels on a GPU that write into fixed buffers, ready to be captured."""
+
+from collections.abc import Mapping
+
+import torch
+
+from dpiframe_core.embedding.layout import plan_lookup
+from dpiframe_core.embedding.store import EmbeddingStore
+from dpiframe_core.executor import Operator, Values
+from dpiframe_core.graph import Graph, Node
+from dpiframe_core.schema import FeatureSchema
+from kernels import interaction, reference
+from kernels.dense import Linear, padded
+from kernels.embedding import DeviceLookup
+from kernels.head import MAX_LOGITS, MAX_PARTS, Head
+from kernels.interaction import CrossV1
+from kernels.lookup_plan import Batch
+
+Bound = DeviceLookup | Linear | CrossV1 | Head | torch.Tensor | None
+
+
+class CudaOperators:
+    """The weights of one model on one GPU. Lanes and buckets share them and bind their own buffers (`for_buffers`).
+
+    Args:
+        precision: "fp32" (strict), "tf32" (float32 tensors, tf32 products) or "bf16" (bfloat16 values and weights; sums,
+            logits and scores stay float32).
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        schema: FeatureSchema,
+        store: EmbeddingStore,
+        dense: Mapping[str, torch.Tensor],
+        precision: str,
+    ) -> None:
+        self.graph = graph
+        self._store, self._device = store, store.device
+        self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        self._id_dtype = torch.int32 if schema.block_layout.id_bytes == 4 else torch.int64
+        self._bound: dict[str, Bound] = {n.name: self._bind(n, schema, dense) for n in graph.nodes}
+        # Sums that feed the head's logits stay float32; everything a GEMM may read has the dense dtype.
+        self._logits = {
+            n.outputs[-1] if n.op == "lookup" else n.outputs[0]
+            for n in graph.nodes
+            if (n.op == "lookup" and n.attrs.total) or n.op in ("fm", "cross_v1_head", "head", "sum")
+        } | {graph.output}
+
+    @property
+    def out_of_range(self) -> int:
+        """Ids that were outside their table since the start. Waits for the device."""
+        return int(self._store.descriptors.out_of_range.item()) if self._store.descriptors else 0
+
+    def value_shape(self, value: str) -> tuple[int, torch.dtype]:
+        """Columns (padded for the tensor cores) and dtype of a value's buffer."""
+        width = self.graph.widths[value]
+        return (width, torch.float32) if value in self._logits else (padded(width), self.dtype)
+
+    def for_buffers(self, batch: Batch, rows: int, state: torch.Tensor) -> dict[str, Operator]:
+        """An operator for each node that reads `batch` and writes the first `rows` rows of the buffers it is given.
+
+        `state`: int32[2] on the device, which lookups fill and the operators after them read.
+        """
+        return {n.name: self._operator(n, batch, rows, state) for n in self.graph.nodes}
+
+    def tune(self, values: Values, rows: int, state: torch.Tensor) -> None:
+        """Chooses how each linear layer is computed for `rows` rows, once for all lanes."""
+        for node in self.graph.nodes:
+            bound = self._bound[node.name]
+            if isinstance(bound, Linear):
+                ins, outs = [values[i][:rows] for i in node.inputs], [values[o][:rows] for o in node.outputs]
+                bound.tune(*_linear_operands(ins, outs), state)
+
+    def _bind(self, node: Node, schema: FeatureSchema, dense: Mapping[str, torch.Tensor]) -> Bound:
+        w, a = [dense[p] for p in node.params], node.attrs
+        match node.op:
+            case "lookup":
+                return DeviceLookup(plan_lookup(node, schema), self.dtype, self._id_dtype, self._device)
+            case "linear":
+                bias = w[1] if len(w) == 2 else None
+                return Linear(w[0].reshape(-1, w[0].shape[-1]), bias, a.activation, self.dtype, self._device)
+            case "cross_v2":
+                return Linear(w[0], w[1], "identity", self.dtype, self._device, cross=True)
+            case "cross_v1":
+                return CrossV1(torch.stack(w[0::2]), torch.stack(w[1::2]), None, self.dtype, self._device)
+            case "cross_v1_head":
+                layers = torch.stack(w[0:-1:2])
+                share = w[-1][:, a.offset : a.offset + layers.shape[1]]
+                return CrossV1(layers, torch.stack(w[1:-1:2]), share, self.dtype, self._device)
+            case "head":
+                parts = len(a.columns)
+                if parts > MAX_PARTS or len(node.inputs) - parts > MAX_LOGITS:
+                    raise ValueError(f"graph node {node.name}: got {len(node.inputs)} inputs, expected fewer for a head kernel")
+                return Head(w[0], w[1], self.dtype, self._device)
+            case "bias":
+                return w[0].to(self._device, self.dtype)
+        return None
+
+    def _operator(self, node: Node, batch: Batch, rows: int, state: torch.Tensor) -> Operator:
+        """Closes over the node's weights. Values are looked up when the operator is issued, cut to the bucket's rows."""
+        bound, a, widths = self._bound[node.name], node.attrs, self.graph.widths
+
+        def run(values: Values) -> None:
+            ins = [values[i][:rows] for i in node.inputs]
+            outs = [values[o][:rows] for o in node.outputs]
+            match bound:
+                case DeviceLookup():
+                    assert self._store.descriptors is not None
+                    x = outs[0] if a.concat else None
+                    bound(batch, rows, self._store.descriptors, x, outs[-1] if a.total else None, state)
+                case Linear():
+                    bound(*_linear_operands(ins, outs), state)
+                case CrossV1():
+                    bound(state, ins[0], rows, outs[0])
+                case Head():
+                    n = len(a.columns)
+                    parts = [(ins[i], widths[node.inputs[i]], a.columns[i]) for i in range(n)]
+                    bound(state, parts, ins[n:], rows, outs[0])
+                case _ if node.op == "fm":
+                    interaction.fm(state, ins[0], rows, a.offset, a.fields, a.dim, outs[0])
+                case _:
+                    _plain(node, bound, [t[:, : widths[i]] for t, i in zip(ins, node.inputs, strict=True)], outs[0], widths)
+
+        return run
+
+
+def _linear_operands(
+    ins: list[torch.Tensor], outs: list[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """(x, out, x0): a cross layer has inputs (x0, xl), a plain one (x)."""
+    return ins[-1], outs[0], ins[0] if len(ins) == 2 else None
+
+
+def _plain(node: Node, weight: Bound, ins: list[torch.Tensor], out: torch.Tensor, widths: Mapping[str, int]) -> None:
+    """The small operators that fusion removes, on torch's own kernels: what an unfused ablation runs."""
+    out = out[:, : widths[node.outputs[0]]]
+    match node.op:
+        case "concat":
+            torch.cat(ins, 1, out=out) if out.is_contiguous() else out.copy_(torch.cat(ins, 1))
+        case "add":
+            out.copy_(ins[0])
+            for other in ins[1:]:
+                out.add_(other)
+        case "mul":
+            torch.mul(ins[0], ins[1], out=out)
+        case "sum":
+            torch.sum(ins[0], 1, keepdim=True, dtype=out.dtype, out=out)
+        case "bias":
+            assert isinstance(weight, torch.Tensor)
+            torch.add(ins[0], weight, out=out)
+        case "activation":
+            reference.activate_(out.copy_(ins[0]), node.attrs.activation)
+        case _:
+            raise ValueError(f"graph node {node.name}: got op {node.op!r}, expected one that the CUDA backend knows")

@@ -1,0 +1,45 @@
+// Types and warp primitives that the kernels share. No CUDA headers are included, so that NVRTC needs no toolkit on the host.
+#pragma once
+
+typedef unsigned short bf16;  // raw bits
+typedef unsigned short f16;   // raw bits
+
+__device__ __forceinline__ float load_value(const float* p) { return *p; }
+__device__ __forceinline__ float load_value(const bf16* p) { return __uint_as_float((unsigned)(*p) << 16); }
+__device__ __forceinline__ float half_to_float(f16 h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+
+__device__ __forceinline__ void store_value(float* p, float v) { *p = v; }
+__device__ __forceinline__ void store_value(bf16* p, float v) {
+    bf16 h;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(v));
+    *p = h;
+}
+
+// Four consecutive values; the address is aligned to all of them.
+__device__ __forceinline__ void load4(const float* p, float v[4]) {
+    const float4 q = *reinterpret_cast<const float4*>(p);
+    v[0] = q.x; v[1] = q.y; v[2] = q.z; v[3] = q.w;
+}
+__device__ __forceinline__ void load4(const bf16* p, float v[4]) {
+    const uint2 q = *reinterpret_cast<const uint2*>(p);
+    v[0] = __uint_as_float(q.x << 16); v[1] = __uint_as_float(q.x & 0xffff0000u);
+    v[2] = __uint_as_float(q.y << 16); v[3] = __uint_as_float(q.y & 0xffff0000u);
+}
+__device__ __forceinline__ void store4(float* p, const float v[4]) {
+    *reinterpret_cast<float4*>(p) = make_float4(v[0], v[1], v[2], v[3]);
+}
+__device__ __forceinline__ void store4(bf16* p, const float v[4]) {
+    bf16 h[4];
+    for (int k = 0; k < 4; ++k) store_value(h + k, v[k]);
+    *reinterpret_cast<uint2*>(p) = make_uint2(h[0] | (unsigned)h[1] << 16, h[2] | (unsigned)h[3] << 16);
+}
+
+// Sum over a full warp; every lane gets it. The order is fixed, so a row's result does not change from run to run.
+__device__ __forceinline__ float warp_sum(float v) {
+    for (int step = 16; step > 0; step >>= 1) v += __shfl_xor_sync(0xffffffffu, v, step);
+    return v;
+}

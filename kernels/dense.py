@@ -1,0 +1,146 @@
+"""Linear layers on a GPU through cuBLAS, operands padded so that the tensor cores' fast paths apply to any width, and the way
+of calling it chosen by measurement for each number of rows. See `reference.linear` and `reference.cross_v2`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from kernels.interaction import cross_v2_epilogue
+from kernels.launch import check_rows, launch, type_name
+from kernels.reference import activate_
+from kernels.source import kernel
+
+Ways = dict[str, Callable[[], None]]
+
+ALIGN = 8  # columns: 16 bytes of bf16, 32 of float32
+
+
+def padded(width: int) -> int:
+    """Columns that a value of `width` columns takes on the device. Pad columns are finite and meet zero weights."""
+    return -(-width // ALIGN) * ALIGN
+
+
+class Linear:
+    """activation(x W^T + b), or a DCN-V2 layer x0 * (x W^T + b) + x, with weights on one device.
+
+    Owns weight[out, in] and bias[out] in the dense dtype, zero-padded to multiples of `ALIGN`, in both storage orders: cuBLAS
+    has no one way that is fast throughout (tf32, 64 x 624 x 624 on an H200: 18.9 us with its bias epilogue, 6.4 us without;
+    at 4096 rows the epilogue wins), so `tune` times the ways for a bucket and `__call__` takes the fastest.
+    """
+
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        cross: bool = False,
+    ) -> None:
+        out, width = weight.shape
+        self.activation, self.cross = activation, cross
+        self._weight = torch.zeros(padded(out), padded(width), dtype=dtype, device=device)
+        self._weight[:out, :width] = weight.to(device)
+        self._transposed = self._weight.t().contiguous()
+        self._bias = torch.zeros(padded(out), dtype=dtype, device=device)
+        if bias is not None:
+            self._bias[:out] = bias.to(device)
+        self._epilogue = kernel("dense", "bias_relu", {"X": type_name(dtype)}, device.index or 0)
+        self._choice: dict[int, str] = {}
+
+    def ways(
+        self, x: torch.Tensor, out: torch.Tensor, x0: torch.Tensor | None, state: torch.Tensor
+    ) -> dict[str, Callable[[], None]]:
+        """Every way to compute the layer for these operands, by name."""
+        stored = {"": self._weight.t(), "-transposed": self._transposed}
+        ways: Ways = {}
+        for suffix, weight in stored.items():
+            ways[f"product{suffix}"] = lambda w=weight: self._product(x, w, out, x0, state)  # type: ignore[misc]
+            if not self.cross:
+                ways[f"epilogue{suffix}"] = lambda w=weight: self._fused(x, w, out)  # type: ignore[misc]
+        return ways
+
+    def tune(self, x: torch.Tensor, out: torch.Tensor, x0: torch.Tensor | None, state: torch.Tensor) -> str:
+        """Times the ways on these operands and keeps the fastest for this number of rows. Returns its name."""
+        rows = x.shape[0]
+        if rows not in self._choice:
+            self._choice[rows] = fastest(self.ways(x, out, x0, state))
+        return self._choice[rows]
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor, x0: torch.Tensor | None, state: torch.Tensor) -> None:
+        """Writes out[B, padded(out)] from x[B, padded(in)] (and x0, of the same shape as out, for a cross layer).
+
+        Args:
+            state: int32[2] on the device, [0] the true number of rows; a cross layer skips the other rows.
+
+        float32 products follow `matmul_precision`.
+        """
+        default = "product" if self.cross else "epilogue"
+        self.ways(x, out, x0, state)[self._choice.get(x.shape[0], default)]()
+
+    def _fused(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+        if self.activation == "relu":
+            torch._addmm_activation(self._bias, x, weight, out=out)
+        else:
+            activate_(torch.addmm(self._bias, x, weight, out=out), self.activation)
+
+    def _product(
+        self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, x0: torch.Tensor | None, state: torch.Tensor
+    ) -> None:
+        torch.mm(x, weight, out=out)
+        rows, width = out.shape
+        if x0 is not None:
+            cross_v2_epilogue(state, x0, x, self._bias, rows, width, out)
+            return
+        check_rows("linear out", out, rows, width)
+        relu = self.activation == "relu"
+        args = (self._bias.data_ptr(), out.data_ptr(), np.int32(out.stride(0)), np.int32(width), np.int32(relu))
+        launch(self._epilogue, (rows, -(-width // 1024)), 256, args)
+        if not relu:
+            activate_(out, self.activation)
+
+
+def fastest(ways: Ways, repeats: int = 10) -> str:
+    """The name of the way that takes the least device time, each captured `repeats` times in a graph and replayed."""
+    times = {}
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    for name, way in ways.items():
+        with torch.cuda.stream(stream):
+            way()
+        stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            for _ in range(repeats):
+                way()
+            graph.capture_end()
+            graph.replay()
+            spent = []
+            for _ in range(3):
+                start.record(stream)
+                graph.replay()
+                end.record(stream)
+                end.synchronize()
+                spent.append(start.elapsed_time(end))
+        times[name] = min(spent)
+        graph.reset()
+    return min(times, key=lambda name: times[name])
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """Lets float32 products use tf32 ("tf32") or forbids it (else) while operators are issued or captured; then as before.
+
+    torch keeps this in one process-wide flag, so the caller must not issue work of two precisions at the same time.
+    """
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

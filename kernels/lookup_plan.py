@@ -1,0 +1,99 @@
+"""What a whole multi-table lookup does, planned ahead as plain data: which id columns read which tables, and where each result
+lands. Knows no weights and no device. `embedding` runs it on a GPU, `stacked` on a CPU, `reference` slowly anywhere.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+ALWAYS_ROW_0 = -(2**31)  # IdColumn.source of a numeric embedding: its table has one row and needs no id
+NO_NUMBER = 2**31 - 1  # Slot.number of a slot that needs none
+
+
+class Kind(IntEnum):
+    """What a slot writes: pooled rows; row 0 times a number; the number itself."""
+
+    GATHER = 0
+    SCALE = 1
+    COPY = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TableShape:
+    """rows x dim of a table and the dtype it is stored in."""
+
+    rows: int
+    dim: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class IdColumn:
+    """One id a row, read through one table. `source` >= 0: candidate id column; < 0: context id column -1 - source.
+
+    An id outside [0, rows of the table) reads row `oov`; -1 reads nothing if `may_pad`.
+    """
+
+    source: int
+    table: int
+    oov: int
+    may_pad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """`dim` consecutive output columns that start at `out`: id columns [first, first + columns) pooled by sum or mean.
+
+    `number` says where a SCALE or COPY slot finds its number, in the same way as `IdColumn.source`.
+    """
+
+    kind: Kind
+    dim: int
+    out: int
+    first: int = 0
+    columns: int = 0
+    number: int = NO_NUMBER
+    mean: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LookupPlan:
+    """All slots that write x[B, x_width], then those (of dim 1) that are summed into total[B, 1].
+
+    `*_width`: columns of the batch's context ids, candidate ids, context numbers and candidate numbers.
+    """
+
+    tables: tuple[TableShape, ...]
+    columns: tuple[IdColumn, ...]
+    x_slots: tuple[Slot, ...]
+    total_slots: tuple[Slot, ...]
+    context_width: int
+    candidate_width: int
+    context_numbers: int
+    candidate_numbers: int
+
+    @property
+    def x_width(self) -> int:
+        return sum(s.dim for s in self.x_slots)
+
+    @property
+    def row_bytes(self) -> int:
+        """Table bytes that one row of a batch reads, all ids valid."""
+        return sum(self.tables[c.table].dim * self.tables[c.table].dtype.itemsize for c in self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch's ids and numbers as tensors in host memory (pinned, where a GPU reads them in place). `rows` may be padded.
+
+    header: int32[16], word 10 the true number of rows; request_of_row: int32[B], -1 for padding, which comes last;
+    context_ids: id[Q, Cc]; candidate_ids: id[B, Ci]; *_numbers: float32[Q or B, *].
+    """
+
+    header: torch.Tensor
+    request_of_row: torch.Tensor
+    context_ids: torch.Tensor
+    candidate_ids: torch.Tensor
+    context_numbers: torch.Tensor
+    candidate_numbers: torch.Tensor

@@ -1,0 +1,139 @@
+"""Every model's scores against a float64 oracle written from its paper, on both backends, fused and not."""
+
+import numpy as np
+import pytest
+
+from dpiframe_core.architecture import DCN, DCNv2, DeepFM, WideDeep
+from dpiframe_core.fusion import PASSES
+from dpiframe_core.models import build_graph
+from dpiframe_core.schedule import depth_first, sequential
+from tests import oracle
+from tests.backends import BACKENDS
+from tests.runner import Model, table_tensors
+
+MODELS = {
+    "wide_deep": WideDeep(hidden_units=(24, 8)),
+    "deepfm": DeepFM(hidden_units=(33, 7)),
+    "dcn": DCN(cross_layers=3, hidden_units=(24, 8)),
+    "dcn-1-layer": DCN(cross_layers=1, hidden_units=(5,), activation="tanh"),
+    "dcnv2-parallel": DCNv2(cross_layers=2, hidden_units=(24, 8)),
+    "dcnv2-stacked": DCNv2(cross_layers=3, hidden_units=(24,), structure="stacked", activation="sigmoid"),
+}
+
+
+def random_model(architecture, seed=0, **schema_options):
+    rng = np.random.default_rng(seed)
+    first = isinstance(architecture, WideDeep | DeepFM)
+    schema = oracle.make_schema(first_order=first, **schema_options)
+    tensors, tables = table_tensors(schema, oracle.make_tables(schema, rng))
+    dense = oracle.make_dense(schema, architecture, 1, rng)
+    return schema, dense, tensors, tables, rng
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("name", MODELS)
+def test_scores_match_the_float64_oracle(name, device):
+    schema, dense, tensors, tables, rng = random_model(MODELS[name])
+    model = Model(schema, MODELS[name], dense, tensors, device)
+    for rows, contexts in ((1, 1), (2, 1), (19, 3), (64, 64)):
+        block = oracle.make_block(schema, rows, contexts, rng)
+        want = oracle.scores(schema, MODELS[name], dense, tables, block)
+        np.testing.assert_allclose(model.scores(block), want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("dim", [1, 3, 4, 10, 16, 40])
+@pytest.mark.parametrize("name", ["deepfm", "dcn", "dcnv2-parallel"])
+def test_any_embedding_dim_is_exact(name, dim, device):
+    schema, dense, tensors, tables, rng = random_model(MODELS[name], seed=dim, dim=dim, bags=2)
+    model = Model(schema, MODELS[name], dense, tensors, device)
+    block = oracle.make_block(schema, 37, 5, rng)
+    want = oracle.scores(schema, MODELS[name], dense, tables, block)
+    np.testing.assert_allclose(model.scores(block), want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("left_out", [*PASSES, "all"])
+@pytest.mark.parametrize("name", MODELS)
+def test_scores_do_not_depend_on_fusion(name, left_out, device):
+    schema, dense, tensors, tables, rng = random_model(MODELS[name], seed=3, plain_numbers=0 if name == "deepfm" else 3)
+    passes = () if left_out == "all" else tuple(p for p in PASSES if p != left_out)
+    model = Model(schema, MODELS[name], dense, tensors, device, passes=passes)
+    block = oracle.make_block(schema, 16, 2, rng)
+    want = oracle.scores(schema, MODELS[name], dense, tables, block)
+    np.testing.assert_allclose(model.scores(block), want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("policy", [sequential, depth_first])
+@pytest.mark.parametrize("capture", [True, False])
+def test_scores_do_not_depend_on_the_schedule(policy, capture, device):
+    schema, dense, tensors, tables, rng = random_model(MODELS["dcnv2-parallel"], seed=4)
+    model = Model(schema, MODELS["dcnv2-parallel"], dense, tensors, device, policy=policy, capture=capture)
+    block = oracle.make_block(schema, 33, 2, rng)
+    want = oracle.scores(schema, MODELS["dcnv2-parallel"], dense, tables, block)
+    np.testing.assert_allclose(model.scores(block), want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_tables_are_read_exactly(dtype, device):
+    schema, dense, tensors, tables, rng = random_model(MODELS["deepfm"], dtype=dtype)
+    model = Model(schema, MODELS["deepfm"], dense, tensors, device)
+    block = oracle.make_block(schema, 40, 4, rng)
+    want = oracle.scores(schema, MODELS["deepfm"], dense, tables, block)
+    np.testing.assert_allclose(model.scores(block), want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "tolerance"), [("tf32", 1e-3), ("bf16", 1e-2)])
+@pytest.mark.parametrize("name", MODELS)
+def test_lower_precisions_stay_within_their_documented_deviation(name, precision, tolerance):
+    schema, dense, tensors, tables, rng = random_model(MODELS[name])
+    model = Model(schema, MODELS[name], dense, tensors, "cuda:0", precision=precision)
+    block = oracle.make_block(schema, 64, 4, rng)
+    want = oracle.scores(schema, MODELS[name], dense, tables, block)
+    np.testing.assert_allclose(model.scores(block), want, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+def test_ids_out_of_range_read_the_oov_row_and_are_counted(device):
+    schema, dense, tensors, tables, rng = random_model(MODELS["deepfm"], seed=5)
+    model = Model(schema, MODELS["deepfm"], dense, tensors, device)
+    block = oracle.make_block(schema, 50, 3, rng, wild=True)
+    want = oracle.scores(schema, MODELS["deepfm"], dense, tables, block)
+    np.testing.assert_allclose(model.scores(block), want, rtol=0, atol=1e-5)
+    assert model.operators.out_of_range > 0
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+def test_joined_requests_score_as_they_do_alone(device):
+    schema, dense, tensors, _, rng = random_model(MODELS["dcn"], seed=6)
+    model = Model(schema, MODELS["dcn"], dense, tensors, device)
+    blocks = [oracle.make_block(schema, rows, contexts, rng) for rows, contexts in ((3, 1), (20, 4), (1, 1))]
+    together = model.scores(*blocks)
+    alone = np.concatenate([model.scores(b) for b in blocks])
+    np.testing.assert_allclose(together, alone, rtol=0, atol=1e-6)
+
+
+def test_several_tasks_have_a_score_each():
+    rng = np.random.default_rng(0)
+    architecture = MODELS["dcnv2-stacked"]
+    schema = oracle.make_schema(first_order=False)
+    tensors, tables = table_tensors(schema, oracle.make_tables(schema, rng))
+    dense = oracle.make_dense(schema, architecture, 3, rng)
+    block = oracle.make_block(schema, 9, 2, rng)
+    got = Model(schema, architecture, dense, tensors, "cpu", tasks=3).scores(block)
+    np.testing.assert_allclose(got, oracle.scores(schema, architecture, dense, tables, block), rtol=0, atol=1e-5)
+
+
+def test_deepfm_without_first_order_tables_is_refused_by_name():
+    with pytest.raises(ValueError, match="expected at least one for a first-order term"):
+        build_graph(MODELS["deepfm"], oracle.make_schema(first_order=False))
+
+
+def test_fm_over_tables_of_different_dims_is_refused():
+    schema = oracle.make_schema()
+    odd = schema.model_copy(update={"tables": (schema.tables[0].model_copy(update={"dim": 8}), *schema.tables[1:])})
+    with pytest.raises(ValueError, match=r"got table dims \[8, 16\], expected one dim"):
+        build_graph(MODELS["deepfm"], odd)

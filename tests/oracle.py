@@ -1,0 +1,181 @@
+"""Float64 scores of the models from their papers' formulas, and random models to compare on. Independent of the tested code:
+only the border types (schema, architecture, row block) are shared.
+"""
+
+import numpy as np
+
+from dpiframe_core.architecture import DCN, DCNv2, DeepFM, WideDeep
+from dpiframe_core.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table
+from dpiframe_core.types import RowBlock
+
+
+def make_schema(
+    *, dim=16, one_hot=5, context=2, bags=1, embedded_numbers=2, plain_numbers=0, dtype="float32", first_order=True
+):
+    """A schema with features of every kind; table sizes are small, odd and uneven."""
+    features, tables = [], []
+
+    def table(name, rows, width):
+        tables.append(Table(name=name, rows=rows, dim=width, dtype=dtype if width > 1 else "float32"))
+        return name
+
+    def first(name, rows):
+        return table(f"{name}_w", rows, 1) if first_order else None
+
+    for i in range(one_hot):
+        rows, name = 3 + 7 * i, f"c{i}"
+        scope = "context" if i < context else "candidate"
+        features.append(
+            Categorical(
+                name=name,
+                scope=scope,
+                values="int",
+                encoder=Identity(),
+                table=table(name, rows, dim),
+                first_order_table=first(name, rows),
+                missing_id=0,
+                oov_id=1,
+            )
+        )
+    for i in range(bags):
+        name = f"bag{i}"
+        features.append(
+            Categorical(
+                name=name,
+                scope="context" if i % 2 else "candidate",
+                encoder=Hash(buckets=11),
+                table=table(name, 13, dim),
+                first_order_table=first(name, 13),
+                missing_id=-1,
+                max_values=4,
+                pooling="mean" if i % 2 == 0 else "sum",
+            )
+        )
+    for i in range(embedded_numbers):
+        name = f"n{i}"
+        features.append(
+            Numeric(
+                name=name,
+                scope="context" if i % 2 else "candidate",
+                table=table(name, 1, dim),
+                first_order_table=first(name, 1),
+            )
+        )
+    for i in range(plain_numbers):
+        features.append(Numeric(name=f"p{i}", scope="context" if i % 2 else "candidate"))
+    return FeatureSchema(features=tuple(features), tables=tuple(tables))
+
+
+def make_tables(schema, rng):
+    return {t.name: (rng.standard_normal((t.rows, t.dim)) * 0.3).astype(np.float32) for t in schema.tables}
+
+
+def make_block(schema, rows, contexts, rng, *, wild=False):
+    """Random ids and numbers. `wild`: some ids are far out of range, as a broken caller might send."""
+    block = RowBlock.allocate(schema.block_layout, rows, contexts)
+    block.request_of_row[:] = np.sort(rng.integers(0, contexts, rows))
+    for f in schema.features:
+        place = schema.columns[f.name]
+        view = getattr(block, place.section)[:, place.start : place.start + place.width]
+        if not f.is_id:
+            view[:] = rng.standard_normal(view.shape)
+            continue
+        view[:] = rng.integers(0, schema.table(f.table).rows, view.shape)
+        if f.max_values > 1:
+            view[rng.random(view.shape) < 0.4] = -1
+            if len(view) > 1:
+                view[0] = -1  # an empty bag
+        elif wild:
+            bad = np.array([-1, -7, np.iinfo(view.dtype).min, np.iinfo(view.dtype).max, schema.table(f.table).rows])
+            hit = rng.random(view.shape) < 0.3
+            view[hit] = rng.choice(bad, int(hit.sum()))
+    return block
+
+
+def make_dense(schema, architecture, tasks, rng):
+    """Random parameters under the documented names."""
+    width = sum(1 if f.table is None else schema.table(f.table).dim for f in schema.features)
+    dense, n = {}, width
+    if isinstance(architecture, DCN | DCNv2):
+        shape = (width,) if isinstance(architecture, DCN) else (width, width)
+        for i in range(architecture.cross_layers):
+            dense[f"cross.{i}.weight"] = rng.standard_normal(shape) / width
+            dense[f"cross.{i}.bias"] = rng.standard_normal(width) * 0.1
+    for i, units in enumerate(architecture.hidden_units):
+        dense[f"deep.{i}.weight"] = rng.standard_normal((units, n)) / np.sqrt(n)
+        dense[f"deep.{i}.bias"] = rng.standard_normal(units) * 0.1
+        n = units
+    if isinstance(architecture, DCN) or (isinstance(architecture, DCNv2) and architecture.structure == "parallel"):
+        n += width
+    dense["head.weight"] = rng.standard_normal((tasks, n)) / np.sqrt(n)
+    dense["head.bias"] = rng.standard_normal(tasks) * 0.1
+    return {k: v.astype(np.float32) for k, v in dense.items()}
+
+
+def sigmoid(z):
+    return 1 / (1 + np.exp(-z))
+
+
+def feature_values(schema, tables, block, which="table"):
+    """Per feature, float64[n, dim] of its table (`which="table"`) or its first-order term; features without it are left out."""
+    out = []
+    for f in schema.features:
+        place = schema.columns[f.name]
+        raw = getattr(block, place.section)[:, place.start : place.start + place.width]
+        if place.section.startswith("context"):
+            raw = raw[block.request_of_row]
+        name = f.table if which == "table" else f.first_order_table
+        if name is None:
+            if which == "table":
+                out.append(raw.astype(np.float64))
+            continue
+        weight = tables[name].astype(np.float64)
+        if not f.is_id:
+            out.append(raw.astype(np.float64) * weight[0])
+            continue
+        value = np.zeros((block.rows, weight.shape[1]))
+        for r in range(block.rows):
+            vectors = []
+            for id_ in raw[r].tolist():
+                if id_ == -1 and f.max_values > 1:
+                    continue
+                vectors.append(weight[id_ if 0 <= id_ < len(weight) else f.oov_id])
+            if vectors:
+                value[r] = np.sum(vectors, 0) / (len(vectors) if f.pooling == "mean" else 1)
+        out.append(value)
+    return out
+
+
+def first_order(schema, tables, block):
+    return np.sum(feature_values(schema, tables, block, "first_order"), 0)
+
+
+def scores(schema, architecture, dense, tables, block):
+    """float64[n, tasks]."""
+    p = {k: v.astype(np.float64) for k, v in dense.items()}
+    parts = feature_values(schema, tables, block)
+    x = np.concatenate(parts, 1)
+    act = {"relu": lambda z: np.maximum(z, 0), "tanh": np.tanh, "sigmoid": sigmoid, "identity": lambda z: z}[
+        architecture.activation
+    ]
+    xl = x
+    if isinstance(architecture, DCN):
+        for i in range(architecture.cross_layers):
+            xl = x * (xl @ p[f"cross.{i}.weight"])[:, None] + p[f"cross.{i}.bias"] + xl
+    if isinstance(architecture, DCNv2):
+        for i in range(architecture.cross_layers):
+            xl = x * (xl @ p[f"cross.{i}.weight"].T + p[f"cross.{i}.bias"]) + xl
+    stacked = isinstance(architecture, DCNv2) and architecture.structure == "stacked"
+    h = xl if stacked else x
+    for i in range(len(architecture.hidden_units)):
+        h = act(h @ p[f"deep.{i}.weight"].T + p[f"deep.{i}.bias"])
+    joined = h if stacked or isinstance(architecture, WideDeep | DeepFM) else np.concatenate([xl, h], 1)
+    logit = joined @ p["head.weight"].T + p["head.bias"]
+    if isinstance(architecture, WideDeep | DeepFM):
+        logit = logit + first_order(schema, tables, block)
+    if isinstance(architecture, DeepFM):
+        embedded = [v for f, v in zip(schema.features, parts, strict=True) if f.table is not None]
+        for i in range(len(embedded)):
+            for j in range(i):
+                logit = logit + (embedded[i] * embedded[j]).sum(1, keepdims=True)
+    return sigmoid(logit)
