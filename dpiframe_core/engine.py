@@ -85,7 +85,10 @@ class Engine:
         self.options = options = options or EngineOptions()
         target = _device(device)
         self.device = str(target)
-        self.precision = precision or bundle.manifest.precision.dense or DEFAULT_PRECISION[target.type]
+        asked = bundle.manifest.precision.dense
+        if target.type == "cpu" and precision is None:
+            asked = None  # what a bundle asks for is about GPUs; a CPU computes in float32, which is at least as exact
+        self.precision = precision or asked or DEFAULT_PRECISION[target.type]
         if self.precision not in PRECISIONS[target.type]:
             raise InputError("precision", self.precision, f"one of {', '.join(PRECISIONS[target.type])} on {target.type}")
         if options.max_batch_rows < 1 or options.lanes < 0:

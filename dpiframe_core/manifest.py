@@ -102,6 +102,8 @@ def parse_manifest(data: bytes) -> Manifest:
     """
     try:
         fields = load_yaml(data)
+        # JSON, so that strict reading ("8" is no int, true no number) still takes lists for tuples.
+        text = json.dumps(fields, default=str)
     except ValueError as e:
         raise BundleError(f"{MANIFEST_FILE}: {e}") from None
     if not isinstance(fields, dict):
@@ -109,8 +111,7 @@ def parse_manifest(data: bytes) -> Manifest:
     if fields.get("format") != FORMAT:  # told first: another format's other keys are no faults
         raise BundleError(f"{MANIFEST_FILE}: format: got {shown(fields.get('format'))}, expected {FORMAT!r}")
     try:
-        # JSON mode, so that strict reading ("8" is no int, true no number) still takes lists for tuples.
-        return Manifest.model_validate_json(json.dumps(fields, default=str), strict=True)
+        return Manifest.model_validate_json(text, strict=True)
     except ValidationError as e:
         raise BundleError(f"{MANIFEST_FILE}: {first_fault(e)}") from None
 

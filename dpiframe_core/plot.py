@@ -38,7 +38,7 @@ def plot_plan(bundle: Bundle, path: str | Path, max_streams: int = 4) -> None:
             (x0, y0), (x1, y1) = at[i], at[name]
             arrow = {"arrowstyle": "->", "color": "#444", "linestyle": "--" if crosses else "-", "shrinkA": 0, "shrinkB": 0}
             # An edge that skips levels on its own stream bends around the boxes between.
-            if not crosses and x1 - x0 > _X:
+            if not crosses and x1 - x0 > 1.5 * _X:
                 arrow["connectionstyle"] = "arc3,rad=-0.35"
             axes.annotate("", (x1 - _WIDTH / 2 - 0.05, y1), (x0 + _WIDTH / 2 + 0.05, y0), arrowprops=arrow)
     axes.set_xlim(-_WIDTH / 2 - 0.3, (levels - 1) * _X + _WIDTH / 2 + 0.3)

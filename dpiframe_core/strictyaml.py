@@ -13,7 +13,7 @@ def load_yaml(data: bytes) -> object:
         return yaml.load(data, _StrictLoader)
     except RecursionError:
         raise ValueError("got values nested too deeply, expected YAML of a few levels") from None
-    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as e:  # PyYAML lets the last four slip through
+    except (yaml.YAMLError, AttributeError, LookupError, TypeError, ValueError) as e:  # PyYAML lets the last four through
         raise ValueError(f"got {' '.join(str(e).split())}, expected plain YAML") from None
 
 

@@ -119,7 +119,8 @@ def read_vocabulary(path: Path) -> VocabularyTable:
     try:
         with pq.ParquetFile(path) as file:
             table = file.read()
-    except (pa.ArrowException, OSError) as e:
+        table.validate(full=True)  # else text that is no UTF-8 shows only when it is used
+    except (pa.ArrowException, OSError, ValueError, TypeError) as e:  # PyArrow lets the last two through on damaged metadata
         raise BundleError(f"vocabulary: got {shown(str(e))}, expected a readable Parquet file") from e
     return VocabularyTable(table)
 

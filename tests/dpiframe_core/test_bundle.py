@@ -345,6 +345,8 @@ def test_a_path_without_bundle_is_refused(tmp_path: Path) -> None:
         ("name: demo", "model.yaml: format: got None, expected 'dpiframe-bundle/1'"),
         ("format: dpiframe-bundle/2\nnew: 1", "model.yaml: format: got 'dpiframe-bundle/2', expected 'dpiframe-bundle/1'"),
         ("format: dpiframe-bundle/1\nx: .nan", None),
+        ("x: !!int ''", None),
+        ("x: 0x" + "f" * 9999, None),
         ("format: dpiframe-bundle/1\nx: 2026-13-45", None),
     ],
 )  # fmt: skip

@@ -1,0 +1,96 @@
+"""What is measured: the four paper models at Criteo-Kaggle size with seeded weights, and batches of ids for them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dpiframe_core.architecture import DCN, Architecture, DCNv2, DeepFM, WideDeep
+from dpiframe_core.bundle import Bundle, Golden, GoldenSpec, Manifest, Provenance
+from dpiframe_core.manifest import bundle_files
+from dpiframe_core.models import build_graph
+from dpiframe_core.schema import Categorical, FeatureSchema, Identity, Table
+from dpiframe_core.types import RowBlock
+
+# Published vocabulary sizes of Criteo Kaggle's 26 categorical fields, and its 13 numeric fields in 64 buckets each.
+CRITEO = (
+    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652, 2173, 4,
+    7046547, 18, 15, 286181, 105, 142572, *[64] * 13,
+)  # fmt: skip
+HIDDEN = (1024, 512, 256)
+MODELS: dict[str, Architecture] = {
+    "wide_deep": WideDeep(hidden_units=HIDDEN),
+    "deepfm": DeepFM(hidden_units=HIDDEN),
+    "dcn": DCN(cross_layers=6, hidden_units=HIDDEN),
+    "dcnv2": DCNv2(cross_layers=3, hidden_units=HIDDEN),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Workload:
+    """One model: schema, seeded weights on a device, and a few golden rows scored by the reference in float64."""
+
+    name: str
+    architecture: Architecture
+    schema: FeatureSchema
+    dense: dict[str, torch.Tensor]
+    tables: dict[str, torch.Tensor]
+
+    def bundle(self, golden: Golden) -> Bundle:
+        """The same weights as the bundle that the engine loads (nothing is written to disk)."""
+        files = dict.fromkeys(bundle_files(self.schema), "0" * 64)
+        manifest = Manifest(
+            name=self.name, version="benchmark", architecture=self.architecture, schema=self.schema, files=files,
+            provenance=Provenance(source="benchmarks"), golden=GoldenSpec(rows=golden.block.rows),
+        )  # fmt: skip
+        return Bundle(Path("benchmark"), manifest, self.dense, self.tables, {}, golden, None, "benchmark")
+
+
+def schema_of(sizes: Sequence[int], dim: int, *, first_order: bool) -> FeatureSchema:
+    """One identity feature a size, all candidate-scoped."""
+    tables = [Table(name=f"C{i}", rows=n, dim=dim) for i, n in enumerate(sizes)]
+    if first_order:
+        tables += [Table(name=f"w{i}", rows=n, dim=1) for i, n in enumerate(sizes)]
+    features = [
+        Categorical(
+            name=f"C{i}", values="int", encoder=Identity(), table=f"C{i}",
+            first_order_table=f"w{i}" if first_order else None, oov_id=0,
+        )
+        for i in range(len(sizes))
+    ]  # fmt: skip
+    return FeatureSchema(features=tuple(features), tables=tuple(tables))
+
+
+def workload(name: str, device: torch.device, *, dim: int = 16, sizes: Sequence[int] = CRITEO, seed: int = 0) -> Workload:
+    """A paper model with random weights of a trained model's scale."""
+    architecture = MODELS[name]
+    schema = schema_of(sizes, dim, first_order=isinstance(architecture, WideDeep | DeepFM))
+    generator = torch.Generator(device).manual_seed(seed)
+    tables = {t.name: torch.randn(t.rows, t.dim, device=device, generator=generator) * 0.1 for t in schema.tables}
+    dense = {}
+    host = torch.Generator().manual_seed(seed)
+    for parameter, shape in build_graph(architecture, schema).params.items():
+        scale = 0.1 if len(shape) == 1 and parameter.endswith("bias") else shape[-1] ** -0.5
+        dense[parameter] = torch.randn(shape, generator=host) * scale
+    return Workload(name, architecture, schema, dense, tables)
+
+
+def id_blocks(schema: FeatureSchema, rows: int, count: int, *, skew: str = "zipf", seed: int = 0) -> list[RowBlock]:
+    """`count` different batches. zipf: exponent 1.1 over the vocabulary, ids by descending frequency; uniform: all alike."""
+    rng = np.random.default_rng(seed)
+    blocks = []
+    for _ in range(count):
+        block = RowBlock.allocate(schema.block_layout, rows)
+        for i, feature in enumerate(schema.features):
+            size = schema.table(feature.table).rows  # type: ignore[arg-type]
+            if skew == "uniform":
+                block.candidate_ids[:, i] = rng.integers(0, size, rows)
+            else:
+                draws = rng.zipf(1.1, 4 * rows + 64)
+                kept = draws[draws <= size][:rows]  # truncated, not clipped: clipping would pile up on the last id
+                block.candidate_ids[: len(kept), i] = kept - 1
+                block.candidate_ids[len(kept) :, i] = rng.integers(0, size, rows - len(kept))
+        blocks.append(block)
+    return blocks

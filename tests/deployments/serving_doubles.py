@@ -1,0 +1,105 @@
+"""A small engine and small blocks for the serving tests: scores that a test can predict without the code under test."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+
+import numpy as np
+
+from dpiframe_core.architecture import DeepFM
+from dpiframe_core.encode import Encoder
+from dpiframe_core.schema import Categorical, FeatureSchema, Hash, Identity, Log, Numeric, Table
+from dpiframe_core.types import BatchResult, BlockLayout, RowBlock
+
+SCHEMA = FeatureSchema(
+    features=(
+        Categorical(name="user", scope="context", values="int", encoder=Identity(), table="users"),
+        Categorical(name="item", values="int", encoder=Identity(), table="items"),
+        Categorical(name="site", encoder=Hash(buckets=98), table="sites"),
+        Categorical(name="tags", encoder=Hash(buckets=98), table="sites", max_values=3),
+        Numeric(name="price", transforms=(Log(),)),
+        Numeric(name="bias"),
+    ),
+    tables=(Table(name="users", rows=1000, dim=4), Table(name="items", rows=1000, dim=4), Table(name="sites", rows=100, dim=4)),
+)
+LAYOUT = BlockLayout(context_ids=1, candidate_ids=1, context_dense=0, candidate_dense=0)
+
+
+class FakeEngine:
+    """Scores are item / 1000 + bias, one column a task (task t adds t). A test may hold runs back or make them fail."""
+
+    def __init__(self, tasks: tuple[str, ...] = ("click",), name: str = "fake", version: str = "7") -> None:
+        self.manifest = SimpleNamespace(name=name, version=version, tasks=tasks, architecture=DeepFM(hidden_units=(4,)))
+        self.schema = SCHEMA
+        self.encoder = Encoder(SCHEMA, {})
+        self.device, self.precision, self.lanes, self.max_batch_rows = "cpu", "fp32", 1, 64
+        self.go = threading.Event()
+        self.go.set()
+        self.fault: Exception | None = None
+        self.batches: list[int] = []
+
+    def run_batch(self, blocks: Sequence[RowBlock]) -> BatchResult:
+        self.batches.append(sum(block.rows for block in blocks))
+        assert self.go.wait(30)
+        if self.fault is not None:
+            raise self.fault
+        items = np.concatenate([block.candidate_ids[:, SCHEMA.columns["item"].start] for block in blocks])
+        biases = np.concatenate([block.candidate_dense[:, SCHEMA.columns["bias"].start] for block in blocks])
+        first = items.astype(np.float32) / np.float32(1000) + biases
+        scores = np.stack([first + np.float32(t) for t in range(len(self.manifest.tasks))], axis=1)
+        return BatchResult(scores.astype(np.float32), 0.5, len(items))
+
+
+class FakeDevice:
+    """Gives each row the number that its block carries. Runs wait for `release`, unless it is open."""
+
+    def __init__(self, *, open_: bool = True) -> None:
+        self.batches: list[list[int]] = []
+        self.fail_on: int | None = None
+        self._turns = threading.Semaphore(0)
+        self._open = open_
+
+    def release(self, runs: int = 1) -> None:
+        self._turns.release(runs)
+
+    def __call__(self, blocks: Sequence[RowBlock]) -> BatchResult:
+        rows = [int(i) for block in blocks for i in block.candidate_ids[:, 0]]
+        self.batches.append(rows)
+        if not self._open:
+            assert self._turns.acquire(timeout=30)
+        if self.fail_on in rows:
+            raise RuntimeError("the fake device failed")
+        # A part must bring its own context: each row's context holds its request's number, rows count from 1000 times that.
+        contexts = [int(block.context_ids[q, 0]) for block in blocks for q in block.request_of_row]
+        assert contexts == [row // 1000 for row in rows]
+        return BatchResult(np.array(rows, np.float32)[:, None], 1.0, len(rows))
+
+
+def numbered(request: int, rows: int) -> RowBlock:
+    """A block whose rows carry 1000 * request + 0, 1, 2, ..."""
+    block = RowBlock.allocate(LAYOUT, rows)
+    block.context_ids[:] = request
+    block.candidate_ids[:, 0] = 1000 * request + np.arange(rows)
+    return block
+
+
+def numbers(request: int, rows: int) -> list[int]:
+    return [1000 * request + i for i in range(rows)]
+
+
+async def until(true: Callable[[], bool]) -> None:
+    """Waits for what other threads are about to do."""
+    async with asyncio.timeout(20):
+        while not true():
+            await asyncio.sleep(0.001)
+
+
+def columns(rows: int, first_item: int = 0) -> Mapping[str, list[object]]:
+    return {
+        "item": [first_item + i for i in range(rows)],
+        "site": ["a"] * rows,
+        "tags": [["x", "y"]] * rows,
+        "price": [1.5] * rows,
+        "bias": [0.25] * rows,
+    }

@@ -1,0 +1,318 @@
+"""The real thing on loopback: `dpiframe serve` as a user starts it, Ray Serve behind HAProxy, requests through it."""
+
+import collections
+import json
+import os
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from deployments.config import parse_config
+from deployments.host import free_ports
+from deployments.launcher import FLAGS, LaunchError, _cause, serve_settings
+
+DPIFRAME, RAY = (str(Path(sys.executable).with_name(name)) for name in ("dpiframe", "ray"))
+STOP_S = 10  # the bound that the README promises for Ctrl-C
+
+
+class Server:
+    """`dpiframe serve` in a session of its own, so that a signal to its group is what Ctrl-C is in a terminal."""
+
+    def __init__(self, bundle: Path) -> None:
+        self.port = free_ports(1)[0]
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [DPIFRAME, "serve", "--bundle", str(bundle), "--device", "cpu", "--port", str(self.port)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        self.output = ""
+
+    def wait_ready(self) -> "Server":
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+            if "metrics at" in line:
+                return self
+        pytest.fail(f"the server did not start:\n{self.output}")
+
+    def stop(self, signum: signal.Signals) -> int:
+        """Sends the signal to the whole group and waits; what the server still says is added to `output`."""
+        os.killpg(self.process.pid, signum)
+        said, _ = self.process.communicate(timeout=STOP_S)
+        self.output += said
+        return self.process.returncode
+
+    def processes(self) -> list[str]:
+        """Command lines of its session: Ray's processes leave the process group, but not the session."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if os.getsid(int(folder.name)) == self.process.pid:
+                    found.append((folder / "cmdline").read_text().replace("\0", " "))
+            except OSError:  # it has just ended
+                continue
+        return [command for command in found if command]
+
+    def states(self) -> list[Path]:
+        """Its state directory, as long as it has one."""
+        return list(Path("/tmp").glob(f"dpi-{self.process.pid}-*"))
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from deployments.demo import build_demo_bundle
+
+    path = tmp_path_factory.mktemp("bundles") / "small"
+    build_demo_bundle(path, rows=4000, progress=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(bundle: Path) -> Iterator[Server]:
+    server = Server(bundle)
+    try:
+        yield server.wait_ready()
+    finally:
+        if server.process.poll() is None:
+            server.stop(signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def example(bundle: Path) -> bytes:
+    return (bundle / "example.json").read_bytes()
+
+
+def score(url: str, body: bytes) -> httpx.Response:
+    return httpx.post(f"{url}/v1/score", content=body, headers={"content-type": "application/json"}, timeout=30)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_scores_over_http_are_those_of_the_engine(server: Server, bundle: Path, example: bytes) -> None:
+    from dpiframe_core.engine import Engine
+
+    engine = Engine.load(bundle, "cpu")
+    engine.warmup()
+    request = json.loads(example)
+    wanted = engine.score(request["candidates"], request["context"])[:, 0]
+    engine.close()
+    answer = score(server.url, example)
+    assert answer.status_code == 200, answer.text
+    assert np.array_equal(np.float32(answer.json()["scores"]), wanted)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_liveness_readiness_serves_own_health_and_the_documentation_answer(server: Server) -> None:
+    for path in ("/livez", "/readyz", "/-/healthz", "/docs", "/openapi.json", "/v1/models"):
+        assert httpx.get(server.url + path).status_code == 200, path
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_clients_reach_the_service_on_loopback_only_and_ray_only_with_a_token_that_its_user_can_read(server: Server) -> None:
+    listening = {(address, port) for address, port in listeners() if port == server.port}
+    assert listening == {("127.0.0.1", server.port)}
+    (state,) = server.states()
+    token = state / "token"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    environment = Path(f"/proc/{pid_of('raylet', server)}/environ").read_bytes().split(b"\0")
+    assert b"RAY_AUTH_MODE=token" in environment
+    assert f"RAY_AUTH_TOKEN_PATH={token}".encode() in environment
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_second_instance_runs_beside_the_first_and_its_stop_leaves_no_process_and_no_file(
+    server: Server, bundle: Path, example: bytes
+) -> None:
+    second = Server(bundle).wait_ready()
+    assert len(second.states()) == 1
+    assert score(second.url, example).json()["scores"] == score(server.url, example).json()["scores"]
+    assert second.stop(signal.SIGTERM) == 0
+    assert second.states() == []
+    with pytest.raises(httpx.ConnectError):
+        score(second.url, example)
+    assert second.processes() == []
+    assert score(server.url, example).status_code == 200
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_ctrl_c_under_load_loses_no_request(server: Server, example: bytes) -> None:
+    """The last test of this server. Each request has a connection of its own: a refused one was never accepted."""
+    request = json.loads(example)
+    request["candidates"] = {name: column * 400 for name, column in request["candidates"].items()}
+    body = json.dumps(request).encode()
+    outcomes: collections.Counter[str] = collections.Counter()
+
+    def client() -> None:
+        while True:
+            try:
+                answer = score(server.url, body)
+            except httpx.ConnectError:
+                return
+            except httpx.HTTPError as error:
+                outcomes[repr(error)] += 1
+                return
+            complete = answer.status_code == 200 and len(answer.json()["scores"]) == 2000
+            outcomes["scored" if complete else f"{answer.status_code} {answer.text[:200]}"] += 1
+
+    clients = [threading.Thread(target=client) for _ in range(8)]
+    for thread in clients:
+        thread.start()
+    while outcomes["scored"] < 16 and any(thread.is_alive() for thread in clients):
+        time.sleep(0.01)
+    at_stop = outcomes["scored"]
+    assert server.stop(signal.SIGINT) == 0
+    for thread in clients:
+        thread.join(30)
+    assert set(outcomes) == {"scored"}, outcomes
+    assert outcomes["scored"] > at_stop, "no request was in flight when the stop began"
+    assert "Traceback" not in server.output
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_ctrl_c_while_starting_leaves_nothing_behind(bundle: Path) -> None:
+    server = Server(bundle)
+    assert server.process.stdout is not None
+    for line in server.process.stdout:
+        server.output += line
+        if "HAProxy" in line:
+            break
+    assert len(server.states()) == 1
+    assert server.stop(signal.SIGINT) == 130
+    assert server.states() == []
+    assert "Traceback" not in server.output
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_bundle_that_a_replica_refuses_is_one_line_and_exit_code_1(bundle: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(bundle, broken)
+    (broken / "dense.safetensors").write_bytes(b"short")
+    server = Server(broken)
+    said, _ = server.process.communicate(timeout=120)
+    assert server.process.returncode == 1
+    assert "Traceback" not in said
+    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert "dense.safetensors" in line
+    assert server.states() == []
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_cluster_without_the_flags_is_not_joined(bundle: Path, tmp_path: Path) -> None:
+    (port, client_port), folder = free_ports(2), Path("/tmp") / f"dpi-test-{os.getpid()}"
+    token = tmp_path / "token"
+    token.write_text("0" * 64)
+    environment = {k: v for k, v in os.environ.items() if k not in FLAGS}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
+    ray = subprocess.Popen(
+        [RAY, "start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.3", "--include-dashboard=false",
+         "--num-cpus=1", "--object-store-memory=80000000", f"--temp-dir={folder}", f"--ray-client-server-port={client_port}"],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert ray.stdout is not None
+        started = ""
+        for line in ray.stdout:
+            started += line
+            if "Ray runtime started" in line:
+                break
+        else:
+            pytest.fail(started)
+        joined = subprocess.run(
+            [DPIFRAME, "serve", "--bundle", str(bundle), "--address", f"127.0.0.3:{port}", "--port", str(free_ports(1)[0])],
+            env=environment, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+    finally:
+        ray.terminate()
+        ray.communicate(timeout=60)
+        shutil.rmtree(folder)
+    assert joined.returncode == 1
+    said = "RAY_SERVE_ENABLE_HA_PROXY on node 127.0.0.3: got None, expected '1' in the environment in which Ray is started"
+    assert said in joined.stderr
+
+
+def listeners() -> set[tuple[str, int]]:
+    """(address, port) of all listening IPv4 sockets of this host."""
+    found = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        local, state = line.split()[1], line.split()[3]
+        if state == "0A":
+            address, port = local.split(":")
+            found.add((socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)))
+    return found
+
+
+def pid_of(name: str, server: Server) -> int:
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getsid(int(folder.name)) == server.process.pid and (folder / "comm").read_text().strip() == name:
+                return int(folder.name)
+        except OSError:
+            continue
+    raise AssertionError(f"no process {name} in the server's session")
+
+
+def test_two_instances_share_no_port_and_no_file(tmp_path: Path) -> None:
+    config = parse_config({"models": [{"path": "models/x"}], "drain_s": 4}, "test")
+    first, second = (serve_settings(config, tmp_path / name) for name in ("a", "b"))
+    assert first.keys() == second.keys()
+    alike = {key for key in first if first[key] == second[key]}
+    fixed = {*FLAGS, "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"}
+    assert {key for key in alike if "PORT" in key or "PATH" in key or "FILE" in key or "BASE" in key} == set()
+    assert fixed <= alike
+    assert all(first[flag] == "1" for flag in FLAGS)
+    assert first["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "4.0"
+
+
+def test_latency_histograms_start_below_a_millisecond(tmp_path: Path) -> None:
+    settings = serve_settings(parse_config({"models": [{"path": "models/x"}]}, "test"), tmp_path)
+    bounds = [float(b) for b in settings["RAY_SERVE_REQUEST_LATENCY_BUCKETS_MS"].split(",")]
+    assert bounds == sorted(set(bounds))
+    assert bounds[0] <= 0.1
+
+
+def test_the_admin_sockets_of_haproxy_fit_into_a_socket_address(tmp_path: Path) -> None:
+    settings = serve_settings(parse_config({"models": [{"path": "models/x"}]}, "test"), Path("/tmp/dpi-4194304-12345678"))
+    for key in ("RAY_SERVE_HAPROXY_SOCKET_PATH", "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH"):
+        folder, name = os.path.split(settings[key])
+        with_node_id = f"{folder}/{'0' * 56}/{name}"
+        assert len(f"{with_node_id}.4194304.tmp") < 108, "HAProxy binds it under a temporary name first"
+
+
+def test_an_error_of_ours_is_taken_out_of_the_traceback_that_serve_reports() -> None:
+    message = 'The deployment failed to start.\nray::Replica()\n  File "x.py", line 1\n    load()\n'
+    ours = _cause(message + "dpiframe_core.errors.BundleError: models/x: got nothing, expected a bundle")
+    assert (str(ours), ours.logs_help) == ("models/x: got nothing, expected a bundle", False)
+    other = _cause(message + "RuntimeError: first line\nsecond line")
+    assert (str(other), other.logs_help) == ("RuntimeError: first line second line", True)
+    assert str(_cause("")) == "Serve gave no reason"
+
+
+def test_a_second_launch_in_one_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.launcher import running
+
+    monkeypatch.setitem(sys.modules, "ray.serve", sys)
+    config = parse_config({"models": [{"path": "models/x"}]}, "test")
+    with (
+        pytest.raises(LaunchError, match="launcher: got a process that has imported Ray Serve before"),
+        running(config, print),
+    ):
+        pytest.fail("started")

@@ -1,0 +1,239 @@
+"""The multi-table lookup: stacked CPU and fused CUDA against the plain reference, with shapes and ids chosen to hurt."""
+
+import numpy as np
+import pytest
+import torch
+
+from kernels import reference
+from kernels.embedding import Descriptors, DeviceLookup, Segment, segment_descriptors
+from kernels.lookup_plan import ALWAYS_ROW_0, Batch, IdColumn, Kind, LookupPlan, Slot, TableShape
+from kernels.stacked import StackedLookup
+from tests.backends import BACKENDS
+
+F32, F16 = torch.float32, torch.float16
+
+
+def plan_of(tables, columns, x_slots, total_slots=(), context=0, candidate=0, context_numbers=0, candidate_numbers=0):
+    return LookupPlan(tuple(tables), tuple(columns), tuple(x_slots), tuple(total_slots),
+                      context, candidate, context_numbers, candidate_numbers)  # fmt: skip
+
+
+def batch_of(plan, rows, contexts=1, ids=None, seed=0, capacity=None, dtype=np.int32):
+    """A pinned (where there is a GPU) batch; `ids(rng, shape, table_rows)` draws ids, uniform over the tables by default."""
+    rng = np.random.default_rng(seed)
+    capacity = capacity or rows
+    owner = {}
+    for column in plan.columns:
+        owner.setdefault(column.source, plan.tables[column.table].rows)
+
+    def draw(n, width, context):
+        out = np.zeros((n, width), dtype)
+        for i in range(width):
+            size = owner.get(-1 - i if context else i, 1)
+            out[:, i] = rng.integers(0, size, n) if ids is None else ids(rng, n, size)
+        return out
+
+    request = np.full(capacity, -1, np.int32)
+    request[:rows] = np.sort(rng.integers(0, contexts, rows))
+    header = np.zeros(16, np.int32)
+    header[10] = rows
+    arrays = (
+        header,
+        request,
+        draw(contexts, plan.context_width, True),
+        draw(capacity, plan.candidate_width, False),
+        rng.standard_normal((contexts, plan.context_numbers)).astype(np.float32),
+        rng.standard_normal((capacity, plan.candidate_numbers)).astype(np.float32),
+    )
+    tensors = [torch.from_numpy(a) for a in arrays]
+    return Batch(*(t.pin_memory() if torch.cuda.is_available() and t.numel() else t for t in tensors))
+
+
+def tables_of(plan, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(t.rows, t.dim, generator=generator).to(t.dtype) for t in plan.tables]
+
+
+class OnDevice:
+    """A lookup on either backend: x and total (on the CPU), NaN wherever nothing was written."""
+
+    def __init__(self, plan, tables, device, out_dtype=F32, id_dtype=torch.int32, segments=1):
+        self.plan, self.device, self.out_dtype = plan, device, out_dtype
+        if device == "cpu":
+            self.lookup = StackedLookup(plan, tables)
+            return
+        target = torch.device(device)
+        self.tables = [t.to(target) for t in tables]
+        self.lookup = DeviceLookup(plan, out_dtype, id_dtype, target)
+        described = [_segments(t, segments) for t in self.tables]
+        images = segment_descriptors(described)
+        both = [torch.from_numpy(np.concatenate([i, i])).to(target) for i in images]
+        counter = torch.zeros(1, dtype=torch.int64, device=target)
+        self.descriptors = Descriptors(both[0], both[1], len(tables), sum(map(len, described)), counter)
+
+    @property
+    def out_of_range(self):
+        return self.lookup.out_of_range if self.device == "cpu" else int(self.descriptors.out_of_range.item())
+
+    def __call__(self, batch, rows, capacity=None):
+        if self.device == "cpu":
+            return self.lookup(batch, rows)
+        capacity = capacity or rows
+        x = torch.full((capacity, -(-self.plan.x_width // 8) * 8), torch.nan, dtype=self.out_dtype, device=self.device)
+        total = torch.full((capacity, 1), torch.nan, device=self.device)
+        state = torch.zeros(2, dtype=torch.int32, device=self.device)
+        self.lookup(batch, capacity, self.descriptors, x, total, state)
+        assert state.tolist() == [rows, 0]
+        self.padding = x[rows:].cpu(), total[rows:].cpu()
+        return x[:rows, : self.plan.x_width].cpu(), total[:rows].cpu()
+
+
+def _segments(table, count):
+    """The table's rows as `count` segments of uneven length that lie where the table lies."""
+    ends = sorted({max(1, table.shape[0] * (i + 1) ** 2 // count**2) for i in range(count)})
+    begins = [0, *ends[:-1]]
+    return [
+        Segment(table.data_ptr() + b * table.stride(0) * table.element_size(), e) for b, e in zip(begins, ends, strict=True)
+    ]
+
+
+def mixed_plan():
+    """Every kind of slot, odd dims, shared tables, context and candidate sides, bags by sum and mean."""
+    tables = [TableShape(7, 16, F32), TableShape(1, 16, F32), TableShape(130, 3, F32), TableShape(19, 40, F16),
+              TableShape(7, 1, F32), TableShape(130, 1, F32), TableShape(5, 10, torch.bfloat16)]  # fmt: skip
+    columns = [
+        IdColumn(0, 0, 1), IdColumn(ALWAYS_ROW_0, 1, 0), IdColumn(-1, 2, 3), IdColumn(1, 3, 0, True), IdColumn(2, 3, 0, True),
+        IdColumn(3, 3, 0, True), IdColumn(-2, 6, 4, True), IdColumn(-3, 6, 4, True), IdColumn(0, 4, 1), IdColumn(-1, 5, 3),
+        IdColumn(4, 0, 1),
+    ]  # fmt: skip
+    x = [
+        Slot(Kind.GATHER, 16, 0, 0, 1), Slot(Kind.SCALE, 16, 16, 1, 1, number=0), Slot(Kind.COPY, 1, 32, number=-1),
+        Slot(Kind.GATHER, 3, 33, 2, 1), Slot(Kind.GATHER, 40, 36, 3, 3, mean=True), Slot(Kind.GATHER, 10, 76, 6, 2),
+        Slot(Kind.GATHER, 16, 86, 10, 1),
+    ]  # fmt: skip
+    total = [Slot(Kind.GATHER, 1, 0, 8, 1), Slot(Kind.GATHER, 1, 0, 9, 1), Slot(Kind.COPY, 1, 0, number=1)]
+    return plan_of(tables, columns, x, total, context=3, candidate=5, context_numbers=1, candidate_numbers=2)
+
+
+def some_padding(rng, n, size):
+    ids = rng.integers(0, size, n)
+    ids[rng.random(n) < 0.4] = -1
+    return ids
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("rows", [1, 2, 19, 127, 128, 129, 1031])
+def test_every_kind_of_slot_matches_the_reference(rows, device):
+    plan = mixed_plan()
+    tables, batch = tables_of(plan), batch_of(plan, rows, contexts=min(rows, 5), ids=some_padding)
+    x, total = OnDevice(plan, tables, device)(batch, rows)
+    want_x, want_total = reference.lookup(plan, tables, batch, rows)
+    torch.testing.assert_close(x, want_x, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(total, want_total, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("dtype", [F32, F16, torch.bfloat16])
+@pytest.mark.parametrize("dim", [1, 2, 3, 4, 8, 16, 20, 128, 1030])
+def test_one_hot_gathers_are_bit_equal(dim, dtype, device):
+    shapes = [TableShape(rows, dim, dtype) for rows in (1, 2, 97)]
+    columns = [IdColumn(i, i, 0) for i in range(3)]
+    plan = plan_of(shapes, columns, [Slot(Kind.GATHER, dim, i * dim, i, 1) for i in range(3)], candidate=3)
+    tables, batch = tables_of(plan), batch_of(plan, 53)
+    x, _ = OnDevice(plan, tables, device)(batch, 53)
+    want = torch.cat([t[batch.candidate_ids[:, i].long()].float() for i, t in enumerate(tables)], 1)
+    assert torch.equal(x, want)
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+def test_each_column_reads_its_own_table(device):
+    """Table i holds the value i everywhere: an oracle that needs no arithmetic."""
+    shapes = [TableShape(3 + i, 8, F32) for i in range(41)]
+    columns = [IdColumn(40 - i, i, 0) for i in range(41)]
+    plan = plan_of(shapes, columns, [Slot(Kind.GATHER, 8, i * 8, i, 1) for i in range(41)], candidate=41)
+    tables = [torch.full((t.rows, t.dim), float(i)) for i, t in enumerate(shapes)]
+    x, _ = OnDevice(plan, tables, device)(batch_of(plan, 5), 5)
+    assert torch.equal(x, torch.arange(41.0).repeat_interleave(8).expand(5, -1))
+
+
+WILD = [-1, -2, 10, 2**31 - 1, -(2**31)]
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("bad", [*WILD, 2**63 - 1, -(2**63)])
+def test_an_id_outside_its_table_reads_the_oov_row_and_is_counted(bad, device):
+    wide = bad not in WILD
+    plan = plan_of([TableShape(10, 4, F32)], [IdColumn(0, 0, 7)], [Slot(Kind.GATHER, 4, 0, 0, 1)], candidate=1)
+    tables = tables_of(plan)
+    dtype = np.int64 if wide else np.int32
+    batch = batch_of(plan, 6, ids=lambda rng, n, size: np.full(n, bad, dtype), dtype=dtype)
+    lookup = OnDevice(plan, tables, device, id_dtype=torch.int64 if wide else torch.int32)
+    x, _ = lookup(batch, 6)
+    assert torch.equal(x, tables[0][7].expand(6, -1))
+    assert lookup.out_of_range == 6
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+def test_an_empty_bag_is_a_zero_vector_and_counts_nothing(device):
+    columns = [IdColumn(i, 0, 0, True) for i in range(4)]
+    slots = [Slot(Kind.GATHER, 4, 0, 0, 2, mean=True), Slot(Kind.GATHER, 4, 4, 2, 2)]
+    plan = plan_of([TableShape(5, 4, F32)], columns, slots, candidate=4)
+    lookup = OnDevice(plan, tables_of(plan), device)
+    x, _ = lookup(batch_of(plan, 3, ids=lambda rng, n, size: np.full(n, -1)), 3)
+    assert torch.equal(x, torch.zeros(3, 8))
+    assert lookup.out_of_range == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("segments", [2, 3, 7])
+def test_a_table_in_several_segments_reads_as_one(segments):
+    plan = mixed_plan()
+    tables, batch = tables_of(plan), batch_of(plan, 200, contexts=9, ids=some_padding)
+    x, total = OnDevice(plan, tables, "cuda:0", segments=segments)(batch, 200)
+    want_x, want_total = OnDevice(plan, tables, "cuda:0")(batch, 200)
+    assert torch.equal(x, want_x)
+    assert torch.equal(total, want_total)
+
+
+@pytest.mark.gpu
+def test_padding_rows_are_not_written():
+    plan = mixed_plan()
+    lookup = OnDevice(plan, tables_of(plan), "cuda:0")
+    lookup(batch_of(plan, 21, contexts=2, capacity=64), 21, capacity=64)
+    assert all(torch.isnan(t).all() for t in lookup.padding)
+
+
+@pytest.mark.gpu
+def test_bfloat16_output_is_the_float32_output_rounded():
+    plan = mixed_plan()
+    tables, batch = tables_of(plan), batch_of(plan, 77, contexts=3)
+    x, _ = OnDevice(plan, tables, "cuda:0", out_dtype=torch.bfloat16)(batch, 77)
+    want, _ = OnDevice(plan, tables, "cuda:0")(batch, 77)
+    assert torch.equal(x, want.bfloat16())
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_rows_past_two_to_the_31_elements_are_reached():
+    rows = 2**31 // 64 + 5
+    plan = plan_of([TableShape(rows, 64, F16)], [IdColumn(0, 0, 0)], [Slot(Kind.GATHER, 64, 0, 0, 1)], candidate=1)
+    table = torch.zeros(rows, 64, dtype=F16, device="cuda:0")
+    table[-1] = 3
+    batch = batch_of(plan, 2, ids=lambda rng, n, size: np.full(n, rows - 1))
+    x, _ = OnDevice(plan, [table], "cuda:0")(batch, 2)
+    assert torch.equal(x, torch.full((2, 64), 3.0))
+
+
+@pytest.mark.gpu
+def test_a_batch_of_another_plan_is_refused_before_the_launch():
+    plan = mixed_plan()
+    lookup = OnDevice(plan, tables_of(plan), "cuda:0")
+    other = plan_of(plan.tables, plan.columns, plan.x_slots, plan.total_slots, context=4, candidate=5,
+                    context_numbers=1, candidate_numbers=2)  # fmt: skip
+    with pytest.raises(ValueError, match=r"lookup context ids: got shape \(1, 4\), expected contiguous \[\*, 3\]"):
+        lookup(batch_of(other, 4), 4)
+
+
+def test_segments_that_do_not_ascend_are_refused():
+    with pytest.raises(ValueError, match=r"table 0: got segment ends \[5, 5\]"):
+        segment_descriptors([[Segment(0, 5), Segment(64, 5)]])
