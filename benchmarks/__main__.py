@@ -1,11 +1,12 @@
 """`python -m benchmarks SUITE`: measures side by side and writes `benchmarks/results/<machine>/<suite>.json`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 
+from benchmarks import http as http_suite
 from benchmarks import latency as latency_suite
 from benchmarks import report as report_suite
 from benchmarks.record import run_facts, write
@@ -13,6 +14,11 @@ from benchmarks.workload import MODELS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 RESULTS = Path(__file__).parent / "results"
+
+
+def _folder(facts: dict[str, Any]) -> str:
+    """`h200` for an NVIDIA H200; `cpu` without a GPU."""
+    return str(facts["gpu"] or "cpu").lower().removeprefix("nvidia ").replace(" ", "-")
 
 
 def _list(text: str) -> list[str]:
@@ -45,8 +51,28 @@ def latency(
             f"p50 {record['p50_us']:9.1f} us  p99 {record['p99_us']:9.1f}  err {record['max_abs_err']:.1e}"
         )
     facts = run_facts(seed)
-    folder = "cpu" if target.type == "cpu" else (facts["gpu"] or "gpu").lower().replace("nvidia ", "").replace(" ", "-")
-    write(out or RESULTS / folder / "latency.json", facts, records)
+    write(out or RESULTS / ("cpu" if target.type == "cpu" else _folder(facts)) / "latency.json", facts, records)
+
+
+@app.command()
+def http(
+    bundle: Path = Path("models/demo"),
+    rows: int = 100,
+    clients: str = "1,16",
+    seconds: float = 8.0,
+    seed: int = 0,
+    out: Path | None = None,
+) -> None:
+    """The endpoint against uvicorn + FastAPI with the eager model, client to client."""
+    records = []
+    for record in http_suite.run(bundle, rows, [int(c) for c in _list(clients)], seconds, seed):
+        records.append(record)
+        typer.echo(
+            f"{record['system']:14} {record['clients']:3} clients  p50 {record['p50_us'] / 1e3:7.2f} ms  "
+            f"p99 {record['p99_us'] / 1e3:7.2f} ms  {record['requests_per_s']:8.0f} requests/s"
+        )
+    facts = run_facts(seed)
+    write(out or RESULTS / _folder(facts) / "http.json", facts, records)
 
 
 @app.command()

@@ -216,6 +216,9 @@ class RowBatcher:
             with self._lock:
                 self._inflight_rows -= rows
                 self._drain.finished(rows, self._clock())
+                if result is None:  # before this lane forms its next batch: the rest of these requests is of no use
+                    for part in parts:
+                        self._queue.discard(part.ticket)
             self._post(self._deliver, parts, result)
             if self._on_batch is not None:
                 device_ms = 0.0 if result is None else result.device_ms
@@ -234,9 +237,7 @@ class RowBatcher:
 
     def _deliver(self, parts: list[_Part], result: BatchResult | None) -> None:
         if result is None:
-            self._fail(
-                [part.ticket for part in parts], "device: got an error on the batch that held this request, expected scores"
-            )
+            self._fail([part.ticket for part in parts], "device: got an error on this request's batch, expected scores")
         else:
             at = 0
             for part in parts:

@@ -7,13 +7,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Literal, Self, get_args
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from dpiframe_core.errors import ConfigError, shown
 from dpiframe_core.schema import Name, Strict
+from dpiframe_core.strictyaml import load_yaml
 
 
 class ModelRef(Strict):
@@ -32,10 +32,13 @@ class Http(Strict):
 
 
 class Batching(Strict):
-    """How requests become batches: rows in one run, runs in flight, and rows that may wait before requests get a 429."""
+    """How requests become batches: rows in one run, runs in flight, and rows that may wait before requests get a 429.
+
+    `lanes` is by default two on a GPU, and one on a CPU, whose cores one batch already fills.
+    """
 
     max_batch_rows: Annotated[int, Field(ge=1, le=65536)] = 4096
-    lanes: Annotated[int, Field(ge=1, le=8)] = 2
+    lanes: Annotated[int, Field(ge=1, le=8)] | None = None
     max_queued_rows: Annotated[int, Field(ge=1)] = 65536
 
     @model_validator(mode="after")
@@ -134,11 +137,11 @@ def read_config(path: str | Path) -> DeploymentConfig:
         ConfigError: one line a fault, `<file>: <key path>: got <value>, expected <rule>`.
     """
     try:
-        data = yaml.load(Path(path).read_text(encoding="utf-8"), _UniqueKeys)
+        data = load_yaml(Path(path).read_bytes())
     except OSError as error:
-        raise ConfigError(f"{path}: got {error.strerror}, expected a readable YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: got {' '.join(str(error).split())}, expected YAML") from None
+        raise ConfigError(f"{path}: got {error.strerror!r}, expected a readable file") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from None
     return parse_config(data, str(path))
 
 
@@ -157,19 +160,12 @@ def parse_config(data: object, source: str) -> DeploymentConfig:
         raise ConfigError("\n".join(dict.fromkeys(_lines(source, error)))) from None
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """PyYAML lets the last of two equal keys win without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        for key, _ in node.value:
-            if keys.count(key.value) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} twice", key.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def _lines(source: str, error: ValidationError) -> Iterable[str]:
-    for fault in error.errors(include_url=False):
+    faults = error.errors(include_url=False)
+    inner = {fault["loc"][:i] for fault in faults for i in range(len(fault["loc"]))}
+    for fault in faults:
+        if fault["loc"] in inner and fault["loc"]:  # a list that lost a faulty item is then too short, which helps nobody
+            continue
         where = [str(step) for step in fault["loc"]]
         if fault["type"] == "value_error":  # our own validators word the whole rule
             yield f"{source}: {'.'.join([*where, fault['msg'].removeprefix('Value error, ')])}"

@@ -5,23 +5,20 @@ only after they are set. Nothing here knows models or requests.
 """
 
 import contextlib
+import logging
 import os
-import random
 import re
 import secrets
 import shutil
-import signal
-import socket
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from deployments.config import DeploymentConfig
+from deployments.host import free_ports, interrupt_on_sigterm, kill_stragglers, require_free_port, stop_haproxy, uninterrupted
 from deployments.metrics import LATENCY_BOUNDS_MS
 from dpiframe_core.errors import ConfigError, DPIFrameError
 
@@ -35,9 +32,13 @@ Report = Callable[[str], None]
 
 
 class LaunchError(DPIFrameError):
-    """The service could not be started."""
+    """The service could not be started. `logs_help`: the message alone may not explain why."""
 
     code = "launch_failed"
+
+    def __init__(self, message: str, *, logs_help: bool = True) -> None:
+        self.logs_help = logs_help
+        super().__init__(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Endpoint:
 
 @contextlib.contextmanager
 def running(config: DeploymentConfig, report: Report, *, address: str | None = None) -> Iterator[Endpoint]:
-    """The service of `config`, ready for requests within the block and stopped after it.
+    """The service of `config`, ready for requests within the block and stopped after it. Once in a process, in its main thread.
 
     Args:
         report: told of each step of starting and stopping, when it begins.
@@ -60,22 +61,22 @@ def running(config: DeploymentConfig, report: Report, *, address: str | None = N
     Raises:
         ConfigError, LaunchError: and nothing is left running.
     """
-    if "ray.serve" in sys.modules and any(os.environ.get(flag) != "1" for flag in FLAGS):
-        raise LaunchError("launcher: got Ray Serve imported without its flags, expected a process that has not imported it")
+    if "ray.serve" in sys.modules:
+        raise LaunchError("launcher: got a process that has imported Ray Serve before, expected its settings to come first")
     config = config.with_absolute_paths()
-    with _interruptible():
-        if address is None:
-            with _private_cluster(config, report) as metrics_port:
-                yield _deploy(config, report, f"http://127.0.0.1:{metrics_port}/metrics")
-        else:
-            with _joined_cluster(config, report, address):
-                yield _deploy(config, report, "")
+    interrupt_on_sigterm()
+    if address is None:
+        with _private_cluster(config, report) as metrics_port:
+            yield _deploy(config, report, f"http://127.0.0.1:{metrics_port}/metrics")
+    else:
+        with _joined_cluster(config, report, address):
+            yield _deploy(config, report, "")
 
 
 def serve_settings(config: DeploymentConfig, state: Path) -> dict[str, str]:
-    """The environment of a private cluster: the two flags, one free port for everything that would have a fixed one, own files."""
-    metrics, stats, fallback, fallback_grpc = _free_ports(4)
-    first = _free_ports(1)[0] // _REPLICA_PORTS * _REPLICA_PORTS
+    """The environment of a private cluster: the two flags, and free ports and own files for all that is fixed by default."""
+    metrics, stats, fallback, fallback_grpc = free_ports(4)
+    first = free_ports(1)[0] // _REPLICA_PORTS * _REPLICA_PORTS
     proxy = state / "haproxy"
     return {
         **dict.fromkeys(FLAGS, "1"),
@@ -105,19 +106,24 @@ def serve_settings(config: DeploymentConfig, state: Path) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
-    _require_free_port(config.http.host, config.http.port)
-    state = Path(tempfile.mkdtemp(prefix="dpi-", dir="/tmp"))
+    for ref in config.models:
+        if not (Path(ref.path) / "model.yaml").is_file():
+            raise ConfigError(f"models: got {ref.path!r}, expected the directory of a model bundle (no model.yaml in it)")
+    require_free_port(config.http.host, config.http.port)
+    state = Path(tempfile.mkdtemp(prefix=f"dpi-{os.getpid()}-", dir="/tmp"))
     (state / "token").touch(0o600)
     (state / "token").write_text(secrets.token_hex(32))
-    metrics_port = _free_ports(1)[0]
+    metrics_port = free_ports(1)[0]
     os.environ.update(serve_settings(config, state))
-    clean = False
+    keep_logs = False
+    import ray
+
     try:
         report("Starting Ray")
-        ray = _import_ray()
         ray.init(
             address="local",
             num_cpus=max(os.cpu_count() or 1, int(config.max_replicas * config.cpus_per_replica + 0.999)),
+            num_gpus=0 if config.device == "cpu" else None,
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
             log_to_driver=False,
@@ -127,40 +133,42 @@ def _private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
             _metrics_export_port=metrics_port,
             _temp_dir=str(state / "ray"),
         )
-        _interrupt_on_sigterm()  # ray.init puts a handler of its own there
+        interrupt_on_sigterm()  # ray.init puts a handler of its own there
         yield metrics_port
-        clean = True
-    except KeyboardInterrupt:
-        clean = True
+    except Exception as error:
+        keep_logs = not isinstance(error, DPIFrameError) or (isinstance(error, LaunchError) and error.logs_help)
+        if keep_logs:
+            error.add_note(f"logs: {state}/ray/session_latest/logs")
         raise
     finally:
-        with _uninterrupted():
+        with uninterrupted():
             report("Stopping: finishing the requests in flight")
-            _stop_haproxy(state, config.drain_s)
-            _import_ray().shutdown()
-            if clean:
+            stop_haproxy(state, config.drain_s)
+            ray.shutdown()
+            kill_stragglers(state)
+            if not keep_logs:
                 shutil.rmtree(state, ignore_errors=True)
-            else:
-                report(f"Logs are kept in {state}/ray/session_latest/logs")
 
 
 @contextlib.contextmanager
 def _joined_cluster(config: DeploymentConfig, report: Report, address: str) -> Iterator[None]:
     os.environ.update(dict.fromkeys(FLAGS, "1"))
     report(f"Joining the Ray cluster at {address}")
-    ray = _import_ray()
+    import ray
+    from ray import serve
+
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="serve")
     except Exception as error:
-        raise LaunchError(f"address: got {address!r} ({_last_line(str(error))}), expected a Ray cluster that can be joined") from None
+        raise LaunchError(
+            f"address: got {address!r} ({str(error).strip().splitlines()[0]}), expected a Ray cluster to join"
+        ) from None
     try:
-        _interrupt_on_sigterm()
-        _require_flags(ray)
+        interrupt_on_sigterm()
+        _require_flags()
         yield
     finally:
-        with _uninterrupted():
-            from ray import serve
-
+        with uninterrupted():
             report("Stopping: finishing the requests in flight")
             with contextlib.suppress(Exception):
                 serve.delete(config.application)
@@ -173,6 +181,7 @@ def _deploy(config: DeploymentConfig, report: Report, metrics_url: str) -> Endpo
 
     from deployments.app import application
 
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
     config = config.placed(int(ray.cluster_resources().get("GPU", 0)))
     report("Starting HAProxy and the Serve controller")
     http = {"host": config.http.host, "port": config.http.port}
@@ -187,7 +196,7 @@ def _deploy(config: DeploymentConfig, report: Report, metrics_url: str) -> Endpo
     )
     while (status := serve.status().applications[config.application]).status != "RUNNING":
         if status.status in ("DEPLOY_FAILED", "UNHEALTHY"):
-            raise LaunchError(_last_line("\n".join(d.message for d in status.deployments.values())))
+            raise _cause("\n".join(d.message for d in status.deployments.values()))
         time.sleep(_POLL_S)
     url = f"http://127.0.0.1:{config.http.port}{config.route_prefix.rstrip('/')}"
     _wait_ready(url)
@@ -212,101 +221,28 @@ def _wait_ready(url: str, patience_s: float = 10) -> None:
         time.sleep(_POLL_S)
 
 
-def _stop_haproxy(state: Path, drain_s: float) -> None:
-    """HAProxy's own soft stop: newcomers are refused at once, requests in flight are answered, then it exits.
-
-    Deleting the application first, Serve's way, answers 404 for as long as the replicas drain, and ends in cut connections.
-    """
-    for pid in _haproxy_pids(state):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR1)
-    give_up = time.monotonic() + drain_s
-    while _haproxy_pids(state) and time.monotonic() < give_up:
-        time.sleep(0.02)
-
-
-def _haproxy_pids(state: Path) -> list[int]:
-    """HAProxy processes whose configuration lies in `state`, those that an earlier reload has left to drain included."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            command = path.read_bytes().split(b"\0")
-            if command[0].endswith(b"haproxy") and any(arg.startswith(os.fsencode(state)) for arg in command):
-                found.append(int(path.parent.name))
-    return found
-
-
-def _require_flags(ray: Any) -> None:
+def _require_flags() -> None:
     """The flags count where Ray was started: read them from the environment of a fresh worker on each node."""
+    import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    @ray.remote(num_cpus=0)
-    def flags() -> dict[str, str | None]:
-        return {name: os.environ.get(name) for name in FLAGS}
-
+    task = ray.remote(num_cpus=0)(_flags_here)
     for node in (n for n in ray.nodes() if n["Alive"]):
-        here = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        for name, value in ray.get(flags.options(scheduling_strategy=here).remote()).items():
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        for name, value in ray.get(task.options(scheduling_strategy=there).remote()).items():
             if value != "1":
-                raise ConfigError(f"{name} on node {node['NodeManagerAddress']}: got {value!r}, expected '1' before Ray starts there")
+                where = f"{name} on node {node['NodeManagerAddress']}"
+                raise ConfigError(f"{where}: got {value!r}, expected '1' in the environment in which Ray is started")
 
 
-def _require_free_port(host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise ConfigError(f"http.port: got {port} ({error.strerror}), expected a free port on {host}; try --port") from None
+def _flags_here() -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in FLAGS}
 
 
-def _free_ports(count: int) -> list[int]:
-    """Distinct ports that nobody listens on, below the range from which the kernel hands out ports for connections."""
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            if port not in found:
-                found.append(port)
-    return found
-
-
-def _import_ray() -> Any:
-    import ray
-
-    return ray
-
-
-def _last_line(message: str) -> str:
-    print(message)
-    return message.strip().splitlines()[-1]
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    _interrupt_on_sigterm()
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt_on_sigterm() -> None:
-    signal.signal(signal.SIGTERM, _interrupt)
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C must not leave half a stop behind; stopping has its own bound in time."""
-    before = [(s, signal.signal(s, signal.SIG_IGN)) for s in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        yield
-    finally:
-        for signum, handler in before:
-            signal.signal(signum, handler)
+def _cause(message: str) -> LaunchError:
+    """The error at the end of a Serve status message, which is a whole traceback: what follows its last indented line."""
+    lines = message.strip().splitlines() or ["Serve gave no reason"]
+    last = max((i for i, line in enumerate(lines) if line.startswith(" ")), default=-1)
+    text = " ".join(lines[last + 1 :]) or lines[-1].strip()
+    ours = re.fullmatch(r"dpiframe_core\.errors\.\w+: (.*)", text)
+    return LaunchError(ours[1] if ours else text, logs_help=ours is None)

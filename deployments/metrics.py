@@ -3,6 +3,7 @@
 Observing must cost less than a microsecond or two: both calls are made on hot paths (event loop and lane threads).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,8 +55,8 @@ class Metrics(Protocol):
 
     def request(self, seen: RequestSeen) -> None: ...
 
-    def batch(self, model: str, seen: BatchSeen) -> None:
-        """Called from lane threads."""
+    def batch_of(self, model: str) -> Callable[[BatchSeen], None]:
+        """The observer of a model's batches. It is called from lane threads."""
 
     def watch(self, model: str, gauged: Gauged) -> None:
         """Registers a model's gauges, read whenever the implementation likes."""
@@ -67,8 +68,8 @@ class NoMetrics:
     def request(self, seen: RequestSeen) -> None:
         pass
 
-    def batch(self, model: str, seen: BatchSeen) -> None:
-        pass
+    def batch_of(self, model: str) -> Callable[[BatchSeen], None]:
+        return lambda seen: None
 
     def watch(self, model: str, gauged: Gauged) -> None:
         pass

@@ -1,74 +1,91 @@
 """One Serve replica: the engines of a deployment's models, a row batcher before each, and the FastAPI app in front of them.
 
-The constructor returns only when every model is loaded, verified and warm, since HAProxy routes to whatever Serve calls started.
+Serve calls it started only when every model is loaded, verified and warm, since from then on HAProxy sends it requests.
 """
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ray import serve
 
-from deployments.batching import RowBatcher
 from deployments.config import DeploymentConfig, ModelRef
+from deployments.ray_metrics import RayMetrics
 from dpiframe_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from deployments.ingress import Served
+    from fastapi import FastAPI
+
+    from deployments.batching import RowBatcher
     from dpiframe_core.engine import Engine
 
+# Everything that imports torch is imported where it is used: the launcher needs this module, but not the seconds that takes.
 
-# The app depends on the models' schemas, so Serve takes it from `__serve_build_asgi_app__` after the constructor.
-# Passing an async function to `serve.ingress` instead would make Serve call it as a builder.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Running:
+    engine: "Engine"
+    batcher: "RowBatcher"
+
+
+# The app depends on the schemas of the models, so Serve fetches it from `__serve_build_asgi_app__`, once the replica exists.
+# Given a plain function, `serve.ingress` would call it as a builder, before any replica does.
 @serve.ingress()
 class Replica:
     """Serves every model of one configuration from one process, on one whole GPU or on the CPU."""
 
-    async def __init__(self, config: DeploymentConfig) -> None:
-        logging.getLogger("deployments").setLevel(config.log_level.upper())
-        logging.getLogger("dpiframe_core").setLevel(config.log_level.upper())
+    def __init__(self, config: DeploymentConfig) -> None:
         self._config = config
-        self._engines: list["Engine"] = []
-        self._models: dict[str, "Served"] = {}
-        for ref in config.models:
-            # Off the event loop: a load may take minutes, and a blocked loop answers no stop request.
+        self._running: list[_Running] = []
+        self._metrics = RayMetrics()
+        for package in ("deployments", "dpiframe_core"):
+            logging.getLogger(package).setLevel(config.log_level.upper())
+
+    async def __serve_build_asgi_app__(self) -> "FastAPI":
+        from deployments.batching import RowBatcher
+        from deployments.ingress import Served, build_app
+
+        limits = self._config.limits
+        models: dict[str, Served] = {}
+        for ref in self._config.models:
+            # Off the event loop: a load may take minutes, and a blocked loop cannot be told to stop.
             engine = await asyncio.to_thread(self._load, ref)
-            self._engines.append(engine)
             name = ref.name or engine.manifest.name
-            if name in self._models:
-                raise ConfigError(f"models: got {name!r} twice, expected distinct names (give one of them a `name`)")
-            self._models[name] = self._serve(ref, engine)
+            if name in models:
+                raise ConfigError(f"models: got {name!r} twice, expected distinct names (give one of them another `name`)")
+            batcher = RowBatcher(
+                engine.run_batch,
+                max_batch_rows=engine.max_batch_rows,
+                lanes=engine.lanes,
+                max_queued_rows=self._config.batching.max_queued_rows,
+                on_batch=self._metrics.batch_of(name),
+            )
+            self._running.append(_Running(engine, batcher))
+            models[name] = Served.of(engine, batcher, limits, name=name, version=ref.version, example=engine.bundle.example)
+        return build_app(models, limits, self._metrics)
 
     def _load(self, ref: ModelRef) -> "Engine":
-        # Here and not above: torch takes seconds to import, and the launcher, which imports this module, has no use for it.
         from dpiframe_core.engine import Engine
 
-        batching = self._config.batching
+        config = self._config
         engine = Engine.load(
             ref.path,
-            self._config.device,
-            self._config.precision,
-            max_batch_rows=batching.max_batch_rows,
-            lanes=batching.lanes,
+            config.device,
+            config.precision,
+            max_batch_rows=config.batching.max_batch_rows,
+            lanes=config.batching.lanes or 0,
         )
         engine.warmup()
         return engine
 
-    def _serve(self, ref: ModelRef, engine: "Engine") -> "Served":
-        from deployments.ingress import Served
+    def check_health(self) -> None:
+        """Asked by Serve; raising has this replica replaced, for a process whose CUDA context failed never recovers."""
+        for running in self._running:
+            running.engine.check()
 
-        return Served(engine)
-
-    def __serve_build_asgi_app__(self) -> Any:
-        from deployments.ingress import build_app
-
-        return build_app(self._models, self._config.limits)
-
-    async def check_health(self) -> None:
-        """Called by Serve; raising has the replica replaced. A failed CUDA context never recovers in its process."""
-        for engine in self._engines:
-            engine.check_health()
-
-    def __del__(self) -> None:
-        for engine in self._engines:
-            engine.close()
+    async def __del__(self) -> None:
+        for running in self._running:
+            await running.batcher.close(self._config.drain_s)
+            await asyncio.to_thread(running.engine.close)
+        self._metrics.close()

@@ -6,12 +6,13 @@ Errors are `{"error": {"code", "message", "request_id"}}`, with "where", "got" a
 import math
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from pydantic_core import to_json
 
+from deployments.served import ModelInfo
 from dpiframe_core.errors import DPIFrameError, InputError, Overloaded
 from dpiframe_core.types import Floats
 
@@ -46,14 +47,7 @@ def request_id_of(headers: Iterable[Header]) -> str:
 
 
 def score_answer(
-    model: str,
-    version: str,
-    tasks: Sequence[str],
-    request_id: str,
-    scores: Floats,
-    oov_count: int,
-    timing_ms: dict[str, float],
-    top_k: int | None,
+    model: ModelInfo, request_id: str, scores: Floats, oov_count: int, timing_ms: Mapping[str, float], top_k: int | None
 ) -> Answer:
     """The answer to a scored request. `scores` is float32[n, tasks].
 
@@ -65,16 +59,16 @@ def score_answer(
         row, task = np.unravel_index(int(np.argmin(finite)), finite.shape)
         raise InputError(f"candidates[{row}]", float(scores[row, task]), "feature values for which the score is finite")
     body = {
-        "model": model,
-        "version": version,
+        "model": model.name,
+        "version": model.version,
         "request_id": request_id,
-        "scores": _by_task(tasks, scores),
+        "scores": _by_task(model.tasks, scores),
         "oov_count": oov_count,
         "timing_ms": {name: round(ms, 3) for name, ms in timing_ms.items()},
     }
     if top_k is not None:
         best = np.argsort(-scores[:, 0], kind="stable")[:top_k]
-        body["top_k"] = {"indices": best.tolist(), "scores": _by_task(tasks, scores[best])}
+        body["top_k"] = {"indices": best.tolist(), "scores": _by_task(model.tasks, scores[best])}
     return _json(200, request_id, body, "ok")
 
 

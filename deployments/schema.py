@@ -165,11 +165,15 @@ class RequestForm:
 
 
 def addressed(body: bytes) -> Addressed:
-    """Which model a body names, whatever else is in it. A body that cannot be read names none."""
+    """Which model a body names, whatever else is in it.
+
+    Raises:
+        NotJson, InputError: as `RequestForm.parse`, for what it reads.
+    """
     try:
         return Addressed.model_validate_json(body)
-    except ValidationError:
-        return Addressed()
+    except ValidationError as error:
+        raise _first_error(error) from None
 
 
 def openapi_schemas(forms: Sequence[RequestForm]) -> tuple[list[dict[str, Any]], dict[str, Any]]:

@@ -7,16 +7,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+from deployments import responses
 from deployments.config import Limits
 from deployments.metrics import Metrics, RequestSeen
-from deployments.responses import (
-    Answer,
-    Header,
-    UnsupportedMediaType,
-)
+from deployments.responses import Answer, Header, UnsupportedMediaType
 from deployments.schema import ScoreInput, addressed
 from deployments.served import Served, find
 from dpiframe_core.errors import DPIFrameError, InputError, TooLarge
@@ -61,33 +59,30 @@ class ScoreRoute:
         except Exception:
             log.exception("request %s failed", job.request_id)
             answer = responses.internal_error(job.request_id)
-        self._metrics.request(job.seen("cancelled" if answer is None else answer.outcome, self._clock()))
+        outcome = "cancelled" if answer is None else answer.outcome
+        self._metrics.request(job.seen(outcome, self._since(job.started)))
         if answer is not None:
             await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
             await send({"type": "http.response.body", "body": answer.body})
 
     async def _score(self, job: "_Job", body: bytes, receive: Receive) -> Answer:
         served, request = self._parse(body)
-        info, options = served.info, request.options
-        job.model = info.name
+        options = request.options
+        job.model = served.info.name
         deadline_ms = self._limits.default_deadline_ms if options.deadline_ms is None else options.deadline_ms
         deadline = None if deadline_ms is None else job.started + deadline_ms / 1e3
         before = self._clock()
         with HangUp(receive):
             block = await _encoded(served, request)
-            job.rows, job.oov_count = block.rows, block.oov_count
-            job.encode_ms = (self._clock() - before) * 1e3
+            job.rows, job.oov_count, job.encode_ms = block.rows, block.oov_count, self._since(before)
             scored = await served.scorer.submit(block, deadline, options.priority)
         job.queue_ms, job.device_ms = scored.queue_ms, scored.device_ms
-        timing_ms = {
-            "queue": job.queue_ms,
-            "encode": job.encode_ms,
-            "device": job.device_ms,
-            "total": (self._clock() - job.started) * 1e3,
-        }
-        return responses.score_answer(
-            info.name, info.version, info.tasks, job.request_id, scored.scores, job.oov_count, timing_ms, options.top_k
-        )
+        total_ms = self._since(job.started)
+        timing_ms = {"queue": job.queue_ms, "encode": job.encode_ms, "device": job.device_ms, "total": total_ms}
+        return responses.score_answer(served.info, job.request_id, scored.scores, job.oov_count, timing_ms, options.top_k)
+
+    def _since(self, start: float) -> float:
+        return (self._clock() - start) * 1e3
 
     def _parse(self, body: bytes) -> tuple[Served, ScoreInput]:
         """The model that the request is for, and the request in that model's form."""
@@ -105,29 +100,22 @@ class ScoreRoute:
         return find(self._models, request.model, request.version), request
 
 
+@dataclass(slots=True)
 class _Job:
-    """What is known so far of a request, for its metrics."""
+    """What is known so far of a request."""
 
-    __slots__ = ("device_ms", "encode_ms", "model", "oov_count", "queue_ms", "request_id", "rows", "started")
+    request_id: str
+    started: float
+    model: str = ""
+    rows: int = 0
+    oov_count: int = 0
+    queue_ms: float = 0.0
+    encode_ms: float = 0.0
+    device_ms: float = 0.0
 
-    def __init__(self, request_id: str, started: float) -> None:
-        self.request_id = request_id
-        self.started = started
-        self.model = ""
-        self.rows = self.oov_count = 0
-        self.queue_ms = self.encode_ms = self.device_ms = 0.0
-
-    def seen(self, outcome: str, now: float) -> RequestSeen:
-        return RequestSeen(
-            model=self.model,
-            outcome=outcome,
-            rows=self.rows,
-            oov_count=self.oov_count,
-            queue_ms=self.queue_ms,
-            encode_ms=self.encode_ms,
-            device_ms=self.device_ms,
-            total_ms=(now - self.started) * 1e3,
-        )
+    def seen(self, outcome: str, total_ms: float) -> RequestSeen:
+        times = (self.queue_ms, self.encode_ms, self.device_ms, total_ms)
+        return RequestSeen(self.model, outcome, self.rows, self.oov_count, *times)
 
 
 class HangUp:
@@ -176,7 +164,7 @@ async def read_body(headers: Iterable[Header], receive: Receive, max_bytes: int)
     """
     for name, value in headers:
         if name == b"content-length" and value.isdigit() and (len(value) > 18 or int(value) > max_bytes):
-            raise TooLarge("body", f"{value[:20].decode()} bytes", f"at most {max_bytes} bytes")
+            raise TooLarge("Content-Length", value.decode(), f"at most {max_bytes}")
         if name == b"content-type":
             kind = value.split(b";", 1)[0].strip().lower()
             if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
@@ -192,7 +180,7 @@ async def read_body(headers: Iterable[Header], receive: Receive, max_bytes: int)
         chunk, more = message.get("body", b""), message.get("more_body", False)
         size += len(chunk)
         if size > max_bytes:
-            raise TooLarge("body", f"more than {max_bytes} bytes", f"at most {max_bytes} bytes")
+            raise TooLarge("body", size, f"at most {max_bytes} bytes")
         chunks.append(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 

@@ -26,7 +26,7 @@ from dpiframe_core.bundlefiles import (
     read_tensors,
     sha256,
     write_tensors,
-)  # fmt: skip
+)
 from dpiframe_core.errors import BundleError, shown
 from dpiframe_core.golden import Golden, golden_from_tensors
 from dpiframe_core.manifest import (
@@ -45,7 +45,7 @@ from dpiframe_core.manifest import (
     table_file,
     vocabulary_file,
     vocabulary_names,
-)  # fmt: skip
+)
 from dpiframe_core.schema import FeatureSchema, Table
 from dpiframe_core.vocabulary import VocabularyTable, check_vocabularies, read_vocabulary, write_vocabulary
 

@@ -123,7 +123,8 @@ def manifest_yaml(manifest: Manifest) -> bytes:
     for key, value in fields.items():
         in_one_line = isinstance(value, dict | list) and key != "files"
         style = None if in_one_line else False  # PyYAML: None writes the innermost mappings in one line
-        text += yaml.safe_dump({key: value}, sort_keys=False, width=128, allow_unicode=True, default_flow_style=style)
+        # ASCII, since PyYAML writes some line separators of Unicode in a way that it reads back as spaces.
+        text += yaml.safe_dump({key: value}, sort_keys=False, width=128, default_flow_style=style)
     return text.encode()
 
 

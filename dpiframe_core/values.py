@@ -55,18 +55,18 @@ class Place:
 
 
 def column_length(values: Values, place: Place) -> int:
-    if (isinstance(values, np.ndarray) and values.ndim == 0) or not isinstance(values, list | tuple | np.ndarray | _ARROW):
+    if not isinstance(values, _COLUMNS) or (isinstance(values, np.ndarray) and values.ndim == 0):
         raise InputError(place.root, values, _COLUMN)
     return len(values)
 
 
-def read_texts(values: Values, place: Place) -> tuple[list[str | None], Mask]:
-    """Text as it is, None where a value is missing. May be the caller's own list: not to be written to."""
+def read_texts(values: Values, place: Place) -> tuple[list[str | None], bool]:
+    """Text as it is, None where a value is missing, and whether one is. May be the caller's list: not to be written to."""
     plain, _ = _plain(values, place)
     if isinstance(plain, np.ndarray):
         _refuse_array(plain, place, _TEXT)
-        return [], None
-    return plain, _nulls(plain, (str,), place, _TEXT)
+        return [], False
+    return plain, _has_null(plain, (str,), place, _TEXT)
 
 
 def read_integers(values: Values, place: Place) -> tuple[Int64s, Mask]:
@@ -79,8 +79,8 @@ def read_integers(values: Values, place: Place) -> tuple[Int64s, Mask]:
             i = int(np.argmax(plain > _INT64_MAX))
             raise InputError(place.value(i), plain[i].item(), _INTEGER)
         return plain.astype(np.int64, copy=False), missing
-    missing = _nulls(plain, (int, np.integer), place, _INTEGER)
-    if missing is not None:
+    if _has_null(plain, (int, np.integer), place, _INTEGER):
+        missing = null_mask(plain)
         plain = [0 if v is None else v for v in plain]
     try:
         return np.fromiter(plain, np.int64, len(plain)), missing
@@ -95,13 +95,14 @@ def read_numbers(values: Values, place: Place) -> tuple[Float64s, Mask]:
     if isinstance(plain, np.ndarray):
         numbers = plain.astype(np.float64, copy=False)
     else:
-        missing = _nulls(plain, (int, float, np.integer, np.floating), place, _NUMBER)
+        null = _has_null(plain, (int, float, np.integer, np.floating), place, _NUMBER)
         try:
             numbers = np.array(plain, np.float64)  # null becomes NaN, told apart from a real one by `missing`
         except OverflowError:
             i = next(i for i, v in enumerate(plain) if v is not None and abs(v) > sys.float_info.max)
             raise InputError(place.value(i), plain[i], _NUMBER) from None
-        if missing is not None:
+        if null:
+            missing = null_mask(plain)
             numbers[missing] = 0.0
     finite = np.isfinite(numbers)
     if not finite.all():
@@ -128,7 +129,12 @@ def read_bags(values: Values, place: Place) -> tuple[Values, Int64s, Place]:
     return flat, lengths, Place(place.root, place.indexed, np.cumsum(lengths))
 
 
-_ARROW = pa.Array | pa.ChunkedArray
+def null_mask(values: list[Any]) -> npt.NDArray[np.bool_]:
+    return np.fromiter(map(is_, values, repeat(None)), np.bool_, len(values))
+
+
+_ARROW = (pa.Array, pa.ChunkedArray)
+_COLUMNS = (list, tuple, np.ndarray, *_ARROW)
 
 
 def _plain(values: Values, place: Place) -> tuple[list[Any] | npt.NDArray[Any], Mask]:
@@ -179,8 +185,8 @@ def _bag(value: object, where: str) -> Sequence[object]:
     raise InputError(where, value, _BAG)
 
 
-def _nulls(values: list[Any], accepted: tuple[type, ...], place: Place, rule: str) -> Mask:
-    """Which values are null. Refuses every value of another type; bool is never taken for a number."""
+def _has_null(values: list[Any], accepted: tuple[type, ...], place: Place, rule: str) -> bool:
+    """Whether one is null. Refuses every value of another type; bool is never taken for a number."""
     kinds = set(map(type, values))
     null = type(None) in kinds
     kinds.discard(type(None))
@@ -188,9 +194,7 @@ def _nulls(values: list[Any], accepted: tuple[type, ...], place: Place, rule: st
         if kind is bool or not issubclass(kind, accepted):
             i = next(i for i, v in enumerate(values) if v is not None and (type(v) is bool or not isinstance(v, accepted)))
             raise InputError(place.value(i), values[i], rule)
-    if not null:
-        return None
-    return np.fromiter(map(is_, values, repeat(None)), np.bool_, len(values))
+    return null
 
 
 def _refuse_array(values: npt.NDArray[Any], place: Place, rule: str) -> None:

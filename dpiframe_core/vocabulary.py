@@ -64,10 +64,14 @@ class VocabularyTable:
     def values(self) -> Literal["string", "int"]:
         return "int" if self.table["value"].type == pa.int64() else "string"
 
-    def lookup(self, unknown: int) -> Callable[[Any], npt.NDArray[np.int64]]:
-        """A function from raw values (list of str, or int64[n]) to int64[n] ids, `unknown` where there is no entry."""
+    def lookup(self, unknown: int, missing: int) -> Callable[[Any], npt.NDArray[np.int64]]:
+        """A function from raw values to int64[n] ids, `unknown` where there is no entry.
+
+        It takes int64[n], or a list of str and None; None gives `missing`.
+        """
         if self.values == "string":
             id_of = dict(zip(self.table["value"].to_pylist(), self.table["id"].to_pylist(), strict=True))
+            id_of[None] = missing
             return lambda texts: np.fromiter(map(id_of.get, texts, repeat(unknown)), np.int64, len(texts))
         # Sorted arrays, since a dict of integers takes ten times their memory and, out of cache, twice the time.
         ordered = self.table.sort_by("value")

@@ -146,6 +146,7 @@ def test_the_embedded_configuration_passes_our_own_schema_and_agrees_with_what_s
     assert float(env["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"]) == config.drain_s
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's, at import
 def test_the_embedded_file_holds_only_keys_that_serve_knows(manifest: dict[str, Any]) -> None:
     from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 

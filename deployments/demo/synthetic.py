@@ -62,9 +62,11 @@ def vocabulary_sizes() -> tuple[int, ...]:
     return tuple(size if size <= 1000 else round(1000 * (size / 1000) ** 0.4) for size in _PUBLISHED)
 
 
-def write_click_log(path: str | Path, *, rows: int = 200_000, seed: int = 7, held_out: float = 0.1) -> ClickLogReport:
+def write_click_log(path: str | Path, *, rows: int = 300_000, seed: int = 7, held_out: float = 0.1) -> ClickLogReport:
     """Draws the log and writes it to `path`. The same arguments give the same bytes."""
-    rng, planted = (np.random.default_rng((seed, stream)) for stream in range(2))  # the planted model is the same for any `rows`
+    rng, planted = (
+        np.random.default_rng((seed, stream)) for stream in range(2)
+    )  # the planted model is the same for any `rows`
     logit = np.zeros(rows)
     columns: list[pa.Array] = []
     for mean, std, missing in zip(_LOG_MEAN, _LOG_STD, _MISSING_NUMBERS, strict=True):
@@ -81,8 +83,8 @@ def write_click_log(path: str | Path, *, rows: int = 200_000, seed: int = 7, hel
         ranks.append(rank)
         logit += _value_effects(planted, size, 1, 0.35)[rank, 0]
     for left, right in _PAIRS:  # a factorization machine's term: the inner product of the two values' planted vectors
-        u = _value_effects(planted, sizes[left], _PAIR_DIM, PS)
-        v = _value_effects(planted, sizes[right], _PAIR_DIM, PS)
+        u = _value_effects(planted, sizes[left], _PAIR_DIM, 0.3)
+        v = _value_effects(planted, sizes[right], _PAIR_DIM, 0.3)
         logit += np.einsum("nd,nd->n", u[ranks[left]], v[ranks[right]])
     logit += _intercept(logit)
     probability = _sigmoid(logit)
@@ -123,7 +125,8 @@ def _number(
 def _zipf(rng: np.random.Generator, size: int, rows: int) -> npt.NDArray[np.int64]:
     """Ranks 0..size-1, rank r with a weight of 1 / (r + 1)^1.1."""
     cumulative = np.cumsum(np.arange(1, size + 1, dtype=np.float64) ** -_ZIPF)
-    return np.searchsorted(cumulative, rng.random(rows) * cumulative[-1]).astype(np.int64)
+    ranks: npt.NDArray[np.int64] = np.searchsorted(cumulative, rng.random(rows) * cumulative[-1])
+    return ranks
 
 
 def _hex_values(field: int, size: int) -> list[str]:

@@ -352,11 +352,16 @@ def test_context_is_kept_once_per_request() -> None:
     assert block.candidate_dense.tolist() == [[1], [2], [3]]
 
 
-def test_a_candidate_feature_given_as_context_is_the_same_for_every_row_and_counted_once() -> None:
+def test_a_candidate_feature_given_as_context_is_the_same_for_every_row() -> None:
     block = REQUEST.encode({"price": [1, 2]}, {"user": "u", "age": 30, "tags": None, "item": "?"})
     assert block.candidate_ids.tolist() == [[1], [1]]
-    assert block.oov_count == 1
-    assert block.contexts == 1
+    assert (block.contexts, block.oov_count) == (1, 2)
+
+
+def test_a_context_number_that_overflows_is_named() -> None:
+    with pytest.raises(InputError) as caught:
+        REQUEST.encode({"item": ["a"], "price": [1]}, {"user": "u", "age": 1e39, "tags": None})
+    assert str(caught.value) == f"context.age: got 1e+39, expected {FLOAT32}"
 
 
 def test_a_context_feature_given_as_column_makes_every_row_its_own_context() -> None:

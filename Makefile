@@ -1,0 +1,43 @@
+# For people and CI alike. Needs make and Python 3.11 or 3.12; everything else is installed into .venv.
+
+# The first that runs and is of a version we support: a name on the PATH alone may be a version manager's stub.
+PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
+# Pinned, so that a wheel of this version that pip is pointed at (a CPU build, say) wins over others; README shows how.
+TORCH ?= torch==2.13.0
+GPU_EXTRA ?= $(shell nvidia-smi >/dev/null 2>&1 && echo ,gpu)
+CONFIG ?=
+
+BIN := .venv/bin
+READY := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test lint clean
+
+help: ## Show this list.
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
+
+demo: $(READY) ## Build the demo model if absent, serve it, score its example over HTTP, stop.
+	$(BIN)/dpiframe demo
+
+serve: $(READY) ## As demo, and keep serving until Ctrl-C; or serve CONFIG=configs/x.yaml.
+	$(BIN)/dpiframe $(if $(CONFIG),serve --config $(CONFIG),demo --stay)
+
+test: lint ## Linters, types and every test that this machine can run.
+	$(BIN)/pytest
+
+lint: $(READY) ## ruff and mypy only.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean: ## Remove what the other targets made, the demo model included.
+	rm -rf .venv models/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(READY): pyproject.toml Makefile
+	@test -n "$(PYTHON)" || { echo "python: got no Python 3.11 or 3.12 on the PATH, expected one; or set PYTHON=" >&2; exit 1; }
+	@echo "Installing into .venv; the first time this downloads a lot."
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --progress-bar on '$(TORCH)'
+	$(BIN)/python -m pip install --progress-bar on '$(TORCH)' -e '.[test$(GPU_EXTRA)]'
+	@touch $@

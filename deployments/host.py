@@ -1,0 +1,96 @@
+"""What the launcher needs of the host it runs on: free ports, the soft stop of HAProxy, and signals. Knows no Ray."""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from dpiframe_core.errors import ConfigError
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raises ConfigError if something listens there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"http.port: got {port} ({error.strerror}), expected a free port on {host}; try --port") from None
+
+
+def free_port_from(wished: int) -> int:
+    """`wished` if nobody listens there on loopback, else some free port."""
+    try:
+        require_free_port("127.0.0.1", wished)
+    except ConfigError:
+        return free_ports(1)[0]
+    return wished
+
+
+def free_ports(count: int) -> list[int]:
+    """Distinct ports that nobody listens on, below the range from which the kernel hands out ports for connections."""
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            if port not in found:
+                found.append(port)
+    return found
+
+
+def stop_haproxy(state: Path, patience_s: float) -> None:
+    """The soft stop of the HAProxy processes of `state`: newcomers are refused at once, requests in flight are answered, then
+    it exits; or is left alone after `patience_s`.
+
+    Deleting the application first, Serve's way, answers 404 for as long as the replicas drain, and ends in cut connections.
+    """
+    for pid in _processes(state, b"haproxy"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+    give_up = time.monotonic() + patience_s
+    while _processes(state, b"haproxy") and time.monotonic() < give_up:
+        time.sleep(0.02)
+
+
+def kill_stragglers(state: Path) -> None:
+    """Ray's agents take up to half a minute to notice that their node is gone."""
+    for pid in _processes(state):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _processes(state: Path, program: bytes = b"") -> list[int]:
+    """Those whose environment names the directory `state`: a HAProxy that a reload has left to finish is among them."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            ours = os.fsencode(state) + b"/" in (folder / "environ").read_bytes()
+            if ours and (folder / "cmdline").read_bytes().split(b"\0")[0].endswith(program):
+                found.append(int(folder.name))
+    return found
+
+
+def interrupt_on_sigterm() -> None:
+    """SIGTERM stops the service as Ctrl-C does. To be called again after ray.init, which sets a handler of its own."""
+    signal.signal(signal.SIGTERM, _interrupt)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A second Ctrl-C must not leave half a stop behind; stopping has its own bound in time."""
+    before = [(s, signal.signal(s, signal.SIG_IGN)) for s in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield
+    finally:
+        for signum, handler in before:
+            signal.signal(signum, handler)

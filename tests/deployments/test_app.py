@@ -1,0 +1,55 @@
+"""The Serve application that a configuration becomes, without a cluster."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dpiframe_core.errors import ConfigError, Unavailable
+
+# Ray's generated modules warn at import with today's pydantic and protobuf.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+MODEL = {"models": [{"path": "models/demo"}]}
+
+
+def deployment(**keys: Any) -> Any:
+    from deployments.app import build
+
+    return build(MODEL | keys)._bound_deployment
+
+
+def test_a_replica_takes_one_whole_gpu_or_none() -> None:
+    assert deployment(device="cuda", cpus_per_replica=4).ray_actor_options == {"num_cpus": 4, "num_gpus": 1}
+    assert deployment(device="cpu").ray_actor_options == {"num_cpus": 1, "num_gpus": 0}
+
+
+def test_the_settings_of_serve_are_those_of_the_configuration() -> None:
+    made = deployment(device="cpu", replicas=3, max_ongoing_requests=7, drain_s=4)
+    options = made._deployment_config
+    assert (options.num_replicas, options.max_ongoing_requests, options.graceful_shutdown_timeout_s) == (3, 7, 4)
+    assert options.autoscaling_config is None
+    assert options.logging_config["enable_access_log"] is False
+
+
+def test_autoscaling_bounds_reach_serve() -> None:
+    made = deployment(device="cpu", autoscaling={"min_replicas": 2, "max_replicas": 5, "target_ongoing_requests": 9})
+    scaling = made._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 5, 9)
+
+
+def test_unknown_arguments_of_a_serve_config_file_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"args: lanes: got an unknown key"):
+        deployment(device="cpu", lanes=2)
+
+
+def test_a_failed_engine_makes_the_replica_unhealthy() -> None:
+    from deployments.replica import Replica, _Running
+
+    def failed() -> None:
+        raise Unavailable("engine: device cuda:0 failed: an illegal memory access")
+
+    well, ill = (_Running(SimpleNamespace(check=check), None) for check in (lambda: None, failed))
+    Replica.check_health(SimpleNamespace(_running=[well]))
+    with pytest.raises(Unavailable, match="engine: device cuda:0 failed"):
+        Replica.check_health(SimpleNamespace(_running=[well, ill]))

@@ -1,0 +1,101 @@
+"""The command as a user types it, as far as it goes without starting anything: errors are one line, exit codes 1 and 2."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DPIFRAME = str(Path(sys.executable).with_name("dpiframe"))
+ROOT = Path(__file__).parents[2]
+
+
+def dpiframe(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([DPIFRAME, *args], cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"import sys\n{statement}\nprint(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_help_names_every_command_and_imports_nothing_heavy() -> None:
+    done = dpiframe("--help")
+    assert done.returncode == 0
+    for command in ("serve", "demo", "inspect", "check-config"):
+        assert command in done.stdout
+    assert modules_after("import deployments.cli") & {"torch", "ray", "numpy", "fastapi", "matplotlib"} == set()
+
+
+def test_the_launcher_does_not_wait_for_torch() -> None:
+    assert modules_after("import deployments.launcher") & {"torch", "ray", "fastapi"} == set()
+    assert modules_after("import deployments.app, deployments.launcher") & {"torch"} == set()
+
+
+def test_check_config_says_ok_or_the_faults() -> None:
+    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").glob("*.yaml"))
+    done = dpiframe("check-config", *files)
+    assert (done.returncode, done.stdout.splitlines(), done.stderr) == (0, [f"{file}: ok" for file in files], "")
+
+
+def test_check_config_fails_if_one_file_does(tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text("models: [{path: x}]\n")
+    (tmp_path / "bad.yaml").write_text("models: [{path: x}]\nreplicas: 0\nlog_level: loud\n")
+    done = dpiframe("check-config", "good.yaml", "bad.yaml", "none.yaml", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == "good.yaml: ok\n"
+    assert done.stderr.splitlines() == [
+        "bad.yaml: replicas: got 0, expected greater than or equal to 1",
+        "bad.yaml: log_level: got 'loud', expected 'debug', 'info', 'warning' or 'error'",
+        "none.yaml: got 'No such file or directory', expected a readable file",
+    ]
+
+
+def test_a_missing_bundle_is_one_line_before_anything_starts(tmp_path: Path) -> None:
+    done = dpiframe("serve", "--bundle", "nothing", cwd=tmp_path)
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == f"error: models: got '{tmp_path}/nothing', expected the directory of a model bundle (no model.yaml in it)\n"
+    )
+
+
+def test_a_taken_port_is_one_line_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "model.yaml").touch()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = dpiframe("serve", "--bundle", str(tmp_path), "--port", str(port))
+    assert done.returncode == 1
+    expected = "expected a free port on 127.0.0.1; try --port"
+    assert done.stderr == f"error: http.port: got {port} (Address already in use), {expected}\n"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("serve",), ("serve", "--config", "x.yaml", "--bundle", "y"), ("serve", "--bundle", "x", "--device", "tpu"), ("inspect",)],
+    ids=" ".join,
+)
+def test_a_wrong_usage_exits_with_2(args: tuple[str, ...]) -> None:
+    done = dpiframe(*args)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_options_override_the_file(tmp_path: Path) -> None:
+    from deployments.cli import _settings
+
+    file = tmp_path / "x.yaml"
+    file.write_text("models: [{path: m}]\nhttp: {host: 0.0.0.0, port: 9000}\nreplicas: 2\n")
+    config = _settings(file, None, None, 9001, "cpu", "fp32")
+    assert (config.http.host, config.http.port, config.device, config.precision) == ("0.0.0.0", 9001, "cpu", "fp32")
+    assert (config.replicas, config.models[0].path) == (2, "m")
+
+
+def test_inspect_of_something_else_than_a_bundle_is_one_line(tmp_path: Path) -> None:
+    done = dpiframe("inspect", str(tmp_path / "nothing"))
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: ")

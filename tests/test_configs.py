@@ -1,0 +1,133 @@
+"""Deployment configurations: the files in configs/, and what the strict schema refuses, word for word."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deployments.config import Autoscaling, DeploymentConfig, parse_config, read_config
+from dpiframe_core.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+ONE_MODEL = {"models": [{"path": "models/demo"}]}
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_configuration_in_the_repository_is_valid(file: Path) -> None:
+    assert read_config(file).models
+
+
+def test_the_repository_has_the_three_configurations_that_it_promises() -> None:
+    assert {path.name for path in CONFIGS.iterdir()} == {"demo.yaml", "cpu.yaml", "gpu.yaml"}
+
+
+def test_values_of_a_file_arrive_and_the_rest_are_defaults() -> None:
+    gpu = read_config(CONFIGS / "gpu.yaml")
+    assert (gpu.http.host, gpu.device, gpu.precision, gpu.batching.lanes) == ("0.0.0.0", "cuda", "tf32", 2)
+    assert gpu.autoscaling == Autoscaling(min_replicas=1, max_replicas=8, target_ongoing_requests=32)
+    assert (gpu.first_replicas, gpu.max_replicas) == (1, 8)
+    demo = read_config(CONFIGS / "demo.yaml")
+    assert (demo.http.host, demo.http.port, demo.replicas, demo.drain_s) == ("127.0.0.1", 8000, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("batching: {lanes: 0}", "batching.lanes: got 0, expected greater than or equal to 1"),
+        ("batching: {lanes: '2'}", "batching.lanes: got '2', expected a valid integer"),
+        (
+            "batching: {lane: 1}",
+            "batching.lane: got an unknown key, expected one of lanes, max_batch_rows, max_queued_rows",
+        ),
+        ("batching: {max_queued_rows: 1}", "batching.max_queued_rows: got 1, expected at least max_batch_rows 4096"),
+        ("replicas: true", "replicas: got True, expected a valid integer"),
+        ("replicas: 0", "replicas: got 0, expected greater than or equal to 1"),
+        ("replicas: 1\nautoscaling: {max_replicas: 2}", "replicas: got both a number and autoscaling, expected one of the two"),
+        ("autoscaling: {}", "autoscaling.max_replicas: got nothing, expected a value"),
+        (
+            "autoscaling: {min_replicas: 3, max_replicas: 2}",
+            "autoscaling.max_replicas: got 2, expected at least min_replicas 3",
+        ),
+        ("http: {port: 65536}", "http.port: got 65536, expected less than or equal to 65535"),
+        ("http: {host: localhost}", "http.host: got 'localhost', expected '127.0.0.1' or '0.0.0.0'"),
+        ("device: tpu", "device: got 'tpu', expected 'auto', 'cpu' or 'cuda'"),
+        ("drain_s: .inf", "drain_s: got inf, expected a finite number"),
+        ("drain_s: 0", "drain_s: got 0, expected greater than or equal to 1"),
+        ("application: a/b", "application: got 'a/b', expected match pattern '^[A-Za-z0-9_][A-Za-z0-9_.\\-]{0,127}$'"),
+        ("limits: {max_rows: 5}", "limits.max_rows: got an unknown key, expected one of default_deadline_ms, "),
+    ],
+)
+def test_a_broken_rule_is_one_line_with_the_keys_path(tmp_path: Path, text: str, line: str) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(f"models: [{{path: models/demo}}]\n{text}\n")
+    with pytest.raises(ConfigError) as caught:
+        read_config(file)
+    assert str(caught.value).startswith(f"{file}: {line}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "got None, expected a mapping of keys"),
+        ("- a", "got ['a'], expected a mapping of keys"),
+        ("models: []", "models: got [], expected at least 1 item"),
+        ("models: [{pth: x}]", "models.0.path: got nothing, expected a value"),
+        ("device: cpu", "models: got nothing, expected a value"),
+        ("device: cpu\ndevice: cuda", "got the key 'device' twice"),
+        ("a: [", "got while parsing"),
+    ],
+)
+def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str, line: str) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_config(file)
+    assert f"{file}: {line}" in str(caught.value)
+
+
+def test_every_fault_of_a_file_has_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text("models: [{path: x, nam: y}]\ndevise: cpu\nreplicas: 0\n")
+    with pytest.raises(ConfigError) as caught:
+        read_config(file)
+    wheres = [line.split(": ")[1] for line in str(caught.value).splitlines()]
+    assert sorted(wheres) == ["devise", "models.0.nam", "replicas"]
+
+
+def test_a_missing_file_and_a_file_of_other_bytes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: got 'No such file or directory', expected a readable file"):
+        read_config(tmp_path / "none.yaml")
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(ConfigError, match=r"bytes\.yaml: got "):
+        read_config(tmp_path / "bytes.yaml")
+
+
+def test_auto_becomes_the_gpu_where_there_is_one_and_else_the_cpu() -> None:
+    config = parse_config(ONE_MODEL, "test")
+    assert (config.placed(0).device, config.placed(0).gpus_per_replica) == ("cpu", 0)
+    assert (config.placed(8).device, config.placed(8).gpus_per_replica) == ("cuda", 1)
+    explicit = parse_config(ONE_MODEL | {"device": "cpu"}, "test")
+    assert explicit.placed(8) == explicit
+
+
+def test_each_replica_on_gpus_needs_a_whole_one() -> None:
+    three = parse_config(ONE_MODEL | {"device": "cuda", "replicas": 3}, "test")
+    assert three.placed(3).device == "cuda"
+    with pytest.raises(ConfigError, match=r"device: got 'cuda' for 3 replica\(s\), expected a GPU each; found 2"):
+        three.placed(2)
+    scaled = parse_config(ONE_MODEL | {"device": "cuda", "autoscaling": {"min_replicas": 2, "max_replicas": 8}}, "test")
+    assert scaled.placed(2).gpus_per_replica == 1
+
+
+def test_relative_bundle_paths_start_at_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = parse_config({"models": [{"path": "a"}, {"path": "/b"}]}, "test").with_absolute_paths()
+    assert [model.path for model in config.models] == [str(tmp_path / "a"), "/b"]
+
+
+def test_a_configuration_survives_the_way_through_yaml() -> None:
+    config = read_config(CONFIGS / "gpu.yaml")
+    text = yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True))
+    assert parse_config(yaml.safe_load(text), "test") == config
+    assert isinstance(config, DeploymentConfig)

@@ -1,0 +1,57 @@
+"""Every .cu file compiles for the GPUs that we name, on machines without one: NVRTC needs no driver."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from kernels.source import FOLDER, VARIANTS, compile_options
+
+program = pytest.importorskip("cuda.core", reason="cuda-core is not installed")
+pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+CASES = [(file, i) for file, variants in VARIANTS.items() for i in range(len(variants))]
+
+
+def compiled(code: str, constants: dict[str, str], architecture: str) -> bytes:
+    options = compile_options(constants)
+    include = [option.removeprefix("-I") for option in options if option.startswith("-I")]
+    macros = [tuple(option.removeprefix("-D").split("=", 1)) for option in options if option.startswith("-D")]
+    (standard,) = [option.removeprefix("-std=") for option in options if option.startswith("-std=")]
+    settings = program.ProgramOptions(std=standard, arch=architecture, include_path=include, define_macro=macros or None)
+    return bytes(program.Program(code, code_type="c++", options=settings).compile("cubin").code)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(("file", "variant"), CASES, ids=[f"{file}-{i}" for file, i in CASES])
+def test_every_kernel_compiles_in_every_variant(file: str, variant: int, architecture: str) -> None:
+    code = (FOLDER / f"{file}.cu").read_text()
+    cubin = compiled(code, VARIANTS[file][variant], architecture)
+    for name in re.findall(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(', code):
+        assert name.encode() in cubin
+
+
+def test_a_kernel_that_is_no_cpp_does_not_compile() -> None:
+    with pytest.raises(Exception, match="NVRTC_ERROR_COMPILATION"):
+        compiled('extern "C" __global__ void f() { nonsense }', {}, "sm_80")
+
+
+def test_every_cuda_file_has_variants_and_every_kernel_is_asked_for_by_its_own_name() -> None:
+    files = {path.stem: path.read_text() for path in FOLDER.glob("*.cu")}
+    assert files.keys() == VARIANTS.keys()
+    names = {
+        name for code in files.values() for name in re.findall(r"__global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(", code)
+    }
+    asked = "".join(path.read_text() for path in FOLDER.glob("*.py"))
+    assert {name for name in names if f'"{name}"' not in asked} == set()
+
+
+def test_constants_that_the_launchers_give_are_those_of_the_variants() -> None:
+    """A constant that only a launcher or only the table knows would make this file test something else than what runs."""
+    in_code = {stem: set(re.findall(r"\b[A-Z][A-Z_]+\b", Path(FOLDER / f"{stem}.cu").read_text())) for stem in VARIANTS}
+    for file, variants in VARIANTS.items():
+        for constants in variants:
+            assert {name for name in constants if name not in in_code[file] and name != "X"} == set(), file
+    assert ast.parse((FOLDER / "source.py").read_text())
