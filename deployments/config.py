@@ -53,7 +53,7 @@ class Batching(Strict):
 class Limits(Strict):
     """What one request may ask for. Candidates given as row objects, the slow form, have a bound of their own."""
 
-    max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 8 * 2**20
+    max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 4 * 2**20
     max_rows_per_request: Annotated[int, Field(ge=1)] = 8192
     max_row_dicts: Annotated[int, Field(ge=1)] = 1000
     default_deadline_ms: Annotated[float, Field(gt=0)] | None = None

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.feature_readers import MISSING, STAYS_FINITE, UNKNOWN, CategoryReader, NumberReader, no_lookup
+from dpiframe_core.joint_readers import joint_readers
 from dpiframe_core.schema import Categorical, Column, FeatureSchema
 from dpiframe_core.types import RowBlock
 from dpiframe_core.values import Float64s, Int64s, Place, Values, column_length, read_numbers
@@ -42,6 +43,7 @@ class Encoder:
                 reader = NumberReader(f, np.array(f.buckets.boundaries if f.buckets else (), np.float64))
             place = Place(f"candidates.{f.name}", True), Place(f"context.{f.name}", False)
             self._fields[f.name] = _Field(f.name, schema.columns[f.name], reader, *place)
+        self._joint = joint_readers(schema, lookups)
         self._context_names = frozenset(f.name for f in schema.features if f.scope == "context")
         self._stand_ins = {section: _stand_ins(schema, section) for section in ("context_ids", "candidate_ids")}
 
@@ -64,15 +66,30 @@ class Encoder:
             "context_dense": block.context_dense, "candidate_dense": block.candidate_dense,
         }  # fmt: skip
         with np.errstate(all="ignore"):  # an overflow is found, and refused by name, in the result
+            joined = self._read_jointly(candidates, context, sections)
             for field in self._fields.values():
-                column = field.column
-                sections[column.section][:, column.start : column.start + column.width] = field.encode(candidates, context)
+                if field.name not in joined:
+                    column = field.column
+                    sections[column.section][:, column.start : column.start + column.width] = field.encode(candidates, context)
         block.header[8] = sum(_settle(sections[section], *ids) for section, ids in self._stand_ins.items())
         if not (np.isfinite(block.candidate_dense).all() and np.isfinite(block.context_dense).all()):
             for field in self._fields.values():
                 column = field.column
                 field.refuse_overflow(candidates, context, sections[column.section][:, column.start])
         return block
+
+    def _read_jointly(
+        self, candidates: Mapping[str, Values], context: Mapping[str, object], sections: dict[str, npt.NDArray[Any]]
+    ) -> set[str]:
+        """Fills the columns of the features that can be read together; returns their names."""
+        joined: set[str] = set()
+        for reader in self._joint:
+            columns = reader.columns(candidates, context)
+            values = None if columns is None else reader.read(columns)
+            if values is not None:
+                sections[reader.section][:, reader.at] = values.T
+                joined.update(reader.names)
+        return joined
 
     def _check_names(self, candidates: Mapping[str, Values], context: Mapping[str, object]) -> int:
         """The number of rows, once every feature is there exactly once and all columns are equally long."""
@@ -82,7 +99,8 @@ class Encoder:
             for name in given:
                 if name not in self._fields:
                     raise InputError(where, name, "a feature of the model")
-        for name in self._fields:
+        given_once = len(candidates) + len(context) == len(self._fields) and candidates.keys().isdisjoint(context)
+        for name in () if given_once else self._fields:
             if name in candidates and name in context:
                 raise InputError(f"context.{name}", context[name], "nothing, as candidates has a column of it")
             if name not in candidates and name not in context:

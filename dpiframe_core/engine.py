@@ -169,6 +169,8 @@ class Engine:
         rows = sum(b.rows for b in blocks)
         if not 1 <= rows <= self.max_batch_rows:
             raise InputError("batch rows", rows, f"1 to {self.max_batch_rows}")
+        if sum(b.contexts for b in blocks) > self.max_batch_rows:
+            raise InputError("batch contexts", sum(b.contexts for b in blocks), f"at most {self.max_batch_rows}")
         with self._pool.lane(deadline, priority) as lane:
             self.check()
             try:

@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from dpiframe_core.architecture import Architecture
 from dpiframe_core.errors import BundleError, shown
-from dpiframe_core.schema import Categorical, FeatureSchema, Name, Strict, TableDtype
+from dpiframe_core.schema import Categorical, FeatureSchema, Name, Strict
 from dpiframe_core.strictyaml import load_yaml
 from dpiframe_core.vocabulary import vocabulary_name
 
@@ -33,9 +33,11 @@ class Provenance(Strict):
 
 
 class Precision(Strict):
-    """What the model asks to be served with, unless the deployment says otherwise; `dense` None: the device's default."""
+    """What the model asks to be served with, unless the deployment says otherwise; `dense` None: the device's default.
 
-    tables: TableDtype = "float32"
+    A table's own precision is its `dtype` in the schema.
+    """
+
     dense: DensePrecision | None = None
 
 

@@ -18,6 +18,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}$")]
 Scope = Literal["context", "candidate"]
 Section = Literal["context_ids", "candidate_ids", "context_dense", "candidate_dense"]
 TableDtype = Literal["float32", "float16", "bfloat16"]
+FLOAT32_MAX = 3.4028234663852886e38
 
 
 class Strict(BaseModel):
@@ -121,6 +122,12 @@ class Categorical(Strict):
     too_many: Literal["error", "keep_first", "keep_last"] = "error"
     pooling: Literal["sum", "mean"] = "sum"
 
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        if isinstance(self.encoder, Identity) and self.values != "int":
+            raise ValueError(f"features.{self.name}.values: got {self.values!r}, expected 'int' for an identity encoder")
+        return self
+
     @property
     def is_id(self) -> bool:
         return True
@@ -137,7 +144,7 @@ class Numeric(Strict):
     name: Name
     scope: Scope = "candidate"
     transforms: tuple[Annotated[Log | Standardize | MinMax | Bucketize, Field(discriminator="type")], ...] = ()
-    missing_value: float = 0.0
+    missing_value: Annotated[float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX)] = 0.0
     missing_id: Annotated[int, Field(ge=0)] = 0
     table: Name | None = None
     first_order_table: Name | None = None

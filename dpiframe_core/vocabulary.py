@@ -3,7 +3,7 @@
 Knows the schema; knows nothing of requests.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -17,6 +17,20 @@ import pyarrow.parquet as pq
 
 from dpiframe_core.errors import BundleError, shown
 from dpiframe_core.schema import Categorical, FeatureSchema, Numeric, Vocabulary
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextLookup:
+    """Text, or None, to ids by one dict: as an array, or one by one for callers that join several columns."""
+
+    id_of: Mapping[str | None, int]
+    unknown: int
+
+    def __call__(self, texts: Sequence[str | None]) -> npt.NDArray[np.int64]:
+        return np.fromiter(self.ids(texts), np.int64, len(texts))
+
+    def ids(self, texts: Iterable[str | None]) -> Iterator[int]:
+        return map(self.id_of.get, texts, repeat(self.unknown))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,9 +84,9 @@ class VocabularyTable:
         It takes int64[n], or a list of str and None; None gives `missing`.
         """
         if self.values == "string":
-            id_of = dict(zip(self.table["value"].to_pylist(), self.table["id"].to_pylist(), strict=True))
+            id_of: dict[str | None, int] = dict(zip(self.table["value"].to_pylist(), self.table["id"].to_pylist(), strict=True))
             id_of[None] = missing
-            return lambda texts: np.fromiter(map(id_of.get, texts, repeat(unknown)), np.int64, len(texts))
+            return TextLookup(id_of, unknown)
         # Sorted arrays, since a dict of integers takes ten times their memory and, out of cache, twice the time.
         ordered = self.table.sort_by("value")
         values, ids = np.append(ordered["value"].to_numpy(), 0), np.append(ordered["id"].to_numpy(), unknown)

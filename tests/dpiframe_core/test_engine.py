@@ -156,6 +156,8 @@ def test_batches_of_no_rows_or_too_many_are_refused(bundle):
         engine.run_batch([block_of(bundle, 33), block_of(bundle, 32)])
     with pytest.raises(InputError, match="batch rows: got 0, expected 1 to 64"):
         engine.run_batch([])
+    with pytest.raises(InputError, match="batch contexts: got 65, expected at most 64"):
+        engine.run_batch([block_of(bundle, 2, contexts=65)])
     engine.close()
 
 
