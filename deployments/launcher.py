@@ -98,6 +98,8 @@ def serve_settings(config: DeploymentConfig, state: Path) -> dict[str, str]:
         "RAY_SERVE_REQUEST_LATENCY_BUCKETS_MS": ",".join(map(str, LATENCY_BOUNDS_MS)),
         "RAY_SERVE_LOG_TO_STDERR": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray runs workers at nice 15, so that on a busy host a replica comes after everything else.
+        "RAY_worker_niceness": "0",
         # Anyone who reaches a Ray port could run code: a token that only this user can read guards them.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(state / "token"),

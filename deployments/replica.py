@@ -6,7 +6,7 @@ Serve calls it started only when every model is loaded, verified and warm, since
 import asyncio
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
@@ -27,6 +27,21 @@ if TYPE_CHECKING:
 class _Running:
     engine: "Engine"
     batcher: "RowBatcher"
+
+
+class _OneRequestId:
+    """Serve appends an X-Request-ID of its own to every answer, the one we were sent: with ours it would stand there twice."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def send_without(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [h for h in message["headers"] if h[0] != b"x-request-id"]
+            await send(message)
+
+        await self._app(scope, receive, send_without)
 
 
 # The app depends on the schemas of the models, so Serve fetches it from `__serve_build_asgi_app__`, once the replica exists.
@@ -63,7 +78,9 @@ class Replica:
             )
             self._running.append(_Running(engine, batcher))
             models[name] = Served.of(engine, batcher, limits, name=name, version=ref.version, example=engine.bundle.example)
-        return build_app(models, limits, self._metrics)
+        app = build_app(models, limits, self._metrics)
+        app.add_middleware(_OneRequestId)
+        return app
 
     def _load(self, ref: ModelRef) -> "Engine":
         from dpiframe_core.engine import Engine

@@ -3,29 +3,39 @@
 See `reference.lookup` for the plain version; a GPU runs `embedding` instead.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.lookup_plan import ALWAYS_ROW_0, Batch, Kind, LookupPlan, Slot
+from kernels.lookup_plan import ALWAYS_ROW_0, Batch, IdColumn, Kind, LookupPlan, Slot
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Columns:
+    """All id columns, in the order of the groups that read them: one pass turns every id into a row of its group's stack."""
+
+    source: npt.NDArray[np.int64]  # column of [candidate ids | context ids]
+    rows: npt.NDArray[np.uint64]  # rows of the table
+    oov: npt.NDArray[np.int64]  # out-of-vocabulary row, within the stack
+    offset: npt.NDArray[np.int64]  # first row of the table within the stack
+    padding: npt.NDArray[np.int64]  # the stack's zero row
+    counted: npt.NDArray[np.bool_]  # False where the id is a constant
+    may_pad: npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """Slots of one dim and dtype (and one destination), and the id columns they read, in slot order."""
+    """Slots of one destination, dim and dtype; they read columns [start, stop) of `_Columns`, in slot order."""
 
     slots: tuple[Slot, ...]
     weight: torch.Tensor  # [sum of rows + 1, dim]; the last row is zero, for padded entries
-    source: npt.NDArray[np.int64]  # column of [candidate ids | context ids], one per id column of the group
-    rows: npt.NDArray[np.uint64]  # rows of each column's table
-    oov: npt.NDArray[np.int64]  # each column's out-of-vocabulary row, within the stack
-    offset: npt.NDArray[np.int64]  # first row of each column's table within the stack
-    counted: npt.NDArray[np.bool_]  # False where the id is a constant
-    may_pad: npt.NDArray[np.bool_]
-    in_order: bool  # source is simply 0, 1, 2, ..
+    start: int
+    stop: int
+    scaled: torch.Tensor  # int64: columns of the group that a number scales, and that number's column
+    scaled_by: torch.Tensor
 
 
 class StackedLookup:
@@ -34,142 +44,158 @@ class StackedLookup:
     def __init__(self, plan: LookupPlan, tables: Sequence[torch.Tensor]) -> None:
         self.plan = plan
         self.out_of_range = 0
-        self._x_groups = _groups(plan, plan.x_slots, tables)
-        self._total_groups = _groups(plan, plan.total_slots, tables)
-        self._direct = len(self._x_groups) == 1 and self._x_groups[0].slots == plan.x_slots and _plain(plan.x_slots)
+        columns: list[tuple[int, ...]] = []
+        self._x_groups = _groups(plan, plan.x_slots, tables, columns)
+        self._total_groups = _groups(plan, plan.total_slots, tables, columns)
+        fields = np.array(columns, np.int64).reshape(-1, 7).T
+        self._columns = _Columns(
+            fields[0], fields[1].astype(np.uint64), fields[2], fields[3], fields[4], fields[5] > 0, fields[6] > 0
+        )
+        # One group whose rows lie as x wants them: the gather is x.
+        self._direct = len(self._x_groups) == 1 and self._x_groups[0].slots == plan.x_slots and _single(plan.x_slots)
 
     def __call__(self, batch: Batch, rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """x float32[rows, x_width] and total float32[rows, 1], as `reference.lookup`; None for an output the plan lacks."""
-        request = batch.request_of_row.numpy()[:rows]
         ids, numbers = batch.candidate_ids.numpy()[:rows], batch.candidate_numbers.numpy()[:rows]
-        if self.plan.context_width:
+        if self.plan.context_width or self.plan.context_numbers:
+            request = batch.request_of_row.numpy()[:rows]
             ids = np.concatenate([ids, batch.context_ids.numpy()[request]], 1)
-        if self.plan.context_numbers:
             numbers = np.concatenate([numbers, batch.context_numbers.numpy()[request]], 1)
-        number = torch.from_numpy(numbers)
+        number, stacked_rows = torch.from_numpy(numbers), self._stacked_rows(ids)
 
         x = total = None
         if self._direct:
-            x = self._gather(self._x_groups[0], ids, rows).view(rows, -1)
+            x = self._gather(self._x_groups[0], stacked_rows, number).view(rows, -1)
         elif self.plan.x_slots:
             x = torch.empty(rows, self.plan.x_width)
             for group in self._x_groups:
-                self._place(group, ids, number, rows, x)
+                self._place(group, self._gather(group, stacked_rows, number), ids, x)
             for slot in self.plan.x_slots:
                 if slot.kind == Kind.COPY:
-                    x[:, slot.out] = number[:, self._number(slot)]
+                    x[:, slot.out] = number[:, _number(self.plan, slot)]
         if self.plan.total_slots:
             total = torch.zeros(rows, 1)
             for group in self._total_groups:
-                gathered = self._gather(group, ids, rows)
-                self._scale(group, gathered, number)
-                if all(s.columns == 1 for s in group.slots):
+                gathered = self._gather(group, stacked_rows, number)
+                if _single(group.slots):
                     total += gathered.sum(1)
                 else:
-                    for slot, pooled in self._pooled(group, gathered):
-                        total += self._averaged(slot, pooled, ids, rows)
+                    for slot, own in _by_slot(group, gathered):
+                        total += self._averaged(slot, own.sum(1), ids)
             for slot in self.plan.total_slots:
                 if slot.kind == Kind.COPY:
-                    total[:, 0] += number[:, self._number(slot)]
+                    total[:, 0] += number[:, _number(self.plan, slot)]
         return x, total
 
-    def _gather(self, group: _Group, ids: npt.NDArray[np.integer], rows: int) -> torch.Tensor:
-        """float32[rows, id columns of the group, dim]."""
-        own = (ids if group.in_order else ids.take(group.source, 1)).astype(np.int64)
-        # Seen as unsigned, a negative id is larger than any table.
-        outside = own.view(np.uint64) >= group.rows
-        flat = own + group.offset
+    def _stacked_rows(self, ids: npt.NDArray[np.integer]) -> torch.Tensor:
+        """int64[rows, id columns]: where each id's row lies in its stack, whatever the id."""
+        c = self._columns
+        own = (
+            ids.take(c.source, 1).astype(np.int64, copy=False)
+            if ids.shape[1]
+            else np.zeros((len(ids), len(c.source)), np.int64)
+        )
+        flat = own + c.offset
+        outside = own.view(np.uint64) >= c.rows  # seen as unsigned, a negative id is larger than any table
         if outside.any():
-            padded = (own == -1) & group.may_pad
-            flat = np.where(outside, np.where(padded, group.weight.shape[0] - 1, group.oov), flat)
-            self.out_of_range += int((outside & ~padded & group.counted).sum())
-        gathered = group.weight.index_select(0, torch.from_numpy(flat.reshape(-1)))
-        return gathered.float().view(rows, len(group.source), -1)
+            padded = (own == -1) & c.may_pad
+            flat = np.where(outside, np.where(padded, c.padding, c.oov), flat)
+            self.out_of_range += int((outside & ~padded & c.counted).sum())
+        return torch.from_numpy(flat)
 
-    def _scale(self, group: _Group, gathered: torch.Tensor, number: torch.Tensor) -> None:
-        at = 0
-        for slot in group.slots:
-            if slot.kind == Kind.SCALE:
-                gathered[:, at] *= number[:, self._number(slot), None]
-            at += slot.columns
+    def _gather(self, group: _Group, stacked_rows: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+        """float32[rows, id columns of the group, dim], numeric embeddings already scaled."""
+        own = stacked_rows[:, group.start : group.stop].reshape(-1)
+        gathered = group.weight.index_select(0, own).float().view(len(stacked_rows), group.stop - group.start, -1)
+        if group.scaled.numel():
+            factors = number[:, group.scaled_by, None]
+            first, last = int(group.scaled[0]), int(group.scaled[-1]) + 1
+            if last - first == group.scaled.numel():
+                gathered[:, first:last] *= factors
+            else:
+                gathered[:, group.scaled] *= factors
+        return gathered
 
-    def _pooled(self, group: _Group, gathered: torch.Tensor) -> list[tuple[Slot, torch.Tensor]]:
-        at, out = 0, []
-        for slot in group.slots:
-            out.append((slot, gathered[:, at] if slot.columns == 1 else gathered[:, at : at + slot.columns].sum(1)))
-            at += slot.columns
-        return out
+    def _place(self, group: _Group, gathered: torch.Tensor, ids: npt.NDArray[np.integer], x: torch.Tensor) -> None:
+        """Copies the slots' vectors to where x wants them; slots that lie side by side in both go in one copy."""
+        run: list[tuple[Slot, torch.Tensor]] = []
 
-    def _place(self, group: _Group, ids: npt.NDArray[np.integer], number: torch.Tensor, rows: int, x: torch.Tensor) -> None:
-        gathered = self._gather(group, ids, rows)
-        self._scale(group, gathered, number)
-        run: list[Slot] = []  # slots that lie side by side in the group and in x: one copy for all of them
-        at = 0
-        for slot in (*group.slots, None):
-            if slot is not None and slot.columns == 1 and (not run or slot.out == run[-1].out + slot.dim):
-                run.append(slot)
-                continue
+        def flush() -> None:
             if run:
-                x[:, run[0].out : run[-1].out + run[-1].dim] = gathered[:, at : at + len(run)].flatten(1)
-                at += len(run)
-            run = []
-            if slot is None:
-                break
-            if slot.columns == 1:
-                run = [slot]
-                continue
-            pooled = gathered[:, at : at + slot.columns].sum(1)
-            x[:, slot.out : slot.out + slot.dim] = self._averaged(slot, pooled, ids, rows)
-            at += slot.columns
+                first, last = run[0][0], run[-1][0]
+                at = sum(s.columns for s in group.slots[: group.slots.index(first)])
+                x[:, first.out : last.out + last.dim] = gathered[:, at : at + len(run)].flatten(1)
+                run.clear()
 
-    def _averaged(self, slot: Slot, pooled: torch.Tensor, ids: npt.NDArray[np.integer], rows: int) -> torch.Tensor:
+        for slot, own in _by_slot(group, gathered):
+            if run and (slot.columns > 1 or slot.out != run[-1][0].out + slot.dim):
+                flush()
+            if slot.columns == 1:
+                run.append((slot, own))
+            else:
+                x[:, slot.out : slot.out + slot.dim] = self._averaged(slot, own.sum(1), ids)
+        flush()
+
+    def _averaged(self, slot: Slot, pooled: torch.Tensor, ids: npt.NDArray[np.integer]) -> torch.Tensor:
         if not slot.mean:
             return pooled
-        found = np.zeros((rows, 1), np.float32)
+        found = np.zeros((len(ids), 1), np.float32)
         for column in self.plan.columns[slot.first : slot.first + slot.columns]:
-            own = ids[:, [_source(self.plan, column.source)]]
-            found += ~((own == -1) & column.may_pad)
+            found += ~((ids[:, [_source(self.plan, column)]] == -1) & column.may_pad)
         return pooled / torch.from_numpy(np.maximum(found, 1))
 
-    def _number(self, slot: Slot) -> int:
-        return slot.number if slot.number >= 0 else self.plan.candidate_numbers - 1 - slot.number
 
-
-def _groups(plan: LookupPlan, slots: Sequence[Slot], tables: Sequence[torch.Tensor]) -> tuple[_Group, ...]:
+def _groups(
+    plan: LookupPlan, slots: Sequence[Slot], tables: Sequence[torch.Tensor], columns: list[tuple[int, ...]]
+) -> tuple[_Group, ...]:
+    """One group for each dim and dtype; appends the fields of `_Columns` for the columns that they read."""
     by_shape: dict[tuple[int, torch.dtype], list[Slot]] = {}
     for slot in slots:
         if slot.kind != Kind.COPY:
             shape = plan.tables[plan.columns[slot.first].table]
             by_shape.setdefault((shape.dim, shape.dtype), []).append(slot)
-    return tuple(_group(plan, members, tables) for members in by_shape.values())
+    return tuple(_group(plan, members, tables, columns) for members in by_shape.values())
 
 
-def _group(plan: LookupPlan, slots: Sequence[Slot], tables: Sequence[torch.Tensor]) -> _Group:
-    columns = [c for s in slots for c in plan.columns[s.first : s.first + s.columns]]
-    used = list(dict.fromkeys(c.table for c in columns))
-    starts = dict(zip(used, np.cumsum([0, *(tables[t].shape[0] for t in used[:-1])]).tolist(), strict=True))
+def _group(plan: LookupPlan, slots: Sequence[Slot], tables: Sequence[torch.Tensor], columns: list[tuple[int, ...]]) -> _Group:
+    own = [c for s in slots for c in plan.columns[s.first : s.first + s.columns]]
+    used = list(dict.fromkeys(c.table for c in own))
+    first_row = dict(zip(used, np.cumsum([0, *(tables[t].shape[0] for t in used[:-1])]).tolist(), strict=True))
     zero = torch.zeros(1, tables[used[0]].shape[1], dtype=tables[used[0]].dtype)
-    source = np.array([_source(plan, c.source) for c in columns])
-    offset = np.array([starts[c.table] for c in columns])
-    return _Group(
-        tuple(slots),
-        torch.cat([*(tables[t] for t in used), zero]),
-        source,
-        np.array([plan.tables[c.table].rows for c in columns], np.uint64),
-        offset + np.array([c.oov for c in columns]),
-        offset,
-        np.array([c.source != ALWAYS_ROW_0 for c in columns]),
-        np.array([c.may_pad for c in columns]),
-        bool(plan.context_width == 0 and np.array_equal(source, np.arange(plan.candidate_width))),
-    )
+    weight = torch.cat([*(tables[t] for t in used), zero])
+    start = len(columns)
+    for c in own:
+        offset = first_row[c.table]
+        constant = c.source == ALWAYS_ROW_0
+        columns.append(
+            (_source(plan, c), plan.tables[c.table].rows, offset + c.oov, offset, len(weight) - 1, not constant, c.may_pad)
+        )
+    places = np.cumsum([0, *(s.columns for s in slots[:-1])])
+    scaled = [(int(at), _number(plan, s)) for at, s in zip(places, slots, strict=True) if s.kind == Kind.SCALE]
+    scaled_at, scaled_by = (torch.tensor([pair[i] for pair in scaled], dtype=torch.int64) for i in range(2))
+    return _Group(tuple(slots), weight, start, len(columns), scaled_at, scaled_by)
 
 
-def _source(plan: LookupPlan, source: int) -> int:
-    """An id column's place in [candidate ids | context ids]; a constant reads any column, its table has one row."""
-    if source == ALWAYS_ROW_0:
+def _by_slot(group: _Group, gathered: torch.Tensor) -> Iterator[tuple[Slot, torch.Tensor]]:
+    """Each slot with its columns, [rows, columns, dim]."""
+    at = 0
+    for slot in group.slots:
+        yield slot, gathered[:, at : at + slot.columns]
+        at += slot.columns
+
+
+def _source(plan: LookupPlan, column: IdColumn) -> int:
+    """An id column's place in [candidate ids | context ids]; a constant reads any column, as its table has one row."""
+    if column.source == ALWAYS_ROW_0:
         return 0
-    return source if source >= 0 else plan.candidate_width - 1 - source
+    return column.source if column.source >= 0 else plan.candidate_width - 1 - column.source
 
 
-def _plain(slots: Sequence[Slot]) -> bool:
-    return all(s.kind == Kind.GATHER and s.columns == 1 for s in slots)
+def _number(plan: LookupPlan, slot: Slot) -> int:
+    """A slot's number among [candidate numbers | context numbers]."""
+    return slot.number if slot.number >= 0 else plan.candidate_numbers - 1 - slot.number
+
+
+def _single(slots: Sequence[Slot]) -> bool:
+    """Every slot has one id column."""
+    return all(s.columns == 1 for s in slots)

@@ -4,6 +4,7 @@ import collections
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -110,6 +111,7 @@ def test_scores_over_http_are_those_of_the_engine(server: Server, bundle: Path, 
     engine.close()
     answer = score(server.url, example)
     assert answer.status_code == 200, answer.text
+    assert answer.headers.get_list("x-request-id") == [answer.json()["request_id"]]
     assert np.array_equal(np.float32(answer.json()["scores"]), wanted)
 
 
@@ -118,6 +120,20 @@ def test_scores_over_http_are_those_of_the_engine(server: Server, bundle: Path, 
 def test_liveness_readiness_serves_own_health_and_the_documentation_answer(server: Server) -> None:
     for path in ("/livez", "/readyz", "/-/healthz", "/docs", "/openapi.json", "/v1/models"):
         assert httpx.get(server.url + path).status_code == 200, path
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_prometheus_sees_the_requests_of_the_model(server: Server, example: bytes) -> None:
+    score(server.url, example)
+    url = next(line.split()[-1] for line in server.output.splitlines() if "metrics at" in line)
+    give_up = time.monotonic() + 40  # Ray reports every ten seconds
+    while True:
+        text = httpx.get(url).text
+        if re.search(r'^ray_dpiframe_requests_total\{.*outcome="ok".*\} [1-9]', text, re.MULTILINE):
+            return
+        assert time.monotonic() < give_up, [line for line in text.splitlines() if "dpiframe" in line]
+        time.sleep(1)
 
 
 @pytest.mark.ray
