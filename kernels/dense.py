@@ -1,9 +1,10 @@
-"""Linear layers on a GPU through cuBLAS, operands padded so that the tensor cores' fast paths apply to any width, and the way
-of calling it chosen by measurement for each number of rows. See `reference.linear` and `reference.cross_v2`.
+"""Linear layers on a GPU through cuBLAS or Triton, operands padded so that the tensor cores' fast paths apply to any width,
+and the way of computing chosen by measurement for each number of rows. See `reference.linear` and `reference.cross_v2`.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,9 +27,9 @@ def padded(width: int) -> int:
 class Linear:
     """activation(x W^T + b), or a DCN-V2 layer x0 * (x W^T + b) + x, with weights on one device.
 
-    Owns weight[out, in] and bias[out] in the dense dtype, zero-padded to multiples of `ALIGN`, in both storage orders: cuBLAS
-    has no one way that is fast throughout (tf32, 64 x 624 x 624 on an H200: 18.9 us with its bias epilogue, 6.4 us without;
-    at 4096 rows the epilogue wins), so `tune` times the ways for a bucket and `__call__` takes the fastest.
+    Owns weight[out, in] and bias[out] in the dense dtype, zero-padded to multiples of `ALIGN`, in both storage orders. No one
+    way is fast throughout (tf32, 64 x 624 x 624 on an H200: 18.9 us by cuBLAS with its bias epilogue, 6.4 us without, 4.8 us by
+    Triton; at 4096 rows cuBLAS's epilogue wins), so `tune` times the ways for a bucket and `__call__` takes the fastest.
     """
 
     def __init__(
@@ -62,6 +63,14 @@ class Linear:
             ways[f"product{suffix}"] = lambda w=weight: self._product(x, w, out, x0, state)  # type: ignore[misc]
             if not self.cross:
                 ways[f"epilogue{suffix}"] = lambda w=weight: self._fused(x, w, out)  # type: ignore[misc]
+        # Triton multiplies float32 in tf32 only: strict float32 stays with cuBLAS.
+        if (x.dtype == torch.bfloat16 or torch.backends.cuda.matmul.allow_tf32) and self.activation in ("relu", "identity"):
+            from kernels.linear_triton import TILES, linear
+
+            relu = self.activation == "relu"
+            for tile in TILES:
+                if tile.rows <= max(16, 2 * x.shape[0]):
+                    ways[tile.name] = partial(linear, x, self._weight, self._bias, out, x0, relu, tile)
         return ways
 
     def tune(self, x: torch.Tensor, out: torch.Tensor, x0: torch.Tensor | None, state: torch.Tensor) -> str:

@@ -113,10 +113,11 @@ def test_the_head_joins_parts_and_logits(widths, rows, tasks, device):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("tf32", [False, True])
 @pytest.mark.parametrize("cross", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "identity", "tanh"])
 @pytest.mark.parametrize(("rows", "width", "out"), [(1, 5, 3), (19, 429, 100), (64, 624, 624)])
-def test_every_way_to_compute_a_linear_layer_gives_the_same_result(rows, width, out, activation, cross):
+def test_every_way_to_compute_a_linear_layer_gives_the_same_result(rows, width, out, activation, cross, tf32):
     from kernels.dense import Linear, matmul_precision, padded
 
     if cross and (width != out or activation != "identity"):
@@ -131,10 +132,15 @@ def test_every_way_to_compute_a_linear_layer_gives_the_same_result(rows, width, 
     layer = Linear(torch.from_numpy(w), torch.from_numpy(b), activation, torch.float32, torch.device("cuda", 0), cross=cross)
     operand = torch.zeros(rows, padded(width), device="cuda")
     operand[:, :width] = torch.from_numpy(x)
-    with torch.inference_mode(), matmul_precision("fp32"):
+    precision = "tf32" if tf32 else "fp32"
+    if tf32:  # 10 fraction bits of each factor
+        bound = 4 * 2.0**-11 * (np.abs(x) * terms + np.abs(x) if cross else terms)
+    with torch.inference_mode(), matmul_precision(precision):
         result = torch.full((rows, padded(out)), torch.nan, device="cuda")
         ways = layer.ways(operand, result, operand if cross else None, state(rows, "cuda"))
-        assert len(ways) == (2 if cross else 4)
+        by_triton = sum(name.startswith("triton") for name in ways)
+        assert len(ways) - by_triton == (2 if cross else 4)
+        assert (by_triton > 0) == (tf32 and activation != "tanh")
         for run in ways.values():
             result.fill_(torch.nan)
             run()

@@ -1,0 +1,90 @@
+"""Linear layers and DCN-V2 layers as one Triton kernel each, epilogue included: further ways for `dense.Linear` to choose from.
+
+Imported only where there is a GPU: Triton comes with torch's CUDA builds.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows, columns and depth of a block's tile, its warps, and how many loads of tiles are in flight."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+    @property
+    def name(self) -> str:
+        return f"triton-{self.rows}x{self.columns}x{self.depth}-w{self.warps}-s{self.stages}"
+
+
+# Each is the fastest somewhere between 1 and 2048 rows of 256 to 1024 columns on an H200; above that cuBLAS is.
+TILES = (
+    Tile(16, 16, 128, 2, 4),
+    Tile(16, 32, 128, 4, 4),
+    Tile(32, 32, 64, 4, 5),
+    Tile(64, 32, 128, 4, 3),
+    Tile(64, 64, 64, 4, 4),
+    Tile(64, 64, 32, 4, 5),
+)
+
+
+@triton.jit
+def _linear(
+    x, w, bias, x0, out, M, N, K, x_ld, w_ld, x0_ld, out_ld,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RELU: tl.constexpr, CROSS: tl.constexpr,
+):  # fmt: skip
+    """out[M, N] = epilogue(x[M, K] w[N, K]^T + bias); one block a tile of out, column tiles first."""
+    rows = tl.program_id(1) * BM + tl.arange(0, BM)
+    columns = tl.program_id(0) * BN + tl.arange(0, BN)
+    depth = tl.arange(0, BK)
+    row_ok, column_ok = rows[:, None] < M, columns[None, :] < N
+    x_tile = x + rows[:, None] * x_ld + depth[None, :]
+    w_tile = w + columns[None, :] * w_ld + depth[:, None]
+    sums = tl.zeros((BM, BN), tl.float32)
+    for k in range(0, K, BK):
+        depth_left = K - k
+        a = tl.load(x_tile, mask=row_ok & (depth[None, :] < depth_left), other=0.0)
+        b = tl.load(w_tile, mask=column_ok & (depth[:, None] < depth_left), other=0.0)
+        sums = tl.dot(a, b, sums, input_precision="tf32")
+        x_tile += BK
+        w_tile += BK
+    sums += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+    ok = row_ok & column_ok
+    if CROSS:
+        first = tl.load(x0 + rows[:, None] * x0_ld + columns[None, :], mask=ok, other=0.0).to(tl.float32)
+        last = tl.load(x + rows[:, None] * x_ld + columns[None, :], mask=ok, other=0.0).to(tl.float32)
+        sums = first * sums + last
+    if RELU:
+        sums = tl.where(sums < 0.0, 0.0, sums)
+    tl.store(out + rows[:, None] * out_ld + columns[None, :], sums.to(out.dtype.element_ty), mask=ok)
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    out: torch.Tensor,
+    x0: torch.Tensor | None,
+    relu: bool,
+    tile: Tile,
+) -> None:
+    """out[B, N] = relu?(x[B, K] weight[N, K]^T + bias), or with x0 a DCN-V2 layer x0 * (x weight^T + bias) + x.
+
+    float32 operands are multiplied in tf32. K and N are multiples of 8, rows 16-byte aligned.
+    """
+    (rows, width), columns = x.shape, weight.shape[0]
+    grid = (triton.cdiv(columns, tile.columns), triton.cdiv(rows, tile.rows))
+    _linear[grid](
+        x, weight, bias, x if x0 is None else x0, out, rows, columns, width,
+        x.stride(0), weight.stride(0), 0 if x0 is None else x0.stride(0), out.stride(0),
+        BM=tile.rows, BN=tile.columns, BK=tile.depth, RELU=relu, CROSS=x0 is not None,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
