@@ -36,8 +36,8 @@ TILES = (
 )
 
 
-@triton.jit
-def _linear(
+@triton.jit  # type: ignore[untyped-decorator]
+def _linear(  # type: ignore[no-untyped-def]
     x, w, bias, x0, out, M, N, K, x_ld, w_ld, x0_ld, out_ld,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RELU: tl.constexpr, CROSS: tl.constexpr,
 ):  # fmt: skip
