@@ -40,6 +40,8 @@ def latency(
     """Whole models, host to host."""
     target = torch.device("cuda" if device == "auto" and torch.cuda.is_available() else "cpu" if device == "auto" else device)
     target = torch.device("cuda", 0) if target.type == "cuda" else target
+    facts = run_facts(seed)
+    file = out or RESULTS / ("cpu" if target.type == "cpu" else _folder(facts)) / "latency.json"
     records = []
     for record in latency_suite.run(
         _list(models), _list(precisions), [int(b) for b in _list(batches)], _list(systems), target,
@@ -50,8 +52,7 @@ def latency(
             f"{record['model']:10} {record['precision']} B={record['batch']:<5} {record['system']:17} "
             f"p50 {record['p50_us']:9.1f} us  p99 {record['p99_us']:9.1f}  err {record['max_abs_err']:.1e}"
         )
-    facts = run_facts(seed)
-    write(out or RESULTS / ("cpu" if target.type == "cpu" else _folder(facts)) / "latency.json", facts, records)
+        write(file, facts, records)  # after each, so that a run cut short leaves what it had
 
 
 @app.command()

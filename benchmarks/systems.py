@@ -22,6 +22,7 @@ class System:
 
     score: Score
     close: Callable[[], None] = lambda: None
+    holds: tuple[object, ...] = ()  # what a captured graph reads and writes, and nothing else refers to
 
 
 def build(name: str, w: Workload, rows: int, precision: str, device: torch.device) -> System:
@@ -108,4 +109,4 @@ def _captured(model: Callable[[torch.Tensor], torch.Tensor], rows: int, device: 
         runtime.streamSynchronize(raw_stream)
         return result.copy()
 
-    return System(score, graph.reset)
+    return System(score, graph.reset, (model, ids, pinned, out))
