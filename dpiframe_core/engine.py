@@ -8,8 +8,7 @@ engine.score({"C1": ["68fd1e64", None], ...}, context={"I1": 3, ...})    # float
 import heapq
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import count
@@ -166,18 +165,23 @@ class Engine:
             DeadlineExceeded: `deadline` (time.monotonic seconds) passed before a lane was free.
             Unavailable: closed, not warmed up, or the device failed.
         """
-        rows = sum(b.rows for b in blocks)
+        rows = contexts = 0
+        for block in blocks:
+            rows += block.rows
+            contexts += block.contexts
         if not 1 <= rows <= self.max_batch_rows:
             raise InputError("batch rows", rows, f"1 to {self.max_batch_rows}")
-        if sum(b.contexts for b in blocks) > self.max_batch_rows:
-            raise InputError("batch contexts", sum(b.contexts for b in blocks), f"at most {self.max_batch_rows}")
-        with self._pool.lane(deadline, priority) as lane:
+        if contexts > self.max_batch_rows:
+            raise InputError("batch contexts", contexts, f"at most {self.max_batch_rows}")
+        lane = self._pool.take(deadline, priority)
+        try:
             self.check()
-            try:
-                return lane.run(blocks)
-            except RuntimeError as error:  # torch and CuPy raise it for every CUDA error; most of those are sticky
-                self._failure = f"device {self.device} failed: {error}"
-                raise Unavailable(f"engine: {self._failure}") from error
+            return lane.run(blocks)
+        except RuntimeError as error:  # torch and CuPy raise it for every CUDA error; most of those are sticky
+            self._failure = f"device {self.device} failed: {error}"
+            raise Unavailable(f"engine: {self._failure}") from error
+        finally:
+            self._pool.put(lane)
 
     def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Floats:
         """float32[rows, tasks]: the scores of one request of any size, in runs of at most max_batch_rows.
@@ -263,9 +267,15 @@ class _LanePool:
         self._tickets = count()
         self._changed = threading.Condition()
 
-    @contextmanager
-    def lane(self, deadline: float | None, priority: int) -> Iterator[CpuLane | CudaLane]:
+    def take(self, deadline: float | None, priority: int) -> CpuLane | CudaLane:
+        """A lane that nobody else has until it is `put` back.
+
+        Raises:
+            DeadlineExceeded: the deadline passed first.
+        """
         with self._changed:
+            if self._free and not self._waiting and deadline is None:
+                return self._free.pop()
             ticket = (-priority, next(self._tickets))
             heapq.heappush(self._waiting, ticket)
             try:
@@ -276,17 +286,16 @@ class _LanePool:
                     self._changed.wait(left)
                 if deadline is not None and time.monotonic() >= deadline:
                     raise DeadlineExceeded("engine: got no free lane before the deadline, expected one")
-                lane = self._free.pop()
+                return self._free.pop()
             finally:
                 self._waiting.remove(ticket)
                 heapq.heapify(self._waiting)
                 self._changed.notify_all()
-        try:
-            yield lane
-        finally:
-            with self._changed:
-                self._free.append(lane)
-                self._changed.notify_all()
+
+    def put(self, lane: CpuLane | CudaLane) -> None:
+        with self._changed:
+            self._free.append(lane)
+            self._changed.notify_all()
 
     def drain(self) -> Sequence[CpuLane | CudaLane]:
         """Waits until every lane is free, and keeps them."""

@@ -70,6 +70,7 @@ class CudaLane:
         self._generation = 0
         self._stage = RowBlock.over(self._pinned.numpy(), layout, rows, rows)
         self._batch = _batch(self._stage)
+        self._rows_word = self._stage.header[10:11]
         graph = operators.graph
         self._streams = [torch.cuda.Stream(device) for _ in range(plan.streams)]  # type: ignore[no-untyped-call]
         self._values: Values = {}
@@ -99,7 +100,7 @@ class CudaLane:
         launches: list[Callable[[], None]] = []
         with torch.cuda.device(self._device), torch.inference_mode(), matmul_precision(self._precision):
             for rows in reversed(self.buckets):
-                self._stage.header[10] = rows
+                self._rows_word[0] = rows
                 self._stage.request_of_row[:rows] = 0
                 self._issue(rows)  # loads modules and makes cuBLAS pick its algorithms, which capture forbids
                 self._streams[0].synchronize()
@@ -122,15 +123,17 @@ class CudaLane:
         stage = self._stage
         rows = stage.fill(blocks)
         at = bisect_left(self.buckets, rows)
-        stage.header[10] = rows
-        stage.request_of_row[rows : self.buckets[at]] = -1
+        bucket = self.buckets[at]
+        self._rows_word[0] = rows
+        if rows < bucket:
+            stage.request_of_row[rows:bucket] = -1
         if generation != self._generation:
             self._switch(generation)
         start = time.perf_counter()
         self._launch[at]()
         self._wait()
         device_ms = (time.perf_counter() - start) * 1e3
-        return BatchResult(self._result[:rows].copy(), device_ms, self.buckets[at])
+        return BatchResult(self._result[:rows].copy(), device_ms, bucket)
 
     def close(self) -> None:
         """Releases the graphs and the buffers."""

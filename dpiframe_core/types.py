@@ -145,19 +145,21 @@ class RowBlock:
     def fill(self, blocks: Sequence[RowBlock]) -> int:
         """Copies blocks of the same layout one after the other into the first rows and contexts. Returns the rows filled."""
         r = c = 0
+        layout = self.layout
         for b in blocks:
-            n, q = b.rows, b.contexts
-            if self.layout.candidate_ids:
-                self.candidate_ids[r : r + n] = b.candidate_ids
-            if self.layout.candidate_dense:
-                self.candidate_dense[r : r + n] = b.candidate_dense
-            if self.layout.context_ids:
-                self.context_ids[c : c + q] = b.context_ids
-            if self.layout.context_dense:
-                self.context_dense[c : c + q] = b.context_dense
-            np.add(b.request_of_row, c, out=self.request_of_row[r : r + n])
-            r, c = r + n, c + q
-        self.header[1:3] = r, c
+            r1, c1 = r + b.rows, c + b.contexts
+            if layout.candidate_ids:
+                self.candidate_ids[r:r1] = b.candidate_ids
+            if layout.candidate_dense:
+                self.candidate_dense[r:r1] = b.candidate_dense
+            if layout.context_ids:
+                self.context_ids[c:c1] = b.context_ids
+            if layout.context_dense:
+                self.context_dense[c:c1] = b.context_dense
+            self.request_of_row[r:r1] = c  # right as it is for a request of one context
+            if c1 - c > 1:
+                self.request_of_row[r:r1] += b.request_of_row
+            r, c = r1, c1
         return r
 
     def part(self, start: int, stop: int) -> RowBlock:

@@ -125,13 +125,14 @@ def test_a_waiting_caller_of_higher_priority_gets_the_lane_first(bundle):
         engine.submit(block_of(bundle, 1), priority=priority)
         order.append(priority)
 
-    with engine._pool.lane(None, 0):
-        threads = []
-        for priority in (0, 5, 1):
-            threads.append(threading.Thread(target=caller, args=(priority,)))
-            threads[-1].start()
-            while len(engine._pool._waiting) < len(threads):
-                time.sleep(0.001)
+    lane = engine._pool.take(None, 0)
+    threads = []
+    for priority in (0, 5, 1):
+        threads.append(threading.Thread(target=caller, args=(priority,)))
+        threads[-1].start()
+        while len(engine._pool._waiting) < len(threads):
+            time.sleep(0.001)
+    engine._pool.put(lane)
     for t in threads:
         t.join()
     assert order == [5, 1, 0]
