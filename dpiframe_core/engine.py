@@ -6,6 +6,7 @@ engine.score({"C1": ["68fd1e64", None], ...}, context={"I1": 3, ...})    # float
 """
 
 import heapq
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ import torch
 from dpiframe_core.bundle import Bundle, read_bundle
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.encode import Encoder
-from dpiframe_core.errors import BundleError, DeadlineExceeded, InputError, Unavailable
+from dpiframe_core.errors import BundleError, ConfigError, DeadlineExceeded, InputError, Unavailable
 from dpiframe_core.fusion import PASSES, fuse
 from dpiframe_core.graph import Graph
 from dpiframe_core.lane import CpuLane, CudaLane, assembled, geometric_buckets
@@ -30,6 +31,9 @@ from dpiframe_core.operators_cpu import CpuOperators
 from dpiframe_core.operators_cuda import CudaOperators
 from dpiframe_core.schedule import POLICIES
 from dpiframe_core.types import BatchResult, Floats, RowBlock
+
+log = logging.getLogger(__name__)
+_COLD = "not warmed up"
 
 PRECISIONS = {"cpu": ("fp32",), "cuda": ("fp32", "tf32", "bf16")}
 DEFAULT_PRECISION = {"cpu": "fp32", "cuda": "tf32"}
@@ -55,6 +59,16 @@ class EngineOptions:
     policy: str = "breadth_first"
     max_streams: int = 4
     capture: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_batch_rows <= 65536:
+            raise ConfigError(f"max_batch_rows: got {self.max_batch_rows}, expected 1 to 65536")
+        if self.lanes < 0:
+            raise ConfigError(f"lanes: got {self.lanes}, expected at least 0")
+        if self.buckets and (min(self.buckets) < 1 or max(self.buckets) != self.max_batch_rows):
+            raise ConfigError(f"buckets: got {self.buckets}, expected sizes from 1 up to max_batch_rows {self.max_batch_rows}")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy: got {self.policy!r}, expected one of {', '.join(POLICIES)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +104,6 @@ class Engine:
         self.precision = precision or asked or DEFAULT_PRECISION[target.type]
         if self.precision not in PRECISIONS[target.type]:
             raise InputError("precision", self.precision, f"one of {', '.join(PRECISIONS[target.type])} on {target.type}")
-        if options.max_batch_rows < 1 or options.lanes < 0:
-            raise InputError("max_batch_rows, lanes", (options.max_batch_rows, options.lanes), "at least 1 and 0")
         self.bundle, self.manifest = bundle, bundle.manifest
         self.schema = bundle.manifest.feature_schema
         self.encoder = Encoder(self.schema, bundle.vocabularies)
@@ -102,7 +114,7 @@ class Engine:
         self._store = EmbeddingStore(self.schema, bundle.tables, target)
         self._operators = self._bound(bundle, target)
         self._pool = _LanePool([self._lane(target) for _ in range(self.lanes)])
-        self._failure: str | None = "not warmed up"
+        self._failure: str | None = _COLD
 
     @classmethod
     def load(
@@ -123,16 +135,28 @@ class Engine:
         return cls(read_bundle(path), device, precision, EngineOptions(max_batch_rows=max_batch_rows, lanes=lanes))
 
     def warmup(self) -> WarmupReport:
-        """Captures every bucket on every lane and scores the golden rows. The engine serves only after this.
+        """Captures every bucket on every lane and scores the golden rows on each. The engine serves only after this.
 
         Raises:
             BundleError: the golden scores do not come out within the precision's tolerance.
+            Unavailable: it is warm already, closed, or has failed before.
         """
+        if self._failure != _COLD:
+            raise Unavailable(f"engine: got a warm-up while {self._failure or 'serving'}, expected one after loading")
         start = time.perf_counter()
-        for lane in self._pool.lanes:
-            lane.prepare()
+        try:
+            for lane in self._pool.lanes:
+                lane.prepare()
+            error = max(self._golden_error(lane) for lane in self._pool.lanes)
+            if not error <= self.golden_tolerance:
+                raise BundleError(
+                    f"{self.bundle.path}: golden rows: got scores off by {error:.3g} at {self.precision} on {self.device}, "
+                    f"expected at most {self.golden_tolerance:.3g}"
+                )
+        except Exception as failure:
+            self._failure = f"the warm-up failed: {failure}"
+            raise
         self._failure = None
-        error = self._check_golden()
         buffers = sum(lane.bytes_used for lane in self._pool.lanes if isinstance(lane, CudaLane))
         first = self._pool.lanes[0]
         buckets = first.buckets if isinstance(first, CudaLane) else ()
@@ -149,7 +173,7 @@ class Engine:
 
     @property
     def out_of_range(self) -> int:
-        """Ids outside their table that reached a lookup (they read the out-of-vocabulary row)."""
+        """Reads of a table with an id outside it (they got the out-of-vocabulary row). One bad id may feed two tables."""
         return self._operators.out_of_range
 
     def check(self) -> None:
@@ -166,7 +190,9 @@ class Engine:
             Unavailable: closed, not warmed up, or the device failed.
         """
         rows = contexts = 0
+        layout = self.schema.block_layout
         for block in blocks:
+            block.check(layout)
             rows += block.rows
             contexts += block.contexts
         if not 1 <= rows <= self.max_batch_rows:
@@ -201,26 +227,29 @@ class Engine:
         return self.submit(self.encoder.encode(candidates, context or {}))
 
     def close(self) -> None:
-        """Waits for the runs in flight, then releases graphs and buffers. Later calls raise Unavailable."""
-        if self._failure == "closed":
-            return
-        for lane in self._pool.drain():
-            lane.close()
+        """Refuses new runs (Unavailable), waits for those in flight, then releases graphs and buffers."""
         self._failure = "closed"
+        for lane in self._pool.drain():
+            try:
+                lane.close()
+            except RuntimeError:  # a failed device refuses even that
+                log.exception("releasing a lane of %s failed", self.device)
 
-    def _check_golden(self) -> float:
+    def _golden_error(self, lane: CpuLane | CudaLane) -> float:
+        """Largest deviation on the golden rows: all of them, and repeated so often that they fill each bucket of the lane."""
         golden = self.bundle.golden
-        try:
-            error = float(np.abs(self.submit(golden.block) - golden.scores).max())
-            if not error <= self.golden_tolerance:
-                raise BundleError(
-                    f"{self.bundle.path}: golden rows: got scores off by {error:.3g} at {self.precision} on {self.device}, "
-                    f"expected at most {self.golden_tolerance:.3g}"
-                )
-        except BundleError as refusal:
-            self._failure = str(refusal)
-            raise
-        return error
+        rows = golden.block.rows
+        step = min(rows, self.max_batch_rows)
+        spans = [[(i, min(i + step, rows))] for i in range(0, rows, step)]
+        for bucket in lane.buckets if isinstance(lane, CudaLane) else ():
+            whole, rest = divmod(bucket, rows)
+            spans.append([(0, rows)] * whole + [(0, rest)] * (rest > 0))
+        worst = 0.0
+        for parts in spans:
+            got = lane.run([golden.block.part(*span) for span in parts]).scores
+            want = np.concatenate([golden.scores[start:stop] for start, stop in parts])
+            worst = max(worst, float(np.abs(got - want).max()))
+        return worst
 
     def _bound(self, bundle: Bundle, target: torch.device) -> CpuOperators | CudaOperators:
         if target.type == "cpu":
@@ -261,8 +290,9 @@ class _LanePool:
     """Hands free lanes to waiting threads, higher priority first, then first come first served."""
 
     def __init__(self, lanes: Sequence[CpuLane | CudaLane]) -> None:
-        self.lanes = tuple(lanes)
+        self.lanes: Sequence[CpuLane | CudaLane] = tuple(lanes)
         self._free = list(lanes)
+        self._drained = False
         self._waiting: list[tuple[int, int]] = []
         self._tickets = count()
         self._changed = threading.Condition()
@@ -271,9 +301,11 @@ class _LanePool:
         """A lane that nobody else has until it is `put` back.
 
         Raises:
-            DeadlineExceeded: the deadline passed first.
+            DeadlineExceeded: the deadline passed first. Unavailable: the pool is drained.
         """
         with self._changed:
+            if self._drained:
+                raise Unavailable("engine: closed")
             if self._free and not self._waiting and deadline is None:
                 return self._free.pop()
             ticket = (-priority, next(self._tickets))
@@ -284,6 +316,8 @@ class _LanePool:
                     if left is not None and left <= 0:
                         break
                     self._changed.wait(left)
+                    if self._drained:
+                        raise Unavailable("engine: closed")
                 if deadline is not None and time.monotonic() >= deadline:
                     raise DeadlineExceeded("engine: got no free lane before the deadline, expected one")
                 return self._free.pop()
@@ -298,10 +332,13 @@ class _LanePool:
             self._changed.notify_all()
 
     def drain(self) -> Sequence[CpuLane | CudaLane]:
-        """Waits until every lane is free, and keeps them."""
+        """Gives no lane to anybody any more, waits until all are back, and hands them over; nothing to later callers."""
         with self._changed:
+            self._drained = True
+            self._changed.notify_all()
             self._changed.wait_for(lambda: len(self._free) == len(self.lanes))
-            return self.lanes
+            lanes, self.lanes, self._free = self.lanes, (), []
+            return lanes
 
 
 def _device(name: str) -> torch.device:

@@ -9,6 +9,9 @@ from dataclasses import replace
 
 from dpiframe_core.graph import Attrs, Graph, Node
 
+# What the head kernel takes (kernels/head.cu).
+MAX_PARTS, MAX_LOGITS = 2, 3
+
 
 def fuse_lookup(graph: Graph) -> Graph:
     """All lookups that one concat joins, and those whose concat is only summed (first order), become one lookup."""
@@ -19,7 +22,7 @@ def fuse_lookup(graph: Graph) -> Graph:
         if n.op != "concat" or any(p.op != "lookup" or len(consumers[p.outputs[0]]) > 1 for p in parts):
             continue
         (user, *others) = consumers.get(n.outputs[0], [n])
-        if user.op == "sum" and not others and total is None:
+        if user.op == "sum" and not others and total is None and all(graph.widths[i] == 1 for i in n.inputs):
             total, gone = (user, parts), gone | {n.name, user.name, *(p.name for p in parts)}
         elif user.op != "sum" and concat is None:
             concat, gone = (n, parts), gone | {n.name, *(p.name for p in parts)}
@@ -31,7 +34,7 @@ def fuse_lookup(graph: Graph) -> Graph:
         total=tuple(s for p in total[1] for s in p.attrs.concat) if total else (),
     )
     fused = Node("lookup", "lookup", (), tuple(node.outputs[0] for node, _ in found), "embedding", attrs=attrs)
-    return _rebuilt(graph, gone, [fused])
+    return _rebuilt(graph, gone, [fused]) if _sealed(graph, gone, [fused]) else graph
 
 
 def fuse_linear_activation(graph: Graph) -> Graph:
@@ -39,6 +42,8 @@ def fuse_linear_activation(graph: Graph) -> Graph:
     consumers = graph.consumers()
     for n in graph.nodes:
         users = consumers.get(n.outputs[0], [])
+        if n.attrs.activation != "identity" or n.outputs[0] == graph.output:
+            continue
         if n.op != "linear" or len(users) != 1 or users[0].op != "activation" or users[0].outputs[0] == graph.output:
             continue
         attrs = replace(n.attrs, activation=users[0].attrs.activation)
@@ -52,7 +57,7 @@ def fuse_cross_v2(graph: Graph) -> Graph:
     """x0 * (W xl + b) + xl, three nodes a layer -> cross_v2."""
     consumers = graph.consumers()
     for n in graph.nodes:
-        if n.op != "linear" or len(n.params) != 2:
+        if n.op != "linear" or len(n.params) != 2 or n.attrs.activation != "identity":
             continue
         mul = _only(consumers, n, "mul")
         add = mul and _only(consumers, mul, "add")
@@ -60,7 +65,9 @@ def fuse_cross_v2(graph: Graph) -> Graph:
         if not mul or not add or mul.inputs[1] != n.outputs[0] or sorted(add.inputs) != sorted((mul.outputs[0], xl)):
             continue
         fused = Node(n.name, "cross_v2", (mul.inputs[0], xl), add.outputs, n.module, n.params)
-        return fuse_cross_v2(_rebuilt(graph, {n.name, mul.name, add.name}, [fused]))
+        gone = {n.name, mul.name, add.name}
+        if graph.widths[n.outputs[0]] == graph.widths[xl] and _sealed(graph, gone, [fused]):
+            return fuse_cross_v2(_rebuilt(graph, gone, [fused]))
     return graph
 
 
@@ -71,7 +78,7 @@ def fuse_cross_v1(graph: Graph) -> Graph:
         x0 = xl = n.inputs[0] if n.inputs else ""
         params: list[str] = []
         gone: set[str] = set()
-        while layer := _cross_v1_layer(consumers, x0, xl):
+        while layer := _cross_v1_layer(graph, consumers, x0, xl):
             params += [layer[0].params[0], layer[2].params[0]]
             gone |= {step.name for step in layer}
             xl = layer[3].outputs[0]
@@ -80,13 +87,15 @@ def fuse_cross_v1(graph: Graph) -> Graph:
             break
         if gone and n.name in gone:
             fused = Node("cross", "cross_v1", (x0,), (xl,), n.module, tuple(params), Attrs(layers=len(params) // 2))
-            return _rebuilt(graph, gone, [fused])
+            if _sealed(graph, gone, [fused]):
+                return _rebuilt(graph, gone, [fused])
     return graph
 
 
-def _cross_v1_layer(consumers: dict[str, list[Node]], x0: str, xl: str) -> tuple[Node, Node, Node, Node] | None:
+def _cross_v1_layer(graph: Graph, consumers: dict[str, list[Node]], x0: str, xl: str) -> tuple[Node, Node, Node, Node] | None:
     for linear in consumers.get(xl, []):
-        if linear.op != "linear" or len(linear.params) != 1:
+        plain = linear.op == "linear" and len(linear.params) == 1 and linear.attrs.activation == "identity"
+        if not plain or len(graph.params[linear.params[0]]) != 1:  # a vector of weights
             continue
         mul = _only(consumers, linear, "mul")
         bias = mul and _only(consumers, mul, "bias")
@@ -114,16 +123,17 @@ def fuse_head(graph: Graph) -> Graph:
             return graph
         linear = linears[0]
         logits = [i for i in above.inputs if i != linear.outputs[0]]
-    if linear.op != "linear" or len(linear.params) != 2:
+    if linear.op != "linear" or len(linear.params) != 2 or linear.attrs.activation != "identity":
         return graph
     joined = made_by[linear.inputs[0]]
-    parts = list(joined.inputs) if joined.op == "concat" else [linear.inputs[0]]
+    alone = joined.op == "concat" and len(consumers[joined.outputs[0]]) == 1
+    parts = list(joined.inputs) if alone else [linear.inputs[0]]
     columns = [sum(graph.widths[p] for p in parts[:i]) for i in range(len(parts))]
-    gone = {score.name, above.name, linear.name} | ({joined.name} if joined.op == "concat" else set())
+    gone = {score.name, above.name, linear.name} | ({joined.name} if alone else set())
     new = []
     for part, column in list(zip(parts, columns, strict=True)):
         cross = made_by[part]
-        if cross.op == "cross_v1" and len(consumers[part]) == 1:
+        if cross.op == "cross_v1" and len(consumers[part]) == 1 and parts.count(part) == 1:
             attrs = replace(cross.attrs, offset=column)
             weight = linear.params[0]
             name = f"{cross.name}.logit"
@@ -134,6 +144,8 @@ def fuse_head(graph: Graph) -> Graph:
             logits.append(name)
     attrs = Attrs(columns=tuple(columns))
     head = Node("head", "head", (*parts, *logits), (graph.output,), "head", linear.params, attrs)
+    if len(parts) > MAX_PARTS or len(logits) > MAX_LOGITS or not _sealed(graph, gone, [*new, head]):
+        return graph
     widths = dict(graph.widths) | {n.outputs[0]: graph.widths[graph.output] for n in new}
     return _rebuilt(replace(graph, widths=widths), gone, [*new, head])
 
@@ -160,6 +172,13 @@ def fuse(graph: Graph, passes: Iterable[str] = tuple(PASSES)) -> Graph:
         if name in wanted:
             graph = one(graph)
     return graph
+
+
+def _sealed(graph: Graph, gone: set[str], new: Sequence[Node]) -> bool:
+    """Whether nothing that stays needs a value that only the nodes `gone` make."""
+    lost = {o for n in graph.nodes if n.name in gone for o in n.outputs} - {o for n in new for o in n.outputs}
+    stays = [*new, *(n for n in graph.nodes if n.name not in gone)]
+    return graph.output not in lost and not any(i in lost for n in stays for i in n.inputs)
 
 
 def _only(consumers: dict[str, list[Node]], node: Node, op: str) -> Node | None:

@@ -16,6 +16,7 @@ from dpiframe_core.operators_cuda import CudaOperators
 from dpiframe_core.schedule import Plan
 from dpiframe_core.types import BatchResult, BlockLayout, RowBlock
 from kernels.dense import matmul_precision
+from kernels.launch import own_stream
 from kernels.lookup_plan import Batch
 
 
@@ -72,7 +73,7 @@ class CudaLane:
         self._batch = _batch(self._stage)
         self._rows_word = self._stage.header[10:11]
         graph = operators.graph
-        self._streams = [torch.cuda.Stream(device) for _ in range(plan.streams)]  # type: ignore[no-untyped-call]
+        self._streams = [own_stream(device) for _ in range(plan.streams)]
         self._values: Values = {}
         for node in graph.nodes:
             for value in node.outputs:
@@ -129,6 +130,8 @@ class CudaLane:
             stage.request_of_row[rows:bucket] = -1
         if generation != self._generation:
             self._switch(generation)
+        if self._device.index:  # the current device is each thread's own, and the first one by default
+            torch.cuda.set_device(self._device)
         start = time.perf_counter()
         self._launch[at]()
         self._wait()
@@ -184,10 +187,9 @@ def _batch(block: RowBlock) -> Batch:
 
 
 def geometric_buckets(max_rows: int) -> tuple[int, ...]:
-    """1, 8, 16, then steps of at most 1.5x up to `max_rows`: a batch computes at most half as many rows again as it has."""
-    sizes = {1, max_rows}
-    sizes |= {size for k in range(3, 31) for size in (2**k, 2**k + 2 ** (k - 1)) if size < max_rows}
-    return tuple(sorted(sizes - {12}))
+    """1, 8, 16, then steps of at most 1.5x up to `max_rows`: above 8 rows at most half as many again are computed."""
+    sizes = {size for k in range(3, 31) for size in (2**k, 2**k + 2 ** (k - 1)) if size < max_rows} - {12}
+    return tuple(sorted({1, max_rows} | sizes))
 
 
 def assembled(results: Sequence[BatchResult]) -> np.ndarray:

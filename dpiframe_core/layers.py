@@ -23,7 +23,7 @@ def first_order(g: GraphBuilder) -> str:
     ]
     if not terms:
         raise ValueError("features: got none with a first_order_table, expected at least one for a first-order term")
-    return g.sum(g.concat(terms, "w", "wide"), "first_order", "wide") if len(terms) > 1 else terms[0]
+    return g.sum(g.concat(terms, "w", "wide"), "first_order", "wide")
 
 
 def factorization_machine(g: GraphBuilder, x: str) -> str:

@@ -12,7 +12,7 @@ from dpiframe_core.schema import FeatureSchema
 from kernels import interaction, reference
 from kernels.dense import Linear, padded
 from kernels.embedding import DeviceLookup
-from kernels.head import MAX_LOGITS, MAX_PARTS, Head
+from kernels.head import Head
 from kernels.interaction import CrossV1
 from kernels.lookup_plan import Batch
 
@@ -38,6 +38,7 @@ class CudaOperators:
         self.graph = graph
         self._store, self._device = store, store.device
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        self._tf32 = precision == "tf32"
         self._id_dtype = torch.int32 if schema.block_layout.id_bytes == 4 else torch.int64
         self._bound: dict[str, Bound] = {n.name: self._bind(n, schema, dense) for n in graph.nodes}
         # Sums that feed the head's logits stay float32; everything a GEMM may read has the dense dtype.
@@ -79,9 +80,9 @@ class CudaOperators:
                 return DeviceLookup(plan_lookup(node, schema), self.dtype, self._id_dtype, self._device)
             case "linear":
                 bias = w[1] if len(w) == 2 else None
-                return Linear(w[0].reshape(-1, w[0].shape[-1]), bias, a.activation, self.dtype, self._device)
+                return Linear(w[0].reshape(-1, w[0].shape[-1]), bias, a.activation, self.dtype, self._device, tf32=self._tf32)
             case "cross_v2":
-                return Linear(w[0], w[1], "identity", self.dtype, self._device, cross=True)
+                return Linear(w[0], w[1], "identity", self.dtype, self._device, cross=True, tf32=self._tf32)
             case "cross_v1":
                 return CrossV1(torch.stack(w[0::2]), torch.stack(w[1::2]), None, self.dtype, self._device)
             case "cross_v1_head":
@@ -89,9 +90,6 @@ class CudaOperators:
                 share = w[-1][:, a.offset : a.offset + layers.shape[1]]
                 return CrossV1(layers, torch.stack(w[1:-1:2]), share, self.dtype, self._device)
             case "head":
-                parts = len(a.columns)
-                if parts > MAX_PARTS or len(node.inputs) - parts > MAX_LOGITS:
-                    raise ValueError(f"graph node {node.name}: got {len(node.inputs)} inputs, expected fewer for a head kernel")
                 return Head(w[0], w[1], self.dtype, self._device)
             case "bias":
                 return w[0].to(self._device, self.dtype)
@@ -106,7 +104,7 @@ class CudaOperators:
             outs = [values[o][:rows] for o in node.outputs]
             match bound:
                 case DeviceLookup():
-                    assert self._store.descriptors is not None
+                    assert self._store.descriptors is not None  # on a GPU they always are
                     x = outs[0] if a.concat else None
                     bound(batch, rows, self._store.descriptors, x, outs[-1] if a.total else None, state)
                 case Linear():

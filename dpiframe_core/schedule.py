@@ -178,4 +178,4 @@ def _pick(
         return stream_of[max(tails, key=lambda i: (level[i], -stream_of[i]))]
     if len(streams) < max_streams:
         return len(streams)
-    return min(range(len(streams)), key=lambda s: (level[streams[s][-1]], s))
+    return min(range(len(streams)), key=lambda s: (level[streams[s][-1]], len(streams[s]), s))

@@ -123,12 +123,14 @@ class RowBlock:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, layout: BlockLayout) -> Self:
-        """Reads a block that another process wrote. Copies nothing.
+        """Reads a block that another process wrote. Copies it only if it may not be written to.
 
         Raises:
             InputError: the bytes are not a block of this layout, or are cut short.
         """
         buffer = np.frombuffer(data, np.uint8)
+        if not buffer.flags.writeable:
+            buffer = buffer.copy()
         header = buffer[: _HEADER_WORDS * 4].view(np.int32) if buffer.size >= _HEADER_WORDS * 4 else np.zeros(0, np.int32)
         want = (layout.context_ids, layout.candidate_ids, layout.context_dense, layout.candidate_dense, layout.id_bytes)
         if header.size == 0 or header[0] != _MAGIC or tuple(header[3:8].tolist()) != want:
@@ -137,10 +139,22 @@ class RowBlock:
         if rows < 0 or contexts < 0 or buffer.size < layout.offsets(rows, contexts)[-1]:
             raise InputError("row block size", buffer.size, f"the bytes of {rows} rows and {contexts} contexts")
         block = cls.over(buffer, layout, rows, contexts)
-        request = block.request_of_row
-        if rows and not (int(request.min()) >= 0 and int(request.max()) < contexts):
-            raise InputError("row block request_of_row", [int(request.min()), int(request.max())], f"within [0, {contexts})")
+        block.check(layout)
         return block
+
+    def check(self, layout: BlockLayout) -> None:
+        """A block of this layout, whose rows all have a context.
+
+        Raises:
+            InputError: it is not; to score it would mix up features or requests.
+        """
+        if self.layout != layout:
+            raise InputError("row block layout", self.layout, f"the model's, {layout}")
+        request, contexts = self.request_of_row, self.contexts
+        if contexts == 1:  # rows have no choice, and `fill` gives them none
+            return
+        if self.rows and not (int(request.min()) >= 0 and int(request.max()) < contexts):
+            raise InputError("row block request_of_row", [int(request.min()), int(request.max())], f"within [0, {contexts})")
 
     def fill(self, blocks: Sequence[RowBlock]) -> int:
         """Copies blocks of the same layout one after the other into the first rows and contexts. Returns the rows filled."""
@@ -164,11 +178,11 @@ class RowBlock:
 
     def part(self, start: int, stop: int) -> RowBlock:
         """Rows [start, stop) as a block of their own, with only the contexts they use (contexts stay in order)."""
-        first, last = int(self.request_of_row[start:stop].min()), int(self.request_of_row[start:stop].max())
-        out = RowBlock.allocate(self.layout, stop - start, last - first + 1)
-        out.request_of_row[:] = self.request_of_row[start:stop] - first
-        out.context_ids[:] = self.context_ids[first : last + 1]
-        out.context_dense[:] = self.context_dense[first : last + 1]
+        used, request = np.unique(self.request_of_row[start:stop], return_inverse=True)
+        out = RowBlock.allocate(self.layout, stop - start, len(used))
+        out.request_of_row[:] = request
+        out.context_ids[:] = self.context_ids[used]
+        out.context_dense[:] = self.context_dense[used]
         out.candidate_ids[:] = self.candidate_ids[start:stop]
         out.candidate_dense[:] = self.candidate_dense[start:stop]
         return out

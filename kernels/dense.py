@@ -4,13 +4,14 @@ and the way of computing chosen by measurement for each number of rows. See `ref
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
+from threading import RLock
 
 import numpy as np
 import torch
 
 from kernels.interaction import cross_v2_epilogue
-from kernels.launch import check_rows, launch, type_name
+from kernels.launch import check_rows, launch, own_stream, type_name
 from kernels.reference import activate_
 from kernels.source import kernel
 
@@ -41,9 +42,12 @@ class Linear:
         device: torch.device,
         *,
         cross: bool = False,
+        tf32: bool = False,
     ) -> None:
         out, width = weight.shape
         self.activation, self.cross = activation, cross
+        # Triton multiplies float32 in tf32 only: strict float32 stays with cuBLAS.
+        self._triton = (dtype == torch.bfloat16 or tf32) and activation in ("relu", "identity")
         self._weight = torch.zeros(padded(out), padded(width), dtype=dtype, device=device)
         self._weight[:out, :width] = weight.to(device)
         self._transposed = self._weight.t().contiguous()
@@ -63,8 +67,7 @@ class Linear:
             ways[f"product{suffix}"] = lambda w=weight: self._product(x, w, out, x0, state)  # type: ignore[misc]
             if not self.cross:
                 ways[f"epilogue{suffix}"] = lambda w=weight: self._fused(x, w, out)  # type: ignore[misc]
-        # Triton multiplies float32 in tf32 only: strict float32 stays with cuBLAS.
-        if (x.dtype == torch.bfloat16 or torch.backends.cuda.matmul.allow_tf32) and self.activation in ("relu", "identity"):
+        if self._triton:
             from kernels.linear_triton import TILES, linear
 
             relu = self.activation == "relu"
@@ -84,7 +87,7 @@ class Linear:
         """Writes out[B, padded(out)] from x[B, padded(in)] (and x0, of the same shape as out, for a cross layer).
 
         Args:
-            state: int32[2] on the device, [0] the true number of rows; a cross layer skips the other rows.
+            state: int32[2] on the device, [0] the true number of rows; others may be left as the product.
 
         float32 products follow `matmul_precision`.
         """
@@ -118,7 +121,7 @@ def fastest(ways: Ways, repeats: int = 10, rounds: int = 5) -> str:
 
     Rounds go over all ways in turn, so that a clock that is still rising favours none of them.
     """
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = _tuning_stream(torch.cuda.current_device())
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     graphs = {name: torch.cuda.CUDAGraph() for name in ways}
     best = dict.fromkeys(ways, float("inf"))
@@ -143,15 +146,26 @@ def fastest(ways: Ways, repeats: int = 10, rounds: int = 5) -> str:
     return min(best, key=lambda name: best[name])
 
 
+@lru_cache
+def _tuning_stream(device: int) -> torch.cuda.Stream:
+    return own_stream(torch.device("cuda", device))
+
+
+_ISSUING = RLock()
+
+
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
     """Lets float32 products use tf32 ("tf32") or forbids it (else) while operators are issued or captured; then as before.
 
-    torch keeps this in one process-wide flag, so the caller must not issue work of two precisions at the same time.
+    torch keeps this in process-wide flags, so only one thread issues or captures at a time. Split bf16 products are summed in
+    float32.
     """
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+    flags = torch.backends.cuda.matmul
+    with _ISSUING:
+        before = flags.allow_tf32, flags.allow_bf16_reduced_precision_reduction
+        flags.allow_tf32, flags.allow_bf16_reduced_precision_reduction = precision == "tf32", False
+        try:
+            yield
+        finally:
+            flags.allow_tf32, flags.allow_bf16_reduced_precision_reduction = before

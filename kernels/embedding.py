@@ -55,7 +55,7 @@ def segment_descriptors(tables: Sequence[Sequence[Segment]]) -> tuple[np.ndarray
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """Device memory with two generations of segment descriptors, one after the other; a batch's header picks one.
+    """Device memory with two generations of segment descriptors, one after the other; a lane's state[1] picks one.
 
     tables: uint8[2 * n_tables * 32]; segments: uint8[2 * n_segments * 16]; out_of_range: int64[1], ids refused so far.
     """

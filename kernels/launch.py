@@ -4,6 +4,20 @@ from typing import Any
 
 import torch
 
+
+def own_stream(device: torch.device) -> torch.cuda.Stream:
+    """A CUDA stream that nobody else has. torch.cuda.Stream() hands out 32 in turn, and torch keeps one cuBLAS workspace a
+    stream: two lanes that replay graphs captured on one stream would write into one workspace at the same time.
+    """
+    import cupy
+
+    with cupy.cuda.Device(device.index):
+        owner = cupy.cuda.Stream(non_blocking=True)
+    stream = torch.cuda.ExternalStream(owner.ptr, device=device)  # type: ignore[no-untyped-call]
+    stream.owner = owner  # type: ignore[attr-defined]  # the stream ends with its owner
+    return stream
+
+
 WARP_ROWS = 8  # rows of a block of 256 threads, where a warp has a row
 
 

@@ -42,7 +42,7 @@ def _linear(  # type: ignore[no-untyped-def]
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RELU: tl.constexpr, CROSS: tl.constexpr,
 ):  # fmt: skip
     """out[M, N] = epilogue(x[M, K] w[N, K]^T + bias); one block a tile of out, column tiles first."""
-    rows = tl.program_id(1) * BM + tl.arange(0, BM)
+    rows = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
     columns = tl.program_id(0) * BN + tl.arange(0, BN)
     depth = tl.arange(0, BK)
     row_ok, column_ok = rows[:, None] < M, columns[None, :] < N

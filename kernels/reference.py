@@ -1,4 +1,4 @@
-"""The plain torch version of every kernel: short, obvious, any float dtype. It is the CPU path and the tests' peer."""
+"""The plain torch version of every kernel: short, obvious, any float dtype. All but `lookup` are the CPU path."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
 """Owns a model's embedding tables on one device, and tells lookups where the rows lie through segment descriptors.
 
 A table's rows may lie in several segments of device-readable memory (local HBM, a peer's, pinned host memory); today each
-table is one segment in local memory. Descriptors are double-buffered and chosen by each batch's header, so that new addresses
+table is one segment in local memory. Descriptors are double-buffered and chosen by a word of each lane, so that new addresses
 take effect between two batches without a new capture.
 """
 
@@ -36,7 +36,7 @@ class EmbeddingStore:
         self.device = device
         self.tables = [tables[t.name].to(device).contiguous() for t in schema.tables]
         self.generation = 0
-        self.descriptors = self._described() if device.type == "cuda" and self.tables else None
+        self.descriptors = self._described() if device.type == "cuda" else None
 
     @property
     def bytes_used(self) -> int:

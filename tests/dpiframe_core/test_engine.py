@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ import torch
 from dpiframe_core.architecture import DCNv2, DeepFM
 from dpiframe_core.bundle import Golden, Provenance, read_bundle, write_bundle
 from dpiframe_core.engine import Engine, EngineOptions
-from dpiframe_core.errors import BundleError, DeadlineExceeded, InputError, Unavailable
+from dpiframe_core.errors import BundleError, ConfigError, DeadlineExceeded, InputError, Unavailable
+from dpiframe_core.lane import geometric_buckets
 from tests import oracle
 from tests.backends import BACKENDS
 from tests.runner import table_tensors
@@ -213,6 +215,102 @@ def test_a_device_or_precision_that_does_not_exist_is_refused(bundle, device, pr
 def test_a_bundle_that_asks_for_tf32_runs_in_fp32_on_a_cpu(bundle):
     asks = bundle.manifest.model_copy(update={"precision": bundle.manifest.precision.model_copy(update={"dense": "tf32"})})
     assert Engine(replace(bundle, manifest=asks), "cpu").precision == "fp32"
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+def test_close_under_load_serves_whole_answers_or_refuses(bundle, device):
+    engine = started(bundle, device)
+    block, outcomes, stop = block_of(bundle, 7), set(), threading.Event()
+    want = engine.submit(block)
+
+    def client():
+        while not stop.is_set():
+            try:
+                outcomes.add("right" if np.allclose(engine.submit(block), want, rtol=0, atol=1e-6) else "wrong")
+            except Unavailable:
+                outcomes.add("refused")
+                return
+
+    threads = [threading.Thread(target=client) for _ in range(6)]
+    for t in threads:
+        t.start()
+    time.sleep(0.05)
+    closers = [threading.Thread(target=engine.close) for _ in range(2)]
+    for t in closers:
+        t.start()
+    for t in closers:
+        t.join(10)
+    stop.set()
+    for t in threads:
+        t.join(10)
+    assert not any(t.is_alive() for t in [*threads, *closers])
+    assert outcomes == {"right", "refused"}
+
+
+def test_an_engine_warms_up_once(bundle):
+    engine = started(bundle, "cpu")
+    with pytest.raises(Unavailable, match="got a warm-up while serving"):
+        engine.warmup()
+    engine.close()
+    with pytest.raises(Unavailable, match="got a warm-up while closed"):
+        engine.warmup()
+
+
+def test_a_block_of_another_model_or_with_rows_of_no_context_is_refused(bundle):
+    engine = started(bundle, "cpu")
+    other = oracle.make_block(oracle.make_schema(one_hot=3), 2, 1, np.random.default_rng(0))
+    with pytest.raises(InputError, match="row block layout: got BlockLayout"):
+        engine.submit(other)
+    for bad in (-1, 3):
+        block = block_of(bundle, 5, contexts=3)
+        block.request_of_row[2] = bad
+        with pytest.raises(InputError, match=r"row block request_of_row: got .*, expected within \[0, 3\)"):
+            engine.submit(block)
+    engine.close()
+
+
+def test_an_oversized_block_whose_rows_jump_between_contexts_is_scored(bundle):
+    engine = started(bundle, "cpu")
+    block = block_of(bundle, 201, contexts=201)
+    block.request_of_row[:] = np.random.default_rng(1).permutation(201)
+    rows = np.concatenate([engine.submit(block.part(i, i + 1)) for i in range(201)])
+    np.testing.assert_allclose(engine.submit(block), rows, rtol=0, atol=1e-6)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_batch_rows": 0}, "max_batch_rows: got 0, expected 1 to 65536"),
+        ({"lanes": -1}, "lanes: got -1, expected at least 0"),
+        ({"buckets": (1, 16)}, r"buckets: got \(1, 16\), expected sizes from 1 up to max_batch_rows 4096"),
+        ({"policy": "bfs"}, "policy: got 'bfs', expected one of breadth_first, depth_first, sequential"),
+    ],
+)
+def test_options_that_make_no_engine_are_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        EngineOptions(**options)
+
+
+@pytest.mark.parametrize("most", [1, 7, 8, 12, 13, 100, 4096])
+def test_buckets_reach_the_largest_batch_and_pad_by_half_at_most(most):
+    buckets = geometric_buckets(most)
+    assert buckets[-1] == most
+    assert list(buckets) == sorted(set(buckets))
+    for small, large in pairwise(buckets):
+        assert large <= 8 or large <= 2 * small
+
+
+@pytest.mark.gpu
+def test_lanes_and_tuning_share_no_stream(bundle):
+    """Torch keeps a cuBLAS workspace a stream, and its own streams come from a pool of 32."""
+    engines = [started(bundle, "cuda:0", lanes=2) for _ in range(2)]
+    own = [s.cuda_stream for e in engines for lane in e._pool.lanes for s in lane._streams]
+    pooled = {torch.cuda.Stream().cuda_stream for _ in range(64)}
+    assert len(set(own)) == len(own)
+    assert not pooled & set(own)
+    for e in engines:
+        e.close()
 
 
 @pytest.mark.gpu

@@ -107,6 +107,26 @@ def test_ids_out_of_range_read_the_oov_row_and_are_counted(device):
 
 
 @pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("name", ["dcn", "dcnv2-parallel", "dcnv2-stacked"])
+def test_a_model_of_plain_numbers_needs_no_table(name, device):
+    schema, dense, tensors, tables, rng = random_model(MODELS[name], one_hot=0, bags=0, embedded_numbers=0, plain_numbers=5)
+    model = Model(schema, MODELS[name], dense, tensors, device)
+    block = oracle.make_block(schema, 20, 3, rng)
+    want = oracle.scores(schema, MODELS[name], dense, tables, block)
+    np.testing.assert_allclose(model.scores(block), want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("name", ["wide_deep", "deepfm"])
+def test_one_feature_alone_makes_a_model(name, device):
+    schema, dense, tensors, tables, rng = random_model(MODELS[name], one_hot=1, context=0, bags=0, embedded_numbers=0)
+    model = Model(schema, MODELS[name], dense, tensors, device)
+    block = oracle.make_block(schema, 20, 1, rng)
+    want = oracle.scores(schema, MODELS[name], dense, tables, block)
+    np.testing.assert_allclose(model.scores(block), want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", BACKENDS)
 def test_joined_requests_score_as_they_do_alone(device):
     schema, dense, tensors, _, rng = random_model(MODELS["dcn"], seed=6)
     model = Model(schema, MODELS["dcn"], dense, tensors, device)

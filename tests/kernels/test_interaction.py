@@ -129,7 +129,9 @@ def test_every_way_to_compute_a_linear_layer_gives_the_same_result(rows, width, 
     want = x * product + x if cross else act(product)
     terms = np.abs(x) @ np.abs(w).T + np.abs(b)
     bound = 8 * EPS * (np.abs(x) * terms + np.abs(x) if cross else terms)
-    layer = Linear(torch.from_numpy(w), torch.from_numpy(b), activation, torch.float32, torch.device("cuda", 0), cross=cross)
+    layer = Linear(
+        torch.from_numpy(w), torch.from_numpy(b), activation, torch.float32, torch.device("cuda", 0), cross=cross, tf32=tf32
+    )
     operand = torch.zeros(rows, padded(width), device="cuda")
     operand[:, :width] = torch.from_numpy(x)
     precision = "tf32" if tf32 else "fp32"
