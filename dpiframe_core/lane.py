@@ -16,7 +16,7 @@ from dpiframe_core.operators_cuda import CudaOperators
 from dpiframe_core.schedule import Plan
 from dpiframe_core.types import BatchResult, BlockLayout, RowBlock
 from kernels.dense import matmul_precision
-from kernels.launch import own_stream
+from kernels.launch import give_back, own_stream
 from kernels.lookup_plan import Batch
 
 
@@ -145,6 +145,8 @@ class CudaLane:
             graph.reset()
         self._launch, self._graphs = [], []
         self._values.clear()
+        give_back(self._streams, self._device)
+        self._streams = []
 
     def _switch(self, generation: int) -> None:
         """Later runs of this lane read the other generation of segment descriptors."""

@@ -5,17 +5,30 @@ from typing import Any
 import torch
 
 
+_STREAMS: dict[int, list[torch.cuda.Stream]] = {}  # by device: those that were given back
+
+
 def own_stream(device: torch.device) -> torch.cuda.Stream:
-    """A CUDA stream that nobody else has. torch.cuda.Stream() hands out 32 in turn, and torch keeps one cuBLAS workspace a
-    stream: two lanes that replay graphs captured on one stream would write into one workspace at the same time.
+    """A CUDA stream that nobody else has until it is given back (`give_back`).
+
+    torch.cuda.Stream() hands out 32 in turn, and torch keeps one cuBLAS workspace a stream: two lanes that replay graphs captured
+    on one stream would write into one workspace at the same time. These are never destroyed, for torch's allocator and its
+    workspaces go on naming a stream that once was used.
     """
     import cupy
 
-    with cupy.cuda.Device(device.index):
-        owner = cupy.cuda.Stream(non_blocking=True)
-    stream = torch.cuda.ExternalStream(owner.ptr, device=device)  # type: ignore[no-untyped-call]
-    stream.owner = owner  # type: ignore[attr-defined]  # the stream ends with its owner
-    return stream
+    index = device.index or 0
+    free = _STREAMS.setdefault(index, [])
+    if free:
+        return free.pop()
+    with cupy.cuda.Device(index):
+        pointer = cupy.cuda.runtime.streamCreateWithFlags(cupy.cuda.runtime.streamNonBlocking)
+    return torch.cuda.ExternalStream(pointer, device=torch.device("cuda", index))  # type: ignore[no-untyped-call,no-any-return]
+
+
+def give_back(streams: list[torch.cuda.Stream], device: torch.device) -> None:
+    """For idle streams whose captured graphs are gone."""
+    _STREAMS.setdefault(device.index or 0, []).extend(streams)
 
 
 WARP_ROWS = 8  # rows of a block of 256 threads, where a warp has a row
