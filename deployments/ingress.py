@@ -18,7 +18,7 @@ from deployments.responses import Answer, error_answer, internal_error, plain_er
 from deployments.schema import openapi_schemas
 from deployments.score_route import ScoreRoute
 from deployments.served import ModelList, Served
-from dpiframe_core.errors import Unavailable
+from dpiframe_core.errors import Unavailable, shown
 
 __all__ = ["Served", "build_app"]
 
@@ -69,7 +69,8 @@ def build_app(models: Mapping[str, Served], limits: Limits, metrics: Metrics | N
     async def refused(request: Request, error: HTTPException) -> Response:
         code = _CODES.get(error.status_code, "http_error")
         headers = tuple((k.lower().encode(), v.encode()) for k, v in (error.headers or {}).items())
-        message = f"{request.method}: got {str(error.detail).lower()}, expected a route of this server (see /docs)"
+        # Not request.url, which raises for some Host headers.
+        message = f"route: got {request.method} {shown(request.scope['path'])}, expected one of this server (see /docs)"
         return _response(plain_error(error.status_code, code, message, request_id_of(request.scope["headers"]), headers))
 
     @app.exception_handler(Exception)

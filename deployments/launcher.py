@@ -90,6 +90,9 @@ def serve_settings(config: DeploymentConfig, state: Path) -> dict[str, str]:
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(config.drain_s),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(10, round(config.drain_s))),
         "RAY_SERVE_HAPROXY_NBTHREAD": "2",
+        # Seconds without a byte of a request that a client has begun. By default 3600: 4,096 such clients, all that HAProxy
+        # takes, lock out everybody else for an hour. Neither waiting for an answer nor an idle connection counts.
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "30",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "a"),  # short: socket paths end at 108 bytes and hold a node id of 56
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "m"),

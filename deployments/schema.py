@@ -3,6 +3,7 @@
 Owns types, lengths, finiteness and names; that each feature comes exactly once and fits its encoder is the encoder's to check.
 """
 
+import gc
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -146,10 +147,15 @@ class RequestForm:
             InputError: it breaks a rule; `where` is the first bad path, such as `candidates.C1[3]`.
             TooLarge: it has more candidates than the deployment takes.
         """
+        collects = gc.isenabled()
+        gc.disable()  # JSON has no cycles, but a 4 MB body of a million lists collected so often that it took 1.3 s, not 0.4
         try:
             request = self.body.model_validate_json(body)
         except ValidationError as error:
             raise _first_error(error) from None
+        finally:
+            if collects:
+                gc.enable()
         _refuse_unknown("", request.model_extra or {}, ScoreRequest.model_fields)
         _refuse_unknown("options.", request.options.model_extra or {}, Options.model_fields)
         _refuse_unknown("context.", request.context, self._features)

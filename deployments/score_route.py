@@ -28,6 +28,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 # Values above which a request is encoded on a thread. Below, a thread gains nothing: the interpreter lets it hold the loop
 # for 5 ms at a time anyway, and so many values take about that long.
 _ENCODE_ON_LOOP_VALUES = 50_000
+_ENCODE_ON_LOOP_BYTES = 512 * 1024  # and for the lists of multi-valued features, which may be of any length, that of the body
 _WATCH_AFTER_S = 0.002  # most requests are answered sooner, and watching for a hang-up costs a task
 
 
@@ -73,7 +74,7 @@ class ScoreRoute:
         deadline = None if deadline_ms is None else job.started + deadline_ms / 1e3
         before = self._clock()
         with HangUp(receive):
-            block = await _encoded(served, request)
+            block = await _encoded(served, request, len(body))
             job.rows, job.oov_count, job.encode_ms = block.rows, block.oov_count, self._since(before)
             scored = await served.scorer.submit(block, deadline, options.priority)
         job.queue_ms, job.device_ms = scored.queue_ms, scored.device_ms
@@ -185,8 +186,9 @@ async def read_body(headers: Iterable[Header], receive: Receive, max_bytes: int)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def _encoded(served: Served, request: ScoreInput) -> RowBlock:
+async def _encoded(served: Served, request: ScoreInput, body_bytes: int) -> RowBlock:
     columns = request.candidates
-    if len(columns) * len(next(iter(columns.values()))) < _ENCODE_ON_LOOP_VALUES:
+    values = len(columns) * len(next(iter(columns.values())))
+    if values < _ENCODE_ON_LOOP_VALUES and body_bytes < _ENCODE_ON_LOOP_BYTES:
         return served.encoder.encode(columns, request.context)
     return await asyncio.to_thread(served.encoder.encode, columns, request.context)

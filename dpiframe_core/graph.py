@@ -90,9 +90,6 @@ class Graph:
         if self.output not in known:
             raise ValueError(f"graph output: got {self.output!r}, expected a value of the graph")
 
-    def node(self, name: str) -> Node:
-        return next(n for n in self.nodes if n.name == name)
-
     def producers(self) -> dict[str, Node]:
         """Value name -> the node that makes it."""
         return {o: n for n in self.nodes for o in n.outputs}

@@ -4,16 +4,15 @@ from typing import Any
 
 import torch
 
-
 _STREAMS: dict[int, list[torch.cuda.Stream]] = {}  # by device: those that were given back
 
 
 def own_stream(device: torch.device) -> torch.cuda.Stream:
     """A CUDA stream that nobody else has until it is given back (`give_back`).
 
-    torch.cuda.Stream() hands out 32 in turn, and torch keeps one cuBLAS workspace a stream: two lanes that replay graphs captured
-    on one stream would write into one workspace at the same time. These are never destroyed, for torch's allocator and its
-    workspaces go on naming a stream that once was used.
+    torch.cuda.Stream() hands out 32 in turn, and torch keeps one cuBLAS workspace a stream: two lanes that replay graphs
+    captured on one stream would write into one workspace at the same time. These are never destroyed: doing so crashed the
+    process later, as torch's allocator and its workspaces go on naming a stream that once was used.
     """
     import cupy
 
@@ -23,7 +22,7 @@ def own_stream(device: torch.device) -> torch.cuda.Stream:
         return free.pop()
     with cupy.cuda.Device(index):
         pointer = cupy.cuda.runtime.streamCreateWithFlags(cupy.cuda.runtime.streamNonBlocking)
-    return torch.cuda.ExternalStream(pointer, device=torch.device("cuda", index))  # type: ignore[no-untyped-call,no-any-return]
+    return torch.cuda.ExternalStream(pointer, device=torch.device("cuda", index))  # type: ignore[no-untyped-call]
 
 
 def give_back(streams: list[torch.cuda.Stream], device: torch.device) -> None:

@@ -77,11 +77,6 @@ class LookupPlan:
     def x_width(self) -> int:
         return sum(s.dim for s in self.x_slots)
 
-    @property
-    def row_bytes(self) -> int:
-        """Table bytes that one row of a batch reads, all ids valid."""
-        return sum(self.tables[c.table].dim * self.tables[c.table].dtype.itemsize for c in self.columns)
-
 
 @dataclass(frozen=True, slots=True)
 class Batch:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from deployments.config import DeploymentConfig, parse_config
-from deployments.launcher import FLAGS
+from deployments.launcher import FLAGS, serve_settings
 from dpiframe_core.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -144,6 +144,8 @@ def test_the_embedded_configuration_passes_our_own_schema_and_agrees_with_what_s
     assert float(containers(manifest)[1]["resources"]["requests"]["cpu"]) >= config.cpus_per_replica
     env = {e["name"]: e["value"] for e in containers(manifest)[1]["env"]}
     assert float(env["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"]) == config.drain_s
+    launched = serve_settings(config, Path("/tmp"))
+    assert env["RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S"] == launched["RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S"]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's, at import

@@ -35,7 +35,6 @@ class EmbeddingStore:
                 raise BundleError(f"tables.{t.name}: got {got}, expected {(t.rows, t.dim)} of {t.dtype}")
         self.device = device
         self.tables = [tables[t.name].to(device).contiguous() for t in schema.tables]
-        self.generation = 0
         self.descriptors = self._described() if device.type == "cuda" else None
 
     @property

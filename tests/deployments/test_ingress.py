@@ -268,17 +268,23 @@ def test_a_score_that_overflows_is_the_requests_fault_and_its_neighbours_stand()
     assert engine.batches == [1, 4]
 
 
-def test_large_columns_are_encoded_off_the_loop_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def encoded_on_loop(monkeypatch: pytest.MonkeyPatch) -> set[bool]:
+    """For each encoding that takes place: whether it is done by the thread of the event loop."""
     import threading
 
-    threads = set()
+    seen: set[bool] = set()
     encode = Encoder.encode
 
     def spy(self: Encoder, *args: Any) -> RowBlock:
-        threads.add(threading.current_thread() is threading.main_thread())
+        seen.add(threading.current_thread() is threading.main_thread())
         return encode(self, *args)
 
     monkeypatch.setattr(Encoder, "encode", spy)
+    return seen
+
+
+def test_large_columns_are_encoded_off_the_loop_with_the_same_result(encoded_on_loop: set[bool]) -> None:
     limits = Limits(max_rows_per_request=20_000)
 
     async def body(client: httpx.AsyncClient) -> None:
@@ -288,7 +294,17 @@ def test_large_columns_are_encoded_off_the_loop_with_the_same_result(monkeypatch
         assert got["scores"] == [expected(1, i % 1000)[0] for i in range(rows)]
 
     Service(limits=limits, max_queued_rows=20_000).run(body)
-    assert threads == {False}
+    assert encoded_on_loop == {False}
+
+
+def test_one_very_long_list_of_a_multi_valued_feature_is_encoded_off_the_loop_too(encoded_on_loop: set[bool]) -> None:
+    async def body(client: httpx.AsyncClient) -> None:
+        sent = {**columns(1), "tags": [["x"] * 250_000]}
+        error = refused(await client.post("/v1/score", json=request(candidates=sent)), 422, "invalid_input")
+        assert error["message"] == "candidates.tags[0]: got 250000, expected at most 3 values"
+
+    Service(limits=Limits()).run(body)
+    assert encoded_on_loop == {False}
 
 
 def test_a_full_queue_answers_429_with_whole_and_precise_seconds() -> None:
@@ -419,13 +435,18 @@ def test_ready_follows_the_batchers_and_live_does_not() -> None:
 
 def test_unknown_paths_and_methods_are_answered_in_the_same_form() -> None:
     async def body(client: httpx.AsyncClient) -> None:
-        refused(await client.get("/nowhere", headers={"X-Request-ID": "here"}), 404, "not_found")
+        error = refused(await client.get("/nowhere", headers={"X-Request-ID": "here"}), 404, "not_found")
+        assert error["message"] == "route: got GET '/nowhere', expected one of this server (see /docs)"
         refused(await client.post("/v1/score/", json=request()), 404, "not_found")
         answer = await client.get("/v1/score")
-        refused(answer, 405, "method_not_allowed")
+        error = refused(answer, 405, "method_not_allowed")
+        assert error["message"] == "route: got GET '/v1/score', expected one of this server (see /docs)"
         assert answer.headers["allow"] == "POST"
         refused(await client.request("OPTIONS", "/v1/score"), 405, "method_not_allowed")
         refused(await client.post("/livez"), 405, "method_not_allowed")
+        for path in ("/%ff%00\u00e9", "/" + "a" * 9000):
+            assert len(refused(await client.get(path), 404, "not_found")["message"]) < 200
+        refused(await client.get("/nowhere", headers={"Host": "["}), 404, "not_found")
 
     Service().run(body)
 

@@ -152,6 +152,15 @@ def test_clients_reach_the_service_on_loopback_only_and_ray_only_with_a_token_th
 
 @pytest.mark.ray
 @pytest.mark.slow
+def test_a_client_that_stalls_in_the_middle_of_a_request_is_dropped_within_a_minute(server: Server) -> None:
+    (state,) = server.states()
+    (config,) = state.glob("haproxy/*/haproxy.cfg")
+    (seconds,) = re.findall(r"^\s*timeout client (\d+)s$", config.read_text(), re.MULTILINE)
+    assert int(seconds) <= 60
+
+
+@pytest.mark.ray
+@pytest.mark.slow
 def test_a_second_instance_runs_beside_the_first_and_its_stop_leaves_no_process_and_no_file(
     server: Server, bundle: Path, example: bytes
 ) -> None:

@@ -1,3 +1,4 @@
+import gc
 import json
 from typing import Any
 
@@ -154,6 +155,20 @@ def test_a_message_never_repeats_a_large_value_or_key() -> None:
         with pytest.raises(InputError) as refused:
             FORM.parse(json.dumps(sent).encode())
         assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize("sent", [b'{"candidates": {"item": [[%b]]}}', b'{"candidates": {"item": [1]}, "x": [%b]}'])
+def test_a_body_of_very_many_lists_sets_off_no_garbage_collections_while_it_is_read(sent: bytes) -> None:
+    started = []
+    gc.collect()
+    gc.callbacks.append(lambda phase, info: started.append(phase))
+    try:
+        with pytest.raises(InputError):
+            FORM.parse(sent % b",".join([b"[]"] * 100_000))
+    finally:
+        gc.callbacks.pop()
+    assert len(started) <= 2, "one collection, after it has been read"
+    assert gc.isenabled()
 
 
 def test_the_last_of_two_equal_keys_counts() -> None:
