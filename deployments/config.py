@@ -76,7 +76,9 @@ class Autoscaling(Strict):
 class DeploymentConfig(Strict):
     """Everything that starting one deployment needs. Relative bundle paths start at the working directory of the command.
 
-    `drain_s` is how long requests in flight may still take when a replica or the whole service stops.
+    `max_ongoing_requests` is above what HAProxy lets through (4,096 connections), so that requests wait in our queue, which
+    knows deadlines and bounds, and not before it. `drain_s` is how long requests in flight may still take when a replica or
+    the whole service stops.
     """
 
     application: Name = "dpiframe"
@@ -90,9 +92,16 @@ class DeploymentConfig(Strict):
     replicas: Annotated[int, Field(ge=1)] = 1
     autoscaling: Autoscaling | None = None
     cpus_per_replica: Annotated[float, Field(gt=0)] = 1
-    max_ongoing_requests: Annotated[int, Field(ge=1)] = 1024
+    max_ongoing_requests: Annotated[int, Field(ge=1)] = 8192
     drain_s: Annotated[float, Field(ge=1, le=60)] = 3
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
+
+    @model_validator(mode="after")
+    def _queue_holds_a_request(self) -> Self:
+        rows, room = self.limits.max_rows_per_request, self.batching.max_queued_rows
+        if rows > room:
+            raise ValueError(f"limits.max_rows_per_request: got {rows}, expected at most batching.max_queued_rows {room}")
+        return self
 
     @model_validator(mode="after")
     def _one_way_to_count_replicas(self) -> Self:
