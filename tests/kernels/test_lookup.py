@@ -66,8 +66,11 @@ class OnDevice:
         self.tables = [t.to(target) for t in tables]
         self.lookup = DeviceLookup(plan, out_dtype, id_dtype, target)
         described = [_segments(t, segments) for t in self.tables]
-        images = segment_descriptors(described)
-        both = [torch.from_numpy(np.concatenate([i, i])).to(target) for i in images]
+        self.other = [t + 1 for t in self.tables]  # what generation 1 reads
+        images = zip(
+            segment_descriptors(described), segment_descriptors([_segments(t, segments) for t in self.other]), strict=True
+        )
+        both = [torch.from_numpy(np.concatenate(pair)).to(target) for pair in images]
         counter = torch.zeros(1, dtype=torch.int64, device=target)
         self.descriptors = Descriptors(both[0], both[1], len(tables), sum(map(len, described)), counter)
 
@@ -75,15 +78,15 @@ class OnDevice:
     def out_of_range(self):
         return self.lookup.out_of_range if self.device == "cpu" else int(self.descriptors.out_of_range.item())
 
-    def __call__(self, batch, rows, capacity=None):
+    def __call__(self, batch, rows, capacity=None, generation=0):
         if self.device == "cpu":
             return self.lookup(batch, rows)
         capacity = capacity or rows
         x = torch.full((capacity, -(-self.plan.x_width // 8) * 8), torch.nan, dtype=self.out_dtype, device=self.device)
         total = torch.full((capacity, 1), torch.nan, device=self.device)
-        state = torch.zeros(2, dtype=torch.int32, device=self.device)
+        state = torch.tensor([0, generation], dtype=torch.int32, device=self.device)
         self.lookup(batch, capacity, self.descriptors, x, total, state)
-        assert state.tolist() == [rows, 0]
+        assert state.tolist() == [rows, generation]
         self.padding = x[rows:].cpu(), total[rows:].cpu()
         return x[:rows, : self.plan.x_width].cpu(), total[:rows].cpu()
 
@@ -193,6 +196,18 @@ def test_a_table_in_several_segments_reads_as_one(segments):
     want_x, want_total = OnDevice(plan, tables, "cuda:0")(batch, 200)
     assert torch.equal(x, want_x)
     assert torch.equal(total, want_total)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("segments", [1, 3])
+def test_the_generation_of_a_lane_picks_the_descriptors(segments):
+    plan = mixed_plan()
+    batch = batch_of(plan, 90, contexts=4, ids=some_padding)
+    lookup = OnDevice(plan, tables_of(plan), "cuda:0", segments=segments)
+    for generation, tables in ((1, lookup.other), (0, lookup.tables), (1, lookup.other)):
+        x, _ = lookup(batch, 90, generation=generation)
+        want, _ = reference.lookup(plan, [t.cpu() for t in tables], batch, 90)
+        torch.testing.assert_close(x, want, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.gpu
