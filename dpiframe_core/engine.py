@@ -5,14 +5,11 @@ engine.warmup()
 engine.score({"C1": ["68fd1e64", None], ...}, context={"I1": 3, ...})    # float32[2, 1]
 """
 
-import heapq
 import logging
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
 from typing import Self
 
@@ -22,11 +19,11 @@ import torch
 from dpiframe_core.bundle import Bundle, read_bundle
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.encode import Encoder
-from dpiframe_core.errors import BundleError, ConfigError, DeadlineExceeded, InputError, Unavailable
+from dpiframe_core.errors import BundleError, ConfigError, InputError, Unavailable
 from dpiframe_core.fusion import PASSES, fuse
-from dpiframe_core.graph import Graph
 from dpiframe_core.lane import CpuLane, CudaLane, assembled, geometric_buckets
-from dpiframe_core.models import build_graph
+from dpiframe_core.lane_pool import LanePool
+from dpiframe_core.model_graph import model_graph
 from dpiframe_core.operators_cpu import CpuOperators
 from dpiframe_core.operators_cuda import CudaOperators
 from dpiframe_core.schedule import POLICIES
@@ -113,7 +110,7 @@ class Engine:
         self.plan = POLICIES[options.policy](self.graph, options.max_streams)
         self._store = EmbeddingStore(self.schema, bundle.tables, target)
         self._operators = self._bound(bundle, target)
-        self._pool = _LanePool([self._lane(target) for _ in range(self.lanes)])
+        self._pool = LanePool([self._lane(target) for _ in range(self.lanes)])
         self._failure: str | None = _COLD
 
     @classmethod
@@ -262,83 +259,6 @@ class Engine:
             return CpuLane(self._operators, self.plan, layout, self.graph.output)
         buckets = self.options.buckets or geometric_buckets(self.max_batch_rows)
         return CudaLane(self._operators, self.plan, layout, buckets, self.precision, target, capture=self.options.capture)
-
-
-def model_graph(bundle: Bundle) -> Graph:
-    """The unfused op graph of a bundle's model, its parameters checked against the bundle's.
-
-    Raises:
-        BundleError: the architecture does not fit the schema, or a parameter is missing, left over or of a wrong shape.
-    """
-    m = bundle.manifest
-    try:
-        graph = build_graph(m.architecture, m.feature_schema, len(m.tasks))
-    except ValueError as error:
-        raise BundleError(f"{bundle.path}/model.yaml: architecture {m.architecture.type}: {error}") from error
-    found = {name: tuple(t.shape) for name, t in bundle.dense.items()}
-    wrong = sorted(n for n in graph.params.keys() | found.keys() if graph.params.get(n) != found.get(n))
-    if wrong:
-        name = wrong[0]
-        raise BundleError(
-            f"{bundle.path}/dense.safetensors: {name}: got {found.get(name, 'none')}, expected {graph.params.get(name, 'none')}"
-            f"{f' ({len(wrong) - 1} more parameters differ)' if len(wrong) > 1 else ''}"
-        )
-    return graph
-
-
-class _LanePool:
-    """Hands free lanes to waiting threads, higher priority first, then first come first served."""
-
-    def __init__(self, lanes: Sequence[CpuLane | CudaLane]) -> None:
-        self.lanes: Sequence[CpuLane | CudaLane] = tuple(lanes)
-        self._free = list(lanes)
-        self._drained = False
-        self._waiting: list[tuple[int, int]] = []
-        self._tickets = count()
-        self._changed = threading.Condition()
-
-    def take(self, deadline: float | None, priority: int) -> CpuLane | CudaLane:
-        """A lane that nobody else has until it is `put` back.
-
-        Raises:
-            DeadlineExceeded: the deadline passed first. Unavailable: the pool is drained.
-        """
-        with self._changed:
-            if self._drained:
-                raise Unavailable("engine: closed")
-            if self._free and not self._waiting and deadline is None:
-                return self._free.pop()
-            ticket = (-priority, next(self._tickets))
-            heapq.heappush(self._waiting, ticket)
-            try:
-                while not self._free or self._waiting[0] != ticket:
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if left is not None and left <= 0:
-                        break
-                    self._changed.wait(left)
-                    if self._drained:
-                        raise Unavailable("engine: closed")
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise DeadlineExceeded("engine: got no free lane before the deadline, expected one")
-                return self._free.pop()
-            finally:
-                self._waiting.remove(ticket)
-                heapq.heapify(self._waiting)
-                self._changed.notify_all()
-
-    def put(self, lane: CpuLane | CudaLane) -> None:
-        with self._changed:
-            self._free.append(lane)
-            self._changed.notify_all()
-
-    def drain(self) -> Sequence[CpuLane | CudaLane]:
-        """Gives no lane to anybody any more, waits until all are back, and hands them over; nothing to later callers."""
-        with self._changed:
-            self._drained = True
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: len(self._free) == len(self.lanes))
-            lanes, self.lanes, self._free = self.lanes, (), []
-            return lanes
 
 
 def _device(name: str) -> torch.device:

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from dpiframe_core.bundle import Bundle
-from dpiframe_core.engine import model_graph
 from dpiframe_core.fusion import fuse
 from dpiframe_core.graph import Graph, Node
+from dpiframe_core.model_graph import model_graph
 from dpiframe_core.schedule import Plan, breadth_first
 from dpiframe_core.schema import Categorical, Feature
 

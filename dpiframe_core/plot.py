@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from dpiframe_core.bundle import Bundle
-from dpiframe_core.engine import model_graph
 from dpiframe_core.fusion import fuse
+from dpiframe_core.model_graph import model_graph
 from dpiframe_core.schedule import breadth_first
 
 _COLOURS = ("#4C78A8", "#F58518", "#54A24B", "#B279A2", "#E45756", "#72B7B2", "#9D755D", "#BAB0AC")

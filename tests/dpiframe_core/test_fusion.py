@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpiframe_core import fusion
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.fusion import PASSES, fuse
 from dpiframe_core.graph import Graph, GraphBuilder
@@ -84,6 +85,12 @@ def test_no_pass_changes_what_a_graph_computes(seed):
     for passes in [*((p,) for p in PASSES), tuple(PASSES)]:
         got = values_of(fuse(graph, passes), dense)
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * max(1.0, float(np.abs(want).max())), err_msg=str(passes))
+
+
+def test_fusion_gives_the_head_kernel_no_more_than_it_takes():
+    from kernels import head
+
+    assert (fusion.MAX_PARTS, fusion.MAX_LOGITS) == (head.MAX_PARTS, head.MAX_LOGITS)
 
 
 def test_an_unknown_pass_is_refused():
