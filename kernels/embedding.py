@@ -136,7 +136,7 @@ class DeviceLookup:
     def _kernel(self, t: Tiling) -> Any:
         sizes = {
             "UNIT_THREADS": t.unit_threads, "TOTAL_THREADS": t.total_threads, "UNROLL": t.unroll, "GROUP": t.group,
-            "BLOCKS": t.blocks, "CACHED": int(t.cached),
+            "BLOCKS": t.blocks,
         }  # fmt: skip
         constants = {k: str(v) for k, v in (self._constants | sizes).items()}
         return kernel("embedding", "lookup", constants, self._device.index or 0)
