@@ -16,6 +16,7 @@ from kernels.id_record import IdRecord, id_bytes
 # Names become file names and JSON keys: no separators, no leading dot.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}$")]
 Scope = Literal["context", "candidate"]
+Pooling = Literal["sum", "mean", "max", "none"]
 TableDtype = Literal["float32", "float16", "bfloat16", "int8"]
 FLOAT32_MAX = 3.4028234663852886e38
 
@@ -102,8 +103,9 @@ class Bucketize(Strict):
 
 
 class Categorical(Strict):
-    """A feature whose raw value (text or integer) becomes one id, or up to `max_values` ids pooled by sum or mean.
+    """A feature whose raw value (text or integer) becomes one id, or up to `max_values` ids pooled by sum, mean or max.
 
+    With pooling "none" they stay a sequence: `max_values` rows side by side, the last ones zero where the list is shorter.
     `missing_id` is read for null (and for an empty list; -1, allowed only if `max_values` > 1, reads a zero vector), `oov_id`
     for a value the encoder does not know. `first_order_table` holds the scalar weights of a linear ("wide", first-order) term.
     """
@@ -119,7 +121,7 @@ class Categorical(Strict):
     oov_id: Annotated[int, Field(ge=0)] = 1
     max_values: Annotated[int, Field(ge=1, le=1024)] = 1
     too_many: Literal["error", "keep_first", "keep_last"] = "error"
-    pooling: Literal["sum", "mean"] = "sum"
+    pooling: Pooling = "sum"
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
@@ -162,7 +164,7 @@ class Numeric(Strict):
         return 1
 
     @property
-    def pooling(self) -> Literal["sum", "mean"]:
+    def pooling(self) -> Pooling:
         return "sum"
 
     @property
@@ -221,6 +223,11 @@ class FeatureSchema(Strict):
 
     def feature(self, name: str) -> Categorical | Numeric:
         return self._feature_by_name[name]
+
+    def columns_read(self, feature: str, table: str | None) -> int:
+        """Columns of the feature's rows of a table: its dim, and `max_values` times that for a sequence; 1 for a number."""
+        f = self.feature(feature)
+        return 1 if table is None else self.table(table).dim * (f.max_values if f.pooling == "none" else 1)
 
     @cached_property
     def _table_by_name(self) -> dict[str, Table]:

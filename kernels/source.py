@@ -15,7 +15,7 @@ FOLDER = Path(__file__).resolve().parent
 
 # The Criteo lookup: 39 ids, 16 columns each, first-order weights; all float32, or int8 rows.
 _LOOKUP = {"CONTEXT_BYTES": "0", "CANDIDATE_BYTES": "76", "CONTEXT_NUMBERS": "0", "CANDIDATE_NUMBERS": "0", "TOTALS": "39"}
-_LOOKUP |= {"NARROW": "0", "MOST": "1"}
+_LOOKUP |= {"NARROW": "0", "MOST": "1", "MASKS": "0", "LARGEST": "0"}
 _LOOKUP |= {"GROUP": "8", "UNIT_THREADS": "320", "TOTAL_THREADS": "64", "UNROLL": "4", "BLOCKS": "3"}
 _LOOKUP |= {"OUT_FACTOR": "1.0f"}
 _FLOAT = {"ID": "unsigned", "OUT": "float", "UNITS": "156", "VEC": "4", "DTYPES": "1", "TOTAL_DTYPES": "1"}
@@ -27,6 +27,25 @@ _TILES = (TILES[0].constants, TILES[-1].constants)
 _WIDE_TILES = (WIDE_TILES[0].constants, WIDE_TILES[-1].constants)
 
 _LOOKUPS = (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | {"OUT": "float"}, _FLOAT | _FP8, _INT8 | _FP8)
+_DOT = {"FIELDS": "27", "KEEP": "10", "DIAGONAL": "0"}
+_CIN = {"M": "39", "DIM": "16", "NF": "8", "ACTIVATION": "1"}
+_ATTENTION = {
+    "LENGTH": "50",
+    "DIMS": "32,16",
+    "QUERIES": "0,32",
+    "KEYS": "48,1648",
+    "POOLED": "48,80",
+    "PARTS": "2",
+    "DIM": "48",
+}
+_ATTENTION |= {
+    "MASK": "2448",
+    "KEPT": "{0,0,48},{2500,96,8}",
+    "UNITS": "64,16",
+    "LAYERS": "2",
+    "ACTIVATION": "7",
+    "OUTPUT": "0",
+}
 
 # Representatives of the sets of compile-time constants that the kernels are built with; the compile test walks this table.
 VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
@@ -43,6 +62,16 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         for sizes in _TILES
     ),
     "wave_wgmma": tuple(_WAVE | {"X": x, **sizes} for x in ("float", "bf16", "fp8") for sizes in _WIDE_TILES),
+    "activation": ({"X": "float", "ACTIVATION": "7"}, {"X": "bf16", "ACTIVATION": "4"}),
+    "dot": (_DOT | {"X": "float", "DIM": "128", "ROWS": "1"}, _DOT | {"X": "bf16", "DIM": "10", "ROWS": "1", "DIAGONAL": "1"}),
+    "cin": tuple(
+        _CIN | {"X": x, "FIRST": first, "PASSES": p, "WM": wm, "WK": wk}
+        for x, first, p, wm, wk in (("float", "1", "3", "1", "8"), ("float", "0", "1", "8", "1"), ("bf16", "1", "1", "2", "4"))
+    ),
+    "attention": (
+        _ATTENTION | {"X": "float", "FORMED": "1", "SOFTMAX": "1"},
+        _ATTENTION | {"X": "bf16", "FORMED": "0", "SOFTMAX": "0", "MASK": "-1", "KEPT": "{0,0,0}"},
+    ),
     "head": tuple({"X": x, "TASKS": tasks} for x, tasks in (("float", "1"), ("bf16", "1"), ("float", "3"), ("fp8", "1"))),
 }
 
