@@ -102,8 +102,8 @@ def ablation(
     run = Run("ablation", device, seed, out, append)
     run.finish(
         stage_suites.run(
-            ["ablation", *["first_op"] * first_op], listed(models), listed(precisions), numbers(batches), run.device, run.failed,
-            seconds=seconds, seed=seed, skew=ids,
+            ["ablation", *["first_op"] * first_op], listed(models), listed(precisions), numbers(batches), run.device,
+            run.failed, seconds=seconds, seed=seed, skew=ids,
         )
     )  # fmt: skip
 

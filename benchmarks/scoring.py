@@ -7,7 +7,7 @@ PyTorch, a table a field, the same file read and written by the same library in 
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -50,7 +50,9 @@ def run(
             yield from _measured(systems, job, dim, rows, failed, repeats)
 
 
-def _measured(systems, job: ScoreJob, dim: int, rows: int, failed: Failed, repeats: int) -> Iterator[Record]:
+def _measured(
+    systems: dict[str, Callable[[], float]], job: ScoreJob, dim: int, rows: int, failed: Failed, repeats: int
+) -> Iterator[Record]:
     rates: dict[str, list[float]] = {name: [] for name in systems}
     scores: dict[str, np.ndarray] = {}
     for _ in range(repeats):
@@ -77,8 +79,8 @@ def _ignore(done: float, rows: int) -> None:
 
 def _job(folder: Path, w: Workload, rows: int, device: torch.device, seed: int) -> ScoreJob:
     write_bundle(
-        folder / "bundle", name=w.name, version="benchmark", architecture=w.architecture, feature_schema=w.schema, dense=w.dense,
-        tables=w.tables, vocabularies={}, golden=golden(w), provenance=Provenance(source="benchmarks"),
+        folder / "bundle", name=w.name, version="benchmark", architecture=w.architecture, feature_schema=w.schema,
+        dense=w.dense, tables=w.tables, vocabularies={}, golden=golden(w), provenance=Provenance(source="benchmarks"),
     )  # fmt: skip
     (block,) = id_blocks(w.schema, _DRAWN, 1, seed=seed)
     ids = block.wide_ids("candidate_ids")
@@ -92,7 +94,7 @@ def _job(folder: Path, w: Workload, rows: int, device: torch.device, seed: int) 
 def _eager(job: ScoreJob, w: Workload, device: torch.device) -> float:
     """Rows a second of the script."""
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    model = Model(replace_device(w, device), TablePerField, torch.float32).eval()
+    model = Model(_on(w, device), TablePerField, torch.float32).eval()
     start, rows = time.perf_counter(), 0
     writer: pq.ParquetWriter | None = None
     with torch.inference_mode(), matmul_precision("fp32"), pq.ParquetFile(job.input) as file:
@@ -108,6 +110,6 @@ def _eager(job: ScoreJob, w: Workload, device: torch.device) -> float:
     return rows / (time.perf_counter() - start)
 
 
-def replace_device(w: Workload, device: torch.device) -> Workload:
+def _on(w: Workload, device: torch.device) -> Workload:
     """The workload with its tables on a device."""
     return replace(w, tables={name: t.to(device) for name, t in w.tables.items()})

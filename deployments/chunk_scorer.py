@@ -1,5 +1,6 @@
 """Scores tables of rows on an engine of its own, for whoever brings them: threads of this process or an actor of a cluster."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,30 +41,34 @@ class ChunkScorer:
         self._encoder = TableEncoder(self._engine.encoder, job.encoded)
         self._plan = plan
 
-    def __call__(self, table: pa.Table, first_row: int) -> Scored:
-        """Scores rows; `first_row` is the first one's number in the file, from 1.
+    def __call__(self, table: pa.Table, number: Callable[[int], int]) -> Scored:
+        """Scores rows; `number` tells a row's number in the file, from 1, of its place in the table, from 0.
 
         Raises:
             InputError: a bad value, named by file, row and column.
         """
-        block = self._encoder.encode(table, lambda name, row: self._plan.file.place(name, first_row + row))
-        labels = [self._label(table, name, first_row) for name in self._plan.labels]
+
+        def place(name: str, row: int) -> str:
+            return self._plan.file.place(name, number(row))
+
+        block = self._encoder.encode(table, place)
+        labels = [_label(table[name].combine_chunks(), partial(place, name)) for name in self._plan.labels]
         scores = self._engine.submit(block)
         return Scored(table, scores, np.stack(labels, 1) if labels else None, block.oov_count)
-
-    def _label(self, table: pa.Table, name: str, first_row: int) -> npt.NDArray[np.bool_]:
-        column = table[name].combine_chunks()
-        place = partial(self._plan.file.place, name)
-        kind = column.type
-        if not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-            raise InputError(place(first_row), column[0].as_py(), "0 or 1")
-        values: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)  # null becomes NaN or None
-        good = (values == 0) | (values == 1)
-        if not good.all():
-            row = int(np.argmin(good))
-            raise InputError(place(first_row + row), column[row].as_py(), "0 or 1")
-        return values.astype(np.bool_)
 
     def close(self) -> None:
         """Releases the engine."""
         self._engine.close()
+
+
+def _label(column: Any, place: Callable[[int], str]) -> npt.NDArray[np.bool_]:
+    """bool[n] of a column of 0 and 1, whatever its type."""
+    kind = column.type
+    if not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        raise InputError(place(0), column[0].as_py(), "0 or 1")
+    values: npt.NDArray[Any] = column.to_numpy(zero_copy_only=False)  # null becomes NaN or None
+    good = (values == 0) | (values == 1)
+    if not good.all():
+        row = int(np.argmin(good))
+        raise InputError(place(row), column[row].as_py(), "0 or 1")
+    return values.astype(np.bool_)

@@ -17,7 +17,7 @@ from deployments.scored_file import ScoreReport, scored_file
 from dpiframe_core.bundle import read_bundle
 from dpiframe_core.rowfiles import Chunk, iter_chunks
 
-Progress = Callable[[float, int], None]  # told the part of the input that is done, 0 to 1, and the rows so far
+Progress = Callable[[float | None, int], None]  # told which part of the input is done (0 to 1, if known) and how many rows
 
 
 def score_file(job: ScoreJob, progress: Progress, threads: int = 0) -> ScoreReport:
@@ -62,7 +62,7 @@ def _in_order(chunks: Iterable[Chunk], scorer: ChunkScorer, threads: int) -> Ite
     with ThreadPoolExecutor(threads, "score") as pool:
         try:
             for chunk in chunks:
-                under_way.append((chunk, pool.submit(scorer, chunk.table, chunk.first_row)))
+                under_way.append((chunk, pool.submit(scorer, chunk.table, chunk.first_row.__add__)))
                 if len(under_way) >= 2 * threads:
                     first, future = under_way.popleft()
                     yield first, future.result()
