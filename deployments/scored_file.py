@@ -17,7 +17,8 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.quality import RunningQuality
 from dpiframe_core.types import Floats
 
-_ROW_GROUP = 1 << 17  # rows; what is buffered in memory until it is written
+_ROW_GROUP = 1 << 17  # rows that are written at once, or fewer that have
+_GROUP_BYTES = 64 << 20  # so many bytes: what is held in memory until then
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class ScoredFile:
         self.rows += kept.num_rows
         self.oov_count += oov_count
         self._waiting.append(kept)
-        if sum(t.num_rows for t in self._waiting) >= _ROW_GROUP:
+        if sum(t.num_rows for t in self._waiting) >= _ROW_GROUP or sum(t.nbytes for t in self._waiting) >= _GROUP_BYTES:
             self._flush()
 
     def _flush(self) -> None:
