@@ -6,9 +6,11 @@ writes what they give back, in the order of the input. Bundle and input must lie
 
 import logging
 import os
+import re
 import secrets
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -44,7 +46,7 @@ class Piece:
 
 
 class RayScoringError(DPIFrameError):
-    """The cluster failed, not the input."""
+    """What a worker said of the input, or what became of the cluster."""
 
     code = "ray_failed"
 
@@ -56,15 +58,15 @@ def score_on_cluster(job: ScoreJob, progress: Progress, workers: int, address: s
         address: of an existing cluster; without it a private one is started here and stopped, once in a process.
 
     Raises:
-        InputError, BundleError: as `scoring.score_file`.
-        RayScoringError: a worker was lost, or no cluster answers.
+        InputError, BundleError: as `plan_job` and `read_bundle`.
+        RayScoringError: a bad row, in the words of `scoring.score_file`; or a worker was lost, or no cluster answers.
     """
     job = replace(job, bundle=job.bundle.resolve(), input=job.input.resolve())
     plan = plan_job(job, read_bundle(job.bundle).manifest)
     parts = pieces(plan.file)
     with _cluster(address, workers), scored_file(job.out, plan) as out:
         try:
-            for table in _scored_blocks(job, plan, parts, workers):
+            for table in _scored_blocks(job, plan, parts, workers, address is None):
                 scores = np.stack([table[f"{_SCORE}{i}"].to_numpy() for i in range(len(plan.scores))], 1)
                 labels = [table[f"{_LABEL}{i}"].to_numpy() for i in range(len(plan.labels))]
                 oov = int(table[_OOV].to_numpy().sum())
@@ -95,21 +97,25 @@ def pieces(file: RowFile) -> list[Piece]:
     return found or [Piece(None, 1)]
 
 
-def _scored_blocks(job: ScoreJob, plan: ScorePlan, parts: list[Piece], workers: int) -> Iterator[pa.Table]:
+def _scored_blocks(job: ScoreJob, plan: ScorePlan, parts: list[Piece], workers: int, own: bool) -> Iterator[pa.Table]:
     import ray
     import ray.data
 
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors are told in our words
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
     context.execution_options.preserve_order = True
     context.target_max_block_size = _BLOCK_BYTES
+    # On one host an actor that was killed would be again, and Ray's core complains on stderr that a restart might fail.
+    lasting: dict[str, Any] = {"max_restarts": 0, "max_task_retries": 0} if own else {}
+    warnings.filterwarnings("ignore", "`ray_remote_args` is deprecated")  # and for this there is no other way
+    warnings.filterwarnings("ignore", "The minimum number of concurrent actors")  # a small file keeps fewer busy
     read = ray.data.from_items([{"piece": i} for i in range(len(parts))], override_num_blocks=len(parts)).map_batches(
         _read, batch_size=1, batch_format="pyarrow", num_cpus=_READER_CPUS, fn_args=(job, plan, parts)
     )
     scored = read.map_batches(
         _Actor, batch_size=job.chunk_rows, batch_format="pyarrow", compute=ray.data.ActorPoolStrategy(size=workers), num_cpus=1,
-        num_gpus=1 if job.device == "cuda" else 0, fn_constructor_args=(job, plan),
+        num_gpus=1 if job.device == "cuda" else 0, fn_constructor_args=(job, plan), **lasting,
     )  # fmt: skip
     yield from scored.iter_batches(batch_size=None, batch_format="pyarrow")
 
@@ -143,16 +149,12 @@ class _Actor:
         return out
 
 
-def _cause(error: BaseException) -> DPIFrameError:
-    """The error of ours that a task or an actor raised, else what Ray says of it."""
-    seen: BaseException | None = error
-    while seen is not None:
-        inner = getattr(seen, "cause", None)
-        for found in (seen, inner):
-            if isinstance(found, DPIFrameError):
-                return found
-        seen = inner if isinstance(inner, BaseException) else seen.__cause__
-    return RayScoringError(f"ray: got {str(error).strip().splitlines()[-1]!r}, expected every worker to finish")
+def _cause(error: Exception) -> RayScoringError:
+    """The last error of ours in the traceback, which is all that Ray brings from another process, else its own last line."""
+    text = str(error).strip()
+    ours = re.findall(r"^dpiframe_core\.errors\.\w+: (.*)$", text, re.MULTILINE)
+    last = text.splitlines()[-1] if text else type(error).__name__
+    return RayScoringError(ours[-1] if ours else f"ray: got {last!r}, expected every worker to finish")
 
 
 @contextmanager
@@ -160,7 +162,6 @@ def _cluster(address: str | None, workers: int) -> Iterator[None]:
     """The cluster at `address`, or a private one of this host. Its files, ports and processes are its own."""
     state = Path(tempfile.mkdtemp(prefix=f"dpi-{os.getpid()}-", dir="/tmp"))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # else Ray's core writes on stderr how it might restart an actor
     if address is None:
         (state / "token").touch(0o600)
         (state / "token").write_text(secrets.token_hex(32))

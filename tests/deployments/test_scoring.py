@@ -324,7 +324,10 @@ def test_a_cluster_gives_the_same_file(bundle: Bundle, tmp_path: Path, ending: s
     values = {name: column * 20 for name, column in columns().items()}
     values["c3"] = [i % 24 for i in range(20 * ROWS)]
     path = write(tmp_path / f"in.{ending}", values)
-    _, local = run(job_of(bundle, path, labels=("label",)))
+    if ending == "parquet":  # two pieces
+        rows = pq.read_table(path).take(pa.array(np.arange(300_000) % len(values["c3"])))
+        pq.write_table(rows.append_column("n", pa.array(np.arange(300_000))), path, row_group_size=50_000)
+    _, local = run(job_of(bundle, path, labels=("label",), chunk_rows=8192))
     split = ["--splitter", "bag0=|", "--splitter", "bag1=^"] if ending == "csv" else []
     command = [DPIFRAME, "score", str(bundle.path), path.name, "-o", "ray.parquet", "--device", "cpu", "--label", "label",
                "--engine", "ray", "--workers", "2", *split]  # fmt: skip
