@@ -47,11 +47,19 @@ def run(
             systems = {"eager": lambda job=job, w=w: _eager(job, w, device)}
             for n in threads:
                 systems[f"dpiframe, {n} threads"] = lambda job=job, n=n: score_file(job, _ignore, n).rows_per_s
-            yield from _measured(systems, job, dim, rows, failed, repeats)
+            cell = {
+                "dim": dim,
+                "fields": len(sizes),
+                "rows": rows,
+                "mlp": "64-32",
+                "cross_layers": 2,
+                "input": "parquet, encoded",
+            }
+            yield from _measured(systems, job, cell, failed, repeats)
 
 
 def _measured(
-    systems: dict[str, Callable[[], float]], job: ScoreJob, dim: int, rows: int, failed: Failed, repeats: int
+    systems: dict[str, Callable[[], float]], job: ScoreJob, cell: dict[str, object], failed: Failed, repeats: int
 ) -> Iterator[Record]:
     rates: dict[str, list[float]] = {name: [] for name in systems}
     scores: dict[str, np.ndarray] = {}
@@ -66,7 +74,6 @@ def _measured(
         if not own:
             continue
         worst = check(scores[name], scores["eager"], "fp32", name)
-        cell = {"dim": dim, "fields": len(SIZES), "rows": rows, "mlp": "64-32", "cross_layers": 2, "input": "parquet, encoded"}
         yield record(
             "score", name, model="dcnv2", precision="fp32", cell=cell, rows_per_s=float(np.median(own)), max_abs_err=worst,
             rows_per_s_runs=[round(rate) for rate in own],

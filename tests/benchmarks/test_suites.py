@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import ablation, embedding, floor, latency, lookups, precision, utilisation
+from benchmarks import ablation, embedding, floor, latency, lookups, precision, scoring, utilisation
 from benchmarks import systems as known
 from benchmarks.activity import GpuCounters, union
 from benchmarks.embedding_cells import Cell, sweep
@@ -290,3 +290,10 @@ def test_the_gather_compiles_for_every_row_size():
         macros = [("VECTORS", str(vectors)), ("UNROLL", str(unroll))]
         options = core.ProgramOptions(std="c++17", arch="sm_90", define_macro=macros)
         assert b"gather" in bytes(core.Program(code, code_type="c++", options=options).compile("cubin").code)
+
+
+def test_offline_scoring_is_measured_file_to_file_and_checked_against_the_eager_script():
+    found = list(scoring.run([4], 700, [1, 2], CPU, unexpected, repeats=2, seed=0, sizes=SIZES))
+    assert [r["system"] for r in found] == ["eager", "dpiframe, 1 threads", "dpiframe, 2 threads"]
+    assert all(r["rows_per_s"] > 0 and len(r["rows_per_s_runs"]) == 2 and r["max_abs_err"] < 1e-6 for r in found)
+    assert all(r["cell"]["fields"] == len(SIZES) and r["cell"]["rows"] == 700 for r in found)

@@ -27,6 +27,7 @@ from dpiframe_core.engine import Engine
 from dpiframe_core.errors import InputError
 from dpiframe_core.rowfiles import RowFile
 from tests.runner import small_bundle
+from tests.test_readme import ROOT, RUN, blocks
 
 DPIFRAME = str(Path(sys.executable).with_name("dpiframe"))
 ROWS = 500
@@ -308,6 +309,18 @@ def test_the_command_prints_rows_rate_and_metrics(bundle: Bundle, tmp_path: Path
     for wrong in (["--splitter", "bag0"], ["--workers", "2"], ["--engine", "spark"]):
         done = subprocess.run([*command, *wrong], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
         assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+
+
+def test_the_documents_command_runs(bundle: Bundle, tmp_path: Path) -> None:
+    (block,) = (b for b in blocks((ROOT / "docs" / "offline-scoring.md").read_text()) if b.language in RUN)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "demo").symlink_to(bundle.path)
+    write(tmp_path / "rows.parquet", columns())
+    environment = os.environ | {"PATH": f"{Path(DPIFRAME).parent}:{os.environ['PATH']}"}
+    command = [*RUN[block.language], block.code]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert pq.read_table(tmp_path / "scored.parquet").num_rows == ROWS
 
 
 def test_a_parquet_file_is_read_in_pieces_of_whole_row_groups(tmp_path: Path) -> None:
