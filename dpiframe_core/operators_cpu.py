@@ -113,8 +113,7 @@ def _cross_v2(product: Compute) -> Compute:
 
 
 def _look_up(lookup: StackedLookup, outputs: Sequence[str], block: RowBlock, values: Values) -> None:
-    ids = block.wide_ids("candidate_ids"), block.wide_ids("context_ids")
-    made = lookup.read(block.request_of_row, *ids, block.candidate_dense, block.context_dense)
+    made = lookup.read(block.request_of_row, block.candidate_ids, block.context_ids, block.candidate_dense, block.context_dense)
     values.update(zip(outputs, (t for t in made if t is not None), strict=True))
 
 

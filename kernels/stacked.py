@@ -12,12 +12,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.id_record import Records
 from kernels.lookup_plan import Batch, Kind, LookupPlan, Slot
-from kernels.stack_rows import Ids, Run, StackRows, place, runs
+from kernels.native import library
+from kernels.native_rows import NativeRows
+from kernels.stack_rows import Run, StackRows, place, runs
 
 Floats = npt.NDArray[np.float32]
 
 _PREFETCH_FROM = 2048  # from so many ids on embedding_bag, which prefetches, beats a plain gather: 2.2 times on cold rows
+_FUSED_UP_TO = 1 << 16  # ids that one thread copies faster than torch's two
 _PAGE = 4096
 
 
@@ -31,6 +35,7 @@ class _Group:
     starts: tuple[int, ...]  # first column of each bag, and the end
     scaled: tuple[Run, ...]  # from numbers to columns
     means: tuple[tuple[int, int], ...]  # bags [start, stop) that are averaged
+    columns: int
     placed: tuple[Run, ...]  # from this group's pooled columns to x's
 
 
@@ -57,7 +62,7 @@ class StackedLookup:
         self._out_dtype = out_dtype
         self._counting = threading.Lock()
         self._offsets: dict[tuple[_Group, torch.dtype], torch.Tensor] = {}
-        self._reads: dict[tuple[object, ...], StackRows] = {}
+        self._reads: dict[tuple[object, ...], tuple[StackRows, NativeRows | None]] = {}
         scales = scales or [None] * len(tables)
         self._x_groups = [self._group(slots, tables, scales) for slots in _by_shape(plan, plan.x_slots)]
         self._total_groups = [self._group(slots, tables, scales, one_bag=True) for slots in _by_shape(plan, plan.total_slots)]
@@ -68,6 +73,8 @@ class StackedLookup:
         self._total_copies = torch.tensor([number for number, _ in copies[1]]) if copies[1] else None
         self._x_width = plan.x_width
         self._direct = not copies[0] and all(g.placed == ((0, 0, self._x_width),) for g in self._x_groups)
+        self._fused_rows = 0
+        self._fuse()
 
     def __call__(self, batch: Batch, rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """x[rows, x_width] and total float32[rows, 1], as `reference.lookup`; None for an output the plan lacks."""
@@ -82,22 +89,29 @@ class StackedLookup:
     def read(
         self,
         request: npt.NDArray[np.int32],
-        candidate_ids: Ids,
-        context_ids: Ids,
+        candidate_ids: Records,
+        context_ids: Records,
         candidate_numbers: Floats,
         context_numbers: Floats,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The same for the arrays of exactly the rows to read (see `Batch`)."""
+        rows = len(request)
+        if self._fused is not None and rows <= self._fused_rows:
+            x = None if self._fused_x is None else torch.empty(rows, self._x_width, dtype=self._out_dtype)
+            total = None if self._fused_total is None else torch.empty(rows, 1)
+            reads, fused = self._fused
+            pairs = (None if x is None else (self._fused_x, x)), (None if total is None else (self._fused_total, total))
+            _, outside = fused(request, candidate_ids, context_ids, *pairs)  # type: ignore[arg-type]
+            self._count(outside * reads.readers)
+            return x, total
         numbers = candidate_numbers
         if self.plan.context_numbers:
             numbers = np.concatenate([candidate_numbers, context_numbers[request]], 1)
         found: dict[StackRows, torch.Tensor] = {}
-        for reads in self._reads.values():
-            at, outside = reads(request, candidate_ids, context_ids)
+        for reads, native in self._reads.values():
+            at, outside = (native or reads)(request, candidate_ids, context_ids)
             found[reads] = torch.from_numpy(at)
-            if outside:
-                with self._counting:
-                    self.out_of_range += outside * reads.readers
+            self._count(outside * reads.readers)
         x = total = None
         if self.plan.x_slots:
             x = self._x([self._pooled(g, found[g.reads], numbers) for g in self._x_groups], numbers)
@@ -109,6 +123,34 @@ class StackedLookup:
                 plain = torch.from_numpy(numbers).index_select(1, self._total_copies).sum(1, keepdim=True)
                 total = plain if total is None else total.add_(plain)
         return x, total
+
+    def _count(self, outside: int) -> None:
+        if outside:
+            with self._counting:
+                self.out_of_range += outside
+
+    def _fuse(self) -> None:
+        """Whether one native call does all: every slot a plain gather of one stack each, in the order of the output."""
+        self._fused: tuple[StackRows, NativeRows] | None = None
+        self._fused_x = self._fused_total = None
+        groups = [*self._x_groups, *self._total_groups]
+        if len(self._reads) != 1:
+            return
+        ((reads, native),) = self._reads.values()
+        if native is None or any(g.scaled or g.means or g.scale is not None for g in groups):
+            return
+        if self._x_groups:
+            (x, *more) = self._x_groups
+            if more or not self._direct or len(x.starts) - 1 != x.columns or x.weight.dtype != self._out_dtype:
+                return
+            self._fused_x = x.weight
+        if self._total_groups:
+            (total, *more) = self._total_groups
+            if more or self._total_copies is not None or total.weight.dtype != torch.float32:
+                return
+            self._fused_total = total.weight
+        self._fused_rows = _FUSED_UP_TO // max(1, groups[0].columns)
+        self._fused = reads, native
 
     def _x(self, pooled: Sequence[torch.Tensor], numbers: Floats) -> torch.Tensor:
         """The groups' columns and the plain numbers where x wants them."""
@@ -168,7 +210,11 @@ class StackedLookup:
         weight = _stacked([tables[t] for t in used])
         first_rows = [first_row[c.table] for c in columns]
         key = (tuple((c.source, plan.tables[c.table].rows, c.oov, c.may_pad) for c in columns), tuple(first_rows), len(weight))
-        reads = self._reads.setdefault(key, StackRows(plan, columns, first_rows, len(weight) - 1))
+        if key not in self._reads:
+            where = plan, columns, first_rows, len(weight) - 1
+            native = library()
+            self._reads[key] = StackRows(*where), None if native is None else NativeRows(native, *where)
+        reads = self._reads[key][0]
         reads.readers += 1
         starts = np.cumsum([0, *(s.columns for s in slots)]).tolist()
         dim = weight.shape[1]
@@ -180,6 +226,7 @@ class StackedLookup:
             (0, len(columns)) if one_bag else tuple(starts),
             runs([(_number(plan, s), at) for s, at in zip(slots, starts, strict=False) if s.kind == Kind.SCALE]),
             tuple(span for s, span in zip(slots, pairwise(starts), strict=True) if s.mean and s.columns > 1),
+            len(columns),
             runs([(i * dim + e, s.out + e) for i, s in enumerate(slots) for e in range(dim)]),
         )
 
