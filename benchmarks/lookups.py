@@ -74,8 +74,9 @@ def _dpiframe(task: Task) -> list[Candidate]:
     """The kernel itself; on a GPU with ids on the device (`dpiframe`) and in pinned memory (`dpiframe-pinned`)."""
     rows = task.cell.batch
     if task.device.type == "cpu":
-        stacked, host = StackedLookup(task.plan, task.tables), [batch_of(b, None) for b in task.blocks]
-        return [Candidate(lambda i: stacked(host[i], rows)[0], "dpiframe")]  # type: ignore[arg-type,return-value]
+        stacked = StackedLookup(task.plan, task.tables)
+        host = [(b.request_of_row, b.candidate_ids, b.context_ids, b.candidate_dense, b.context_dense) for b in task.blocks]
+        return [Candidate(lambda i: stacked.read(*host[i])[0], "dpiframe")]  # type: ignore[arg-type,return-value]
     plan, tables, scales = _stored(task)
     descriptors = _descriptors(tables, scales)
     lookup = DeviceLookup(plan, task.out_dtype, task.device)

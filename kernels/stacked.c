@@ -1,63 +1,61 @@
 // The lookup on a CPU: which rows of a stack of tables a batch's id records name, and those rows side by side or summed.
 // Twin of stack_rows.StackRows and of torch.embedding; built by native.py, which knows no more of it than these signatures.
 //
-// Ids are read at their own widths. Runs of columns that lie side by side in the record go through one vectorised loop.
+// An id is read as the 4-byte word of the record that holds it, shifted and masked: the same few instructions whatever its
+// width, so that a compiler makes one vectorised loop of all columns of a side.
 
 #include <stdint.h>
 #include <string.h>
 
 // A record begins where its buffer does, which another process may have laid anywhere.
-typedef uint16_t __attribute__((aligned(1), may_alias)) stored_u16;
-typedef int32_t __attribute__((aligned(1), may_alias)) stored_i32;
-typedef int64_t __attribute__((aligned(1), may_alias)) stored_i64;
+typedef uint32_t __attribute__((aligned(1), may_alias)) Word;
+typedef uint64_t __attribute__((aligned(1), may_alias)) Long;
 
+// Columns [start, stop) read their ids from one side's record.
 typedef struct {
-    int32_t context, byte, width, column, count;  // width 0: no id, row 0
-} Run;
+    int32_t context, start, stop;
+} Stretch;
 
-// first, rows, oov, pad, pads: by column, of the id type. oov and pad are rows of the stack; pads is 1 where an id of all ones
-// is padding, which reads row pad, and not an id outside its table, which reads row oov and is counted.
+// By column: the word that holds its id, how far to shift it and what to keep of it (all ones, shifted, for 8 bytes: two
+// words); first row and rows of its table, of the id type; where an id outside it reads, and where one of all ones does (pads: 1
+// if that is padding, and not counted).
 typedef struct {
-    int64_t columns, runs, candidate_bytes, context_bytes;
-    const Run *run;
-    const void *first, *rows, *oov, *pad, *pads;
+    int64_t columns, stretches, candidate_bytes, context_bytes;
+    const Stretch *stretch;
+    const int32_t *word, *shift;
+    const void *mask, *first, *rows, *oov, *pad, *pads;
 } Stack;
 
-#define READ_RUN(ID, UNSIGNED, STORED, ONES)                                                        \
-    {                                                                                               \
-        const STORED *restrict ids = (const STORED *)(record + run.byte);                           \
-        for (int32_t i = 0; i < run.count; ++i) {                                                   \
-            ID id = (ID)ids[i];                                                                     \
-            ID ones = id == (ID)(ONES), outside = (UNSIGNED)id >= (UNSIGNED)rows[i];                \
-            to[i] = outside ? (ones ? pad[i] : oov[i]) : id + first[i];                             \
-            bad += outside & ~(ones & pads[i]);                                                     \
-        }                                                                                           \
-    }
+static inline uint32_t id_32(const uint8_t *record, int32_t word, int32_t shift, uint32_t mask) {
+    return (((const Word *)record)[word] >> shift) & mask;
+}
 
-// The rows of the stack, id[n, columns], for n rows; gives how many ids were outside their tables.
-#define STACK_ROWS(NAME, ID, UNSIGNED)                                                              \
-    static int64_t NAME(const Stack *s, int64_t n, const uint8_t *candidate, const uint8_t *context,  \
+static inline uint64_t id_64(const uint8_t *record, int32_t word, int32_t shift, uint64_t mask) {
+    return mask == UINT64_MAX ? *(const Long *)((const Word *)record + word) : id_32(record, word, shift, (uint32_t)mask);
+}
+
+static const uint64_t NO_IDS = 0;  // the record of a side without ids, whose columns all read row 0
+
+// The rows of the stack, id[n, columns], for n rows from row `from` on; gives how many ids were outside their tables.
+#define STACK_ROWS(NAME, ID, READ)                                                                  \
+    static int64_t NAME(const Stack *s, int64_t from, int64_t n, const uint8_t *candidate, const uint8_t *context,  \
                         const int32_t *request, int64_t contexts, ID *restrict at) {                \
+        const ID *restrict mask = s->mask, *restrict first = s->first, *restrict rows = s->rows;    \
+        const ID *restrict oov = s->oov, *restrict pad = s->pad, *restrict pads = s->pads;          \
+        const int32_t *restrict word = s->word, *restrict shift = s->shift;                         \
         int64_t found = 0;                                                                          \
-        for (int64_t r = 0; r < n; ++r) {                                                           \
+        for (int64_t r = 0; r < n; ++r, at += s->columns) {                                         \
             ID bad = 0;                                                                             \
-            const uint8_t *own = candidate + r * s->candidate_bytes;                                \
-            const uint8_t *shared = context + (contexts == 1 ? 0 : request[r] * s->context_bytes);  \
-            for (int64_t k = 0; k < s->runs; ++k) {                                                 \
-                const Run run = s->run[k];                                                          \
-                const uint8_t *record = run.context ? shared : own;                                 \
-                const ID *restrict first = (const ID *)s->first + run.column;                       \
-                const ID *restrict rows = (const ID *)s->rows + run.column;                         \
-                const ID *restrict oov = (const ID *)s->oov + run.column;                           \
-                const ID *restrict pad = (const ID *)s->pad + run.column;                           \
-                const ID *restrict pads = (const ID *)s->pads + run.column;                         \
-                ID *restrict to = at + r * s->columns + run.column;                                 \
-                switch (run.width) {                                                                \
-                case 1: READ_RUN(ID, UNSIGNED, uint8_t, 0xff) break;                                \
-                case 2: READ_RUN(ID, UNSIGNED, stored_u16, 0xffff) break;                             \
-                case 4: READ_RUN(ID, UNSIGNED, stored_i32, -1) break;                                  \
-                case 8: READ_RUN(ID, UNSIGNED, stored_i64, -1) break;                                  \
-                default: memcpy(to, first, run.count * sizeof(ID));                                 \
+            for (int64_t k = 0; k < s->stretches; ++k) {                                            \
+                const Stretch part = s->stretch[k];                                                 \
+                const int64_t bytes = part.context ? s->context_bytes : s->candidate_bytes;         \
+                const int64_t row = part.context ? (contexts == 1 ? 0 : request[from + r]) : from + r;     \
+                const uint8_t *record = bytes ? (part.context ? context : candidate) + row * bytes : (const uint8_t *)&NO_IDS; \
+                for (int32_t c = part.start; c < part.stop; ++c) {                                  \
+                    ID id = READ(record, word[c], shift[c], mask[c]);                               \
+                    ID ones = id == mask[c], outside = id >= rows[c];                               \
+                    at[c] = outside ? (ones ? pad[c] : oov[c]) : id + first[c];                     \
+                    bad += outside & ~(ones & pads[c]);                                             \
                 }                                                                                   \
             }                                                                                       \
             found += bad;                                                                           \
@@ -65,8 +63,8 @@ typedef struct {
         return found;                                                                               \
     }
 
-STACK_ROWS(stack_rows_32, int32_t, uint32_t)
-STACK_ROWS(stack_rows_64, int64_t, uint64_t)
+STACK_ROWS(stack_rows_32, uint32_t, id_32)
+STACK_ROWS(stack_rows_64, uint64_t, id_64)
 
 enum { AHEAD = 12 };  // rows whose first cache line is asked for before it is copied
 
@@ -97,25 +95,37 @@ enum { AHEAD = 12 };  // rows whose first cache line is asked for before it is c
         }                                                                                           \
     }
 
-GATHER(gather_32, int32_t)
-GATHER(gather_64, int64_t)
+GATHER(gather_32, uint32_t)
+GATHER(gather_64, uint64_t)
 
-// at: int32 or int64[n, columns] (`wide`), filled. table: rows of `bytes` bytes, copied to x; weights: float32, summed to total.
-// Either may be null. Gives how many ids were outside their tables.
+enum { BLOCK = 4096 };  // ids that are worked out before their rows are read
+
+// at: int32 or int64[n, columns] (`wide`) to fill, or null. table: rows of `bytes` bytes, copied to x; weights: float32, summed
+// to total. Each may be null. request may be null if there is one context. Gives how many ids were outside their tables.
+#define LOOKUP(NAME, ID, ROWS, GATHER_ROWS, GATHER_SUMS)                                            \
+    static int64_t NAME(const Stack *s, int64_t n, const uint8_t *candidate, const uint8_t *context,  \
+                        const int32_t *request, int64_t contexts, ID *at, const char *table, int64_t bytes, char *x, \
+                        const float *weights, float *total) {                                       \
+        if (at) return ROWS(s, 0, n, candidate, context, request, contexts, at);                    \
+        ID block[BLOCK];                                                                            \
+        int64_t outside = 0, step = BLOCK / s->columns;                                             \
+        for (int64_t r = 0; r < n; r += step) {                                                     \
+            int64_t rows = r + step < n ? step : n - r, count = rows * s->columns;                  \
+            outside += ROWS(s, r, rows, candidate, context, request, contexts, block);              \
+            if (table) GATHER_ROWS(block, count, table, bytes, x + r * s->columns * bytes);         \
+            if (weights) GATHER_SUMS(block, rows, s->columns, weights, total + r);                  \
+        }                                                                                           \
+        return outside;                                                                             \
+    }
+
+LOOKUP(lookup_32, uint32_t, stack_rows_32, gather_32, gather_32_sums)
+LOOKUP(lookup_64, uint64_t, stack_rows_64, gather_64, gather_64_sums)
+
 int64_t dpi_lookup(const Stack *s, int64_t wide, int64_t n, const uint8_t *candidate, const uint8_t *context,
                    const int32_t *request, int64_t contexts, void *at, const char *table, int64_t bytes, char *x,
                    const float *weights, float *total) {
-    int64_t outside, count = n * s->columns;
-    if (wide) {
-        outside = stack_rows_64(s, n, candidate, context, request, contexts, at);
-        if (table) gather_64(at, count, table, bytes, x);
-        if (weights) gather_64_sums(at, n, s->columns, weights, total);
-    } else {
-        outside = stack_rows_32(s, n, candidate, context, request, contexts, at);
-        if (table) gather_32(at, count, table, bytes, x);
-        if (weights) gather_32_sums(at, n, s->columns, weights, total);
-    }
-    return outside;
+    return wide ? lookup_64(s, n, candidate, context, request, contexts, at, table, bytes, x, weights, total)
+                : lookup_32(s, n, candidate, context, request, contexts, at, table, bytes, x, weights, total);
 }
 
 // 1/2 sum_d ((sum_i v_id)^2 - sum_i v_id^2) of rows of `fields` vectors of `dim`, `stride` floats apart; dim at most 256.

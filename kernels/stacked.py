@@ -22,6 +22,7 @@ Floats = npt.NDArray[np.float32]
 
 _PREFETCH_FROM = 2048  # from so many ids on embedding_bag, which prefetches, beats a plain gather: 2.2 times on cold rows
 _FUSED_UP_TO = 1 << 16  # ids that one thread copies faster than torch's two
+_MOST_COLUMNS = 4096  # of stacked.c, BLOCK
 _PAGE = 4096
 
 
@@ -101,7 +102,7 @@ class StackedLookup:
             total = None if self._fused_total is None else torch.empty(rows, 1)
             reads, fused = self._fused
             pairs = (None if x is None else (self._fused_x, x)), (None if total is None else (self._fused_total, total))
-            _, outside = fused(request, candidate_ids, context_ids, *pairs)  # type: ignore[arg-type]
+            outside = fused.gather(request, candidate_ids, context_ids, *pairs)  # type: ignore[arg-type]
             self._count(outside * reads.readers)
             return x, total
         numbers = candidate_numbers
@@ -137,7 +138,11 @@ class StackedLookup:
         if len(self._reads) != 1:
             return
         ((reads, native),) = self._reads.values()
-        if native is None or any(g.scaled or g.means or g.scale is not None for g in groups):
+        if (
+            native is None
+            or not 0 < native.columns <= _MOST_COLUMNS
+            or any(g.scaled or g.means or g.scale is not None for g in groups)
+        ):
             return
         if self._x_groups:
             (x, *more) = self._x_groups
