@@ -13,7 +13,7 @@ from dpiframe_core.graph import Graph, Node
 from dpiframe_core.schema import FeatureSchema
 from dpiframe_core.types import RowBlock
 from kernels import reference
-from kernels.dense_cpu import CrossV1, Head, Linear, has_bf16
+from kernels.dense_cpu import CrossV1, Fm, Head, Linear, has_bf16
 from kernels.stacked import StackedLookup
 
 Compute = Callable[..., torch.Tensor]
@@ -90,7 +90,7 @@ class CpuOperators:
             case "linear":
                 return self._linear(w[0], w[1] if len(w) == 2 else None, a.activation)
             case "fm":
-                return lambda x: reference.fm(x.float(), a.offset, a.fields, a.dim)
+                return Fm(a.offset, a.fields, a.dim)
             case "cross_v2":
                 return _cross_v2(self._linear(w[0], w[1]))
             case "cross_v1":
