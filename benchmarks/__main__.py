@@ -220,7 +220,6 @@ def http(
 def score(
     dims: Names = "8,16",
     rows: int = 2_000_000,
-    threads: Names = "1,2",
     repeats: int = 3,
     device: Device = "auto",
     seed: int = 0,
@@ -231,7 +230,7 @@ def score(
     from benchmarks import scoring as score_suite
 
     run = Run("score", device, seed, out, append)
-    run.finish(score_suite.run(numbers(dims), rows, numbers(threads), run.device, run.failed, repeats=repeats, seed=seed))
+    run.finish(score_suite.run(numbers(dims), rows, run.device, run.failed, repeats=repeats, seed=seed))
 
 
 @app.command()

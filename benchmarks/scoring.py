@@ -36,17 +36,23 @@ _CHUNK = 8192
 
 
 def run(
-    dims: Sequence[int], rows: int, threads: Sequence[int], device: torch.device, failed: Failed, *,
-    repeats: int, seed: int, sizes: Sequence[int] = SIZES,
-) -> Iterator[Record]:  # fmt: skip
+    dims: Sequence[int],
+    rows: int,
+    device: torch.device,
+    failed: Failed,
+    *,
+    repeats: int,
+    seed: int,
+    sizes: Sequence[int] = SIZES,
+) -> Iterator[Record]:
     """Yields a record a dim and system: the median rate of `repeats` runs, systems taking turns. Scores are compared first."""
     for dim in dims:
         with TemporaryDirectory(prefix="dpiframe-score-") as folder:
             w = workload("dcnv2", torch.device("cpu"), dim=dim, sizes=sizes, seed=seed, architecture=MODEL)
             job = _job(Path(folder), w, rows, device, seed)
             systems = {"eager": lambda job=job, w=w: _eager(job, w, device)}
-            for n in threads:
-                systems[f"dpiframe, {n} threads"] = lambda job=job, n=n: score_file(job, _ignore, n).rows_per_s
+            for name, threads in (("dpiframe-one-thread", 1), ("dpiframe", 0)):
+                systems[name] = lambda job=job, n=threads: score_file(job, _ignore, n).rows_per_s
             cell = {
                 "dim": dim,
                 "fields": len(sizes),
