@@ -66,7 +66,7 @@ static const uint64_t NO_IDS = 0;  // the record of a side without ids, whose co
 STACK_ROWS(stack_rows_32, uint32_t, id_32)
 STACK_ROWS(stack_rows_64, uint64_t, id_64)
 
-enum { AHEAD = 12 };  // rows whose first cache line is asked for before it is copied
+enum { AHEAD = 16 };  // rows whose first cache line is asked for before it is copied
 
 #define COPY(BYTES)                                                                                 \
     for (int64_t i = 0; i < count; ++i) {                                                           \
