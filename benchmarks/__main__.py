@@ -1,11 +1,8 @@
 """`python -m benchmarks SUITE`: measures side by side and writes `benchmarks/results/<machine>/<suite>.json`."""
 
-import traceback
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from benchmarks import ablation as stage_suites
@@ -17,86 +14,19 @@ from benchmarks import precision as precision_suite
 from benchmarks import utilisation as utilisation_suite
 from benchmarks import warmup as warmup_suite
 from benchmarks.embedding_cells import BATCHES, sweep
-from benchmarks.record import Record, ResultFile, run_facts
+from benchmarks.suite_run import RESULTS, Append, Device, Ids, Names, Out, Run, Seconds, listed, numbers
 from benchmarks.workload import MODELS
 from dpiframe_core.bundle import read_bundle
 from dpiframe_core.engine_options import PRECISIONS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-RESULTS = Path(__file__).parent / "results"
 
-Names = Annotated[str, typer.Option(help="comma-separated")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-Seconds = Annotated[float, typer.Option(help="of timing, a system and cell")]
-Ids = Annotated[str, typer.Option(help="zipf or uniform")]
-Append = Annotated[bool, typer.Option(help="keep the file's records of other cells, if they are of this commit and GPU")]
-Out = Annotated[Path | None, typer.Option(help="JSON file; default results/<h200, .. or cpu>/<suite>.json")]
 _ALL = ",".join(MODELS)
 _EMBEDDING_BATCHES = ",".join(map(str, BATCHES))
 
 
-class Run:
-    """One call: its device, the files of its suites, and what went wrong on the way."""
-
-    def __init__(self, suite: str, device: str, seed: int, out: Path | None, append: bool) -> None:
-        name = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = torch.device("cuda", 0) if name == "cuda" else torch.device(name)
-        self._facts = run_facts(seed, self.device)
-        folder = str(self._facts["gpu"] or "cpu").lower().removeprefix("nvidia ").replace(" ", "-")
-        self._path, self._append = out or RESULTS / folder / f"{suite}.json", append
-        self._files: dict[str, ResultFile] = {}
-        self._failures: list[str] = []
-        self._file(suite)
-
-    def _file(self, suite: str) -> ResultFile:
-        """The suite's file; that of a second suite lies beside the first's."""
-        if suite not in self._files:
-            path = self._path if not self._files else self._path.with_name(f"{suite}.json")
-            self._files[suite] = file = ResultFile(path, self._facts, append=self._append)
-            if file.dropped:
-                typer.echo(f"{path}: records of {file.dropped} will be replaced")
-        return self._files[suite]
-
-    def failed(self, what: str, error: Exception) -> None:
-        """Says so at once; the exit status says it again at the end."""
-        traceback.print_exception(error)
-        typer.echo(f"FAILED {what}", err=True)
-        self._failures.append(what)
-
-    def add(self, record: Record) -> None:
-        """Writes and prints one record."""
-        self._file(record["suite"]).add(record)
-        typer.echo(_line(record))
-
-    def finish(self, records: Iterable[Record]) -> None:
-        """Writes and prints records as they come; exits with 1 if anything failed."""
-        for record in records:
-            self.add(record)
-        for file in self._files.values():
-            typer.echo(f"{file.path}: {len(file.records)} records")
-        if self._failures:
-            typer.echo(f"{len(self._failures)} failed: {'; '.join(self._failures)}", err=True)
-            raise typer.Exit(1)
-
-
-def _line(r: Record) -> str:
-    where = " ".join(str(r[k]) for k in ("model", "precision") if r[k]) + (f" B={r['batch']}" if r["batch"] else "")
-    parts = [f"{r['system']:24} {where:26}", *(f"{k}={v}" for k, v in r["cell"].items() if v is not False)]
-    figures = {k: v for k, v in r.items() if v is not None and k not in ("speedup_vs", "cell", "calls", "rows_per_s")}
-    parts += [f"{k} {v:.4g}" for k, v in figures.items() if isinstance(v, float)]
-    return " ".join(parts)
-
-
-def _list(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in _list(text)]
-
-
 def _systems(text: str) -> list[str]:
-    names = _list(text)
+    names = listed(text)
     if any(n.startswith("fbgemm") for n in names):
         fbgemm.require()  # now, not after minutes of measuring
     return names
@@ -127,7 +57,7 @@ def latency(
         run.add(floor_suite.machine_record(machine, gemm))
     run.finish(
         latency_suite.run(
-            _list(models), _list(precisions), _numbers(batches), names, run.device, run.failed,
+            listed(models), listed(precisions), numbers(batches), names, run.device, run.failed,
             seconds=seconds, skew=ids, seed=seed, buckets=buckets, machine=machine,
         )
     )  # fmt: skip
@@ -149,7 +79,7 @@ def embedding(
     """The lookup alone: batch, dim, fields, one-hot and multi-hot, Zipf and uniform ids, table dtype, one axis at a time."""
     run = Run("embedding", device, seed, out, append)
     names = _systems(systems or ",".join(lookups.SYSTEMS if run.device.type == "cuda" else lookups.SYSTEMS[:3]))
-    cells = [c for c in sweep(_list(dtypes), _numbers(batches)) if only == "all" or c.large == (only == "large")]
+    cells = [c for c in sweep(listed(dtypes), numbers(batches)) if only == "all" or c.large == (only == "large")]
     most = max_rows or None
     if run.device.type == "cpu":  # host memory is no 141 GB, and no bandwidth is claimed for it
         cells, most = [c for c in cells if not c.large and c.dtype != "int8"], max_rows or 1_000_000
@@ -173,8 +103,8 @@ def ablation(
     run = Run("ablation", device, seed, out, append)
     run.finish(
         stage_suites.run(
-            ["ablation", *["first_op"] * first_op], _list(models), _list(precisions), _numbers(batches), run.device, run.failed,
-            seconds=seconds, seed=seed, skew=ids,
+            ["ablation", *["first_op"] * first_op], listed(models), listed(precisions), numbers(batches), run.device,
+            run.failed, seconds=seconds, seed=seed, skew=ids,
         )
     )  # fmt: skip
 
@@ -195,7 +125,7 @@ def first_op(
     run = Run("first_op", device, seed, out, append)
     run.finish(
         stage_suites.run(
-            ["first_op"], _list(models), _list(precisions), _numbers(batches), run.device, run.failed,
+            ["first_op"], listed(models), listed(precisions), numbers(batches), run.device, run.failed,
             seconds=seconds, seed=seed, skew=ids,
         )
     )  # fmt: skip
@@ -220,8 +150,8 @@ def utilisation(
     run = Run("utilisation", device, seed, out, append)
     run.finish(
         utilisation_suite.run(
-            _list(models), _list(precisions), _numbers(batches), names, run.device, run.failed,
-            seconds=seconds, seed=seed, skew=ids, lanes=_numbers(lanes),
+            listed(models), listed(precisions), numbers(batches), names, run.device, run.failed,
+            seconds=seconds, seed=seed, skew=ids, lanes=numbers(lanes),
         )
     )  # fmt: skip
 
@@ -243,7 +173,7 @@ def floor(
     run = Run("floor", device, seed, out, append)
     run.finish(
         floor_suite.run(
-            _list(models), _list(precisions), _numbers(batches), run.device, run.failed,
+            listed(models), listed(precisions), numbers(batches), run.device, run.failed,
             seconds=seconds, seed=seed, skew=ids, gemm=gemm,
         )
     )  # fmt: skip
@@ -266,7 +196,7 @@ def precision(
     run = Run("precision", device, seed, out, append)
     found = read_bundle(bundle)
     data = precision_suite.held_out(found, held_out, rows=rows, seed=log_seed)
-    names = _list(precisions) or list(PRECISIONS[run.device.type])
+    names = listed(precisions) or list(PRECISIONS[run.device.type])
     run.finish(precision_suite.run(found, data, names, run.device, run.failed, seconds=seconds))
 
 
@@ -283,7 +213,7 @@ def warmup(
     """Seconds until an engine is ready with all buckets, with and without what an earlier start left, and its memory."""
     run = Run("warmup", device, seed, out, append)
     options = {"max_batch_rows": max_batch_rows, "seed": seed}
-    run.finish(warmup_suite.run(_list(models), _list(precisions), run.device, run.failed, **options))
+    run.finish(warmup_suite.run(listed(models), listed(precisions), run.device, run.failed, **options))
 
 
 @app.command()
@@ -300,7 +230,24 @@ def http(
     from benchmarks import http as http_suite  # needs what a serving host has, and a GPU host may lack
 
     run = Run("http", "auto", seed, out, append)
-    run.finish(http_suite.run(bundle, rows, _numbers(clients), seconds, seed))
+    run.finish(http_suite.run(bundle, rows, numbers(clients), seconds, seed))
+
+
+@app.command()
+def score(
+    dims: Names = "8,16",
+    rows: int = 2_000_000,
+    repeats: int = 3,
+    device: Device = "auto",
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """Offline: Parquet of encoded ids to Parquet of scores, through all of `dpiframe score`."""
+    from benchmarks import scoring as score_suite
+
+    run = Run("score", device, seed, out, append)
+    run.finish(score_suite.run(numbers(dims), rows, run.device, run.failed, repeats=repeats, seed=seed))
 
 
 @app.command()

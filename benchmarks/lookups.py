@@ -10,7 +10,6 @@ from torch.nn import functional
 from benchmarks.embedding_cells import Cell
 from benchmarks.fbgemm import TableBatch
 from benchmarks.gather import UNROLLS, Gather
-from benchmarks.workload import wide_ids
 from dpiframe_core.types import RowBlock
 from kernels.dense import padded
 from kernels.embedding import Descriptors, DeviceLookup, Segment, segment_descriptors
@@ -75,8 +74,9 @@ def _dpiframe(task: Task) -> list[Candidate]:
     """The kernel itself; on a GPU with ids on the device (`dpiframe`) and in pinned memory (`dpiframe-pinned`)."""
     rows = task.cell.batch
     if task.device.type == "cpu":
-        stacked, host = StackedLookup(task.plan, task.tables), [wide_batch(b, wide_ids(b)) for b in task.blocks]
-        return [Candidate(lambda i: stacked(host[i], rows)[0], "dpiframe")]  # type: ignore[arg-type,return-value]
+        stacked = StackedLookup(task.plan, task.tables)
+        host = [(b.request_of_row, b.candidate_ids, b.context_ids, b.candidate_dense, b.context_dense) for b in task.blocks]
+        return [Candidate(lambda i: stacked.read(*host[i])[0], "dpiframe")]  # type: ignore[arg-type,return-value]
     plan, tables, scales = _stored(task)
     descriptors = _descriptors(tables, scales)
     lookup = DeviceLookup(plan, task.out_dtype, task.device)
@@ -132,7 +132,7 @@ def batch_of(block: RowBlock, device: torch.device | None) -> Batch:
 
 
 def wide_batch(block: RowBlock, ids: np.ndarray) -> Batch:
-    """A batch for the CPU lookups, which take ids as int32 or int64[rows, columns]."""
+    """A batch for `kernels.reference`, which takes ids as int32 or int64[rows, columns]."""
     sections = (
         block.header,
         block.request_of_row,

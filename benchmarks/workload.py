@@ -78,9 +78,17 @@ def schema_of(
     return FeatureSchema(features=tuple(features), tables=tuple(tables))
 
 
-def workload(name: str, device: torch.device, *, dim: int = 16, sizes: Sequence[int] = CRITEO, seed: int = 0) -> Workload:
-    """A paper model with random weights of a trained model's scale."""
-    architecture = MODELS[name]
+def workload(
+    name: str,
+    device: torch.device,
+    *,
+    dim: int = 16,
+    sizes: Sequence[int] = CRITEO,
+    seed: int = 0,
+    architecture: Architecture | None = None,
+) -> Workload:
+    """A paper model with random weights of a trained model's scale. architecture: in place of the one `MODELS` has."""
+    architecture = architecture or MODELS[name]
     schema = schema_of(sizes, dim, first_order=isinstance(architecture, WideDeep | DeepFM))
     generator = torch.Generator(device).manual_seed(seed)
     tables = {t.name: torch.randn(t.rows, t.dim, device=device, generator=generator) * 0.1 for t in schema.tables}

@@ -2,12 +2,16 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
+
+from deployments.score_command import score
+from deployments.terminal import BundlePath, Device, Precision
+from deployments.terminal import err as _err
+from deployments.terminal import one_line_errors as _one_line_errors
+from deployments.terminal import stdout as _out
 
 if TYPE_CHECKING:
     from deployments.config import DeploymentConfig
@@ -16,15 +20,12 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="CTR-model inference server."
 )
-_out, _err = Console(highlight=False), Console(stderr=True, highlight=False)
 
 _DEMO_BUNDLE = Path("models/demo")
 
 Host = Annotated[Literal["127.0.0.1", "0.0.0.0"] | None, typer.Option(help="0.0.0.0 lets other hosts connect.")]
 Port = Annotated[int | None, typer.Option(min=1, max=65535)]
-Device = Annotated[Literal["auto", "cpu", "cuda"] | None, typer.Option()]
-BundlePath = Annotated[Path, typer.Argument(help="A model bundle's directory.")]
-Precision = Annotated[Literal["fp32", "tf32", "bf16", "fp8"] | None, typer.Option(help="Of the dense layers.")]
+app.command()(score)
 
 
 @app.command()
@@ -188,20 +189,6 @@ class _Progress:
             self._status.stop()
             self._status = None
             _err.print(f"{self._text}: {time.monotonic() - self._start:.1f} s", markup=False)
-
-
-@contextlib.contextmanager
-def _one_line_errors() -> Iterator[None]:
-    from dpiframe_core.errors import DPIFrameError
-
-    try:
-        yield
-    except DPIFrameError as error:
-        message = "; ".join([str(error), *getattr(error, "__notes__", [])])
-        _err.print(f"error: {message}", markup=False, soft_wrap=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
 
 
 def _settings(

@@ -1,5 +1,8 @@
-"""Files that a command is told to write: refused before the work rather than after it."""
+"""Files that a command is told to write: refused before the work rather than after it, and never left half-written."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from dpiframe_core.errors import InputError
@@ -21,3 +24,22 @@ def write_outfile(option: str, path: Path, text: str) -> None:
         path.write_text(text + "\n")
     except OSError as error:
         raise InputError(option, str(path), f"a file that may be written ({error.strerror})") from None
+
+
+@contextmanager
+def replacing(option: str, path: Path) -> Iterator[Path]:
+    """Another path beside `path`, which is renamed to it when the block ends well and removed when it does not.
+
+    Raises:
+        InputError: nothing may be written there.
+    """
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        unfinished.touch(exist_ok=False)
+    except OSError as error:
+        raise InputError(option, str(path), f"a file that may be written ({error.strerror})") from None
+    try:
+        yield unfinished
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -5,9 +5,9 @@ Values stay raw (text and integers): turning them into ids is `encode`'s work. I
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from dpiframe_core.errors import InputError
+from dpiframe_core.text_columns import converted, integers, text
 
 _GZIP = b"\x1f\x8b"
 _FIRST_LINE_BYTES = 1 << 16
@@ -173,19 +174,15 @@ def _next(reader: pa.csv.CSVStreamingReader) -> pa.RecordBatch | None:
 def _typed(raw: pa.RecordBatch, path: Path, line: int, log_format: ClickLogFormat) -> pa.Table:
     """Bytes -> text and integers. `line` is the file's line that holds row 0."""
 
-    def converted(name: str, column: pa.Array, convert: Callable[[pa.Array], pa.Array], expected: str) -> pa.Array:
-        try:
-            return convert(column)
-        except pa.ArrowInvalid as error:
-            row, got = _first_bad(column, convert)
-            raise InputError(f"{path}, line {line + row}, column {name}", got, expected) from error
+    def place(name: str, row: int) -> str:
+        return f"{path}, line {line + row}, column {name}"
 
     arrays = []
     for name, column in zip(raw.schema.names, raw.columns, strict=True):
-        array = converted(name, column, _text, "UTF-8 text")
-        arrays.append(
-            converted(name, array, _integers, "a 64-bit integer or nothing") if name in log_format.integers else array
-        )
+        array = converted(column, text, partial(place, name), "UTF-8 text")
+        if name in log_format.integers:
+            array = converted(array, integers, partial(place, name), "a 64-bit integer or nothing")
+        arrays.append(array)
     table = pa.table(arrays, schema=log_format.schema(tuple(raw.schema.names)))
     _refuse_empty_lines(table, path, line)
     if log_format.label in table.column_names:
@@ -194,31 +191,6 @@ def _typed(raw: pa.RecordBatch, path: Path, line: int, log_format: ClickLogForma
         if (row := pc.index(good, False).as_py()) >= 0:
             raise InputError(f"{path}, line {line + row}, column {log_format.label}", label[row].as_py(), "0 or 1")
     return table
-
-
-def _text(column: pa.BinaryArray) -> pa.StringArray:
-    return column.cast(pa.string())
-
-
-def _integers(text: pa.StringArray) -> pa.Int64Array:
-    try:
-        numbers = text.cast(pa.int64())
-    except pa.ArrowInvalid:
-        numbers = pc.replace_substring_regex(text, r"^(-?[0-9]+)\.0*$", r"\1").cast(pa.int64())
-    # Arrow takes `0x1f` for an integer; a click log's numbers are decimal.
-    if pc.any(pc.match_substring(text, "x", ignore_case=True)).as_py():
-        raise pa.ArrowInvalid("hexadecimal")
-    return numbers
-
-
-def _first_bad(column: pa.Array, convert: Callable[[pa.Array], pa.Array]) -> tuple[int, object]:
-    """Row and value of the first cell that `convert` refuses, found by asking it again, cell by cell."""
-    for row in range(len(column)):
-        try:
-            convert(column.slice(row, 1))
-        except pa.ArrowInvalid:
-            return row, column[row].as_py()
-    raise AssertionError("a column was refused, but none of its cells")
 
 
 def _refuse_empty_lines(table: pa.Table, path: Path, line: int) -> None:

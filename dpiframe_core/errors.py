@@ -5,8 +5,9 @@ body -> parse/validate -> encode      -> queue              -> device
         TooLarge(413)                    DeadlineExceeded(504)
 """
 
-from typing import ClassVar
+from typing import ClassVar, Self, TypeVar
 
+_Kind = TypeVar("_Kind", bound="InputError")
 _SHOWN = 120  # characters of a bad value that a message repeats
 
 
@@ -33,10 +34,24 @@ class InputError(DPIFrameError):
     code = "invalid_input"
 
     def __init__(self, where: str, got: object, expected: str) -> None:
-        self.where = where
-        self.got = shown(got)
-        self.expected = expected
-        super().__init__(f"{where}: got {self.got}, expected {expected}")
+        self._say(where, shown(got), expected)
+
+    def _say(self, where: str, got: str, expected: str) -> None:
+        self.where, self.got, self.expected = where, got, expected
+        super().__init__(f"{where}: got {got}, expected {expected}")
+
+    def at(self, where: str) -> Self:
+        """The same fault, told by another name of its place."""
+        return _input_error(type(self), where, self.got, self.expected)
+
+    def __reduce__(self) -> tuple[object, ...]:  # it may be raised in another process
+        return _input_error, (type(self), self.where, self.got, self.expected)
+
+
+def _input_error(kind: type[_Kind], where: str, got: str, expected: str) -> _Kind:
+    error = kind.__new__(kind)
+    error._say(where, got, expected)
+    return error
 
 
 class TooLarge(InputError):

@@ -4,6 +4,7 @@ They leave marks for unknown and missing values, which `encode` replaces for all
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, TypeAlias
@@ -13,7 +14,18 @@ import numpy as np
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.schema import Bucketize, Categorical, Hash, Identity, Log, MinMax, Numeric, Standardize, Vocabulary
-from dpiframe_core.values import Float64s, Int64s, Place, Values, null_mask, read_bags, read_integers, read_numbers, read_texts
+from dpiframe_core.values import (
+    Float64s,
+    Int64s,
+    Place,
+    Values,
+    distinct,
+    null_mask,
+    read_bags,
+    read_integers,
+    read_numbers,
+    read_texts,
+)
 
 # Marks among ids: real ids are >= 0 and -1 is padding.
 UNKNOWN, MISSING = -2, -3
@@ -44,6 +56,17 @@ class CategoryReader:
 
     def _ids(self, values: Values, place: Place) -> Int64s:
         """int64[m]: ids and marks."""
+        if self._by_object and (found := distinct(values)) is not None:
+            with suppress(InputError):  # told below, of the row
+                return self._ids_of(found[0], place)[found[1]]
+        return self._ids_of(values, place)
+
+    @property
+    def _by_object(self) -> bool:
+        """Whether every value becomes a Python object: text does, and what is hashed."""
+        return isinstance(self.feature.encoder, Hash) or self.feature.values == "string"
+
+    def _ids_of(self, values: Values, place: Place) -> Int64s:
         encoder = self.feature.encoder
         if self.feature.values == "string" and not isinstance(encoder, Identity):
             texts, null = read_texts(values, place)

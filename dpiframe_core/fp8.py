@@ -21,7 +21,7 @@ def check_fp8(graph: Graph, device: torch.device) -> None:
     if torch.cuda.get_device_capability(device) < (8, 9):
         raise InputError("precision", FP8, "fp32, tf32 or bf16 on this GPU, which does not multiply fp8 (sm_89 on)")
     for node in graph.nodes:
-        if node.op not in OPS:
+        if node.op not in OPS or node.attrs.splits:  # a lookup has one scale for all that it writes
             raise InputError("precision", FP8, f"fp32, tf32 or bf16 for a model with {node.name} ({node.op})")
 
 

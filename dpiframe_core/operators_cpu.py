@@ -13,7 +13,7 @@ from dpiframe_core.graph import ACTIVATION_PARAMS, Attrs, Graph, Node
 from dpiframe_core.schema import FeatureSchema
 from dpiframe_core.types import RowBlock
 from kernels import reference
-from kernels.dense_cpu import CrossV1, Head, Linear, has_bf16
+from kernels.dense_cpu import CrossV1, Fm, Head, Linear, has_bf16
 from kernels.stacked import StackedLookup
 
 Compute = Callable[..., torch.Tensor]
@@ -98,7 +98,7 @@ class CpuOperators:
             case "linear":
                 return self._linear(w, a.activation, a.slope)
             case "fm":
-                return lambda x: reference.fm(x.float(), a.offset, a.fields, a.dim)
+                return Fm(a.offset, a.fields, a.dim)
             case "dot":
                 return lambda *parts: reference.dot(_joined(parts), a.fields, a.dim, a.keep, a.diagonal)
             case "cin":
@@ -160,7 +160,7 @@ def attention_of(a: Attrs, w: Sequence[torch.Tensor]) -> Compute:
 
 
 def _look_up(lookup: StackedLookup, outputs: Sequence[str], widths: Sequence[int], block: RowBlock, values: Values) -> None:
-    ids = block.wide_ids("candidate_ids"), block.wide_ids("context_ids")
+    ids = block.candidate_ids, block.context_ids
     x, total = lookup.read(block.request_of_row, *ids, block.candidate_dense, block.context_dense)
     parts = () if x is None else (x,) if len(widths) == 1 else (part.contiguous() for part in torch.split(x, list(widths), 1))
     values.update(zip(outputs, (*parts, *(() if total is None else (total,))), strict=True))

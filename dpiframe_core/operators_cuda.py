@@ -111,7 +111,8 @@ class CudaOperators:
             bound = self._bound[node.name]
             if isinstance(bound, DeviceLookup) and node.attrs.splits:
                 firsts = output_columns(node, column_alignment(self.dtype))
-                ends = [first + padded(self.graph.widths[o], self.dtype) for first, o in zip(firsts, node.outputs, strict=False)]
+                widths = [padded(self.graph.widths[o], self.dtype) for o in node.outputs]
+                ends = [first + width for first, width in zip(firsts, widths, strict=False)]
                 made[node.name + ALL] = torch.zeros(rows, ends[-1], dtype=self.dtype, device=self._device)
                 for output, first, end in zip(node.outputs, firsts, ends, strict=False):
                     made[output] = made[node.name + ALL][:, first:end]

@@ -129,6 +129,24 @@ def read_bags(values: Values, place: Place) -> tuple[Values, Int64s, Place]:
     return flat, lengths, Place(place.root, place.indexed, np.cumsum(lengths))
 
 
+def distinct(values: Values) -> tuple[pa.Array, npt.NDArray[np.int32]] | None:
+    """The different values of an Arrow column of text or integers, and int32[n] which of them each row has; else None.
+
+    A file's columns repeat few values often, and what costs time is turning values into Python objects.
+    """
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if not isinstance(values, pa.Array):
+        return None
+    if not pa.types.is_dictionary(values.type):
+        if not (pa.types.is_integer(values.type) or pa.types.is_string(values.type) or pa.types.is_large_string(values.type)):
+            return None
+        values = values.dictionary_encode(null_encoding="encode")
+    if values.indices.null_count:
+        return None
+    return values.dictionary, values.indices.to_numpy().astype(np.int32, copy=False)
+
+
 def null_mask(values: list[Any]) -> npt.NDArray[np.bool_]:
     return np.fromiter(map(is_, values, repeat(None)), np.bool_, len(values))
 

@@ -9,7 +9,10 @@ from functools import partial
 import torch
 
 from kernels import reference
+from kernels.native import library
 
+_FM_DIM = 256  # of stacked.c
+_FM_FLOATS = 1 << 19
 _ATTRIBUTES = {"identity": "none", "relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh"}
 
 
@@ -65,6 +68,28 @@ class Linear:
             return self._activate(reference.linear(x.to(self._dtype), self._weight, self._bias, "identity"))
         y = self._product(x.to(self._dtype))
         return y if self._fused else self._activate(y)
+
+
+class Fm:
+    """The factorization machine's second-order term, `reference.fm`, in one pass over x where stacked.c could be built.
+
+    One thread: up to some 2 MB of x (half an L2) it is done before torch's three passes have been shared out.
+    """
+
+    def __init__(self, offset: int, fields: int, dim: int) -> None:
+        self._shape = offset, fields, dim
+        native = library()
+        self._run = native.dpi_fm if native is not None and dim <= _FM_DIM else None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """float32[rows, 1] of x[rows, >= offset + fields * dim]."""
+        x, (offset, fields, dim) = x.float(), self._shape
+        rows = x.shape[0]
+        if self._run is None or x.stride(1) != 1 or rows * fields * dim > _FM_FLOATS:
+            return reference.fm(x, offset, fields, dim)
+        out = torch.empty(rows, 1)
+        self._run(x.data_ptr() + 4 * offset, rows, x.stride(0), fields, dim, out.data_ptr())
+        return out
 
 
 class CrossV1:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kernels.id_record import Ids, Records
 from kernels.lookup_plan import ALWAYS_ROW_0, IdColumn, LookupPlan
 
-Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 Run = tuple[int, int, int]  # columns [first, first + count) of one array are [second, second + count) of another
 
 
@@ -37,6 +37,7 @@ class StackRows:
 
     def __init__(self, plan: LookupPlan, columns: Sequence[IdColumn], first_rows: Sequence[int], zero_row: int) -> None:
         self.zero_row, self.readers = zero_row, 0
+        self._records = plan.candidate_ids, plan.context_ids
         self._candidates = plan.candidate_width
         sources = [(place(c.source, plan.candidate_width), i) for i, c in enumerate(columns) if c.source != ALWAYS_ROW_0]
         self._runs = runs(sources, border=plan.candidate_width)
@@ -49,8 +50,12 @@ class StackRows:
         self._oov = np.array([first + c.oov for first, c in zip(first_rows, columns, strict=True)], small)
         self._may_pad = np.array([c.may_pad for c in columns], np.bool_)
 
-    def __call__(self, request: npt.NDArray[np.int32], candidate_ids: Ids, context_ids: Ids) -> tuple[Ids, int]:
-        """id[rows, columns], each within its table whatever the id, and how many of the ids were outside."""
+    def __call__(self, request: npt.NDArray[np.int32], candidates: Records, contexts: Records) -> tuple[Ids, int]:
+        """id[rows, columns], each within its table whatever the id, and how many of the ids were outside.
+
+        candidates, contexts: uint8[rows or contexts, bytes of an `IdRecord`].
+        """
+        candidate_ids, context_ids = self._widened(candidates, contexts)
         own = candidate_ids if self._whole else self._side_by_side(request, candidate_ids, context_ids)
         limit = self._rows[own.itemsize](len(own))
         outside = own.view(limit.dtype) >= limit  # seen as unsigned, a negative id is larger than any table
@@ -62,6 +67,11 @@ class StackRows:
         padded = (own.reshape(-1)[at] == -1) & self._may_pad[column]
         rows.reshape(-1)[at] = np.where(padded, self.zero_row, self._oov[column])
         return rows, len(at) - int(np.count_nonzero(padded))
+
+    def _widened(self, candidates: Records, contexts: Records) -> tuple[Ids, Ids]:
+        candidate, context = self._records
+        dtype = np.int64 if 8 in candidate.widths + context.widths else np.int32
+        return candidate.widened(candidates, dtype), context.widened(contexts, dtype)
 
     def _side_by_side(self, request: npt.NDArray[np.int32], candidate_ids: Ids, context_ids: Ids) -> Ids:
         """id[rows, columns], 0 for a column without ids."""

@@ -5,34 +5,23 @@ See `reference.lookup` for the plain version; a GPU runs `embedding` instead.
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.id_record import Records
 from kernels.lookup_plan import Batch, Kind, LookupPlan, Slot
-from kernels.stack_rows import Ids, Run, StackRows, place, runs
-
-Floats = npt.NDArray[np.float32]
+from kernels.native import library
+from kernels.native_rows import NativeRows
+from kernels.stack_groups import Floats, StackGroup, bag_maxima, by_shape, group_factors, number_place, stacked_tables
+from kernels.stack_rows import StackRows, place, runs
 
 _PREFETCH_FROM = 2048  # from so many ids on embedding_bag, which prefetches, beats a plain gather: 2.2 times on cold rows
-_PAGE = 4096
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Group:
-    """Slots of one destination, dim and dtype, whose columns lie one slot after the other."""
-
-    reads: StackRows
-    weight: torch.Tensor  # [sum of rows + 1, dim]; the last row is zero, for padded entries
-    scale: torch.Tensor | None  # int8: float32[columns, dim]
-    starts: tuple[int, ...]  # first column of each bag, and the end
-    scaled: tuple[Run, ...]  # from numbers to columns
-    means: tuple[tuple[int, int], ...]  # bags [start, stop) that are averaged
-    largest: bool  # bags are pooled by max
-    placed: tuple[Run, ...]  # from this group's pooled columns to x's
+_FUSED_UP_TO = 1 << 16  # ids that one thread copies faster than torch's two
+_MOST_COLUMNS = 4096  # of stacked.c, BLOCK
+_WIDE = np.dtype(np.int64)
 
 
 class StackedLookup:
@@ -57,15 +46,15 @@ class StackedLookup:
         self.plan, self.out_of_range = plan, 0
         self._out_dtype = out_dtype
         self._counting = threading.Lock()
-        self._offsets: dict[tuple[_Group, torch.dtype], torch.Tensor] = {}
-        self._reads: dict[tuple[object, ...], StackRows] = {}
+        self._offsets: dict[tuple[StackGroup, torch.dtype], torch.Tensor] = {}
+        self._reads: dict[tuple[object, ...], tuple[StackRows, NativeRows | None]] = {}
         scales = scales or [None] * len(tables)
-        self._x_groups = [self._group(slots, tables, scales) for slots in _by_shape(plan, plan.x_slots)]
+        self._x_groups = [self._group(slots, tables, scales) for slots in by_shape(plan, plan.x_slots)]
         self._total_groups = [
-            self._group(slots, tables, scales, one_bag=not slots[0].largest) for slots in _by_shape(plan, plan.total_slots)
+            self._group(slots, tables, scales, one_bag=not slots[0].largest) for slots in by_shape(plan, plan.total_slots)
         ]
         copies = [
-            [(_number(plan, s), s.out) for s in slots if s.kind == Kind.COPY] for slots in (plan.x_slots, plan.total_slots)
+            [(number_place(plan, s), s.out) for s in slots if s.kind == Kind.COPY] for slots in (plan.x_slots, plan.total_slots)
         ]
         self._x_copies = runs(copies[0])
         masks = [
@@ -75,6 +64,8 @@ class StackedLookup:
         self._total_copies = torch.tensor([number for number, _ in copies[1]]) if copies[1] else None
         self._x_width = plan.x_width
         self._direct = not copies[0] and not masks and all(g.placed == ((0, 0, self._x_width),) for g in self._x_groups)
+        self._fused_rows = 0
+        self._fuse()
 
     def __call__(self, batch: Batch, rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """x[rows, x_width] and total float32[rows, 1], as `reference.lookup`; None for an output the plan lacks."""
@@ -89,29 +80,34 @@ class StackedLookup:
     def read(
         self,
         request: npt.NDArray[np.int32],
-        candidate_ids: Ids,
-        context_ids: Ids,
+        candidate_ids: Records,
+        context_ids: Records,
         candidate_numbers: Floats,
         context_numbers: Floats,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The same for the arrays of exactly the rows to read (see `Batch`)."""
+        rows = len(request)
+        if self._fused is not None and rows <= self._fused_rows:
+            x = None if self._fused_x is None else torch.empty(rows, self._x_width, dtype=self._out_dtype)
+            total = None if self._fused_total is None else torch.empty(rows, 1)
+            reads, fused = self._fused
+            pairs = (None if x is None else (self._fused_x, x)), (None if total is None else (self._fused_total, total))
+            outside = fused.gather(request, candidate_ids, context_ids, *pairs)  # type: ignore[arg-type]
+            self._count(outside * reads.readers)
+            return x, total
         numbers = candidate_numbers
         if self.plan.context_numbers:
             numbers = np.concatenate([candidate_numbers, context_numbers[request]], 1)
         found: dict[StackRows, torch.Tensor] = {}
-        for reads in self._reads.values():
-            at, outside = reads(request, candidate_ids, context_ids)
+        for reads, native in self._reads.values():
+            at, outside = (native or reads)(request, candidate_ids, context_ids)
             found[reads] = torch.from_numpy(at)
-            if outside:
-                with self._counting:
-                    self.out_of_range += outside * reads.readers
+            self._count(outside * reads.readers)
         x = total = None
         if self.plan.x_slots:
             x = self._x([self._pooled(g, found[g.reads], numbers) for g in self._x_groups], numbers)
-            for column, out, count in self._x_masks:
-                side, start = (candidate_ids, column) if column < self.plan.candidate_width else (context_ids[request], column)
-                start -= 0 if column < self.plan.candidate_width else self.plan.candidate_width
-                x[:, out : out + count] = torch.from_numpy(side[:, start : start + count] != -1)
+            if self._x_masks:
+                self._mask(x, request, candidate_ids, context_ids)
         if self.plan.total_slots:
             for g in self._total_groups:
                 one = self._pooled(g, found[g.reads], numbers)
@@ -121,6 +117,48 @@ class StackedLookup:
                 plain = torch.from_numpy(numbers).index_select(1, self._total_copies).sum(1, keepdim=True)
                 total = plain if total is None else total.add_(plain)
         return x, total
+
+    def _mask(self, x: torch.Tensor, request: npt.NDArray[np.int32], candidate_ids: Records, context_ids: Records) -> None:
+        """Writes where sequences have an id and where they are padded."""
+        of_rows, of_contexts = self.plan.candidate_ids, self.plan.context_ids
+        for column, out, count in self._x_masks:
+            if column < self.plan.candidate_width:
+                side, start = of_rows.widened(candidate_ids, _WIDE), column
+            else:
+                side, start = of_contexts.widened(context_ids, _WIDE)[request], column - self.plan.candidate_width
+            x[:, out : out + count] = torch.from_numpy(side[:, start : start + count] != -1)
+
+    def _count(self, outside: int) -> None:
+        if outside:
+            with self._counting:
+                self.out_of_range += outside
+
+    def _fuse(self) -> None:
+        """Whether one native call does all: every slot a plain gather of one stack each, in the order of the output."""
+        self._fused: tuple[StackRows, NativeRows] | None = None
+        self._fused_x = self._fused_total = None
+        groups = [*self._x_groups, *self._total_groups]
+        if len(self._reads) != 1 or not self._direct:
+            return
+        ((reads, native),) = self._reads.values()
+        if (
+            native is None
+            or not 0 < native.columns <= _MOST_COLUMNS
+            or any(g.scaled or g.means or g.largest or g.scale is not None for g in groups)
+        ):
+            return
+        if self._x_groups:
+            (x, *more) = self._x_groups
+            if more or len(x.starts) - 1 != x.columns or x.weight.dtype != self._out_dtype:
+                return
+            self._fused_x = x.weight
+        if self._total_groups:
+            (total, *more) = self._total_groups
+            if more or self._total_copies is not None or total.weight.dtype != torch.float32:
+                return
+            self._fused_total = total.weight
+        self._fused_rows = _FUSED_UP_TO // max(1, groups[0].columns)
+        self._fused = reads, native
 
     def _x(self, pooled: Sequence[torch.Tensor], numbers: Floats) -> torch.Tensor:
         """The groups' columns and the plain numbers where x wants them."""
@@ -134,11 +172,11 @@ class StackedLookup:
             x[:, out : out + count] = torch.from_numpy(numbers[:, number : number + count])
         return x
 
-    def _pooled(self, group: _Group, at: torch.Tensor, numbers: Floats) -> torch.Tensor:
+    def _pooled(self, group: StackGroup, at: torch.Tensor, numbers: Floats) -> torch.Tensor:
         """[rows, bags * dim]: the sums of the bags, in float32; bags of one id may keep their dtype."""
         rows, columns = at.shape
         weight, bags = group.weight, len(group.starts) - 1
-        factors = _factors(group, at, numbers)
+        factors = group_factors(group, at, numbers)
         plain = bags == columns and factors is None and not group.largest
         # embedding_bag would round sums of half-precision rows, and knows no int8.
         fused = (weight.dtype == torch.float32 and not group.largest) or (plain and group.scale is None)
@@ -152,12 +190,12 @@ class StackedLookup:
         if factors is not None:
             values *= factors[:, :, None]
         if group.largest:
-            values = _maxima(values, at == group.reads.zero_row, group.starts)
+            values = bag_maxima(values, at == group.reads.zero_row, group.starts)
         elif bags < columns:
             values = torch.stack([values[:, a:b].sum(1) for a, b in pairwise(group.starts)], 1)
         return values.view(rows, -1)
 
-    def _bags(self, group: _Group, at: torch.Tensor) -> torch.Tensor:
+    def _bags(self, group: StackGroup, at: torch.Tensor) -> torch.Tensor:
         """Where each bag of each row starts, and the last one ends; kept, as it depends on the number of rows alone."""
         (rows, columns), bags = at.shape, len(group.starts) - 1
         known = self._offsets.get((group, at.dtype))
@@ -173,78 +211,32 @@ class StackedLookup:
         tables: Sequence[torch.Tensor],
         scales: Sequence[torch.Tensor | None],
         one_bag: bool = False,
-    ) -> _Group:
+    ) -> StackGroup:
         """The stack and the constants for slots of one shape; with `one_bag` all of them are summed into one column."""
         plan = self.plan
         columns = [c for s in slots for c in plan.columns[s.first : s.first + s.columns]]
         used = list(dict.fromkeys(c.table for c in columns))
         first_row = dict(zip(used, np.cumsum([0, *(tables[t].shape[0] for t in used)]).tolist(), strict=False))
-        weight = _stacked([tables[t] for t in used])
+        weight = stacked_tables([tables[t] for t in used])
         first_rows = [first_row[c.table] for c in columns]
         key = (tuple((c.source, plan.tables[c.table].rows, c.oov, c.may_pad) for c in columns), tuple(first_rows), len(weight))
-        reads = self._reads.setdefault(key, StackRows(plan, columns, first_rows, len(weight) - 1))
+        if key not in self._reads:
+            where = plan, columns, first_rows, len(weight) - 1
+            native = library()
+            self._reads[key] = StackRows(*where), None if native is None else NativeRows(native, *where)
+        reads = self._reads[key][0]
         reads.readers += 1
         starts = np.cumsum([0, *(s.columns for s in slots)]).tolist()
         dim = weight.shape[1]
         of_columns = [s for c in columns if (s := scales[c.table]) is not None]
-        return _Group(
+        return StackGroup(
             reads,
             weight,
             torch.stack(of_columns).float() if weight.dtype == torch.int8 else None,
             (0, len(columns)) if one_bag else tuple(starts),
-            runs([(_number(plan, s), at) for s, at in zip(slots, starts, strict=False) if s.kind == Kind.SCALE]),
+            runs([(number_place(plan, s), at) for s, at in zip(slots, starts, strict=False) if s.kind == Kind.SCALE]),
             tuple(span for s, span in zip(slots, pairwise(starts), strict=True) if s.mean and s.columns > 1),
             slots[0].largest,
+            len(columns),
             runs([(i * dim + e, s.out + e) for i, s in enumerate(slots) for e in range(dim)]),
         )
-
-
-def _factors(group: _Group, at: torch.Tensor, numbers: Floats) -> torch.Tensor | None:
-    """float32[rows, columns]: what each row that is read is multiplied by: a number, or 1 / (values of its bag)."""
-    if not group.scaled and not group.means:
-        return None
-    factors = np.ones(at.shape, np.float32)
-    for number, column, count in group.scaled:
-        factors[:, column : column + count] = numbers[:, number : number + count]
-    for start, stop in group.means:
-        found = np.count_nonzero(at.numpy()[:, start:stop] != group.reads.zero_row, 1)
-        factors[:, start:stop] = 1 / np.maximum(found, 1)[:, None]
-    return torch.from_numpy(factors)
-
-
-def _maxima(values: torch.Tensor, padded: torch.Tensor, starts: Sequence[int]) -> torch.Tensor:
-    """[rows, bags, dim]: the largest values[rows, columns, dim] of each bag, 0 for one without values."""
-    known = values.masked_fill(padded[:, :, None], -torch.inf)
-    largest = torch.stack([known[:, a:b].amax(1) for a, b in pairwise(starts)], 1)
-    empty = torch.stack([padded[:, a:b].all(1) for a, b in pairwise(starts)], 1)
-    return largest.masked_fill_(empty[:, :, None], 0.0)
-
-
-def _stacked(tables: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The tables' rows one after the other and a row of zeros, from a page's border on.
-
-    NumPy asks the kernel for huge pages, torch does not: 1.45 times the speed on rows that no cache holds (33 M x 16 float32).
-    """
-    rows, dim, dtype = sum(t.shape[0] for t in tables) + 1, tables[0].shape[1], tables[0].dtype
-    size = rows * dim * dtype.itemsize
-    memory = np.empty(size + _PAGE, np.uint8)
-    start = -memory.ctypes.data % _PAGE
-    weight = torch.from_numpy(memory[start : start + size]).view(dtype).view(rows, dim)
-    torch.cat(list(tables), out=weight[:-1])
-    weight[-1] = 0
-    return weight
-
-
-def _by_shape(plan: LookupPlan, slots: Sequence[Slot]) -> list[list[Slot]]:
-    """The slots that read tables, by dim, dtype and whether they are pooled by max."""
-    groups: dict[tuple[int, torch.dtype, bool], list[Slot]] = {}
-    for slot in slots:
-        if slot.kind in (Kind.GATHER, Kind.SCALE):
-            shape = plan.tables[plan.columns[slot.first].table]
-            groups.setdefault((shape.dim, shape.dtype, slot.largest), []).append(slot)
-    return list(groups.values())
-
-
-def _number(plan: LookupPlan, slot: Slot) -> int:
-    """A slot's number among [candidate numbers | context numbers]."""
-    return place(slot.number, plan.candidate_numbers)

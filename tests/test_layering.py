@@ -11,9 +11,10 @@ PACKAGES = ("kernels", "dpiframe_core", "deployments")
 
 # The only files of the three packages that may import each of these; the keys are top-level module names.
 CUPY = {"kernels/source.py", "kernels/launch.py", "dpiframe_core/lane.py"}
-RAY = {f"deployments/{name}.py" for name in ("app", "replica", "launcher", "ray_metrics")}
+RAY = {f"deployments/{name}.py" for name in ("app", "replica", "launcher", "ray_metrics", "ray_scoring")}
 FASTAPI = {"deployments/ingress.py", "deployments/replica.py"}  # the replica names FastAPI as a type only
-ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "typer": {"deployments/cli.py"}}
+TYPER = {"deployments/cli.py", "deployments/terminal.py", "deployments/score_command.py"}
+ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "typer": TYPER}
 
 # What decides runs anywhere and is tested anywhere.
 DECIDES = {

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import ablation, embedding, floor, latency, lookups, precision, utilisation, warmup
+from benchmarks import ablation, embedding, floor, latency, lookups, precision, scoring, utilisation, warmup
 from benchmarks import systems as known
 from benchmarks.activity import GpuCounters, union
 from benchmarks.embedding_cells import Cell, sweep
@@ -297,3 +297,10 @@ def test_warmup_starts_a_model_twice_in_processes_of_their_own():
     cold, again = run
     assert [r["cell"]["start"] for r in (cold, again)] == ["cold", "again"]
     assert all(r["seconds"] > 0 and 0 <= r["max_abs_err"] <= 1e-5 for r in (cold, again))
+
+
+def test_offline_scoring_is_measured_file_to_file_and_checked_against_the_eager_script():
+    found = list(scoring.run([4], 700, CPU, unexpected, repeats=2, seed=0, sizes=SIZES))
+    assert [r["system"] for r in found] == ["eager", "dpiframe-one-thread", "dpiframe"]
+    assert all(r["rows_per_s"] > 0 and len(r["rows_per_s_runs"]) == 2 and r["max_abs_err"] < 1e-6 for r in found)
+    assert all(r["cell"]["fields"] == len(SIZES) and r["cell"]["rows"] == 700 for r in found)

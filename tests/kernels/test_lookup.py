@@ -1,6 +1,6 @@
 """The multi-table lookup: stacked CPU and fused CUDA against the plain reference, with shapes and ids chosen to hurt."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def plan_of(tables, columns, x_slots, total_slots=(), context=0, candidate=0, co
 
 
 def batch_of(plan, rows, contexts=1, ids=None, seed=0, capacity=None):
-    """A batch as the CPU takes it; `ids(rng, n, table_rows)` draws ids, uniform over the tables by default."""
+    """A batch as the reference takes it; `ids(rng, n, table_rows)` draws ids, uniform over the tables by default."""
     rng = np.random.default_rng(seed)
     capacity = capacity or rows
     owner = {}
@@ -65,13 +65,17 @@ def packed(side, ids):
     return records
 
 
+def in_records(plan, batch):
+    """The batch as a CPU takes it: ids as narrow as they come."""
+    sides = (plan.context_ids, batch.context_ids), (plan.candidate_ids, batch.candidate_ids)
+    context, candidate = (torch.from_numpy(packed(side, ids)) for side, ids in sides)
+    return replace(batch, context_ids=context, candidate_ids=candidate)
+
+
 def on_the_bus(plan, batch):
-    """The batch as a GPU takes it: ids as narrow as they come, all in pinned memory."""
-    context, candidate = packed(plan.context_ids, batch.context_ids), packed(plan.candidate_ids, batch.candidate_ids)
-    return Batch(*(t.pin_memory() if t.numel() else t for t in (
-        batch.header, batch.request_of_row, torch.from_numpy(context), torch.from_numpy(candidate),
-        batch.context_numbers, batch.candidate_numbers,
-    )))  # fmt: skip
+    """The batch as a GPU takes it: the same, all in pinned memory."""
+    narrow = in_records(plan, batch)
+    return Batch(*(t.pin_memory() if t.numel() else t for t in (getattr(narrow, f.name) for f in fields(narrow))))
 
 
 def tables_of(plan, seed=1):
@@ -128,7 +132,7 @@ class OnDevice:
 
     def __call__(self, batch, rows, capacity=None, generation=0):
         if self.device == "cpu":
-            return self.lookup(batch, rows)
+            return self.lookup(in_records(self.plan, batch), rows)
         capacity = capacity or rows
         x = torch.full((capacity, -(-self.plan.x_width // 8) * 8), torch.nan, dtype=self.out_dtype, device=self.device)
         total = torch.full((capacity, 1), torch.nan, device=self.device)
@@ -462,7 +466,7 @@ def test_int8_rows_times_their_scales_are_exact(dim, rows):
     tables = [torch.randint(-128, 128, (t.rows, dim), generator=generator).to(t.dtype) for t in shapes]
     scales = [None if t.dtype == F32 else torch.rand(dim, generator=generator) for t in shapes]
     batch = batch_of(plan, rows)
-    x, _ = StackedLookup(plan, tables, scales)(batch, rows)
+    x, _ = StackedLookup(plan, tables, scales)(in_records(plan, batch), rows)
     read = [t[batch.candidate_ids[:, i].long()].float() for i, t in enumerate(tables)]
     assert torch.equal(x, torch.cat([r if s is None else r * s for r, s in zip(read, scales, strict=True)], 1))
 
@@ -478,20 +482,20 @@ def test_int8_tables_read_as_their_float32_values_in_every_kind_of_slot(rows):
     lookup = StackedLookup(small, tables, scales)
     wide = [t.float() * s for t, s in zip(tables, scales, strict=True)]
     want_x, want_total = reference.lookup(plan, wide, batch, rows)
-    x, total = lookup(batch, rows)
+    x, total = lookup(in_records(small, batch), rows)
     torch.testing.assert_close(x, want_x, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(total, want_total, rtol=1e-6, atol=1e-6)
     kept = {group.weight.dtype for group in (*lookup._x_groups, *lookup._total_groups)}
     assert kept == {torch.int8}
 
 
-def test_ids_of_either_width_read_the_same_rows_on_a_cpu():
-    plan = mixed_plan()
+@pytest.mark.parametrize("width", [2, 4, 8])
+def test_ids_of_any_width_read_the_same_rows_on_a_cpu(width):
+    plan, wider = mixed_plan(), mixed_plan(width=width)
     tables = tables_of(plan)
     batch = batch_of(plan, 40, contexts=3, ids=some_padding)
-    wide = replace(batch, context_ids=batch.context_ids.long(), candidate_ids=batch.candidate_ids.long())
-    for narrow, wider in zip(OnDevice(plan, tables, "cpu")(batch, 40), OnDevice(plan, tables, "cpu")(wide, 40), strict=True):
-        assert torch.equal(narrow, wider)
+    for narrow, wide in zip(OnDevice(plan, tables, "cpu")(batch, 40), OnDevice(wider, tables, "cpu")(batch, 40), strict=True):
+        assert torch.equal(narrow, wide)
 
 
 @pytest.mark.parametrize("device", BACKENDS)

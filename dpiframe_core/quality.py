@@ -1,9 +1,11 @@
-"""How well scores rank and fit clicks: AUC and log-loss. NumPy only."""
+"""How well scores rank and fit clicks: AUC and log-loss, at once or as scores come. NumPy only."""
 
 import numpy as np
 import numpy.typing as npt
 
-Labels = npt.NDArray[np.int64]
+from dpiframe_core.types import Floats
+
+Labels = npt.NDArray[np.int64] | npt.NDArray[np.bool_]
 Scores = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 
@@ -22,3 +24,22 @@ def log_loss(labels: Labels, scores: Scores) -> float:
     """Mean binary cross-entropy, in nats, of probabilities strictly between 0 and 1."""
     p = np.clip(scores.astype(np.float64), 1e-12, 1 - 1e-12)
     return float(-np.mean(np.where(labels == 1, np.log(p), np.log1p(-p))))
+
+
+class RunningQuality:
+    """AUC and log-loss of scores that come in parts. Keeps 5 bytes a row: its score and its label."""
+
+    def __init__(self) -> None:
+        self._scores: list[Floats] = []
+        self._labels: list[npt.NDArray[np.bool_]] = []
+
+    def add(self, labels: npt.NDArray[np.bool_], scores: Floats) -> None:
+        """bool[n] and float32[n]; the arrays are kept."""
+        self._labels.append(labels)
+        self._scores.append(scores)
+
+    def result(self) -> tuple[float | None, float]:
+        """(AUC, None if all labels are alike; log-loss in nats) of at least one row."""
+        labels, scores = np.concatenate(self._labels), np.concatenate(self._scores)
+        mixed = bool(labels.any()) and not bool(labels.all())
+        return auc(labels, scores) if mixed else None, log_loss(labels, scores)

@@ -1,0 +1,30 @@
+"""What the commands share: the two consoles, one-line errors, and options that mean the same everywhere."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+stdout, err = Console(highlight=False), Console(stderr=True, highlight=False)
+
+Device = Annotated[Literal["auto", "cpu", "cuda"] | None, typer.Option()]
+BundlePath = Annotated[Path, typer.Argument(help="A model bundle's directory.")]
+Precision = Annotated[Literal["fp32", "tf32", "bf16", "fp8"] | None, typer.Option(help="Of the dense layers.")]
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Ends the command with status 1 and one line on an error of ours, and with 130 on Ctrl-C."""
+    from dpiframe_core.errors import DPIFrameError
+
+    try:
+        yield
+    except DPIFrameError as error:
+        message = "; ".join([str(error), *getattr(error, "__notes__", [])])
+        err.print(f"error: {message}", markup=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None

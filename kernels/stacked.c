@@ -1,0 +1,147 @@
+// The lookup on a CPU: which rows of a stack of tables a batch's id records name, and those rows side by side or summed.
+// Twin of stack_rows.StackRows and of torch.embedding; built by native.py, which knows no more of it than these signatures.
+//
+// An id is read as the 4-byte word of the record that holds it, shifted and masked: the same few instructions whatever its
+// width, so that a compiler makes one vectorised loop of all columns of a side.
+
+#include <stdint.h>
+#include <string.h>
+
+// A record begins where its buffer does, which another process may have laid anywhere.
+typedef uint32_t __attribute__((aligned(1), may_alias)) Word;
+typedef uint64_t __attribute__((aligned(1), may_alias)) Long;
+
+// Columns [start, stop) read their ids from one side's record.
+typedef struct {
+    int32_t context, start, stop;
+} Stretch;
+
+// By column: the word that holds its id, how far to shift it and what to keep of it (all ones, shifted, for 8 bytes: two
+// words); first row and rows of its table, of the id type; where an id outside it reads, and where one of all ones does (pads: 1
+// if that is padding, and not counted).
+typedef struct {
+    int64_t columns, stretches, candidate_bytes, context_bytes;
+    const Stretch *stretch;
+    const int32_t *word, *shift;
+    const void *mask, *first, *rows, *oov, *pad, *pads;
+} Stack;
+
+static inline uint32_t id_32(const uint8_t *record, int32_t word, int32_t shift, uint32_t mask) {
+    return (((const Word *)record)[word] >> shift) & mask;
+}
+
+static inline uint64_t id_64(const uint8_t *record, int32_t word, int32_t shift, uint64_t mask) {
+    return mask == UINT64_MAX ? *(const Long *)((const Word *)record + word) : id_32(record, word, shift, (uint32_t)mask);
+}
+
+static const uint64_t NO_IDS = 0;  // the record of a side without ids, whose columns all read row 0
+
+// The rows of the stack, id[n, columns], for n rows from row `from` on; gives how many ids were outside their tables.
+#define STACK_ROWS(NAME, ID, READ)                                                                  \
+    static int64_t NAME(const Stack *s, int64_t from, int64_t n, const uint8_t *candidate, const uint8_t *context,  \
+                        const int32_t *request, int64_t contexts, ID *restrict at) {                \
+        const ID *restrict mask = s->mask, *restrict first = s->first, *restrict rows = s->rows;    \
+        const ID *restrict oov = s->oov, *restrict pad = s->pad, *restrict pads = s->pads;          \
+        const int32_t *restrict word = s->word, *restrict shift = s->shift;                         \
+        int64_t found = 0;                                                                          \
+        for (int64_t r = 0; r < n; ++r, at += s->columns) {                                         \
+            ID bad = 0;                                                                             \
+            for (int64_t k = 0; k < s->stretches; ++k) {                                            \
+                const Stretch part = s->stretch[k];                                                 \
+                const int64_t bytes = part.context ? s->context_bytes : s->candidate_bytes;         \
+                const int64_t row = part.context ? (contexts == 1 ? 0 : request[from + r]) : from + r;     \
+                const uint8_t *record = bytes ? (part.context ? context : candidate) + row * bytes : (const uint8_t *)&NO_IDS; \
+                for (int32_t c = part.start; c < part.stop; ++c) {                                  \
+                    ID id = READ(record, word[c], shift[c], mask[c]);                               \
+                    ID ones = id == mask[c], outside = id >= rows[c];                               \
+                    at[c] = outside ? (ones ? pad[c] : oov[c]) : id + first[c];                     \
+                    bad += outside & ~(ones & pads[c]);                                             \
+                }                                                                                   \
+            }                                                                                       \
+            found += bad;                                                                           \
+        }                                                                                           \
+        return found;                                                                               \
+    }
+
+STACK_ROWS(stack_rows_32, uint32_t, id_32)
+STACK_ROWS(stack_rows_64, uint64_t, id_64)
+
+enum { AHEAD = 16 };  // rows whose first cache line is asked for before it is copied
+
+#define COPY(BYTES)                                                                                 \
+    for (int64_t i = 0; i < count; ++i) {                                                           \
+        __builtin_prefetch(table + (int64_t)at[i + AHEAD < count ? i + AHEAD : i] * (BYTES));       \
+        memcpy(out + i * (BYTES), table + (int64_t)at[i] * (BYTES), BYTES);                         \
+    }
+
+// Rows of `bytes` bytes side by side; then sums of `columns` float32 weights a row, in order.
+#define GATHER(NAME, ID)                                                                            \
+    static void NAME(const ID *restrict at, int64_t count, const char *restrict table, int64_t bytes, char *restrict out) { \
+        switch (bytes) {                                                                            \
+        case 4: COPY(4) break;                                                                      \
+        case 16: COPY(16) break;                                                                    \
+        case 32: COPY(32) break;                                                                    \
+        case 40: COPY(40) break;                                                                    \
+        case 64: COPY(64) break;                                                                    \
+        case 128: COPY(128) break;                                                                  \
+        default: COPY(bytes)                                                                        \
+        }                                                                                           \
+    }                                                                                               \
+    static void NAME##_sums(const ID *restrict at, int64_t n, int64_t columns, const float *restrict w, float *restrict out) { \
+        for (int64_t r = 0; r < n; ++r) {                                                           \
+            float sum = 0;                                                                          \
+            for (int64_t c = 0; c < columns; ++c) sum += w[at[r * columns + c]];                    \
+            out[r] = sum;                                                                           \
+        }                                                                                           \
+    }
+
+GATHER(gather_32, uint32_t)
+GATHER(gather_64, uint64_t)
+
+enum { BLOCK = 4096 };  // ids that are worked out before their rows are read
+
+// at: int32 or int64[n, columns] (`wide`) to fill, or null. table: rows of `bytes` bytes, copied to x; weights: float32, summed
+// to total. Each may be null. request may be null if there is one context. Gives how many ids were outside their tables.
+#define LOOKUP(NAME, ID, ROWS, GATHER_ROWS, GATHER_SUMS)                                            \
+    static int64_t NAME(const Stack *s, int64_t n, const uint8_t *candidate, const uint8_t *context,  \
+                        const int32_t *request, int64_t contexts, ID *at, const char *table, int64_t bytes, char *x, \
+                        const float *weights, float *total) {                                       \
+        if (at) return ROWS(s, 0, n, candidate, context, request, contexts, at);                    \
+        ID block[BLOCK];                                                                            \
+        int64_t outside = 0, step = BLOCK / s->columns;                                             \
+        for (int64_t r = 0; r < n; r += step) {                                                     \
+            int64_t rows = r + step < n ? step : n - r, count = rows * s->columns;                  \
+            outside += ROWS(s, r, rows, candidate, context, request, contexts, block);              \
+            if (table) GATHER_ROWS(block, count, table, bytes, x + r * s->columns * bytes);         \
+            if (weights) GATHER_SUMS(block, rows, s->columns, weights, total + r);                  \
+        }                                                                                           \
+        return outside;                                                                             \
+    }
+
+LOOKUP(lookup_32, uint32_t, stack_rows_32, gather_32, gather_32_sums)
+LOOKUP(lookup_64, uint64_t, stack_rows_64, gather_64, gather_64_sums)
+
+int64_t dpi_lookup(const Stack *s, int64_t wide, int64_t n, const uint8_t *candidate, const uint8_t *context,
+                   const int32_t *request, int64_t contexts, void *at, const char *table, int64_t bytes, char *x,
+                   const float *weights, float *total) {
+    return wide ? lookup_64(s, n, candidate, context, request, contexts, at, table, bytes, x, weights, total)
+                : lookup_32(s, n, candidate, context, request, contexts, at, table, bytes, x, weights, total);
+}
+
+// 1/2 sum_d ((sum_i v_id)^2 - sum_i v_id^2) of rows of `fields` vectors of `dim`, `stride` floats apart; dim at most 256.
+void dpi_fm(const float *restrict x, int64_t n, int64_t stride, int64_t fields, int64_t dim, float *restrict out) {
+    for (int64_t r = 0; r < n; ++r) {
+        const float *v = x + r * stride;
+        float sum[256], squares[256], all = 0;
+        memset(sum, 0, dim * sizeof(float));
+        memset(squares, 0, dim * sizeof(float));
+        for (int64_t i = 0; i < fields; ++i)
+            for (int64_t d = 0; d < dim; ++d) {
+                float e = v[i * dim + d];
+                sum[d] += e;
+                squares[d] += e * e;
+            }
+        for (int64_t d = 0; d < dim; ++d) all += sum[d] * sum[d] - squares[d];
+        out[r] = 0.5f * all;
+    }
+}
