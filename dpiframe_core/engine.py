@@ -8,7 +8,6 @@ engine.score({"C1": ["68fd1e64", None], ...}, context={"I1": 3, ...})    # float
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Self
 
@@ -20,6 +19,7 @@ from dpiframe_core.bundle import Bundle, read_bundle
 from dpiframe_core.calibration import Calibration
 from dpiframe_core.choices import ChoiceKey, choice_key, load, store
 from dpiframe_core.cpu_lane import CpuLane
+from dpiframe_core.device_name import target_device
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.encode import Encoder
 from dpiframe_core.engine_options import (
@@ -56,7 +56,7 @@ class Engine:
 
     def __init__(self, bundle: Bundle, device: str, precision: str | None = None, options: EngineOptions | None = None) -> None:
         self.options = options = options or EngineOptions()
-        target = _device(device)
+        target = target_device(device)
         self.device = str(target)
         asked = bundle.manifest.precision.dense
         if target.type == "cpu" and precision is None:
@@ -291,17 +291,3 @@ class Engine:
 
 def _free_bytes(device: str) -> int:
     return torch.cuda.mem_get_info(device)[0] if device != "cpu" else 0
-
-
-def _device(name: str) -> torch.device:
-    wanted = ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
-    if wanted == "cpu":
-        return torch.device("cpu")
-    if not wanted.startswith("cuda") or (wanted != "cuda" and not wanted.removeprefix("cuda:").isdecimal()):
-        raise InputError("device", name, "auto, cpu, cuda or cuda:N")
-    index = int(wanted.removeprefix("cuda:")) if ":" in wanted else 0
-    if index >= torch.cuda.device_count():
-        raise InputError("device", name, f"one of the {torch.cuda.device_count()} CUDA devices here, or cpu")
-    if find_spec("cupy") is None:
-        raise InputError("device", name, "CuPy installed (pip install 'dpiframe[gpu]'), or device cpu")
-    return torch.device("cuda", index)
