@@ -204,8 +204,7 @@ def _list_of(item: Any, max_length: int) -> Any:
 
 
 def _documented(f: Categorical | Numeric, annotation: Any) -> Any:
-    pooled = "in their order" if f.pooling == "none" else f.pooling
-    how = f"up to {f.max_values} values, {pooled}" if f.max_values > 1 else "one value"
+    how = f"up to {f.max_values} values, {f.pooling}" if f.max_values > 1 else "one value"
     what = f.encoder.type if isinstance(f, Categorical) else " ".join(["numeric", *(t.type for t in f.transforms)])
     return Annotated[annotation, Field(description=f"{f.scope} feature, {what}, {how}; null if missing")]
 
