@@ -26,26 +26,12 @@ _WAVE = {"TASKS": "2", "DOTS": "7", "LAYERS": "6", "HEAD": "1", "PER_ROW": "3", 
 _TILES = (TILES[0].constants, TILES[-1].constants)
 _WIDE_TILES = (WIDE_TILES[0].constants, WIDE_TILES[-1].constants)
 
-_LOOKUPS = (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | {"OUT": "float"}, _FLOAT | _FP8, _INT8 | _FP8)
 _DOT = {"FIELDS": "27", "KEEP": "10", "DIAGONAL": "0"}
 _CIN = {"M": "39", "DIM": "16", "NF": "8", "ACTIVATION": "1"}
-_ATTENTION = {
-    "LENGTH": "50",
-    "DIMS": "32,16",
-    "QUERIES": "0,32",
-    "KEYS": "48,1648",
-    "POOLED": "48,80",
-    "PARTS": "2",
-    "DIM": "48",
-}
-_ATTENTION |= {
-    "MASK": "2448",
-    "KEPT": "{0,0,48},{2500,96,8}",
-    "UNITS": "64,16",
-    "LAYERS": "2",
-    "ACTIVATION": "7",
-    "OUTPUT": "0",
-}
+_ATTENTION = {"LENGTH": "50", "DIMS": "32,16", "QUERIES": "0,32", "KEYS": "48,1648", "POOLED": "48,80", "PARTS": "2"}
+_ATTENTION |= {"DIM": "48", "MASK": "2448", "KEPT": "{0,0,48},{2500,96,8}", "UNITS": "64,16", "LAYERS": "2"}
+_ATTENTION |= {"ACTIVATION": "7", "OUTPUT": "0"}
+_LOOKUPS = (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | {"OUT": "float"}, _FLOAT | _FP8, _INT8 | _FP8)
 
 # Representatives of the sets of compile-time constants that the kernels are built with; the compile test walks this table.
 VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
@@ -61,7 +47,6 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         for x, passes in (("float", "1"), ("float", "3"), ("bf16", "1"), ("fp8", "1"))
         for sizes in _TILES
     ),
-    "wave_wgmma": tuple(_WAVE | {"X": x, **sizes} for x in ("float", "bf16", "fp8") for sizes in _WIDE_TILES),
     "activation": ({"X": "float", "ACTIVATION": "7"}, {"X": "bf16", "ACTIVATION": "4"}),
     "dot": (_DOT | {"X": "float", "DIM": "128", "ROWS": "1"}, _DOT | {"X": "bf16", "DIM": "10", "ROWS": "1", "DIAGONAL": "1"}),
     "cin": tuple(
@@ -72,6 +57,7 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         _ATTENTION | {"X": "float", "FORMED": "1", "SOFTMAX": "1"},
         _ATTENTION | {"X": "bf16", "FORMED": "0", "SOFTMAX": "0", "MASK": "-1", "KEPT": "{0,0,0}"},
     ),
+    "wave_wgmma": tuple(_WAVE | {"X": x, **sizes} for x in ("float", "bf16", "fp8") for sizes in _WIDE_TILES),
     "head": tuple({"X": x, "TASKS": tasks} for x, tasks in (("float", "1"), ("bf16", "1"), ("float", "3"), ("fp8", "1"))),
 }
 
