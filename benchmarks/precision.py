@@ -90,7 +90,7 @@ def run(
 
 def compared(scores: np.ndarray, exact: np.ndarray, clicks: np.ndarray, device: torch.device) -> dict[str, float]:
     """Mean deviation, Kendall's tau and AUC of `scores` against those that are exact."""
-    from deployments.demo.quality import auc
+    from dpiframe_core.parity import auc
 
     own, other = auc(clicks, scores), auc(clicks, exact)
     return {

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from deployments.import_cli import import_app
+
 if TYPE_CHECKING:
     from deployments.config import DeploymentConfig
     from deployments.launcher import Endpoint
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="CTR-model inference server."
 )
+app.add_typer(import_app, name="import")
 _out, _err = Console(highlight=False), Console(stderr=True, highlight=False)
 
 _DEMO_BUNDLE = Path("models/demo")

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import models_json_schema
 from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
@@ -195,7 +195,14 @@ def _value_type(f: Categorical | Numeric) -> Any:
     if isinstance(f, Numeric):
         return float | None
     one: Any = (str if f.values == "string" else int) | None
-    return Annotated[list[one], Field(fail_fast=True)] | None if f.max_values > 1 else one
+    if f.max_values == 1:
+        return one
+    many: Any = Annotated[list[one], Field(fail_fast=True)] | None
+    if f.splitter is None:
+        return many
+    # Split here, not a union with text, whose errors would name both forms in their path.
+    splitter = f.splitter
+    return Annotated[many, BeforeValidator(lambda value: value.split(splitter) if isinstance(value, str) else value)]
 
 
 def _list_of(item: Any, max_length: int) -> Any:
@@ -205,6 +212,8 @@ def _list_of(item: Any, max_length: int) -> Any:
 
 def _documented(f: Categorical | Numeric, annotation: Any) -> Any:
     how = f"up to {f.max_values} values, {f.pooling}" if f.max_values > 1 else "one value"
+    if isinstance(f, Categorical) and f.splitter is not None:
+        how += f", as a list or as text joined by {f.splitter!r}"
     what = f.encoder.type if isinstance(f, Categorical) else " ".join(["numeric", *(t.type for t in f.transforms)])
     return Annotated[annotation, Field(description=f"{f.scope} feature, {what}, {how}; null if missing")]
 

@@ -13,7 +13,18 @@ import numpy as np
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.schema import Bucketize, Categorical, Hash, Identity, Log, MinMax, Numeric, Standardize, Vocabulary
-from dpiframe_core.values import Float64s, Int64s, Place, Values, null_mask, read_bags, read_integers, read_numbers, read_texts
+from dpiframe_core.values import (
+    Float64s,
+    Int64s,
+    Place,
+    Values,
+    null_mask,
+    read_bags,
+    read_integers,
+    read_numbers,
+    read_texts,
+    split_texts,
+)
 
 # Marks among ids: real ids are >= 0 and -1 is padding.
 UNKNOWN, MISSING = -2, -3
@@ -39,7 +50,8 @@ class CategoryReader:
         """int64[n, max_values]: ids, marks and padding."""
         if self.feature.max_values == 1:
             return self._ids(values, place)[:, None]
-        flat, lengths, inside = read_bags(values, place)
+        splitter = self.feature.splitter
+        flat, lengths, inside = read_bags(values if splitter is None else split_texts(values, splitter), place)
         return self._padded(self._ids(flat, inside), lengths, place)
 
     def _ids(self, values: Values, place: Place) -> Int64s:

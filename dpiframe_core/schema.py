@@ -105,7 +105,9 @@ class Categorical(Strict):
     """A feature whose raw value (text or integer) becomes one id, or up to `max_values` ids pooled by sum or mean.
 
     `missing_id` is read for null (and for an empty list; -1, allowed only if `max_values` > 1, reads a zero vector), `oov_id`
-    for a value the encoder does not know. `first_order_table` holds the scalar weights of a linear ("wide", first-order) term.
+    for a value the encoder does not know. `first_order_table` holds the scalar weights of a linear ("wide", first-order) term,
+    pooled by `first_order_pooling` (None: as `pooling` says). With a `splitter`, text joined by it is a list of values too, and
+    empty ones of such a feature are null.
     """
 
     kind: Literal["categorical"] = "categorical"
@@ -120,11 +122,18 @@ class Categorical(Strict):
     max_values: Annotated[int, Field(ge=1, le=1024)] = 1
     too_many: Literal["error", "keep_first", "keep_last"] = "error"
     pooling: Literal["sum", "mean"] = "sum"
+    first_order_pooling: Literal["sum", "mean"] | None = None
+    splitter: Annotated[str, Field(min_length=1, max_length=8)] | None = None
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
         if isinstance(self.encoder, Identity) and self.values != "int":
             raise ValueError(f"features.{self.name}.values: got {self.values!r}, expected 'int' for an identity encoder")
+        if self.splitter is not None and (self.values != "string" or self.max_values == 1):
+            got = f"{self.values} values, at most {self.max_values}"
+            raise ValueError(f"features.{self.name}.splitter: got {got}, expected text and max_values above 1")
+        if self.first_order_pooling is not None and self.table == self.first_order_table:
+            raise ValueError(f"features.{self.name}.first_order_pooling: got one for the table itself, expected two tables")
         return self
 
     @property

@@ -129,6 +129,18 @@ def read_bags(values: Values, place: Place) -> tuple[Values, Int64s, Place]:
     return flat, lengths, Place(place.root, place.indexed, np.cumsum(lengths))
 
 
+def split_texts(values: Values, splitter: str) -> Values:
+    """Joined text -> lists of text, empty ones null. Lists stay lists; whatever else is there is left to `read_bags`."""
+    rows = values if isinstance(values, list) else values.tolist() if isinstance(values, np.ndarray) else None
+    if rows is None:
+        rows = list(values) if isinstance(values, tuple) else values.to_pylist()  # type: ignore[union-attr]
+    out: list[object] = []
+    for row in rows:
+        parts = row.split(splitter) if isinstance(row, str) else row
+        out.append([None if part == "" else part for part in parts] if isinstance(parts, list) else parts)
+    return out
+
+
 def null_mask(values: list[Any]) -> npt.NDArray[np.bool_]:
     return np.fromiter(map(is_, values, repeat(None)), np.bool_, len(values))
 

@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from deployments.demo.features import feature_columns, first_order_name, learn_features
-from deployments.demo.quality import auc, log_loss
+from dpiframe_core.parity import auc, log_loss
 from deployments.demo.synthetic import write_click_log
 from deployments.demo.train import DeepFM, EncodedRows, TrainingPlan, train, training_progress
 from dpiframe_core.architecture import DeepFM as DeepFMArchitecture

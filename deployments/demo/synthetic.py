@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 
-from deployments.demo.quality import auc, log_loss
+from dpiframe_core.parity import auc, log_loss
 from dpiframe_core.clicklogs import CRITEO
 
 CLICK_RATE = 0.25

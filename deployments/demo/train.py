@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 from torch.nn import functional
 
-from deployments.demo.quality import Labels
+from dpiframe_core.parity import Labels
 from dpiframe_core.schema import Categorical, FeatureSchema
 from dpiframe_core.types import Floats, RowBlock
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from dpiframe_core.graph import Node, Source
-from dpiframe_core.schema import Categorical, FeatureSchema
+from dpiframe_core.schema import Categorical, FeatureSchema, Numeric
 from kernels.lookup_plan import ALWAYS_ROW_0, NO_NUMBER, IdColumn, Kind, LookupPlan, Slot, TableShape
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
@@ -46,9 +46,15 @@ def _slots(sources: Sequence[Source], schema: FeatureSchema, columns: list[IdCol
             slots.append(Slot(Kind.SCALE, source.width, out, len(columns), 1, number=sources_of[0]))
             columns.append(IdColumn(ALWAYS_ROW_0, number_of_table[source.table], 0))
         else:
-            mean = feature.pooling == "mean" and place.width > 1
+            mean = _pooling(feature, source.table) == "mean" and place.width > 1
             slots.append(Slot(Kind.GATHER, source.width, out, len(columns), place.width, NO_NUMBER, mean))
             pads = isinstance(feature, Categorical) and feature.max_values > 1
             columns += [IdColumn(s, number_of_table[source.table], feature.oov_id, pads) for s in sources_of]
         out += source.width
     return tuple(slots)
+
+
+def _pooling(feature: Categorical | Numeric, table: str) -> str:
+    if isinstance(feature, Categorical) and feature.first_order_pooling is not None and table == feature.first_order_table:
+        return feature.first_order_pooling
+    return feature.pooling

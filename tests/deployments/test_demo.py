@@ -11,7 +11,7 @@ import torch
 from deployments.demo import build_demo_bundle
 from deployments.demo.export import dense_parameters, table_weights
 from deployments.demo.features import CATEGORICAL, CONTEXT, HASHED, NUMERIC, feature_columns, learn_features
-from deployments.demo.quality import auc, log_loss
+from dpiframe_core.parity import auc, log_loss
 from deployments.demo.synthetic import vocabulary_sizes, write_click_log
 from deployments.demo.train import DeepFM, EncodedRows, TrainingPlan, train, training_progress
 from dpiframe_core.bundle import read_bundle

@@ -1,0 +1,11 @@
+"""Models of other libraries -> bundles: an importer reads files or a live module into a `SourceModel`, `write_import` writes it.
+
+Nothing here is executed or unpickled, and no library is imported: what a checkpoint does not say comes from the user's files.
+"""
+
+from dpiframe_core.importers.fuxictr import fuxictr
+from dpiframe_core.importers.fuxictr_files import find_files
+from dpiframe_core.importers.source import SourceModel
+from dpiframe_core.importers.writing import Imported, write_import
+
+__all__ = ["Imported", "SourceModel", "find_files", "fuxictr", "write_import"]
