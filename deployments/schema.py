@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from deployments.config import Limits
 from dpiframe_core.errors import InputError, TooLarge
 from dpiframe_core.schema import Categorical, FeatureSchema, Numeric
+from dpiframe_core.values import split_text
 
 # Strict: no text for a number, no 1.0 for an integer, no bool for either; and JSON's non-standard NaN and Infinity are refused.
 # Unknown keys are collected and then refused by `parse`: with extra="forbid" pydantic-core makes an error of each, and a 4 MB
@@ -201,8 +202,8 @@ def _value_type(f: Categorical | Numeric) -> Any:
     if f.splitter is None:
         return many
     # Split here, not a union with text, whose errors would name both forms in their path.
-    splitter = f.splitter
-    return Annotated[many, BeforeValidator(lambda value: value.split(splitter) if isinstance(value, str) else value)]
+    splitter, kind = f.splitter, f.values
+    return Annotated[many, BeforeValidator(lambda value: split_text(value, splitter, kind))]
 
 
 def _list_of(item: Any, max_length: int) -> Any:

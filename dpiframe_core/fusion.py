@@ -14,9 +14,11 @@ MAX_PARTS, MAX_LOGITS = 2, 3
 
 
 def fuse_lookup(graph: Graph) -> Graph:
-    """All lookups that one concat joins, and those whose concat is only summed (first order), become one lookup."""
+    """All lookups become one: what a concat of lookups joins is one of its outputs, a first-order sum of some another, and
+    every other lookup keeps its own.
+    """
     consumers, made_by = graph.consumers(), graph.producers()
-    concat, total, gone = None, None, set[str]()
+    concats, total, gone = list[tuple[Node, list[Node]]](), None, set[str]()
     for n in graph.nodes:
         parts = [made_by[i] for i in n.inputs]
         if n.op != "concat" or any(p.op != "lookup" or len(consumers[p.outputs[0]]) > 1 for p in parts):
@@ -24,13 +26,17 @@ def fuse_lookup(graph: Graph) -> Graph:
         (user, *others) = consumers.get(n.outputs[0], [n])
         if user.op == "sum" and not others and total is None and all(graph.widths[i] == 1 for i in n.inputs):
             total, gone = (user, parts), gone | {n.name, user.name, *(p.name for p in parts)}
-        elif user.op != "sum" and concat is None:
-            concat, gone = (n, parts), gone | {n.name, *(p.name for p in parts)}
-    found = [f for f in (concat, total) if f is not None]
-    if not found:
+        elif user.op != "sum":
+            concats, gone = [*concats, (n, parts)], gone | {n.name, *(p.name for p in parts)}
+    alone = [n for n in graph.nodes if n.op == "lookup" and n.name not in gone]
+    if not concats and not total and len(alone) < 2:
         return graph
+    concats, gone = [*concats, *((n, [n]) for n in alone)], gone | {n.name for n in alone}
+    found = [*concats, *([total] if total else [])]
+    sources = [[s for p in parts for s in p.attrs.concat] for _, parts in concats]
     attrs = Attrs(
-        concat=tuple(s for p in concat[1] for s in p.attrs.concat) if concat else (),
+        concat=tuple(s for own in sources for s in own),
+        splits=tuple(map(len, sources)) if len(sources) > 1 else (),
         total=tuple(s for p in total[1] for s in p.attrs.concat) if total else (),
     )
     fused = Node("lookup", "lookup", (), tuple(node.outputs[0] for node, _ in found), "embedding", attrs=attrs)
@@ -46,25 +52,27 @@ def fuse_linear_activation(graph: Graph) -> Graph:
             continue
         if n.op != "linear" or len(users) != 1 or users[0].op != "activation" or users[0].outputs[0] == graph.output:
             continue
-        attrs = replace(n.attrs, activation=users[0].attrs.activation)
-        return fuse_linear_activation(
-            _rebuilt(graph, {n.name, users[0].name}, [replace(n, outputs=users[0].outputs, attrs=attrs)])
-        )
+        of = users[0]
+        attrs = replace(n.attrs, activation=of.attrs.activation, slope=of.attrs.slope)
+        fused = replace(n, outputs=of.outputs, params=(*n.params, *of.params), attrs=attrs)
+        return fuse_linear_activation(_rebuilt(graph, {n.name, of.name}, [fused]))
     return graph
 
 
 def fuse_cross_v2(graph: Graph) -> Graph:
-    """x0 * (W xl + b) + xl, three nodes a layer -> cross_v2."""
+    """x0 * (W xl + b) + xl, three nodes a layer -> cross_v2; with another value, V xl, in the product: cross_low_rank."""
     consumers = graph.consumers()
     for n in graph.nodes:
         if n.op != "linear" or len(n.params) != 2 or n.attrs.activation != "identity":
             continue
         mul = _only(consumers, n, "mul")
         add = mul and _only(consumers, mul, "add")
-        xl = n.inputs[0]
-        if not mul or not add or mul.inputs[1] != n.outputs[0] or sorted(add.inputs) != sorted((mul.outputs[0], xl)):
+        v = n.inputs[0]
+        if not mul or not add or mul.inputs[1] != n.outputs[0] or len(add.inputs) != 2 or len(set(add.inputs)) != 2:
             continue
-        fused = Node(n.name, "cross_v2", (mul.inputs[0], xl), add.outputs, n.module, n.params)
+        (xl,) = (i for i in add.inputs if i != mul.outputs[0])
+        op, inputs = ("cross_v2", (mul.inputs[0], xl)) if xl == v else ("cross_low_rank", (mul.inputs[0], xl, v))
+        fused = Node(n.name, op, inputs, add.outputs, n.module, n.params)
         gone = {n.name, mul.name, add.name}
         if graph.widths[n.outputs[0]] == graph.widths[xl] and _sealed(graph, gone, [fused]):
             return fuse_cross_v2(_rebuilt(graph, gone, [fused]))

@@ -15,7 +15,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One feature read through one table (or, with `table` None, a number copied as it is). `width` columns."""
+    """One feature read through one table, or with `table` None a number copied as it is or the mask of a sequence: 1 where
+    there is an id, 0 where the list ended. `width` columns.
+    """
 
     feature: str
     table: str | None
@@ -23,18 +25,62 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
+class Attended:
+    """Which columns of a value a target attention reads and which it passes on.
+
+    length: L, of the sequence. dims: of its parts, side by side in a key: d is their sum. queries, keys: the first column of
+    each part's dims[i], and of its L * dims[i] columns. mask: the first of L columns; -1: none, all L count.
+    kept: (column, first column of the output, count) of the columns that are passed on. pooled: each part's first column of
+    the output. softmax: of the weights over the sequence. output: the activation of a weight.
+    """
+
+    length: int
+    dims: tuple[int, ...]
+    queries: tuple[int, ...]
+    keys: tuple[int, ...]
+    pooled: tuple[int, ...]
+    mask: int = -1
+    kept: tuple[tuple[int, int, int], ...] = ()
+    softmax: bool = False
+    output: str = "identity"
+
+    @property
+    def dim(self) -> int:
+        return sum(self.dims)
+
+
+@dataclass(frozen=True, slots=True)
 class Attrs:
     """The few constants that some ops need; which op reads which is said at `Node`."""
 
     concat: tuple[Source, ...] = ()
+    splits: tuple[int, ...] = ()  # sources of each output of a lookup, where there are several
     total: tuple[Source, ...] = ()
     activation: str = "identity"
+    slope: float = 0.0
     fields: int = 0
     dim: int = 0
     offset: int = 0
     layers: int = 0
     columns: tuple[int, ...] = ()
     members: "tuple[Node, ...]" = ()
+    keep: int = 0
+    diagonal: bool = False
+    units: tuple[int, ...] = ()
+    halves: bool = False
+    attended: Attended | None = None
+
+    def outputs_of_concat(self) -> tuple[tuple[Source, ...], ...]:
+        """What each of a lookup's outputs but the total holds."""
+        counts, parts = self.splits or ((len(self.concat),) if self.concat else ()), []
+        for i, count in enumerate(counts):
+            first = sum(counts[:i])
+            parts.append(self.concat[first : first + count])
+        return tuple(parts)
+
+
+# The parameters of an activation, by its kind; each has one value a unit. Others have none.
+ACTIVATION_PARAMS: dict[str, tuple[str, ...]] = {"prelu": ("alpha",), "dice": ("alpha", "scale", "shift")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +88,30 @@ class Node:
     """One operator. `module` is the part of the model it belongs to (`embedding`, `wide`, `fm`, `cross`, `deep`, `head`).
 
     op              inputs -> outputs                                   params            attrs
-    lookup          () -> concat[w], total[1] (either may be absent)                      concat, total
+    lookup          () -> concat[w] .., total[1] (any may be absent)                      concat, splits, total
     concat, add     (a, b, ..) -> [sum of widths], [width]
     mul             (a[w], b[w or 1]) -> [w]
     sum             (a[w]) -> [1]
     linear          (a[w]) -> [out]                                     W[out, w] (b[out]) activation
     bias            (a[w]) -> [w]                                       b[w]
-    activation      (a[w]) -> [w]                                                         activation
+    activation      (a[w]) -> [w]                                       see below         activation, slope
     fm              (x[w]) -> [1]                                                         offset, fields, dim
+    dot             (a, b, ..) -> [keep + pairs] of the joined inputs                     fields, dim, keep, diagonal
+    cin             (x[w]) -> [pooled maps of all layers]               W[h, p * m] (b[h]) a layer offset, fields, dim,
+                                                                                          units, halves, activation
+    attention       (x[w]) -> [kept + d]                                see `attention`   attended, units, activation, slope
+    mixture         (a[fields * dim], g[fields]) -> [fields * dim]                        fields, dim
     fused only:
     cross_v1        (x0) -> [w]; all layers                             w[w], b[w] a layer layers
     cross_v1_head   (x0) -> [tasks]: x_L W[:, offset:]^T, x_L unwritten .., W[tasks, *]   layers, offset
     cross_v2        (x0, xl) -> [w]: x0 * (W xl + b) + xl               W[w, w], b[w]
+    cross_low_rank  (x0, xl, v[r]) -> [w]: x0 * (W v + b) + xl          W[w, r], b[w]
     head            (part.., logit..) -> [tasks], sigmoid applied       W[tasks, *] (b)   columns (of W, a part)
     wave            nodes that run side by side, perhaps the head behind ..               members
+
+    Activations: identity, relu, sigmoid, tanh, gelu, gelu_tanh (by its tanh formula), leaky_relu (slope attr), prelu
+    (x < 0: alpha x) and dice (x (p + alpha (1 - p)), p = sigmoid(scale x + shift)), whose parameters `ACTIVATION_PARAMS` names.
+    A fused linear has them behind its own.
     """
 
     name: str
@@ -128,8 +184,18 @@ class GraphBuilder:
 
     def lookup(self, feature: str, table: str | None, name: str, module: str) -> str:
         """The row(s) of `table` that the feature names (pooled), or value * row for a number, or the number itself."""
-        width = 1 if table is None else self.schema.table(table).dim
+        width = self.schema.columns_read(feature, table)
         return self._add(Node(name, "lookup", (), (name,), module, attrs=Attrs(concat=(Source(feature, table, width),))), width)
+
+    def mask(self, feature: str, name: str, module: str) -> str:
+        """1 for each id of a sequence feature, 0 where its list has ended. `float[B, max_values]`."""
+        f = self.schema.feature(feature)
+        if not f.is_id or f.pooling != "none":
+            raise ValueError(
+                f"{name}: got feature {feature} pooled by {f.pooling}, expected a categorical one with pooling 'none'"
+            )
+        source = Source(feature, None, f.max_values)
+        return self._add(Node(name, "lookup", (), (name,), module, attrs=Attrs(concat=(source,))), f.max_values)
 
     def concat(self, values: Sequence[str], name: str, module: str) -> str:
         if len(values) == 1:
@@ -150,22 +216,30 @@ class GraphBuilder:
             raise ValueError(f"{name}: got widths {self.width(a)} and {self.width(b)}, expected equal ones or 1")
         return self._add(Node(name, "mul", (a, b), (name,), module), self.width(a))
 
-    def linear(self, x: str, out: int, prefix: str, module: str, *, bias: bool = True, vector: bool = False) -> str:
-        """x W^T + b with `prefix.weight` of shape [out, width(x)] (with `vector`, [width(x)], for out = 1)."""
-        weight, b = f"{prefix}.weight", f"{prefix}.bias"
+    def linear(
+        self, x: str, out: int, prefix: str, module: str, *, bias: bool = True, vector: bool = False, name: str | None = None
+    ) -> str:
+        """x W^T + b with `prefix.weight` of shape [out, width(x)] (with `vector`, [width(x)], for out = 1).
+
+        `name`: of the value, if several layers share the parameters.
+        """
+        weight, b, name = f"{prefix}.weight", f"{prefix}.bias", name or prefix
         self._param(weight, (self.width(x),) if vector else (out, self.width(x)))
         if bias:
             self._param(b, (out,))
-        return self._add(Node(prefix, "linear", (x,), (prefix,), module, (weight, b) if bias else (weight,)), out)
+        return self._add(Node(name, "linear", (x,), (name,), module, (weight, b) if bias else (weight,)), out)
 
     def bias(self, x: str, param: str, name: str, module: str) -> str:
         self._param(param, (self.width(x),))
         return self._add(Node(name, "bias", (x,), (name,), module, (param,)), self.width(x))
 
-    def activation(self, x: str, kind: str, name: str, module: str) -> str:
+    def activation(self, x: str, kind: str, name: str, module: str, *, prefix: str = "", slope: float = 0.0) -> str:
+        """`kind` as `Node` says; its parameters, one value a column, are `prefix.alpha` and so on."""
         if kind == "identity":
             return x
-        return self._add(Node(name, "activation", (x,), (name,), module, attrs=Attrs(activation=kind)), self.width(x))
+        params = self.activation_params(kind, prefix, self.width(x))
+        attrs = Attrs(activation=kind, slope=slope)
+        return self._add(Node(name, "activation", (x,), (name,), module, params, attrs), self.width(x))
 
     def fm(self, x: str, offset: int, fields: int, dim: int, name: str, module: str) -> str:
         if offset + fields * dim > self.width(x):
@@ -180,6 +254,19 @@ class GraphBuilder:
         if len(widths) != 1:
             raise ValueError(f"{name}: got widths {sorted(widths)}, expected equal ones")
         return widths
+
+    def node(self, node: Node, width: int) -> str:
+        """Adds an operator of one output of that width, for ops that have no method here (`interactions`)."""
+        return self._add(node, width)
+
+    def param(self, name: str, shape: Shape) -> str:
+        """Names a parameter; again, if its shape is the same."""
+        self._param(name, shape)
+        return name
+
+    def activation_params(self, kind: str, prefix: str, width: int) -> tuple[str, ...]:
+        """The names of an activation's parameters for so many units: `prefix.alpha` and so on."""
+        return tuple(self.param(f"{prefix}.{own}", (width,)) for own in ACTIVATION_PARAMS.get(kind, ()))
 
     def _param(self, name: str, shape: Shape) -> None:
         if self._params.setdefault(name, shape) != shape:

@@ -9,7 +9,7 @@ from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.errors import InputError
 from dpiframe_core.executor import Operator, Values
-from dpiframe_core.graph import Graph, Node
+from dpiframe_core.graph import ACTIVATION_PARAMS, Attrs, Graph, Node
 from dpiframe_core.schema import FeatureSchema
 from dpiframe_core.types import RowBlock
 from kernels import reference
@@ -57,15 +57,23 @@ class CpuOperators:
 
     def for_block(self, block: RowBlock) -> dict[str, Operator]:
         """An operator for each node, reading one block."""
-        return self._pure | {node.name: partial(_look_up, lookup, node.outputs, block) for node, lookup in self._lookups}
+        looked_up = {}
+        for node, lookup in self._lookups:
+            widths = [self._widths[o] for o in node.outputs[: len(node.attrs.outputs_of_concat())]]
+            looked_up[node.name] = partial(_look_up, lookup, node.outputs, widths, block)
+        return self._pure | looked_up
 
     def _x_dtype(self, lookup: Node, readers: Mapping[str, Sequence[Node]]) -> torch.dtype:
         """The dense layers' dtype if all that reads the embeddings are dense layers; what sums them wants them in full."""
-        dense = all(n.op in ("linear", "cross_v2") for n in readers.get(lookup.outputs[0], []))
+        outputs = lookup.outputs[: len(lookup.attrs.outputs_of_concat())]
+        dense = all(n.op in ("linear", "cross_v2") for o in outputs for n in readers.get(o, []))
         return self._dtype if dense else torch.float32
 
-    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str = "identity") -> Compute:
-        return Linear(weight.reshape(-1, weight.shape[-1]), bias, activation, self._dtype)
+    def _linear(self, w: Sequence[torch.Tensor], activation: str = "identity", slope: float = 0.0) -> Compute:
+        """`w`: weight, bias if there is one, parameters of the activation."""
+        own = len(w) - len(ACTIVATION_PARAMS.get(activation, ()))
+        weight = w[0].reshape(-1, w[0].shape[-1])
+        return Linear(weight, w[1] if own == 2 else None, activation, self._dtype, w[own:], slope)
 
     def _computation(self, node: Node) -> Compute:
         """A function of the node's input values; the weights are bound now.
@@ -86,13 +94,23 @@ class CpuOperators:
             case "bias":
                 return lambda x: x + w[0]
             case "activation":
-                return lambda x: reference.activate_(x.clone(), a.activation)
+                return lambda x: reference.activate_(x.clone(), a.activation, w, a.slope)
             case "linear":
-                return self._linear(w[0], w[1] if len(w) == 2 else None, a.activation)
+                return self._linear(w, a.activation, a.slope)
             case "fm":
                 return lambda x: reference.fm(x.float(), a.offset, a.fields, a.dim)
-            case "cross_v2":
-                return _cross_v2(self._linear(w[0], w[1]))
+            case "dot":
+                return lambda *parts: reference.dot(_joined(parts), a.fields, a.dim, a.keep, a.diagonal)
+            case "cin":
+                maps = list(zip(w[0::2], w[1::2], strict=True)) if len(w) > len(a.units) else [(weight, None) for weight in w]
+                span = slice(a.offset, a.offset + a.fields * a.dim)
+                return lambda x: reference.cin(x[:, span].float(), a.fields, a.dim, maps, a.activation, a.slope, a.halves)
+            case "attention":
+                return attention_of(a, w)
+            case "mixture":
+                return lambda x, gates: reference.mixture(x.float(), gates.float())
+            case "cross_v2" | "cross_low_rank":
+                return _cross_v2(self._linear(w))
             case "cross_v1":
                 return CrossV1(torch.stack(w[0::2]), torch.stack(w[1::2]), None)
             case "cross_v1_head":
@@ -105,17 +123,47 @@ class CpuOperators:
 
 
 def _cross_v2(product: Compute) -> Compute:
-    def run(x0: torch.Tensor, xl: torch.Tensor) -> torch.Tensor:
-        y = product(xl)
+    def run(x0: torch.Tensor, xl: torch.Tensor, v: torch.Tensor | None = None) -> torch.Tensor:
+        y = product(xl if v is None else v)
         return torch.addcmul(xl, x0, y, out=y)
 
     return run
 
 
-def _look_up(lookup: StackedLookup, outputs: Sequence[str], block: RowBlock, values: Values) -> None:
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([p.float() for p in parts], 1)
+
+
+def attention_of(a: Attrs, w: Sequence[torch.Tensor]) -> Compute:
+    """A node's target attention: from x[B, *] to what it keeps of it and the interest, float32."""
+    at, step = a.attended, 2 + len(ACTIVATION_PARAMS.get(a.activation, ()))
+    assert at is not None
+    layers = [(w[i], w[i + 1], w[i + 2 : i + step]) for i in range(0, len(w) - 2, step)]
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        x, rows = x.float(), len(x)
+        query = torch.cat([x[:, q : q + d] for q, d in zip(at.queries, at.dims, strict=True)], 1)
+        spans = zip(at.keys, at.dims, strict=True)
+        keys = torch.cat([x[:, k : k + at.length * d].reshape(rows, at.length, d) for k, d in spans], 2)
+        mask = x[:, at.mask : at.mask + at.length] if at.mask >= 0 else None
+        pooled = reference.attention(
+            query, keys, mask, layers, (w[-2], w[-1]), a.activation, a.slope, at.output, at.softmax
+        )  # fmt: skip
+        out = torch.empty(rows, sum(n for _, _, n in at.kept) + at.dim)
+        for start, to, count in at.kept:
+            out[:, to : to + count] = x[:, start : start + count]
+        for part, to in zip(torch.split(pooled, list(at.dims), 1), at.pooled, strict=True):
+            out[:, to : to + part.shape[1]] = part
+        return out
+
+    return run
+
+
+def _look_up(lookup: StackedLookup, outputs: Sequence[str], widths: Sequence[int], block: RowBlock, values: Values) -> None:
     ids = block.wide_ids("candidate_ids"), block.wide_ids("context_ids")
-    made = lookup.read(block.request_of_row, *ids, block.candidate_dense, block.context_dense)
-    values.update(zip(outputs, (t for t in made if t is not None), strict=True))
+    x, total = lookup.read(block.request_of_row, *ids, block.candidate_dense, block.context_dense)
+    parts = () if x is None else (x,) if len(widths) == 1 else (part.contiguous() for part in torch.split(x, list(widths), 1))
+    values.update(zip(outputs, (*parts, *(() if total is None else (total,))), strict=True))
 
 
 def _bound(node: Node, compute: Compute) -> Operator:

@@ -16,6 +16,7 @@ from kernels.id_record import IdRecord, id_bytes
 # Names become file names and JSON keys: no separators, no leading dot.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}$")]
 Scope = Literal["context", "candidate"]
+Pooling = Literal["sum", "mean", "max", "none"]
 TableDtype = Literal["float32", "float16", "bfloat16", "int8"]
 FLOAT32_MAX = 3.4028234663852886e38
 
@@ -102,12 +103,13 @@ class Bucketize(Strict):
 
 
 class Categorical(Strict):
-    """A feature whose raw value (text or integer) becomes one id, or up to `max_values` ids pooled by sum or mean.
+    """A feature whose raw value (text or integer) becomes one id, or up to `max_values` ids pooled by sum, mean or max.
 
+    With pooling "none" they stay a sequence: `max_values` rows side by side, the last ones zero where the list is shorter.
     `missing_id` is read for null (and for an empty list; -1, allowed only if `max_values` > 1, reads a zero vector), `oov_id`
     for a value the encoder does not know. `first_order_table` holds the scalar weights of a linear ("wide", first-order) term,
-    pooled by `first_order_pooling` (None: as `pooling` says). With a `splitter`, text joined by it is a list of values too, and
-    empty ones of such a feature are null.
+    pooled by `first_order_pooling` (None: as `pooling` says). Of a feature with `max_values` > 1, text joined by the `splitter`
+    is a list too, and values equal to `padding_value` are null.
     """
 
     kind: Literal["categorical"] = "categorical"
@@ -121,17 +123,21 @@ class Categorical(Strict):
     oov_id: Annotated[int, Field(ge=0)] = 1
     max_values: Annotated[int, Field(ge=1, le=1024)] = 1
     too_many: Literal["error", "keep_first", "keep_last"] = "error"
-    pooling: Literal["sum", "mean"] = "sum"
-    first_order_pooling: Literal["sum", "mean"] | None = None
+    pooling: Pooling = "sum"
+    first_order_pooling: Literal["sum", "mean", "max"] | None = None
     splitter: Annotated[str, Field(min_length=1, max_length=8)] | None = None
+    padding_value: str | int | None = None
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
         if isinstance(self.encoder, Identity) and self.values != "int":
             raise ValueError(f"features.{self.name}.values: got {self.values!r}, expected 'int' for an identity encoder")
-        if self.splitter is not None and (self.values != "string" or self.max_values == 1):
-            got = f"{self.values} values, at most {self.max_values}"
-            raise ValueError(f"features.{self.name}.splitter: got {got}, expected text and max_values above 1")
+        for key, value in (("splitter", self.splitter), ("padding_value", self.padding_value)):
+            if value is not None and self.max_values == 1:
+                raise ValueError(f"features.{self.name}.{key}: got {value!r}, expected none for a feature of one value")
+        if self.padding_value is not None and isinstance(self.padding_value, str) != (self.values == "string"):
+            got = repr(self.padding_value)
+            raise ValueError(f"features.{self.name}.padding_value: got {got}, expected one of the kind {self.values}")
         if self.first_order_pooling is not None and self.table == self.first_order_table:
             raise ValueError(f"features.{self.name}.first_order_pooling: got one for the table itself, expected two tables")
         return self
@@ -171,7 +177,7 @@ class Numeric(Strict):
         return 1
 
     @property
-    def pooling(self) -> Literal["sum", "mean"]:
+    def pooling(self) -> Pooling:
         return "sum"
 
     @property
@@ -230,6 +236,19 @@ class FeatureSchema(Strict):
 
     def feature(self, name: str) -> Categorical | Numeric:
         return self._feature_by_name[name]
+
+    def pooling(self, feature: str, table: str | None) -> Pooling:
+        """How the feature's rows of a table are pooled: as the feature says, or says of its first-order table."""
+        f = self.feature(feature)
+        if isinstance(f, Categorical) and f.first_order_pooling is not None and table == f.first_order_table:
+            return f.first_order_pooling
+        return f.pooling
+
+    def columns_read(self, feature: str, table: str | None) -> int:
+        """Columns of the feature's rows of a table: its dim, and `max_values` times that for a sequence; 1 for a number."""
+        if table is None:
+            return 1
+        return self.table(table).dim * (self.feature(feature).max_values if self.pooling(feature, table) == "none" else 1)
 
     @cached_property
     def _table_by_name(self) -> dict[str, Table]:

@@ -4,6 +4,7 @@ plain twin in `reference`. Knows no graph.
 
 import platform
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -33,27 +34,37 @@ class Linear:
     95. So a single row is multiplied in float32 whatever the precision.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        activation: str,
+        dtype: torch.dtype,
+        params: Sequence[torch.Tensor] = (),
+        slope: float = 0.0,
+    ) -> None:
         out, width = weight.shape
         slices = next(n for n in (16, 8, 4, 2, 1) if out % n == 0)
         self._slices = weight.float().view(slices, out // slices, width).transpose(1, 2)
         self._slice_bias = (torch.zeros(out) if bias is None else bias.float()).view(slices, 1, -1)
         self._weight, self._bias = weight.to(dtype), None if bias is None else bias.to(dtype)
-        self._activation, self._dtype = activation, dtype
+        self._dtype, self._fused = dtype, _ATTRIBUTES.get(activation)
+        self._activate = partial(reference.activate_, activation=activation, params=params, slope=slope)
         self._product: Callable[[torch.Tensor], torch.Tensor] | None = None
         if _packs():
             packed = torch.ops.mkldnn._reorder_linear_weight(self._weight, None)
-            run, fused = torch.ops.mkldnn._linear_pointwise.default, _ATTRIBUTES[activation]
-            self._product = lambda x: run(x, packed, self._bias, fused, [], "")
+            run = torch.ops.mkldnn._linear_pointwise.default
+            self._product = lambda x: run(x, packed, self._bias, self._fused or "none", [], "")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """dtype[rows, out] (float32 for a single row)."""
         if x.shape[0] == 1:
             one = x.float().view(1, 1, -1).expand(len(self._slices), 1, -1)
-            return reference.activate_(torch.baddbmm(self._slice_bias, one, self._slices).view(1, -1), self._activation)
+            return self._activate(torch.baddbmm(self._slice_bias, one, self._slices).view(1, -1))
         if self._product is None:
-            return reference.linear(x.to(self._dtype), self._weight, self._bias, self._activation)
-        return self._product(x.to(self._dtype))
+            return self._activate(reference.linear(x.to(self._dtype), self._weight, self._bias, "identity"))
+        y = self._product(x.to(self._dtype))
+        return y if self._fused else self._activate(y)
 
 
 class CrossV1:

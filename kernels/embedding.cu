@@ -27,6 +27,8 @@
 #define TOTALS 4          // first-order terms
 #define VEC 4             // columns of a wide unit: a multiple of 4
 #define NARROW 1          // whether some units are one column wide
+#define MASKS 1           // whether some units are masks
+#define LARGEST 1         // whether some bags are pooled by max
 #define DTYPES 15         // bit set of the dtypes of x's tables
 #define TOTAL_DTYPES 15   // and of the first-order ones
 #define MOST 4            // most ids that one unit pools
@@ -58,7 +60,8 @@ struct __align__(16) Source {
     const char* base; unsigned long long limit; unsigned short id, ids, number, row_bytes; int unit; int how;
 };
 
-enum Kind { GATHER = 0, SCALE = 1, COPY = 2 };   // Unit.how: kind | dtype << 2 | mean << 4 | may_pad << 5 | counted << 6
+// Unit.how: kind | dtype << 2 | mean << 4 | may_pad << 5 | counted << 6 | largest << 7
+enum Kind { GATHER = 0, SCALE = 1, COPY = 2, MASK = 3 };
 enum Dtype { F32 = 0, F16 = 1, BF16 = 2, I8 = 3 };
 
 struct Staged {  // in shared memory
@@ -185,6 +188,7 @@ __device__ __forceinline__ bool fetch(Raw<N, SET>& raw, const Source& s, ID id, 
 template <int N, int SET>
 __device__ __forceinline__ void begin(Raw<N, SET>& raw, const Source& s, int r, const Staged& at, const Tables& in) {
     if (NUMBERS && kind(s.how) == COPY) return;
+    if (MASKS && kind(s.how) == MASK) return;
     if (MOST > 1 && s.ids > 1) return;
     fetch(raw, s, NUMBERS && kind(s.how) == SCALE ? 0 : at.id(r, s.id, s.how), in);
 }
@@ -195,6 +199,11 @@ __device__ __forceinline__ void finish(
     float v[N], const Raw<N, SET>& raw, const Source& s, const float scale[N], int r, const Staged& at, const Tables& in) {
     if (NUMBERS && kind(s.how) == COPY) {
         v[0] = at.number(r, s.number);
+        return;
+    }
+    if (MASKS && kind(s.how) == MASK) {
+        const bool padding = at.id(r, s.id, s.how) == (ID)(~0ull >> (64 - 8 * (s.how >> 12 & 15)));
+        v[0] = padding && (s.how >> 5 & 1) ? 0.0f : 1.0f;
         return;
     }
     float factor = 1.0f;
@@ -211,7 +220,11 @@ __device__ __forceinline__ void finish(
             for (int j = 0; j < 4; ++j)
                 if (has[j]) {
                     ++found;
-                    for (int k = 0; k < N; ++k) v[k] += rows[j].value(s.how, k);
+                    for (int k = 0; k < N; ++k) {
+                        const float e = rows[j].value(s.how, k);
+                        if (LARGEST && (s.how >> 7 & 1)) v[k] = found > 1 ? fmaxf(v[k], e) : e;
+                        else v[k] += e;
+                    }
                 }
         }
         if ((s.how >> 4 & 1) && found > 1) factor = 1.0f / found;
@@ -228,7 +241,7 @@ __device__ __forceinline__ void finish(
 __device__ __forceinline__ Source source_of(int unit, const Tables& in) {
     const Unit& u = in.units[unit];
     Source s = {nullptr, 0, u.id, u.ids, u.number, u.row_bytes, unit, u.how | u.width << 8 | u.id_bytes << 12 | u.pick << 16};
-    if (NUMBERS && kind(u.how) == COPY) return s;
+    if ((NUMBERS && kind(u.how) == COPY) || (MASKS && kind(u.how) == MASK)) return s;
     const Table& t = in.tables[u.table];
     s.base = reinterpret_cast<const char*>(t.base) + u.offset;
     s.limit = t.end;
@@ -238,7 +251,7 @@ __device__ __forceinline__ Source source_of(int unit, const Tables& in) {
 template <int N, int SET>
 __device__ __forceinline__ void scales_of(float scale[N], const Source& s, const Tables& in) {
     for (int k = 0; k < N; ++k) scale[k] = 1.0f;
-    if (!(SET >> I8) || !is<SET, I8>(s.how) || (NUMBERS && kind(s.how) == COPY)) return;
+    if (!(SET >> I8) || !is<SET, I8>(s.how) || (NUMBERS && kind(s.how) == COPY) || (MASKS && kind(s.how) == MASK)) return;
     const Unit& u = in.units[s.unit];
     for (int k = 0; k < N; ++k) scale[k] = in.tables[u.table].scale[u.offset + k];
 }

@@ -119,6 +119,7 @@ class DeviceLookup:
             "CONTEXT_NUMBERS": plan.context_numbers, "CANDIDATE_NUMBERS": plan.candidate_numbers,
             "UNITS": len(units), "TOTALS": len(totals), "VEC": vector,
             "NARROW": int((records["width"][: len(units)] < vector).any()),
+            "MASKS": int(any(s.kind == Kind.MASK for s in plan.x_slots)), "LARGEST": int(any(s.largest for s in plan.reads)),
             "DTYPES": _dtypes(plan, plan.x_slots), "TOTAL_DTYPES": _dtypes(plan, plan.total_slots),
             "MOST": max((s.columns for s in (*plan.x_slots, *plan.total_slots)), default=0),
         }  # fmt: skip
@@ -212,22 +213,25 @@ def _vector(plan: LookupPlan, out_dtype: torch.dtype) -> int:
 
 def _dtypes(plan: LookupPlan, slots: Sequence[Slot]) -> int:
     """The bit set of the dtypes of the slots' tables."""
-    own = {_DTYPES[plan.tables[plan.columns[s.first].table].dtype] for s in slots if s.kind != Kind.COPY}
+    own = {_DTYPES[plan.tables[plan.columns[s.first].table].dtype] for s in slots if s.kind in (Kind.GATHER, Kind.SCALE)}
     return sum(1 << dtype for dtype in own) or 1
 
 
 def _units(plan: LookupPlan, slot: Slot, vector: int) -> list[tuple[int, ...]]:
     """The output vectors of a slot: `vector` columns wide where table rows and output columns stay aligned, else 1."""
     number = 0
-    if slot.kind != Kind.GATHER:
+    if slot.kind in (Kind.SCALE, Kind.COPY):
         number = slot.number + plan.context_numbers if slot.number >= 0 else -1 - slot.number
     if slot.kind == Kind.COPY:
         return [(0, 0, slot.out, 0, 0, number, 0, 0, 1, slot.kind, 0, 0)]
     column = plan.columns[slot.first]
     dtype, dim = plan.tables[column.table].dtype, plan.tables[column.table].dim
     at, id_bytes = plan.id_place(column)
+    if slot.kind == Kind.MASK:
+        how = slot.kind | column.may_pad << 5
+        return [(0, column.table, slot.out, at, 1, 0, 0, 0, 1, how, _PICK[id_bytes], id_bytes)]
     width = vector if dim % vector == 0 and slot.out % vector == 0 else 1
-    how = slot.kind | _DTYPES[dtype] << 2 | slot.mean << 4 | column.may_pad << 5
+    how = slot.kind | _DTYPES[dtype] << 2 | slot.mean << 4 | column.may_pad << 5 | slot.largest << 7
     return [
         (column.oov, column.table, slot.out + e, at, slot.columns, number, dim * dtype.itemsize, e * dtype.itemsize, width,
          how | (e == 0) << 6, _PICK[id_bytes], id_bytes)

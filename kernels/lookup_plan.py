@@ -14,11 +14,12 @@ NO_NUMBER = 2**31 - 1  # Slot.number of a slot that needs none
 
 
 class Kind(IntEnum):
-    """What a slot writes: pooled rows; row 0 times a number; the number itself."""
+    """What a slot writes: pooled rows; row 0 times a number; the number itself; 1 where there is an id, 0 where padded."""
 
     GATHER = 0
     SCALE = 1
     COPY = 2
+    MASK = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +46,9 @@ class IdColumn:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """`dim` consecutive output columns that start at `out`: id columns [first, first + columns) pooled by sum or mean. These
-    read one table, from neighbouring ids of one side.
+    """`dim` consecutive output columns that start at `out`: id columns [first, first + columns) pooled by sum, mean or
+    (`largest`) max. These read one table, from neighbouring ids of one side. A MASK slot has dim 1 and one id column, whose
+    table it does not touch.
 
     `number` says where a SCALE or COPY slot finds its number, in the same way as `IdColumn.source`.
     """
@@ -58,12 +60,14 @@ class Slot:
     columns: int = 0
     number: int = NO_NUMBER
     mean: bool = False
+    largest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LookupPlan:
     """All slots that write x[B, x_width], then those (of dim 1) that are summed into total[B, 1].
 
+    Columns of x that no slot names are left alone: outputs that begin on aligned columns have gaps between them.
     `*_ids`: the id columns of the batch's contexts and rows; `*_numbers`: how many numbers they have.
     """
 
@@ -106,7 +110,12 @@ class LookupPlan:
 
     @property
     def x_width(self) -> int:
-        return sum(s.dim for s in self.x_slots)
+        return max((s.out + s.dim for s in self.x_slots), default=0)
+
+    @property
+    def reads(self) -> tuple[Slot, ...]:
+        """The slots that read a table."""
+        return tuple(s for s in (*self.x_slots, *self.total_slots) if s.kind in (Kind.GATHER, Kind.SCALE))
 
 
 @dataclass(frozen=True, slots=True)

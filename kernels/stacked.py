@@ -31,6 +31,7 @@ class _Group:
     starts: tuple[int, ...]  # first column of each bag, and the end
     scaled: tuple[Run, ...]  # from numbers to columns
     means: tuple[tuple[int, int], ...]  # bags [start, stop) that are averaged
+    largest: bool  # bags are pooled by max
     placed: tuple[Run, ...]  # from this group's pooled columns to x's
 
 
@@ -60,14 +61,20 @@ class StackedLookup:
         self._reads: dict[tuple[object, ...], StackRows] = {}
         scales = scales or [None] * len(tables)
         self._x_groups = [self._group(slots, tables, scales) for slots in _by_shape(plan, plan.x_slots)]
-        self._total_groups = [self._group(slots, tables, scales, one_bag=True) for slots in _by_shape(plan, plan.total_slots)]
+        self._total_groups = [
+            self._group(slots, tables, scales, one_bag=not slots[0].largest) for slots in _by_shape(plan, plan.total_slots)
+        ]
         copies = [
             [(_number(plan, s), s.out) for s in slots if s.kind == Kind.COPY] for slots in (plan.x_slots, plan.total_slots)
         ]
         self._x_copies = runs(copies[0])
+        masks = [
+            (place(plan.columns[s.first].source, plan.candidate_width), s.out) for s in plan.x_slots if s.kind == Kind.MASK
+        ]
+        self._x_masks = runs(masks, border=plan.candidate_width)
         self._total_copies = torch.tensor([number for number, _ in copies[1]]) if copies[1] else None
         self._x_width = plan.x_width
-        self._direct = not copies[0] and all(g.placed == ((0, 0, self._x_width),) for g in self._x_groups)
+        self._direct = not copies[0] and not masks and all(g.placed == ((0, 0, self._x_width),) for g in self._x_groups)
 
     def __call__(self, batch: Batch, rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """x[rows, x_width] and total float32[rows, 1], as `reference.lookup`; None for an output the plan lacks."""
@@ -101,9 +108,14 @@ class StackedLookup:
         x = total = None
         if self.plan.x_slots:
             x = self._x([self._pooled(g, found[g.reads], numbers) for g in self._x_groups], numbers)
+            for column, out, count in self._x_masks:
+                side, start = (candidate_ids, column) if column < self.plan.candidate_width else (context_ids[request], column)
+                start -= 0 if column < self.plan.candidate_width else self.plan.candidate_width
+                x[:, out : out + count] = torch.from_numpy(side[:, start : start + count] != -1)
         if self.plan.total_slots:
             for g in self._total_groups:
                 one = self._pooled(g, found[g.reads], numbers)
+                one = one.sum(1, keepdim=True) if g.largest else one
                 total = one.float() if total is None else total.add_(one)
             if self._total_copies is not None:
                 plain = torch.from_numpy(numbers).index_select(1, self._total_copies).sum(1, keepdim=True)
@@ -127,9 +139,9 @@ class StackedLookup:
         rows, columns = at.shape
         weight, bags = group.weight, len(group.starts) - 1
         factors = _factors(group, at, numbers)
-        plain = bags == columns and factors is None
+        plain = bags == columns and factors is None and not group.largest
         # embedding_bag would round sums of half-precision rows, and knows no int8.
-        fused = weight.dtype == torch.float32 or (plain and group.scale is None)
+        fused = (weight.dtype == torch.float32 and not group.largest) or (plain and group.scale is None)
         if fused and not (plain and at.numel() < _PREFETCH_FROM):
             offsets, flat = self._bags(group, at), None if factors is None else factors.view(-1)
             found = torch.embedding_bag(weight, at.view(-1), offsets, per_sample_weights=flat, include_last_offset=True)
@@ -139,7 +151,9 @@ class StackedLookup:
             values *= group.scale
         if factors is not None:
             values *= factors[:, :, None]
-        if bags < columns:
+        if group.largest:
+            values = _maxima(values, at == group.reads.zero_row, group.starts)
+        elif bags < columns:
             values = torch.stack([values[:, a:b].sum(1) for a, b in pairwise(group.starts)], 1)
         return values.view(rows, -1)
 
@@ -180,6 +194,7 @@ class StackedLookup:
             (0, len(columns)) if one_bag else tuple(starts),
             runs([(_number(plan, s), at) for s, at in zip(slots, starts, strict=False) if s.kind == Kind.SCALE]),
             tuple(span for s, span in zip(slots, pairwise(starts), strict=True) if s.mean and s.columns > 1),
+            slots[0].largest,
             runs([(i * dim + e, s.out + e) for i, s in enumerate(slots) for e in range(dim)]),
         )
 
@@ -195,6 +210,14 @@ def _factors(group: _Group, at: torch.Tensor, numbers: Floats) -> torch.Tensor |
         found = np.count_nonzero(at.numpy()[:, start:stop] != group.reads.zero_row, 1)
         factors[:, start:stop] = 1 / np.maximum(found, 1)[:, None]
     return torch.from_numpy(factors)
+
+
+def _maxima(values: torch.Tensor, padded: torch.Tensor, starts: Sequence[int]) -> torch.Tensor:
+    """[rows, bags, dim]: the largest values[rows, columns, dim] of each bag, 0 for one without values."""
+    known = values.masked_fill(padded[:, :, None], -torch.inf)
+    largest = torch.stack([known[:, a:b].amax(1) for a, b in pairwise(starts)], 1)
+    empty = torch.stack([padded[:, a:b].all(1) for a, b in pairwise(starts)], 1)
+    return largest.masked_fill_(empty[:, :, None], 0.0)
 
 
 def _stacked(tables: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -213,12 +236,12 @@ def _stacked(tables: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _by_shape(plan: LookupPlan, slots: Sequence[Slot]) -> list[list[Slot]]:
-    """The slots that read tables, by dim and dtype."""
-    groups: dict[tuple[int, torch.dtype], list[Slot]] = {}
+    """The slots that read tables, by dim, dtype and whether they are pooled by max."""
+    groups: dict[tuple[int, torch.dtype, bool], list[Slot]] = {}
     for slot in slots:
-        if slot.kind != Kind.COPY:
+        if slot.kind in (Kind.GATHER, Kind.SCALE):
             shape = plan.tables[plan.columns[slot.first].table]
-            groups.setdefault((shape.dim, shape.dtype), []).append(slot)
+            groups.setdefault((shape.dim, shape.dtype, slot.largest), []).append(slot)
     return list(groups.values())
 
 

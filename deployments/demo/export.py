@@ -13,7 +13,6 @@ import torch
 from rich.console import Console
 
 from deployments.demo.features import feature_columns, first_order_name, learn_features
-from dpiframe_core.parity import auc, log_loss
 from deployments.demo.synthetic import write_click_log
 from deployments.demo.train import DeepFM, EncodedRows, TrainingPlan, train, training_progress
 from dpiframe_core.architecture import DeepFM as DeepFMArchitecture
@@ -21,6 +20,7 @@ from dpiframe_core.bundle import Golden, Manifest, Provenance, write_bundle
 from dpiframe_core.clicklogs import CRITEO, read_table
 from dpiframe_core.encode import Encoder
 from dpiframe_core.errors import BundleError, InputError
+from dpiframe_core.parity import auc, log_loss
 from dpiframe_core.schema import FeatureSchema
 from dpiframe_core.types import RowBlock
 

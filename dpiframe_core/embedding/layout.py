@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from dpiframe_core.graph import Node, Source
-from dpiframe_core.schema import Categorical, FeatureSchema, Numeric
+from dpiframe_core.schema import Categorical, FeatureSchema
 from kernels.lookup_plan import ALWAYS_ROW_0, NO_NUMBER, IdColumn, Kind, LookupPlan, Slot, TableShape
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
@@ -16,14 +16,20 @@ def table_dtype(name: str) -> torch.dtype:
     return _DTYPES[name]
 
 
-def plan_lookup(node: Node, schema: FeatureSchema) -> LookupPlan:
-    """The plan of a `lookup` node, made once, ahead of all batches. Tables are numbered in the schema's order."""
+def plan_lookup(node: Node, schema: FeatureSchema, align: int = 1) -> LookupPlan:
+    """The plan of a `lookup` node, made once, ahead of all batches. Tables are numbered in the schema's order.
+
+    `align`: the outputs that it writes side by side begin at multiples of so many columns (`output_columns`).
+    """
     columns: list[IdColumn] = []
     layout = schema.block_layout
+    x_slots: list[Slot] = []
+    for sources, first in zip(node.attrs.outputs_of_concat(), output_columns(node, align), strict=True):
+        x_slots += _slots(sources, schema, columns, first)
     return LookupPlan(
         tables=tuple(TableShape(t.rows, t.dim, table_dtype(t.dtype)) for t in schema.tables),
-        x_slots=_slots(node.attrs.concat, schema, columns),
-        total_slots=_slots(node.attrs.total, schema, columns),
+        x_slots=tuple(x_slots),
+        total_slots=tuple(_slots(node.attrs.total, schema, columns, 0)),
         columns=tuple(columns),
         context_ids=layout.context_ids,
         candidate_ids=layout.candidate_ids,
@@ -32,29 +38,41 @@ def plan_lookup(node: Node, schema: FeatureSchema) -> LookupPlan:
     )
 
 
-def _slots(sources: Sequence[Source], schema: FeatureSchema, columns: list[IdColumn]) -> tuple[Slot, ...]:
-    """The slots of one output; appends the id columns they read."""
+def output_columns(node: Node, align: int) -> list[int]:
+    """The first column of each output of a lookup among all that it writes side by side."""
+    first, at = [], 0
+    for sources in node.attrs.outputs_of_concat():
+        first.append(at)
+        at += -(-sum(s.width for s in sources) // align) * align
+    return first
+
+
+def _slots(sources: Sequence[Source], schema: FeatureSchema, columns: list[IdColumn], out: int) -> list[Slot]:
+    """The slots of one output, which begins at column `out`; appends the id columns they read."""
     number_of_table = {t.name: i for i, t in enumerate(schema.tables)}
-    slots, out = [], 0
+    slots: list[Slot] = []
     for source in sources:
         feature, place = schema.feature(source.feature), schema.columns[source.feature]
         context = place.section.startswith("context")
         sources_of = [-1 - (place.start + i) if context else place.start + i for i in range(place.width)]
-        if source.table is None:
+        pads = isinstance(feature, Categorical) and feature.max_values > 1
+        if source.table is None and feature.is_id:  # the mask of a sequence
+            of_table = number_of_table[feature.table or ""]
+            slots += [Slot(Kind.MASK, 1, out + i, len(columns) + i, 1) for i in range(place.width)]
+            columns += [IdColumn(s, of_table, feature.oov_id, pads) for s in sources_of]
+        elif source.table is None:
             slots.append(Slot(Kind.COPY, 1, out, number=sources_of[0]))
         elif not feature.is_id:
             slots.append(Slot(Kind.SCALE, source.width, out, len(columns), 1, number=sources_of[0]))
             columns.append(IdColumn(ALWAYS_ROW_0, number_of_table[source.table], 0))
         else:
-            mean = _pooling(feature, source.table) == "mean" and place.width > 1
-            slots.append(Slot(Kind.GATHER, source.width, out, len(columns), place.width, NO_NUMBER, mean))
-            pads = isinstance(feature, Categorical) and feature.max_values > 1
+            first, dim = len(columns), schema.table(source.table).dim
+            pooling = schema.pooling(feature.name, source.table)
+            if pooling == "none":
+                slots += [Slot(Kind.GATHER, dim, out + i * dim, first + i, 1) for i in range(place.width)]
+            else:
+                mean, largest = ((pooling == how and place.width > 1) for how in ("mean", "max"))
+                slots.append(Slot(Kind.GATHER, dim, out, first, place.width, NO_NUMBER, mean, largest))
             columns += [IdColumn(s, number_of_table[source.table], feature.oov_id, pads) for s in sources_of]
         out += source.width
-    return tuple(slots)
-
-
-def _pooling(feature: Categorical | Numeric, table: str) -> str:
-    if isinstance(feature, Categorical) and feature.first_order_pooling is not None and table == feature.first_order_table:
-        return feature.first_order_pooling
-    return feature.pooling
+    return slots

@@ -18,7 +18,7 @@ from dpiframe_core.schema import Categorical, FeatureSchema, MinMax, Numeric, Sc
 from dpiframe_core.vocabulary import VocabularyTable
 
 _PAD, _OOV = "__PAD__", "__OOV__"
-_POOLINGS: Mapping[str, Literal["mean", "sum"]] = {
+_POOLINGS: Mapping[object, Literal["mean", "sum"]] = {
     "layers.MaskedAveragePooling()": "mean",
     "layers.MaskedSumPooling()": "sum",
 }
@@ -59,7 +59,7 @@ def fields_of(run: FuxiRun, dim: int, unpooled: Sequence[str] = ()) -> list[Fiel
         pooling = None
         if kind == "sequence" and name not in unpooled:
             if encoder not in _POOLINGS:
-                raise InputError(f"{where}: feature_encoder", encoder, f"one of {', '.join(_POOLINGS)}")
+                raise InputError(f"{where}: feature_encoder", encoder, f"one of {', '.join(map(str, _POOLINGS))}")
             pooling = _POOLINGS[encoder]
         elif encoder is not None:
             raise InputError(f"{where}: feature_encoder", encoder, "none")
@@ -170,8 +170,8 @@ def _category(run: FuxiRun, f: Field, column: Mapping[str, Any], scope: Scope, t
             name=f.name, scope=scope, values="string" if dtype == "str" else "int", encoder=Vocabulary(), table=table,
             first_order_table=first, missing_id=tokens.get(str(fill), oov), oov_id=oov,
         )  # fmt: skip
-    if dtype != "str" or fill != "":
-        raise InputError(f"columns.{f.name}", {"dtype": dtype, "fill_na": fill}, "dtype str and fill_na '' for a sequence")
+    if dtype != "str":
+        raise InputError(f"columns.{f.name}.dtype", dtype, "str for a sequence")
     if column.get("padding", "post") not in ("pre", "post"):
         raise InputError(f"columns.{f.name}.padding", column["padding"], "pre or post")
     longest = run.features[f.name].get("max_len")
@@ -179,9 +179,9 @@ def _category(run: FuxiRun, f: Field, column: Mapping[str, Any], scope: Scope, t
         raise InputError(f"{run.files.feature_map}: {f.name}: max_len", longest, "at least 2")
     return Categorical(
         name=f.name, scope=scope, encoder=Vocabulary(), table=table, first_order_table=first,
-        missing_id=-1, oov_id=oov, max_values=longest, splitter=column.get("splitter", "^"),
+        missing_id=-1, oov_id=oov, max_values=longest, splitter=column.get("splitter", "^"), padding_value=fill,
         too_many="keep_last" if column.get("padding", "post") == "pre" else "keep_first",
-        pooling=f.pooling or "sum", first_order_pooling=None if first is None else "sum",
+        pooling=f.pooling or "none", first_order_pooling=None if first is None else "sum",
     )  # fmt: skip
 
 

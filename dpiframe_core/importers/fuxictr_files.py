@@ -51,7 +51,7 @@ class FuxiRun:
     Attributes:
         config: the run's parameters. features: name -> FuxiCTR's specification, in its order, "meta" ones left out.
         columns: name -> the data set's column (dtype, fill_na, splitter ..). vocabularies: name -> token -> id.
-        normalizers: of the numeric features that have one. padding: of sequences, from their tokenizers ({} without a processor).
+        normalizers: of the numeric features that have one.
         labels: names of the label columns.
     """
 

@@ -1,26 +1,27 @@
 """What FuxiCTR's models have in common, taken from a run's checkpoint: embeddings, linear weights, MLPs, activations."""
 
 from collections.abc import Callable, Sequence
-from typing import get_args
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from dpiframe_core.architecture import Activation as ActivationKind
 from dpiframe_core.architecture import Architecture
 from dpiframe_core.errors import InputError
 from dpiframe_core.importers.fuxictr_features import Field, build_schema, build_vocabularies, fields_of
 from dpiframe_core.importers.fuxictr_files import FuxiRun
-from dpiframe_core.importers.layers import Activation, BatchNorm, Linear, Mlp, Parameters, one_activation
+from dpiframe_core.importers.layers import Activation, Linear, Mlp, Parameters
+from dpiframe_core.importers.sequential import activation_kinds, read_linear, read_mlp, read_norm
 from dpiframe_core.importers.source import Inputs, SourceModel, check_padding, required, tables_in_order
 from dpiframe_core.importers.state_dict import StateDict
 
 Built = tuple[Architecture, Parameters, Callable[[Inputs], Tensor]]
 
-_ACTIVATIONS = {
-    "none": "identity", "identity": "identity", "relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh", "gelu": "gelu",
-    "leakyrelu": "leaky_relu", "prelu": "prelu", "dice": "dice",
-}  # fmt: skip
+
+def read_dice(weights: StateDict, name: str, size: int) -> Activation:
+    """fuxictr/pytorch/layers/activations.py: batch norm without weight and bias, epsilon 1e-9."""
+    alpha = weights.take(f"{name}.alpha", size)
+    return Activation("dice", alpha, read_norm(weights, f"{name}.bn", size, 1e-9, affine=False))
 
 
 class FuxiReader:
@@ -54,65 +55,41 @@ class FuxiReader:
         return sum(f.dim for f in self.fields)
 
     def linear(self, prefix: str, width: int, units: int) -> Linear:
-        return Linear(self.weights.take(f"{prefix}.weight", units, width), self.weights.take(f"{prefix}.bias", units))
+        return read_linear(self.weights, prefix, width, units)
 
-    def tower(self, prefix: str, units: str, activations: str) -> tuple[Mlp, Linear]:
-        """An MLP over all embeddings, and the linear layer of one unit that ends it."""
-        return self._mlp(prefix, self.width, units, activations, output=True)
+    def tower(
+        self, prefix: str, units: str, activations: str, width: int | None = None, outputs: int = 1
+    ) -> tuple[Mlp, Linear]:
+        """An MLP over all embeddings, and the linear layer that ends it; `units`, `activations`: their settings."""
+        mlp, last = self._mlp(prefix, self.width if width is None else width, units, activations, outputs)
+        assert last is not None
+        return mlp, last
 
     def mlp(self, prefix: str, width: int, units: str, activations: str) -> Mlp:
-        """An MLP without an output layer; `units`, `activations`: their keys in the configuration."""
-        return self._mlp(prefix, width, units, activations, output=False)[0]
+        """An MLP without an output layer."""
+        return self._mlp(prefix, width, units, activations, 0)[0]
 
-    def activation(self, mlp: Mlp, key: str) -> ActivationKind:
-        """The one activation of its layers, as our architectures know it."""
-        return one_activation([layer.activation for layer in mlp.layers], f"{self.where}: {key}")
+    def attention(self, prefix: str, dim: int) -> tuple[Mlp, Linear]:
+        """The MLP of [q, k, q - k, q * k] and its output layer, which may have an activation."""
+        keys = "attention_hidden_units", "attention_hidden_activations"
+        mlp, out = self._mlp(prefix, 4 * dim, *keys, 1, batch_norm=False)
+        assert out is not None
+        return mlp, self.activated(out, "attention_output_activation")
 
-    def _mlp(self, prefix: str, width: int, units: str, activations: str, *, output: bool) -> tuple[Mlp, Linear]:
-        """`nn.Sequential` of linear, perhaps batch norm, activation, perhaps dropout; only what has parameters has a name."""
-        sequence = f"{prefix}.mlp"
-        sizes, batch_norm = self.units(units), bool(self.run.config.get("batch_norm", False))
-        places = iter(self.weights.children(sequence))
+    def activated(self, layer: Linear, key: str) -> Linear:
+        """With the activation of a setting that has no parameters."""
+        kinds = activation_kinds(self.setting(key, str, type(None)), 1, f"{self.where}: {key}", refused=("prelu", "dice"))
+        return replace(layer, activation=Activation(kinds[0]))
 
-        def place(what: str) -> str:
-            at = next(places, None)
-            if at is None:
-                raise InputError(f"{self.weights.where}: {sequence}", "no further layer", f"{what}, as {self.where} says")
-            return f"{sequence}.{at}"
-
-        layers = []
-        for size, kind in zip(sizes, self._kinds(activations, len(sizes)), strict=True):
-            name = place(f"a linear layer of {size} units")
-            weight, bias = self.weights.take(f"{name}.weight", size, width), self.weights.take(f"{name}.bias", size)
-            norm = self._norm(place("batch norm"), size) if batch_norm else None
-            layers.append(Linear(weight, bias, norm, self._activation(kind, size, place)))
-            width = size
-        head = self.linear(place("the output layer"), width, 1) if output else Linear(torch.zeros(0, width), None)
-        return Mlp(tuple(layers)), head
-
-    def _norm(self, name: str, size: int) -> BatchNorm:
-        self.weights.drop(f"{name}.num_batches_tracked")
-        mean, variance = (self.weights.take(f"{name}.{part}", size) for part in ("running_mean", "running_var"))
-        return BatchNorm(
-            mean, variance, self.weights.take(f"{name}.weight", size), self.weights.take(f"{name}.bias", size), 1e-5
+    def _mlp(
+        self, prefix: str, width: int, units: str, activations: str, outputs: int, *, batch_norm: bool = True
+    ) -> tuple[Mlp, Linear | None]:
+        sizes, where = self.units(units), f"{self.where}: {activations}"
+        kinds = activation_kinds(self.setting(activations, str, list, type(None)), len(sizes), where)
+        norm = batch_norm and bool(self.run.config.get("batch_norm", False))
+        return read_mlp(
+            self.weights, f"{prefix}.mlp", width, sizes, kinds, self.where, batch_norm=norm, output=outputs, dice=read_dice
         )
-
-    def _kinds(self, key: str, layers: int) -> list[str]:
-        """FuxiCTR's names (those of torch.nn but for case, a list or one for all) -> ours."""
-        given = self.setting(key, str, list, type(None))
-        names = given if isinstance(given, list) else [given] * layers
-        if len(names) != layers:
-            raise InputError(f"{self.where}: {key}", given, f"one for each of {layers} layers")
-        kinds = []
-        for name in names:
-            kind = _ACTIVATIONS.get(str(name).lower() if name else "none")
-            if kind is None or kind not in get_args(ActivationKind):
-                raise InputError(f"{self.where}: {key}", name, f"one of {', '.join(_ACTIVATIONS)}")
-            kinds.append(kind)
-        return kinds
-
-    def _activation(self, kind: str, size: int, place: Callable[[str], str]) -> Activation:
-        return Activation(kind)
 
     def embeddings(self, prefix: str, skip: Sequence[str] = ()) -> None:
         """Takes `prefix`.embedding_layers.NAME.weight of every field but `skip`."""

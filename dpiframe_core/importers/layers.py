@@ -7,14 +7,14 @@ that owe nothing to our graphs. Knows no checkpoint names.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dpiframe_core.errors import InputError
+from dpiframe_core.architecture import Activation as ActivationKind
+from dpiframe_core.architecture import Activations, LeakyReLU
 
 Parameters = dict[str, Tensor]
 
@@ -44,23 +44,31 @@ class BatchNorm:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Activation:
-    """One of our activation kinds. `slope`: of PReLU and Dice, [1] or [units]; `norm`: Dice's."""
+    """An activation and what it has learned. `alpha`: of PReLU and Dice, [1] or [units]; `norm`: Dice's."""
 
-    kind: str
-    slope: Tensor | None = None
+    kind: ActivationKind
+    alpha: Tensor | None = None
     norm: BatchNorm | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        match self.kind:
-            case "dice":
-                assert self.norm is not None
-                assert self.slope is not None
-                p = torch.sigmoid(self.norm(x))
-                return p * x + self.slope.double() * (1 - p) * x
-            case "prelu":
-                assert self.slope is not None
-                return torch.where(x >= 0, x, self.slope.double() * x)
+        alpha = torch.zeros(1) if self.alpha is None else self.alpha.double()
+        if isinstance(self.kind, LeakyReLU):
+            return torch.where(x >= 0, x, self.kind.slope * x)
+        if self.kind == "prelu":
+            return torch.where(x >= 0, x, alpha * x)
+        if self.kind == "dice":
+            p = torch.sigmoid(x if self.norm is None else self.norm(x))
+            return p * x + alpha * (1 - p) * x
         return _PLAIN[self.kind](x)
+
+    def parameters(self, prefix: str, units: int) -> Parameters:
+        out: Parameters = {}
+        if self.alpha is not None:
+            out[f"{prefix}.alpha"] = self.alpha.float().reshape(-1).expand(units).contiguous()
+        if self.kind == "dice" and self.norm is not None:
+            scale, shift = self.norm.scale_shift()
+            out |= {f"{prefix}.scale": scale.float(), f"{prefix}.shift": shift.float()}
+        return out
 
 
 _PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -69,7 +77,7 @@ _PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
     "gelu": functional.gelu,
-    "leaky_relu": functional.leaky_relu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
 }
 
 
@@ -97,7 +105,8 @@ class Linear:
 
     def parameters(self, prefix: str) -> Parameters:
         weight, bias = self.folded()
-        return {f"{prefix}.weight": weight.float(), f"{prefix}.bias": bias.float()}
+        own = self.activation.parameters(prefix, len(weight))
+        return {f"{prefix}.weight": weight.float().contiguous(), f"{prefix}.bias": bias.float()} | own
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +124,12 @@ class Mlp:
     def units(self) -> tuple[int, ...]:
         return tuple(len(layer.weight) for layer in self.layers)
 
+    @property
+    def activations(self) -> Activations:
+        """As an architecture takes them: one, if all are the same."""
+        kinds = tuple(layer.activation.kind for layer in self.layers)
+        return kinds[0] if len(set(map(repr, kinds))) == 1 else kinds or "relu"
+
     def parameters(self, prefix: str) -> Parameters:
         out: Parameters = {}
         for i, layer in enumerate(self.layers):
@@ -122,63 +137,15 @@ class Mlp:
         return out
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CrossVector:
-    """x_{l+1} = x_0 (x_l . w_l) + b_l + x_l (DCN). weights, biases: [D] a layer."""
-
-    weights: tuple[Tensor, ...]
-    biases: tuple[Tensor, ...]
-
-    def __call__(self, x0: Tensor) -> Tensor:
-        x = x0
-        for w, b in zip(self.weights, self.biases, strict=True):
-            x = x0 * (x @ w.double())[:, None] + b.double() + x
-        return x
-
-    def parameters(self, prefix: str) -> Parameters:
-        return _numbered(prefix, self.weights, self.biases)
+def with_columns(mlp: Mlp, head: Linear, columns: Sequence[int]) -> tuple[Mlp, Linear]:
+    """The same on inputs in another order: column k of the new order is column `columns[k]` of the old."""
+    if not mlp.layers:
+        return mlp, replace(head, weight=head.weight[:, list(columns)])
+    first = replace(mlp.layers[0], weight=mlp.layers[0].weight[:, list(columns)])
+    return Mlp((first, *mlp.layers[1:])), head
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class CrossMatrix:
-    """x_{l+1} = x_0 * (W_l x_l + b_l) + x_l (DCN-V2). weights: [D, D], biases: [D] a layer."""
-
-    weights: tuple[Tensor, ...]
-    biases: tuple[Tensor, ...]
-
-    def __call__(self, x0: Tensor) -> Tensor:
-        x = x0
-        for w, b in zip(self.weights, self.biases, strict=True):
-            x = x0 * (x @ w.double().T + b.double()) + x
-        return x
-
-    def parameters(self, prefix: str) -> Parameters:
-        return _numbered(prefix, self.weights, self.biases)
-
-
-def factorization_machine(fields: Tensor) -> Tensor:
-    """Sum of <v_i, v_j> over pairs, pair by pair; fields [n, F, dim] -> [n, 1]."""
-    total = torch.zeros(len(fields), 1, dtype=torch.float64)
-    for i in range(fields.shape[1]):
-        for j in range(i):
-            total += (fields[:, i] * fields[:, j]).sum(1, keepdim=True)
-    return total
-
-
-def one_activation(activations: Sequence[Activation], where: str) -> Any:
-    """The kind that all layers share.
-
-    Raises:
-        InputError: they differ, which our models cannot express.
-    """
-    kinds = sorted({a.kind for a in activations})
-    if len(kinds) > 1:
-        raise InputError(where, kinds, "the same activation in every layer")
-    return kinds[0] if kinds else "relu"
-
-
-def _numbered(prefix: str, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Parameters:
-    out: Parameters = {}
-    for i, (w, b) in enumerate(zip(weights, biases, strict=True)):
-        out |= {f"{prefix}.{i}.weight": w.float().contiguous(), f"{prefix}.{i}.bias": b.float().contiguous()}
-    return out
+def side_by_side(heads: Sequence[Linear]) -> Linear:
+    """One linear layer on the joined inputs of several, for the sum of their outputs."""
+    folded = [head.folded() for head in heads]
+    return Linear(torch.cat([weight for weight, _ in folded], 1), torch.stack([bias for _, bias in folded]).sum(0))

@@ -70,6 +70,10 @@ class Inputs:
         terms = [self._first(f) for f in self._schema.features if f.first_order_table is not None]
         return torch.stack(terms).sum(0)
 
+    def named(self, feature: str) -> Tensor:
+        """float64[n, dim] (or the number itself, [n, 1])."""
+        return self.value(self._schema.feature(feature))
+
     def value(self, f: Categorical | Numeric) -> Tensor:
         return self._read(f, f.table, f.pooling)
 
@@ -81,8 +85,7 @@ class Inputs:
         return self._tables[f.table].double()[ids.clamp(min=0)], ids >= 0
 
     def _first(self, f: Categorical | Numeric) -> Tensor:
-        pooling = f.first_order_pooling if isinstance(f, Categorical) and f.first_order_pooling else f.pooling
-        return self._read(f, f.first_order_table, pooling)
+        return self._read(f, f.first_order_table, self._schema.pooling(f.name, f.first_order_table))
 
     def _read(self, f: Categorical | Numeric, table: str | None, pooling: str) -> Tensor:
         column = self._column(f)

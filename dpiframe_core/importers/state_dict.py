@@ -45,6 +45,10 @@ class StateDict:
             raise InputError(f"{self.where}: {name}", f"shape {list(got)}", f"[{want_text}]")
         return value.detach().cpu()
 
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """Of a parameter not yet taken."""
+        return tuple(self._left[name].shape) if name in self._left else None
+
     def take_if_there(self, name: str, *shape: int | None) -> torch.Tensor | None:
         return self.take(name, *shape) if name in self._left else None
 

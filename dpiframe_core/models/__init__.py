@@ -2,12 +2,15 @@
 
 from typing import assert_never
 
-from dpiframe_core.architecture import DCN, Architecture, DCNv2, DeepFM, WideDeep
+from dpiframe_core.architecture import DCN, DIN, DLRM, Architecture, DCNv2, DeepFM, DLRMDCNv2, WideDeep, XDeepFM
 from dpiframe_core.graph import Graph
 from dpiframe_core.models.dcn import dcn
 from dpiframe_core.models.dcnv2 import dcnv2
 from dpiframe_core.models.deepfm import deepfm
+from dpiframe_core.models.din import din
+from dpiframe_core.models.dlrm import dlrm, dlrm_dcnv2
 from dpiframe_core.models.wide_deep import wide_deep
+from dpiframe_core.models.xdeepfm import xdeepfm
 from dpiframe_core.schema import FeatureSchema
 
 
@@ -26,5 +29,13 @@ def build_graph(architecture: Architecture, schema: FeatureSchema, tasks: int = 
             return dcn(schema, architecture, tasks)
         case DCNv2():
             return dcnv2(schema, architecture, tasks)
+        case XDeepFM():
+            return xdeepfm(schema, architecture, tasks)
+        case DIN():
+            return din(schema, architecture, tasks)
+        case DLRM():
+            return dlrm(schema, architecture, tasks)
+        case DLRMDCNv2():
+            return dlrm_dcnv2(schema, architecture, tasks)
         case _:
             assert_never(architecture)

@@ -2,12 +2,12 @@
 
 from dpiframe_core.architecture import DCN
 from dpiframe_core.graph import Graph, GraphBuilder
-from dpiframe_core.layers import click_scores, mlp, model_input
+from dpiframe_core.layers import click_scores, first_order, mlp, model_input
 from dpiframe_core.schema import FeatureSchema
 
 
 def dcn(schema: FeatureSchema, p: DCN, tasks: int) -> Graph:
-    """x_{l+1} = x_0 (x_l^T w_l) + b_l + x_l beside an MLP; score = sigmoid(W [x_L, h] + b)."""
+    """x_{l+1} = x_0 (x_l^T w_l) + b_l + x_l beside an MLP; score = sigmoid(W [x_L, h] + b), W x_L + b without units."""
     g = GraphBuilder(schema)
     x0 = xl = model_input(g)
     for layer in range(p.cross_layers):
@@ -15,5 +15,5 @@ def dcn(schema: FeatureSchema, p: DCN, tasks: int) -> Graph:
         crossed = g.mul(x0, s, f"cross.{layer}.mul", "cross")
         biased = g.bias(crossed, f"cross.{layer}.bias", f"cross.{layer}.bias", "cross")
         xl = g.add([biased, xl], f"cross.{layer}.out", "cross")
-    deep = mlp(g, x0, p.hidden_units, p.activation)
-    return g.finish(click_scores(g, [xl, deep], [], tasks))
+    deep = [mlp(g, x0, p.hidden_units, p.activation)] if p.hidden_units else []
+    return g.finish(click_scores(g, [xl, *deep], [first_order(g)] if p.first_order else [], tasks))

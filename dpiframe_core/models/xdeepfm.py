@@ -1,0 +1,19 @@
+"""xDeepFM: Lian et al., "xDeepFM: Combining Explicit and Implicit Feature Interactions for Recommender Systems", 2018."""
+
+from dpiframe_core.architecture import XDeepFM
+from dpiframe_core.graph import Graph, GraphBuilder
+from dpiframe_core.interactions import cin
+from dpiframe_core.layers import activation_kind, click_scores, embedded_columns, first_order, mlp, model_input
+from dpiframe_core.schema import FeatureSchema
+
+
+def xdeepfm(schema: FeatureSchema, p: XDeepFM, tasks: int) -> Graph:
+    """y = sigmoid(w_linear^T a + w_dnn^T x_dnn + w_cin^T p+ + b), equation 10; the head's weight is [w_cin, w_dnn]."""
+    g = GraphBuilder(schema)
+    x = model_input(g)
+    linear = first_order(g)
+    kind, slope = activation_kind(p.cin_activation)
+    span = embedded_columns(g, "compressed interaction network")
+    pooled = cin(g, x, *span, p.cin_units, "cin", "cin", activation=kind, slope=slope, halves=p.cin_halves)
+    deep = [mlp(g, x, p.hidden_units, p.activation)] if p.hidden_units else []
+    return g.finish(click_scores(g, [pooled, *deep], [linear], tasks))
