@@ -44,7 +44,7 @@ def din(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceModel
                 activation=kinds,
                 output_activation=unit.output_kind,
                 softmax=softmax,
-            )  # fmt: skip
+            )
         )
     architecture = DIN(attention=tuple(attention), hidden_units=mlp.units, activation=mlp.activations)
 
@@ -54,7 +54,7 @@ def din(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceModel
             query = torch.cat([i.named(name) for name in target], 1)
             keys = torch.cat([i.sequence(name)[0] for name in sequence], 2)
             pooled = unit(query, keys, i.sequence(sequence[0])[1])
-            interests |= dict(zip(sequence, pooled.split(dim, 1), strict=True))
+            interests |= dict(zip(sequence, torch.split(pooled, dim, 1), strict=True))
         parts = [interests[f.name] if f.name in interests else i.named(f.name) for f in r.fields]
         return head(mlp(torch.cat(parts, 1)))
 
@@ -97,8 +97,8 @@ def dlrm(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceMode
 def _groups(run: FuxiRun, key: str) -> list[list[str]]:
     """A field, or a list of fields and groups of them."""
     where, given = f"{run.files.config}: {key}", run.config.get(key)
-    groups = [g if isinstance(g, list) else [g] for g in (given if isinstance(given, list) else [given])]
+    groups = [list(g) if isinstance(g, list) else [g] for g in (given if isinstance(given, list) else [given])]
     for name in (name for group in groups for name in group):
         if name not in run.features:
             raise InputError(where, name, "a feature of the run, or lists of them")
-    return groups
+    return [[str(name) for name in group] for group in groups]

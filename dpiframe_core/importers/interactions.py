@@ -166,10 +166,9 @@ class Attention:
 
 
 def pairs(vectors: Tensor, *, upper: bool) -> Tensor:
-    """<z_i, z_j> of float64[n, F, dim], j < i: along rows of the lower triangle, or of the `upper` one (i < j). [n, F(F-1)/2]."""
-    count = vectors.shape[1]
-    rows, columns = torch.triu_indices(count, count, 1) if upper else torch.tril_indices(count, count, -1)
-    return (vectors[:, rows] * vectors[:, columns]).sum(2)
+    """<z_i, z_j> of float64[n, F, dim], along rows of the lower triangle (j < i) or of the `upper` one. [n, F(F-1)/2]."""
+    rows, columns = zip(*_triangle(vectors.shape[1], upper), strict=True)
+    return (vectors[:, list(rows)] * vectors[:, list(columns)]).sum(2)
 
 
 def pairs_from(places: Sequence[int], *, upper: bool) -> list[int]:
@@ -178,13 +177,12 @@ def pairs_from(places: Sequence[int], *, upper: bool) -> list[int]:
     Args:
         places: for each of our vectors, its place among the library's. upper: the library goes along the upper triangle.
     """
-    count = len(places)
-    at = {}
-    for k, (i, j) in enumerate(
-        torch.triu_indices(count, count, 1).T.tolist() if upper else torch.tril_indices(count, count, -1).T.tolist()
-    ):
-        at[frozenset((i, j))] = k
-    return [at[frozenset((places[i], places[j]))] for i in range(count) for j in range(i)]
+    at = {frozenset(pair): k for k, pair in enumerate(_triangle(len(places), upper))}
+    return [at[frozenset((places[i], places[j]))] for i, j in _triangle(len(places), False)]
+
+
+def _triangle(count: int, upper: bool) -> list[tuple[int, int]]:
+    return [(i, j) for i in range(count) for j in (range(i + 1, count) if upper else range(i))]
 
 
 def _block_diagonal(blocks: Tensor) -> Tensor:
