@@ -3,9 +3,18 @@
 Nothing here is executed or unpickled, and no library is imported: what a checkpoint does not say comes from the user's files.
 """
 
+from dpiframe_core.importers.deepctr import deepctr_torch, deepctr_torch_checkpoint
 from dpiframe_core.importers.fuxictr import fuxictr
 from dpiframe_core.importers.fuxictr_files import find_files
 from dpiframe_core.importers.source import SourceModel
 from dpiframe_core.importers.writing import Imported, write_import
 
-__all__ = ["Imported", "SourceModel", "find_files", "fuxictr", "write_import"]
+__all__ = [
+    "Imported",
+    "SourceModel",
+    "deepctr_torch",
+    "deepctr_torch_checkpoint",
+    "find_files",
+    "fuxictr",
+    "write_import",
+]

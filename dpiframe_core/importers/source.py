@@ -98,6 +98,9 @@ class Inputs:
         if f.max_values == 1:
             return weight[ids[:, 0]]
         there = (ids >= 0).double()
+        if pooling == "max":  # of an empty list: zero, as our lookup gives (DeepCTR-Torch gives -1e9)
+            lowest = weight[ids.clamp(min=0)].masked_fill(ids[:, :, None] < 0, -torch.inf).amax(1)
+            return torch.where(lowest == -torch.inf, 0.0, lowest)
         total = (weight[ids.clamp(min=0)] * there[:, :, None]).sum(1)
         return total / there.sum(1, keepdim=True).clamp(min=1) if pooling == "mean" else total
 
