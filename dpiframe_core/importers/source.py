@@ -78,11 +78,12 @@ class Inputs:
         return self._read(f, f.table, f.pooling)
 
     def sequence(self, name: str) -> tuple[Tensor, Tensor]:
-        """(float64[n, L, dim], bool[n, L]: no padding) of a feature of several values."""
+        """(float64[n, L, dim], zero where there is no value; bool[n, L]: whether there is one) of a feature of several values."""
         f = self._schema.feature(name)
         assert f.table is not None
         ids = torch.from_numpy(self._column(f).astype(np.int64))
-        return self._tables[f.table].double()[ids.clamp(min=0)], ids >= 0
+        there = ids >= 0
+        return self._tables[f.table].double()[ids.clamp(min=0)] * there[:, :, None], there
 
     def _first(self, f: Categorical | Numeric) -> Tensor:
         return self._read(f, f.first_order_table, self._schema.pooling(f.name, f.first_order_table))
