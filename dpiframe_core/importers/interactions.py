@@ -137,7 +137,7 @@ class CompressedInteraction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attention:
-    """sum_l w_l k_l, w_l = an MLP of [q, k_l, q - k_l, q * k_l] on values that are no padding."""
+    """sum_l w_l k_l, w_l = an MLP of [q, k_l, q - k_l, q * k_l] times the mask, with `softmax` a softmax of what is not masked."""
 
     mlp: Mlp
     out: Linear
@@ -152,14 +152,14 @@ class Attention:
         return cast(Plain, kind)
 
     def __call__(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-        """float64[n, d], [n, L, d], bool[n, L] -> [n, d]. Without any value: zero."""
+        """float64[n, d], [n, L, d], bool[n, L] -> [n, d]."""
         rows, length, dim = keys.shape
         queries = query[:, None, :].expand(-1, length, -1)
         joined = torch.cat([queries, keys, queries - keys, queries * keys], 2).reshape(rows * length, 4 * dim)
-        weight = self.out(self.mlp(joined)).reshape(rows, length)
+        weight = self.out(self.mlp(joined)).reshape(rows, length) * mask
         if self.softmax:
-            weight = torch.softmax(weight.masked_fill(~mask, -1e9), 1)
-        return ((weight * mask)[:, :, None] * keys).sum(1)
+            weight = torch.softmax(weight - 1e9 * (~mask).double(), 1)
+        return (weight[:, :, None] * keys).sum(1)
 
     def parameters(self, prefix: str) -> Parameters:
         return self.mlp.parameters(prefix) | self.out.parameters(f"{prefix}.out")
