@@ -47,13 +47,59 @@ def fuxictr(
     from dpiframe_core.importers.fuxictr import fuxictr as read
     from dpiframe_core.importers.fuxictr_files import find_files
 
-    with _one_line_errors():
-        beside = run if run.is_dir() else run.parent
-        if golden_rows is None and expected is None and (beside / "test.csv").is_file():
-            golden_rows = beside / "test.csv"
-            expected = beside / "expected.csv" if (beside / "expected.csv").is_file() else None
-        files = find_files(run, feature_map, vocab, config, processor, normalizers)
-        _write(lambda: read(files, _names(context)), out, golden_rows, expected, label, name, version, overwrite)
+    beside = run if run.is_dir() else run.parent
+    if golden_rows is None and expected is None and (beside / "test.csv").is_file():
+        golden_rows = beside / "test.csv"
+        expected = beside / "expected.csv" if (beside / "expected.csv").is_file() else None
+
+    def source() -> "SourceModel":
+        return read(find_files(run, feature_map, vocab, config, processor, normalizers), _names(context))
+
+    _write(source, out, golden_rows, expected, label, name, version, overwrite)
+
+
+@import_app.command()
+def deepctr_torch(
+    checkpoint: Checkpoint, spec: Spec, out: Out, golden_rows: Rows = None, expected: Expected = None, label: Label = None,
+    name: Name = None, version: Version = "1", overwrite: Overwrite = False,
+) -> None:  # fmt: skip
+    """Import a DeepCTR-Torch 0.3 model: WDL, DeepFM, xDeepFM, DCN, DCNMix, DIN."""
+    from dpiframe_core.importers.deepctr import deepctr_torch_checkpoint as read
+
+    _write(lambda: read(checkpoint, spec), out, golden_rows, expected, label, name, version, overwrite)
+
+
+@import_app.command()
+def torchrec(
+    checkpoint: Checkpoint, spec: Spec, out: Out, golden_rows: Rows = None, expected: Expected = None, label: Label = None,
+    name: Name = None, version: Version = "1", overwrite: Overwrite = False,
+) -> None:  # fmt: skip
+    """Import a TorchRec DLRM or DLRM_DCN."""
+    from dpiframe_core.importers.dlrm import torchrec as read
+
+    _write(lambda: read(checkpoint, spec), out, golden_rows, expected, label, name, version, overwrite)
+
+
+@import_app.command()
+def dlrm(
+    checkpoint: Checkpoint, spec: Spec, out: Out, golden_rows: Rows = None, expected: Expected = None, label: Label = None,
+    name: Name = None, version: Version = "1", overwrite: Overwrite = False,
+) -> None:  # fmt: skip
+    """Import a DLRM_Net of facebookresearch/dlrm."""
+    from dpiframe_core.importers.dlrm import facebook_dlrm as read
+
+    _write(lambda: read(checkpoint, spec), out, golden_rows, expected, label, name, version, overwrite)
+
+
+@import_app.command()
+def torch_rechub(
+    checkpoint: Checkpoint, spec: Spec, out: Out, golden_rows: Rows = None, expected: Expected = None, label: Label = None,
+    name: Name = None, version: Version = "1", overwrite: Overwrite = False,
+) -> None:  # fmt: skip
+    """Import a ranking model of torch-rechub: WideDeep, DeepFM, DCN, DCNv2."""
+    from dpiframe_core.importers.rechub import torch_rechub as read
+
+    _write(lambda: read(checkpoint, spec), out, golden_rows, expected, label, name, version, overwrite)
 
 
 def _write(
@@ -68,11 +114,12 @@ def _write(
 ) -> None:
     from dpiframe_core.importers.writing import write_import
 
-    made = write_import(
-        read(), out, name=name, version=version, rows=rows, expected=expected, label=label, overwrite=overwrite
-    )  # fmt: skip
-    _out.print(made.report(), markup=False, soft_wrap=True)
-    _out.print(f"bundle: {out}", markup=False, soft_wrap=True)
+    with _one_line_errors():
+        made = write_import(
+            read(), out, name=name, version=version, rows=rows, expected=expected, label=label, overwrite=overwrite
+        )
+        _out.print(made.report(), markup=False, soft_wrap=True)
+        _out.print(f"bundle: {out}", markup=False, soft_wrap=True)
 
 
 def _names(text: str) -> list[str]:

@@ -137,7 +137,7 @@ class CompressedInteraction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Attention:
-    """sum_l w_l k_l, w_l = an MLP of [q, k_l, q - k_l, q * k_l] times the mask, with `softmax` a softmax of what is not masked."""
+    """sum_l w_l k_l, w_l = an MLP of [q, k_l, q - k_l, q * k_l] times the mask; with `softmax` of what is not masked."""
 
     mlp: Mlp
     out: Linear
@@ -165,24 +165,26 @@ class Attention:
         return self.mlp.parameters(prefix) | self.out.parameters(f"{prefix}.out")
 
 
-def pairs(vectors: Tensor, *, upper: bool) -> Tensor:
+def pairs(vectors: Tensor, *, upper: bool, diagonal: bool = False) -> Tensor:
     """<z_i, z_j> of float64[n, F, dim], along rows of the lower triangle (j < i) or of the `upper` one. [n, F(F-1)/2]."""
-    rows, columns = zip(*_triangle(vectors.shape[1], upper), strict=True)
+    rows, columns = zip(*_triangle(vectors.shape[1], upper, diagonal), strict=True)
     return (vectors[:, list(rows)] * vectors[:, list(columns)]).sum(2)
 
 
-def pairs_from(places: Sequence[int], *, upper: bool) -> list[int]:
+def pairs_from(places: Sequence[int], *, upper: bool, diagonal: bool = False) -> list[int]:
     """For each of our pairs (j < i, along rows of the lower triangle), its place among a library's.
 
     Args:
         places: for each of our vectors, its place among the library's. upper: the library goes along the upper triangle.
+        diagonal: <z_i, z_i> are among the pairs.
     """
-    at = {frozenset(pair): k for k, pair in enumerate(_triangle(len(places), upper))}
-    return [at[frozenset((places[i], places[j]))] for i, j in _triangle(len(places), False)]
+    at = {frozenset(pair): k for k, pair in enumerate(_triangle(len(places), upper, diagonal))}
+    return [at[frozenset((places[i], places[j]))] for i, j in _triangle(len(places), False, diagonal)]
 
 
-def _triangle(count: int, upper: bool) -> list[tuple[int, int]]:
-    return [(i, j) for i in range(count) for j in (range(i + 1, count) if upper else range(i))]
+def _triangle(count: int, upper: bool, diagonal: bool) -> list[tuple[int, int]]:
+    own = int(diagonal)
+    return [(i, j) for i in range(count) for j in (range(i + 1 - own, count) if upper else range(i + own))]
 
 
 def _block_diagonal(blocks: Tensor) -> Tensor:

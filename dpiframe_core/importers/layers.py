@@ -145,6 +145,19 @@ def with_columns(mlp: Mlp, head: Linear, columns: Sequence[int]) -> tuple[Mlp, L
     return Mlp((first, *mlp.layers[1:])), head
 
 
+def spread(mlp: Mlp, head: Linear, columns: Sequence[int], width: int) -> tuple[Mlp, Linear]:
+    """The same on wider inputs, of which it reads the `columns` alone: weights of the others are zero."""
+
+    def wider(layer: Linear) -> Linear:
+        weight = layer.weight.new_zeros(len(layer.weight), width)
+        weight[:, list(columns)] = layer.weight
+        return replace(layer, weight=weight)
+
+    if not mlp.layers:
+        return mlp, wider(head)
+    return Mlp((wider(mlp.layers[0]), *mlp.layers[1:])), head
+
+
 def side_by_side(heads: Sequence[Linear]) -> Linear:
     """One linear layer on the joined inputs of several, for the sum of their outputs."""
     folded = [head.folded() for head in heads]

@@ -78,7 +78,7 @@ class Inputs:
         return self._read(f, f.table, f.pooling)
 
     def sequence(self, name: str) -> tuple[Tensor, Tensor]:
-        """(float64[n, L, dim], zero where there is no value; bool[n, L]: whether there is one) of a feature of several values."""
+        """(float64[n, L, dim], zero where there is no value; bool[n, L]: whether there is one) of a list."""
         f = self._schema.feature(name)
         assert f.table is not None
         ids = torch.from_numpy(self._column(f).astype(np.int64))

@@ -36,7 +36,8 @@ class SparseFeature(Strict):
     """A category, or with `max_values` > 1 a list of them, that reads `table` (by default one of its own name).
 
     Raw values are the ids that the model was trained on, or what the JSON file `vocabulary` maps to them. `missing_id` is read
-    for null (-1, of lists only: nothing is read), `oov_id` for unknown values, which are refused without it.
+    for null (-1, of lists only: nothing is read), `oov_id` for unknown values, which are refused without it. `pooling`: by
+    default what the library does.
     """
 
     kind: Literal["sparse"] = "sparse"
@@ -48,7 +49,7 @@ class SparseFeature(Strict):
     missing_id: Annotated[int, Field(ge=-1)] | None = None
     oov_id: Annotated[int, Field(ge=0)] | None = None
     max_values: Annotated[int, Field(ge=1, le=1024)] = 1
-    pooling: Pooling = "mean"
+    pooling: Pooling | None = None
     too_many: Literal["error", "keep_first", "keep_last"] = "error"
     splitter: str | None = None
     padding_value: int | str | None = None
@@ -165,12 +166,12 @@ def build_schema(
     features: Sequence[SparseFeature | DenseFeature],
     sizes: Mapping[str, tuple[int, int]],
     first_order: Mapping[str, str],
-    first_order_pooling: Mapping[str, Literal["sum", "mean", "max"]] | None = None,
+    pooling: Pooling = "mean",
 ) -> FeatureSchema:
     """The schema of the features in the order of the model's input.
 
     Args:
-        sizes: rows and dim of every table. first_order: feature -> its table of linear weights.
+        sizes: rows and dim of every table. first_order: feature -> its table of linear weights. pooling: of lists by default.
     """
     made: list[Categorical | Numeric] = []
     try:
@@ -193,8 +194,8 @@ def build_schema(
                     encoder=Vocabulary() if f.vocabulary else Identity(out_of_range=unknown),
                     table=table, first_order_table=first,
                     missing_id=f.missing_id if f.missing_id is not None else -1 if many else 0,
-                    oov_id=f.oov_id or 0, max_values=f.max_values, pooling=f.pooling if many else "sum",
-                    first_order_pooling=(first_order_pooling or {}).get(f.name), too_many=f.too_many,
+                    oov_id=f.oov_id or 0, max_values=f.max_values, pooling=f.pooling or pooling if many else "sum",
+                    too_many=f.too_many,
                     splitter=f.splitter, padding_value=f.padding_value,
                 )
             )  # fmt: skip

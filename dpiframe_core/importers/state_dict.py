@@ -6,6 +6,7 @@ The only place that reads PyTorch's files, with `weights_only=True`. Knows no mo
 import pickle
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Self
 
 import torch
 
@@ -44,6 +45,12 @@ class StateDict:
             want_text = ", ".join("any" if size is None else str(size) for size in shape)
             raise InputError(f"{self.where}: {name}", f"shape {list(got)}", f"[{want_text}]")
         return value.detach().cpu()
+
+    def without_prefix(self, prefix: str) -> Self:
+        """The same without a prefix that all names have, if they have it."""
+        if all(name.startswith(prefix) for name in self._left):
+            return type(self)({name.removeprefix(prefix): value for name, value in self._left.items()}, self.where)
+        return self
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Of a parameter not yet taken."""

@@ -11,13 +11,13 @@ import torch
 from deployments.demo import build_demo_bundle
 from deployments.demo.export import dense_parameters, table_weights
 from deployments.demo.features import CATEGORICAL, CONTEXT, HASHED, NUMERIC, feature_columns, learn_features
-from dpiframe_core.parity import auc, log_loss
 from deployments.demo.synthetic import vocabulary_sizes, write_click_log
 from deployments.demo.train import DeepFM, EncodedRows, TrainingPlan, train, training_progress
 from dpiframe_core.bundle import read_bundle
 from dpiframe_core.clicklogs import read_table
 from dpiframe_core.encode import Encoder
 from dpiframe_core.errors import BundleError, InputError
+from dpiframe_core.parity import auc, log_loss
 from dpiframe_core.types import RowBlock
 from tests import oracle
 
