@@ -4,17 +4,16 @@ The only place that reads PyTorch's files, with `weights_only=True`. Knows no mo
 """
 
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
 import torch
 
-from dpiframe_core.errors import InputError
+from dpiframe_core.errors import InputError, listed
 
 # A training script often saves a dict of things; these are its usual keys for the model.
 _WRAPPERS = ("state_dict", "model_state_dict")
-_SHOWN = 8
 
 
 class StateDict:
@@ -38,7 +37,7 @@ class StateDict:
         """
         if name not in self._left:
             near = [other for other in self._left if other.split(".")[0] == name.split(".")[0]]
-            raise InputError(f"{self.where}: {name}", "no such parameter", f"it, beside {_listed(near or self._left)}")
+            raise InputError(f"{self.where}: {name}", "no such parameter", f"it, beside {listed(near or self._left)}")
         value = self._left.pop(name)
         got = tuple(value.shape)
         if len(got) != len(shape) or any(want is not None and want != size for want, size in zip(shape, got, strict=True)):
@@ -75,7 +74,8 @@ class StateDict:
     def finish(self, model: str) -> None:
         """Raises InputError, with the names, if anything was not taken."""
         if self._left:
-            raise InputError(self.where, f"parameters that {model} has no place for: {_listed(self._left)}", "none left over")
+            got = f"{len(self._left)} parameters left over"
+            raise InputError(self.where, got, f"a place in {model} for {listed(self._left)}")
 
 
 def read_checkpoint(path: Path) -> StateDict:
@@ -105,9 +105,3 @@ def read_checkpoint(path: Path) -> StateDict:
     if saved and all(name.startswith(prefix) for name in saved):
         saved = {name.removeprefix(prefix): value for name, value in saved.items()}
     return StateDict(saved, str(path))
-
-
-def _listed(names: Iterable[str]) -> str:
-    names = list(names)
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
