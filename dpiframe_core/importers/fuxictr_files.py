@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from dpiframe_core.errors import InputError, shown
+from dpiframe_core.errors import InputError, listed, shown
 from dpiframe_core.importers.pickled import (
     BoundTransform,
     FeatureMapRecord,
@@ -119,11 +119,12 @@ def read_run(files: FuxiFiles) -> FuxiRun:
             raise InputError(f"{where}: dataset_id", owner, f"{config['dataset_id']!r} as in {files.config}")
     features = _features(files, feature_map, config)
     columns = _columns(files, config, processor)
-    for name in features:
-        if name not in columns:
-            raise InputError(
-                f"{files.feature_map}: {name}", "a feature", f"one of the columns of the data set: {shown(list(columns))}"
-            )
+    unknown = [name for name in features if name not in columns]
+    if unknown:
+        source = files.config if processor is None else files.processor
+        raise InputError(
+            str(files.feature_map), f"{len(unknown)} unknown features", f"columns of {source}, not {listed(unknown)}"
+        )
     vocabularies = _vocabularies(files, features)
     if processor is not None:
         _check_tokenizers(files, processor, vocabularies)
@@ -183,9 +184,7 @@ def _vocabularies(files: FuxiFiles, features: Mapping[str, Mapping[str, Any]]) -
     needed = [name for name, spec in features.items() if spec.get("type") in ("categorical", "sequence")]
     missing = [name for name in needed if name not in raw]
     if missing:
-        raise InputError(
-            str(files.vocab), f"no vocabulary of {', '.join(missing)}", f"one for each feature of {files.feature_map}"
-        )
+        raise InputError(str(files.vocab), f"{len(missing)} vocabularies missing", f"one for each of {listed(missing)}")
     wrong = []
     for name in needed:
         tokens = _mapping(f"{files.vocab}: {name}", raw[name])
@@ -195,7 +194,8 @@ def _vocabularies(files: FuxiFiles, features: Mapping[str, Mapping[str, Any]]) -
         if size != features[name].get("vocab_size"):
             wrong.append(f"{name} ({size} ids, vocab_size {features[name].get('vocab_size')})")
     if wrong:
-        raise InputError(str(files.vocab), ", ".join(wrong), f"the vocabulary sizes of {files.feature_map}")
+        got = f"{len(wrong)} other sizes than {files.feature_map.name}"
+        raise InputError(str(files.vocab), got, f"the same for {listed(wrong)}")
     return {name: raw[name] for name in needed}
 
 
@@ -209,7 +209,8 @@ def _check_tokenizers(files: FuxiFiles, processor: Processor, vocabularies: Mapp
         elif {str(token): i for token, i in tokenizer.fields["vocab"].items()} != dict(tokens):
             wrong.append(f"{name} (another vocabulary)")
     if wrong:
-        raise InputError(str(files.processor), ", ".join(wrong), f"the vocabularies of {files.vocab}")
+        got = f"{len(wrong)} other vocabularies than {files.vocab.name}"
+        raise InputError(str(files.processor), got, f"the same for {listed(wrong)}")
 
 
 def _processor_normalizers(files: FuxiFiles, processor: Processor) -> dict[str, Standardize | MinMax]:

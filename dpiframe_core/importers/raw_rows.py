@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
-from dpiframe_core.errors import InputError, shown
+from dpiframe_core.errors import InputError, listed, shown
 from dpiframe_core.schema import Categorical, FeatureSchema, Identity, Numeric, Vocabulary
 from dpiframe_core.vocabulary import VocabularyTable, id_bound, vocabulary_name
 
@@ -33,7 +33,7 @@ def read_rows(path: Path, schema: FeatureSchema, label: str | None) -> tuple[Col
         raise InputError(str(path), shown(str(e)), "a CSV or Parquet file whose columns hold the features' types") from None
     missing = [f.name for f in schema.features if f.name not in table.column_names]
     if missing:
-        raise InputError(str(path), f"no column {', '.join(missing)}", "one for every feature of the model")
+        raise InputError(str(path), f"{len(missing)} columns missing", f"one for each of {listed(missing)}")
     if not table.num_rows:
         raise InputError(str(path), "no rows", "at least one")
     labels = None

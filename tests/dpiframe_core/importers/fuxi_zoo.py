@@ -3,6 +3,7 @@
 The reader of a checkpoint sees nothing but these names. Runs are fitted by FuxiCTR's own feature processor.
 """
 
+import json
 import warnings
 from pathlib import Path
 
@@ -173,6 +174,6 @@ def make_run(folder: Path, source: Path, columns, label, model, **settings):
     with torch.no_grad():
         scores = net(x)[:, 0].double().numpy()
     torch.save(net.state_dict(), folder / "checkpoint.model")
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "config.yaml").write_text(yaml.safe_dump(json.loads(json.dumps(config))))
     pandas.DataFrame({"score": scores}).to_csv(folder / "expected.csv", index=False, float_format="%.9f")
     return folder

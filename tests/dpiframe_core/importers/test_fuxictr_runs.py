@@ -1,4 +1,4 @@
-"""Real FuxiCTR training runs: each imports with one command and scores its raw rows as the library did, over HTTP's form too."""
+"""Real FuxiCTR training runs: each imports with one command and scores raw rows as the library did, in HTTP's form too."""
 
 import csv
 import json
