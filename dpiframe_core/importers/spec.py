@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Discriminator, Field, Tag, ValidationError
 
 from dpiframe_core.errors import InputError, shown
 from dpiframe_core.manifest import first_fault
@@ -58,14 +58,19 @@ class SparseFeature(Strict):
 class DenseFeature(Strict):
     """A number, transformed as it was for training; `missing_value` stands for null after that."""
 
-    kind: Literal["dense"]
+    kind: Literal["dense"] = "dense"
     name: Name
     scope: Scope = "candidate"
     transforms: tuple[Annotated[Log | Standardize | MinMax, Field(discriminator="type")], ...] = ()
     missing_value: float = 0.0
 
 
-SpecFeature = Annotated[SparseFeature | DenseFeature, Field(discriminator="kind")]
+def _kind(feature: object) -> str:
+    """Of a feature that says none: sparse, as most are."""
+    return str(feature.get("kind", "sparse") if isinstance(feature, dict) else getattr(feature, "kind", "sparse"))
+
+
+SpecFeature = Annotated[Annotated[SparseFeature, Tag("sparse")] | Annotated[DenseFeature, Tag("dense")], Discriminator(_kind)]
 
 
 class Spec(Strict):

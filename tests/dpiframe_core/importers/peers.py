@@ -28,11 +28,11 @@ def library(name: str) -> ModuleType:
             pytest.skip(f"{name} is not installed (the extra test-peers): {error}", allow_module_level=True)
 
 
-def randomized(model: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
+def randomized(model: torch.nn.Module, seed: int = 1, embeddings: float = 0.1) -> torch.nn.Module:
     """Weights and batch-norm statistics of a size that moves the score; padding rows stay zero. In evaluation mode.
 
-    Embeddings are small, as trained ones are: numbers many deviations from their mean would make scores ill-conditioned, which
-    the libraries' own float32 does not survive either.
+    `embeddings`: their deviation. They are small, as trained ones are: numbers many deviations from their mean would make
+    scores ill-conditioned, which the libraries' own float32 does not survive either.
     """
     made = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -43,7 +43,7 @@ def randomized(model: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
                     continue
                 scale = 0.3 if p.dim() < 2 else 1 / p.shape[-1] ** 0.5
                 if isinstance(module, torch.nn.Embedding) or p.shape[-1] == 1:
-                    scale = 0.1
+                    scale = embeddings
                 p.copy_(torch.randn(p.shape, generator=made) * scale)
                 if padding is not None and name == "weight":
                     p[padding] = 0
