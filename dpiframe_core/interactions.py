@@ -15,8 +15,9 @@ def dot(
     """
     width = sum(map(g.width, values))
     fields, rest = divmod(width, dim)
-    if rest or keep > width or not fields:
-        raise ValueError(f"{name}: got {width} columns and {keep} to keep, expected whole vectors of {dim}")
+    if rest or keep > width or not fields or not 1 <= len(values) <= 2:
+        got = f"{len(values)} values of {width} columns, {keep} to keep"
+        raise ValueError(f"{name}: got {got}, expected one or two values of whole vectors of {dim}")
     attrs = Attrs(fields=fields, dim=dim, keep=keep, diagonal=diagonal)
     pairs = fields * (fields + (1 if diagonal else -1)) // 2
     return g.node(Node(name, "dot", tuple(values), (name,), module, attrs=attrs), keep + pairs)

@@ -4,13 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from dpiframe_core.embedding.layout import plan_lookup
+from dpiframe_core.embedding.layout import output_columns, plan_lookup
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.executor import Operator, Values
-from dpiframe_core.graph import Graph, Node
+from dpiframe_core.graph import ACTIVATION_PARAMS, Attrs, Graph, Node
 from dpiframe_core.schema import FeatureSchema
 from kernels import interaction, reference
-from kernels.dense import Linear, padded
+from kernels.activation import Activation
+from kernels.attention import Attention, AttentionColumns
+from kernels.cin import Cin
+from kernels.dense import ALIGN, Linear, padded
+from kernels.dot import Dot
 from kernels.embedding import DeviceLookup
 from kernels.head import Head
 from kernels.interaction import CrossV1, folded_cross
@@ -18,8 +22,10 @@ from kernels.lookup_plan import Batch
 from kernels.wave import CrossJob, FmJob, HeadOperands, LinearJob, Operands, Wave
 
 ROWS_A_WORD = 8  # of common.cuh
+ALL = ":all"  # behind a lookup's name among a lane's buffers: what its outputs are columns of
+_TORCH = ("relu", "sigmoid", "tanh")  # activations that torch applies, where an ablation leaves them alone
 DONE = ":done"  # among a lane's buffers: int32[rows / 8], pinned, tells which batch's scores are there
-Bound = DeviceLookup | Linear | CrossV1 | Head | Wave | torch.Tensor | None
+Bound = DeviceLookup | Linear | CrossV1 | Head | Wave | Activation | Dot | Cin | Attention | torch.Tensor | None
 
 
 class CudaOperators:
@@ -69,7 +75,8 @@ class CudaOperators:
             bound = self._bound[node.name]
             if isinstance(bound, Linear):
                 ins, outs = [values[i][:rows] for i in node.inputs], [values[o][:rows] for o in node.outputs]
-                bound.tune(*_linear_operands(ins, outs), state)
+                x, out, x0, xl = _linear_operands(ins, outs)
+                bound.tune(x, out, x0, state, xl)
             elif isinstance(bound, Wave):
                 bound.tune(*self._wave_operands(node, values, rows), state)
 
@@ -92,10 +99,21 @@ class CudaOperators:
         return [call for b in self._bound.values() if isinstance(b, Wave) for call in b.compile(buckets)]
 
     def scratch(self, rows: int) -> Values:
-        """Further buffers that a lane needs for up to `rows` rows, by name: the sums and counters of heads behind a wave."""
+        """Further buffers that a lane needs for up to `rows` rows, by name: the sums and counters of heads behind a wave, the
+        maps between a CIN's layers. A lookup's outputs are columns of one buffer, where there are several.
+        """
         made: Values = {}
         for node in self.graph.nodes:
             bound = self._bound[node.name]
+            if isinstance(bound, DeviceLookup) and node.attrs.splits:
+                firsts = output_columns(node, ALIGN)
+                ends = [first + padded(self.graph.widths[o]) for first, o in zip(firsts, node.outputs, strict=False)]
+                made[node.name + ALL] = torch.zeros(rows, ends[-1], dtype=self.dtype, device=self._device)
+                for output, first, end in zip(node.outputs, firsts, ends, strict=False):
+                    made[output] = made[node.name + ALL][:, first:end]
+            if isinstance(bound, Cin):
+                for i in (0, 1):
+                    made[f"{node.name}.maps.{i}"] = torch.zeros(rows, bound.scratch_columns, device=self._device)
             if isinstance(bound, Wave) and bound.has_head:
                 made[f"{node.name}.partial"] = torch.zeros(rows * bound.most_slots * bound.tasks, device=self._device)
                 made[f"{node.name}.arrived"] = torch.zeros(-(-rows // 16), dtype=torch.int32, device=self._device)
@@ -105,12 +123,24 @@ class CudaOperators:
         w, a, tf32 = [dense[p] for p in node.params], node.attrs, self._precision == "tf32"
         match node.op:
             case "lookup":
-                return DeviceLookup(plan_lookup(node, schema), self.dtype, self._device)
+                return DeviceLookup(plan_lookup(node, schema, ALIGN), self.dtype, self._device)
             case "linear":
-                bias = w[1] if len(w) == 2 else None
-                weight = w[0].reshape(-1, w[0].shape[-1])
-                return Linear(weight, bias, a.activation, self.dtype, self._device, tf32=tf32)
-            case "cross_v2":
+                own = len(w) - len(ACTIVATION_PARAMS.get(a.activation, ()))
+                weight, bias = w[0].reshape(-1, w[0].shape[-1]), w[1] if own == 2 else None
+                how = a.activation, self.dtype, self._device
+                return Linear(weight, bias, *how, tf32=tf32, params=w[own:], slope=a.slope)
+            case "activation" if a.activation not in _TORCH:
+                width = self.graph.widths[node.outputs[0]]
+                return Activation(a.activation, w, a.slope, width, padded(width), self.dtype, self._device)
+            case "dot":
+                return Dot(a.fields, a.dim, a.keep, a.diagonal, self.dtype, self._device)
+            case "cin":
+                maps = list(zip(w[0::2], w[1::2], strict=True)) if len(w) > len(a.units) else [(weight, None) for weight in w]
+                cin = a.fields, a.dim, maps, a.activation, a.slope, a.halves
+                return Cin(*cin, self.dtype, self._precision, self._device)
+            case "attention":
+                return _attention(a, w, self.dtype, self._device)
+            case "cross_v2" | "cross_low_rank":
                 return Linear(w[0], w[1], "identity", self.dtype, self._device, cross=True, tf32=tf32)
             case "cross_v1":
                 return CrossV1(torch.stack(w[0::2]), torch.stack(w[1::2]), None, self.dtype, self._device)
@@ -174,16 +204,28 @@ class CudaOperators:
                     bound(*self._wave_operands(node, values, rows), state)
                 case DeviceLookup():
                     assert self._store.descriptors is not None  # on a GPU they always are
-                    x = outs[0] if a.concat else None
+                    x = values[node.name + ALL][:rows] if a.splits else outs[0] if a.concat else None
                     bound(batch, rows, self._store.descriptors, x, outs[-1] if a.total else None, state, counts=node is first)
                 case Linear():
-                    bound(*_linear_operands(ins, outs), state)
+                    x, out, x0, xl = _linear_operands(ins, outs)
+                    bound(x, out, x0, state, xl)
+                case Activation():
+                    bound(state, ins[0], None, rows, outs[0])
+                case Dot():
+                    bound(state, [(t, widths[i]) for t, i in zip(ins, node.inputs, strict=True)], rows, outs[0])
+                case Cin():
+                    maps = values[f"{node.name}.maps.0"][:rows], values[f"{node.name}.maps.1"][:rows]
+                    bound(state, ins[0][:, a.offset :], rows, maps, outs[0])
+                case Attention():
+                    bound(state, ins[0], rows, outs[0])
                 case CrossV1():
                     bound(state, ins[0], rows, outs[0])
                 case Head():
                     n = len(a.columns)
                     parts = [(ins[i], widths[node.inputs[i]], a.columns[i]) for i in range(n)]
                     bound(state, parts, ins[n:], rows, outs[0], values[DONE])
+                case _ if node.op == "mixture":
+                    interaction.mixture(state, ins[0], ins[1], rows, a.fields, a.dim, outs[0])
                 case _ if node.op == "fm":
                     interaction.fm(state, ins[0], rows, a.offset, a.fields, a.dim, outs[0])
                 case _:
@@ -198,11 +240,19 @@ def _cross_and_head(w: Sequence[torch.Tensor], offset: int) -> tuple[torch.Tenso
     return weights, biases, w[-1][:, offset : offset + weights.shape[1]]
 
 
+def _attention(a: Attrs, w: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> Attention:
+    at, step = a.attended, 2 + len(ACTIVATION_PARAMS.get(a.activation, ()))
+    assert at is not None
+    layers = [(w[i], w[i + 1], w[i + 2 : i + step]) for i in range(0, len(w) - 2, step)]
+    columns = AttentionColumns(at.length, at.dims, at.queries, at.keys, at.pooled, at.mask, at.kept)
+    return Attention(columns, layers, (w[-2], w[-1]), a.activation, a.slope, at.output, at.softmax, dtype, device)
+
+
 def _linear_operands(
     ins: list[torch.Tensor], outs: list[torch.Tensor]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """(x, out, x0): a cross layer has inputs (x0, xl), a plain one (x)."""
-    return ins[-1], outs[0], ins[0] if len(ins) == 2 else None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """(x, out, x0, xl): a cross layer has inputs (x0, xl), one of low rank (x0, xl, x), a plain one (x)."""
+    return ins[-1], outs[0], ins[0] if len(ins) > 1 else None, ins[1] if len(ins) > 1 else None
 
 
 def _plain(node: Node, weight: Bound, ins: list[torch.Tensor], out: torch.Tensor, widths: Mapping[str, int]) -> None:

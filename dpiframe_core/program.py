@@ -17,7 +17,8 @@ from dpiframe_core.schedule import POLICIES, Plan
 from dpiframe_core.schema import FeatureSchema
 from dpiframe_core.waves import group_waves
 
-OWN_OPS = {"lookup", "wave", "head", "fm", "cross_v1", "cross_v1_head"}  # computed by our kernels alone
+# Computed by our kernels alone.
+OWN_OPS = {"lookup", "wave", "head", "fm", "cross_v1", "cross_v1_head", "dot", "cin", "attention", "mixture"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

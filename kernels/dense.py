@@ -2,7 +2,7 @@
 and the way of computing chosen by measurement for each number of rows. See `reference.linear` and `reference.cross_v2`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from threading import RLock
@@ -10,6 +10,7 @@ from threading import RLock
 import numpy as np
 import torch
 
+from kernels.activation import Activation
 from kernels.interaction import cross_v2_epilogue
 from kernels.launch import check_rows, launch, own_stream, type_name
 from kernels.reference import activate_
@@ -26,7 +27,7 @@ def padded(width: int) -> int:
 
 
 class Linear:
-    """activation(x W^T + b), or a DCN-V2 layer x0 * (x W^T + b) + x, with weights on one device.
+    """activation(x W^T + b), or a DCN-V2 layer x0 * (x W^T + b) + xl (xl is x unless given), with weights on one device.
 
     Owns weight[out, in] and bias[out] in the dense dtype, zero-padded to multiples of `ALIGN`, in both storage orders. No one
     way is fast throughout (tf32, 64 x 624 x 624 on an H200: 18.9 us by cuBLAS with its bias epilogue, 6.4 us without, 4.8 us by
@@ -43,6 +44,8 @@ class Linear:
         *,
         cross: bool = False,
         tf32: bool = False,
+        params: Sequence[torch.Tensor] = (),
+        slope: float = 0.0,
     ) -> None:
         out, width = weight.shape
         self.activation, self.cross = activation, cross
@@ -54,19 +57,27 @@ class Linear:
         self._bias = torch.zeros(padded(out), dtype=dtype, device=device)
         if bias is not None:
             self._bias[:out] = bias.to(device)
+        self._apart = None  # an activation with a kernel of its own
+        if activation not in ("identity", "relu", "sigmoid", "tanh"):
+            self._apart = Activation(activation, params, slope, out, padded(out), dtype, device)
         self._epilogue = kernel("dense", "bias_relu", {"X": type_name(dtype)}, device.index or 0)
         self._choice: dict[int, str] = {}
         self.recalled: dict[int, str] = {}  # choices made before, by rows; `tune` takes those that exist
 
     def ways(
-        self, x: torch.Tensor, out: torch.Tensor, x0: torch.Tensor | None, state: torch.Tensor
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        x0: torch.Tensor | None,
+        state: torch.Tensor,
+        xl: torch.Tensor | None = None,
     ) -> dict[str, Callable[[], None]]:
         """Every way to compute the layer for these operands, by name."""
         stored = {"": self._weight.t(), "-transposed": self._transposed}
         ways: Ways = {}
         for suffix, weight in stored.items():
-            ways[f"product{suffix}"] = lambda w=weight: self._product(x, w, out, x0, state)  # type: ignore[misc]
-            if not self.cross:
+            ways[f"product{suffix}"] = lambda w=weight: self._product(x, w, out, x0, state, xl)  # type: ignore[misc]
+            if not self.cross and not self._apart:
                 ways[f"epilogue{suffix}"] = lambda w=weight: self._fused(x, w, out)  # type: ignore[misc]
         if self._triton:
             from kernels.linear_triton import TILES, linear
@@ -74,14 +85,21 @@ class Linear:
             relu = self.activation == "relu"
             for tile in TILES:
                 if tile.rows <= max(16, 2 * x.shape[0]):
-                    ways[tile.name] = partial(linear, x, self._weight, self._bias, out, x0, relu, tile)
+                    ways[tile.name] = partial(linear, x, self._weight, self._bias, out, x0, x if xl is None else xl, relu, tile)
         return ways
 
-    def tune(self, x: torch.Tensor, out: torch.Tensor, x0: torch.Tensor | None, state: torch.Tensor) -> str:
+    def tune(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        x0: torch.Tensor | None,
+        state: torch.Tensor,
+        xl: torch.Tensor | None = None,
+    ) -> str:
         """Times the ways on these operands and keeps the fastest for this number of rows. Returns its name."""
         rows = x.shape[0]
         if rows not in self._choice:
-            ways = self.ways(x, out, x0, state)
+            ways = self.ways(x, out, x0, state, xl)
             known = self.recalled.get(rows, "")
             self._choice[rows] = known if known in ways else fastest(ways)
         return self._choice[rows]
@@ -91,16 +109,23 @@ class Linear:
         """By rows, the name of the way chosen."""
         return dict(self._choice)
 
-    def __call__(self, x: torch.Tensor, out: torch.Tensor, x0: torch.Tensor | None, state: torch.Tensor) -> None:
-        """Writes out[B, padded(out)] from x[B, padded(in)] (and x0, of the same shape as out, for a cross layer).
+    def __call__(
+        self,
+        x: torch.Tensor,
+        out: torch.Tensor,
+        x0: torch.Tensor | None,
+        state: torch.Tensor,
+        xl: torch.Tensor | None = None,
+    ) -> None:
+        """Writes out[B, padded(out)] from x[B, padded(in)] (and for a cross layer x0 and xl, of the same shape as out).
 
         Args:
             state: int32[4] on the device, [0] the true number of rows; others may be left as the product.
 
         float32 products follow `matmul_precision`.
         """
-        default = "product" if self.cross else "epilogue"
-        self.ways(x, out, x0, state)[self._choice.get(x.shape[0], default)]()
+        default = "product" if self.cross or self._apart else "epilogue"
+        self.ways(x, out, x0, state, xl)[self._choice.get(x.shape[0], default)]()
 
     def _fused(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
         if self.activation == "relu":
@@ -109,12 +134,21 @@ class Linear:
             activate_(torch.addmm(self._bias, x, weight, out=out), self.activation)
 
     def _product(
-        self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, x0: torch.Tensor | None, state: torch.Tensor
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        out: torch.Tensor,
+        x0: torch.Tensor | None,
+        state: torch.Tensor,
+        xl: torch.Tensor | None,
     ) -> None:
         torch.mm(x, weight, out=out)
         rows, width = out.shape
         if x0 is not None:
-            cross_v2_epilogue(state, x0, x, self._bias, rows, width, out)
+            cross_v2_epilogue(state, x0, x if xl is None else xl, self._bias, rows, width, out)
+            return
+        if self._apart:
+            self._apart(state, out, self._bias, rows, out)
             return
         check_rows("linear out", out, rows, width)
         relu = self.activation == "relu"

@@ -55,6 +55,23 @@ extern "C" __global__ void cross_v1_head(
         if ((threadIdx.x & 31) == 0) out[(long long)row * TASKS + t] = logits[t];
 }
 
+// DCN-V2's mixture: out[b, i * dim + r] = softmax(gates[b])[i] * x[b, i * dim + r] for i < experts.
+extern "C" __global__ void mixture(
+    const int* state, const X* x, int ld, const X* gates, int gates_ld, int experts, int dim, X* __restrict__ out, int out_ld) {
+    let_dependents_start();
+    const int row = (blockIdx.x * blockDim.x + threadIdx.x) >> 5, lane = threadIdx.x & 31;
+    wait_for_dependencies();
+    if (row >= state[0]) return;
+    gates += (long long)row * gates_ld;
+    float most = load_value(gates), sum = 0.0f;
+    for (int i = 1; i < experts; ++i) most = fmaxf(most, load_value(gates + i));
+    for (int i = 0; i < experts; ++i) sum += expf(load_value(gates + i) - most);
+    for (int k = lane; k < experts * dim; k += 32) {
+        const float share = expf(load_value(gates + k / dim) - most) / sum;
+        store_value(out + (long long)row * out_ld + k, share * load_value(x + (long long)row * ld + k));
+    }
+}
+
 // Epilogue of a DCN-V2 layer after its GEMM: out = x0 * (out + bias) + xl in place, element by element, 4 columns a thread.
 // All widths and strides are multiples of 4; pad columns come out finite. Bytes: 4 * B * width * sizeof(X), mostly from L2.
 extern "C" __global__ void cross_v2_epilogue(

@@ -63,6 +63,18 @@ class CrossV1:
         launch(self._function, -(-rows // WARP_ROWS), 32 * WARP_ROWS, args)
 
 
+def mixture(
+    state: torch.Tensor, x: torch.Tensor, gates: torch.Tensor, rows: int, experts: int, dim: int, out: torch.Tensor
+) -> None:
+    """out[rows, experts * dim] = `reference.mixture`."""
+    check_rows("mixture x", x, rows, experts * dim)
+    check_rows("mixture gates", gates, rows, experts)
+    check_rows("mixture out", out, rows, experts * dim)
+    function = kernel("interaction", "mixture", {"X": type_name(x.dtype)}, x.device.index)
+    args = (state.data_ptr(), x.data_ptr(), *_int32(x.stride(0)), gates.data_ptr(), *_int32(gates.stride(0), experts, dim))
+    launch(function, -(-rows // WARP_ROWS), 32 * WARP_ROWS, (*args, out.data_ptr(), *_int32(out.stride(0))))
+
+
 def cross_v2_epilogue(
     state: torch.Tensor, x0: torch.Tensor, xl: torch.Tensor, bias: torch.Tensor, rows: int, width: int, out: torch.Tensor
 ) -> None:

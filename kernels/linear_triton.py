@@ -38,7 +38,7 @@ TILES = (
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _linear(  # type: ignore[no-untyped-def]
-    x, w, bias, x0, out, M, N, K, x_ld, w_ld, x0_ld, out_ld,
+    x, w, bias, x0, xl, out, M, N, K, x_ld, w_ld, x0_ld, xl_ld, out_ld,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RELU: tl.constexpr, CROSS: tl.constexpr,
 ):  # fmt: skip
     """out[M, N] = epilogue(x[M, K] w[N, K]^T + bias); one block a tile of out, column tiles first."""
@@ -60,7 +60,7 @@ def _linear(  # type: ignore[no-untyped-def]
     ok = row_ok & column_ok
     if CROSS:
         first = tl.load(x0 + rows[:, None] * x0_ld + columns[None, :], mask=ok, other=0.0).to(tl.float32)
-        last = tl.load(x + rows[:, None] * x_ld + columns[None, :], mask=ok, other=0.0).to(tl.float32)
+        last = tl.load(xl + rows[:, None] * xl_ld + columns[None, :], mask=ok, other=0.0).to(tl.float32)
         sums = first * sums + last
     if RELU:
         sums = tl.where(sums < 0.0, 0.0, sums)
@@ -73,18 +73,19 @@ def linear(
     bias: torch.Tensor,
     out: torch.Tensor,
     x0: torch.Tensor | None,
+    xl: torch.Tensor,
     relu: bool,
     tile: Tile,
 ) -> None:
-    """out[B, N] = relu?(x[B, K] weight[N, K]^T + bias), or with x0 a DCN-V2 layer x0 * (x weight^T + bias) + x.
+    """out[B, N] = relu?(x[B, K] weight[N, K]^T + bias), or with x0 a DCN-V2 layer x0 * (x weight^T + bias) + xl.
 
     float32 operands are multiplied in tf32. K and N are multiples of 8, rows 16-byte aligned.
     """
     (rows, width), columns = x.shape, weight.shape[0]
     grid = (triton.cdiv(columns, tile.columns), triton.cdiv(rows, tile.rows))
     _linear[grid](
-        x, weight, bias, x if x0 is None else x0, out, rows, columns, width,
-        x.stride(0), weight.stride(0), 0 if x0 is None else x0.stride(0), out.stride(0),
+        x, weight, bias, x if x0 is None else x0, xl, out, rows, columns, width,
+        x.stride(0), weight.stride(0), 0 if x0 is None else x0.stride(0), xl.stride(0), out.stride(0),
         BM=tile.rows, BN=tile.columns, BK=tile.depth, RELU=relu, CROSS=x0 is not None,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

@@ -25,6 +25,26 @@ _WAVE = {"TASKS": "2", "DOTS": "7", "LAYERS": "6", "HEAD": "1", "PER_ROW": "3", 
 _TILES = (TILES[0].constants, TILES[-1].constants)
 _WIDE_TILES = (WIDE_TILES[0].constants, WIDE_TILES[-1].constants)
 
+_DOT = {"FIELDS": "27", "KEEP": "10", "DIAGONAL": "0"}
+_CIN = {"M": "39", "DIM": "16", "NF": "8", "ACTIVATION": "1"}
+_ATTENTION = {
+    "LENGTH": "50",
+    "DIMS": "32,16",
+    "QUERIES": "0,32",
+    "KEYS": "48,1648",
+    "POOLED": "48,80",
+    "PARTS": "2",
+    "DIM": "48",
+}
+_ATTENTION |= {
+    "MASK": "2448",
+    "KEPT": "{0,0,48},{2500,96,8}",
+    "UNITS": "64,16",
+    "LAYERS": "2",
+    "ACTIVATION": "7",
+    "OUTPUT": "0",
+}
+
 # Representatives of the sets of compile-time constants that the kernels are built with; the compile test walks this table.
 VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
     "embedding": ({}, *(_LOOKUP | own for own in (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | _CACHED))),
@@ -38,6 +58,16 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         _WAVE | {"X": x, "PASSES": p, **sizes} for x, p in (("float", "1"), ("float", "3"), ("bf16", "1")) for sizes in _TILES
     ),
     "wave_wgmma": tuple(_WAVE | {"X": x, **sizes} for x in ("float", "bf16") for sizes in _WIDE_TILES),
+    "activation": ({"X": "float", "ACTIVATION": "7"}, {"X": "bf16", "ACTIVATION": "4"}),
+    "dot": (_DOT | {"X": "float", "DIM": "128", "ROWS": "1"}, _DOT | {"X": "bf16", "DIM": "10", "ROWS": "1", "DIAGONAL": "1"}),
+    "cin": tuple(
+        _CIN | {"X": x, "FIRST": first, "PASSES": p, "WM": wm, "WK": wk}
+        for x, first, p, wm, wk in (("float", "1", "3", "1", "8"), ("float", "0", "1", "8", "1"), ("bf16", "1", "1", "2", "4"))
+    ),
+    "attention": (
+        _ATTENTION | {"X": "float", "FORMED": "1", "SOFTMAX": "1"},
+        _ATTENTION | {"X": "bf16", "FORMED": "0", "SOFTMAX": "0", "MASK": "-1", "KEPT": "{0,0,0}"},
+    ),
     "head": ({"X": "float", "TASKS": "1"}, {"X": "bf16", "TASKS": "1"}, {"X": "float", "TASKS": "3"}),
 }
 

@@ -8,14 +8,17 @@ import math
 import numpy as np
 
 from dpiframe_core.architecture import DIN, DLRM, DCNv2, DLRMDCNv2, LeakyReLU, XDeepFM
-from dpiframe_core.schema import Categorical, FeatureSchema, Identity, Numeric, Table
+from dpiframe_core.schema import Bucketize, Categorical, FeatureSchema, Identity, Numeric, Table
 from tests.oracle import feature_values, sigmoid
 from tests.oracle import first_order as first_order_terms
 
 
-def make_schema(*, dim=8, one_hot=4, numbers=0, embedded_numbers=0, sequences=(), pairs=1, dtype="float32", first_order=False):
-    """Categories c0.., plain numbers p0.., numbers n0.. that scale a row, and for each length in `sequences` a behaviour s0..
-    that shares its table with the category of its number; with `pairs` 2 another one, t0.., of the next category's.
+def make_schema(
+    *, dim=8, one_hot=4, numbers=0, embedded_numbers=0, buckets=0, sequences=(), pairs=1, dtype="float32", first_order=False
+):
+    """Categories c0.., plain numbers p0.., numbers n0.. that scale a row, numbers b0.. in buckets, and for each length in
+    `sequences` a behaviour s0.. that shares its table with the category of its number; with `pairs` 2 another one, t0.., of
+    the next category's.
     """
     features, tables = [], []
 
@@ -44,6 +47,11 @@ def make_schema(*, dim=8, one_hot=4, numbers=0, embedded_numbers=0, sequences=()
             )  # fmt: skip
     for i in range(embedded_numbers):
         features.append(Numeric(name=f"n{i}", table=table(f"n{i}", 1), first_order_table=first(f"n{i}", 1)))
+    for i in range(buckets):
+        ids = Bucketize(boundaries=tuple(range(6)))
+        features.append(
+            Numeric(name=f"b{i}", transforms=(ids,), table=table(f"b{i}", 8), first_order_table=first(f"b{i}", 8))
+        )  # fmt: skip
     features += [
         Numeric(name=f"p{i}", scope="context" if i % 2 else "candidate", first_order_table=first(f"p{i}", 1))
         for i in range(numbers)

@@ -22,7 +22,7 @@ CASES = {
     "xdeepfm": (XDeepFM(cin_units=(6, 4), hidden_units=(24, 8)), {"first_order": True}),
     "xdeepfm-halves": (
         XDeepFM(cin_units=(6, 4, 3), cin_halves=True, cin_activation="relu", hidden_units=(9,)),
-        {"first_order": True, "numbers": 2, "embedded_numbers": 2},
+        {"first_order": True, "numbers": 2, "embedded_numbers": 2, "buckets": 2},
     ),
     "xdeepfm-cin-only": (XDeepFM(cin_units=(5,), hidden_units=()), {"first_order": True, "dim": 10}),
     "din": (DIN(attention=(unit(),), hidden_units=(24, 8), activation="dice"), {"sequences": (7,), "numbers": 1}),
@@ -46,16 +46,16 @@ CASES = {
     ),
     "din-two-fields": (
         DIN(attention=(unit(targets=("c0", "c1"), sequences=("s0", "t0")),), hidden_units=(8,), activation="prelu"),
-        {"sequences": (9,), "pairs": 2, "embedded_numbers": 1},
+        {"sequences": (9,), "pairs": 2, "embedded_numbers": 1, "buckets": 1, "numbers": 1},
     ),
-    "dlrm": (DLRM(bottom_units=(12, 8), hidden_units=(20, 6)), {"numbers": 3}),
+    "dlrm": (DLRM(bottom_units=(12, 8), hidden_units=(20, 6)), {"numbers": 3, "embedded_numbers": 1, "buckets": 1}),
     "dlrm-itself": (DLRM(bottom_units=(10,), hidden_units=(), self_interaction=True), {"numbers": 1, "dim": 10}),
     "dlrm-dcnv2": (DLRMDCNv2(bottom_units=(12, 8), cross_layers=2, rank=5, hidden_units=(16,)), {"numbers": 4}),
     "dlrm-dcnv2-full": (DLRMDCNv2(bottom_units=(8,), cross_layers=2, hidden_units=(16,)), {"numbers": 4}),
     "dcnv2-crossnet-only": (DCNv2(structure="crossnet_only", cross_layers=3), {"numbers": 2}),
     "dcnv2-both": (
         DCNv2(structure="stacked_parallel", cross_layers=2, hidden_units=(16, 8), parallel_hidden_units=(7,)),
-        {"embedded_numbers": 2},
+        {"embedded_numbers": 2, "buckets": 1, "numbers": 1},
     ),
     "dcnv2-low-rank": (DCNv2(structure="parallel", cross_layers=2, rank=3, hidden_units=(16,)), {}),
     "dcnv2-mixture": (DCNv2(structure="stacked", cross_layers=2, rank=3, experts=4, hidden_units=(16,)), {"dim": 10}),

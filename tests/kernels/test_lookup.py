@@ -323,6 +323,90 @@ def test_a_column_too_narrow_for_its_table_is_refused():
         plan_of([TableShape(256, 4, F32)], [IdColumn(0, 0, 0)], [Slot(Kind.GATHER, 4, 0, 0, 1)], candidate=1, width=1)
 
 
+def sequence_plan(context, width=0, dtype=F32, dim=3):
+    """Two sequences of 3 ids of one table side by side and their masks, behind a column that shifts them in their record."""
+    columns = [IdColumn(-1 - i if context else i, 0 if i else 1, 1, bool(i)) for i in range(7)]
+    of_mask = [replace(c, oov=2) for c in columns[1:]]
+    slots = [Slot(Kind.GATHER, 1, 0, 0, 1), *(Slot(Kind.GATHER, dim, 1 + dim * i, 1 + i, 1) for i in range(6))]
+    slots += [Slot(Kind.MASK, 1, 1 + 6 * dim + i, 7 + i, 1) for i in range(6)]
+    tables = [TableShape(200, dim, dtype), TableShape(9, 1, F32)]
+    return plan_of(tables, [*columns, *of_mask], slots, **{"context" if context else "candidate": 7}, width=width)
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("context", [False, True])
+@pytest.mark.parametrize("dtype", [F32, I8])
+@pytest.mark.parametrize("width", [0, 2, 4, 8])
+@pytest.mark.parametrize("rows", [1, 53])
+def test_a_sequence_is_rows_side_by_side_and_its_mask_tells_ids_from_padding(rows, width, dtype, context, device):
+    plan = sequence_plan(context, width, dtype)
+    tables, batch = tables_of(plan), batch_of(plan, rows, contexts=min(rows, 5), ids=some_padding)
+    batch.context_ids[:, :1].clamp_(min=0)
+    batch.candidate_ids[:, :1].clamp_(min=0)
+    lookup = OnDevice(plan, tables, device)
+    x, _ = lookup(batch, rows)
+    ids = batch.context_ids[batch.request_of_row[:rows].long()] if context else batch.candidate_ids[:rows]
+    ids = ids[:, 1:].long()
+    assert torch.equal(x[:, -6:], (ids >= 0).float())
+    scale = scales_of(plan)[0]
+    values = tables[0].float() if scale is None else tables[0].float() * scale
+    want = torch.where((ids >= 0)[:, :, None], values[ids], 0.0)
+    assert torch.equal(x[:, 1:-6].view(rows, 6, -1), want)
+    assert torch.equal(x, reference.lookup(plan, tables, batch, rows, scales_of(plan))[0])
+    assert lookup.out_of_range == 0
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+def test_an_id_outside_its_table_is_an_id_to_the_mask(device):
+    plan = sequence_plan(False)
+    lookup = OnDevice(plan, tables := tables_of(plan), device)
+    x, _ = lookup(batch_of(plan, 4, ids=lambda rng, n, size: np.full(n, 8 if size == 9 else 200)), 4)
+    assert torch.equal(x[:, -6:], torch.ones(4, 6))
+    assert torch.equal(x[:, 1:4], tables[0][1].expand(4, -1))
+    assert lookup.out_of_range == 4 * 6
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("dtype", [F32, F16, I8])
+@pytest.mark.parametrize("dim", [1, 3, 4, 16])
+@pytest.mark.parametrize("rows", [2, 70])
+def test_bags_are_pooled_by_max_and_empty_ones_are_zero(rows, dim, dtype, device):
+    columns = [IdColumn(i, 0, 2, True) for i in range(7)]
+    other = [IdColumn(i, 1, 2, True) for i in range(7)]
+    slots = [Slot(Kind.GATHER, dim, 0, 0, 5, largest=True), Slot(Kind.GATHER, dim, dim, 5, 2, mean=True)]
+    total = [Slot(Kind.GATHER, 1, 0, 7, 5, largest=True), Slot(Kind.GATHER, 1, 0, 12, 2, largest=True)]
+    shapes = [TableShape(31, dim, dtype), TableShape(31, 1, F32)]
+    plan = plan_of(shapes, [*columns, *other], slots, total, candidate=7)
+    tables, batch = tables_of(plan), batch_of(plan, rows, ids=some_padding)
+    tables = [-t.abs() if t.dtype != I8 else t.clamp(max=-1) for t in tables]  # a zero among the maxima would win
+    batch.candidate_ids[0] = -1
+    x, sums = OnDevice(plan, tables, device)(batch, rows)
+    scale, ids = scales_of(plan)[0], batch.candidate_ids.long()
+    values = tables[0].float() if scale is None else tables[0].float() * scale
+
+    def largest(values, ids):
+        known = values[ids].masked_fill((ids < 0)[:, :, None], -torch.inf).amax(1)
+        return torch.where((ids >= 0).any(1, keepdim=True), known, 0.0)
+
+    assert torch.equal(x[:, :dim], largest(values, ids[:, :5]))
+    assert torch.equal(x[0], torch.zeros(2 * dim))
+    want_x, want_sums = expected(plan, tables, scales_of(plan), batch, rows)
+    torch.testing.assert_close(x, want_x, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(sums, want_sums, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(sums, largest(tables[1], ids[:, :5]) + largest(tables[1], ids[:, 5:]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+def test_columns_between_two_outputs_are_left_alone():
+    plan = plan_of(
+        [TableShape(9, 3, F32)], [IdColumn(0, 0, 0), IdColumn(1, 0, 0)],
+        [Slot(Kind.GATHER, 3, 0, 0, 1), Slot(Kind.GATHER, 3, 8, 1, 1)], candidate=2,
+    )  # fmt: skip
+    x, _ = OnDevice(plan, tables_of(plan), "cuda:0")(batch_of(plan, 5), 5)
+    assert torch.isnan(x[:, 3:8]).all()
+    assert not torch.isnan(x[:, [0, 1, 2, 8, 9, 10]]).any()
+
+
 @pytest.mark.gpu
 @MIXED
 @pytest.mark.parametrize("segments", [2, 3, 7])
