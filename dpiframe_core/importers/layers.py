@@ -15,31 +15,17 @@ from torch.nn import functional
 
 from dpiframe_core.architecture import Activation as ActivationKind
 from dpiframe_core.architecture import Activations, LeakyReLU
+from dpiframe_core.batch_norm import BatchNorm
 
 Parameters = dict[str, Tensor]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchNorm:
-    """y = (x - mean) / sqrt(variance + epsilon) * weight + bias, over [n, units]; weight and bias None: 1 and 0."""
-
-    mean: Tensor
-    variance: Tensor
-    weight: Tensor | None
-    bias: Tensor | None
-    epsilon: float
-
-    def scale_shift(self) -> tuple[Tensor, Tensor]:
-        """float64[units] twice: y = x * scale + shift."""
-        scale = (self.variance.double() + self.epsilon).rsqrt()
-        if self.weight is not None:
-            scale = scale * self.weight.double()
-        shift = -self.mean.double() * scale
-        return scale, shift if self.bias is None else shift + self.bias.double()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        scale, shift = self.scale_shift()
-        return x * scale + shift
+def normed(norm: BatchNorm | None, x: Tensor) -> Tensor:
+    """Batch norm as in evaluation; x itself without one."""
+    if norm is None:
+        return x
+    scale, shift = norm.scale_and_shift()
+    return x * scale + shift
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +43,7 @@ class Activation:
         if self.kind == "prelu":
             return torch.where(x >= 0, x, alpha * x)
         if self.kind == "dice":
-            p = torch.sigmoid(x if self.norm is None else self.norm(x))
+            p = torch.sigmoid(normed(self.norm, x))
             return p * x + alpha * (1 - p) * x
         return _PLAIN[self.kind](x)
 
@@ -66,7 +52,7 @@ class Activation:
         if self.alpha is not None:
             out[f"{prefix}.alpha"] = self.alpha.float().reshape(-1).expand(units).contiguous()
         if self.kind == "dice" and self.norm is not None:
-            scale, shift = self.norm.scale_shift()
+            scale, shift = self.norm.scale_and_shift()
             out |= {f"{prefix}.scale": scale.float(), f"{prefix}.shift": shift.float()}
         return out
 
@@ -92,7 +78,7 @@ class Linear:
 
     def __call__(self, x: Tensor) -> Tensor:
         y = functional.linear(x, self.weight.double(), None if self.bias is None else self.bias.double())
-        return self.activation(y if self.norm is None else self.norm(y))
+        return self.activation(normed(self.norm, y))
 
     def folded(self) -> tuple[Tensor, Tensor]:
         """(weight, bias) as float64 with the batch norm inside."""
@@ -100,7 +86,7 @@ class Linear:
         bias = torch.zeros(len(weight), dtype=torch.float64) if self.bias is None else self.bias.double()
         if self.norm is None:
             return weight, bias
-        scale, shift = self.norm.scale_shift()
+        scale, shift = self.norm.scale_and_shift()
         return weight * scale[:, None], bias * scale + shift
 
     def parameters(self, prefix: str) -> Parameters:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 
 from dpiframe_core.architecture import Activation as ActivationKind
 from dpiframe_core.architecture import LeakyReLU
+from dpiframe_core.batch_norm import BatchNorm
 from dpiframe_core.errors import InputError
-from dpiframe_core.importers.layers import Activation, BatchNorm, Linear, Mlp
+from dpiframe_core.importers.layers import Activation, Linear, Mlp
 from dpiframe_core.importers.state_dict import StateDict
 
 NORM_EPSILON = 1e-5  # of nn.BatchNorm1d, which no library here sets otherwise
@@ -92,7 +93,7 @@ def read_norm(weights: StateDict, name: str, size: int, epsilon: float = NORM_EP
     weights.drop(f"{name}.num_batches_tracked")
     mean, variance = (weights.take(f"{name}.{part}", size) for part in ("running_mean", "running_var"))
     weight, bias = (weights.take(f"{name}.{part}", size) if affine else None for part in ("weight", "bias"))
-    return BatchNorm(mean, variance, weight, bias, epsilon)
+    return BatchNorm(mean, variance, epsilon, weight, bias)
 
 
 def read_prelu(weights: StateDict, name: str, size: int) -> Activation:
