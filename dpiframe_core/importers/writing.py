@@ -47,12 +47,12 @@ class Imported:
 
 def write_import(
     source: SourceModel,
-    out: Path,
+    out: str | Path,
     *,
     name: str | None = None,
     version: str = "1",
-    rows: Path | None = None,
-    expected: Path | None = None,
+    rows: str | Path | None = None,
+    expected: str | Path | None = None,
     label: str | None = None,
     overwrite: bool = False,
 ) -> Imported:
@@ -65,6 +65,8 @@ def write_import(
     Raises:
         InputError: a file does not fit, or the scores are off. BundleError: `out` is taken.
     """
+    out, rows = Path(out), None if rows is None else Path(rows)
+    expected = None if expected is None else Path(expected)
     if expected is not None and rows is None:
         raise InputError("--expected", str(expected), "raw rows too: --golden-rows FILE")
     _refuse_taken(out, overwrite)
