@@ -100,7 +100,7 @@ def main(serve: bool, folder: Path) -> None:
 
         config = parse_config({"models": [{"path": str(bundle)}], "http": {"port": free_port_from(8000)}}, "example")
         request = {"context": {"user": "u7"}, "candidates": {"ad": ["ad-2", "ad-3", "brand new"], "price": [9.5, 9.5, None]}}
-        with running(config) as endpoint:
+        with running(config, print) as endpoint:
             print(httpx.post(f"{endpoint.url}/v1/score", json=request, timeout=30).raise_for_status().json()["scores"])
 
 

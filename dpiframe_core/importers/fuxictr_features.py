@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from dpiframe_core.errors import InputError, shown
+from dpiframe_core.importers.fuxictr_buckets import PREPROCESS, LogSquareBuckets, log_square_buckets
 from dpiframe_core.importers.fuxictr_files import FuxiRun
 from dpiframe_core.manifest import first_fault
 from dpiframe_core.schema import Categorical, FeatureSchema, MinMax, Numeric, Scope, Standardize, Table, Vocabulary
@@ -31,6 +32,7 @@ class Field:
     Attributes:
         kind: "numeric", "categorical" or "sequence". rows, dim: of its embedding (rows 1 for a number).
         shares: the feature whose embedding it reads, if it shares one. pooling: of a sequence; None: it stays one.
+        buckets: of a number that FuxiCTR cut into categories.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Field:
     dim: int
     shares: str | None
     pooling: Literal["mean", "sum"] | None
+    buckets: LogSquareBuckets | None = None
 
 
 def fields_of(run: FuxiRun, dim: int, unpooled: Sequence[str] = ()) -> list[Field]:
@@ -69,8 +72,25 @@ def fields_of(run: FuxiRun, dim: int, unpooled: Sequence[str] = ()) -> list[Fiel
         rows = 1 if kind == "numeric" else spec["vocab_size"]
         if spec.get("padding_idx", 0) != 0:
             raise InputError(f"{where}: padding_idx", spec["padding_idx"], "0")
-        out.append(Field(name, kind, rows, int(spec.get("embedding_dim", dim)), shares, pooling))
+        out.append(Field(name, kind, rows, int(spec.get("embedding_dim", dim)), shares, pooling, _buckets(run, name, kind)))
+        if out[-1].buckets is not None and shares is not None:
+            raise InputError(f"{where}: share_embedding", shares, f"none for a feature with {PREPROCESS}")
     return out
+
+
+def _buckets(run: FuxiRun, name: str, kind: str) -> LogSquareBuckets | None:
+    column = run.columns[name]
+    code = column.get("preprocess")
+    if not code:
+        return None
+    if (
+        code not in (PREPROCESS, f"{PREPROCESS}({name})")
+        or kind != "categorical"
+        or column.get("dtype") not in ("float", "int")
+    ):
+        raise InputError(f"columns.{name}.preprocess", code, f"none, or {PREPROCESS} of a number: other code stays behind")
+    tokens = {_integer(name, t): i for t, i in run.vocabularies[name].items() if t not in (_PAD, _OOV)}
+    return log_square_buckets(tokens, run.vocabularies[name][_OOV])
 
 
 def build_schema(
@@ -93,25 +113,26 @@ def build_schema(
         scope: Scope = "context" if f.name in context else "candidate"
         column = run.columns[f.name]
         first = f"{f.name}.w" if first_order else None
-        if column.get("preprocess"):
-            raise InputError(f"columns.{f.name}.preprocess", column["preprocess"], "none: code of the training side")
+        rows = f.rows if f.buckets is None else len(f.buckets.rows)
         table: str | None = f.shares or f.name
         try:
-            if f.kind == "numeric":
+            if f.buckets is not None:
+                features.append(_bucketed(f, f.buckets, column, scope, first))
+            elif f.kind == "numeric":
                 table = table if embedded_numbers else None
                 features.append(_number(run, f, column, scope, table, first))
             else:
                 assert table is not None
                 features.append(_category(run, f, column, scope, table, first))
             if table is not None and table not in tables:
-                tables[table] = Table(name=table, rows=f.rows, dim=f.dim)
+                tables[table] = Table(name=table, rows=rows, dim=f.dim)
             elif table is not None and (tables[table].rows, tables[table].dim) != (f.rows, f.dim):
                 got = f"{f.rows} x {f.dim}, {f.shares} {tables[table].rows} x {tables[table].dim}"
                 raise InputError(f"columns.{f.name}.share_embedding", got, "equal sizes")
         except ValidationError as e:
             raise InputError(f"columns.{f.name}", first_fault(e), "a feature that a schema can express") from None
         if first is not None:
-            tables[first] = Table(name=first, rows=f.rows, dim=1)
+            tables[first] = Table(name=first, rows=rows, dim=1)
     return FeatureSchema(features=tuple(features), tables=tuple(tables.values()))
 
 
@@ -133,6 +154,16 @@ def _integer(feature: str, token: str) -> int:
         return int(token)
     except ValueError:
         raise InputError(f"vocabulary of {feature}", token, "integers, as its dtype says") from None
+
+
+def _bucketed(f: Field, buckets: LogSquareBuckets, column: Mapping[str, Any], scope: Scope, first: str | None) -> Numeric:
+    fill = column.get("fill_na", 0.0)
+    if isinstance(fill, bool) or not isinstance(fill, int | float):
+        raise InputError(f"columns.{f.name}.fill_na", fill, "a number")
+    return Numeric(
+        name=f.name, scope=scope, transforms=(buckets.transform,), missing_id=buckets.of(float(fill)), table=f.name,
+        first_order_table=first,
+    )  # fmt: skip
 
 
 def _number(run: FuxiRun, f: Field, column: Mapping[str, Any], scope: Scope, table: str | None, first: str | None) -> Numeric:

@@ -117,6 +117,10 @@ class FuxiReader:
     def model(self, name: str, built: Built, context: Sequence[str], *, first_order: bool, numbers: bool = True) -> SourceModel:
         architecture, dense, logit = built
         self.weights.finish(f"FuxiCTR's {name} with these settings")
+        for f in self.fields:
+            if f.buckets is not None:  # its ids are places on the number line, not FuxiCTR's
+                for table in {f.name, f"{f.name}.w"} & self.tables.keys():
+                    self.tables[table] = self.tables[table][list(f.buckets.rows)]
         schema = build_schema(self.run, self.fields, context, first_order, embedded_numbers=numbers)
         labels = self.run.labels
         return SourceModel(

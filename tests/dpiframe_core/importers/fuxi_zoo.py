@@ -19,6 +19,7 @@ layers = library("fuxictr.pytorch.layers")
 activations = library("fuxictr.pytorch.layers.activations")
 preprocess = library("fuxictr.preprocess")
 features = library("fuxictr.features")
+criteo = library("fuxictr.datasets.criteo")
 
 NETWORK = {
     "batch_norm": False, "embedding_dim": 10, "net_dropout": 0, "task": "binary_classification", "hidden_units": [12, 7],
@@ -147,7 +148,7 @@ def groups(fields):
     return [list(f) if isinstance(f, tuple | list) else [f] for f in (fields if isinstance(fields, list) else [fields])]
 
 
-def make_run(folder: Path, source: Path, columns, label, model, **settings):
+def make_run(folder: Path, source: Path, columns, label, model, processor_class=preprocess.FeatureProcessor, **settings):
     """A run directory as FuxiCTR leaves it, of random weights; test.csv and the library's own scores on it beside it."""
     config = NETWORK | {"model": model, "dataset_id": "d", "feature_cols": columns, "label_col": label} | settings
     folder.mkdir(parents=True)
@@ -157,9 +158,7 @@ def make_run(folder: Path, source: Path, columns, label, model, **settings):
     (folder / "test.csv").write_text("".join(rows[:1] + rows[cut:]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        processor = preprocess.FeatureProcessor(
-            feature_cols=columns, label_col=label, dataset_id="d", data_root=str(folder.parent)
-        )
+        processor = processor_class(feature_cols=columns, label_col=label, dataset_id="d", data_root=str(folder.parent))
         processor.data_dir = str(folder)
         for name, file in (("pickle_file", "feature_processor.pkl"), ("json_file", "feature_map.json"),
                            ("vocab_file", "feature_vocab.json")):  # fmt: skip

@@ -142,3 +142,13 @@ def test_din_of_two_fields_in_one_unit(tmp_path):
 @pytest.mark.parametrize("dim", [4, 10, 16, 40])
 def test_dlrm(tmp_path, batch_norm, dim):
     check(tmp_path, "criteo", "DLRM", embedding_dim=dim, batch_norm=batch_norm)
+
+
+@pytest.mark.parametrize("model", ["DeepFM", "DCN"])
+def test_numbers_cut_into_buckets_by_the_criteo_processor(tmp_path, model):
+    columns = [
+        {"name": [f"I{i}" for i in range(1, 14)], "active": True, "dtype": "float", "type": "categorical", "fill_na": 0,
+         "preprocess": "convert_to_bucket"},
+        *CRITEO_TEXTS,
+    ]  # fmt: skip
+    check(tmp_path, "criteo", model, columns, processor_class=zoo.criteo.CustomizedFeatureProcessor)
