@@ -17,7 +17,8 @@ Columns = dict[str, list[object]]
 
 
 def read_rows(path: Path, schema: FeatureSchema, label: str | None) -> tuple[Columns, npt.NDArray[np.int64] | None]:
-    """The features' columns of a CSV (header, empty = missing) or Parquet file, and the labels if it has such a column.
+    """The features' columns of a CSV (header, empty = missing) or Parquet file, and the labels if it has such a column
+    of zeros and ones.
 
     Raises:
         InputError: the file cannot be read, or lacks a feature; with the names.
@@ -37,7 +38,7 @@ def read_rows(path: Path, schema: FeatureSchema, label: str | None) -> tuple[Col
     if not table.num_rows:
         raise InputError(str(path), "no rows", "at least one")
     labels = None
-    if label is not None and label in table.column_names:
+    if label is not None and label in table.column_names and set(table[label].unique().to_pylist()) <= {0, 1}:
         labels = table[label].to_numpy().astype(np.int64)
     return {f.name: table[f.name].to_pylist() for f in schema.features}, labels
 

@@ -76,7 +76,7 @@ def write_import(
     else:
         columns, labels = read_rows(rows, schema, label or source.label)
         if label is not None and labels is None:
-            raise InputError(f"{rows}: {label}", "no such column", "the labels")
+            raise InputError(f"{rows}: {label}", "no such column, or other values", "labels of 0 and 1")
     block = Encoder(schema, source.vocabularies).encode(columns)
     if expected is None:
         own = np.concatenate([source.probabilities(part)[:, 0] for part in _parts(block)])

@@ -5,9 +5,14 @@ Every import here compares the bundle's scores, from raw rows, with the library'
 
 import copy
 
+import numpy as np
 import pytest
+import torch
 
+from dpiframe_core.encode import Encoder
+from dpiframe_core.engine import Engine
 from dpiframe_core.importers import find_files, fuxictr, write_import
+from dpiframe_core.importers.raw_rows import read_rows
 from tests.dpiframe_core.importers.peers import SAMPLES, needs_samples
 
 zoo = pytest.importorskip("tests.dpiframe_core.importers.fuxi_zoo", reason="FuxiCTR is not installed", exc_type=ImportError)
@@ -70,9 +75,6 @@ def check(folder, data, model, columns=None, **settings):
 
 
 def zoo_block(source, run):
-    from dpiframe_core.encode import Encoder
-    from dpiframe_core.importers.raw_rows import read_rows
-
     return Encoder(source.schema, source.vocabularies).encode(read_rows(run / "test.csv", source.schema, None)[0])
 
 
@@ -152,3 +154,42 @@ def test_numbers_cut_into_buckets_by_the_criteo_processor(tmp_path, model):
         *CRITEO_TEXTS,
     ]  # fmt: skip
     check(tmp_path, "criteo", model, columns, processor_class=zoo.criteo.CustomizedFeatureProcessor)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_random_rows_of_every_kind_of_value(tmp_path, model):
+    """Values that samples have not: large, tiny and negative numbers, spaces, signs, other scripts, no value."""
+    rng = np.random.default_rng(5)
+    file, rows = tmp_path / "random.csv", []
+    words = ["a", "B", " b", "0", "00", "1.0", "__PAD__", "__OOV__", "naïve", "语言", "None", "nan", "^", ""]
+    for _ in range(150):
+        numbers_ = ["" if rng.random() < 0.2 else repr(float(v)) for v in rng.standard_normal(3) * [1, 1e3, 1e-3]]
+        rows.append(
+            [str(rng.integers(2)), *numbers_, *rng.choice(words, 3), "^".join(rng.choice(words[:6], rng.integers(0, 5)))]
+        )
+    file.write_text("label,I1,I2,I3,C1,C2,C3,S\n" + "".join(",".join(row) + "\n" for row in rows))
+    columns = [
+        numbers("I1", "I2", normalizer="StandardScaler"), numbers("I3", fill_na=-1),
+        texts("C1", "C2"), texts("C3", fill_na="none"),
+        {"name": "S", "active": True, "dtype": "str", "type": "sequence", "splitter": "^", "max_len": 3, "padding": "pre"},
+    ]  # fmt: skip
+    run = zoo.make_run(tmp_path / "run", file, columns, LABEL, model)
+    made = write_import(fuxictr(find_files(run)), tmp_path / "b", rows=run / "test.csv", expected=run / "expected.csv")
+    assert made.parity.max_deviation <= 1e-5
+    assert made.parity.auc is not None
+
+
+def test_a_single_row_scores_as_in_a_batch_where_the_library_squeezes_it_away(tmp_path):
+    """CrossNetMix ends in `squeeze()`: of a batch of one row its result has no batch any more."""
+    mix = zoo.layers.CrossNetMix(6, 1, low_rank=2, num_experts=2)
+    assert mix(torch.ones(2, 6)).shape == (2, 6)
+    assert mix(torch.ones(1, 6)).shape == (6,)
+    check(tmp_path, "criteo-texts", "DCNv2", use_low_rank_mixture=True)
+    engine = Engine.load(tmp_path / "bundle", "cpu")
+    engine.warmup()
+    columns, _ = read_rows(tmp_path / "run" / "test.csv", engine.schema, None)
+    batch = engine.score(columns)
+    one = engine.score({name: values[:1] for name, values in columns.items()})
+    engine.close()
+    assert one.shape == (1, 1)
+    assert abs(one[0, 0] - batch[0, 0]) <= 1e-6
