@@ -129,7 +129,7 @@ def packed_weight(weight: torch.Tensor, maps: int, fields: int, columns: int) ->
     """
     steps, blocks = -(-fields // 8), -(-len(weight) // (8 * columns))
     wide = torch.zeros(blocks * columns * 8, maps, steps * 8)
-    wide[: len(weight), :, :fields] = weight.float().cpu().view(len(weight), maps, fields)
+    wide[: len(weight), :, :fields] = weight.float().cpu().reshape(len(weight), maps, fields)
     # block, pair of tiles, tile, n, map, step, half, j -> block, map, step, pair, n, j, tile, half
     split = wide.view(blocks, columns // 2, 2, 8, maps, steps, 2, 4)
     return split.permute(0, 4, 5, 1, 3, 7, 2, 6).contiguous()

@@ -83,7 +83,8 @@ def dot(x: torch.Tensor, fields: int, dim: int, keep: int, diagonal: bool) -> to
     """x[:, :keep], then <v_i, v_j>, j < i (`diagonal`: j <= i), row by row (Naumov et al. 2019). x[B, fields * dim]."""
     v = x.view(-1, fields, dim)
     i, j = torch.tril_indices(fields, fields, 0 if diagonal else -1)
-    return torch.cat([x[:, :keep], torch.bmm(v, v.transpose(1, 2))[:, i, j]], 1)
+    products = torch.bmm(v, v.transpose(1, 2)).flatten(1)
+    return torch.cat([x[:, :keep], products.index_select(1, i * fields + j)], 1)
 
 
 _CIN_ROWS = 32  # at a time: all products of a layer lie in memory, 10 MB of float32 for 128 maps of 39 fields of dim 16
@@ -111,13 +112,17 @@ def cin(
 def _cin(
     x0: torch.Tensor, layers: Sequence[tuple[torch.Tensor, torch.Tensor | None]], activation: str, slope: float, halves: bool
 ) -> torch.Tensor:
+    """The same for x0[rows, fields, dim], a layer as one product of [maps, *] and [*, rows * dim], not a small one a row."""
+    rows, fields, dim = x0.shape
+    x0 = x0.transpose(0, 1).reshape(fields, rows * dim)
     xk, pooled = x0, []
     for k, (weight, bias) in enumerate(layers):
-        y = weight @ (xk[:, :, None] * x0[:, None]).flatten(1, 2)
+        y = weight @ (xk[:, None] * x0).flatten(0, 1)
         y = activate_(y if bias is None else y + bias[:, None], activation, slope=slope)
         next_maps = len(weight) // 2 if halves else len(weight)
-        pooled.append((y[:, next_maps:] if halves and k < len(layers) - 1 else y).sum(2))
-        xk = y[:, :next_maps]
+        summed = y[next_maps:] if halves and k < len(layers) - 1 else y
+        pooled.append(summed.view(-1, rows, dim).sum(2).t())
+        xk = y[:next_maps]
     return torch.cat(pooled, 1)
 
 

@@ -22,6 +22,7 @@ DECIDES = {
     "dpiframe_core/schema.py",
     "dpiframe_core/architecture.py",
     "dpiframe_core/graph.py",
+    "dpiframe_core/interactions.py",
     "dpiframe_core/layers.py",
     "dpiframe_core/fusion.py",
     "dpiframe_core/schedule.py",
