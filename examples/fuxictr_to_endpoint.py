@@ -8,17 +8,24 @@ below is composed of them under the zoo's attribute names.
 """
 
 import argparse
+import contextlib
 import csv
 import json
+import signal
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
+import httpx
 import numpy as np
 import torch
 from fuxictr.features import FeatureMap
 from fuxictr.preprocess import FeatureProcessor
 from fuxictr.pytorch.layers import FactorizationMachine, FeatureEmbedding, MLP_Block
 
+from deployments.host import free_port_from
 from dpiframe_core.importers import find_files, fuxictr, write_import
 
 ROWS = 3000
@@ -106,18 +113,37 @@ def main(serve: bool, folder: Path) -> None:
     source = fuxictr(find_files(run), context=["user", "seen"])
     print(write_import(source, bundle, rows=run / "test.csv", expected=run / "expected.csv").report())
 
-    # 4. Serve it. `dpiframe serve --bundle BUNDLE` does the same for good.
+    # 4. Serve it, in a process of its own: FuxiCTR has loaded Ray into this one, with other settings than Serve's.
     if serve:
-        import httpx
-
-        from deployments.config import parse_config
-        from deployments.host import free_port_from
-        from deployments.launcher import running
-
-        config = parse_config({"models": [{"path": str(bundle)}], "http": {"port": free_port_from(8000)}}, "example")
         request = {"context": {"user": "u7", "seen": "ad-2^ad-9"}, "candidates": {"ad": ["ad-2", "new"], "price": [9.5, None]}}
-        with running(config, print) as endpoint:
-            print(httpx.post(f"{endpoint.url}/v1/score", json=request, timeout=30).raise_for_status().json()["scores"])
+        print(score_over_http(bundle, request))
+
+
+def score_over_http(bundle: Path, request: dict[str, object]) -> list[float]:
+    """As `dpiframe serve --bundle BUNDLE`, until one request is answered."""
+    port = free_port_from(8000)
+    command = [
+        sys.executable,
+        "-c",
+        "from deployments.cli import app; app()",
+        "serve",
+        "--bundle",
+        str(bundle),
+        "--port",
+        str(port),
+    ]
+    server = subprocess.Popen(command)
+    try:
+        while server.poll() is None:
+            time.sleep(0.5)
+            with contextlib.suppress(httpx.TransportError):
+                answer = httpx.post(f"http://127.0.0.1:{port}/v1/score", json=request, timeout=30)
+                if answer.status_code == 200:
+                    return list(answer.json()["scores"])
+        raise RuntimeError(f"the server ended with {server.returncode}")
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
 
 
 if __name__ == "__main__":
