@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from deployments.import_cli import import_app
 from deployments.score_command import score
 from deployments.terminal import BundlePath, Device, Precision
 from deployments.terminal import err as _err
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="CTR-model inference server."
 )
+app.add_typer(import_app, name="import")
 
 _DEMO_BUNDLE = Path("models/demo")
 

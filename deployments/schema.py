@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import models_json_schema
 from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 from deployments.config import Limits
 from dpiframe_core.errors import InputError, TooLarge
 from dpiframe_core.schema import Categorical, FeatureSchema, Numeric
+from dpiframe_core.values import split_text
 
 # Strict: no text for a number, no 1.0 for an integer, no bool for either; and JSON's non-standard NaN and Infinity are refused.
 # Unknown keys are collected and then refused by `parse`: with extra="forbid" pydantic-core makes an error of each, and a 4 MB
@@ -195,7 +196,14 @@ def _value_type(f: Categorical | Numeric) -> Any:
     if isinstance(f, Numeric):
         return float | None
     one: Any = (str if f.values == "string" else int) | None
-    return Annotated[list[one], Field(fail_fast=True)] | None if f.max_values > 1 else one
+    if f.max_values == 1:
+        return one
+    many: Any = Annotated[list[one], Field(fail_fast=True)] | None
+    if f.splitter is None:
+        return many
+    # Split here, not a union with text, whose errors would name both forms in their path.
+    splitter, kind = f.splitter, f.values
+    return Annotated[many, BeforeValidator(lambda value: split_text(value, splitter, kind))]
 
 
 def _list_of(item: Any, max_length: int) -> Any:
@@ -205,6 +213,8 @@ def _list_of(item: Any, max_length: int) -> Any:
 
 def _documented(f: Categorical | Numeric, annotation: Any) -> Any:
     how = f"up to {f.max_values} values, {f.pooling}" if f.max_values > 1 else "one value"
+    if isinstance(f, Categorical) and f.splitter is not None:
+        how += f", as a list or as text joined by {f.splitter!r}"
     what = f.encoder.type if isinstance(f, Categorical) else " ".join(["numeric", *(t.type for t in f.transforms)])
     return Annotated[annotation, Field(description=f"{f.scope} feature, {what}, {how}; null if missing")]
 

@@ -61,18 +61,23 @@ class XDeepFM(Strict):
 
 
 class DCN(Strict):
-    """Deep & Cross Network (Wang et al. 2017): rank-one cross layers beside an MLP, or alone if it has no units."""
+    """Deep & Cross Network (Wang et al. 2017): rank-one cross layers beside an MLP, or alone if it has no units.
+
+    With `first_order` the first-order terms are added to the logit.
+    """
 
     type: Literal["dcn"] = "dcn"
     cross_layers: Layers
     hidden_units: Units
     activation: Activations = "relu"
+    first_order: bool = False
 
 
 class DCNv2(Strict):
     """DCN-V2 (Wang et al. 2021): cross layers before the MLP (stacked), beside one (parallel), both, or alone.
 
-    Cross layers are full matrices, products of two of rank `rank`, or with `experts` a gated mixture of such.
+    Cross layers are full matrices, products of two of rank `rank`, or with `experts` a gated mixture of such; with `outer_bias`
+    x_0 * (W x) + b + x. With `first_order` the first-order terms are added to the logit.
     """
 
     type: Literal["dcnv2"] = "dcnv2"
@@ -83,6 +88,8 @@ class DCNv2(Strict):
     hidden_units: Units = ()
     parallel_hidden_units: Units = ()
     activation: Activations = "relu"
+    first_order: bool = False
+    outer_bias: bool = False
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -5,10 +5,12 @@ body -> parse/validate -> encode      -> queue              -> device
         TooLarge(413)                    DeadlineExceeded(504)
 """
 
+from collections.abc import Iterable
 from typing import ClassVar, Self, TypeVar
 
 _Kind = TypeVar("_Kind", bound="InputError")
 _SHOWN = 120  # characters of a bad value that a message repeats
+_LISTED = 8
 
 
 def shown(value: object) -> str:
@@ -18,6 +20,13 @@ def shown(value: object) -> str:
     except ValueError:  # CPython refuses to spell out integers above some 4,300 digits
         text = f"a {type(value).__name__} too long to show"
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def listed(names: Iterable[str]) -> str:
+    """The first few names, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
 
 
 class DPIFrameError(Exception):

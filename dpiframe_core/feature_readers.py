@@ -19,12 +19,14 @@ from dpiframe_core.values import (
     Int64s,
     Place,
     Values,
+    as_list,
     distinct,
     null_mask,
     read_bags,
     read_integers,
     read_numbers,
     read_texts,
+    split_text,
 )
 
 # Marks among ids: real ids are >= 0 and -1 is padding.
@@ -51,7 +53,9 @@ class CategoryReader:
         """int64[n, max_values]: ids, marks and padding."""
         if self.feature.max_values == 1:
             return self._ids(values, place)[:, None]
-        flat, lengths, inside = read_bags(values, place)
+        splitter = self.feature.splitter
+        rows = values if splitter is None else [split_text(v, splitter, self.feature.values) for v in as_list(values)]
+        flat, lengths, inside = read_bags(rows, place)
         return self._padded(self._ids(flat, inside), lengths, place)
 
     def _ids(self, values: Values, place: Place) -> Int64s:
@@ -70,11 +74,17 @@ class CategoryReader:
         encoder = self.feature.encoder
         if self.feature.values == "string" and not isinstance(encoder, Identity):
             texts, null = read_texts(values, place)
+            if self.feature.padding_value is not None:
+                texts, null = [None if text == self.feature.padding_value else text for text in texts], True
             if not isinstance(encoder, Hash):
                 return self.lookup(texts)  # which knows null
             ids = _hashed_texts([text or "" for text in texts] if null else texts, encoder, place)
             return np.where(null_mask(texts), MISSING, ids) if null else ids
         integers, missing = read_integers(values, place)
+        if self.feature.padding_value is not None:
+            padding = integers == self.feature.padding_value
+            missing = padding if missing is None else missing | padding
+            integers = np.where(missing, 0, integers)
         match encoder:
             case Identity():
                 ids = self._in_bounds(integers, encoder, place)

@@ -60,11 +60,14 @@ def embedded_columns(g: GraphBuilder, where: str) -> tuple[int, int, int]:
     return spans[0][0], len(spans), dim
 
 
-def cross_network(g: GraphBuilder, x0: str, layers: int, rank: int | None = None, experts: int | None = None) -> str:
+def cross_network(
+    g: GraphBuilder, x0: str, layers: int, rank: int | None = None, experts: int | None = None, *, outer_bias: bool = False
+) -> str:
     """x_{l+1} = x_0 * (W_l x_l + b_l) + x_l (Wang et al. 2021, eq. 1), W_l = U_l V_l with a rank (eq. 2).
 
     With experts: x_{l+1} = x_0 * (sum_i G(x_l)_i U_i tanh(C_i tanh(V_i x_l)) + b_l) + x_l, G the softmax of the gates (eq. 3
-    and 4). The experts' V lie below one another, C is block-diagonal, U side by side; the gates serve all layers.
+    and 4). The experts' V lie below one another, C is block-diagonal, U side by side; the gates serve all layers. With
+    `outer_bias` b_l is added behind the product with x_0.
     """
     xl, width = x0, g.width(x0)
     for layer in range(layers):
@@ -76,8 +79,10 @@ def cross_network(g: GraphBuilder, x0: str, layers: int, rank: int | None = None
             v = g.activation(g.linear(v, g.width(v), f"{name}.c", "cross", bias=False), "tanh", f"{name}.c.tanh", "cross")
             gates = g.linear(xl, experts, "cross.gates", "cross", bias=False, name=f"{name}.gates")
             v = mixture(g, v, gates, f"{name}.mixture", "cross")
-        projected = g.linear(v, width, name, "cross")
-        xl = g.add([g.mul(x0, projected, f"{name}.mul", "cross"), xl], f"{name}.out", "cross")
+        crossed = g.mul(x0, g.linear(v, width, name, "cross", bias=not outer_bias), f"{name}.mul", "cross")
+        if outer_bias:
+            crossed = g.bias(crossed, f"{name}.bias", f"{name}.outer", "cross")
+        xl = g.add([crossed, xl], f"{name}.out", "cross")
     return xl
 
 

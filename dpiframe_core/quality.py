@@ -11,19 +11,25 @@ Scores = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 
 def auc(labels: Labels, scores: Scores) -> float:
     """Area under the ROC curve by the rank sum (Mann-Whitney U); tied scores share their mean rank."""
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    placed = ranks(scores)
     clicks = labels == 1
     positives, negatives = int(clicks.sum()), int((~clicks).sum())
     if positives == 0 or negatives == 0:
         raise ValueError(f"labels: got {positives} clicks and {negatives} others, expected some of both")
-    return float((ranks[clicks].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+    return float((placed[clicks].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 
 def log_loss(labels: Labels, scores: Scores) -> float:
     """Mean binary cross-entropy, in nats, of probabilities strictly between 0 and 1."""
     p = np.clip(scores.astype(np.float64), 1e-12, 1 - 1e-12)
     return float(-np.mean(np.where(labels == 1, np.log(p), np.log1p(-p))))
+
+
+def ranks(values: Scores) -> npt.NDArray[np.float64]:
+    """float64[n]: 1 for the least; equal values share their mean rank."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    out: npt.NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    return out
 
 
 class RunningQuality:

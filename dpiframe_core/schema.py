@@ -107,7 +107,9 @@ class Categorical(Strict):
 
     With pooling "none" they stay a sequence: `max_values` rows side by side, the last ones zero where the list is shorter.
     `missing_id` is read for null (and for an empty list; -1, allowed only if `max_values` > 1, reads a zero vector), `oov_id`
-    for a value the encoder does not know. `first_order_table` holds the scalar weights of a linear ("wide", first-order) term.
+    for a value the encoder does not know. `first_order_table` holds the scalar weights of a linear ("wide", first-order) term,
+    pooled by `first_order_pooling` (None: as `pooling` says). Of a feature with `max_values` > 1, text joined by the `splitter`
+    is a list too, and values equal to `padding_value` are null.
     """
 
     kind: Literal["categorical"] = "categorical"
@@ -122,11 +124,22 @@ class Categorical(Strict):
     max_values: Annotated[int, Field(ge=1, le=1024)] = 1
     too_many: Literal["error", "keep_first", "keep_last"] = "error"
     pooling: Pooling = "sum"
+    first_order_pooling: Literal["sum", "mean", "max"] | None = None
+    splitter: Annotated[str, Field(min_length=1, max_length=8)] | None = None
+    padding_value: str | int | None = None
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
         if isinstance(self.encoder, Identity) and self.values != "int":
             raise ValueError(f"features.{self.name}.values: got {self.values!r}, expected 'int' for an identity encoder")
+        for key, value in (("splitter", self.splitter), ("padding_value", self.padding_value)):
+            if value is not None and self.max_values == 1:
+                raise ValueError(f"features.{self.name}.{key}: got {value!r}, expected none for a feature of one value")
+        if self.padding_value is not None and isinstance(self.padding_value, str) != (self.values == "string"):
+            got = repr(self.padding_value)
+            raise ValueError(f"features.{self.name}.padding_value: got {got}, expected one of the kind {self.values}")
+        if self.first_order_pooling is not None and self.table == self.first_order_table:
+            raise ValueError(f"features.{self.name}.first_order_pooling: got one for the table itself, expected two tables")
         return self
 
     @property
@@ -224,10 +237,18 @@ class FeatureSchema(Strict):
     def feature(self, name: str) -> Categorical | Numeric:
         return self._feature_by_name[name]
 
+    def pooling(self, feature: str, table: str | None) -> Pooling:
+        """How the feature's rows of a table are pooled: as the feature says, or says of its first-order table."""
+        f = self.feature(feature)
+        if isinstance(f, Categorical) and f.first_order_pooling is not None and table == f.first_order_table:
+            return f.first_order_pooling
+        return f.pooling
+
     def columns_read(self, feature: str, table: str | None) -> int:
         """Columns of the feature's rows of a table: its dim, and `max_values` times that for a sequence; 1 for a number."""
-        f = self.feature(feature)
-        return 1 if table is None else self.table(table).dim * (f.max_values if f.pooling == "none" else 1)
+        if table is None:
+            return 1
+        return self.table(table).dim * (self.feature(feature).max_values if self.pooling(feature, table) == "none" else 1)
 
     @cached_property
     def _table_by_name(self) -> dict[str, Table]:

@@ -3,12 +3,13 @@
 Owns types, nesting and the path of the first bad value. Knows no schema and no encoder.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from operator import is_
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +29,7 @@ _NUMBER = "a finite number or null"
 _COLUMN = "a list, a NumPy array or an Arrow array, one entry per candidate"
 _BAG = "a list of values or null"
 _INT64_MAX = 2**63 - 1
+_INTEGER_TEXT = re.compile(r"-?[0-9]{1,19}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +147,22 @@ def distinct(values: Values) -> tuple[pa.Array, npt.NDArray[np.int32]] | None:
     if values.indices.null_count:
         return None
     return values.dictionary, values.indices.to_numpy().astype(np.int32, copy=False)
+
+
+def as_list(values: Values) -> list[object]:
+    """The rows of a column, one object each."""
+    if isinstance(values, list):
+        return values
+    rows: list[object] = list(values) if isinstance(values, tuple) else values.tolist()  # type: ignore[union-attr]
+    return rows
+
+
+def split_text(value: object, splitter: str, kind: Literal["string", "int"]) -> object:
+    """Joined text -> a list of text or of integers (text that is none stays, to be refused by its place); else the value."""
+    if not isinstance(value, str):
+        return value
+    parts = value.split(splitter) if value or kind == "string" else []
+    return parts if kind == "string" else [int(part) if _INTEGER_TEXT.fullmatch(part) else part for part in parts]
 
 
 def null_mask(values: list[Any]) -> npt.NDArray[np.bool_]:

@@ -67,10 +67,11 @@ def _slots(sources: Sequence[Source], schema: FeatureSchema, columns: list[IdCol
             columns.append(IdColumn(ALWAYS_ROW_0, number_of_table[source.table], 0))
         else:
             first, dim = len(columns), schema.table(source.table).dim
-            if feature.pooling == "none":
+            pooling = schema.pooling(feature.name, source.table)
+            if pooling == "none":
                 slots += [Slot(Kind.GATHER, dim, out + i * dim, first + i, 1) for i in range(place.width)]
             else:
-                mean, largest = ((feature.pooling == how and place.width > 1) for how in ("mean", "max"))
+                mean, largest = ((pooling == how and place.width > 1) for how in ("mean", "max"))
                 slots.append(Slot(Kind.GATHER, dim, out, first, place.width, NO_NUMBER, mean, largest))
             columns += [IdColumn(s, number_of_table[source.table], feature.oov_id, pads) for s in sources_of]
         out += source.width

@@ -2,7 +2,7 @@
 
 from dpiframe_core.architecture import DCN
 from dpiframe_core.graph import Graph, GraphBuilder
-from dpiframe_core.layers import click_scores, mlp, model_input
+from dpiframe_core.layers import click_scores, first_order, mlp, model_input
 from dpiframe_core.schema import FeatureSchema
 
 
@@ -16,4 +16,4 @@ def dcn(schema: FeatureSchema, p: DCN, tasks: int) -> Graph:
         biased = g.bias(crossed, f"cross.{layer}.bias", f"cross.{layer}.bias", "cross")
         xl = g.add([biased, xl], f"cross.{layer}.out", "cross")
     deep = [mlp(g, x0, p.hidden_units, p.activation)] if p.hidden_units else []
-    return g.finish(click_scores(g, [xl, *deep], [], tasks))
+    return g.finish(click_scores(g, [xl, *deep], [first_order(g)] if p.first_order else [], tasks))

@@ -2,7 +2,7 @@
 
 from dpiframe_core.architecture import DCNv2
 from dpiframe_core.graph import Graph, GraphBuilder
-from dpiframe_core.layers import click_scores, cross_network, mlp, model_input
+from dpiframe_core.layers import click_scores, cross_network, first_order, mlp, model_input
 from dpiframe_core.schema import FeatureSchema
 
 
@@ -10,7 +10,7 @@ def dcnv2(schema: FeatureSchema, p: DCNv2, tasks: int) -> Graph:
     """x_L = cross network(x_0); then an MLP on x_L (stacked), or one on x_0 with [x_L, h] joined (parallel), or both joined."""
     g = GraphBuilder(schema)
     x0 = model_input(g)
-    xl = cross_network(g, x0, p.cross_layers, p.rank, p.experts)
+    xl = cross_network(g, x0, p.cross_layers, p.rank, p.experts, outer_bias=p.outer_bias)
     match p.structure:
         case "crossnet_only":
             parts = [xl]
@@ -20,4 +20,4 @@ def dcnv2(schema: FeatureSchema, p: DCNv2, tasks: int) -> Graph:
             parts = [xl, mlp(g, x0, p.hidden_units, p.activation)]
         case "stacked_parallel":
             parts = [mlp(g, xl, p.hidden_units, p.activation), mlp(g, x0, p.parallel_hidden_units, p.activation, "parallel")]
-    return g.finish(click_scores(g, parts, [], tasks))
+    return g.finish(click_scores(g, parts, [first_order(g)] if p.first_order else [], tasks))

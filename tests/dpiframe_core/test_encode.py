@@ -535,3 +535,49 @@ def test_an_encoder_refuses_a_vocabulary_that_does_not_fit(vocabularies: dict[st
     with pytest.raises(BundleError) as caught:
         Encoder(FeatureSchema(features=(categorical(),), tables=(Table(name="C", rows=10, dim=1),)), vocabularies)
     assert str(caught.value) == message
+
+
+def joined(**fields: Any) -> Categorical:
+    options = {"max_values": 3, "missing_id": -1, "too_many": "keep_last", "splitter": "^", "padding_value": ""}
+    return categorical(**(options | fields))
+
+
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        (["a^b", "a"], [[2, 3, -1], [2, -1, -1]]),
+        (["", None], [[-1, -1, -1], [-1, -1, -1]]),
+        (["a^^b"], [[2, -1, 3]]),  # what is empty keeps its place, as it counts among the values kept
+        (["a^b^a^b"], [[3, 2, 3]]),
+        (["a^zzz"], [[2, 1, -1]]),
+        ([["a", ""], []], [[2, -1, -1], [-1, -1, -1]]),
+        (["a^b", ["a", None]], [[2, 3, -1], [2, -1, -1]]),
+    ],
+)
+def test_joined_text_is_a_list_and_its_padding_is_null(column: Any, expected: list[list[int]]) -> None:
+    assert ids(joined(), column) == expected
+
+
+def test_joined_integers_are_read_as_integers_and_other_text_is_refused_by_its_place() -> None:
+    feature = joined(values="int", encoder=Identity(), splitter="|", padding_value=0)
+    assert ids(feature, ["7|0|3", "", 5 * [4], None]) == [[7, -1, 3], [-1, -1, -1], [4, 4, 4], [-1, -1, -1]]
+    with pytest.raises(InputError, match=r"candidates\.C\[1\]\[1\]: got 'x', expected an integer"):
+        ids(feature, ["7", "1|x"])
+
+
+def test_first_text_is_kept_where_the_feature_says_so() -> None:
+    assert ids(joined(too_many="keep_first"), ["a^b^b^a"]) == [[2, 3, 3]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"splitter": "^"}, r"features\.C\.splitter: got '\^', expected none for a feature of one value"),
+        ({"padding_value": ""}, r"features\.C\.padding_value: got '', expected none for a feature of one value"),
+        ({"padding_value": 0, "max_values": 2}, r"features\.C\.padding_value: got 0, expected one of the kind string"),
+        ({"first_order_table": "C", "first_order_pooling": "sum"}, r"features\.C\.first_order_pooling: got one for the table"),
+    ],
+)
+def test_what_a_list_may_have_is_refused_elsewhere(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        categorical(**fields)

@@ -1,0 +1,216 @@
+"""DeepCTR-Torch 0.3 checkpoints and live models -> source models: WDL, DeepFM, xDeepFM, DCN, DCNMix, DIN.
+
+Its deep input is all sparse embeddings, then the pooled sequences, then the numbers; the linear model has weights of its own.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dpiframe_core.architecture import DCN, DIN, Architecture, DCNv2, DeepFM, TargetAttention, WideDeep, XDeepFM
+from dpiframe_core.errors import InputError
+from dpiframe_core.importers.deepctr_columns import spec_of
+from dpiframe_core.importers.deepctr_layers import DeepCtrReader
+from dpiframe_core.importers.interactions import (
+    Attention,
+    CompressedInteraction,
+    CrossMatrix,
+    CrossMixture,
+    CrossVector,
+    factorization_machine,
+)
+from dpiframe_core.importers.layers import Activation, Parameters
+from dpiframe_core.importers.sequential import activation_kinds, read_linear
+from dpiframe_core.importers.source import Inputs, SourceModel
+from dpiframe_core.importers.spec import SpecFile, read_spec, with_vocabularies
+from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
+
+Built = tuple[Architecture, Parameters, Callable[[Inputs], Tensor]]
+
+
+def deepctr_torch(model: Any) -> SourceModel:
+    """A live model, in whatever mode it is, as `write_import` takes it. Raw values are the ids it was trained on.
+
+    Raises:
+        InputError: it is of an unknown kind, or has what a bundle cannot express; by name.
+    """
+    name = f"the {type(model).__name__} model"
+    return read_deepctr(with_vocabularies(spec_of(model), name), StateDict(model.state_dict(), name))
+
+
+def deepctr_torch_checkpoint(checkpoint: Path, spec: Path) -> SourceModel:
+    """A `torch.save(model.state_dict(), ..)` and a spec of its feature columns.
+
+    Raises:
+        InputError: a file is damaged, they do not fit each other, or hold what a bundle cannot express; by name.
+    """
+    return read_deepctr(read_spec(spec), read_checkpoint(checkpoint))
+
+
+def read_deepctr(file: SpecFile, weights: StateDict) -> SourceModel:
+    """As the two above, of what they read."""
+    build = _MODELS.get(file.spec.model)
+    if build is None:
+        raise InputError(f"{file.where}: model", file.spec.model, f"one of {', '.join(_MODELS)}")
+    r = DeepCtrReader(file, weights)
+    task = r.settings.take("task", str)
+    if task != "binary":
+        raise InputError(f"{file.where}: settings.task", task, "binary")
+    return r.model(*build(r))
+
+
+def _wdl(r: DeepCtrReader) -> Built:
+    r.linear_model(required=True)
+    mlp, last = r.tower()
+    head, out = r.head([last]), r.bias
+
+    def logit(i: Inputs) -> Tensor:
+        return r.first_order(i) + last(mlp(r.deep_input(i))) + out
+
+    return (
+        WideDeep(hidden_units=mlp.units, activation=mlp.activations),
+        mlp.parameters("deep") | head.parameters("head"),
+        logit,
+    )
+
+
+def _deepfm(r: DeepCtrReader) -> Built:
+    if not r.settings.take("use_fm", bool):
+        return _wdl(r)
+    r.linear_model(required=True)
+    mlp, last = r.tower()
+    head, out = r.head([last]), r.bias
+
+    def logit(i: Inputs) -> Tensor:
+        return r.first_order(i) + factorization_machine(r.fields(i)) + last(mlp(r.deep_input(i))) + out
+
+    return (
+        DeepFM(hidden_units=mlp.units, activation=mlp.activations),
+        mlp.parameters("deep") | head.parameters("head"),
+        logit,
+    )
+
+
+def _xdeepfm(r: DeepCtrReader) -> Built:
+    r.linear_model(required=True)
+    mlp, last = r.tower()
+    halves, count, before = r.settings.take("cin_split_half", bool), len(r.embedded), len(r.embedded)
+    kind = activation_kinds(
+        r.settings.take("cin_activation", str), 1, f"{r.where}: settings.cin_activation", refused=("prelu", "dice")
+    )[0]
+    kernels, biases, layers = [], [], r.weights.children("cin.conv1ds")
+    for i in layers:
+        kernel = r.weights.take(f"cin.conv1ds.{i}.weight", None, count * before, 1)
+        kernels.append(kernel.reshape(len(kernel), before, count))
+        biases.append(r.weights.take(f"cin.conv1ds.{i}.bias", len(kernel)))
+        before = len(kernel) // 2 if halves else len(kernel)
+    cin = CompressedInteraction(tuple(kernels), tuple(biases), Activation(kind), halves)
+    width = sum(n // 2 if halves and i < len(kernels) - 1 else n for i, n in enumerate(cin.units))
+    pooled = read_linear(r.weights, "cin_linear", width, 1, bias=False)
+    head, out = r.head([pooled, last]), r.bias
+
+    def logit(i: Inputs) -> Tensor:
+        return r.first_order(i) + pooled(cin(r.fields(i))) + last(mlp(r.deep_input(i))) + out
+
+    architecture = XDeepFM(
+        cin_units=cin.units, cin_activation=kind, cin_halves=halves, hidden_units=mlp.units, activation=mlp.activations
+    )  # fmt: skip
+    return architecture, cin.parameters("cin") | mlp.parameters("deep") | head.parameters("head"), logit
+
+
+def _dcn(r: DeepCtrReader) -> Built:
+    linear = r.linear_model(required=False)
+    mlp = r.mlp()
+    shape = r.weights.shape("crossnet.kernels")
+    layers, width = (shape[0] if shape else 0), r.width
+    matrices = shape is not None and len(shape) == 3 and shape[2] != 1
+    kernels = r.weights.take("crossnet.kernels", layers, width, width if matrices else 1)
+    biases = tuple(r.weights.take("crossnet.bias", layers, width, 1)[:, :, 0])
+    cross: CrossMatrix | CrossVector
+    architecture: Architecture
+    if matrices:
+        cross = CrossMatrix(tuple(kernels), biases)
+        architecture = DCNv2(
+            structure="parallel", cross_layers=layers, hidden_units=mlp.units, activation=mlp.activations, first_order=linear
+        )
+    else:
+        cross = CrossVector(tuple(kernels[:, :, 0]), biases)
+        architecture = DCN(cross_layers=layers, hidden_units=mlp.units, activation=mlp.activations, first_order=linear)
+    return _crossed(r, architecture, cross, mlp)
+
+
+def _dcn_mix(r: DeepCtrReader) -> Built:
+    linear = r.linear_model(required=False)
+    mlp, width = r.mlp(), r.width
+    u = r.weights.take("crossnet.U_list", None, None, width, None)
+    layers, experts, _, rank = u.shape
+    v = r.weights.take("crossnet.V_list", layers, experts, width, rank)
+    c = r.weights.take("crossnet.C_list", layers, experts, rank, rank)
+    biases = tuple(r.weights.take("crossnet.bias", layers, width, 1)[:, :, 0])
+    gates = torch.cat([r.weights.take(f"crossnet.gating.{e}.weight", 1, width) for e in range(experts)])
+    cross = CrossMixture(tuple(u), tuple(v), tuple(c), biases, gates)
+    architecture = DCNv2(
+        structure="parallel", cross_layers=layers, rank=rank, experts=experts, hidden_units=mlp.units,
+        activation=mlp.activations, first_order=linear,
+    )  # fmt: skip
+    return _crossed(r, architecture, cross, mlp)
+
+
+def _crossed(r: DeepCtrReader, architecture: Architecture, cross: Any, mlp: Any) -> Built:
+    last = read_linear(r.weights, "dnn_linear", r.width + mlp.units[-1], 1, bias=False)
+    head, out = r.head([last]), r.bias
+
+    def logit(i: Inputs) -> Tensor:
+        x = r.deep_input(i)
+        return r.first_order(i) + last(torch.cat([cross(x), mlp(x)], 1)) + out
+
+    return architecture, cross.parameters("cross") | mlp.parameters("deep") | head.parameters("head"), logit
+
+
+def _din(r: DeepCtrReader) -> Built:
+    targets = r.settings.take("history_feature_list", list)
+    softmax = r.settings.take("att_weight_normalization", bool)
+    histories = [f"hist_{name}" for name in targets]
+    known = {f.name for f in r.deep}
+    for name in [*targets, *histories]:
+        if name not in known:
+            raise InputError(f"{r.where}: settings.history_feature_list", name, "a feature of the model")
+    # Keys come in the order of the columns, queries in that of the sparse ones: they must pair up.
+    queries = [f.name for f in r.embedded if f.name in targets]
+    keys = [f.name for f in r.deep if f.name in histories]
+    if keys != [f"hist_{name}" for name in queries]:
+        raise InputError(f"{r.where}: features", keys, f"histories in the order of {queries}")
+    r.histories_last(keys)
+    dim = sum(r.dim(name) for name in queries)
+    inner = r.mlp("attention.local_att.dnn", 4 * dim, "att_activation")
+    unit = Attention(inner, read_linear(r.weights, "attention.local_att.dense", inner.units[-1], 1), softmax)
+    kinds = inner.activations
+    assert not isinstance(kinds, tuple)
+    mlp, last = r.tower()
+    head, out = r.head([last]), r.bias
+    attention = TargetAttention(
+        targets=tuple(queries), sequences=tuple(keys), hidden_units=inner.units, activation=kinds, softmax=softmax
+    )
+    architecture = DIN(attention=(attention,), hidden_units=mlp.units, activation=mlp.activations)
+
+    def logit(i: Inputs) -> Tensor:
+        query = torch.cat([i.named(name) for name in queries], 1)
+        found = [i.sequence(name) for name in keys]
+        interest = unit(query, torch.cat([values for values, _ in found], 2), found[0][1])
+        return last(mlp(r.deep_input(i, interest))) + out
+
+    dense = unit.parameters("attention.0") | mlp.parameters("deep") | head.parameters("head")
+    return architecture, dense, logit
+
+
+_MODELS: Mapping[str, Callable[[DeepCtrReader], Built]] = {
+    "WDL": _wdl,
+    "DeepFM": _deepfm,
+    "xDeepFM": _xdeepfm,
+    "DCN": _dcn,
+    "DCNMix": _dcn_mix,
+    "DIN": _din,
+}

@@ -1,0 +1,185 @@
+"""FuxiCTR's pickled feature processor read without running anything of it: known records become inert stand-ins.
+
+A pickle is a program; this reader lets it make plain data, and empty records for exactly the classes below. Anything else that
+it names (a class, a function, an attribute to look up) is refused by its name.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dpiframe_core.errors import InputError
+
+_MAX_BYTES = 1 << 30
+
+
+class Record:
+    """Stands for an object of a known class: what the pickle says of it, in `fields`. Has no behaviour."""
+
+    kind: ClassVar[str] = "record"
+
+    def __init__(self) -> None:
+        self.fields: dict[str, Any] = {}
+
+    def __setstate__(self, state: object) -> None:
+        if not isinstance(state, dict):
+            raise pickle.UnpicklingError(f"state of {self.kind}: got {type(state).__name__}, expected named fields")
+        self.fields = dict(state)
+
+
+class Processor(Record):
+    kind = "FeatureProcessor"
+
+
+class FeatureMapRecord(Record):
+    kind = "FeatureMap"
+
+
+class TokenizerRecord(Record):
+    kind = "Tokenizer"
+
+
+class NormalizerRecord(Record):
+    kind = "Normalizer"
+
+
+class StandardScalerRecord(Record):
+    kind = "StandardScaler"
+
+
+class MinMaxScalerRecord(Record):
+    kind = "MinMaxScaler"
+
+
+@dataclass
+class _Array:
+    """A NumPy array before its state is known: then float64 or int64 values of one or two dimensions."""
+
+    values: np.ndarray[Any, Any] = field(default_factory=lambda: np.zeros(0))
+
+    def __setstate__(self, state: object) -> None:
+        if not (isinstance(state, tuple) and len(state) == 5 and isinstance(state[2], _Dtype) and isinstance(state[4], bytes)):
+            raise pickle.UnpicklingError("array: got an unknown form, expected numbers")
+        _, shape, dtype, fortran, data = state
+        flat = np.frombuffer(data, dtype.numpy())
+        self.values = flat.reshape(shape, order="F" if fortran else "C")
+
+
+class _Dtype:
+    """Stands for numpy.dtype: a code such as f8, and the byte order of its state."""
+
+    def __init__(self, code: object, *_: object) -> None:
+        if code not in ("f8", "f4", "i8", "i4"):
+            raise pickle.UnpicklingError(f"array: got dtype {code!r}, expected float or integer")
+        self._code = str(code)
+        self._order = "<"
+
+    def __setstate__(self, state: object) -> None:
+        if isinstance(state, tuple) and len(state) > 1 and state[1] in ("<", ">"):
+            self._order = state[1]
+
+    def numpy(self) -> np.dtype[Any]:
+        return np.dtype(self._order + self._code)
+
+
+def _reconstruct(_kind: object, _shape: object, _code: object) -> _Array:
+    return _Array()
+
+
+def _scalar(dtype: object, data: object) -> float | int:
+    if not isinstance(dtype, _Dtype) or not isinstance(data, bytes):
+        raise pickle.UnpicklingError("NumPy scalar: got an unknown form, expected a number")
+    value: float | int = np.frombuffer(data, dtype.numpy())[0].item()
+    return value
+
+
+@dataclass(frozen=True)
+class BoundTransform:
+    """Stands for `scaler.transform`, which FuxiCTR keeps as a normaliser's function."""
+
+    scaler: object
+
+
+def _bound(owner: object, name: object) -> BoundTransform:
+    """In the place of builtins.getattr: gives a stand-in for a scaler's `transform`, and nothing else."""
+    if name != "transform" or not isinstance(owner, StandardScalerRecord | MinMaxScalerRecord):
+        raise pickle.UnpicklingError(f"getattr: got {name!r} of {type(owner).__name__}, expected a scaler's transform")
+    return BoundTransform(owner)
+
+
+class _Call:
+    """A function that the pickle may call. Refuses state, which a pickle could otherwise set on a plain function."""
+
+    __slots__ = ("_do",)
+
+    def __init__(self, do: Callable[[object, object], object] | Callable[[object, object, object], object]) -> None:
+        self._do = do
+
+    def __call__(self, *arguments: object) -> object:
+        return self._do(*arguments)
+
+    def __setstate__(self, state: object) -> None:
+        raise pickle.UnpicklingError("got a state for a function, expected none")
+
+
+# (module, name) -> what stands for it. Types named as column dtypes are given as their names.
+_ADMITTED: dict[tuple[str, str], Any] = {
+    ("fuxictr.preprocess.feature_processor", "FeatureProcessor"): Processor,
+    ("fuxictr.datasets.criteo", "CustomizedFeatureProcessor"): Processor,
+    ("fuxictr.datasets.avazu", "CustomizedFeatureProcessor"): Processor,
+    ("fuxictr.features", "FeatureMap"): FeatureMapRecord,
+    ("fuxictr.preprocess.tokenizer", "Tokenizer"): TokenizerRecord,
+    ("fuxictr.preprocess.normalizer", "Normalizer"): NormalizerRecord,
+    ("sklearn.preprocessing._data", "StandardScaler"): StandardScalerRecord,
+    ("sklearn.preprocessing._data", "MinMaxScaler"): MinMaxScalerRecord,
+    ("collections", "OrderedDict"): dict,
+    ("builtins", "getattr"): _Call(_bound),
+    ("builtins", "str"): "str",
+    ("builtins", "int"): "int",
+    ("builtins", "float"): "float",
+    ("numpy", "ndarray"): "ndarray",
+    ("numpy", "dtype"): _Dtype,
+    ("numpy._core.multiarray", "_reconstruct"): _Call(_reconstruct),
+    ("numpy.core.multiarray", "_reconstruct"): _Call(_reconstruct),
+    ("numpy._core.multiarray", "scalar"): _Call(_scalar),
+    ("numpy.core.multiarray", "scalar"): _Call(_scalar),
+}
+
+
+class _InertUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ADMITTED:
+            raise pickle.UnpicklingError(f"got {module}.{name}, expected only the records of a FuxiCTR feature processor")
+        return _ADMITTED[module, name]
+
+    def persistent_load(self, pid: object) -> Any:
+        raise pickle.UnpicklingError(f"got a persistent id {pid!r}, expected none")
+
+
+def read_processor(path: Path) -> Processor:
+    """The feature processor's fields, tokenizers and normalisers, as stand-ins.
+
+    Raises:
+        InputError: the file is missing, damaged, or names anything but what a processor of FuxiCTR 2.3 consists of.
+    """
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise InputError(str(path), f"{path.stat().st_size} bytes", f"at most {_MAX_BYTES}")
+        made = _InertUnpickler(io.BytesIO(path.read_bytes())).load()
+    except FileNotFoundError:
+        raise InputError("processor", str(path), "a file") from None
+    except pickle.UnpicklingError as e:
+        raise InputError(str(path), str(e), "a FuxiCTR feature processor; --normalizers FILE.yaml does without") from None
+    except (EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError, UnicodeDecodeError, MemoryError,
+            OverflowError, RecursionError, ImportError, NotImplementedError) as e:  # fmt: skip
+        raise InputError(str(path), f"damaged data ({type(e).__name__})", "a whole FuxiCTR feature processor") from None
+    if not isinstance(made, Processor):
+        raise InputError(str(path), type(made).__name__, "a FuxiCTR feature processor")
+    return made

@@ -1,0 +1,211 @@
+"""What a checkpoint without a feature map does not say, as a small YAML file: its features, and a few hyper-parameters.
+
+Sizes are not written: they are those of the checkpoint's tables. Used by every importer but FuxiCTR's.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, ValidationError
+
+from dpiframe_core.errors import InputError, shown
+from dpiframe_core.manifest import first_fault
+from dpiframe_core.schema import (
+    Categorical,
+    FeatureSchema,
+    Identity,
+    Log,
+    MinMax,
+    Name,
+    Numeric,
+    Pooling,
+    Scope,
+    Standardize,
+    Strict,
+    Table,
+    Vocabulary,
+)
+from dpiframe_core.strictyaml import load_yaml
+from dpiframe_core.vocabulary import VocabularyTable
+
+
+class SparseFeature(Strict):
+    """A category, or with `max_values` > 1 a list of them, that reads `table` (by default one of its own name).
+
+    Raw values are the ids that the model was trained on, or what the JSON file `vocabulary` maps to them. `missing_id` is read
+    for null (-1, of lists only: nothing is read), `oov_id` for unknown values, which are refused without it. `pooling`: by
+    default what the library does.
+    """
+
+    kind: Literal["sparse"] = "sparse"
+    name: Name
+    table: Name | None = None
+    scope: Scope = "candidate"
+    values: Literal["int", "string"] = "int"
+    vocabulary: str | None = None
+    missing_id: Annotated[int, Field(ge=-1)] | None = None
+    oov_id: Annotated[int, Field(ge=0)] | None = None
+    max_values: Annotated[int, Field(ge=1, le=1024)] = 1
+    pooling: Pooling | None = None
+    too_many: Literal["error", "keep_first", "keep_last"] = "error"
+    splitter: str | None = None
+    padding_value: int | str | None = None
+
+
+class DenseFeature(Strict):
+    """A number, transformed as it was for training; `missing_value` stands for null after that."""
+
+    kind: Literal["dense"] = "dense"
+    name: Name
+    scope: Scope = "candidate"
+    transforms: tuple[Annotated[Log | Standardize | MinMax, Field(discriminator="type")], ...] = ()
+    missing_value: float = 0.0
+
+
+def _kind(feature: object) -> str:
+    """Of a feature that says none: sparse, as most are."""
+    return str(feature.get("kind", "sparse") if isinstance(feature, dict) else getattr(feature, "kind", "sparse"))
+
+
+SpecFeature = Annotated[Annotated[SparseFeature, Tag("sparse")] | Annotated[DenseFeature, Tag("dense")], Discriminator(_kind)]
+
+
+class Spec(Strict):
+    """`features` in the order in which the model's constructor got them; `settings`: hyper-parameters by the library's names.
+
+    `wide`, `deep`: the features of the linear and of the deep part, where a model has both and they differ (all by default).
+    """
+
+    model: str
+    features: Annotated[tuple[SpecFeature, ...], Field(min_length=1)]
+    wide: tuple[Name, ...] | None = None
+    deep: tuple[Name, ...] | None = None
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class Settings:
+    """A spec's hyper-parameters, each read once: one that is missing, or that no model reads, is refused by name."""
+
+    def __init__(self, spec: Spec, where: str) -> None:
+        self.where = where
+        self._left = dict(spec.settings)
+
+    def take(self, key: str, *kinds: type) -> Any:
+        """Raises InputError if it is not there or of another type."""
+        if key not in self._left:
+            raise InputError(
+                f"{self.where}: settings.{key}", "nothing", "the hyper-parameter, which the checkpoint does not hold"
+            )
+        value = self._left.pop(key)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise InputError(f"{self.where}: settings.{key}", value, " or ".join(kind.__name__ for kind in kinds))
+        return value
+
+    def finish(self, model: str) -> None:
+        if self._left:
+            names = ", ".join(self._left)
+            raise InputError(f"{self.where}: settings", names, f"only what {model} does not keep in its checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class SpecFile:
+    """A spec, where it was read, and its vocabularies by feature."""
+
+    where: str
+    spec: Spec
+    vocabularies: Mapping[str, VocabularyTable]
+
+    @property
+    def settings(self) -> Settings:  # a new one each time: reading uses it up
+        return Settings(self.spec, self.where)
+
+    def named(self, names: Sequence[str] | None, key: str) -> list[SparseFeature | DenseFeature]:
+        """The features of these names (all, without), in their order.
+
+        Raises:
+            InputError: one is no feature of the spec.
+        """
+        features = {f.name: f for f in self.spec.features}
+        for name in names or ():
+            if name not in features:
+                raise InputError(f"{self.where}: {key}", name, f"one of the features {shown(list(features))}")
+        return [features[name] for name in (features if names is None else names)]
+
+
+def read_spec(path: Path) -> SpecFile:
+    """Raises InputError: the file, or a vocabulary that it names, is missing or breaks a rule."""
+    try:
+        fields = load_yaml(path.read_bytes())
+        spec = Spec.model_validate_json(json.dumps(fields, default=str), strict=True)
+    except OSError:
+        raise InputError("--spec", str(path), "a file") from None
+    except ValidationError as e:
+        raise InputError(str(path), first_fault(e), "a spec of the model") from None
+    except ValueError as e:
+        raise InputError(str(path), str(e), "YAML") from None
+    return with_vocabularies(spec, str(path), path.parent)
+
+
+def with_vocabularies(spec: Spec, where: str, folder: Path | None = None) -> SpecFile:
+    """Reads the JSON files that the spec names, beside it."""
+    found = {}
+    for f in spec.features:
+        if isinstance(f, SparseFeature) and f.vocabulary is not None:
+            file = (folder or Path()) / f.vocabulary
+            try:
+                entries = json.loads(file.read_bytes())
+                ids = {str(k) if f.values == "string" else int(k): v for k, v in entries.items()}
+            except (OSError, ValueError, AttributeError, RecursionError) as e:
+                raise InputError(
+                    f"{where}: {f.name}.vocabulary", shown(str(e)), f"a JSON object of {f.values} values and ids"
+                ) from None
+            found[f.name] = VocabularyTable.of(ids)  # type: ignore[arg-type]  # of one kind, which it checks
+    return SpecFile(where, spec, found)
+
+
+def build_schema(
+    file: SpecFile,
+    features: Sequence[SparseFeature | DenseFeature],
+    sizes: Mapping[str, tuple[int, int]],
+    first_order: Mapping[str, str],
+    pooling: Pooling = "mean",
+) -> FeatureSchema:
+    """The schema of the features in the order of the model's input.
+
+    Args:
+        sizes: rows and dim of every table. first_order: feature -> its table of linear weights. pooling: of lists by default.
+    """
+    made: list[Categorical | Numeric] = []
+    try:
+        for f in features:
+            first = first_order.get(f.name)
+            if isinstance(f, DenseFeature):
+                made.append(
+                    Numeric(
+                        name=f.name, scope=f.scope, transforms=f.transforms, missing_value=f.missing_value,
+                        first_order_table=first,
+                    )
+                )  # fmt: skip
+                continue
+            many = f.max_values > 1
+            table = f.table or f.name
+            unknown = "error" if f.oov_id is None else "oov"
+            made.append(
+                Categorical(
+                    name=f.name, scope=f.scope, values=f.values if f.vocabulary else "int",
+                    encoder=Vocabulary() if f.vocabulary else Identity(out_of_range=unknown),
+                    table=table, first_order_table=first,
+                    missing_id=f.missing_id if f.missing_id is not None else -1 if many else 0,
+                    oov_id=f.oov_id or 0, max_values=f.max_values, pooling=f.pooling or pooling if many else "sum",
+                    too_many=f.too_many,
+                    splitter=f.splitter, padding_value=f.padding_value,
+                )
+            )  # fmt: skip
+        read = {name for f in made for name in (f.table, f.first_order_table) if name is not None}
+        tables = [Table(name=name, rows=rows, dim=dim) for name, (rows, dim) in sizes.items() if name in read]
+        return FeatureSchema(features=tuple(made), tables=tuple(tables))
+    except ValidationError as e:
+        raise InputError(file.where, first_fault(e), "features that a schema can express") from None

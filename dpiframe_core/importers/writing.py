@@ -1,0 +1,145 @@
+"""Writes a source model as a bundle, with golden rows, and says how near the bundle's scores are to the source's.
+
+The deviation is measured on what was written and read back, by the engine on the CPU at fp32, and stored with it.
+"""
+
+import secrets
+import shutil
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ValidationError
+
+from dpiframe_core.bundle import Golden, Manifest, Provenance, read_bundle, write_bundle
+from dpiframe_core.bundlefiles import move_into_place
+from dpiframe_core.encode import Encoder
+from dpiframe_core.engine import Engine
+from dpiframe_core.errors import BundleError, InputError
+from dpiframe_core.importers.raw_rows import Columns, random_rows, read_expected, read_rows
+from dpiframe_core.importers.source import SourceModel
+from dpiframe_core.manifest import MANIFEST_FILE, manifest_yaml
+from dpiframe_core.parity import Parity, parity
+from dpiframe_core.types import RowBlock
+
+TOLERANCE = 1e-5  # on the probability, at float32, for every supported model and option
+_GOLDEN_ROWS, _EXAMPLE_ROWS, _PART = 64, 5, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """Filled by `write_import`. `against`: what the scores were compared with, for people."""
+
+    manifest: Manifest
+    parity: Parity
+    against: str
+
+    def report(self) -> str:
+        m = self.manifest
+        return (
+            f"{m.name} {m.version}: {m.architecture.type}, {len(m.feature_schema.features)} features, "
+            f"{len(m.feature_schema.tables)} tables\n{self.parity.report()}\nagainst {self.against}"
+        )
+
+
+def write_import(
+    source: SourceModel,
+    out: str | Path,
+    *,
+    name: str | None = None,
+    version: str = "1",
+    rows: str | Path | None = None,
+    expected: str | Path | None = None,
+    label: str | None = None,
+    overwrite: bool = False,
+) -> Imported:
+    """Writes the bundle at `out`, unless its scores are off by more than 1e-5.
+
+    Args:
+        rows: raw rows to compare on (CSV or Parquet); random ones by default. expected: the source's own scores on them (CSV);
+            by default the source's layers are computed in float64. label: the column of clicks in `rows`, for AUC and log-loss.
+
+    Raises:
+        InputError: a file does not fit, or the scores are off. BundleError: `out` is taken.
+    """
+    out, rows = Path(out), None if rows is None else Path(rows)
+    expected = None if expected is None else Path(expected)
+    if expected is not None and rows is None:
+        raise InputError("--expected", str(expected), "raw rows too: --golden-rows FILE")
+    _refuse_taken(out, overwrite)
+    schema = source.schema
+    if rows is None:
+        columns, labels = random_rows(schema, source.vocabularies, _GOLDEN_ROWS), None
+    else:
+        columns, labels = read_rows(rows, schema, label or source.label)
+        if label is not None and labels is None:
+            raise InputError(f"{rows}: {label}", "no such column, or other values", "labels of 0 and 1")
+    block = Encoder(schema, source.vocabularies).encode(columns)
+    if expected is None:
+        own = np.concatenate([source.probabilities(part)[:, 0] for part in _parts(block)])
+        against = f"the layers of {source.library}'s {source.model} computed in float64"
+    else:
+        own, against = read_expected(expected, block.rows), f"{source.library}'s own scores, {expected.name}"
+    against += f", on {'random rows' if rows is None else rows.name}"
+    staging = out.absolute().parent / f".{out.name}-{secrets.token_hex(4)}.import"
+    staging.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        manifest = _write(source, staging, name or source.model.lower(), version, columns, block, own)
+        made = parity(own, _scores(staging, block), labels)
+        if not made.max_deviation <= TOLERANCE:
+            raise InputError("parity", f"|dp| up to {made.max_deviation:.3g} against {against}", f"at most {TOLERANCE:g}")
+        provenance = manifest.provenance.model_copy(update={"metrics": made.metrics(), "notes": f"compared with {against}"})
+        manifest = manifest.model_copy(update={"provenance": provenance})
+        (staging / MANIFEST_FILE).write_bytes(manifest_yaml(manifest))
+        move_into_place(staging, out.absolute())
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return Imported(manifest, made, against)
+
+
+def _write(
+    source: SourceModel, path: Path, name: str, version: str, columns: Columns, block: RowBlock, scores: npt.NDArray[Any]
+) -> Manifest:
+    """The bundle at `path` with the first rows as golden ones."""
+    kept = block.part(0, min(_GOLDEN_ROWS, block.rows))
+    golden = Golden(kept, scores[: kept.rows].astype(np.float32)[:, None])
+    provenance = Provenance(source=f"{source.library} {source.model}", created=datetime.now(UTC).isoformat(timespec="seconds"))
+    try:
+        return write_bundle(
+            path, name=name, version=version, architecture=source.architecture, feature_schema=source.schema,
+            dense=source.dense, tables=source.tables, vocabularies=source.vocabularies, golden=golden, provenance=provenance,
+            example=_example(source, columns),
+        )  # fmt: skip
+    except ValidationError as e:
+        raise InputError("bundle", str(e), "fields that a manifest can hold") from None
+
+
+def _scores(path: Path, block: RowBlock) -> npt.NDArray[np.float32]:
+    bundle = read_bundle(path)
+    bundle.manifest.golden.tolerance["fp32"] = 1.0  # of this reading only: what is off is reported, not refused, here
+    engine = Engine(bundle, "cpu", "fp32")
+    engine.warmup()
+    scores = np.concatenate([engine.submit(part)[:, 0] for part in _parts(block)])
+    engine.close()
+    return scores
+
+
+def _parts(block: RowBlock) -> list[RowBlock]:
+    return [block.part(i, min(i + _PART, block.rows)) for i in range(0, block.rows, _PART)]
+
+
+def _example(source: SourceModel, columns: Columns) -> dict[str, Any]:
+    context = {f.name for f in source.schema.features if f.scope == "context"}
+    return {
+        "context": {name: values[0] for name, values in columns.items() if name in context},
+        "candidates": {name: values[:_EXAMPLE_ROWS] for name, values in columns.items() if name not in context},
+    }
+
+
+def _refuse_taken(out: Path, overwrite: bool) -> None:
+    """Before any work: as `write_bundle` would."""
+    if (out.exists() or out.is_symlink()) and not (overwrite and not out.is_symlink() and (out / MANIFEST_FILE).is_file()):
+        raise BundleError(f"{out}: got an existing path, expected a new one, or a bundle and --overwrite")

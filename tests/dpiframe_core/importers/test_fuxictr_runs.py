@@ -1,0 +1,119 @@
+"""Real FuxiCTR training runs: each imports with one command and scores raw rows as the library did, in HTTP's form too."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from deployments.cli import app
+from deployments.config import Limits
+from deployments.schema import RequestForm
+from dpiframe_core.bundle import read_bundle
+from dpiframe_core.engine import Engine
+from dpiframe_core.errors import InputError
+from dpiframe_core.importers import find_files, fuxictr, write_import
+from dpiframe_core.importers.fuxictr_files import read_run
+from tests.dpiframe_core.importers.peers import RUNS, needs_runs
+
+pytestmark = needs_runs
+NAMES = ("deepfm_bn", "widedeep", "dcn", "dcnv2_parallel", "din")
+
+
+def run_copy(tmp_path, name):
+    """A copy that may be spoilt."""
+    folder = tmp_path / "run"
+    shutil.copytree(RUNS / name, folder)
+    for path in [folder, *folder.iterdir()]:
+        path.chmod(0o755)
+    return folder
+
+
+def read_csv(name, file):
+    return list(csv.DictReader((RUNS / name / file).read_text().splitlines()))
+
+
+def expected(name):
+    return np.array([float(row["score"]) for row in read_csv(name, "expected.csv")])
+
+
+def raw_columns(name, schema):
+    """The raw rows as a client reads them from the CSV file: text, numbers, null for an empty cell."""
+    rows = read_csv(name, "test.csv")
+    kinds = {f.name: float if f.kind == "numeric" else str for f in schema.features}
+    return {f: [kind(row[f]) if row[f] else None for row in rows] for f, kind in kinds.items()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_run_imports_with_one_command_and_scores_its_raw_rows_as_the_library_did(tmp_path, name):
+    out = tmp_path / "bundle"
+    done = CliRunner().invoke(app, ["import", "fuxictr", str(RUNS / name), "-o", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "|dp| max" in done.output
+    engine = Engine.load(out, "cpu")
+    engine.warmup()
+    got = engine.score(raw_columns(name, engine.schema))[:, 0]
+    engine.close()
+    assert np.abs(got - expected(name)).max() <= 1e-5
+    metrics = read_bundle(out).manifest.provenance.metrics
+    assert metrics["parity_max_deviation"] <= 1e-5
+    assert metrics["parity_rank_correlation"] > 0.9999
+    assert metrics["parity_rows"] == len(got)
+    assert metrics["auc"] == pytest.approx(metrics["source_auc"], abs=1e-2)
+    assert {"log_loss", "source_log_loss", "parity_mean_deviation"} <= metrics.keys()
+
+
+def test_the_source_layers_in_float64_are_golden_where_there_are_no_scores(tmp_path):
+    run = run_copy(tmp_path, "dcn")
+    (run / "expected.csv").unlink()
+    done = CliRunner().invoke(app, ["import", "fuxictr", str(run), "-o", str(tmp_path / "b")])
+    assert done.exit_code == 0, done.output
+    assert "computed in float64" in done.output
+    (run / "test.csv").unlink()
+    done = CliRunner().invoke(app, ["import", "fuxictr", str(run), "-o", str(tmp_path / "c")])
+    assert done.exit_code == 0, done.output
+    assert "random rows" in done.output
+
+
+def test_features_named_as_context_are_given_once(tmp_path):
+    out = tmp_path / "b"
+    args = ["import", "fuxictr", str(RUNS / "din"), "--context", "userid, click_sequence", "-o", str(out)]
+    done = CliRunner().invoke(app, args)
+    assert done.exit_code == 0, done.output
+    bundle = read_bundle(out)
+    assert set(bundle.example["context"]) == {"userid", "click_sequence"}
+
+
+def test_joined_sequences_come_over_http_as_text_or_as_lists(tmp_path):
+    source = fuxictr(find_files(RUNS / "din"))
+    write_import(source, tmp_path / "b", rows=RUNS / "din" / "test.csv")
+    form, engine = RequestForm("din", source.schema, Limits()), Engine.load(tmp_path / "b", "cpu")
+    engine.warmup()
+    columns = raw_columns("din", source.schema)
+    parsed = form.parse(json.dumps({"candidates": columns}).encode())
+    text = engine.score(parsed.candidates, parsed.context)
+    columns["click_sequence"] = [v.split("^") if v else [] for v in columns["click_sequence"]]
+    lists = engine.score(columns)
+    engine.close()
+    assert np.array_equal(text, lists)
+    assert np.abs(text[:, 0] - expected("din")).max() <= 1e-5
+
+
+def test_normalisers_from_yaml_do_what_the_pickle_says(tmp_path):
+    run = run_copy(tmp_path, "widedeep")
+    normalizers = read_run(find_files(run)).normalizers
+    (run / "feature_processor.pkl").unlink()
+    with pytest.raises(InputError, match=r"columns\.I1\.normalizer: got 'MinMaxScaler', expected its fitted values: --proc"):
+        fuxictr(find_files(run))
+    file = run / "normalizers.yaml"
+    file.write_text(yaml.safe_dump({name: n.model_dump() for name, n in normalizers.items()}))
+    made = write_import(
+        fuxictr(find_files(run, normalizers=file)), tmp_path / "b", rows=run / "test.csv", expected=run / "expected.csv"
+    )
+    assert made.parity.max_deviation <= 1e-5
+    file.write_text(yaml.safe_dump({"I99": {"type": "standardize", "mean": 0.0, "std": 1.0}}))
+    with pytest.raises(InputError, match=r"normalizers\.yaml: I99: got 'a normaliser', expected one of a feature"):
+        fuxictr(find_files(run, normalizers=file))

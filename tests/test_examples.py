@@ -1,0 +1,42 @@
+"""The examples run as a user runs them: to the bundle, and to the endpoint."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.dpiframe_core.importers.peers import library
+from tests.test_readme import ROOT
+
+LIBRARIES = {"deepctr_torch_to_endpoint": "deepctr_torch", "fuxictr_to_endpoint": "fuxictr"}
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def run(example: Path, *args: str) -> str:
+    library(LIBRARIES[example.stem])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(example), *args], env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=ROOT,
+        capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_goes_from_training_to_a_bundle(example: Path) -> None:
+    out = run(example, "--no-serve")
+    assert "|dp| max" in out
+    assert "AUC: source 0." in out
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_goes_to_the_endpoint(example: Path) -> None:
+    assert [line for line in run(example).splitlines() if line.startswith("[0.") and line.endswith("]")], (
+        "the scores of its request"
+    )
