@@ -45,4 +45,10 @@ class DCNv2(Strict):
     activation: Activation = "relu"
 
 
-Architecture = Annotated[WideDeep | DeepFM | DCN | DCNv2, Field(discriminator="type")]
+class GraphFile(Strict):
+    """A model without a function of its own here: its op graph lies in the bundle's graph.json (`graphfile`)."""
+
+    type: Literal["graph"] = "graph"
+
+
+Architecture = Annotated[WideDeep | DeepFM | DCN | DCNv2 | GraphFile, Field(discriminator="type")]

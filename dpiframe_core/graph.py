@@ -8,11 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
+from pydantic import ConfigDict, with_config
+
+from dpiframe_core.aten import AtenCall, check_call
 from dpiframe_core.schema import FeatureSchema
 
 Shape = tuple[int, ...]
+_STRICT = with_config(ConfigDict(extra="forbid"))  # for `graphfile`, which reads these from JSON
 
 
+@_STRICT
 @dataclass(frozen=True, slots=True)
 class Source:
     """One feature read through one table (or, with `table` None, a number copied as it is). `width` columns."""
@@ -22,6 +27,7 @@ class Source:
     width: int
 
 
+@_STRICT
 @dataclass(frozen=True, slots=True)
 class Attrs:
     """The few constants that some ops need; which op reads which is said at `Node`."""
@@ -35,8 +41,10 @@ class Attrs:
     layers: int = 0
     columns: tuple[int, ...] = ()
     members: "tuple[Node, ...]" = ()
+    aten: AtenCall | None = None
 
 
+@_STRICT
 @dataclass(frozen=True, slots=True)
 class Node:
     """One operator. `module` is the part of the model it belongs to (`embedding`, `wide`, `fm`, `cross`, `deep`, `head`).
@@ -50,6 +58,7 @@ class Node:
     bias            (a[w]) -> [w]                                       b[w]
     activation      (a[w]) -> [w]                                                         activation
     fm              (x[w]) -> [1]                                                         offset, fields, dim
+    aten            (a, b, ..) -> [product of its sizes]                any               aten
     fused only:
     cross_v1        (x0) -> [w]; all layers                             w[w], b[w] a layer layers
     cross_v1_head   (x0) -> [tasks]: x_L W[:, offset:]^T, x_L unwritten .., W[tasks, *]   layers, offset
@@ -67,6 +76,7 @@ class Node:
     attrs: Attrs = field(default_factory=Attrs)
 
 
+@_STRICT
 @dataclass(frozen=True)
 class Graph:
     """Nodes in a topological order, each value's width, each parameter's shape, and the value that holds the scores."""
@@ -89,8 +99,22 @@ class Graph:
             for p in n.params:
                 if p not in self.params:
                     raise ValueError(f"graph node {n.name}: got parameter {p!r}, expected one with a known shape")
+            if n.op == "aten":
+                self._check_aten(n)
         if self.output not in known:
             raise ValueError(f"graph output: got {self.output!r}, expected a value of the graph")
+
+    def _check_aten(self, n: Node) -> None:
+        if n.attrs.aten is None or not n.inputs or len(n.outputs) != 1:
+            raise ValueError(f"graph node {n.name}: got {len(n.inputs)} inputs and {len(n.outputs)} outputs, expected a call of some")
+        try:
+            check_call(n.attrs.aten, [self.widths[i] for i in n.inputs], [self.params[p] for p in n.params])
+        except ValueError as error:
+            raise ValueError(f"graph node {n.name}: {error}") from None
+        if self.widths[n.outputs[0]] != prod(n.attrs.aten.sizes):
+            raise ValueError(
+                f"graph node {n.name}: got width {self.widths[n.outputs[0]]}, expected {prod(n.attrs.aten.sizes)}, all of its sizes"
+            )
 
     def producers(self) -> dict[str, Node]:
         """Value name -> the node that makes it."""

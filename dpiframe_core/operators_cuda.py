@@ -4,9 +4,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from dpiframe_core.aten_functions import AtenOperator
 from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.executor import Operator, Values
+from dpiframe_core.fusion import PLAIN_LOGITS
 from dpiframe_core.graph import Graph, Node
 from dpiframe_core.schema import FeatureSchema
 from kernels import interaction, reference
@@ -19,7 +21,7 @@ from kernels.wave import CrossJob, FmJob, HeadOperands, LinearJob, Operands, Wav
 
 ROWS_A_WORD = 8  # of common.cuh
 DONE = ":done"  # among a lane's buffers: int32[rows / 8], pinned, tells which batch's scores are there
-Bound = DeviceLookup | Linear | CrossV1 | Head | Wave | torch.Tensor | None
+Bound = DeviceLookup | Linear | CrossV1 | Head | Wave | AtenOperator | torch.Tensor | None
 
 
 class CudaOperators:
@@ -50,6 +52,7 @@ class CudaOperators:
             for n in (node.attrs.members or (node,))
             if (n.op == "lookup" and n.attrs.total) or n.op in ("fm", "cross_v1_head", "head", "sum")
         } | {graph.output}
+        self._logits |= _kept_exact(graph)
 
     def value_shape(self, value: str) -> tuple[int, torch.dtype]:
         """Columns (padded for the tensor cores) and dtype of a value's buffer."""
@@ -118,6 +121,9 @@ class CudaOperators:
                 return CrossV1(*_cross_and_head(w, a.offset), self.dtype, self._device)
             case "head":
                 return Head(w[0], w[1], self.dtype, self._device)
+            case "aten":
+                assert a.aten is not None  # the graph has checked it
+                return AtenOperator(a.aten, w, self._device)
             case "bias":
                 return w[0].to(self._device, self.dtype)
             case "wave":
@@ -178,6 +184,8 @@ class CudaOperators:
                     bound(batch, rows, self._store.descriptors, x, outs[-1] if a.total else None, state, counts=node is first)
                 case Linear():
                     bound(*_linear_operands(ins, outs), state)
+                case AtenOperator():
+                    bound.into(ins, outs[0])
                 case CrossV1():
                     bound(state, ins[0], rows, outs[0])
                 case Head():
@@ -190,6 +198,19 @@ class CudaOperators:
                     _plain(node, bound, [t[:, : widths[i]] for t, i in zip(ins, node.inputs, strict=True)], outs[0], widths)
 
         return run
+
+
+def _kept_exact(graph: Graph) -> set[str]:
+    """Values that stay float32 and unpadded beside those of known operators: logits of a head that operators of torch make, and
+    what generic ones hand to generic ones alone (logarithms and sums do not bear bfloat16 in between).
+    """
+    readers, made_by = graph.consumers(), graph.producers()
+    heads = [m for n in graph.nodes for m in (n.attrs.members or (n,)) if m.op == "head"]
+    logits = {i for head in heads for i in head.inputs[len(head.attrs.columns) :]}
+    generic = {o for n in graph.nodes if n.op == "aten" for o in n.outputs}
+    return {v for v in logits if made_by[v].op in PLAIN_LOGITS} | {
+        v for v in generic if all(n.op == "aten" for n in readers.get(v, []))
+    }
 
 
 def _cross_and_head(w: Sequence[torch.Tensor], offset: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 from typing import assert_never
 
-from dpiframe_core.architecture import DCN, Architecture, DCNv2, DeepFM, WideDeep
+from dpiframe_core.architecture import DCN, Architecture, DCNv2, DeepFM, GraphFile, WideDeep
 from dpiframe_core.graph import Graph
 from dpiframe_core.models.dcn import dcn
 from dpiframe_core.models.dcnv2 import dcnv2
@@ -26,5 +26,7 @@ def build_graph(architecture: Architecture, schema: FeatureSchema, tasks: int = 
             return dcn(schema, architecture, tasks)
         case DCNv2():
             return dcnv2(schema, architecture, tasks)
+        case GraphFile():
+            raise ValueError("got no function of hyper-parameters, expected the graph from the bundle's graph.json")
         case _:
             assert_never(architecture)
