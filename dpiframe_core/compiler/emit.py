@@ -153,7 +153,7 @@ class Emitter:
         frame = frame_of([x], x.rank)
         if frame.at == x.rank - 1:
             raise Refused("got a product over the batch, expected each row to be computed from itself")
-        if x.rank > 2:
+        if frame != Frame(2, 0):
             return self.call("aten.linear", [x, weight, *([bias] if bias else [])], [], frame)
         out, alone = weight.tensor.shape[0], bias is None and weight.tensor.shape[0] == 1
         # One column without a bias: a vector, as the cross network's layers have it.
@@ -177,8 +177,9 @@ class Emitter:
         assert row is not None
         if isinstance(b, Const):
             vector = aligned(b, frame)
-            if op == "aten.add" and a.rank == 2 and tuple(vector.tensor.shape) == row[0]:
-                return frame.back(self.node("bias", [a.base], a.count, [self.param(vector.tensor, vector.name)]), row[0])
+            if op == "aten.add" and a.rank == 2 and vector.tensor.ndim < 2 and vector.tensor.numel() in (1, a.count):
+                name = self.param(vector.tensor.expand(row[0]), b.name if tuple(b.tensor.shape) == row[0] else None)
+                return frame.back(self.node("bias", [a.base], a.count, [name]), row[0])
             return None
         if b.boolean or not self.whole(b):
             return None

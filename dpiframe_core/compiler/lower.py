@@ -85,7 +85,7 @@ class Lowering:
         if not isinstance(node.target, torch._ops.OpOverload):
             raise Refused(f"got {target}, expected an ATen operation")
         a = self._arguments(node)
-        inside = [v for value in a.values() for v in (value if isinstance(value, list | tuple) else [value])]
+        inside = _flat(a)
         sizes = [size_of(s) for s in found.shape] if isinstance(found, torch.Tensor) else []
         if target in _FILLED:
             return self._filled(target, a, sizes, found)
@@ -241,8 +241,7 @@ class Lowering:
 
     def _constant(self, node: fx.Node, target: str, a: dict[str, Any], sizes: Sequence[Size]) -> Any:
         """Worked out now, for a batch of one row where a batch is asked for."""
-        asked = [v for value in a.values() for v in (value if isinstance(value, list | tuple) else [value])]
-        sized = any(isinstance(v, Size) for v in asked)
+        sized = any(isinstance(v, Size) for v in _flat(a))
         if target == "aten.arange.start_step" and isinstance(a["end"], Size) and a["start"] == 0:
             return BagStarts(a["step"])
         if sized and target not in ("aten.expand.default", "aten.repeat.default", "aten.view.default", "aten.reshape.default"):
@@ -262,11 +261,18 @@ class Lowering:
         return Const(made, name, batch)
 
 
+def _flat(a: Mapping[str, Any]) -> list[Any]:
+    """The arguments, and what lists among them hold."""
+    return [
+        v for value in a.values() for v in (value if isinstance(value, list | tuple) and not isinstance(value, Size) else [value])
+    ]
+
+
 def _real(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_real(v) for v in value]
     if isinstance(value, Size):
         return value.count
+    if isinstance(value, list | tuple):
+        return [_real(v) for v in value]
     return value.tensor if isinstance(value, Const) else value
 
 

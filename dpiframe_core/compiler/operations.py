@@ -119,7 +119,8 @@ def _reduced(e: Emitter, target: str, a: Arguments) -> Strided:
     frame = frame_of([x], x.rank)
     rows = tuple(sorted(frame.position(d) for d in dims))
     op, keep = REDUCTIONS[target], bool(a.get("keepdim", False))
-    if op == "aten.sum" and e.whole(x) and frame.at == 0 and len(rows) == x.rank - 1 and frame.inner == 1:
+    kept = [x.dims[d] for d in range(x.rank) if d not in dims and d != frame.at]
+    if op == "aten.sum" and e.whole(x) and frame == Frame(x.rank, 0) and not any(kept):
         made = frame.back(e.node("sum", [x.base], 1), (1,) * (x.rank - 1))
     else:
         more = [_number(a["ord"] if "ord" in a else a["p"])] if op == "aten.linalg_vector_norm" else []
@@ -207,7 +208,7 @@ def _batch_norm(e: Emitter, a: Arguments) -> Strided:
     scale = (var + a["eps"]).rsqrt() * (1 if a["weight"] is None else _constant(a["weight"]).tensor.double())
     shift = (0 if a["bias"] is None else _constant(a["bias"]).tensor.double()) - mean * scale
     ahead = next((n for n in e.nodes if n.outputs == (x.base,) and n.op == "linear"), None)
-    if ahead and x.rank == 2 and e.whole(x):
+    if ahead and frame_of([x], x.rank) == Frame(2, 0) and e.whole(x):
         weight = e.params[ahead.params[0]].double().reshape(len(scale), -1)
         bias = e.params[ahead.params[1]].double() if len(ahead.params) == 2 else torch.zeros_like(shift)
         name, layer = e.name, fresh_like(e, ahead.inputs[0])
@@ -251,7 +252,7 @@ def cat(e: Emitter, tensors: Sequence[Tensor], dim: int) -> Strided:
     dim %= rank
     position = frame.position(dim)
     rows = [frame.row(t) for t in strided]
-    outermost = frame.at == 0 and frame.inner == 1 and all(r is not None and set(r[0][: position - 1]) <= {1} for r in rows)
+    outermost = frame == Frame(rank, 0) and all(r is not None and set(r[0][: position - 1]) <= {1} for r in rows)
     if outermost and len(strided) == len(tensors) and all(t.is_run for t in tensors):
         sizes = [1] * (rank - 1)
         for i, n in enumerate(rows[0][0]):  # type: ignore[index]

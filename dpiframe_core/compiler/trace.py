@@ -91,6 +91,8 @@ def trace(scored: Scored, values: Sequence[torch.Tensor]) -> Trace:
     except InputError:
         raise
     except Exception as error:  # whatever the module's code raised, too
+        if "specialized it to be a constant" in str(error):
+            raise InputError("module", Verbatim("a fixed number of rows"), "any number: x.shape[0] where len(x) was written") from error
         raise InputError(f"module: {_origin(error)}", Verbatim(_first_line(error)), "a module that torch.export takes") from error
     signature = exported.graph_signature
     changed = sorted({*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()})
