@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dpiframe_core.schema import FeatureSchema
 
 
-def compile(  # noqa: A001 (the word for it)
+def compile(
     module: torch.nn.Module,
     schema: FeatureSchema,
     example: Mapping[str, torch.Tensor],

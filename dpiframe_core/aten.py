@@ -1,7 +1,7 @@
-"""The generic operator of a graph: one ATen function from a closed table, on windows of values' rows, with plain-data arguments.
+"""The generic operator of a graph: an ATen function of a closed table, on windows of values' rows, with plain-data arguments.
 
-Here is what it means for shapes, in plain Python; `aten_functions` has what it computes. Batch rows cannot meet: a value's row is
-all that a window can show, the batch is dimension 0 of every operand, and no rule lets an argument name that dimension.
+Here is what it means for shapes, in plain Python; `aten_functions` has what it computes. Rows of a batch cannot meet: a value's
+row is all that a window can show, the batch is dimension 0 of every operand, and no rule lets an argument name that dimension.
 """
 
 import re
@@ -57,7 +57,7 @@ def check_call(call: AtenCall, widths: Sequence[int], params: Sequence[Shape]) -
     """Holds a call against its node's inputs (their widths) and parameters (their shapes).
 
     Raises:
-        ValueError: an operator that is not in the table, a window that leaves its row, operands that do not fit, or other sizes.
+        ValueError: an operator that is not in the table, a window that leaves its row, operands that do not fit, other sizes.
     """
     rule = RULES.get(call.op)
     if rule is None:
@@ -81,8 +81,15 @@ def check_call(call: AtenCall, widths: Sequence[int], params: Sequence[Shape]) -
 def _check_window(w: Window, widths: Sequence[int]) -> None:
     if not 0 <= w.value < len(widths):
         raise ValueError(f"got input {w.value}, expected one of {len(widths)}")
-    if len(w.sizes) != len(w.strides) or len(w.sizes) > MAX_RANK or any(s < 1 for s in w.sizes) or any(s < 0 for s in w.strides):
-        raise ValueError(f"got a window of sizes {w.sizes} and strides {w.strides}, expected up to {MAX_RANK} of each, from 1 and 0")
+    if (
+        len(w.sizes) != len(w.strides)
+        or len(w.sizes) > MAX_RANK
+        or any(s < 1 for s in w.sizes)
+        or any(s < 0 for s in w.strides)
+    ):
+        raise ValueError(
+            f"got a window of sizes {w.sizes} and strides {w.strides}, expected up to {MAX_RANK} of each, from 1 and 0"
+        )
     last = w.offset + sum((size - 1) * stride for size, stride in zip(w.sizes, w.strides, strict=True))
     if w.offset < 0 or last >= widths[w.value]:
         raise ValueError(f"got a window of columns {w.offset} to {last}, expected them within {widths[w.value]}")
@@ -242,7 +249,9 @@ def _einsum(operands: Sequence[Sizes], args: Sequence[Plain]) -> Shape:
     for (batched, sizes), term in zip(operands, terms, strict=True):
         letters = term[1:] if batched else term
         if term.startswith(out[0]) != batched or out[0] in letters or len(letters) != len(sizes):
-            raise ValueError(f"got {equation!r} for sizes {sizes}, expected {out[0]!r} first, and there alone, in values' terms")
+            raise ValueError(
+                f"got {equation!r} for sizes {sizes}, expected {out[0]!r} first, and there alone, in values' terms"
+            )
         for letter, n in zip(letters, sizes, strict=True):
             if size.setdefault(letter, n) != n:
                 raise ValueError(f"got {equation!r} with {letter} of {size[letter]} and {n}, expected one size")

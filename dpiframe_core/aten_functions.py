@@ -6,9 +6,9 @@ Nothing here waits for a device or depends on what values hold, so that it can b
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
-from dpiframe_core.aten import AtenCall, Constant, Plain, Shape, Window, contiguous
+from dpiframe_core.aten import AtenCall, Plain, Shape, Window, contiguous
 
 Function = Callable[..., torch.Tensor]
 
@@ -26,7 +26,7 @@ def _einsum(*operands_and_equation: torch.Tensor | str) -> torch.Tensor:
 
 def _layer_norm(x: torch.Tensor, *rest: torch.Tensor | float) -> torch.Tensor:
     *affine, count, eps = rest
-    return F.layer_norm(x, x.shape[-int(count) :], *affine, eps=float(eps))  # type: ignore[arg-type]
+    return functional.layer_norm(x, x.shape[-int(count) :], *affine[:2], eps=float(eps))  # type: ignore
 
 
 def _where(condition: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -80,11 +80,11 @@ WRITES: dict[str, Function] = {
 
 FUNCTIONS: dict[str, Function] = WRITES | {
     "aten.relu": torch.relu,
-    "aten.silu": F.silu,
-    "aten.mish": F.mish,
-    "aten.hardswish": F.hardswish,
-    "aten.hardsigmoid": F.hardsigmoid,
-    "aten.log_sigmoid": F.logsigmoid,
+    "aten.silu": functional.silu,
+    "aten.mish": functional.mish,
+    "aten.hardswish": functional.hardswish,
+    "aten.hardsigmoid": functional.hardsigmoid,
+    "aten.log_sigmoid": functional.logsigmoid,
     "aten.logical_not": torch.logical_not,
     "aten.clone": lambda x: x,
     "aten.eq": torch.eq,
@@ -105,10 +105,10 @@ FUNCTIONS: dict[str, Function] = WRITES | {
     "aten.ge.Scalar": torch.ge,
     "aten.lt.Scalar": torch.lt,
     "aten.le.Scalar": torch.le,
-    "aten.leaky_relu": F.leaky_relu,
+    "aten.leaky_relu": functional.leaky_relu,
     "aten.elu": lambda x, alpha, scale, of_input: torch.where(x > 0, x * scale, (x * of_input).expm1() * (alpha * scale)),
-    "aten.gelu": lambda x, by_tanh: F.gelu(x, approximate="tanh" if by_tanh else "none"),
-    "aten.softplus": F.softplus,
+    "aten.gelu": lambda x, by_tanh: functional.gelu(x, approximate="tanh" if by_tanh else "none"),
+    "aten.softplus": functional.softplus,
     "aten.where": _where,
     "aten.masked_fill.Scalar": _masked_fill,
     "aten.logsumexp": torch.logsumexp,
@@ -117,7 +117,7 @@ FUNCTIONS: dict[str, Function] = WRITES | {
     "aten.softmax": torch.softmax,
     "aten.log_softmax": torch.log_softmax,
     "aten.cumsum": torch.cumsum,
-    "aten.linear": F.linear,
+    "aten.linear": functional.linear,
     "aten.layer_norm": _layer_norm,
     "aten.cat": _cat,
     "aten.index_select": torch.index_select,

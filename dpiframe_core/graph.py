@@ -106,15 +106,16 @@ class Graph:
 
     def _check_aten(self, n: Node) -> None:
         if n.attrs.aten is None or not n.inputs or len(n.outputs) != 1:
-            raise ValueError(f"graph node {n.name}: got {len(n.inputs)} inputs and {len(n.outputs)} outputs, expected a call of some")
+            raise ValueError(
+                f"graph node {n.name}: got {len(n.inputs)} inputs and {len(n.outputs)} outputs, expected a call of some"
+            )
         try:
             check_call(n.attrs.aten, [self.widths[i] for i in n.inputs], [self.params[p] for p in n.params])
         except ValueError as error:
             raise ValueError(f"graph node {n.name}: {error}") from None
-        if self.widths[n.outputs[0]] != prod(n.attrs.aten.sizes):
-            raise ValueError(
-                f"graph node {n.name}: got width {self.widths[n.outputs[0]]}, expected {prod(n.attrs.aten.sizes)}, all of its sizes"
-            )
+        width, size = self.widths[n.outputs[0]], prod(n.attrs.aten.sizes)
+        if width != size:
+            raise ValueError(f"graph node {n.name}: got width {width}, expected {size} as its sizes say")
 
     def producers(self) -> dict[str, Node]:
         """Value name -> the node that makes it."""

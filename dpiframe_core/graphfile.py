@@ -1,6 +1,6 @@
 """An op graph as a bundle's graph.json: plain data of a closed set of operators, checked against the schema as it is read.
 
-Nothing in it names code; a graph that would read beyond a value, a table or a parameter is refused here, before any kernel runs.
+Nothing in it names code. A graph that would read beyond a value, a table or a parameter is refused before any kernel runs.
 """
 
 from collections.abc import Callable, Sequence

@@ -7,7 +7,7 @@ from dpiframe_core.models import build_graph
 
 
 def model_graph(bundle: Bundle) -> Graph:
-    """The unfused op graph of a bundle's model, from its function or its graph.json, its parameters checked against the bundle's.
+    """The unfused op graph of a bundle's model, by its function or graph.json, its parameters checked against the bundle's.
 
     Raises:
         BundleError: the architecture does not fit the schema, or a parameter is missing, left over or of a wrong shape.

@@ -1,1 +1,1 @@
-"""From a PyTorch module to the parts of a bundle: trace, tell lookups from products, write the graph. `dpiframe_core.compile`."""
+"""From a PyTorch module to the parts of a bundle: traces it, tells lookups from products, writes the graph."""

@@ -158,5 +158,7 @@ def _check_rows(scored: Scored, example: Mapping[str, torch.Tensor], scores: Flo
             found = scored(*(v[order] for v in example.values())).reshape(len(order), -1).float().numpy()
         worst = max(worst, float(np.abs(found - scores[order.numpy()]).max()))
     if not worst <= TOLERANCE:
-        raise InputError("module", f"scores that change by {worst:.3g} with the other rows of a batch", "each row's score by itself")
+        raise InputError(
+            "module", f"scores that change by {worst:.3g} with the other rows of a batch", "each row's score by itself"
+        )
     return worst

@@ -10,7 +10,7 @@ from math import inf, prod
 import torch
 
 from dpiframe_core.aten import RULES, AtenCall, Constant, Plain, Shape, Sizes, Window
-from dpiframe_core.compiler.strided import BATCH, Atom, Frame, Refused, Size, Strided, merged, frame_of, fresh, viewed
+from dpiframe_core.compiler.strided import BATCH, Atom, Frame, Refused, Size, Strided, frame_of, fresh, merged, viewed
 from dpiframe_core.graph import Attrs, Node
 
 ACTIVATIONS = {"aten.relu": "relu", "aten.sigmoid": "sigmoid", "aten.tanh": "tanh"}
@@ -106,11 +106,14 @@ class Emitter:
         """Other sizes for the same elements; a copy only where strides cannot say it."""
         found = viewed(t, sizes) or viewed(self.copied(t), sizes)
         if found is None:
-            raise Refused(f"got a view to {[tuple(s) for s in sizes]}, expected sizes that keep the batch apart")
+            raise Refused(f"got a view to {[s.count for s in sizes]} a row, expected sizes that keep the batch apart")
         return found
 
-    def call(self, op: str, tensors: Sequence[Tensor], args: Sequence[Plain], frame: Frame) -> Strided:
-        """A generic node on tensors that fit the frame; constants are whole parameters, broadcast over the batch."""
+    def call(self, op: str, tensors: Sequence[Tensor], args: Sequence[Plain], frame: Frame | None) -> Strided:
+        """A generic node on tensors that fit the frame; constants are whole parameters, broadcast over the batch.
+
+        frame: None if each has a rank of its own, and the batch in front.
+        """
         operands: list[Window | Constant] = []
         sizes: list[Sizes] = []
         inputs: list[str] = []
@@ -122,11 +125,12 @@ class Emitter:
                 operands.append(Constant(params.index(name)))
                 sizes.append((False, tuple(self.params[name].shape)))
                 continue
-            row = frame.row(t)
+            own = frame or Frame(t.rank, 0)
+            row = own.row(t)
             if row is None:
                 t = self.copied(t)
-                row = frame.row(t)
-                assert row is not None
+                row = own.row(t)
+                assert row is not None  # dimensions of a copy are runs
             inputs += [t.base] if t.base not in inputs else []
             operands.append(Window(inputs.index(t.base), *row, t.offset))
             sizes.append((True, row[0]))
@@ -136,7 +140,7 @@ class Emitter:
         except ValueError as error:
             raise Refused(str(error)) from None
         base = self.node("aten", inputs, prod(out), params, Attrs(aten=AtenCall(op, tuple(operands), plain, out)))
-        return frame.back(base, out, op in TRUTHS)
+        return (frame or Frame(len(out) + 1, 0)).back(base, out, op in TRUTHS)
 
     def elementwise(self, op: str, tensors: Sequence[Tensor], args: Sequence[Plain] = ()) -> Strided:
         """An operation element by element, with torch's broadcasting."""

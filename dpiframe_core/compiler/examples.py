@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dpiframe_core.errors import InputError
 from dpiframe_core.compiler.lookups import Indices
+from dpiframe_core.errors import InputError
 from dpiframe_core.schema import FeatureSchema
 from dpiframe_core.types import RowBlock
 
@@ -40,7 +40,9 @@ def raw_columns(schema: FeatureSchema, example: Mapping[str, torch.Tensor]) -> R
         f = schema.feature(name)
         shapes = ((f.max_values,),) if f.max_values > 1 else ((), (1,))
         if tuple(tensor.shape[1:]) not in shapes:
-            raise InputError(f"example.{name}", tuple(tensor.shape), f"[rows, {f.max_values}]" if f.max_values > 1 else "[rows]")
+            raise InputError(
+                f"example.{name}", tuple(tensor.shape), f"[rows, {f.max_values}]" if f.max_values > 1 else "[rows]"
+            )
         integer = not tensor.dtype.is_floating_point and tensor.dtype != torch.bool
         if integer != f.is_id or (not f.is_id and tensor.dtype != torch.float32):
             raise InputError(f"example.{name}", str(tensor.dtype), "integers, as its feature has ids" if f.is_id else "float32")

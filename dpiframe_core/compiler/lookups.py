@@ -2,7 +2,7 @@
 followed from the inputs to the lookups; nothing is computed here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,9 +27,9 @@ class Raw:
     shift: Indices
     flat: bool = False
 
-    def of(self, change: "np.ufunc | object") -> "Raw":
+    def of(self, change: Callable[[Indices], Indices]) -> "Raw":
         """The same view taken of both."""
-        return replace(self, at=change(self.at), shift=change(self.shift))  # type: ignore[operator]
+        return replace(self, at=change(self.at), shift=change(self.shift))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,8 +62,8 @@ class Part:
 class Lookups:
     """Collects the sources that a module reads, and what their tables are made of.
 
-    columns: (feature, position) of each raw column. weights: name -> [rows, dim]. padding: of features of several values, the id
-    that the module takes for an absent value.
+    columns: (feature, position) of each raw column. weights: name -> [rows, dim].
+    padding: of each feature of several values the id that the module takes for an absent one.
     """
 
     schema: FeatureSchema
@@ -93,27 +93,34 @@ class Lookups:
     def embedded(self, raw: Raw, name: str, weight: torch.Tensor) -> list[Slot]:
         """The embedding of each id of a row, in order."""
         return [
-            self._id_row(*self.columns[at], shift, name, weight) for at, shift in zip(raw.at.flat, raw.shift.flat, strict=True)
+            self._id_row(*self.columns[at], shift, name, weight)
+            for at, shift in zip(raw.at.flatten().tolist(), raw.shift.flatten().tolist(), strict=True)
         ]
 
-    def bag(self, raw: Raw, name: str, weight: torch.Tensor, padding: int | None, *, sums: bool, mode: str = "sum") -> Bags | None:
+    def bag(
+        self, raw: Raw, name: str, weight: torch.Tensor, padding: int | None, *, sums: bool, mode: str = "sum"
+    ) -> Bags | None:
         """The ids of one row as one feature's values, or None if they are of features of one value.
 
         sums: the padding's row is added too, so it must be zero; else it is left out.
         """
-        features = {self.columns[at][0] for at in raw.at.flat}
+        features = {self.columns[at][0] for at in raw.at.flatten().tolist()}
         several = sorted(f for f in features if self.schema.feature(f).max_values > 1)
         if not several:
             return None
         feature, f = several[0], self.schema.feature(several[0])
-        if [self.columns[at] for at in raw.at.flat] != [(feature, i) for i in range(f.max_values)]:
+        if [self.columns[at] for at in raw.at.flatten().tolist()] != [(feature, i) for i in range(f.max_values)]:
             raise Refused(f"got some of the values of feature {feature!r}, expected all {f.max_values} of them in their order")
+        if raw.shift.any():
+            raise Refused(f"got shifted ids of feature {feature!r} of several values, expected a table of their own")
         if f.pooling != mode:
             raise Refused(f"got pooling {mode!r} of feature {feature!r}, expected {f.pooling!r} as the schema says")
         if padding is None:
             raise Refused(f"got no padding_idx for feature {feature!r} of several values, expected the id of an absent value")
         if sums and weight[padding].any():
-            raise Refused(f"got a row of {name} at padding_idx {padding} that is not zero, expected zeros: absent values add nothing")
+            raise Refused(
+                f"got a row of {name} at padding_idx {padding} that is not zero, expected zeros: absent values add nothing"
+            )
         if self.padding.setdefault(feature, padding) != padding:
             raise Refused(f"got padding_idx {padding} for feature {feature!r}, expected {self.padding[feature]} as elsewhere")
         return Bags(feature, self._id_row(feature, -1, int(raw.shift.flat[0]), name, weight))

@@ -1,9 +1,8 @@
-"""Goes through a module's ATen calls once, in order, and gives each a meaning: a constant worked out now, raw inputs on their way
-to a lookup, a view that costs nothing, or nodes of the graph.
+"""Goes through a module's ATen calls once, in order, and gives each a meaning: a constant worked out now, raw inputs on
+their way to a lookup, a view that costs nothing, or nodes of the graph.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,12 @@ import torch
 from torch import fx
 
 from dpiframe_core.compiler.emit import Const, Emitter
-from dpiframe_core.compiler.lookups import Bags, Lookups, Raw, Slot
-from dpiframe_core.compiler.operations import cat, operation
-from dpiframe_core.compiler.strided import BATCH, Atom, Refused, Size, Strided, merged
+from dpiframe_core.compiler.lookups import Bags, Indices, Lookups, Raw
+from dpiframe_core.compiler.operations import operation
+from dpiframe_core.compiler.raw import BagStarts, RawInputs
+from dpiframe_core.compiler.strided import Refused, Size, Strided
 from dpiframe_core.compiler.trace import Trace, Verbatim, source_line
-from dpiframe_core.compiler.views import SAME, raw_view, size_of, view
+from dpiframe_core.compiler.views import SAME, size_of, view
 from dpiframe_core.errors import InputError
 
 _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default"}
@@ -28,13 +28,6 @@ _FILLED = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class BagStarts:
-    """arange(0, B * columns, step): where the bags of raw ids in a row begin."""
-
-    step: int
-
-
 class Lowering:
     """One pass over a trace.
 
@@ -43,9 +36,10 @@ class Lowering:
         complete: widths of "x" and "w" as an earlier pass found them; 0 before that.
     """
 
-    def __init__(self, trace: Trace, lookups: Lookups, columns: Sequence[np.ndarray[Any, Any]], complete: dict[str, int]) -> None:
-        self._trace, self._lookups = trace, lookups
+    def __init__(self, trace: Trace, lookups: Lookups, columns: Sequence[Indices], complete: dict[str, int]) -> None:
+        self._trace = trace
         self.emitter = Emitter(complete)
+        self._inputs = RawInputs(self.emitter, lookups)
         self._values: dict[fx.Node, Any] = {
             node: Const(tensor, name) for node, (name, tensor) in trace.tensors.items()
         } | {node: Raw(at, np.zeros_like(at)) for node, at in zip(trace.inputs, columns, strict=True)}  # fmt: skip
@@ -60,13 +54,14 @@ class Lowering:
             where = f"module: {node.name} ({source_line(node)})"
             self.emitter.name, self.emitter.module = node.name, _module(node)
             try:
-                self._values[node] = self._value(node)
+                self._values[node] = made = self._value(node)
+                _check_sizes(made, node)
             except Refused as error:
                 got, _, expected = str(error).removeprefix("got ").partition(", expected ")
                 raise InputError(where, Verbatim(got), expected) from None
         result = self._values[self._trace.result]
         if isinstance(result, Raw):
-            result = self._numbers(result)
+            result = self._inputs.as_numbers(result)
         if not isinstance(result, Strided):
             raise InputError("module output", "a constant", "scores that depend on the features")
         return result
@@ -87,12 +82,16 @@ class Lowering:
         a = self._arguments(node)
         inside = _flat(a)
         sizes = [size_of(s) for s in found.shape] if isinstance(found, torch.Tensor) else []
-        if target in _FILLED:
+        if target in _FILLED and isinstance(found, torch.Tensor):
             return self._filled(target, a, sizes, found)
         if any(isinstance(v, Bags) for v in inside):
-            return self._bags(target, a)
+            return self._inputs.bags(target, a)
         if any(isinstance(v, Raw) for v in inside):
-            return self._raw(target, a, sizes, found)
+            made = self._inputs.value(target, a, sizes, found)
+            if made is not None:
+                return made
+            a = {name: self._inputs.as_numbers(value) for name, value in a.items()}
+            inside = _flat(a)
         if any(isinstance(v, Strided) for v in inside):
             return self._of_values(target, a, sizes, found)
         return self._constant(node, target, a, sizes)
@@ -118,120 +117,6 @@ class Lowering:
         if made is None:
             raise Refused(f"got {target}, expected an operation that docs/compile.md lists")
         return (made, None, None) if isinstance(found, tuple | list) else made
-
-    def _raw(self, target: str, a: dict[str, Any], sizes: Sequence[Size], found: Any) -> Any:
-        look = self._lookups
-        if target == "aten.embedding.default" and isinstance(a["indices"], Raw):
-            return self._embedding(a["indices"], _weight(a["weight"]), a["padding_idx"])
-        if "embedding_bag" in target and isinstance(a["indices"], Raw):
-            return (self._embedding_bag(a), None, None, None)
-        raws = [v for v in a.values() if isinstance(v, Raw)]
-        if target == "aten.linear.default" and a["bias"] is None and a["input"].at.shape == (1,) and not a["input"].flat:
-            weight = _weight(a["weight"])
-            slot = look.scaled(int(a["input"].at[0]), weight.name or "", weight.tensor)
-            if slot is not None:
-                return self._slots([slot], (slot.width,))
-        x = raws[0] if raws else None
-        if target in ("aten.add.Tensor", "aten.sub.Tensor") and x is not None and len(raws) == 1 and self._is_ids(x):
-            other = a["other"] if x is a["self"] else a["self"]
-            if x is not a["self"] and "sub" in target:
-                raise Refused("got ids subtracted from something, expected ids plus constants")
-            return self._shifted(x, other, -1 if "sub" in target else 1)
-        if x is not None and len(raws) == 1 and x is next(v for v in a.values() if isinstance(v, Raw | Strided)):
-            ids = self._is_ids(x)
-            if target in SAME and not ids and found.dtype not in (torch.float32, torch.float64):
-                raise Refused(f"got numbers cast to {found.dtype}, expected float32; ids are those of categorical features")
-            seen = raw_view(target, x, a, sizes)
-            if seen is not None:
-                return seen
-        if target in ("aten.cat.default", "aten.stack.default") and all(isinstance(t, Raw) for t in a["tensors"]):
-            return self._joined(target, a)
-        numbers = {k: self._materialised(v) for k, v in a.items()}
-        return self._of_values(target, numbers, sizes, found)
-
-    def _materialised(self, value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return [self._materialised(v) for v in value]
-        return self._numbers(value) if isinstance(value, Raw) else value
-
-    def _is_ids(self, x: Raw) -> bool:
-        features = {self._lookups.columns[at][0] for at in x.at.flat}
-        return any(self._lookups.schema.feature(f).is_id for f in features)
-
-    def _numbers(self, x: Raw) -> Strided:
-        if x.flat:
-            raise Refused("got rows joined into one dimension, expected each row to be computed from itself")
-        return self._slots([self._lookups.number(int(at)) for at in x.at.flat], x.at.shape)
-
-    def _joined(self, target: str, a: dict[str, Any]) -> Raw:
-        parts: list[Raw] = a["tensors"]
-        rank = parts[0].at.ndim + 1 + ("stack" in target)
-        dim = a["dim"] % rank
-        if dim == 0 or any(p.flat for p in parts):
-            raise Refused("got rows put behind rows, expected each row to be computed from itself")
-        join = np.stack if "stack" in target else np.concatenate
-        return Raw(join([p.at for p in parts], dim - 1), join([p.shift for p in parts], dim - 1))
-
-    def _shifted(self, x: Raw, other: Any, sign: int) -> Raw:
-        shift = other.tensor.numpy() if isinstance(other, Const) else np.array(other)
-        if not np.issubdtype(shift.dtype, np.integer):
-            raise Refused("got ids plus a value, expected ids plus constant integers")
-        if shift.ndim > x.at.ndim:
-            shift = shift.reshape(shift.shape[1:])
-        return Raw(x.at, np.broadcast_to(x.shift + sign * shift, x.at.shape), x.flat)
-
-    def _embedding(self, raw: Raw, weight: Const, padding: int) -> Any:
-        if raw.flat:
-            raise Refused("got rows joined into one dimension, expected [rows, ..] ids")
-        name = weight.name or ""
-        bags = self._lookups.bag(raw, name, weight.tensor, padding if padding >= 0 else None, sums=True) if raw.at.size else None
-        if bags:
-            if raw.at.ndim != 1:
-                raise Refused(f"got ids of sizes {raw.at.shape} a row of feature {bags.feature!r}, expected [rows, values]")
-            return bags
-        slots = self._lookups.embedded(raw, name, weight.tensor)
-        return self._slots(slots, (*raw.at.shape, weight.tensor.shape[1]))
-
-    def _embedding_bag(self, a: dict[str, Any]) -> Strided:
-        raw, weight, starts = a["indices"], _weight(a["weight"]), a["offsets"]
-        if not isinstance(starts, BagStarts) or a["per_sample_weights"] is not None or a["include_last_offset"]:
-            raise Refused("got bags of their own sizes or weights, expected embedding_bag of ids [rows, values]")
-        if a["mode"] == 2:
-            raise Refused("got pooling 'max', expected sum or mean")
-        mode, name, width = ("sum", "mean")[a["mode"]], weight.name or "", weight.tensor.shape[1]
-        padding = a.get("padding_idx", -1)
-        ids = raw.at.reshape(-1, starts.step)
-        made = []
-        for i in range(len(ids)):
-            row = Raw(ids[i], raw.shift.reshape(ids.shape)[i])
-            whole = padding is not None and padding >= 0
-            bags = self._lookups.bag(row, name, weight.tensor, padding if whole else None, sums=False, mode=mode)
-            if bags:
-                made.append(self._slots([bags.slot], (1, width)))
-                continue
-            if whole:
-                raise Refused("got a padding_idx for features of one value, expected none: every id is read")
-            each = self._slots(self._lookups.embedded(row, name, weight.tensor), (starts.step, width))
-            made.append(operation(self.emitter, f"aten.{mode}.dim" + ("_IntList" if mode == "sum" else ""),
-                                  {"self": each, "dim": [1], "keepdim": True}))  # fmt: skip
-        joined = cat(self.emitter, made, 1)
-        return view(self.emitter, "aten.squeeze.dim", joined, {"dim": 1}, []) if len(ids) == 1 else joined  # type: ignore[return-value]
-
-    def _bags(self, target: str, a: dict[str, Any]) -> Any:
-        bags = next((v for v in a.values() if isinstance(v, Bags)), None)
-        if bags is not None and target in SAME:
-            return bags
-        if bags is not None and target == "aten.sum.dim_IntList" and list(a["dim"]) in ([1], [-2]):
-            width = bags.slot.width
-            return self._slots([bags.slot], (1, width) if a["keepdim"] else (width,))
-        raise Refused(f"got {target} of a feature of several values, expected the sum over its values, or nn.EmbeddingBag")
-
-    def _slots(self, slots: Sequence[Slot], sizes: Sequence[int]) -> Strided:
-        """The columns of some embeddings, of one width, as a tensor [B, *sizes]."""
-        parts = [Strided(s.base, ((BATCH,), tuple(merged([Atom(s.width, 1)])) if s.width > 1 else ()), s.offset) for s in slots]
-        joined = parts[0] if len(parts) == 1 else cat(self.emitter, parts, 1)
-        assert isinstance(joined, Strided)
-        return self.emitter.view(joined, [Size(1, True), *map(Size, sizes)])
 
     def _filled(self, target: str, a: Mapping[str, Any], sizes: Sequence[Size], found: torch.Tensor) -> Const:
         value = a.get("fill_value", a.get("s"))
@@ -261,25 +146,27 @@ class Lowering:
         return Const(made, name, batch)
 
 
+def _check_sizes(made: Any, node: fx.Node) -> None:
+    """A value must have the sizes that torch saw, the batch among them: what mixed rows in broadcasting had others."""
+    found = node.meta.get("val")
+    if isinstance(made, Strided) and isinstance(found, torch.Tensor):
+        sizes = [size_of(s) for s in found.shape]
+        if made.sizes != sizes:
+            got = [("rows" if s.count == 1 else f"{s.count} * rows") if s.batch else s.count for s in sizes]
+            raise Refused(f"got a result of sizes {got}, expected each row to be computed from itself")
+
+
 def _flat(a: Mapping[str, Any]) -> list[Any]:
     """The arguments, and what lists among them hold."""
-    return [
-        v for value in a.values() for v in (value if isinstance(value, list | tuple) and not isinstance(value, Size) else [value])
-    ]
+    return [v for value in a.values() for v in (value if isinstance(value, list | tuple) else [value])]
 
 
 def _real(value: Any) -> Any:
-    if isinstance(value, Size):
-        return value.count
     if isinstance(value, list | tuple):
         return [_real(v) for v in value]
+    if isinstance(value, Size):
+        return value.count
     return value.tensor if isinstance(value, Const) else value
-
-
-def _weight(value: Any) -> Const:
-    if not isinstance(value, Const):
-        raise Refused("got a table that is computed from the inputs, expected a parameter")
-    return value if value.name else Const(value.tensor, "a computed table")
 
 
 def _module(node: fx.Node) -> str:

@@ -1,4 +1,4 @@
-"""Finds the factorization machine among generic operators: 1/2 sum_d ((sum_i v_id)^2 - sum_i v_id^2), however it was written."""
+"""Finds the factorization machine among generic operators: 1/2 sum_d ((sum_i v_id)^2 - sum_i v_id^2), as usually written."""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
 """A module's tensors while it is compiled: strided windows on values of the graph, told apart by where the batch lies in them.
 
-Every view that torch makes (reshape, transpose, select, split ..) is arithmetic here and costs nothing at run time. Plain Python.
+Every view of torch's (reshape, transpose, select, split ..) is arithmetic here and costs nothing at run time. Plain Python.
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,15 @@ from typing import NamedTuple
 
 from dpiframe_core.aten import Shape, contiguous
 
+EACH_ROW = "each row to be computed from itself"
+
 
 class Refused(ValueError):
     """What cannot be taken over; the text is `got .., expected ..`. The caller adds the node and its source line."""
 
 
-class Size(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Size:
     """A dimension's size: `count`, times the rows of the batch if `batch`."""
 
     count: int
@@ -65,6 +68,14 @@ class Strided:
         """Whether a row of it is one run of neighbouring elements, in order."""
         run = merged(self.atoms)
         return not run or (len(run) == 1 and run[0].stride == 1)
+
+    def size(self, dim: int) -> int:
+        """Of a dimension, the rows of the batch not counted."""
+        return prod(a.size for a in self.dims[dim])
+
+    @property
+    def sizes(self) -> list[Size]:
+        return [Size(self.size(i), BATCH in dim) for i, dim in enumerate(self.dims)]
 
     @property
     def count(self) -> int:

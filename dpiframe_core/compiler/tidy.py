@@ -1,4 +1,4 @@
-"""From the nodes of a lowering to a graph that fusion knows: the lookups in front, one final linear layer, nothing that is dead."""
+"""From the nodes of a lowering to a graph that fusion knows: lookups in front, one final linear layer, nothing that is dead."""
 
 from dataclasses import replace
 

@@ -1,10 +1,10 @@
-"""Takes a module through torch.export: a flat, functional list of ATen calls with a dynamic number of rows, its parameters and the
-source line behind each call. Knows no graph of ours.
+"""Takes a module through torch.export: a flat, functional list of ATen calls with a dynamic number of rows, its parameters and
+the source line behind each call. Knows no graph of ours.
 """
 
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ class Verbatim(str):
 
 
 class Scored(nn.Module):
-    """A module as a function from features to scores: takes them as the module wants them, picks the scores, adds the sigmoid."""
+    """A module as a function from features to scores: takes them as it wants them, picks the scores, adds the sigmoid."""
 
     def __init__(self, module: nn.Module, names: Sequence[str], call: Call, output: str | int | None, logits: bool) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def trace(scored: Scored, values: Sequence[torch.Tensor]) -> Trace:
     """Traces a module in eval mode on example values (dimension 0 is the batch).
 
     Raises:
-        InputError: control flow that depends on values, a number of rows that is fixed, or changed buffers; with the source line.
+        InputError: control flow that depends on values, a fixed number of rows, or changed buffers; with the source line.
     """
     rows = torch.export.Dim("rows", min=1)
     try:
@@ -92,8 +92,12 @@ def trace(scored: Scored, values: Sequence[torch.Tensor]) -> Trace:
         raise
     except Exception as error:  # whatever the module's code raised, too
         if "specialized it to be a constant" in str(error):
-            raise InputError("module", Verbatim("a fixed number of rows"), "any number: x.shape[0] where len(x) was written") from error
-        raise InputError(f"module: {_origin(error)}", Verbatim(_first_line(error)), "a module that torch.export takes") from error
+            raise InputError(
+                "module", Verbatim("a fixed number of rows"), "any number: x.shape[0] where len(x) was written"
+            ) from error
+        raise InputError(
+            f"module: {_origin(error)}", Verbatim(_first_line(error)), "a module that torch.export takes"
+        ) from error
     signature = exported.graph_signature
     changed = sorted({*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()})
     if changed:
@@ -108,12 +112,12 @@ def trace(scored: Scored, values: Sequence[torch.Tensor]) -> Trace:
         else:
             assert spec.target is not None
             tensors[node] = (_plain(spec.target), stored[spec.target].detach())
-    (result,) = nodes["output"].args[0]  # type: ignore[misc]
+    (result,) = nodes["output"].args[0]
     batch = inputs[0].meta["val"].shape[0]
     if isinstance(batch, int):
         raise InputError("module", f"{batch} rows", "a module that takes any number of rows")
     calls = tuple(n for n in exported.graph.nodes if n.op == "call_function")
-    return Trace(calls, result, tensors, tuple(inputs), batch.node.expr)  # type: ignore[arg-type]
+    return Trace(calls, result, tensors, tuple(inputs), batch.node.expr)
 
 
 def source_line(node: fx.Node) -> str:
@@ -126,7 +130,7 @@ def source_line(node: fx.Node) -> str:
 
 
 @contextmanager
-def evaluating(module: nn.Module):  # type: ignore[no-untyped-def]
+def evaluating(module: nn.Module) -> Iterator[None]:
     """The module in eval mode, and as it was before afterwards."""
     modes = {m: m.training for m in module.modules()}
     module.eval()

@@ -1,20 +1,32 @@
 """ATen calls that only look at a tensor differently, for values, raw inputs and lists of results: no node comes of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from dpiframe_core.compiler.arguments import Arguments
 from dpiframe_core.compiler.emit import Emitter
 from dpiframe_core.compiler.lookups import Raw
-from dpiframe_core.compiler.strided import Refused, Size, Strided, expanded, permuted, selected, sliced, squeezed, unsqueezed
-
-Arguments = Mapping[str, Any]
+from dpiframe_core.compiler.strided import (
+    Atom,
+    Dim,
+    Refused,
+    Size,
+    Strided,
+    expanded,
+    permuted,
+    selected,
+    sliced,
+    squeezed,
+    unsqueezed,
+)
 
 SAME = {
-    "aten.clone.default", "aten.contiguous.default", "aten.alias.default", "aten.detach.default", "aten.lift_fresh_copy.default",
-    "aten.to.dtype", "aten.to.dtype_layout", "aten.to.device", "aten._to_copy.default", "aten.type_as.default",
+    "aten.clone.default", "aten.contiguous.default", "aten.alias.default", "aten.detach.default",
+    "aten.lift_fresh_copy.default", "aten.to.dtype", "aten.to.dtype_layout", "aten.to.device",
+    "aten._to_copy.default", "aten.type_as.default",
 }  # fmt: skip
 _RESHAPES = {"aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.flatten.using_ints",
              "aten._reshape_copy.default", "aten.unflatten.int", "aten.view_as.default"}  # fmt: skip
@@ -55,7 +67,7 @@ def view(e: Emitter, target: str, x: Strided, a: Arguments, sizes: Sequence[Size
             return _repeated(x, a["repeats"])
         case "aten.select.int":
             dim = a["dim"] % x.rank
-            return selected(x, dim, a["index"] % _count(x, dim))
+            return selected(x, dim, a["index"] % x.size(dim))
         case "aten.slice.Tensor":
             dim = (a["dim"] or 0) % x.rank
             return _cut(e, x, dim, a["start"], a["end"], a["step"])
@@ -85,7 +97,7 @@ def raw_view(target: str, x: Raw, a: Arguments, sizes: Sequence[Size]) -> Raw | 
             dims = [d % rank for d in _dims(a.get("dim"), rank)]
             return x.of(lambda v: v.squeeze(tuple(d - 1 for d in dims if d and v.shape[d - 1] == 1)))
         case "aten.select.int":
-            return x.of(lambda v: v.take(a["index"], _row(a["dim"] % rank)))
+            return x.of(lambda v: np.asarray(v.take(a["index"], _row(a["dim"] % rank))))
         case "aten.slice.Tensor":
             dim = (a["dim"] or 0) % rank
             if dim == 0:
@@ -97,7 +109,7 @@ def raw_view(target: str, x: Raw, a: Arguments, sizes: Sequence[Size]) -> Raw | 
         case "aten.split.Tensor" | "aten.split_with_sizes.default" | "aten.chunk.default" | "aten.unbind.int":
             dim = _row(a["dim"] % rank)
             starts = _starts(target, a, x.at.shape[dim])
-            parts = [x.of(lambda v, s=s, n=n: v.take(range(s, s + n), dim)) for s, n in starts]  # type: ignore[misc]
+            parts = [Raw(x.at.take(range(s, s + n), dim), x.shift.take(range(s, s + n), dim)) for s, n in starts]
             return [p.of(lambda v: v.squeeze(dim)) for p in parts] if "unbind" in target else parts
         case "aten.expand.default":
             return x.of(lambda v: np.broadcast_to(v, tuple(s.count for s in sizes[1:])))
@@ -127,13 +139,6 @@ def _order(a: Arguments, rank: int) -> list[int]:
     return order
 
 
-def _count(x: Strided, dim: int) -> int:
-    count = 1
-    for atom in x.dims[dim]:
-        count *= atom.size
-    return count
-
-
 def _endless(end: Any) -> bool:
     return end is None or (isinstance(end, Size) and end == Size(1, True)) or (isinstance(end, int) and end >= 2**62)
 
@@ -143,7 +148,7 @@ def _cut(e: Emitter, x: Strided, dim: int, start: Any, end: Any, step: int) -> S
         return x
     if any(atom.batch for atom in x.dims[dim]):
         raise Refused("got a slice of the batch, expected each row to be computed from itself")
-    span = range(_count(x, dim))[start:end:step]
+    span = range(x.size(dim))[start:end:step]
     found = sliced(x, dim, span.start, len(span), step) or sliced(e.copied(x), dim, span.start, len(span), step)
     assert found is not None  # a copy is one run
     return found
@@ -163,16 +168,14 @@ def _split(e: Emitter, target: str, x: Strided, a: Arguments) -> list[Strided]:
     dim = a["dim"] % x.rank
     if any(atom.batch for atom in x.dims[dim]):
         raise Refused("got a split of the batch, expected each row to be computed from itself")
-    parts = [_cut(e, x, dim, s, s + n, 1) for s, n in _starts(target, a, _count(x, dim))]
+    parts = [_cut(e, x, dim, s, s + n, 1) for s, n in _starts(target, a, x.size(dim))]
     return [selected(p, dim, 0) for p in parts] if "unbind" in target else parts
 
 
 def _repeated(x: Strided, repeats: Sequence[Any]) -> Strided:
-    from dpiframe_core.compiler.strided import Atom
-
     if any(isinstance(r, Size) and r.batch for r in repeats):
         raise Refused("got rows repeated by the rows of the batch, expected each row to be computed from itself")
-    dims = [()] * (len(repeats) - x.rank) + list(x.dims)
+    dims: list[Dim] = [()] * (len(repeats) - x.rank) + list(x.dims)
     for i, times in enumerate(repeats):
         if times > 1 and any(atom.batch for atom in dims[i]):
             raise Refused("got rows of the batch repeated, expected each row to be computed from itself")
