@@ -67,6 +67,8 @@ def _op(node: Node) -> str:
         return f"lookup of {len(a.concat)} features" + (f" + {len(a.total)} first-order terms" if a.total else "")
     if node.op == "linear" and a.activation != "identity":
         return f"linear + {a.activation}"
+    if a.aten is not None:
+        return a.aten.op
     return f"{node.op}, {a.layers} layers" if a.layers else node.op
 
 

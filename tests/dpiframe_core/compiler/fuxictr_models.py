@@ -1,5 +1,6 @@
-"""AutoInt, MaskNet and FinalMLP put together from FuxiCTR's own layers, under the attribute names of its model zoo, which its
-wheel does not ship. Written from the papers (Song et al. 2019; Wang et al. 2021; Mao et al. 2023) and the zoo's hyper-parameters.
+"""AutoInt, MaskNet and FinalMLP put together from FuxiCTR's own layers, under its model zoo's attribute names.
+
+Written from the papers (Song et al. 2019; Wang et al. 2021; Mao et al. 2023) and the zoo's hyper-parameters.
 """
 
 import torch

@@ -3,10 +3,11 @@
 import torch
 from torch import nn
 
-from dpiframe_core.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table
+from dpiframe_core.schema import Categorical, FeatureSchema, Identity, Numeric, Table
 
 ROWS = {"user": 50, "item": 31, "tag": 7, "hour": 24}
 NUMBERS = ("age", "price")
+PADDING = {"words": 0, "seen": 2}  # the ids of absent values in `Mixed`
 
 
 def categorical(name, table, first=None, **more):
@@ -16,9 +17,7 @@ def categorical(name, table, first=None, **more):
 
 
 def bag(name, table, values, pooling="sum"):
-    return Categorical(
-        name=name, encoder=Hash(buckets=9), table=table, missing_id=-1, max_values=values, pooling=pooling, oov_id=1
-    )
+    return categorical(name, table, max_values=values, pooling=pooling).model_copy(update={"missing_id": -1})
 
 
 def schema(dim=8, *, numbers=False, first=False):
@@ -56,6 +55,9 @@ def randomised(module, seed=0):
                 p.copy_(torch.randn(p.shape, generator=rng) / max(1, p.shape[-1]) ** 0.5)
             else:
                 p.copy_(torch.randn(p.shape, generator=rng) * 0.3 + ("norm" in name or "bn" in name))
+        for m in module.modules():
+            if isinstance(m, nn.Embedding) and m.padding_idx is not None:
+                m.weight[m.padding_idx] = 0
     return module.eval()
 
 
@@ -188,3 +190,54 @@ class Stacked(nn.Module):
     def forward(self, x):
         ids = x.long() + self.offsets
         return torch.sigmoid(self.out(self.table(ids).flatten(1)) + self.first(ids))
+
+
+class Mixed(nn.Module):
+    """A feature of several values summed and another one averaged, a shared table, a number as a vector, two scores."""
+
+    def __init__(self, dim=8):
+        super().__init__()
+        self.item = nn.Embedding(ROWS["item"], dim)
+        self.words = nn.Embedding(11, dim, padding_idx=PADDING["words"])
+        self.seen = nn.EmbeddingBag(13, dim, mode="mean", padding_idx=PADDING["seen"])
+        self.age = nn.Linear(1, dim, bias=False)
+        self.out = nn.Sequential(nn.Linear(5 * dim, 9), nn.Tanh(), nn.Linear(9, 2))
+
+    def forward(self, item, last_item, words, seen, age):
+        parts = [self.item(item), self.item(last_item), self.words(words).sum(1), self.seen(seen), self.age(age.unsqueeze(-1))]
+        return torch.sigmoid(self.out(torch.cat(parts, -1)))
+
+
+def mixed_schema(dim=8):
+    features = (
+        categorical("item", "item"), categorical("last_item", "item", scope="context"), bag("words", "words", 4),
+        bag("seen", "seen", 3, "mean"), Numeric(name="age", table="age", scope="context"),
+    )  # fmt: skip
+    rows = {"item": ROWS["item"], "words": 11, "seen": 13, "age": 1}
+    return FeatureSchema(features=features, tables=tuple(Table(name=n, rows=r, dim=dim) for n, r in rows.items()))
+
+
+MODULES = {
+    "mlp": (Mlp, lambda dim: schema(dim, numbers=True), {}),
+    "two-tower": (TwoTower, schema, {"call": "keywords"}),
+    "transformer": (Transformer, schema, {}),
+    "normalised": (Normalised, schema, {}),
+    "deepfm": (DeepFM, lambda dim: schema(dim, first=True), {}),
+    "cross-net": (CrossNet, schema, {}),
+    "stacked": (Stacked, lambda dim: schema(dim, first=True), {"call": "matrix"}),
+    "mixed": (Mixed, mixed_schema, {"call": "keywords"}),
+}
+
+
+def called(module, values, options):
+    """The module's own scores, float32[rows, tasks]."""
+    with torch.no_grad():
+        match options.get("call"):
+            case "keywords":
+                found = module(**values)
+            case "matrix":
+                found = module(torch.stack([v.float() for v in values.values()], 1))
+            case _:
+                found = module(values)
+    found = found["score"] if isinstance(found, dict) else found
+    return found.reshape(len(found), -1)
