@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from dpiframe_core.compiler.emit import Const, Tensor
-from dpiframe_core.compiler.strided import Refused, Strided
+from dpiframe_core.compiler.strided import Refused, Size, Strided
 
 Arguments = Mapping[str, Any]
 
@@ -19,7 +19,8 @@ def number(value: Any) -> float | int:
     if isinstance(value, Const) and value.tensor.numel() == 1:
         value = value.tensor.item()
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise Refused(f"got {value!r} as a number, expected one that is known before there is a batch")
+        what = "the number of rows" if isinstance(value, Size) else "a value of the batch"
+        raise Refused(f"got {what} as a number, expected one that is known before there is a batch")
     return value
 
 

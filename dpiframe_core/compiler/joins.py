@@ -47,6 +47,8 @@ def selected_at(e: Emitter, x: Strided, dim: int, index: Any) -> Strided:
 
 def indexed(e: Emitter, x: Strided, indices: Sequence[Any]) -> Strided:
     """x[:, idx] or x[:, i, j] by constant positions of one dimension, or of neighbouring ones taken together."""
+    if not all(i is None or isinstance(i, Const) for i in indices):
+        raise Refused("got an index that depends on values of the batch, expected constant positions")
     used = [(d, constant(i).tensor) for d, i in enumerate(indices) if i is not None]
     first, last = used[0][0], used[-1][0]
     if last - first != len(used) - 1 or any(i.dtype == torch.bool or i.ndim != 1 for _, i in used):

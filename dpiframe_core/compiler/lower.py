@@ -79,6 +79,8 @@ class Lowering:
             return made
         if not isinstance(node.target, torch._ops.OpOverload):
             raise Refused(f"got {target}, expected an ATen operation")
+        if torch.Tag.nondeterministic_seeded in node.target.tags:
+            raise Refused(f"got {target}, expected nothing random")
         a = self._arguments(node)
         inside = _flat(a)
         sizes = [size_of(s) for s in found.shape] if isinstance(found, torch.Tensor) else []
@@ -131,9 +133,6 @@ class Lowering:
             return BagStarts(a["step"])
         if sized and target not in ("aten.expand.default", "aten.repeat.default", "aten.view.default", "aten.reshape.default"):
             raise Refused(f"got {target} with the rows of the batch, expected each row to be computed from itself")
-        tags = node.target.tags  # type: ignore[union-attr]
-        if torch.Tag.nondeterministic_seeded in tags:
-            raise Refused(f"got {target}, expected nothing random")
         arguments = node.target._schema.arguments  # type: ignore[union-attr]
         positional = [_real(a[s.name]) for s in arguments if not s.kwarg_only]
         named = {s.name: _real(a[s.name]) for s in arguments if s.kwarg_only}

@@ -76,6 +76,8 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
             return _layer_norm(e, a)
         case "aten._native_batch_norm_legit_no_training.default":
             return _batch_norm(e, a)
+        case "aten._native_batch_norm_legit.no_stats" | "aten._native_batch_norm_legit_functional.default":
+            raise Refused("got batch norm by the statistics of the batch, expected those kept in training")
         case "aten.scaled_dot_product_attention.default":
             return attention(e, a)
         case "aten.cat.default":

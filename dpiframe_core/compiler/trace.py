@@ -2,6 +2,7 @@
 the source line behind each call. Knows no graph of ours.
 """
 
+import logging
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -84,13 +85,16 @@ def trace(scored: Scored, values: Sequence[torch.Tensor]) -> Trace:
     """
     rows = torch.export.Dim("rows", min=1)
     try:
-        with warnings.catch_warnings(), torch.no_grad():
+        with _quiet(), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # of torch about itself
             exported = torch.export.export(scored, tuple(values), dynamic_shapes=(tuple({0: rows} for _ in values),))
             exported = exported.run_decompositions({})
     except InputError:
         raise
     except Exception as error:  # whatever the module's code raised, too
+        if "data-dependent" in str(error):
+            got = Verbatim("a branch that depends on values of the batch")
+            raise InputError(f"module: {_origin(error)}", got, "the same operations for every batch") from error
         if "specialized it to be a constant" in str(error):
             raise InputError(
                 "module", Verbatim("a fixed number of rows"), "any number: x.shape[0] where len(x) was written"
@@ -139,6 +143,23 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for m, training in modes.items():
             m.training = training
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's own log, which prints whole graphs beside the error that says it all."""
+    handlers = logging.getLogger("torch").handlers
+    for handler in handlers:
+        handler.addFilter(_nothing)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(_nothing)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
 
 
 def _frames(text: str) -> list[tuple[str, str, str]]:

@@ -19,6 +19,7 @@ from dpiframe_core.operators_cpu import CpuOperators
 from dpiframe_core.operators_cuda import CudaOperators
 from dpiframe_core.program import CudaProgram
 from dpiframe_core.schedule import POLICIES
+from dpiframe_core.schema import FeatureSchema
 from tests.backends import BACKENDS
 from tests.dpiframe_core.compiler.modules import MODULES, DeepFM, Mlp, called, example, randomised, schema
 from tests.dpiframe_core.compiler.served import served_scores
@@ -176,7 +177,7 @@ def test_logits_and_named_outputs_can_be_asked_for():
         def forward(self, x):
             return {"loss": x["user"], "logit": self.out(self.table(x["user"]))}
 
-    one = schema(3).model_copy(update={"features": schema(3).features[:1], "tables": schema(3).tables[:1]})
+    one = FeatureSchema(features=schema(3).features[:1], tables=schema(3).tables[:1])
     module = randomised(Plain())
     compiled = compile_model(module, one, example(one), output="logit", logits=True)
     with torch.no_grad():
