@@ -116,7 +116,9 @@ class Wide(Model):
 # fmt: on
 
 EXPECTED = {
-    Branch: ("`if f.sum() > 0:`", "got a branch that depends on values of the batch, expected the same operations for every batch"),
+    Branch: (
+        "`if f.sum() > 0:`", "got a branch that depends on values of the batch, expected the same operations for every batch"
+    ),
     Sort: ("sort", "got aten.sort.default, expected an operation that docs/compile.md lists"),
     BatchSoftmax: ("softmax", BY_ROWS),
     BatchMean: ("mean", BY_ROWS),
@@ -227,7 +229,8 @@ def test_scores_that_are_no_probabilities_are_refused():
     [
         (lambda v: v.pop("user"), "example: got ['user'], expected exactly the features of the schema"),
         (lambda v: v.update(x=v["user"]), "example: got ['x'], expected exactly the features of the schema"),
-        (lambda v: v.update(user=v["user"][:5]), "example: got '[5, 23] rows', expected 2 rows or more, as many of each feature"),
+        (lambda v: v.update(user=v["user"][:5]),
+         "example: got '[5, 23] rows', expected 2 rows or more, as many of each feature"),
         (lambda v: v.update(user=v["user"].float()),
          "example.user: got 'torch.float32', expected integers, as its feature has ids"),
         (lambda v: v.update(user=v["user"].repeat(2, 1).t()), "example.user: got (23, 2), expected [rows]"),
