@@ -1,4 +1,4 @@
-"""The example of docs/compile.md runs as it stands, in a folder of its own; the operators that the page lists are those that exist."""
+"""The example of docs/compile.md runs as it stands, in a folder of its own."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Generic calls: each computes what torch's function does on the rows, row by row, on windows of any layout, on both backends."""
+"""Generic calls: each computes its definition row by row, on windows of any layout, on both backends."""
 
 from math import prod
 
@@ -82,8 +82,10 @@ CASES = {
     "aten.clamp": ((A,), (-0.5, "inf"), lambda x: np.maximum(x, -0.5)),
     "aten.where": ((A, B, Constant(0)), (), lambda c, a, b: np.where(c != 0, a, b)),
     "aten.masked_fill.Scalar": ((A, B), (7.0,), lambda x, m: np.where(m != 0, 7.0, x)),
-    "aten.sum": ((B,), ((2,), False), lambda x: x.sum(2)), "aten.mean": ((B,), ((1, 2), True), lambda x: x.mean((1, 2), keepdims=True)),
-    "aten.amax": ((B,), ((1,), False), lambda x: x.max(1)), "aten.amin": ((A,), ((2,), True), lambda x: x.min(2, keepdims=True)),
+    "aten.sum": ((B,), ((2,), False), lambda x: x.sum(2)),
+    "aten.mean": ((B,), ((1, 2), True), lambda x: x.mean((1, 2), keepdims=True)),
+    "aten.amax": ((B,), ((1,), False), lambda x: x.max(1)),
+    "aten.amin": ((A,), ((2,), True), lambda x: x.min(2, keepdims=True)),
     "aten.logsumexp": ((A,), ((2,), False), lambda x: np.log(np.exp(x).sum(2))),
     "aten.linalg_vector_norm": ((A,), ((2,), False, 2.0), lambda x: np.sqrt((x * x).sum(2))),
     "aten.var": ((A,), ((2,), False, 1), lambda x: x.var(2, ddof=1)),

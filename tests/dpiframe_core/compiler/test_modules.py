@@ -59,7 +59,7 @@ def test_any_embedding_dim_compiles(name, dim):
 @pytest.mark.parametrize("passes", [(), tuple(PASSES)], ids=["unfused", "fused"])
 @pytest.mark.parametrize("name", ["transformer", "two-tower", "deepfm"])
 def test_scores_depend_neither_on_the_schedule_nor_on_fusion(name, passes, policy, device):
-    module, made, options, compiled = compiled_of(name)
+    _, made, _, compiled = compiled_of(name)
     graph, target = fuse(compiled.graph, passes), torch.device(device)
     store, plan = EmbeddingStore(made, compiled.tables, target), POLICIES[policy](graph, 4)
     if device == "cpu":

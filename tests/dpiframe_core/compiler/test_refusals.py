@@ -1,4 +1,4 @@
-"""What cannot be taken over is refused by the call's name and its line of source, in exact words; nothing mixes rows in silence."""
+"""What cannot be taken over is refused by the call's name and its line of source; nothing mixes rows in silence."""
 
 import re
 
