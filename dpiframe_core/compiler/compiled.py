@@ -89,6 +89,9 @@ def compile_module(
 ) -> Compiled:
     """See `dpiframe_core.compile`."""
     values = raw_columns(schema, example)
+    for where, p in [*module.named_parameters(), *module.named_buffers()]:
+        if p.is_floating_point() and (p.dtype != torch.float32 or p.device.type != "cpu"):
+            raise InputError(f"module.{where}", f"{p.dtype} on {p.device}", "float32 on the CPU")
     scored = Scored(module, list(example), call, output, logits)
     with evaluating(module):
         traced = trace(scored, list(example.values()))

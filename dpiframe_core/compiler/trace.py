@@ -107,7 +107,9 @@ def trace(scored: Scored, values: Sequence[torch.Tensor]) -> Trace:
     if changed:
         raise InputError("module", [_plain(name) for name in changed], "no buffer or input that the module changes")
     nodes = {n.name: n for n in exported.graph.nodes}
-    stored = {**dict(scored.named_parameters()), **dict(scored.named_buffers()), **exported.constants}
+    stored: dict[str, Any] = dict(exported.constants)
+    stored |= dict([*scored.named_buffers(remove_duplicate=False), *scored.named_parameters(remove_duplicate=False)])
+    first_name = {id(t): name for name, t in reversed(stored.items())}  # tied weights are one table or parameter
     tensors, inputs = {}, []
     for spec in signature.input_specs:
         node = nodes[spec.arg.name]
@@ -115,7 +117,8 @@ def trace(scored: Scored, values: Sequence[torch.Tensor]) -> Trace:
             inputs.append(node)
         else:
             assert spec.target is not None
-            tensors[node] = (_plain(spec.target), stored[spec.target].detach())
+            tensor = stored[spec.target]
+            tensors[node] = (_plain(first_name[id(tensor)]), tensor.detach())
     (result,) = nodes["output"].args[0]
     batch = inputs[0].meta["val"].shape[0]
     if isinstance(batch, int):

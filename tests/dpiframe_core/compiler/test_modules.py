@@ -185,6 +185,21 @@ def test_logits_and_named_outputs_can_be_asked_for():
     torch.testing.assert_close(torch.from_numpy(compiled.golden.scores), want, rtol=0, atol=0)
 
 
+def test_tied_weights_are_one_table():
+    class Tied(DeepFM):
+        def __init__(self):
+            super().__init__()
+            self.embeddings.tables["tag"] = self.embeddings.tables["hour"]
+
+    made = schema(first=True)
+    features = [f.model_copy(update={"table": "hour"}) if f.name == "tag" else f for f in made.features]
+    shared = FeatureSchema(features=tuple(features), tables=tuple(t for t in made.tables if t.name != "tag"))
+    values = example(shared)
+    values["tag"] %= 7  # its first-order weights have fewer rows
+    compiled = compile_model(randomised(Tied()), shared, values)
+    assert compiled.tables.keys() == {"user", "item", "hour", "user_w", "item_w", "tag_w", "hour_w"}
+
+
 def test_a_compiled_bundle_can_be_described(tmp_path):
     compiled_of("transformer")[-1].write(tmp_path / "b", name="t")
     page = describe(read_bundle(tmp_path / "b"))

@@ -194,6 +194,11 @@ def test_the_line_of_a_refusal_is_the_users_own():
         assert "sort(1)" in file.read().splitlines()[line - 1]
 
 
+def test_a_module_of_another_dtype_is_refused():
+    message = refusal(randomised(Sort()).double())
+    assert message == "module.embeddings.tables.user.weight: got 'torch.float64 on cpu', expected float32 on the CPU"
+
+
 class HiddenMixing(nn.Module):
     """Rows meet in Python, which a trace cannot see: by the number of rows alone."""
 
