@@ -42,6 +42,16 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
             return e.elementwise("aten.leaky_relu", [a["self"]], [number(a["negative_slope"])])
         case "aten.elu.default":
             return e.elementwise("aten.elu", [a["self"]], [number(a[k]) for k in ("alpha", "scale", "input_scale")])
+        case "aten.selu.default":  # its two constants, from the paper (Klambauer et al. 2017)
+            return e.elementwise("aten.elu", [a["self"]], [1.6732632423543772, 1.0507009873554805, 1.0])
+        case "aten.relu6.default":
+            return e.elementwise("aten.clamp", [a["self"]], [0, 6])
+        case "aten.bitwise_not.default" | "aten.bitwise_and.Tensor" | "aten.bitwise_or.Tensor" | "aten.bitwise_xor.Tensor":
+            return e.elementwise(f"aten.{name.replace('bitwise', 'logical')}", [a[k] for k in ("self", "other") if k in a])
+        case "aten.var.dim" | "aten.std.dim" | "aten.std.correction":
+            correction = a["correction"] if "correction" in a else int(a["unbiased"])
+            made = _reduced(e, "aten.var.correction", {**a, "correction": correction})
+            return e.elementwise("aten.sqrt", [made]) if name == "std" else made
         case "aten.gelu.default":
             return e.elementwise("aten.gelu", [a["self"]], [a["approximate"] == "tanh"])
         case "aten.softplus.default":
@@ -70,6 +80,10 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
             return matmul(e, a["self"], a["other"])
         case "aten.mm.default" | "aten.bmm.default":
             return matmul(e, a["self"], a["mat2"])
+        case "aten.tensordot.default" if isinstance(a["other"], Const) and a["other"].tensor.ndim == 2:
+            (of_self,), (of_other,) = a["dims_self"], a["dims_other"]
+            if of_self % a["self"].rank == a["self"].rank - 1:
+                return matmul(e, a["self"], Const(a["other"].tensor.movedim(of_other, 0)))
         case "aten.einsum.default":
             return einsum(e, a["equation"], a["tensors"])
         case "aten.layer_norm.default":
@@ -94,8 +108,10 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
 def _binary(e: Emitter, name: str, a: Arguments) -> Strided:
     left, right = a["self"], a["other"] if "other" in a else a["exponent"]
     alpha = a.get("alpha", 1)
-    if alpha != 1:
-        right = right * alpha if isinstance(right, int | float) else e.elementwise("aten.mul.Scalar", [right], [number(alpha)])
+    if alpha != 1 and isinstance(right, Strided):
+        right = e.elementwise("aten.mul.Scalar", [right], [number(alpha)])
+    elif alpha != 1:
+        right = Const(right.tensor * alpha) if isinstance(right, Const) else right * alpha
     op = f"aten.{name}"
     if isinstance(right, Strided | Const) and isinstance(left, Strided | Const) and not (is_number(left) or is_number(right)):
         return e.elementwise(op, [left, right])
