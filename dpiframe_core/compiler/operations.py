@@ -46,8 +46,15 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
             return e.elementwise("aten.elu", [a["self"]], [1.6732632423543772, 1.0507009873554805, 1.0])
         case "aten.relu6.default":
             return e.elementwise("aten.clamp", [a["self"]], [0, 6])
-        case "aten.bitwise_not.default" | "aten.bitwise_and.Tensor" | "aten.bitwise_or.Tensor" | "aten.bitwise_xor.Tensor":
-            return e.elementwise(f"aten.{name.replace('bitwise', 'logical')}", [a[k] for k in ("self", "other") if k in a])
+        case (
+            "aten.bitwise_not.default"
+            | "aten.bitwise_and.Tensor"
+            | "aten.bitwise_or.Tensor"
+            | "aten.bitwise_xor.Tensor"
+            | ("aten.__and__.Tensor" | "aten.__or__.Tensor" | "aten.__xor__.Tensor")
+        ):
+            logic = f"aten.logical_{name.removeprefix('bitwise_').strip('_')}"
+            return e.elementwise(logic, [a[k] for k in ("self", "other") if k in a])
         case "aten.var.dim" | "aten.std.dim" | "aten.std.correction":
             correction = a["correction"] if "correction" in a else int(a["unbiased"])
             made = _reduced(e, "aten.var.correction", {**a, "correction": correction})
