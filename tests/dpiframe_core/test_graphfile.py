@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpiframe_core.architecture import DCN, DCNv2, DeepFM, WideDeep
+from dpiframe_core.architecture import DCN, DCNv2, DeepFM, GraphFile, WideDeep
 from dpiframe_core.aten import AtenCall, Constant, Window
-from dpiframe_core.bundle import read_bundle
+from dpiframe_core.bundle import Provenance, read_bundle, write_bundle
 from dpiframe_core.errors import BundleError
 from dpiframe_core.graph import Attrs, Graph, Node, Source
 from dpiframe_core.graphfile import graph_json, parse_graph
@@ -139,6 +139,18 @@ def test_a_file_of_another_form_is_refused():
     for data in (b"", b"{", b"[]", b"\xff", b'{"nodes": [], "widths": {}, "params": {}, "output": "y"}'):
         with pytest.raises(BundleError, match=r"^graph\.json: "):
             parse_graph(data, SCHEMA, 1)
+
+
+def test_a_graph_without_its_file_and_a_file_without_its_graph_are_refused(tmp_path):
+    made = compiled_of("stacked")[-1]
+    parts = {
+        "name": "t", "version": "1", "feature_schema": made.schema, "dense": made.dense, "tables": made.tables,
+        "vocabularies": {}, "golden": made.golden, "provenance": Provenance(source="test"),
+    }  # fmt: skip
+    with pytest.raises(BundleError, match=r"files: got no graph\.json, expected every file that the schema needs"):
+        write_bundle(tmp_path / "b", architecture=GraphFile(), **parts)
+    with pytest.raises(BundleError, match=r"files: got 'graph\.json', expected only files that the schema needs"):
+        write_bundle(tmp_path / "b", architecture=DeepFM(hidden_units=(4,)), graph=made.graph, **parts)
 
 
 def test_a_bundle_checks_its_graph_as_it_is_read(tmp_path):
