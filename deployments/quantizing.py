@@ -89,6 +89,7 @@ def write_quantized(path: Path, dtype: TableDtype, out: Path, only: Sequence[str
         scales=made.scales,
         vocabularies=bundle.vocabularies,
         golden=bundle.golden,
+        graph=bundle.graph,
         provenance=m.provenance.model_copy(update={"notes": f"{m.provenance.notes}\n{note}".lstrip()}),
         tasks=m.tasks,
         precision=m.precision,

@@ -151,4 +151,12 @@ class DLRMDCNv2(Strict):
     activation: Activation = "relu"
 
 
-Architecture = Annotated[WideDeep | DeepFM | XDeepFM | DCN | DCNv2 | DIN | DLRM | DLRMDCNv2, Field(discriminator="type")]
+class GraphFile(Strict):
+    """A model without a function of its own here: its op graph lies in the bundle's graph.json (`graphfile`)."""
+
+    type: Literal["graph"] = "graph"
+
+
+Architecture = Annotated[
+    WideDeep | DeepFM | XDeepFM | DCN | DCNv2 | DIN | DLRM | DLRMDCNv2 | GraphFile, Field(discriminator="type")
+]

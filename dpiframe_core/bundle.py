@@ -29,10 +29,13 @@ from dpiframe_core.bundlefiles import (
 )
 from dpiframe_core.errors import BundleError, shown
 from dpiframe_core.golden import Golden, golden_from_tensors
+from dpiframe_core.graph import Graph
+from dpiframe_core.graphfile import graph_json, read_graph
 from dpiframe_core.manifest import (
     DENSE_FILE,
     EXAMPLE_FILE,
     GOLDEN_FILE,
+    GRAPH_FILE,
     MANIFEST_FILE,
     DensePrecision,
     GoldenSpec,
@@ -73,6 +76,7 @@ class Bundle:
         golden: rows with known scores. example: one raw request body, for people.
         fingerprint: SHA-256 of `model.yaml`, which holds the hash of every other file: the key of caches.
         scales: table name -> float32[dim], of the int8 tables: value = weight * scale.
+        graph: what `graph.json` holds, if the architecture is `graph`.
     """
 
     path: Path
@@ -84,6 +88,7 @@ class Bundle:
     example: dict[str, Any] | None
     fingerprint: str
     scales: dict[str, torch.Tensor] = field(default_factory=dict)
+    graph: Graph | None = None
 
 
 def read_bundle(path: str | os.PathLike[str], *, verify: bool = True) -> Bundle:
@@ -116,6 +121,7 @@ def write_bundle(
     precision: Precision | None = None,
     golden_tolerance: Mapping[DensePrecision, float] | None = None,
     example: Mapping[str, Any] | None = None,
+    graph: Graph | None = None,
     overwrite: bool = False,
 ) -> Manifest:
     """Writes a bundle beside its target, reads it back with the checks of `read_bundle`, and renames it into place.
@@ -143,6 +149,8 @@ def write_bundle(
             for vocabulary, entries in vocabularies.items():
                 write_vocabulary(entries, staging / vocabulary_file(vocabulary))
             write_tensors(staging, GOLDEN_FILE, golden.tensors())
+            if graph is not None:
+                (staging / GRAPH_FILE).write_bytes(graph_json(graph))
             if example is not None:
                 (staging / EXAMPLE_FILE).write_bytes(_example_json(example))
             try:
@@ -198,6 +206,7 @@ def _read(root: Path, verify: bool) -> Bundle:
         example=_read_example(root) if EXAMPLE_FILE in manifest.files else None,
         fingerprint=hashlib.sha256(text).hexdigest(),
         scales={name: scale for name, (_, scale) in tables.items() if scale is not None},
+        graph=read_graph(root / GRAPH_FILE, schema, len(manifest.tasks)) if GRAPH_FILE in manifest.files else None,
     )
 
 

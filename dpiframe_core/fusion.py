@@ -11,6 +11,8 @@ from dpiframe_core.graph import Attrs, Graph, Node
 
 # What the head kernel takes (kernels/head.cu).
 MAX_PARTS, MAX_LOGITS = 2, 3
+# Values of these may be logits of a head if nothing else reads them: it wants float32 without padding, which others may not.
+PLAIN_LOGITS = {"add", "mul", "bias", "activation", "concat", "aten"}
 
 
 def fuse_lookup(graph: Graph) -> Graph:
@@ -133,6 +135,8 @@ def fuse_head(graph: Graph) -> Graph:
         logits = [i for i in above.inputs if i != linear.outputs[0]]
     if linear.op != "linear" or len(linear.params) != 2 or linear.attrs.activation != "identity":
         return graph
+    if any(not _may_be_logit(graph, made_by[i], i, consumers) for i in logits):
+        return graph
     joined = made_by[linear.inputs[0]]
     alone = joined.op == "concat" and len(consumers[joined.outputs[0]]) == 1
     parts = list(joined.inputs) if alone else [linear.inputs[0]]
@@ -156,6 +160,14 @@ def fuse_head(graph: Graph) -> Graph:
         return graph
     widths = dict(graph.widths) | {n.outputs[0]: graph.widths[graph.output] for n in new}
     return _rebuilt(replace(graph, widths=widths), gone, [*new, head])
+
+
+def _may_be_logit(graph: Graph, maker: Node, value: str, consumers: dict[str, list[Node]]) -> bool:
+    if graph.widths[value] not in (1, graph.widths[graph.output]) or maker.op in ("linear", "cross_v2"):
+        return False
+    if maker.op == "lookup":  # of its outputs the sum alone is float32 at every precision
+        return bool(maker.attrs.total) and value == maker.outputs[-1]
+    return maker.op not in PLAIN_LOGITS or len(consumers[value]) == 1
 
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {

@@ -70,6 +70,8 @@ def _op(node: Node) -> str:
         )
     if node.op == "linear" and a.activation != "identity":
         return f"linear + {a.activation}"
+    if a.aten is not None:
+        return a.aten.op
     return f"{node.op}, {a.layers} layers" if a.layers else node.op
 
 

@@ -5,7 +5,8 @@ attention, a mixture of experts. Graph nodes only, their shapes checked.
 from collections.abc import Sequence
 from typing import TypeVar
 
-from dpiframe_core.graph import ACTIVATION_PARAMS, Attended, Attrs, GraphBuilder, Node
+from dpiframe_core.graph import ACTIVATION_PARAMS, Attended, Attrs, Node
+from dpiframe_core.graph_builder import GraphBuilder
 
 T = TypeVar("T")
 

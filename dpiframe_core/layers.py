@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from dpiframe_core.architecture import Activation, Activations, LeakyReLU
-from dpiframe_core.graph import GraphBuilder
+from dpiframe_core.graph_builder import GraphBuilder
 from dpiframe_core.interactions import mixture
 from dpiframe_core.schema import Feature
 

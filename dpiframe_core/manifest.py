@@ -18,6 +18,7 @@ from dpiframe_core.vocabulary import vocabulary_name
 
 FORMAT: Literal["dpiframe-bundle/1"] = "dpiframe-bundle/1"
 MANIFEST_FILE, DENSE_FILE, GOLDEN_FILE, EXAMPLE_FILE = "model.yaml", "dense.safetensors", "golden.safetensors", "example.json"
+GRAPH_FILE = "graph.json"
 
 DensePrecision = Literal["fp32", "tf32", "bf16", "fp8"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -66,7 +67,7 @@ class Manifest(Strict):
     def _complete(self) -> Self:
         if len(set(self.tasks)) != len(self.tasks):
             raise ValueError(f"tasks: got {shown(self.tasks)}, expected distinct names")
-        required = set(bundle_files(self.feature_schema))
+        required = set(bundle_files(self.feature_schema)) | ({GRAPH_FILE} if self.architecture.type == "graph" else set())
         for name in sorted(required - self.files.keys()):
             raise ValueError(f"files: got no {name}, expected every file that the schema needs")
         for name in sorted(self.files.keys() - required - {EXAMPLE_FILE}):

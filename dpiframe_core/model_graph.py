@@ -7,14 +7,14 @@ from dpiframe_core.models import build_graph
 
 
 def model_graph(bundle: Bundle) -> Graph:
-    """The unfused op graph of a bundle's model, its parameters checked against the bundle's.
+    """The unfused op graph of a bundle's model, by its function or graph.json, its parameters checked against the bundle's.
 
     Raises:
         BundleError: the architecture does not fit the schema, or a parameter is missing, left over or of a wrong shape.
     """
     m = bundle.manifest
     try:
-        graph = build_graph(m.architecture, m.feature_schema, len(m.tasks))
+        graph = bundle.graph or build_graph(m.architecture, m.feature_schema, len(m.tasks))
     except ValueError as error:
         raise BundleError(f"{bundle.path}/model.yaml: architecture {m.architecture.type}: {error}") from error
     found = {name: tuple(t.shape) for name, t in bundle.dense.items()}

@@ -5,6 +5,7 @@ from functools import partial
 
 import torch
 
+from dpiframe_core.aten_functions import AtenOperator
 from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.errors import InputError
@@ -94,6 +95,10 @@ class CpuOperators:
                 return lambda x: x + w[0]
             case "activation":
                 return lambda x: reference.activate_(x.clone(), a.activation, w, a.slope)
+            case "aten":
+                assert a.aten is not None  # the graph has checked it
+                call = AtenOperator(a.aten, w, torch.device("cpu"))
+                return lambda *ins: call(ins)
             case "linear":
                 return self._linear(a, w)
             case "fm":

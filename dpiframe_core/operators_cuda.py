@@ -5,13 +5,16 @@ from types import MappingProxyType
 
 import torch
 
+from dpiframe_core.aten_functions import AtenOperator
 from dpiframe_core.embedding.layout import output_columns, plan_lookup
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.executor import Operator, Values
+from dpiframe_core.fusion import PLAIN_LOGITS
 from dpiframe_core.graph import Graph, Node
 from dpiframe_core.interactions import attention_params, cin_params, linear_params
+from dpiframe_core.plain_cuda import run_plain
 from dpiframe_core.schema import FeatureSchema
-from kernels import interaction, reference
+from kernels import interaction
 from kernels.activation import Activation
 from kernels.attention import Attention, AttentionColumns
 from kernels.cin import Cin
@@ -28,7 +31,7 @@ ROWS_A_WORD = 8  # of common.cuh
 ALL = ":all"  # behind a lookup's name among a lane's buffers: what its outputs are columns of
 _TORCH = ("relu", "sigmoid", "tanh")  # activations that torch applies, where an ablation leaves them alone
 DONE = ":done"  # among a lane's buffers: int32[rows / 8], pinned, tells which batch's scores are there
-Bound = DeviceLookup | Linear | CrossV1 | Head | Wave | Activation | Dot | Cin | Attention | torch.Tensor | None
+Bound = DeviceLookup | Linear | CrossV1 | Head | Wave | Activation | Dot | Cin | Attention | AtenOperator | torch.Tensor | None
 
 
 class CudaOperators:
@@ -61,6 +64,7 @@ class CudaOperators:
             for n in (node.attrs.members or (node,))
             if (n.op == "lookup" and n.attrs.total) or n.op in ("fm", "cross_v1_head", "head", "sum")
         } | {graph.output}
+        self._logits |= _kept_exact(graph)
 
     def value_shape(self, value: str) -> tuple[int, torch.dtype]:
         """Columns (padded for the tensor cores) and dtype of a value's buffer."""
@@ -160,6 +164,9 @@ class CudaOperators:
                 for part, column in zip(node.inputs, a.columns, strict=False):
                     weight[:, column : column + self.graph.widths[part]] *= self._scale(part)
                 return Head(weight, w[1], self.dtype, self._device)
+            case "aten":
+                assert a.aten is not None  # the graph has checked it
+                return AtenOperator(a.aten, w, self._device)
             case "bias":
                 return w[0].to(self._device, self.dtype)
             case "wave":
@@ -235,6 +242,8 @@ class CudaOperators:
                     bound(state, ins[0][:, a.offset :], rows, maps, outs[0])
                 case Attention():
                     bound(state, ins[0], rows, outs[0])
+                case AtenOperator():
+                    bound.into(ins, outs[0])
                 case CrossV1():
                     bound(state, ins[0], rows, outs[0])
                 case Head():
@@ -246,9 +255,22 @@ class CudaOperators:
                 case _ if node.op == "fm":
                     interaction.fm(state, ins[0], rows, a.offset, a.fields, a.dim, outs[0])
                 case _:
-                    _plain(node, bound, [t[:, : widths[i]] for t, i in zip(ins, node.inputs, strict=True)], outs[0], widths)
+                    run_plain(node, bound, [t[:, : widths[i]] for t, i in zip(ins, node.inputs, strict=True)], outs[0], widths)
 
         return run
+
+
+def _kept_exact(graph: Graph) -> set[str]:
+    """Values that stay float32 and unpadded beside those of known operators: logits of a head that operators of torch make, and
+    what generic ones hand to generic ones alone (logarithms and sums do not bear bfloat16 in between).
+    """
+    readers, made_by = graph.consumers(), graph.producers()
+    heads = [m for n in graph.nodes for m in (n.attrs.members or (n,)) if m.op == "head"]
+    logits = {i for head in heads for i in head.inputs[len(head.attrs.columns) :]}
+    generic = {o for n in graph.nodes if n.op == "aten" for o in n.outputs}
+    return {v for v in logits if made_by[v].op in PLAIN_LOGITS} | {
+        v for v in generic if all(n.op == "aten" for n in readers.get(v, []))
+    }
 
 
 def _cross_and_head(w: Sequence[torch.Tensor], offset: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -262,26 +284,3 @@ def _linear_operands(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """(x, out, x0, xl): a cross layer has inputs (x0, xl), one of low rank (x0, xl, x), a plain one (x)."""
     return ins[-1], outs[0], ins[0] if len(ins) > 1 else None, ins[1] if len(ins) > 1 else None
-
-
-def _plain(node: Node, weight: Bound, ins: list[torch.Tensor], out: torch.Tensor, widths: Mapping[str, int]) -> None:
-    """The small operators that fusion removes, on torch's own kernels: what an unfused ablation runs."""
-    out = out[:, : widths[node.outputs[0]]]
-    match node.op:
-        case "concat":
-            torch.cat(ins, 1, out=out) if out.is_contiguous() else out.copy_(torch.cat(ins, 1))
-        case "add":
-            out.copy_(ins[0])
-            for other in ins[1:]:
-                out.add_(other)
-        case "mul":
-            torch.mul(ins[0], ins[1], out=out)
-        case "sum":
-            torch.sum(ins[0], 1, keepdim=True, dtype=out.dtype, out=out)
-        case "bias":
-            assert isinstance(weight, torch.Tensor)
-            torch.add(ins[0], weight, out=out)
-        case "activation":
-            reference.activate_(out.copy_(ins[0]), node.attrs.activation)
-        case _:
-            raise ValueError(f"graph node {node.name}: got op {node.op!r}, expected one that the CUDA backend knows")

@@ -2,7 +2,7 @@
 
 from typing import assert_never
 
-from dpiframe_core.architecture import DCN, DIN, DLRM, Architecture, DCNv2, DeepFM, DLRMDCNv2, WideDeep, XDeepFM
+from dpiframe_core.architecture import DCN, DIN, DLRM, Architecture, DCNv2, DeepFM, DLRMDCNv2, GraphFile, WideDeep, XDeepFM
 from dpiframe_core.graph import Graph
 from dpiframe_core.models.dcn import dcn
 from dpiframe_core.models.dcnv2 import dcnv2
@@ -37,5 +37,7 @@ def build_graph(architecture: Architecture, schema: FeatureSchema, tasks: int = 
             return dlrm(schema, architecture, tasks)
         case DLRMDCNv2():
             return dlrm_dcnv2(schema, architecture, tasks)
+        case GraphFile():
+            raise ValueError("got no function of hyper-parameters, expected the graph from the bundle's graph.json")
         case _:
             assert_never(architecture)

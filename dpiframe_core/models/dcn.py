@@ -1,7 +1,8 @@
 """DCN: Wang et al., "Deep & Cross Network for Ad Click Predictions", 2017, equations 3 and 6."""
 
 from dpiframe_core.architecture import DCN
-from dpiframe_core.graph import Graph, GraphBuilder
+from dpiframe_core.graph import Graph
+from dpiframe_core.graph_builder import GraphBuilder
 from dpiframe_core.layers import click_scores, first_order, mlp, model_input
 from dpiframe_core.schema import FeatureSchema
 

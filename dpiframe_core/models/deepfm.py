@@ -1,7 +1,8 @@
 """DeepFM: Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", 2017, equations 1 to 4."""
 
 from dpiframe_core.architecture import DeepFM
-from dpiframe_core.graph import Graph, GraphBuilder
+from dpiframe_core.graph import Graph
+from dpiframe_core.graph_builder import GraphBuilder
 from dpiframe_core.layers import click_scores, factorization_machine, first_order, mlp, model_input
 from dpiframe_core.schema import FeatureSchema
 

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from dpiframe_core.architecture import DIN, TargetAttention
-from dpiframe_core.graph import Attended, Graph, GraphBuilder
+from dpiframe_core.graph import Attended, Graph
+from dpiframe_core.graph_builder import GraphBuilder
 from dpiframe_core.interactions import attention
 from dpiframe_core.layers import activation_kind, click_scores, mlp
 from dpiframe_core.schema import FeatureSchema

@@ -3,7 +3,8 @@ DLRM-DCNv2 of MLPerf and TorchRec, whose interaction is a cross network of low r
 """
 
 from dpiframe_core.architecture import DLRM, DLRMDCNv2
-from dpiframe_core.graph import Graph, GraphBuilder
+from dpiframe_core.graph import Graph
+from dpiframe_core.graph_builder import GraphBuilder
 from dpiframe_core.interactions import dot
 from dpiframe_core.layers import click_scores, cross_network, mlp, model_input
 from dpiframe_core.schema import FeatureSchema

@@ -1,7 +1,8 @@
 """Wide & Deep: Cheng et al., "Wide & Deep Learning for Recommender Systems", 2016, equation 3."""
 
 from dpiframe_core.architecture import WideDeep
-from dpiframe_core.graph import Graph, GraphBuilder
+from dpiframe_core.graph import Graph
+from dpiframe_core.graph_builder import GraphBuilder
 from dpiframe_core.layers import click_scores, first_order, mlp, model_input
 from dpiframe_core.schema import FeatureSchema
 

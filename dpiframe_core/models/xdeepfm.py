@@ -1,7 +1,8 @@
 """xDeepFM: Lian et al., "xDeepFM: Combining Explicit and Implicit Feature Interactions for Recommender Systems", 2018."""
 
 from dpiframe_core.architecture import XDeepFM
-from dpiframe_core.graph import Graph, GraphBuilder
+from dpiframe_core.graph import Graph
+from dpiframe_core.graph_builder import GraphBuilder
 from dpiframe_core.interactions import cin
 from dpiframe_core.layers import activation_kind, click_scores, embedded_columns, first_order, mlp, model_input
 from dpiframe_core.schema import FeatureSchema

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from deployments.quantizing import write_quantized
-from dpiframe_core.architecture import DeepFM
+from dpiframe_core.architecture import DeepFM, GraphFile
 from dpiframe_core.bundle import Bundle, read_bundle, write_bundle
 from dpiframe_core.engine import Engine
 from dpiframe_core.engine_options import GOLDEN_TOLERANCE, EngineOptions
 from dpiframe_core.errors import InputError
+from dpiframe_core.model_graph import model_graph
 from tests import oracle
 from tests.backends import BACKENDS
 from tests.runner import small_bundle
@@ -50,6 +51,17 @@ def test_served_scores_are_those_of_the_stored_values_and_as_far_off_as_reported
     assert (off.max(), off.mean()) == pytest.approx((done.max_deviation, done.mean_deviation), abs=2e-6)
     assert off.max() > 1e-6
     engine.close()
+
+
+def test_a_graph_in_the_bundle_goes_along(bundle: Bundle, tmp_path: Path) -> None:
+    model = model_graph(bundle)
+    m = bundle.manifest
+    write_bundle(
+        tmp_path / "graph", name="graph", version="1", architecture=GraphFile(), feature_schema=m.feature_schema,
+        dense=bundle.dense, tables=bundle.tables, vocabularies={}, golden=bundle.golden, provenance=m.provenance, graph=model,
+    )  # fmt: skip
+    write_quantized(tmp_path / "graph", "float16", tmp_path / "out")
+    assert read_bundle(tmp_path / "out").graph == model
 
 
 @pytest.mark.gpu

@@ -12,7 +12,8 @@ from dpiframe_core import fusion
 from dpiframe_core.cpu_lane import CpuLane
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.fusion import PASSES, fuse
-from dpiframe_core.graph import Graph, GraphBuilder
+from dpiframe_core.graph import Graph
+from dpiframe_core.graph_builder import GraphBuilder
 from dpiframe_core.interactions import dot, mixture
 from dpiframe_core.operators_cpu import CpuOperators
 from dpiframe_core.schedule import breadth_first

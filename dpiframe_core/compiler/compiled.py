@@ -1,0 +1,167 @@
+"""`dpiframe_core.compile`: a plain module in, the parts of an ordinary bundle out, its scores proved equal on the example."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dpiframe_core.architecture import GraphFile
+from dpiframe_core.bundle import Golden, Manifest, Provenance, VocabularyTable, write_bundle
+from dpiframe_core.compiler.examples import example_block, raw_columns
+from dpiframe_core.compiler.lookups import Lookups
+from dpiframe_core.compiler.lower import Lowering
+from dpiframe_core.compiler.tidy import tidied
+from dpiframe_core.compiler.trace import Call, Scored, evaluating, trace
+from dpiframe_core.cpu_lane import CpuLane
+from dpiframe_core.embedding.store import EmbeddingStore
+from dpiframe_core.errors import InputError
+from dpiframe_core.fusion import fuse
+from dpiframe_core.graph import Graph
+from dpiframe_core.operators_cpu import CpuOperators
+from dpiframe_core.schedule import breadth_first
+from dpiframe_core.schema import FeatureSchema
+from dpiframe_core.types import Floats, RowBlock
+
+TOLERANCE = 1e-5  # on the probability, of float32 against float32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compiled:
+    """A module as the parts of a bundle.
+
+    Attributes:
+        schema: as given. graph: what is computed, before fusion.
+        dense: parameter name -> float32 tensor. tables: table name -> float32[rows, dim].
+        golden: the example's rows and the module's own scores on them.
+        deviation: largest difference between those and the compiled scores on the CPU.
+    """
+
+    schema: FeatureSchema
+    graph: Graph
+    dense: dict[str, torch.Tensor]
+    tables: dict[str, torch.Tensor]
+    golden: Golden
+    deviation: float
+
+    def write(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        name: str,
+        version: str = "1",
+        vocabularies: Mapping[str, VocabularyTable] | None = None,
+        provenance: Provenance | None = None,
+        tasks: tuple[str, ...] = ("click",),
+        example: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
+    ) -> Manifest:
+        """Writes the bundle; vocabularies as the schema's encoders need them. Raises as `write_bundle`."""
+        return write_bundle(
+            path,
+            name=name,
+            version=version,
+            architecture=GraphFile(),
+            feature_schema=self.schema,
+            dense=self.dense,
+            tables=self.tables,
+            vocabularies=vocabularies or {},
+            golden=self.golden,
+            provenance=provenance or Provenance(source="dpiframe_core.compile"),
+            tasks=tasks,
+            example=example,
+            graph=self.graph,
+            overwrite=overwrite,
+        )
+
+
+def compile_module(
+    module: nn.Module,
+    schema: FeatureSchema,
+    example: Mapping[str, torch.Tensor],
+    *,
+    call: Call = "mapping",
+    output: str | int | None = None,
+    logits: bool = False,
+) -> Compiled:
+    """See `dpiframe_core.compile`."""
+    values = raw_columns(schema, example)
+    for where, p in [*module.named_parameters(), *module.named_buffers()]:
+        if p.is_floating_point() and (p.dtype != torch.float32 or p.device.type != "cpu"):
+            raise InputError(f"module.{where}", f"{p.dtype} on {p.device}", "float32 on the CPU")
+    scored = Scored(module, list(example), call, output, logits)
+    with evaluating(module):
+        traced = trace(scored, list(example.values()))
+        complete = {"x": 0, "w": 0}
+        for _ in range(2):  # the first pass finds how wide the embeddings are together
+            lookups = Lookups(schema, values.columns)
+            lowering = Lowering(traced, lookups, values.at, complete)
+            result = lowering.run()
+            complete = lookups.widths
+        rows = result.count
+        output_value = lowering.emitter.run(result)
+        graph, dense = tidied(lowering.emitter, lookups, output_value)
+        _check_used(schema, lookups)
+        tables = {t.name: lookups.table(t.name) for t in schema.tables}
+        block = example_block(schema, example, lookups.padding)
+        scores = _source_scores(scored, example)
+        compiled = _cpu_scores(graph, schema, tables, dense, block)
+        deviation = max(_deviation(compiled, scores), _check_rows(scored, example, scores))
+    if scores.shape[1] != rows:
+        raise InputError("module output", scores.shape, f"{rows} scores a row")
+    return Compiled(schema, graph, dense, tables, Golden(block, scores), deviation)
+
+
+def _check_used(schema: FeatureSchema, lookups: Lookups) -> None:
+    read = {feature for feature, _ in lookups.sources}
+    unread = [f.name for f in schema.features if f.name not in read]
+    if unread:
+        raise InputError("module", unread, "every feature of the schema to be read")
+
+
+def _source_scores(scored: Scored, example: Mapping[str, torch.Tensor]) -> Floats:
+    """float32[rows, tasks] of the module itself.
+
+    Raises:
+        InputError: they are no probabilities.
+    """
+    with torch.no_grad():
+        found = scored(*example.values())
+    scores: Floats = found.detach().reshape(len(found), -1).float().numpy()
+    if not (np.isfinite(scores).all() and (scores >= 0).all() and (scores <= 1).all()):
+        bad = scores[~((scores >= 0) & (scores <= 1))]
+        raise InputError("module output", float(bad[0]), "probabilities from 0 to 1; logits=True adds the sigmoid")
+    return scores
+
+
+def _cpu_scores(
+    graph: Graph, schema: FeatureSchema, tables: Mapping[str, torch.Tensor], dense: Mapping[str, torch.Tensor], block: RowBlock
+) -> Floats:
+    fused = fuse(graph)
+    operators = CpuOperators(fused, schema, EmbeddingStore(schema, tables, torch.device("cpu")), dense)
+    return CpuLane(operators, breadth_first(fused), schema.block_layout, fused.output).run([block]).scores
+
+
+def _deviation(compiled: Floats, scores: Floats) -> float:
+    off = float(np.abs(compiled - scores).max())
+    if not off <= TOLERANCE:
+        raise InputError("compiled scores", off, f"at most {TOLERANCE} between them and the module's own")
+    return off
+
+
+def _check_rows(scored: Scored, example: Mapping[str, torch.Tensor], scores: Floats) -> float:
+    """Other batches of the same rows must score the same: the graph cannot mix rows, so a module that does is refused."""
+    rows = len(scores)
+    worst = 0.0
+    for order in (torch.arange(rows - 1, -1, -1), torch.arange(rows).repeat(2), torch.arange(1)):
+        with torch.no_grad():
+            found = scored(*(v[order] for v in example.values())).reshape(len(order), -1).float().numpy()
+        worst = max(worst, float(np.abs(found - scores[order.numpy()]).max()))
+    if not worst <= TOLERANCE:
+        raise InputError(
+            "module", f"scores that change by {worst:.3g} with the other rows of a batch", "each row's score by itself"
+        )
+    return worst

@@ -1,0 +1,73 @@
+"""The example that a module is compiled with: feature -> tensor, held against the schema, and as encoded golden rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dpiframe_core.compiler.lookups import Indices
+from dpiframe_core.errors import InputError
+from dpiframe_core.schema import FeatureSchema
+from dpiframe_core.types import RowBlock
+
+_LEAST_ROWS = 2  # torch.export takes a batch of one for a constant
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawColumns:
+    """columns: (feature, position) of each raw column. at: for each input which columns a row of it has, in its sizes."""
+
+    columns: Sequence[tuple[str, int]]
+    at: Sequence[Indices]
+
+
+def raw_columns(schema: FeatureSchema, example: Mapping[str, torch.Tensor]) -> RawColumns:
+    """Checks an example: every feature of the schema once, [rows], [rows, 1] or, of several values, [rows, values].
+
+    Raises:
+        InputError: a feature lacks or is unknown, or a tensor is of a wrong shape or dtype.
+    """
+    names = {f.name for f in schema.features}
+    if example.keys() != names:
+        raise InputError("example", sorted(example.keys() ^ names), "exactly the features of the schema")
+    rows = {len(t) for t in example.values() if t.ndim}
+    if len(rows) != 1 or min(rows) < _LEAST_ROWS:
+        raise InputError("example", f"{sorted(rows)} rows", f"{_LEAST_ROWS} rows or more, as many of each feature")
+    columns: list[tuple[str, int]] = []
+    at = []
+    for name, tensor in example.items():
+        f = schema.feature(name)
+        shapes = ((f.max_values,),) if f.max_values > 1 else ((), (1,))
+        if tuple(tensor.shape[1:]) not in shapes:
+            raise InputError(
+                f"example.{name}", tuple(tensor.shape), f"[rows, {f.max_values}]" if f.max_values > 1 else "[rows]"
+            )
+        integer = not tensor.dtype.is_floating_point and tensor.dtype != torch.bool
+        if integer != f.is_id or (not f.is_id and tensor.dtype != torch.float32):
+            raise InputError(f"example.{name}", str(tensor.dtype), "integers, as its feature has ids" if f.is_id else "float32")
+        at.append(np.arange(len(columns), len(columns) + f.max_values).reshape(tensor.shape[1:]))
+        columns += [(name, i) for i in range(f.max_values)]
+    return RawColumns(columns, at)
+
+
+def example_block(schema: FeatureSchema, example: Mapping[str, torch.Tensor], padding: Mapping[str, int]) -> RowBlock:
+    """The example as encoded rows, each with a context of its own; `padding`: the id of an absent value of a feature.
+
+    Raises:
+        InputError: an id that is no row of its feature's table.
+    """
+    rows = len(next(iter(example.values())))
+    block = RowBlock.allocate(schema.block_layout, rows, rows)
+    block.request_of_row[:] = np.arange(rows)
+    for f in schema.features:
+        values = example[f.name].detach().reshape(rows, -1).numpy().copy()
+        if f.is_id:
+            bound = min(schema.table(name).rows for name in (f.table, f.first_order_table) if name is not None)
+            outside = values[(values < 0) | (values >= bound)]
+            if outside.size:
+                raise InputError(f"example.{f.name}", int(outside.flat[0]), f"ids from 0 to {bound - 1}")
+            if f.max_values > 1 and f.name in padding:
+                values[values == padding[f.name]] = -1
+        block.column(schema.columns[f.name])[:] = values
+    return block

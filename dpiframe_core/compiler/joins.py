@@ -1,0 +1,68 @@
+"""Tensors put side by side, and elements chosen at constant positions."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dpiframe_core.compiler.arguments import constant
+from dpiframe_core.compiler.emit import Const, Emitter, Tensor
+from dpiframe_core.compiler.strided import Dim, Frame, Refused, Strided, frame_of, unsqueezed
+
+
+def cat(e: Emitter, tensors: Sequence[Tensor], dim: int) -> Strided:
+    """Side by side along a dimension: without a copy if they lie so already."""
+    strided = [t for t in tensors if isinstance(t, Strided)]
+    first, rank = strided[0], strided[0].rank
+    frame = frame_of(strided, rank)
+    dim %= rank
+    position = frame.position(dim)
+    rows = [frame.row(t) for t in strided]
+    sizes = [list(row[0]) for row in rows if row]
+    alike = frame == Frame(rank, 0) and len(sizes) == len(tensors) and all(t.is_run for t in strided)
+    if alike and all(set(s[: position - 1]) <= {1} for s in sizes):  # one behind the other, row-major
+        joined = tuple(sum(s[i] for s in sizes) if i == position - 1 else n for i, n in enumerate(sizes[0]))
+        ends = [t.offset + t.count for t in strided]
+        if all(t.base == first.base for t in strided) and [t.offset for t in strided[1:]] == ends[:-1]:
+            return replace(frame.back(first.base, joined), offset=first.offset)
+        if all(e.whole(t) for t in strided):
+            return frame.back(e.node("concat", [t.base for t in strided], sum(t.count for t in strided)), joined)
+    parts = [t if isinstance(t, Strided) else _rows_of(t, frame) for t in tensors]
+    return e.call("aten.cat", parts, [position], frame)
+
+
+def stack(e: Emitter, tensors: Sequence[Tensor], dim: int) -> Strided:
+    """Side by side along a new dimension."""
+    dim %= max(t.rank for t in tensors if isinstance(t, Strided)) + 1
+    return cat(e, [unsqueezed(t, dim) if isinstance(t, Strided) else Const(t.tensor.unsqueeze(dim)) for t in tensors], dim)
+
+
+def selected_at(e: Emitter, x: Strided, dim: int, index: Any) -> Strided:
+    """The elements at constant positions of one dimension."""
+    dim %= x.rank
+    frame, positions = frame_of([x], x.rank), constant(index).tensor % x.size(dim)
+    return e.call("aten.index_select", [x], [frame.position(dim), tuple(positions.flatten().tolist())], frame)
+
+
+def indexed(e: Emitter, x: Strided, indices: Sequence[Any]) -> Strided:
+    """x[:, idx] or x[:, i, j] by constant positions of one dimension, or of neighbouring ones taken together."""
+    if not all(i is None or isinstance(i, Const) for i in indices):
+        raise Refused("got an index that depends on values of the batch, expected constant positions")
+    used = [(d, constant(i).tensor) for d, i in enumerate(indices) if i is not None]
+    first, last = used[0][0], used[-1][0]
+    if last - first != len(used) - 1 or any(i.dtype == torch.bool or i.ndim != 1 for _, i in used):
+        raise Refused("got an index by values, expected constant positions along neighbouring dimensions")
+    flat = torch.zeros_like(used[0][1])
+    for d, positions in used:
+        flat = flat * x.size(d) + positions % x.size(d)
+    if any(atom.batch for d, _ in used for atom in x.dims[d]):
+        raise Refused("got a choice among the rows of the batch, expected each row to be computed from itself")
+    joined: Dim = tuple(atom for d, _ in used for atom in x.dims[d])
+    return selected_at(e, replace(x, dims=(*x.dims[:first], joined, *x.dims[last + 1 :])), first, Const(flat))
+
+
+def _rows_of(c: Const, frame: Frame) -> Const:
+    """A constant in the sizes of a row, without the batch's dimension."""
+    sizes, split = list(c.tensor.shape), [1] * ((frame.outer > 1) + (frame.inner > 1))
+    return Const(c.tensor.reshape(*sizes[: frame.at], *split, *sizes[frame.at + 1 :]))

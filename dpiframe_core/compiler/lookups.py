@@ -1,0 +1,182 @@
+"""Which rows of which tables a module reads: its embedding lookups as sources of the schema's features. Raw ids and numbers are
+followed from the inputs to the lookups; nothing is computed here.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dpiframe_core.compiler.strided import Refused
+from dpiframe_core.errors import InputError
+from dpiframe_core.schema import FeatureSchema
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Raw:
+    """A tensor of raw inputs, as they came: per element of a row, which input column it is and what was added to the id.
+
+    at, shift: int64[sizes of a row]. flat: its rows were joined into one dimension, [B * columns].
+    """
+
+    at: Indices
+    shift: Indices
+    flat: bool = False
+
+    def of(self, change: Callable[[Indices], Indices]) -> "Raw":
+        """The same view taken of both."""
+        return replace(self, at=change(self.at), shift=change(self.shift))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bags:
+    """Embeddings [B, values, dim] of one feature of several values, before their sum: nothing else may read them."""
+
+    feature: str
+    slot: "Slot"
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Columns that hold an embedding: `width` from `offset` on of the value `base` ("x", or "w" for first-order weights)."""
+
+    base: str
+    offset: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Columns of a table: rows from `start` on of a weight [rows, width], or the transpose of one [width, 1]."""
+
+    weight: str
+    start: int
+    width: int
+
+
+@dataclass
+class Lookups:
+    """Collects the sources that a module reads, and what their tables are made of.
+
+    columns: (feature, position) of each raw column. weights: name -> [rows, dim].
+    padding: of each feature of several values the id that the module takes for an absent one.
+    """
+
+    schema: FeatureSchema
+    columns: Sequence[tuple[str, int]]
+    sources: dict[tuple[str, str | None], Slot] = field(default_factory=dict)
+    widths: dict[str, int] = field(default_factory=lambda: {"x": 0, "w": 0})
+    parts: dict[str, list[Part]] = field(default_factory=dict)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    padding: dict[str, int] = field(default_factory=dict)
+
+    def number(self, at: int) -> Slot:
+        """A number as it is."""
+        feature, _ = self.columns[at]
+        if self.schema.feature(feature).is_id:
+            raise Refused(f"got the ids of feature {feature!r} as numbers, expected them in an embedding lookup alone")
+        return self._source(feature, None, 1)
+
+    def scaled(self, at: int, name: str, weight: torch.Tensor) -> Slot | None:
+        """A number times the vector weight [dim, 1], if the schema has a table of one row for it."""
+        feature, _ = self.columns[at]
+        f = self.schema.feature(feature)
+        table = f.first_order_table if weight.shape[0] == 1 and f.first_order_table else f.table
+        if f.is_id or table is None:
+            return None
+        return self._part(feature, table, Part(name, -1, weight.shape[0]), weight.t())
+
+    def embedded(self, raw: Raw, name: str, weight: torch.Tensor) -> list[Slot]:
+        """The embedding of each id of a row, in order."""
+        return [
+            self._id_row(*self.columns[at], shift, name, weight)
+            for at, shift in zip(raw.at.flatten().tolist(), raw.shift.flatten().tolist(), strict=True)
+        ]
+
+    def bag(
+        self, raw: Raw, name: str, weight: torch.Tensor, padding: int | None, *, sums: bool, mode: str = "sum"
+    ) -> Bags | None:
+        """The ids of one row as one feature's values, or None if they are of features of one value.
+
+        sums: the padding's row is added too, so it must be zero; else it is left out.
+        """
+        features = {self.columns[at][0] for at in raw.at.flatten().tolist()}
+        several = sorted(f for f in features if self.schema.feature(f).max_values > 1)
+        if not several:
+            return None
+        feature, f = several[0], self.schema.feature(several[0])
+        if [self.columns[at] for at in raw.at.flatten().tolist()] != [(feature, i) for i in range(f.max_values)]:
+            raise Refused(f"got some of the values of feature {feature!r}, expected all {f.max_values} of them in their order")
+        if raw.shift.any():
+            raise Refused(f"got shifted ids of feature {feature!r} of several values, expected a table of their own")
+        if f.pooling != mode:
+            raise Refused(f"got pooling {mode!r} of feature {feature!r}, expected {f.pooling!r} as the schema says")
+        if padding is None:
+            raise Refused(f"got no padding_idx for feature {feature!r} of several values, expected the id of an absent value")
+        if sums and weight[padding].any():
+            raise Refused(
+                f"got a row of {name} at padding_idx {padding} that is not zero, expected zeros: absent values add nothing"
+            )
+        if self.padding.setdefault(feature, padding) != padding:
+            raise Refused(f"got padding_idx {padding} for feature {feature!r}, expected {self.padding[feature]} as elsewhere")
+        return Bags(feature, self._id_row(feature, -1, int(raw.shift.flat[0]), name, weight))
+
+    def table(self, name: str) -> torch.Tensor:
+        """float32[rows, dim] of a table of the schema.
+
+        Raises:
+            InputError: what the module reads does not make a table of the schema's shape.
+        """
+        table, parts = self.schema.table(name), self.parts.get(name, [])
+        found = []
+        for part in parts:
+            weight = self.weights[part.weight]
+            whole = part.start < 0
+            start = max(0, part.start)
+            stacked = len({p.start for ps in self.parts.values() for p in ps if p.weight == part.weight}) > 1
+            if len(weight) < start + table.rows or (not stacked and not whole and len(weight) != table.rows):
+                raise InputError(f"tables.{name}.rows", table.rows, f"{len(weight) - start}, the rows of {part.weight}")
+            found.append(weight[start : start + table.rows])
+        dims = [p.width for p in parts]
+        if sum(dims) != table.dim:
+            made = " + ".join(f"{p.width} of {p.weight}" for p in parts) or "no embedding that reads it"
+            raise InputError(f"tables.{name}.dim", table.dim, f"{sum(dims)}: {made}" if parts else made)
+        return torch.cat(found, 1).float().contiguous()
+
+    def _id_row(self, feature: str, position: int, shift: int, name: str, weight: torch.Tensor) -> Slot:
+        f = self.schema.feature(feature)
+        if not f.is_id:
+            raise Refused(f"got the number {feature!r} as an id, expected a categorical or bucketized feature")
+        if position >= 0 and f.max_values > 1:
+            raise Refused(f"got one value of feature {feature!r}, which has up to {f.max_values}, expected their sum or mean")
+        first = weight.shape[1] == 1 and f.first_order_table is not None
+        table = f.first_order_table if first else f.table
+        if table is None:
+            raise Refused(f"got an embedding of feature {feature!r}, expected it to have a table in the schema")
+        return self._part(feature, table, Part(name, shift, weight.shape[1]), weight)
+
+    def _part(self, feature: str, table: str, part: Part, weight: torch.Tensor) -> Slot:
+        if self.weights.setdefault(part.weight, weight) is not weight and self.weights[part.weight].shape != weight.shape:
+            raise Refused(f"got {part.weight} both as a table and transposed, expected one use")
+        parts = self.parts.setdefault(table, [])
+        if part not in parts:
+            parts.append(part)
+        before = sum(p.width for p in parts[: parts.index(part)])
+        dim = self.schema.table(table).dim
+        if before + part.width > dim:
+            made = " + ".join(f"{p.width} of {p.weight}" for p in parts)
+            raise Refused(f"got {made} for table {table!r}, expected {dim} columns as the schema says")
+        slot = self._source(feature, table, dim)
+        return Slot(slot.base, slot.offset + before, part.width)
+
+    def _source(self, feature: str, table: str | None, width: int) -> Slot:
+        known = self.sources.get((feature, table))
+        if known is None:
+            base = "w" if table is not None and table == self.schema.feature(feature).first_order_table else "x"
+            known = self.sources[feature, table] = Slot(base, self.widths[base], width)
+            self.widths[base] += width
+        return known

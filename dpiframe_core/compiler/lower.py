@@ -1,0 +1,175 @@
+"""Goes through a module's ATen calls once, in order, and gives each a meaning: a constant worked out now, raw inputs on
+their way to a lookup, a view that costs nothing, or nodes of the graph.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from dpiframe_core.compiler.emit import Const, Emitter
+from dpiframe_core.compiler.lookups import Bags, Indices, Lookups, Raw
+from dpiframe_core.compiler.operations import operation
+from dpiframe_core.compiler.raw import BagStarts, RawInputs
+from dpiframe_core.compiler.strided import Refused, Size, Strided
+from dpiframe_core.compiler.trace import Trace, Verbatim, source_line
+from dpiframe_core.compiler.views import SAME, size_of, view
+from dpiframe_core.errors import InputError
+
+_IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default"}
+# Their result has the sizes they are told and one value throughout, so a batch of them may be one row.
+_FILLED = {
+    f"aten.{n}" for n in (
+        "zeros.default", "ones.default", "full.default", "new_zeros.default", "new_ones.default", "new_full.default",
+        "zeros_like.default", "ones_like.default", "full_like.default", "scalar_tensor.default",
+    )
+}  # fmt: skip
+
+
+class Lowering:
+    """One pass over a trace.
+
+    Args:
+        columns: for each input the raw column of each element of a row, int64[sizes of a row].
+        complete: widths of "x" and "w" as an earlier pass found them; 0 before that.
+    """
+
+    def __init__(self, trace: Trace, lookups: Lookups, columns: Sequence[Indices], complete: dict[str, int]) -> None:
+        self._trace = trace
+        self.emitter = Emitter(complete)
+        self._inputs = RawInputs(self.emitter, lookups)
+        self._values: dict[fx.Node, Any] = {
+            node: Const(tensor, name) for node, (name, tensor) in trace.tensors.items()
+        } | {node: Raw(at, np.zeros_like(at)) for node, at in zip(trace.inputs, columns, strict=True)}  # fmt: skip
+
+    def run(self) -> Strided:
+        """Writes the nodes and gives the scores.
+
+        Raises:
+            InputError: a call that cannot be taken over, with its name and source line.
+        """
+        for node in self._trace.nodes:
+            where = f"module: {node.name} ({source_line(node)})"
+            self.emitter.name, self.emitter.module = node.name, _module(node)
+            try:
+                self._values[node] = made = self._value(node)
+                _check_sizes(made, node)
+            except Refused as error:
+                got, _, expected = str(error).removeprefix("got ").partition(", expected ")
+                raise InputError(where, Verbatim(got), expected) from None
+        result = self._values[self._trace.result]
+        if isinstance(result, Raw):
+            result = self._inputs.as_numbers(result)
+        if not isinstance(result, Strided):
+            raise InputError("module output", "a constant", "scores that depend on the features")
+        return result
+
+    def _value(self, node: fx.Node) -> Any:
+        target, found = str(node.target), node.meta.get("val")
+        if target in _IGNORED:
+            return None
+        if isinstance(found, int | torch.SymInt):
+            return size_of(found) if not isinstance(found, int) else found
+        if target == "<built-in function getitem>":
+            made = self._values[node.args[0]][node.args[1]]  # type: ignore[index]
+            if made is None:
+                raise Refused(f"got result {node.args[1]} of a call, expected the first")
+            return made
+        if not isinstance(node.target, torch._ops.OpOverload):
+            raise Refused(f"got {target}, expected an ATen operation")
+        if torch.Tag.nondeterministic_seeded in node.target.tags and "attention" not in target:  # attention's dropout: there
+            raise Refused(f"got {target}, expected nothing random")
+        a = self._arguments(node)
+        inside = _flat(a)
+        sizes = [size_of(s) for s in found.shape] if isinstance(found, torch.Tensor) else []
+        if target in _FILLED and isinstance(found, torch.Tensor):
+            return self._filled(target, a, sizes, found)
+        if any(isinstance(v, Bags) for v in inside):
+            return self._inputs.bags(target, a)
+        if any(isinstance(v, Raw) for v in inside):
+            made = self._inputs.value(target, a, sizes, found)
+            if made is not None:
+                return made
+            a = {name: self._inputs.as_numbers(value) for name, value in a.items()}
+            inside = _flat(a)
+        if any(isinstance(v, Strided) for v in inside):
+            return self._of_values(target, a, sizes, found)
+        return self._constant(node, target, a, sizes)
+
+    def _arguments(self, node: fx.Node) -> dict[str, Any]:
+        """By name, defaults included, with values in place of nodes."""
+        schema = node.target._schema.arguments  # type: ignore[union-attr]
+        given = dict(zip((s.name for s in schema), node.args, strict=False)) | dict(node.kwargs)
+        filled = {s.name: given.get(s.name, s.default_value if s.has_default_value() else None) for s in schema}
+        return {name: fx.map_arg(value, lambda n: self._values[n]) for name, value in filled.items()}
+
+    def _of_values(self, target: str, a: dict[str, Any], sizes: Sequence[Size], found: Any) -> Any:
+        first = next(v for v in a.values() if isinstance(v, Strided | list | tuple))
+        if isinstance(first, Strided):
+            if target in SAME and found.dtype not in (torch.float32, torch.bool):
+                raise Refused(f"got a cast to {found.dtype}, expected float32 values throughout")
+            if target in SAME and found.dtype == torch.bool and not first.boolean:
+                return self.emitter.elementwise("aten.ne.Scalar", [first], [0])
+            seen = view(self.emitter, target, first, a, sizes)
+            if seen is not None:
+                return seen
+        made = operation(self.emitter, target, a)
+        if made is None:
+            raise Refused(f"got {target}, expected an operation that docs/compile.md lists")
+        return (made, None, None) if isinstance(found, tuple | list) else made
+
+    def _filled(self, target: str, a: Mapping[str, Any], sizes: Sequence[Size], found: torch.Tensor) -> Const:
+        value = a.get("fill_value", a.get("s"))
+        value = value if value is not None else float("ones" in target)
+        batch = next((i for i, s in enumerate(sizes) if s.batch), None)
+        return Const(torch.full([s.count for s in sizes], value, dtype=found.dtype), None, batch)
+
+    def _constant(self, node: fx.Node, target: str, a: dict[str, Any], sizes: Sequence[Size]) -> Any:
+        """Worked out now, for a batch of one row where a batch is asked for."""
+        sized = any(isinstance(v, Size) for v in _flat(a))
+        if target == "aten.arange.start_step" and isinstance(a["end"], Size) and a["start"] == 0:
+            return BagStarts(a["step"])
+        if sized and target not in ("aten.expand.default", "aten.repeat.default", "aten.view.default", "aten.reshape.default"):
+            raise Refused(f"got {target} with the rows of the batch, expected each row to be computed from itself")
+        arguments = node.target._schema.arguments  # type: ignore[union-attr]
+        positional = [_real(a[s.name]) for s in arguments if not s.kwarg_only]
+        named = {s.name: _real(a[s.name]) for s in arguments if s.kwarg_only}
+        with torch.no_grad():
+            made = node.target(*positional, **named)  # type: ignore[operator]
+        batch = next((i for i, s in enumerate(sizes) if s.batch), None)
+        name = next((v.name for v in a.values() if isinstance(v, Const)), None) if target in SAME else None
+        if isinstance(made, list | tuple):
+            return [Const(m) for m in made]
+        return Const(made, name, batch)
+
+
+def _check_sizes(made: Any, node: fx.Node) -> None:
+    """A value must have the sizes that torch saw, the batch among them: what mixed rows in broadcasting had others."""
+    found = node.meta.get("val")
+    if isinstance(made, Strided) and isinstance(found, torch.Tensor):
+        sizes = [size_of(s) for s in found.shape]
+        if made.sizes != sizes:
+            got = [("rows" if s.count == 1 else f"{s.count} * rows") if s.batch else s.count for s in sizes]
+            raise Refused(f"got a result of sizes {got}, expected each row to be computed from itself")
+
+
+def _flat(a: Mapping[str, Any]) -> list[Any]:
+    """The arguments, and what lists among them hold."""
+    return [v for value in a.values() for v in (value if isinstance(value, list | tuple) else [value])]
+
+
+def _real(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_real(v) for v in value]
+    if isinstance(value, Size):
+        return value.count
+    return value.tensor if isinstance(value, Const) else value
+
+
+def _module(node: fx.Node) -> str:
+    """The part of the model that a call belongs to: the first submodule on its way, for people."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    names = [str(path).removeprefix("module").removeprefix(".").split(".")[0] for path, _ in stack]
+    return next((name for name in names if name), "model")

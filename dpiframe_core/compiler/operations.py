@@ -1,0 +1,188 @@
+"""What each ATen call with a value in it becomes: nodes of the graph. A closed list; what is not in it cannot be taken over."""
+
+from collections.abc import Sequence
+
+import torch
+
+from dpiframe_core.compiler.arguments import Arguments, constant, integers, is_number, limit, number, tensor
+from dpiframe_core.compiler.emit import Const, Emitter
+from dpiframe_core.compiler.joins import cat, indexed, selected_at, stack
+from dpiframe_core.compiler.products import along, attention, einsum, matmul
+from dpiframe_core.compiler.strided import Frame, Refused, Size, Strided, frame_of, fresh, squeezed
+
+# fmt: off
+SAME_NAME = (
+    "abs", "neg", "exp", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "reciprocal", "square", "relu", "sigmoid", "tanh",
+    "silu", "mish", "hardswish", "hardsigmoid", "log_sigmoid", "sin", "cos", "erf", "sign", "floor", "ceil", "logical_not",
+)
+# fmt: on
+UNARY = {f"aten.{n}.default": f"aten.{n}" for n in SAME_NAME}
+BINARY = "add sub mul div maximum minimum pow eq ne gt ge lt le logical_and logical_or logical_xor"
+REDUCTIONS = {
+    "aten.sum.dim_IntList": "aten.sum", "aten.sum.default": "aten.sum", "aten.mean.dim": "aten.mean",
+    "aten.mean.default": "aten.mean", "aten.amax.default": "aten.amax", "aten.amin.default": "aten.amin",
+    "aten.logsumexp.default": "aten.logsumexp", "aten.linalg_vector_norm.default": "aten.linalg_vector_norm",
+    "aten.norm.ScalarOpt_dim": "aten.linalg_vector_norm", "aten.var.correction": "aten.var",
+}  # fmt: skip
+
+
+def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
+    """The value of an ATen call on values and constants; None: there is no such operation here."""
+    name = target.split(".")[1]
+    if target in UNARY:
+        return e.elementwise(UNARY[target], [a["self"]])
+    if name in BINARY.split():
+        return _binary(e, name, a)
+    if target in REDUCTIONS:
+        return _reduced(e, target, a)
+    match target:
+        case "aten.rsub.Scalar" | "aten.rsub.Tensor":
+            return _binary(e, "sub", {"self": a["other"], "other": a["self"], "alpha": a["alpha"]})
+        case "aten.leaky_relu.default":
+            return e.elementwise("aten.leaky_relu", [a["self"]], [number(a["negative_slope"])])
+        case "aten.elu.default":
+            return e.elementwise("aten.elu", [a["self"]], [number(a[k]) for k in ("alpha", "scale", "input_scale")])
+        case "aten.selu.default":  # its two constants, from the paper (Klambauer et al. 2017)
+            return e.elementwise("aten.elu", [a["self"]], [1.6732632423543772, 1.0507009873554805, 1.0])
+        case "aten.relu6.default":
+            return e.elementwise("aten.clamp", [a["self"]], [0, 6])
+        case (
+            "aten.bitwise_not.default"
+            | "aten.bitwise_and.Tensor"
+            | "aten.bitwise_or.Tensor"
+            | "aten.bitwise_xor.Tensor"
+            | ("aten.__and__.Tensor" | "aten.__or__.Tensor" | "aten.__xor__.Tensor")
+        ):
+            logic = f"aten.logical_{name.removeprefix('bitwise_').strip('_')}"
+            return e.elementwise(logic, [a[k] for k in ("self", "other") if k in a])
+        case "aten.var.dim" | "aten.std.dim" | "aten.std.correction":
+            correction = a["correction"] if "correction" in a else int(a["unbiased"])
+            made = _reduced(e, "aten.var.correction", {**a, "correction": correction})
+            return e.elementwise("aten.sqrt", [made]) if name == "std" else made
+        case "aten.gelu.default":
+            return e.elementwise("aten.gelu", [a["self"]], [a["approximate"] == "tanh"])
+        case "aten.softplus.default":
+            return e.elementwise("aten.softplus", [a["self"]], [number(a["beta"]), number(a["threshold"])])
+        case "aten.clamp.default" | "aten.clamp_min.default" | "aten.clamp_max.default" | "aten.hardtanh.default":
+            low, high = a.get("min", a.get("min_val")), a.get("max", a.get("max_val"))
+            return e.elementwise("aten.clamp", [a["self"]], [limit(low, "-inf"), limit(high, "inf")])
+        case "aten.prelu.default" | "aten._prelu_kernel.default":
+            slope, channels = constant(a["weight"]).tensor, (-1, *[1] * (a["self"].rank - 2))
+            return e.elementwise("aten.prelu", [a["self"], Const(slope.reshape(channels if slope.numel() > 1 else ()))])
+        case "aten.where.self" | "aten.where.ScalarOther" | "aten.where.ScalarSelf" | "aten.where.Scalar":
+            return e.elementwise("aten.where", [tensor(a[k]) for k in ("condition", "self", "other")])
+        case "aten.masked_fill.Scalar" | "aten.masked_fill.Tensor":
+            return e.elementwise("aten.masked_fill.Scalar", [a["self"], a["mask"]], [number(a["value"])])
+        case "aten.softmax.int" | "aten._softmax.default" | "aten.log_softmax.int" | "aten._log_softmax.default":
+            return along(e, "aten.log_softmax" if "log" in target else "aten.softmax", a["self"], a["dim"])
+        case "aten.cumsum.default":
+            return along(e, "aten.cumsum", a["self"], a["dim"])
+        case "aten.linear.default":
+            return e.linear(a["input"], constant(a["weight"]), a["bias"] and constant(a["bias"]))
+        case "aten.addmm.default" if a["beta"] == a["alpha"] == 1:
+            return e.elementwise("aten.add", [matmul(e, a["mat1"], a["mat2"]), a["self"]])
+        case "aten.baddbmm.default" if a["beta"] == a["alpha"] == 1:
+            return e.elementwise("aten.add", [matmul(e, a["batch1"], a["batch2"]), a["self"]])
+        case "aten.matmul.default":
+            return matmul(e, a["self"], a["other"])
+        case "aten.mm.default" | "aten.bmm.default":
+            return matmul(e, a["self"], a["mat2"])
+        case "aten.tensordot.default" if isinstance(a["other"], Const) and a["other"].tensor.ndim == 2:
+            (of_self,), (of_other,) = a["dims_self"], a["dims_other"]
+            if of_self % a["self"].rank == a["self"].rank - 1:
+                return matmul(e, a["self"], Const(a["other"].tensor.movedim(of_other, 0)))
+        case "aten.einsum.default":
+            return einsum(e, a["equation"], a["tensors"])
+        case "aten.layer_norm.default":
+            return _layer_norm(e, a)
+        case "aten._native_batch_norm_legit_no_training.default":
+            return _batch_norm(e, a)
+        case "aten._native_batch_norm_legit.no_stats" | "aten._native_batch_norm_legit_functional.default":
+            raise Refused("got batch norm by the statistics of the batch, expected those kept in training")
+        case "aten.scaled_dot_product_attention.default":
+            return attention(e, a)
+        case "aten.cat.default":
+            return cat(e, a["tensors"], a["dim"])
+        case "aten.stack.default":
+            return stack(e, a["tensors"], a["dim"])
+        case "aten.index_select.default":
+            return selected_at(e, a["self"], a["dim"], a["index"])
+        case "aten.index.Tensor":
+            return indexed(e, a["self"], a["indices"])
+    return None
+
+
+def _binary(e: Emitter, name: str, a: Arguments) -> Strided:
+    left, right = a["self"], a["other"] if "other" in a else a["exponent"]
+    alpha = a.get("alpha", 1)
+    if alpha != 1 and isinstance(right, Strided):
+        right = e.elementwise("aten.mul.Scalar", [right], [number(alpha)])
+    elif alpha != 1:
+        right = Const(right.tensor * alpha) if isinstance(right, Const) else right * alpha
+    op = f"aten.{name}"
+    if isinstance(right, Strided | Const) and isinstance(left, Strided | Const) and not (is_number(left) or is_number(right)):
+        return e.elementwise(op, [left, right])
+    if isinstance(left, Strided):
+        if name in ("maximum", "minimum"):
+            limits = [number(right), None] if name == "maximum" else [None, number(right)]
+            return e.elementwise("aten.clamp", [left], limits)
+        return e.elementwise(f"{op}.Scalar", [left], [number(right)])
+    flipped = {"add": "add", "mul": "mul", "sub": "rsub", "pow": "rpow", "eq": "eq", "ne": "ne", "gt": "lt", "ge": "le"}
+    flipped |= {"lt": "gt", "le": "ge", "maximum": "maximum", "minimum": "minimum"}
+    if name == "div":
+        return e.elementwise("aten.mul.Scalar", [e.elementwise("aten.reciprocal", [right])], [number(left)])
+    if name in ("maximum", "minimum"):
+        return _binary(e, name, {"self": right, "other": left})
+    return e.elementwise(f"aten.{flipped[name]}.Scalar", [right], [number(left)])
+
+
+def _reduced(e: Emitter, target: str, a: Arguments) -> Strided:
+    op = REDUCTIONS[target]
+    more = [number(a["ord"] if "ord" in a else a["p"])] if op == "aten.linalg_vector_norm" else []
+    more += [number(1 if a["correction"] is None else a["correction"])] if op == "aten.var" else []
+    dims = integers(a.get("dim")) or list(range(a["self"].rank))
+    return reduced(e, op, a["self"], dims, *more, keep=bool(a.get("keepdim", False)))
+
+
+def reduced(e: Emitter, op: str, x: Strided, dims: Sequence[int], *more: float, keep: bool) -> Strided:
+    """A reduction over some dimensions of a row; the sum over all of a whole value is an operator of its own."""
+    dims = [d % x.rank for d in dims]
+    frame = frame_of([x], x.rank)
+    rows = tuple(sorted(frame.position(d) for d in dims))
+    kept = [x.dims[d] for d in range(x.rank) if d not in dims and d != frame.at]
+    if op == "aten.sum" and e.whole(x) and frame == Frame(x.rank, 0) and not any(kept):
+        made = frame.back(e.node("sum", [x.base], 1), (1,) * (x.rank - 1))
+    else:
+        made = e.call(op, [x], [rows, True, *more], frame)
+    return made if keep else squeezed(made, dims)
+
+
+def _layer_norm(e: Emitter, a: Arguments) -> Strided:
+    x, count = a["input"], len(a["normalized_shape"])
+    frame = frame_of([x], x.rank)
+    if frame.at >= x.rank - count:
+        raise Refused("got a normalisation over the batch, expected each row to be computed from itself")
+    affine = [constant(a[k]) for k in ("weight", "bias") if a[k] is not None]
+    return e.call("aten.layer_norm", [x, *affine], [count, float(a["eps"])], frame)
+
+
+def _batch_norm(e: Emitter, a: Arguments) -> Strided:
+    """(x - mean) / sqrt(var + eps) * weight + bias by the statistics kept: within a linear layer ahead, or scale and shift."""
+    x: Strided = a["input"]
+    mean, var = constant(a["running_mean"]).tensor.double(), constant(a["running_var"]).tensor.double()
+    scale = (var + a["eps"]).rsqrt() * (1 if a["weight"] is None else constant(a["weight"]).tensor.double())
+    shift = (0 if a["bias"] is None else constant(a["bias"]).tensor.double()) - mean * scale
+    ahead = next((n for n in e.nodes if n.outputs == (x.base,) and n.op == "linear"), None)
+    if ahead and frame_of([x], x.rank) == Frame(2, 0) and e.whole(x):
+        weight = e.params[ahead.params[0]].double().reshape(len(scale), -1)
+        bias = e.params[ahead.params[1]].double() if len(ahead.params) == 2 else torch.zeros_like(shift)
+        name, layer = e.name, fresh(ahead.inputs[0], [Size(1, True), Size(e.width(ahead.inputs[0]))])
+        e.name = f"{ahead.name}.norm"
+        made = e.linear(
+            layer, Const(weight * scale[:, None], f"{e.name}.weight"), Const(bias * scale + shift, f"{e.name}.bias")
+        )
+        e.name = name
+        return made
+    shape = (-1, *[1] * (x.rank - 2))
+    scaled = e.elementwise("aten.mul", [x, Const(scale.reshape(shape))])
+    return e.elementwise("aten.add", [scaled, Const(shift.reshape(shape))])

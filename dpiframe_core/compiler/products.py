@@ -1,0 +1,80 @@
+"""Products: matmul, einsum and attention as linear layers or generic nodes."""
+
+from collections.abc import Sequence
+
+import torch
+
+from dpiframe_core.compiler.arguments import Arguments
+from dpiframe_core.compiler.emit import Const, Emitter, Tensor, aligned
+from dpiframe_core.compiler.strided import Frame, Refused, Strided, frame_of, permuted, squeezed
+
+
+def matmul(e: Emitter, a: Tensor, b: Tensor) -> Strided:
+    """a @ b; a product with a constant matrix on the right is a linear layer."""
+    if isinstance(a, Strided) and isinstance(b, Const) and b.tensor.ndim <= 2 and b.batch_dim is None:
+        if b.tensor.ndim == 2:
+            return e.linear(a, Const(b.tensor.t()), None)
+        return squeezed(e.linear(a, Const(b.tensor[None]), None), [a.rank - 1])
+    tensors = (a, b)
+    ranks = [t.rank if isinstance(t, Strided) else t.tensor.ndim for t in tensors]
+    rank = max(ranks)
+    frame = frame_of([t for t in tensors if isinstance(t, Strided)], rank)
+    if min(ranks) < 2 or frame.at >= rank - 2:
+        raise Refused("got a product over the batch, expected each row to be computed from itself")
+    return e.call("aten.matmul", [t if isinstance(t, Strided) else _matrix(t, frame) for t in tensors], [], frame)
+
+
+def einsum(e: Emitter, equation: str, tensors: Sequence[Tensor]) -> Strided:
+    """By its equation, the batch's letter put first everywhere."""
+    equation = equation.replace(" ", "")
+    if "->" not in equation or "." in equation:
+        raise Refused(f"got einsum {equation!r}, expected letters and a result")
+    terms, out = equation.split("->")[0].split(","), equation.split("->")[1]
+    letters = {term[t.batch_dim] for t, term in zip(tensors, terms, strict=True) if isinstance(t, Strided)}
+    (batch, *others) = letters
+    constants = [term for t, term in zip(tensors, terms, strict=True) if isinstance(t, Const)]
+    if others or batch not in out or any(batch in term for term in constants):
+        raise Refused(f"got einsum {equation!r}, expected one letter for the batch, in the result and in no constant")
+    operands: list[Tensor] = []
+    for i, (t, term) in enumerate(zip(tensors, terms, strict=True)):
+        if isinstance(t, Strided):  # the batch in front
+            order = [t.batch_dim, *(d for d in range(t.rank) if d != t.batch_dim)]
+            terms[i] = "".join(term[d] for d in order)
+            t = permuted(t, order)
+            if frame_of([t], t.rank) != Frame(t.rank, 0):
+                raise Refused("got einsum of rows joined with other dimensions, expected a dimension of their own")
+        operands.append(t)
+    result = batch + out.replace(batch, "")
+    made = e.call("aten.einsum", operands, [",".join(terms) + "->" + result], None)
+    return permuted(made, [result.index(letter) for letter in out])
+
+
+def along(e: Emitter, op: str, x: Strided, dim: int) -> Strided:
+    """softmax and the like: along one dimension of a row."""
+    frame = frame_of([x], x.rank)
+    return e.call(op, [x], [frame.position(dim % x.rank)], frame)
+
+
+def attention(e: Emitter, a: Arguments) -> Strided:
+    """softmax(q k^T * scale + mask) v, operation by operation."""
+    q, k, v, mask = a["query"], a["key"], a["value"], a["attn_mask"]
+    if a["dropout_p"] or a["is_causal"] or a["enable_gqa"]:
+        raise Refused("got attention with dropout, a causal flag or grouped queries, expected none (a mask tensor is fine)")
+    scale = a["scale"] if a["scale"] is not None else q.size(q.rank - 1) ** -0.5
+    order = [*range(k.rank - 2), k.rank - 1, k.rank - 2]
+    scores = matmul(e, e.elementwise("aten.mul.Scalar", [q], [float(scale)]), permuted(k, order))
+    if mask is not None:
+        boolean = mask.boolean if isinstance(mask, Strided) else mask.tensor.dtype == torch.bool
+        if boolean:
+            hidden = e.elementwise("aten.logical_not", [mask]) if isinstance(mask, Strided) else Const(~mask.tensor)
+            scores = e.elementwise("aten.masked_fill.Scalar", [scores, hidden], [float("-inf")])
+        else:
+            scores = e.elementwise("aten.add", [scores, mask])
+    return matmul(e, along(e, "aten.softmax", scores, -1), v)
+
+
+def _matrix(c: Const, frame: Frame) -> Const:
+    """A constant matrix, or a stack of them, that lines up with rows; its last two dimensions stay."""
+    found = aligned(c, frame).tensor
+    matrix = c.tensor.shape[-2:]
+    return Const(found.reshape(*found.shape[: max(0, found.ndim - 2)], *matrix))

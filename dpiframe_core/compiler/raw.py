@@ -1,0 +1,150 @@
+"""Calls on raw inputs: how ids reach their lookups, and numbers the rest of the model. Between lie views and offsets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dpiframe_core.compiler.arguments import Arguments
+from dpiframe_core.compiler.emit import Const, Emitter
+from dpiframe_core.compiler.joins import cat
+from dpiframe_core.compiler.lookups import Bags, Lookups, Raw, Slot
+from dpiframe_core.compiler.operations import reduced
+from dpiframe_core.compiler.strided import BATCH, Atom, Refused, Size, Strided, squeezed
+from dpiframe_core.compiler.views import SAME, raw_view
+
+
+@dataclass(frozen=True, slots=True)
+class BagStarts:
+    """arange(0, B * columns, step): where the bags of raw ids in a row begin."""
+
+    step: int
+
+
+class RawInputs:
+    """Gives values to calls whose arguments are raw inputs, and tells `lookups` what they read."""
+
+    def __init__(self, emitter: Emitter, lookups: Lookups) -> None:
+        self._emitter, self._lookups = emitter, lookups
+
+    def value(self, target: str, a: Arguments, sizes: Sequence[Size], found: Any) -> Any:
+        """What a call with raw inputs among its arguments gives; None: it takes them as numbers."""
+        look = self._lookups
+        if target == "aten.embedding.default" and isinstance(a["indices"], Raw):
+            return self._embedding(a["indices"], _weight(a["weight"]), a["padding_idx"])
+        if "embedding_bag" in target and isinstance(a["indices"], Raw):
+            return (self._embedding_bag(a), None, None, None)
+        raws = [v for v in a.values() if isinstance(v, Raw)]
+        if target == "aten.linear.default" and a["bias"] is None and a["input"].at.shape == (1,) and not a["input"].flat:
+            weight = _weight(a["weight"])
+            slot = look.scaled(int(a["input"].at[0]), weight.name or "", weight.tensor)
+            if slot is not None:
+                return self._slots([slot], (slot.width,))
+        x = raws[0] if raws else None
+        if target in ("aten.add.Tensor", "aten.sub.Tensor") and x is not None and len(raws) == 1 and self._is_ids(x):
+            other = a["other"] if x is a["self"] else a["self"]
+            if x is not a["self"] and "sub" in target:
+                raise Refused("got ids subtracted from something, expected ids plus constants")
+            return self._shifted(x, other, -1 if "sub" in target else 1)
+        if x is not None and len(raws) == 1 and x is next(v for v in a.values() if isinstance(v, Raw | Strided)):
+            ids = self._is_ids(x)
+            if target in SAME and not ids and found.dtype not in (torch.float32, torch.float64):
+                raise Refused(f"got numbers cast to {found.dtype}, expected float32; ids are those of categorical features")
+            seen = raw_view(target, x, a, sizes)
+            if seen is not None:
+                return seen
+        if target in ("aten.cat.default", "aten.stack.default") and all(isinstance(t, Raw) for t in a["tensors"]):
+            return self._joined(target, a)
+        return None
+
+    def as_numbers(self, value: Any) -> Any:
+        """Raw numbers (also those in a list) as columns of the graph's input; all else as it is."""
+        if isinstance(value, list | tuple):
+            return [self.as_numbers(v) for v in value]
+        return self._numbers(value) if isinstance(value, Raw) else value
+
+    def _is_ids(self, x: Raw) -> bool:
+        features = {self._lookups.columns[at][0] for at in x.at.flatten().tolist()}
+        return any(self._lookups.schema.feature(f).is_id for f in features)
+
+    def _numbers(self, x: Raw) -> Strided:
+        if x.flat:
+            raise Refused("got rows joined into one dimension, expected each row to be computed from itself")
+        return self._slots([self._lookups.number(int(at)) for at in x.at.flat], x.at.shape)
+
+    def _joined(self, target: str, a: Arguments) -> Raw:
+        parts: list[Raw] = a["tensors"]
+        rank = parts[0].at.ndim + 1 + ("stack" in target)
+        dim = a["dim"] % rank
+        if dim == 0 or any(p.flat for p in parts):
+            raise Refused("got rows put behind rows, expected each row to be computed from itself")
+        join = np.stack if "stack" in target else np.concatenate
+        return Raw(join([p.at for p in parts], dim - 1), join([p.shift for p in parts], dim - 1))
+
+    def _shifted(self, x: Raw, other: Any, sign: int) -> Raw:
+        shift = other.tensor.numpy() if isinstance(other, Const) else np.array(other)
+        if not np.issubdtype(shift.dtype, np.integer):
+            raise Refused("got ids plus a value, expected ids plus constant integers")
+        if shift.ndim > x.at.ndim:
+            shift = shift.reshape(shift.shape[1:])
+        return Raw(x.at, np.broadcast_to(x.shift + sign * shift, x.at.shape), x.flat)
+
+    def _embedding(self, raw: Raw, weight: Const, padding: int) -> Any:
+        if raw.flat:
+            raise Refused("got rows joined into one dimension, expected [rows, ..] ids")
+        name = weight.name or ""
+        bags = self._lookups.bag(raw, name, weight.tensor, padding if padding >= 0 else None, sums=True)
+        if bags:
+            if raw.at.ndim != 1:
+                raise Refused(f"got ids of sizes {raw.at.shape} a row of feature {bags.feature!r}, expected [rows, values]")
+            return bags
+        slots = self._lookups.embedded(raw, name, weight.tensor)
+        return self._slots(slots, (*raw.at.shape, weight.tensor.shape[1]))
+
+    def _embedding_bag(self, a: Arguments) -> Strided:
+        raw, weight, starts = a["indices"], _weight(a["weight"]), a["offsets"]
+        if not isinstance(starts, BagStarts) or a["per_sample_weights"] is not None or a["include_last_offset"]:
+            raise Refused("got bags of their own sizes or weights, expected embedding_bag of ids [rows, values]")
+        if a["mode"] == 2:
+            raise Refused("got pooling 'max', expected sum or mean")
+        mode, name, width = ("sum", "mean")[a["mode"]], weight.name or "", weight.tensor.shape[1]
+        padding = a.get("padding_idx", -1)
+        ids = raw.at.reshape(-1, starts.step)
+        made = []
+        for i in range(len(ids)):
+            row = Raw(ids[i], raw.shift.reshape(ids.shape)[i])
+            whole = padding is not None and padding >= 0
+            bags = self._lookups.bag(row, name, weight.tensor, padding if whole else None, sums=False, mode=mode)
+            if bags:
+                made.append(self._slots([bags.slot], (1, width)))
+                continue
+            if whole and (mode == "mean" or weight.tensor[padding].any()):
+                raise Refused("got a padding_idx for features of one value, expected none: every id is read")
+            each = self._slots(self._lookups.embedded(row, name, weight.tensor), (starts.step, width))
+            made.append(reduced(self._emitter, f"aten.{mode}", each, [1], keep=True))
+        joined = cat(self._emitter, made, 1)
+        return squeezed(joined, [1]) if len(ids) == 1 else joined
+
+    def bags(self, target: str, a: Arguments) -> Any:
+        """The sum over the values of a feature, which alone may be done with their embeddings."""
+        bags = next((v for v in a.values() if isinstance(v, Bags)), None)
+        if bags is not None and target in SAME:
+            return bags
+        if bags is not None and target == "aten.sum.dim_IntList" and list(a["dim"]) in ([1], [-2]):
+            width = bags.slot.width
+            return self._slots([bags.slot], (1, width) if a["keepdim"] else (width,))
+        raise Refused(f"got {target} of a feature of several values, expected the sum over its values, or nn.EmbeddingBag")
+
+    def _slots(self, slots: Sequence[Slot], sizes: Sequence[int]) -> Strided:
+        """The columns of some embeddings, of one width, as a tensor [B, *sizes]."""
+        parts = [Strided(s.base, ((BATCH,), (Atom(s.width, 1),) if s.width > 1 else ()), s.offset) for s in slots]
+        joined = parts[0] if len(parts) == 1 else cat(self._emitter, parts, 1)
+        return self._emitter.view(joined, [Size(1, True), *map(Size, sizes)])
+
+
+def _weight(value: Any) -> Const:
+    if not isinstance(value, Const):
+        raise Refused("got a table that is computed from the inputs, expected a parameter")
+    return value if value.name else Const(value.tensor, "a computed table")

@@ -1,0 +1,288 @@
+"""What cannot be taken over is refused by the call's name and its line of source; nothing mixes rows in silence."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from dpiframe_core import compile as compile_model
+from dpiframe_core.errors import InputError
+from dpiframe_core.schema import FeatureSchema, Numeric, Table
+from tests.dpiframe_core.compiler.modules import Embeddings, Mixed, called, example, mixed_schema, randomised, schema
+
+ROW = "expected each row to be computed from itself"
+BY_ROWS = f"got an operation along the batch, {ROW}"
+
+
+class Model(nn.Module):
+    """Embeddings f[rows, 16], a final layer, and whatever a test makes of them in `forward`."""
+
+    def __init__(self):
+        super().__init__()
+        self.embeddings, self.out = Embeddings(4), nn.Linear(16, 1)
+        self.batch_statistics = nn.BatchNorm1d(16, track_running_stats=False)
+        self.register_buffer("seen", torch.zeros(1))
+        self.more = nn.Embedding(50, 3)
+
+    def fields(self, x):
+        return self.embeddings(x).flatten(1)
+
+
+# fmt: off
+class Branch(Model):
+    def forward(self, x):
+        f = self.fields(x)
+        if f.sum() > 0:
+            f = f * 2
+        return self.out(f).sigmoid()
+
+class Sort(Model):
+    def forward(self, x): return self.out(self.fields(x).sort(1).values).sigmoid()
+
+class BatchSoftmax(Model):
+    def forward(self, x): return self.out(self.fields(x).softmax(0)).sigmoid()
+
+class BatchMean(Model):
+    def forward(self, x): return self.out(self.fields(x) - self.fields(x).mean(0)).sigmoid()
+
+class BatchTotal(Model):
+    def forward(self, x): return (self.out(self.fields(x)) / self.fields(x).sum()).sigmoid()
+
+class BatchCumsum(Model):
+    def forward(self, x): return self.out(self.fields(x).cumsum(0)).sigmoid()
+
+class BatchStatistics(Model):
+    def forward(self, x): return self.out(self.batch_statistics(self.fields(x))).sigmoid()
+
+class Gram(Model):
+    def forward(self, x): return (self.fields(x) @ self.fields(x).t()).sum(1).sigmoid()
+
+class Broadcast(Model):
+    def forward(self, x): return (self.out(self.fields(x)) + self.fields(x).sum(1)).sigmoid()
+
+class FirstRow(Model):
+    def forward(self, x): return self.out(self.fields(x) * self.fields(x)[0]).sigmoid()
+
+class FirstRows(Model):
+    def forward(self, x): return self.out(self.fields(x) * self.fields(x)[:1]).sigmoid()
+
+class Turned(Model):
+    def forward(self, x): return self.out(self.fields(x).view(-1).view(16, -1).t()).sigmoid()
+
+class Einsum(Model):
+    def forward(self, x): return self.out(torch.einsum("bi,ci->bi", self.fields(x), self.fields(x))).sigmoid()
+
+class Positions(Model):
+    def forward(self, x): return (self.out(self.fields(x)) * torch.arange(x["user"].shape[0]).unsqueeze(1)).sigmoid()
+
+class RowCount(Model):
+    def forward(self, x): return (self.out(self.fields(x)) * x["user"].shape[0]).sigmoid()
+
+class Length(Model):
+    def forward(self, x): return (self.out(self.fields(x)) / len(x["user"])).sigmoid()
+
+class Filtered(Model):
+    def forward(self, x): return self.out(self.fields(x)[self.fields(x).sum(1) > 0]).sigmoid()
+
+class Mutation(Model):
+    def forward(self, x):
+        self.seen += 1
+        return self.out(self.fields(x)).sigmoid()
+
+class Noise(Model):
+    def forward(self, x): return self.out(self.fields(x) + torch.rand_like(self.fields(x))).sigmoid()
+
+class Dropout(Model):
+    def forward(self, x): return self.out(nn.functional.dropout(self.fields(x), 0.5, training=True)).sigmoid()
+
+class IdsAsNumbers(Model):
+    def forward(self, x): return (self.out(self.fields(x)) * x["user"].float().unsqueeze(1)).sigmoid()
+
+class Half(Model):
+    def forward(self, x): return self.out(self.fields(x).half().float()).sigmoid()
+
+class Infinite(Model):
+    def forward(self, x): return self.out(self.fields(x) + torch.full((16,), -torch.inf)).sigmoid()
+
+class SecondTable(Model):
+    def forward(self, x): return (self.out(self.fields(x)) + self.more(x["user"]).sum(1, keepdim=True)).sigmoid()
+
+class Numpy(Model):
+    def forward(self, x): return self.out(torch.tensor(self.fields(x).numpy())).sigmoid()
+
+class Wide(Model):
+    def forward(self, x): return self.out(self.fields(x)).sigmoid(), self.fields(x)
+# fmt: on
+
+EXPECTED = {
+    Branch: (
+        "`if f.sum() > 0:`", "got a branch that depends on values of the batch, expected the same operations for every batch"
+    ),
+    Sort: ("sort", "got aten.sort.default, expected an operation that docs/compile.md lists"),
+    BatchSoftmax: ("softmax", BY_ROWS),
+    BatchMean: ("mean", BY_ROWS),
+    BatchTotal: ("sum_1", BY_ROWS),
+    BatchCumsum: ("cumsum", BY_ROWS),
+    BatchStatistics: (
+        "_native_batch_norm_legit", "got batch norm by the statistics of the batch, expected those kept in training"
+    ),
+    Gram: ("matmul", f"got operands with the batch in different dimensions, {ROW}"),
+    Broadcast: (r"add_\d+", f"got operands with the batch in different dimensions, {ROW}"),
+    FirstRow: ("select", f"got a choice among the rows of the batch, {ROW}"),
+    FirstRows: (r"slice_\d", f"got a slice of the batch, {ROW}"),
+    Turned: (r"view_\d+", f"got a view that cuts the batch, {ROW}"),
+    Einsum: ("einsum", "got einsum 'bi,ci->bi', expected one letter for the batch, in the result and in no constant"),
+    Positions: ("arange", f"got aten.arange.default with the rows of the batch, {ROW}"),
+    RowCount: (r"mul_\d+", "got the number of rows as a number, expected one that is known before there is a batch"),
+    Filtered: ("index", "got an index that depends on values of the batch, expected constant positions"),
+    Noise: ("rand_like", "got aten.rand_like.default, expected nothing random"),
+    Dropout: ("native_dropout", "got aten.native_dropout.default, expected nothing random"),
+    IdsAsNumbers: (r"mul_\d+", "got the ids of feature 'user' as numbers, expected them in an embedding lookup alone"),
+    Half: ("_to_copy", "got a cast to torch.float16, expected float32 values throughout"),
+    Infinite: (
+        r"add_\d+",
+        "got a constant with infinite values, expected finite ones (masked_fill takes a mask and a number)",
+    ),
+    SecondTable: (
+        r"embedding_\d",
+        "got 4 of embeddings.tables.user.weight + 3 of more.weight for table 'user', expected 4 columns as the schema says",
+    ),
+}  # fmt: skip
+WITHOUT_LINE = {
+    Length: "module: got a fixed number of rows, expected any number: x.shape[0] where len(x) was written",
+    Mutation: "module: got ['seen'], expected no buffer or input that the module changes",
+    Wide: "module output: got 'tuple', expected one tensor of scores; name it by `output`",
+}
+
+
+def refusal(module, made=None, values=None, **options):
+    made = made or schema(4)
+    with pytest.raises(InputError) as error:
+        compile_model(module, made, values or example(made), **options)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("kind", EXPECTED, ids=lambda kind: kind.__name__)
+def test_a_call_that_cannot_be_taken_over_is_refused_by_name_and_line(kind):
+    name, text = EXPECTED[kind]
+    message = refusal(randomised(kind()))
+    where, rest = message.split(": got ", 1)
+    assert f"got {rest}" == text
+    if name.startswith("`"):
+        assert re.fullmatch(rf"module: test_refusals\.py:\d+, {re.escape(name)}", where)
+    else:
+        assert re.fullmatch(rf"module: {name} \(test_refusals\.py:\d+, `.*`\)", where)
+
+
+@pytest.mark.parametrize("kind", WITHOUT_LINE, ids=lambda kind: kind.__name__)
+def test_what_has_no_line_is_refused_as_a_whole(kind):
+    assert refusal(randomised(kind())) == WITHOUT_LINE[kind]
+
+
+def test_code_that_export_cannot_follow_is_refused_with_its_line():
+    assert re.fullmatch(
+        r"module: test_refusals\.py:\d+, `def forward.*numpy.*`: got .*numpy.*, expected a module that torch\.export takes",
+        refusal(randomised(Numpy())),
+    )
+
+
+def test_the_line_of_a_refusal_is_the_users_own():
+    message = refusal(randomised(Sort()))
+    line = int(re.search(r"test_refusals\.py:(\d+)", message)[1])
+    with open(__file__) as file:
+        assert "sort(1)" in file.read().splitlines()[line - 1]
+
+
+def test_a_module_of_another_dtype_is_refused():
+    message = refusal(randomised(Sort()).double())
+    assert message == "module.embeddings.tables.user.weight: got 'torch.float64 on cpu', expected float32 on the CPU"
+
+
+class HiddenMixing(nn.Module):
+    """Rows meet in Python, which a trace cannot see: by the number of rows alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = Model()
+
+    def forward(self, x):
+        logit = self.inner.out(self.inner.fields(x))
+        if not torch.compiler.is_exporting():
+            logit = logit - logit.mean()
+        return logit.sigmoid()
+
+
+def test_a_module_whose_scores_depend_on_the_other_rows_is_refused():
+    message = refusal(randomised(HiddenMixing()))
+    assert re.fullmatch(r"compiled scores: got [\d.e-]+, expected at most 1e-05 between them and the module's own", message)
+
+
+def test_scores_that_are_no_probabilities_are_refused():
+    class Logits(Model):
+        def forward(self, x):
+            return self.out(self.fields(x)) - 100
+
+    message = refusal(randomised(Logits()))
+    assert re.fullmatch(
+        r"module output: got -[\d.]+, expected probabilities from 0 to 1; logits=True adds the sigmoid", message
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda v: v.pop("user"), "example: got ['user'], expected exactly the features of the schema"),
+        (lambda v: v.update(x=v["user"]), "example: got ['x'], expected exactly the features of the schema"),
+        (lambda v: v.update(user=v["user"][:5]),
+         "example: got '[5, 23] rows', expected 2 rows or more, as many of each feature"),
+        (lambda v: v.update(user=v["user"].float()),
+         "example.user: got 'torch.float32', expected integers, as its feature has ids"),
+        (lambda v: v.update(user=v["user"].repeat(2, 1).t()), "example.user: got (23, 2), expected [rows]"),
+        (lambda v: v.update(user=torch.full((23,), 50)), "example.user: got 50, expected ids from 0 to 49"),
+    ],
+)  # fmt: skip
+def test_an_example_that_does_not_fit_the_schema_is_refused(change, text):
+    class Plain(Model):
+        def forward(self, x):
+            return self.out(self.fields(x)).sigmoid()
+
+    values = example(schema(4))
+    change(values)
+    assert refusal(randomised(Plain()), values=values) == text
+
+
+def test_a_schema_of_other_tables_is_refused_with_what_the_module_has():
+    class Plain(Model):
+        def forward(self, x):
+            return self.out(self.fields(x)).sigmoid()
+
+    made = schema(4)
+    more = FeatureSchema(features=made.features, tables=(Table(name="user", rows=60, dim=4), *made.tables[1:]))
+    assert refusal(randomised(Plain()), more, example(made)) == (
+        "tables.user.rows: got 60, expected 50, the rows of embeddings.tables.user.weight"
+    )
+    wide = FeatureSchema(features=made.features, tables=(Table(name="user", rows=50, dim=6), *made.tables[1:]))
+    assert refusal(randomised(Plain()), wide, example(made)) == (
+        "tables.user.dim: got 6, expected 4: 4 of embeddings.tables.user.weight"
+    )
+    unread = FeatureSchema(features=(*made.features, Numeric(name="age")), tables=made.tables)
+    assert refusal(randomised(Plain()), unread, example(unread)) == (
+        "module: got ['age'], expected every feature of the schema to be read"
+    )
+
+
+def test_features_of_several_values_must_be_pooled_as_the_schema_says():
+    module, made = randomised(Mixed(), seed=1), mixed_schema()
+    values = example(made)
+    assert called(module, values, {"call": "keywords"}).shape == (23, 2)
+    features = [f if f.name != "seen" else f.model_copy(update={"pooling": "sum"}) for f in made.features]
+    other = FeatureSchema(features=tuple(features), tables=made.tables)
+    assert refusal(module, other, values, call="keywords").endswith(
+        "got pooling 'mean' of feature 'seen', expected 'sum' as the schema says"
+    )
+    with torch.no_grad():
+        module.words.weight[0] = 1
+    assert refusal(module, made, values, call="keywords").endswith(
+        "got a row of words.weight at padding_idx 0 that is not zero, expected zeros: absent values add nothing"
+    )

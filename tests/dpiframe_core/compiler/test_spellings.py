@@ -1,0 +1,89 @@
+"""Many ways to write a step of a model, each compiled by itself: every one keeps the module's scores."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from dpiframe_core import compile as compile_model
+from tests.dpiframe_core.compiler.modules import Embeddings, example, randomised, schema
+
+LEFT, RIGHT = zip(*[(i, j) for i in range(4) for j in range(i + 1, 4)], strict=True)
+MASK = torch.tensor([[i == j for i in range(4)] for j in range(4)])
+
+# v[rows, 4 fields, 8]; m: the module, with a square matrix w[8, 8], vectors, norms and projections.
+STEPS = {
+    "strided slice": lambda m, v: v[:, 1::2, ::3],
+    "negative slice": lambda m, v: v[:, :-1, -5:],
+    "select": lambda m, v: v[:, -1] * v.select(2, 3)[:, :1],
+    "unbind": lambda m, v: torch.cat(v.unbind(1)[::-1], -1),
+    "chunk uneven": lambda m, v: torch.cat(v.flatten(1).chunk(5, 1)[1:3], 1),
+    "split sizes": lambda m, v: torch.cat(v.split([1, 3], 1), 1),
+    "transposed flat": lambda m, v: v.transpose(1, 2).flatten(1),
+    "regrouped": lambda m, v: v.reshape(v.shape[0], 2, 2, 4, 2).permute(0, 4, 2, 1, 3).reshape(v.shape[0], 8, 4),
+    "batch second": lambda m, v: torch.tanh(v.transpose(0, 1) * 2).transpose(1, 0),
+    "batch last": lambda m, v: v.permute(1, 2, 0).softmax(1).permute(2, 0, 1),
+    "heads in the batch": lambda m, v: torch.bmm(v.reshape(-1, 2, 16), v.reshape(-1, 2, 16).transpose(1, 2)),
+    "expand": lambda m, v: v[:, :1].expand(-1, 4, -1) * v,
+    "expand as": lambda m, v: v[:, :, :1].expand_as(v) + v,
+    "repeat": lambda m, v: v[:, 0].repeat(1, 2),
+    "pairs": lambda m, v: (v[:, list(LEFT)] * v[:, list(RIGHT)]).sum(-1),
+    "upper triangle": lambda m, v: (v @ v.transpose(1, 2))[:, torch.tensor(LEFT), torch.tensor(RIGHT)],
+    "index select": lambda m, v: v.index_select(2, torch.tensor([7, 0, 0])),
+    "bilinear": lambda m, v: torch.einsum("bfd,de,bge->bfg", v, m.w, v),
+    "outer": lambda m, v: torch.einsum("bd,be->bde", v[:, 0], v[:, 1]),
+    "einsum batch inside": lambda m, v: torch.einsum("fbd,de->fbe", v.transpose(0, 1), m.w).transpose(0, 1),
+    "matrix first": lambda m, v: torch.matmul(m.w[:4, :4], v),
+    "matrix and bias": lambda m, v: torch.addmm(m.b, v[:, 0], m.w),
+    "tensordot": lambda m, v: torch.tensordot(v, m.w, dims=([2], [0])),
+    "attention": lambda m, v: F.scaled_dot_product_attention(v, v, v),
+    "attention with a mask": lambda m, v: F.scaled_dot_product_attention(v, v, v, attn_mask=~MASK),
+    "masked attention by hand": lambda m, v: (v @ v.mT).masked_fill(MASK, float("-inf")).softmax(-1) @ v,
+    "mask of values": lambda m, v: v.masked_fill(v > 0.5, 0.25),
+    "where scalar": lambda m, v: torch.where(v > 0, v, -1.5) + torch.where(v.abs() < 0.1, 1.0, v),
+    "mask as number": lambda m, v: v * (v.sum(-1, keepdim=True) > 0).float(),
+    "not and or": lambda m, v: ((v > 0) & ~(v > 1) | (v < -1)).float() + v,
+    "scalars": lambda m, v: 2 - v * 3 + 1 / (v.abs() + 1) - (v.exp() - 1) / 4 + 0.5**v,
+    "alpha": lambda m, v: torch.add(v, v[:, :1], alpha=0.5) + torch.sub(v, m.b, alpha=2),
+    "powers": lambda m, v: (v.abs() + 0.1) ** v + v**3 + v.square() + torch.pow(2.0, v),
+    "roots and logarithms": lambda m, v: (v.abs() + 1).sqrt() + (v.abs() + 1).rsqrt() + v.abs().log1p() + (v.abs() + 1).log2(),
+    "rounding": lambda m, v: (v * 3).floor() + (v * 3).ceil() + v.sign(),
+    "limits": lambda m, v: v.clamp(-0.3, 0.4) + v.clamp(min=0) + v.clamp_max(0.1) + F.hardtanh(v) + F.relu6(v * 4),
+    "activations": lambda m, v: F.elu(v) + F.selu(v) + F.softplus(v) + F.mish(v) + F.gelu(v, approximate="tanh"),
+    "leaky": lambda m, v: F.hardswish(v) + F.leaky_relu(v) + F.logsigmoid(v) + F.hardsigmoid(v) + F.silu(v) + F.softsign(v),
+    "prelu by channel": lambda m, v: m.prelu(v),
+    "maximum": lambda m, v: torch.maximum(v, m.b) + torch.minimum(v[:, :1], v) + v.amax(2, keepdim=True),
+    "reductions": lambda m, v: v.mean(1) + v.var(1) + v.std(1, correction=0) + v.logsumexp(1) + v.amin(1) + v.norm(dim=1),
+    "normalise": lambda m, v: F.normalize(v, dim=2) * F.normalize(v, p=1, dim=1),
+    "softmaxes": lambda m, v: v.softmax(1) + v.log_softmax(2) + v.cumsum(1),
+    "layer norm": lambda m, v: m.norm(v) + F.layer_norm(v, (4, 8)),
+    "batch norm by channel": lambda m, v: m.channels(v),
+    "batch norm before": lambda m, v: m.features(v.flatten(1)),
+    "a constant beside": lambda m, v: torch.cat([v, m.w[:2].expand(v.shape[0], -1, -1), v.new_ones((v.shape[0], 1, 8))], 1),
+    "a stacked constant": lambda m, v: torch.stack([v[:, 0], m.b.repeat(v.shape[0], 1)], 1),
+    "in place": lambda m, v: v.clone().mul_(2).add_(m.b).relu_(),
+    "filled": lambda m, v: torch.zeros_like(v) + v + torch.full((v.shape[0], 1, 1), 0.5),
+}  # fmt: skip
+
+
+class Step(nn.Module):
+    def __init__(self, step):
+        super().__init__()
+        self.step = step
+        self.embeddings = Embeddings(8)
+        self.w, self.b = nn.Parameter(torch.zeros(8, 8)), nn.Parameter(torch.zeros(8))
+        self.norm, self.prelu = nn.LayerNorm(8), nn.PReLU(4)
+        self.channels, self.features = nn.BatchNorm1d(4), nn.BatchNorm1d(32)
+
+    def forward(self, x):
+        made = self.step(self, self.embeddings(x)).flatten(1)
+        return torch.sigmoid((made * torch.linspace(-1, 1, made.shape[1])).sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_keeps_its_scores(name):
+    made = schema(8)
+    module = randomised(Step(STEPS[name]))
+    compiled = compile_model(module, made, example(made))
+    assert compiled.deviation <= 1e-5
+    assert compiled.golden.scores.std() > 1e-4
