@@ -43,7 +43,8 @@ def _features(features: Iterable[Feature]) -> str:
     rows = []
     for f in features:
         how = f.encoder.type if isinstance(f, Categorical) else " ".join(t.type for t in f.transforms) or "as it is"
-        many = f"up to {f.max_values}, {f.pooling}" if f.max_values > 1 else ""
+        how_many = "side by side" if f.pooling == "none" else f.pooling
+        many = f"up to {f.max_values}, {how_many}" if f.max_values > 1 else ""
         rows.append((f.name, f.scope, f.kind, how, f.table or "", f.first_order_table or "", many))
     return "Features\n" + _columns([("feature", "scope", "kind", "encoding", "table", "first order", "values"), *rows])
 
@@ -64,7 +65,9 @@ def _module_rank(graph: Graph, node: Node) -> int:
 def _op(node: Node) -> str:
     a = node.attrs
     if node.op == "lookup":
-        return f"lookup of {len(a.concat)} features" + (f" + {len(a.total)} first-order terms" if a.total else "")
+        return f"lookup of {len({s.feature for s in a.concat})} features" + (
+            f" + {len(a.total)} first-order terms" if a.total else ""
+        )
     if node.op == "linear" and a.activation != "identity":
         return f"linear + {a.activation}"
     return f"{node.op}, {a.layers} layers" if a.layers else node.op

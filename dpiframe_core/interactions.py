@@ -3,8 +3,11 @@ attention, a mixture of experts. Graph nodes only, their shapes checked.
 """
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from dpiframe_core.graph import ACTIVATION_PARAMS, Attended, Attrs, GraphBuilder, Node
+
+T = TypeVar("T")
 
 
 def dot(
@@ -82,3 +85,23 @@ def mixture(g: GraphBuilder, x: str, gates: str, name: str, module: str) -> str:
         raise ValueError(f"{name}: got {g.width(x)} columns, expected a multiple of the {fields} gates")
     attrs = Attrs(fields=fields, dim=g.width(x) // fields)
     return g.node(Node(name, "mixture", (x, gates), (name,), module, attrs=attrs), g.width(x))
+
+
+def linear_params(a: Attrs, params: Sequence[T]) -> tuple[T, T | None, Sequence[T]]:
+    """Weight, bias if there is one, and the parameters of the activation, of a linear node's parameters."""
+    own = len(params) - len(ACTIVATION_PARAMS.get(a.activation, ()))
+    return params[0], params[1] if own == 2 else None, params[own:]
+
+
+def cin_params(a: Attrs, params: Sequence[T]) -> list[tuple[T, T | None]]:
+    """Weight and bias, if there is one, of each layer of a `cin` node."""
+    if len(params) == len(a.units):
+        return [(weight, None) for weight in params]
+    return list(zip(params[0::2], params[1::2], strict=True))
+
+
+def attention_params(a: Attrs, params: Sequence[T]) -> tuple[list[tuple[T, T, Sequence[T]]], tuple[T, T]]:
+    """Weight, bias and the parameters of the activation of each layer of an `attention` node; its output's weight and bias."""
+    step = 2 + len(ACTIVATION_PARAMS.get(a.activation, ()))
+    layers = [(params[i], params[i + 1], params[i + 2 : i + step]) for i in range(0, len(params) - 2, step)]
+    return layers, (params[-2], params[-1])

@@ -89,7 +89,8 @@ class CudaLane:
     @property
     def bytes_used(self) -> int:
         """Device memory of the activation buffers."""
-        return sum(t.nbytes for t in self._values.values() if t.is_cuda)
+        memory = (t.untyped_storage() for t in self._values.values() if t.is_cuda)  # a lookup's values share theirs
+        return sum({m.data_ptr(): m.nbytes() for m in memory}.values())
 
     def prepare(self) -> None:
         """Warms up and captures every bucket, the largest first, so that smaller ones fit in its memory."""

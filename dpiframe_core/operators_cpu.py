@@ -9,7 +9,8 @@ from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.errors import InputError
 from dpiframe_core.executor import Operator, Values
-from dpiframe_core.graph import ACTIVATION_PARAMS, Attrs, Graph, Node
+from dpiframe_core.graph import Attrs, Graph, Node
+from dpiframe_core.interactions import attention_params, cin_params, linear_params
 from dpiframe_core.schema import FeatureSchema
 from dpiframe_core.types import RowBlock
 from kernels import reference
@@ -69,11 +70,9 @@ class CpuOperators:
         dense = all(n.op in ("linear", "cross_v2") for o in outputs for n in readers.get(o, []))
         return self._dtype if dense else torch.float32
 
-    def _linear(self, w: Sequence[torch.Tensor], activation: str = "identity", slope: float = 0.0) -> Compute:
-        """`w`: weight, bias if there is one, parameters of the activation."""
-        own = len(w) - len(ACTIVATION_PARAMS.get(activation, ()))
-        weight = w[0].reshape(-1, w[0].shape[-1])
-        return Linear(weight, w[1] if own == 2 else None, activation, self._dtype, w[own:], slope)
+    def _linear(self, a: Attrs, w: Sequence[torch.Tensor]) -> Compute:
+        weight, bias, params = linear_params(a, w)
+        return Linear(weight.reshape(-1, weight.shape[-1]), bias, a.activation, self._dtype, params, a.slope)
 
     def _computation(self, node: Node) -> Compute:
         """A function of the node's input values; the weights are bound now.
@@ -96,21 +95,21 @@ class CpuOperators:
             case "activation":
                 return lambda x: reference.activate_(x.clone(), a.activation, w, a.slope)
             case "linear":
-                return self._linear(w, a.activation, a.slope)
+                return self._linear(a, w)
             case "fm":
                 return lambda x: reference.fm(x.float(), a.offset, a.fields, a.dim)
             case "dot":
                 return lambda *parts: reference.dot(_joined(parts), a.fields, a.dim, a.keep, a.diagonal)
             case "cin":
-                maps = list(zip(w[0::2], w[1::2], strict=True)) if len(w) > len(a.units) else [(weight, None) for weight in w]
+                maps = cin_params(a, w)
                 span = slice(a.offset, a.offset + a.fields * a.dim)
                 return lambda x: reference.cin(x[:, span].float(), a.fields, a.dim, maps, a.activation, a.slope, a.halves)
             case "attention":
-                return attention_of(a, w)
+                return _attention(a, w)
             case "mixture":
                 return lambda x, gates: reference.mixture(x.float(), gates.float())
             case "cross_v2" | "cross_low_rank":
-                return _cross_v2(self._linear(w))
+                return _cross_v2(self._linear(a, w))
             case "cross_v1":
                 return CrossV1(torch.stack(w[0::2]), torch.stack(w[1::2]), None)
             case "cross_v1_head":
@@ -134,11 +133,11 @@ def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([p.float() for p in parts], 1)
 
 
-def attention_of(a: Attrs, w: Sequence[torch.Tensor]) -> Compute:
+def _attention(a: Attrs, w: Sequence[torch.Tensor]) -> Compute:
     """A node's target attention: from x[B, *] to what it keeps of it and the interest, float32."""
-    at, step = a.attended, 2 + len(ACTIVATION_PARAMS.get(a.activation, ()))
+    at = a.attended
     assert at is not None
-    layers = [(w[i], w[i + 1], w[i + 2 : i + step]) for i in range(0, len(w) - 2, step)]
+    how = *attention_params(a, w), a.activation, a.slope, at.output, at.softmax
 
     def run(x: torch.Tensor) -> torch.Tensor:
         x, rows = x.float(), len(x)
@@ -146,9 +145,7 @@ def attention_of(a: Attrs, w: Sequence[torch.Tensor]) -> Compute:
         spans = zip(at.keys, at.dims, strict=True)
         keys = torch.cat([x[:, k : k + at.length * d].reshape(rows, at.length, d) for k, d in spans], 2)
         mask = x[:, at.mask : at.mask + at.length] if at.mask >= 0 else None
-        pooled = reference.attention(
-            query, keys, mask, layers, (w[-2], w[-1]), a.activation, a.slope, at.output, at.softmax
-        )  # fmt: skip
+        pooled = reference.attention(query, keys, mask, *how)
         out = torch.empty(rows, sum(n for _, _, n in at.kept) + at.dim)
         for start, to, count in at.kept:
             out[:, to : to + count] = x[:, start : start + count]

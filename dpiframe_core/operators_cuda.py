@@ -8,7 +8,8 @@ import torch
 from dpiframe_core.embedding.layout import output_columns, plan_lookup
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.executor import Operator, Values
-from dpiframe_core.graph import ACTIVATION_PARAMS, Attrs, Graph, Node
+from dpiframe_core.graph import Graph, Node
+from dpiframe_core.interactions import attention_params, cin_params, linear_params
 from dpiframe_core.schema import FeatureSchema
 from kernels import interaction, reference
 from kernels.activation import Activation
@@ -132,21 +133,23 @@ class CudaOperators:
                 plan = plan_lookup(node, schema, padded(1, self.dtype))
                 return DeviceLookup(plan, self.dtype, self._device, self._scale(node.outputs[0]))
             case "linear":
-                own = len(w) - len(ACTIVATION_PARAMS.get(a.activation, ()))
-                weight, bias = w[0].reshape(-1, w[0].shape[-1]), w[1] if own == 2 else None
+                weight, bias, params = linear_params(a, w)
                 how = a.activation, self.dtype, self._device
-                return Linear(weight, bias, *how, tf32=tf32, params=w[own:], slope=a.slope)
+                return Linear(weight.reshape(-1, weight.shape[-1]), bias, *how, tf32=tf32, params=params, slope=a.slope)
             case "activation" if a.activation not in _TORCH:
                 width = self.graph.widths[node.outputs[0]]
                 return Activation(a.activation, w, a.slope, width, padded(width), self.dtype, self._device)
             case "dot":
                 return Dot(a.fields, a.dim, a.keep, a.diagonal, self.dtype, self._device)
             case "cin":
-                maps = list(zip(w[0::2], w[1::2], strict=True)) if len(w) > len(a.units) else [(weight, None) for weight in w]
-                cin = a.fields, a.dim, maps, a.activation, a.slope, a.halves
+                cin = a.fields, a.dim, cin_params(a, w), a.activation, a.slope, a.halves
                 return Cin(*cin, self.dtype, self._precision, self._device)
             case "attention":
-                return _attention(a, w, self.dtype, self._device)
+                at = a.attended
+                assert at is not None
+                columns = AttentionColumns(at.length, at.dims, at.queries, at.keys, at.pooled, at.mask, at.kept)
+                unit = *attention_params(a, w), a.activation, a.slope, at.output, at.softmax
+                return Attention(columns, *unit, self.dtype, self._device)
             case "cross_v2" | "cross_low_rank":
                 return Linear(w[0], w[1], "identity", self.dtype, self._device, cross=True, tf32=tf32)
             case "cross_v1":
@@ -253,14 +256,6 @@ def _cross_and_head(w: Sequence[torch.Tensor], offset: int) -> tuple[torch.Tenso
     """Weights and biases [layers, width] of a cross network, and the head's weights [tasks, width] for its output."""
     weights, biases = torch.stack(list(w[0:-1:2])), torch.stack(list(w[1:-1:2]))
     return weights, biases, w[-1][:, offset : offset + weights.shape[1]]
-
-
-def _attention(a: Attrs, w: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> Attention:
-    at, step = a.attended, 2 + len(ACTIVATION_PARAMS.get(a.activation, ()))
-    assert at is not None
-    layers = [(w[i], w[i + 1], w[i + 2 : i + step]) for i in range(0, len(w) - 2, step)]
-    columns = AttentionColumns(at.length, at.dims, at.queries, at.keys, at.pooled, at.mask, at.kept)
-    return Attention(columns, layers, (w[-2], w[-1]), a.activation, a.slope, at.output, at.softmax, dtype, device)
 
 
 def _linear_operands(

@@ -109,9 +109,9 @@ class StackedLookup:
         if self.plan.x_slots:
             x = self._x([self._pooled(g, found[g.reads], numbers) for g in self._x_groups], numbers)
             for column, out, count in self._x_masks:
-                side, start = (candidate_ids, column) if column < self.plan.candidate_width else (context_ids[request], column)
-                start -= 0 if column < self.plan.candidate_width else self.plan.candidate_width
-                x[:, out : out + count] = torch.from_numpy(side[:, start : start + count] != -1)
+                start = column - self.plan.candidate_width
+                own = candidate_ids[:, column : column + count] if start < 0 else context_ids[request, start : start + count]
+                x[:, out : out + count] = torch.from_numpy(own != -1)
         if self.plan.total_slots:
             for g in self._total_groups:
                 one = self._pooled(g, found[g.reads], numbers)

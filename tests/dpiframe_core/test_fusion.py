@@ -13,6 +13,7 @@ from dpiframe_core.cpu_lane import CpuLane
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.fusion import PASSES, fuse
 from dpiframe_core.graph import Graph, GraphBuilder
+from dpiframe_core.interactions import dot, mixture
 from dpiframe_core.operators_cpu import CpuOperators
 from dpiframe_core.schedule import breadth_first
 from tests import oracle
@@ -20,6 +21,7 @@ from tests.runner import table_tensors
 
 SCHEMA = oracle.make_schema(dim=4, one_hot=3, context=1, bags=1, embedded_numbers=1, plain_numbers=1)
 TENSORS, _ = table_tensors(SCHEMA, oracle.make_tables(SCHEMA, np.random.default_rng(0)))
+OPS = ["concat", "sum", "add", "mul", "linear", "activation", "bias", "cross_v1", "dot", "mixture", "cross_low_rank"]
 BLOCK = oracle.make_block(SCHEMA, 7, 3, np.random.default_rng(1))
 
 
@@ -35,7 +37,7 @@ def random_graph(r: random.Random) -> Graph:
         a = r.choice(vals[-5:] if r.random() < 0.6 else vals)
         width = g.width(a)
         same, ones = [v for v in vals if g.width(v) == width], [v for v in vals if g.width(v) == 1]
-        match r.choice(["concat", "sum", "add", "mul", "linear", "activation", "bias", "cross_v1", "cross_v2"]):
+        match r.choice([*OPS, "cross_v2"]):
             case "concat":
                 v = g.concat([r.choice(vals) for _ in range(r.randint(2, 3))], next(names), "m")
             case "sum":
@@ -47,7 +49,16 @@ def random_graph(r: random.Random) -> Graph:
             case "linear":
                 v = g.linear(a, r.choice([1, 2, width]), next(names), "m", bias=r.random() < 0.7)
             case "activation":
-                v = g.activation(a, r.choice(["relu", "tanh", "sigmoid"]), next(names), "m")
+                kind = r.choice(["relu", "tanh", "sigmoid", "gelu", "leaky_relu", "prelu", "dice"])
+                v = g.activation(a, kind, name := next(names), "m", prefix=name, slope=0.2)
+            case "dot" if width < 40:
+                dim = r.choice([d for d in range(1, width + 1) if width % d == 0])
+                v = dot(g, [a] if r.random() < 0.5 else [a, a], dim, next(names), "m", keep=r.randint(1, width))
+            case "mixture":
+                v = mixture(g, g.linear(a, 6, next(names), "m"), g.linear(a, 3, next(names), "m"), next(names), "m")
+            case "cross_low_rank":
+                p = g.linear(g.linear(a, 2, next(names), "m", bias=False), width, next(names), "m")
+                v = g.add([g.mul(r.choice(same), p, next(names), "m"), r.choice(same)], next(names), "m")
             case "bias":
                 v = g.bias(a, next(names), next(names), "m")
             case "cross_v1":
