@@ -7,7 +7,7 @@ ids with our graphs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,8 +41,6 @@ class SourceModel:
     vocabularies: Mapping[str, VocabularyTable]
     logit: Callable[[Inputs], Tensor]
     label: str | None = None
-    notes: str = ""
-    files: tuple[str, ...] = field(default=())
 
     def probabilities(self, block: RowBlock) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
         """float64[n, 1] of encoded rows."""

@@ -55,9 +55,6 @@ class StateDict:
         """Of a parameter not yet taken."""
         return tuple(self._left[name].shape) if name in self._left else None
 
-    def take_if_there(self, name: str, *shape: int | None) -> torch.Tensor | None:
-        return self.take(name, *shape) if name in self._left else None
-
     def drop(self, name: str) -> None:
         """Takes what inference does not read (a counter, a constant mask), if it is there."""
         self._left.pop(name, None)

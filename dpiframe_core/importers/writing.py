@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from dpiframe_core.bundle import Golden, Manifest, Provenance, read_bundle, write_bundle
+from dpiframe_core.bundle import Golden, GoldenSpec, Manifest, Provenance, read_bundle, write_bundle
 from dpiframe_core.bundlefiles import move_into_place
 from dpiframe_core.encode import Encoder
 from dpiframe_core.engine import Engine
@@ -92,7 +92,7 @@ def write_import(
         if not made.max_deviation <= TOLERANCE:
             raise InputError("parity", f"|dp| up to {made.max_deviation:.3g} against {against}", f"at most {TOLERANCE:g}")
         provenance = manifest.provenance.model_copy(update={"metrics": made.metrics(), "notes": f"compared with {against}"})
-        manifest = manifest.model_copy(update={"provenance": provenance})
+        manifest = manifest.model_copy(update={"provenance": provenance, "golden": GoldenSpec(rows=manifest.golden.rows)})
         (staging / MANIFEST_FILE).write_bytes(manifest_yaml(manifest))
         move_into_place(staging, out.absolute())
     finally:
@@ -103,7 +103,7 @@ def write_import(
 def _write(
     source: SourceModel, path: Path, name: str, version: str, columns: Columns, block: RowBlock, scores: npt.NDArray[Any]
 ) -> Manifest:
-    """The bundle at `path` with the first rows as golden ones."""
+    """The bundle at `path` with the first rows as golden ones, which the engine does not refuse: what is off is reported."""
     kept = block.part(0, min(_GOLDEN_ROWS, block.rows))
     golden = Golden(kept, scores[: kept.rows].astype(np.float32)[:, None])
     provenance = Provenance(source=f"{source.library} {source.model}", created=datetime.now(UTC).isoformat(timespec="seconds"))
@@ -111,16 +111,14 @@ def _write(
         return write_bundle(
             path, name=name, version=version, architecture=source.architecture, feature_schema=source.schema,
             dense=source.dense, tables=source.tables, vocabularies=source.vocabularies, golden=golden, provenance=provenance,
-            example=_example(source, columns),
+            example=_example(source, columns), golden_tolerance={"fp32": 1.0},
         )  # fmt: skip
     except ValidationError as e:
         raise InputError("bundle", str(e), "fields that a manifest can hold") from None
 
 
 def _scores(path: Path, block: RowBlock) -> npt.NDArray[np.float32]:
-    bundle = read_bundle(path)
-    bundle.manifest.golden.tolerance["fp32"] = 1.0  # of this reading only: what is off is reported, not refused, here
-    engine = Engine(bundle, "cpu", "fp32")
+    engine = Engine(read_bundle(path), "cpu", "fp32")
     engine.warmup()
     scores = np.concatenate([engine.submit(part)[:, 0] for part in _parts(block)])
     engine.close()

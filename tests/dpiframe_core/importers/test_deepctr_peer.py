@@ -18,7 +18,11 @@ from dpiframe_core.encode import Encoder
 from dpiframe_core.engine import Engine
 from dpiframe_core.errors import InputError
 from dpiframe_core.importers import deepctr_torch, write_import
-from dpiframe_core.importers.raw_rows import random_rows
+from dpiframe_core.importers.deepctr import read_deepctr
+from dpiframe_core.importers.deepctr_columns import spec_of
+from dpiframe_core.importers.raw_rows import random_rows, read_rows
+from dpiframe_core.importers.spec import with_vocabularies
+from dpiframe_core.importers.state_dict import StateDict
 from tests.dpiframe_core.importers.peers import SAMPLES, library, needs_samples, randomized
 
 models = library("deepctr_torch.models")
@@ -205,3 +209,51 @@ def test_a_checkpoint_and_a_spec_import_with_one_command_and_score_raw_rows(tmp_
     done = CliRunner().invoke(app, [*args, "--overwrite"])
     assert done.exit_code == 1
     assert "settings.dnn_activation: got 'nothing', expected the hyper-parameter" in " ".join(done.output.split())
+
+
+SAMPLE = {  # file: categories, lists and their splitter, numbers
+    "criteo_sample.csv": (["C1", "C2", "C3", "C9"], {}, ["I2", "I3"]),
+    "avazu_sample.csv": (["feat_1", "feat_4", "feat_10", "feat_17"], {}, []),
+    "taobao_tiny_sample.csv": (["userid", "adgroup_id", "brand"], {"click_sequence": "^"}, ["price"]),
+    "movielens_sample.csv": (["movie_id", "gender", "zip"], {"genres": "|"}, ["age"]),
+}
+
+
+@needs_samples
+@pytest.mark.parametrize("file", SAMPLE)
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_on_every_sample_from_raw_values(tmp_path, name, file):
+    singles, lists, numbers = SAMPLE[file]
+    rows = list(csv.DictReader((SAMPLES / file).read_text().splitlines()))
+    found = [Sparse(n, 60, 4) for n in singles] + [VarLen(Sparse(n, 60, 4), 6) for n in lists] + [Dense(n) for n in numbers]
+    model = randomized(MODELS[name](found, found, dnn_use_bn=True))
+
+    def ident(value):
+        """As a training script would encode it; 0 is missing or padding, 1 unknown."""
+        return 2 + zlib.crc32(value.encode()) % 50 if value else 0
+
+    tokens = {n: {r[n] for r in rows} for n in singles} | {
+        n: {t for r in rows for t in r[n].split(s)} for n, s in lists.items()
+    }
+    for n, values in tokens.items():
+        (tmp_path / f"{n}.json").write_text(json.dumps({v: ident(v) for v in values if v}))
+    spec = spec_of(model)
+    described = {"values": "string", "oov_id": 1}
+    features = []
+    for f in spec.features:
+        if f.name in lists:
+            f = f.model_copy(update=described | {"vocabulary": f"{f.name}.json", "splitter": lists[f.name], "padding_value": "",
+                                                 "too_many": "keep_first"})  # fmt: skip
+        elif f.name in singles:
+            f = f.model_copy(update=described | {"vocabulary": f"{f.name}.json", "missing_id": 0})
+        features.append(f)
+    file_spec = with_vocabularies(spec.model_copy(update={"features": tuple(features)}), "spec", tmp_path)
+    source = read_deepctr(file_spec, StateDict(model.state_dict(), "weights"))
+    encoded = {n: [ident(r[n]) for r in rows] for n in singles} | {n: [float(r[n] or 0) for r in rows] for n in numbers}
+    encoded |= {n: [[ident(t) for t in r[n].split(s) if t][:6] for r in rows] for n, s in lists.items()}
+    own = scores(model, encoded)
+    write_import(source, tmp_path / "b", rows=SAMPLES / file)
+    engine = Engine.load(tmp_path / "b", "cpu")
+    engine.warmup()
+    assert np.abs(engine.score(read_rows(SAMPLES / file, source.schema, None)[0])[:, 0] - own).max() <= 1e-5
+    engine.close()

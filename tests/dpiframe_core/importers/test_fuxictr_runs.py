@@ -58,7 +58,9 @@ def test_a_run_imports_with_one_command_and_scores_its_raw_rows_as_the_library_d
     got = engine.score(raw_columns(name, engine.schema))[:, 0]
     engine.close()
     assert np.abs(got - expected(name)).max() <= 1e-5
-    metrics = read_bundle(out).manifest.provenance.metrics
+    manifest = read_bundle(out).manifest
+    assert manifest.golden.tolerance == {}
+    metrics = manifest.provenance.metrics
     assert metrics["parity_max_deviation"] <= 1e-5
     assert metrics["parity_rank_correlation"] > 0.9999
     assert metrics["parity_rows"] == len(got)
