@@ -7,6 +7,7 @@ from ray import serve
 
 from deployments.config import DeploymentConfig, parse_config
 from deployments.replica import Replica
+from deployments.serve_policy import settings
 
 
 def build(args: dict[str, Any]) -> serve.Application:
@@ -22,7 +23,7 @@ def application(config: DeploymentConfig, *, constructor_tries: int = 3) -> serv
     """One deployment of one class: with a batcher in each replica there is nothing to gain from a second hop."""
     if config.device == "auto":
         config = config.placed(int(ray.cluster_resources().get("GPU", 0)))
-    autoscaling = config.autoscaling.model_dump() if config.autoscaling else None
+    autoscaling = settings(config.autoscaling) if config.autoscaling else None
     deployment = serve.deployment(
         Replica,
         name="Replica",

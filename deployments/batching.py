@@ -92,6 +92,7 @@ class RowBatcher:
             if value < 1:
                 raise InputError(name, value, "at least 1")
         self.max_queued_rows = max_queued_rows
+        self.lanes = lanes
         self._run = run
         self._clock = clock
         self._on_batch = on_batch
@@ -102,6 +103,7 @@ class RowBatcher:
         self._queue: RowQueue[_Reply] = RowQueue(max_batch_rows)
         self._drain = DrainRate()
         self._inflight_rows = 0
+        self._busy_s = 0.0
         self._idle = 0
         self._accepting = True
         self._stopped = False
@@ -121,6 +123,11 @@ class RowBatcher:
     @property
     def inflight_rows(self) -> int:
         return self._inflight_rows
+
+    @property
+    def busy_s(self) -> float:
+        """Device time of all finished batches, over all lanes, in seconds."""
+        return self._busy_s
 
     async def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Scored:
         """Waits for the block's scores. `deadline` is in seconds on the batcher's clock; a higher `priority` goes first.
@@ -216,7 +223,9 @@ class RowBatcher:
             with self._lock:
                 self._inflight_rows -= rows
                 self._drain.finished(rows, self._clock())
-                if result is None:  # before this lane forms its next batch: the rest of these requests is of no use
+                if result is not None:
+                    self._busy_s += result.device_ms / 1e3
+                else:  # before this lane forms its next batch: the rest of these requests is of no use
                     for part in parts:
                         self._queue.discard(part.ticket)
             self._post(self._deliver, parts, result)

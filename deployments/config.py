@@ -70,11 +70,19 @@ class Limits(Strict):
 
 
 class Autoscaling(Strict):
-    """Bounds of the number of replicas, and the requests in progress per replica that Serve steers for."""
+    """Bounds of the number of replicas, what each of them may have to do, and how long a need lasts before it counts.
+
+    `target_busy` is a share of the time of a device, or of the event loop before it. `look_back_s` is what figures are averaged
+    over. Rules: `autoscaling.decide`.
+    """
 
     min_replicas: Annotated[int, Field(ge=1)] = 1
     max_replicas: Annotated[int, Field(ge=1)]
-    target_ongoing_requests: Annotated[float, Field(gt=0)] = 32.0
+    target_busy: Annotated[float, Field(gt=0, le=0.95)] = 0.6
+    target_queued_rows: Annotated[int, Field(ge=1)] = 4096
+    look_back_s: Annotated[float, Field(ge=0.5, le=60)] = 5
+    up_after_s: Annotated[float, Field(ge=0, le=600)] = 2
+    down_after_s: Annotated[float, Field(ge=0, le=3600)] = 60
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

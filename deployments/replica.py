@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 
 from deployments.config import DeploymentConfig, ModelRef
+from deployments.load_meter import LoadMeter
 from deployments.ray_metrics import RayMetrics
+from deployments.serve_policy import reported
 from dpiframe_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class Replica:
         self._config = config
         self._running: list[_Running] = []
         self._metrics = RayMetrics()
+        self._meter = LoadMeter()
         for package in ("deployments", "dpiframe_core"):
             logging.getLogger(package).setLevel(config.log_level.upper())
 
@@ -97,6 +100,10 @@ class Replica:
         """Asked by Serve; raising has this replica replaced, for a process whose CUDA context failed never recovers."""
         for running in self._running:
             running.engine.check()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Asked by Serve, on the event loop, five times a look-back period; only where autoscaling is on."""
+        return reported(self._meter.read([running.batcher for running in self._running]))
 
     async def __del__(self) -> None:
         for running in self._running:

@@ -24,7 +24,7 @@ def test_the_repository_has_the_three_configurations_that_it_promises() -> None:
 def test_values_of_a_file_arrive_and_the_rest_are_defaults() -> None:
     gpu = read_config(CONFIGS / "gpu.yaml")
     assert (gpu.http.host, gpu.device, gpu.precision, gpu.batching.lanes) == ("0.0.0.0", "cuda", "tf32", 2)
-    assert gpu.autoscaling == Autoscaling(min_replicas=1, max_replicas=8, target_ongoing_requests=32)
+    assert gpu.autoscaling == Autoscaling(min_replicas=1, max_replicas=8, target_busy=0.6, down_after_s=120)
     assert (gpu.first_replicas, gpu.max_replicas) == (1, 8)
     demo = read_config(CONFIGS / "demo.yaml")
     assert (demo.http.host, demo.http.port, demo.replicas, demo.drain_s) == ("127.0.0.1", 8000, 1, 3)

@@ -32,10 +32,20 @@ def test_the_settings_of_serve_are_those_of_the_configuration() -> None:
     assert options.logging_config["enable_access_log"] is False
 
 
-def test_autoscaling_bounds_reach_serve() -> None:
-    made = deployment(device="cpu", autoscaling={"min_replicas": 2, "max_replicas": 5, "target_ongoing_requests": 9})
-    scaling = made._deployment_config.autoscaling_config
-    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 5, 9)
+def test_the_autoscaling_rules_reach_the_policy_that_serve_makes_of_its_configuration() -> None:
+    from ray.serve._private.autoscaling_state import _resolve_policy_callable
+
+    rules = {"min_replicas": 2, "max_replicas": 5, "target_busy": 0.5, "look_back_s": 10.0}
+    scaling = deployment(device="cpu", autoscaling=rules)._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.look_back_period_s, scaling.metrics_interval_s) == (2, 5, 10, 2)
+    assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (0, 0)
+    policy = _resolve_policy_callable(scaling.policy)  # as the controller does it, pickled and unpickled
+    figures = {"queued_rows": {"a": 0.0, "b": 0.0}, "device_share": {"a": 0.9, "b": 0.7}, "loop_share": {"a": 0.1, "b": 0.2}}
+    state: dict[str, Any] = {}
+    for now, wanted in ((100.0, 2), (101.0, 2), (102.0, 4)):  # 1.6 replicas' worth at half a replica each
+        context = SimpleNamespace(aggregated_metrics=figures, policy_state=state, current_time=now, target_num_replicas=2)
+        replicas, state = policy(context)
+        assert replicas == wanted
 
 
 def test_the_batching_of_the_configuration_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

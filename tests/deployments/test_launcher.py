@@ -31,10 +31,11 @@ STOP_S = 10  # the bound that the README promises for Ctrl-C
 class Server:
     """`dpiframe serve` in a session of its own, so that a signal to its group is what Ctrl-C is in a terminal."""
 
-    def __init__(self, bundle: Path) -> None:
+    def __init__(self, bundle: Path, config: Path | None = None) -> None:
         self.port = free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [DPIFRAME, "serve", "--bundle", str(bundle), "--device", "cpu", "--port", str(self.port)]
+        what = ["--config", str(config)] if config else ["--bundle", str(bundle)]
+        command = [DPIFRAME, "serve", *what, "--device", "cpu", "--port", str(self.port)]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
@@ -214,6 +215,62 @@ def test_ctrl_c_under_load_loses_no_request(server: Server, example: bytes) -> N
         thread.join(30)
     assert outcomes.keys() == {"scored"}, outcomes
     assert "Traceback" not in server.output
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_replicas_come_under_load_and_go_after_it_while_every_request_succeeds(
+    bundle: Path, example: bytes, tmp_path: Path
+) -> None:
+    scaling = "{max_replicas: 2, target_busy: 0.2, look_back_s: 1, up_after_s: 1, down_after_s: 4}"
+    (tmp_path / "scaled.yaml").write_text(f"models: [{{path: {bundle}}}]\ndevice: cpu\nautoscaling: {scaling}\n")
+    request = json.loads(example)
+    request["candidates"] = {name: column * 200 for name, column in request["candidates"].items()}
+    heavy = json.dumps(request).encode()
+    server = Server(bundle, tmp_path / "scaled.yaml").wait_ready()
+    outcomes: collections.Counter[str] = collections.Counter()
+    loaded, done = threading.Event(), threading.Event()
+
+    def client() -> None:
+        """Each request has a connection of its own: HAProxy may close one that is kept alive when replicas come or go."""
+        while not done.is_set():
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+            try:
+                body = heavy if loaded.is_set() else example  # a trickle, which must not be cut when a replica goes
+                connection.request("POST", "/v1/score", body, {"content-type": "application/json"})
+                answer = connection.getresponse()
+                outcomes[f"{answer.status}" if "scores" in json.loads(answer.read()) else "no scores"] += 1
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                outcomes[repr(error)] += 1
+            finally:
+                connection.close()
+            done.wait(0 if loaded.is_set() else 0.05)
+
+    def replicas() -> int:
+        return sum("ServeReplica" in command for command in server.processes())
+
+    def wait_for(wanted: int, patience_s: float = 60) -> None:
+        give_up = time.monotonic() + patience_s
+        while replicas() != wanted:
+            assert time.monotonic() < give_up, f"{replicas()} replicas, expected {wanted}; answers: {outcomes}"
+            time.sleep(0.1)
+
+    clients = [threading.Thread(target=client) for _ in range(4)]
+    loaded.set()
+    try:
+        wait_for(1)
+        for thread in clients:
+            thread.start()
+        wait_for(2)
+        time.sleep(3)  # the second one serves, and then has to hand over what it has
+        loaded.clear()
+        wait_for(1)
+    finally:
+        done.set()
+        for thread in clients:
+            thread.join(30)
+        server.stop(signal.SIGTERM)
+    assert outcomes.keys() == {"200"}, outcomes
 
 
 @pytest.mark.ray
