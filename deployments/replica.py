@@ -98,6 +98,16 @@ class Replica:
         for running in self._running:
             running.engine.check()
 
+    @property
+    def queued_rows(self) -> int:
+        """Rows that wait for a lane, over all models: with `busy_s`, what autoscaling looks at."""
+        return sum(running.batcher.queued_rows for running in self._running)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the start in which the device had a batch, of the busiest model: it grows by the busy share."""
+        return max((running.batcher.busy_s for running in self._running), default=0.0)
+
     async def __del__(self) -> None:
         for running in self._running:
             await running.batcher.close(self._config.drain_s)
