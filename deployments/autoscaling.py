@@ -21,7 +21,7 @@ class ReplicaLoad:
 
     Attributes:
         queued_rows: rows that wait for a lane.
-        device_share: device time of finished batches over wall time over lanes, 0 to 1.
+        device_share: time with a batch on the device over wall time, 0 to 1.
         loop_share: CPU time of the thread with the event loop over wall time, 0 to 1: parsing may run out before the device.
     """
 

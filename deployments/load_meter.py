@@ -8,16 +8,13 @@ from deployments.autoscaling import ReplicaLoad
 
 
 class Busy(Protocol):
-    """The part of a `RowBatcher` that is metered."""
+    """The part of a `RowBatcher` that is metered. `busy_s` grows while it has a batch on the device."""
 
     @property
     def queued_rows(self) -> int: ...
 
     @property
     def busy_s(self) -> float: ...
-
-    @property
-    def lanes(self) -> int: ...
 
 
 class LoadMeter:
@@ -30,16 +27,16 @@ class LoadMeter:
         self._clock, self._cpu_clock = clock, cpu_clock
         self._at = clock()
         self._cpu_s = cpu_clock()
-        self._lanes_s = 0.0
+        self._device_s = 0.0
 
     def read(self, batchers: Sequence[Busy]) -> ReplicaLoad:
         now, cpu_s = self._clock(), self._cpu_clock()
-        lanes_s = sum(batcher.busy_s / batcher.lanes for batcher in batchers)
+        device_s = sum(batcher.busy_s for batcher in batchers)
         passed = max(now - self._at, 1e-6)
         load = ReplicaLoad(
             queued_rows=sum(batcher.queued_rows for batcher in batchers),
-            device_share=min(max(0.0, lanes_s - self._lanes_s) / passed, 1.0),
+            device_share=min(max(0.0, device_s - self._device_s) / passed, 1.0),
             loop_share=min(max(0.0, cpu_s - self._cpu_s) / passed, 1.0),
         )
-        self._at, self._cpu_s, self._lanes_s = now, cpu_s, lanes_s
+        self._at, self._cpu_s, self._device_s = now, cpu_s, device_s
         return load

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from deployments import responses
+from deployments.batching import check_deadline
 from deployments.config import Limits
 from deployments.metrics import Metrics, RequestSeen
 from deployments.responses import Answer, Header, UnsupportedMediaType
@@ -73,6 +74,7 @@ class ScoreRoute:
         deadline_ms = self._limits.default_deadline_ms if options.deadline_ms is None else options.deadline_ms
         deadline = None if deadline_ms is None else job.started + deadline_ms / 1e3
         before = self._clock()
+        check_deadline(deadline, before, "before it was encoded")
         with HangUp(receive):
             block = await _encoded(served, request, len(body))
             job.rows, job.oov_count, job.encode_ms = block.rows, block.oov_count, self._since(before)
@@ -190,5 +192,5 @@ async def _encoded(served: Served, request: ScoreInput, body_bytes: int) -> RowB
     columns = request.candidates
     values = len(columns) * len(next(iter(columns.values())))
     if values < _ENCODE_ON_LOOP_VALUES and body_bytes < _ENCODE_ON_LOOP_BYTES:
-        return served.encoder.encode(columns, request.context)
-    return await asyncio.to_thread(served.encoder.encode, columns, request.context)
+        return served.encode(columns, request.context)
+    return await asyncio.to_thread(served.encode, columns, request.context)

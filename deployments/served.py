@@ -14,6 +14,8 @@ from dpiframe_core.buckets import BatchSizes, Counts, batch_sizes
 from dpiframe_core.encode import Encoder
 from dpiframe_core.errors import InputError, ModelNotFound
 from dpiframe_core.schema import Feature, FeatureSchema, Table
+from dpiframe_core.types import RowBlock
+from dpiframe_core.values import Values
 
 
 class ManifestLike(Protocol):
@@ -73,6 +75,10 @@ class Served:
     form: RequestForm
     batch_sizes: Callable[[], BatchSizes]
     example: Mapping[str, Any] | None = None
+
+    def encode(self, candidates: Mapping[str, Values], context: Mapping[str, object]) -> RowBlock:
+        """A request's rows, encoded where the scorer wants them."""
+        return self.encoder.encode(candidates, context, self.scorer.allocate)
 
     @classmethod
     def of(

@@ -214,6 +214,28 @@ class RowBlock:
         out.candidate_dense[:] = self.candidate_dense[start:stop]
         return out
 
+    def window(self, start: int, stop: int) -> RowBlock:
+        """`part` without a copy, where the contexts used lie side by side: its `buffer` and header are then this block's."""
+        request = self.request_of_row[start:stop]
+        first, last = (0, 0) if self.contexts == 1 else (int(request.min()), int(request.max()))
+        if last - first >= stop - start:
+            return self.part(start, stop)
+        if first:
+            request = request.copy()
+            request -= first
+        used = slice(first, last + 1)
+        return RowBlock(
+            self.layout,
+            stop - start,
+            last + 1 - first,
+            self.buffer,
+            request,
+            self.context_ids[used],
+            self.candidate_ids[start:stop],
+            self.context_dense[used],
+            self.candidate_dense[start:stop],
+        )
+
 
 class BatchResult(NamedTuple):
     """What one run on a lane gives back. Filled by `Engine.run_batch`.

@@ -29,6 +29,7 @@ DECIDES = {
     "dpiframe_core/trace.py",
     "dpiframe_core/encode.py",
     "deployments/batching.py",
+    "deployments/lanes.py",
     "deployments/row_queue.py",
     "deployments/autoscaling.py",
     "deployments/load_meter.py",

@@ -233,15 +233,15 @@ def test_what_is_remembered_gives_the_same_as_remembering_everything(
 
 
 class FakeBatcher:
-    def __init__(self, lanes: int) -> None:
-        self.lanes, self.busy_s, self.queued_rows = lanes, 0.0, 0
+    def __init__(self) -> None:
+        self.busy_s, self.queued_rows = 0.0, 0
 
 
 def test_shares_are_of_the_time_since_the_last_reading() -> None:
     now, cpu = 10.0, 3.0
     meter = LoadMeter(lambda: now, lambda: cpu)
-    one, two = FakeBatcher(2), FakeBatcher(1)
-    now, cpu, one.busy_s, one.queued_rows, two.queued_rows = 12.0, 3.5, 2.0, 7, 5
+    one, two = FakeBatcher(), FakeBatcher()
+    now, cpu, one.busy_s, one.queued_rows, two.queued_rows = 12.0, 3.5, 1.0, 7, 5
     assert meter.read([one, two]) == ReplicaLoad(12, 0.5, 0.25)
     now, two.busy_s = 14.0, 0.5
     assert meter.read([one, two]) == ReplicaLoad(12, 0.25, 0)
@@ -250,7 +250,7 @@ def test_shares_are_of_the_time_since_the_last_reading() -> None:
 def test_a_batch_longer_than_the_period_and_clocks_that_stand_still_give_shares_all_the_same() -> None:
     now, cpu = 0.0, 0.0
     meter = LoadMeter(lambda: now, lambda: cpu)
-    batcher = FakeBatcher(1)
+    batcher = FakeBatcher()
     now, batcher.busy_s, cpu = 1.0, 9.0, 1.5
     assert meter.read([batcher]) == ReplicaLoad(0, 1, 1)
     assert meter.read([batcher]) == ReplicaLoad(0, 0, 0)
