@@ -1,7 +1,10 @@
 """`python -m benchmarks SUITE`: measures side by side and writes `benchmarks/results/<machine>/<suite>.json`."""
 
+import os
+import sys
 import traceback
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +22,7 @@ from benchmarks.embedding_cells import BATCHES, sweep
 from benchmarks.record import Record, ResultFile, run_facts
 from benchmarks.workload import MODELS
 from dpiframe_core.bundle import read_bundle
-from dpiframe_core.engine_options import PRECISIONS
+from dpiframe_core.engine_options import DEFAULT_PRECISION, PRECISIONS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 RESULTS = Path(__file__).parent / "results"
@@ -284,6 +287,44 @@ def http(
 
     run = Run("http", "auto", seed, out, append)
     run.finish(http_suite.run(bundle, rows, _numbers(clients), seconds, seed))
+
+
+@app.command()
+def serving(
+    bundle: Path = Path("models/demo"),
+    systems: Names = "dpiframe,dpiframe-fanin,ray-serve,uvicorn,mosec,litserve,bentoml,triton",
+    forms: Names = "binary,columns,rows",
+    candidates: Names = "32,100,270,1000",
+    connections: Annotated[str, typer.Option(help="closed loop: clients at once, one after the other")] = "1,16,64",
+    offered: Annotated[str, typer.Option(help="open loop: shares of the best closed-loop rate")] = "0.25,0.5,0.75,0.9",
+    rates: Annotated[str, typer.Option(help="open loop: requests a second besides")] = "",
+    gpus: Annotated[str, typer.Option(help="replicas of ours, one run each; a GPU each on a GPU machine")] = "1",
+    ingress: Annotated[int, typer.Option(help="fan-in: ingress replicas for each engine; 0: half the cores a GPU")] = 0,
+    load_processes: Annotated[int, typer.Option(help="of the load generator; 0: one for each eight cores")] = 0,
+    peer_python: Annotated[str, typer.Option(help="interpreter with mosec, litserve, bentoml, pytriton")] = "",
+    stages: Annotated[bool, typer.Option(help="where a request's time goes, first")] = True,
+    device: Device = "auto",
+    seconds: Seconds = 2.0,
+    budget: Annotated[float, typer.Option(help="seconds after which nothing new is begun")] = 3600,
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """Whole servers, client to client: ours in both topologies, and those of others over the same model and requests."""
+    from benchmarks import serving as serving_suite  # need what a serving host has, and a GPU host may lack
+    from benchmarks import serving_stages
+
+    run = Run("serving", device, seed, out, append)
+    cores, counts = os.cpu_count() or 1, _numbers(gpus)
+    plan = serving_suite.Plan(
+        bundle=bundle, device=run.device.type, precision=DEFAULT_PRECISION[run.device.type], systems=_list(systems),
+        forms=_list(forms), candidates=_numbers(candidates), connections=_numbers(connections),
+        offered=[float(x) for x in _list(offered)], rates=[float(x) for x in _list(rates)], gpus=counts,
+        ingress=ingress or max(2, cores // 2 // max(counts)), load_processes=load_processes or max(1, cores // 8),
+        peer_python=peer_python or sys.executable, seconds=seconds, budget_s=budget, seed=seed,
+    )  # fmt: skip
+    profile = serving_stages.run(bundle, plan.device, plan.forms, plan.candidates, seed) if stages else ()
+    run.finish(chain(profile, serving_suite.run(plan, run.failed, typer.echo)))
 
 
 @app.command()

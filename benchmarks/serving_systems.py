@@ -1,0 +1,129 @@
+"""The servers that suite `serving` compares, as data, and how one is started and stopped. Knows no load and no figures."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from deployments.host import free_ports
+
+_STARTS_WITHIN_S = 180
+_STOPS_WITHIN_S = 20
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A server of somebody else's. `module`: what must be importable; `needs`: forms that it takes no requests in, and why."""
+
+    name: str
+    module: str
+    program: str
+    path: str = "/score"
+    wrapped: bool = False
+    repeat_context: bool = False
+    lacks: dict[str, str] = field(default_factory=dict)
+
+    def command(self, python: str, bundle: Path, port: int, device: str, form: str) -> list[str]:
+        return [python, "-m", f"benchmarks.serving_peers.{self.program}", str(bundle), str(port), device, form]
+
+
+_NO_JSON = "its clients send tensors, not feature values"
+_NO_BINARY = "its own API takes no raw binary body"
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer("ray-serve", "ray", "ray_serve", "/{form}"),
+        Peer("uvicorn", "uvicorn", "uvicorn_fastapi"),
+        Peer("mosec", "mosec", "mosec_worker"),
+        Peer("litserve", "litserve", "litserve_api", lacks={"binary": _NO_BINARY}),
+        Peer("bentoml", "bentoml", "bento_service", wrapped=True, lacks={"binary": _NO_BINARY}),
+        Peer("triton", "pytriton", "triton_server", "/v2/models/demo/infer", repeat_context=True,
+             lacks={"rows": _NO_JSON, "columns": _NO_JSON}),
+    )
+}  # fmt: skip
+OURS = ("dpiframe", "dpiframe-fanin")  # one configuration key apart
+SYSTEMS = (*OURS, *PEERS)
+
+
+def missing(peer: Peer, python: str) -> str | None:
+    """Why the peer cannot run here, if it cannot."""
+    tried = subprocess.run([python, "-c", f"import {peer.module}"], capture_output=True, text=True, check=False)
+    return None if tried.returncode == 0 else (tried.stderr.strip().splitlines() or ["no reason given"])[-1]
+
+
+def our_config(system: str, bundle: Path, device: str, gpus: int, ingress: int, batching: dict[str, Any]) -> dict[str, Any]:
+    """A deployment of one replica a GPU; fan-in with so many ingress replicas for each of them."""
+    config: dict[str, Any] = {"models": [{"path": str(bundle.absolute()), "name": "demo"}], "device": device, "replicas": gpus}
+    if batching:
+        config["batching"] = batching
+    if system == "dpiframe-fanin":
+        config |= {"topology": "fanin", "ingress_replicas": ingress}
+    return config
+
+
+@contextmanager
+def our_server(config: dict[str, Any]) -> Iterator[int]:
+    """`dpiframe serve` with that configuration; the port that it listens on."""
+    (port,) = free_ports(1)
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        json.dump(config, file)  # JSON is YAML
+        file.flush()
+        command = [sys.executable, "-c", "from deployments.cli import app; app()", "serve", "--config", file.name]
+        with process([*command, "--port", str(port)]):
+            yield port
+
+
+@contextmanager
+def process(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A command in a session of its own, interrupted at the end as Ctrl-C would. If the block fails, its last words are added."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    with tempfile.TemporaryFile() as said:
+        running = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        try:
+            yield running
+        except Exception as error:
+            said.seek(0)
+            error.add_note(said.read()[-3000:].decode(errors="replace"))
+            raise
+        finally:
+            _stop(running)
+
+
+def _stop(running: subprocess.Popen[bytes]) -> None:
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signum)
+        with suppress(subprocess.TimeoutExpired):
+            running.wait(_STOPS_WITHIN_S)
+            break
+    with suppress(ProcessLookupError):  # workers that outlive their parent would share the next server's cores
+        os.killpg(running.pid, signal.SIGKILL)
+
+
+def first_answer(port: int, path: str, headers: dict[str, str], body: bytes, running: subprocess.Popen[bytes] | None) -> httpx.Response:
+    """The first good answer to a request, tried until the server is up.
+
+    Raises:
+        RuntimeError: it ended, or did not answer in time.
+    """
+    give_up, seen = time.monotonic() + _STARTS_WITHIN_S, "nothing"
+    while time.monotonic() < give_up and (running is None or running.poll() is None):
+        try:
+            answer = httpx.post(f"http://127.0.0.1:{port}{path}", content=body, headers=headers, timeout=30)
+            if answer.status_code == 200:
+                return answer
+            seen = f"status {answer.status_code} {answer.text[:300]}"
+        except httpx.HTTPError as error:
+            seen = repr(error)
+        time.sleep(0.2)
+    raise RuntimeError(f"{path}: got {seen}, expected status 200 within {_STARTS_WITHIN_S} s")
