@@ -15,10 +15,10 @@ from benchmarks.cells import Failed
 from benchmarks.load import Load, drive, request_bytes
 from benchmarks.record import Record, record
 from benchmarks.serving_payloads import Payloads, scores_in
-from benchmarks.serving_systems import OURS, PEERS, first_answer, missing, our_config, our_server, process
+from benchmarks.serving_systems import OURS, PEERS, Running, first_answer, missing, our_config, our_server, process
+from deployments.host import free_ports
 from dpiframe_core.bundle import read_bundle
 from dpiframe_core.engine_options import GOLDEN_TOLERANCE
-from deployments.host import free_ports
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def run(plan: Plan, failed: Failed, said: Callable[[str], None]) -> Iterator[Rec
         for gpus in plan.gpus if system in OURS else plan.gpus[:1]:
             server = ExitStack()  # ours serves all forms; a peer is started for each
             with server:
-                port = 0
+                started = None
                 for form in plan.forms:
                     cell = {"form": form, "gpus": gpus}
                     if peer is not None and form in peer.lacks:
@@ -76,46 +76,46 @@ def run(plan: Plan, failed: Failed, said: Callable[[str], None]) -> Iterator[Rec
                     try:
                         if peer is not None:
                             server.close()
-                        if not port or peer is not None:
-                            port = server.enter_context(_started(plan, system, gpus, form, payloads))
-                        yield from _measured(plan, system, cell, port, payloads, give_up, said)
+                        if started is None or peer is not None:
+                            started = server.enter_context(_started(plan, system, gpus, form))
+                        yield from _measured(plan, system, cell, started, payloads, give_up, said)
                     except Exception as error:
                         failed(f"{system} {form}", error)
 
 
 @contextmanager
-def _started(plan: Plan, system: str, gpus: int, form: str, payloads: dict[int, Payloads]) -> Iterator[int]:
+def _started(plan: Plan, system: str, gpus: int, form: str) -> Iterator[Running]:
     peer = PEERS.get(system)
     if peer is None:
-        config = our_config(system, plan.bundle, plan.device, gpus, plan.ingress, {})
-        with our_server(config) as port:
-            yield port
-        return
-    (port,) = free_ports(1)
-    with process(peer.command(plan.peer_python, plan.bundle, port, plan.device, form)):
-        yield port
+        with our_server(our_config(system, plan.bundle, plan.device, gpus, plan.ingress)) as running:
+            yield running
+    else:
+        (port,) = free_ports(1)
+        command = peer.command(plan.peer_python, plan.bundle, port, plan.device, form)
+        with process(command, port, peer.environment) as running:
+            yield running
 
 
 def _measured(
-    plan: Plan, system: str, cell: dict[str, object], port: int, payloads: dict[int, Payloads], give_up: float,
+    plan: Plan, system: str, cell: dict[str, object], server: Running, payloads: dict[int, Payloads], give_up: float,
     said: Callable[[str], None],
 ) -> Iterator[Record]:  # fmt: skip
     for rows, payload in payloads.items():
         path, headers, bodies = _requests(system, str(cell["form"]), payload)
         worst = 0.0
         for body, expected in list(zip(bodies, payload.scores, strict=True))[:4]:
-            scores = scores_in(first_answer(port, path, headers, body, None))
+            scores = scores_in(first_answer(server, path, headers, body))
             worst = max(worst, float(np.abs(scores - expected).max()))
         if not worst <= GOLDEN_TOLERANCE[plan.precision]:
             raise AssertionError(f"{system}: got scores off by {worst}, expected at most {GOLDEN_TOLERANCE[plan.precision]}")
-        requests = [request_bytes(port, path, body, headers) for body in bodies]
+        requests = [request_bytes(server.port, path, body, headers) for body in bodies]
         common = {"seconds": plan.seconds, "processes": plan.load_processes, "seed": plan.seed}
         best = 0.0
         for connections in plan.connections:
             if time.monotonic() > give_up:
                 said(f"{system} {cell['form']} {rows} candidates: out of time")
                 return
-            load = drive(port, requests, connections=connections, **common)
+            load = drive(server.port, requests, connections=connections, **common)
             best = max(best, load.requests_per_s)
             yield _record(system, rows, cell | {"connections": connections, "rate": 0}, load, worst, len(bodies[0]))
         for rate in [*(best * share for share in plan.offered), *plan.rates]:
@@ -123,7 +123,7 @@ def _measured(
                 said(f"{system} {cell['form']} {rows} candidates: out of time")
                 return
             connections = max(64, 2 * max(plan.connections))
-            load = drive(port, requests, connections=connections, rate=rate, **common)
+            load = drive(server.port, requests, connections=connections, rate=rate, **common)
             yield _record(system, rows, cell | {"connections": connections, "rate": round(rate)}, load, worst, len(bodies[0]))
 
 

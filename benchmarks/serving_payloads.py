@@ -85,7 +85,7 @@ def _transposed(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
 
 
 def _binary(block: RowBlock, repeat_context: bool) -> bytes:
-    """An Open Inference Protocol request of encoded sections. A line feed ends the envelope, for servers that see no headers."""
+    """An Open Inference Protocol request of encoded sections. A line feed ends the envelope, for those who see no headers."""
     arrays = {
         "context_ids": block.wide_ids("context_ids"), "candidate_ids": block.wide_ids("candidate_ids"),
         "context_dense": block.context_dense, "candidate_dense": block.candidate_dense,

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ class Peer:
     wrapped: bool = False
     repeat_context: bool = False
     lacks: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
 
     def command(self, python: str, bundle: Path, port: int, device: str, form: str) -> list[str]:
         return [python, "-m", f"benchmarks.serving_peers.{self.program}", str(bundle), str(port), device, form]
@@ -39,10 +40,14 @@ class Peer:
 
 _NO_JSON = "its clients send tensors, not feature values"
 _NO_BINARY = "its own API takes no raw binary body"
+_STOCK_RAY = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0", "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0",
+}  # fmt: skip
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("ray-serve", "ray", "ray_serve", "/{form}"),
+        Peer("ray-serve", "ray", "ray_serve", "/{form}", environment=_STOCK_RAY),
         Peer("uvicorn", "uvicorn", "uvicorn_fastapi"),
         Peer("mosec", "mosec", "mosec_worker"),
         Peer("litserve", "litserve", "litserve_api", lacks={"binary": _NO_BINARY}),
@@ -61,36 +66,42 @@ def missing(peer: Peer, python: str) -> str | None:
     return None if tried.returncode == 0 else (tried.stderr.strip().splitlines() or ["no reason given"])[-1]
 
 
-def our_config(system: str, bundle: Path, device: str, gpus: int, ingress: int, batching: dict[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Running:
+    """A server's process and port."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+
+
+def our_config(system: str, bundle: Path, device: str, gpus: int, ingress: int) -> dict[str, Any]:
     """A deployment of one replica a GPU; fan-in with so many ingress replicas for each of them."""
     config: dict[str, Any] = {"models": [{"path": str(bundle.absolute()), "name": "demo"}], "device": device, "replicas": gpus}
-    if batching:
-        config["batching"] = batching
     if system == "dpiframe-fanin":
         config |= {"topology": "fanin", "ingress_replicas": ingress}
     return config
 
 
 @contextmanager
-def our_server(config: dict[str, Any]) -> Iterator[int]:
-    """`dpiframe serve` with that configuration; the port that it listens on."""
+def our_server(config: dict[str, Any]) -> Iterator[Running]:
+    """`dpiframe serve` with that configuration."""
     (port,) = free_ports(1)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         json.dump(config, file)  # JSON is YAML
         file.flush()
         command = [sys.executable, "-c", "from deployments.cli import app; app()", "serve", "--config", file.name]
-        with process([*command, "--port", str(port)]):
-            yield port
+        with process([*command, "--port", str(port)], port) as running:
+            yield running
 
 
 @contextmanager
-def process(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A command in a session of its own, interrupted at the end as Ctrl-C would. If the block fails, its last words are added."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+def process(command: Sequence[str], port: int, environment: Mapping[str, str] | None = None) -> Iterator[Running]:
+    """A server in a session of its own, interrupted at the end as Ctrl-C would. If the block fails, its last words are told."""
+    settings = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | dict(environment or {})
     with tempfile.TemporaryFile() as said:
-        running = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        running = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=settings, start_new_session=True)
         try:
-            yield running
+            yield Running(running, port)
         except Exception as error:
             said.seek(0)
             error.add_note(said.read()[-3000:].decode(errors="replace"))
@@ -110,19 +121,21 @@ def _stop(running: subprocess.Popen[bytes]) -> None:
         os.killpg(running.pid, signal.SIGKILL)
 
 
-def first_answer(port: int, path: str, headers: dict[str, str], body: bytes, running: subprocess.Popen[bytes] | None) -> httpx.Response:
+def first_answer(server: Running, path: str, headers: dict[str, str], body: bytes) -> httpx.Response:
     """The first good answer to a request, tried until the server is up.
 
     Raises:
-        RuntimeError: it ended, or did not answer in time.
+        RuntimeError: it ended, refuses the request, or did not answer in time.
     """
     give_up, seen = time.monotonic() + _STARTS_WITHIN_S, "nothing"
-    while time.monotonic() < give_up and (running is None or running.poll() is None):
+    while time.monotonic() < give_up and server.process.poll() is None:
         try:
-            answer = httpx.post(f"http://127.0.0.1:{port}{path}", content=body, headers=headers, timeout=30)
+            answer = httpx.post(f"http://127.0.0.1:{server.port}{path}", content=body, headers=headers, timeout=30)
             if answer.status_code == 200:
                 return answer
             seen = f"status {answer.status_code} {answer.text[:300]}"
+            if answer.status_code in (400, 405, 415, 422):
+                break
         except httpx.HTTPError as error:
             seen = repr(error)
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""Stock Ray Serve, as its documentation has it: its own proxy, FastAPI with a pydantic body, `@serve.batch` with a window of 2 ms.
+"""Stock Ray Serve as its documentation has it: its own proxy, FastAPI with a pydantic body, `@serve.batch` with a 2 ms window.
 
 `python -m benchmarks.serving_peers.ray_serve BUNDLE PORT DEVICE FORM`. The batch limit counts requests; one replica.
 """
@@ -8,10 +8,6 @@ import os
 import signal
 import sys
 import tempfile
-
-os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0", "RAY_SERVE_LOG_TO_STDERR": "0"}
-for flag in ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED"):
-    os.environ.pop(flag, None)
 
 import ray
 from fastapi import FastAPI, Request, Response
