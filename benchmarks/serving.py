@@ -80,6 +80,8 @@ def run(plan: Plan, failed: Failed, said: Callable[[str], None]) -> Iterator[Rec
                             started = server.enter_context(_started(plan, system, gpus, form))
                         yield from _measured(plan, system, cell, started, payloads, give_up, said)
                     except Exception as error:
+                        if started is not None:
+                            error.add_note(started.last_words)
                         failed(f"{system} {form}", error)
 
 
@@ -104,7 +106,7 @@ def _measured(
         path, headers, bodies = _requests(system, str(cell["form"]), payload)
         worst = 0.0
         for body, expected in list(zip(bodies, payload.scores, strict=True))[:4]:
-            scores = scores_in(first_answer(server, path, headers, body))
+            scores = scores_in(first_answer(server, path, headers, body), str(cell["form"]))
             worst = max(worst, float(np.abs(scores - expected).max()))
         if not worst <= GOLDEN_TOLERANCE[plan.precision]:
             raise AssertionError(f"{system}: got scores off by {worst}, expected at most {GOLDEN_TOLERANCE[plan.precision]}")

@@ -65,15 +65,10 @@ class Payloads:
         return {"Content-Type": "application/json"}, [json.dumps(r, separators=(",", ":")).encode() for r in requests]
 
 
-def scores_in(answer: httpx.Response) -> np.ndarray:
+def scores_in(answer: httpx.Response, form: str) -> np.ndarray:
     """float32[rows] of any of the answers: raw float32, the protocol's binary form, or JSON of one of three shapes."""
-    if length := answer.headers.get("inference-header-content-length"):
-        return np.frombuffer(answer.content[int(length) :], np.float32)
-    if not answer.headers.get("content-type", "").startswith("application/json"):
-        try:
-            return np.frombuffer(answer.content, np.float32)
-        except ValueError:
-            pass  # mosec does not label its JSON
+    if form == "binary":
+        return np.frombuffer(answer.content[int(answer.headers.get("inference-header-content-length", 0)) :], np.float32)
     found = json.loads(answer.content)
     if isinstance(found, dict):
         found = found["scores"] if "scores" in found else found["outputs"][0]["data"]

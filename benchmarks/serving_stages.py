@@ -64,10 +64,11 @@ def run(bundle: Path, device: str, forms: Sequence[str], candidates: Sequence[in
             engine_us = _median_us(lambda i, blocks=payloads.blocks: engine.submit(blocks[i % len(blocks)]))  # type: ignore[misc]
             for form in forms:
                 seconds, steps = asyncio.run(_called(app, watched, form, *payloads.bodies(form)))
+                columns = zip(STEPS, zip(*steps, strict=True), strict=True)
+                spent = {f"{step}_us": round(median(times) * 1e6, 1) for step, times in columns}
                 yield record(
                     "serving_stages", "dpiframe", model="demo", batch=rows, cell={"form": form}, times=times_of(seconds),
-                    engine_us=round(engine_us, 1),
-                    **{f"{step}_us": round(median(times) * 1e6, 1) for step, times in zip(STEPS, zip(*steps, strict=True), strict=True)},
+                    engine_us=round(engine_us, 1), **spent,
                 )  # fmt: skip
     finally:
         asyncio.run(batcher.close(1))

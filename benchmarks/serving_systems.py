@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 
@@ -68,10 +68,16 @@ def missing(peer: Peer, python: str) -> str | None:
 
 @dataclass(frozen=True)
 class Running:
-    """A server's process and port."""
+    """A server's process, its port, and the file that takes what it prints."""
 
     process: subprocess.Popen[bytes]
     port: int
+    said: IO[bytes]
+
+    @property
+    def last_words(self) -> str:
+        self.said.seek(0)
+        return self.said.read()[-3000:].decode(errors="replace")
 
 
 def our_config(system: str, bundle: Path, device: str, gpus: int, ingress: int) -> dict[str, Any]:
@@ -96,16 +102,12 @@ def our_server(config: dict[str, Any]) -> Iterator[Running]:
 
 @contextmanager
 def process(command: Sequence[str], port: int, environment: Mapping[str, str] | None = None) -> Iterator[Running]:
-    """A server in a session of its own, interrupted at the end as Ctrl-C would. If the block fails, its last words are told."""
+    """A server in a session of its own, interrupted at the end as Ctrl-C would."""
     settings = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | dict(environment or {})
     with tempfile.TemporaryFile() as said:
         running = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=settings, start_new_session=True)
         try:
-            yield Running(running, port)
-        except Exception as error:
-            said.seek(0)
-            error.add_note(said.read()[-3000:].decode(errors="replace"))
-            raise
+            yield Running(running, port, said)
         finally:
             _stop(running)
 
