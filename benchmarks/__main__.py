@@ -1,7 +1,6 @@
 """`python -m benchmarks SUITE`: measures side by side and writes `benchmarks/results/<machine>/<suite>.json`."""
 
 import os
-import sys
 import traceback
 from collections.abc import Iterable
 from itertools import chain
@@ -301,7 +300,7 @@ def serving(
     gpus: Annotated[str, typer.Option(help="replicas of ours, one run each; a GPU each on a GPU machine")] = "1",
     ingress: Annotated[int, typer.Option(help="fan-in: ingress replicas for each engine; 0: half the cores a GPU")] = 0,
     load_processes: Annotated[int, typer.Option(help="of the load generator; 0: one for each eight cores")] = 0,
-    peer_python: Annotated[str, typer.Option(help="interpreter with mosec, litserve, bentoml, pytriton")] = "",
+    peer_python: Annotated[str, typer.Option(help="PATH,NAME=PATH: interpreters that have the peers, or one of them")] = "",
     stages: Annotated[bool, typer.Option(help="where a request's time goes, first")] = True,
     device: Device = "auto",
     seconds: Seconds = 2.0,
@@ -321,7 +320,7 @@ def serving(
         forms=_list(forms), candidates=_numbers(candidates), connections=_numbers(connections),
         offered=[float(x) for x in _list(offered)], rates=[float(x) for x in _list(rates)], gpus=counts,
         ingress=ingress or max(2, cores // 2 // max(counts)), load_processes=load_processes or max(1, cores // 8),
-        peer_python=peer_python or sys.executable, seconds=seconds, budget_s=budget, seed=seed,
+        peer_python=peer_python, seconds=seconds, budget_s=budget, seed=seed,
     )  # fmt: skip
     profile = serving_stages.run(bundle, plan.device, plan.forms, plan.candidates, seed) if stages else ()
     run.finish(chain(profile, serving_suite.run(plan, run.failed, typer.echo)))

@@ -15,7 +15,7 @@ from benchmarks.cells import Failed
 from benchmarks.load import Load, drive, request_bytes
 from benchmarks.record import Record, record
 from benchmarks.serving_payloads import Payloads, scores_in
-from benchmarks.serving_systems import OURS, PEERS, Running, first_answer, missing, our_config, our_server, process
+from benchmarks.serving_systems import OURS, PEERS, Running, first_answer, missing, our_config, our_server, process, python_of
 from deployments.host import free_ports
 from dpiframe_core.bundle import read_bundle
 from dpiframe_core.engine_options import GOLDEN_TOLERANCE
@@ -29,7 +29,7 @@ class Plan:
         offered: open loop, shares of the best closed-loop rate; rates: requests a second besides.
         gpus: replicas of ours, one after the other; peers have one worker.
         ingress: fan-in's ingress replicas for each engine.
-        load_processes: of the load generator. peer_python: the interpreter that has the peers.
+        load_processes: of the load generator. peer_python: see `python_of`.
     """
 
     bundle: Path
@@ -57,7 +57,7 @@ def run(plan: Plan, failed: Failed, said: Callable[[str], None]) -> Iterator[Rec
     payloads = {rows: Payloads.draw(bundle, rows, plan.seed) for rows in plan.candidates}
     for system in plan.systems:
         peer = PEERS.get(system)
-        if peer is not None and (why := missing(peer, plan.peer_python)):
+        if peer is not None and (why := missing(peer, python_of(peer, plan.peer_python))):
             said(f"{system}: skipped, {why}")
             yield record("serving", system, model="demo", cell={"form": None}, skipped=why)
             continue
@@ -93,7 +93,7 @@ def _started(plan: Plan, system: str, gpus: int, form: str) -> Iterator[Running]
             yield running
     else:
         (port,) = free_ports(1)
-        command = peer.command(plan.peer_python, plan.bundle, port, plan.device, form)
+        command = peer.command(python_of(peer, plan.peer_python), plan.bundle, port, plan.device, form)
         with process(command, port, peer.environment) as running:
             yield running
 

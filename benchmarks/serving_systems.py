@@ -23,16 +23,23 @@ _STOPS_WITHIN_S = 20
 
 @dataclass(frozen=True)
 class Peer:
-    """A server of somebody else's. `module`: what must be importable; `needs`: forms that it takes no requests in, and why."""
+    """A server of somebody else's.
+
+    Attributes:
+        probe: code that raises, with the reason, where it cannot run.
+        wrapped, repeat_context: see `Payloads.bodies`. lacks: forms that it takes no requests in, and why.
+        extra: it is not among this project's own packages.
+    """
 
     name: str
-    module: str
+    probe: str
     program: str
     path: str = "/score"
     wrapped: bool = False
     repeat_context: bool = False
     lacks: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    extra: bool = True
 
     def command(self, python: str, bundle: Path, port: int, device: str, form: str) -> list[str]:
         return [python, "-m", f"benchmarks.serving_peers.{self.program}", str(bundle), str(port), device, form]
@@ -44,15 +51,19 @@ _STOCK_RAY = {
     "RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0", "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0",
 }  # fmt: skip
+_PYTRITON = """import numpy, pytriton, pytriton.triton
+if int(numpy.__version__[0]) > 1:
+    raise RuntimeError("pytriton: its Python stub is built for NumPy 1, and with NumPy 2, which this project needs, answers nothing")
+"""
 PEERS = {
     peer.name: peer
     for peer in (
-        Peer("ray-serve", "ray", "ray_serve", "/{form}", environment=_STOCK_RAY),
-        Peer("uvicorn", "uvicorn", "uvicorn_fastapi"),
-        Peer("mosec", "mosec", "mosec_worker"),
-        Peer("litserve", "litserve", "litserve_api", lacks={"binary": _NO_BINARY}),
-        Peer("bentoml", "bentoml", "bento_service", wrapped=True, lacks={"binary": _NO_BINARY}),
-        Peer("triton", "pytriton", "triton_server", "/v2/models/demo/infer", repeat_context=True,
+        Peer("ray-serve", "import ray", "ray_serve", "/{form}", environment=_STOCK_RAY, extra=False),
+        Peer("uvicorn", "import uvicorn", "uvicorn_fastapi", extra=False),
+        Peer("mosec", "import mosec", "mosec_worker"),
+        Peer("litserve", "import litserve", "litserve_api", lacks={"binary": _NO_BINARY}),
+        Peer("bentoml", "import bentoml", "bento_service", wrapped=True, lacks={"binary": _NO_BINARY}),
+        Peer("triton", _PYTRITON, "triton_server", "/v2/models/demo/infer", repeat_context=True,
              lacks={"rows": _NO_JSON, "columns": _NO_JSON}),
     )
 }  # fmt: skip
@@ -60,9 +71,17 @@ OURS = ("dpiframe", "dpiframe-fanin")  # one configuration key apart
 SYSTEMS = (*OURS, *PEERS)
 
 
+def python_of(peer: Peer, given: str) -> str:
+    """The interpreter for a peer. given: "PATH,NAME=PATH": for all that this project does not install, and for single peers."""
+    parts = [part for part in given.split(",") if part]
+    own = dict(part.split("=", 1) for part in parts if "=" in part)
+    usual = next((part for part in parts if "=" not in part), sys.executable)
+    return own.get(peer.name, usual if peer.extra else sys.executable)
+
+
 def missing(peer: Peer, python: str) -> str | None:
     """Why the peer cannot run here, if it cannot."""
-    tried = subprocess.run([python, "-c", f"import {peer.module}"], capture_output=True, text=True, check=False)
+    tried = subprocess.run([python, "-c", peer.probe], capture_output=True, text=True, check=False)
     return None if tried.returncode == 0 else (tried.stderr.strip().splitlines() or ["no reason given"])[-1]
 
 
@@ -84,7 +103,7 @@ def our_config(system: str, bundle: Path, device: str, gpus: int, ingress: int) 
     """A deployment of one replica a GPU; fan-in with so many ingress replicas for each of them."""
     config: dict[str, Any] = {"models": [{"path": str(bundle.absolute()), "name": "demo"}], "device": device, "replicas": gpus}
     if system == "dpiframe-fanin":
-        config |= {"topology": "fanin", "ingress_replicas": ingress}
+        config |= {"topology": "fanin", "ingress_replicas": gpus * ingress}
     return config
 
 
@@ -132,7 +151,8 @@ def first_answer(server: Running, path: str, headers: dict[str, str], body: byte
     give_up, seen = time.monotonic() + _STARTS_WITHIN_S, "nothing"
     while time.monotonic() < give_up and server.process.poll() is None:
         try:
-            answer = httpx.post(f"http://127.0.0.1:{server.port}{path}", content=body, headers=headers, timeout=30)
+            url = f"http://127.0.0.1:{server.port}{path}"
+            answer = httpx.post(url, content=body, headers=headers | {"Accept-Encoding": "identity"}, timeout=30)
             if answer.status_code == 200:
                 return answer
             seen = f"status {answer.status_code} {answer.text[:300]}"

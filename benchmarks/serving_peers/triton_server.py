@@ -24,7 +24,7 @@ if __name__ == "__main__":
 
     @batch
     def infer(**arrays):
-        return [model.scores([model.sections(arrays)])[0][:, None]]
+        return [np.ascontiguousarray(model.scores([model.sections(arrays)])[0][:, None])]
 
     with tempfile.TemporaryDirectory(prefix="peer-triton-") as workspace:
         config = TritonConfig(
