@@ -53,7 +53,7 @@ _STOCK_RAY = {
 }  # fmt: skip
 _PYTRITON = """import numpy, pytriton, pytriton.triton
 if int(numpy.__version__[0]) > 1:
-    raise RuntimeError("pytriton: its Python stub is built for NumPy 1, and with NumPy 2, which this project needs, answers nothing")
+    raise RuntimeError("pytriton: built for NumPy 1, its stub answers nothing with NumPy 2, which this project needs")
 """
 PEERS = {
     peer.name: peer
