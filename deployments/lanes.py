@@ -88,7 +88,11 @@ class Lanes(Generic[W]):
     def busy_s(self) -> float:
         """Seconds since the start during which at least one lane had a batch. Its growth over time is the busy share."""
         with self.lock:
-            return self._busy_s + (self._clock() - self._busy_since if self.inflight_rows else 0.0)
+            return self.busy_at(self._clock())
+
+    def busy_at(self, now: float) -> float:
+        """`busy_s`, for who holds the lock."""
+        return self._busy_s + (now - self._busy_since if self.inflight_rows else 0.0)
 
     def admit(self, ticket: Ticket[W]) -> None:
         """Queues a request. The lock is held.

@@ -1,0 +1,93 @@
+"""Lets ingresses in to an engine process and notices when they go: one thread that is idle but for that."""
+
+import contextlib
+import logging
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from deployments import door
+from deployments.door import Hello, Welcome
+from deployments.fanin_engine import FanInEngine, Peer
+from dpiframe_core.errors import Unavailable
+
+log = logging.getLogger(__name__)
+
+_HELLO_S = 5.0
+
+
+class Doorkeeper:
+    """Listens in `place` for ingresses of `models`."""
+
+    def __init__(self, place: Path, models: Mapping[str, FanInEngine]) -> None:
+        self._models = models
+        self._listener, self.path = door.listen(place)
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._thread = threading.Thread(target=self._work, name="door", daemon=True)
+        self._thread.start()
+
+    def close(self, drain_s: float) -> None:
+        """Lets nobody in any more, and closes the engines as `FanInEngine.close` says; those who stayed learn it at the end."""
+        self.path.unlink(missing_ok=True)
+        closing = [threading.Thread(target=engine.close, args=(drain_s,)) for engine in self._models.values()]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+        os.eventfd_write(self._stop, 1)
+        self._thread.join()
+        os.close(self._stop)
+        with contextlib.suppress(OSError):  # others of this node may still be there
+            self.path.parent.rmdir()
+
+    def _work(self) -> None:
+        with selectors.DefaultSelector() as selector, self._listener:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._stop, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is self._listener:
+                        self._greet(selector)
+                    elif key.fileobj == self._stop:
+                        for other in list(selector.get_map().values()):
+                            if other.data is not None:
+                                self._bid_farewell(selector, other)
+                        return
+                    else:
+                        self._bid_farewell(selector, key)
+
+    def _greet(self, selector: selectors.BaseSelector) -> None:
+        connection, _ = self._listener.accept()
+        connection.settimeout(_HELLO_S)
+        try:
+            hello, fds = door.receive(connection, Hello, 3)
+            engine = self._models.get(hello.model)
+            refused = ""
+            if engine is None:
+                refused = f"model: got {hello.model!r}, expected one of {sorted(self._models)}"
+            elif hello.fingerprint != engine.fingerprint:
+                refused = f"bundle: got fingerprint {hello.fingerprint[:16]}, expected {engine.fingerprint[:16]}"
+            if engine is None or refused:
+                for fd in fds:
+                    os.close(fd)
+                door.send(connection, Welcome(refused=refused), ())
+                connection.close()
+                return
+            slab_fd, channel_fd, wake_fd = fds
+            peer = Peer(connection, slab_fd, hello.slab_bytes, channel_fd, wake_fd)
+            engine.join(peer)
+            selector.register(connection, selectors.EVENT_READ, (engine, peer))
+            door.send(connection, engine.welcome, (engine.board_fd, engine.lanes.wake_fd))
+        except (OSError, ValueError, Unavailable) as error:
+            log.warning("an ingress was not let in: %s", error)
+            connection.close()
+
+    def _bid_farewell(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+        """The only thing that an ingress says after its hello is that it is gone."""
+        engine, peer = key.data
+        selector.unregister(peer.connection)
+        engine.leave(peer)
+        peer.connection.close()
