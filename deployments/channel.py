@@ -162,4 +162,6 @@ def shared_memory(name: str, nbytes: int) -> int:
 def require_ordered_stores() -> None:
     """Raises ConfigError on processors on which the rings would need fences that Python does not have."""
     if platform.machine() not in ("x86_64", "AMD64"):
-        raise ConfigError(f"topology: got 'fanin' on {platform.machine()}, expected x86-64 (see docs/serving.md), or 'colocated'")
+        raise ConfigError(
+            f"topology: got 'fanin' on {platform.machine()}, expected x86-64 (see docs/serving.md), or 'colocated'"
+        )

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import os
 import selectors
-import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path

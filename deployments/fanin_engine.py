@@ -7,7 +7,6 @@ import contextlib
 import mmap
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable
 from typing import Any

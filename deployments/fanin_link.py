@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from deployments import door
 from deployments.batching import Scored, expired
 from deployments.channel import NO_DEADLINE, SLOTS, Ask, Board, Channel, Status, shared_memory
@@ -37,7 +35,9 @@ class Link:
         alive: until the engine is gone; what was sent by then has failed with Unavailable.
     """
 
-    def __init__(self, path: Path, slab: Slab, connection: socket.socket, channel: Channel, fds: tuple[int, int, int], welcome: Welcome) -> None:
+    def __init__(
+        self, path: Path, slab: Slab, connection: socket.socket, channel: Channel, fds: tuple[int, int, int], welcome: Welcome
+    ) -> None:
         self.path, self.welcome = path, welcome
         self._slab, self._connection, self._channel = slab, connection, channel
         self._answer_fd, board_fd, self._wake_fd = fds
@@ -56,7 +56,10 @@ class Link:
             OSError, Unavailable: it is gone, or refuses this ingress.
         """
         connection = door.connect(path)
-        channel_fd, answer_fd = shared_memory("dpiframe-channel", Channel.NBYTES), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        channel_fd, answer_fd = (
+            shared_memory("dpiframe-channel", Channel.NBYTES),
+            os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK),
+        )
         try:
             door.send(connection, hello, (slab.fd, channel_fd, answer_fd))
             welcome, fds = door.receive(connection, Welcome, 2)
@@ -104,7 +107,14 @@ class Link:
         self._sent[slot] = _Sent(self._loop.create_future(), block, scores)
         self._asked_rows += block.rows
         self._channel.asks.put(
-            Ask.SCORE, slot, at or 0, block.rows, block.contexts, NO_DEADLINE if deadline is None else deadline, arrived, priority
+            Ask.SCORE,
+            slot,
+            at or 0,
+            block.rows,
+            block.contexts,
+            NO_DEADLINE if deadline is None else deadline,
+            arrived,
+            priority,
         )
         self._channel.asks.publish()
         os.eventfd_write(self._wake_fd, 1)

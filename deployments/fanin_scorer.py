@@ -93,7 +93,10 @@ class FanInScorer:
         """int64[max_batch_rows + 1]: the batches of all engines here since their start, by rows."""
         if not self._links:
             raise _no_engine()
-        return np.sum([link.board.counts for link in self._links], axis=0)
+        counts = self._links[0].board.counts.copy()
+        for link in self._links[1:]:
+            counts += link.board.counts
+        return counts
 
     async def found(self, engines: int) -> None:
         """Returns when so many are connected."""

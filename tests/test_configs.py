@@ -17,8 +17,8 @@ def test_every_configuration_in_the_repository_is_valid(file: Path) -> None:
     assert read_config(file).models
 
 
-def test_the_repository_has_the_three_configurations_that_it_promises() -> None:
-    assert {path.name for path in CONFIGS.iterdir()} == {"demo.yaml", "cpu.yaml", "gpu.yaml"}
+def test_the_repository_has_the_configurations_that_it_promises() -> None:
+    assert {path.name for path in CONFIGS.iterdir()} == {"demo.yaml", "cpu.yaml", "gpu.yaml", "fanin.yaml"}
 
 
 def test_values_of_a_file_arrive_and_the_rest_are_defaults() -> None:

@@ -40,7 +40,7 @@ def test_autoscaling_bounds_reach_serve() -> None:
 
 def test_the_batching_of_the_configuration_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     from deployments.config import ModelRef, parse_config
-    from deployments.replica import Replica
+    from deployments.loading import load_engine
     from dpiframe_core import bundle, engine
 
     made: list[Any] = []
@@ -56,7 +56,7 @@ def test_the_batching_of_the_configuration_reaches_the_engine(monkeypatch: pytes
     monkeypatch.setattr(bundle, "read_bundle", lambda path: f"bundle {path}")
     batching = {"max_batch_rows": 512, "lanes": 3, "buckets": [16, 100, 512]}
     config = parse_config(MODEL | {"device": "cuda", "precision": "bf16", "batching": batching}, "test")
-    Replica._load(SimpleNamespace(_config=config), ModelRef(path="m"))
+    load_engine(config, ModelRef(path="m"))
     options = engine.EngineOptions(max_batch_rows=512, lanes=3, buckets=(16, 100, 512))
     assert made == [("bundle m", "cuda", "bf16", options)]
 
