@@ -1,17 +1,15 @@
-"""How an ingress and an engine process of one host meet: a Unix socket in a directory named for application and node.
+"""How an ingress and an engine process of one host meet: at a Unix socket named for application and node.
 
 They exchange one message each, with the descriptors of their shared memory; after that the socket says only who has died.
 """
 
-import contextlib
+import errno
 import hashlib
 import os
-import secrets
 import socket
-import stat
 from array import array
 from collections.abc import Sequence
-from pathlib import Path
+from struct import Struct
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -22,7 +20,8 @@ from dpiframe_core.schema import Strict
 
 _PATIENCE_S = 5.0
 _MESSAGE_BYTES = 1 << 16
-_SUFFIX = ".sock"
+_CREDENTIALS = Struct("3i")  # struct ucred: pid, uid, gid
+MOST_ENGINES = 16  # of one application on one node
 
 
 class Hello(Strict):
@@ -51,59 +50,55 @@ class Welcome(Strict):
 Message = TypeVar("Message", Hello, Welcome)
 
 
-def meeting_place(application: str, node: str) -> Path:
-    """The directory, which only this user can enter. It is made if it is absent.
+def meeting_place(application: str, node: str) -> str:
+    """What the sockets of an application's engines on a node have in common. Abstract names: no file can be left behind."""
+    digest = hashlib.sha256(f"{os.getuid()}/{application}/{node}".encode()).hexdigest()[:16]
+    return f"\0dpiframe-{digest}"
+
+
+def listen(place: str) -> socket.socket:
+    """A socket for ingresses, under the first name that no other engine of this node has.
 
     Raises:
-        ConfigError: somebody else has it.
+        ConfigError: there are too many.
     """
-    digest = hashlib.sha256(f"{application}\0{node}".encode()).hexdigest()[:16]
-    place = Path(f"/tmp/dpiframe-{os.getuid()}-{digest}")
-    with contextlib.suppress(FileExistsError):
-        place.mkdir(0o700)
-    found = place.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ConfigError(f"{place}: got a path that others can reach, expected a directory of this user alone")
-    return place
-
-
-def listen(place: Path) -> tuple[socket.socket, Path]:
-    """A socket for ingresses, under a new name. Sockets of engines that have died are removed."""
-    for other in engines(place):
-        with contextlib.suppress(OSError):
-            connect(other).close()
-    path = place / f"{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    early = path.with_suffix(".new")
-    listener.bind(str(early))
-    listener.listen(64)
-    early.rename(path)  # under its name it listens: who is refused there meets a dead engine's socket
-    return listener, path
+    for index in range(MOST_ENGINES):
+        try:
+            listener.bind(f"{place}-{index}")
+            listener.listen(64)
+            return listener
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    listener.close()
+    raise ConfigError(f"replicas: got more than {MOST_ENGINES} engines of one application on a node, expected at most so many")
 
 
-def engines(place: Path) -> list[Path]:
-    """The sockets of the engines of this node, dead ones among them until somebody calls."""
-    with contextlib.suppress(FileNotFoundError):
-        return sorted(path for path in place.iterdir() if path.suffix == _SUFFIX)
-    return []
-
-
-def connect(path: Path) -> socket.socket:
-    """A connection to an engine.
+def connect(place: str, index: int) -> socket.socket:
+    """A connection to an engine of this user. Does not block; what follows may, for some seconds.
 
     Raises:
-        OSError: it is gone; a dead engine's socket is removed.
+        OSError: there is none of that index (ConnectionRefusedError), or too many call at once.
+        Unavailable: it is somebody else's.
     """
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    caller.settimeout(_PATIENCE_S)
     try:
-        caller.connect(str(path))
-    except OSError as error:
+        caller.setblocking(False)
+        caller.connect(f"{place}-{index}")
+        caller.settimeout(_PATIENCE_S)
+        check_user(caller)
+    except BaseException:
         caller.close()
-        if isinstance(error, ConnectionRefusedError):
-            path.unlink(missing_ok=True)
         raise
     return caller
+
+
+def check_user(other: socket.socket) -> None:
+    """Raises Unavailable unless the process at the other end is of this user, as abstract names have no permissions."""
+    _, uid, _ = _CREDENTIALS.unpack(other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if uid != os.getuid():
+        raise Unavailable(f"door: got a process of user {uid}, expected one of user {os.getuid()}")
 
 
 def send(to: socket.socket, message: Hello | Welcome, descriptors: Sequence[int]) -> None:

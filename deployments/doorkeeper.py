@@ -1,12 +1,10 @@
 """Lets ingresses in to an engine process and notices when they go: one thread that is idle but for that."""
 
-import contextlib
 import logging
 import os
 import selectors
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 
 from deployments import door
 from deployments.door import Hello, Welcome
@@ -21,47 +19,56 @@ _HELLO_S = 5.0
 class Doorkeeper:
     """Listens in `place` for ingresses of `models`."""
 
-    def __init__(self, place: Path, models: Mapping[str, FanInEngine]) -> None:
+    def __init__(self, place: str, models: Mapping[str, FanInEngine]) -> None:
         self._models = models
-        self._listener, self.path = door.listen(place)
-        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
+        self._listener = door.listen(place)
+        self._signal = os.eventfd(0, os.EFD_CLOEXEC)
+        self._shut, self._ended = threading.Event(), False
         self._thread = threading.Thread(target=self._work, name="door", daemon=True)
         self._thread.start()
 
     def close(self, drain_s: float) -> None:
         """Lets nobody in any more, and closes the engines as `FanInEngine.close` says; those who stayed learn it at the end."""
-        self.path.unlink(missing_ok=True)
+        for engine in self._models.values():
+            engine.board.leave()
+        os.eventfd_write(self._signal, 1)
+        self._shut.wait()
         closing = [threading.Thread(target=engine.close, args=(drain_s,)) for engine in self._models.values()]
         for thread in closing:
             thread.start()
         for thread in closing:
             thread.join()
-        os.eventfd_write(self._stop, 1)
+        self._ended = True
+        os.eventfd_write(self._signal, 1)
         self._thread.join()
-        os.close(self._stop)
-        with contextlib.suppress(OSError):  # others of this node may still be there
-            self.path.parent.rmdir()
+        os.close(self._signal)
 
     def _work(self) -> None:
-        with selectors.DefaultSelector() as selector, self._listener:
+        with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
-            selector.register(self._stop, selectors.EVENT_READ)
+            selector.register(self._signal, selectors.EVENT_READ)
             while True:
                 for key, _ in selector.select():
                     if key.fileobj is self._listener:
                         self._greet(selector)
-                    elif key.fileobj == self._stop:
-                        for other in list(selector.get_map().values()):
-                            if other.data is not None:
-                                self._bid_farewell(selector, other)
-                        return
-                    else:
+                    elif key.data is not None:
                         self._bid_farewell(selector, key)
+                    else:
+                        os.eventfd_read(self._signal)
+                        if not self._shut.is_set():  # the name is free for the engine that comes next
+                            selector.unregister(self._listener)
+                            self._listener.close()
+                            self._shut.set()
+                        if self._ended:
+                            for other in [k for k in selector.get_map().values() if k.data is not None]:
+                                self._bid_farewell(selector, other)
+                            return
 
     def _greet(self, selector: selectors.BaseSelector) -> None:
         connection, _ = self._listener.accept()
         connection.settimeout(_HELLO_S)
         try:
+            door.check_user(connection)
             hello, fds = door.receive(connection, Hello, 3)
             engine = self._models.get(hello.model)
             refused = ""

@@ -6,7 +6,6 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from deployments import door
 from deployments.batching import Scored, expired
@@ -31,14 +30,14 @@ class Link:
     """One engine as an ingress sees it.
 
     Attributes:
-        path: the engine's socket. welcome: what it said of itself. board: what it lets everybody know.
+        index: of the engine's socket. welcome: what it said of itself. board: what it lets everybody know.
         alive: until the engine is gone; what was sent by then has failed with Unavailable.
     """
 
     def __init__(
-        self, path: Path, slab: Slab, connection: socket.socket, channel: Channel, fds: tuple[int, int, int], welcome: Welcome
+        self, index: int, slab: Slab, connection: socket.socket, channel: Channel, fds: tuple[int, int, int], welcome: Welcome
     ) -> None:
-        self.path, self.welcome = path, welcome
+        self.index, self.welcome = index, welcome
         self._slab, self._connection, self._channel = slab, connection, channel
         self._answer_fd, board_fd, self._wake_fd = fds
         self.board = Board(board_fd, welcome.max_batch_rows)
@@ -49,13 +48,12 @@ class Link:
         self.alive = True
 
     @classmethod
-    def open(cls, path: Path, hello: Hello, slab: Slab) -> "Link":
-        """Connects to the engine at `path`. Blocks for some milliseconds, at worst seconds.
+    def greet(cls, connection: socket.socket, index: int, hello: Hello, slab: Slab) -> "Link":
+        """Agrees with the engine that `door.connect` found. Blocks for some milliseconds, at worst seconds.
 
         Raises:
             OSError, Unavailable: it is gone, or refuses this ingress.
         """
-        connection = door.connect(path)
         channel_fd, answer_fd = (
             shared_memory("dpiframe-channel", Channel.NBYTES),
             os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK),
@@ -66,7 +64,7 @@ class Link:
             if welcome.refused or len(fds) != 2:
                 raise Unavailable(f"engine: {welcome.refused}")
             connection.setblocking(False)
-            return cls(path, slab, connection, Channel(channel_fd), (answer_fd, *fds), welcome)  # type: ignore[arg-type]
+            return cls(index, slab, connection, Channel(channel_fd), (answer_fd, *fds), welcome)  # type: ignore[arg-type]
         except BaseException:
             connection.close()
             os.close(answer_fd)

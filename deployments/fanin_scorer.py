@@ -8,7 +8,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from dpiframe_core.types import BlockLayout, Floats, RowBlock
 
 log = logging.getLogger(__name__)
 
+_REFUSED_S = 2.0
 _LOOK_S = 0.1  # between two looks for engines: the longest that a new one goes without requests
 
 
@@ -37,7 +37,7 @@ class FanInScorer:
 
     def __init__(
         self,
-        place: Path,
+        place: str,
         model: str,
         fingerprint: str,
         layout: BlockLayout,
@@ -51,7 +51,7 @@ class FanInScorer:
         self._slab = Slab(slab_bytes(layout, tasks, most_rows))
         self._hello = Hello(model=model, fingerprint=fingerprint, slab_bytes=self._slab.size)
         self._links: list[Link] = []
-        self._refusals: set[Path] = set()
+        self._refused_until: dict[int, float] = {}
         self._changed = asyncio.Event()
         self._closing = False
         self._search = asyncio.create_task(self._look(), name="fanin-search")
@@ -172,34 +172,32 @@ class FanInScorer:
     async def _look(self) -> None:
         """Connects to engines that are new; leaves those that want it, once nothing of ours is there."""
         while True:
-            known = {link.path for link in self._links}
-            found = door.engines(self._place)
-            self._refusals.intersection_update(found)
-            for path in found:
-                if path not in known and path not in self._refusals:
-                    await self._connect(path)
+            known = {link.index for link in self._links if not link.board.leaving}
+            for index in range(door.MOST_ENGINES):
+                if index not in known and self._refused_until.get(index, 0.0) <= self._clock():
+                    await self._connect(index)
             staying = sum(not link.board.leaving for link in self._links)
             for link in [link for link in self._links if staying and link.board.leaving and link.idle]:
                 link.close()
                 self._links.remove(link)
             await asyncio.sleep(_LOOK_S)
 
-    async def _connect(self, path: Path) -> None:
+    async def _connect(self, index: int) -> None:
         try:
-            link = await asyncio.to_thread(Link.open, path, self._hello, self._slab)
-        except Unavailable as error:  # it will not do: another bundle, while one version follows another
-            self._refusals.add(path)
-            log.warning("%s: %s", path.name, error)
+            connection = door.connect(self._place, index)
+            link = await asyncio.to_thread(Link.greet, connection, index, self._hello, self._slab)
+        except ConnectionRefusedError:  # nobody has that index
             return
-        except OSError as error:
-            log.info("%s: %s", path.name, error)
+        except (OSError, Unavailable) as error:  # another bundle, while one version follows another; or it is just ending
+            self._refused_until[index] = self._clock() + _REFUSED_S
+            log.warning("engine %d: %s", index, error)
             return
         link.attach(asyncio.get_running_loop(), self._lose)
         self._links.append(link)
         self._changed.set()
 
     def _lose(self, link: Link) -> None:
-        log.warning("engine %s is gone", link.path.name)
+        log.warning("engine %d is gone", link.index)
         self._links.remove(link)
 
 
