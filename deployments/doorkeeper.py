@@ -3,6 +3,7 @@
 import logging
 import os
 import selectors
+import socket
 import threading
 from collections.abc import Mapping
 
@@ -67,29 +68,27 @@ class Doorkeeper:
     def _greet(self, selector: selectors.BaseSelector) -> None:
         connection, _ = self._listener.accept()
         connection.settimeout(_HELLO_S)
+        fds: list[int] = []
         try:
             door.check_user(connection)
             hello, fds = door.receive(connection, Hello, 3)
             engine = self._models.get(hello.model)
-            refused = ""
             if engine is None:
-                refused = f"model: got {hello.model!r}, expected one of {sorted(self._models)}"
-            elif hello.fingerprint != engine.fingerprint:
-                refused = f"bundle: got fingerprint {hello.fingerprint[:16]}, expected {engine.fingerprint[:16]}"
-            if engine is None or refused:
-                for fd in fds:
-                    os.close(fd)
-                door.send(connection, Welcome(refused=refused), ())
-                connection.close()
-                return
+                raise _refusal(connection, f"model: got {hello.model!r}, expected one of {sorted(self._models)}")
+            if hello.fingerprint != engine.fingerprint:
+                what = f"bundle: got fingerprint {hello.fingerprint[:16]}, expected {engine.fingerprint[:16]}"
+                raise _refusal(connection, what)
             slab_fd, channel_fd, wake_fd = fds
-            peer = Peer(connection, slab_fd, hello.slab_bytes, channel_fd, wake_fd)
-            engine.join(peer)
-            selector.register(connection, selectors.EVENT_READ, (engine, peer))
+            peer = Peer(connection, slab_fd, channel_fd, wake_fd, hello.slab_bytes)
             door.send(connection, engine.welcome, (engine.board_fd, engine.lanes.wake_fd))
         except (OSError, ValueError, Unavailable) as error:
             log.warning("an ingress was not let in: %s", error)
             connection.close()
+            for fd in fds:
+                os.close(fd)
+        else:
+            engine.join(peer)
+            selector.register(connection, selectors.EVENT_READ, (engine, peer))
 
     def _bid_farewell(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
         """The only thing that an ingress says after its hello is that it is gone."""
@@ -97,3 +96,8 @@ class Doorkeeper:
         selector.unregister(peer.connection)
         engine.leave(peer)
         peer.connection.close()
+
+
+def _refusal(connection: socket.socket, why: str) -> Unavailable:
+    door.send(connection, Welcome(refused=why), ())
+    return Unavailable(why)

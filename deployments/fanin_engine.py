@@ -25,14 +25,17 @@ from dpiframe_core.types import BatchResult, BlockLayout, Floats, RowBlock
 
 
 class Peer:
-    """An ingress that is connected for one model. Its requests live in its own memory."""
+    """An ingress that is connected for one model. Its requests live in its own memory.
 
-    def __init__(self, connection: socket.socket, slab_fd: int, slab_bytes: int, channel_fd: int, wake_fd: int) -> None:
+    Raises:
+        OSError, ValueError: the descriptors are not of such memory. Until it joins an engine, they are the caller's to close.
+    """
+
+    def __init__(self, connection: socket.socket, slab_fd: int, channel_fd: int, wake_fd: int, slab_bytes: int) -> None:
         self.connection, self.wake_fd = connection, wake_fd
         self.slab: Bytes = np.frombuffer(mmap.mmap(slab_fd, slab_bytes), np.uint8)
         self.channel = Channel(channel_fd)
-        os.close(slab_fd)
-        os.close(channel_fd)
+        self.mapped_fds = slab_fd, channel_fd
         self.tickets: dict[int, Ticket[Request]] = {}
         self.taken_rows = 0
         self.gone = False
@@ -116,6 +119,8 @@ class FanInEngine:
 
     def join(self, peer: Peer) -> None:
         """From now on a peer's requests are read."""
+        for fd in peer.mapped_fds:  # the mappings stay
+            os.close(fd)
         with self.lanes.lock:
             self._peers = (*self._peers, peer)
         self.lanes.wake()
@@ -150,7 +155,10 @@ class FanInEngine:
             except (InputError, ValueError):  # it does not write what it should: no ingress of ours, or one that is broken
                 self._drop(peer)
             peer.channel.taken_rows = peer.taken_rows
-        self._publish()
+
+    def formed(self, now: float) -> None:
+        lanes = self.lanes
+        self.board.write(lanes.queue.rows, lanes.inflight_rows, lanes.busy_at(now), lanes.seconds_per_row)
 
     def expired(self, tickets: list[Ticket[Request]]) -> None:
         with self.lanes.lock:
@@ -175,7 +183,7 @@ class FanInEngine:
                 peers.add(request.peer)
             if result is not None:
                 self.board.counts[at] += 1
-            self._publish()
+            self.formed(self._clock())
             self._wake(peers)
 
     # With the lock held.
@@ -232,10 +240,6 @@ class FanInEngine:
             if not peer.gone:
                 peer.channel.answers.publish()
                 os.eventfd_write(peer.wake_fd, 1)
-
-    def _publish(self) -> None:
-        lanes = self.lanes
-        self.board.write(lanes.queue.rows, lanes.inflight_rows, lanes.busy_at(self._clock()), lanes.seconds_per_row)
 
     def _drop(self, peer: Peer) -> None:
         if peer.gone:

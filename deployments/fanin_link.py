@@ -99,7 +99,7 @@ class Link:
         """
         waiting, bound = self.waiting_rows, self.welcome.max_queued_rows
         if waiting + block.rows > bound or not self._free:
-            raise self._overloaded(block.rows)
+            raise self.overloaded(block.rows)
         slot = self._free.pop()
         at = self._slab.offset(block.buffer)
         self._sent[slot] = _Sent(self._loop.create_future(), block, scores)
@@ -143,7 +143,8 @@ class Link:
                 sent.future.set_exception(Unavailable("engine: got its end with this request there, expected scores"))
         self._sent.clear()
 
-    def _overloaded(self, rows: int) -> Overloaded:
+    def overloaded(self, rows: int) -> Overloaded:
+        """The refusal of a request of `rows` rows, with the time that what waits needs to drain."""
         waiting = self.waiting_rows
         bound = self.welcome.max_queued_rows
         return Overloaded(waiting, max(0, bound - rows), retry_after_s(waiting, self.board.seconds_per_row))
@@ -162,7 +163,7 @@ class Link:
             elif status == Status.EXPIRED:
                 future.set_exception(expired("in the queue"))
             elif status == Status.OVERLOADED:
-                error = self._overloaded(sent.block.rows)
+                error = self.overloaded(sent.block.rows)
                 error.retry_after_s = retry_s
                 future.set_exception(error)
             else:

@@ -18,7 +18,7 @@ from deployments.door import Hello, Welcome
 from deployments.fanin_link import Link
 from deployments.slab import Slab
 from dpiframe_core.buckets import Counts
-from dpiframe_core.errors import InputError, Overloaded, TooLarge, Unavailable
+from dpiframe_core.errors import InputError, TooLarge, Unavailable
 from dpiframe_core.types import BlockLayout, Floats, RowBlock
 
 log = logging.getLogger(__name__)
@@ -108,12 +108,12 @@ class FanInScorer:
         """Room in the slab for a block and, right behind it, its scores.
 
         Raises:
-            Overloaded: the slab is full.
+            Overloaded: the slab is full. Unavailable: there is no engine that could empty it.
         """
         size = layout.offsets(rows, contexts)[-1]
         memory = self._slab.take(size + rows * self._tasks * 4)
         if memory is None:
-            raise Overloaded(self.queued_rows, max(0, self.queued_rows - rows), 0.01)
+            raise self._best().overloaded(rows)
         return RowBlock.formatted(memory, layout, rows, contexts)
 
     async def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Scored:
@@ -188,7 +188,11 @@ class FanInScorer:
             link = await asyncio.to_thread(Link.greet, connection, index, self._hello, self._slab)
         except ConnectionRefusedError:  # nobody has that index
             return
-        except (OSError, Unavailable) as error:  # another bundle, while one version follows another; or it is just ending
+        except (
+            OSError,
+            ValueError,
+            Unavailable,
+        ) as error:  # of another bundle, or just ending
             self._refused_until[index] = self._clock() + _REFUSED_S
             log.warning("engine %d: %s", index, error)
             return
