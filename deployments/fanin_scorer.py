@@ -141,6 +141,8 @@ class FanInScorer:
                 timer.cancel()
             if link.alive:
                 link.cancel(slot, future)
+            # A failure refers to this frame and the future to it: a cycle, which would hold bytes of the slab for long.
+            del block, scores, future
 
     async def close(self) -> None:
         """Leaves all engines. Requests that are still open fail with Unavailable: close when none is left."""
