@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from deployments.batching import RowBatcher, Scored, Scorer
+from deployments.channel import SLOTS
 from deployments.fanin_engine import Peer
 from deployments.fanin_scorer import FanInScorer
 from deployments.lanes import Lanes
@@ -250,6 +251,7 @@ class FanInMachine(ScorerMachine):
         for scorer, _ in self.ingresses:
             (link,) = scorer._links
             assert link.idle
+            assert sorted(link._free) == list(range(SLOTS))
             assert scorer._slab.free_bytes == scorer._slab.size, "all memory has come back"
             self.on_loop(scorer.close())
         self.engine.close(0)
