@@ -5,6 +5,7 @@ The memory is a memfd: it has no name, so nothing can be left behind when a proc
 
 import mmap
 import os
+import threading
 import weakref
 from bisect import bisect_left
 from collections import deque
@@ -60,7 +61,7 @@ class Extents:
 class Slab:
     """Memory that is shared with engine processes, given out as arrays. An array's bytes are free again when nobody has it.
 
-    One thread takes; arrays may end their life in any.
+    Any thread may take, since large requests are encoded on threads of their own.
     """
 
     def __init__(self, size: int) -> None:
@@ -71,24 +72,27 @@ class Slab:
         self._extents = Extents(size)
         self._base = _address(np.frombuffer(self.memory, np.uint8, 1))
         self._leases: dict[int, tuple[weakref.ref[Bytes], int]] = {}
-        # A weak reference's callback may run anywhere, even within `take`: all that it may do is append.
+        self._lock = threading.Lock()
+        # A weak reference's callback may run anywhere, even where the lock is held: all that it may do is append.
         self._given_up: deque[int] = deque()
 
     @property
     def free_bytes(self) -> int:
-        self._collect()
-        return self._extents.free_bytes
+        with self._lock:
+            self._collect()
+            return self._extents.free_bytes
 
     def take(self, size: int) -> Bytes | None:
         """uint8[size] of zeros at a multiple of 64 bytes; None if there is no room for it."""
-        self._collect()
-        start = self._extents.take(size)
-        if start is None:
-            return None
-        array = np.frombuffer(self.memory, np.uint8, size, start)
-        array.fill(0)
         given_up = self._given_up
-        self._leases[start] = weakref.ref(array, lambda _: given_up.append(start)), size
+        with self._lock:
+            self._collect()
+            start = self._extents.take(size)
+            if start is None:
+                return None
+            array = np.frombuffer(self.memory, np.uint8, size, start)
+            self._leases[start] = weakref.ref(array, lambda _: given_up.append(start)), size
+        array.fill(0)
         return array
 
     def offset(self, array: Bytes) -> int | None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,11 @@ from deployments import door
 from deployments.batching import Scored
 from deployments.door import Hello, Welcome, meeting_place
 from deployments.doorkeeper import Doorkeeper
-from deployments.fanin_engine import FanInEngine
+from deployments.fanin_engine import FanInEngine, Peer
 from deployments.fanin_scorer import FanInScorer, slab_bytes
-from dpiframe_core.errors import ConfigError, Overloaded, TooLarge, Unavailable
-from tests.deployments.fanin_doubles import FINGERPRINT
+from dpiframe_core.errors import ConfigError, DeadlineExceeded, Overloaded, TooLarge, Unavailable
+from dpiframe_core.types import BatchResult, RowBlock
+from tests.deployments.fanin_doubles import FINGERPRINT, connect, engine_of, scorer_of
 from tests.deployments.serving_doubles import LAYOUT, FakeDevice, numbered, numbers, until
 
 ROOT = Path(__file__).parents[2]
@@ -214,6 +215,94 @@ def test_the_last_engine_that_stops_serves_its_ingresses_until_they_leave(node: 
 
     with_scorer(node, body)
     assert engine.hear() == {"state": "closed"}
+
+
+def test_a_deadline_is_answered_while_every_lane_is_busy(node: str, start: Callable[[str], Process]) -> None:
+    start("stuck")
+
+    async def body(scorer: FanInScorer) -> None:
+        await scorer.found(1)
+        first = asyncio.create_task(scorer.submit(numbered(1, 32)))
+        await until(lambda: scorer.inflight_rows >= 16)
+        with pytest.raises(DeadlineExceeded, match="deadline: got past it in the queue or on the device, expected the scores"):
+            await scorer.submit(numbered(2, 3), deadline=time.monotonic() + 0.05)
+        with pytest.raises(DeadlineExceeded, match="deadline: got past it before it was queued"):
+            await scorer.submit(numbered(2, 3), deadline=time.monotonic())
+        assert not first.done()
+        first.cancel()
+
+    with_scorer(node, body)
+
+
+# What the engine reads and where a request goes, stepped by hand.
+
+
+def test_the_device_is_given_the_rows_where_the_ingress_encoded_them_and_parts_of_them_too() -> None:
+    given: list[bool] = []
+    device = FakeDevice()
+
+    def run(blocks: Sequence[RowBlock]) -> BatchResult:
+        given.extend(np.shares_memory(block.candidate_ids, peer.slab) for block in blocks)
+        return device(blocks)
+
+    engine = engine_of(run, time.monotonic)
+
+    async def main() -> None:
+        nonlocal peer
+        scorer = scorer_of(time.monotonic)
+        _, peer = connect(scorer, engine)
+        block = scorer.allocate(LAYOUT, 25, 1)
+        block.fill((numbered(3, 25),))
+        tasks = [asyncio.create_task(scorer.submit(b)) for b in (block, numbered(4, 2))]
+        await asyncio.sleep(0)
+        while engine.lanes.step():
+            pass
+        assert [rows_of(await task) for task in tasks] == [numbers(3, 25), numbers(4, 2)]
+        await scorer.close()
+
+    peer: Peer
+    asyncio.run(main())
+    assert given == [True] * 4  # three parts, one of them beside the other request
+    engine.close(0)
+    peer.connection.close()
+
+
+def test_a_request_goes_to_the_engine_with_the_fewest_rows_and_to_one_that_leaves_only_if_there_is_no_other() -> None:
+    engines = [engine_of(FakeDevice(), time.monotonic) for _ in range(3)]
+    peers: list[Peer] = []
+
+    async def main() -> None:
+        scorer = scorer_of(time.monotonic)
+        ends = [connect(scorer, engine, index) for index, engine in enumerate(engines)]
+        links = [link for link, _ in ends]
+        peers.extend(peer for _, peer in ends)
+
+        async def goes_to(rows: int) -> int:
+            before = [link.waiting_rows for link in links]
+            tasks.append(asyncio.create_task(scorer.submit(numbered(len(tasks), rows))))
+            await asyncio.sleep(0)
+            after = [link.waiting_rows for link in links]
+            return [b - a for a, b in zip(before, after, strict=True)].index(rows)
+
+        tasks: list[asyncio.Task[Scored]] = []
+        assert [await goes_to(rows) for rows in (5, 3, 1, 4)] == [0, 1, 2, 2]
+        engines[1].board.leave()
+        assert await goes_to(2) == 0
+        while engines[0].lanes.step():
+            pass
+        engines[0].board.leave()
+        engines[2].board.leave()
+        assert await goes_to(6) == 0
+        for engine in engines:
+            while engine.lanes.step():
+                pass
+        await asyncio.gather(*tasks)
+        await scorer.close()
+
+    asyncio.run(main())
+    for engine, peer in zip(engines, peers, strict=True):
+        engine.close(0)
+        peer.connection.close()
 
 
 # Who is let in.

@@ -96,3 +96,25 @@ def test_memory_of_others_has_no_offset() -> None:
     slab = Slab(4096)
     assert slab.offset(np.zeros(10, np.uint8)) is None
     slab.close()
+
+
+def test_threads_that_take_and_let_go_at_once_never_share_bytes() -> None:
+    slab = Slab(1 << 16)
+    faults: list[int] = []
+
+    def work(mark: int) -> None:
+        for size in range(1, 400):
+            array = slab.take(size * 7)
+            if array is not None:
+                array.fill(mark)
+                if not (array == mark).all():
+                    faults.append(mark)
+
+    threads = [threading.Thread(target=work, args=(mark,)) for mark in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert faults == []
+    assert slab.free_bytes == slab.size
+    slab.close()
