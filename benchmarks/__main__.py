@@ -15,6 +15,7 @@ from benchmarks import floor as floor_suite
 from benchmarks import latency as latency_suite
 from benchmarks import precision as precision_suite
 from benchmarks import utilisation as utilisation_suite
+from benchmarks import warmup as warmup_suite
 from benchmarks.embedding_cells import BATCHES, sweep
 from benchmarks.record import Record, ResultFile, run_facts
 from benchmarks.workload import MODELS
@@ -267,6 +268,22 @@ def precision(
     data = precision_suite.held_out(found, held_out, rows=rows, seed=log_seed)
     names = _list(precisions) or list(PRECISIONS[run.device.type])
     run.finish(precision_suite.run(found, data, names, run.device, run.failed, seconds=seconds))
+
+
+@app.command()
+def warmup(
+    models: Names = _ALL,
+    precisions: Names = "tf32",
+    max_batch_rows: int = 4096,
+    device: Device = "auto",
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """Seconds until an engine is ready with all buckets, with and without what an earlier start left, and its memory."""
+    run = Run("warmup", device, seed, out, append)
+    options = {"max_batch_rows": max_batch_rows, "seed": seed}
+    run.finish(warmup_suite.run(_list(models), _list(precisions), run.device, run.failed, **options))
 
 
 @app.command()

@@ -134,6 +134,13 @@ def _lanes(results: Results) -> Verdict:
     return Verdict(", ".join(f"{k} {v:.2f}x" for k, v in gains.items()), min(gains.values()) > 1)
 
 
+def _warmup(results: Results) -> Verdict:
+    seconds = {f"{r['model']} {r['precision']}": r["seconds"] for r in results.of("warmup", start="cold")}
+    if not seconds:
+        return NOTHING
+    return Verdict(", ".join(f"{k} {v:.1f} s" for k, v in seconds.items()), max(seconds.values()) < 15)
+
+
 def _reported(results: Results) -> Verdict:
     lower = [r for r in results.of("precision") if r["precision"] != "fp32"]
     if not lower:
@@ -174,6 +181,7 @@ GPU_AIMS = (
     Aim("lookup bandwidth, B = 65536, against a plain gather", ">= 85 %", _bandwidth),
     Aim("lower precision: deviation and ranking", "reported", _reported),
     Aim("two or more lanes over one, saturated", "more rows a second", _lanes),
+    Aim("warm-up of all buckets, without caches", "under 15 s", _warmup),
 )  # fmt: skip
 CPU_AIMS = (
     Aim("lookup over per-table lookups, B <= 256", ">= 6x", _cpu_lookup),

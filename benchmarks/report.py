@@ -200,6 +200,16 @@ def _precision(results: Results) -> list[str]:
     return [note, "", *_table(head, rows)]
 
 
+def _warmup(results: Results) -> list[str]:
+    rows = []
+    for r in results.of("warmup"):
+        sizes = [f"{r[k] / 1e6:.0f}" for k in ("table_bytes", "buffer_bytes", "captured_bytes")]
+        rows.append([r["model"], r["precision"], r["cell"]["start"], r["buckets"], f"{r['seconds']:.1f}", *sizes])
+    note = "Seconds from a loaded model to a ready engine. `cold`: no caches; `again`: with what that start left there."
+    head = ["model", "", "start", "buckets", "seconds", "tables MB", "buffers MB", "captured graphs MB"]
+    return [note, "", *_table(head, rows, figures=3)]
+
+
 def _http(results: Results) -> list[str]:
     rows = []
     for r in results.of("http"):
@@ -211,5 +221,6 @@ def _http(results: Results) -> list[str]:
 
 _TABLES: Mapping[str, Callable[[Results], list[str]]] = {
     "latency": _latency, "embedding": _embedding, "ablation": _stages("ablation"), "first_op": _stages("first_op"),
-    "utilisation": _utilisation, "floor": _floor, "precision": _precision, "http": _http,
+    "utilisation": _utilisation, "floor": _floor, "precision": _precision, "warmup": _warmup,
+    "http": _http,
 }  # fmt: skip

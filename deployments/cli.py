@@ -24,7 +24,7 @@ Host = Annotated[Literal["127.0.0.1", "0.0.0.0"] | None, typer.Option(help="0.0.
 Port = Annotated[int | None, typer.Option(min=1, max=65535)]
 Device = Annotated[Literal["auto", "cpu", "cuda"] | None, typer.Option()]
 BundlePath = Annotated[Path, typer.Argument(help="A model bundle's directory.")]
-Precision = Annotated[Literal["fp32", "tf32", "bf16"] | None, typer.Option(help="Of the dense layers.")]
+Precision = Annotated[Literal["fp32", "tf32", "bf16", "fp8"] | None, typer.Option(help="Of the dense layers.")]
 
 
 @app.command()

@@ -97,7 +97,7 @@ class DeploymentConfig(Strict):
     route_prefix: Annotated[str, Field(pattern=r"^/([A-Za-z0-9_\-]+(/[A-Za-z0-9_\-]+)*)?$")] = "/"
     models: Annotated[tuple[ModelRef, ...], Field(min_length=1)]
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    precision: Literal["fp32", "tf32", "bf16"] | None = None
+    precision: Literal["fp32", "tf32", "bf16", "fp8"] | None = None
     topology: Literal["colocated", "fanin"] = "colocated"
     ingress_replicas: Annotated[int, Field(ge=1, le=64)] = 4
     cpus_per_ingress: Annotated[float, Field(gt=0)] = 1

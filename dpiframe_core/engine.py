@@ -22,14 +22,24 @@ from dpiframe_core.choices import ChoiceKey, choice_key, load, store
 from dpiframe_core.cpu_lane import CpuLane
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.encode import Encoder
-from dpiframe_core.engine_options import DEFAULT_PRECISION, GOLDEN_TOLERANCE, PRECISIONS, EngineOptions, WarmupReport
-from dpiframe_core.errors import BundleError, InputError, Unavailable
+from dpiframe_core.engine_options import (
+    AUTO,
+    DEFAULT_PRECISION,
+    GOLDEN_TOLERANCE,
+    PRECISIONS,
+    WAVES,
+    EngineOptions,
+    WarmupReport,
+)
+from dpiframe_core.errors import BundleError, ConfigError, InputError, Unavailable
+from dpiframe_core.fp8 import FP8, check_fp8, measured_scales
 from dpiframe_core.fusion import fuse
 from dpiframe_core.lane import CudaLane, assembled
 from dpiframe_core.lane_pool import LanePool
 from dpiframe_core.model_graph import model_graph
 from dpiframe_core.program import CpuProgram, CudaProgram, cpu_program, cuda_programs, learned, recalled
 from dpiframe_core.types import BatchResult, Floats, RowBlock
+from dpiframe_core.waves import group_waves
 
 log = logging.getLogger(__name__)
 _COLD = "not warmed up"
@@ -40,7 +50,7 @@ class Engine:
 
     Attributes:
         bundle, manifest, schema, encoder: what was loaded. graph: what is computed, after fusion.
-        device: "cpu" or "cuda:N". precision: "fp32", "tf32" or "bf16". max_batch_rows, lanes: see `EngineOptions`.
+        device: "cpu" or "cuda:N". precision: "fp32", "tf32", "bf16" or "fp8". max_batch_rows, lanes: see `EngineOptions`.
         buckets: rows of the captured graphs; () on a CPU, where a batch runs at its own size.
     """
 
@@ -261,7 +271,14 @@ class Engine:
         o, made = self.options, (self.graph, self.schema, self._store, self.bundle.dense)
         if target.type == "cpu":
             return (cpu_program(*made, self.precision, o.policy),)
-        return cuda_programs(*made, self.precision, o.policy, o.max_streams)
+        if self.precision != FP8:
+            return cuda_programs(*made, self.precision, o.policy, o.max_streams)
+        if o.policy not in (AUTO, WAVES):
+            raise ConfigError(f"policy: got {o.policy!r} with precision fp8, expected {AUTO} or {WAVES}")
+        check_fp8(group_waves(self.graph), target)
+        (measured,) = cuda_programs(*made, "bf16", WAVES, o.max_streams)
+        scales = measured_scales(measured, self.schema.block_layout, self.bundle.golden.block, target)
+        return cuda_programs(*made, FP8, WAVES, o.max_streams, scales)
 
     def _lane(self, target: torch.device) -> CpuLane | CudaLane:
         layout, first = self.schema.block_layout, self._programs[0]

@@ -8,9 +8,9 @@ from dpiframe_core.fusion import PASSES
 from dpiframe_core.schedule import POLICIES
 
 AUTO, WAVES = "auto", "waves"
-PRECISIONS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "tf32", "bf16")}
+PRECISIONS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "tf32", "bf16", "fp8")}
 DEFAULT_PRECISION = {"cpu": "fp32", "cuda": "tf32"}
-GOLDEN_TOLERANCE = {"fp32": 1e-5, "tf32": 1e-3, "bf16": 1e-2}  # on the probability, against the float32 source model
+GOLDEN_TOLERANCE = {"fp32": 1e-5, "tf32": 1e-3, "bf16": 1e-2, "fp8": 3e-2}  # on the probability, against the float32 source
 
 
 @dataclass(frozen=True, slots=True)

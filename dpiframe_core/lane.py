@@ -189,6 +189,16 @@ class CudaLane:
         device_ms = (time.perf_counter() - start) * 1e3
         return BatchResult(self._result[:rows].copy(), device_ms, bucket)
 
+    def value_ranges(self, block: RowBlock) -> dict[str, float]:
+        """The largest magnitude of each value in the dense dtype over a block's rows. Runs the first program as it stands."""
+        program, rows = next(iter(self._programs.values())), self._stage.fill((block,))
+        self._rows_word[0] = rows
+        with torch.cuda.device(self._device), torch.inference_mode(), matmul_precision(self._precision):
+            self._issue(program, self.buckets[-1])
+            torch.cuda.synchronize(self._device)
+        values = {name: t for name, t in self._values.items() if t.dtype == program.operators.dtype and t.is_cuda}
+        return {name: float(t[:rows].abs().amax()) for name, t in values.items()}
+
     def replay_us(self, rows: int, repeats: int) -> float:
         """Device time of one run of the bucket that holds `rows`: its graph replayed back to back on what lies staged."""
         launch, stream = self._launch[bisect_left(self.buckets, rows)], self._streams[0]

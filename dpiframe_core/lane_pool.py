@@ -61,6 +61,9 @@ class LanePool:
     def drain(self) -> Sequence[CpuLane | CudaLane]:
         """Gives no lane to anybody any more, waits until all are back, and hands them over; nothing to later callers."""
         with self._changed:
+            if self._drained:  # two that collected side by side would each wait for the other's lanes
+                self._changed.wait_for(lambda: not self.lanes)
+                return ()
             self._drained = True
             self._changed.notify_all()
             lanes: list[CpuLane | CudaLane] = []
@@ -70,4 +73,5 @@ class LanePool:
                 except IndexError:
                     self._changed.wait()
             self.lanes = ()
+            self._changed.notify_all()
             return lanes

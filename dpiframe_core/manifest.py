@@ -19,7 +19,7 @@ from dpiframe_core.vocabulary import vocabulary_name
 FORMAT: Literal["dpiframe-bundle/1"] = "dpiframe-bundle/1"
 MANIFEST_FILE, DENSE_FILE, GOLDEN_FILE, EXAMPLE_FILE = "model.yaml", "dense.safetensors", "golden.safetensors", "example.json"
 
-DensePrecision = Literal["fp32", "tf32", "bf16"]
+DensePrecision = Literal["fp32", "tf32", "bf16", "fp8"]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 

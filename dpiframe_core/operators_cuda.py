@@ -1,6 +1,7 @@
 """Binds each operator of a graph to kernels on a GPU that write into fixed buffers, ready to be captured."""
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 
@@ -10,12 +11,13 @@ from dpiframe_core.executor import Operator, Values
 from dpiframe_core.graph import Graph, Node
 from dpiframe_core.schema import FeatureSchema
 from kernels import interaction, reference
-from kernels.dense import Linear, padded
+from kernels.dense import DENSE_DTYPE, Linear, padded
 from kernels.embedding import DeviceLookup
 from kernels.head import Head
 from kernels.interaction import CrossV1, folded_cross
 from kernels.lookup_plan import Batch
-from kernels.wave import CrossJob, FmJob, HeadOperands, LinearJob, Operands, Wave
+from kernels.wave import Wave
+from kernels.wave_jobs import CrossJob, FmJob, HeadOperands, LinearJob, Operands
 
 ROWS_A_WORD = 8  # of common.cuh
 DONE = ":done"  # among a lane's buffers: int32[rows / 8], pinned, tells which batch's scores are there
@@ -26,8 +28,9 @@ class CudaOperators:
     """The weights of one model on one GPU. Lanes and buckets share them and bind their own buffers (`for_buffers`).
 
     Args:
-        precision: "fp32" (strict), "tf32" (float32 tensors, tf32 products) or "bf16" (bfloat16 values and weights; sums,
-            logits and scores stay float32).
+        precision: "fp32" (strict), "tf32" (float32 tensors, tf32 products), "bf16" (bfloat16 values and weights; sums,
+            logits and scores stay float32) or "fp8" (e4m3 in their place; for graphs that `fp8` lets pass).
+        scales: of values in fp8, by name: a value is what lies in its buffer times its scale.
     """
 
     def __init__(
@@ -37,10 +40,11 @@ class CudaOperators:
         store: EmbeddingStore,
         dense: Mapping[str, torch.Tensor],
         precision: str,
+        scales: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        self.graph = graph
+        self.graph, self._scales = graph, scales
         self._store, self._device = store, store.device
-        self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        self.dtype = DENSE_DTYPE[precision]
         self._precision = precision
         self._bound: dict[str, Bound] = {n.name: self._bind(n, schema, dense) for n in graph.nodes}
         # Sums that feed the head's logits stay float32; everything a GEMM may read has the dense dtype.
@@ -54,7 +58,7 @@ class CudaOperators:
     def value_shape(self, value: str) -> tuple[int, torch.dtype]:
         """Columns (padded for the tensor cores) and dtype of a value's buffer."""
         width = self.graph.widths[value]
-        return (width, torch.float32) if value in self._logits else (padded(width), self.dtype)
+        return (width, torch.float32) if value in self._logits else (padded(width, self.dtype), self.dtype)
 
     def for_buffers(self, batch: Batch, rows: int, state: torch.Tensor) -> dict[str, Operator]:
         """An operator for each node that reads `batch` and writes the first `rows` rows of the buffers it is given.
@@ -105,7 +109,7 @@ class CudaOperators:
         w, a, tf32 = [dense[p] for p in node.params], node.attrs, self._precision == "tf32"
         match node.op:
             case "lookup":
-                return DeviceLookup(plan_lookup(node, schema), self.dtype, self._device)
+                return DeviceLookup(plan_lookup(node, schema), self.dtype, self._device, self._scale(node.outputs[0]))
             case "linear":
                 bias = w[1] if len(w) == 2 else None
                 weight = w[0].reshape(-1, w[0].shape[-1])
@@ -117,12 +121,18 @@ class CudaOperators:
             case "cross_v1_head":
                 return CrossV1(*_cross_and_head(w, a.offset), self.dtype, self._device)
             case "head":
-                return Head(w[0], w[1], self.dtype, self._device)
+                weight = w[0].clone()
+                for part, column in zip(node.inputs, a.columns, strict=False):
+                    weight[:, column : column + self.graph.widths[part]] *= self._scale(part)
+                return Head(weight, w[1], self.dtype, self._device)
             case "bias":
                 return w[0].to(self._device, self.dtype)
             case "wave":
                 return self._bind_wave(a.members, dense)
         return None
+
+    def _scale(self, value: str) -> float:
+        return self._scales.get(value, 1.0)
 
     def _bind_wave(self, members: Sequence[Node], dense: Mapping[str, torch.Tensor]) -> Wave:
         head = members[-1] if members[-1].op == "head" else None
@@ -140,11 +150,13 @@ class CudaOperators:
                     out, crosses = n.outputs[0], n.op == "cross_v2"
                     weight, bias = w[0].reshape(-1, w[0].shape[-1]), w[1] if len(w) == 2 else None
                     kept = out in read or out == self.graph.output or out not in share
-                    jobs.append(LinearJob(weight, bias, a.activation, crosses, share.get(out), kept))
+                    scales = self._scale(n.inputs[-1]), self._scale(n.inputs[0]), self._scale(out)
+                    jobs.append(LinearJob(weight, bias, a.activation, crosses, share.get(out), kept, *scales))
                 case "fm":
-                    jobs.append(FmJob(a.offset, a.fields, a.dim))
+                    jobs.append(FmJob(a.offset, a.fields, a.dim, self._scale(n.inputs[0])))
                 case "cross_v1_head":
-                    jobs.append(CrossJob(*folded_cross(*_cross_and_head(w, a.offset))[:2], a.layers))
+                    weights, k, _ = folded_cross(*_cross_and_head(w, a.offset))
+                    jobs.append(CrossJob(weights * self._scale(n.inputs[0]), k, a.layers))
         return Wave(jobs, dense[head.params[1]] if head else None, self._precision, self._device)
 
     def _wave_operands(self, node: Node, values: Values, rows: int) -> tuple[list[Operands], int, HeadOperands | None]:

@@ -67,15 +67,21 @@ def cuda_programs(
     precision: str,
     policy: str,
     max_streams: int,
+    scales: Mapping[str, float] | None = None,
 ) -> tuple[CudaProgram, ...]:
-    """The programs to choose from: for "auto" waves, breadth-first streams and one stream; else the one that is named."""
+    """The programs to choose from: for "auto" waves, breadth-first streams and one stream; else the one that is named.
+
+    scales: of the values in fp8, which only waves compute with.
+    """
     programs: list[CudaProgram] = []
     if policy in (AUTO, WAVES) and torch.cuda.get_device_capability(store.device)[0] >= 8:
         waves = group_waves(graph)
         plan = POLICIES["sequential"](waves, 1)
         own = all(n.op in OWN_OPS for n in waves.nodes)
-        programs.append(CudaProgram(WAVES, waves, plan, CudaOperators(waves, schema, store, dense, precision), own))
-    if policy == WAVES and programs:
+        programs.append(
+            CudaProgram(WAVES, waves, plan, CudaOperators(waves, schema, store, dense, precision, scales or {}), own)
+        )
+    if (policy == WAVES or scales) and programs:
         return tuple(programs)
     operators = CudaOperators(graph, schema, store, dense, precision)
     names = ("breadth_first", "sequential") if policy in (AUTO, WAVES) else (policy,)

@@ -3,6 +3,7 @@
 
 typedef unsigned short bf16;  // raw bits
 typedef unsigned short f16;   // raw bits
+struct fp8 { unsigned char bits; };  // e4m3, sm_89 on; whoever reads or writes one knows its scale
 
 __device__ __forceinline__ float load_value(const float* p) { return *p; }
 __device__ __forceinline__ float load_value(const bf16* p) { return __uint_as_float((unsigned)(*p) << 16); }
@@ -19,10 +20,29 @@ __device__ __forceinline__ void store_value(bf16* p, float v) {
     *p = h;
 }
 
+__device__ __forceinline__ unsigned short pack_fp8(float low, float high) {  // beyond 448 it stays there; NaN stays NaN
+    unsigned short h;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(h) : "f"(high), "f"(low));
+    return h;
+}
+__device__ __forceinline__ void widen_fp8(unsigned short h, float v[2]) {
+    unsigned w;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(w) : "h"(h));
+    v[0] = half_to_float((f16)w);
+    v[1] = half_to_float((f16)(w >> 16));
+}
+__device__ __forceinline__ float load_value(const fp8* p) {
+    float v[2];
+    widen_fp8(p->bits, v);
+    return v[0];
+}
+__device__ __forceinline__ void store_value(fp8* p, float v) { p->bits = (unsigned char)pack_fp8(v, 0.0f); }
+
 // Four consecutive values as they lie in memory, and widened; the address is aligned to all of them.
 template <typename T> struct Four;
 template <> struct Four<float> { float4 raw; };
 template <> struct Four<bf16> { uint2 raw; };
+template <> struct Four<fp8> { unsigned raw; };
 template <typename T> __device__ __forceinline__ Four<T> four(const T* p) { return *reinterpret_cast<const Four<T>*>(p); }
 __device__ __forceinline__ void widen4(const Four<float>& q, float v[4]) {
     v[0] = q.raw.x; v[1] = q.raw.y; v[2] = q.raw.z; v[3] = q.raw.w;
@@ -30,6 +50,10 @@ __device__ __forceinline__ void widen4(const Four<float>& q, float v[4]) {
 __device__ __forceinline__ void widen4(const Four<bf16>& q, float v[4]) {
     v[0] = __uint_as_float(q.raw.x << 16); v[1] = __uint_as_float(q.raw.x & 0xffff0000u);
     v[2] = __uint_as_float(q.raw.y << 16); v[3] = __uint_as_float(q.raw.y & 0xffff0000u);
+}
+__device__ __forceinline__ void widen4(const Four<fp8>& q, float v[4]) {
+    widen_fp8((unsigned short)q.raw, v);
+    widen_fp8((unsigned short)(q.raw >> 16), v + 2);
 }
 template <typename T> __device__ __forceinline__ void load4(const T* p, float v[4]) { widen4(four(p), v); }
 __device__ __forceinline__ void store4(float* p, const float v[4]) {
@@ -39,6 +63,9 @@ __device__ __forceinline__ void store4(bf16* p, const float v[4]) {
     bf16 h[4];
     for (int k = 0; k < 4; ++k) store_value(h + k, v[k]);
     *reinterpret_cast<uint2*>(p) = make_uint2(h[0] | (unsigned)h[1] << 16, h[2] | (unsigned)h[3] << 16);
+}
+__device__ __forceinline__ void store4(fp8* p, const float v[4]) {
+    *reinterpret_cast<unsigned*>(p) = pack_fp8(v[0], v[1]) | (unsigned)pack_fp8(v[2], v[3]) << 16;
 }
 __device__ __forceinline__ void store8(bf16* p, const float v[8]) {
     unsigned w[4];

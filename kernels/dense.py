@@ -17,18 +17,20 @@ from kernels.source import kernel
 
 Ways = dict[str, Callable[[], None]]
 
-ALIGN = 8  # columns: 16 bytes of bf16, 32 of float32
+# By precision: of values and weights. "tf32" is a way to multiply float32.
+DENSE_DTYPE = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 
 
-def padded(width: int) -> int:
+def padded(width: int, dtype: torch.dtype = torch.float32) -> int:
     """Columns that a value of `width` columns takes on the device. Pad columns are finite and meet zero weights."""
-    return -(-width // ALIGN) * ALIGN
+    align = 16 if dtype.itemsize == 1 else 8  # 16 bytes of fp8 and bf16, 32 of float32
+    return -(-width // align) * align
 
 
 class Linear:
     """activation(x W^T + b), or a DCN-V2 layer x0 * (x W^T + b) + x, with weights on one device.
 
-    Owns weight[out, in] and bias[out] in the dense dtype, zero-padded to multiples of `ALIGN`, in both storage orders. No one
+    Owns weight[out, in] and bias[out] in the dense dtype, `padded` with zeros, in both storage orders. No one
     way is fast throughout (tf32, 64 x 624 x 624 on an H200: 18.9 us by cuBLAS with its bias epilogue, 6.4 us without, 4.8 us by
     Triton; at 4096 rows cuBLAS's epilogue wins), so `tune` times the ways for a bucket and `__call__` takes the fastest.
     """

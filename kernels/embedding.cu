@@ -35,7 +35,7 @@
 #define TOTAL_THREADS 32  // whole warps
 #define UNROLL 4
 #define BLOCKS 2          // of a multiprocessor, that registers must allow
-#define CACHED 0          // whether table rows go through the L1
+#define OUT_FACTOR 1.0f   // what values are multiplied by where OUT is fp8: one over its scale
 #endif
 #define CONTEXT_WORDS (CONTEXT_BYTES / 4)
 #define CANDIDATE_WORDS (CANDIDATE_BYTES / 4)
@@ -98,12 +98,9 @@ __device__ __forceinline__ const T* stage(const T* from, int words, char* to) {
     return at;
 }
 
-// Through the L1, which has no use for random rows, 4,096 rows of dim 16 take 15 % longer, but 65,536 take 10 % less (H200).
-#if CACHED
+// Through the L1: requests that skew towards a few hot rows would all queue at the slice of the L2 that has them. 16,384 x 26
+// rows of dim 16 take 7 us rather than 15, Zipf ids (H200); uniform ids take the same time either way.
 #define LOAD "ld.global.nc"
-#else
-#define LOAD "ld.global.nc.L1::no_allocate"
-#endif
 template <int BYTES>
 __device__ __forceinline__ void load_bytes(const char* p, unsigned* w) {
     if constexpr (BYTES == 1) {
@@ -141,7 +138,8 @@ struct Raw {
     }
     __device__ __forceinline__ float value(int how, int k) const {
         if (is<SET, F32>(how)) return __uint_as_float(words[SET & 1 ? k : 0]);
-        if (is<SET, I8>(how)) return (float)(signed char)(words[k / 4] >> 8 * (k % 4));
+        if (is<SET, I8>(how))  // as the last byte of 2^23 + 128 + value: converting takes four times as long
+            return __uint_as_float(__byte_perm(words[k / 4] ^ 0x80808080u, 0x4b000000u, 0x7650 + k % 4)) - 8388736.0f;
         const unsigned short h = (unsigned short)(words[SET & 7 ? k / 2 : 0] >> 16 * (k % 2));
         return is<SET, F16>(how) ? half_to_float(h) : __uint_as_float((unsigned)h << 16);
     }
@@ -243,10 +241,15 @@ __device__ __forceinline__ void scales_of(float scale[N], const Source& s, const
     for (int k = 0; k < N; ++k) scale[k] = in.tables[u.table].scale[u.offset + k];
 }
 
+__device__ __forceinline__ bool narrow(const Source& s) { return NARROW && (s.how >> 8 & 15) == 1; }
+__device__ __forceinline__ void unit_scales(float scale[VEC], const Source& s, const Tables& in) {
+    if (narrow(s)) scales_of<1, DTYPES>(scale, s, in);
+    else scales_of<VEC, DTYPES>(scale, s, in);
+}
+
 template <int N>
-__device__ __forceinline__ void write_unit(const Source& s, int lane, int n, OUT* x, int ld, const Staged& at, const Tables& in) {
-    float scale[N];
-    scales_of<N, DTYPES>(scale, s, in);
+__device__ __forceinline__ void write_unit(
+    const Source& s, const float scale[N], int lane, int n, OUT* x, int ld, const Staged& at, const Tables& in) {
     x += in.units[s.unit].out;
     for (int first = lane; first < n; first += LANES * UNROLL) {
         Raw<N, DTYPES> raw[UNROLL];
@@ -259,6 +262,8 @@ __device__ __forceinline__ void write_unit(const Source& s, int lane, int n, OUT
             if (r >= n) break;
             float v[N];
             finish<N, DTYPES>(v, raw[k], s, scale, r, at, in);
+            if (sizeof(OUT) == 1)
+                for (int j = 0; j < N; ++j) v[j] *= OUT_FACTOR;
             OUT* out = x + (long long)r * ld;
             if constexpr (N == 1) store_value(out, v[0]);
             else if constexpr (N % 8 == 0 && sizeof(OUT) == 2) for (int j = 0; j < N; j += 8) store8(out + j, v + j);
@@ -302,7 +307,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     const int generation = state[1] & 1, batch = recorder ? state[3] : 0;
     const Tables in = {units, tables + generation * n_tables, segments + generation * n_segments, out_of_range};
     Source own;
-    if (UNITS && tid < UNIT_THREADS) own = source_of(tid % (UNITS + !UNITS), in);
+    float scale[VEC];  // read while the ids are on their way
+    if (UNITS && tid < UNIT_THREADS) {
+        own = source_of(tid % (UNITS + !UNITS), in);
+        unit_scales(scale, own, in);
+    }
     for (int j = tid - UNIT_THREADS; j >= 0 && j < TOTALS; j += TOTAL_THREADS + !TOTAL_THREADS)
         terms[j] = source_of(UNITS + j, in);
     if (tid < staged && CONTEXT_WORDS + CONTEXT_NUMBERS) requests[tid] = request;
@@ -328,9 +337,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         x += (long long)first * ld;
         for (int i = tid; i < UNITS * LANES; i += UNIT_THREADS) {
             const int lane = i / (UNITS + !UNITS);
-            if (i != tid) own = source_of(i, in);  // only where LANES is 1
-            if (NARROW && (own.how >> 8 & 15) == 1) write_unit<1>(own, lane, n, x, ld, at, in);
-            else write_unit<VEC>(own, lane, n, x, ld, at, in);
+            if (i != tid) {  // only where LANES is 1
+                own = source_of(i, in);
+                unit_scales(scale, own, in);
+            }
+            if (narrow(own)) write_unit<1>(own, scale, lane, n, x, ld, at, in);
+            else write_unit<VEC>(own, scale, lane, n, x, ld, at, in);
         }
         return;
     }

@@ -93,13 +93,13 @@ class DeviceLookup:
     """A `LookupPlan` compiled for one GPU. Owns its static arrays (some kB), which every lane and bucket shares.
 
     Args:
-        out_dtype: float32 or bfloat16, of x.
+        out_dtype: float32, bfloat16 or float8_e4m3fn, of x. out_scale: of the latter: a value is what is written times it.
 
     Raises:
         ValueError: a row has more ids and numbers than shared memory holds.
     """
 
-    def __init__(self, plan: LookupPlan, out_dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, plan: LookupPlan, out_dtype: torch.dtype, device: torch.device, out_scale: float = 1.0) -> None:
         self.plan = plan
         self._out_dtype, self._device = out_dtype, device
         self._processors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -120,6 +120,7 @@ class DeviceLookup:
             "UNITS": len(units), "TOTALS": len(totals), "VEC": vector,
             "NARROW": int((records["width"][: len(units)] < vector).any()),
             "DTYPES": _dtypes(plan, plan.x_slots), "TOTAL_DTYPES": _dtypes(plan, plan.total_slots),
+            "OUT_FACTOR": f"{1 / out_scale!r}f",
             "MOST": max((s.columns for s in (*plan.x_slots, *plan.total_slots)), default=0),
         }  # fmt: skip
 
@@ -135,7 +136,7 @@ class DeviceLookup:
     def _kernel(self, t: Tiling) -> Any:
         sizes = {
             "UNIT_THREADS": t.unit_threads, "TOTAL_THREADS": t.total_threads, "UNROLL": t.unroll, "GROUP": t.group,
-            "BLOCKS": t.blocks, "CACHED": int(t.cached),
+            "BLOCKS": t.blocks,
         }  # fmt: skip
         constants = {k: str(v) for k, v in (self._constants | sizes).items()}
         return kernel("embedding", "lookup", constants, self._device.index or 0)
@@ -207,7 +208,7 @@ def _vector(plan: LookupPlan, out_dtype: torch.dtype) -> int:
     """Columns of a wide unit: 8 where that makes 16-byte stores and no load is wider, else 4."""
     wide = [s for s in plan.x_slots if s.dim % 4 == 0 and s.out % 4 == 0]
     narrow_rows = all(plan.tables[plan.columns[s.first].table].dtype.itemsize <= 2 for s in wide)
-    return 8 if out_dtype == torch.bfloat16 and narrow_rows and all(s.dim % 8 == 0 and s.out % 8 == 0 for s in wide) else 4
+    return 8 if out_dtype.itemsize <= 2 and narrow_rows and all(s.dim % 8 == 0 and s.out % 8 == 0 for s in wide) else 4
 
 
 def _dtypes(plan: LookupPlan, slots: Sequence[Slot]) -> int:

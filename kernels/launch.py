@@ -122,13 +122,15 @@ def type_name(dtype: torch.dtype) -> str:
     """The C type of a float tensor.
 
     Raises:
-        TypeError: neither float32 nor bfloat16.
+        TypeError: neither float32 nor bfloat16 nor float8_e4m3fn.
     """
     if dtype == torch.float32:
         return "float"
     if dtype == torch.bfloat16:
         return "bf16"
-    raise TypeError(f"kernel operand: got {dtype}, expected torch.float32 or torch.bfloat16")
+    if dtype == torch.float8_e4m3fn:
+        return "fp8"
+    raise TypeError(f"kernel operand: got {dtype}, expected torch.float32, torch.bfloat16 or torch.float8_e4m3fn")
 
 
 def check_rows(name: str, tensor: torch.Tensor, rows: int, width: int) -> None:

@@ -9,7 +9,7 @@ class Tiling:
 
     rows: of a block. unit_threads, total_threads: of a block, for x and for the first-order sums, in whole warps.
     unroll: row loads that a thread has in flight. group: lanes that sum a row's first-order terms. blocks: of a multiprocessor,
-    that must fit beside one another. cached: table rows go through the L1.
+    that must fit beside one another.
     """
 
     rows: int
@@ -18,24 +18,31 @@ class Tiling:
     unroll: int
     group: int
     blocks: int
-    cached: bool
 
 
 def tiling(rows: int, units: int, totals: int, processors: int, pinned: bool) -> Tiling:
     """The tiling of a launch for `rows` rows of `units` output vectors and `totals` first-order terms each.
 
-    `pinned`: ids and numbers are read from host memory. The constants are from a sweep on an H200: 39 fields of dim 16 or 128
-    and 26 of dim 128; ids of 4 bytes; float32, float16 and int8 tables; 1 to 65,536 rows; 10 to 300 tilings each.
+    `pinned`: ids and numbers are read from host memory. The constants are from sweeps on an H200: 39 fields of dim 16 or 128
+    and 26 of dim 16 or 128; float32, float16 and int8 tables; Zipf and uniform ids; 1 to 65,536 rows; 10 to 300 tilings each.
     """
     share = -(-rows // processors)
-    # Ids from host memory come late: many small blocks a multiprocessor, so that some gather while others wait.
-    wanted = min(rows, max(4, min(16, -(-share // 16))) if pinned else min(16, share))
-    lanes = 2 if units <= 160 else 1
-    while 0 < 2 * lanes * units <= 160:
+    if not pinned:
+        most, wanted = 320, min(32 if share >= 64 and units <= 160 else 16, share)
+    elif share <= 8:  # the bus takes few wide reads sooner than many narrow ones
+        most, wanted = 640, min(16, -(-rows // 8))
+    elif share <= 64:  # ids come late: many small blocks a multiprocessor, so that some gather while others wait
+        most, wanted = 160, 4
+    else:
+        most, wanted = 320, 16
+    lanes = 1
+    while 0 < 2 * lanes * units <= most and 2 * lanes <= wanted:
         lanes *= 2
+    if pinned and share <= 8:
+        wanted = min(wanted, 4 * lanes)
     wanted = -(-wanted // lanes) * lanes
     grid = -(-rows // wanted)
-    unroll = 8 if wanted >= 8 * lanes else 4
+    unroll = 8 if wanted >= 16 * lanes else 4
     total_threads = 64 if totals else 0
 
     def width(most: int) -> int:
@@ -50,7 +57,7 @@ def tiling(rows: int, units: int, totals: int, processors: int, pinned: bool) ->
         unit_threads = width(416)
     blocks = 1 if grid <= processors else min(3, resident(unit_threads))
     group = next(g for g in (8, 16, 32) if totals <= 8 * g or g == 32)
-    return Tiling(wanted, unit_threads, total_threads, unroll, group, blocks, rows >= 65536)
+    return Tiling(wanted, unit_threads, total_threads, unroll, group, blocks)
 
 
 def _warps(threads: int) -> int:

@@ -16,18 +16,21 @@ FOLDER = Path(__file__).resolve().parent
 # The Criteo lookup: 39 ids, 16 columns each, first-order weights; all float32, or int8 rows.
 _LOOKUP = {"CONTEXT_BYTES": "0", "CANDIDATE_BYTES": "76", "CONTEXT_NUMBERS": "0", "CANDIDATE_NUMBERS": "0", "TOTALS": "39"}
 _LOOKUP |= {"NARROW": "0", "MOST": "1"}
-_LOOKUP |= {"GROUP": "8", "UNIT_THREADS": "320", "TOTAL_THREADS": "64", "UNROLL": "4", "BLOCKS": "3", "CACHED": "0"}
+_LOOKUP |= {"GROUP": "8", "UNIT_THREADS": "320", "TOTAL_THREADS": "64", "UNROLL": "4", "BLOCKS": "3"}
+_LOOKUP |= {"OUT_FACTOR": "1.0f"}
 _FLOAT = {"ID": "unsigned", "OUT": "float", "UNITS": "156", "VEC": "4", "DTYPES": "1", "TOTAL_DTYPES": "1"}
 _INT8 = {"ID": "unsigned long long", "OUT": "bf16", "UNITS": "78", "VEC": "8", "DTYPES": "8", "TOTAL_DTYPES": "8"}
-_CACHED = {"OUT": "float", "CACHED": "1"}
+_FP8 = {"OUT": "fp8", "OUT_FACTOR": "0.25f"}
 
 _WAVE = {"TASKS": "2", "DOTS": "7", "LAYERS": "6", "HEAD": "1", "PER_ROW": "3", "CROSSED": "1", "SMOOTH": "1"}
 _TILES = (TILES[0].constants, TILES[-1].constants)
 _WIDE_TILES = (WIDE_TILES[0].constants, WIDE_TILES[-1].constants)
 
+_LOOKUPS = (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | {"OUT": "float"}, _FLOAT | _FP8, _INT8 | _FP8)
+
 # Representatives of the sets of compile-time constants that the kernels are built with; the compile test walks this table.
 VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
-    "embedding": ({}, *(_LOOKUP | own for own in (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | _CACHED))),
+    "embedding": ({}, *(_LOOKUP | own for own in _LOOKUPS)),
     "dense": ({"X": "float"}, {"X": "bf16"}),
     "interaction": (
         {"X": "float", "LAYERS": "1", "DOTS": "1"},
@@ -35,10 +38,12 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         {"X": "float", "LAYERS": "32", "DOTS": "34"},
     ),
     "wave": tuple(
-        _WAVE | {"X": x, "PASSES": p, **sizes} for x, p in (("float", "1"), ("float", "3"), ("bf16", "1")) for sizes in _TILES
+        _WAVE | {"X": x, "PASSES": passes, **sizes}
+        for x, passes in (("float", "1"), ("float", "3"), ("bf16", "1"), ("fp8", "1"))
+        for sizes in _TILES
     ),
-    "wave_wgmma": tuple(_WAVE | {"X": x, **sizes} for x in ("float", "bf16") for sizes in _WIDE_TILES),
-    "head": ({"X": "float", "TASKS": "1"}, {"X": "bf16", "TASKS": "1"}, {"X": "float", "TASKS": "3"}),
+    "wave_wgmma": tuple(_WAVE | {"X": x, **sizes} for x in ("float", "bf16", "fp8") for sizes in _WIDE_TILES),
+    "head": tuple({"X": x, "TASKS": tasks} for x, tasks in (("float", "1"), ("bf16", "1"), ("float", "3"), ("fp8", "1"))),
 }
 
 # Files that need one architecture's own instructions; others compile for the GPU at hand.

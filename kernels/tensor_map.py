@@ -7,7 +7,7 @@ import torch
 from kernels.launch import driver
 
 WORDS = 16
-_TYPES = {torch.bfloat16: 9, torch.float32: 7}  # CU_TENSOR_MAP_DATA_TYPE_*
+_TYPES = {torch.bfloat16: 9, torch.float32: 7, torch.float8_e4m3fn: 0}  # CU_TENSOR_MAP_DATA_TYPE_*
 _SWIZZLE_128, _PROMOTE_256 = 3, 3
 
 
@@ -15,7 +15,7 @@ def tensor_map(matrix: torch.Tensor, rows: int) -> ctypes.Array[ctypes.c_uint64]
     """128 bytes that describe tiles of `rows` rows x 128 bytes of a matrix; beyond its edges tiles read as zero.
 
     Args:
-        matrix: bfloat16 or float32 [r, c] on a GPU, consecutive columns, rows 16-byte aligned.
+        matrix: bfloat16, float32 or float8_e4m3fn (copied as bytes) [r, c] on a GPU, consecutive columns, rows 16-byte aligned.
 
     Raises:
         RuntimeError: CUDA refuses it, say for its alignment.

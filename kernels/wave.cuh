@@ -8,6 +8,7 @@
 
 #define ROW_THREADS (BN / 4)  // threads that share a row in the epilogue, 4 columns each
 #define MAX_JOBS 8
+#define FP8 (sizeof(X) == 1)
 #define MAX_LOGITS 3
 
 enum Kind { LINEAR = 0, FM = 1, CROSS = 2 };
@@ -16,10 +17,13 @@ enum Activation { IDENTITY = 0, RELU = 1, SIGMOID = 2, TANH = 3 };
 struct Job {
     const X* x;                // [rows, x_ld]
     const void* weight;        // LINEAR: X[width, depth]; CROSS: float[DOTS, width]
-    const void* bias;          // LINEAR: X[width]; CROSS: float[DOTS]
+    const float* bias;         // LINEAR: [width]; CROSS: [DOTS]
+    const float* scale;        // [width]: what the products are multiplied by, where X is fp8
     const X* x0;               // of a DCN-V2 layer x0 * (W x + b) + x, else null
     void* out;                 // X[rows, out_ld], float[rows, ..] of FM and CROSS; null if only the head reads it
     const float* head;         // [TASKS, width]: the head's weights for these columns, or null
+    float x_scale, x0_scale;   // a value is what lies in memory times its scale (fp8; of x for cross layers and FM)
+    float out_factor;          // one over that of out
     int x_ld, x0_ld, out_ld;
     int width, depth;          // columns of out and of x, multiples of 8; FM: fields and dim
     int kind, activation;
@@ -81,14 +85,15 @@ __device__ __forceinline__ void finish(const Head& head, int m0, int rows, int b
 struct Columns {
     int column;  // in the tile
     bool there;
-    float bias[4], share[TASKS][4];
+    float bias[4], scale[4], share[TASKS][4];
 
     __device__ __forceinline__ Columns(const Job& job, int n0) : column(threadIdx.x % ROW_THREADS * 4), there(n0 + column < job.width) {
         for (int k = 0; k < 4; ++k) bias[k] = 0.0f;
         for (int t = 0; t < TASKS; ++t)
             for (int k = 0; k < 4; ++k) share[t][k] = 0.0f;
         if (!there) return;
-        load4(static_cast<const X*>(job.bias) + n0 + column, bias);
+        load4(job.bias + n0 + column, bias);
+        if (FP8) load4(job.scale + n0 + column, scale);
         if (HEAD && job.head)
             for (int t = 0; t < TASKS; ++t) load4(job.head + t * job.width + n0 + column, share[t]);
     }
@@ -121,20 +126,23 @@ __device__ __forceinline__ void conclude(
             const bool valid = own.there && row < rows;
             float v[4];
 #pragma unroll
-            for (int k = 0; k < 4; ++k) v[k] = own.bias[k];
+            for (int k = 0; k < 4; ++k) v[k] = FP8 ? 0.0f : own.bias[k];
             for (int w = 0; w < PARTS; ++w) {
                 float p[4];
                 load4(products + (w * BM + r) * (BN + 8) + own.column, p);
                 for (int k = 0; k < 4; ++k) v[k] += p[k];
             }
+            if (FP8)
+                for (int k = 0; k < 4; ++k) v[k] = v[k] * own.scale[k] + own.bias[k];
             if (CROSSED && valid && job.x0) {
                 float a[4], b[4];
                 widen4(first[u], a);
                 widen4(last[u], b);
+                if (FP8)
+                    for (int k = 0; k < 4; ++k) a[k] *= job.x0_scale, b[k] *= job.x_scale;
                 for (int k = 0; k < 4; ++k) v[k] = a[k] * v[k] + b[k];
             }
             for (int k = 0; k < 4; ++k) v[k] = activated(v[k], job.activation);
-            if (valid && job.out) store4(static_cast<X*>(job.out) + (long long)row * job.out_ld + column, v);
             if (HEAD && job.head) {
                 for (int t = 0; t < TASKS; ++t) {
                     float dot = 0.0f;
@@ -145,6 +153,9 @@ __device__ __forceinline__ void conclude(
                         __stcg(head.partial + ((long long)row * head.slots + job.slot + tile_column) * TASKS + t, dot);
                 }
             }
+            if (FP8)
+                for (int k = 0; k < 4; ++k) v[k] *= job.out_factor;
+            if (valid && job.out) store4(static_cast<X*>(job.out) + (long long)row * job.out_ld + column, v);
         }
     }
     if (HEAD && job.head) finish(head, m0, rows, batch);
@@ -158,10 +169,10 @@ template <int WARPS_> __device__ __forceinline__ void rows_of(const Job& job, in
     const X* x = job.x + (long long)row * job.x_ld;
     if (PER_ROW == FM || (PER_ROW != CROSS && job.kind == FM)) {
         const float pairs = fm_row(x, job.width, job.depth);
-        if ((threadIdx.x & 31) == 0) static_cast<float*>(job.out)[row] = pairs;
+        if ((threadIdx.x & 31) == 0) static_cast<float*>(job.out)[row] = FP8 ? pairs * job.x_scale * job.x_scale : pairs;
     } else {
         float logits[DOTS - LAYERS + 1];
-        cross_row<DOTS, LAYERS>(x, job.width, static_cast<const float*>(job.weight), static_cast<const float*>(job.bias), logits);
+        cross_row<DOTS, LAYERS>(x, job.width, static_cast<const float*>(job.weight), job.bias, logits);
         for (int t = 0; t < DOTS - LAYERS; ++t)
             if ((threadIdx.x & 31) == 0) static_cast<float*>(job.out)[(long long)row * (DOTS - LAYERS) + t] = logits[t];
     }

@@ -2,90 +2,23 @@
 the last one. Every member has its twin in `reference`; the tile that computes a wave is chosen by measurement.
 """
 
-import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from kernels.dense import fastest, padded
+from kernels.dense import DENSE_DTYPE, fastest, padded
 from kernels.launch import check_rows, launch, overlapping, shared_limit, type_name
 from kernels.source import kernel
-from kernels.tensor_map import WORDS, tensor_map
+from kernels.tensor_map import tensor_map
+from kernels.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, fill_head
+from kernels.wave_jobs import CrossJob, FmJob, HeadOperands, LinearJob, Operands
 from kernels.wave_tiles import MOST_HEAD_COLUMNS, STATIC_BYTES, Tile, WideTile, tiles_for
 
-MAX_JOBS, MAX_LOGITS = 8, 3  # of wave.cuh
 ACTIVATIONS = ("identity", "relu", "sigmoid", "tanh")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class LinearJob:
-    """activation(x W^T + b), or with `cross` x0 * (x W^T + b) + x. weight[out, in], bias[out]; head[tasks, out]: the head's
-    weights for this value, if the head reads it within this wave; kept: whether anything else reads it.
-    """
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    activation: str = "identity"
-    cross: bool = False
-    head: torch.Tensor | None = None
-    kept: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class FmJob:
-    """Factorization machine over x[:, offset : offset + fields * dim]."""
-
-    offset: int
-    fields: int
-    dim: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CrossJob:
-    """DCN's folded cross network dotted with the head's weights: weights[layers + tasks, width], k[layers + tasks]."""
-
-    weights: torch.Tensor
-    k: torch.Tensor
-    layers: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Operands:
-    """Of one job: x, a cross layer's first input x0, and out (None if only the head reads it)."""
-
-    x: torch.Tensor
-    out: torch.Tensor | None
-    x0: torch.Tensor | None = None
-
-
-class _Job(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "x0", "out", "head")),
-        *((name, ctypes.c_int) for name in ("x_ld", "x0_ld", "out_ld", "width", "depth")),
-        *((name, ctypes.c_int) for name in ("kind", "activation", "first", "tiles", "slot")),
-    )
-
-
-class _Head(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("partial", "arrived", "bias")),
-        ("logits", ctypes.c_void_p * MAX_LOGITS),
-        *((name, ctypes.c_void_p) for name in ("scores", "done")),
-        ("steps", ctypes.c_int * MAX_LOGITS),
-        *((name, ctypes.c_int) for name in ("slots", "expected")),
-    )
-
-
-class _Maps(ctypes.Structure):
-    _fields_ = (("x", ctypes.c_uint64 * WORDS * MAX_JOBS), ("weight", ctypes.c_uint64 * WORDS * MAX_JOBS))
-
-
-class _Wave(ctypes.Structure):
-    _fields_ = (("jobs", _Job * MAX_JOBS), ("head", _Head), ("count", ctypes.c_int))
+FP8_MOST = 448.0  # the largest number of e4m3
 
 
 class Wave:
@@ -93,7 +26,8 @@ class Wave:
 
     Args:
         bias: float[tasks] of the head that this wave ends in, or None.
-        precision: "fp32" (products of float32 in three tf32 parts: as exact as float32 arithmetic), "tf32" or "bf16".
+        precision: "fp32" (products of float32 in three tf32 parts: as exact as float32 arithmetic), "tf32", "bf16", or "fp8"
+            (e4m3 values and weights, one scale a value and a row of weights; sums and biases stay float32).
 
     Raises:
         ValueError: more jobs than one launch takes.
@@ -109,7 +43,7 @@ class Wave:
         if len(jobs) > MAX_JOBS:
             raise ValueError(f"wave: got {len(jobs)} jobs, expected at most {MAX_JOBS}")
         self.jobs, self._device, self._precision = tuple(jobs), device, precision
-        self._dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        self._dtype = DENSE_DTYPE[precision]
         self._bias = None if bias is None else bias.float().contiguous().to(device)
         self.tasks = 1 if bias is None else len(bias)
         self._weights = [self._placed(job) for job in self.jobs]
@@ -155,7 +89,7 @@ class Wave:
         tiles = {tile for rows in buckets for tile in self.tiles_for(rows) if self.recalled.get(rows) in (None, tile.name)}
         return [partial(self._function, tile) for tile in tiles]
 
-    def tune(self, operands: Sequence[Operands], rows: int, head: "HeadOperands | None", state: torch.Tensor) -> str:
+    def tune(self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor) -> str:
         """Times the tiles on these operands and keeps the fastest for this number of rows. Returns its name."""
         if rows not in self._choice:
             tiles = {t.name: t for t in self.tiles_for(rows)}
@@ -171,7 +105,7 @@ class Wave:
             self._choice[rows] = tiles[name]
         return self._choice[rows].name
 
-    def __call__(self, operands: Sequence[Operands], rows: int, head: "HeadOperands | None", state: torch.Tensor) -> None:
+    def __call__(self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor) -> None:
         """Writes every job's out for the first state[0] rows, and the scores if the wave ends in the head.
 
         Args:
@@ -184,7 +118,7 @@ class Wave:
         self.run(operands, rows, head, state, tile)
 
     def run(
-        self, operands: Sequence[Operands], rows: int, head: "HeadOperands | None", state: torch.Tensor, tile: Tile | WideTile
+        self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor, tile: Tile | WideTile
     ) -> None:
         """One launch with a given tile.
 
@@ -193,7 +127,7 @@ class Wave:
         """
         if (head is None) != (self._bias is None):
             raise ValueError(f"wave: got {'no ' if head is None else ''}operands of a head, expected the contrary")
-        wave, maps, wide = _Wave(count=len(self.jobs)), _Maps(), isinstance(tile, WideTile)
+        wave, maps, wide = WaveArguments(count=len(self.jobs)), MapArguments(), isinstance(tile, WideTile)
         first = slot = 0
         for i, (job, given, held) in enumerate(zip(self.jobs, operands, self._weights, strict=True)):
             target = wave.jobs[i]
@@ -201,14 +135,15 @@ class Wave:
             target.out, target.out_ld = (0, 0) if given.out is None else (given.out.data_ptr(), given.out.stride(0))
             target.first = first
             if isinstance(job, LinearJob):
-                weight, bias, share = held
+                weight, bias, share, scale = held
                 width, depth = weight.shape
                 check_rows("wave x", given.x, rows, depth)
                 if given.out is not None:
                     check_rows("wave out", given.out, rows, width)
                 if (given.x.stride(0) * given.x.element_size()) % 16 or given.x.dtype != self._dtype:
                     raise ValueError(f"wave x: got {given.x.dtype}, strides {given.x.stride()}, expected 16-byte aligned rows")
-                target.weight, target.bias = weight.data_ptr(), bias.data_ptr()
+                target.weight, target.bias, target.scale = weight.data_ptr(), bias.data_ptr(), scale.data_ptr()
+                target.x_scale, target.x0_scale, target.out_factor = job.x_scale, job.x0_scale, 1 / job.out_scale
                 target.head = share.data_ptr() if len(share) else 0
                 target.width, target.depth, target.activation = width, depth, ACTIVATIONS.index(job.activation)
                 target.tiles, target.slot = -(-width // tile.columns), slot
@@ -220,7 +155,7 @@ class Wave:
                 first += target.tiles * -(-rows // tile.rows)
             elif isinstance(job, FmJob):
                 check_rows("wave fm x", given.x, rows, job.offset + job.fields * job.dim)
-                target.kind, target.width, target.depth = 1, job.fields, job.dim
+                target.kind, target.width, target.depth, target.x_scale = 1, job.fields, job.dim, job.x_scale
                 target.x += job.offset * given.x.element_size()
                 first += -(-rows // tile.row_warps)
             else:
@@ -229,7 +164,7 @@ class Wave:
                 target.weight, target.bias = held[0].data_ptr(), held[1].data_ptr()
                 first += -(-rows // tile.row_warps)
         if head is not None and self._bias is not None:
-            head.fill(wave.head, self._bias, rows, slot, self.tasks)
+            fill_head(wave.head, head, self._bias, rows, slot, self.tasks)
         function = self._function(tile)
         if function.max_dynamic_shared_size_bytes < tile.shared_bytes:
             function.max_dynamic_shared_size_bytes = tile.shared_bytes
@@ -242,54 +177,28 @@ class Wave:
         return kernel(file, file, constants, self._device.index or 0)
 
     def _placed(self, job: LinearJob | FmJob | CrossJob) -> tuple[torch.Tensor, ...]:
-        """(weight, bias, the head's share or an empty tensor) of a linear job, zero-padded; (weights, k) of a cross job."""
+        """(weight, bias, the head's share or nothing, scale) of a linear job, zero-padded; (weights, k) of a cross job."""
         if isinstance(job, FmJob):
             return ()
         if isinstance(job, CrossJob):
             return job.weights.float().contiguous().to(self._device), job.k.float().contiguous().to(self._device)
         out, width = job.weight.shape
-        weight = torch.zeros(padded(out), padded(width), dtype=self._dtype, device=self._device)
+        rows, columns = padded(out, self._dtype), padded(width, self._dtype)
+        weight = torch.zeros(rows, columns, device=self._device)
         weight[:out, :width] = job.weight.to(self._device)
+        scale = torch.ones(rows, device=self._device)
         if self._precision == "tf32":  # the tensor cores cut factors to 11 digits; rounding the weights costs nothing here
             weight = ((weight.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
-        bias = torch.zeros(padded(out), dtype=self._dtype, device=self._device)
+        elif self._precision == "fp8":
+            scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / FP8_MOST
+            weight, scale = weight / scale[:, None], scale * job.x_scale
+        bias = torch.zeros(rows, device=self._device)
         if job.bias is not None:
             bias[:out] = job.bias.to(self._device)
-        share = torch.zeros(0 if job.head is None else self.tasks, padded(out), device=self._device)
+        share = torch.zeros(0 if job.head is None else self.tasks, rows, device=self._device)
         if job.head is not None:
             share[:, :out] = job.head.to(self._device)
-        return weight, bias, share
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadOperands:
-    """What the head behind a wave reads and writes.
-
-    Attributes:
-        logits: float32[rows, 1 or tasks], at most 3, complete before the wave starts. scores: float32[rows, tasks], pinned.
-        done: int32[>= rows / 8], pinned: gets the batch number for every 8 rows (common.cuh, announce).
-        partial: float32 scratch of the device, at least rows * column tiles * tasks. arrived: int32 zeros, one a 16 rows.
-    """
-
-    logits: Sequence[torch.Tensor]
-    scores: torch.Tensor
-    done: torch.Tensor
-    partial: torch.Tensor
-    arrived: torch.Tensor
-
-    def fill(self, target: _Head, bias: torch.Tensor, rows: int, slots: int, tasks: int) -> None:
-        """Raises ValueError: too many logits, or the scratch is too small."""
-        if len(self.logits) > MAX_LOGITS:
-            raise ValueError(f"wave head: got {len(self.logits)} logits, expected at most {MAX_LOGITS}")
-        if self.partial.numel() < rows * slots * tasks or self.arrived.numel() * 16 < rows:
-            raise ValueError(f"wave head: got scratch for {self.partial.numel()} sums, expected {rows * slots * tasks}")
-        target.partial, target.arrived = self.partial.data_ptr(), self.arrived.data_ptr()
-        target.bias, target.scores, target.done = bias.data_ptr(), self.scores.data_ptr(), self.done.data_ptr()
-        for i, logit in enumerate(self.logits):
-            if logit.dtype != torch.float32 or logit.shape[1] not in (1, tasks) or not logit.is_contiguous():
-                raise ValueError(f"wave head logits: got {logit.dtype}{tuple(logit.shape)}, expected float32[B, 1 or {tasks}]")
-            target.logits[i], target.steps[i] = logit.data_ptr(), 0 if logit.shape[1] == 1 else tasks
-        target.slots = target.expected = slots
+        return weight.to(self._dtype), bias, share, scale
 
 
 def _shared(job: LinearJob | FmJob | CrossJob) -> bool:

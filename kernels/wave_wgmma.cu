@@ -57,14 +57,20 @@ __device__ __forceinline__ unsigned long long described(unsigned address) {
 // d[64 rows, PIECE columns] += a b^T over 32 bytes of K.
 __device__ __forceinline__ void multiply(float* d, unsigned long long a, unsigned long long b) {
 #if PIECE == 128
-    if (sizeof(X) == 2)
+    if (sizeof(X) == 1)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 " N64 "}, %64, %65, 1, 1, 1;"
+                     : D16(0), D16(16), D16(32), D16(48) : "l"(a), "l"(b));
+    else if (sizeof(X) == 2)
         asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " N64 "}, %64, %65, 1, 1, 1, 0, 0;"
                      : D16(0), D16(16), D16(32), D16(48) : "l"(a), "l"(b));
     else
         asm volatile("wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 " N64 "}, %64, %65, 1, 1, 1;"
                      : D16(0), D16(16), D16(32), D16(48) : "l"(a), "l"(b));
 #else
-    if (sizeof(X) == 2)
+    if (sizeof(X) == 1)
+        asm volatile("wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 " N32 "}, %32, %33, 1, 1, 1;"
+                     : D16(0), D16(16) : "l"(a), "l"(b));
+    else if (sizeof(X) == 2)
         asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " N32 "}, %32, %33, 1, 1, 1, 0, 0;"
                      : D16(0), D16(16) : "l"(a), "l"(b));
     else

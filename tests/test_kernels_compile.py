@@ -28,6 +28,8 @@ def test_every_kernel_compiles_in_every_variant(file: str, variant: int, archite
     code = (FOLDER / f"{file}.cu").read_text()
     if file in ARCHITECTURE and not ARCHITECTURE[file].startswith(architecture):
         pytest.skip(f"{file} is for {ARCHITECTURE[file]} alone")
+    if architecture == "sm_80" and "fp8" in VARIANTS[file][variant].values():
+        pytest.skip("fp8 is for sm_89 on")
     cubin = compiled(code, VARIANTS[file][variant], ARCHITECTURE.get(file, architecture))
     for name in re.findall(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(', code):
         assert name.encode() in cubin

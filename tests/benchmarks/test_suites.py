@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import ablation, embedding, floor, latency, lookups, precision, utilisation
+from benchmarks import ablation, embedding, floor, latency, lookups, precision, utilisation, warmup
 from benchmarks import systems as known
 from benchmarks.activity import GpuCounters, union
 from benchmarks.embedding_cells import Cell, sweep
@@ -290,3 +290,10 @@ def test_the_gather_compiles_for_every_row_size():
         macros = [("VECTORS", str(vectors)), ("UNROLL", str(unroll))]
         options = core.ProgramOptions(std="c++17", arch="sm_90", define_macro=macros)
         assert b"gather" in bytes(core.Program(code, code_type="c++", options=options).compile("cubin").code)
+
+
+def test_warmup_starts_a_model_twice_in_processes_of_their_own():
+    run = warmup.run(["dcn"], ["fp32", "tf32"], CPU, unexpected, max_batch_rows=64, seed=0, sizes=SIZES)
+    cold, again = run
+    assert [r["cell"]["start"] for r in (cold, again)] == ["cold", "again"]
+    assert all(r["seconds"] > 0 and 0 <= r["max_abs_err"] <= 1e-5 for r in (cold, again))

@@ -170,8 +170,9 @@ def test_batches_of_several_threads_are_all_counted(bundle):
     engine.close()
 
 
-def test_batches_of_no_rows_or_too_many_are_refused(bundle):
-    engine = started(bundle, "cpu")
+@pytest.mark.parametrize("device", BACKENDS)
+def test_batches_of_no_rows_or_too_many_are_refused(bundle, device):
+    engine = started(bundle, device)
     with pytest.raises(InputError, match="batch rows: got 65, expected 1 to 64"):
         engine.run_batch([block_of(bundle, 33), block_of(bundle, 32)])
     with pytest.raises(InputError, match="batch rows: got 0, expected 1 to 64"):

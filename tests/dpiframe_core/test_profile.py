@@ -30,11 +30,12 @@ def bundle(request, tmp_path_factory):
 def test_every_step_of_the_plan_is_in_the_profile_in_order(bundle, device):
     trace = profile_bundle(bundle, 19, device, "fp32")
     engine = Engine(bundle, device, "fp32")
-    nodes = {n.name: n for n in engine.program(1).graph.nodes}
-    want = [f"{nodes[s.node].module}/{s.node} ({nodes[s.node].op})" for s in engine.program(1).plan.steps]
+    program = next(p for p in engine._programs if p.name == trace.facts["program"])  # what its calibration found fastest
+    nodes = {n.name: n for n in program.graph.nodes}
+    want = [f"{nodes[s.node].module}/{s.node} ({nodes[s.node].op})" for s in program.plan.steps]
     operators = [s for s in trace.spans if s.section == ISSUED and s.row == "operators"]
     assert [s.name for s in operators] == want
-    assert [s.details["plan stream"] for s in operators] == [s.stream for s in engine.program(1).plan.steps]
+    assert [s.details["plan stream"] for s in operators] == [s.stream for s in program.plan.steps]
     for before, after in pairwise(operators):
         assert before.end_us <= after.start_us
     read = json.loads(json.dumps(trace.chrome()))
@@ -64,7 +65,8 @@ def test_kernels_of_both_ways_have_operators_and_streams(bundle):
         assert {s.name for s in kernels} == operators
         names = [s.name for s in trace.spans if s.section == section and s.row == "host"]
         assert names[0] == "fill staging"
-        assert names[1:] == ["issue operators" if section == ISSUED else "launch", "wait", "hand over"]
+        work = "issue operators" if section == ISSUED else "launch"
+        assert names[1:] in ([work, "wait", "hand over"], [work, "hand over"])  # a fast GPU is done before the host is
 
 
 def test_a_precision_that_the_device_lacks_is_refused(bundle):

@@ -9,6 +9,7 @@ from dpiframe_core.graph import Graph
 from dpiframe_core.models import build_graph
 from dpiframe_core.waves import MAX_JOBS, group_waves
 from kernels import wave as kernel
+from kernels import wave_arguments as arguments
 from tests import oracle
 
 MODELS = {
@@ -77,4 +78,4 @@ def test_a_level_is_one_launch(name, launches):
 
 def test_the_limits_of_a_launch_are_those_of_the_kernel():
     own = (core.MAX_JOBS, core.MAX_LOGITS, core.ACTIVATIONS)
-    assert own == (kernel.MAX_JOBS, kernel.MAX_LOGITS, kernel.ACTIVATIONS)
+    assert own == (arguments.MAX_JOBS, arguments.MAX_LOGITS, kernel.ACTIVATIONS)

@@ -50,7 +50,8 @@ def put(rng, rows, width, dtype):
 @pytest.mark.parametrize("rows", [1, 17, 127, 300])
 @pytest.mark.parametrize("width", [8, 72, 624, 1030])
 def test_every_tile_multiplies_and_crosses_exactly(width, rows, precision):
-    from kernels.wave import LinearJob, Operands, Wave
+    from kernels.wave import Wave
+    from kernels.wave_jobs import LinearJob, Operands
 
     rng = np.random.default_rng(width + rows)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -73,7 +74,8 @@ def test_every_tile_multiplies_and_crosses_exactly(width, rows, precision):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_rows_beyond_the_true_number_are_not_written(precision):
-    from kernels.wave import LinearJob, Operands, Wave
+    from kernels.wave import Wave
+    from kernels.wave_jobs import LinearJob, Operands
 
     rng = np.random.default_rng(0)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -91,7 +93,8 @@ def test_rows_beyond_the_true_number_are_not_written(precision):
 @pytest.mark.parametrize("tasks", [1, 3])
 @pytest.mark.parametrize("rows", [1, 40, 300])
 def test_the_head_behind_a_wave_sums_all_parts_and_logits_again_and_again(rows, tasks, precision, tolerance):
-    from kernels.wave import HeadOperands, LinearJob, Operands, Wave
+    from kernels.wave import Wave
+    from kernels.wave_jobs import HeadOperands, LinearJob, Operands
 
     rng = np.random.default_rng(rows)
     (w, b), (w2, b2) = random_linear(rng, 200, 72), random_linear(rng, 72, 72)
@@ -131,7 +134,8 @@ def test_the_head_behind_a_wave_sums_all_parts_and_logits_again_and_again(rows, 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_what_is_no_number_stays_none(precision):
     """A GPU's own NaN is 0x7fffffff, which rounding could turn into a zero; an endpoint refuses scores that are not finite."""
-    from kernels.wave import LinearJob, Operands, Wave
+    from kernels.wave import Wave
+    from kernels.wave_jobs import LinearJob, Operands
 
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     wave = Wave([LinearJob(torch.ones(8, 8), None, "relu")], None, precision, torch.device("cuda", 0))
@@ -149,7 +153,53 @@ def test_what_is_no_number_stays_none(precision):
 
 @pytest.mark.gpu
 def test_a_job_too_many_is_refused():
-    from kernels.wave import FmJob, Wave
+    from kernels.wave import Wave
+    from kernels.wave_jobs import FmJob
 
     with pytest.raises(ValueError, match="wave: got 9 jobs, expected at most 8"):
         Wave([FmJob(0, 2, 4)] * 9, None, "fp32", torch.device("cuda", 0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 17, 127, 300])
+@pytest.mark.parametrize("width", [16, 72, 624])
+def test_fp8_multiplies_what_its_numbers_mean(width, rows):
+    """Products of e4m3 numbers are exact; only their sum and the rounding of what is stored are not."""
+    from kernels.dense import padded
+    from kernels.wave import Wave
+    from kernels.wave_jobs import FmJob, LinearJob, Operands
+
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU does not multiply fp8")
+    rng, fp8 = np.random.default_rng(width + rows), torch.float8_e4m3fn
+    (w, b), (w2, b2) = random_linear(rng, width, width), random_linear(rng, 37, width)
+    sx, s0, so = 0.02, 0.03, 0.25
+    jobs = [
+        LinearJob(w, b, "identity", True, x_scale=sx, x0_scale=s0, out_scale=so),
+        LinearJob(w2, b2, "relu", x_scale=sx, out_scale=so),
+        FmJob(0, width // 8, 8, sx),
+    ]
+    wave = Wave(jobs, None, "fp8", torch.device("cuda", 0))
+    columns = padded(width, fp8)
+    x, x0 = (torch.zeros(rows, columns, device="cuda").index_copy_(1, torch.arange(width, device="cuda"),
+             torch.from_numpy(rng.standard_normal((rows, width))).float().cuda() / s).to(fp8) for s in (sx, s0))  # fmt: skip
+    state = torch.tensor([rows, 0, 0, 7], dtype=torch.int32, device="cuda")
+    xs, x0s = x[:, :width].double() * sx, x0[:, :width].double() * s0
+    rounded = []
+    for weight in (w, w2):
+        scale = weight.abs().amax(1, keepdim=True) / 448
+        rounded.append(((weight / scale).to(fp8).double() * scale.double()).cuda())
+    product = xs @ rounded[0].T + b.double().cuda()
+    want = x0s * product + xs, (xs @ rounded[1].T + b2.double().cuda()).relu()
+    v = xs.reshape(rows, -1, 8)
+    pairs = 0.5 * (v.sum(1).square() - v.square().sum(1)).sum(1, keepdim=True)
+    for tile in (*TILES, *WIDE_TILES):
+        outs = [torch.full((rows, padded(n, fp8)), torch.nan, device="cuda").to(fp8) for n in (width, 37)]
+        fm = torch.full((rows, 1), torch.nan, device="cuda")
+        wave.run([Operands(x, outs[0], x0), Operands(x, outs[1]), Operands(x, fm)], rows, None, state, tile)
+        for out, expected, n in zip(outs, want, (width, 37), strict=True):
+            got = out[:, :n].double() * so
+            # Half a unit in the last of 4 digits; 2^-10 below the normal numbers; sums, which tensor cores cut to 14 bits.
+            room = expected.abs() / 16 + so * 2.0**-10 + 2e-3 * xs.abs().sum(1, keepdim=True) / width**0.5
+            assert ((got - expected).abs() <= room).all(), tile.name
+        np.testing.assert_allclose(fm.cpu(), pairs.cpu(), rtol=1e-4, atol=1e-4, err_msg=tile.name)
