@@ -179,6 +179,9 @@ class RowBatcher:
     def take_in(self, now: float) -> None:
         """Nothing: `submit` queues at once."""
 
+    def formed(self, now: float) -> None:
+        """Nothing: who wants to know asks."""
+
     def expired(self, tickets: list[_Ticket]) -> None:
         self._post(self._expire, tickets)
 

@@ -94,6 +94,8 @@ class Autoscaling(Strict):
 class DeploymentConfig(Strict):
     """Everything that starting one deployment needs. Relative bundle paths start at the working directory of the command.
 
+    `topology`: "colocated" has HTTP, batching and engine in each of `replicas` processes; "fanin" has `replicas` engine
+    processes, and `ingress_replicas` processes of HTTP and encoding beside them on the same host.
     `max_ongoing_requests` is above what HAProxy lets through (4,096 connections), so that requests wait in our queue, which
     knows deadlines and bounds, and not before it. `drain_s` is how long requests in flight may still take when a replica or
     the whole service stops.
@@ -104,6 +106,9 @@ class DeploymentConfig(Strict):
     models: Annotated[tuple[ModelRef, ...], Field(min_length=1)]
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "tf32", "bf16", "fp8"] | None = None
+    topology: Literal["colocated", "fanin"] = "colocated"
+    ingress_replicas: Annotated[int, Field(ge=1, le=64)] = 4
+    cpus_per_ingress: Annotated[float, Field(gt=0)] = 1
     http: Http = Http()
     batching: Batching = Batching()
     limits: Limits = Limits()
@@ -127,6 +132,13 @@ class DeploymentConfig(Strict):
             raise ValueError("replicas: got both a number and autoscaling, expected one of the two")
         return self
 
+    @model_validator(mode="after")
+    def _ingress_replicas_are_of_the_fan_in(self) -> Self:
+        for key in ("ingress_replicas", "cpus_per_ingress"):
+            if self.topology != "fanin" and key in self.model_fields_set:
+                raise ValueError(f"{key}: got a number for topology {self.topology!r}, expected topology 'fanin' with it")
+        return self
+
     @property
     def first_replicas(self) -> int:
         return self.autoscaling.min_replicas if self.autoscaling else self.replicas
@@ -134,6 +146,12 @@ class DeploymentConfig(Strict):
     @property
     def max_replicas(self) -> int:
         return self.autoscaling.max_replicas if self.autoscaling else self.replicas
+
+    @property
+    def cpus(self) -> float:
+        """What all processes reserve at the most."""
+        ingress = self.ingress_replicas * self.cpus_per_ingress if self.topology == "fanin" else 0.0
+        return self.max_replicas * self.cpus_per_replica + ingress
 
     @property
     def gpus_per_replica(self) -> int:

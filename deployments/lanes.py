@@ -34,7 +34,10 @@ class Port(Protocol[W]):
     """Where requests come from and their answers go. Called from lane threads."""
 
     def take_in(self, now: float) -> None:
-        """Admits what has arrived since. The lanes' lock is held."""
+        """Admits what has arrived since. The lanes' lock is held, here and in `formed`."""
+
+    def formed(self, now: float) -> None:
+        """A batch was taken from the queue, or there was none to take."""
 
     def expired(self, tickets: list[Ticket[W]]) -> None:
         """Their deadlines passed before all their rows were bound."""
@@ -88,7 +91,11 @@ class Lanes(Generic[W]):
     def busy_s(self) -> float:
         """Seconds since the start during which at least one lane had a batch. Its growth over time is the busy share."""
         with self.lock:
-            return self._busy_s + (self._clock() - self._busy_since if self.inflight_rows else 0.0)
+            return self.busy_at(self._clock())
+
+    def busy_at(self, now: float) -> float:
+        """`busy_s`, for who holds the lock."""
+        return self._busy_s + (now - self._busy_since if self.inflight_rows else 0.0)
 
     def admit(self, ticket: Ticket[W]) -> None:
         """Queues a request. The lock is held.
@@ -137,6 +144,7 @@ class Lanes(Generic[W]):
                     self._busy_since = now
                 self.inflight_rows += rows
             more = self.queue.rows > 0
+            self._port.formed(now)
         if expired:
             self._port.expired(expired)
         if not parts:

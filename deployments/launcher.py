@@ -6,6 +6,7 @@ only after they are set. Nothing here knows models or requests.
 
 import contextlib
 import logging
+import math
 import os
 import re
 import secrets
@@ -129,7 +130,7 @@ def _private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
         report("Starting Ray")
         ray.init(
             address="local",
-            num_cpus=max(os.cpu_count() or 1, int(config.max_replicas * config.cpus_per_replica + 0.999)),
+            num_cpus=max(os.cpu_count() or 1, math.ceil(config.cpus)),
             num_gpus=0 if config.device == "cpu" else None,
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
-from deployments.config import DeploymentConfig, ModelRef
+from deployments.config import DeploymentConfig
 from deployments.load_meter import LoadMeter
+from deployments.loading import load_engine
 from deployments.ray_metrics import RayMetrics
 from deployments.serve_policy import reported
 from dpiframe_core.errors import ConfigError
@@ -31,7 +32,7 @@ class _Running:
     batcher: "RowBatcher"
 
 
-class _OneRequestId:
+class OneRequestId:
     """Serve appends an X-Request-ID of its own to every answer, the one we were sent: with ours it would stand there twice."""
 
     def __init__(self, app: Any) -> None:
@@ -62,13 +63,14 @@ class Replica:
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
         from deployments.batching import RowBatcher
-        from deployments.ingress import Served, build_app
+        from deployments.ingress import build_app
+        from deployments.served import Served
 
         limits = self._config.limits
         models: dict[str, Served] = {}
         for ref in self._config.models:
             # Off the event loop: a load may take minutes, and a blocked loop cannot be told to stop.
-            engine = await asyncio.to_thread(self._load, ref)
+            engine = await asyncio.to_thread(load_engine, self._config, ref)
             name = ref.name or engine.manifest.name
             if name in models:
                 raise ConfigError(f"models: got {name!r} twice, expected distinct names (give one of them another `name`)")
@@ -82,19 +84,8 @@ class Replica:
             self._running.append(_Running(engine, batcher))
             models[name] = Served.of(engine, batcher, limits, name=name, version=ref.version, example=engine.bundle.example)
         app = build_app(models, limits, self._metrics)
-        app.add_middleware(_OneRequestId)
+        app.add_middleware(OneRequestId)
         return app
-
-    def _load(self, ref: ModelRef) -> "Engine":
-        from dpiframe_core.bundle import read_bundle
-        from dpiframe_core.engine import Engine
-        from dpiframe_core.engine_options import EngineOptions
-
-        config, batching = self._config, self._config.batching
-        options = EngineOptions(max_batch_rows=batching.max_batch_rows, lanes=batching.lanes or 0, buckets=batching.buckets)
-        engine = Engine(read_bundle(ref.path), config.device, config.precision, options)
-        engine.warmup()
-        return engine
 
     def check_health(self) -> None:
         """Asked by Serve; raising has this replica replaced, for a process whose CUDA context failed never recovers."""

@@ -107,7 +107,12 @@ class RowBlock:
     @classmethod
     def allocate(cls, layout: BlockLayout, rows: int, contexts: int = 1, oov_count: int = 0) -> Self:
         """A block over fresh memory. Ids and dense values are zero."""
-        block = cls.over(np.zeros(layout.offsets(rows, contexts)[-1], np.uint8), layout, rows, contexts)
+        return cls.formatted(np.zeros(layout.offsets(rows, contexts)[-1], np.uint8), layout, rows, contexts, oov_count)
+
+    @classmethod
+    def formatted(cls, zeros: npt.NDArray[np.uint8], layout: BlockLayout, rows: int, contexts: int, oov_count: int = 0) -> Self:
+        """A block over given memory (zeros, at least `layout.offsets(rows, contexts)[-1]` of them), header and all."""
+        block = cls.over(zeros, layout, rows, contexts)
         block.header[:9] = (_MAGIC, rows, contexts, *layout.header, oov_count)
         return block
 

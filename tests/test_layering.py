@@ -11,8 +11,12 @@ PACKAGES = ("kernels", "dpiframe_core", "deployments")
 
 # The only files of the three packages that may import each of these; the keys are top-level module names.
 CUPY = {"kernels/source.py", "kernels/launch.py", "dpiframe_core/lane.py"}
-RAY = {f"deployments/{name}.py" for name in ("app", "replica", "launcher", "ray_metrics")}
-FASTAPI = {"deployments/ingress.py", "deployments/replica.py"}  # the replica names FastAPI as a type only
+RAY = {f"deployments/{name}.py" for name in ("app", "replica", "engine_replica", "ingress_replica", "launcher", "ray_metrics")}
+FASTAPI = {
+    "deployments/ingress.py",
+    "deployments/replica.py",
+    "deployments/ingress_replica.py",
+}  # replicas name it as a type only
 ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "typer": {"deployments/cli.py"}}
 
 # What decides runs anywhere and is tested anywhere.
@@ -28,8 +32,17 @@ DECIDES = {
     "dpiframe_core/buckets.py",
     "dpiframe_core/trace.py",
     "dpiframe_core/encode.py",
+    "dpiframe_core/encoding_files.py",
     "deployments/batching.py",
     "deployments/lanes.py",
+    "deployments/slab.py",
+    "deployments/channel.py",
+    "deployments/door.py",
+    "deployments/doorkeeper.py",
+    "deployments/fanin_engine.py",
+    "deployments/fanin_link.py",
+    "deployments/fanin_scorer.py",
+    "deployments/remote_engine.py",
     "deployments/row_queue.py",
     "deployments/autoscaling.py",
     "deployments/load_meter.py",

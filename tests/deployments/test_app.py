@@ -50,7 +50,7 @@ def test_the_autoscaling_rules_reach_the_policy_that_serve_makes_of_its_configur
 
 def test_the_batching_of_the_configuration_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     from deployments.config import ModelRef, parse_config
-    from deployments.replica import Replica
+    from deployments.loading import load_engine
     from dpiframe_core import bundle, engine
 
     made: list[Any] = []
@@ -66,9 +66,56 @@ def test_the_batching_of_the_configuration_reaches_the_engine(monkeypatch: pytes
     monkeypatch.setattr(bundle, "read_bundle", lambda path: f"bundle {path}")
     batching = {"max_batch_rows": 512, "lanes": 3, "buckets": [16, 100, 512]}
     config = parse_config(MODEL | {"device": "cuda", "precision": "bf16", "batching": batching}, "test")
-    Replica._load(SimpleNamespace(_config=config), ModelRef(path="m"))
+    load_engine(config, ModelRef(path="m"))
     options = engine.EngineOptions(max_batch_rows=512, lanes=3, buckets=(16, 100, 512))
     assert made == [("bundle m", "cuda", "bf16", options)]
+
+
+def fanin(**keys: Any) -> tuple[Any, Any]:
+    """The ingress deployment and the engine deployment that it is bound to."""
+    ingress = deployment(topology="fanin", device="cpu", **keys)
+    return ingress, ingress.init_args[1]._bound_deployment
+
+
+def test_the_fan_in_is_engines_with_a_device_each_and_ingresses_without_one() -> None:
+    from deployments.app import build
+
+    app = build(MODEL | {"topology": "fanin", "device": "cuda", "replicas": 2, "ingress_replicas": 6, "cpus_per_ingress": 0.5})
+    ingress = app._bound_deployment
+    engine = ingress.init_args[1]._bound_deployment
+    assert (ingress.name, engine.name) == ("Ingress", "Engine")
+    assert (ingress._deployment_config.num_replicas, engine._deployment_config.num_replicas) == (6, 2)
+    assert ingress.ray_actor_options == {"num_cpus": 0.5, "num_gpus": 0}
+    assert engine.ray_actor_options == {"num_cpus": 1, "num_gpus": 1}
+
+
+def test_engines_are_what_is_scaled_and_they_outlast_the_ingresses_that_drain() -> None:
+    ingress, engine = fanin(autoscaling={"max_replicas": 5}, drain_s=4)
+    assert ingress._deployment_config.autoscaling_config is None
+    assert engine._deployment_config.autoscaling_config.max_replicas == 5
+    assert ingress._deployment_config.graceful_shutdown_timeout_s == 4
+    assert engine._deployment_config.graceful_shutdown_timeout_s > 2 * 4
+
+
+@pytest.mark.parametrize(
+    ("keys", "gpus", "expected"),
+    [
+        ({"device": "cuda", "replicas": 4}, (8,), 4),
+        ({"device": "cuda", "replicas": 4}, (2,), 2),
+        ({"device": "cuda", "replicas": 4}, (4, 4), 1),
+        ({"device": "cuda", "autoscaling": {"min_replicas": 2, "max_replicas": 8}}, (8,), 2),
+        ({"device": "cpu", "replicas": 3}, (0,), 3),
+    ],
+)
+def test_an_ingress_waits_for_the_engines_that_its_node_is_sure_to_get(
+    keys: dict[str, Any], gpus: tuple[int, ...], expected: int
+) -> None:
+    from deployments.config import parse_config
+    from deployments.ingress_replica import expected_engines
+
+    nodes = [{"NodeID": f"n{i}", "Alive": True, "Resources": {"GPU": float(n)}} for i, n in enumerate(gpus)]
+    dead = {"NodeID": "dead", "Alive": False, "Resources": {"GPU": 8.0}}
+    assert expected_engines(parse_config(MODEL | {"topology": "fanin"} | keys, "test"), [dead, *nodes], "n0") == expected
 
 
 def test_unknown_arguments_of_a_serve_config_file_are_refused() -> None:
