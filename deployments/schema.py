@@ -4,6 +4,7 @@ Owns types, lengths, finiteness and names; that each feature comes exactly once 
 """
 
 import gc
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -152,19 +153,19 @@ class RequestForm:
         try:
             request = self.body.model_validate_json(body)
         except ValidationError as error:
-            raise _first_error(error) from None
+            raise first_error(error) from None
         finally:
             if collects:
                 gc.enable()
-        _refuse_unknown("", request.model_extra or {}, ScoreRequest.model_fields)
-        _refuse_unknown("options.", request.options.model_extra or {}, Options.model_fields)
-        _refuse_unknown("context.", request.context, self._features)
+        refuse_unknown("", request.model_extra or {}, ScoreRequest.model_fields)
+        refuse_unknown("options.", request.options.model_extra or {}, Options.model_fields)
+        refuse_unknown("context.", request.context, self._features)
         columns = request.candidates
         if isinstance(columns, list):
-            _refuse_unknown("candidates[0].", columns[0], self._features)
+            refuse_unknown("candidates[0].", columns[0], self._features)
             columns = _columns_of(columns)
         else:
-            _refuse_unknown("candidates.", columns, self._features)
+            refuse_unknown("candidates.", columns, self._features)
         if not columns:
             raise InputError("candidates", columns, "at least one feature")
         return ScoreInput(request.model, request.version, request.context, columns, request.options)
@@ -179,7 +180,7 @@ def addressed(body: bytes) -> Addressed:
     try:
         return Addressed.model_validate_json(body)
     except ValidationError as error:
-        raise _first_error(error) from None
+        raise first_error(error) from None
 
 
 def openapi_schemas(forms: Sequence[RequestForm]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -221,12 +222,12 @@ def _columns_of(rows: Rows) -> Columns:
     for i, row in enumerate(rows):
         if row.keys() != first:
             name = min(first ^ row.keys())
-            got = _Words("a value" if name in row else "nothing")
+            got = Words("a value" if name in row else "nothing")
             raise InputError(f"candidates[{i}].{_key(name)}", got, "the features of candidates[0] in every candidate")
     return {name: [row[name] for row in rows] for name in first}
 
 
-class _Words(str):
+class Words(str):
     """Text that an error message shows without quotes."""
 
     __slots__ = ()
@@ -235,11 +236,12 @@ class _Words(str):
         return str(self)
 
 
-def _refuse_unknown(where: str, given: Mapping[str, object], known: Collection[str]) -> None:
+def refuse_unknown(where: str, given: Mapping[str, object], known: Collection[str]) -> None:
+    """Raises InputError, with the key's path, if there is a key that nobody knows."""
     for name in given:
         if name not in known:
             rule = f"one of {', '.join(known)}" if where in ("", "options.") else "a feature of the model"
-            raise InputError(where + _key(name), _Words("an unknown key"), rule)
+            raise InputError(where + _key(name), Words("an unknown key"), rule)
 
 
 _RULES = {
@@ -254,7 +256,8 @@ _RULES = {
 }
 
 
-def _first_error(error: ValidationError) -> InputError:
+def first_error(error: ValidationError) -> InputError:
+    """The first fault that pydantic found, in our words and with the path of the value."""
     errors = error.errors(include_url=False)
     # `candidates` may be one of two things: of the errors that this gives, those of the thing that was sent count.
     first = next((e for e in errors if not _of_other_form(e)), None)
@@ -262,14 +265,15 @@ def _first_error(error: ValidationError) -> InputError:
         return InputError("candidates", _got(errors[0]["input"]), _RULES["missing"])
     kind, where, value = first["type"], _path(first["loc"]), _got(first["input"])
     if kind == "json_invalid":
-        return NotJson("body", _Words(f"invalid JSON ({first['ctx']['error']})"), "a JSON object in UTF-8")
+        return NotJson("body", Words(f"invalid JSON ({first['ctx']['error']})"), "a JSON object in UTF-8")
     if kind == "too_long":
         return TooLarge(where, value, f"at most {first['ctx']['max_length']}")
     if kind == "too_short":
-        return InputError(where, value, "at least one candidate")
+        return InputError(where, value, "at least one candidate" if first["loc"][0] == "candidates" else "at least one")
     if kind == "missing":
-        value = _Words("nothing")
-    rule = _RULES.get(kind) or first["msg"].removeprefix("Input should be ")
+        value = Words("nothing")
+        return InputError(where, value, _RULES["missing"] if where == "candidates" else "a value")
+    rule = _RULES.get(kind) or re.sub(r"^(Input|String) should (be |have )?", "", first["msg"])
     nullable = kind in ("string_type", "int_type", "float_type", "finite_number") and first["loc"][0] in (
         "context",
         "candidates",
@@ -295,9 +299,9 @@ def _got(value: object) -> object:
     """Never the whole of a large value: making its text could take longer than the request."""
     match value:
         case list():
-            return _Words(f"a list of {len(value)} values")
+            return Words(f"a list of {len(value)} values")
         case dict():
-            return _Words(f"an object of {len(value)} keys")
+            return Words(f"an object of {len(value)} keys")
         case str() | bytes():
             return value[:200]
     return value
