@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from deployments.schema import Words, first_error
+from deployments.faults import Words, first_error
 from deployments.tensors import Tensor, check_size, flattened
 from dpiframe_core.errors import InputError
 

@@ -10,14 +10,18 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from deployments.config import Limits
+from deployments.infer_route import InferRoute
+from deployments.inference import Inference
 from deployments.metrics import Metrics, NoMetrics
 from deployments.responses import Answer, error_answer, internal_error, plain_error, request_id_of
 from deployments.schema import openapi_schemas
 from deployments.score_route import ScoreRoute
+from deployments.scoring import Scoring
 from deployments.served import ModelList, Served, find
+from deployments.statistics import Statistics
 from dpiframe_core.buckets import BatchSizes
 from dpiframe_core.errors import DPIFrameError, Unavailable, shown
 
@@ -41,12 +45,19 @@ _MODEL_ERRORS = {404: "no such model", 422: "several models are served, and none
 
 def build_app(models: Mapping[str, Served], limits: Limits, metrics: Metrics | None = None) -> FastAPI:
     """An application over `models`, by the name that requests give. The mapping is read anew for each request."""
-    metrics = metrics or NoMetrics()
+    counted = Statistics(metrics or NoMetrics())
     app = FastAPI(title="DPIFrame", summary="CTR model inference", redirect_slashes=False)
     for name, served in models.items():
-        metrics.watch(name, served.scorer)
+        counted.watch(name, served.scorer)
 
-    app.router.routes.append(Route("/v1/score", ScoreRoute(models, limits, metrics), methods=["POST"]))
+    scoring = Scoring(limits, counted)
+    inference = Inference(models, scoring, counted)
+    app.state.inference = inference
+    # First, since the router asks one route after the other.
+    app.router.routes[:0] = [
+        Mount("/v2", app=InferRoute(inference)),
+        Route("/v1/score", ScoreRoute(models, scoring), methods=["POST"]),
+    ]
 
     @app.get("/v1/models", tags=["models"])
     async def list_models() -> ModelList:

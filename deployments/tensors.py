@@ -48,7 +48,7 @@ def check_size(tensor: Tensor) -> None:
     count = prod(tensor.shape)
     if isinstance(tensor.data, list):
         if len(tensor.data) != count:
-            raise InputError(f"{tensor.where}.data", len(tensor.data), f"{count} values, as the shape {list(tensor.shape)} says")
+            raise InputError(f"{tensor.where}.data", len(tensor.data), f"{count} values, as shape {list(tensor.shape)} says")
     elif tensor.datatype != "BYTES":
         size = count * DTYPES[tensor.datatype].itemsize
         if len(tensor.data) != size:

@@ -149,8 +149,9 @@ class EncodedReader:
                 raise InputError(section, str(given.dtype), "int32 or int64")
             elif section not in _IDS and given.dtype != np.float32:
                 raise InputError(section, str(given.dtype), "float32")
-        candidates = {s: len(sections[s]) for s in ("candidate_ids", "candidate_dense") if s in sections}
-        contexts = {s: len(sections[s]) for s in ("context_ids", "context_dense") if s in sections and self.widths[s]}
+        heights = {s: len(given) for s, given in sections.items()}
+        candidates = {s: height for s, height in heights.items() if s.startswith("candidate")}
+        contexts = {s: height for s, height in heights.items() if s.startswith("context") and self.widths[s]}
         rows = max(candidates.values(), default=0)
         if rows < 1:
             raise InputError("candidate_ids", rows, "at least one row")
