@@ -32,6 +32,12 @@ class Http(Strict):
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
 
 
+class Grpc(Strict):
+    """Where gRPC clients connect, on the host of `Http`. Replicas then listen on every interface too (docs/protocol.md)."""
+
+    port: Annotated[int, Field(ge=1, le=65535)] = 8001
+
+
 class Batching(Strict):
     """How requests become batches: rows in one run, runs in flight, and rows that may wait before requests get a 429.
 
@@ -97,6 +103,7 @@ class DeploymentConfig(Strict):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "tf32", "bf16"] | None = None
     http: Http = Http()
+    grpc: Grpc | None = None
     batching: Batching = Batching()
     limits: Limits = Limits()
     replicas: Annotated[int, Field(ge=1)] = 1
@@ -117,6 +124,12 @@ class DeploymentConfig(Strict):
     def _one_way_to_count_replicas(self) -> Self:
         if self.autoscaling is not None and "replicas" in self.model_fields_set:
             raise ValueError("replicas: got both a number and autoscaling, expected one of the two")
+        return self
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> Self:
+        if self.grpc is not None and self.grpc.port == self.http.port:
+            raise ValueError(f"grpc.port: got {self.grpc.port}, the port of http, expected another one")
         return self
 
     @property

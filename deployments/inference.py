@@ -38,6 +38,7 @@ class Inference:
         return bool(self._models) and all(served.scorer.accepting for served in self._models.values())
 
     def model_ready(self, name: str, of_version: str) -> bool:
+        """Raises ModelNotFound if there is none."""
         return self._served(name, of_version).scorer.accepting
 
     def server_metadata(self) -> dict[str, Any]:

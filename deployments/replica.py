@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 
 from deployments.config import DeploymentConfig, ModelRef
+from deployments.infer_grpc import GrpcMethods
 from deployments.ray_metrics import RayMetrics
 from dpiframe_core.errors import ConfigError
 
@@ -47,7 +48,7 @@ class _OneRequestId:
 # The app depends on the schemas of the models, so Serve fetches it from `__serve_build_asgi_app__`, once the replica exists.
 # Given a plain function, `serve.ingress` would call it as a builder, before any replica does.
 @serve.ingress()
-class Replica:
+class Replica(GrpcMethods):
     """Serves every model of one configuration from one process, on one whole GPU or on the CPU."""
 
     def __init__(self, config: DeploymentConfig) -> None:
@@ -80,6 +81,8 @@ class Replica:
             models[name] = Served.of(engine, batcher, limits, name=name, version=ref.version, example=engine.bundle.example)
         app = build_app(models, limits, self._metrics)
         app.add_middleware(_OneRequestId)
+        self.inference = app.state.inference
+        self.loopback_only = self._config.http.host == "127.0.0.1"
         return app
 
     def _load(self, ref: ModelRef) -> "Engine":
