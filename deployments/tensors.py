@@ -118,11 +118,6 @@ def flattened(data: list[Any], dimensions: int) -> list[Any]:
     return data
 
 
-def encoded_texts(texts: Sequence[bytes]) -> bytes:
-    """The reverse of `texts_of`, of one tensor."""
-    return b"".join(chain.from_iterable((_LENGTH.pack(len(text)), text) for text in texts))
-
-
 def _checked(tensor: Tensor, kind: type, rule: str) -> list[Any]:
     assert isinstance(tensor.data, list)
     for i, value in enumerate(tensor.data):

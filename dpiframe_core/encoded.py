@@ -128,7 +128,7 @@ class EncodedReader:
     def _place(self, f: Feature, given: npt.NDArray[Any], sections: dict[Section, npt.NDArray[Any]]) -> None:
         place = self.schema.columns[f.name]
         column = sections[place.section]
-        array = given.reshape(len(given), -1) if given.ndim < 2 else given
+        array = given[:, None] if given.ndim == 1 else given
         if array.ndim != 2 or array.shape[1] > f.max_values or not array.shape[1] or len(array) not in (1, len(column)):
             shape = f"[{len(column)} or 1]" if f.max_values == 1 else f"[{len(column)} or 1, 1 to {f.max_values}]"
             raise InputError(f"inputs.{f.name}", list(given.shape), shape)
