@@ -18,7 +18,7 @@ from deployments.inference import SCORES, Inference, answer_parameters
 from deployments.responses import Answer, Header
 from deployments.scoring import Job
 from deployments.served import Served
-from dpiframe_core.errors import DPIFrameError, InputError, Unavailable, shown
+from dpiframe_core.errors import DPIFrameError, InputError, Unavailable
 from dpiframe_core.types import Floats
 
 log = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ def _model(path: list[str]) -> tuple[str, str]:
 def _only(method: str, scope: Scope, path: list[str]) -> list[str]:
     got: str = scope["method"]
     if got != method:
-        raise _WrongMethod("method", shown(got)[1:-1], f"{method} for /v2/{'/'.join(path)}")
+        raise _WrongMethod("method", got, f"{method} for /v2/{'/'.join(path)}")
     return path
 
 

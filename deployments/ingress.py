@@ -16,8 +16,8 @@ from deployments.config import Limits
 from deployments.infer_route import InferRoute
 from deployments.inference import Inference
 from deployments.metrics import Metrics, NoMetrics
+from deployments.openapi import error_answers, protocol_pages, score_page
 from deployments.responses import Answer, error_answer, internal_error, plain_error, request_id_of
-from deployments.schema import openapi_schemas
 from deployments.score_route import ScoreRoute
 from deployments.scoring import Scoring
 from deployments.served import ModelList, Served, find
@@ -30,16 +30,6 @@ __all__ = ["Served", "build_app"]
 log = logging.getLogger(__name__)
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
-_SCORE_ERRORS = {
-    400: "the body is not JSON",
-    404: "no such model or version",
-    413: "the body or the request is too large",
-    415: "the body is not of type application/json",
-    422: "a value breaks a rule; `where` is its path",
-    429: "too many rows wait; Retry-After says when to come back",
-    503: "the engine is closing or its device failed",
-    504: "the deadline passed",
-}
 _MODEL_ERRORS = {404: "no such model", 422: "several models are served, and none is named"}
 
 
@@ -66,7 +56,7 @@ def build_app(models: Mapping[str, Served], limits: Limits, metrics: Metrics | N
         """Every model served here, with the features that a request must give."""
         return ModelList(models=[served.info for served in models.values()])
 
-    @app.get("/v1/batch-sizes", tags=["models"], responses=_error_answers(_MODEL_ERRORS))
+    @app.get("/v1/batch-sizes", tags=["models"], responses=error_answers(_MODEL_ERRORS))
     async def batch_sizes(model: str | None = None) -> BatchSizes:
         """How many batches of each size this replica has run since its start: what `dpiframe tune` finds buckets from."""
         return find(models, model, None).batch_sizes()
@@ -113,33 +103,12 @@ def _response(answer: Answer) -> Response:
 
 
 def _openapi(app: FastAPI, models: Mapping[str, Served]) -> dict[str, Any]:
-    """FastAPI's document, and in it the score route, which FastAPI does not know, with each model's true features."""
+    """FastAPI's document, and in it the routes that FastAPI does not know."""
     if app.openapi_schema:
         return app.openapi_schema
     document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-    requests, schemas = openapi_schemas([served.form for served in models.values()])
-    examples = {name: {"value": served.example} for name, served in models.items() if served.example is not None}
-    body: dict[str, Any] = {"schema": requests[0] if len(requests) == 1 else {"anyOf": requests}}
-    if examples:
-        body["examples"] = examples
-    answers = {"200": {"description": "the scores", "content": _content("ScoreAnswer")}, **_error_answers(_SCORE_ERRORS)}
-    document["paths"]["/v1/score"] = {
-        "post": {
-            "summary": "Score candidates",
-            "tags": ["score"],
-            "operationId": "score",
-            "requestBody": {"required": True, "content": {"application/json": body}},
-            "responses": answers,
-        }
-    }
-    document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+    for paths, schemas in (score_page(models), protocol_pages()):
+        document["paths"] |= paths
+        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
     app.openapi_schema = document
     return document
-
-
-def _error_answers(errors: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
-    return {str(status): {"description": why, "content": _content("ErrorAnswer")} for status, why in errors.items()}
-
-
-def _content(schema: str) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from deployments.faults import Words
 from dpiframe_core.errors import InputError
 from dpiframe_core.values import Place, read_integers, read_numbers
 
@@ -158,7 +159,7 @@ def _prefixes_one_by_one(data: bytes, count: int, where: str) -> tuple[list[int]
     for i in range(count):
         end = at + 4 + unpack(data, at)[0] if at + 4 <= size else size + 1
         if end > size:
-            raise InputError(f"{where}[{i}]", f"{size - at} bytes left", "its length in 4 bytes, and so many bytes")
+            raise InputError(f"{where}[{i}]", Words(f"{size - at} bytes left"), "its length in 4 bytes, and so many bytes")
         starts.append(at + 4)
         ends.append(end)
         at = end

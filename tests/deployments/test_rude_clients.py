@@ -76,7 +76,7 @@ def test_a_rude_body_gets_its_status_and_a_polite_client_is_served_next(
 
 
 async def call(
-    app: Any, messages: Iterable[dict[str, Any]], headers: Iterable[tuple[bytes, bytes]] = ()
+    app: Any, messages: Iterable[dict[str, Any]], headers: Iterable[tuple[bytes, bytes]] = (), path: str = "/v1/score"
 ) -> list[dict[str, Any]]:
     """Calls the app as a server would, with the given incoming messages and then silence; what it sends back."""
     incoming, sent = list(messages), []
@@ -89,8 +89,8 @@ async def call(
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": "/v1/score"}
-    rest = {"raw_path": b"/v1/score", "query_string": b"", "root_path": "", "scheme": "http", "headers": []}
+    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": path}
+    rest = {"raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http", "headers": []}
     await app({**scope, **rest}, receive, send)
     return sent
 

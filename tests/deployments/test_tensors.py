@@ -61,19 +61,17 @@ def test_a_value_that_reaches_into_the_next_tensor_is_refused() -> None:
     """Together the two hold two sound values, and each the right number of them on average."""
     both = encoded_texts([b"abcdef", b"xy"])
     tensors = [Tensor("a", "BYTES", (1,), both[:8]), Tensor("b", "BYTES", (1,), both[8:])]
-    with pytest.raises(
-        InputError, match=r"^inputs\.a\[0\]: got '8 bytes left', expected its length in 4 bytes, and so many bytes$"
-    ):
+    with pytest.raises(InputError, match=r"^inputs\.a\[0\]: got 8 bytes left, expected its length in 4 bytes"):
         texts_of(tensors)
 
 
 @pytest.mark.parametrize(
     ("data", "count", "message"),
     [
-        (b"", 1, "inputs.t[0]: got '0 bytes left', expected its length in 4 bytes, and so many bytes"),
-        (b"\x02\0\0\0a", 1, "inputs.t[0]: got '5 bytes left', expected"),
-        (b"\xff\xff\xff\xffab", 1, "inputs.t[0]: got '6 bytes left', expected"),
-        (b"\x01\0\0\0a\x01\0", 2, "inputs.t[1]: got '2 bytes left', expected"),
+        (b"", 1, "inputs.t[0]: got 0 bytes left, expected its length in 4 bytes, and so many bytes"),
+        (b"\x02\0\0\0a", 1, "inputs.t[0]: got 5 bytes left, expected"),
+        (b"\xff\xff\xff\xffab", 1, "inputs.t[0]: got 6 bytes left, expected"),
+        (b"\x01\0\0\0a\x01\0", 2, "inputs.t[1]: got 2 bytes left, expected"),
         (b"\x01\0\0\0ab", 1, "inputs.t: got 6, expected 5 bytes, which its 1 values take"),
         (b"\x01\0\0\0a\x01\0\0\0\xff", 2, "inputs.t[1]: got b'\\xff', expected text in UTF-8"),
     ],
@@ -132,7 +130,7 @@ def test_a_size_that_is_not_the_shapes_is_refused() -> None:
         check_size(Tensor("t", "INT32", (2,), b"1234567"))
     with pytest.raises(InputError, match=r"^inputs\.t\.data: got 3, expected 2 values, as shape \[2\] says$"):
         check_size(Tensor("t", "INT32", (2,), [1, 2, 3]))
-    with pytest.raises(InputError, match="expected 36893488130239234048 bytes"):
+    with pytest.raises(InputError, match="expected 36893488113059364872 bytes"):
         check_size(Tensor("t", "INT64", (2**31 - 1, 2**31 - 1), b"12345678"))
 
 
