@@ -60,7 +60,10 @@ def read_stream(body: bytes, max_rows: int) -> ArrowRequest:
 
 def _table(body: bytes, max_rows: int) -> Any:
     messages = iter(pa.ipc.MessageReader.open_stream(pa.py_buffer(body)))
-    schema = pa.ipc.read_schema(next(messages, None) or pa.ipc.read_message(b""))
+    first = next(messages, None)
+    if first is None:
+        raise ValueError("no schema")
+    schema = pa.ipc.read_schema(first)
     for field in schema:
         if not _is_plain(field.type):
             rule = "a plain column of integers, floats, booleans or text, or of lists of them"
