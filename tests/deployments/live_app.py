@@ -20,10 +20,6 @@ from tests.deployments.test_ingress import Seen
 LIMITS = Limits(max_body_bytes=200_000, max_rows_per_request=500)
 
 
-class PlainMethods(GrpcMethods):
-    """The methods as a plain gRPC server calls them: their second argument has the name that Serve gives it."""
-
-
 class LiveApp:
     """Up within its `with`. `address` and `grpc_address` are host:port."""
 
@@ -59,8 +55,9 @@ class LiveApp:
             app = build_app(self.models, self.limits, self.seen)
             config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off", access_log=False)
             self._server = server = uvicorn.Server(config)
-            methods = PlainMethods()
-            methods.inference = app.state.inference
+            self.inference = app.state.inference
+            methods = GrpcMethods()
+            methods.inference = self.inference
             rpc = grpc.aio.server(options=[("grpc.max_receive_message_length", self.limits.max_body_bytes + 65_536)])
             add_to_server(methods, rpc)
             rpc_port = rpc.add_insecure_port("127.0.0.1:0")

@@ -31,10 +31,11 @@ STOP_S = 10  # the bound that the README promises for Ctrl-C
 class Server:
     """`dpiframe serve` in a session of its own, so that a signal to its group is what Ctrl-C is in a terminal."""
 
-    def __init__(self, bundle: Path) -> None:
+    def __init__(self, bundle: Path, config: Path | None = None) -> None:
         self.port = free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [DPIFRAME, "serve", "--bundle", str(bundle), "--device", "cpu", "--port", str(self.port)]
+        what = ["--bundle", str(bundle)] if config is None else ["--config", str(config)]
+        command = [DPIFRAME, "serve", *what, "--device", "cpu", "--port", str(self.port)]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
         )
