@@ -82,6 +82,8 @@ def _table(body: bytes, max_rows: int) -> Any:
 
 
 def _is_plain(kind: Any) -> bool:
+    if pa.types.is_null(kind):  # as many rows as the batch has, which are bounded; inside a list they would not be
+        return True
     if any(is_list(kind) for is_list in _LISTS):
         kind = kind.value_type
     return any(is_kind(kind) for is_kind in _PLAIN)

@@ -13,7 +13,8 @@ PACKAGES = ("kernels", "dpiframe_core", "deployments")
 CUPY = {"kernels/source.py", "kernels/launch.py", "dpiframe_core/lane.py"}
 RAY = {f"deployments/{name}.py" for name in ("app", "replica", "launcher", "ray_metrics")}
 FASTAPI = {"deployments/ingress.py", "deployments/replica.py"}  # the replica names FastAPI as a type only
-ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "typer": {"deployments/cli.py"}}
+GRPC = {"deployments/infer_grpc.py"}
+ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "grpc": GRPC, "typer": {"deployments/cli.py"}}
 
 # What decides runs anywhere and is tested anywhere.
 DECIDES = {
@@ -28,6 +29,7 @@ DECIDES = {
     "dpiframe_core/buckets.py",
     "dpiframe_core/trace.py",
     "dpiframe_core/encode.py",
+    "dpiframe_core/encoded.py",
     "deployments/batching.py",
     "deployments/row_queue.py",
     "deployments/config.py",
@@ -35,6 +37,12 @@ DECIDES = {
     "deployments/schema.py",
     "deployments/metrics.py",
     "deployments/ingress.py",
+    "deployments/scoring.py",
+    "deployments/infer_request.py",
+    "deployments/infer_input.py",
+    "deployments/infer_route.py",
+    "deployments/infer_grpc.py",
+    "deployments/client.py",
     *(f"dpiframe_core/models/{path.name}" for path in (ROOT / "dpiframe_core" / "models").glob("*.py")),
 }
 

@@ -1,4 +1,4 @@
-"""The real app over fake engines on loopback sockets: uvicorn for HTTP and grpc.aio for gRPC, on one event loop of a thread."""
+"""The real app over fake or real engines: uvicorn for HTTP and grpc.aio for gRPC, on one event loop of a thread."""
 
 import asyncio
 import threading
@@ -14,6 +14,7 @@ from deployments.config import Limits
 from deployments.infer_grpc import GrpcMethods, add_to_server
 from deployments.ingress import build_app
 from deployments.served import Served
+from dpiframe_core.engine import Engine
 from tests.deployments.serving_doubles import FakeEngine
 from tests.deployments.test_ingress import Seen
 
@@ -23,7 +24,7 @@ LIMITS = Limits(max_body_bytes=200_000, max_rows_per_request=500)
 class LiveApp:
     """Up within its `with`. `address` and `grpc_address` are host:port."""
 
-    def __init__(self, *engines: FakeEngine, limits: Limits = LIMITS, max_queued_rows: int = 2000) -> None:
+    def __init__(self, *engines: FakeEngine | Engine, limits: Limits = LIMITS, max_queued_rows: int = 2000) -> None:
         self.engines = engines or (FakeEngine(),)
         self.limits, self.max_queued_rows = limits, max_queued_rows
         self.seen = Seen()
@@ -39,7 +40,8 @@ class LiveApp:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for engine in self.engines:
-            engine.go.set()
+            if isinstance(engine, FakeEngine):
+                engine.go.set()
         self._server.should_exit = True
         self._thread.join(30)
 

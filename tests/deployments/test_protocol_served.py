@@ -45,7 +45,7 @@ def served(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 
 
 def inputs(kind: Any, served: Protocols) -> list[Any]:
-    metadata = httpx.get(f"{served.url}/v2/models/small").json()
+    metadata = httpx.get(f"{served.url}/v2/models/demo").json()
     datatypes = {i["name"]: i["datatype"] for i in metadata["inputs"]}
     out = []
     for name, column in [*served.example["candidates"].items(), *((k, [v]) for k, v in served.example["context"].items())]:
@@ -68,20 +68,20 @@ def test_tritonclient_over_both_gives_the_scores_of_v1(served: Protocols) -> Non
     rpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
     with http.InferenceServerClient(f"127.0.0.1:{served.server.port}") as client:
         assert client.is_server_ready()
-        result = client.infer("small", inputs(http, served), request_compression_algorithm="gzip")
+        result = client.infer("demo", inputs(http, served), request_compression_algorithm="gzip")
         assert np.array_equal(result.as_numpy("scores"), served.scores)
     with rpc.InferenceServerClient(f"127.0.0.1:{served.grpc_port}") as client:
         assert client.is_server_ready()
-        assert client.is_model_ready("small")
-        assert np.array_equal(client.infer("small", inputs(rpc, served)).as_numpy("scores"), served.scores)
-        [stats] = client.get_inference_statistics("small", as_json=True)["model_stats"]
+        assert client.is_model_ready("demo")
+        assert np.array_equal(client.infer("demo", inputs(rpc, served)).as_numpy("scores"), served.scores)
+        [stats] = client.get_inference_statistics("demo", as_json=True)["model_stats"]
         assert int(stats["inference_count"]) >= len(served.scores)
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 def test_the_client_gives_the_scores_of_v1(served: Protocols) -> None:
-    with Client(served.url, "small") as client:
+    with Client(served.url, "demo") as client:
         assert np.array_equal(client.score(served.example["candidates"], served.example["context"]), served.scores)
 
 
@@ -144,7 +144,7 @@ def test_sigterm_under_load_loses_no_grpc_request(served: Protocols) -> None:
         while True:
             with rpc.InferenceServerClient(f"127.0.0.1:{served.grpc_port}") as one:
                 try:
-                    result = one.infer("small", sent)
+                    result = one.infer("demo", sent)
                 except Exception as error:
                     outcomes.append(str(error))
                     return
