@@ -32,6 +32,12 @@ class Http(Strict):
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
 
 
+class Grpc(Strict):
+    """Where gRPC clients connect, on the host of `Http`. Replicas then listen on every interface too (docs/protocol.md)."""
+
+    port: Annotated[int, Field(ge=1, le=65535)] = 8001
+
+
 class Batching(Strict):
     """How requests become batches: rows in one run, runs in flight, and rows that may wait before requests get a 429.
 
@@ -110,6 +116,7 @@ class DeploymentConfig(Strict):
     ingress_replicas: Annotated[int, Field(ge=1, le=64)] = 4
     cpus_per_ingress: Annotated[float, Field(gt=0)] = 1
     http: Http = Http()
+    grpc: Grpc | None = None
     batching: Batching = Batching()
     limits: Limits = Limits()
     replicas: Annotated[int, Field(ge=1)] = 1
@@ -137,6 +144,12 @@ class DeploymentConfig(Strict):
         for key in ("ingress_replicas", "cpus_per_ingress"):
             if self.topology != "fanin" and key in self.model_fields_set:
                 raise ValueError(f"{key}: got a number for topology {self.topology!r}, expected topology 'fanin' with it")
+        return self
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> Self:
+        if self.grpc is not None and self.grpc.port == self.http.port:
+            raise ValueError(f"grpc.port: got {self.grpc.port}, the port of http, expected another one")
         return self
 
     @property

@@ -13,6 +13,7 @@ from ray import serve
 
 from deployments.config import DeploymentConfig, ModelRef
 from deployments.door import meeting_place
+from deployments.infer_grpc import GrpcMethods
 from deployments.ray_metrics import RayMetrics
 from deployments.replica import OneRequestId
 from dpiframe_core.errors import ConfigError
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @serve.ingress()
-class IngressReplica:
+class IngressReplica(GrpcMethods):
     """Answers HTTP for every model of one configuration. `engine`, a handle, is what puts both into one application."""
 
     def __init__(self, config: DeploymentConfig, engine: Any) -> None:
@@ -49,6 +50,8 @@ class IngressReplica:
             models[name] = served
         app = build_app(models, self._config.limits, self._metrics)
         app.add_middleware(OneRequestId)
+        self.inference = app.state.inference
+        self.loopback_only = self._config.http.host == "127.0.0.1"
         return app
 
     async def _served(self, ref: ModelRef, node: str, engines: int) -> "tuple[str, Served]":

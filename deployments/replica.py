@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 
 from deployments.config import DeploymentConfig
+from deployments.infer_grpc import GrpcMethods
 from deployments.load_meter import LoadMeter
 from deployments.loading import load_engine
 from deployments.ray_metrics import RayMetrics
@@ -50,7 +51,7 @@ class OneRequestId:
 # The app depends on the schemas of the models, so Serve fetches it from `__serve_build_asgi_app__`, once the replica exists.
 # Given a plain function, `serve.ingress` would call it as a builder, before any replica does.
 @serve.ingress()
-class Replica:
+class Replica(GrpcMethods):
     """Serves every model of one configuration from one process, on one whole GPU or on the CPU."""
 
     def __init__(self, config: DeploymentConfig) -> None:
@@ -85,6 +86,8 @@ class Replica:
             models[name] = Served.of(engine, batcher, limits, name=name, version=ref.version, example=engine.bundle.example)
         app = build_app(models, limits, self._metrics)
         app.add_middleware(OneRequestId)
+        self.inference = app.state.inference
+        self.loopback_only = self._config.http.host == "127.0.0.1"
         return app
 
     def check_health(self) -> None:

@@ -12,6 +12,7 @@ from deployments.schema import RequestForm
 from dpiframe_core.architecture import Architecture
 from dpiframe_core.buckets import BatchSizes, Counts, batch_sizes
 from dpiframe_core.encode import Encoder
+from dpiframe_core.encoded import EncodedReader
 from dpiframe_core.errors import InputError, ModelNotFound
 from dpiframe_core.schema import Feature, FeatureSchema, Table
 from dpiframe_core.types import RowBlock
@@ -71,6 +72,7 @@ class Served:
 
     info: ModelInfo
     encoder: Encoder
+    encoded: EncodedReader
     scorer: Scorer
     form: RequestForm
     batch_sizes: Callable[[], BatchSizes]
@@ -107,7 +109,7 @@ class Served:
         def sizes() -> BatchSizes:
             return batch_sizes(info.name, info.version, engine.buckets, engine.batch_sizes)
 
-        return cls(info, engine.encoder, scorer, RequestForm(info.name, schema, limits), sizes, example)
+        return cls(info, engine.encoder, EncodedReader(schema), scorer, RequestForm(info.name, schema, limits), sizes, example)
 
 
 def find(models: Mapping[str, Served], name: str | None, version: str | None) -> Served:

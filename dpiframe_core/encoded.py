@@ -3,7 +3,7 @@
 Owns that every id is a row of its tables and every number finite. `encode` does the same for raw values.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.schema import Categorical, Feature, FeatureSchema, Identity
-from dpiframe_core.types import IdSection, RowBlock, Section
+from dpiframe_core.types import BlockLayout, IdSection, RowBlock, Section
 from dpiframe_core.vocabulary import id_bound
 
 SECTIONS: tuple[Section, ...] = ("context_ids", "candidate_ids", "context_dense", "candidate_dense")
@@ -66,7 +66,7 @@ class EncodedReader:
         self._names = {section: _names(schema, section) for section in SECTIONS}
         self._rules = {section: _id_rule(schema, section) for section in _IDS}
 
-    def block(self, sections: Sections) -> RowBlock:
+    def block(self, sections: Sections, allocate: Callable[[BlockLayout, int, int], RowBlock] = RowBlock.allocate) -> RowBlock:
         """A block of n >= 1 candidates.
 
         Args:
@@ -77,7 +77,7 @@ class EncodedReader:
             InputError: a section lacks or has another shape or dtype, an id is no row of its tables, a number is not finite.
         """
         rows, contexts = self._shape(sections)
-        block = RowBlock.allocate(self.schema.block_layout, rows, contexts)
+        block = allocate(self.schema.block_layout, rows, contexts)
         if contexts > 1:
             block.request_of_row[:] = np.arange(rows)
         for section, given in sections.items():
@@ -96,7 +96,11 @@ class EncodedReader:
                 getattr(block, section)[:] = given
         return block
 
-    def features(self, values: Mapping[str, npt.NDArray[Any]]) -> RowBlock:
+    def features(
+        self,
+        values: Mapping[str, npt.NDArray[Any]],
+        allocate: Callable[[BlockLayout, int, int], RowBlock] = RowBlock.allocate,
+    ) -> RowBlock:
         """The same from one array a feature, [n or 1] or, for a bag, [n or 1, up to max_values] with -1 at the end.
 
         Raises:
@@ -123,12 +127,12 @@ class EncodedReader:
                 sections[section] = np.empty((heights[section == "candidate_dense"], width), np.float32, order="F")
         for f in self.schema.features:
             self._place(f, values[f.name], sections)
-        return self.block(sections)
+        return self.block(sections, allocate)
 
     def _place(self, f: Feature, given: npt.NDArray[Any], sections: dict[Section, npt.NDArray[Any]]) -> None:
         place = self.schema.columns[f.name]
         column = sections[place.section]
-        array = given.reshape(len(given), -1) if given.ndim < 2 else given
+        array = given[:, None] if given.ndim == 1 else given
         if array.ndim != 2 or array.shape[1] > f.max_values or not array.shape[1] or len(array) not in (1, len(column)):
             shape = f"[{len(column)} or 1]" if f.max_values == 1 else f"[{len(column)} or 1, 1 to {f.max_values}]"
             raise InputError(f"inputs.{f.name}", list(given.shape), shape)
@@ -149,8 +153,9 @@ class EncodedReader:
                 raise InputError(section, str(given.dtype), "int32 or int64")
             elif section not in _IDS and given.dtype != np.float32:
                 raise InputError(section, str(given.dtype), "float32")
-        candidates = {s: len(sections[s]) for s in ("candidate_ids", "candidate_dense") if s in sections}
-        contexts = {s: len(sections[s]) for s in ("context_ids", "context_dense") if s in sections and self.widths[s]}
+        heights = {s: len(given) for s, given in sections.items()}
+        candidates = {s: height for s, height in heights.items() if s.startswith("candidate")}
+        contexts = {s: height for s, height in heights.items() if s.startswith("context") and self.widths[s]}
         rows = max(candidates.values(), default=0)
         if rows < 1:
             raise InputError("candidate_ids", rows, "at least one row")

@@ -17,7 +17,8 @@ FASTAPI = {
     "deployments/replica.py",
     "deployments/ingress_replica.py",
 }  # replicas name it as a type only
-ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "typer": {"deployments/cli.py"}}
+GRPC = {"deployments/infer_grpc.py"}
+ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "grpc": GRPC, "typer": {"deployments/cli.py"}}
 
 # What decides runs anywhere and is tested anywhere.
 DECIDES = {
@@ -33,6 +34,7 @@ DECIDES = {
     "dpiframe_core/trace.py",
     "dpiframe_core/encode.py",
     "dpiframe_core/encoding_files.py",
+    "dpiframe_core/encoded.py",
     "deployments/batching.py",
     "deployments/lanes.py",
     "deployments/slab.py",
@@ -52,6 +54,12 @@ DECIDES = {
     "deployments/schema.py",
     "deployments/metrics.py",
     "deployments/ingress.py",
+    "deployments/scoring.py",
+    "deployments/infer_request.py",
+    "deployments/infer_input.py",
+    "deployments/infer_route.py",
+    "deployments/infer_grpc.py",
+    "deployments/client.py",
     *(f"dpiframe_core/models/{path.name}" for path in (ROOT / "dpiframe_core" / "models").glob("*.py")),
 }
 

@@ -232,6 +232,17 @@ def test_two_instances_share_no_port_and_no_file(tmp_path: Path) -> None:
     assert first["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "4.0"
 
 
+def test_a_grpc_message_has_the_bound_of_a_body_and_replicas_ports_of_their_own(tmp_path: Path) -> None:
+    config = parse_config({"models": [{"path": "models/x"}], "limits": {"max_body_bytes": 5000}}, "test")
+    settings = serve_settings(config, tmp_path)
+    assert int(settings["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"]) == 5000 + 65_536
+    windows = []
+    for kind in ("HTTP", "GRPC"):
+        first, last = (int(settings[f"RAY_SERVE_DIRECT_INGRESS_{end}_{kind}_PORT"]) for end in ("MIN", "MAX"))
+        windows.append(range(first, last))
+    assert not set(windows[0]) & set(windows[1])
+
+
 def test_latency_histograms_start_below_a_millisecond(tmp_path: Path) -> None:
     settings = serve_settings(parse_config({"models": [{"path": "models/x"}]}, "test"), tmp_path)
     bounds = [float(b) for b in settings["RAY_SERVE_REQUEST_LATENCY_BUCKETS_MS"].split(",")]
