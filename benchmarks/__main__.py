@@ -1,13 +1,8 @@
 """`python -m benchmarks SUITE`: measures side by side and writes `benchmarks/results/<machine>/<suite>.json`."""
 
-import os
-import traceback
-from collections.abc import Iterable
-from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 from benchmarks import ablation as stage_suites
@@ -19,86 +14,21 @@ from benchmarks import precision as precision_suite
 from benchmarks import utilisation as utilisation_suite
 from benchmarks import warmup as warmup_suite
 from benchmarks.embedding_cells import BATCHES, sweep
-from benchmarks.record import Record, ResultFile, run_facts
+from benchmarks.run import RESULTS, Append, Device, Ids, Names, Out, Run, Seconds, names_in, numbers_in
+from benchmarks.serving_commands import app as serving_app
 from benchmarks.workload import MODELS
 from dpiframe_core.bundle import read_bundle
-from dpiframe_core.engine_options import DEFAULT_PRECISION, PRECISIONS
+from dpiframe_core.engine_options import PRECISIONS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-RESULTS = Path(__file__).parent / "results"
+app.add_typer(serving_app)  # its commands stand beside these
 
-Names = Annotated[str, typer.Option(help="comma-separated")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
-Seconds = Annotated[float, typer.Option(help="of timing, a system and cell")]
-Ids = Annotated[str, typer.Option(help="zipf or uniform")]
-Append = Annotated[bool, typer.Option(help="keep the file's records of other cells, if they are of this commit and GPU")]
-Out = Annotated[Path | None, typer.Option(help="JSON file; default results/<h200, .. or cpu>/<suite>.json")]
 _ALL = ",".join(MODELS)
 _EMBEDDING_BATCHES = ",".join(map(str, BATCHES))
 
 
-class Run:
-    """One call: its device, the files of its suites, and what went wrong on the way."""
-
-    def __init__(self, suite: str, device: str, seed: int, out: Path | None, append: bool) -> None:
-        name = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        self.device = torch.device("cuda", 0) if name == "cuda" else torch.device(name)
-        self._facts = run_facts(seed, self.device)
-        folder = str(self._facts["gpu"] or "cpu").lower().removeprefix("nvidia ").replace(" ", "-")
-        self._path, self._append = out or RESULTS / folder / f"{suite}.json", append
-        self._files: dict[str, ResultFile] = {}
-        self._failures: list[str] = []
-        self._file(suite)
-
-    def _file(self, suite: str) -> ResultFile:
-        """The suite's file; that of a second suite lies beside the first's."""
-        if suite not in self._files:
-            path = self._path if not self._files else self._path.with_name(f"{suite}.json")
-            self._files[suite] = file = ResultFile(path, self._facts, append=self._append)
-            if file.dropped:
-                typer.echo(f"{path}: records of {file.dropped} will be replaced")
-        return self._files[suite]
-
-    def failed(self, what: str, error: Exception) -> None:
-        """Says so at once; the exit status says it again at the end."""
-        traceback.print_exception(error)
-        typer.echo(f"FAILED {what}", err=True)
-        self._failures.append(what)
-
-    def add(self, record: Record) -> None:
-        """Writes and prints one record."""
-        self._file(record["suite"]).add(record)
-        typer.echo(_line(record))
-
-    def finish(self, records: Iterable[Record]) -> None:
-        """Writes and prints records as they come; exits with 1 if anything failed."""
-        for record in records:
-            self.add(record)
-        for file in self._files.values():
-            typer.echo(f"{file.path}: {len(file.records)} records")
-        if self._failures:
-            typer.echo(f"{len(self._failures)} failed: {'; '.join(self._failures)}", err=True)
-            raise typer.Exit(1)
-
-
-def _line(r: Record) -> str:
-    where = " ".join(str(r[k]) for k in ("model", "precision") if r[k]) + (f" B={r['batch']}" if r["batch"] else "")
-    parts = [f"{r['system']:24} {where:26}", *(f"{k}={v}" for k, v in r["cell"].items() if v is not False)]
-    figures = {k: v for k, v in r.items() if v is not None and k not in ("speedup_vs", "cell", "calls", "rows_per_s")}
-    parts += [f"{k} {v:.4g}" for k, v in figures.items() if isinstance(v, float)]
-    return " ".join(parts)
-
-
-def _list(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(part) for part in _list(text)]
-
-
 def _systems(text: str) -> list[str]:
-    names = _list(text)
+    names = names_in(text)
     if any(n.startswith("fbgemm") for n in names):
         fbgemm.require()  # now, not after minutes of measuring
     return names
@@ -129,7 +59,7 @@ def latency(
         run.add(floor_suite.machine_record(machine, gemm))
     run.finish(
         latency_suite.run(
-            _list(models), _list(precisions), _numbers(batches), names, run.device, run.failed,
+            names_in(models), names_in(precisions), numbers_in(batches), names, run.device, run.failed,
             seconds=seconds, skew=ids, seed=seed, buckets=buckets, machine=machine,
         )
     )  # fmt: skip
@@ -151,7 +81,7 @@ def embedding(
     """The lookup alone: batch, dim, fields, one-hot and multi-hot, Zipf and uniform ids, table dtype, one axis at a time."""
     run = Run("embedding", device, seed, out, append)
     names = _systems(systems or ",".join(lookups.SYSTEMS if run.device.type == "cuda" else lookups.SYSTEMS[:3]))
-    cells = [c for c in sweep(_list(dtypes), _numbers(batches)) if only == "all" or c.large == (only == "large")]
+    cells = [c for c in sweep(names_in(dtypes), numbers_in(batches)) if only == "all" or c.large == (only == "large")]
     most = max_rows or None
     if run.device.type == "cpu":  # host memory is no 141 GB, and no bandwidth is claimed for it
         cells, most = [c for c in cells if not c.large and c.dtype != "int8"], max_rows or 1_000_000
@@ -175,8 +105,8 @@ def ablation(
     run = Run("ablation", device, seed, out, append)
     run.finish(
         stage_suites.run(
-            ["ablation", *["first_op"] * first_op], _list(models), _list(precisions), _numbers(batches), run.device, run.failed,
-            seconds=seconds, seed=seed, skew=ids,
+            ["ablation", *["first_op"] * first_op], names_in(models), names_in(precisions), numbers_in(batches), run.device,
+            run.failed, seconds=seconds, seed=seed, skew=ids,
         )
     )  # fmt: skip
 
@@ -197,7 +127,7 @@ def first_op(
     run = Run("first_op", device, seed, out, append)
     run.finish(
         stage_suites.run(
-            ["first_op"], _list(models), _list(precisions), _numbers(batches), run.device, run.failed,
+            ["first_op"], names_in(models), names_in(precisions), numbers_in(batches), run.device, run.failed,
             seconds=seconds, seed=seed, skew=ids,
         )
     )  # fmt: skip
@@ -222,8 +152,8 @@ def utilisation(
     run = Run("utilisation", device, seed, out, append)
     run.finish(
         utilisation_suite.run(
-            _list(models), _list(precisions), _numbers(batches), names, run.device, run.failed,
-            seconds=seconds, seed=seed, skew=ids, lanes=_numbers(lanes),
+            names_in(models), names_in(precisions), numbers_in(batches), names, run.device, run.failed,
+            seconds=seconds, seed=seed, skew=ids, lanes=numbers_in(lanes),
         )
     )  # fmt: skip
 
@@ -245,7 +175,7 @@ def floor(
     run = Run("floor", device, seed, out, append)
     run.finish(
         floor_suite.run(
-            _list(models), _list(precisions), _numbers(batches), run.device, run.failed,
+            names_in(models), names_in(precisions), numbers_in(batches), run.device, run.failed,
             seconds=seconds, seed=seed, skew=ids, gemm=gemm,
         )
     )  # fmt: skip
@@ -268,7 +198,7 @@ def precision(
     run = Run("precision", device, seed, out, append)
     found = read_bundle(bundle)
     data = precision_suite.held_out(found, held_out, rows=rows, seed=log_seed)
-    names = _list(precisions) or list(PRECISIONS[run.device.type])
+    names = names_in(precisions) or list(PRECISIONS[run.device.type])
     run.finish(precision_suite.run(found, data, names, run.device, run.failed, seconds=seconds))
 
 
@@ -285,7 +215,7 @@ def warmup(
     """Seconds until an engine is ready with all buckets, with and without what an earlier start left, and its memory."""
     run = Run("warmup", device, seed, out, append)
     options = {"max_batch_rows": max_batch_rows, "seed": seed}
-    run.finish(warmup_suite.run(_list(models), _list(precisions), run.device, run.failed, **options))
+    run.finish(warmup_suite.run(names_in(models), names_in(precisions), run.device, run.failed, **options))
 
 
 @app.command()
@@ -302,45 +232,7 @@ def http(
     from benchmarks import http as http_suite  # needs what a serving host has, and a GPU host may lack
 
     run = Run("http", "auto", seed, out, append)
-    run.finish(http_suite.run(bundle, rows, _numbers(clients), seconds, seed))
-
-
-@app.command()
-def serving(
-    bundle: Path = Path("models/demo"),
-    systems: Names = "dpiframe,dpiframe-fanin,ray-serve,uvicorn,mosec,litserve,bentoml,triton",
-    forms: Names = "binary,columns,rows",
-    candidates: Names = "32,100,270,1000",
-    connections: Annotated[str, typer.Option(help="closed loop: clients at once, one after the other")] = "1,16,64",
-    offered: Annotated[str, typer.Option(help="open loop: shares of the best closed-loop rate")] = "0.25,0.5,0.75,0.9",
-    rates: Annotated[str, typer.Option(help="open loop: requests a second besides")] = "",
-    gpus: Annotated[str, typer.Option(help="replicas of ours, one run each; a GPU each on a GPU machine")] = "1",
-    ingress: Annotated[int, typer.Option(help="fan-in: ingress replicas for each engine; 0: half the cores a GPU")] = 0,
-    load_processes: Annotated[int, typer.Option(help="of the load generator; 0: one for each eight cores")] = 0,
-    peer_python: Annotated[str, typer.Option(help="PATH,NAME=PATH: interpreters that have the peers, or one of them")] = "",
-    stages: Annotated[bool, typer.Option(help="where a request's time goes, first")] = True,
-    device: Device = "auto",
-    seconds: Seconds = 2.0,
-    budget: Annotated[float, typer.Option(help="seconds after which nothing new is begun")] = 3600,
-    seed: int = 0,
-    append: Append = False,
-    out: Out = None,
-) -> None:
-    """Whole servers, client to client: ours in both topologies, and those of others over the same model and requests."""
-    from benchmarks import serving as serving_suite  # need what a serving host has, and a GPU host may lack
-    from benchmarks import serving_stages
-
-    run = Run("serving", device, seed, out, append)
-    cores, counts = os.cpu_count() or 1, _numbers(gpus)
-    plan = serving_suite.Plan(
-        bundle=bundle, device=run.device.type, precision=DEFAULT_PRECISION[run.device.type], systems=_list(systems),
-        forms=_list(forms), candidates=_numbers(candidates), connections=_numbers(connections),
-        offered=[float(x) for x in _list(offered)], rates=[float(x) for x in _list(rates)], gpus=counts,
-        ingress=ingress or max(2, cores // 2 // max(counts)), load_processes=load_processes or max(1, cores // 8),
-        peer_python=peer_python, seconds=seconds, budget_s=budget, seed=seed,
-    )  # fmt: skip
-    profile = serving_stages.run(bundle, plan.device, plan.forms, plan.candidates, seed) if stages else ()
-    run.finish(chain(profile, serving_suite.run(plan, run.failed, typer.echo)))
+    run.finish(http_suite.run(bundle, rows, numbers_in(clients), seconds, seed))
 
 
 @app.command()

@@ -228,4 +228,5 @@ _TABLES: Mapping[str, Callable[[Results], list[str]]] = {
     "utilisation": _utilisation, "floor": _floor, "precision": _precision, "warmup": _warmup,
     "http": _http, "serving": lambda results: serving_report.serving(results, _table),
     "serving_stages": lambda results: serving_report.stages(results, _table),
+    "autoscaling": lambda results: serving_report.autoscaling(results, _table),
 }  # fmt: skip

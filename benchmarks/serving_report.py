@@ -5,6 +5,7 @@ from typing import Any
 
 from benchmarks.results_read import Results
 from benchmarks.serving_aims import measured
+from benchmarks.serving_scaling import course
 from benchmarks.serving_stages import STEPS
 
 Table = Callable[[Sequence[str], Iterable[Sequence[Any]], int], list[str]]
@@ -46,3 +47,14 @@ def stages(results: Results, table: Table) -> list[str]:
         steps = [f"{r[f'{step}_us']:.0f}" for step in STEPS]
         rows.append([form, r["batch"], *steps, f"{r['p50_us']:.0f}", transport, f"{r['engine_us']:.0f}"])
     return [_STAGES, "", *table(["form", "candidates", *STEPS, "app", "transport", "engine"], rows, 1)]
+
+
+def autoscaling(results: Results, table: Table) -> list[str]:
+    rows = []
+    for r in results.of("autoscaling"):
+        failed = ", ".join(f"{count} x {status}" for status, count in r["failed"].items()) or "none"
+        times = [f"{r['p50_us'] / 1e3:.2f}", f"{r['p99_us'] / 1e3:.2f}"]
+        rows.append([r["system"], r["cell"]["phase"], r["cell"]["rate"], r["batch"], course(r["replicas"]), failed, *times])
+    head = ["system", "phase", "offered/s", "candidates", "replicas", "failed", "p50 ms", "p99 ms"]
+    note = "One service through three phases of offered load, and its replicas, counted as processes, from each phase's start."
+    return [note, "", *table(head, rows, 6)]

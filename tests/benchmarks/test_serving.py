@@ -19,6 +19,7 @@ from benchmarks.serving_aims import SERVING_CPU_AIMS, SERVING_GPU_AIMS
 from benchmarks.serving_payloads import FORMS, Payloads
 from benchmarks.serving_peers.model import PeerModel
 from benchmarks.serving_report import serving as serving_table
+from benchmarks.serving_scaling import Plan
 from benchmarks.serving_systems import PEERS, missing, our_config, python_of
 from benchmarks.timing import Times
 from deployments.config import parse_config
@@ -160,9 +161,14 @@ def test_a_peer_that_is_not_installed_says_what_is_missing(tmp_path: Path):
     assert python_of(PEERS["uvicorn"], "/usual") != "/usual"
 
 
-def test_our_configuration_is_one_that_the_service_takes(tmp_path: Path):
-    config = parse_config(our_config("dpiframe", tmp_path, "cpu", 3, 5), "suite")
-    assert (config.replicas, config.device, config.models[0].name) == (3, "cpu", "demo")
+@pytest.mark.parametrize(("system", "topology"), [("dpiframe", "colocated"), ("dpiframe-fanin", "fanin")])
+def test_our_configurations_are_ones_that_the_service_takes(tmp_path: Path, system: str, topology: str):
+    config = parse_config(our_config(system, tmp_path, "cpu", 3, 5), "suite")
+    assert (config.topology, config.replicas, config.device, config.models[0].name) == (topology, 3, "cpu", "demo")
+    assert topology == "colocated" or config.ingress_replicas == 15
+    plan = Plan(tmp_path, "cpu", topology, 4, 2, 100, (0.0,), 0.3, 1, 9, 1, 0)
+    scaled = parse_config(plan.config, "suite")
+    assert (scaled.topology, scaled.first_replicas, scaled.max_replicas) == (topology, 1, 4)
 
 
 def served(
