@@ -123,3 +123,27 @@ def test_a_failed_engine_makes_the_replica_unhealthy() -> None:
     Replica.check_health(SimpleNamespace(_running=[well]))
     with pytest.raises(Unavailable, match="engine: device cuda:0 failed"):
         Replica.check_health(SimpleNamespace(_running=[well, ill]))
+
+
+def test_a_failed_engine_makes_the_engine_replica_of_the_fan_in_unhealthy() -> None:
+    from deployments.engine_replica import EngineReplica
+
+    def failed() -> None:
+        raise Unavailable("engine: device cuda:0 failed: an illegal memory access")
+
+    well, ill = (SimpleNamespace(check=check) for check in (lambda: None, failed))
+    EngineReplica.check_health(SimpleNamespace(_engines=[well]))
+    with pytest.raises(Unavailable, match="engine: device cuda:0 failed"):
+        EngineReplica.check_health(SimpleNamespace(_engines=[well, ill]))
+
+
+def test_a_replica_of_either_kind_says_how_many_rows_wait_and_how_long_its_device_was_busy() -> None:
+    from deployments.engine_replica import EngineReplica
+    from deployments.replica import Replica, _Running
+
+    models = [SimpleNamespace(queued_rows=3, busy_s=1.5), SimpleNamespace(queued_rows=4, busy_s=0.5)]
+    colocated: Any = SimpleNamespace(_running=[_Running(None, model) for model in models])
+    fan_in: Any = SimpleNamespace(_served=dict(enumerate(models)))
+    for replica, kind in ((colocated, Replica), (fan_in, EngineReplica)):
+        assert kind.queued_rows.fget(replica) == 7
+        assert kind.busy_s.fget(replica) == 1.5
