@@ -3,7 +3,8 @@
 python -m benchmarks.fanin --ingresses 8 --clients 16
 python -m benchmarks.fanin --ingresses 8 --clients 16 --bundle models/demo --device cuda
 
-Without a bundle, the device is a stand-in that copies the rows as a lane does, and does no more. Ids are zeros, so that a lookup reads few rows: this measures the way to the device and back, not the device.
+Without a bundle, the device is a stand-in that copies the rows as a lane does, and no more. Ids are zeros, so that a lookup
+reads few rows: this measures the way to the device and back, not the device.
 """
 
 import asyncio
@@ -143,11 +144,12 @@ def main(
     cpu, batches, busy = engine.recv()
     took = np.concatenate([times for times, _ in answers])
     p50, p99 = np.percentile(took, [50, 99])
+    ingress_cpu = sum(spent for _, spent in answers)
     typer.echo(
         f"{ingresses} ingresses x {clients} requests of {rows} rows: {len(took) / seconds:,.0f} requests/s, "
         f"{len(took) * rows / seconds:,.0f} rows/s, p50 {p50:.2f} ms, p99 {p99:.2f} ms; "
-        f"{len(took) / batches:.1f} requests a batch, device busy {busy / seconds:.0%}; CPU a request: engine {cpu / len(took) * 1e6:.1f} us, "
-        f"ingress {sum(spent for _, spent in answers) / len(took) * 1e6:.1f} us"
+        f"{len(took) / batches:.1f} requests a batch, device busy {busy / seconds:.0%}; "
+        f"CPU a request: engine {cpu / len(took) * 1e6:.1f} us, ingress {ingress_cpu / len(took) * 1e6:.1f} us"
     )
 
 

@@ -133,3 +133,32 @@ def test_a_failed_engine_makes_the_replica_unhealthy() -> None:
     Replica.check_health(SimpleNamespace(_running=[well]))
     with pytest.raises(Unavailable, match="engine: device cuda:0 failed"):
         Replica.check_health(SimpleNamespace(_running=[well, ill]))
+
+
+def test_a_failed_engine_makes_the_engine_replica_of_the_fan_in_unhealthy() -> None:
+    from deployments.engine_replica import EngineReplica
+
+    def failed() -> None:
+        raise Unavailable("engine: device cuda:0 failed: an illegal memory access")
+
+    well, ill = (SimpleNamespace(check=check) for check in (lambda: None, failed))
+    EngineReplica.check_health(SimpleNamespace(_engines=[well]))
+    with pytest.raises(Unavailable, match="engine: device cuda:0 failed"):
+        EngineReplica.check_health(SimpleNamespace(_engines=[well, ill]))
+
+
+def test_a_replica_of_either_kind_reports_its_load_over_all_models() -> None:
+    import asyncio
+
+    from deployments.engine_replica import EngineReplica
+    from deployments.load_meter import LoadMeter
+    from deployments.replica import Replica, _Running
+
+    for kind in (Replica, EngineReplica):
+        now = [0.0]
+        models = [SimpleNamespace(queued_rows=3, busy_s=0.0), SimpleNamespace(queued_rows=4, busy_s=0.0)]
+        held = {"_running": [_Running(None, model) for model in models], "_served": dict(enumerate(models))}
+        replica: Any = SimpleNamespace(_meter=LoadMeter(lambda now=now: now[0], lambda: 0.0), **held)
+        now[0], models[0].busy_s, models[1].busy_s = 10.0, 1.5, 0.5
+        load = asyncio.run(kind.record_autoscaling_stats(replica))
+        assert load == {"queued_rows": 7, "device_share": 0.2, "loop_share": 0}

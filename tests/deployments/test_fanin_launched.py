@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -95,6 +96,19 @@ def test_an_ingress_has_no_torch_in_it(server: Server) -> None:
 def test_liveness_readiness_and_the_documentation_answer(server: Server) -> None:
     for path in ("/livez", "/readyz", "/-/healthz", "/docs", "/openapi.json"):
         assert httpx.get(server.url + path).status_code == 200, path
+
+
+def test_prometheus_sees_requests_at_the_ingresses_and_waiting_rows_at_the_engine_alone(server: Server, example: bytes) -> None:
+    score(server.url, example)
+    url = next(line.split()[-1] for line in server.output.splitlines() if "metrics at" in line)
+
+    def tags(metric: str) -> set[str]:
+        lines = [line for line in httpx.get(url).text.splitlines() if line.startswith(f"ray_dpiframe_{metric}{{")]
+        return {name for line in lines for name in re.findall(r'deployment="(\w+)"', line)}
+
+    wait_for(lambda: bool(tags("requests_total") and tags("queued_rows") and tags("device_busy_ms_total")))
+    assert tags("requests_total") == {"Ingress"}
+    assert tags("queued_rows") == tags("inflight_rows") == tags("device_busy_ms_total") == {"Engine"}
 
 
 def test_without_its_engine_the_service_answers_503_at_once_and_recovers_by_itself(server: Server, example: bytes) -> None:
