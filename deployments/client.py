@@ -168,7 +168,8 @@ class Client:
             candidates: a column of n values for each feature: an array, or a list in which None is missing; a list of lists, or
                 a two-dimensional array, for a feature of several values.
             context: one value (or list) for each feature that all candidates share.
-            deadline_s: from now, all tries included; the service drops what has not reached its device by then.
+            deadline_s: from now, all tries included; the service drops what has not reached its device by then. A service that
+                stops answering is noticed then, or, if it had not even taken the connection, after up to as long again.
 
         Returns:
             float32[n, tasks].

@@ -35,8 +35,9 @@ def test_a_code_block_of_the_page_runs(block: Block, page: tuple[LiveApp, Path])
     live, folder = page
     if "tritonclient" in block.code:
         pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
-    code = block.code.replace("127.0.0.1:8000", live.address)
-    assert live.address in code
+        pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
+    code = block.code.replace("127.0.0.1:8000", live.address).replace("127.0.0.1:8001", live.grpc_address)
+    assert code != block.code
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [*RUN[block.language], code], cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
@@ -46,6 +47,8 @@ def test_a_code_block_of_the_page_runs(block: Block, page: tuple[LiveApp, Path])
         assert '{"error":"context.I1: got None, expected the feature, as a column in candidates' in done.stdout
     elif "score_encoded" in code:
         assert done.stdout == "True\n"
+    elif "grpc" in code:
+        assert done.stdout == "True scores\n"
     else:
         assert "0." in done.stdout
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
@@ -19,6 +21,14 @@ from tests.deployments.serving_doubles import FakeEngine
 from tests.deployments.test_ingress import Seen
 
 LIMITS = Limits(max_body_bytes=200_000, max_rows_per_request=500)
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    """Waits for what the app's thread is about to do."""
+    give_up = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < give_up
+        time.sleep(0.001)
 
 
 class LiveApp:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from deployments.client_columns import encoded_texts
 from deployments.grpc_messages import CLASSES, METHODS, SERVICE
 from deployments.infer_grpc import GrpcMethods
-from tests.deployments.live_app import LIMITS, LiveApp
+from tests.deployments.live_app import LIMITS, LiveApp, wait_until
 from tests.deployments.serving_doubles import FakeEngine
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
@@ -221,15 +221,13 @@ def test_a_full_queue_tells_grpcs_own_retry_policy_when_to_come_back() -> None:
     with LiveApp(engine, max_queued_rows=500) as live, grpc.insecure_channel(live.grpc_address) as channel:
         send = channel.unary_unary(f"/{SERVICE}/ModelInfer")
         waiting = [send.future(infer(rows).SerializeToString()) for rows in (64, 450)]
-        while live.batchers["fake"].queued_rows < 450:
-            pass
+        wait_until(lambda: live.batchers["fake"].queued_rows == 450)
         error: Any = refused(
             channel, "ModelInfer", infer(100), grpc.StatusCode.RESOURCE_EXHAUSTED, "queue: got 450 rows waiting"
         )
         assert int(dict(error.trailing_metadata())["grpc-retry-pushback-ms"]) >= 1
         waiting[1].cancel()
-        while live.batchers["fake"].queued_rows:
-            pass
+        wait_until(lambda: not live.batchers["fake"].queued_rows)
         engine.go.set()
         assert scores(CLASSES["ModelInferResponse"].FromString(waiting[0].result(20))) == expected(64)
 

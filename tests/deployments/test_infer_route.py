@@ -516,3 +516,25 @@ def test_any_json_tensor_is_scored_or_refused(
         assert answer.status_code in (200, 400, 413, 422), answer.text
 
     run(body)
+
+
+def test_a_crowd_of_rude_and_impatient_clients_leaves_the_polite_ones_their_own_scores() -> None:
+    async def body(client: httpx.AsyncClient) -> None:
+        async def polite(i: int) -> None:
+            content, headers = packed(tensors(1 + i % 5, i), parameters={"binary_data_output": True})
+            assert scores(await client.post(INFER, content=content, headers=headers)) == expected(1 + i % 5, i)
+
+        async def rude(i: int) -> None:
+            _, sent, headers, status, _ = RUDE_BINARY[i % len(RUDE_BINARY)]
+            encoded = [(k.encode(), v.encode()) for k, v in headers.items()]
+            assert (await client.post(INFER, content=sent, headers=encoded)).status_code == status
+
+        async def impatient(i: int) -> None:
+            task = asyncio.create_task(client.post(INFER, json=listed(90)))
+            await asyncio.sleep(0.001 * (i % 3))
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+        await asyncio.gather(*[(polite, rude, impatient)[i % 3](i) for i in range(150)])
+
+    run(body, max_queued_rows=10_000)

@@ -5,6 +5,7 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -155,7 +156,7 @@ def test_sigterm_under_load_loses_no_grpc_request(served: Protocols) -> None:
     for thread in clients:
         thread.start()
     while outcomes.count("scored") < 40 and any(thread.is_alive() for thread in clients):
-        pass
+        time.sleep(0.001)
     assert served.server.stop(signal.SIGTERM) == 0
     for thread in clients:
         thread.join(30)
