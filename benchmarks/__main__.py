@@ -14,19 +14,21 @@ from benchmarks import precision as precision_suite
 from benchmarks import utilisation as utilisation_suite
 from benchmarks import warmup as warmup_suite
 from benchmarks.embedding_cells import BATCHES, sweep
-from benchmarks.suite_run import RESULTS, Append, Device, Ids, Names, Out, Run, Seconds, listed, numbers
+from benchmarks.run import RESULTS, Append, Device, Ids, Names, Out, Run, Seconds, names_in, numbers_in
+from benchmarks.serving_commands import app as serving_app
 from benchmarks.workload import MODELS
 from dpiframe_core.bundle import read_bundle
 from dpiframe_core.engine_options import PRECISIONS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.add_typer(serving_app)  # its commands stand beside these
 
 _ALL = ",".join(MODELS)
 _EMBEDDING_BATCHES = ",".join(map(str, BATCHES))
 
 
 def _systems(text: str) -> list[str]:
-    names = listed(text)
+    names = names_in(text)
     if any(n.startswith("fbgemm") for n in names):
         fbgemm.require()  # now, not after minutes of measuring
     return names
@@ -57,7 +59,7 @@ def latency(
         run.add(floor_suite.machine_record(machine, gemm))
     run.finish(
         latency_suite.run(
-            listed(models), listed(precisions), numbers(batches), names, run.device, run.failed,
+            names_in(models), names_in(precisions), numbers_in(batches), names, run.device, run.failed,
             seconds=seconds, skew=ids, seed=seed, buckets=buckets, machine=machine,
         )
     )  # fmt: skip
@@ -79,7 +81,7 @@ def embedding(
     """The lookup alone: batch, dim, fields, one-hot and multi-hot, Zipf and uniform ids, table dtype, one axis at a time."""
     run = Run("embedding", device, seed, out, append)
     names = _systems(systems or ",".join(lookups.SYSTEMS if run.device.type == "cuda" else lookups.SYSTEMS[:3]))
-    cells = [c for c in sweep(listed(dtypes), numbers(batches)) if only == "all" or c.large == (only == "large")]
+    cells = [c for c in sweep(names_in(dtypes), numbers_in(batches)) if only == "all" or c.large == (only == "large")]
     most = max_rows or None
     if run.device.type == "cpu":  # host memory is no 141 GB, and no bandwidth is claimed for it
         cells, most = [c for c in cells if not c.large and c.dtype != "int8"], max_rows or 1_000_000
@@ -103,7 +105,7 @@ def ablation(
     run = Run("ablation", device, seed, out, append)
     run.finish(
         stage_suites.run(
-            ["ablation", *["first_op"] * first_op], listed(models), listed(precisions), numbers(batches), run.device,
+            ["ablation", *["first_op"] * first_op], names_in(models), names_in(precisions), numbers_in(batches), run.device,
             run.failed, seconds=seconds, seed=seed, skew=ids,
         )
     )  # fmt: skip
@@ -125,7 +127,7 @@ def first_op(
     run = Run("first_op", device, seed, out, append)
     run.finish(
         stage_suites.run(
-            ["first_op"], listed(models), listed(precisions), numbers(batches), run.device, run.failed,
+            ["first_op"], names_in(models), names_in(precisions), numbers_in(batches), run.device, run.failed,
             seconds=seconds, seed=seed, skew=ids,
         )
     )  # fmt: skip
@@ -150,8 +152,8 @@ def utilisation(
     run = Run("utilisation", device, seed, out, append)
     run.finish(
         utilisation_suite.run(
-            listed(models), listed(precisions), numbers(batches), names, run.device, run.failed,
-            seconds=seconds, seed=seed, skew=ids, lanes=numbers(lanes),
+            names_in(models), names_in(precisions), numbers_in(batches), names, run.device, run.failed,
+            seconds=seconds, seed=seed, skew=ids, lanes=numbers_in(lanes),
         )
     )  # fmt: skip
 
@@ -173,7 +175,7 @@ def floor(
     run = Run("floor", device, seed, out, append)
     run.finish(
         floor_suite.run(
-            listed(models), listed(precisions), numbers(batches), run.device, run.failed,
+            names_in(models), names_in(precisions), numbers_in(batches), run.device, run.failed,
             seconds=seconds, seed=seed, skew=ids, gemm=gemm,
         )
     )  # fmt: skip
@@ -196,7 +198,7 @@ def precision(
     run = Run("precision", device, seed, out, append)
     found = read_bundle(bundle)
     data = precision_suite.held_out(found, held_out, rows=rows, seed=log_seed)
-    names = listed(precisions) or list(PRECISIONS[run.device.type])
+    names = names_in(precisions) or list(PRECISIONS[run.device.type])
     run.finish(precision_suite.run(found, data, names, run.device, run.failed, seconds=seconds))
 
 
@@ -213,7 +215,7 @@ def warmup(
     """Seconds until an engine is ready with all buckets, with and without what an earlier start left, and its memory."""
     run = Run("warmup", device, seed, out, append)
     options = {"max_batch_rows": max_batch_rows, "seed": seed}
-    run.finish(warmup_suite.run(listed(models), listed(precisions), run.device, run.failed, **options))
+    run.finish(warmup_suite.run(names_in(models), names_in(precisions), run.device, run.failed, **options))
 
 
 @app.command()
@@ -230,7 +232,7 @@ def http(
     from benchmarks import http as http_suite  # needs what a serving host has, and a GPU host may lack
 
     run = Run("http", "auto", seed, out, append)
-    run.finish(http_suite.run(bundle, rows, numbers(clients), seconds, seed))
+    run.finish(http_suite.run(bundle, rows, numbers_in(clients), seconds, seed))
 
 
 @app.command()
@@ -247,7 +249,7 @@ def score(
     from benchmarks import scoring as score_suite
 
     run = Run("score", device, seed, out, append)
-    run.finish(score_suite.run(numbers(dims), rows, run.device, run.failed, repeats=repeats, seed=seed))
+    run.finish(score_suite.run(numbers_in(dims), rows, run.device, run.failed, repeats=repeats, seed=seed))
 
 
 @app.command()

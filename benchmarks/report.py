@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import plots
+from benchmarks import plots, serving_report
 from benchmarks.aims import CPU_AIMS, GPU_AIMS
 from benchmarks.record import Record
 from benchmarks.results_read import Results, any_of, best_peer, mean
+from benchmarks.serving_aims import SERVING_CPU_AIMS, SERVING_GPU_AIMS
 from benchmarks.systems import COMPILED, SYSTEMS
 
 _INTRODUCTION = """# Results
@@ -59,7 +60,10 @@ def _runs(results: Results, suite: str) -> list[str]:
 
 
 def _aims(results: Results) -> list[str]:
-    aims = GPU_AIMS if any(run["gpu"] for run in results.runs.values()) else CPU_AIMS
+    on_gpu = any(run["gpu"] for run in results.runs.values())
+    aims = GPU_AIMS if on_gpu else CPU_AIMS
+    if results.of("serving"):
+        aims += SERVING_GPU_AIMS if on_gpu else SERVING_CPU_AIMS
     rows = []
     for aim in aims:
         verdict = aim.judge(results)
@@ -222,5 +226,7 @@ def _http(results: Results) -> list[str]:
 _TABLES: Mapping[str, Callable[[Results], list[str]]] = {
     "latency": _latency, "embedding": _embedding, "ablation": _stages("ablation"), "first_op": _stages("first_op"),
     "utilisation": _utilisation, "floor": _floor, "precision": _precision, "warmup": _warmup,
-    "http": _http,
+    "http": _http, "serving": lambda results: serving_report.serving(results, _table),
+    "serving_stages": lambda results: serving_report.stages(results, _table),
+    "autoscaling": lambda results: serving_report.autoscaling(results, _table),
 }  # fmt: skip

@@ -22,8 +22,8 @@ from benchmarks.record import Record, record
 from benchmarks.systems import golden
 from benchmarks.torch_models import Model, TablePerField
 from benchmarks.workload import CRITEO, Workload, id_blocks, workload
+from deployments.file_scoring import score_file
 from deployments.score_job import ScoreJob
-from deployments.scoring import score_file
 from dpiframe_core.architecture import DCNv2
 from dpiframe_core.bundle import write_bundle
 from dpiframe_core.manifest import Provenance

@@ -1,27 +1,23 @@
-"""The late-binding row batcher: many requests in, full batches on the device, each request's own scores out.
+"""The late-binding row batcher as an ingress sees it: many requests in, each request's own scores out.
 
-Lane threads pull their next batch the moment they are free, so that a busy event loop never leaves the device without work.
-Knows no Ray, no FastAPI, no torch: the device is a blocking callable.
+Waits on an event loop for what the lane threads of `lanes` do. Knows no Ray, no FastAPI, no torch: the device is a blocking
+callable.
 """
 
 import asyncio
 import contextlib
-import logging
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Protocol
 
 import numpy as np
 
+from deployments.lanes import Lanes, Run
 from deployments.metrics import BatchSeen
-from deployments.row_queue import DrainRate, Part, RowQueue, Ticket
-from dpiframe_core.errors import DeadlineExceeded, InputError, Overloaded, TooLarge, Unavailable
-from dpiframe_core.types import BatchResult, Floats, RowBlock
-
-log = logging.getLogger(__name__)
+from deployments.row_queue import Part, Ticket
+from dpiframe_core.errors import DeadlineExceeded, InputError, Unavailable
+from dpiframe_core.types import BatchResult, BlockLayout, Floats, RowBlock
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +40,9 @@ class Scorer(Protocol):
 
     async def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Scored: ...
 
+    def allocate(self, layout: BlockLayout, rows: int, contexts: int) -> RowBlock:
+        """A block of zeros to encode into, where the rows have the shortest way to the device. `submit` takes any block."""
+
     @property
     def accepting(self) -> bool: ...
 
@@ -52,6 +51,10 @@ class Scorer(Protocol):
 
     @property
     def inflight_rows(self) -> int: ...
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the start in which the device had at least one batch: its growth over time is the busy share."""
 
 
 class _Reply:
@@ -80,7 +83,7 @@ class RowBatcher:
 
     def __init__(
         self,
-        run: Callable[[Sequence[RowBlock]], BatchResult],
+        run: Run,
         *,
         max_batch_rows: int,
         lanes: int,
@@ -91,24 +94,21 @@ class RowBatcher:
         for name, value in (("max_batch_rows", max_batch_rows), ("lanes", lanes), ("max_queued_rows", max_queued_rows)):
             if value < 1:
                 raise InputError(name, value, "at least 1")
-        self.max_queued_rows = max_queued_rows
-        self._run = run
         self._clock = clock
-        self._on_batch = on_batch
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open: set[_Ticket] = set()  # the event loop's
         self._drained = asyncio.Event()
-        self._lock = threading.Lock()  # guards all below; held for microseconds, never over a run
-        self._queue: RowQueue[_Reply] = RowQueue(max_batch_rows)
-        self._drain = DrainRate()
-        self._inflight_rows = 0
-        self._idle = 0
         self._accepting = True
-        self._stopped = False
-        self._wake: SimpleQueue[None] = SimpleQueue()
-        self._threads = [threading.Thread(target=self._work, name=f"lane-{i}", daemon=True) for i in range(lanes)]
-        for thread in self._threads:
-            thread.start()
+        self._lanes: Lanes[_Reply] = Lanes(
+            run,
+            self,
+            max_batch_rows=max_batch_rows,
+            count=lanes,
+            max_queued_rows=max_queued_rows,
+            clock=clock,
+            on_batch=on_batch,
+        )
+        self._lanes.start()
 
     @property
     def accepting(self) -> bool:
@@ -116,11 +116,18 @@ class RowBatcher:
 
     @property
     def queued_rows(self) -> int:
-        return self._queue.rows
+        return self._lanes.queue.rows
 
     @property
     def inflight_rows(self) -> int:
-        return self._inflight_rows
+        return self._lanes.inflight_rows
+
+    @property
+    def busy_s(self) -> float:
+        return self._lanes.busy_s
+
+    def allocate(self, layout: BlockLayout, rows: int, contexts: int) -> RowBlock:
+        return RowBlock.allocate(layout, rows, contexts)
 
     async def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Scored:
         """Waits for the block's scores. `deadline` is in seconds on the batcher's clock; a higher `priority` goes first.
@@ -134,25 +141,14 @@ class RowBatcher:
             Unavailable: the batcher is closed, or the run that held some of the rows failed.
         """
         self._loop = loop = asyncio.get_running_loop()
-        now, rows = self._clock(), block.rows
-        if rows < 1:
-            raise InputError("rows", rows, "at least 1")
-        if rows > self.max_queued_rows:
-            raise TooLarge("rows", rows, f"at most {self.max_queued_rows}, all that may wait at once")
-        if deadline is not None and deadline <= now:
-            raise _expired("before it was queued")
-        ticket = Ticket(_Reply(block, loop.create_future()), rows, deadline, priority, now)
-        with self._lock:
+        now, lanes = self._clock(), self._lanes
+        check_deadline(deadline, now, "before it was queued")
+        ticket = Ticket(_Reply(block, loop.create_future()), block.rows, deadline, priority, now)
+        with lanes.lock:
             if not self._accepting:
                 raise Unavailable("batcher: got a request after it was closed, expected it at another replica")
-            waiting = self._queue.rows
-            if waiting + rows > self.max_queued_rows:
-                raise Overloaded(waiting, self.max_queued_rows - rows, self._drain.seconds_for(waiting))
-            self._queue.push(ticket)
-            wake = self._idle > 0
-            self._idle -= wake
-        if wake:
-            self._wake.put(None)
+            lanes.admit(ticket)
+        lanes.wake()
         self._open.add(ticket)
         timer = None if deadline is None else loop.call_later(deadline - now, self._expire, [ticket])
         try:
@@ -162,72 +158,35 @@ class RowBatcher:
             if timer is not None:
                 timer.cancel()
             if ticket.left:  # cancelled, expired or failed: what is not bound yet goes no further
-                with self._lock:
-                    self._queue.discard(ticket)
+                with lanes.lock:
+                    lanes.queue.discard(ticket)
 
     async def close(self, drain_s: float) -> None:
         """Refuses new requests, gives what waits `drain_s` seconds to finish, then answers the rest with Unavailable."""
-        with self._lock:
+        if not self._accepting:
+            return
+        with self._lanes.lock:
             self._accepting = False
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
                 self._settle()
                 await self._drained.wait()
-        with self._lock:
-            self._stopped = True
-            self._queue.clear()
+        self._lanes.stop()
         self._fail(list(self._open), f"batcher: got a request still open {drain_s:g} s into closing, expected all to be done")
-        for _ in self._threads:
-            self._wake.put(None)
 
-    # On the lane threads.
+    # What the lane threads call.
 
-    def _work(self) -> None:
-        while True:
-            with self._lock:
-                now = self._clock()
-                parts, expired = self._queue.form(now)
-                rows = sum(part.stop - part.start for part in parts)
-                if parts:
-                    if not self._inflight_rows:
-                        self._drain.busy_from(now)
-                    self._inflight_rows += rows
-                elif self._stopped:
-                    return
-                else:
-                    self._idle += 1
-            if expired:
-                self._post(self._expire, expired)
-            if not parts:
-                self._wake.get()
-                continue
-            for part in parts:
-                if part.start == 0:
-                    part.ticket.item.bound_at = now
-            result: BatchResult | None = None
-            try:
-                blocks = [_rows_of(part) for part in parts]
-                result = self._run(blocks)
-                if result.scores.shape[0] != rows:
-                    raise RuntimeError(f"run: got scores of {result.scores.shape[0]} rows, expected {rows}")
-            except BaseException:  # whatever it is, its clients must be answered and this lane must live on
-                result = None
-                log.exception("a batch of %d rows from %d requests failed", rows, len(parts))
-            with self._lock:
-                self._inflight_rows -= rows
-                self._drain.finished(rows, self._clock())
-                if result is None:  # before this lane forms its next batch: the rest of these requests is of no use
-                    for part in parts:
-                        self._queue.discard(part.ticket)
-            self._post(self._deliver, parts, result)
-            if self._on_batch is not None:
-                computed, device_ms = (0, 0.0) if result is None else (result.bucket, result.device_ms)
-                fill = rows / self._queue.max_batch_rows
-                seen = BatchSeen(rows, computed, len(parts), fill, device_ms, failed=result is None)
-                try:
-                    self._on_batch(seen)
-                except Exception:  # a broken observer must not end the lane
-                    log.exception("observing a batch failed")
+    def take_in(self, now: float) -> None:
+        """Nothing: `submit` queues at once."""
+
+    def formed(self, now: float) -> None:
+        """Nothing: who wants to know asks."""
+
+    def expired(self, tickets: list[_Ticket]) -> None:
+        self._post(self._expire, tickets)
+
+    def finished(self, parts: list[_Part], result: BatchResult | None) -> None:
+        self._post(self._deliver, parts, result)
 
     def _post(self, call: Callable[..., None], *args: object) -> None:
         assert self._loop is not None  # a part came from a submit, which set it
@@ -257,18 +216,13 @@ class RowBatcher:
         for ticket in tickets:
             if not ticket.item.future.done():
                 where = "in the queue" if ticket.left else "on the device"
-                ticket.item.future.set_exception(_expired(where))
+                ticket.item.future.set_exception(expired(where))
 
     def _settle(self) -> None:
-        with self._lock:
-            done = not self._queue.rows and not self._inflight_rows
+        with self._lanes.lock:
+            done = not self.queued_rows and not self.inflight_rows
         if done and all(ticket.item.future.done() for ticket in self._open):
             self._drained.set()
-
-
-def _rows_of(part: _Part) -> RowBlock:
-    block = part.ticket.item.block
-    return block if part.stop - part.start == block.rows else block.part(part.start, part.stop)
 
 
 def _fill(part: _Part, scores: Floats, device_ms: float) -> None:
@@ -288,5 +242,11 @@ def _fill(part: _Part, scores: Floats, device_ms: float) -> None:
         reply.future.set_result(Scored(reply.scores, (waited - part.ticket.arrived) * 1e3, reply.device_ms))
 
 
-def _expired(where: str) -> DeadlineExceeded:
+def check_deadline(deadline: float | None, now: float, where: str) -> None:
+    """Raises DeadlineExceeded if the deadline has passed."""
+    if deadline is not None and deadline <= now:
+        raise expired(where)
+
+
+def expired(where: str) -> DeadlineExceeded:
     return DeadlineExceeded(f"deadline: got past it {where}, expected the scores before it")

@@ -209,6 +209,8 @@ def _settings(
 
 def _announce(endpoint: "Endpoint") -> None:
     _out.print(f"Serving at {endpoint.url}  (API: {endpoint.url}/docs)  Ctrl-C stops.", soft_wrap=True)
+    if endpoint.config.grpc is not None:
+        _out.print(f"gRPC at {endpoint.config.http.host}:{endpoint.config.grpc.port}")
     if endpoint.metrics_url:
         _out.print(f"Prometheus metrics at {endpoint.metrics_url}")
 

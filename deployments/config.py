@@ -32,6 +32,12 @@ class Http(Strict):
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
 
 
+class Grpc(Strict):
+    """Where gRPC clients connect, on the host of `Http`. Replicas then listen on every interface too (docs/protocol.md)."""
+
+    port: Annotated[int, Field(ge=1, le=65535)] = 8001
+
+
 class Batching(Strict):
     """How requests become batches: rows in one run, runs in flight, and rows that may wait before requests get a 429.
 
@@ -70,11 +76,19 @@ class Limits(Strict):
 
 
 class Autoscaling(Strict):
-    """Bounds of the number of replicas, and the requests in progress per replica that Serve steers for."""
+    """Bounds of the number of replicas, what each of them may have to do, and how long a need lasts before it counts.
+
+    `target_busy` is a share of the time of a device, or of the event loop before it. `look_back_s` is what figures are averaged
+    over. Rules: `autoscaling.decide`.
+    """
 
     min_replicas: Annotated[int, Field(ge=1)] = 1
     max_replicas: Annotated[int, Field(ge=1)]
-    target_ongoing_requests: Annotated[float, Field(gt=0)] = 32.0
+    target_busy: Annotated[float, Field(gt=0, le=0.95)] = 0.6
+    target_queued_rows: Annotated[int, Field(ge=1)] = 4096
+    look_back_s: Annotated[float, Field(ge=0.5, le=60)] = 5
+    up_after_s: Annotated[float, Field(ge=0, le=600)] = 2
+    down_after_s: Annotated[float, Field(ge=0, le=3600)] = 60
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -86,6 +100,8 @@ class Autoscaling(Strict):
 class DeploymentConfig(Strict):
     """Everything that starting one deployment needs. Relative bundle paths start at the working directory of the command.
 
+    `topology`: "colocated" has HTTP, batching and engine in each of `replicas` processes; "fanin" has `replicas` engine
+    processes, and `ingress_replicas` processes of HTTP and encoding beside them on the same host.
     `max_ongoing_requests` is above what HAProxy lets through (4,096 connections), so that requests wait in our queue, which
     knows deadlines and bounds, and not before it. `drain_s` is how long requests in flight may still take when a replica or
     the whole service stops.
@@ -96,7 +112,11 @@ class DeploymentConfig(Strict):
     models: Annotated[tuple[ModelRef, ...], Field(min_length=1)]
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "tf32", "bf16", "fp8"] | None = None
+    topology: Literal["colocated", "fanin"] = "colocated"
+    ingress_replicas: Annotated[int, Field(ge=1, le=64)] = 4
+    cpus_per_ingress: Annotated[float, Field(gt=0)] = 1
     http: Http = Http()
+    grpc: Grpc | None = None
     batching: Batching = Batching()
     limits: Limits = Limits()
     replicas: Annotated[int, Field(ge=1)] = 1
@@ -119,6 +139,19 @@ class DeploymentConfig(Strict):
             raise ValueError("replicas: got both a number and autoscaling, expected one of the two")
         return self
 
+    @model_validator(mode="after")
+    def _ingress_replicas_are_of_the_fan_in(self) -> Self:
+        for key in ("ingress_replicas", "cpus_per_ingress"):
+            if self.topology != "fanin" and key in self.model_fields_set:
+                raise ValueError(f"{key}: got a number for topology {self.topology!r}, expected topology 'fanin' with it")
+        return self
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> Self:
+        if self.grpc is not None and self.grpc.port == self.http.port:
+            raise ValueError(f"grpc.port: got {self.grpc.port}, the port of http, expected another one")
+        return self
+
     @property
     def first_replicas(self) -> int:
         return self.autoscaling.min_replicas if self.autoscaling else self.replicas
@@ -126,6 +159,12 @@ class DeploymentConfig(Strict):
     @property
     def max_replicas(self) -> int:
         return self.autoscaling.max_replicas if self.autoscaling else self.replicas
+
+    @property
+    def cpus(self) -> float:
+        """What all processes reserve at the most."""
+        ingress = self.ingress_replicas * self.cpus_per_ingress if self.topology == "fanin" else 0.0
+        return self.max_replicas * self.cpus_per_replica + ingress
 
     @property
     def gpus_per_replica(self) -> int:

@@ -13,14 +13,14 @@ from types import FrameType
 from dpiframe_core.errors import ConfigError
 
 
-def require_free_port(host: str, port: int) -> None:
-    """Raises ConfigError if something listens there."""
+def require_free_port(host: str, port: int, key: str = "http.port", hint: str = "; try --port") -> None:
+    """Raises ConfigError, about the configuration's `key`, if something listens there."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise ConfigError(f"http.port: got {port} ({error.strerror}), expected a free port on {host}; try --port") from None
+            raise ConfigError(f"{key}: got {port} ({error.strerror}), expected a free port on {host}{hint}") from None
 
 
 def free_port_from(wished: int) -> int:
@@ -32,14 +32,17 @@ def free_port_from(wished: int) -> int:
     return wished
 
 
-def free_ports(count: int) -> list[int]:
-    """Distinct ports that nobody listens on, below the range from which the kernel hands out ports for connections."""
+def free_ports(count: int, apart: int = 1) -> list[int]:
+    """Ports that nobody listens on, below the range from which the kernel hands out ports for connections.
+
+    No two of them are in the same stretch of `apart` ports.
+    """
     found: list[int] = []
     while len(found) < count:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
-            if port not in found:
+            if all(port // apart != other // apart for other in found):
                 found.append(port)
     return found
 

@@ -10,14 +10,18 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from deployments.config import Limits
+from deployments.infer_route import InferRoute
+from deployments.inference import Inference
 from deployments.metrics import Metrics, NoMetrics
+from deployments.openapi import error_answers, protocol_pages, score_page
 from deployments.responses import Answer, error_answer, internal_error, plain_error, request_id_of
-from deployments.schema import openapi_schemas
 from deployments.score_route import ScoreRoute
+from deployments.scoring import Scoring
 from deployments.served import ModelList, Served, find
+from deployments.statistics import Statistics
 from dpiframe_core.buckets import BatchSizes
 from dpiframe_core.errors import DPIFrameError, Unavailable, shown
 
@@ -26,34 +30,33 @@ __all__ = ["Served", "build_app"]
 log = logging.getLogger(__name__)
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
-_SCORE_ERRORS = {
-    400: "the body is not JSON",
-    404: "no such model or version",
-    413: "the body or the request is too large",
-    415: "the body is not of type application/json",
-    422: "a value breaks a rule; `where` is its path",
-    429: "too many rows wait; Retry-After says when to come back",
-    503: "the engine is closing or its device failed",
-    504: "the deadline passed",
-}
 _MODEL_ERRORS = {404: "no such model", 422: "several models are served, and none is named"}
 
 
 def build_app(models: Mapping[str, Served], limits: Limits, metrics: Metrics | None = None) -> FastAPI:
     """An application over `models`, by the name that requests give. The mapping is read anew for each request."""
-    metrics = metrics or NoMetrics()
+    counted = Statistics(metrics or NoMetrics())
     app = FastAPI(title="DPIFrame", summary="CTR model inference", redirect_slashes=False)
     for name, served in models.items():
-        metrics.watch(name, served.scorer)
+        counted.watch(name, served.scorer)
 
-    app.router.routes.append(Route("/v1/score", ScoreRoute(models, limits, metrics), methods=["POST"]))
+    scoring = Scoring(limits, counted)
+    inference = Inference(models, scoring, counted)
+    app.state.inference = inference
+    # First, since the router asks one route after the other.
+    infer = InferRoute(inference)
+    app.router.routes[:0] = [
+        Mount("/v2", app=infer),
+        Route("/v2", infer),  # the bare path, which a mount leaves out
+        Route("/v1/score", ScoreRoute(models, scoring), methods=["POST"]),
+    ]
 
     @app.get("/v1/models", tags=["models"])
     async def list_models() -> ModelList:
         """Every model served here, with the features that a request must give."""
         return ModelList(models=[served.info for served in models.values()])
 
-    @app.get("/v1/batch-sizes", tags=["models"], responses=_error_answers(_MODEL_ERRORS))
+    @app.get("/v1/batch-sizes", tags=["models"], responses=error_answers(_MODEL_ERRORS))
     async def batch_sizes(model: str | None = None) -> BatchSizes:
         """How many batches of each size this replica has run since its start: what `dpiframe tune` finds buckets from."""
         return find(models, model, None).batch_sizes()
@@ -100,33 +103,12 @@ def _response(answer: Answer) -> Response:
 
 
 def _openapi(app: FastAPI, models: Mapping[str, Served]) -> dict[str, Any]:
-    """FastAPI's document, and in it the score route, which FastAPI does not know, with each model's true features."""
+    """FastAPI's document, and in it the routes that FastAPI does not know."""
     if app.openapi_schema:
         return app.openapi_schema
     document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-    requests, schemas = openapi_schemas([served.form for served in models.values()])
-    examples = {name: {"value": served.example} for name, served in models.items() if served.example is not None}
-    body: dict[str, Any] = {"schema": requests[0] if len(requests) == 1 else {"anyOf": requests}}
-    if examples:
-        body["examples"] = examples
-    answers = {"200": {"description": "the scores", "content": _content("ScoreAnswer")}, **_error_answers(_SCORE_ERRORS)}
-    document["paths"]["/v1/score"] = {
-        "post": {
-            "summary": "Score candidates",
-            "tags": ["score"],
-            "operationId": "score",
-            "requestBody": {"required": True, "content": {"application/json": body}},
-            "responses": answers,
-        }
-    }
-    document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+    for paths, schemas in (score_page(models), protocol_pages()):
+        document["paths"] |= paths
+        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
     app.openapi_schema = document
     return document
-
-
-def _error_answers(errors: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
-    return {str(status): {"description": why, "content": _content("ErrorAnswer")} for status, why in errors.items()}
-
-
-def _content(schema: str) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}

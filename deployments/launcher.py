@@ -6,6 +6,7 @@ only after they are set. Nothing here knows models or requests.
 
 import contextlib
 import logging
+import math
 import os
 import re
 import secrets
@@ -26,6 +27,8 @@ FLAGS = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED")
 _LOOPBACK = "127.0.0.2"  # Ray swaps 127.0.0.1 for the host's outer address; this one it leaves alone
 _OBJECT_STORE_BYTES = 80 * 2**20  # requests never touch it; Ray refuses less than 75 MiB
 _REPLICA_PORTS = 100
+_MESSAGE_ROOM = 65_536  # bytes of a gRPC message beside its tensors
+_GRPC_SERVICE = "deployments.infer_grpc.add_to_server"
 _POLL_S = 0.1
 
 Report = Callable[[str], None]
@@ -76,7 +79,7 @@ def running(config: DeploymentConfig, report: Report, *, address: str | None = N
 def serve_settings(config: DeploymentConfig, state: Path) -> dict[str, str]:
     """The environment of a private cluster: the two flags, and free ports and own files for all that is fixed by default."""
     metrics, stats, fallback, fallback_grpc = free_ports(4)
-    first = free_ports(1)[0] // _REPLICA_PORTS * _REPLICA_PORTS
+    first, first_grpc = (port // _REPLICA_PORTS * _REPLICA_PORTS for port in free_ports(2, apart=_REPLICA_PORTS))
     proxy = state / "haproxy"
     return {
         **dict.fromkeys(FLAGS, "1"),
@@ -87,9 +90,12 @@ def serve_settings(config: DeploymentConfig, state: Path) -> dict[str, str]:
         # A window of its own: else a stale HAProxy of one instance could reach a replica of another on a port used again.
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first),
         "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + _REPLICA_PORTS),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(first_grpc),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(first_grpc + _REPLICA_PORTS),
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(config.limits.max_body_bytes + _MESSAGE_ROOM),  # else a message may have 2 GiB
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(config.drain_s),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(10, round(config.drain_s))),
-        "RAY_SERVE_HAPROXY_NBTHREAD": "2",
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(max(2, (os.cpu_count() or 1) // 8)),  # not measured above 16 cores
         # Seconds without a byte of a request that a client has begun. By default 3600: 4,096 such clients, all that HAProxy
         # takes, lock out everybody else for an hour. Neither waiting for an answer nor an idle connection counts.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "30",
@@ -117,6 +123,8 @@ def _private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
         if not (Path(ref.path) / "model.yaml").is_file():
             raise ConfigError(f"models: got {ref.path!r}, expected the directory of a model bundle (no model.yaml in it)")
     require_free_port(config.http.host, config.http.port)
+    if config.grpc is not None:
+        require_free_port(config.http.host, config.grpc.port, "grpc.port", "")
     state = Path(tempfile.mkdtemp(prefix=f"dpi-{os.getpid()}-", dir="/tmp"))
     (state / "token").touch(0o600)
     (state / "token").write_text(secrets.token_hex(32))
@@ -129,7 +137,7 @@ def _private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
         report("Starting Ray")
         ray.init(
             address="local",
-            num_cpus=max(os.cpu_count() or 1, int(config.max_replicas * config.cpus_per_replica + 0.999)),
+            num_cpus=max(os.cpu_count() or 1, math.ceil(config.cpus)),
             num_gpus=0 if config.device == "cpu" else None,
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
@@ -193,7 +201,10 @@ def _deploy(config: DeploymentConfig, report: Report, metrics_url: str) -> Endpo
     report("Starting HAProxy and the Serve controller")
     http = {"host": config.http.host, "port": config.http.port}
     quiet = {"log_level": "ERROR", "enable_access_log": False}
-    serve.start(http_options=http, proxy_location="HeadOnly", logging_config=quiet)
+    # Reflection would look for the protocol among the messages that the process has registered; ours are their own.
+    functions = {"grpc_servicer_functions": [_GRPC_SERVICE], "enable_reflection": False}
+    grpc = None if config.grpc is None else {"port": config.grpc.port, **functions}
+    serve.start(http_options=http, grpc_options=grpc, proxy_location="HeadOnly", logging_config=quiet)
     names = ", ".join(Path(m.path).name for m in config.models)
     report(f"Loading {names} on {config.device} and warming up")
     app = application(config, constructor_tries=1)

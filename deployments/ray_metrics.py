@@ -19,9 +19,10 @@ _KEPT = 200_000  # records; more than a second's worth of anything, and a bound 
 
 
 class RayMetrics:
-    """Make it inside a replica. `close` reports what is left."""
+    """Make it inside a replica. `close` reports what is left. Without `gauges`, rows that wait are left to another process."""
 
-    def __init__(self, interval_s: float = 1.0) -> None:
+    def __init__(self, interval_s: float = 1.0, *, gauges: bool = True) -> None:
+        self._gauges = gauges
         model = ("model",)
         self._requests = metrics.Counter("dpiframe_requests", "Requests by outcome.", ("model", "outcome"))
         self._rows = metrics.Counter("dpiframe_rows", "Rows scored for requests.", model)
@@ -53,7 +54,8 @@ class RayMetrics:
         return lambda seen: self._batches.append((model, seen))
 
     def watch(self, model: str, gauged: Gauged) -> None:
-        self._gauged[model] = gauged
+        if self._gauges:
+            self._gauged[model] = gauged
 
     def close(self) -> None:
         self._stop.set()

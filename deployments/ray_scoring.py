@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 
 from deployments.chunk_scorer import ChunkScorer
+from deployments.file_scoring import Progress
 from deployments.host import kill_stragglers
 from deployments.score_job import ScoreJob, ScorePlan, plan_job
 from deployments.scored_file import ScoreReport, scored_file
-from deployments.scoring import Progress
 from dpiframe_core.bundle import read_bundle
 from dpiframe_core.errors import DPIFrameError
 from dpiframe_core.rowfiles import RowFile, iter_chunks, row_groups

@@ -6,8 +6,9 @@ Errors are `{"error": {"code", "message", "request_id"}}`, with "where", "got" a
 import math
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from pydantic_core import to_json
@@ -46,18 +47,29 @@ def request_id_of(headers: Iterable[Header]) -> str:
     return secrets.token_hex(8)
 
 
+async def send_answer(answer: Answer, send: Callable[[MutableMapping[str, Any]], Awaitable[None]]) -> None:
+    """Sends it over ASGI."""
+    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+def check_finite(scores: Floats) -> None:
+    """Raises InputError if a score is not finite: golden rows prove the weights sound, so the request's numbers overflow."""
+    finite = np.isfinite(scores)
+    if not finite.all():
+        row, task = np.unravel_index(int(np.argmin(finite)), finite.shape)
+        raise InputError(f"candidates[{row}]", float(scores[row, task]), "feature values for which the score is finite")
+
+
 def score_answer(
     model: ModelInfo, request_id: str, scores: Floats, oov_count: int, timing_ms: Mapping[str, float], top_k: int | None
 ) -> Answer:
     """The answer to a scored request. `scores` is float32[n, tasks].
 
     Raises:
-        InputError: a score is not finite. Golden rows prove the weights sound, so it is the request's numbers that overflow.
+        InputError: a score is not finite.
     """
-    finite = np.isfinite(scores)
-    if not finite.all():
-        row, task = np.unravel_index(int(np.argmin(finite)), finite.shape)
-        raise InputError(f"candidates[{row}]", float(scores[row, task]), "feature values for which the score is finite")
+    check_finite(scores)
     body = {
         "model": model.name,
         "version": model.version,
@@ -93,8 +105,11 @@ def plain_error(status: int, code: str, message: str, request_id: str, extra: tu
 
 def internal_error(request_id: str) -> Answer:
     """What a client learns of a fault of ours: nothing but where to look it up."""
-    message = f"server: got an unexpected error, expected none; its log has it under request id {request_id}"
-    return plain_error(500, "internal", message, request_id)
+    return plain_error(500, "internal", internal_message(request_id), request_id)
+
+
+def internal_message(request_id: str) -> str:
+    return f"server: got an unexpected error, expected none; its log has it under request id {request_id}"
 
 
 def _by_task(tasks: Sequence[str], scores: Floats) -> list[float] | dict[str, list[float]]:

@@ -4,19 +4,19 @@ Owns types, lengths, finiteness and names; that each feature comes exactly once 
 """
 
 import gc
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import models_json_schema
-from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
 
 from deployments.config import Limits
-from dpiframe_core.errors import InputError, TooLarge
+from deployments.faults import Words, first_error, key_shown, refuse_unknown
+from dpiframe_core.errors import InputError
 from dpiframe_core.schema import Categorical, FeatureSchema, Numeric
-from dpiframe_core.values import split_text
+from dpiframe_core.values import Values, split_text
 
 # Strict: no text for a number, no 1.0 for an integer, no bool for either; and JSON's non-standard NaN and Infinity are refused.
 # Unknown keys are collected and then refused by `parse`: with extra="forbid" pydantic-core makes an error of each, and a 4 MB
@@ -24,17 +24,9 @@ from dpiframe_core.values import split_text
 _STRICT = ConfigDict(
     strict=True, frozen=True, extra="allow", allow_inf_nan=False, json_schema_extra={"additionalProperties": False}
 )
-_SHOWN_KEY = 64  # characters of an unknown key that a path repeats
 
 Rows = list[dict[str, Any]]
 Columns = dict[str, list[Any]]
-
-
-class NotJson(InputError):
-    """The body is not JSON at all."""
-
-    status = 400
-    code = "not_json"
 
 
 class Options(BaseModel):
@@ -56,6 +48,17 @@ class ScoreRequest(BaseModel):
     version: Annotated[str, Field(description="If given, another version is refused.")] | None = None
     context: dict[str, Any] = {}
     candidates: Columns | Rows
+    options: Options = Options()
+
+
+class ScoreRest(BaseModel):
+    """All of a request but its candidates, which come as an Arrow table."""
+
+    model_config = _STRICT
+
+    model: str | None = None
+    version: str | None = None
+    context: dict[str, Any] = {}
     options: Options = Options()
 
 
@@ -121,7 +124,7 @@ class ScoreInput:
     model: str | None
     version: str | None
     context: Mapping[str, object]
-    candidates: Columns
+    candidates: Mapping[str, Values]
     options: Options
 
 
@@ -139,6 +142,8 @@ class RequestForm:
             "candidates": (Annotated[candidates, Field(union_mode="left_to_right")], ...),
         }
         self.body: type[ScoreRequest] = create_model(f"ScoreRequest_{model}", __base__=ScoreRequest, **fields)
+        rest: Any = {"context": fields["context"]}
+        self.rest: type[ScoreRest] = create_model(f"ScoreRest_{model}", __base__=ScoreRest, **rest)
 
     def parse(self, body: bytes) -> ScoreInput:
         """Validates a body.
@@ -153,22 +158,40 @@ class RequestForm:
         try:
             request = self.body.model_validate_json(body)
         except ValidationError as error:
-            raise _first_error(error) from None
+            raise first_error(error) from None
         finally:
             if collects:
                 gc.enable()
-        _refuse_unknown("", request.model_extra or {}, ScoreRequest.model_fields)
-        _refuse_unknown("options.", request.options.model_extra or {}, Options.model_fields)
-        _refuse_unknown("context.", request.context, self._features)
+        refuse_unknown("", request.model_extra or {}, ScoreRequest.model_fields)
+        refuse_unknown("options.", request.options.model_extra or {}, Options.model_fields)
+        refuse_unknown("context.", request.context, self._features)
         columns = request.candidates
         if isinstance(columns, list):
-            _refuse_unknown("candidates[0].", columns[0], self._features)
+            refuse_unknown("candidates[0].", columns[0], self._features)
             columns = _columns_of(columns)
         else:
-            _refuse_unknown("candidates.", columns, self._features)
+            refuse_unknown("candidates.", columns, self._features)
         if not columns:
             raise InputError("candidates", columns, "at least one feature")
         return ScoreInput(request.model, request.version, request.context, columns, request.options)
+
+    def parse_rest(self, rest: bytes, candidates: Mapping[str, Values]) -> ScoreInput:
+        """Validates what an Arrow stream says beside its columns.
+
+        Raises:
+            NotJson, InputError: as `parse`.
+        """
+        try:
+            request = self.rest.model_validate_json(rest)
+        except ValidationError as error:
+            raise first_error(error) from None
+        refuse_unknown("", request.model_extra or {}, ScoreRest.model_fields)
+        refuse_unknown("options.", request.options.model_extra or {}, Options.model_fields)
+        refuse_unknown("context.", request.context, self._features)
+        refuse_unknown("candidates.", candidates, self._features)
+        if not candidates or not len(next(iter(candidates.values()))):
+            raise InputError("candidates", Words("no rows or no columns"), "at least one candidate")
+        return ScoreInput(request.model, request.version, request.context, candidates, request.options)
 
 
 def addressed(body: bytes) -> Addressed:
@@ -180,7 +203,7 @@ def addressed(body: bytes) -> Addressed:
     try:
         return Addressed.model_validate_json(body)
     except ValidationError as error:
-        raise _first_error(error) from None
+        raise first_error(error) from None
 
 
 def openapi_schemas(forms: Sequence[RequestForm]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -231,83 +254,6 @@ def _columns_of(rows: Rows) -> Columns:
     for i, row in enumerate(rows):
         if row.keys() != first:
             name = min(first ^ row.keys())
-            got = _Words("a value" if name in row else "nothing")
-            raise InputError(f"candidates[{i}].{_key(name)}", got, "the features of candidates[0] in every candidate")
+            got = Words("a value" if name in row else "nothing")
+            raise InputError(f"candidates[{i}].{key_shown(name)}", got, "the features of candidates[0] in every candidate")
     return {name: [row[name] for row in rows] for name in first}
-
-
-class _Words(str):
-    """Text that an error message shows without quotes."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def _refuse_unknown(where: str, given: Mapping[str, object], known: Collection[str]) -> None:
-    for name in given:
-        if name not in known:
-            rule = f"one of {', '.join(known)}" if where in ("", "options.") else "a feature of the model"
-            raise InputError(where + _key(name), _Words("an unknown key"), rule)
-
-
-_RULES = {
-    "string_type": "text",
-    "int_type": "an integer",
-    "float_type": "a number",
-    "finite_number": "a finite number",
-    "list_type": "a list",
-    "dict_type": "an object",
-    "model_type": "an object",
-    "missing": "an object of columns or a list of objects",
-}
-
-
-def _first_error(error: ValidationError) -> InputError:
-    errors = error.errors(include_url=False)
-    # `candidates` may be one of two things: of the errors that this gives, those of the thing that was sent count.
-    first = next((e for e in errors if not _of_other_form(e)), None)
-    if first is None:
-        return InputError("candidates", _got(errors[0]["input"]), _RULES["missing"])
-    kind, where, value = first["type"], _path(first["loc"]), _got(first["input"])
-    if kind == "json_invalid":
-        return NotJson("body", _Words(f"invalid JSON ({first['ctx']['error']})"), "a JSON object in UTF-8")
-    if kind == "too_long":
-        return TooLarge(where, value, f"at most {first['ctx']['max_length']}")
-    if kind == "too_short":
-        return InputError(where, value, "at least one candidate")
-    if kind == "missing":
-        value = _Words("nothing")
-    rule = _RULES.get(kind) or first["msg"].removeprefix("Input should be ")
-    nullable = kind in ("string_type", "int_type", "float_type", "finite_number") and first["loc"][0] in (
-        "context",
-        "candidates",
-    )
-    return InputError(where, value, rule + " or null" * nullable)
-
-
-def _of_other_form(e: ErrorDetails) -> bool:
-    return len(e["loc"]) == 2 and e["loc"][0] == "candidates" and e["type"] in ("dict_type", "list_type")
-
-
-def _path(loc: tuple[int | str, ...]) -> str:
-    steps = loc[:1] + loc[2:] if loc[:1] == ("candidates",) else loc  # the second step names the form, not a key
-    path = "".join(f"[{step}]" if isinstance(step, int) else f".{_key(step)}" for step in steps)
-    return path[1:] if path else "body"
-
-
-def _key(name: str) -> str:
-    return name if len(name) <= _SHOWN_KEY else name[:_SHOWN_KEY] + "..."
-
-
-def _got(value: object) -> object:
-    """Never the whole of a large value: making its text could take longer than the request."""
-    match value:
-        case list():
-            return _Words(f"a list of {len(value)} values")
-        case dict():
-            return _Words(f"an object of {len(value)} keys")
-        case str() | bytes():
-            return value[:200]
-    return value

@@ -50,7 +50,7 @@ def score(
 
                 report = score_on_cluster(job, progress, workers or 1, address)
             else:
-                from deployments.scoring import score_file
+                from deployments.file_scoring import score_file
 
                 report = score_file(job, progress)
         stdout.print(report.text(), markup=False, soft_wrap=True)

@@ -1,74 +1,88 @@
-"""What `dpiframe score` does in this process: threads that encode and score chunks of a file, side by side and in order.
+"""One request of any protocol, from its encoding to its scores: the order of the steps, their clock, and what is counted.
 
-Knows no command line and no Ray.
+Knows no HTTP and no gRPC; the routes turn requests into an `encode` and scores into answers.
 """
 
-import os
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
-import torch
+from deployments.batching import Scored, check_deadline
+from deployments.config import Limits
+from deployments.metrics import Metrics, RequestSeen
+from deployments.served import Served
+from dpiframe_core.types import RowBlock
 
-from deployments.chunk_scorer import ChunkScorer, Scored
-from deployments.score_job import ScoreJob, plan_job
-from deployments.scored_file import ScoreReport, scored_file
-from dpiframe_core.bundle import read_bundle
-from dpiframe_core.rowfiles import Chunk, iter_chunks
-
-Progress = Callable[[float | None, int], None]  # told which part of the input is done (0 to 1, if known) and how many rows
-
-
-def score_file(job: ScoreJob, progress: Progress, threads: int = 0) -> ScoreReport:
-    """Runs a job.
-
-    Args:
-        threads: that encode and score; 0: one a core, or four for a GPU.
-
-    Raises:
-        InputError: as `plan_job`, or a bad row, named by file, row and column; nothing is left of the output then.
-        BundleError: the bundle is faulty.
-    """
-    bundle = read_bundle(job.bundle)
-    plan = plan_job(job, bundle.manifest)
-    on_cpu = job.device == "cpu" or not torch.cuda.is_available()
-    threads = threads or (len(os.sched_getaffinity(0)) if on_cpu else 4)
-    with (
-        _single_threaded_layers() if on_cpu else nullcontext(),
-        closing(ChunkScorer(job, plan, bundle, threads if on_cpu else 2)) as scorer,
-        scored_file(job.out, plan) as out,
-    ):
-        for chunk, scored in _in_order(iter_chunks(plan.file, job.chunk_rows), scorer, threads):
-            out.add(scored.table, scored.scores, scored.labels, scored.oov_count)
-            progress(chunk.done, out.rows)
-    return out.report(job.out)
+# Values above which a request is encoded on a thread. Below, a thread gains nothing: the interpreter lets it hold the loop
+# for 5 ms at a time anyway, and so many values take about that long.
+_ENCODE_ON_LOOP_VALUES = 50_000
+_ENCODE_ON_LOOP_BYTES = 512 * 1024  # and for the lists of multi-valued features, which may be of any length, that of the body
 
 
-@contextmanager
-def _single_threaded_layers() -> Iterator[None]:
-    """A core for each chunk: cores that share the work of one layer wait for each other after every layer."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+@dataclass(slots=True)
+class Job:
+    """What is known so far of a request. Times in milliseconds but `started`, seconds on the scoring's clock."""
+
+    request_id: str
+    started: float
+    model: str = ""
+    rows: int = 0
+    oov_count: int = 0
+    queue_ms: float = 0.0
+    encode_ms: float = 0.0
+    device_ms: float = 0.0
+
+    def timing_ms(self, total_ms: float) -> dict[str, float]:
+        return {"queue": self.queue_ms, "encode": self.encode_ms, "device": self.device_ms, "total": total_ms}
 
 
-def _in_order(chunks: Iterable[Chunk], scorer: ChunkScorer, threads: int) -> Iterator[tuple[Chunk, Scored]]:
-    """Scores chunks on threads, at most two a thread under way, and yields them in the order in which they came."""
-    under_way: deque[tuple[Chunk, Future[Scored]]] = deque()
-    with ThreadPoolExecutor(threads, "score") as pool:
-        try:
-            for chunk in chunks:
-                under_way.append((chunk, pool.submit(scorer, chunk.table, chunk.first_row.__add__)))
-                if len(under_way) >= 2 * threads:
-                    first, future = under_way.popleft()
-                    yield first, future.result()
-            while under_way:
-                first, future = under_way.popleft()
-                yield first, future.result()
-        finally:
-            for _, future in under_way:
-                future.cancel()
+class Scoring:
+    """Scores requests for every route of a process. `clock` is also the scorers'."""
+
+    def __init__(self, limits: Limits, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self._metrics = metrics
+        self._clock = clock
+
+    def begin(self, request_id: str) -> Job:
+        return Job(request_id, self._clock())
+
+    def total_ms(self, job: Job) -> float:
+        return (self._clock() - job.started) * 1e3
+
+    def finish(self, job: Job, outcome: str) -> None:
+        """Counts a request. `outcome`: "ok", "cancelled" or the code of an error."""
+        times = (job.queue_ms, job.encode_ms, job.device_ms, self.total_ms(job))
+        self._metrics.request(RequestSeen(job.model, outcome, job.rows, job.oov_count, *times))
+
+    async def score(
+        self,
+        job: Job,
+        served: Served,
+        encode: Callable[[], RowBlock],
+        *,
+        deadline_ms: float | None,
+        priority: int,
+        values: int = 0,
+        body_bytes: int = 0,
+    ) -> Scored:
+        """Encodes and scores. `values` and `body_bytes`, about how much there is to encode, decide where that happens.
+
+        Raises:
+            DPIFrameError: whatever `encode` or the scorer raise on purpose.
+        """
+        if deadline_ms is None:
+            deadline_ms = self.limits.default_deadline_ms
+        deadline = None if deadline_ms is None else job.started + deadline_ms / 1e3
+        before = self._clock()
+        check_deadline(deadline, before, "before it was encoded")
+        if values < _ENCODE_ON_LOOP_VALUES and body_bytes < _ENCODE_ON_LOOP_BYTES:
+            block = encode()
+        else:
+            block = await asyncio.to_thread(encode)
+        job.rows, job.oov_count = block.rows, block.oov_count
+        job.encode_ms = (self._clock() - before) * 1e3
+        scored = await served.scorer.submit(block, deadline, priority)
+        job.queue_ms, job.device_ms = scored.queue_ms, scored.device_ms
+        return scored

@@ -12,8 +12,11 @@ from deployments.schema import RequestForm
 from dpiframe_core.architecture import Architecture
 from dpiframe_core.buckets import BatchSizes, Counts, batch_sizes
 from dpiframe_core.encode import Encoder
+from dpiframe_core.encoded import EncodedReader
 from dpiframe_core.errors import InputError, ModelNotFound
 from dpiframe_core.schema import Feature, FeatureSchema, Table
+from dpiframe_core.types import RowBlock
+from dpiframe_core.values import Values
 
 
 class ManifestLike(Protocol):
@@ -69,10 +72,15 @@ class Served:
 
     info: ModelInfo
     encoder: Encoder
+    encoded: EncodedReader
     scorer: Scorer
     form: RequestForm
     batch_sizes: Callable[[], BatchSizes]
     example: Mapping[str, Any] | None = None
+
+    def encode(self, candidates: Mapping[str, Values], context: Mapping[str, object]) -> RowBlock:
+        """A request's rows, encoded where the scorer wants them."""
+        return self.encoder.encode(candidates, context, self.scorer.allocate)
 
     @classmethod
     def of(
@@ -101,7 +109,7 @@ class Served:
         def sizes() -> BatchSizes:
             return batch_sizes(info.name, info.version, engine.buckets, engine.batch_sizes)
 
-        return cls(info, engine.encoder, scorer, RequestForm(info.name, schema, limits), sizes, example)
+        return cls(info, engine.encoder, EncodedReader(schema), scorer, RequestForm(info.name, schema, limits), sizes, example)
 
 
 def find(models: Mapping[str, Served], name: str | None, version: str | None) -> Served:

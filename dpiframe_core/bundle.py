@@ -8,8 +8,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,8 @@ import torch
 from pydantic import ValidationError
 
 from dpiframe_core.architecture import Architecture
-from dpiframe_core.bundlefiles import (
-    check_finite,
-    check_hashes,
-    listed_files,
-    move_into_place,
-    read_tensors,
-    sha256,
-    write_tensors,
-)
+from dpiframe_core.bundlefiles import check_finite, listed_files, move_into_place, read_tensors, write_tensors
+from dpiframe_core.encoding_files import check_hashes, named, read_example, read_vocabularies, sha256
 from dpiframe_core.errors import BundleError, shown
 from dpiframe_core.golden import Golden, golden_from_tensors
 from dpiframe_core.graph import Graph
@@ -50,7 +42,7 @@ from dpiframe_core.manifest import (
 )
 from dpiframe_core.schema import FeatureSchema
 from dpiframe_core.tablefiles import read_table, write_table
-from dpiframe_core.vocabulary import VocabularyTable, check_vocabularies, read_vocabulary, write_vocabulary
+from dpiframe_core.vocabulary import VocabularyTable, write_vocabulary
 
 __all__ = [
     "Bundle",
@@ -100,7 +92,7 @@ def read_bundle(path: str | os.PathLike[str], *, verify: bool = True) -> Bundle:
     root = Path(path)
     if not root.is_dir():
         raise BundleError(f"{root}: got no directory, expected a model bundle")
-    with _named(root):
+    with named(root):
         return _read(root, verify)
 
 
@@ -138,7 +130,7 @@ def write_bundle(
     staging = root.parent / f".{root.name}-{secrets.token_hex(4)}.new"
     staging.mkdir()
     try:
-        with _named(root):
+        with named(root):
             _check_given("tables", tables, [table.name for table in feature_schema.tables])
             scales = scales or {}
             _check_given("scales", scales, [table.name for table in feature_schema.tables if table.dtype == "int8"])
@@ -193,8 +185,7 @@ def _read(root: Path, verify: bool) -> Bundle:
         if tensor.dtype != torch.float32:
             raise BundleError(f"{DENSE_FILE}: {key}: got {tensor.dtype}, expected torch.float32")
         check_finite(DENSE_FILE, key, tensor)
-    vocabularies = {name: _read_vocabulary(root, vocabulary_file(name)) for name in vocabulary_names(schema)}
-    check_vocabularies(schema, vocabularies)
+    vocabularies = read_vocabularies(root, schema)
     tables = {table.name: read_table(root, table) for table in schema.tables}
     return Bundle(
         path=root,
@@ -203,28 +194,11 @@ def _read(root: Path, verify: bool) -> Bundle:
         tables={name: weight for name, (weight, _) in tables.items()},
         vocabularies=vocabularies,
         golden=golden_from_tensors(read_tensors(root, GOLDEN_FILE), schema, manifest.golden.rows, len(manifest.tasks)),
-        example=_read_example(root) if EXAMPLE_FILE in manifest.files else None,
+        example=read_example(root) if EXAMPLE_FILE in manifest.files else None,
         fingerprint=hashlib.sha256(text).hexdigest(),
         scales={name: scale for name, (_, scale) in tables.items() if scale is not None},
         graph=read_graph(root / GRAPH_FILE, schema, len(manifest.tasks)) if GRAPH_FILE in manifest.files else None,
     )
-
-
-def _read_vocabulary(root: Path, file: str) -> VocabularyTable:
-    try:
-        return read_vocabulary(root / file)
-    except BundleError as e:
-        raise BundleError(f"{file}: {e}") from e.__cause__
-
-
-def _read_example(root: Path) -> dict[str, Any]:
-    try:
-        example = json.loads((root / EXAMPLE_FILE).read_bytes())
-    except (ValueError, RecursionError) as e:
-        raise BundleError(f"{EXAMPLE_FILE}: got {shown(str(e))}, expected JSON") from None
-    if not isinstance(example, dict):
-        raise BundleError(f"{EXAMPLE_FILE}: got {shown(example)}, expected a JSON object")
-    return example
 
 
 def _example_json(example: Mapping[str, Any]) -> bytes:
@@ -240,14 +214,3 @@ def _check_given(folder: str, given: Mapping[str, object], expected: list[str]) 
         if name in given:
             raise BundleError(f"{folder}: got {shown(name)}, expected only what the schema names")
         raise BundleError(f"{folder}: got no {shown(name)}, expected it as the schema names it")
-
-
-@contextmanager
-def _named(root: Path) -> Iterator[None]:
-    """Puts the bundle's path before the file names that errors begin with."""
-    try:
-        yield
-    except BundleError as e:
-        raise BundleError(f"{root}/{e}") from e.__cause__
-    except OSError as e:
-        raise BundleError(f"{root}: got {shown(str(e))}, expected files that can be read and written") from e

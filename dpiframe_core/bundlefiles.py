@@ -1,13 +1,11 @@
-"""The files of a bundle directory: listing, hashes, tensor files, and putting a finished directory into place.
+"""The files of a bundle directory: listing, tensor files, and putting a finished directory into place.
 
 Knows nothing of what the files mean. Names in errors are relative to the directory; the caller puts its path before them.
 """
 
-import hashlib
 import os
 import shutil
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -15,8 +13,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from dpiframe_core.errors import BundleError, shown
-
-_HASHING_THREADS = 8  # one SHA-256 stream runs at 1 to 2 GB/s, slower than the disks that hold large tables
 
 
 def listed_files(root: Path) -> set[str]:
@@ -31,19 +27,6 @@ def listed_files(root: Path) -> set[str]:
             if path.is_file():
                 found.add(relative)
     return found
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def check_hashes(root: Path, hashes: Mapping[str, str]) -> None:
-    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
-        found = pool.map(sha256, (root / name for name in hashes))
-        for (name, expected), got in zip(hashes.items(), found, strict=True):
-            if got != expected:
-                raise BundleError(f"{name}: got sha256 {got[:16]}..., expected {expected[:16]}... as model.yaml says")
 
 
 def read_tensors(root: Path, name: str) -> dict[str, torch.Tensor]:

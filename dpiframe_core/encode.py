@@ -3,7 +3,7 @@
 Owns the request as a whole: which features it must hold, where each goes. Knows nothing of HTTP, weights or devices.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +15,7 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.feature_readers import MISSING, STAYS_FINITE, UNKNOWN, CategoryReader, NumberReader, no_lookup
 from dpiframe_core.joint_readers import joint_readers
 from dpiframe_core.schema import Categorical, FeatureSchema
-from dpiframe_core.types import Column, IdSection, RowBlock, Section
+from dpiframe_core.types import BlockLayout, Column, IdSection, RowBlock, Section
 from dpiframe_core.values import Float64s, Int64s, Place, Values, column_length, read_numbers
 from dpiframe_core.vocabulary import VocabularyTable, check_vocabularies, id_bound, vocabulary_name
 
@@ -48,18 +48,24 @@ class Encoder:
         ids: tuple[IdSection, ...] = ("context_ids", "candidate_ids")
         self._stand_ins = {section: own for section in ids if (own := _stand_ins(schema, section))[0].size}
 
-    def encode(self, candidates: Mapping[str, Values], context: Mapping[str, object] = _NO_CONTEXT) -> RowBlock:
+    def encode(
+        self,
+        candidates: Mapping[str, Values],
+        context: Mapping[str, object] = _NO_CONTEXT,
+        allocate: Callable[[BlockLayout, int, int], RowBlock] = RowBlock.allocate,
+    ) -> RowBlock:
         """Encodes one request of n >= 1 candidates.
 
         Each feature of the schema is given exactly once, whatever its scope: as a column of n values in `candidates`, or as
         one value for the whole request in `context`. If a context feature comes as a column, every row gets its own context.
+        `allocate` makes the block of zeros, of a layout, rows and contexts, that is filled.
 
         Raises:
             InputError: a feature is unknown, lacks or is given twice, or a value breaks its feature's rule.
         """
         rows = self._check_names(candidates, context)
         own_context = not self._context_names.isdisjoint(candidates)
-        block = RowBlock.allocate(self.schema.block_layout, rows, rows if own_context else 1)
+        block = allocate(self.schema.block_layout, rows, rows if own_context else 1)
         if own_context:
             block.request_of_row[:] = np.arange(rows)
         sections: dict[Section, npt.NDArray[Any]] = {

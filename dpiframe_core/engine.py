@@ -217,7 +217,7 @@ class Engine:
         step = self.max_batch_rows
         if block.rows <= step:
             return self.run_batch((block,), deadline, priority).scores
-        parts = [block.part(i, min(i + step, block.rows)) for i in range(0, block.rows, step)]
+        parts = [block.window(i, min(i + step, block.rows)) for i in range(0, block.rows, step)]
         return assembled([self.run_batch((part,), deadline, priority) for part in parts])
 
     def replay_us(self, block: RowBlock, repeats: int = 50) -> float | None:

@@ -107,7 +107,12 @@ class RowBlock:
     @classmethod
     def allocate(cls, layout: BlockLayout, rows: int, contexts: int = 1, oov_count: int = 0) -> Self:
         """A block over fresh memory. Ids and dense values are zero."""
-        block = cls.over(np.zeros(layout.offsets(rows, contexts)[-1], np.uint8), layout, rows, contexts)
+        return cls.formatted(np.zeros(layout.offsets(rows, contexts)[-1], np.uint8), layout, rows, contexts, oov_count)
+
+    @classmethod
+    def formatted(cls, zeros: npt.NDArray[np.uint8], layout: BlockLayout, rows: int, contexts: int, oov_count: int = 0) -> Self:
+        """A block over given memory (zeros, at least `layout.offsets(rows, contexts)[-1]` of them), header and all."""
+        block = cls.over(zeros, layout, rows, contexts)
         block.header[:9] = (_MAGIC, rows, contexts, *layout.header, oov_count)
         return block
 
@@ -213,6 +218,28 @@ class RowBlock:
         out.candidate_ids[:] = self.candidate_ids[start:stop]
         out.candidate_dense[:] = self.candidate_dense[start:stop]
         return out
+
+    def window(self, start: int, stop: int) -> RowBlock:
+        """`part` without a copy, where the contexts used lie side by side: its `buffer` and header are then this block's."""
+        request = self.request_of_row[start:stop]
+        first, last = (0, 0) if self.contexts == 1 else (int(request.min()), int(request.max()))
+        if last - first >= stop - start:
+            return self.part(start, stop)
+        if first:
+            request = request.copy()
+            request -= first
+        used = slice(first, last + 1)
+        return RowBlock(
+            self.layout,
+            stop - start,
+            last + 1 - first,
+            self.buffer,
+            request,
+            self.context_ids[used],
+            self.candidate_ids[start:stop],
+            self.context_dense[used],
+            self.candidate_dense[start:stop],
+        )
 
 
 class BatchResult(NamedTuple):

@@ -17,14 +17,14 @@ def test_every_configuration_in_the_repository_is_valid(file: Path) -> None:
     assert read_config(file).models
 
 
-def test_the_repository_has_the_three_configurations_that_it_promises() -> None:
-    assert {path.name for path in CONFIGS.iterdir()} == {"demo.yaml", "cpu.yaml", "gpu.yaml"}
+def test_the_repository_has_the_configurations_that_it_promises() -> None:
+    assert {path.name for path in CONFIGS.iterdir()} == {"demo.yaml", "cpu.yaml", "gpu.yaml", "fanin.yaml"}
 
 
 def test_values_of_a_file_arrive_and_the_rest_are_defaults() -> None:
     gpu = read_config(CONFIGS / "gpu.yaml")
     assert (gpu.http.host, gpu.device, gpu.precision, gpu.batching.lanes) == ("0.0.0.0", "cuda", "tf32", 2)
-    assert gpu.autoscaling == Autoscaling(min_replicas=1, max_replicas=8, target_ongoing_requests=32)
+    assert gpu.autoscaling == Autoscaling(min_replicas=1, max_replicas=8, target_busy=0.6, down_after_s=120)
     assert (gpu.first_replicas, gpu.max_replicas) == (1, 8)
     demo = read_config(CONFIGS / "demo.yaml")
     assert (demo.http.host, demo.http.port, demo.replicas, demo.drain_s) == ("127.0.0.1", 8000, 1, 3)
@@ -51,6 +51,11 @@ def test_values_of_a_file_arrive_and_the_rest_are_defaults() -> None:
             "autoscaling: {min_replicas: 3, max_replicas: 2}",
             "autoscaling.max_replicas: got 2, expected at least min_replicas 3",
         ),
+        ("topology: star", "topology: got 'star', expected 'colocated' or 'fanin'"),
+        ("ingress_replicas: 2", "ingress_replicas: got a number for topology 'colocated', expected topology 'fanin' with it"),
+        ("grpc: {port: 8000}", "grpc.port: got 8000, the port of http, expected another one"),
+        ("grpc: {port: 0}", "grpc.port: got 0, expected greater than or equal to 1"),
+        ("grpc: {ports: 1}", "grpc.ports: got an unknown key, expected one of port"),
         ("http: {port: 65536}", "http.port: got 65536, expected less than or equal to 65535"),
         ("http: {host: localhost}", "http.host: got 'localhost', expected '127.0.0.1' or '0.0.0.0'"),
         ("device: tpu", "device: got 'tpu', expected 'auto', 'cpu' or 'cuda'"),
@@ -104,6 +109,11 @@ def test_a_missing_file_and_a_file_of_other_bytes_are_refused(tmp_path: Path) ->
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(ConfigError, match=r"bytes\.yaml: got "):
         read_config(tmp_path / "bytes.yaml")
+
+
+def test_the_cpus_of_a_deployment_are_those_of_all_its_processes() -> None:
+    assert read_config(CONFIGS / "fanin.yaml").cpus == 1 * 4 + 8 * 1
+    assert read_config(CONFIGS / "gpu.yaml").cpus == 8 * 4
 
 
 def test_auto_becomes_the_gpu_where_there_is_one_and_else_the_cpu() -> None:

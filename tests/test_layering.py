@@ -11,10 +11,12 @@ PACKAGES = ("kernels", "dpiframe_core", "deployments")
 
 # The only files of the three packages that may import each of these; the keys are top-level module names.
 CUPY = {"kernels/source.py", "kernels/launch.py", "dpiframe_core/lane.py"}
-RAY = {f"deployments/{name}.py" for name in ("app", "replica", "launcher", "ray_metrics", "ray_scoring")}
-FASTAPI = {"deployments/ingress.py", "deployments/replica.py"}  # the replica names FastAPI as a type only
+_SERVING = ("app", "replica", "engine_replica", "ingress_replica", "launcher", "ray_metrics")
+RAY = {f"deployments/{name}.py" for name in (*_SERVING, "ray_scoring")}
+FASTAPI = {f"deployments/{name}.py" for name in ("ingress", "replica", "ingress_replica")}  # replicas name it as a type only
+GRPC = {"deployments/infer_grpc.py"}
 TYPER = {f"deployments/{name}.py" for name in ("cli", "terminal", "score_command", "import_cli")}
-ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "typer": TYPER}
+ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "grpc": GRPC, "typer": TYPER}
 
 # What decides runs anywhere and is tested anywhere.
 DECIDES = {
@@ -34,13 +36,33 @@ DECIDES = {
     "dpiframe_core/buckets.py",
     "dpiframe_core/trace.py",
     "dpiframe_core/encode.py",
+    "dpiframe_core/encoding_files.py",
+    "dpiframe_core/encoded.py",
     "deployments/batching.py",
+    "deployments/lanes.py",
+    "deployments/slab.py",
+    "deployments/channel.py",
+    "deployments/door.py",
+    "deployments/doorkeeper.py",
+    "deployments/fanin_engine.py",
+    "deployments/fanin_link.py",
+    "deployments/fanin_scorer.py",
+    "deployments/remote_engine.py",
     "deployments/row_queue.py",
+    "deployments/autoscaling.py",
+    "deployments/load_meter.py",
+    "deployments/serve_policy.py",
     "deployments/config.py",
     "deployments/host.py",
     "deployments/schema.py",
     "deployments/metrics.py",
     "deployments/ingress.py",
+    "deployments/scoring.py",
+    "deployments/infer_request.py",
+    "deployments/infer_input.py",
+    "deployments/infer_route.py",
+    "deployments/infer_grpc.py",
+    "deployments/client.py",
     *(f"dpiframe_core/models/{path.name}" for path in (ROOT / "dpiframe_core" / "models").glob("*.py")),
 }
 

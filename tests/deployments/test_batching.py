@@ -40,7 +40,7 @@ def run(
             if isinstance(device, FakeDevice):
                 device.release(1000)
             await batcher.close(drain_s=20)
-        await until(lambda: not any(thread.is_alive() for thread in batcher._threads))
+        await until(lambda: not any(thread.is_alive() for thread in batcher._lanes.threads))
 
     asyncio.run(main())
 

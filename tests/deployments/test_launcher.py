@@ -1,7 +1,5 @@
 """The real thing on loopback: `dpiframe serve` as a user starts it, Ray Serve behind HAProxy, requests through it."""
 
-import collections
-import http.client
 import json
 import os
 import re
@@ -11,7 +9,6 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,52 +20,9 @@ import pytest
 from deployments.config import parse_config
 from deployments.host import free_ports
 from deployments.launcher import FLAGS, LaunchError, _cause, serve_settings
+from tests.deployments.server_process import DPIFRAME, Server, outcomes_of_ctrl_c_under_load, score
 
-DPIFRAME, RAY = (str(Path(sys.executable).with_name(name)) for name in ("dpiframe", "ray"))
-STOP_S = 10  # the bound that the README promises for Ctrl-C
-
-
-class Server:
-    """`dpiframe serve` in a session of its own, so that a signal to its group is what Ctrl-C is in a terminal."""
-
-    def __init__(self, bundle: Path) -> None:
-        self.port = free_ports(1)[0]
-        self.url = f"http://127.0.0.1:{self.port}"
-        command = [DPIFRAME, "serve", "--bundle", str(bundle), "--device", "cpu", "--port", str(self.port)]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
-        self.output = ""
-
-    def wait_ready(self) -> "Server":
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.output += line
-            if "metrics at" in line:
-                return self
-        pytest.fail(f"the server did not start:\n{self.output}")
-
-    def stop(self, signum: signal.Signals) -> int:
-        """Sends the signal to the whole group and waits; what the server still says is added to `output`."""
-        os.killpg(self.process.pid, signum)
-        said, _ = self.process.communicate(timeout=STOP_S)
-        self.output += said
-        return self.process.returncode
-
-    def processes(self) -> list[str]:
-        """Command lines of its session: Ray's processes leave the process group, but not the session."""
-        found = []
-        for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if os.getsid(int(folder.name)) == self.process.pid:
-                    found.append((folder / "cmdline").read_text().replace("\0", " "))
-            except OSError:  # it has just ended
-                continue
-        return [command for command in found if command]
-
-    def states(self) -> list[Path]:
-        """Its state directory, as long as it has one."""
-        return list(Path("/tmp").glob(f"dpi-{self.process.pid}-*"))
+RAY = str(Path(sys.executable).with_name("ray"))
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +47,6 @@ def server(bundle: Path) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def example(bundle: Path) -> bytes:
     return (bundle / "example.json").read_bytes()
-
-
-def score(url: str, body: bytes) -> httpx.Response:
-    return httpx.post(f"{url}/v1/score", content=body, headers={"content-type": "application/json"}, timeout=30)
 
 
 @pytest.mark.ray
@@ -178,40 +128,8 @@ def test_a_second_instance_runs_beside_the_first_and_its_stop_leaves_no_process_
 @pytest.mark.ray
 @pytest.mark.slow
 def test_ctrl_c_under_load_loses_no_request(server: Server, example: bytes) -> None:
-    """The last test of this server. Each request has a connection of its own: a refused one was never accepted."""
-    request = json.loads(example)
-    request["candidates"] = {name: column * 400 for name, column in request["candidates"].items()}
-    body = json.dumps(request).encode()
-    outcomes: collections.Counter[str] = collections.Counter()
-    sent = [False] * 8
-
-    def client(me: int) -> None:
-        while True:
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-            try:
-                connection.connect()
-            except ConnectionRefusedError:
-                return
-            try:
-                connection.request("POST", "/v1/score", body, {"content-type": "application/json"})
-                sent[me] = True
-                answer = connection.getresponse()
-                scores = json.loads(answer.read())["scores"]
-                outcomes["scored" if (answer.status, len(scores)) == (200, 2000) else str(answer.status)] += 1
-            except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
-                outcomes[repr(error)] += 1
-            finally:
-                sent[me] = False
-                connection.close()
-
-    clients = [threading.Thread(target=client, args=(i,)) for i in range(len(sent))]
-    for thread in clients:
-        thread.start()
-    while not (outcomes["scored"] >= 16 and sum(sent) >= 4) and any(thread.is_alive() for thread in clients):
-        time.sleep(0.001)
-    assert server.stop(signal.SIGINT) == 0  # with at least four requests sent and not answered
-    for thread in clients:
-        thread.join(30)
+    """The last test of this server."""
+    outcomes = outcomes_of_ctrl_c_under_load(server, example)
     assert outcomes.keys() == {"scored"}, outcomes
     assert "Traceback" not in server.output
 
@@ -312,6 +230,17 @@ def test_two_instances_share_no_port_and_no_file(tmp_path: Path) -> None:
     assert fixed <= alike
     assert all(first[flag] == "1" for flag in FLAGS)
     assert first["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "4.0"
+
+
+def test_a_grpc_message_has_the_bound_of_a_body_and_replicas_ports_of_their_own(tmp_path: Path) -> None:
+    config = parse_config({"models": [{"path": "models/x"}], "limits": {"max_body_bytes": 5000}}, "test")
+    settings = serve_settings(config, tmp_path)
+    assert int(settings["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"]) == 5000 + 65_536
+    windows = []
+    for kind in ("HTTP", "GRPC"):
+        first, last = (int(settings[f"RAY_SERVE_DIRECT_INGRESS_{end}_{kind}_PORT"]) for end in ("MIN", "MAX"))
+        windows.append(range(first, last))
+    assert not set(windows[0]) & set(windows[1])
 
 
 def test_latency_histograms_start_below_a_millisecond(tmp_path: Path) -> None:

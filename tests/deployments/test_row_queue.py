@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.row_queue import DrainRate, RowQueue, Ticket
+from deployments.row_queue import DrainRate, RowQueue, Ticket, retry_after_s
 
 
 def ticket(name: str, rows: int, priority: int = 0, deadline: float | None = None) -> Ticket[str]:
@@ -39,23 +39,36 @@ def test_a_request_that_does_not_fit_fills_the_batch_and_keeps_its_place() -> No
     assert formed(queue) == [("c", 6, 7)]
 
 
-def test_an_oversize_request_goes_behind_the_others_after_each_batch_of_its_own() -> None:
-    queue: RowQueue[str] = RowQueue(10)
+def test_a_large_request_goes_behind_the_others_after_each_turn() -> None:
+    queue: RowQueue[str] = RowQueue(10, turn_rows=6)
     queue.push(ticket("big", 35))
     queue.push(ticket("b", 4))
     queue.push(ticket("c", 4))
-    assert formed(queue) == [("big", 0, 10)]
-    assert formed(queue) == [("b", 0, 4), ("c", 0, 4), ("big", 10, 12)]
+    assert formed(queue) == [("big", 0, 6), ("b", 0, 4)]
+    assert formed(queue) == [("c", 0, 4), ("big", 6, 12)]
     assert formed(queue) == [("big", 12, 22)]
     assert formed(queue) == [("big", 22, 32)]
     assert formed(queue) == [("big", 32, 35)]
 
 
-def test_two_oversize_requests_take_turns() -> None:
-    queue: RowQueue[str] = RowQueue(10)
+def test_a_request_that_takes_several_turns_in_a_batch_is_one_part_of_it() -> None:
+    queue: RowQueue[str] = RowQueue(100, turn_rows=10)
+    queue.push(ticket("a", 35))
+    queue.push(ticket("b", 15))
+    assert formed(queue) == [("a", 0, 35), ("b", 0, 15)]
+
+
+def test_a_turn_that_a_batch_cuts_goes_on_in_the_next_one() -> None:
+    queue: RowQueue[str] = RowQueue(10, turn_rows=8)
     queue.push(ticket("a", 20))
     queue.push(ticket("b", 20))
-    assert [formed(queue)[0] for _ in range(4)] == [("a", 0, 10), ("b", 0, 10), ("a", 10, 20), ("b", 10, 20)]
+    assert formed(queue) == [("a", 0, 8), ("b", 0, 2)]
+    assert formed(queue) == [("b", 2, 8), ("a", 8, 12)]
+    assert formed(queue) == [("a", 12, 16), ("b", 8, 14)]
+
+
+def test_a_turn_is_a_quarter_of_a_batch_but_not_less_than_256_rows_or_a_batch() -> None:
+    assert [RowQueue[str](rows).turn_rows for rows in (4096, 1024, 512, 10)] == [1024, 256, 256, 10]
 
 
 def test_a_request_is_expired_from_its_deadline_on_and_not_before() -> None:
@@ -129,35 +142,62 @@ def test_every_row_is_given_out_once_in_order_within_the_bound_unless_discarded_
         assert len(rows) == t.rows or t.item in gone
 
 
-@given(st.lists(st.integers(1, 30), min_size=1, max_size=10), st.integers(1, 16))
-def test_no_request_waits_behind_more_than_one_share_of_each_request_before_and_beside_it(
-    sizes: list[int], max_batch_rows: int
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=10), st.integers(1, 16), st.integers(1, 16))
+def test_a_newcomer_of_at_most_a_turn_waits_for_at_most_a_turn_of_each_request_before_it(
+    sizes: list[int], max_batch_rows: int, turn_rows: int
 ) -> None:
-    """What a latecomer of one row sees: at most one share of everybody goes before it."""
-    queue: RowQueue[str] = RowQueue(max_batch_rows)
+    queue: RowQueue[str] = RowQueue(max_batch_rows, turn_rows)
     for i, rows in enumerate(sizes):
         queue.push(ticket(f"r{i}", rows))
     queue.push(ticket("last", 1))
     before = 0
     while True:
-        parts, _ = queue.form(0.0)
-        names = [p.ticket.item for p in parts]
-        stop = names.index("last") if "last" in names else len(names)
-        before += sum(p.stop - p.start for p in parts[:stop])
-        if "last" in names:
+        rows = {p.ticket.item: p.stop - p.start for p in queue.form(0.0)[0]}
+        if "last" in rows:
             break
-    assert before <= sum(min(rows, max_batch_rows) for rows in sizes)
+        before += sum(rows.values())
+    assert before <= sum(min(rows, turn_rows) for rows in sizes)
+
+
+@given(
+    st.lists(st.integers(1, 60), min_size=2, max_size=8),
+    st.integers(1, 16),
+    st.integers(1, 16),
+    st.data(),
+)
+def test_what_two_waiting_requests_are_given_differs_by_at_most_a_turn(
+    sizes: list[int], max_batch_rows: int, turn_rows: int, data: st.DataObject
+) -> None:
+    """Over every stretch of batches in which both wait, whoever else arrives or leaves meanwhile."""
+    queue: RowQueue[int] = RowQueue(max_batch_rows, turn_rows)
+    tickets = [Ticket(i, rows, None, 0, 0.0) for i, rows in enumerate(sizes)]
+    waiting = list(tickets)
+    history: list[dict[int, int]] = []  # what each request that waited before and after a batch had been given by then
+    queue.push(waiting.pop())
+    queue.push(waiting.pop())
+    while queue.rows:
+        before = {t.item: t.next_row for t in tickets if t not in waiting and t.left}
+        history.append(before)
+        queue.form(0.0)
+        history.append({t.item: t.next_row for t in tickets if t.item in before and t.left})
+        if waiting and data.draw(st.booleans()):
+            queue.push(waiting.pop())
+    for i, then in enumerate(history):
+        for later in history[i:]:
+            both = then.keys() & later.keys()
+            given_rows = [later[k] - then[k] for k in both]
+            assert not given_rows or max(given_rows) - min(given_rows) <= turn_rows
 
 
 def test_the_drain_rate_counts_busy_time_only() -> None:
     rate = DrainRate()
-    assert rate.seconds_for(1000) == 1.0
+    assert retry_after_s(1000, rate.seconds_per_row) == 1.0
     for start in (0.0, 100.0, 200.0):  # 50 rows in half a second, then idle for long
         rate.busy_from(start)
         rate.finished(50, start + 0.5)
-    assert rate.seconds_for(1000) == pytest.approx(10.0)
-    assert rate.seconds_for(0) == 0.001
-    assert rate.seconds_for(10**9) == 60.0
+    assert retry_after_s(1000, rate.seconds_per_row) == pytest.approx(10.0)
+    assert retry_after_s(0, rate.seconds_per_row) == 0.001
+    assert retry_after_s(10**9, rate.seconds_per_row) == 60.0
 
 
 def test_lanes_that_finish_together_count_as_one_stretch_of_time() -> None:
@@ -166,4 +206,4 @@ def test_lanes_that_finish_together_count_as_one_stretch_of_time() -> None:
     for end in (1.0, 2.0, 3.0):
         rate.finished(50, end)
         rate.finished(50, end)
-    assert rate.seconds_for(100) == pytest.approx(1.0, rel=0.2)
+    assert retry_after_s(100, rate.seconds_per_row) == pytest.approx(1.0, rel=0.2)

@@ -1,7 +1,9 @@
 """Clients that send garbage, hang up, or send too much. None may get a 500, and a polite client after each must be served."""
 
 import asyncio
+import gzip
 import json
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,7 +44,14 @@ RUDE: list[tuple[str, bytes, dict[str, str], int]] = [
     ("odd media type", GOOD, {"content-type": ";;;"}, 415),
     ("json with charset", GOOD, {"content-type": "Application/JSON; charset=utf-8"}, 200),
     ("a json dialect", GOOD, {"content-type": "application/vnd.x+json"}, 200),
-    ("gzip", GOOD, {"content-encoding": "gzip"}, 415),
+    ("gzip that is none", GOOD, {"content-encoding": "gzip"}, 422),
+    ("gzip", gzip.compress(GOOD), {"content-encoding": "GZIP"}, 200),
+    ("deflate", zlib.compress(GOOD), {"content-encoding": "deflate"}, 200),
+    ("gzip cut short", gzip.compress(GOOD)[:-9], {"content-encoding": "gzip"}, 422),
+    ("gzip and more", gzip.compress(GOOD) + b"x", {"content-encoding": "gzip"}, 422),
+    ("a bomb", gzip.compress(b" " * 10_000_000), {"content-encoding": "gzip"}, 413),
+    ("an unknown compression", GOOD, {"content-encoding": "br"}, 415),
+    ("two compressions", GOOD, {"content-encoding": "gzip, deflate"}, 415),
     ("identity", GOOD, {"content-encoding": "identity"}, 200),
     ("too long", b" " * (LIMITS.max_body_bytes + 1), {}, 413),
     ("exactly as long as allowed", GOOD.ljust(LIMITS.max_body_bytes), {}, 200),
@@ -67,7 +76,7 @@ def test_a_rude_body_gets_its_status_and_a_polite_client_is_served_next(
 
 
 async def call(
-    app: Any, messages: Iterable[dict[str, Any]], headers: Iterable[tuple[bytes, bytes]] = ()
+    app: Any, messages: Iterable[dict[str, Any]], headers: Iterable[tuple[bytes, bytes]] = (), path: str = "/v1/score"
 ) -> list[dict[str, Any]]:
     """Calls the app as a server would, with the given incoming messages and then silence; what it sends back."""
     incoming, sent = list(messages), []
@@ -80,8 +89,8 @@ async def call(
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": "/v1/score"}
-    rest = {"raw_path": b"/v1/score", "query_string": b"", "root_path": "", "scheme": "http", "headers": []}
+    scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": path}
+    rest = {"raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http", "headers": []}
     await app({**scope, **rest}, receive, send)
     return sent
 

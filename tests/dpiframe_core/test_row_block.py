@@ -89,6 +89,25 @@ def test_blocks_joined_and_cut_again_hold_the_same_rows(schema: FeatureSchema) -
 
 
 @pytest.mark.parametrize("schema", [MIXED, LARGE])
+@pytest.mark.parametrize("contexts", [1, 2, 40])
+def test_a_window_holds_the_rows_of_the_part_and_shares_the_memory_of_the_block(schema: FeatureSchema, contexts: int) -> None:
+    block = random_block(schema, 40, contexts, 5)
+    for start, stop in ((0, 40), (0, 1), (39, 40), (7, 30)):
+        window = block.window(start, stop)
+        for got, want in zip(values(window), values(block.part(start, stop)), strict=True):
+            np.testing.assert_array_equal(got, want)
+        assert np.shares_memory(window.candidate_ids, block.candidate_ids)
+
+
+def test_a_window_whose_contexts_lie_apart_is_a_copy_with_only_these() -> None:
+    block = random_block(MIXED, 40, 9, 5)
+    block.request_of_row[:2] = (8, 0)
+    window = block.window(0, 2)
+    assert (window.contexts, window.request_of_row.tolist()) == (2, [1, 0])
+    assert not np.shares_memory(window.candidate_ids, block.candidate_ids)
+
+
+@pytest.mark.parametrize("schema", [MIXED, LARGE])
 @pytest.mark.parametrize("writable", [False, True])
 def test_a_block_read_from_its_bytes_is_the_block(schema: FeatureSchema, writable: bool) -> None:
     block = random_block(schema, 9, 4, 1)

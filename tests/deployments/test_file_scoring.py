@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from deployments import chunk_scorer, scored_file, scoring
+from deployments import chunk_scorer, file_scoring, scored_file
+from deployments.file_scoring import score_file
 from deployments.ray_scoring import Piece, pieces
 from deployments.score_job import ScoreJob
 from deployments.scored_file import ScoreReport
-from deployments.scoring import score_file
 from dpiframe_core.architecture import DCNv2, DeepFM
 from dpiframe_core.bundle import Bundle, write_bundle
 from dpiframe_core.engine import Engine
@@ -249,7 +249,7 @@ def test_few_chunks_are_alive_at_a_time_and_memory_does_not_grow_with_the_file(
         begun.append(1)
         return scored(self, *arguments)
 
-    monkeypatch.setattr(scoring.ChunkScorer, "__call__", counted)
+    monkeypatch.setattr(file_scoring.ChunkScorer, "__call__", counted)
     monkeypatch.setattr(scored_file, "_ROW_GROUP", 2000)
     peaks = [_peak_bytes(bundle, tmp_path, rows, alive, begun) for rows in (20_000, 160_000)]
     assert max(alive) <= 4
@@ -312,7 +312,7 @@ def test_the_command_prints_rows_rate_and_metrics(bundle: Bundle, tmp_path: Path
 
 
 def test_the_documents_command_runs(bundle: Bundle, tmp_path: Path) -> None:
-    (block,) = (b for b in blocks((ROOT / "docs" / "offline-scoring.md").read_text()) if b.language in RUN)
+    (block,) = (b for b in blocks((ROOT / "docs" / "offline-file_scoring.md").read_text()) if b.language in RUN)
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "demo").symlink_to(bundle.path)
     write(tmp_path / "rows.parquet", columns())

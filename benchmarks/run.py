@@ -1,4 +1,4 @@
-"""One call of the command line: its options' types, the files of its suites, and what went wrong on the way."""
+"""What every command has: the common options, and one call of a suite with its device, result files, and what went wrong."""
 
 import traceback
 from collections.abc import Iterable
@@ -72,9 +72,11 @@ def _line(r: Record) -> str:
     return " ".join(parts)
 
 
-def listed(text: str) -> list[str]:
+def names_in(text: str) -> list[str]:
+    """The parts of a comma-separated list."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
-def numbers(text: str) -> list[int]:
-    return [int(part) for part in listed(text)]
+def numbers_in(text: str) -> list[int]:
+    """Whole numbers, comma-separated."""
+    return [int(part) for part in names_in(text)]

@@ -1,0 +1,83 @@
+"""What the client makes of a caller's columns: the tensors that go over the wire. Needs NumPy only."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from struct import Struct
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Column: TypeAlias = npt.NDArray[Any] | Sequence[object]
+
+_DATATYPES = {
+    "?": "BOOL", "b": "INT8", "h": "INT16", "i": "INT32", "l": "INT64", "q": "INT64", "B": "UINT8", "H": "UINT16",
+    "I": "UINT32", "L": "UINT64", "Q": "UINT64", "e": "FP16", "f": "FP32", "d": "FP64",
+}  # fmt: skip
+_LENGTH = Struct("<I")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WireTensor:
+    """One input. `data`: little-endian values, or texts each after its length."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes | memoryview
+
+
+def encoded_texts(texts: Iterable[bytes]) -> bytes:
+    """The bytes of a BYTES tensor: each text after its length, a little-endian uint32."""
+    return b"".join(chain.from_iterable((_LENGTH.pack(len(text)), text) for text in texts))
+
+
+def raw_tensors(candidates: Mapping[str, Column], context: Mapping[str, object]) -> list[WireTensor]:
+    """The tensors of raw values: candidates in columns, the context as columns of one row.
+
+    Raises:
+        ValueError: a column cannot be sent as it is.
+    """
+    columns = [(name, values) for name, values in candidates.items()]
+    columns += [(name, [value.tolist() if isinstance(value, np.ndarray) else value]) for name, value in context.items()]
+    return list(chain.from_iterable(_column(name, values) for name, values in columns))
+
+
+def array_tensors(tensors: Mapping[str, npt.NDArray[Any]]) -> list[WireTensor]:
+    """The tensors of arrays of numbers, in one or two dimensions."""
+    return [_array(name, np.asarray(values)) for name, values in tensors.items()]
+
+
+def _column(name: str, values: Column) -> list[WireTensor]:
+    """A column, and beside it the lengths of its lists or the mask of what is missing, if it has such."""
+    if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+        return [_array(name, values)]
+    listed: list[Any] = list(values.tolist()) if isinstance(values, np.ndarray) else list(values)
+    beside: list[WireTensor] = []
+    if any(isinstance(value, list | tuple | np.ndarray) for value in listed):
+        bags = [() if value is None else value for value in listed]
+        beside.append(_array(f"{name}:lengths", np.array([len(bag) for bag in bags], np.int64)))
+        listed = list(chain.from_iterable(bags))
+        if None in listed:
+            raise ValueError(f"{name}: got None inside a list, expected values")
+    elif None in listed:
+        beside.append(_array(f"{name}:missing", np.array([value is None for value in listed])))
+    present = [value for value in listed if value is not None]
+    if all(isinstance(value, str | bytes) for value in present):
+        texts = (b"" if value is None else value.encode() if isinstance(value, str) else value for value in listed)
+        return [WireTensor(name, "BYTES", (len(listed),), encoded_texts(texts)), *beside]
+    numbers = np.array([0 if value is None else value for value in listed])
+    if numbers.dtype.kind not in "iuf" or numbers.ndim != 1 or any(isinstance(value, bool) for value in present):
+        raise ValueError(
+            f"{name}: got values of {sorted({type(v).__name__ for v in present})}, expected all text or all numbers"
+        )
+    return [_array(name, numbers), *beside]
+
+
+def _array(name: str, values: npt.NDArray[Any]) -> WireTensor:
+    little = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+    datatype = _DATATYPES.get(little.dtype.char)
+    if datatype is None or values.ndim not in (1, 2):
+        raise ValueError(f"{name}: got {values.dtype}{list(values.shape)}, expected numbers in one or two dimensions")
+    return WireTensor(name, datatype, little.shape, little.reshape(-1).view(np.uint8).data)

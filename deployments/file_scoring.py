@@ -1,0 +1,74 @@
+"""What `dpiframe score` does in this process: threads that encode and score chunks of a file, side by side and in order.
+
+Knows no command line and no Ray.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager, nullcontext
+
+import torch
+
+from deployments.chunk_scorer import ChunkScorer, Scored
+from deployments.score_job import ScoreJob, plan_job
+from deployments.scored_file import ScoreReport, scored_file
+from dpiframe_core.bundle import read_bundle
+from dpiframe_core.rowfiles import Chunk, iter_chunks
+
+Progress = Callable[[float | None, int], None]  # told which part of the input is done (0 to 1, if known) and how many rows
+
+
+def score_file(job: ScoreJob, progress: Progress, threads: int = 0) -> ScoreReport:
+    """Runs a job.
+
+    Args:
+        threads: that encode and score; 0: one a core, or four for a GPU.
+
+    Raises:
+        InputError: as `plan_job`, or a bad row, named by file, row and column; nothing is left of the output then.
+        BundleError: the bundle is faulty.
+    """
+    bundle = read_bundle(job.bundle)
+    plan = plan_job(job, bundle.manifest)
+    on_cpu = job.device == "cpu" or not torch.cuda.is_available()
+    threads = threads or (len(os.sched_getaffinity(0)) if on_cpu else 4)
+    with (
+        _single_threaded_layers() if on_cpu else nullcontext(),
+        closing(ChunkScorer(job, plan, bundle, threads if on_cpu else 2)) as scorer,
+        scored_file(job.out, plan) as out,
+    ):
+        for chunk, scored in _in_order(iter_chunks(plan.file, job.chunk_rows), scorer, threads):
+            out.add(scored.table, scored.scores, scored.labels, scored.oov_count)
+            progress(chunk.done, out.rows)
+    return out.report(job.out)
+
+
+@contextmanager
+def _single_threaded_layers() -> Iterator[None]:
+    """A core for each chunk: cores that share the work of one layer wait for each other after every layer."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _in_order(chunks: Iterable[Chunk], scorer: ChunkScorer, threads: int) -> Iterator[tuple[Chunk, Scored]]:
+    """Scores chunks on threads, at most two a thread under way, and yields them in the order in which they came."""
+    under_way: deque[tuple[Chunk, Future[Scored]]] = deque()
+    with ThreadPoolExecutor(threads, "score") as pool:
+        try:
+            for chunk in chunks:
+                under_way.append((chunk, pool.submit(scorer, chunk.table, chunk.first_row.__add__)))
+                if len(under_way) >= 2 * threads:
+                    first, future = under_way.popleft()
+                    yield first, future.result()
+            while under_way:
+                first, future = under_way.popleft()
+                yield first, future.result()
+        finally:
+            for _, future in under_way:
+                future.cancel()

@@ -1,0 +1,181 @@
+"""The inference request of the Open Inference Protocol: a JSON envelope that pydantic checks first, and the tensors after it.
+
+Owns names, shapes, datatypes, byte counts and parameters. Knows no model: which tensors it takes is for `infer_input`.
+"""
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from deployments.faults import Words, first_error
+from deployments.tensors import Tensor, check_size, flattened
+from dpiframe_core.errors import InputError
+
+# As in `schema`: unknown keys are collected and refused by name, one at a time.
+_STRICT = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
+_COLLECT_BELOW_BYTES = 65_536
+_NAMES_SHOWN = 64
+
+Dimension = Annotated[int, Field(ge=0, lt=2**31)]
+Datatype = Literal[
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES"
+]
+
+
+class Parameters(BaseModel):
+    """Of a request. `deadline_ms` counts from its arrival, `timeout` is the same in microseconds, as Triton's clients send it.
+
+    A higher `priority` is scored first. `encoded`: the tensors hold ids and model-ready numbers, one tensor a feature.
+    `binary_data_output`: outputs that say nothing of it themselves come in binary form.
+    """
+
+    model_config = _STRICT
+
+    deadline_ms: Annotated[float, Field(gt=0, le=3_600_000)] | None = None
+    timeout: Annotated[int, Field(gt=0, le=3_600_000_000)] | None = None
+    priority: Annotated[int, Field(ge=-10, le=10)] = 0
+    encoded: bool = False
+    binary_data_output: bool = False
+
+
+class InputParameters(BaseModel):
+    """Of an input. `binary_data_size`: its values are so many bytes after the envelope, not in `data`."""
+
+    model_config = _STRICT
+
+    binary_data_size: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+
+
+class OutputParameters(BaseModel):
+    model_config = _STRICT
+
+    binary_data: bool | None = None
+
+
+class Input(BaseModel):
+    model_config = _STRICT
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    shape: Annotated[list[Dimension], Field(min_length=1, max_length=2)]
+    datatype: Datatype
+    parameters: InputParameters = InputParameters()
+    data: list[Any] | None = None
+
+
+class Output(BaseModel):
+    model_config = _STRICT
+
+    name: Annotated[str, Field(min_length=1, max_length=256)]
+    parameters: OutputParameters = OutputParameters()
+
+
+class Envelope(BaseModel):
+    """Everything of a request but binary tensors."""
+
+    model_config = _STRICT
+
+    id: Annotated[str, Field(max_length=256)] = ""
+    parameters: Parameters = Parameters()
+    inputs: Annotated[list[Input], Field(min_length=1, max_length=4096, fail_fast=True)]
+    outputs: Annotated[list[Output], Field(max_length=64, fail_fast=True)] = []
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InferRequest:
+    """A request whose envelope is sound and whose tensors have the bytes that it promised."""
+
+    id: str
+    parameters: Parameters
+    outputs: list[Output]
+    tensors: dict[str, Tensor]
+
+    @property
+    def deadline_ms(self) -> float | None:
+        if self.parameters.deadline_ms is not None:
+            return self.parameters.deadline_ms
+        return None if self.parameters.timeout is None else self.parameters.timeout / 1e3
+
+
+def parse(body: bytes, header_length: str | None) -> InferRequest:
+    """A request from a REST body. `header_length`: the header `Inference-Header-Content-Length`; without it, all is JSON.
+
+    Raises:
+        NotJson: the envelope is not JSON.
+        InputError: it breaks a rule, or the bytes after it are not what it says.
+    """
+    view = memoryview(body)
+    size = len(body)
+    if header_length is not None:
+        if not (header_length.isascii() and header_length.isdigit() and len(header_length) < 12 and int(header_length) <= size):
+            rule = f"the envelope's bytes, 0 to {size}"
+            raise InputError("Inference-Header-Content-Length", header_length, rule)
+        size = int(header_length)
+    with _without_collection(size):
+        try:
+            envelope = Envelope.model_validate_json(body if size == len(body) else body[:size])
+        except ValidationError as error:
+            raise first_error(error) from None
+    raw: list[memoryview | None] = []
+    at = size
+    for given in envelope.inputs:
+        count = given.parameters.binary_data_size
+        raw.append(None if count is None else view[at : at + count])
+        at += count or 0
+        if at > len(body):
+            got = f"{len(raw[-1] or b'')} bytes left"
+            raise InputError(f"inputs.{given.name}.parameters.binary_data_size", count, f"as many bytes as follow; {got}")
+    if at != len(body):
+        raise InputError("body", len(body) - size, f"{at - size} bytes after the envelope, as its binary_data_size add up to")
+    return checked(envelope, raw)
+
+
+def checked(envelope: Envelope, raw: Sequence[memoryview | bytes | None]) -> InferRequest:
+    """The request, given each input's bytes (None for one with `data`).
+
+    Raises:
+        InputError: a key is unknown, a name comes twice, or values do not fit a shape.
+    """
+    _refuse_unknown("", envelope)
+    _refuse_unknown("parameters.", envelope.parameters, "; Triton's own extensions are not supported")
+    tensors: dict[str, Tensor] = {}
+    for given, data in zip(envelope.inputs, raw, strict=True):
+        where = f"inputs.{given.name}."
+        if given.model_extra or given.parameters.model_extra:
+            _refuse_unknown(where, given)
+            _refuse_unknown(f"{where}parameters.", given.parameters, "; tensors travel in the body only")
+        if given.name in tensors:
+            raise InputError("inputs", given.name, "each name once")
+        if (data is None) == (given.data is None):
+            got = "neither" if data is None else "both"
+            raise InputError(f"inputs.{given.name}", Words(got), "either data or parameters.binary_data_size")
+        values = data if given.data is None else flattened(given.data, len(given.shape))
+        assert values is not None
+        tensors[given.name] = tensor = Tensor(given.name, given.datatype, tuple(given.shape), values)
+        check_size(tensor)
+    for output in envelope.outputs:
+        _refuse_unknown(f"outputs.{output.name}.", output)
+        _refuse_unknown(f"outputs.{output.name}.parameters.", output.parameters)
+    return InferRequest(envelope.id, envelope.parameters, envelope.outputs, tensors)
+
+
+@contextmanager
+def _without_collection(size: int) -> Iterator[None]:
+    """JSON has no cycles, but the collector runs again and again over the lists of a large body (see `schema`)."""
+    if size < _COLLECT_BELOW_BYTES or not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _refuse_unknown(where: str, model: BaseModel, hint: str = "") -> None:
+    for name in model.model_extra or ():
+        rule = f"one of {', '.join(type(model).model_fields)}{hint}"
+        raise InputError(where + name[:_NAMES_SHOWN], Words("an unknown key"), rule)

@@ -1,0 +1,52 @@
+"""What a process has scored since its start, by model: the counts behind the protocol's statistics. Plain data, no I/O."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from deployments.metrics import BatchSeen, Gauged, Metrics, RequestSeen
+
+
+@dataclass(slots=True)
+class ModelStatistics:
+    """Sums over a model's requests. Times are milliseconds, of requests that were scored but for `fail_ms`."""
+
+    success: int = 0
+    fail: int = 0
+    rows: int = 0
+    total_ms: float = 0.0
+    fail_ms: float = 0.0
+    queue_ms: float = 0.0
+    encode_ms: float = 0.0
+    device_ms: float = 0.0
+    last_unix_ms: int = 0
+
+
+@dataclass(slots=True)
+class Statistics:
+    """A `Metrics` that adds requests up by model, and hands everything on to another one. Used from one event loop."""
+
+    inner: Metrics
+    unix_time: Callable[[], float] = time.time
+    models: dict[str, ModelStatistics] = field(default_factory=dict)
+
+    def request(self, seen: RequestSeen) -> None:
+        self.inner.request(seen)
+        of = self.models.setdefault(seen.model, ModelStatistics())
+        if seen.outcome != "ok":
+            of.fail += 1
+            of.fail_ms += seen.total_ms
+            return
+        of.success += 1
+        of.rows += seen.rows
+        of.total_ms += seen.total_ms
+        of.queue_ms += seen.queue_ms
+        of.encode_ms += seen.encode_ms
+        of.device_ms += seen.device_ms
+        of.last_unix_ms = int(self.unix_time() * 1e3)
+
+    def batch_of(self, model: str) -> Callable[[BatchSeen], None]:
+        return self.inner.batch_of(model)
+
+    def watch(self, model: str, gauged: Gauged) -> None:
+        self.inner.watch(model, gauged)

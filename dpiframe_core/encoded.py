@@ -1,0 +1,194 @@
+"""Requests whose values are ids and model-ready numbers already -> `RowBlock`: checked as whole arrays, copied once.
+
+Owns that every id is a row of its tables and every number finite. `encode` does the same for raw values.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpiframe_core.errors import InputError
+from dpiframe_core.schema import Categorical, Feature, FeatureSchema, Identity
+from dpiframe_core.types import BlockLayout, IdSection, RowBlock, Section
+from dpiframe_core.vocabulary import id_bound
+
+SECTIONS: tuple[Section, ...] = ("context_ids", "candidate_ids", "context_dense", "candidate_dense")
+_IDS: tuple[IdSection, ...] = ("context_ids", "candidate_ids")
+
+Sections = Mapping[Section, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _IdRule:
+    """What the ids of a section's columns may be.
+
+    Attributes:
+        lowest: int64[C], -1 where a bag may be padded, else 0; above: int64[C], the first id that is no row.
+        stand_in: int64[C], the id read instead of one out of range; -1 where that is refused.
+        names: of the columns' features.
+    """
+
+    lowest: npt.NDArray[np.int64]
+    above: npt.NDArray[np.int64]
+    stand_in: npt.NDArray[np.int64]
+    names: tuple[str, ...]
+    padded: bool
+    span: Mapping[str, npt.NDArray[Any]]  # above - lowest, by the unsigned dtype to compare in
+
+    def settled(self, ids: npt.NDArray[Any], where: str) -> tuple[npt.NDArray[Any], int]:
+        """(ids that are all legal, how many were replaced)."""
+        unsigned = "u8" if ids.dtype.itemsize == 8 else "u4"
+        shifted = ids - self.lowest.astype(ids.dtype) if self.padded else ids
+        legal = shifted.view(unsigned) < self.span[unsigned]  # a negative id is a huge one: one comparison for both ends
+        if legal.all():
+            return ids, 0
+        refused = ~legal & (self.stand_in < 0)
+        if refused.any():
+            row, column = np.unravel_index(int(np.argmax(refused)), refused.shape)
+            rule = f"an id of {self.names[column]} from {self.lowest[column]} to {self.above[column] - 1}"
+            raise InputError(f"{where}[{row}, {column}]", int(ids[row, column]), rule)
+        return np.where(legal, ids, self.stand_in), int(legal.size - np.count_nonzero(legal))
+
+
+class EncodedReader:
+    """Reads encoded requests of one schema. Immutable, so that threads may share it."""
+
+    def __init__(self, schema: FeatureSchema) -> None:
+        self.schema = schema
+        layout = schema.block_layout
+        self.widths: dict[Section, int] = {
+            "context_ids": len(layout.context_ids.widths), "candidate_ids": len(layout.candidate_ids.widths),
+            "context_dense": layout.context_dense, "candidate_dense": layout.candidate_dense,
+        }  # fmt: skip
+        self._names = {section: _names(schema, section) for section in SECTIONS}
+        self._rules = {section: _id_rule(schema, section) for section in _IDS}
+
+    def block(self, sections: Sections, allocate: Callable[[BlockLayout, int, int], RowBlock] = RowBlock.allocate) -> RowBlock:
+        """A block of n >= 1 candidates.
+
+        Args:
+            sections: candidate_ids int32|int64[n, Ci], candidate_dense float32[n, Di], context_ids and context_dense alike with
+                one row, which all candidates share, or n. One without columns may be left out. Columns in the schema's order.
+
+        Raises:
+            InputError: a section lacks or has another shape or dtype, an id is no row of its tables, a number is not finite.
+        """
+        rows, contexts = self._shape(sections)
+        block = allocate(self.schema.block_layout, rows, contexts)
+        if contexts > 1:
+            block.request_of_row[:] = np.arange(rows)
+        for section, given in sections.items():
+            if section == "context_ids" or section == "candidate_ids":
+                if given.shape[1]:
+                    ids, replaced = self._rules[section].settled(given, section)
+                    block.set_ids(section, ids)
+                    block.header[8] += replaced
+            else:
+                with np.errstate(all="ignore"):
+                    finite = np.isfinite(given.sum())  # of one pass; a sum may overflow where no value did
+                if not finite and not (each := np.isfinite(given)).all():
+                    row, column = np.unravel_index(int(np.argmin(each)), each.shape)
+                    rule = f"a finite number for {self._names[section][column]}"
+                    raise InputError(f"{section}[{row}, {column}]", float(given[row, column]), rule)
+                getattr(block, section)[:] = given
+        return block
+
+    def features(
+        self,
+        values: Mapping[str, npt.NDArray[Any]],
+        allocate: Callable[[BlockLayout, int, int], RowBlock] = RowBlock.allocate,
+    ) -> RowBlock:
+        """The same from one array a feature, [n or 1] or, for a bag, [n or 1, up to max_values] with -1 at the end.
+
+        Raises:
+            InputError: as `block`; and a feature lacks, is unknown, or has too many values.
+        """
+        known = self.schema.columns
+        for name in values:
+            if name not in known:
+                raise InputError("inputs", name, "a feature of the model")
+        for name in known:
+            if name not in values:
+                raise InputError(f"inputs.{name}", None, "the feature, as ids or numbers")
+        heights: dict[bool, int] = {False: 1, True: 1}
+        for f in self.schema.features:
+            of_candidate = f.scope == "candidate"
+            heights[of_candidate] = max(heights[of_candidate], len(values[f.name]))
+        if heights[False] > 1:  # a context of its own for each candidate
+            heights[True] = max(heights.values())
+        sections: dict[Section, npt.NDArray[Any]] = {}
+        for section, width in self.widths.items():
+            if section == "context_ids" or section == "candidate_ids":
+                sections[section] = np.full((heights[section == "candidate_ids"], width), -1, np.int64, order="F")
+            else:
+                sections[section] = np.empty((heights[section == "candidate_dense"], width), np.float32, order="F")
+        for f in self.schema.features:
+            self._place(f, values[f.name], sections)
+        return self.block(sections, allocate)
+
+    def _place(self, f: Feature, given: npt.NDArray[Any], sections: dict[Section, npt.NDArray[Any]]) -> None:
+        place = self.schema.columns[f.name]
+        column = sections[place.section]
+        array = given[:, None] if given.ndim == 1 else given
+        if array.ndim != 2 or array.shape[1] > f.max_values or not array.shape[1] or len(array) not in (1, len(column)):
+            shape = f"[{len(column)} or 1]" if f.max_values == 1 else f"[{len(column)} or 1, 1 to {f.max_values}]"
+            raise InputError(f"inputs.{f.name}", list(given.shape), shape)
+        if array.dtype.kind not in ("i" if f.is_id else "fi"):
+            raise InputError(f"inputs.{f.name}", str(array.dtype), "ids of int32 or int64" if f.is_id else "float32")
+        with np.errstate(over="ignore"):  # refused as infinite
+            column[:, place.start : place.start + array.shape[1]] = array
+
+    def _shape(self, sections: Sections) -> tuple[int, int]:
+        for section, width in self.widths.items():
+            given = sections.get(section)
+            if given is None:
+                if width:
+                    raise InputError(section, None, f"shape [{_rows_of(section)}, {width}]")
+            elif given.ndim != 2 or given.shape[1] != width:
+                raise InputError(section, list(given.shape), f"shape [{_rows_of(section)}, {width}]")
+            elif section in _IDS and given.dtype not in (np.int32, np.int64):
+                raise InputError(section, str(given.dtype), "int32 or int64")
+            elif section not in _IDS and given.dtype != np.float32:
+                raise InputError(section, str(given.dtype), "float32")
+        heights = {s: len(given) for s, given in sections.items()}
+        candidates = {s: height for s, height in heights.items() if s.startswith("candidate")}
+        contexts = {s: height for s, height in heights.items() if s.startswith("context") and self.widths[s]}
+        rows = max(candidates.values(), default=0)
+        if rows < 1:
+            raise InputError("candidate_ids", rows, "at least one row")
+        for section, height in candidates.items():
+            if height != rows:
+                raise InputError(section, height, f"{rows} rows")
+        own = max(contexts.values(), default=1)
+        for section, height in contexts.items():
+            if height != own or own not in (1, rows):
+                raise InputError(section, height, f"one row for all candidates, or {rows} in every context section")
+        return rows, own
+
+
+def _rows_of(section: str) -> str:
+    return "n" if section.startswith("candidate") else "1 or n"
+
+
+def _names(schema: FeatureSchema, section: Section) -> tuple[str, ...]:
+    features = (f for f in schema.features if schema.columns[f.name].section == section)
+    return tuple(f.name for f in features for _ in range(f.max_values))
+
+
+def _id_rule(schema: FeatureSchema, section: IdSection) -> _IdRule:
+    lowest: list[int] = []
+    above: list[int] = []
+    stand_in: list[int] = []
+    for f in schema.features:
+        if schema.columns[f.name].section == section:
+            lenient = isinstance(f, Categorical) and isinstance(f.encoder, Identity) and f.encoder.out_of_range == "oov"
+            lowest += [-1 if f.max_values > 1 else 0] * f.max_values
+            above += [id_bound(schema, f)] * f.max_values
+            stand_in += [f.oov_id if lenient else -1] * f.max_values
+    low, high = np.array(lowest, np.int64), np.array(above, np.int64)
+    # An int32 id cannot reach beyond a larger table; the bound stays below what a negative id becomes as an unsigned one.
+    span = {"u4": np.minimum(high - low, 2**31 - low).astype(np.uint32), "u8": (high - low).astype(np.uint64)}
+    return _IdRule(low, high, np.array(stand_in, np.int64), _names(schema, section), bool((low < 0).any()), span)

@@ -1,0 +1,109 @@
+"""`dpiframe serve` as a process of its own, and what becomes of requests when it is stopped under load."""
+
+import collections
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deployments.host import free_ports
+
+DPIFRAME = str(Path(sys.executable).with_name("dpiframe"))
+STOP_S = 10  # the bound that the README promises for Ctrl-C
+
+
+class Server:
+    """`dpiframe serve` in a session of its own, so that a signal to its group is what Ctrl-C is in a terminal."""
+
+    def __init__(self, bundle_or_config: Path) -> None:
+        self.port = free_ports(1)[0]
+        self.url = f"http://127.0.0.1:{self.port}"
+        option = "--bundle" if bundle_or_config.is_dir() else "--config"
+        command = [DPIFRAME, "serve", option, str(bundle_or_config), "--device", "cpu", "--port", str(self.port)]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        self.output = ""
+
+    def wait_ready(self) -> "Server":
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.output += line
+            if "metrics at" in line:
+                return self
+        pytest.fail(f"the server did not start:\n{self.output}")
+
+    def stop(self, signum: signal.Signals) -> int:
+        """Sends the signal to the whole group and waits; what the server still says is added to `output`."""
+        os.killpg(self.process.pid, signum)
+        said, _ = self.process.communicate(timeout=STOP_S)
+        self.output += said
+        return self.process.returncode
+
+    def processes(self) -> list[str]:
+        """Command lines of its session: Ray's processes leave the process group, but not the session."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if os.getsid(int(folder.name)) == self.process.pid:
+                    found.append((folder / "cmdline").read_text().replace("\0", " "))
+            except OSError:  # it has just ended
+                continue
+        return [command for command in found if command]
+
+    def states(self) -> list[Path]:
+        """Its state directory, as long as it has one."""
+        return list(Path("/tmp").glob(f"dpi-{self.process.pid}-*"))
+
+
+def score(url: str, body: bytes) -> httpx.Response:
+    return httpx.post(f"{url}/v1/score", content=body, headers={"content-type": "application/json"}, timeout=30)
+
+
+def outcomes_of_ctrl_c_under_load(server: Server, example: bytes) -> collections.Counter[str]:
+    """Stops the server with at least four requests sent and not answered. Counts "scored", statuses and errors.
+
+    Each request has a connection of its own: a refused one was never accepted.
+    """
+    request = json.loads(example)
+    request["candidates"] = {name: column * 400 for name, column in request["candidates"].items()}
+    body = json.dumps(request).encode()
+    outcomes: collections.Counter[str] = collections.Counter()
+    sent = [False] * 8
+
+    def client(me: int) -> None:
+        while True:
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+            try:
+                connection.connect()
+            except ConnectionRefusedError:
+                return
+            try:
+                connection.request("POST", "/v1/score", body, {"content-type": "application/json"})
+                sent[me] = True
+                answer = connection.getresponse()
+                scores = json.loads(answer.read())["scores"]
+                outcomes["scored" if (answer.status, len(scores)) == (200, 2000) else str(answer.status)] += 1
+            except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+                outcomes[repr(error)] += 1
+            finally:
+                sent[me] = False
+                connection.close()
+
+    clients = [threading.Thread(target=client, args=(i,)) for i in range(len(sent))]
+    for thread in clients:
+        thread.start()
+    while not (outcomes["scored"] >= 16 and sum(sent) >= 4) and any(thread.is_alive() for thread in clients):
+        time.sleep(0.001)
+    assert server.stop(signal.SIGINT) == 0  # with at least four requests sent and not answered
+    for thread in clients:
+        thread.join(30)
+    return outcomes

@@ -1,0 +1,83 @@
+"""Autoscaling at work: `dpiframe serve` under load and after it, in both topologies."""
+
+import collections
+import http.client
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.deployments.server_process import Server
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from deployments.demo import build_demo_bundle
+
+    path = tmp_path_factory.mktemp("bundles") / "small"
+    build_demo_bundle(path, rows=4000, progress=False)
+    return path
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize(("topology", "scaled"), [("colocated", "Replica"), ("fanin", "Engine")])
+def test_replicas_come_under_load_and_go_after_it_while_every_request_succeeds(
+    bundle: Path, tmp_path: Path, topology: str, scaled: str
+) -> None:
+    scaling = "{max_replicas: 2, target_busy: 0.2, look_back_s: 1, up_after_s: 1, down_after_s: 4}"
+    config = f"models: [{{path: {bundle}}}]\ndevice: cpu\ntopology: {topology}\nautoscaling: {scaling}\n"
+    (tmp_path / "scaled.yaml").write_text(config + ("ingress_replicas: 1\n" if topology == "fanin" else ""))
+    example = (bundle / "example.json").read_bytes()
+    request = json.loads(example)
+    request["candidates"] = {name: column * 200 for name, column in request["candidates"].items()}
+    heavy = json.dumps(request).encode()
+    server = Server(tmp_path / "scaled.yaml")
+    outcomes = collections.Counter[str]()
+    loaded, done = threading.Event(), threading.Event()
+
+    def client() -> None:
+        """Each request has a connection of its own: HAProxy may close one that is kept alive when replicas come or go."""
+        while not done.is_set():
+            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+            try:
+                body = heavy if loaded.is_set() else example  # a trickle, which must not be cut when a replica goes
+                connection.request("POST", "/v1/score", body, {"content-type": "application/json"})
+                answer = connection.getresponse()
+                outcomes[f"{answer.status}" if "scores" in json.loads(answer.read()) else "no scores"] += 1
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                outcomes[repr(error)] += 1
+            finally:
+                connection.close()
+            done.wait(0 if loaded.is_set() else 0.05)
+
+    def replicas() -> int:
+        return sum(f"ServeReplica:dpiframe:{scaled}" in command for command in server.processes())
+
+    def wait_for(wanted: int, patience_s: float = 60) -> None:
+        give_up = time.monotonic() + patience_s
+        while replicas() != wanted:
+            assert time.monotonic() < give_up, f"{replicas()} replicas, expected {wanted}; answers: {outcomes}"
+            time.sleep(0.1)
+
+    clients = [threading.Thread(target=client) for _ in range(4)]
+    loaded.set()
+    try:
+        server.wait_ready()
+        wait_for(1)
+        for thread in clients:
+            thread.start()
+        wait_for(2)
+        time.sleep(3)  # the second one serves, and then has to hand over what it has
+        loaded.clear()
+        wait_for(1)
+    finally:
+        done.set()
+        for thread in clients:
+            if thread.ident is not None:
+                thread.join(30)
+        server.stop(signal.SIGTERM)
+    assert outcomes.keys() == {"200"}, outcomes
