@@ -312,7 +312,7 @@ def test_the_command_prints_rows_rate_and_metrics(bundle: Bundle, tmp_path: Path
 
 
 def test_the_documents_command_runs(bundle: Bundle, tmp_path: Path) -> None:
-    (block,) = (b for b in blocks((ROOT / "docs" / "offline-file_scoring.md").read_text()) if b.language in RUN)
+    (block,) = (b for b in blocks((ROOT / "docs" / "offline-scoring.md").read_text()) if b.language in RUN)
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "demo").symlink_to(bundle.path)
     write(tmp_path / "rows.parquet", columns())
