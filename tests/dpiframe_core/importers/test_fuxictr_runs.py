@@ -1,9 +1,15 @@
 """Real FuxiCTR training runs: each imports with one command and scores raw rows as the library did, in HTTP's form too."""
 
+import contextlib
 import csv
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 
+import httpx
 import numpy as np
 import pytest
 import yaml
@@ -11,6 +17,7 @@ from typer.testing import CliRunner
 
 from deployments.cli import app
 from deployments.config import Limits
+from deployments.host import free_ports
 from deployments.schema import RequestForm
 from dpiframe_core.bundle import read_bundle
 from dpiframe_core.engine import Engine
@@ -119,3 +126,44 @@ def test_normalisers_from_yaml_do_what_the_pickle_says(tmp_path):
     file.write_text(yaml.safe_dump({"I99": {"type": "standardize", "mean": 0.0, "std": 1.0}}))
     with pytest.raises(InputError, match=r"normalizers\.yaml: I99: got 'a normaliser', expected one of a feature"):
         fuxictr(find_files(run, normalizers=file))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_all_runs_behind_one_endpoint_score_their_raw_rows_over_http(tmp_path):
+    for name in NAMES:
+        write_import(fuxictr(find_files(RUNS / name)), tmp_path / name, name=name, rows=RUNS / name / "test.csv")
+    port = free_ports(1)[0]
+    config = {"models": [{"path": str(tmp_path / name)} for name in NAMES], "http": {"port": port}, "device": "cpu"}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    command = [
+        sys.executable,
+        "-c",
+        "from deployments.cli import app; app()",
+        "serve",
+        "--config",
+        str(tmp_path / "config.yaml"),
+    ]
+    with (tmp_path / "log").open("wb") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        for name in NAMES:
+            columns = raw_columns(name, read_bundle(tmp_path / name).manifest.feature_schema)
+            scores = answered(server, port, {"model": name, "candidates": columns}, tmp_path / "log")
+            assert np.abs(np.array(scores) - expected(name)).max() <= 1e-5, name
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(60)
+
+
+def answered(server, port, body, log):
+    """The scores, once the server is up."""
+    while server.poll() is None:
+        with contextlib.suppress(httpx.TransportError):
+            answer = httpx.post(f"http://127.0.0.1:{port}/v1/score", json=body, timeout=30)
+            if answer.status_code == 200:
+                return answer.json()["scores"]
+            assert answer.status_code in (404, 500, 502, 503), answer.text  # HAProxy, before the replica is there
+        time.sleep(0.5)
+    pytest.fail(f"the server ended:\n{log.read_text()}")
