@@ -10,6 +10,7 @@ CONFIG ?=
 
 BIN := .venv/bin
 READY := .venv/.installed
+PEERS := .venv/.peers
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test lint clean
@@ -23,7 +24,7 @@ demo: $(READY) ## Build the demo model if absent, serve it, score its example ov
 serve: $(READY) ## As demo, and keep serving until Ctrl-C; or serve CONFIG=configs/x.yaml.
 	$(BIN)/dpiframe $(if $(CONFIG),serve --config $(CONFIG),demo --stay)
 
-test: lint ## Linters, types and every test that this machine can run.
+test: lint $(PEERS) ## Linters, types and every test that this machine can run.
 	$(BIN)/pytest
 
 lint: $(READY) ## ruff and mypy only.
@@ -33,6 +34,11 @@ lint: $(READY) ## ruff and mypy only.
 
 clean: ## Remove what the other targets made, the demo model included.
 	rm -rf .venv models/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# The libraries that imported models are compared with; only the tests need them.
+$(PEERS): $(READY)
+	$(BIN)/python -m pip install --progress-bar on '$(TORCH)' -e '.[test,test-peers$(GPU_EXTRA)]'
+	@touch $@
 
 $(READY): pyproject.toml Makefile
 	@test -n "$(PYTHON)" || { echo "python: got no Python 3.11 or 3.12 on the PATH, expected one; or set PYTHON=" >&2; exit 1; }
