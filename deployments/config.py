@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from dpiframe_core.errors import ConfigError, shown
-from dpiframe_core.schema import Name, Strict
+from dpiframe_core.strict import Name, Strict
 from dpiframe_core.strictyaml import load_yaml
 
 

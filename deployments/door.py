@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from dpiframe_core.errors import ConfigError, Unavailable
 from dpiframe_core.manifest import first_fault
-from dpiframe_core.schema import Strict
+from dpiframe_core.strict import Strict
 
 _PATIENCE_S = 5.0
 _MESSAGE_BYTES = 1 << 16

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dpiframe_core.schema import Name, Strict
+from dpiframe_core.strict import Name, Strict
 
 
 class LeakyReLU(Strict):

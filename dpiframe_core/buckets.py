@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from dpiframe_core.schema import Strict
+from dpiframe_core.strict import Strict
 
 Counts = npt.NDArray[np.int64]  # [max_batch_rows + 1]: how many batches had that many rows
 

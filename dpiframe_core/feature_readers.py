@@ -13,7 +13,8 @@ import mmh3
 import numpy as np
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.schema import Bucketize, Categorical, Hash, Identity, Log, MinMax, Numeric, Standardize, Vocabulary
+from dpiframe_core.schema import Categorical, Hash, Identity, Numeric, Vocabulary
+from dpiframe_core.transforms import Bucketize, Log, MinMax, Standardize
 from dpiframe_core.values import (
     Float64s,
     Int64s,

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpiframe_core.feature_readers import Lookup
-from dpiframe_core.schema import Categorical, Feature, FeatureSchema, Hash, Log, MinMax, Numeric, Scope, Standardize
+from dpiframe_core.schema import Categorical, Feature, FeatureSchema, Hash, Numeric, Scope
+from dpiframe_core.transforms import Log, MinMax, Standardize
 from dpiframe_core.types import Section
 from dpiframe_core.values import Float64s, Int64s
 from dpiframe_core.vocabulary import TextLookup, vocabulary_name

@@ -12,7 +12,8 @@ from pydantic import Field, ValidationError, model_validator
 
 from dpiframe_core.architecture import Architecture
 from dpiframe_core.errors import BundleError, shown
-from dpiframe_core.schema import Categorical, FeatureSchema, Name, Strict
+from dpiframe_core.schema import Categorical, FeatureSchema
+from dpiframe_core.strict import Name, Strict
 from dpiframe_core.strictyaml import load_yaml
 from dpiframe_core.vocabulary import vocabulary_name
 

@@ -5,26 +5,19 @@ Pure data (pydantic, frozen, unknown keys refused). It knows nothing of values (
 
 from collections.abc import Iterable
 from functools import cached_property
-from itertools import pairwise
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from dpiframe_core.strict import Name, Strict
+from dpiframe_core.transforms import Bucketize, Log, MinMax, Standardize
 from dpiframe_core.types import BlockLayout, Column, Section
 from kernels.id_record import IdRecord, id_bytes
 
-# Names become file names and JSON keys: no separators, no leading dot.
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}$")]
 Scope = Literal["context", "candidate"]
 Pooling = Literal["sum", "mean", "max", "none"]
 TableDtype = Literal["float32", "float16", "bfloat16", "int8"]
 FLOAT32_MAX = 3.4028234663852886e38
-
-
-class Strict(BaseModel):
-    """Frozen data; unknown keys and infinite or NaN floats are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Vocabulary(Strict):
@@ -49,57 +42,6 @@ class Identity(Strict):
 
     type: Literal["identity"] = "identity"
     out_of_range: Literal["error", "oov"] = "error"
-
-
-class Log(Strict):
-    """x -> ln(max(x, minimum) + offset)."""
-
-    type: Literal["log"] = "log"
-    offset: float = 1.0
-    minimum: float = 0.0
-
-    @model_validator(mode="after")
-    def _domain(self) -> Self:
-        if self.minimum + self.offset <= 0:
-            raise ValueError(f"got minimum {self.minimum} + offset {self.offset}, expected a sum above 0")
-        return self
-
-
-class Standardize(Strict):
-    """x -> (x - mean) / std."""
-
-    type: Literal["standardize"] = "standardize"
-    mean: float
-    std: Annotated[float, Field(gt=0)]
-
-
-class MinMax(Strict):
-    """x -> (x - minimum) / (maximum - minimum), clipped to [0, 1] if `clip`."""
-
-    type: Literal["minmax"] = "minmax"
-    minimum: float
-    maximum: float
-    clip: bool = False
-
-    @model_validator(mode="after")
-    def _span(self) -> Self:
-        if self.maximum <= self.minimum:
-            raise ValueError(f"got maximum {self.maximum}, expected more than the minimum {self.minimum}")
-        return self
-
-
-class Bucketize(Strict):
-    """x -> first_id + number of boundaries <= x: an id, so it must come last and the feature needs a table."""
-
-    type: Literal["bucketize"] = "bucketize"
-    boundaries: Annotated[tuple[float, ...], Field(min_length=1)]
-    first_id: Annotated[int, Field(ge=0)] = 1
-
-    @model_validator(mode="after")
-    def _ascending(self) -> Self:
-        if any(b <= a for a, b in pairwise(self.boundaries)):
-            raise ValueError("boundaries: expected strictly ascending values")
-        return self
 
 
 class Categorical(Strict):

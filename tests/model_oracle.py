@@ -8,7 +8,8 @@ import math
 import numpy as np
 
 from dpiframe_core.architecture import DIN, DLRM, DCNv2, DLRMDCNv2, LeakyReLU, XDeepFM
-from dpiframe_core.schema import Bucketize, Categorical, FeatureSchema, Identity, Numeric, Table
+from dpiframe_core.schema import Categorical, FeatureSchema, Identity, Numeric, Table
+from dpiframe_core.transforms import Bucketize
 from tests.oracle import feature_values, sigmoid
 from tests.oracle import first_order as first_order_terms
 

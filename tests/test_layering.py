@@ -23,6 +23,8 @@ DECIDES = {
     "dpiframe_core/errors.py",
     "dpiframe_core/types.py",
     "dpiframe_core/schema.py",
+    "dpiframe_core/strict.py",
+    "dpiframe_core/transforms.py",
     "dpiframe_core/architecture.py",
     "dpiframe_core/aten.py",
     "dpiframe_core/graph.py",

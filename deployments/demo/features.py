@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpiframe_core.clicklogs import CRITEO
-from dpiframe_core.schema import Categorical, FeatureSchema, Hash, Log, Numeric, Scope, Standardize, Table, Vocabulary
+from dpiframe_core.schema import Categorical, FeatureSchema, Hash, Numeric, Scope, Table, Vocabulary
+from dpiframe_core.transforms import Log, Standardize
 from dpiframe_core.vocabulary import VocabularyTable
 
 NUMERIC = tuple(f"I{i}" for i in range(1, 14))

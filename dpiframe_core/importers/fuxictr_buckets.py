@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dpiframe_core.schema import Bucketize
+from dpiframe_core.transforms import Bucketize
 
 PREPROCESS = "convert_to_bucket"
 

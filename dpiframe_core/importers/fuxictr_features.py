@@ -15,7 +15,8 @@ from dpiframe_core.errors import InputError, shown
 from dpiframe_core.importers.fuxictr_buckets import PREPROCESS, LogSquareBuckets, log_square_buckets
 from dpiframe_core.importers.fuxictr_files import FuxiRun
 from dpiframe_core.manifest import first_fault
-from dpiframe_core.schema import Categorical, FeatureSchema, MinMax, Numeric, Scope, Standardize, Table, Vocabulary
+from dpiframe_core.schema import Categorical, FeatureSchema, Numeric, Scope, Table, Vocabulary
+from dpiframe_core.transforms import MinMax, Standardize
 from dpiframe_core.vocabulary import VocabularyTable
 
 _PAD, _OOV = "__PAD__", "__OOV__"

@@ -24,8 +24,8 @@ from dpiframe_core.importers.pickled import (
     read_processor,
 )
 from dpiframe_core.manifest import first_fault
-from dpiframe_core.schema import MinMax, Standardize
 from dpiframe_core.strictyaml import load_yaml
+from dpiframe_core.transforms import MinMax, Standardize
 
 Normalizer = Annotated[Standardize | MinMax, Field(discriminator="type")]
 _NORMALIZERS: TypeAdapter[dict[str, Standardize | MinMax]] = TypeAdapter(dict[str, Normalizer])

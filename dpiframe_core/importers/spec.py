@@ -13,22 +13,10 @@ from pydantic import Discriminator, Field, Tag, ValidationError
 
 from dpiframe_core.errors import InputError, shown
 from dpiframe_core.manifest import first_fault
-from dpiframe_core.schema import (
-    Categorical,
-    FeatureSchema,
-    Identity,
-    Log,
-    MinMax,
-    Name,
-    Numeric,
-    Pooling,
-    Scope,
-    Standardize,
-    Strict,
-    Table,
-    Vocabulary,
-)
+from dpiframe_core.schema import Categorical, FeatureSchema, Identity, Numeric, Pooling, Scope, Table, Vocabulary
+from dpiframe_core.strict import Name, Strict
 from dpiframe_core.strictyaml import load_yaml
+from dpiframe_core.transforms import Log, MinMax, Standardize
 from dpiframe_core.vocabulary import VocabularyTable
 
 

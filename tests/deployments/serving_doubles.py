@@ -10,7 +10,8 @@ import numpy as np
 from dpiframe_core.architecture import DeepFM
 from dpiframe_core.buckets import Counts
 from dpiframe_core.encode import Encoder
-from dpiframe_core.schema import Categorical, FeatureSchema, Hash, Identity, Log, Numeric, Table
+from dpiframe_core.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table
+from dpiframe_core.transforms import Log
 from dpiframe_core.types import BatchResult, BlockLayout, RowBlock
 from kernels.id_record import IdRecord
 

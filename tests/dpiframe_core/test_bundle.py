@@ -25,7 +25,8 @@ from dpiframe_core.bundle import Bundle, Golden, Manifest, Precision, Provenance
 from dpiframe_core.encode import Encoder
 from dpiframe_core.errors import BundleError
 from dpiframe_core.manifest import manifest_yaml, parse_manifest
-from dpiframe_core.schema import Bucketize, Categorical, FeatureSchema, Hash, Identity, Log, Numeric, Table, Vocabulary
+from dpiframe_core.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table, Vocabulary
+from dpiframe_core.transforms import Bucketize, Log
 
 SCHEMA = FeatureSchema(
     features=(

@@ -11,7 +11,8 @@ from hypothesis.extra import numpy as hnp
 from dpiframe_core.encode import Encoder
 from dpiframe_core.encoded import EncodedReader
 from dpiframe_core.errors import InputError
-from dpiframe_core.schema import Bucketize, Categorical, FeatureSchema, Hash, Identity, Numeric, Table
+from dpiframe_core.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table
+from dpiframe_core.transforms import Bucketize
 
 SCHEMA = FeatureSchema(
     features=(

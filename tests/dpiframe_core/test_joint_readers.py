@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from dpiframe_core.encode import Encoder
 from dpiframe_core.errors import InputError
-from dpiframe_core.schema import Categorical, FeatureSchema, Hash, Log, MinMax, Numeric, Standardize, Table, Vocabulary
+from dpiframe_core.schema import Categorical, FeatureSchema, Hash, Numeric, Table, Vocabulary
+from dpiframe_core.transforms import Log, MinMax, Standardize
 from dpiframe_core.vocabulary import VocabularyTable
 
 KNOWN = {"a": 2, "b": 3, "ö": 4}

@@ -8,8 +8,9 @@ import pytest
 
 from dpiframe_core.encode import Encoder
 from dpiframe_core.errors import InputError
-from dpiframe_core.schema import Bucketize, Categorical, FeatureSchema, Hash, Identity, Log, Numeric, Table, Vocabulary
+from dpiframe_core.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table, Vocabulary
 from dpiframe_core.table_rows import TableEncoder, column_types, missing_features
+from dpiframe_core.transforms import Bucketize, Log
 from dpiframe_core.types import RowBlock
 from dpiframe_core.vocabulary import VocabularyTable
 
