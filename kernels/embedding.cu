@@ -62,7 +62,8 @@ struct __align__(16) Source {
 
 // Unit.how: kind | dtype << 2 | mean << 4 | may_pad << 5 | counted << 6 | largest << 7
 enum Kind { GATHER = 0, SCALE = 1, COPY = 2, MASK = 3 };
-enum Dtype { F32 = 0, F16 = 1, BF16 = 2, I8 = 3 };
+
+#include "words.cuh"
 
 struct Staged {  // in shared memory
     const unsigned* context_ids; const unsigned* candidate_ids; const float* context_numbers; const float* candidate_numbers;
@@ -81,76 +82,6 @@ struct Staged {  // in shared memory
     }
 };
 struct Tables { const Unit* units; const Table* tables; const Segment* segments; unsigned long long* out_of_range; };
-
-// Starts copying words into shared memory, 16 bytes a load wherever the address allows. Returns where the first one will lie.
-template <typename T>
-__device__ __forceinline__ const T* stage(const T* from, int words, char* to) {
-    constexpr int V = 16 / sizeof(T);
-    const int skew = (int)((unsigned long long)from & 127) / (int)sizeof(T);  // words of its line before `from`
-    T* at = reinterpret_cast<T*>(to) + skew % V;
-    const unsigned target = (unsigned)__cvta_generic_to_shared(at);
-    for (int i = threadIdx.x * V - skew; i < words; i += THREADS * V) {
-        if (i >= 0 && i + V <= words) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target + i * (int)sizeof(T)), "l"(from + i) : "memory");
-        } else {
-            for (int k = max(i, 0); k < min(i + V, words); ++k)
-                asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(target + k * (int)sizeof(T)), "l"(from + k),
-                             "n"(sizeof(T)) : "memory");
-        }
-    }
-    return at;
-}
-
-// Through the L1: requests that skew towards a few hot rows would all queue at the slice of the L2 that has them. 16,384 x 26
-// rows of dim 16 take 7 us rather than 15, Zipf ids (H200); uniform ids take the same time either way.
-#define LOAD "ld.global.nc"
-template <int BYTES>
-__device__ __forceinline__ void load_bytes(const char* p, unsigned* w) {
-    if constexpr (BYTES == 1) {
-        asm(LOAD ".u8 %0, [%1];" : "=r"(*w) : "l"(p));
-    } else if constexpr (BYTES == 2) {
-        unsigned short h;
-        asm(LOAD ".u16 %0, [%1];" : "=h"(h) : "l"(p));
-        *w = h;
-    } else if constexpr (BYTES == 4) {
-        asm(LOAD ".u32 %0, [%1];" : "=r"(*w) : "l"(p));
-    } else if constexpr (BYTES == 8) {
-        asm(LOAD ".v2.u32 {%0, %1}, [%2];" : "=r"(w[0]), "=r"(w[1]) : "l"(p));
-    } else {
-        asm(LOAD ".v4.u32 {%0, %1, %2, %3}, [%4];"
-            : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "l"(p));
-        if constexpr (BYTES > 16) load_bytes<BYTES - 16>(p + 16, w + 4);
-    }
-}
-
-__device__ __forceinline__ int kind(int how) { return how & 3; }
-// Whether a unit has dtype D; known at compile time where all of a set have one.
-template <int SET, int D>
-__device__ __forceinline__ bool is(int how) { return SET == 1 << D || ((SET >> D & 1) && (how >> 2 & 3) == D); }
-
-template <int SET> __host__ __device__ constexpr int widest() { return SET & 1 ? 4 : SET & 6 ? 2 : 1; }
-
-// N columns of one row, as they come.
-template <int N, int SET>
-struct Raw {
-    unsigned words[(N * widest<SET>() + 3) / 4];
-    __device__ __forceinline__ void load(int how, const char* p) {
-        if (is<SET, F32>(how)) load_bytes<N * (SET & 1 ? 4 : 1)>(p, words);
-        else if (is<SET, I8>(how)) load_bytes<N>(p, words);
-        else load_bytes<N * (SET & 7 ? 2 : 1)>(p, words);
-    }
-    __device__ __forceinline__ float value(int how, int k) const {
-        if (is<SET, F32>(how)) return __uint_as_float(words[SET & 1 ? k : 0]);
-        if (is<SET, I8>(how))  // as the last byte of 2^23 + 128 + value: converting takes four times as long
-            return __uint_as_float(__byte_perm(words[k / 4] ^ 0x80808080u, 0x4b000000u, 0x7650 + k % 4)) - 8388736.0f;
-        const unsigned short h = (unsigned short)(words[SET & 7 ? k / 2 : 0] >> 16 * (k % 2));
-        return is<SET, F16>(how) ? half_to_float(h) : __uint_as_float((unsigned)h << 16);
-    }
-    __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (int k = 0; k < (int)(sizeof(words) / 4); ++k) words[k] = 0;
-    }
-};
 
 // The row of an id that the first segment does not hold: in a later segment; outside the table the row oov, and it is counted;
 // null for padding.
