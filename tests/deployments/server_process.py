@@ -41,10 +41,10 @@ class Server:
                 return self
         pytest.fail(f"the server did not start:\n{self.output}")
 
-    def stop(self, signum: signal.Signals) -> int:
+    def stop(self, signum: signal.Signals, within_s: float = STOP_S) -> int:
         """Sends the signal to the whole group and waits; what the server still says is added to `output`."""
         os.killpg(self.process.pid, signum)
-        said, _ = self.process.communicate(timeout=STOP_S)
+        said, _ = self.process.communicate(timeout=within_s)
         self.output += said
         return self.process.returncode
 

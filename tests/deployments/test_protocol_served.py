@@ -157,7 +157,7 @@ def test_sigterm_under_load_loses_no_grpc_request(served: Protocols) -> None:
         thread.start()
     while outcomes.count("scored") < 40 and any(thread.is_alive() for thread in clients):
         time.sleep(0.001)
-    assert served.server.stop(signal.SIGTERM) == 0
+    assert served.server.stop(signal.SIGTERM, within_s=40) == 0  # HAProxy lets gRPC connections go one by one: 7 s here
     for thread in clients:
         thread.join(30)
     lost = [outcome for outcome in outcomes if outcome != "scored" and "failed to connect" not in outcome.lower()]
