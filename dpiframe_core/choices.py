@@ -19,7 +19,7 @@ import torch
 
 import kernels
 from dpiframe_core.machine import machine
-from kernels.source import cache_folder
+from kernels.kept import cache_folder
 
 log = logging.getLogger(__name__)
 

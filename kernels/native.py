@@ -14,7 +14,8 @@ from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kernels.source import FOLDER, cache_folder
+from kernels.kept import keep, kept
+from kernels.source import FOLDER
 
 log = logging.getLogger(__name__)
 # No contraction: sums are the same to the bit whether a processor has fused multiply-add or not.
@@ -45,33 +46,19 @@ def library() -> ctypes.CDLL | None:
 
 
 def _built(compiler: str, code: Path) -> Path:
-    """The shared object, from the cache folder if it lies there. Loaded already, it needs its file no more."""
+    """The shared object, from an earlier start if it was kept."""
     key = sha256(repr((code.read_text(), _FLAGS, compiler, _processor())).encode()).hexdigest()
-    kept: Path | None = None
-    with suppress(OSError, RuntimeError):  # RuntimeError: there is no home directory
-        kept = cache_folder() / f"stacked-{key[:32]}.so"
-        if kept.stat().st_size:
-            return kept
-    folder = Path(_temporary().name)
-    made = folder / "stacked.so"
-    done = subprocess.run(
-        [compiler, *_FLAGS, str(code), "-o", str(made)], capture_output=True, text=True, timeout=_BUILD_S, check=False
-    )
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or [f"{compiler} failed"])[0])
-    with suppress(OSError, RuntimeError):
-        if kept is not None:
-            kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            own = kept.with_suffix(f".{os.getpid()}")
-            shutil.copy(made, own)
-            return own.replace(kept)
-    return made
-
-
-@cache
-def _temporary() -> "TemporaryDirectory[str]":
-    """Lives as long as the process."""
-    return TemporaryDirectory(prefix="dpiframe-")
+    name = f"stacked-{key[:32]}.so"
+    if found := kept(name):
+        return found
+    with TemporaryDirectory(prefix="dpiframe-") as folder:
+        made = Path(folder) / "stacked.so"
+        done = subprocess.run(
+            [compiler, *_FLAGS, str(code), "-o", str(made)], capture_output=True, text=True, timeout=_BUILD_S, check=False
+        )
+        if done.returncode:
+            raise RuntimeError((done.stderr.strip().splitlines() or [f"{compiler} failed"])[0])
+        return keep(name, made.read_bytes())
 
 
 def _processor() -> str:

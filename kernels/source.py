@@ -1,14 +1,12 @@
 """Finds, compiles (NVRTC through CuPy) and caches the .cu files of this folder, one module per device and set of constants."""
 
-import os
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
+from kernels.kept import keep, kept
 from kernels.wave_tiles import TILES, WIDE_TILES
 
 FOLDER = Path(__file__).resolve().parent
@@ -105,9 +103,8 @@ def _cubin(file: str, code: str, options: tuple[str, ...]) -> Path:
     sources = "".join(path.read_text() for path in sorted(FOLDER.glob("*.cuh")))
     key = sha256(repr((code, sources, options, nvrtc.getVersion())).encode()).hexdigest()
     name = f"{file}-{key[:32]}.cubin"
-    with suppress(OSError, RuntimeError):  # RuntimeError: there is no home directory
-        if (cache_folder() / name).stat().st_size:
-            return cache_folder() / name
+    if found := kept(name):
+        return found
     program = nvrtc.createProgram(code, f"{file}.cu", (), ())
     try:
         nvrtc.compileProgram(program, options)
@@ -116,19 +113,4 @@ def _cubin(file: str, code: str, options: tuple[str, ...]) -> Path:
         raise RuntimeError(f"{file}.cu: {nvrtc.getProgramLog(program)}") from error
     finally:
         nvrtc.destroyProgram(program)
-    with suppress(OSError, RuntimeError):
-        cache_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-        return _written(cubin, cache_folder()).replace(cache_folder() / name)
-    return _written(cubin, None)
-
-
-def _written(data: bytes, folder: Path | None) -> Path:
-    with NamedTemporaryFile(dir=folder, suffix=".cubin", delete=False) as file:
-        file.write(data)
-    return Path(file.name)
-
-
-def cache_folder() -> Path:
-    """`$XDG_CACHE_HOME/dpiframe`, by default `~/.cache/dpiframe`. A relative XDG_CACHE_HOME does not count."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (base if base.is_absolute() else Path.home() / ".cache") / "dpiframe"
+    return keep(name, cubin)

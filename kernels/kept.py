@@ -1,0 +1,53 @@
+"""Compiled code that is kept for the next start, in the user's cache folder. What lies there is run, so it is taken only from
+files and a folder that nobody else can write.
+"""
+
+import os
+import stat
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from tempfile import NamedTemporaryFile, TemporaryDirectory
+
+
+def cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/dpiframe`, by default `~/.cache/dpiframe`. A relative XDG_CACHE_HOME does not count."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (base if base.is_absolute() else Path.home() / ".cache") / "dpiframe"
+
+
+def kept(name: str) -> Path | None:
+    """A file that `keep` left there, or None."""
+    with suppress(OSError, RuntimeError):  # RuntimeError: there is no home directory
+        path = cache_folder() / name
+        if path.stat().st_size and _trusted(path.parent) and _trusted(path):
+            return path
+    return None
+
+
+def keep(name: str, data: bytes) -> Path:
+    """Writes a file for this process and, where that can be done safely, for later ones."""
+    with suppress(OSError, RuntimeError):
+        folder = cache_folder()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _trusted(folder):
+            return _written(data, folder).replace(folder / name)
+    return _written(data, Path(_own_folder().name))
+
+
+def _trusted(path: Path) -> bool:
+    """Whether this user or root owns it and nobody else may write it. A link is not followed."""
+    found = path.lstat()
+    return found.st_uid in (0, os.geteuid()) and not stat.S_ISLNK(found.st_mode) and not found.st_mode & 0o022
+
+
+def _written(data: bytes, folder: Path) -> Path:
+    with NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
+        file.write(data)
+    return Path(file.name)
+
+
+@cache
+def _own_folder() -> "TemporaryDirectory[str]":
+    """Lives as long as the process."""
+    return TemporaryDirectory(prefix="dpiframe-")
