@@ -113,6 +113,8 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
 
 
 def _binary(e: Emitter, name: str, a: Arguments) -> Strided:
+    if a.get("rounding_mode") is not None:
+        raise Refused(f"got rounding_mode {a['rounding_mode']!r}, expected a division without rounding")
     left, right = a["self"], a["other"] if "other" in a else a["exponent"]
     alpha = a.get("alpha", 1)
     if alpha != 1 and isinstance(right, Strided):
