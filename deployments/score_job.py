@@ -10,8 +10,7 @@ from deployments.outfile import check_outfile
 from dpiframe_core.errors import InputError, shown
 from dpiframe_core.manifest import Manifest
 from dpiframe_core.rowfiles import RowFile, column_names
-from dpiframe_core.schema import Categorical
-from dpiframe_core.table_rows import column_types, missing_features
+from dpiframe_core.table_rows import column_types, missing_features, splitters
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +61,7 @@ def plan_job(job: ScoreJob, manifest: Manifest) -> ScorePlan:
     """
     schema, tasks = manifest.feature_schema, manifest.tasks
     types = column_types(schema) | dict.fromkeys(job.labels, pa.int64())
-    splitters = {f.name: f.splitter for f in schema.features if isinstance(f, Categorical) and f.splitter is not None}
-    separators = splitters | dict(job.separators)
+    separators = splitters(schema) | dict(job.separators)
     whole = RowFile(job.input, types, separators)
     check_outfile("--out", job.out, ".parquet")
     if job.out.exists() and job.out.samefile(job.input):

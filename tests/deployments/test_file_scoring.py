@@ -236,7 +236,9 @@ def test_a_column_that_parquet_cannot_hold_is_told(bundle: Bundle, tmp_path: Pat
 @pytest.mark.parametrize("name", ["__row", "__oov", "__score_0", "__label_1"])
 def test_the_ray_engine_refuses_columns_named_as_its_own(bundle: Bundle, tmp_path: Path, name: str) -> None:
     job = job_of(bundle, write(tmp_path / "in.parquet", columns(10) | {name: [1] * 10}))
-    with pytest.raises(InputError, match=rf"in.parquet, columns: got \['{name}'\], expected none of these names, which the ray"):
+    with pytest.raises(
+        InputError, match=rf"in.parquet, columns: got \['{name}'\], expected none of these names, which the ray"
+    ):
         score_on_cluster(job, lambda done, rows: None, 1)
     assert plan_job(replace(job, keep=("label",)), bundle.manifest).file.columns == ("label", *sorted_features(job.input))
 
@@ -248,7 +250,9 @@ def sorted_features(path: Path) -> list[str]:
 def test_values_are_joined_as_the_schema_says_unless_the_job_says_otherwise(bundle: Bundle, tmp_path: Path) -> None:
     schema = bundle.manifest.feature_schema
     features = [f.model_copy(update={"splitter": "|"}) if f.max_values > 1 else f for f in schema.features]
-    manifest = bundle.manifest.model_copy(update={"feature_schema": FeatureSchema(features=tuple(features), tables=schema.tables)})
+    manifest = bundle.manifest.model_copy(
+        update={"feature_schema": FeatureSchema(features=tuple(features), tables=schema.tables)}
+    )
     job = job_of(bundle, write(tmp_path / "in.csv", columns(10)))
     assert plan_job(replace(job, separators={}), manifest).file.separators == {"bag0": "|", "bag1": "|"}
     assert plan_job(replace(job, separators={"bag1": "^"}), manifest).file.separators == SPLIT

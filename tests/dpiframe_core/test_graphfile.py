@@ -143,12 +143,16 @@ def test_a_generic_call_that_leaves_its_row_or_its_table_is_refused(node, text):
 
 def test_a_sequence_is_read_as_wide_as_it_lies_in_memory():
     """Pooling "none" keeps `max_values` rows side by side: a graph that says the table's dim would read beyond its value."""
-    features = [f.model_copy(update={"max_values": 3, "pooling": "none", "first_order_table": None}) for f in SCHEMA.features[:1]]
+    features = [
+        f.model_copy(update={"max_values": 3, "pooling": "none", "first_order_table": None}) for f in SCHEMA.features[:1]
+    ]
     schema = FeatureSchema(features=tuple(features), tables=SCHEMA.tables[:1])
     narrow = graph_of(LOOKUP, SUM, widths={"x": 4, "y": 1})
     wide = graph_of(replace(LOOKUP, attrs=Attrs(concat=(Source("c0", "c0", 12),))), SUM, widths={"x": 12, "y": 1})
     assert parse_graph(graph_json(wide), schema, 1) == wide
-    with pytest.raises(BundleError, match=r"graph node x: got Source\(.*width=4\), expected a table of the feature \(or its num"):
+    with pytest.raises(
+        BundleError, match=r"graph node x: got Source\(.*width=4\), expected a table of the feature \(or its num"
+    ):
         parse_graph(graph_json(narrow), schema, 1)
 
 

@@ -299,7 +299,10 @@ def test_features_of_several_values_must_be_pooled_as_the_schema_says():
         ({"padding_value": 1}, "got padding_value 1 and missing_id -1 of feature 'seen', expected 2 and -1: what the module"),
         ({"missing_id": 2}, "got padding_value 2 and missing_id 2 of feature 'seen', expected 2 and -1: what the module"),
         ({"encoder": Identity(out_of_range="oov"), "oov_id": 2}, "got padding_idx 2, an id that the encoder of feature 'seen'"),
-        ({"encoder": Hash(buckets=11)}, "got padding_idx 2, an id that the encoder of feature 'seen' gives to values, expected"),
+        (
+            {"encoder": Hash(buckets=11)},
+            "got padding_idx 2, an id that the encoder of feature 'seen' gives to values, expected",
+        ),
     ],
 )
 def test_what_a_mean_leaves_out_must_be_absent_in_requests_too(change, text):

@@ -141,7 +141,10 @@ def test_what_cannot_be_taken_over_is_refused_by_name(run, settings, pattern):
         ({"feature_specs": 3}, r"config\.yaml: feature_specs: got 3, expected a list of mappings with names"),
         ({"feature_specs": ["C1"]}, r"config\.yaml: feature_specs: got .*C1.*, expected a mapping of names"),
         ({"feature_specs": [{"embedding_dim": 4}]}, r"feature_specs: name: got \[None\], expected a list of names"),
-        ({"feature_specs": [{"name": "C1", "embedding_dim": "four"}]}, r"C1: embedding_dim: got 'four', expected a positive int"),
+        (
+            {"feature_specs": [{"name": "C1", "embedding_dim": "four"}]},
+            r"C1: embedding_dim: got 'four', expected a positive int",
+        ),
     ],
 )
 def test_settings_of_wrong_types_are_refused_by_name(run, settings, pattern):
@@ -154,7 +157,10 @@ def test_settings_of_wrong_types_are_refused_by_name(run, settings, pattern):
     [
         (lambda m: m.update(labels=3), r"feature_map\.json: labels: got 3, expected a list of names"),
         (lambda m: next(f for f in m["features"] if "C3" in f)["C3"].update(type=["categorical"]), r"C3: type: got \['cat"),
-        (lambda m: next(f for f in m["features"] if "C3" in f)["C3"].update(embedding_dim=[8]), r"C3: embedding_dim: got \[8\]"),
+        (
+            lambda m: next(f for f in m["features"] if "C3" in f)["C3"].update(embedding_dim=[8]),
+            r"C3: embedding_dim: got \[8\]",
+        ),
     ],
     ids=["labels", "type", "dim"],
 )
@@ -353,7 +359,9 @@ def test_a_record_without_a_state_has_no_fields(tmp_path):
 def test_a_place_in_the_memo_that_no_data_needs_is_refused_before_there_is_a_memo(tmp_path, put):
     path = tmp_path / "p.pkl"
     path.write_bytes(op(FEATURE_PROCESSOR, put))
-    with pytest.raises(InputError, match=r"p\.pkl: got 'got memo index 536870911, expected at most \d+, the bytes of the file'"):
+    with pytest.raises(
+        InputError, match=r"p\.pkl: got 'got memo index 536870911, expected at most \d+, the bytes of the file'"
+    ):
         read_processor(path)
 
 
