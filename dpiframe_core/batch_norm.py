@@ -1,4 +1,4 @@
-"""Folds batch normalisation, as it is in evaluation, into the linear layer ahead of it. Pure functions on tensors, in float64."""
+"""Folds batch normalisation, as it is in evaluation, into the linear layer ahead of it. Pure functions, in float64."""
 
 from dataclasses import dataclass
 

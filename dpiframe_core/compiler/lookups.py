@@ -189,8 +189,8 @@ def _check_absent(f: Feature, padding: int) -> None:
     assert isinstance(f, Categorical)  # only they have several values
     if f.missing_id != -1 or (isinstance(f.encoder, Identity) and f.padding_value != padding):
         raise Refused(
-            f"got padding_value {f.padding_value!r} and missing_id {f.missing_id} of feature {f.name!r}, expected {padding} and "
-            "-1: what the module leaves out must be absent in requests too"
+            f"got padding_value {f.padding_value!r} and missing_id {f.missing_id} of feature {f.name!r}, expected {padding} "
+            "and -1: what the module leaves out must be absent in requests too"
         )
     match f.encoder:
         case Hash(first_id=first, buckets=buckets):
@@ -201,5 +201,5 @@ def _check_absent(f: Feature, padding: int) -> None:
             given = f.oov_id == padding
     if given:
         raise Refused(
-            f"got padding_idx {padding}, an id that the encoder of feature {f.name!r} gives to values, expected one that it does not"
+            f"got padding_idx {padding}, an id that the encoder of feature {f.name!r} gives to values, expected another"
         )

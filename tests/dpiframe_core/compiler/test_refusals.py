@@ -301,7 +301,7 @@ def test_features_of_several_values_must_be_pooled_as_the_schema_says():
         ({"encoder": Identity(out_of_range="oov"), "oov_id": 2}, "got padding_idx 2, an id that the encoder of feature 'seen'"),
         (
             {"encoder": Hash(buckets=11)},
-            "got padding_idx 2, an id that the encoder of feature 'seen' gives to values, expected",
+            "got padding_idx 2, an id that the encoder of feature 'seen' gives to values, expected another",
         ),
     ],
 )
