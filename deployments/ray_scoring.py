@@ -26,7 +26,7 @@ from deployments.host import kill_stragglers
 from deployments.score_job import ScoreJob, ScorePlan, plan_job
 from deployments.scored_file import ScoreReport, scored_file
 from dpiframe_core.bundle import read_bundle
-from dpiframe_core.errors import DPIFrameError
+from dpiframe_core.errors import DPIFrameError, InputError
 from dpiframe_core.rowfiles import RowFile, iter_chunks, row_groups
 
 # Columns that travel with the rows: number in the file, scores, labels; unknown values of a chunk, told with its first row.
@@ -63,6 +63,9 @@ def score_on_cluster(job: ScoreJob, progress: Progress, workers: int, address: s
     """
     job = replace(job, bundle=job.bundle.resolve(), input=job.input.resolve())
     plan = plan_job(job, read_bundle(job.bundle).manifest)
+    own = re.compile(f"{_ROW}|{_OOV}|({_SCORE}|{_LABEL})[0-9]+")
+    if taken := [name for name in plan.file.columns or () if own.fullmatch(name)]:
+        raise InputError(f"{job.input}, columns", taken, "none of these names, which the ray engine uses; --keep others")
     parts = pieces(plan.file)
     with _cluster(address, workers), scored_file(job.out, plan) as out:
         try:

@@ -10,7 +10,7 @@ from deployments.outfile import check_outfile
 from dpiframe_core.errors import InputError, shown
 from dpiframe_core.manifest import Manifest
 from dpiframe_core.rowfiles import RowFile, column_names
-from dpiframe_core.table_rows import column_types, missing_features
+from dpiframe_core.table_rows import column_types, missing_features, splitters
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class ScoreJob:
     Attributes:
         out: the Parquet file to write. keep: the input's columns to write there beside the scores; None: all.
         labels: a column of 0 and 1 for each task, in their order, or () for no metrics.
-        separators: feature -> what joins its values in CSV or TSV.
+        separators: feature -> what joins its values in CSV or TSV, in place of the schema's splitter.
         encoded: a Parquet input holds ids and transformed numbers in place of raw values.
         device, precision: as everywhere. chunk_rows: rows that are read, scored and written at a time.
     """
@@ -61,7 +61,8 @@ def plan_job(job: ScoreJob, manifest: Manifest) -> ScorePlan:
     """
     schema, tasks = manifest.feature_schema, manifest.tasks
     types = column_types(schema) | dict.fromkeys(job.labels, pa.int64())
-    whole = RowFile(job.input, types, job.separators)
+    separators = splitters(schema) | dict(job.separators)
+    whole = RowFile(job.input, types, separators)
     check_outfile("--out", job.out, ".parquet")
     if job.out.exists() and job.out.samefile(job.input):
         raise InputError("--out", str(job.out), "another file than the input")
@@ -74,7 +75,7 @@ def plan_job(job: ScoreJob, manifest: Manifest) -> ScorePlan:
     for name in job.separators:
         if not text or name not in lists:
             raise InputError("--splitter", name, "a feature of several values, and a CSV or TSV file")
-    if text and (unsplit := [name for name in lists if name not in job.separators]):
+    if text and (unsplit := [name for name in lists if name not in separators]):
         raise InputError("--splitter", None, f"FEATURE=SEPARATOR for the features of several values, {', '.join(unsplit)}")
     found = column_names(whole)
     if lacking := missing_features(schema, found):
@@ -88,5 +89,5 @@ def plan_job(job: ScoreJob, manifest: Manifest) -> ScorePlan:
     if taken := sorted({*kept} & {*scores}):
         raise InputError(f"{job.input}, columns", taken, "none of these names, which the scores get; --keep others")
     needed = {*kept, *job.labels, *(f.name for f in schema.features)}
-    file = RowFile(job.input, types, job.separators, tuple(n for n in found if n in needed))
+    file = RowFile(job.input, types, separators, tuple(n for n in found if n in needed))
     return ScorePlan(file, kept, scores, job.labels)

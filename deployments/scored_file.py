@@ -88,11 +88,16 @@ class ScoredFile:
             return
         table = pa.concat_tables(self._waiting)
         self._waiting = []
-        try:
+        with self._written():
             if self._writer is None:
                 self._writer = pq.ParquetWriter(self._path, table.schema, use_dictionary=list(self._plan.kept))
             self._writer.write_table(table, row_group_size=_ROW_GROUP)
-        except OSError as error:
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, pa.ArrowException) as error:  # of a disk that is full, and of a column that Parquet cannot hold
             raise InputError("--out", str(self._path), f"a file that may be written ({error})") from error
 
     def close(self, *, complete: bool) -> None:
@@ -100,7 +105,8 @@ class ScoredFile:
         if complete:
             self._flush()
         if self._writer is not None:
-            self._writer.close()
+            with self._written():
+                self._writer.close()
 
     def report(self, out: Path) -> ScoreReport:
         """To be asked for after `close`; `out` is the file's final name."""

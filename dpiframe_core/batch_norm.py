@@ -1,4 +1,4 @@
-"""Folds batch normalisation, as it is in evaluation, into the linear layer beside it. Pure functions on tensors, in float64."""
+"""Folds batch normalisation, as it is in evaluation, into the linear layer ahead of it. Pure functions, in float64."""
 
 from dataclasses import dataclass
 
@@ -27,28 +27,15 @@ class BatchNorm:
 
 
 def fold_after(weight: torch.Tensor, bias: torch.Tensor | None, norm: BatchNorm) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight[out, in] and bias[out], float32, of one layer that does as x W^T + b and then `norm` [out] do.
+    """Weight[out, in] and bias[out], float64, of one layer that does as x W^T + b and then `norm` [out] do.
 
     Raises:
         ValueError: `norm` is not as wide as the layer's output.
     """
-    scale, shift = _of_width(norm, weight.shape[0], "output")
+    if norm.mean.shape != (len(weight),):
+        raise ValueError(
+            f"batch norm: got {tuple(norm.mean.shape)} means, expected {len(weight)}, as many as the layer's output"
+        )
+    scale, shift = norm.scale_and_shift()
     before = torch.zeros_like(scale) if bias is None else bias.double()
-    return (weight.double() * scale[:, None]).float(), (before * scale + shift).float()
-
-
-def fold_before(norm: BatchNorm, weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weight[out, in] and bias[out], float32, of one layer that does as `norm` [in] and then x W^T + b do.
-
-    Raises:
-        ValueError: `norm` is not as wide as the layer's input.
-    """
-    scale, shift = _of_width(norm, weight.shape[1], "input")
-    after = weight.double() @ shift + (0.0 if bias is None else bias.double())
-    return (weight.double() * scale).float(), after.float()
-
-
-def _of_width(norm: BatchNorm, width: int, what: str) -> tuple[torch.Tensor, torch.Tensor]:
-    if norm.mean.shape != (width,):
-        raise ValueError(f"batch norm: got {tuple(norm.mean.shape)} means, expected {width}, as many as the layer's {what}")
-    return norm.scale_and_shift()
+    return weight.double() * scale[:, None], before * scale + shift

@@ -4,6 +4,7 @@ Nothing in it names code. A graph that would read beyond a value, a table or a p
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from math import prod
 from pathlib import Path
 from typing import get_args
@@ -73,6 +74,10 @@ def _check_node(node: Node, graph: Graph, schema: FeatureSchema) -> None:
         raise ValueError(f"got activation {node.attrs.activation!r}, expected one of {', '.join(_ACTIVATIONS)}")
     if node.op != "activation" and node.attrs.activation != "identity":
         raise ValueError(f"got activation {node.attrs.activation!r} on op {node.op!r}, expected a node of its own for it")
+    attrs = node.attrs
+    strange = [f.name for f in fields(attrs) if f.name not in _ATTRS.get(node.op, ()) and getattr(attrs, f.name) != f.default]
+    if strange:
+        raise ValueError(f"got attributes {strange} on op {node.op!r}, expected those of its own")
     if node.op == "lookup":
         expected = _lookup_width(node, schema)
     else:
@@ -86,16 +91,15 @@ Check = Callable[[Node, Sequence[int], Sequence[Shape]], int]
 
 
 def _lookup_width(node: Node, schema: FeatureSchema) -> int:
-    if node.inputs or node.params or node.attrs.total or node.attrs.splits or not node.attrs.concat:
+    if node.inputs or node.params or not node.attrs.concat:
         raise ValueError("got inputs, parameters or no sources, expected sources alone")
     for s in node.attrs.concat:
         if s.feature not in schema.columns:
             raise ValueError(f"got feature {s.feature!r}, expected one of the schema")
         f = schema.feature(s.feature)
         allowed = {name for name in (f.table, f.first_order_table) if name is not None} | (set() if f.is_id else {None})
-        width = schema.table(s.table).dim if s.table in allowed and s.table is not None else 1
-        if s.table not in allowed or s.width != width:
-            raise ValueError(f"got {s}, expected a table of the feature (or its number) and the table's dim")
+        if s.table not in allowed or s.width != schema.columns_read(s.feature, s.table):
+            raise ValueError(f"got {s}, expected a table of the feature (or its number) and the columns that it reads of it")
     return sum(s.width for s in node.attrs.concat)
 
 
@@ -157,6 +161,8 @@ def _aten(node: Node, ins: Sequence[int], params: Sequence[Shape]) -> int:
     return prod(node.attrs.aten.sizes)
 
 
+# Which attributes an operator has; the others are of none, or of fused operators, which files do not hold.
+_ATTRS = {"lookup": ("concat",), "activation": ("activation", "slope"), "fm": ("offset", "fields", "dim"), "aten": ("aten",)}
 _CHECKS: dict[str, Check] = {
     "lookup": lambda node, ins, params: 0,  # needs the schema: `_lookup_width`
     "concat": _counted(2, 0, sum, more=True),

@@ -151,8 +151,8 @@ def _header(file: RowFile) -> tuple[list[str], str]:
     try:
         first = [line.decode("utf-8-sig").rstrip("\r\n")]
         cells = next(csv.reader(first, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if delimiter == "," else csv.QUOTE_NONE))
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file.path}, line 1", line, "UTF-8 text: the names of the columns") from error
+    except (UnicodeDecodeError, csv.Error) as error:  # the latter of CR line ends, which make one line of the file
+        raise InputError(f"{file.path}, line 1", line, "names of columns: UTF-8 text, lines that end in LF") from error
     if not line.strip():
         raise InputError(f"{file.path}, line 1", "nothing", "the names of the columns")
     return cells, delimiter
@@ -176,6 +176,7 @@ def _csv_batches(file: RowFile) -> Iterator[tuple[pa.Table, float]]:
                 pa.csv.ParseOptions(
                     delimiter=delimiter, quote_char='"' if delimiter == "," else False,
                     newlines_in_values=delimiter == ",", invalid_row_handler=note,
+                    ignore_empty_lines=len(names) > 1,  # of one column, a missing value
                 ),
                 # Bytes first, types after: Arrow's own conversion errors do not say which row is at fault.
                 pa.csv.ConvertOptions(
@@ -230,7 +231,7 @@ def _json_batches(file: RowFile, rows: int) -> Iterator[tuple[pa.Table, float]]:
 
 
 def _object(file: RowFile, line: bytes, row: int) -> dict[str, Any]:
-    with suppress(ValueError):  # which UTF-8 and JSON errors are
+    with suppress(ValueError, RecursionError):  # UTF-8 and JSON errors are of the former, deep nesting of the latter
         found = json.loads(line)
         if isinstance(found, dict):
             return found

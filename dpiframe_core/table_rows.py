@@ -70,6 +70,11 @@ def column_types(schema: FeatureSchema) -> dict[str, pa.DataType]:
     return {f.name: _list_of(f, _value_type(f)) for f in schema.features}
 
 
+def splitters(schema: FeatureSchema) -> dict[str, str]:
+    """What joins the values of each feature that the schema has a splitter for."""
+    return {f.name: f.splitter for f in schema.features if isinstance(f, Categorical) and f.splitter is not None}
+
+
 def _value_type(f: Feature) -> pa.DataType:
     if not isinstance(f, Categorical):
         return pa.float64()

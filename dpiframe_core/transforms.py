@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from dpiframe_core.errors import shown
 from dpiframe_core.strict import Strict
 
 
@@ -55,5 +56,5 @@ class Bucketize(Strict):
     @model_validator(mode="after")
     def _ascending(self) -> Self:
         if any(b <= a for a, b in pairwise(self.boundaries)):
-            raise ValueError("boundaries: expected strictly ascending values")
+            raise ValueError(f"boundaries: got {shown(list(self.boundaries))}, expected strictly ascending values")
         return self

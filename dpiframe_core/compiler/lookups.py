@@ -11,7 +11,7 @@ import torch
 
 from dpiframe_core.compiler.strided import Refused
 from dpiframe_core.errors import InputError
-from dpiframe_core.schema import FeatureSchema
+from dpiframe_core.schema import Categorical, Feature, FeatureSchema, Hash, Identity
 
 Indices = npt.NDArray[np.int64]
 
@@ -121,6 +121,8 @@ class Lookups:
             raise Refused(
                 f"got a row of {name} at padding_idx {padding} that is not zero, expected zeros: absent values add nothing"
             )
+        if mode == "mean" or weight[padding].any():
+            _check_absent(f, padding)
         if self.padding.setdefault(feature, padding) != padding:
             raise Refused(f"got padding_idx {padding} for feature {feature!r}, expected {self.padding[feature]} as elsewhere")
         return Bags(feature, self._id_row(feature, -1, int(raw.shift.flat[0]), name, weight))
@@ -180,3 +182,24 @@ class Lookups:
             known = self.sources[feature, table] = Slot(base, self.widths[base], width)
             self.widths[base] += width
         return known
+
+
+def _check_absent(f: Feature, padding: int) -> None:
+    """Refuses a feature whose encoder would count what the module leaves out, the row at `padding`, as a value."""
+    assert isinstance(f, Categorical)  # only they have several values
+    if f.missing_id != -1 or (isinstance(f.encoder, Identity) and f.padding_value != padding):
+        raise Refused(
+            f"got padding_value {f.padding_value!r} and missing_id {f.missing_id} of feature {f.name!r}, expected {padding} "
+            "and -1: what the module leaves out must be absent in requests too"
+        )
+    match f.encoder:
+        case Hash(first_id=first, buckets=buckets):
+            given = first <= padding < first + buckets
+        case Identity(out_of_range="error"):
+            given = False
+        case _:
+            given = f.oov_id == padding
+    if given:
+        raise Refused(
+            f"got padding_idx {padding}, an id that the encoder of feature {f.name!r} gives to values, expected another"
+        )

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-import torch
-
+from dpiframe_core.batch_norm import BatchNorm, fold_after
 from dpiframe_core.compiler.arguments import Arguments, constant, integers, is_number, limit, number, tensor
 from dpiframe_core.compiler.emit import Const, Emitter
 from dpiframe_core.compiler.joins import cat, indexed, selected_at, stack
@@ -113,6 +112,8 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
 
 
 def _binary(e: Emitter, name: str, a: Arguments) -> Strided:
+    if a.get("rounding_mode") is not None:
+        raise Refused(f"got rounding_mode {a['rounding_mode']!r}, expected a division without rounding")
     left, right = a["self"], a["other"] if "other" in a else a["exponent"]
     alpha = a.get("alpha", 1)
     if alpha != 1 and isinstance(right, Strided):
@@ -167,22 +168,21 @@ def _layer_norm(e: Emitter, a: Arguments) -> Strided:
 
 
 def _batch_norm(e: Emitter, a: Arguments) -> Strided:
-    """(x - mean) / sqrt(var + eps) * weight + bias by the statistics kept: within a linear layer ahead, or scale and shift."""
+    """Batch norm by the statistics kept: within a linear layer ahead, or scale and shift."""
     x: Strided = a["input"]
-    mean, var = constant(a["running_mean"]).tensor.double(), constant(a["running_var"]).tensor.double()
-    scale = (var + a["eps"]).rsqrt() * (1 if a["weight"] is None else constant(a["weight"]).tensor.double())
-    shift = (0 if a["bias"] is None else constant(a["bias"]).tensor.double()) - mean * scale
+    mean, variance = constant(a["running_mean"]).tensor, constant(a["running_var"]).tensor
+    affine = (None if a[k] is None else constant(a[k]).tensor for k in ("weight", "bias"))
+    norm = BatchNorm(mean, variance, a["eps"], *affine)
     ahead = next((n for n in e.nodes if n.outputs == (x.base,) and n.op == "linear"), None)
     if ahead and frame_of([x], x.rank) == Frame(2, 0) and e.whole(x):
-        weight = e.params[ahead.params[0]].double().reshape(len(scale), -1)
-        bias = e.params[ahead.params[1]].double() if len(ahead.params) == 2 else torch.zeros_like(shift)
+        own = e.params[ahead.params[0]].reshape(len(mean), -1)
+        weight, bias = fold_after(own, e.params[ahead.params[1]] if len(ahead.params) == 2 else None, norm)
         name, layer = e.name, fresh(ahead.inputs[0], [Size(1, True), Size(e.width(ahead.inputs[0]))])
         e.name = f"{ahead.name}.norm"
-        made = e.linear(
-            layer, Const(weight * scale[:, None], f"{e.name}.weight"), Const(bias * scale + shift, f"{e.name}.bias")
-        )
+        made = e.linear(layer, Const(weight, f"{e.name}.weight"), Const(bias, f"{e.name}.bias"))
         e.name = name
         return made
     shape = (-1, *[1] * (x.rank - 2))
+    scale, shift = norm.scale_and_shift()
     scaled = e.elementwise("aten.mul", [x, Const(scale.reshape(shape))])
     return e.elementwise("aten.add", [scaled, Const(shift.reshape(shape))])

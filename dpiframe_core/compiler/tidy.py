@@ -61,7 +61,8 @@ def _one_last_linear(graph: Graph, params: dict[str, torch.Tensor]) -> tuple[Gra
     while waiting:
         value = waiting.pop(0)
         maker = made_by[value]
-        alone = len(consumers[value]) == 1 and graph.widths[value] == tasks
+        uses = sum(n.inputs.count(value) for n in consumers[value])
+        alone = uses == 1 and graph.widths[value] == tasks
         if alone and maker.op in ("add", "bias"):
             waiting[:0] = maker.inputs
             gone.append(maker)

@@ -20,7 +20,7 @@ from dpiframe_core.transforms import MinMax, Standardize
 from dpiframe_core.vocabulary import VocabularyTable
 
 _PAD, _OOV = "__PAD__", "__OOV__"
-_POOLINGS: Mapping[object, Literal["mean", "sum"]] = {
+_POOLINGS: Mapping[str, Literal["mean", "sum"]] = {
     "layers.MaskedAveragePooling()": "mean",
     "layers.MaskedSumPooling()": "sum",
 }
@@ -62,18 +62,22 @@ def fields_of(run: FuxiRun, dim: int, unpooled: Sequence[str] = ()) -> list[Fiel
                 raise InputError(f"{where}: {key}", spec[key], "none: its values cannot be carried over")
         pooling = None
         if kind == "sequence" and name not in unpooled:
-            if encoder not in _POOLINGS:
-                raise InputError(f"{where}: feature_encoder", encoder, f"one of {', '.join(map(str, _POOLINGS))}")
+            if not isinstance(encoder, str) or encoder not in _POOLINGS:
+                raise InputError(f"{where}: feature_encoder", encoder, f"one of {', '.join(_POOLINGS)}")
             pooling = _POOLINGS[encoder]
         elif encoder is not None:
             raise InputError(f"{where}: feature_encoder", encoder, "none")
         shares = spec.get("share_embedding")
         # FuxiCTR shares only with a feature that comes earlier; else the feature gets a table of its own.
-        shares = shares if shares in {f.name for f in out} else None
+        # In a chain (c shares b's, which is a's) the table is the first one's.
+        shares = next((f.shares or f.name for f in out if f.name == shares), None)
         rows = 1 if kind == "numeric" else spec["vocab_size"]
         if spec.get("padding_idx", 0) != 0:
             raise InputError(f"{where}: padding_idx", spec["padding_idx"], "0")
-        out.append(Field(name, kind, rows, int(spec.get("embedding_dim", dim)), shares, pooling, _buckets(run, name, kind)))
+        own_dim = spec.get("embedding_dim", dim)
+        if type(own_dim) is not int or own_dim < 1:
+            raise InputError(f"{where}: embedding_dim", own_dim, "a positive integer")
+        out.append(Field(name, kind, rows, own_dim, shares, pooling, _buckets(run, name, kind)))
         if out[-1].buckets is not None and shares is not None:
             raise InputError(f"{where}: share_embedding", shares, f"none for a feature with {PREPROCESS}")
     return out

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from dpiframe_core.errors import InputError, listed, shown
@@ -139,8 +140,8 @@ def read_run(files: FuxiFiles) -> FuxiRun:
                 raise InputError(f"{files.normalizers}: {name}", "a normaliser", f"one of a feature: {shown(list(features))}")
     else:
         normalizers = {} if processor is None else _processor_normalizers(files, processor)
-    labels = feature_map.get("labels", [])
-    return FuxiRun(files, config, features, columns, vocabularies, normalizers, tuple(map(str, labels)))
+    labels = _names(f"{files.feature_map}: labels", feature_map.get("labels") or [])
+    return FuxiRun(files, config, features, columns, vocabularies, normalizers, tuple(labels))
 
 
 def _features(files: FuxiFiles, feature_map: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -149,15 +150,18 @@ def _features(files: FuxiFiles, feature_map: Mapping[str, Any], config: Mapping[
     if not isinstance(listed, list) or not all(isinstance(f, dict) for f in listed):
         raise InputError(f"{files.feature_map}: features", listed, "a list of features")
     features = {str(name): dict(_mapping(f"{files.feature_map}: {name}", spec)) for f in listed for name, spec in f.items()}
-    used = config.get("use_features") or list(features)
+    used = _names(f"{files.config}: use_features", config.get("use_features") or list(features))
     for name in used:
         if name not in features:
             raise InputError(f"{files.config}: use_features", name, f"a feature of {files.feature_map}")
-    for spec in config.get("feature_specs") or []:
-        names = spec["name"] if isinstance(spec["name"], list) else [spec["name"]]
-        for name in names:
+    where, specs = f"{files.config}: feature_specs", config.get("feature_specs") or []
+    if not isinstance(specs, list):
+        raise InputError(where, specs, "a list of mappings with names")
+    for spec in specs:
+        given = _mapping(where, spec).get("name")
+        for name in _names(f"{where}: name", given if isinstance(given, list) else [given]):
             if name not in features:
-                raise InputError(f"{files.config}: feature_specs", name, f"a feature of {files.feature_map}")
+                raise InputError(where, name, f"a feature of {files.feature_map}")
             features[name] |= {k: v for k, v in spec.items() if k != "name"}
     return {name: features[name] for name in used if features[name].get("type") != "meta"}
 
@@ -204,9 +208,10 @@ def _check_tokenizers(files: FuxiFiles, processor: Processor, vocabularies: Mapp
     wrong = []
     for name, tokens in vocabularies.items():
         tokenizer = made.get(f"{name}::tokenizer")
-        if not isinstance(tokenizer, TokenizerRecord):
+        found = tokenizer.fields.get("vocab") if isinstance(tokenizer, TokenizerRecord) else None
+        if not isinstance(found, Mapping):
             wrong.append(f"{name} (no tokenizer)")
-        elif {str(token): i for token, i in tokenizer.fields["vocab"].items()} != dict(tokens):
+        elif {str(token): i for token, i in found.items()} != dict(tokens):
             wrong.append(f"{name} (another vocabulary)")
     if wrong:
         got = f"{len(wrong)} other vocabularies than {files.vocab.name}"
@@ -226,7 +231,7 @@ def _processor_normalizers(files: FuxiFiles, processor: Processor) -> dict[str, 
 def _transform(where: str, scaler: object) -> Standardize | MinMax:
     def number(field: str) -> float:
         values = getattr(scaler.fields.get(field), "values", None)  # type: ignore[attr-defined]
-        if values is None or values.shape != (1,):
+        if not isinstance(values, np.ndarray) or values.shape != (1,):
             raise InputError(f"{where}: {field}", shown(values), "one number")
         return float(values[0])
 
@@ -235,11 +240,13 @@ def _transform(where: str, scaler: object) -> Standardize | MinMax:
             return Standardize(mean=number("mean_"), std=number("scale_"))
         if isinstance(scaler, MinMaxScalerRecord):
             clip = bool(scaler.fields.get("clip", False))
-            if tuple(scaler.fields.get("feature_range", ())) != (0, 1):
+            if scaler.fields.get("feature_range") not in ((0, 1), [0, 1]):
                 raise InputError(f"{where}: feature_range", scaler.fields.get("feature_range"), "(0, 1)")
             # sklearn computes x * scale_ + min_, which this is: a range of 0 has scale_ 1 there.
-            low = number("data_min_")
-            return MinMax(minimum=low, maximum=low + 1 / number("scale_"), clip=clip)
+            low, scale = number("data_min_"), number("scale_")
+            if scale == 0:
+                raise InputError(f"{where}: scale_", scale, "a fitted scaler")
+            return MinMax(minimum=low, maximum=low + 1 / scale, clip=clip)
     except ValidationError as e:
         raise InputError(where, first_fault(e), "a fitted scaler") from None
     raise InputError(where, getattr(scaler, "kind", type(scaler).__name__), "a StandardScaler or MinMaxScaler")
@@ -256,6 +263,12 @@ def _data_sets(files: FuxiFiles, feature_map: Mapping[str, Any], processor: Proc
 def _mapping(where: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise InputError(where, shown(value), "a mapping of names")
+    return value
+
+
+def _names(where: str, value: object) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise InputError(where, value, "a list of names")
     return value
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from dpiframe_core.architecture import Activation as ActivationKind
 from dpiframe_core.architecture import Activations, LeakyReLU
-from dpiframe_core.batch_norm import BatchNorm
+from dpiframe_core.batch_norm import BatchNorm, fold_after
 
 Parameters = dict[str, Tensor]
 
@@ -82,12 +82,10 @@ class Linear:
 
     def folded(self) -> tuple[Tensor, Tensor]:
         """(weight, bias) as float64 with the batch norm inside."""
-        weight = self.weight.double()
-        bias = torch.zeros(len(weight), dtype=torch.float64) if self.bias is None else self.bias.double()
-        if self.norm is None:
-            return weight, bias
-        scale, shift = self.norm.scale_and_shift()
-        return weight * scale[:, None], bias * scale + shift
+        if self.norm is not None:
+            return fold_after(self.weight, self.bias, self.norm)
+        bias = torch.zeros(len(self.weight)) if self.bias is None else self.bias
+        return self.weight.double(), bias.double()
 
     def parameters(self, prefix: str) -> Parameters:
         weight, bias = self.folded()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +26,12 @@ class Record:
 
     kind: ClassVar[str] = "record"
 
-    def __init__(self) -> None:
-        self.fields: dict[str, Any] = {}
+    fields: dict[str, Any]
+
+    def __new__(cls) -> Record:  # a pickle may make an object without calling __init__, and give it no state
+        made = super().__new__(cls)
+        made.fields = {}
+        return made
 
     def __setstate__(self, state: object) -> None:
         if not isinstance(state, dict):
@@ -163,6 +168,13 @@ class _InertUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"got a persistent id {pid!r}, expected none")
 
 
+def _check_memo(data: bytes) -> None:
+    """Refuses a place in the memo beyond any that so many bytes can fill: the unpickler makes room for all places before it."""
+    for opcode, place, _ in pickletools.genops(data):
+        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and isinstance(place, int) and place > len(data):
+            raise pickle.UnpicklingError(f"got memo index {place}, expected at most {len(data)}, the bytes of the file")
+
+
 def read_processor(path: Path) -> Processor:
     """The feature processor's fields, tokenizers and normalisers, as stand-ins.
 
@@ -172,7 +184,9 @@ def read_processor(path: Path) -> Processor:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise InputError(str(path), f"{path.stat().st_size} bytes", f"at most {_MAX_BYTES}")
-        made = _InertUnpickler(io.BytesIO(path.read_bytes())).load()
+        data = path.read_bytes()
+        _check_memo(data)
+        made = _InertUnpickler(io.BytesIO(data)).load()
     except FileNotFoundError:
         raise InputError("processor", str(path), "a file") from None
     except pickle.UnpicklingError as e:

@@ -1,44 +1,45 @@
 """Raw rows of a file as columns for the encoder, expected scores, and rows drawn at random where there is no file."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pcsv
-import pyarrow.parquet as pq
 
 from dpiframe_core.errors import InputError, listed, shown
+from dpiframe_core.rowfiles import RowFile, column_names, iter_chunks
 from dpiframe_core.schema import Categorical, FeatureSchema, Identity, Numeric, Vocabulary
+from dpiframe_core.table_rows import column_types, missing_features, splitters
 from dpiframe_core.vocabulary import VocabularyTable, id_bound, vocabulary_name
 
 Columns = dict[str, list[object]]
+_CHUNK_ROWS = 1 << 16
 
 
 def read_rows(path: Path, schema: FeatureSchema, label: str | None) -> tuple[Columns, npt.NDArray[np.int64] | None]:
-    """The features' columns of a CSV (header, empty = missing) or Parquet file, and the labels if it has such a column
-    of zeros and ones.
+    """The features' columns of a file of rows, as `rowfiles` reads it with the schema's splitters, and the labels if it has
+    such a column of zeros and ones.
 
     Raises:
         InputError: the file cannot be read, or lacks a feature; with the names.
     """
-    types = {f.name: _arrow_type(f) for f in schema.features} | ({label: pa.float64()} if label else {})
-    try:
-        if path.suffix == ".parquet":
-            table = pq.read_table(path)
-        else:
-            convert = pcsv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
-            table = pcsv.read_csv(path, convert_options=convert)
-    except (pa.ArrowException, OSError) as e:
-        raise InputError(str(path), shown(str(e)), "a CSV or Parquet file whose columns hold the features' types") from None
-    missing = [f.name for f in schema.features if f.name not in table.column_names]
-    if missing:
+    types = column_types(schema) | ({label: pa.float64()} if label else {})
+    file = RowFile(path, types, splitters(schema))
+    found = column_names(file)
+    if missing := missing_features(schema, found):
         raise InputError(str(path), f"{len(missing)} columns missing", f"one for each of {listed(missing)}")
-    if not table.num_rows:
-        raise InputError(str(path), "no rows", "at least one")
+    joined = [f.name for f in schema.features if f.max_values > 1 and f.name not in file.separators]
+    if joined and path.suffix.lower() in (".csv", ".tsv"):
+        raise InputError(
+            f"{path}: {joined[0]}", "text", "lists, of Parquet or JSON lines, as the schema has no splitter for it"
+        )
+    wanted = tuple(name for name in found if name in types)
+    table = pa.concat_tables([chunk.table for chunk in iter_chunks(replace(file, columns=wanted), _CHUNK_ROWS)])
     labels = None
-    if label is not None and label in table.column_names and set(table[label].unique().to_pylist()) <= {0, 1}:
+    if label is not None and label in found and set(table[label].unique().to_pylist()) <= {0, 1}:
         labels = table[label].to_numpy().astype(np.int64)
     return {f.name: table[f.name].to_pylist() for f in schema.features}, labels
 
@@ -95,9 +96,3 @@ def _one(f: Categorical, known: list[object], rng: np.random.Generator) -> objec
     if f.max_values == 1:
         return known[rng.integers(len(known))]
     return [known[i] for i in rng.integers(0, len(known), rng.integers(0, f.max_values + 1))]
-
-
-def _arrow_type(f: Categorical | Numeric) -> pa.DataType:
-    if isinstance(f, Numeric):
-        return pa.float64()
-    return pa.string() if f.values == "string" or f.max_values > 1 else pa.int64()

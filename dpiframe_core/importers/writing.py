@@ -59,7 +59,7 @@ def write_import(
     """Writes the bundle at `out`, unless its scores are off by more than 1e-5.
 
     Args:
-        rows: raw rows to compare on (CSV or Parquet); random ones by default. expected: the source's own scores on them (CSV);
+        rows: raw rows to compare on, as for `score`; random ones by default. expected: the source's own scores on them (CSV);
             by default the source's layers are computed in float64. label: the column of clicks in `rows`, for AUC and log-loss.
 
     Raises:

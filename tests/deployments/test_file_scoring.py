@@ -18,14 +18,15 @@ import pytest
 
 from deployments import chunk_scorer, file_scoring, scored_file
 from deployments.file_scoring import score_file
-from deployments.ray_scoring import Piece, pieces
-from deployments.score_job import ScoreJob
+from deployments.ray_scoring import Piece, pieces, score_on_cluster
+from deployments.score_job import ScoreJob, plan_job
 from deployments.scored_file import ScoreReport
 from dpiframe_core.architecture import DCNv2, DeepFM
 from dpiframe_core.bundle import Bundle, write_bundle
 from dpiframe_core.engine import Engine
 from dpiframe_core.errors import InputError
 from dpiframe_core.rowfiles import RowFile
+from dpiframe_core.schema import FeatureSchema
 from tests.runner import small_bundle
 from tests.test_readme import ROOT, RUN, blocks
 
@@ -223,6 +224,38 @@ def test_what_cannot_be_scored_is_named_and_nothing_is_left(
         score_file(job_of(bundle, path, **options), lambda done, rows: None, 2)
     assert (tmp_path / "out.parquet").read_text() == "from before"
     assert sorted(p.name for p in tmp_path.iterdir()) == [path.name, "out.parquet"]
+
+
+def test_a_column_that_parquet_cannot_hold_is_told(bundle: Bundle, tmp_path: Path) -> None:
+    path = write(tmp_path / "in.jsonl", columns(10) | {"extra": [{}] * 10})
+    with pytest.raises(InputError, match=r"--out: got .*, expected a file that may be written \(.*struct.*\)"):
+        run(job_of(bundle, path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.jsonl"]
+
+
+@pytest.mark.parametrize("name", ["__row", "__oov", "__score_0", "__label_1"])
+def test_the_ray_engine_refuses_columns_named_as_its_own(bundle: Bundle, tmp_path: Path, name: str) -> None:
+    job = job_of(bundle, write(tmp_path / "in.parquet", columns(10) | {name: [1] * 10}))
+    with pytest.raises(
+        InputError, match=rf"in.parquet, columns: got \['{name}'\], expected none of these names, which the ray"
+    ):
+        score_on_cluster(job, lambda done, rows: None, 1)
+    assert plan_job(replace(job, keep=("label",)), bundle.manifest).file.columns == ("label", *sorted_features(job.input))
+
+
+def sorted_features(path: Path) -> list[str]:
+    return [n for n in pq.read_schema(path).names if n in FEATURES]
+
+
+def test_values_are_joined_as_the_schema_says_unless_the_job_says_otherwise(bundle: Bundle, tmp_path: Path) -> None:
+    schema = bundle.manifest.feature_schema
+    features = [f.model_copy(update={"splitter": "|"}) if f.max_values > 1 else f for f in schema.features]
+    manifest = bundle.manifest.model_copy(
+        update={"feature_schema": FeatureSchema(features=tuple(features), tables=schema.tables)}
+    )
+    job = job_of(bundle, write(tmp_path / "in.csv", columns(10)))
+    assert plan_job(replace(job, separators={}), manifest).file.separators == {"bag0": "|", "bag1": "|"}
+    assert plan_job(replace(job, separators={"bag1": "^"}), manifest).file.separators == SPLIT
 
 
 def test_outputs_that_cannot_be_are_refused(bundle: Bundle, tmp_path: Path) -> None:

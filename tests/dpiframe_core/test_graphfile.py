@@ -1,6 +1,7 @@
 """graph.json: every model's graph survives it, and what would read beyond its values is refused before it runs."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from dpiframe_core.errors import BundleError
 from dpiframe_core.graph import Attrs, Graph, Node, Source
 from dpiframe_core.graphfile import graph_json, parse_graph
 from dpiframe_core.models import build_graph
+from dpiframe_core.schema import FeatureSchema
 from tests import oracle
 from tests.dpiframe_core.compiler.test_modules import compiled_of
 
@@ -88,6 +90,19 @@ STRANGER = Node("y", "gather", ("x",), ("y",), "m")
             "graph node x: got feature 'nobody', expected one of the schema",
         ),
         (
+            (LOOKUP, Node("y", "sum", ("x",), ("y",), "m", attrs=Attrs(layers=1, columns=(9,), members=(SUM,)))),
+            {"x": 4, "y": 1}, {},
+            "graph node y: got attributes ['layers', 'columns', 'members'] on op 'sum', expected those of its own",
+        ),
+        (
+            (LOOKUP, Node("y", "sum", ("x",), ("y",), "m", attrs=LOOKUP.attrs)), {"x": 4, "y": 1}, {},
+            "graph node y: got attributes ['concat'] on op 'sum', expected those of its own",
+        ),
+        (
+            (Node("x", "lookup", (), ("x",), "e", attrs=Attrs(LOOKUP.attrs.concat, splits=(1,))), SUM), {"x": 4, "y": 1}, {},
+            "graph node x: got attributes ['splits'] on op 'lookup', expected those of its own",
+        ),
+        (
             (LOOKUP, Node("y", "activation", ("x",), ("y",), "m", attrs=Attrs(activation="eval"))), {"x": 4, "y": 4}, {},
             "graph node y: got activation 'eval', expected one of relu, sigmoid, tanh, identity",
         ),
@@ -124,6 +139,21 @@ def test_a_generic_call_that_leaves_its_row_or_its_table_is_refused(node, text):
     with pytest.raises(ValueError, match=r"^graph node y: ") as error:
         graph_of(LOOKUP, node, widths={"x": 4, "y": prod(node.attrs.aten.sizes)})
     assert text in str(error.value)
+
+
+def test_a_sequence_is_read_as_wide_as_it_lies_in_memory():
+    """Pooling "none" keeps `max_values` rows side by side: a graph that says the table's dim would read beyond its value."""
+    features = [
+        f.model_copy(update={"max_values": 3, "pooling": "none", "first_order_table": None}) for f in SCHEMA.features[:1]
+    ]
+    schema = FeatureSchema(features=tuple(features), tables=SCHEMA.tables[:1])
+    narrow = graph_of(LOOKUP, SUM, widths={"x": 4, "y": 1})
+    wide = graph_of(replace(LOOKUP, attrs=Attrs(concat=(Source("c0", "c0", 12),))), SUM, widths={"x": 12, "y": 1})
+    assert parse_graph(graph_json(wide), schema, 1) == wide
+    with pytest.raises(
+        BundleError, match=r"graph node x: got Source\(.*width=4\), expected a table of the feature \(or its num"
+    ):
+        parse_graph(graph_json(narrow), schema, 1)
 
 
 def test_a_file_of_another_form_is_refused():

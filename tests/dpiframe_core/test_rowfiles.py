@@ -95,6 +95,13 @@ def test_row_groups_are_read_apart_from_each_other(tmp_path: Path) -> None:
     assert (chunk.first_row, chunk.table["age"].to_pylist()) == (5, [4, 5, 6, 7, 8, 9])
 
 
+@pytest.mark.parametrize("ending", [".csv", ".tsv"])
+def test_an_empty_line_of_a_file_of_one_column_is_a_missing_value(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"rows{ending}"
+    path.write_text("age\n1\n\n3\n\n")
+    assert read(path)["age"].to_pylist() == [1, None, 3, None]
+
+
 def test_json_rows_may_leave_keys_out_and_lie_between_empty_lines(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('\n{"age": 1, "note": null}\n\n{"note": null}\n{"age": null, "note": null}\n')
@@ -138,6 +145,8 @@ BAD = [
     ("a.jsonl", '{"age": 1}\n{"aeg": 1}\n', "a.jsonl, row 2: got 'aeg', expected the keys of row 1, or some of them"),
     ("a.jsonl", "", "a.jsonl, row 1: got '', expected a JSON object"),
     ("a.jsonl", '{"note": 1}\n{"note": "x"}\n', "a.jsonl, row 1, column note: got 1, expected values of one type"),
+    ("a.csv", "age,note\r1,x\r2,y\r", "a.csv, line 1: got .*, expected names of columns: UTF-8 text, lines that end in LF"),
+    ("a.jsonl", '{"age": 1}\n' + "[" * 100_000 + "\n", "a.jsonl, row 2: got .*, expected a JSON object on one line"),
     ("a.parquet", b"PAR1 not really", "a.parquet: got .*, expected a readable Parquet file"),
     ("a.txt", "age\n1\n", "input: got '.*a.txt', expected a file whose name ends in .csv, .tsv, .parquet, .jsonl"),
 ]

@@ -16,8 +16,8 @@ def categorical(name, table, first=None, **more):
     )
 
 
-def bag(name, table, values, pooling="sum"):
-    return categorical(name, table, max_values=values, pooling=pooling).model_copy(update={"missing_id": -1})
+def bag(name, table, values, pooling="sum", **more):
+    return categorical(name, table, max_values=values, pooling=pooling, **more).model_copy(update={"missing_id": -1})
 
 
 def schema(dim=8, *, numbers=False, first=False):
@@ -211,7 +211,7 @@ class Mixed(nn.Module):
 def mixed_schema(dim=8):
     features = (
         categorical("item", "item"), categorical("last_item", "item", scope="context"), bag("words", "words", 4),
-        bag("seen", "seen", 3, "mean"), Numeric(name="age", table="age", scope="context"),
+        bag("seen", "seen", 3, "mean", padding_value=PADDING["seen"]), Numeric(name="age", table="age", scope="context"),
     )  # fmt: skip
     rows = {"item": ROWS["item"], "words": 11, "seen": 13, "age": 1}
     return FeatureSchema(features=features, tables=tuple(Table(name=n, rows=r, dim=dim) for n, r in rows.items()))

@@ -21,7 +21,7 @@ def served_scores(path, values, device="cpu", precision="fp32", policy="auto"):
 
 
 def column(name, values):
-    """A feature's values as a request holds them: lists without the absent ones, if there are several."""
+    """A feature's values as a request holds them: of several ones lists, every other one without the absent values."""
     if values.ndim == 1:
         return values.tolist()
-    return [[v for v in row if v != PADDING[name]] for row in values.tolist()]
+    return [[v for v in row if i % 2 or v != PADDING[name]] for i, row in enumerate(values.tolist())]

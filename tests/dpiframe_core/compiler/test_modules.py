@@ -185,6 +185,29 @@ def test_logits_and_named_outputs_can_be_asked_for():
     torch.testing.assert_close(torch.from_numpy(compiled.golden.scores), want, rtol=0, atol=0)
 
 
+def test_a_value_that_is_added_to_itself_counts_twice():
+    class Doubled(Mlp):
+        def forward(self, x):
+            y = self.embeddings(x).flatten(1)[:, :1] * 3 + 0.5
+            return torch.sigmoid(y + y)
+
+    class Head(Mlp):
+        def __init__(self):
+            super().__init__()
+            self.out = nn.Linear(32, 1)
+
+        def forward(self, x):
+            y = self.out(self.embeddings(x).flatten(1))
+            return torch.sigmoid(y + y)
+
+    for kind in (Doubled, Head):
+        module, made = randomised(kind()), schema()
+        compiled = compile_model(module, made, example(made))
+        want = called(module, example(made), {}).numpy()
+        np.testing.assert_allclose(compiled.golden.scores, want, rtol=0, atol=1e-6)
+        assert compiled.deviation <= 1e-5
+
+
 def test_tied_weights_are_one_table():
     class Tied(DeepFM):
         def __init__(self):

@@ -8,8 +8,8 @@ from torch import nn
 
 from dpiframe_core import compile as compile_model
 from dpiframe_core.errors import InputError
-from dpiframe_core.schema import FeatureSchema, Numeric, Table
-from tests.dpiframe_core.compiler.modules import Embeddings, Mixed, called, example, mixed_schema, randomised, schema
+from dpiframe_core.schema import FeatureSchema, Hash, Identity, Numeric, Table
+from tests.dpiframe_core.compiler.modules import Embeddings, Mixed, bag, called, example, mixed_schema, randomised, schema
 
 ROW = "expected each row to be computed from itself"
 BY_ROWS = f"got an operation along the batch, {ROW}"
@@ -111,6 +111,9 @@ class SecondTable(Model):
 class Numpy(Model):
     def forward(self, x): return self.out(torch.tensor(self.fields(x).numpy())).sigmoid()
 
+class Floored(Model):
+    def forward(self, x): return self.out(torch.div(self.fields(x), 0.5, rounding_mode="floor")).sigmoid()
+
 class Wide(Model):
     def forward(self, x): return self.out(self.fields(x)).sigmoid(), self.fields(x)
 # fmt: on
@@ -139,6 +142,7 @@ EXPECTED = {
     Noise: ("rand_like", "got aten.rand_like.default, expected nothing random"),
     Dropout: ("native_dropout", "got aten.native_dropout.default, expected nothing random"),
     IdsAsNumbers: (r"mul_\d+", "got the ids of feature 'user' as numbers, expected them in an embedding lookup alone"),
+    Floored: (r"div(_\d+)?", "got rounding_mode 'floor', expected a division without rounding"),
     Half: ("_to_copy", "got a cast to torch.float16, expected float32 values throughout"),
     Infinite: (
         r"add_\d+",
@@ -286,3 +290,40 @@ def test_features_of_several_values_must_be_pooled_as_the_schema_says():
     assert refusal(module, made, values, call="keywords").endswith(
         "got a row of words.weight at padding_idx 0 that is not zero, expected zeros: absent values add nothing"
     )
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"padding_value": None}, "got padding_value None and missing_id -1 of feature 'seen', expected 2 and -1: what the"),
+        ({"padding_value": 1}, "got padding_value 1 and missing_id -1 of feature 'seen', expected 2 and -1: what the module"),
+        ({"missing_id": 2}, "got padding_value 2 and missing_id 2 of feature 'seen', expected 2 and -1: what the module"),
+        ({"encoder": Identity(out_of_range="oov"), "oov_id": 2}, "got padding_idx 2, an id that the encoder of feature 'seen'"),
+        (
+            {"encoder": Hash(buckets=11)},
+            "got padding_idx 2, an id that the encoder of feature 'seen' gives to values, expected another",
+        ),
+    ],
+)
+def test_what_a_mean_leaves_out_must_be_absent_in_requests_too(change, text):
+    made = mixed_schema()
+    features = [f if f.name != "seen" else f.model_copy(update=change) for f in made.features]
+    other = FeatureSchema(features=tuple(features), tables=made.tables)
+    assert text in refusal(randomised(Mixed(), seed=1), other, example(made), call="keywords")
+
+
+def test_what_a_sum_leaves_out_may_be_a_value_only_if_its_row_is_zero():
+    class Summed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.out = nn.EmbeddingBag(11, 4, mode="sum", padding_idx=0), nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.out(self.words(x["words"])).sigmoid()
+
+    made = FeatureSchema(features=(bag("words", "words", 3),), tables=(Table(name="words", rows=11, dim=4),))
+    module = randomised(Summed())
+    assert "got padding_value None and missing_id -1 of feature 'words', expected 0 and -1" in refusal(module, made)
+    with torch.no_grad():
+        module.words.weight[0] = 0
+    assert compile_model(module, made, example(made)).deviation <= 1e-5

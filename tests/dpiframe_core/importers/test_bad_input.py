@@ -133,6 +133,42 @@ def test_what_cannot_be_taken_over_is_refused_by_name(run, settings, pattern):
     refused(run, pattern)
 
 
+@pytest.mark.parametrize(
+    ("settings", "pattern"),
+    [
+        ({"use_features": "C1"}, r"config\.yaml: use_features: got 'C1', expected a list of names"),
+        ({"use_features": [["C1"]]}, r"config\.yaml: use_features: got \[\['C1'\]\], expected a list of names"),
+        ({"feature_specs": 3}, r"config\.yaml: feature_specs: got 3, expected a list of mappings with names"),
+        ({"feature_specs": ["C1"]}, r"config\.yaml: feature_specs: got .*C1.*, expected a mapping of names"),
+        ({"feature_specs": [{"embedding_dim": 4}]}, r"feature_specs: name: got \[None\], expected a list of names"),
+        (
+            {"feature_specs": [{"name": "C1", "embedding_dim": "four"}]},
+            r"C1: embedding_dim: got 'four', expected a positive int",
+        ),
+    ],
+)
+def test_settings_of_wrong_types_are_refused_by_name(run, settings, pattern):
+    change_config(run, **settings)
+    refused(run, pattern)
+
+
+@pytest.mark.parametrize(
+    ("change", "pattern"),
+    [
+        (lambda m: m.update(labels=3), r"feature_map\.json: labels: got 3, expected a list of names"),
+        (lambda m: next(f for f in m["features"] if "C3" in f)["C3"].update(type=["categorical"]), r"C3: type: got \['cat"),
+        (
+            lambda m: next(f for f in m["features"] if "C3" in f)["C3"].update(embedding_dim=[8]),
+            r"C3: embedding_dim: got \[8\]",
+        ),
+    ],
+    ids=["labels", "type", "dim"],
+)
+def test_a_feature_map_of_wrong_types_is_refused_by_name(run, change, pattern):
+    change_json(run / "feature_map.json", change)
+    refused(run, pattern)
+
+
 def test_a_feature_map_of_another_run_is_refused(run):
     shutil.copy(RUNS / "din" / "feature_map.json", run / "feature_map.json")
     refused(
@@ -307,6 +343,25 @@ def test_what_may_be_called_takes_no_state(tmp_path):
         read_processor(path)
     path.write_bytes(op(b"\x80\x04", text("fuxictr.features"), text("FeatureMap"), b"\x93", b"}", text("a"), text("x"), b"sb"))
     with pytest.raises(InputError, match=r"expected a whole FuxiCTR feature processor|expected a FuxiCTR"):
+        read_processor(path)
+
+
+FEATURE_PROCESSOR = b"\x80\x04" + text("fuxictr.preprocess.feature_processor") + text("FeatureProcessor") + b"\x93)\x81"
+
+
+def test_a_record_without_a_state_has_no_fields(tmp_path):
+    path = tmp_path / "p.pkl"
+    path.write_bytes(op(FEATURE_PROCESSOR))
+    assert read_processor(path).fields == {}
+
+
+@pytest.mark.parametrize("put", [b"r\xff\xff\xff\x1f", b"p536870911\n"], ids=["LONG_BINPUT", "PUT"])
+def test_a_place_in_the_memo_that_no_data_needs_is_refused_before_there_is_a_memo(tmp_path, put):
+    path = tmp_path / "p.pkl"
+    path.write_bytes(op(FEATURE_PROCESSOR, put))
+    with pytest.raises(
+        InputError, match=r"p\.pkl: got 'got memo index 536870911, expected at most \d+, the bytes of the file'"
+    ):
         read_processor(path)
 
 

@@ -11,14 +11,18 @@ import time
 
 import httpx
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+import torch
 import yaml
 from typer.testing import CliRunner
 
 from deployments.cli import app
 from deployments.config import Limits
+from deployments.file_scoring import score_file
 from deployments.host import free_ports
 from deployments.schema import RequestForm
+from deployments.score_job import ScoreJob
 from dpiframe_core.bundle import read_bundle
 from dpiframe_core.engine import Engine
 from dpiframe_core.errors import InputError
@@ -73,6 +77,39 @@ def test_a_run_imports_with_one_command_and_scores_its_raw_rows_as_the_library_d
     assert metrics["parity_rows"] == len(got)
     assert metrics["auc"] == pytest.approx(metrics["source_auc"], abs=1e-2)
     assert {"log_loss", "source_log_loss", "parity_mean_deviation"} <= metrics.keys()
+
+
+def test_embeddings_shared_in_a_chain_are_one_table(tmp_path):
+    """C3 reads C2's embedding, C2 C1's: all three are C1's."""
+    run = run_copy(tmp_path, "dcn")
+    features = json.loads((run / "feature_map.json").read_text())
+    specs = {name: spec for f in features["features"] for name, spec in f.items()}
+    weights = torch.load(run / "checkpoint.model", weights_only=True)
+    vocab = json.loads((run / "feature_vocab.json").read_text())
+    name = next(k for k in weights if k.endswith("embedding_layers.C1.weight")).replace("C1", "{}")
+    for child, parent in (("C2", "C1"), ("C3", "C2")):
+        specs[child].update(share_embedding=parent, vocab_size=specs["C1"]["vocab_size"])
+        weights[name.format(child)] = weights[name.format("C1")].clone()
+        vocab[child] = vocab["C1"]
+    (run / "feature_map.json").write_text(json.dumps(features))
+    (run / "feature_vocab.json").write_text(json.dumps(vocab))
+    torch.save(weights, run / "checkpoint.model")
+    normalizers = {n: t.model_dump() for n, t in read_run(find_files(RUNS / "dcn")).normalizers.items()}
+    (run / "normalizers.yaml").write_text(yaml.safe_dump(normalizers))
+    (run / "feature_processor.pkl").unlink()
+    source = fuxictr(find_files(run, normalizers=run / "normalizers.yaml"))
+    assert [source.schema.feature(f"C{i}").table for i in (1, 2, 3)] == ["C1"] * 3
+    assert write_import(source, tmp_path / "b").parity.max_deviation <= 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_imported_run_scores_its_file_offline_as_the_library_did(tmp_path, name):
+    """The file's sequences are split as the schema says; no --splitter is needed."""
+    write_import(fuxictr(find_files(RUNS / name)), tmp_path / "b", rows=RUNS / name / "test.csv")
+    job = ScoreJob(tmp_path / "b", RUNS / name / "test.csv", tmp_path / "scored.parquet", device="cpu", chunk_rows=16)
+    report = score_file(job, lambda done, rows: None, 1)
+    assert report.rows == len(expected(name))
+    assert np.abs(pq.read_table(job.out)["score"].to_numpy() - expected(name)).max() <= 1e-5
 
 
 def test_the_source_layers_in_float64_are_golden_where_there_are_no_scores(tmp_path):
