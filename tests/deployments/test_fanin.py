@@ -18,6 +18,7 @@ import pytest
 
 from deployments import door
 from deployments.batching import Scored
+from deployments.channel import NO_DEADLINE, Ask, Channel, Status, shared_memory
 from deployments.door import Hello, Welcome, meeting_place
 from deployments.doorkeeper import Doorkeeper
 from deployments.fanin_engine import FanInEngine, Peer
@@ -265,6 +266,45 @@ def test_the_device_is_given_the_rows_where_the_ingress_encoded_them_and_parts_o
     assert given == [True] * 4  # three parts, one of them beside the other request
     engine.close(0)
     peer.connection.close()
+
+
+def test_an_expiry_that_is_told_late_leaves_the_next_request_of_its_slot_alone() -> None:
+    now = 100.0
+    device = FakeDevice()
+    engine = engine_of(device, lambda: now)
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel_fd, slab_fd = shared_memory("test", Channel.NBYTES), shared_memory("test", 1 << 16)
+    channel = Channel(channel_fd)
+    engine.join(Peer(there, slab_fd, channel_fd, os.eventfd(0, os.EFD_NONBLOCK), 1 << 16))
+
+    def ask(kind: Ask, deadline: float = NO_DEADLINE) -> None:
+        channel.asks.put(kind, 0, 0, 1, 1, deadline, now, 0)
+        channel.asks.publish()
+
+    def answers() -> list[Status]:
+        return [Status(status) for _, status, *_ in channel.answers.new()]
+
+    lanes = engine.lanes
+    ask(Ask.SCORE, now + 1)
+    with lanes.lock:
+        engine.take_in(now)
+        now += 2
+        parts, expired = lanes.queue.form(now)  # one lane finds it expired, and gives the lock away
+        assert (parts, len(expired)) == ([], 1)
+    ask(Ask.CANCEL)
+    with lanes.lock:
+        engine.take_in(now)  # another one reads that nobody waits for it any more
+    assert answers() == [Status.CANCELLED]
+    ask(Ask.SCORE)  # so the slot is free
+    with lanes.lock:
+        engine.take_in(now)
+    engine.expired(expired)
+    assert lanes.step()
+    assert answers() == [Status.OK]
+    assert device.batches == [[0]]
+    engine.close(0)
+    here.close()
+    there.close()
 
 
 def test_a_request_goes_to_the_engine_with_the_fewest_rows_and_to_one_that_leaves_only_if_there_is_no_other() -> None:
