@@ -1,6 +1,6 @@
 """The engine process of the fan-in as a Serve replica: the engines of a deployment's models, and the door to their batchers.
 
-It answers no HTTP: the ingress replicas of its node find it through the file system and share memory with it.
+It answers no HTTP: the ingress replicas of its node find its abstract socket and share memory with it.
 """
 
 import asyncio
@@ -62,9 +62,11 @@ class EngineReplica:
         self._door = Doorkeeper(meeting_place(config.application, ray.get_runtime_context().get_node_id()), self._served)
 
     def check_health(self) -> None:
-        """Asked by Serve; raising has this replica replaced, for a process whose CUDA context failed never recovers."""
+        """Asked by Serve; raising has this replica replaced: neither a CUDA context that failed nor a lost door recovers."""
         for engine in self._engines:
             engine.check()
+        if self._door is not None:
+            self._door.check()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Asked by Serve, on the event loop, five times a look-back period; only where autoscaling is on."""
