@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self, TypeAlias
+from urllib.parse import quote
 
 import httpx
 import numpy as np
@@ -40,8 +41,9 @@ class Retry:
 
     Attributes:
         times: beyond the first; scoring changes nothing, so that it may be asked for twice.
-        first_wait_s: doubled each time, with up to as much again by chance; the service's `Retry-After` goes before it.
-        longest_wait_s: a `Retry-After` above it ends in the error.
+        first_wait_s: doubled each time, with up to as much again by chance. What the service asks for (`Retry-After-Ms`, or
+            else `Retry-After`) goes before it, with up to a quarter more: those refused together must not return together.
+        longest_wait_s: if the service asks for more, that ends in the error.
     """
 
     times: int = 3
@@ -106,15 +108,16 @@ class _Call:
         request_id = got.headers.get("x-request-id", "")
         error = ClientError(got.status_code, got.text[:200] if message is None else message, request_id)
         if got.status_code in (429, 503) or (got.status_code == 500 and message is None):
-            return self._wait(error, got.headers.get("retry-after"))
+            return self._wait(error, _asked_s(got.headers))
         raise error
 
-    def _wait(self, error: ClientError, asked: str | None) -> _Wait:
-        seconds = self.retry.first_wait_s * 2 ** (self.tries - 1) * (1 + random.random())
-        if asked is not None and asked.isascii() and asked.isdigit():
-            seconds = float(asked)
+    def _wait(self, error: ClientError, asked_s: float | None) -> _Wait:
+        if asked_s is None:
+            seconds = least = self.retry.first_wait_s * 2 ** (self.tries - 1) * (1 + random.random())
+        else:
+            seconds, least = asked_s * (1 + random.random() / 4), asked_s
         late = self.deadline_s is not None and seconds >= self._left_s()
-        if self.tries > self.retry.times or seconds > self.retry.longest_wait_s or late:
+        if self.tries > self.retry.times or least > self.retry.longest_wait_s or late:
             raise error
         return _Wait(seconds)
 
@@ -126,7 +129,7 @@ class _Requests:
     """What both clients share: where requests go and what they look like."""
 
     def __init__(self, model: str, version: str | None, retry: Retry, timeout_s: float) -> None:
-        self._path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "") + "/infer"
+        self._path = f"/v2/models/{quote(model, '')}" + (f"/versions/{quote(version, '')}" if version else "") + "/infer"
         self._retry = retry
         self._timeout_s = timeout_s
 
@@ -286,6 +289,14 @@ def _scores(answer: httpx.Response) -> Floats:
         return values.reshape(output["shape"]).astype(np.float32, copy=False)
     except (ValueError, KeyError, TypeError) as error:
         raise ClientError(200, f"got an answer that is no scores ({error}), expected one in binary form") from error
+
+
+def _asked_s(headers: httpx.Headers) -> float | None:
+    for name, per_second in (("retry-after-ms", 1e3), ("retry-after", 1.0)):
+        value = headers.get(name, "")
+        if value.isascii() and value.isdigit():
+            return float(value) / per_second
+    return None
 
 
 def _message(answer: httpx.Response) -> str | None:

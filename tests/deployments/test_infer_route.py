@@ -335,6 +335,8 @@ def test_paths_and_methods(method: str, path: str, status: int, message: str) ->
             assert answer.status_code == 200, answer.text
         else:
             refused(answer, status, message)
+        allowed = message.split(", expected ")[1].split()[0] if status == 405 else None
+        assert answer.headers.get("allow") == allowed
 
     run(body)
 
@@ -389,6 +391,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
         answer = await client.post(INFER, json=listed(20))
         refused(answer, 429, "queue: got 90 rows waiting, expected at most 80")
         assert int(answer.headers["retry-after"]) >= 1
+        assert 1 <= int(answer.headers["retry-after-ms"]) <= 1000 * int(answer.headers["retry-after"])
         refused(await client.post(INFER, json={**listed(2), "parameters": {"deadline_ms": 5}}), 504, "deadline: got past it")
         engine.go.set()
         assert scores(await first) == expected(1)
