@@ -160,7 +160,7 @@ class RowBatcher:
             if ticket.left:  # cancelled, expired or failed: what is not bound yet goes no further
                 with lanes.lock:
                     lanes.queue.discard(ticket)
-            if not self._accepting:  # it may be the last one, with no batch to come that would tell
+            if not self.accepting:  # it may be the last one, with no batch to come that would tell
                 self._settle()
 
     async def close(self, drain_s: float) -> None:

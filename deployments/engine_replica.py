@@ -4,7 +4,6 @@ It answers no HTTP: the ingress replicas of its node find its abstract socket an
 """
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
 
 import ray
@@ -14,8 +13,8 @@ from deployments.door import meeting_place
 from deployments.load_meter import LoadMeter
 from deployments.loading import load_engine
 from deployments.ray_metrics import RayMetrics
+from deployments.replica_parts import require_new, set_log_level
 from deployments.serve_policy import reported
-from dpiframe_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from deployments.doorkeeper import Doorkeeper
@@ -36,15 +35,13 @@ class EngineReplica:
         self._served: dict[str, FanInEngine] = {}
         self._metrics = RayMetrics()
         self._meter = LoadMeter()
-        for package in ("deployments", "dpiframe_core"):
-            logging.getLogger(package).setLevel(config.log_level.upper())
+        set_log_level(config)
         for ref in config.models:
             # Off the event loop: a load may take minutes, and a blocked loop cannot be told to stop.
             engine = await asyncio.to_thread(load_engine, config, ref)
             self._engines.append(engine)
             name = ref.name or engine.manifest.name
-            if name in self._served:
-                raise ConfigError(f"models: got {name!r} twice, expected distinct names (give one of them another `name`)")
+            require_new(name, self._served)
             self._served[name] = served = FanInEngine(
                 engine.run_batch,
                 engine.schema.block_layout,

@@ -151,7 +151,7 @@ class Link:
         self._sent.clear()
 
     def overloaded(self, fault: str) -> Overloaded:
-        """The refusal for the lack of what answers give back: after what waits has drained, and no sooner than a batch may end."""
+        """The refusal for lack of what answers give back: they come once what waits has drained, and no sooner than a batch."""
         rows = max(self.waiting_rows, self.welcome.max_batch_rows)
         return Overloaded(fault, retry_after_s(rows, self.board.seconds_per_row))
 

@@ -63,8 +63,10 @@ def test_values_of_a_file_arrive_and_the_rest_are_defaults() -> None:
         ("drain_s: 0", "drain_s: got 0, expected greater than or equal to 1"),
         ("application: a/b", "application: got 'a/b', expected match pattern '^[A-Za-z0-9_][A-Za-z0-9_.\\-]{0,127}$'"),
         ("topology: fanin\nreplicas: 17", "replicas: got 17 for topology 'fanin', expected at most 16"),
-        ("topology: fanin\nautoscaling: {max_replicas: 17}",
-         "autoscaling.max_replicas: got 17 for topology 'fanin', expected at most 16"),
+        (
+            "topology: fanin\nautoscaling: {max_replicas: 17}",
+            "autoscaling.max_replicas: got 17 for topology 'fanin', expected at most 16",
+        ),
         ("limits: {max_rows: 5}", "limits.max_rows: got an unknown key, expected one of default_deadline_ms, "),
     ],
 )

@@ -228,12 +228,18 @@ def test_what_will_not_pass_is_raised_at_once(score: Callable[..., Any], mood: C
     assert len(moods.asked) == 1
 
 
-def test_the_wait_is_what_the_service_asks_for_in_milliseconds_and_up_to_a_quarter_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_is_what_the_service_asks_for_in_milliseconds_and_up_to_a_quarter_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     waits: list[float] = []
     monkeypatch.setattr(module.time, "sleep", waits.append)
     by_chance = iter((0.0, 0.5, 1.0))
     monkeypatch.setattr(module.random, "random", lambda: next(by_chance))
-    asked = [{"Retry-After": "1", "Retry-After-Ms": "200"}, {"Retry-After": "2"}, {"Retry-After": "5", "Retry-After-Ms": "5000"}]
+    asked = [
+        {"Retry-After": "1", "Retry-After-Ms": "200"},
+        {"Retry-After": "2"},
+        {"Retry-After": "5", "Retry-After-Ms": "5000"},
+    ]
     assert sync_score(Moods(*(ours(429, headers) for headers in asked), good())) == np.float32(0.5)
     assert waits == pytest.approx([0.2, 2 * 1.125, 5 * 1.25])
 

@@ -366,7 +366,7 @@ def test_an_engine_that_fails_is_left_alone_for_a_second_though_its_queue_is_the
             task = asyncio.create_task(scorer.submit(numbered(number, 1)))
             await asyncio.sleep(0)
             before = [len(device.batches) for device in devices]
-            while any([engine.lanes.step() for engine in engines]):
+            while any(engine.lanes.step() for engine in engines):
                 pass
             await asyncio.gather(task, return_exceptions=True)
             return [len(device.batches) - b for device, b in zip(devices, before, strict=True)].index(1)
@@ -644,7 +644,9 @@ def test_a_request_that_never_fits_is_too_large_and_a_full_slab_is_overload(engi
         with pytest.raises(TooLarge, match="rows: got 101, expected at most 100, all that may wait at once"):
             await scorer.submit(numbered(1, 101))
         held = [scorer.allocate(LAYOUT, 1000, 1), scorer.allocate(LAYOUT, 1000, 1)]
-        with pytest.raises(Overloaded, match=r"slab: got \d+ bytes free at this ingress, expected 12192 in one piece") as refused:
+        with pytest.raises(
+            Overloaded, match=r"slab: got \d+ bytes free at this ingress, expected 12192 in one piece"
+        ) as refused:
             held.extend(scorer.allocate(LAYOUT, 1000, 1) for _ in range(1000))
         assert 0 < refused.value.retry_after_s <= 60
         held.clear()

@@ -187,7 +187,7 @@ RUDE: list[tuple[str, Any, grpc.StatusCode, str]] = [
     ("values twice", with_both(), INVALID, "inputs.user.contents: got values, expected none, as there are raw_input_contents"),
     ("values of another kind", other_contents(), INVALID,
      "inputs.item.contents: got fp32_contents, expected uint64_contents, as its datatype is UINT64"),
-    ("text that is none", bad_text(), INVALID, "inputs[2].contents.bytes_contents: got b'\\xff', expected text in UTF-8"),
+    ("text that is none", bad_text(), INVALID, "inputs.site.contents.bytes_contents: got b'\\xff', expected text in UTF-8"),
     ("raw contents lack", one_less(), INVALID, "raw_input_contents: got 5, expected 6, one for each input"),
     ("an unknown parameter", parameter("x", int64_param=1), INVALID, "parameters.x: got an unknown key, expected one of"),
     ("an empty parameter", parameter("encoded"), INVALID, "parameters.encoded: got None, expected"),
