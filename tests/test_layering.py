@@ -65,6 +65,7 @@ DECIDES = {
     "deployments/infer_route.py",
     "deployments/infer_grpc.py",
     "deployments/client.py",
+    "deployments/client_call.py",
     *(f"dpiframe_core/models/{path.name}" for path in (ROOT / "dpiframe_core" / "models").glob("*.py")),
 }
 
