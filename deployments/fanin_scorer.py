@@ -164,7 +164,7 @@ class FanInScorer:
             raise _no_engine()
         if len(self._links) == 1:
             return self._links[0]
-        # An engine that fails all it is given at once has the shortest queue of all: every second a request or two may try it.
+        # An engine that fails all it is given at once has the shortest queue of all. Each second a few requests try it.
         since = self._clock() - _FAILED_S
         return min(self._links, key=lambda link: (link.board.leaving, link.failed_at > since, link.load))
 
