@@ -3,6 +3,7 @@
 Owns that a stream is no larger than it looks. Knows no models; the encoder reads the columns as they are.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from struct import Struct, error
 from typing import Any
@@ -52,10 +53,12 @@ def read_stream(body: bytes, max_rows: int) -> ArrowRequest:
         raise NotArrow("body", Words(shown(str(fault))[1:-1]), "an Arrow IPC stream") from None
     metadata = table.schema.metadata or {}
     names = table.column_names
-    for name in names:
-        if names.count(name) > 1:
-            raise InputError("candidates", name, "each column once")
-    return ArrowRequest(metadata.get(METADATA_KEY, b"{}"), {name: table[name].combine_chunks() for name in names})
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise InputError("candidates", twice[:64], "each column once")
+    # By position: Arrow finds a column by its name by comparing it with all of them.
+    candidates = {name: column.combine_chunks() for name, column in zip(names, table.columns, strict=True)}
+    return ArrowRequest(metadata.get(METADATA_KEY, b"{}"), candidates)
 
 
 def _table(body: bytes, max_rows: int) -> Any:

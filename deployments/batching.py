@@ -160,6 +160,8 @@ class RowBatcher:
             if ticket.left:  # cancelled, expired or failed: what is not bound yet goes no further
                 with lanes.lock:
                     lanes.queue.discard(ticket)
+            if not self.accepting:  # it may be the last one, with no batch to come that would tell
+                self._settle()
 
     async def close(self, drain_s: float) -> None:
         """Refuses new requests, gives what waits `drain_s` seconds to finish, then answers the rest with Unavailable."""

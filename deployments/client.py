@@ -1,140 +1,39 @@
 """A typed client of the service, sync and async: columns in, float32[n, tasks] out, over the protocol's binary form.
 
-Owns the form of a request, and when to send it again. Knows no server: it needs NumPy and httpx only.
+Owns connections; a request and its tries are `client_call`'s. Knows no server: it needs NumPy and httpx only.
 """
 
 import asyncio
-import json
-import random
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
+from urllib.parse import quote
 
 import httpx
-import numpy as np
 import numpy.typing as npt
 
+from deployments.client_call import Call, ClientError, Floats, Retry, Wait
 from deployments.client_columns import Column, WireTensor, array_tensors, raw_tensors
 
-Floats: TypeAlias = npt.NDArray[np.float32]
+__all__ = ["AsyncClient", "Client", "ClientError", "Floats", "Retry"]
 
-_ENVELOPE_LENGTH = "Inference-Header-Content-Length"
-_ALIGN = 16  # the envelope is padded with spaces, so that the server reads tensors where they lie
-
-
-class ClientError(Exception):
-    """The service did not give scores. `status` is that of HTTP, 0 if no answer came; `message` is the service's own."""
-
-    def __init__(self, status: int, message: str, request_id: str = "") -> None:
-        self.status = status
-        self.message = message
-        self.request_id = request_id
-        super().__init__(f"{status or 'no answer'}: {message}")
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """When to send a request again: after 429, 503, a lost connection, or a 500 in which the service itself has no part.
-
-    Attributes:
-        times: beyond the first; scoring changes nothing, so that it may be asked for twice.
-        first_wait_s: doubled each time, with up to as much again by chance; the service's `Retry-After` goes before it.
-        longest_wait_s: a `Retry-After` above it ends in the error.
-    """
-
-    times: int = 3
-    first_wait_s: float = 0.02
-    longest_wait_s: float = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Wait:
-    seconds: float
-
-
-@dataclass(slots=True)
-class _Call:
-    """One request, all its tries included. Knows no I/O: both clients drive it."""
-
-    url: str
-    tensors: list[WireTensor]
-    parameters: Mapping[str, object]
-    deadline_s: float | None
-    timeout_s: float
-    retry: Retry
-    clock: Callable[[], float] = time.monotonic
-    started: float = field(init=False)
-    tries: int = 0
-
-    def __post_init__(self) -> None:
-        self.started = self.clock()
-
-    def build(self) -> dict[str, Any]:
-        """The arguments of a post; the service is told what is left of the deadline."""
-        self.tries += 1
-        left = self._left_s()
-        parameters = {**self.parameters, "binary_data_output": True}
-        if self.deadline_s is not None:
-            if left <= 0:
-                raise ClientError(504, f"deadline: got past {self.deadline_s:g} s, expected the scores before it")
-            parameters["deadline_ms"] = left * 1e3
-        inputs = [
-            {"name": t.name, "datatype": t.datatype, "shape": t.shape, "parameters": {"binary_data_size": len(t.data)}}
-            for t in self.tensors
-        ]
-        envelope = json.dumps({"parameters": parameters, "inputs": inputs}, separators=(",", ":")).encode()
-        envelope = envelope.ljust(-(-len(envelope) // _ALIGN) * _ALIGN)
-        headers = {"Content-Type": "application/octet-stream", _ENVELOPE_LENGTH: str(len(envelope))}
-        content = b"".join([envelope, *(t.data for t in self.tensors)])
-        return {"url": self.url, "content": content, "headers": headers, "timeout": left}
-
-    def settled(self, got: httpx.Response | httpx.TransportError) -> Floats | _Wait:
-        """The scores, or how long to wait before the next try.
-
-        Raises:
-            ClientError: another try would not help, or there is none left.
-        """
-        if isinstance(got, httpx.TransportError):
-            if isinstance(got, httpx.TimeoutException) and not isinstance(got, httpx.ConnectTimeout):
-                raise ClientError(504, f"{type(got).__name__} after {self.clock() - self.started:.3f} s") from got
-            return self._wait(ClientError(0, f"{type(got).__name__}: {got}"), None)
-        if got.status_code == 200:
-            return _scores(got)
-        message = _message(got)
-        request_id = got.headers.get("x-request-id", "")
-        error = ClientError(got.status_code, got.text[:200] if message is None else message, request_id)
-        if got.status_code in (429, 503) or (got.status_code == 500 and message is None):
-            return self._wait(error, got.headers.get("retry-after"))
-        raise error
-
-    def _wait(self, error: ClientError, asked: str | None) -> _Wait:
-        seconds = self.retry.first_wait_s * 2 ** (self.tries - 1) * (1 + random.random())
-        if asked is not None and asked.isascii() and asked.isdigit():
-            seconds = float(asked)
-        late = self.deadline_s is not None and seconds >= self._left_s()
-        if self.tries > self.retry.times or seconds > self.retry.longest_wait_s or late:
-            raise error
-        return _Wait(seconds)
-
-    def _left_s(self) -> float:
-        return self.timeout_s if self.deadline_s is None else self.started + self.deadline_s - self.clock()
+_RETRY = Retry()
 
 
 class _Requests:
     """What both clients share: where requests go and what they look like."""
 
     def __init__(self, model: str, version: str | None, retry: Retry, timeout_s: float) -> None:
-        self._path = f"/v2/models/{model}" + (f"/versions/{version}" if version else "") + "/infer"
+        self._path = f"/v2/models/{quote(model, '')}" + (f"/versions/{quote(version, '')}" if version else "") + "/infer"
         self._retry = retry
         self._timeout_s = timeout_s
 
-    def call(self, tensors: list[WireTensor], encoded: bool, deadline_s: float | None, priority: int) -> _Call:
+    def call(self, tensors: list[WireTensor], encoded: bool, deadline_s: float | None, priority: int) -> Call:
         parameters: dict[str, object] = {"priority": priority} if priority else {}
         if encoded:
             parameters["encoded"] = True
-        return _Call(self._path, tensors, parameters, deadline_s, self._timeout_s, self._retry)
+        return Call(self._path, tensors, parameters, deadline_s, self._timeout_s, self._retry)
 
 
 class Client:
@@ -146,7 +45,7 @@ class Client:
         model: str,
         version: str | None = None,
         *,
-        retry: Retry = Retry(),
+        retry: Retry = _RETRY,
         timeout_s: float = 30.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
@@ -190,7 +89,7 @@ class Client:
     def ready(self) -> bool:
         return self._http.get("/v2/health/ready").status_code == 200
 
-    def _run(self, call: _Call) -> Floats:
+    def _run(self, call: Call) -> Floats:
         while True:
             got: httpx.Response | httpx.TransportError
             try:
@@ -198,7 +97,7 @@ class Client:
             except httpx.TransportError as error:
                 got = error
             settled = call.settled(got)
-            if not isinstance(settled, _Wait):
+            if not isinstance(settled, Wait):
                 return settled
             time.sleep(settled.seconds)
 
@@ -221,7 +120,7 @@ class AsyncClient:
         model: str,
         version: str | None = None,
         *,
-        retry: Retry = Retry(),
+        retry: Retry = _RETRY,
         timeout_s: float = 30.0,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
@@ -249,7 +148,7 @@ class AsyncClient:
     async def ready(self) -> bool:
         return (await self._http.get("/v2/health/ready")).status_code == 200
 
-    async def _run(self, call: _Call) -> Floats:
+    async def _run(self, call: Call) -> Floats:
         while True:
             got: httpx.Response | httpx.TransportError
             try:
@@ -257,7 +156,7 @@ class AsyncClient:
             except httpx.TransportError as error:
                 got = error
             settled = call.settled(got)
-            if not isinstance(settled, _Wait):
+            if not isinstance(settled, Wait):
                 return settled
             await asyncio.sleep(settled.seconds)
 
@@ -274,24 +173,3 @@ class AsyncClient:
 
 
 _SECTIONS = {"context_ids", "candidate_ids", "context_dense", "candidate_dense"}
-
-
-def _scores(answer: httpx.Response) -> Floats:
-    length = answer.headers.get(_ENVELOPE_LENGTH, "")
-    content = answer.content
-    try:
-        envelope = json.loads(content[: int(length)])
-        [output] = envelope["outputs"]
-        values = np.frombuffer(content, "<f4", offset=int(length))
-        return values.reshape(output["shape"]).astype(np.float32, copy=False)
-    except (ValueError, KeyError, TypeError) as error:
-        raise ClientError(200, f"got an answer that is no scores ({error}), expected one in binary form") from error
-
-
-def _message(answer: httpx.Response) -> str | None:
-    """The message of an error of the service's own, whose body has its form; None of anything else between it and us."""
-    try:
-        error = answer.json()["error"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return error if isinstance(error, str) else error.get("message") if isinstance(error, dict) else None

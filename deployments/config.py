@@ -12,8 +12,9 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
+from deployments.door import MOST_ENGINES
 from dpiframe_core.errors import ConfigError, shown
-from dpiframe_core.strict import Name, Strict
+from dpiframe_core.strict import Name, Strict, Version
 from dpiframe_core.strictyaml import load_yaml
 
 
@@ -22,7 +23,7 @@ class ModelRef(Strict):
 
     path: Annotated[str, Field(min_length=1)]
     name: Name | None = None
-    version: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[!-~]+$")] | None = None
+    version: Version | None = None
 
 
 class Http(Strict):
@@ -144,6 +145,13 @@ class DeploymentConfig(Strict):
         for key in ("ingress_replicas", "cpus_per_ingress"):
             if self.topology != "fanin" and key in self.model_fields_set:
                 raise ValueError(f"{key}: got a number for topology {self.topology!r}, expected topology 'fanin' with it")
+        return self
+
+    @model_validator(mode="after")
+    def _engines_of_the_fan_in_find_a_name(self) -> Self:
+        if self.topology == "fanin" and self.max_replicas > MOST_ENGINES:
+            key = "autoscaling.max_replicas" if self.autoscaling else "replicas"
+            raise ValueError(f"{key}: got {self.max_replicas} for topology 'fanin', expected at most {MOST_ENGINES}")
         return self
 
     @model_validator(mode="after")

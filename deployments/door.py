@@ -10,15 +10,15 @@ import socket
 from array import array
 from collections.abc import Sequence
 from struct import Struct
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from dpiframe_core.errors import ConfigError, Unavailable
 from dpiframe_core.manifest import first_fault
 from dpiframe_core.strict import Strict
 
-_PATIENCE_S = 5.0
+PATIENCE_S = 5.0  # with whoever is at the other end, for each message
 _MESSAGE_BYTES = 1 << 16
 _CREDENTIALS = Struct("3i")  # struct ucred: pid, uid, gid
 MOST_ENGINES = 16  # of one application on one node
@@ -33,7 +33,7 @@ class Hello(Strict):
 
     model: str
     fingerprint: str
-    slab_bytes: int
+    slab_bytes: Annotated[int, Field(gt=0, lt=2**48)]
 
 
 class Welcome(Strict):
@@ -86,7 +86,7 @@ def connect(place: str, index: int) -> socket.socket:
     try:
         caller.setblocking(False)
         caller.connect(f"{place}-{index}")
-        caller.settimeout(_PATIENCE_S)
+        caller.settimeout(PATIENCE_S)
         check_user(caller)
     except BaseException:
         caller.close()

@@ -5,6 +5,7 @@ import os
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Mapping
 
 from deployments import door
@@ -14,7 +15,7 @@ from dpiframe_core.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
-_HELLO_S = 5.0
+_FULL_S = 0.1  # until the next try to let somebody in, when this process had no descriptor left
 
 
 class Doorkeeper:
@@ -30,10 +31,10 @@ class Doorkeeper:
 
     def close(self, drain_s: float) -> None:
         """Lets nobody in any more, and closes the engines as `FanInEngine.close` says; those who stayed learn it at the end."""
-        for engine in self._models.values():
-            engine.board.leave()
         os.eventfd_write(self._signal, 1)
-        self._shut.wait()
+        while not self._shut.wait(0.1) and self._thread.is_alive():
+            pass
+        # Only now do the engines ask ingresses to leave: those look for another engine, and would find this one again.
         closing = [threading.Thread(target=engine.close, args=(drain_s,)) for engine in self._models.values()]
         for thread in closing:
             thread.start()
@@ -44,8 +45,13 @@ class Doorkeeper:
         self._thread.join()
         os.close(self._signal)
 
+    def check(self) -> None:
+        """Raises Unavailable if its thread has ended before it was closed, so that no ingress gets in any more."""
+        if not self._ended and not self._thread.is_alive():
+            raise Unavailable("door: got the end of its thread, expected it to run until it is closed")
+
     def _work(self) -> None:
-        with selectors.DefaultSelector() as selector:
+        with self._listener, selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._signal, selectors.EVENT_READ)
             while True:
@@ -66,8 +72,13 @@ class Doorkeeper:
                             return
 
     def _greet(self, selector: selectors.BaseSelector) -> None:
-        connection, _ = self._listener.accept()
-        connection.settimeout(_HELLO_S)
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:
+            log.warning("an ingress could not come in: %s", error)
+            time.sleep(_FULL_S)
+            return
+        connection.settimeout(door.PATIENCE_S)
         fds: list[int] = []
         try:
             door.check_user(connection)
@@ -81,7 +92,7 @@ class Doorkeeper:
             slab_fd, channel_fd, wake_fd = fds
             peer = Peer(connection, slab_fd, channel_fd, wake_fd, hello.slab_bytes)
             door.send(connection, engine.welcome, (engine.board_fd, engine.lanes.wake_fd))
-        except (OSError, ValueError, Unavailable) as error:
+        except Exception as error:  # whatever this one says, the next one finds the door open
             log.warning("an ingress was not let in: %s", error)
             connection.close()
             for fd in fds:

@@ -1,10 +1,9 @@
 """The engine process of the fan-in as a Serve replica: the engines of a deployment's models, and the door to their batchers.
 
-It answers no HTTP: the ingress replicas of its node find it through the file system and share memory with it.
+It answers no HTTP: the ingress replicas of its node find its abstract socket and share memory with it.
 """
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
 
 import ray
@@ -14,8 +13,8 @@ from deployments.door import meeting_place
 from deployments.load_meter import LoadMeter
 from deployments.loading import load_engine
 from deployments.ray_metrics import RayMetrics
+from deployments.replica_parts import require_new, set_log_level
 from deployments.serve_policy import reported
-from dpiframe_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from deployments.doorkeeper import Doorkeeper
@@ -36,15 +35,13 @@ class EngineReplica:
         self._served: dict[str, FanInEngine] = {}
         self._metrics = RayMetrics()
         self._meter = LoadMeter()
-        for package in ("deployments", "dpiframe_core"):
-            logging.getLogger(package).setLevel(config.log_level.upper())
+        set_log_level(config)
         for ref in config.models:
             # Off the event loop: a load may take minutes, and a blocked loop cannot be told to stop.
             engine = await asyncio.to_thread(load_engine, config, ref)
             self._engines.append(engine)
             name = ref.name or engine.manifest.name
-            if name in self._served:
-                raise ConfigError(f"models: got {name!r} twice, expected distinct names (give one of them another `name`)")
+            require_new(name, self._served)
             self._served[name] = served = FanInEngine(
                 engine.run_batch,
                 engine.schema.block_layout,
@@ -62,9 +59,11 @@ class EngineReplica:
         self._door = Doorkeeper(meeting_place(config.application, ray.get_runtime_context().get_node_id()), self._served)
 
     def check_health(self) -> None:
-        """Asked by Serve; raising has this replica replaced, for a process whose CUDA context failed never recovers."""
+        """Asked by Serve; raising has this replica replaced: neither a CUDA context that failed nor a lost door recovers."""
         for engine in self._engines:
             engine.check()
+        if self._door is not None:
+            self._door.check()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Asked by Serve, on the event loop, five times a look-back period; only where autoscaling is on."""

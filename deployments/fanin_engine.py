@@ -231,7 +231,8 @@ class FanInEngine:
     def _answer(self, ticket: Ticket[Request], status: Status, retry_after_s: float) -> None:
         request = ticket.item
         peer = request.peer
-        if peer.tickets.pop(request.slot, None) is ticket:
+        if peer.tickets.get(request.slot) is ticket:  # else it is answered, and the slot may be another request's
+            del peer.tickets[request.slot]
             queue_ms = 0.0 if request.bound_at is None else (request.bound_at - ticket.arrived) * 1e3
             peer.channel.answers.put(request.slot, status, queue_ms, request.device_ms, retry_after_s)
 

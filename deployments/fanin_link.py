@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from deployments import door
 from deployments.batching import Scored, expired
 from deployments.channel import NO_DEADLINE, SLOTS, Ask, Board, Channel, Status, shared_memory
 from deployments.door import Hello, Welcome
-from deployments.row_queue import retry_after_s
+from deployments.row_queue import queue_full, retry_after_s
 from deployments.slab import Slab
 from dpiframe_core.errors import Overloaded, Unavailable
 from dpiframe_core.types import Floats, RowBlock
@@ -32,6 +33,7 @@ class Link:
     Attributes:
         index: of the engine's socket. welcome: what it said of itself. board: what it lets everybody know.
         alive: until the engine is gone; what was sent by then has failed with Unavailable.
+        failed_at: when its device last failed with a request of ours, in seconds on the clock of `attach`.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Link:
         self._sent: dict[int, _Sent] = {}
         self._asked_rows = 0
         self.alive = True
+        self.failed_at = -math.inf
 
     @classmethod
     def greet(cls, connection: socket.socket, index: int, hello: Hello, slab: Slab) -> "Link":
@@ -58,6 +61,7 @@ class Link:
             shared_memory("dpiframe-channel", Channel.NBYTES),
             os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK),
         )
+        fds: list[int] = []
         try:
             door.send(connection, hello, (slab.fd, channel_fd, answer_fd))
             welcome, fds = door.receive(connection, Welcome, 2)
@@ -67,14 +71,15 @@ class Link:
             return cls(index, slab, connection, Channel(channel_fd), (answer_fd, *fds), welcome)  # type: ignore[arg-type]
         except BaseException:
             connection.close()
-            os.close(answer_fd)
+            for fd in (answer_fd, *fds):
+                os.close(fd)
             raise
         finally:
             os.close(channel_fd)
 
-    def attach(self, loop: asyncio.AbstractEventLoop, lost: Callable[["Link"], None]) -> None:
+    def attach(self, loop: asyncio.AbstractEventLoop, lost: Callable[["Link"], None], clock: Callable[[], float]) -> None:
         """Listens for answers from now on; `lost` is called once if the engine goes."""
-        self._loop, self._lost = loop, lost
+        self._loop, self._lost, self._clock = loop, lost, clock
         loop.add_reader(self._answer_fd, self._answers)
         loop.add_reader(self._connection, self._gone)
 
@@ -98,8 +103,10 @@ class Link:
             Overloaded: the rows do not fit into the engine's bound, or it has as many requests as one ingress may have there.
         """
         waiting, bound = self.waiting_rows, self.welcome.max_queued_rows
-        if waiting + block.rows > bound or not self._free:
-            raise self.overloaded(block.rows)
+        if waiting + block.rows > bound:
+            raise Overloaded(queue_full(waiting, bound - block.rows), retry_after_s(waiting, self.board.seconds_per_row))
+        if not self._free:
+            raise self.overloaded(f"requests: got {SLOTS + 1} of this ingress at one engine, expected at most {SLOTS}")
         slot = self._free.pop()
         at = self._slab.offset(block.buffer)
         self._sent[slot] = _Sent(self._loop.create_future(), block, scores)
@@ -143,11 +150,10 @@ class Link:
                 sent.future.set_exception(Unavailable("engine: got its end with this request there, expected scores"))
         self._sent.clear()
 
-    def overloaded(self, rows: int) -> Overloaded:
-        """The refusal of a request of `rows` rows, with the time that what waits needs to drain."""
-        waiting = self.waiting_rows
-        bound = self.welcome.max_queued_rows
-        return Overloaded(waiting, max(0, bound - rows), retry_after_s(waiting, self.board.seconds_per_row))
+    def overloaded(self, fault: str) -> Overloaded:
+        """The refusal for lack of what answers give back: they come once what waits has drained, and no sooner than a batch."""
+        rows = max(self.waiting_rows, self.welcome.max_batch_rows)
+        return Overloaded(fault, retry_after_s(rows, self.board.seconds_per_row))
 
     def _answers(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -155,6 +161,8 @@ class Link:
         for slot, status, queue_ms, device_ms, retry_s in self._channel.answers.new():
             sent = self._sent.pop(slot)
             self._free.append(slot)
+            if status == Status.FAILED:
+                self.failed_at = self._clock()
             future = sent.future
             if future.done():
                 continue
@@ -163,9 +171,8 @@ class Link:
             elif status == Status.EXPIRED:
                 future.set_exception(expired("in the queue"))
             elif status == Status.OVERLOADED:
-                error = self.overloaded(sent.block.rows)
-                error.retry_after_s = retry_s
-                future.set_exception(error)
+                bound = max(0, self.welcome.max_queued_rows - sent.block.rows)
+                future.set_exception(Overloaded(queue_full(self.waiting_rows, bound), retry_s))
             else:
                 message = "device: got an error on this request's batch, expected scores"
                 future.set_exception(Unavailable(message))

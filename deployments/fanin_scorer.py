@@ -24,6 +24,7 @@ from dpiframe_core.types import BlockLayout, Floats, RowBlock
 log = logging.getLogger(__name__)
 
 _REFUSED_S = 2.0
+_FAILED_S = 1.0  # how long others are preferred to an engine whose device has failed
 _LOOK_S = 0.1  # between two looks for engines: the longest that a new one goes without requests
 
 
@@ -93,9 +94,10 @@ class FanInScorer:
         """int64[max_batch_rows + 1]: the batches of all engines here since their start, by rows."""
         if not self._links:
             raise _no_engine()
-        counts = self._links[0].board.counts.copy()
-        for link in self._links[1:]:
-            counts += link.board.counts
+        each = [link.board.counts for link in self._links]
+        counts = np.zeros(max(map(len, each)), np.int64)  # while a configuration is replaced, they may differ in length
+        for one in each:
+            counts[: len(one)] += one
         return counts
 
     async def found(self, engines: int) -> None:
@@ -111,9 +113,11 @@ class FanInScorer:
             Overloaded: the slab is full. Unavailable: there is no engine that could empty it.
         """
         size = layout.offsets(rows, contexts)[-1]
-        memory = self._slab.take(size + rows * self._tasks * 4)
+        size += rows * self._tasks * 4
+        memory = self._slab.take(size)
         if memory is None:
-            raise self._best().overloaded(rows)
+            free = self._slab.free_bytes
+            raise self._best().overloaded(f"slab: got {free} bytes free at this ingress, expected {size} in one piece")
         return RowBlock.formatted(memory, layout, rows, contexts)
 
     async def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Scored:
@@ -160,7 +164,9 @@ class FanInScorer:
             raise _no_engine()
         if len(self._links) == 1:
             return self._links[0]
-        return min(self._links, key=lambda link: (link.board.leaving, link.load))
+        # An engine that fails all it is given at once has the shortest queue of all. Each second a few requests try it.
+        since = self._clock() - _FAILED_S
+        return min(self._links, key=lambda link: (link.board.leaving, link.failed_at > since, link.load))
 
     def _placed(self, block: RowBlock) -> tuple[RowBlock, Floats]:
         at = self._slab.offset(block.buffer)
@@ -188,17 +194,13 @@ class FanInScorer:
         try:
             connection = door.connect(self._place, index)
             link = await asyncio.to_thread(Link.greet, connection, index, self._hello, self._slab)
-        except ConnectionRefusedError:  # nobody has that index
+        except ConnectionError:  # nobody has that index, or no longer
             return
-        except (
-            OSError,
-            ValueError,
-            Unavailable,
-        ) as error:  # of another bundle, or just ending
+        except Exception as error:  # of another bundle, or nothing that we know; the search must go on
             self._refused_until[index] = self._clock() + _REFUSED_S
             log.warning("engine %d: %s", index, error)
             return
-        link.attach(asyncio.get_running_loop(), self._lose)
+        link.attach(asyncio.get_running_loop(), self._lose, self._clock)
         self._links.append(link)
         self._changed.set()
 

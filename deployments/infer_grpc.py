@@ -159,7 +159,7 @@ def read(request: Any) -> InferRequest:
     """
     raw: list[bytes] = list(request.raw_input_contents)
     inputs = []
-    for i, given in enumerate(request.inputs):
+    for given in request.inputs:
         one: dict[str, Any] = {"name": given.name, "shape": list(given.shape), "datatype": given.datatype}
         if given.parameters:
             one["parameters"] = _parameters(given.parameters)
@@ -168,7 +168,7 @@ def read(request: Any) -> InferRequest:
         elif given.HasField("contents"):
             raise InputError(f"inputs.{given.name}.contents", Words("values"), "none, as there are raw_input_contents")
         if not raw and given.datatype == "BYTES":
-            one["data"] = _texts(one["data"], f"inputs[{i}]")
+            one["data"] = _texts(one["data"], f"inputs.{given.name}")
         inputs.append(one)
     if raw and len(raw) != len(inputs):
         raise InputError("raw_input_contents", len(raw), f"{len(inputs)}, one for each input")

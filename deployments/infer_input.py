@@ -26,7 +26,7 @@ Suffix = Literal["", "lengths", "missing"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Column:
+class RawColumn:
     """A feature's raw values, one entry a row."""
 
     values: Values
@@ -57,9 +57,8 @@ def encode(served: Served, request: InferRequest, max_rows: int) -> RowBlock:
     if request.parameters.encoded:
         _bounded(max(t.shape[0] for t in tensors.values()), max_rows)
         return served.encoded.features({name: _array(tensor) for name, tensor in tensors.items()}, served.scorer.allocate)
-    columns = _columns(schema, tensors)
+    columns = _columns(schema, tensors, max_rows)
     rows = max(column.rows for column in columns.values())
-    _bounded(rows, max_rows)
     candidates: dict[str, Values] = {}
     context: dict[str, object] = {}
     for name, column in columns.items():
@@ -82,7 +81,7 @@ def _array(tensor: Tensor) -> npt.NDArray[Any]:
     return numbers_of(tensor)
 
 
-def _columns(schema: FeatureSchema, tensors: Mapping[str, Tensor]) -> dict[str, Column]:
+def _columns(schema: FeatureSchema, tensors: Mapping[str, Tensor], max_rows: int) -> dict[str, RawColumn]:
     """By feature, in the request's order."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
@@ -97,6 +96,8 @@ def _columns(schema: FeatureSchema, tensors: Mapping[str, Tensor]) -> dict[str, 
         if "" not in part:
             raise InputError(f"inputs.{feature}", None, f"its values, as there is {next(iter(part.values())).name}")
         tensor = part[""]
+        # Before rows are made: a shape of rows without values claims any number of them at no cost.
+        _bounded(part.get("lengths", tensor).shape[0], max_rows)
         values: list[Any] | npt.NDArray[Any]
         if tensor.datatype == "BYTES":
             values = texts[feature]
@@ -110,7 +111,7 @@ def _columns(schema: FeatureSchema, tensors: Mapping[str, Tensor]) -> dict[str, 
 
 def _column(
     f: Categorical | Numeric, tensor: Tensor, flat: list[Any] | npt.NDArray[Any], lengths: Tensor | None, missing: Tensor | None
-) -> Column:
+) -> RawColumn:
     shape, rows = tensor.shape, tensor.shape[0]
     if f.max_values > 1:
         if missing is not None:
@@ -121,21 +122,21 @@ def _column(
             raise InputError(tensor.where, list(shape), f"shape [n, values], or {f.name}:lengths beside it")
         width = shape[1]
         if isinstance(flat, list):
-            return Column([flat[i * width : (i + 1) * width] for i in range(rows)], rows)
-        return Column(flat.reshape(shape), rows)
+            return RawColumn([flat[i * width : (i + 1) * width] for i in range(rows)], rows)
+        return RawColumn(flat.reshape(shape), rows)
     if lengths is not None:
         raise InputError(lengths.where, Words("lengths"), f"none: {f.name} has one value a row")
     if len(shape) == 2 and shape[1] != 1:
         raise InputError(tensor.where, list(shape), "shape [n] or [n, 1]")
     if missing is None:
-        return Column(flat, rows)
+        return RawColumn(flat, rows)
     mask = _mask(missing, rows)
     if isinstance(flat, list):
-        return Column([None if gone else value for value, gone in zip(flat, mask.tolist(), strict=True)], rows)
-    return Column(pa.array(flat, mask=mask), rows)
+        return RawColumn([None if gone else value for value, gone in zip(flat, mask.tolist(), strict=True)], rows)
+    return RawColumn(pa.array(flat, mask=mask), rows)
 
 
-def _bags(tensor: Tensor, flat: list[Any] | npt.NDArray[Any], lengths: Tensor) -> Column:
+def _bags(tensor: Tensor, flat: list[Any] | npt.NDArray[Any], lengths: Tensor) -> RawColumn:
     if len(tensor.shape) != 1 or len(lengths.shape) != 1 or lengths.datatype not in ("INT32", "INT64"):
         got = Words(f"{tensor.shape} beside {lengths.datatype} {lengths.shape}")
         raise InputError(tensor.where, got, f"shape [values] beside INT32 or INT64 {lengths.name} [n]")
@@ -150,8 +151,8 @@ def _bags(tensor: Tensor, flat: list[Any] | npt.NDArray[Any], lengths: Tensor) -
     if int(ends[-1]) != len(flat):
         raise InputError(lengths.where, int(ends[-1]), f"a sum of {len(flat)}, the values of {tensor.name}")
     if isinstance(flat, list):
-        return Column([flat[start:end] for start, end in pairwise(ends.tolist())], len(counts))
-    return Column(pa.LargeListArray.from_arrays(pa.array(ends), pa.array(flat)), len(counts))
+        return RawColumn([flat[start:end] for start, end in pairwise(ends.tolist())], len(counts))
+    return RawColumn(pa.LargeListArray.from_arrays(pa.array(ends), pa.array(flat)), len(counts))
 
 
 def _mask(missing: Tensor, rows: int) -> npt.NDArray[np.bool_]:

@@ -41,6 +41,10 @@ class _WrongMethod(InputError):
     status = 405
     code = "method_not_allowed"
 
+    def __init__(self, got: str, allowed: str, path: list[str]) -> None:
+        super().__init__("method", got, f"{allowed} for /v2/{'/'.join(path)}")
+        self.allowed = allowed
+
 
 class InferRoute:
     """All of `/v2`, to be mounted there."""
@@ -131,7 +135,9 @@ class InferRoute:
 def error_answer(error: DPIFrameError, request_id: str) -> Answer:
     """An error in the protocol's form: the status, headers and message are those of every other route."""
     ours = responses.error_answer(error, request_id)
-    extra = tuple(h for h in ours.headers if h[0] in (b"retry-after", b"connection"))
+    extra = tuple(h for h in ours.headers if h[0] in (b"retry-after", b"retry-after-ms", b"connection"))
+    if isinstance(error, _WrongMethod):
+        extra = ((b"allow", error.allowed.encode()),)
     return _json(ours.status, request_id, {"error": str(error)}, ours.outcome, extra)
 
 
@@ -181,7 +187,7 @@ def _model(path: list[str]) -> tuple[str, str]:
 def _only(method: str, scope: Scope, path: list[str]) -> list[str]:
     got: str = scope["method"]
     if got != method:
-        raise _WrongMethod("method", got, f"{method} for /v2/{'/'.join(path)}")
+        raise _WrongMethod(got, method, path)
     return path
 
 

@@ -65,7 +65,7 @@ class Inference:
         for served in self._models.values():
             ready = served.scorer.accepting
             if ready or not ready_only:
-                state, reason = ("READY", "") if ready else ("UNAVAILABLE", "closing, or its device failed")
+                state, reason = ("READY", "") if ready else ("UNAVAILABLE", "closing, or without an engine")
                 index.append({"name": served.info.name, "version": served.info.version, "state": state, "reason": reason})
         return index
 

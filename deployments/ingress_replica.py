@@ -4,7 +4,6 @@ Neither the weights nor torch are loaded here.
 """
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,7 @@ from deployments.config import DeploymentConfig, ModelRef
 from deployments.door import meeting_place
 from deployments.infer_grpc import GrpcMethods
 from deployments.ray_metrics import RayMetrics
-from deployments.replica import OneRequestId
-from dpiframe_core.errors import ConfigError
+from deployments.replica_parts import app_of, require_new, set_log_level
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -34,25 +32,17 @@ class IngressReplica(GrpcMethods):
         self._engine = engine
         self._scorers: list[FanInScorer] = []
         self._metrics = RayMetrics(gauges=False)  # the engine reports them
-        for package in ("deployments", "dpiframe_core"):
-            logging.getLogger(package).setLevel(config.log_level.upper())
+        set_log_level(config)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
-        from deployments.ingress import build_app
-
         models: dict[str, Served] = {}
         node = ray.get_runtime_context().get_node_id()
         engines = expected_engines(self._config, ray.nodes(), node)
         for ref in self._config.models:
             name, served = await self._served(ref, node, engines)
-            if name in models:
-                raise ConfigError(f"models: got {name!r} twice, expected distinct names (give one of them another `name`)")
+            require_new(name, models)
             models[name] = served
-        app = build_app(models, self._config.limits, self._metrics)
-        app.add_middleware(OneRequestId)
-        self.inference = app.state.inference
-        self.loopback_only = self._config.http.host == "127.0.0.1"
-        return app
+        return app_of(self, self._config, models, self._metrics)
 
     async def _served(self, ref: ModelRef, node: str, engines: int) -> "tuple[str, Served]":
         """A model, once as many engines of this node serve it as will."""

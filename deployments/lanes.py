@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from deployments.metrics import BatchSeen
-from deployments.row_queue import DrainRate, Part, RowQueue, Ticket, retry_after_s
+from deployments.row_queue import DrainRate, Part, RowQueue, Ticket, queue_full, retry_after_s
 from dpiframe_core.errors import InputError, Overloaded, TooLarge
 from dpiframe_core.types import BatchResult, RowBlock
 
@@ -110,7 +110,7 @@ class Lanes(Generic[W]):
         if rows > bound:
             raise TooLarge("rows", rows, f"at most {bound}, all that may wait at once")
         if waiting + rows > bound:
-            raise Overloaded(waiting, bound - rows, retry_after_s(waiting, self._drain.seconds_per_row))
+            raise Overloaded(queue_full(waiting, bound - rows), retry_after_s(waiting, self._drain.seconds_per_row))
         self.queue.push(ticket)
 
     def wake(self) -> None:

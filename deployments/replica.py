@@ -4,9 +4,8 @@ Serve calls it started only when every model is loaded, verified and warm, since
 """
 
 import asyncio
-import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ray import serve
 
@@ -15,8 +14,8 @@ from deployments.infer_grpc import GrpcMethods
 from deployments.load_meter import LoadMeter
 from deployments.loading import load_engine
 from deployments.ray_metrics import RayMetrics
+from deployments.replica_parts import app_of, require_new, set_log_level
 from deployments.serve_policy import reported
-from dpiframe_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -33,21 +32,6 @@ class _Running:
     batcher: "RowBatcher"
 
 
-class OneRequestId:
-    """Serve appends an X-Request-ID of its own to every answer, the one we were sent: with ours it would stand there twice."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def send_without(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [h for h in message["headers"] if h[0] != b"x-request-id"]
-            await send(message)
-
-        await self._app(scope, receive, send_without)
-
-
 # The app depends on the schemas of the models, so Serve fetches it from `__serve_build_asgi_app__`, once the replica exists.
 # Given a plain function, `serve.ingress` would call it as a builder, before any replica does.
 @serve.ingress()
@@ -59,22 +43,18 @@ class Replica(GrpcMethods):
         self._running: list[_Running] = []
         self._metrics = RayMetrics()
         self._meter = LoadMeter()
-        for package in ("deployments", "dpiframe_core"):
-            logging.getLogger(package).setLevel(config.log_level.upper())
+        set_log_level(config)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
         from deployments.batching import RowBatcher
-        from deployments.ingress import build_app
         from deployments.served import Served
 
-        limits = self._config.limits
         models: dict[str, Served] = {}
         for ref in self._config.models:
             # Off the event loop: a load may take minutes, and a blocked loop cannot be told to stop.
             engine = await asyncio.to_thread(load_engine, self._config, ref)
             name = ref.name or engine.manifest.name
-            if name in models:
-                raise ConfigError(f"models: got {name!r} twice, expected distinct names (give one of them another `name`)")
+            require_new(name, models)
             batcher = RowBatcher(
                 engine.run_batch,
                 max_batch_rows=engine.max_batch_rows,
@@ -83,12 +63,10 @@ class Replica(GrpcMethods):
                 on_batch=self._metrics.batch_of(name),
             )
             self._running.append(_Running(engine, batcher))
-            models[name] = Served.of(engine, batcher, limits, name=name, version=ref.version, example=engine.bundle.example)
-        app = build_app(models, limits, self._metrics)
-        app.add_middleware(OneRequestId)
-        self.inference = app.state.inference
-        self.loopback_only = self._config.http.host == "127.0.0.1"
-        return app
+            models[name] = Served.of(
+                engine, batcher, self._config.limits, name=name, version=ref.version, example=engine.bundle.example
+            )
+        return app_of(self, self._config, models, self._metrics)
 
     def check_health(self) -> None:
         """Asked by Serve; raising has this replica replaced, for a process whose CUDA context failed never recovers."""

@@ -92,7 +92,9 @@ def error_answer(error: DPIFrameError, request_id: str) -> Answer:
         detail |= {"where": error.where, "got": error.got, "expected": error.expected}
     if isinstance(error, Overloaded):
         detail["retry_after_s"] = round(error.retry_after_s, 4)
-        extra = ((b"retry-after", b"%d" % max(1, math.ceil(error.retry_after_s))),)
+        ms = math.ceil(error.retry_after_s * 1e3)
+        # HTTP's own header knows whole seconds only; a queue drains in milliseconds.
+        extra = (b"retry-after", b"%d" % max(1, math.ceil(ms / 1e3))), (b"retry-after-ms", b"%d" % max(1, ms))
     if error.status == 413:
         extra = ((b"connection", b"close"),)  # the rest of the body is not read
     return _json(error.status, request_id, {"error": {**detail, "request_id": request_id}}, error.code, extra)

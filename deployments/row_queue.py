@@ -138,3 +138,8 @@ class DrainRate:
 def retry_after_s(rows: int, seconds_per_row: float | None) -> float:
     """How long `rows` rows will take to drain, between 1 ms and 60 s; 1 s before anything was measured."""
     return 1.0 if seconds_per_row is None else min(max(rows * seconds_per_row, 0.001), 60.0)
+
+
+def queue_full(waiting: int, bound: int) -> str:
+    """The fault of a request with which more rows would wait than may."""
+    return f"queue: got {waiting} rows waiting, expected at most {bound}"

@@ -78,14 +78,14 @@ class ModelNotFound(InputError):
 
 
 class Overloaded(DPIFrameError):
-    """The queue of rows is full; the request was refused at once and may be sent again after `retry_after_s`."""
+    """A bound on what may wait is met; the request was refused at once and may be sent again after `retry_after_s`."""
 
     status = 429
     code = "overloaded"
 
-    def __init__(self, queued_rows: int, bound: int, retry_after_s: float) -> None:
+    def __init__(self, fault: str, retry_after_s: float) -> None:
         self.retry_after_s = retry_after_s
-        super().__init__(f"queue: got {queued_rows} rows waiting, expected at most {bound}; retry after {retry_after_s:.3f} s")
+        super().__init__(f"{fault}; retry after {retry_after_s:.3f} s")
 
 
 class DeadlineExceeded(DPIFrameError):

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 from dpiframe_core.architecture import Architecture
 from dpiframe_core.errors import BundleError, shown
 from dpiframe_core.schema import Categorical, FeatureSchema
-from dpiframe_core.strict import Name, Strict
+from dpiframe_core.strict import Name, Strict, Version
 from dpiframe_core.strictyaml import load_yaml
 from dpiframe_core.vocabulary import vocabulary_name
 
@@ -55,7 +55,7 @@ class Manifest(Strict):
 
     format: Literal["dpiframe-bundle/1"] = FORMAT
     name: Name
-    version: Annotated[str, Field(pattern=r"^[!-~]{1,64}$")]
+    version: Version
     architecture: Architecture
     tasks: Annotated[tuple[Name, ...], Field(min_length=1)] = ("click",)
     precision: Precision = Precision()

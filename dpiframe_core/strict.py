@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 # Names become file names and JSON keys: no separators, no leading dot.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}$")]
+# Versions become a segment of a path, percent-encoded, and one line of text.
+Version = Annotated[str, Field(pattern=r"^[!-.0-~]{1,64}$")]
 
 
 class Strict(BaseModel):

@@ -13,7 +13,9 @@ PACKAGES = ("kernels", "dpiframe_core", "deployments")
 CUPY = {"kernels/source.py", "kernels/launch.py", "dpiframe_core/lane.py"}
 _SERVING = ("app", "replica", "engine_replica", "ingress_replica", "launcher", "ray_metrics")
 RAY = {f"deployments/{name}.py" for name in (*_SERVING, "ray_scoring")}
-FASTAPI = {f"deployments/{name}.py" for name in ("ingress", "replica", "ingress_replica")}  # replicas name it as a type only
+FASTAPI = {  # replicas name it as a type only
+    f"deployments/{name}.py" for name in ("ingress", "replica", "replica_parts", "ingress_replica")
+}
 GRPC = {"deployments/infer_grpc.py"}
 TYPER = {f"deployments/{name}.py" for name in ("cli", "terminal", "score_command", "import_cli")}
 ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "grpc": GRPC, "typer": TYPER}
@@ -65,6 +67,7 @@ DECIDES = {
     "deployments/infer_route.py",
     "deployments/infer_grpc.py",
     "deployments/client.py",
+    "deployments/client_call.py",
     *(f"dpiframe_core/models/{path.name}" for path in (ROOT / "dpiframe_core" / "models").glob("*.py")),
 }
 

@@ -45,6 +45,6 @@ def connect(scorer: FanInScorer, engine: FanInEngine, index: int = 0) -> tuple[L
     here.setblocking(False)
     link = Link(index, scorer._slab, here, Channel(channel_fd), fds, engine.welcome)
     os.close(channel_fd)
-    link.attach(asyncio.get_running_loop(), scorer._lose)
+    link.attach(asyncio.get_running_loop(), scorer._lose, scorer._clock)
     scorer._links.append(link)
     return link, peer

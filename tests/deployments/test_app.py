@@ -142,9 +142,9 @@ def test_a_failed_engine_makes_the_engine_replica_of_the_fan_in_unhealthy() -> N
         raise Unavailable("engine: device cuda:0 failed: an illegal memory access")
 
     well, ill = (SimpleNamespace(check=check) for check in (lambda: None, failed))
-    EngineReplica.check_health(SimpleNamespace(_engines=[well]))
+    EngineReplica.check_health(SimpleNamespace(_engines=[well], _door=None))
     with pytest.raises(Unavailable, match="engine: device cuda:0 failed"):
-        EngineReplica.check_health(SimpleNamespace(_engines=[well, ill]))
+        EngineReplica.check_health(SimpleNamespace(_engines=[well, ill], _door=None))
 
 
 def test_a_replica_of_either_kind_reports_its_load_over_all_models() -> None:

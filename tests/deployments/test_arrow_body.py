@@ -132,6 +132,8 @@ REFUSED: list[tuple[str, bytes, int, str]] = [
     ("an unknown column", stream(table().append_column("x", pa.array([1, 2, 3]))), 422,
      "candidates.x: got an unknown key, expected a feature of the model"),
     ("a column twice", stream(table().append_column("item", pa.array([1, 2, 3]))), 422, "candidates: got 'item', expected"),
+    ("a long name twice", stream(pa.table([[1], [2]], ["x" * 5000] * 2)), 422,
+     f"candidates: got '{'x' * 64}', expected each column once"),
     ("no column", stream(pa.table({})), 422, "candidates: got no rows or no columns, expected at least one candidate"),
     ("no row", stream(table(3).slice(0, 0)), 422, "candidates: got no rows or no columns, expected at least one candidate"),
     ("too many rows", stream(table(101)), 413, "candidates: got 101, expected at most 100"),
@@ -178,6 +180,15 @@ def test_rows_that_are_only_claimed_are_counted_before_anything_is_made_of_them(
         writer.write_batch(batch)
     with pytest.raises(TooLarge, match=r"^candidates: got 2147483647, expected at most 100$"):
         read_stream(sink.getvalue().to_pybytes(), 100)
+
+
+def test_many_columns_are_each_read_once() -> None:
+    """So many that a search through the names of all, for each of them, would take minutes."""
+    names = [str(i) for i in range(100_000)]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema([(name, pa.null()) for name in names])):
+        pass
+    assert list(read_stream(sink.getvalue().to_pybytes(), 100).candidates) == names
 
 
 @settings(max_examples=150)

@@ -284,6 +284,26 @@ def test_closing_finishes_what_waits_and_then_refuses() -> None:
     run(device, body)
 
 
+def test_closing_does_not_wait_for_what_has_expired_meanwhile() -> None:
+    device, clock = FakeDevice(open_=False), Clock()
+
+    async def body(batcher: RowBatcher) -> None:
+        first = await occupy(batcher, device)
+        late = asyncio.create_task(batcher.submit(numbered(1, 2), deadline=clock.now + 600))
+        await until(lambda: batcher.queued_rows == 2)
+        closing = asyncio.create_task(batcher.close(drain_s=1000))
+        await until(lambda: not batcher.accepting)
+        clock.now += 600
+        device.release()
+        async with asyncio.timeout(20):
+            await closing
+        assert rows_of(await first) == numbers(999, 1)
+        with pytest.raises(DeadlineExceeded, match="in the queue"):
+            await late
+
+    run(device, body, clock=clock)
+
+
 def test_closing_answers_what_did_not_finish_in_time() -> None:
     device = FakeDevice(open_=False)
 

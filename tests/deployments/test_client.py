@@ -3,8 +3,10 @@
 import ast
 import asyncio
 import json
+import random
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -178,6 +180,8 @@ def async_score(moods: Moods, **how: Any) -> Any:
     [
         lambda: ours(429),
         lambda: ours(429, {"Retry-After": "0"}),
+        lambda: ours(429, {"Retry-After": "60", "Retry-After-Ms": "1"}),
+        lambda: ours(429, {"Retry-After": "0", "Retry-After-Ms": "1.5"}),
         lambda: ours(503),
         lambda: httpx.Response(503, html="<html>no server</html>"),
         lambda: httpx.Response(500, html="<html>Internal</html>"),
@@ -211,6 +215,7 @@ def test_what_may_pass_is_tried_again(score: Callable[..., Any], mood: Callable[
         (lambda: ours(504), 504),
         (lambda: httpx.Response(500, json={"error": {"code": "internal", "message": "m"}}), 500),
         (lambda: ours(429, {"Retry-After": "60"}), 429),
+        (lambda: ours(429, {"Retry-After": "1", "Retry-After-Ms": "5001"}), 429),
         (lambda: httpx.Response(408, text="timed out"), 408),
         (lambda: httpx.Response(400, html="<html>"), 400),
         (lambda: httpx.ReadTimeout("slow"), 504),
@@ -223,6 +228,28 @@ def test_what_will_not_pass_is_raised_at_once(score: Callable[..., Any], mood: C
         score(moods)
     assert caught.value.status == status
     assert len(moods.asked) == 1
+
+
+def test_the_wait_is_what_the_service_asks_for_in_milliseconds_and_up_to_a_quarter_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    by_chance = iter((0.0, 0.5, 1.0))
+    monkeypatch.setattr(random, "random", lambda: next(by_chance))
+    asked = [
+        {"Retry-After": "1", "Retry-After-Ms": "200"},
+        {"Retry-After": "2"},
+        {"Retry-After": "5", "Retry-After-Ms": "5000"},
+    ]
+    assert sync_score(Moods(*(ours(429, headers) for headers in asked), good())) == np.float32(0.5)
+    assert waits == pytest.approx([0.2, 2 * 1.125, 5 * 1.25])
+
+
+def test_a_version_of_odd_characters_reaches_its_model() -> None:
+    odd = "1#a?b=c%2F+~d"
+    with LiveApp(FakeEngine(version=odd)) as app, Client(app.url, "fake", odd) as client:
+        assert np.array_equal(client.score(columns(2), {"user": 1}), wanted(2))
 
 
 def envelopes(moods: Moods) -> list[dict[str, Any]]:
@@ -260,7 +287,7 @@ def test_the_client_needs_neither_ray_nor_fastapi_nor_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-    for path in (Path(module.__file__), Path(module.__file__).with_name("client_columns.py")):
+    for path in Path(module.__file__).parent.glob("client*.py"):
         tops = {
             name.split(".")[0]
             for node in ast.walk(ast.parse(path.read_text()))

@@ -1,16 +1,20 @@
 """The fan-in between processes: what a death at either end means to the other, and who is let in."""
 
 import asyncio
+import errno
 import gc
 import json
 import logging
 import os
+import select
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +22,11 @@ import pytest
 
 from deployments import door
 from deployments.batching import Scored
+from deployments.channel import NO_DEADLINE, Ask, Channel, Status, shared_memory
 from deployments.door import Hello, Welcome, meeting_place
 from deployments.doorkeeper import Doorkeeper
 from deployments.fanin_engine import FanInEngine, Peer
+from deployments.fanin_link import Link
 from deployments.fanin_scorer import FanInScorer, slab_bytes
 from dpiframe_core.errors import ConfigError, DeadlineExceeded, Overloaded, TooLarge, Unavailable
 from dpiframe_core.types import BatchResult, RowBlock
@@ -267,6 +273,45 @@ def test_the_device_is_given_the_rows_where_the_ingress_encoded_them_and_parts_o
     peer.connection.close()
 
 
+def test_an_expiry_that_is_told_late_leaves_the_next_request_of_its_slot_alone() -> None:
+    now = 100.0
+    device = FakeDevice()
+    engine = engine_of(device, lambda: now)
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel_fd, slab_fd = shared_memory("test", Channel.NBYTES), shared_memory("test", 1 << 16)
+    channel = Channel(channel_fd)
+    engine.join(Peer(there, slab_fd, channel_fd, os.eventfd(0, os.EFD_NONBLOCK), 1 << 16))
+
+    def ask(kind: Ask, deadline: float = NO_DEADLINE) -> None:
+        channel.asks.put(kind, 0, 0, 1, 1, deadline, now, 0)
+        channel.asks.publish()
+
+    def answers() -> list[Status]:
+        return [Status(status) for _, status, *_ in channel.answers.new()]
+
+    lanes = engine.lanes
+    ask(Ask.SCORE, now + 1)
+    with lanes.lock:
+        engine.take_in(now)
+        now += 2
+        parts, expired = lanes.queue.form(now)  # one lane finds it expired, and gives the lock away
+        assert (parts, len(expired)) == ([], 1)
+    ask(Ask.CANCEL)
+    with lanes.lock:
+        engine.take_in(now)  # another one reads that nobody waits for it any more
+    assert answers() == [Status.CANCELLED]
+    ask(Ask.SCORE)  # so the slot is free
+    with lanes.lock:
+        engine.take_in(now)
+    engine.expired(expired)
+    assert lanes.step()
+    assert answers() == [Status.OK]
+    assert device.batches == [[0]]
+    engine.close(0)
+    here.close()
+    there.close()
+
+
 def test_a_request_goes_to_the_engine_with_the_fewest_rows_and_to_one_that_leaves_only_if_there_is_no_other() -> None:
     engines = [engine_of(FakeDevice(), time.monotonic) for _ in range(3)]
     peers: list[Peer] = []
@@ -303,6 +348,90 @@ def test_a_request_goes_to_the_engine_with_the_fewest_rows_and_to_one_that_leave
     for engine, peer in zip(engines, peers, strict=True):
         engine.close(0)
         peer.connection.close()
+
+
+def test_an_engine_that_fails_is_left_alone_for_a_second_though_its_queue_is_the_shortest() -> None:
+    now = 100.0
+    devices = [FakeDevice(), FakeDevice()]
+    engines = [engine_of(device, lambda: now) for device in devices]
+    peers: list[Peer] = []
+
+    async def main() -> None:
+        nonlocal now
+        scorer = scorer_of(lambda: now)
+        peers.extend(connect(scorer, engine, index)[1] for index, engine in enumerate(engines))
+
+        async def served_by(number: int) -> int:
+            """The engine whose device was given the request; no other has one."""
+            task = asyncio.create_task(scorer.submit(numbered(number, 1)))
+            await asyncio.sleep(0)
+            before = [len(device.batches) for device in devices]
+            while any(engine.lanes.step() for engine in engines):
+                pass
+            await asyncio.gather(task, return_exceptions=True)
+            return [len(device.batches) - b for device, b in zip(devices, before, strict=True)].index(1)
+
+        devices[0].fail_on = 1000
+        assert await served_by(1) == 0  # which fails
+        waiting = asyncio.create_task(scorer.submit(numbered(2, 5)))
+        await asyncio.sleep(0)
+        assert scorer._links[1].load == 5
+        now += 0.9
+        assert await served_by(3) == 1
+        await waiting
+        now += 0.2
+        assert await served_by(4) == 0
+        devices[0].fail_on, devices[1].fail_on = 5000, 6000
+        assert await served_by(5) == 0
+        assert await served_by(6) == 1
+        assert await served_by(7) == 0  # both have failed: the load counts
+        await scorer.close()
+
+    asyncio.run(main())
+    for engine, peer in zip(engines, peers, strict=True):
+        engine.close(0)
+        peer.connection.close()
+
+
+def test_batches_of_engines_with_different_bounds_are_counted_together() -> None:
+    engines = [engine_of(FakeDevice(), time.monotonic, max_batch_rows=rows) for rows in (10, 30, 20)]
+    peers: list[Peer] = []
+
+    async def main() -> None:
+        scorer = scorer_of(time.monotonic)
+        peers.extend(connect(scorer, engine, index)[1] for index, engine in enumerate(engines))
+        for i, engine in enumerate(engines):
+            engine.board.counts[10] += 1 + i
+            engine.board.counts[-1] += 10
+        assert {i: int(count) for i, count in enumerate(scorer.batch_sizes) if count} == {10: 16, 20: 10, 30: 10}
+        assert len(scorer.batch_sizes) == 31
+        assert engines[1].board.counts[10] == 2
+        await scorer.close()
+
+    asyncio.run(main())
+    for engine, peer in zip(engines, peers, strict=True):
+        engine.close(0)
+        peer.connection.close()
+
+
+def test_a_request_without_a_free_slot_is_told_so_and_to_wait_for_a_batch() -> None:
+    now = 100.0
+    engine = engine_of(FakeDevice(), lambda: now)
+
+    async def main() -> None:
+        scorer = scorer_of(lambda: now)
+        link, peer = connect(scorer, engine)
+        engine.board.write(0, 0, 0.0, 0.5)
+        link._free.clear()
+        message = "requests: got 4097 of this ingress at one engine, expected at most 4096; retry after 5.000 s"
+        with pytest.raises(Overloaded, match=message) as refused:  # ten rows at half a second
+            await scorer.submit(numbered(1, 1))
+        assert refused.value.retry_after_s == 5.0
+        await scorer.close()
+        engine.close(0)
+        peer.connection.close()
+
+    asyncio.run(main())
 
 
 # Who is let in.
@@ -358,6 +487,13 @@ def test_whoever_says_something_else_is_shown_out_and_leaves_nothing(
         with door.connect(place, 0) as stranger:
             door.send(stranger, hello, fds)
             assert stranger.recv(100) == b""
+    shared = shared_memory("test", 4096), shared_memory("test", Channel.NBYTES), os.eventfd(0)
+    for size in (-1, 0, 4097, 2**47, 2**48, 2**63, 2**100):
+        with door.connect(place, 0) as stranger:
+            door.send(stranger, hello.model_copy(update={"slab_bytes": size}), shared)
+            assert stranger.recv(100) == b""
+    for fd in shared:
+        os.close(fd)
 
     async def body(scorer: FanInScorer) -> None:
         await scorer.found(1)
@@ -369,6 +505,95 @@ def test_whoever_says_something_else_is_shown_out_and_leaves_nothing(
     while descriptors() > before and time.monotonic() < give_up:
         time.sleep(0.01)
     assert descriptors() <= before
+
+
+def test_a_door_that_has_no_descriptor_for_an_ingress_opens_once_it_has(
+    engine: FanInEngine, node: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept, failures = socket.socket.accept, iter(range(2))
+
+    def full(listener: socket.socket) -> tuple[socket.socket, Any]:
+        if next(failures, None) is not None:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", full)
+
+    async def body(scorer: FanInScorer) -> None:
+        await scorer.found(1)
+        assert rows_of(await scorer.submit(numbered(1, 3))) == numbers(1, 3)
+
+    with_scorer(node, body)
+    assert caplog.text.count("an ingress could not come in: [Errno 24] Too many open files") == 2
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's, at import
+def test_an_engine_whose_door_has_broken_is_unwell(node: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.engine_replica import EngineReplica
+
+    keeper = Doorkeeper(meeting_place("test", node), {})
+    replica: Any = SimpleNamespace(_engines=[], _door=keeper)
+    EngineReplica.check_health(replica)
+    with monkeypatch.context() as broken:
+        broken.setattr(keeper, "_thread", threading.Thread())
+        with pytest.raises(Unavailable, match="door: got the end of its thread, expected it to run until it is closed"):
+            EngineReplica.check_health(replica)
+    keeper.close(0)
+    EngineReplica.check_health(replica)
+
+
+def test_what_goes_wrong_with_one_engine_does_not_end_the_search_for_others(
+    node: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, start: Callable[[str], Process]
+) -> None:
+    greet = Link.greet
+
+    def odd(connection: socket.socket, index: int, *rest: Any) -> Link:
+        if index == 0:
+            connection.close()
+            raise OverflowError("a board of 2**80 bytes")
+        return greet(connection, index, *rest)
+
+    monkeypatch.setattr(Link, "greet", odd)
+    start("engine")
+
+    async def body(scorer: FanInScorer) -> None:
+        await until(lambda: "engine 0: a board of 2**80 bytes" in caplog.text)
+        start("engine")
+        await scorer.found(1)
+        assert rows_of(await scorer.submit(numbered(1, 3))) == numbers(1, 3)
+
+    with_scorer(node, body)
+
+
+def test_an_engine_that_closes_before_it_has_answered_is_as_one_that_is_not_there(
+    node: str, caplog: pytest.LogCaptureFixture, start: Callable[[str], Process]
+) -> None:
+    listener = door.listen(meeting_place("test", node))
+
+    async def body(scorer: FanInScorer) -> None:
+        await asyncio.to_thread(select.select, [listener], [], [], 20)
+        listener.close()
+        start("engine")
+        await scorer.found(1)
+        assert scorer._refused_until == {}
+
+    with_scorer(node, body)
+
+
+def test_an_engine_asks_ingresses_to_leave_only_when_they_cannot_come_back(node: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FanInEngine(FakeDevice(), LAYOUT, 1, FINGERPRINT, max_batch_rows=16, lanes=1, max_queued_rows=100)
+    place = meeting_place("test", node)
+    keeper = Doorkeeper(place, {"m": engine})
+    left = []
+
+    def leave() -> None:
+        with pytest.raises(ConnectionRefusedError):
+            door.connect(place, 0)
+        left.append(True)
+
+    monkeypatch.setattr(engine.board, "leave", leave)
+    keeper.close(0)
+    assert left == [True]
 
 
 def test_a_process_of_another_user_is_refused(engine: FanInEngine, node: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,7 +644,9 @@ def test_a_request_that_never_fits_is_too_large_and_a_full_slab_is_overload(engi
         with pytest.raises(TooLarge, match="rows: got 101, expected at most 100, all that may wait at once"):
             await scorer.submit(numbered(1, 101))
         held = [scorer.allocate(LAYOUT, 1000, 1), scorer.allocate(LAYOUT, 1000, 1)]
-        with pytest.raises(Overloaded, match="queue: got 0 rows waiting") as refused:
+        with pytest.raises(
+            Overloaded, match=r"slab: got \d+ bytes free at this ingress, expected 12192 in one piece"
+        ) as refused:
             held.extend(scorer.allocate(LAYOUT, 1000, 1) for _ in range(1000))
         assert 0 < refused.value.retry_after_s <= 60
         held.clear()

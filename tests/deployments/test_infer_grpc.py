@@ -165,6 +165,14 @@ def one_less() -> Any:
     return request
 
 
+def claimed() -> Any:
+    """Far more rows than the message has bytes, as none of them has a value."""
+    request = typed()
+    request.inputs[3].shape[:] = [10**9, 0]
+    request.inputs[3].contents.Clear()
+    return request
+
+
 RUDE: list[tuple[str, Any, grpc.StatusCode, str]] = [
     ("bytes", b"\xff\xfe\x00", INVALID, "message: got 3 bytes that are none, expected a ModelInferRequest"),
     ("no model", CLASSES["ModelInferRequest"](), grpc.StatusCode.NOT_FOUND, "model: got '', expected one of ['fake']"),
@@ -179,11 +187,12 @@ RUDE: list[tuple[str, Any, grpc.StatusCode, str]] = [
     ("values twice", with_both(), INVALID, "inputs.user.contents: got values, expected none, as there are raw_input_contents"),
     ("values of another kind", other_contents(), INVALID,
      "inputs.item.contents: got fp32_contents, expected uint64_contents, as its datatype is UINT64"),
-    ("text that is none", bad_text(), INVALID, "inputs[2].contents.bytes_contents: got b'\\xff', expected text in UTF-8"),
+    ("text that is none", bad_text(), INVALID, "inputs.site.contents.bytes_contents: got b'\\xff', expected text in UTF-8"),
     ("raw contents lack", one_less(), INVALID, "raw_input_contents: got 5, expected 6, one for each input"),
     ("an unknown parameter", parameter("x", int64_param=1), INVALID, "parameters.x: got an unknown key, expected one of"),
     ("an empty parameter", parameter("encoded"), INVALID, "parameters.encoded: got None, expected"),
     ("a parameter of text", parameter("priority", string_param="1"), INVALID, "parameters.priority: got '1', expected an"),
+    ("rows without values", claimed(), INVALID, "inputs: got 1000000000, expected at most 500 rows"),
     ("too many rows", infer(501), INVALID, "inputs: got 501, expected at most 500 rows"),
 ]  # fmt: skip
 

@@ -209,6 +209,8 @@ RUDE_JSON: list[tuple[Any, int, str]] = [
      "inputs.tags: got (2, 2) beside INT64 (2,), expected shape [values] beside INT32 or INT64 tags:lengths [n]"),
     (listed(price={"data": [1, 1e999]}), 422, ""),
     (listed(101), 413, "inputs: got 101, expected at most 100 rows"),
+    (listed(tags={"shape": [10**9, 0], "data": []}), 413, "inputs: got 1000000000, expected at most 100 rows"),
+    (bags(1, [1] + [0] * 100), 413, "inputs: got 101, expected at most 100 rows"),
     ({"parameters": {"encoded": True}, **listed()}, 422, "inputs.site: got 'BYTES', expected ids or numbers"),
     ({"inputs": [{"name": "candidate_ids", "shape": [200, 5], "datatype": "INT32", "data": [0] * 1000}]}, 413,
      "inputs: got 200, expected at most 100 rows"),
@@ -262,6 +264,8 @@ RUDE_BINARY: list[tuple[str, bytes, dict[str, str], int, str]] = [
      "inputs.site[1]: got 5 bytes left, expected its length in 4 bytes"),
     ("too many texts", *packed(tensors() | {"site": ("BYTES", [2], encoded_texts([b"a"] * 3))}), 422,
      "inputs.site: got 15, expected 10 bytes, which its 2 values take"),
+    ("rows without values", *packed(tensors() | {"tags": ("BYTES", [10**9, 0], b"")}), 413,
+     "inputs: got 1000000000, expected at most 100 rows"),
     ("a mask of odd bytes", *packed(tensors() | {"bias:missing": ("BOOL", [2], b"\x07\x80")}), 200, ""),
     ("gzip that is none", GOOD, GOOD_HEADERS | {"Content-Encoding": "gzip"}, 422,
      "body: got Error -3 while decompressing data: incorrect header check, expected one whole compressed stream"),
@@ -331,6 +335,8 @@ def test_paths_and_methods(method: str, path: str, status: int, message: str) ->
             assert answer.status_code == 200, answer.text
         else:
             refused(answer, status, message)
+        allowed = message.split(", expected ")[1].split()[0] if status == 405 else None
+        assert answer.headers.get("allow") == allowed
 
     run(body)
 
@@ -385,6 +391,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
         answer = await client.post(INFER, json=listed(20))
         refused(answer, 429, "queue: got 90 rows waiting, expected at most 80")
         assert int(answer.headers["retry-after"]) >= 1
+        assert 1 <= int(answer.headers["retry-after-ms"]) <= 1000 * int(answer.headers["retry-after"])
         refused(await client.post(INFER, json={**listed(2), "parameters": {"deadline_ms": 5}}), 504, "deadline: got past it")
         engine.go.set()
         assert scores(await first) == expected(1)
