@@ -288,7 +288,7 @@ def test_few_chunks_are_alive_at_a_time_and_memory_does_not_grow_with_the_file(
     assert max(alive) <= 4
     assert (
         peaks[1] < 3 * peaks[0]
-    )  # one to four chunks are alive at the peak, as the threads happen to run; all would be 8 times
+    )  # one to four chunks are alive at the peak; all of them would be 8 times
 
 
 def _peak_bytes(bundle: Bundle, folder: Path, rows: int, alive: list[int], begun: list[int]) -> int:
