@@ -286,9 +286,7 @@ def test_few_chunks_are_alive_at_a_time_and_memory_does_not_grow_with_the_file(
     monkeypatch.setattr(scored_file, "_ROW_GROUP", 2000)
     peaks = [_peak_bytes(bundle, tmp_path, rows, alive, begun) for rows in (20_000, 160_000)]
     assert max(alive) <= 4
-    assert (
-        peaks[1] < 3 * peaks[0]
-    )  # one to four chunks are alive at the peak; all of them would be 8 times
+    assert peaks[1] < 3 * peaks[0]  # one to four chunks are alive at the peak; all of them would be 8 times
 
 
 def _peak_bytes(bundle: Bundle, folder: Path, rows: int, alive: list[int], begun: list[int]) -> int:
