@@ -136,7 +136,7 @@ def _code_at(target: str) -> grpc.StatusCode | None:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_sigterm_under_load_gives_every_grpc_call_its_scores_or_unavailable(served: Protocols) -> None:
-    """The last test of this server. A call may cross HAProxy's GOAWAY on its way: it is told UNAVAILABLE, which says to retry."""
+    """The last test of this server. A call may cross HAProxy's GOAWAY on its way, and is told UNAVAILABLE: send it again."""
     rpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
     logging.getLogger("grpc").setLevel(logging.ERROR)
     outcomes: list[str] = []
