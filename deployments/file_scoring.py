@@ -7,11 +7,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 
 import torch
 
 from deployments.chunk_scorer import ChunkScorer, Scored
+from deployments.one_thread import one_thread
 from deployments.score_job import ScoreJob, plan_job
 from deployments.scored_file import ScoreReport, scored_file
 from dpiframe_core.bundle import read_bundle
@@ -35,7 +36,7 @@ def score_file(job: ScoreJob, progress: Progress, threads: int = 0) -> ScoreRepo
     on_cpu = job.device == "cpu" or not torch.cuda.is_available()
     threads = threads or (len(os.sched_getaffinity(0)) if on_cpu else 4)
     with (
-        _single_threaded_layers() if on_cpu else nullcontext(),
+        one_thread() if on_cpu else nullcontext(),  # a core for each chunk: sharing one layer, they wait after every layer
         closing(ChunkScorer(job, plan, bundle, threads if on_cpu else 2)) as scorer,
         scored_file(job.out, plan) as out,
     ):
@@ -43,17 +44,6 @@ def score_file(job: ScoreJob, progress: Progress, threads: int = 0) -> ScoreRepo
             out.add(scored.table, scored.scores, scored.labels, scored.oov_count)
             progress(chunk.done, out.rows)
     return out.report(job.out)
-
-
-@contextmanager
-def _single_threaded_layers() -> Iterator[None]:
-    """A core for each chunk: cores that share the work of one layer wait for each other after every layer."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _in_order(chunks: Iterable[Chunk], scorer: ChunkScorer, threads: int) -> Iterator[tuple[Chunk, Scored]]:

@@ -60,48 +60,46 @@ def fuxictr(
     _write(source, out, golden_rows, expected, label, name, version, overwrite)
 
 
-@import_app.command()
-def deepctr_torch(
-    checkpoint: Checkpoint, spec: Spec, out: Out, golden_rows: Rows = None, expected: Expected = None, label: Label = None,
-    name: Name = None, version: Version = "1", overwrite: Overwrite = False,
-) -> None:  # fmt: skip
-    """Import a DeepCTR-Torch 0.3 model: WDL, DeepFM, xDeepFM, DCN, DCNMix, DIN."""
-    from dpiframe_core.importers.deepctr import deepctr_torch_checkpoint as read
+def _of_checkpoint(library: str, about: str, read: "Callable[[Path, Path], SourceModel]") -> None:
+    """Adds the command of a library whose models are a checkpoint and a spec."""
 
-    _write(lambda: read(checkpoint, spec), out, golden_rows, expected, label, name, version, overwrite)
+    def command(
+        checkpoint: Checkpoint, spec: Spec, out: Out, golden_rows: Rows = None, expected: Expected = None, label: Label = None,
+        name: Name = None, version: Version = "1", overwrite: Overwrite = False,
+    ) -> None:  # fmt: skip
+        _write(lambda: read(checkpoint, spec), out, golden_rows, expected, label, name, version, overwrite)
 
-
-@import_app.command()
-def torchrec(
-    checkpoint: Checkpoint, spec: Spec, out: Out, golden_rows: Rows = None, expected: Expected = None, label: Label = None,
-    name: Name = None, version: Version = "1", overwrite: Overwrite = False,
-) -> None:  # fmt: skip
-    """Import a TorchRec DLRM or DLRM_DCN."""
-    from dpiframe_core.importers.dlrm import torchrec as read
-
-    _write(lambda: read(checkpoint, spec), out, golden_rows, expected, label, name, version, overwrite)
+    import_app.command(library, help=about)(command)
 
 
-@import_app.command()
-def dlrm(
-    checkpoint: Checkpoint, spec: Spec, out: Out, golden_rows: Rows = None, expected: Expected = None, label: Label = None,
-    name: Name = None, version: Version = "1", overwrite: Overwrite = False,
-) -> None:  # fmt: skip
-    """Import a DLRM_Net of facebookresearch/dlrm."""
-    from dpiframe_core.importers.dlrm import facebook_dlrm as read
+def _deepctr_torch(checkpoint: Path, spec: Path) -> "SourceModel":
+    from dpiframe_core.importers.deepctr import deepctr_torch_checkpoint
 
-    _write(lambda: read(checkpoint, spec), out, golden_rows, expected, label, name, version, overwrite)
+    return deepctr_torch_checkpoint(checkpoint, spec)
 
 
-@import_app.command()
-def torch_rechub(
-    checkpoint: Checkpoint, spec: Spec, out: Out, golden_rows: Rows = None, expected: Expected = None, label: Label = None,
-    name: Name = None, version: Version = "1", overwrite: Overwrite = False,
-) -> None:  # fmt: skip
-    """Import a ranking model of torch-rechub: WideDeep, DeepFM, DCN, DCNv2."""
-    from dpiframe_core.importers.rechub import torch_rechub as read
+def _torchrec(checkpoint: Path, spec: Path) -> "SourceModel":
+    from dpiframe_core.importers.dlrm import torchrec
 
-    _write(lambda: read(checkpoint, spec), out, golden_rows, expected, label, name, version, overwrite)
+    return torchrec(checkpoint, spec)
+
+
+def _dlrm(checkpoint: Path, spec: Path) -> "SourceModel":
+    from dpiframe_core.importers.dlrm import facebook_dlrm
+
+    return facebook_dlrm(checkpoint, spec)
+
+
+def _torch_rechub(checkpoint: Path, spec: Path) -> "SourceModel":
+    from dpiframe_core.importers.rechub import torch_rechub
+
+    return torch_rechub(checkpoint, spec)
+
+
+_of_checkpoint("deepctr-torch", "Import a DeepCTR-Torch 0.3 model: WDL, DeepFM, xDeepFM, DCN, DCNMix, DIN.", _deepctr_torch)
+_of_checkpoint("torchrec", "Import a TorchRec DLRM or DLRM_DCN.", _torchrec)
+_of_checkpoint("dlrm", "Import a DLRM_Net of facebookresearch/dlrm.", _dlrm)
+_of_checkpoint("torch-rechub", "Import a ranking model of torch-rechub: WideDeep, DeepFM, DCN, DCNv2.", _torch_rechub)
 
 
 def _write(

@@ -6,7 +6,7 @@ Owns which tensor means what; that values fit is for the encoders to check.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,6 @@ from dpiframe_core.errors import InputError, TooLarge
 from dpiframe_core.schema import Categorical, FeatureSchema, Numeric
 from dpiframe_core.types import RowBlock, Section
 from dpiframe_core.values import Values
-
-Suffix = Literal["", "lengths", "missing"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -101,10 +101,6 @@ class LookupPlan:
         return self.context_ids.nbytes + self.candidate_ids.offsets[column.source], self.candidate_ids.widths[column.source]
 
     @property
-    def context_width(self) -> int:
-        return len(self.context_ids.widths)
-
-    @property
     def candidate_width(self) -> int:
         return len(self.candidate_ids.widths)
 

@@ -5,8 +5,7 @@ It knows encoded rows only: nothing of raw values, files or bundles.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,20 +16,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 from torch.nn import functional
 
+from deployments.one_thread import one_thread
 from dpiframe_core.quality import Labels
 from dpiframe_core.schema import Categorical, FeatureSchema
 from dpiframe_core.types import Floats, RowBlock
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """With 512 rows a second thread gains a third, and loses a factor of five as soon as another process wants its core."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class DeepFM(nn.Module):
@@ -73,7 +62,7 @@ class DeepFM(nn.Module):
         looked_up = [tables[name](i) for name, i in zip(self.categorical, ids.unbind(1), strict=True)]
         return torch.stack(scaled + looked_up, 1)
 
-    @_one_thread()
+    @one_thread()  # with 512 rows a second one gains a third, and loses a factor of five once another process wants its core
     @torch.no_grad()
     def predict(self, rows: EncodedRows, batch_rows: int = 2048) -> Floats:
         """Click probabilities, float32[n, 1]."""
@@ -127,7 +116,7 @@ def train(
     rows: EncodedRows, labels: Labels, schema: FeatureSchema, plan: TrainingPlan, *, seed: int, progress: Progress
 ) -> DeepFM:
     """Adam on log-loss, its rate falling linearly to zero. Leaves torch's random state and threads as they were."""
-    with torch.random.fork_rng(devices=[]), _one_thread():
+    with torch.random.fork_rng(devices=[]), one_thread():
         torch.manual_seed(seed)
         model = DeepFM(schema, plan.hidden_units)
         tables = [*model.embedding.parameters(), *model.first_order.parameters()]

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from dpiframe_core.aten import Shape, contiguous
 
-EACH_ROW = "each row to be computed from itself"
-
 
 class Refused(ValueError):
     """What cannot be taken over; the text is `got .., expected ..`. The caller adds the node and its source line."""

@@ -26,16 +26,6 @@ def dlrm_dcnv2(schema: FeatureSchema, p: DLRMDCNv2, tasks: int) -> Graph:
     return g.finish(click_scores(g, [mlp(g, crossed, p.hidden_units, p.activation)], [], tasks))
 
 
-def torchrec_pairs(fields: int) -> list[int]:
-    """For each pair of `dot` in its order, its place in TorchRec's, which goes along rows of the upper triangle.
-
-    W[:, d:] of TorchRec's first over layer, its columns taken in this order, is that of `deep.0.weight`. facebookresearch's
-    DLRM has our order.
-    """
-    place = {(j, i): j * fields - j * (j + 1) // 2 + i - j - 1 for i in range(fields) for j in range(i)}
-    return [place[j, i] for i in range(fields) for j in range(i)]
-
-
 def _inputs(g: GraphBuilder, p: DLRM | DLRMDCNv2) -> tuple[str, list[str], int]:
     """z_0 [B, dim], the embeddings (one value, or none) and dim.
 

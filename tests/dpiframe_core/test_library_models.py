@@ -8,7 +8,6 @@ import pytest
 from dpiframe_core.architecture import DIN, DLRM, DCNv2, DLRMDCNv2, LeakyReLU, TargetAttention, WideDeep, XDeepFM
 from dpiframe_core.fusion import PASSES, fuse
 from dpiframe_core.models import build_graph
-from dpiframe_core.models.dlrm import torchrec_pairs
 from tests import model_oracle, oracle
 from tests.backends import BACKENDS
 from tests.runner import Model, table_tensors
@@ -194,13 +193,6 @@ def test_an_empty_history_has_no_interest():
     got = model.scores(block)
     np.testing.assert_allclose(got, model_oracle.scores(schema, architecture, dense, tables, block), rtol=0, atol=1e-5)
     np.testing.assert_array_equal(got, Model(schema, architecture, other, tensors, "cpu").scores(block))
-
-
-def test_torchrec_pairs_are_the_lower_triangle_of_its_upper_one():
-    fields = 5
-    matrix = np.add.outer(np.arange(fields), np.arange(fields)) * 10 + np.multiply.outer(range(fields), range(fields))
-    upper = matrix[np.triu_indices(fields, 1)]
-    np.testing.assert_array_equal(upper[torchrec_pairs(fields)], matrix[np.tril_indices(fields, -1)])
 
 
 WRONG = {
