@@ -6,7 +6,6 @@ Knows neither HTTP nor gRPC: `infer_route` and `infer_grpc` give it both.
 from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -94,7 +93,7 @@ class Inference:
             partial(encode, served, request, self.scoring.limits.max_rows_per_request),
             deadline_ms=request.deadline_ms,
             priority=request.parameters.priority,
-            values=sum(prod(t.shape) for t in request.tensors.values() if t.datatype == "BYTES" or isinstance(t.data, list)),
+            values=request.values,
             body_bytes=body_bytes,
         )
         responses.check_finite(scored.scores)

@@ -85,15 +85,14 @@ class EncodedReader:
                 if given.shape[1]:
                     ids, replaced = self._rules[section].settled(given, section)
                     block.set_ids(section, ids)
-                    block.header[8] += replaced
-            else:
-                with np.errstate(all="ignore"):
-                    finite = np.isfinite(given.sum())  # of one pass; a sum may overflow where no value did
-                if not finite and not (each := np.isfinite(given)).all():
-                    row, column = np.unravel_index(int(np.argmin(each)), each.shape)
-                    rule = f"a finite number for {self._names[section][column]}"
-                    raise InputError(f"{section}[{row}, {column}]", float(given[row, column]), rule)
-                getattr(block, section)[:] = given
+                    if replaced:
+                        block.header[8] += replaced
+                continue
+            if not (each := np.isfinite(given)).all():
+                row, column = np.unravel_index(int(np.argmin(each)), each.shape)
+                rule = f"a finite number for {self._names[section][column]}"
+                raise InputError(f"{section}[{row}, {column}]", float(given[row, column]), rule)
+            getattr(block, section)[:] = given
         return block
 
     def features(

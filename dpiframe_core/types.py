@@ -17,6 +17,7 @@ from kernels.id_record import IdRecord, Ids, Records
 _MAGIC = 0x44504902  # "DPI", layout version 2
 _HEADER_WORDS = 16  # int32; 64 bytes, so that every section starts on a cache line
 _ALIGN = 64
+_KNOWN_OFFSETS = 4096  # sizes of blocks; requests come in few of them
 
 Floats = npt.NDArray[np.float32]
 IdSection = Literal["context_ids", "candidate_ids"]
@@ -54,18 +55,27 @@ class BlockLayout:
 
     def offsets(self, rows: int, contexts: int) -> tuple[int, int, int, int, int, int]:
         """Byte offsets of (request_of_row, context_ids, candidate_ids, context_dense, candidate_dense) and the total size."""
-        sizes = (
-            rows * 4,
-            contexts * self.context_ids.nbytes,
-            rows * self.candidate_ids.nbytes,
-            contexts * self.context_dense * 4,
-            rows * self.candidate_dense * 4,
-        )
-        at, out = _HEADER_WORDS * 4, []
-        for size in sizes:
-            out.append(at)
-            at += -(-size // _ALIGN) * _ALIGN
-        return out[0], out[1], out[2], out[3], out[4], at
+        known = self._known.get((rows, contexts))
+        if known is None:
+            sizes = (
+                rows * 4,
+                contexts * self.context_ids.nbytes,
+                rows * self.candidate_ids.nbytes,
+                contexts * self.context_dense * 4,
+                rows * self.candidate_dense * 4,
+            )
+            at, out = _HEADER_WORDS * 4, []
+            for size in sizes:
+                out.append(at)
+                at += -(-size // _ALIGN) * _ALIGN
+            known = out[0], out[1], out[2], out[3], out[4], at
+            if len(self._known) < _KNOWN_OFFSETS:
+                self._known[rows, contexts] = known
+        return known
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, int], tuple[int, int, int, int, int, int]]:
+        return {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
