@@ -99,6 +99,9 @@ def _latency(results: Results) -> list[str]:
         gains = [f"{s}: {mean(v):.2f}x (least {min(v):.2f}x)" for s, v in over.items() if v]
         worst = max((r["max_abs_err"] for r in records if r["system"] == "dpiframe"), default=0.0)
         text += ["", f"Over each, geometric mean: {', '.join(gains)}. Largest deviation of a probability: {worst:.1e}."]
+        if fewer := [r for r in records if r.get("products")]:
+            cells = f"{len(fewer)} of {sum(r['system'] in COMPILED for r in records)} compiled cells"
+            text += ["", f"In {cells} Inductor chose among the products of {fewer[0]['products']} alone (docs/benchmarks.md)."]
     return text
 
 

@@ -1,8 +1,9 @@
 """The systems that are compared. Each takes a batch from host memory to scores in host memory, as a server would call it."""
 
+import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -56,7 +57,14 @@ def build(name: str, w: Workload, rows: int, precision: str, device: torch.devic
     wrap = _captured if captured else _called
     if name.startswith("fbgemm"):
         return wrap(_table_batched(w, rows, dtype, mode), rows, w, device)
-    return wrap(_compiled(Model(w, Stacked, dtype).eval(), mode), rows, w, device)
+    system = wrap(_compiled(Model(w, Stacked, dtype).eval(), mode), rows, w, device)
+    return replace(system, notes={**system.notes, **_fewer_products()})
+
+
+def _fewer_products() -> dict[str, object]:
+    """What the records of compiled systems say if Inductor was told to choose among fewer products than it could."""
+    chosen = os.environ.get("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS")
+    return {"products": chosen} if chosen else {}
 
 
 def forget_compiled() -> None:
