@@ -68,6 +68,19 @@ def test_closing_reports_every_record_that_is_left(recorder: type[Recorder]) -> 
     assert recorder.observed["dpiframe_batch_fill"] == [0.5, 0.5]
 
 
+def test_a_busy_second_is_counted_whole_and_its_times_are_an_even_sample(recorder: type[Recorder]) -> None:
+    metrics = ray_metrics.RayMetrics(interval_s=1000)
+    for i in range(2500):
+        metrics.request(RequestSeen("m", "ok", 10, 0, 0.1, 0.2, 0.3, float(i)))
+        metrics.batch_of("m")(BatchSeen(10, 16, 1, i / 2500, 1.0, failed=False))
+    metrics.close()
+    assert recorder.calls["dpiframe_requests", (("model", "m"), ("outcome", "ok"))] == 2500
+    assert recorder.calls["dpiframe_rows", (("model", "m"),)] == 25_000
+    assert recorder.calls["dpiframe_computed_rows", (("model", "m"),)] == 40_000
+    assert recorder.observed["dpiframe_total_ms"] == list(range(0, 2500, 5))
+    assert len(recorder.observed["dpiframe_batch_fill"]) == 500
+
+
 def test_a_failed_report_is_logged_and_does_not_end_the_next(
     recorder: type[Recorder], caplog: pytest.LogCaptureFixture
 ) -> None:
