@@ -67,6 +67,11 @@ class Ring:
     def publish(self) -> None:
         self._published[0] = self._at
 
+    @property
+    def waiting(self) -> bool:
+        """Whether something was published since the last time."""
+        return bool(self._published[0] != self._at)
+
     def new(self) -> list[tuple[Any, ...]]:
         """What was published since the last time."""
         end = self._published[0]

@@ -135,6 +135,7 @@ class FanInScorer:
         block, scores = self._placed(block)
         slot = link.send(block, scores, deadline, now, priority)
         future = link.future(slot)
+        link.linger()
         timer = None
         if deadline is not None:
             timer = asyncio.get_running_loop().call_later(deadline - now, _expire, future)
