@@ -86,7 +86,11 @@ def middlewares() -> list[Middleware]:
 
 
 async def answered(within_s: float) -> None:
-    """Waits until no request is open here. Serve, when it drains, waits for those only that it has seen itself."""
+    """Waits until no request is open here.
+
+    Serve, when it drains, waits for those that it has seen itself. Its HTTP server waits for these too, but only as long as the
+    stop may last beyond the draining window: with `drain_s` for both, not at all.
+    """
     if _direct is None:
         return
     give_up = _direct.loop.time() + within_s

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,7 +114,7 @@ def test_a_request_that_asks_something_of_serve_goes_through_it(header: str) -> 
     fronted.run(body)
 
 
-def test_other_spellings_than_those_of_serve_ask_nothing_of_it() -> None:
+def test_these_are_the_spellings_that_serve_knows() -> None:
     from ray.serve._private import constants
     from ray.serve._private.http_util import parse_disconnect_disabled_header, parse_request_timeout_header
 
@@ -310,7 +310,7 @@ def test_a_replica_waits_no_longer_than_it_may_and_not_at_all_for_nothing() -> N
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What Serve says of itself to its replicas; not traced, no timeout."""
     from ray.serve import context
     from ray.serve._private import tracing_utils
@@ -318,7 +318,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     said = SimpleNamespace(request_timeout_s=None)
     monkeypatch.setattr(context, "_get_global_client", lambda: SimpleNamespace(http_config=said))
     monkeypatch.setattr(tracing_utils, "_tracing_enabled", False)
-    yield said
+    return said
 
 
 async def hooked(*, replica: bool = True) -> list[Any]:
@@ -357,6 +357,6 @@ def test_serve_finds_the_hook_that_the_launcher_names() -> None:
     from ray.serve._private.http_util import validate_http_proxy_callback_return
     from ray.serve._private.utils import call_function_from_import_path
 
-    from deployments.launcher import _CALLBACK
+    from deployments.launcher import CALLBACK
 
-    assert validate_http_proxy_callback_return(call_function_from_import_path(_CALLBACK)) == []
+    assert validate_http_proxy_callback_return(call_function_from_import_path(CALLBACK)) == []

@@ -19,7 +19,7 @@ import pytest
 
 from deployments.config import parse_config
 from deployments.host import free_ports
-from deployments.launcher import _CALLBACK, _FRONT, FLAGS, LaunchError, _cause, serve_settings
+from deployments.launcher import CALLBACK, FLAGS, FRONT, LaunchError, _cause, serve_settings
 from tests.deployments.server_process import DPIFRAME, Server, outcomes_of_ctrl_c_under_load, score
 
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -242,8 +242,8 @@ def test_two_instances_share_no_port_and_no_file(tmp_path: Path) -> None:
     first, second = (serve_settings(config, tmp_path / name) for name in ("a", "b"))
     assert first.keys() == second.keys()
     alike = {key for key in first if first[key] == second[key]}
-    fixed = {*FLAGS, _FRONT, "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"}
-    assert {key for key in alike if "PORT" in key or "PATH" in key or "FILE" in key or "BASE" in key} == {_FRONT}
+    fixed = {*FLAGS, FRONT, "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"}
+    assert {key for key in alike if "PORT" in key or "PATH" in key or "FILE" in key or "BASE" in key} == {FRONT}
     assert fixed <= alike
     assert all(first[flag] == "1" for flag in FLAGS)
     assert first["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "4.0"
@@ -251,10 +251,10 @@ def test_two_instances_share_no_port_and_no_file(tmp_path: Path) -> None:
 
 def test_a_hook_of_the_users_own_stays_in_front_of_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse_config({"models": [{"path": "models/x"}]}, "test")
-    monkeypatch.delenv(_FRONT, raising=False)
-    assert serve_settings(config, tmp_path)[_FRONT] == _CALLBACK
-    monkeypatch.setenv(_FRONT, "theirs.middlewares")
-    assert serve_settings(config, tmp_path)[_FRONT] == "theirs.middlewares"
+    monkeypatch.delenv(FRONT, raising=False)
+    assert serve_settings(config, tmp_path)[FRONT] == CALLBACK
+    monkeypatch.setenv(FRONT, "theirs.middlewares")
+    assert serve_settings(config, tmp_path)[FRONT] == "theirs.middlewares"
 
 
 def test_a_grpc_message_has_the_bound_of_a_body_and_replicas_ports_of_their_own(tmp_path: Path) -> None:
