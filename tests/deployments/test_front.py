@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from deployments import front
 from deployments.config import parse_config
@@ -214,6 +215,31 @@ def test_a_client_that_hangs_up_is_taken_out_of_the_queue_and_is_open_no_longer(
         assert (await first).json()["scores"] == expected(1)
 
     fronted.run(body)
+
+
+def test_a_client_that_closes_its_socket_while_it_waits_is_open_no_longer() -> None:
+    engine = FakeEngine()
+    engine.go.clear()
+    fronted = Fronted(engine)
+
+    async def body(client: httpx.AsyncClient) -> None:
+        server = uvicorn.Server(uvicorn.Config(fronted.app, port=0, lifespan="off", access_log=False, log_level="error"))
+        serving = asyncio.create_task(server.serve())
+        await until(lambda: server.started)
+        first = asyncio.create_task(client.post("/v1/score", json=request(1)))
+        await until(lambda: engine.batches == [1])
+        _, writer = await asyncio.open_connection(*server.servers[0].sockets[0].getsockname())
+        writer.write(b"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(GOOD), GOOD))
+        await until(lambda: fronted.service.batchers["fake"].queued_rows == 2)
+        writer.close()
+        await until(lambda: (fronted.service.batchers["fake"].queued_rows, fronted.direct.open) == (0, 1))
+        engine.go.set()
+        assert (await first).json()["scores"] == expected(1)
+        server.should_exit = True
+        await serving
+
+    fronted.run(body)
+    assert engine.batches == [1]
 
 
 def test_websockets_and_lifespan_go_on_to_serve() -> None:
