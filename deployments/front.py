@@ -1,5 +1,5 @@
-"""Answers scoring requests in front of Serve, through the hook that it has for middlewares: around each of them, its own
-bookkeeping and FastAPI's cost an event loop as much as the request itself. Everything else goes on to Serve untouched.
+"""Answers scoring requests in front of Serve, through the hook that it has for middlewares: its own bookkeeping and FastAPI's
+around each would be a third and more of what a small request costs the event loop. Everything else goes on to Serve untouched.
 
 Owns which requests these are, and the count of those that are open, which Serve no longer knows of. Knows no models.
 """
