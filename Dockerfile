@@ -13,6 +13,7 @@ ENV VIRTUAL_ENV=/opt/dpiframe/.venv \
     PIP_NO_CACHE_DIR=1 \
     RAY_SERVE_ENABLE_HA_PROXY=1 \
     RAY_SERVE_THROUGHPUT_OPTIMIZED=1 \
+    RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deployments.front.middlewares \
     RAY_USAGE_STATS_ENABLED=0
 
 WORKDIR /opt/dpiframe

@@ -1,4 +1,5 @@
-"""Where a request's time goes inside our server, one request at a time: the app that a replica serves, called in this process.
+"""Where a request's time goes inside our server, one request at a time: the app that a replica serves and the front
+before it, called in this process.
 
 What a lone client waits for beyond it is transport: two sockets, HAProxy and the HTTP server.
 """
@@ -16,6 +17,7 @@ from benchmarks.serving_payloads import Payloads
 from benchmarks.timing import times_of
 from deployments.batching import RowBatcher, Scored
 from deployments.config import Limits
+from deployments.front import Direct, Front
 from deployments.ingress import Served, build_app
 from dpiframe_core.bundle import read_bundle
 from dpiframe_core.engine import Engine
@@ -88,6 +90,7 @@ async def _called(
     app: Any, watched: _Watched, form: str, headers: dict[str, str], bodies: Sequence[bytes]
 ) -> tuple[list[float], list[tuple[float, ...]]]:
     """Seconds of each call of the app, and of its `STEPS`."""
+    front = Front(app, Direct(app.state.score, app.state.infer, "", asyncio.get_running_loop()))
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http", "root_path": "",
         "path": _PATHS[form], "raw_path": _PATHS[form].encode(), "query_string": b"", "client": ("127.0.0.1", 1),
@@ -105,7 +108,7 @@ async def _called(
             sent.append(message)
 
         begin = time.perf_counter()
-        await app(dict(scope), receive, send)
+        await front(dict(scope), receive, send)
         end = time.perf_counter()
         if i >= _WARM:
             encode, scored = _encode_s(sent), watched.scored

@@ -103,9 +103,9 @@ class DeploymentConfig(Strict):
 
     `topology`: "colocated" has HTTP, batching and engine in each of `replicas` processes; "fanin" has `replicas` engine
     processes, and `ingress_replicas` processes of HTTP and encoding beside them on the same host.
-    `max_ongoing_requests` is above what HAProxy lets through (4,096 connections), so that requests wait in our queue, which
-    knows deadlines and bounds, and not before it. `drain_s` is how long requests in flight may still take when a replica or
-    the whole service stops.
+    `max_ongoing_requests`, of those that go through Serve, is above what HAProxy lets through (4,096 connections), so that
+    requests wait in our queue, which knows deadlines and bounds, and not before it. `drain_s` is how long requests in flight
+    may still take when a replica or the whole service stops.
     """
 
     application: Name = "dpiframe"

@@ -15,6 +15,7 @@ from dpiframe_core.errors import InputError, TooLarge
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Route = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 JSON, ARROW, BINARY = "application/json", "application/vnd.apache.arrow.stream", "application/octet-stream"
 _WBITS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}  # "deflate" means zlib's format, as RFC 9110 has it

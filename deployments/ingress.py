@@ -44,11 +44,12 @@ def build_app(models: Mapping[str, Served], limits: Limits, metrics: Metrics | N
     inference = Inference(models, scoring, counted)
     app.state.inference = inference
     # First, since the router asks one route after the other.
-    infer = InferRoute(inference)
+    score, infer = ScoreRoute(models, scoring), InferRoute(inference)
+    app.state.score, app.state.infer = score, infer
     app.router.routes[:0] = [
         Mount("/v2", app=infer),
         Route("/v2", infer),  # the bare path, which a mount leaves out
-        Route("/v1/score", ScoreRoute(models, scoring), methods=["POST"]),
+        Route("/v1/score", score, methods=["POST"]),
     ]
 
     @app.get("/v1/models", tags=["models"])

@@ -12,6 +12,7 @@ from ray import serve
 
 from deployments.config import DeploymentConfig, ModelRef
 from deployments.door import meeting_place
+from deployments.front import answered
 from deployments.infer_grpc import GrpcMethods
 from deployments.ray_metrics import RayMetrics
 from deployments.replica_parts import app_of, require_new, set_log_level
@@ -72,6 +73,7 @@ class IngressReplica(GrpcMethods):
         return name, Served.of(remote, scorer, config.limits, name=name, version=ref.version, example=read.example)
 
     async def __del__(self) -> None:
+        await answered(self._config.drain_s)
         for scorer in self._scorers:
             await scorer.close()
         self._metrics.close()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ray import serve
 
 from deployments.config import DeploymentConfig
+from deployments.front import answered
 from deployments.infer_grpc import GrpcMethods
 from deployments.load_meter import LoadMeter
 from deployments.loading import load_engine
@@ -78,6 +79,7 @@ class Replica(GrpcMethods):
         return reported(self._meter.read([running.batcher for running in self._running]))
 
     async def __del__(self) -> None:
+        await answered(self._config.drain_s)
         for running in self._running:
             await running.batcher.close(self._config.drain_s)
             await asyncio.to_thread(running.engine.close)

@@ -8,6 +8,7 @@ from collections.abc import Container, Mapping
 from typing import TYPE_CHECKING, Any
 
 from deployments.config import DeploymentConfig
+from deployments.front import serve_directly
 from deployments.infer_grpc import GrpcMethods
 from deployments.metrics import Metrics
 from dpiframe_core.errors import ConfigError
@@ -46,11 +47,12 @@ def require_new(name: str, models: Container[str]) -> None:
 
 
 def app_of(replica: GrpcMethods, config: DeploymentConfig, models: "Mapping[str, Served]", metrics: Metrics) -> "FastAPI":
-    """The app for Serve; the replica's gRPC methods answer from the same models."""
+    """The app for Serve, on whose event loop this is called; the replica's gRPC methods answer from the same models."""
     from deployments.ingress import build_app
 
     app = build_app(models, config.limits, metrics)
     app.add_middleware(OneRequestId)
+    serve_directly(app.state.score, app.state.infer, config.route_prefix)
     replica.inference = app.state.inference
     replica.loopback_only = config.http.host == "127.0.0.1"
     return app

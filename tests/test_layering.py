@@ -11,7 +11,7 @@ PACKAGES = ("kernels", "dpiframe_core", "deployments")
 
 # The only files of the three packages that may import each of these; the keys are top-level module names.
 CUPY = {"kernels/source.py", "kernels/launch.py", "dpiframe_core/lane.py"}
-_SERVING = ("app", "replica", "engine_replica", "ingress_replica", "launcher", "ray_metrics")
+_SERVING = ("app", "replica", "engine_replica", "ingress_replica", "launcher", "ray_metrics", "front")
 RAY = {f"deployments/{name}.py" for name in (*_SERVING, "ray_scoring")}
 FASTAPI = {  # replicas name it as a type only
     f"deployments/{name}.py" for name in ("ingress", "replica", "replica_parts", "ingress_replica")

@@ -5,6 +5,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -68,10 +69,28 @@ def score(url: str, body: bytes) -> httpx.Response:
     return httpx.post(f"{url}/v1/score", content=body, headers={"content-type": "application/json"}, timeout=30)
 
 
-def outcomes_of_ctrl_c_under_load(server: Server, example: bytes) -> collections.Counter[str]:
-    """Stops the server with at least four requests sent and not answered. Counts "scored", statuses and errors.
+def begin(connection: http.client.HTTPConnection, body: bytes) -> bytes:
+    """Sends the first half of a request to score: a replica has it then, and waits for the second, which is returned."""
+    connection.putrequest("POST", "/v1/score")
+    connection.putheader("content-type", "application/json")
+    connection.putheader("content-length", str(len(body)))
+    connection.endheaders(body[: len(body) // 2])
+    return body[len(body) // 2 :]
 
-    Each request has a connection of its own: a refused one was never accepted.
+
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def outcomes_of_ctrl_c_under_load(server: Server, example: bytes) -> collections.Counter[str]:
+    """Stops the server with at least four requests sent and not answered, and two of which half was sent long before.
+
+    Counts "scored", "late" (scored requests of which half was sent after the stop), statuses and errors. Each request has a
+    connection of its own: a refused one was never accepted.
     """
     request = json.loads(example)
     request["candidates"] = {name: column * 400 for name, column in request["candidates"].items()}
@@ -98,7 +117,22 @@ def outcomes_of_ctrl_c_under_load(server: Server, example: bytes) -> collections
                 sent[me] = False
                 connection.close()
 
+    def late_client() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        try:
+            rest = begin(connection, body)
+            while listens(server.port):
+                time.sleep(0.02)
+            connection.send(rest)
+            answer = connection.getresponse()
+            outcomes["late" if len(json.loads(answer.read()).get("scores", ())) == 2000 else str(answer.status)] += 1
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            outcomes[f"late: {error!r}"] += 1
+        finally:
+            connection.close()
+
     clients = [threading.Thread(target=client, args=(i,)) for i in range(len(sent))]
+    clients += [threading.Thread(target=late_client) for _ in range(2)]
     for thread in clients:
         thread.start()
     while not (outcomes["scored"] >= 16 and sum(sent) >= 4) and any(thread.is_alive() for thread in clients):

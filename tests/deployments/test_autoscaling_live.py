@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deployments.server_process import Server
+from tests.deployments.server_process import Server, begin
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,12 @@ def test_replicas_come_under_load_and_go_after_it_while_every_request_succeeds(
         while not done.is_set():
             connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
             try:
-                body = heavy if loaded.is_set() else example  # a trickle, which must not be cut when a replica goes
-                connection.request("POST", "/v1/score", body, {"content-type": "application/json"})
+                if loaded.is_set():
+                    connection.request("POST", "/v1/score", heavy, {"content-type": "application/json"})
+                else:  # slowly, so that some are always open at each replica: the one that goes must not cut them
+                    rest = begin(connection, example)
+                    done.wait(0.5)
+                    connection.send(rest)
                 answer = connection.getresponse()
                 outcomes[f"{answer.status}" if "scores" in json.loads(answer.read()) else "no scores"] += 1
             except (OSError, http.client.HTTPException, ValueError) as error:

@@ -80,6 +80,15 @@ def test_scores_models_and_batch_sizes_are_those_of_the_engine(server: Server, b
     engine.close()
 
 
+def test_an_ingress_answers_scoring_in_front_of_serve(server: Server, example: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", b"caf\xe9")]  # for Serve a 500
+    for _ in range(4):
+        answer = httpx.post(f"{server.url}/v1/score", content=example, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers.get_list("x-request-id") == [answer.json()["request_id"]]
+    assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 500
+
+
 def counts(server: Server) -> list[int]:
     sizes = httpx.get(f"{server.url}/v1/batch-sizes").json()
     return [sum(sizes["counts"].values())]
@@ -132,5 +141,6 @@ def test_a_killed_ingress_is_replaced_while_the_other_serves(server: Server, exa
 def test_ctrl_c_under_load_loses_no_request(server: Server, example: bytes) -> None:
     """The last test of this server."""
     outcomes = outcomes_of_ctrl_c_under_load(server, example)
-    assert outcomes.keys() == {"scored"}, outcomes
+    assert outcomes.keys() == {"scored", "late"}, outcomes
+    assert outcomes["late"] == 2
     assert "Traceback" not in server.output

@@ -19,7 +19,7 @@ import pytest
 
 from deployments.config import parse_config
 from deployments.host import free_ports
-from deployments.launcher import FLAGS, LaunchError, _cause, serve_settings
+from deployments.launcher import CALLBACK, FLAGS, FRONT, LaunchError, _cause, serve_settings
 from tests.deployments.server_process import DPIFRAME, Server, outcomes_of_ctrl_c_under_load, score
 
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -63,6 +63,22 @@ def test_scores_over_http_are_those_of_the_engine(server: Server, bundle: Path, 
     assert answer.status_code == 200, answer.text
     assert answer.headers.get_list("x-request-id") == [answer.json()["request_id"]]
     assert np.array_equal(np.float32(answer.json()["scores"]), wanted)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_scoring_is_answered_in_front_of_serve_but_for_what_only_serve_does(server: Server, example: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", b"caf\xe9")]  # for Serve a 500
+    answer = httpx.post(f"{server.url}/v1/score", content=example, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get_list("x-request-id") == [answer.json()["request_id"]]
+    infer = httpx.post(f"{server.url}/v2/models/small/infer", content=b"{", headers=headers)
+    assert infer.status_code == 404
+    assert infer.json() == {"error": "model: got 'small', expected one of ['demo']"}
+    assert len(infer.headers.get_list("x-request-id")) == 1
+    timed = httpx.post(f"{server.url}/v1/score", content=example, headers={"x-request-timeout-seconds": "1e-6"})
+    assert (timed.status_code, timed.text[:8]) == (408, "Request ")
+    assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 500
 
 
 @pytest.mark.ray
@@ -130,7 +146,8 @@ def test_a_second_instance_runs_beside_the_first_and_its_stop_leaves_no_process_
 def test_ctrl_c_under_load_loses_no_request(server: Server, example: bytes) -> None:
     """The last test of this server."""
     outcomes = outcomes_of_ctrl_c_under_load(server, example)
-    assert outcomes.keys() == {"scored"}, outcomes
+    assert outcomes.keys() == {"scored", "late"}, outcomes
+    assert outcomes["late"] == 2
     assert "Traceback" not in server.output
 
 
@@ -225,11 +242,19 @@ def test_two_instances_share_no_port_and_no_file(tmp_path: Path) -> None:
     first, second = (serve_settings(config, tmp_path / name) for name in ("a", "b"))
     assert first.keys() == second.keys()
     alike = {key for key in first if first[key] == second[key]}
-    fixed = {*FLAGS, "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"}
-    assert {key for key in alike if "PORT" in key or "PATH" in key or "FILE" in key or "BASE" in key} == set()
+    fixed = {*FLAGS, FRONT, "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"}
+    assert {key for key in alike if "PORT" in key or "PATH" in key or "FILE" in key or "BASE" in key} == {FRONT}
     assert fixed <= alike
     assert all(first[flag] == "1" for flag in FLAGS)
     assert first["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "4.0"
+
+
+def test_a_hook_of_the_users_own_stays_in_front_of_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse_config({"models": [{"path": "models/x"}]}, "test")
+    monkeypatch.delenv(FRONT, raising=False)
+    assert serve_settings(config, tmp_path)[FRONT] == CALLBACK
+    monkeypatch.setenv(FRONT, "theirs.middlewares")
+    assert serve_settings(config, tmp_path)[FRONT] == "theirs.middlewares"
 
 
 def test_a_grpc_message_has_the_bound_of_a_body_and_replicas_ports_of_their_own(tmp_path: Path) -> None:
