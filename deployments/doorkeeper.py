@@ -54,22 +54,27 @@ class Doorkeeper:
         with self._listener, selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(self._signal, selectors.EVENT_READ)
-            while True:
-                for key, _ in selector.select():
-                    if key.fileobj is self._listener:
-                        self._greet(selector)
-                    elif key.data is not None:
-                        self._bid_farewell(selector, key)
-                    else:
-                        os.eventfd_read(self._signal)
-                        if not self._shut.is_set():  # the name is free for the engine that comes next
-                            selector.unregister(self._listener)
-                            self._listener.close()
-                            self._shut.set()
-                        if self._ended:
-                            for other in [k for k in selector.get_map().values() if k.data is not None]:
-                                self._bid_farewell(selector, other)
-                            return
+            while self._serve(selector):
+                pass
+
+    def _serve(self, selector: selectors.BaseSelector) -> bool:
+        """Whatever comes next; False once it was the end. A method, so that no variable holds who has left while nobody comes."""
+        for key, _ in selector.select():
+            if key.fileobj is self._listener:
+                self._greet(selector)
+            elif key.data is not None:
+                self._bid_farewell(selector, key)
+            else:
+                os.eventfd_read(self._signal)
+                if not self._shut.is_set():  # the name is free for the engine that comes next
+                    selector.unregister(self._listener)
+                    self._listener.close()
+                    self._shut.set()
+                if self._ended:
+                    for other in [k for k in selector.get_map().values() if k.data is not None]:
+                        self._bid_farewell(selector, other)
+                    return False
+        return True
 
     def _greet(self, selector: selectors.BaseSelector) -> None:
         try:
