@@ -58,7 +58,7 @@ class Doorkeeper:
                 pass
 
     def _serve(self, selector: selectors.BaseSelector) -> bool:
-        """Whatever comes next; False once it was the end. A method, so that no variable holds who has left while nobody comes."""
+        """Whatever comes next; False once it was the end. A method, so that no variable holds who has left."""
         for key, _ in selector.select():
             if key.fileobj is self._listener:
                 self._greet(selector)
