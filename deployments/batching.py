@@ -1,11 +1,12 @@
 """The late-binding row batcher as an ingress sees it: many requests in, each request's own scores out.
 
-Waits on an event loop for what the lane threads of `lanes` do. Knows no Ray, no FastAPI, no torch: the device is a blocking
+Waits on an event loop for what the lane threads of `lanes` do, or does what is short itself. Knows no Ray, no FastAPI, no torch: the device is a blocking
 callable.
 """
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,11 +75,16 @@ class _Reply:
 _Part = Part[_Reply]
 _Ticket = Ticket[_Reply]
 
+_SHARED_S = 200e-6
+_LONE_S = 1e-3
+
 
 class RowBatcher:
     """Scores requests through `run`, a blocking callable that may be called from `lanes` threads at once.
 
-    All requests come from one event loop. `on_batch` is called from the lane threads.
+    All requests come from one event loop. A batch that is expected to run no longer than to hand it to a lane's thread and back
+    takes is run by the event loop itself, at the end of the round in which its requests came: up to 0.2 ms, or up to 1 ms for a
+    lone request, as nobody else waits here then. `on_batch` is called from the threads that run batches.
     """
 
     def __init__(
@@ -96,6 +102,8 @@ class RowBatcher:
                 raise InputError(name, value, "at least 1")
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0  # the event loop's
+        self._due = False  # `_run_here` is
         self._open: set[_Ticket] = set()  # the event loop's
         self._drained = asyncio.Event()
         self._accepting = True
@@ -141,6 +149,7 @@ class RowBatcher:
             Unavailable: the batcher is closed, or the run that held some of the rows failed.
         """
         self._loop = loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         now, lanes = self._clock(), self._lanes
         check_deadline(deadline, now, "before it was queued")
         ticket = Ticket(_Reply(block, loop.create_future()), block.rows, deadline, priority, now)
@@ -148,8 +157,12 @@ class RowBatcher:
             if not self._accepting:
                 raise Unavailable("batcher: got a request after it was closed, expected it at another replica")
             lanes.admit(ticket)
-        lanes.wake()
         self._open.add(ticket)
+        if not lanes.short(self._limit_s):
+            lanes.wake()
+        elif not self._due:
+            self._due = True
+            loop.call_soon(self._run_here)
         timer = None if deadline is None else loop.call_later(deadline - now, self._expire, [ticket])
         try:
             return await ticket.item.future
@@ -176,7 +189,7 @@ class RowBatcher:
         self._lanes.stop()
         self._fail(list(self._open), f"batcher: got a request still open {drain_s:g} s into closing, expected all to be done")
 
-    # What the lane threads call.
+    # What those call who run batches.
 
     def take_in(self, now: float) -> None:
         """Nothing: `submit` queues at once."""
@@ -192,10 +205,21 @@ class RowBatcher:
 
     def _post(self, call: Callable[..., None], *args: object) -> None:
         assert self._loop is not None  # a part came from a submit, which set it
+        if threading.get_ident() == self._thread:
+            call(*args)
+            return
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to answer
             self._loop.call_soon_threadsafe(call, *args)
 
     # On the event loop.
+
+    @property
+    def _limit_s(self) -> float:
+        return _LONE_S if len(self._open) == 1 else _SHARED_S
+
+    def _run_here(self) -> None:
+        self._due = False
+        self._lanes.step_here(self._limit_s)
 
     def _deliver(self, parts: list[_Part], result: BatchResult | None) -> None:
         if result is None:
