@@ -104,6 +104,7 @@ class RowBatcher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # the event loop's
         self._due = False  # `_run_here` is
+        self._quiet = True  # the last batch held one request
         self._open: set[_Ticket] = set()  # the event loop's
         self._drained = asyncio.Event()
         self._accepting = True
@@ -215,13 +216,14 @@ class RowBatcher:
 
     @property
     def _limit_s(self) -> float:
-        return _LONE_S if len(self._open) == 1 else _SHARED_S
+        return _LONE_S if self._quiet and len(self._open) == 1 else _SHARED_S
 
     def _run_here(self) -> None:
         self._due = False
         self._lanes.step_here(self._limit_s)
 
     def _deliver(self, parts: list[_Part], result: BatchResult | None) -> None:
+        self._quiet = len(parts) == 1
         if result is None:
             self._fail([part.ticket for part in parts], "device: got an error on this request's batch, expected scores")
         else:

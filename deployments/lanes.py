@@ -83,7 +83,7 @@ class Lanes(Generic[W]):
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._run, self._port, self._clock, self._on_batch = run, port, clock, on_batch
         self._drain = DrainRate()
-        self._times = RunTimes()
+        self._times = RunTimes(max_batch_rows)
         self._busy_s = self._busy_since = 0.0
         self._idle = self._running = 0
         self._stopped = False
@@ -146,8 +146,7 @@ class Lanes(Generic[W]):
         rows = self.queue.rows
         if not 1 <= rows <= self.queue.max_batch_rows or self._running == self._most_running:
             return False
-        expected = self._times.expected(rows)
-        return expected is not None and expected <= limit_s
+        return self._times.expected(rows) <= limit_s
 
     def step(self) -> bool:
         """A lane's turn: forms and runs one batch; False if there is none for it."""
