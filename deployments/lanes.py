@@ -1,7 +1,8 @@
 """Lane threads: each takes the next batch the moment it is free, runs it and hands the scores on, whoever submitted the rows.
 
-Who submits may run a short batch itself instead of waking one (`Lanes.step_here`). They pull, so that a busy event loop or transport never leaves the device without work. Knows no asyncio, no Ray, no torch: the
-device is a blocking callable, and where requests come from is a `Port`.
+They pull, so that a busy event loop or transport never leaves the device without work. A thread that submits may run a short
+batch in their place. Knows no asyncio, no Ray, no torch: the device is a blocking callable, and where requests come from is a
+`Port`.
 """
 
 import logging
@@ -58,7 +59,7 @@ class _Batch(NamedTuple, Generic[W]):
 
 
 class Lanes(Generic[W]):
-    """`count` threads between a queue and `run`, a blocking callable that may be called `count` times at once, and never is more often.
+    """`count` threads between a queue and `run`, a blocking callable. At no time are more than `count` calls of it under way.
 
     Attributes:
         lock: guards the queue; held for microseconds, never over a run.

@@ -1,9 +1,12 @@
-"""How long a batch would run on the thread that asks, learned from finished runs. Plain data: callers bring rows and seconds."""
+"""How long a batch would run on the thread that asks, learned from finished runs.
+
+Plain data: callers bring rows and seconds.
+"""
 
 import math
 
 _SPIKE = 4
-_EASING = 1 / 32
+_EASING = 1 / 64
 _MOST_CONTENTION = 64
 
 
@@ -14,7 +17,7 @@ class RunTimes:
     times what was expected. A run on another thread may have waited for a core or for the interpreter (28 us on a GPU become
     milliseconds beside a busy event loop), so it is an upper bound: it lowers an expectation at once and never raises it above
     itself. While an expectation is too high for the caller's thread, no more than such bounds come; so each eases it by a
-    32nd, down to a 64th of the bound: now and then the caller's thread tries again. Any run bounds those of fewer rows, and
+    64th, down to a 64th of the bound: now and then the caller's thread tries again. Any run bounds those of fewer rows, and
     those of more rows in proportion.
     """
 
