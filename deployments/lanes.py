@@ -8,6 +8,7 @@ batch in their place. Knows no asyncio, no Ray, no torch: the device is a blocki
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -208,6 +209,7 @@ class Lanes(Generic[W]):
             blocks.append(item.block if whole else item.block.window(part.start, part.stop))
         result: BatchResult | None = None
         fault: BaseException | None = None
+        cpu_s = 0.0 if here else -time.thread_time()
         try:
             result = self._run(blocks)
             if result.scores.shape[0] != rows:
@@ -215,6 +217,8 @@ class Lanes(Generic[W]):
         except BaseException as error:  # whatever it is, its clients must be answered and this lane must live on
             result, fault = None, error
             log.exception("a batch of %d rows from %d requests failed", rows, len(parts))
+        if not here:
+            cpu_s += time.thread_time()
         with self.lock:
             now = self._clock()
             self._running -= 1
@@ -228,7 +232,7 @@ class Lanes(Generic[W]):
             elif here:
                 self._times.ran_here(rows, now - bound_at)
             else:
-                self._times.ran_elsewhere(rows, now - bound_at)
+                self._times.ran_elsewhere(rows, now - bound_at, cpu_s)
         self._port.finished(parts, result)
         if self._on_batch is not None:
             self._observe(rows, len(parts), result)

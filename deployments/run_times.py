@@ -7,7 +7,6 @@ import math
 
 _SPIKE = 4
 _EASING = 1 / 64
-_MOST_CONTENTION = 64
 
 
 class RunTimes:
@@ -15,10 +14,10 @@ class RunTimes:
 
     A run on the caller's own thread says what the next one will take, but one that was interrupted counts for at most four
     times what was expected. A run on another thread may have waited for a core or for the interpreter (28 us on a GPU become
-    milliseconds beside a busy event loop), so it is an upper bound: it lowers an expectation at once and never raises it above
-    itself. While an expectation is too high for the caller's thread, no more than such bounds come; so each eases it by a
-    64th, down to a 64th of the bound: now and then the caller's thread tries again. Any run bounds those of fewer rows, and
-    those of more rows in proportion.
+    milliseconds beside a busy event loop), so its time is an upper bound, which lowers an expectation at once. While an
+    expectation is too high for the caller's thread, no more than such bounds come; so each eases it by a 64th, but not below
+    what the run took of its thread's CPU time: what was high for the waiting alone is tried again. Any run bounds those of
+    fewer rows, and those of more rows in proportion.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -34,12 +33,12 @@ class RunTimes:
         self._bound(size, seconds)
         self._expected[size] = min(seconds, _SPIKE * known) if known else seconds
 
-    def ran_elsewhere(self, rows: int, seconds: float) -> None:
+    def ran_elsewhere(self, rows: int, seconds: float, cpu_seconds: float) -> None:
         size = rows.bit_length()
         known = self._expected[size]
         self._bound(size, seconds)
         if known < math.inf:
-            self._expected[size] = max(min(known, seconds) * (1 - _EASING), seconds / _MOST_CONTENTION)
+            self._expected[size] = min(max(known * (1 - _EASING), cpu_seconds), seconds)
 
     def _bound(self, size: int, seconds: float) -> None:
         if seconds < self._expected[size]:
