@@ -50,7 +50,8 @@ def run(bundle: Path, device: str, forms: Sequence[str], candidates: Sequence[in
     """Yields a record a form and number of candidates. Microseconds, medians.
 
     parse_us: the app's call until the rows are handed to the batcher, less `encode_us`, which the answer reports. queue_us and
-    run_us: until a lane takes the rows, and on the device. handover_us: to the lane's thread and back. answer_us: the rest.
+    run_us: until the rows are bound to a batch, and on the device. handover_us: the rest of the batcher, which is the way to a
+    lane's thread and back, or where the event loop has run the batch itself, a round of it. answer_us: the rest.
     engine_us: `Engine.submit` of the same rows, by itself. p50_us: all of the app.
     """
     read = read_bundle(bundle)

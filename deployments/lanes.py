@@ -1,17 +1,20 @@
 """Lane threads: each takes the next batch the moment it is free, runs it and hands the scores on, whoever submitted the rows.
 
-They pull, so that a busy event loop or transport never leaves the device without work. Knows no asyncio, no Ray, no torch: the
-device is a blocking callable, and where requests come from is a `Port`.
+They pull, so that a busy event loop or transport never leaves the device without work. A thread that submits may run a short
+batch in their place. Knows no asyncio, no Ray, no torch: the device is a blocking callable, and where requests come from is a
+`Port`.
 """
 
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.metrics import BatchSeen
 from deployments.row_queue import DrainRate, Part, RowQueue, Ticket, queue_full, retry_after_s
+from deployments.run_times import RunTimes
 from dpiframe_core.errors import InputError, Overloaded, TooLarge
 from dpiframe_core.types import BatchResult, RowBlock
 
@@ -31,7 +34,7 @@ W = TypeVar("W", bound=Waiting)
 
 
 class Port(Protocol[W]):
-    """Where requests come from and their answers go. Called from lane threads."""
+    """Where requests come from and their answers go. Called from lane threads, and from the one that calls `step_here`."""
 
     def take_in(self, now: float) -> None:
         """Admits what has arrived since. The lanes' lock is held, here and in `formed`."""
@@ -46,8 +49,18 @@ class Port(Protocol[W]):
         """One run's scores, in the order of the parts; None if it failed."""
 
 
+class _Batch(NamedTuple, Generic[W]):
+    """What was taken from the queue at one moment. `more`: something still waits."""
+
+    parts: list[Part[W]]
+    expired: list[Ticket[W]]
+    rows: int
+    bound_at: float
+    more: bool
+
+
 class Lanes(Generic[W]):
-    """`count` threads between a queue and `run`, a blocking callable that may be called from all of them at once.
+    """`count` threads between a queue and `run`, a blocking callable. At no time are more than `count` calls of it under way.
 
     Attributes:
         lock: guards the queue; held for microseconds, never over a run.
@@ -72,11 +85,13 @@ class Lanes(Generic[W]):
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
         self._run, self._port, self._clock, self._on_batch = run, port, clock, on_batch
         self._drain = DrainRate()
+        self._times = RunTimes(max_batch_rows)
         self._busy_s = self._busy_since = 0.0
-        self._idle = 0
+        self._idle = self._running = 0
         self._stopped = False
         self.threads = [threading.Thread(target=self._work, name=f"lane-{i}", daemon=True) for i in range(count)]
         self._alive = count
+        self._most_running = max(count, 1)  # without threads, whoever calls `step` is the lane
 
     def start(self) -> None:
         for thread in self.threads:
@@ -128,27 +143,61 @@ class Lanes(Generic[W]):
             else:
                 os.close(self.wake_fd)
 
+    def short(self, limit_s: float) -> bool:
+        """Whether all that waits is one batch, expected to run for at most `limit_s` seconds, and not all lanes have one."""
+        rows = self.queue.rows
+        if not 1 <= rows <= self.queue.max_batch_rows or self._running == self._most_running:
+            return False
+        return self._times.expected(rows) <= limit_s
+
     def step(self) -> bool:
-        """Forms and runs one batch; False if nothing waits."""
+        """A lane's turn: forms and runs one batch; False if there is none for it."""
         with self.lock:
-            now = self._clock()
-            if not self._stopped:
-                self._port.take_in(now)
-            parts, expired = self.queue.form(now)
-            rows = sum(part.stop - part.start for part in parts)
-            if not parts:
+            batch = self._form()
+            if not batch.parts:
                 self._idle += 1  # before the lock is released: who queues something from now on must wake this lane
-            else:
-                if not self.inflight_rows:
-                    self._drain.busy_from(now)
-                    self._busy_since = now
-                self.inflight_rows += rows
-            more = self.queue.rows > 0
-            self._port.formed(now)
+        self._carry_out(batch, here=False)
+        return bool(batch.parts)
+
+    def step_here(self, limit_s: float) -> None:
+        """Runs what waits on the caller's thread if it is `short`, in place of a lane; else has a lane do it.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: they came during the run, which has failed for that.
+        """
+        fault = None
+        with self.lock:
+            batch = self._form() if self.short(limit_s) else None
+        if batch is not None:
+            fault = self._carry_out(batch, here=True)
+        if self.queue.rows:  # too much for this thread, or a lane meanwhile found all of them taken
+            self.wake()
+        if fault is not None and not isinstance(fault, Exception):
+            raise fault
+
+    def _form(self) -> _Batch[W]:
+        """The next batch, counted as running; empty if nothing waits or all lanes have one. The lock is held."""
+        now = self._clock()
+        if not self._stopped:
+            self._port.take_in(now)
+        parts, expired = self.queue.form(now) if self._running < self._most_running else ([], [])
+        rows = sum(part.stop - part.start for part in parts)
+        if parts:
+            if not self._running:
+                self._drain.busy_from(now)
+                self._busy_since = now
+            self._running += 1
+            self.inflight_rows += rows
+        self._port.formed(now)
+        return _Batch(parts, expired, rows, now, self.queue.rows > 0)
+
+    def _carry_out(self, batch: _Batch[W], *, here: bool) -> BaseException | None:
+        """Runs a batch and hands its scores on. Returns why the run failed, if it did."""
+        parts, expired, rows, bound_at, more = batch
         if expired:
             self._port.expired(expired)
         if not parts:
-            return False
+            return None
         if more:
             self.wake()
         blocks = []
@@ -156,29 +205,38 @@ class Lanes(Generic[W]):
             item = part.ticket.item
             whole = part.stop - part.start == part.ticket.rows
             if part.start == 0:
-                item.bound_at = now
+                item.bound_at = bound_at
             blocks.append(item.block if whole else item.block.window(part.start, part.stop))
         result: BatchResult | None = None
+        fault: BaseException | None = None
+        cpu_s = 0.0 if here else -time.thread_time()
         try:
             result = self._run(blocks)
             if result.scores.shape[0] != rows:
                 raise RuntimeError(f"run: got scores of {result.scores.shape[0]} rows, expected {rows}")
-        except BaseException:  # whatever it is, its clients must be answered and this lane must live on
-            result = None
+        except BaseException as error:  # whatever it is, its clients must be answered and this lane must live on
+            result, fault = None, error
             log.exception("a batch of %d rows from %d requests failed", rows, len(parts))
+        if not here:
+            cpu_s += time.thread_time()
         with self.lock:
             now = self._clock()
+            self._running -= 1
             self.inflight_rows -= rows
             self._drain.finished(rows, now)
-            if not self.inflight_rows:
+            if not self._running:
                 self._busy_s += now - self._busy_since
             if result is None:  # before this lane forms its next batch: the rest of these requests is of no use
                 for part in parts:
                     self.queue.discard(part.ticket)
+            elif here:
+                self._times.ran_here(rows, now - bound_at)
+            else:
+                self._times.ran_elsewhere(rows, now - bound_at, cpu_s)
         self._port.finished(parts, result)
         if self._on_batch is not None:
             self._observe(rows, len(parts), result)
-        return True
+        return fault
 
     def _observe(self, rows: int, requests: int, result: BatchResult | None) -> None:
         assert self._on_batch is not None

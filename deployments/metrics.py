@@ -60,7 +60,7 @@ class Metrics(Protocol):
     def request(self, seen: RequestSeen) -> None: ...
 
     def batch_of(self, model: str) -> Callable[[BatchSeen], None]:
-        """The observer of a model's batches. It is called from lane threads."""
+        """The observer of a model's batches. It is called from whichever thread has run one."""
 
     def watch(self, model: str, gauged: Gauged) -> None:
         """Registers a model's gauges, read whenever the implementation likes."""

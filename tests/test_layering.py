@@ -53,6 +53,7 @@ DECIDES = {
     "deployments/fanin_scorer.py",
     "deployments/remote_engine.py",
     "deployments/row_queue.py",
+    "deployments/run_times.py",
     "deployments/autoscaling.py",
     "deployments/load_meter.py",
     "deployments/serve_policy.py",

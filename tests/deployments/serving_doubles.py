@@ -62,12 +62,13 @@ class FakeEngine:
 class FakeDevice:
     """Gives each row the number that its block carries. Runs wait for `release`, unless it is open.
 
-    Every batch runs at `bucket`, or without one at its own size.
+    Every batch runs at `bucket`, or without one at its own size. `threads` tells where each batch ran.
     """
 
     def __init__(self, *, open_: bool = True, bucket: int = 0) -> None:
         self.bucket = bucket
         self.batches: list[list[int]] = []
+        self.threads: list[int] = []
         self.fail_on: int | None = None
         self._turns = threading.Semaphore(0)
         self._open = open_
@@ -77,6 +78,7 @@ class FakeDevice:
 
     def __call__(self, blocks: Sequence[RowBlock]) -> BatchResult:
         rows = [int(i) for block in blocks for i in block.wide_ids("candidate_ids")[:, 0]]
+        self.threads.append(threading.get_ident())
         self.batches.append(rows)
         if not self._open:
             assert self._turns.acquire(timeout=30)

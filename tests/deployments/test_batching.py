@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -8,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deployments.batching import RowBatcher, Scored
+from deployments.batching import RowBatcher, Scored, _Reply
 from deployments.metrics import BatchSeen
+from deployments.row_queue import Ticket
 from dpiframe_core.errors import DeadlineExceeded, InputError, Overloaded, TooLarge, Unavailable
 from dpiframe_core.types import BatchResult, RowBlock
 from tests.deployments.serving_doubles import FakeDevice, numbered, numbers, until
@@ -333,6 +335,205 @@ def test_each_batch_is_observed_and_a_broken_observer_harms_nobody(caplog: pytes
     run(FakeDevice(bucket=12), body, on_batch=observe)
     assert seen == [BatchSeen(4, 12, 1, 0.4, 1.0, failed=False), BatchSeen(10, 12, 1, 1.0, 1.0, failed=False)]
     assert "observing a batch failed" in caplog.text
+
+
+class Timed(FakeDevice):
+    """Each run takes `seconds` on the clock."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.clock, self.seconds = clock, 0.0
+        self.loops = threading.get_ident()
+
+    def __call__(self, blocks: Sequence[RowBlock]) -> BatchResult:
+        self.clock.now += self.seconds
+        return super().__call__(blocks)
+
+    @property
+    def on_the_loop(self) -> list[bool]:
+        return [thread == self.loops for thread in self.threads]
+
+
+def test_the_event_loop_runs_what_is_short_itself_once_a_lane_has_shown_it_to_be() -> None:
+    clock = Clock()
+    device, seen = Timed(clock), list[BatchSeen]()
+
+    async def body(batcher: RowBatcher) -> None:
+        device.seconds = 0.0001
+        for i in range(3):
+            busy = batcher.busy_s
+            scored = await batcher.submit(numbered(i, 4))
+            assert rows_of(scored) == numbers(i, 4)
+            assert (scored.queue_ms, scored.device_ms) == (0.0, 1.0)
+            assert batcher.busy_s - busy == pytest.approx(0.0001)
+            assert batcher.queued_rows == batcher.inflight_rows == 0
+        assert batcher._lanes.seconds_per_row == pytest.approx(0.0001 / 4)
+
+    run(device, body, clock=clock, on_batch=seen.append)
+    assert device.on_the_loop == [False, True, True]
+    assert seen == [BatchSeen(4, 4, 1, 0.4, 1.0, failed=False)] * 3
+
+
+def test_runs_above_the_limit_go_to_a_lane_until_they_are_short_again() -> None:
+    clock = Clock()
+    device = Timed(clock)
+
+    async def body(batcher: RowBatcher) -> None:
+        for device.seconds in (0.001, 0.001, 0.0001, 0.0001, 0.001, 0.001, 0.0001, 0.0001):
+            await batcher.submit(numbered(1, 4))
+
+    run(device, body, clock=clock)
+    # The one that turns out to be long on the loop is the fifth.
+    assert device.on_the_loop == [False, False, False, True, True, False, False, True]
+
+
+def test_requests_of_one_round_of_the_event_loop_share_a_batch_there() -> None:
+    clock = Clock()
+    device = Timed(clock)
+
+    async def body(batcher: RowBatcher) -> None:
+        await batcher.submit(numbered(0, 1))
+        done = await asyncio.gather(*(batcher.submit(numbered(i, 3), priority=i) for i in range(1, 4)))
+        assert [rows_of(scored) for scored in done] == [numbers(i, 3) for i in range(1, 4)]
+
+    run(device, body, clock=clock)
+    assert device.batches[1:] == [[n for i in (3, 2, 1) for n in numbers(i, 3)]]
+    assert device.on_the_loop == [False, True]
+
+
+def test_more_than_one_batch_is_left_to_the_lanes() -> None:
+    clock = Clock()
+    device = Timed(clock)
+
+    async def body(batcher: RowBatcher) -> None:
+        await batcher.submit(numbered(0, 1))
+        assert rows_of(await batcher.submit(numbered(1, 25))) == numbers(1, 25)
+
+    run(device, body, clock=clock)
+    assert device.on_the_loop == [False] * 4
+
+
+def test_a_run_that_fails_on_the_event_loop_answers_all_its_clients_and_the_next_one_runs() -> None:
+    clock = Clock()
+    device = Timed(clock)
+
+    async def body(batcher: RowBatcher) -> None:
+        await batcher.submit(numbered(0, 1))
+        device.fail_on = 2001
+        done = await asyncio.gather(*(batcher.submit(numbered(i, 3)) for i in (1, 2, 3)), return_exceptions=True)
+        assert [str(error) for error in done] == ["device: got an error on this request's batch, expected scores"] * 3
+        assert all(isinstance(error, Unavailable) for error in done)
+        assert batcher.queued_rows == batcher.inflight_rows == 0
+        assert rows_of(await batcher.submit(numbered(4, 3))) == numbers(4, 3)
+
+    run(device, body, clock=clock)
+    assert device.on_the_loop == [False, True, True]
+
+
+def test_an_order_to_exit_during_a_run_on_the_event_loop_is_obeyed_once_the_clients_are_answered() -> None:
+    clock = Clock()
+    device = Timed(clock)
+
+    def told_to_exit(blocks: Sequence[RowBlock]) -> BatchResult:
+        result = device(blocks)
+        if device.on_the_loop[-1]:
+            raise SystemExit(1)
+        return result
+
+    async def body(batcher: RowBatcher) -> None:
+        await batcher.submit(numbered(0, 3))
+        task = asyncio.create_task(batcher.submit(numbered(1, 3)))
+        await asyncio.sleep(0)
+        with pytest.raises(SystemExit):
+            batcher._run_here()
+        with pytest.raises(Unavailable, match="device: got an error"):
+            await task
+
+    run(told_to_exit, body, clock=clock)
+
+
+def test_who_hangs_up_when_the_event_loop_is_about_to_run_its_batch_harms_nobody() -> None:
+    clock = Clock()
+    device = Timed(clock)
+
+    async def body(batcher: RowBatcher) -> None:
+        await batcher.submit(numbered(0, 1))
+        doomed, other = (asyncio.create_task(batcher.submit(numbered(i, 2))) for i in (1, 2))
+        await asyncio.sleep(0)
+        assert batcher.queued_rows == 4
+        doomed.cancel()
+        assert rows_of(await other) == numbers(2, 2)
+        assert doomed.cancelled()
+        alone = asyncio.create_task(batcher.submit(numbered(3, 2)))
+        await asyncio.sleep(0)
+        alone.cancel()
+        assert rows_of(await batcher.submit(numbered(4, 2))) == numbers(4, 2)
+        assert alone.cancelled()
+        assert batcher.queued_rows == batcher.inflight_rows == 0
+
+    run(device, body, clock=clock)
+
+
+def test_a_deadline_that_passes_during_a_run_on_the_event_loop_is_kept() -> None:
+    clock = Clock()
+    device = Timed(clock)
+
+    async def body(batcher: RowBatcher) -> None:
+        await batcher.submit(numbered(0, 2))
+        device.seconds = 60
+        fine = asyncio.create_task(batcher.submit(numbered(1, 2), deadline=clock.now + 61))
+        with pytest.raises(DeadlineExceeded, match="deadline: got past it on the device, expected the scores before it"):
+            await batcher.submit(numbered(2, 2), deadline=clock.now + 60)
+        assert rows_of(await fine) == numbers(1, 2)
+
+    run(device, body, clock=clock)
+    assert device.on_the_loop == [False, True]
+
+
+def test_closing_waits_for_what_the_event_loop_is_about_to_run() -> None:
+    clock = Clock()
+    device = Timed(clock)
+
+    async def body(batcher: RowBatcher) -> None:
+        await batcher.submit(numbered(0, 2))
+        task = asyncio.create_task(batcher.submit(numbered(1, 2)))
+        await asyncio.sleep(0)
+        assert batcher.queued_rows == 2
+        await batcher.close(drain_s=20)
+        assert rows_of(await task) == numbers(1, 2)
+        batcher._run_here()  # one that was due yet would find nothing
+
+    run(device, body, clock=clock)
+    assert device.on_the_loop == [False, True]
+
+
+def test_the_event_loop_counts_as_a_lane_so_that_it_never_waits_for_one() -> None:
+    clock = Clock()
+    device = Timed(clock)
+    refused: list[bool] = []
+
+    async def body(batcher: RowBatcher) -> None:
+        lanes = batcher._lanes
+        await batcher.submit(numbered(0, 2))
+        await until(lambda: lanes._idle == 1)
+
+        def during(blocks: Sequence[RowBlock]) -> BatchResult:
+            if threading.get_ident() == device.loops and not refused:
+                late = Ticket(_Reply(numbered(2, 2), asyncio.get_running_loop().create_future()), 2, None, 0, clock.now)
+                with lanes.lock:
+                    lanes.admit(late)
+                    refused.append(not lanes._form().parts)
+                waiting.append(late)
+            return device(blocks)
+
+        waiting: list[Ticket[_Reply]] = []
+        lanes._run = during
+        assert rows_of(await batcher.submit(numbered(1, 2))) == numbers(1, 2)
+        assert rows_of(await waiting[0].item.future) == numbers(2, 2)  # a lane was woken for it
+
+    run(device, body, clock=clock)
+    assert refused == [True]
+    assert device.on_the_loop == [False, True, False]
 
 
 @pytest.mark.parametrize("name", ["max_batch_rows", "lanes", "max_queued_rows"])

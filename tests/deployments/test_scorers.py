@@ -48,6 +48,7 @@ class ScorerMachine(RuleBasedStateMachine):
         self.now = 100.0
         self.sent: list[Sent] = []
         self.fail = False
+        self.takes = 0.0  # seconds of a run
         self.during: Callable[[], None] = lambda: None
         self.start()
 
@@ -64,6 +65,10 @@ class ScorerMachine(RuleBasedStateMachine):
 
     def stop(self) -> None:
         raise NotImplementedError
+
+    def turn(self) -> bool:
+        """What a lane's thread does: one batch, if there is one."""
+        return self.lanes().step()
 
     # What is common.
 
@@ -95,6 +100,7 @@ class ScorerMachine(RuleBasedStateMachine):
         assert priorities == sorted(priorities, reverse=True)
         during, self.during = self.during, lambda: None
         during()
+        self.now += self.takes
         if self.fail:
             for row in rows:
                 self.sent[row // 1000].failed = True
@@ -119,10 +125,13 @@ class ScorerMachine(RuleBasedStateMachine):
                 return
             placed.fill((block,))
             block = placed
+        self._send(scorer, block, priority, wait)
+        self.pump()
+
+    def _send(self, scorer: Scorer, block: RowBlock, priority: int, wait: int | None) -> None:
         deadline = None if wait is None else self.now + wait * 1000
         task = self.loop.create_task(scorer.submit(block, deadline, priority))
-        self.sent.append(Sent(len(self.sent), rows, priority, deadline, task, scorer))
-        self.pump()
+        self.sent.append(Sent(len(self.sent), block.rows, priority, deadline, task, scorer))
 
     def open(self) -> list[Sent]:
         return [request for request in self.sent if not request.task.done()]
@@ -148,7 +157,7 @@ class ScorerMachine(RuleBasedStateMachine):
         if self.open() and data.draw(st.booleans()):
             doomed = data.draw(st.sampled_from(self.open()))
             self.during = lambda: self._cancel(doomed)
-        self.lanes().step()
+        self.turn()
         self.fail, self.during = False, lambda: None
         self.pump()
 
@@ -175,7 +184,7 @@ class ScorerMachine(RuleBasedStateMachine):
                 assert not request.seen
 
     def teardown(self) -> None:
-        while self.lanes().step():
+        while self.turn():
             self.pump()
         self.pump()
         assert self.open() == [], "every request has its answer"
@@ -186,6 +195,8 @@ class ScorerMachine(RuleBasedStateMachine):
 
 
 class ColocatedMachine(ScorerMachine):
+    """Once a run has been seen to be short, the event loop runs batches too, until it meets a long one."""
+
     def start(self) -> None:
         with mock.patch.object(Lanes, "start"):
             self.batcher = RowBatcher(self.device, max_batch_rows=BATCH, lanes=1, max_queued_rows=BOUND, clock=lambda: self.now)
@@ -195,6 +206,30 @@ class ColocatedMachine(ScorerMachine):
 
     def lanes(self) -> Lanes[Any]:
         return self.batcher._lanes
+
+    def turn(self) -> bool:
+        with mock.patch.object(self.batcher, "_thread", 0):  # as if on a thread of its own: its answers are told later
+            return super().turn()
+
+    @rule(takes=st.sampled_from((0.0, 1.0)))
+    def the_device_changes(self, takes: float) -> None:
+        self.takes = takes
+
+    @rule(
+        requests=st.lists(st.tuples(st.integers(1, 12), st.integers(-1, 1), st.none() | st.just(1)), min_size=1, max_size=4),
+        fail=st.booleans(),
+        hang_up=st.booleans(),
+    )
+    def several_come_in_one_round(self, requests: list[tuple[int, int, int | None]], fail: bool, hang_up: bool) -> None:
+        """One may hang up when all are queued and none has been bound."""
+        self.fail = fail
+        for rows, priority, wait in requests:
+            self._send(self.batcher, numbered(len(self.sent), rows), priority, wait)
+        self.on_loop(asyncio.sleep(0))
+        if hang_up and not self.sent[-1].task.done():
+            self._cancel(self.sent[-1])
+        self.pump()
+        self.fail = False
 
     def stop(self) -> None:
         self.on_loop(self.batcher.close(1))
