@@ -20,6 +20,8 @@ from deployments.host import free_ports
 from dpiframe_core.bundle import read_bundle
 from dpiframe_core.engine_options import GOLDEN_TOLERANCE
 
+_BEYOND = 1.5  # times the best closed rate: at more than that, all that is seen is the backlog of the warm-up
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -124,6 +126,11 @@ def _measured(
             if time.monotonic() > give_up:
                 said(f"{system} {cell['form']} {rows} candidates: out of time")
                 return
+            if rate > _BEYOND * best:
+                said(
+                    f"{system} {cell['form']} {rows} candidates: {rate:.0f} requests/s not offered, at most {best:.0f} are answered"
+                )
+                continue
             connections = max(64, 2 * max(plan.connections))
             load = drive(server.port, requests, connections=connections, rate=rate, **common)
             yield _record(system, rows, cell | {"connections": connections, "rate": round(rate)}, load, worst, len(bodies[0]))
