@@ -127,9 +127,8 @@ def _measured(
                 said(f"{system} {cell['form']} {rows} candidates: out of time")
                 return
             if rate > _BEYOND * best:
-                said(
-                    f"{system} {cell['form']} {rows} candidates: {rate:.0f} requests/s not offered, at most {best:.0f} are answered"
-                )
+                what = f"{system} {cell['form']} {rows} candidates"
+                said(f"{what}: {rate:.0f} requests/s not offered, at most {best:.0f} are answered")
                 continue
             connections = max(64, 2 * max(plan.connections))
             load = drive(server.port, requests, connections=connections, rate=rate, **common)
