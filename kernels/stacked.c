@@ -128,6 +128,91 @@ int64_t dpi_lookup(const Stack *s, int64_t wide, int64_t n, const uint8_t *candi
                 : lookup_32(s, n, candidate, context, request, contexts, at, table, bytes, x, weights, total);
 }
 
+// What the float32 rows of a stack become, column by column: times a number of the row (-1 - i: of its context; NO_NUMBER: 1),
+// at x's column `to` if that is not negative. Then `copies` numbers themselves.
+typedef struct {
+    int64_t dim, width, copies, candidate_numbers, context_numbers;
+    const float *table, *weights;
+    const int32_t *number, *weight_number, *to, *copied, *copied_to;
+} Floats;
+
+enum { NO_NUMBER = INT32_MAX };
+
+static inline float number_of(int32_t number, const float *own, const float *shared) {
+    return number == NO_NUMBER ? 1 : number >= 0 ? own[number] : shared[-1 - number];
+}
+
+// For n rows from row `from` on: x, the sum of the weights, and FM's 1/2 sum_d ((sum_i v_id)^2 - sum_i v_id^2) of all columns.
+static inline __attribute__((always_inline)) void floats_of_rows(
+    const uint32_t *restrict at, int64_t from, int64_t n, int64_t columns, const Floats *f, int64_t dim, const float *candidate,
+    const float *context, const int32_t *request, float *restrict x, float *restrict total, float *restrict fm) {
+    const float *restrict table = f->table;
+    const int64_t count = n * columns;
+    for (int64_t r = 0; r < n; ++r) {
+        const float *own = candidate + (from + r) * f->candidate_numbers;
+        const float *shared = context + (request ? request[from + r] : 0) * f->context_numbers;
+        const uint32_t *row = at + r * columns;
+        float sum[256] = {0}, squares[256] = {0}, all = 0;
+        if (x)
+            for (int64_t c = 0; c < columns; ++c) {
+                const int64_t next = r * columns + c + AHEAD;
+                __builtin_prefetch(table + (int64_t)at[next < count ? next : 0] * dim);
+                const float *v = table + (int64_t)row[c] * dim;
+                const float by = number_of(f->number[c], own, shared);
+                if (f->to[c] >= 0) {
+                    float *out = x + (from + r) * f->width + f->to[c];
+                    for (int64_t d = 0; d < dim; ++d) out[d] = v[d] * by;
+                }
+                if (fm)
+                    for (int64_t d = 0; d < dim; ++d) {
+                        float e = v[d] * by;
+                        sum[d] += e;
+                        squares[d] += e * e;
+                    }
+            }
+        for (int64_t i = 0; i < f->copies; ++i) x[(from + r) * f->width + f->copied_to[i]] = number_of(f->copied[i], own, shared);
+        if (fm) {
+            for (int64_t d = 0; d < dim; ++d) all += sum[d] * sum[d] - squares[d];
+            fm[from + r] = 0.5f * all;
+        }
+        if (total) {
+            float first = 0;
+            for (int64_t c = 0; c < columns; ++c)
+                first += f->weights[row[c]] * number_of(f->weight_number[c], own, shared);
+            total[from + r] = first;
+        }
+    }
+}
+
+// As dpi_lookup for stacks of less than 2^31 float32 rows, whose dim is at most 256; x, total and fm may be null.
+int64_t dpi_floats(const Stack *s, const Floats *f, int64_t n, const uint8_t *candidate, const uint8_t *context,
+                   const int32_t *request, int64_t contexts, const float *candidate_numbers, const float *context_numbers,
+                   float *x, float *total, float *fm) {
+    uint32_t block[BLOCK];
+    int64_t outside = 0, step = BLOCK / s->columns;
+    for (int64_t r = 0; r < n; r += step) {
+        const int64_t rows = r + step < n ? step : n - r;
+        outside += stack_rows_32(s, r, rows, candidate, context, request, contexts, block);
+#define ROWS_OF(DIM) floats_of_rows(block, r, rows, s->columns, f, DIM, candidate_numbers, context_numbers, request, x, total, fm)
+        if (f->dim == 16) ROWS_OF(16);
+        else if (f->dim == 8) ROWS_OF(8);
+        else ROWS_OF(f->dim);
+    }
+    return outside;
+}
+
+// y[n, width] + shared[request], and ReLU of it.
+void dpi_add_shared(float *restrict y, int64_t n, int64_t width, const float *restrict shared, const int32_t *request, int64_t relu) {
+    for (int64_t r = 0; r < n; ++r, y += width) {
+        const float *add = shared + request[r] * width;
+        const float least = relu ? 0 : -__builtin_inff();
+        for (int64_t c = 0; c < width; ++c) {
+            float e = y[c] + add[c];
+            y[c] = e < least ? least : e;
+        }
+    }
+}
+
 // 1/2 sum_d ((sum_i v_id)^2 - sum_i v_id^2) of rows of `fields` vectors of `dim`, `stride` floats apart; dim at most 256.
 void dpi_fm(const float *restrict x, int64_t n, int64_t stride, int64_t fields, int64_t dim, float *restrict out) {
     for (int64_t r = 0; r < n; ++r) {
