@@ -46,6 +46,7 @@ class NativeRows:
             ),
             *(np.array(np.minimum(np.array(values, np.uint64), np.iinfo(unsigned).max), unsigned) for values in by_column),
         ]
+        self.first_rows = tuple(first_rows)
         self._held = constants, made  # what the struct points into
         self._bytes = plan.candidate_ids.nbytes, plan.context_ids.nbytes
         self._stack = _Stack(len(columns), len(made), *self._bytes, made, *(c.ctypes.data for c in constants))
