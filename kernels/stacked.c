@@ -142,61 +142,56 @@ static inline float number_of(int32_t number, const float *own, const float *sha
     return number == NO_NUMBER ? 1 : number >= 0 ? own[number] : shared[-1 - number];
 }
 
-// For n rows from row `from` on: x, the sum of the weights, and FM's 1/2 sum_d ((sum_i v_id)^2 - sum_i v_id^2) of all columns.
-static inline __attribute__((always_inline)) void floats_of_rows(
-    const uint32_t *restrict at, int64_t from, int64_t n, int64_t columns, const Floats *f, int64_t dim, const float *candidate,
-    const float *context, const int32_t *request, float *restrict x, float *restrict total, float *restrict fm) {
-    const float *restrict table = f->table;
-    const int64_t count = n * columns;
-    for (int64_t r = 0; r < n; ++r) {
-        const float *own = candidate + (from + r) * f->candidate_numbers;
-        const float *shared = context + (request ? request[from + r] : 0) * f->context_numbers;
-        const uint32_t *row = at + r * columns;
-        float sum[256] = {0}, squares[256] = {0}, all = 0;
-        if (x)
-            for (int64_t c = 0; c < columns; ++c) {
-                const int64_t next = r * columns + c + AHEAD;
-                __builtin_prefetch(table + (int64_t)at[next < count ? next : 0] * dim);
-                const float *v = table + (int64_t)row[c] * dim;
-                const float by = number_of(f->number[c], own, shared);
-                if (f->to[c] >= 0) {
-                    float *out = x + (from + r) * f->width + f->to[c];
-                    for (int64_t d = 0; d < dim; ++d) out[d] = v[d] * by;
-                }
-                if (fm)
-                    for (int64_t d = 0; d < dim; ++d) {
-                        float e = v[d] * by;
-                        sum[d] += e;
-                        squares[d] += e * e;
-                    }
-            }
-        for (int64_t i = 0; i < f->copies; ++i) x[(from + r) * f->width + f->copied_to[i]] = number_of(f->copied[i], own, shared);
-        if (fm) {
-            for (int64_t d = 0; d < dim; ++d) all += sum[d] * sum[d] - squares[d];
-            fm[from + r] = 0.5f * all;
-        }
-        if (total) {
-            float first = 0;
-            for (int64_t c = 0; c < columns; ++c)
-                first += f->weights[row[c]] * number_of(f->weight_number[c], own, shared);
-            total[from + r] = first;
-        }
+// Dims d to d + LANES of all columns of a row, while there are so many: to x, and FM's share of them.
+#define LANES_OF_ROW(LANES)                                                                         \
+    for (; f->dim - d >= LANES; d += LANES) {                                                       \
+        typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));         \
+        Lanes sum = {0}, squares = {0};                                                             \
+        for (int64_t c = 0; c < columns; ++c) {                                                     \
+            Lanes e = *(const Lanes *)(f->table + (int64_t)at[c] * f->dim + d) * by[c];             \
+            if (f->to[c] >= 0) *(Lanes *)(x + f->to[c] + d) = e;                                    \
+            sum += e;                                                                               \
+            squares += e * e;                                                                       \
+        }                                                                                           \
+        sum = sum * sum - squares;                                                                  \
+        for (int i = 0; i < LANES; ++i) all += sum[i];                                              \
     }
-}
 
-// As dpi_lookup for stacks of less than 2^31 float32 rows, whose dim is at most 256; x, total and fm may be null.
+// As dpi_lookup for stacks of less than 2^31 float32 rows; fm: 1/2 sum_d ((sum_i v_id)^2 - sum_i v_id^2) of all columns. x,
+// total and fm may be null.
 int64_t dpi_floats(const Stack *s, const Floats *f, int64_t n, const uint8_t *candidate, const uint8_t *context,
                    const int32_t *request, int64_t contexts, const float *candidate_numbers, const float *context_numbers,
                    float *x, float *total, float *fm) {
     uint32_t block[BLOCK];
-    int64_t outside = 0, step = BLOCK / s->columns;
-    for (int64_t r = 0; r < n; r += step) {
-        const int64_t rows = r + step < n ? step : n - r;
-        outside += stack_rows_32(s, r, rows, candidate, context, request, contexts, block);
-#define ROWS_OF(DIM) floats_of_rows(block, r, rows, s->columns, f, DIM, candidate_numbers, context_numbers, request, x, total, fm)
-        if (f->dim == 16) ROWS_OF(16);
-        else if (f->dim == 8) ROWS_OF(8);
-        else ROWS_OF(f->dim);
+    float by[BLOCK];
+    const int64_t columns = s->columns, step = BLOCK / columns;
+    int64_t outside = 0;
+    for (int64_t r = 0; r < n; ++r) {
+        const int64_t rows = r % step ? 0 : r + step < n ? step : n - r;
+        if (rows) {
+            outside += stack_rows_32(s, r, rows, candidate, context, request, contexts, block);
+            if (x) for (int64_t i = 0; i < rows * columns; ++i) __builtin_prefetch(f->table + (int64_t)block[i] * f->dim);
+        }
+        const uint32_t *restrict at = block + r % step * columns;
+        const float *own = candidate_numbers + r * f->candidate_numbers;
+        const float *shared = context_numbers + (request ? request[r] : 0) * f->context_numbers;
+        if (x) {
+            int64_t d = 0;
+            float all = 0;
+            for (int64_t c = 0; c < columns; ++c) by[c] = number_of(f->number[c], own, shared);
+            LANES_OF_ROW(16)
+            LANES_OF_ROW(8)
+            LANES_OF_ROW(4)
+            LANES_OF_ROW(1)
+            for (int64_t i = 0; i < f->copies; ++i) x[f->copied_to[i]] = number_of(f->copied[i], own, shared);
+            if (fm) fm[r] = 0.5f * all;
+            x += f->width;
+        }
+        if (total) {
+            float sum = 0;
+            for (int64_t c = 0; c < columns; ++c) sum += f->weights[at[c]] * number_of(f->weight_number[c], own, shared);
+            total[r] = sum;
+        }
     }
     return outside;
 }
