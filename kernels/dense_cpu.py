@@ -14,7 +14,7 @@ from kernels import reference
 from kernels.native import library
 
 _FM_DIM = 256  # of stacked.c
-_SMALL_PRODUCT, _SMALL_WEIGHT = 1 << 23, 1 << 18
+_FEW_ROWS, _SMALL_WEIGHT = 128, 1 << 18
 _ATTRIBUTES = {"identity": "none", "relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh"}
 
 
@@ -34,10 +34,11 @@ class Linear:
     """activation(x W^T + b) for x[rows, in] of `dtype`, weight [out, in], bias [out] or None.
 
     Measured on two Zen 4 cores. Many rows: oneDNN with packed weights and the activation fused 220 GFLOP/s, MKL (torch.addmm)
-    185, and for 8 rows half of MKL's time. But a call of it costs 14 us more: up to 2^23 multiplications with at most 1 MB of
-    weights, laid out [in, out], MKL is ahead (16 rows of 256 x 128: 9 us, oneDNN 24; Sapphire Rapids). One row reads 2.6 MB of weights (624 x 1024) from the L3 in 31 us with a batch of
-    smaller products, which MKL spreads over the cores; the same as one product, which it does not, takes 53 us; oneDNN 45 to
-    95. So a single row is multiplied in float32 whatever the precision.
+    185. One row reads 2.6 MB of weights (624 x 1024) from the L3 in 31 us with a batch of smaller products, which MKL spreads
+    over the cores; the same as one product, which it does not, takes 53 us; oneDNN 45 to 95. So a single row is multiplied in
+    float32 whatever the precision. Few rows, 2.6 MB: oneDNN half of MKL's time for 8 rows. But a call of it costs 14 us more, so
+    for at most 1 MB of weights MKL is ahead, these laid out [in, out] (one Sapphire Rapids core, 256 x 128: 9 us for 16 rows, 24
+    by oneDNN; 48 and 63 for 128), and from some 200 rows on behind.
     """
 
     def __init__(
@@ -56,9 +57,8 @@ class Linear:
         self._slices = weight.float().view(slices, out // slices, width).transpose(1, 2)
         self._weight, self._bias = weight.to(dtype), torch.zeros(out) if bias is None else bias.float()
         self._dtype, self._fused = dtype, _ATTRIBUTES.get(activation)
-        self._relu, self._activate = (
-            activation == "relu", partial(reference.activate_, activation=activation, params=params, slope=slope)
-        )  # fmt: skip
+        self._relu = activation == "relu"
+        self._activate = partial(reference.activate_, activation=activation, params=params, slope=slope)
         self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight, None) if _packs() else None
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -74,13 +74,12 @@ class Linear:
         native = library()
         if native is None:
             return self._activate(self._product(x, None).add_(shares[torch.from_numpy(request)]))
-        y = self._product(x, None)
+        y, request = self._product(x, None), np.ascontiguousarray(request)
         native.dpi_add_shared(y.data_ptr(), *y.shape, shares.data_ptr(), request.ctypes.data, self._relu)
         return y if self._relu else self._activate(y)
 
     def _is_small(self, x: torch.Tensor) -> bool:
-        rows = x.shape[0]
-        return rows == 1 or (self._small and rows * self._weight.numel() <= _SMALL_PRODUCT and self._dtype == torch.float32)
+        return x.shape[0] == 1 or (self._small and x.shape[0] <= _FEW_ROWS and self._dtype == torch.float32)
 
     def _product(self, x: torch.Tensor, bias: torch.Tensor | None, fused: str = "none") -> torch.Tensor:
         if x.shape[0] == 1 and not self._small and bias is not None:

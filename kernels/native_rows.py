@@ -1,11 +1,10 @@
-"""The same as `stack_rows` by stacked.c, straight from id records, with the gather and the first-order sum in the same call."""
+"""The same as `stack_rows` by stacked.c, straight from id records."""
 
 import ctypes
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from kernels.id_record import Ids, Records
 from kernels.lookup_plan import ALWAYS_ROW_0, IdColumn, LookupPlan
@@ -59,37 +58,8 @@ class NativeRows:
             ValueError: arrays that are not of the plan's records.
         """
         at: Ids = np.empty((len(request), self.columns), self._dtype)
-        return at, self._call(request, candidate_ids, context_ids, address(at), None, 0, None, None, None)
-
-    def gather(
-        self,
-        request: npt.NDArray[np.int32],
-        candidate_ids: Records,
-        context_ids: Records,
-        x: tuple[torch.Tensor, torch.Tensor] | None,
-        total: tuple[torch.Tensor, torch.Tensor] | None,
-    ) -> int:
-        """Reads the rows too, and gives how many ids were outside their tables.
-
-        Args:
-            x: a stack [*, dim] and where its rows go, [rows, columns * dim] of the same dtype.
-            total: a stack float32[*, 1] and where each row's sum goes, float32[rows, 1].
-
-        Raises:
-            ValueError: arrays that are not of the plan's records.
-        """
-        to: list[int | None] = [None, 0, None, None, None]
-        if x is not None:
-            to[:3] = x[0].data_ptr(), x[0].shape[1] * x[0].element_size(), x[1].data_ptr()
-        if total is not None:
-            to[3:] = total[0].data_ptr(), total[1].data_ptr()
-        return self._call(request, candidate_ids, context_ids, None, *to)
-
-    def _call(
-        self, request: npt.NDArray[np.int32], candidate_ids: Records, context_ids: Records, at: int | None, *to: int | None
-    ) -> int:
-        with_ids, _held = self.arguments(request, candidate_ids, context_ids)
-        return int(self._run(self.stack, self.wide, *with_ids, at, *to))
+        ids, _held = self.arguments(request, candidate_ids, context_ids)
+        return at, int(self._run(self.stack, self.wide, *ids, address(at)))
 
     def arguments(
         self, request: npt.NDArray[np.int32], candidate_ids: Records, context_ids: Records

@@ -66,67 +66,15 @@ static const uint64_t NO_IDS = 0;  // the record of a side without ids, whose co
 STACK_ROWS(stack_rows_32, uint32_t, id_32)
 STACK_ROWS(stack_rows_64, uint64_t, id_64)
 
-enum { AHEAD = 16 };  // rows whose first cache line is asked for before it is copied
-
-#define COPY(BYTES)                                                                                 \
-    for (int64_t i = 0; i < count; ++i) {                                                           \
-        __builtin_prefetch(table + (int64_t)at[i + AHEAD < count ? i + AHEAD : i] * (BYTES));       \
-        memcpy(out + i * (BYTES), table + (int64_t)at[i] * (BYTES), BYTES);                         \
-    }
-
-// Rows of `bytes` bytes side by side; then sums of `columns` float32 weights a row, in order.
-#define GATHER(NAME, ID)                                                                            \
-    static void NAME(const ID *restrict at, int64_t count, const char *restrict table, int64_t bytes, char *restrict out) { \
-        switch (bytes) {                                                                            \
-        case 4: COPY(4) break;                                                                      \
-        case 16: COPY(16) break;                                                                    \
-        case 32: COPY(32) break;                                                                    \
-        case 40: COPY(40) break;                                                                    \
-        case 64: COPY(64) break;                                                                    \
-        case 128: COPY(128) break;                                                                  \
-        default: COPY(bytes)                                                                        \
-        }                                                                                           \
-    }                                                                                               \
-    static void NAME##_sums(const ID *restrict at, int64_t n, int64_t columns, const float *restrict w, float *restrict out) { \
-        for (int64_t r = 0; r < n; ++r) {                                                           \
-            float sum = 0;                                                                          \
-            for (int64_t c = 0; c < columns; ++c) sum += w[at[r * columns + c]];                    \
-            out[r] = sum;                                                                           \
-        }                                                                                           \
-    }
-
-GATHER(gather_32, uint32_t)
-GATHER(gather_64, uint64_t)
+// at: uint32 or (`wide`) uint64[n, columns]. request may be null if there is one context. Gives how many ids were outside their
+// tables.
+int64_t dpi_lookup(const Stack *s, int64_t wide, int64_t n, const uint8_t *candidate, const uint8_t *context,
+                   const int32_t *request, int64_t contexts, void *at) {
+    return wide ? stack_rows_64(s, 0, n, candidate, context, request, contexts, at)
+                : stack_rows_32(s, 0, n, candidate, context, request, contexts, at);
+}
 
 enum { BLOCK = 4096 };  // ids that are worked out before their rows are read
-
-// at: int32 or int64[n, columns] (`wide`) to fill, or null. table: rows of `bytes` bytes, copied to x; weights: float32, summed
-// to total. Each may be null. request may be null if there is one context. Gives how many ids were outside their tables.
-#define LOOKUP(NAME, ID, ROWS, GATHER_ROWS, GATHER_SUMS)                                            \
-    static int64_t NAME(const Stack *s, int64_t n, const uint8_t *candidate, const uint8_t *context,  \
-                        const int32_t *request, int64_t contexts, ID *at, const char *table, int64_t bytes, char *x, \
-                        const float *weights, float *total) {                                       \
-        if (at) return ROWS(s, 0, n, candidate, context, request, contexts, at);                    \
-        ID block[BLOCK];                                                                            \
-        int64_t outside = 0, step = BLOCK / s->columns;                                             \
-        for (int64_t r = 0; r < n; r += step) {                                                     \
-            int64_t rows = r + step < n ? step : n - r, count = rows * s->columns;                  \
-            outside += ROWS(s, r, rows, candidate, context, request, contexts, block);              \
-            if (table) GATHER_ROWS(block, count, table, bytes, x + r * s->columns * bytes);         \
-            if (weights) GATHER_SUMS(block, rows, s->columns, weights, total + r);                  \
-        }                                                                                           \
-        return outside;                                                                             \
-    }
-
-LOOKUP(lookup_32, uint32_t, stack_rows_32, gather_32, gather_32_sums)
-LOOKUP(lookup_64, uint64_t, stack_rows_64, gather_64, gather_64_sums)
-
-int64_t dpi_lookup(const Stack *s, int64_t wide, int64_t n, const uint8_t *candidate, const uint8_t *context,
-                   const int32_t *request, int64_t contexts, void *at, const char *table, int64_t bytes, char *x,
-                   const float *weights, float *total) {
-    return wide ? lookup_64(s, n, candidate, context, request, contexts, at, table, bytes, x, weights, total)
-                : lookup_32(s, n, candidate, context, request, contexts, at, table, bytes, x, weights, total);
-}
 
 // What the float32 rows of a stack become, column by column: times a number of the row (-1 - i: of its context; NO_NUMBER: 1),
 // at x's column `to` if that is not negative. Then `copies` numbers themselves.
