@@ -36,9 +36,9 @@ class Linear:
     Measured on two Zen 4 cores. Many rows: oneDNN with packed weights and the activation fused 220 GFLOP/s, MKL (torch.addmm)
     185. One row reads 2.6 MB of weights (624 x 1024) from the L3 in 31 us with a batch of smaller products, which MKL spreads
     over the cores; the same as one product, which it does not, takes 53 us; oneDNN 45 to 95. So a single row is multiplied in
-    float32 whatever the precision. Few rows, 2.6 MB: oneDNN half of MKL's time for 8 rows. But a call of it costs 14 us more, so
-    for at most 1 MB of weights MKL is ahead, these laid out [in, out] (one Sapphire Rapids core, 256 x 128: 9 us for 16 rows, 24
-    by oneDNN; 48 and 63 for 128), and from some 200 rows on behind.
+    float32 whatever the precision. Few rows, 2.6 MB: oneDNN half of MKL's time for 8 rows. But a call of it costs 14 us more:
+    for at most 1 MB of weights MKL is ahead, these laid out [in, out] (one Sapphire Rapids core, 256 x 128: 9 us for 16 rows,
+    24 by oneDNN; 48 and 63 for 128), and from some 200 rows on behind.
     """
 
     def __init__(
@@ -68,12 +68,11 @@ class Linear:
         return y if fused else self._activate(y)
 
     def with_shares(self, x: torch.Tensor, shares: torch.Tensor, request: npt.NDArray[np.int32]) -> torch.Tensor:
-        """activation(x W^T + shares[request]), shares float32[contexts, out] in place of the bias; float32 layers alone."""
+        """activation(x W^T + shares[request]), shares float32[contexts, out] in place of the bias; of float32, with stacked.c."""
         if len(shares) == 1:
             return self(x, shares[0])
         native = library()
-        if native is None:
-            return self._activate(self._product(x, None).add_(shares[torch.from_numpy(request)]))
+        assert native is not None
         y, request = self._product(x, None), np.ascontiguousarray(request)
         native.dpi_add_shared(y.data_ptr(), *y.shape, shares.data_ptr(), request.ctypes.data, self._relu)
         return y if self._relu else self._activate(y)
