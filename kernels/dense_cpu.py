@@ -68,7 +68,7 @@ class Linear:
         return y if fused else self._activate(y)
 
     def with_shares(self, x: torch.Tensor, shares: torch.Tensor, request: npt.NDArray[np.int32]) -> torch.Tensor:
-        """activation(x W^T + shares[request]), shares float32[contexts, out] in place of the bias; of float32, with stacked.c."""
+        """activation(x W^T + shares[request]), shares float32[contexts, out] in place of the bias; float32, with stacked.c."""
         if len(shares) == 1:
             return self(x, shares[0])
         native = library()

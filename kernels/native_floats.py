@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from kernels.id_record import Records
-from kernels.lookup_plan import LookupPlan
+from kernels.lookup_plan import NO_NUMBER, LookupPlan
 from kernels.native_rows import NativeRows, address
 from kernels.stack_groups import Floats
 
@@ -21,7 +21,7 @@ _COLUMNWISE = ("number", "weight_number", "to", "copied", "copied_to")
 
 class _Floats(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("dim", "width", "copies", "candidate_numbers", "context_numbers")),
+        *((name, ctypes.c_int64) for name in ("dim", "width", "copies", "scaled", "candidate_numbers", "context_numbers")),
         *((name, ctypes.c_void_p) for name in ("table", "weights", *_COLUMNWISE)),
     ]
 
@@ -54,7 +54,7 @@ class NativeFloats:
         held = [np.array(values, np.int32) for values in by_column]
         table, weights, plan = stacks.table, stacks.weights, stacks.plan
         self._floats = _Floats(
-            0 if table is None else table.shape[1], width, len(copies), plan.candidate_numbers, plan.context_numbers,
+            0 if table is None else table.shape[1], width, len(copies), any(n != NO_NUMBER for n in stacks.numbers), plan.candidate_numbers, plan.context_numbers,
             None if table is None else table.data_ptr(), None if weights is None else weights.data_ptr(),
             *(array.ctypes.data for array in held),
         )  # fmt: skip

@@ -77,9 +77,9 @@ int64_t dpi_lookup(const Stack *s, int64_t wide, int64_t n, const uint8_t *candi
 enum { BLOCK = 4096 };  // ids that are worked out before their rows are read
 
 // What the float32 rows of a stack become, column by column: times a number of the row (-1 - i: of its context; NO_NUMBER: 1),
-// at x's column `to` if that is not negative. Then `copies` numbers themselves.
+// at x's column `to` if that is not negative (scaled: 1 if any column has a number). Then `copies` numbers themselves.
 typedef struct {
-    int64_t dim, width, copies, candidate_numbers, context_numbers;
+    int64_t dim, width, copies, scaled, candidate_numbers, context_numbers;
     const float *table, *weights;
     const int32_t *number, *weight_number, *to, *copied, *copied_to;
 } Floats;
@@ -90,20 +90,20 @@ static inline float number_of(int32_t number, const float *own, const float *sha
     return number == NO_NUMBER ? 1 : number >= 0 ? own[number] : shared[-1 - number];
 }
 
-// Dims d to d + LANES of all columns of a row, while there are so many: to x, and FM's share of them.
-#define LANES_OF_ROW(LANES)                                                                         \
-    for (; f->dim - d >= LANES; d += LANES) {                                                       \
+// Dims d to d + LANES of all columns of a row, while there are so many: to x, and (FM) its share of them.
+#define LANES_OF_ROW(LANES, FM)                                                                     \
+    for (; dim - d >= LANES; d += LANES) {                                                          \
         typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));         \
         Lanes sum = {0}, squares = {0};                                                             \
         for (int64_t c = 0; c < columns; ++c) {                                                     \
-            Lanes e = *(const Lanes *)(f->table + (int64_t)at[c] * f->dim + d) * by[c];             \
-            if (f->to[c] >= 0) *(Lanes *)(x + f->to[c] + d) = e;                                    \
-            sum += e;                                                                               \
-            squares += e * e;                                                                       \
+            Lanes e = *(const Lanes *)(table + (int64_t)at[c] * dim + d) * by[c];                   \
+            if (to[c] >= 0) *(Lanes *)(x + to[c] + d) = e;                                          \
+            if (FM) sum += e, squares += e * e;                                                     \
         }                                                                                           \
         sum = sum * sum - squares;                                                                  \
-        for (int i = 0; i < LANES; ++i) all += sum[i];                                              \
+        for (int i = 0; FM && i < LANES; ++i) all += sum[i];                                        \
     }
+#define ROW(FM) { LANES_OF_ROW(16, FM) LANES_OF_ROW(8, FM) LANES_OF_ROW(4, FM) LANES_OF_ROW(1, FM) }
 
 // As dpi_lookup for stacks of less than 2^31 float32 rows; fm: 1/2 sum_d ((sum_i v_id)^2 - sum_i v_id^2) of all columns. x,
 // total and fm may be null.
@@ -112,7 +112,9 @@ int64_t dpi_floats(const Stack *s, const Floats *f, int64_t n, const uint8_t *ca
                    float *x, float *total, float *fm) {
     uint32_t block[BLOCK];
     float by[BLOCK];
-    const int64_t columns = s->columns, step = BLOCK / columns;
+    const int64_t columns = s->columns, step = BLOCK / columns, dim = f->dim;
+    const float *restrict table = f->table;
+    const int32_t *restrict to = f->to;
     int64_t outside = 0;
     for (int64_t r = 0; r < n; ++r) {
         const int64_t rows = r % step ? 0 : r + step < n ? step : n - r;
@@ -126,11 +128,9 @@ int64_t dpi_floats(const Stack *s, const Floats *f, int64_t n, const uint8_t *ca
         if (x) {
             int64_t d = 0;
             float all = 0;
-            for (int64_t c = 0; c < columns; ++c) by[c] = number_of(f->number[c], own, shared);
-            LANES_OF_ROW(16)
-            LANES_OF_ROW(8)
-            LANES_OF_ROW(4)
-            LANES_OF_ROW(1)
+            if (f->scaled || !r)
+                for (int64_t c = 0; c < columns; ++c) by[c] = number_of(f->number[c], own, shared);
+            if (fm) ROW(1) else ROW(0)
             for (int64_t i = 0; i < f->copies; ++i) x[f->copied_to[i]] = number_of(f->copied[i], own, shared);
             if (fm) fm[r] = 0.5f * all;
             x += f->width;

@@ -1,9 +1,8 @@
-"""Dense layers and FM computed along with their lookup, against the float64 formula over the embeddings that the reference reads."""
+"""Dense layers and FM computed along with their lookup, against the float64 formulas over the embeddings of the reference."""
 
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
@@ -43,8 +42,7 @@ def plan_of_both_sides(dim, copies):
     x = slots(0, dim, numbers) + [Slot(Kind.COPY, 1, 7 * dim + i, number=n) for i, n in enumerate((0, -1)[:copies])]
     tables = [TableShape(n, width, F32) for width in (dim, 1) for n in rows]
     total = [replace(s, out=0) for s in slots(7, 1, {2: 0, 4: -2, 5: 1})]
-    both = columns(0) + (columns(7) if first_order else [])
-    return plan_of(tables, both, x, total, context=2, candidate=2, context_numbers=2, candidate_numbers=2)
+    return plan_of(tables, columns(0) + columns(7), x, total, context=2, candidate=2, context_numbers=2, candidate_numbers=2)
 
 
 @pytest.mark.parametrize("dim", [1, 5, 8, 16, 40])
