@@ -53,13 +53,17 @@ class NativeFloats:
         by_column = stacks.numbers, stacks.weight_numbers, to, [n for n, _ in copies], [c for _, c in copies]
         held = [np.array(values, np.int32) for values in by_column]
         table, weights, plan = stacks.table, stacks.weights, stacks.plan
+        dim = 0 if table is None else table.shape[1]
+        self.scaled = any(n != NO_NUMBER for n in (*stacks.numbers, *stacks.weight_numbers))
+        plain = not self.scaled and list(to) == list(range(0, width, max(1, dim)))
         self._floats = _Floats(
-            0 if table is None else table.shape[1], width, len(copies), any(n != NO_NUMBER for n in stacks.numbers), plan.candidate_numbers, plan.context_numbers,
+            dim, width, len(copies), plain, plan.candidate_numbers, plan.context_numbers,
             None if table is None else table.data_ptr(), None if weights is None else weights.data_ptr(),
             *(array.ctypes.data for array in held),
         )  # fmt: skip
         self._held = held, table, weights  # what the struct points into
         self._rows, self._run, self._address = stacks.rows, stacks.library.dpi_floats, ctypes.addressof(self._floats)
+        self._numbers = plan.candidate_numbers + plan.context_numbers > 0
         self._x_width, self._sums = 0 if table is None else width, weights is not None
 
     def __call__(
@@ -78,8 +82,10 @@ class NativeFloats:
         """
         n = len(request)
         x = torch.empty(n, self._x_width) if self._x_width else None
-        total, term = (torch.empty(n, 1) if wanted else None for wanted in (self._sums, fm))
-        numbers = [np.ascontiguousarray(a, np.float32) for a in (candidate_numbers, context_numbers)]
+        total = torch.empty(n, 1) if self._sums else None
+        term = torch.empty(n, 1) if fm else None
+        numbers = [np.ascontiguousarray(a) for a in (candidate_numbers, context_numbers)] if self._numbers else ()
         ids, _held = self._rows.arguments(request, candidate_ids, context_ids)
-        out = (None if t is None else t.data_ptr() for t in (x, total, term))
-        return x, total, term, int(self._run(self._rows.stack, self._address, *ids, *(address(a) for a in numbers), *out))
+        where = [address(a) for a in numbers] or (None, None)
+        out = [None if t is None else t.data_ptr() for t in (x, total, term)]
+        return x, total, term, int(self._run(self._rows.stack, self._address, *ids, *where, *out))

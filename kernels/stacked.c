@@ -77,9 +77,10 @@ int64_t dpi_lookup(const Stack *s, int64_t wide, int64_t n, const uint8_t *candi
 enum { BLOCK = 4096 };  // ids that are worked out before their rows are read
 
 // What the float32 rows of a stack become, column by column: times a number of the row (-1 - i: of its context; NO_NUMBER: 1),
-// at x's column `to` if that is not negative (scaled: 1 if any column has a number). Then `copies` numbers themselves.
+// at x's column `to` if that is not negative (plain: x is the rows side by side, and
+// there are no numbers). Then `copies` numbers themselves.
 typedef struct {
-    int64_t dim, width, copies, scaled, candidate_numbers, context_numbers;
+    int64_t dim, width, copies, plain, candidate_numbers, context_numbers;
     const float *table, *weights;
     const int32_t *number, *weight_number, *to, *copied, *copied_to;
 } Floats;
@@ -97,13 +98,32 @@ static inline float number_of(int32_t number, const float *own, const float *sha
         Lanes sum = {0}, squares = {0};                                                             \
         for (int64_t c = 0; c < columns; ++c) {                                                     \
             Lanes e = *(const Lanes *)(table + (int64_t)at[c] * dim + d) * by[c];                   \
-            if (to[c] >= 0) *(Lanes *)(x + to[c] + d) = e;                                          \
+            if (to[c] >= 0) *(Lanes *)(out + to[c] + d) = e;                                         \
             if (FM) sum += e, squares += e * e;                                                     \
         }                                                                                           \
         sum = sum * sum - squares;                                                                  \
         for (int i = 0; FM && i < LANES; ++i) all += sum[i];                                        \
     }
 #define ROW(FM) { LANES_OF_ROW(16, FM) LANES_OF_ROW(8, FM) LANES_OF_ROW(4, FM) LANES_OF_ROW(1, FM) }
+
+enum { AHEAD = 16 };  // rows whose first cache line is asked for before they are copied
+
+#define COPY(DIM)                                                                                   \
+    for (int64_t i = 0; i < count; ++i) {                                                           \
+        __builtin_prefetch(table + (int64_t)at[i + AHEAD < count ? i + AHEAD : i] * (DIM));         \
+        memcpy(x + i * (DIM), table + (int64_t)at[i] * (DIM), (DIM) * sizeof(float));               \
+    }
+
+static void copy_rows(const uint32_t *restrict at, int64_t count, const float *restrict table, int64_t dim, float *restrict x) {
+    switch (dim) {
+    case 4: COPY(4) break;
+    case 8: COPY(8) break;
+    case 10: COPY(10) break;
+    case 16: COPY(16) break;
+    case 32: COPY(32) break;
+    default: COPY(dim)
+    }
+}
 
 // As dpi_lookup for stacks of less than 2^31 float32 rows; fm: 1/2 sum_d ((sum_i v_id)^2 - sum_i v_id^2) of all columns. x,
 // total and fm may be null.
@@ -115,29 +135,29 @@ int64_t dpi_floats(const Stack *s, const Floats *f, int64_t n, const uint8_t *ca
     const int64_t columns = s->columns, step = BLOCK / columns, dim = f->dim;
     const float *restrict table = f->table;
     const int32_t *restrict to = f->to;
+    const int copied = f->plain && !fm;
     int64_t outside = 0;
     for (int64_t r = 0; r < n; ++r) {
         const int64_t rows = r % step ? 0 : r + step < n ? step : n - r;
         if (rows) {
             outside += stack_rows_32(s, r, rows, candidate, context, request, contexts, block);
-            if (x) for (int64_t i = 0; i < rows * columns; ++i) __builtin_prefetch(f->table + (int64_t)block[i] * f->dim);
+            if (x && copied) copy_rows(block, rows * columns, table, dim, x + r * f->width);
+            else if (x) for (int64_t i = 0; i < rows * columns; ++i) __builtin_prefetch(table + (int64_t)block[i] * dim);
         }
         const uint32_t *restrict at = block + r % step * columns;
         const float *own = candidate_numbers + r * f->candidate_numbers;
         const float *shared = context_numbers + (request ? request[r] : 0) * f->context_numbers;
-        if (x) {
+        if (x && !copied) {
+            float *out = x + r * f->width, all = 0;
             int64_t d = 0;
-            float all = 0;
-            if (f->scaled || !r)
-                for (int64_t c = 0; c < columns; ++c) by[c] = number_of(f->number[c], own, shared);
+            for (int64_t c = 0; c < columns; ++c) by[c] = number_of(f->number[c], own, shared);
             if (fm) ROW(1) else ROW(0)
-            for (int64_t i = 0; i < f->copies; ++i) x[f->copied_to[i]] = number_of(f->copied[i], own, shared);
+            for (int64_t i = 0; i < f->copies; ++i) out[f->copied_to[i]] = number_of(f->copied[i], own, shared);
             if (fm) fm[r] = 0.5f * all;
-            x += f->width;
         }
         if (total) {
             float sum = 0;
-            for (int64_t c = 0; c < columns; ++c) sum += f->weights[at[c]] * number_of(f->weight_number[c], own, shared);
+            for (int64_t c = 0; c < columns; ++c) sum += f->weights[at[c]] * (f->plain ? 1 : number_of(f->weight_number[c], own, shared));
             total[r] = sum;
         }
     }
