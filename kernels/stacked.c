@@ -77,8 +77,7 @@ int64_t dpi_lookup(const Stack *s, int64_t wide, int64_t n, const uint8_t *candi
 enum { BLOCK = 4096 };  // ids that are worked out before their rows are read
 
 // What the float32 rows of a stack become, column by column: times a number of the row (-1 - i: of its context; NO_NUMBER: 1),
-// at x's column `to` if that is not negative (plain: x is the rows side by side, and
-// there are no numbers). Then `copies` numbers themselves.
+// at x's column `to` if that is not negative. Then `copies` numbers themselves. plain: x is the rows side by side, without numbers.
 typedef struct {
     int64_t dim, width, copies, plain, candidate_numbers, context_numbers;
     const float *table, *weights;
@@ -157,7 +156,8 @@ int64_t dpi_floats(const Stack *s, const Floats *f, int64_t n, const uint8_t *ca
         }
         if (total) {
             float sum = 0;
-            for (int64_t c = 0; c < columns; ++c) sum += f->weights[at[c]] * (f->plain ? 1 : number_of(f->weight_number[c], own, shared));
+            for (int64_t c = 0; c < columns; ++c)
+                sum += f->weights[at[c]] * (f->plain ? 1 : number_of(f->weight_number[c], own, shared));
             total[r] = sum;
         }
     }
