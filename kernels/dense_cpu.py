@@ -96,7 +96,7 @@ class Linear:
 class Fm:
     """The factorization machine's second-order term, `reference.fm`, in one pass over x where stacked.c could be built.
 
-    One thread, a third of the time of torch's three passes on one, and no more than theirs on two.
+    One thread; torch's three passes take twice as long on one, the same on two (256 to 4,096 rows of 39 x 16).
     """
 
     def __init__(self, offset: int, fields: int, dim: int) -> None:

@@ -77,7 +77,8 @@ int64_t dpi_lookup(const Stack *s, int64_t wide, int64_t n, const uint8_t *candi
 enum { BLOCK = 4096 };  // ids that are worked out before their rows are read
 
 // What the float32 rows of a stack become, column by column: times a number of the row (-1 - i: of its context; NO_NUMBER: 1),
-// at x's column `to` if that is not negative. Then `copies` numbers themselves. plain: x is the rows side by side, without numbers.
+// at x's column `to` if that is not negative. Then `copies` numbers themselves. plain: no column
+// has a number, and x is the rows side by side.
 typedef struct {
     int64_t dim, width, copies, plain, candidate_numbers, context_numbers;
     const float *table, *weights;
@@ -165,7 +166,8 @@ int64_t dpi_floats(const Stack *s, const Floats *f, int64_t n, const uint8_t *ca
 }
 
 // y[n, width] + shared[request], and ReLU of it.
-void dpi_add_shared(float *restrict y, int64_t n, int64_t width, const float *restrict shared, const int32_t *request, int64_t relu) {
+void dpi_add_shared(float *restrict y, int64_t n, int64_t width, const float *restrict shared, const int32_t *request,
+                    int64_t relu) {
     for (int64_t r = 0; r < n; ++r, y += width) {
         const float *add = shared + request[r] * width;
         const float least = relu ? 0 : -__builtin_inff();
