@@ -16,6 +16,7 @@ from dpiframe_core.schema import FeatureSchema
 from dpiframe_core.types import RowBlock
 from kernels import reference
 from kernels.dense_cpu import CrossV1, Fm, Head, Linear, has_bf16
+from kernels.first_layers import FirstLayers
 from kernels.stacked import StackedLookup
 
 Compute = Callable[..., torch.Tensor]
@@ -50,7 +51,13 @@ class CpuOperators:
             for n in graph.nodes
             if n.op == "lookup"
         ]
-        self._pure = {n.name: _bound(n, self._computation(n)) for n in graph.nodes if n.op != "lookup"}
+        self._first = {
+            n.name: first for n, lookup in self._lookups if (first := self._first_layers(n, lookup, readers)) is not None
+        }
+        along = {reader.name for _, own in self._first.values() for reader in own}
+        self._pure = {
+            n.name: _done if n.name in along else _bound(n, self._computation(n)) for n in graph.nodes if n.op != "lookup"
+        }
 
     @property
     def out_of_range(self) -> int:
@@ -61,9 +68,34 @@ class CpuOperators:
         """An operator for each node, reading one block."""
         looked_up = {}
         for node, lookup in self._lookups:
+            if node.name in self._first:
+                looked_up[node.name] = partial(_look_up_first, *self._first[node.name], node.outputs[1:], block)
+                continue
             widths = [self._widths[o] for o in node.outputs[: len(node.attrs.outputs_of_concat())]]
             looked_up[node.name] = partial(_look_up, lookup, node.outputs, widths, block)
         return self._pure | looked_up
+
+    def _first_layers(
+        self, lookup: Node, native: StackedLookup, readers: Mapping[str, Sequence[Node]]
+    ) -> tuple[FirstLayers, Sequence[Node]] | None:
+        """The lookup with its readers, and those: dense layers of its one output first, then FM of all of it; or None."""
+        own = sorted(readers.get(lookup.outputs[0], ()), key=lambda n: n.op == "fm")
+        dense, fms = [n for n in own if n.op == "linear"], [n for n in own if n.op == "fm"]
+        stacks, fields = native.float_stacks, native.plan.x_slots
+        if stacks is None or stacks.table is None or self._dtype != torch.float32 or len(lookup.attrs.outputs_of_concat()) != 1:
+            return None
+        if not dense or len(fms) > 1 or len(dense) + len(fms) < len(own) or lookup.outputs[0] not in dense[0].inputs:
+            return None
+        whole = 0, len(fields), stacks.table.shape[1]
+        if any((n.attrs.offset, n.attrs.fields, n.attrs.dim) != whole or any(not s.columns for s in fields) for n in fms):
+            return None
+        layers = []
+        for n in dense:
+            a = n.attrs
+            weight, bias, params = linear_params(a, [self._weights[p] for p in n.params])
+            make = partial(Linear, activation=a.activation, dtype=torch.float32, params=params, slope=a.slope)
+            layers.append((weight.reshape(-1, weight.shape[-1]), bias, make))
+        return FirstLayers(native, layers, bool(fms)), own
 
     def _x_dtype(self, lookup: Node, readers: Mapping[str, Sequence[Node]]) -> torch.dtype:
         """The dense layers' dtype if all that reads the embeddings are dense layers; what sums them wants them in full."""
@@ -166,6 +198,22 @@ def _look_up(lookup: StackedLookup, outputs: Sequence[str], widths: Sequence[int
     x, total = lookup.read(block.request_of_row, *ids, block.candidate_dense, block.context_dense)
     parts = () if x is None else (x,) if len(widths) == 1 else (part.contiguous() for part in torch.split(x, list(widths), 1))
     values.update(zip(outputs, (*parts, *(() if total is None else (total,))), strict=True))
+
+
+def _look_up_first(
+    first: FirstLayers, readers: Sequence[Node], total_output: Sequence[str], block: RowBlock, values: Values
+) -> None:
+    """The lookup and all that reads its embeddings, which are not kept."""
+    ids = block.candidate_ids, block.context_ids
+    outputs, total, fm = first(block.request_of_row, *ids, block.candidate_dense, block.context_dense)
+    terms = [t for t in (fm,) if t is not None]
+    values.update(zip((n.outputs[0] for n in readers), (*outputs, *terms), strict=True))
+    if total is not None:
+        values[total_output[0]] = total
+
+
+def _done(values: Values) -> None:
+    """A node that its lookup has computed along."""
 
 
 def _bound(node: Node, compute: Compute) -> Operator:

@@ -3,16 +3,18 @@ plain twin in `reference`. Knows no graph.
 """
 
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from kernels import reference
 from kernels.native import library
 
 _FM_DIM = 256  # of stacked.c
-_FM_FLOATS = 1 << 19
+_FEW_ROWS, _SMALL_WEIGHT = 128, 1 << 18
 _ATTRIBUTES = {"identity": "none", "relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh"}
 
 
@@ -32,9 +34,11 @@ class Linear:
     """activation(x W^T + b) for x[rows, in] of `dtype`, weight [out, in], bias [out] or None.
 
     Measured on two Zen 4 cores. Many rows: oneDNN with packed weights and the activation fused 220 GFLOP/s, MKL (torch.addmm)
-    185, and for 8 rows half of MKL's time. One row reads 2.6 MB of weights (624 x 1024) from the L3 in 31 us with a batch of
-    smaller products, which MKL spreads over the cores; the same as one product, which it does not, takes 53 us; oneDNN 45 to
-    95. So a single row is multiplied in float32 whatever the precision.
+    185. One row reads 2.6 MB of weights (624 x 1024) from the L3 in 31 us with a batch of smaller products, which MKL spreads
+    over the cores; the same as one product, which it does not, takes 53 us; oneDNN 45 to 95. So a single row is multiplied in
+    float32 whatever the precision. Few rows, 2.6 MB: oneDNN half of MKL's time for 8 rows. But a call of it costs 14 us more:
+    for at most 1 MB of weights MKL is ahead, these laid out [in, out] (one Sapphire Rapids core, 256 x 128: 9 us for 16 rows,
+    24 by oneDNN; 48 and 63 for 128), and from some 200 rows on behind.
     """
 
     def __init__(
@@ -48,32 +52,51 @@ class Linear:
     ) -> None:
         out, width = weight.shape
         slices = next(n for n in (16, 8, 4, 2, 1) if out % n == 0)
+        self._small = weight.numel() <= _SMALL_WEIGHT
+        self._turned = weight.float().t().contiguous() if self._small else weight.float().t()
         self._slices = weight.float().view(slices, out // slices, width).transpose(1, 2)
-        self._slice_bias = (torch.zeros(out) if bias is None else bias.float()).view(slices, 1, -1)
-        self._weight, self._bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+        self._weight, self._bias = weight.to(dtype), torch.zeros(out) if bias is None else bias.float()
         self._dtype, self._fused = dtype, _ATTRIBUTES.get(activation)
+        self._relu = activation == "relu"
         self._activate = partial(reference.activate_, activation=activation, params=params, slope=slope)
-        self._product: Callable[[torch.Tensor], torch.Tensor] | None = None
-        if _packs():
-            packed = torch.ops.mkldnn._reorder_linear_weight(self._weight, None)
-            run = torch.ops.mkldnn._linear_pointwise.default
-            self._product = lambda x: run(x, packed, self._bias, self._fused or "none", [], "")
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight, None) if _packs() else None
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """dtype[rows, out] (float32 for a single row)."""
-        if x.shape[0] == 1:
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """dtype[rows, out] (float32 for a single row); `bias`: float32[out] in place of the layer's."""
+        fused = self._fused if self._packed is not None and not self._is_small(x) else None
+        y = self._product(x, self._bias if bias is None else bias, fused or "none")
+        return y if fused else self._activate(y)
+
+    def with_shares(self, x: torch.Tensor, shares: torch.Tensor, request: npt.NDArray[np.int32]) -> torch.Tensor:
+        """activation(x W^T + shares[request]), shares float32[contexts, out] in place of the bias; float32, with stacked.c."""
+        if len(shares) == 1:
+            return self(x, shares[0])
+        native = library()
+        assert native is not None
+        y, request = self._product(x, None), np.ascontiguousarray(request)
+        native.dpi_add_shared(y.data_ptr(), *y.shape, shares.data_ptr(), request.ctypes.data, self._relu)
+        return y if self._relu else self._activate(y)
+
+    def _is_small(self, x: torch.Tensor) -> bool:
+        return x.shape[0] == 1 or (self._small and x.shape[0] <= _FEW_ROWS and self._dtype == torch.float32)
+
+    def _product(self, x: torch.Tensor, bias: torch.Tensor | None, fused: str = "none") -> torch.Tensor:
+        if x.shape[0] == 1 and not self._small and bias is not None:
             one = x.float().view(1, 1, -1).expand(len(self._slices), 1, -1)
-            return self._activate(torch.baddbmm(self._slice_bias, one, self._slices).view(1, -1))
-        if self._product is None:
-            return self._activate(reference.linear(x.to(self._dtype), self._weight, self._bias, "identity"))
-        y = self._product(x.to(self._dtype))
-        return y if self._fused else self._activate(y)
+            return torch.baddbmm(bias.view(len(self._slices), 1, -1), one, self._slices).view(1, -1)
+        if self._is_small(x):
+            return torch.mm(x.float(), self._turned) if bias is None else torch.addmm(bias, x.float(), self._turned)
+        x, bias = x.to(self._dtype), None if bias is None else bias.to(self._dtype)
+        if self._packed is None:
+            return reference.linear(x, self._weight, bias, "identity")
+        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self._packed, bias, fused, [], "")
+        return y
 
 
 class Fm:
     """The factorization machine's second-order term, `reference.fm`, in one pass over x where stacked.c could be built.
 
-    One thread: up to some 2 MB of x (half an L2) it is done before torch's three passes have been shared out.
+    One thread; torch's three passes take twice as long on one, the same on two (256 to 4,096 rows of 39 x 16).
     """
 
     def __init__(self, offset: int, fields: int, dim: int) -> None:
@@ -85,7 +108,7 @@ class Fm:
         """float32[rows, 1] of x[rows, >= offset + fields * dim]."""
         x, (offset, fields, dim) = x.float(), self._shape
         rows = x.shape[0]
-        if self._run is None or x.stride(1) != 1 or rows * fields * dim > _FM_FLOATS:
+        if self._run is None or x.stride(1) != 1:
             return reference.fm(x, offset, fields, dim)
         out = torch.empty(rows, 1)
         self._run(x.data_ptr() + 4 * offset, rows, x.stride(0), fields, dim, out.data_ptr())

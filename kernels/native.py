@@ -37,10 +37,11 @@ def library() -> ctypes.CDLL | None:
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         log.warning("%s could not be built (%s): CPU lookups take NumPy's way", code.name, error)
         return None
-    loaded.dpi_lookup.restype, loaded.dpi_fm.restype = _LONG, None
-    loaded.dpi_lookup.argtypes = [
-        _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER, _POINTER, _POINTER,
-    ]  # fmt: skip
+    loaded.dpi_lookup.restype = loaded.dpi_floats.restype = _LONG
+    loaded.dpi_fm.restype = loaded.dpi_add_shared.restype = None
+    loaded.dpi_lookup.argtypes = [_POINTER, _LONG, _LONG, *[_POINTER] * 3, _LONG, _POINTER]
+    loaded.dpi_floats.argtypes = [_POINTER, _POINTER, _LONG, *[_POINTER] * 3, _LONG, *[_POINTER] * 5]
+    loaded.dpi_add_shared.argtypes = [_POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG]
     loaded.dpi_fm.argtypes = [_POINTER, _LONG, _LONG, _LONG, _LONG, _POINTER]
     return loaded
 

@@ -1,11 +1,10 @@
-"""The same as `stack_rows` by stacked.c, straight from id records, with the gather and the first-order sum in the same call."""
+"""The same as `stack_rows` by stacked.c, straight from id records."""
 
 import ctypes
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from kernels.id_record import Ids, Records
 from kernels.lookup_plan import ALWAYS_ROW_0, IdColumn, LookupPlan
@@ -30,15 +29,15 @@ class NativeRows:
         self, library: ctypes.CDLL, plan: LookupPlan, columns: Sequence[IdColumn], first_rows: Sequence[int], zero_row: int
     ) -> None:
         places = [_place(plan, c) for c in columns]
-        self._wide = zero_row >= 2**31 or any(width == 8 for _, _, width in places)
-        self._dtype = np.dtype(np.int64 if self._wide else np.int32)
+        self.wide = zero_row >= 2**31 or any(width == 8 for _, _, width in places)
+        self._dtype = np.dtype(np.int64 if self.wide else np.int32)
         made = _stretches([context for context, _, _ in places])
         oov = [first + c.oov for first, c in zip(first_rows, columns, strict=True)]
         by_column: list[Sequence[int]] = [
             [2 ** (8 * width) - 1 for _, _, width in places], first_rows, [plan.tables[c.table].rows for c in columns],
             oov, [zero_row if c.may_pad else o for o, c in zip(oov, columns, strict=True)], [c.may_pad for c in columns],
         ]  # fmt: skip
-        unsigned = np.uint64 if self._wide else np.uint32
+        unsigned = np.uint64 if self.wide else np.uint32
         constants = [
             *(
                 np.array(values, np.int32)
@@ -46,10 +45,11 @@ class NativeRows:
             ),
             *(np.array(np.minimum(np.array(values, np.uint64), np.iinfo(unsigned).max), unsigned) for values in by_column),
         ]
+        self.first_rows = tuple(first_rows)
         self._held = constants, made  # what the struct points into
         self._bytes = plan.candidate_ids.nbytes, plan.context_ids.nbytes
         self._stack = _Stack(len(columns), len(made), *self._bytes, made, *(c.ctypes.data for c in constants))
-        self._address, self.columns, self._run = ctypes.addressof(self._stack), len(columns), library.dpi_lookup
+        self.stack, self.columns, self._run = ctypes.addressof(self._stack), len(columns), library.dpi_lookup
 
     def __call__(self, request: npt.NDArray[np.int32], candidate_ids: Records, context_ids: Records) -> tuple[Ids, int]:
         """As `StackRows`.
@@ -58,35 +58,17 @@ class NativeRows:
             ValueError: arrays that are not of the plan's records.
         """
         at: Ids = np.empty((len(request), self.columns), self._dtype)
-        return at, self._call(request, candidate_ids, context_ids, _address(at), None, 0, None, None, None)
+        ids, _held = self.arguments(request, candidate_ids, context_ids)
+        return at, int(self._run(self.stack, self.wide, *ids, address(at)))
 
-    def gather(
-        self,
-        request: npt.NDArray[np.int32],
-        candidate_ids: Records,
-        context_ids: Records,
-        x: tuple[torch.Tensor, torch.Tensor] | None,
-        total: tuple[torch.Tensor, torch.Tensor] | None,
-    ) -> int:
-        """Reads the rows too, and gives how many ids were outside their tables.
-
-        Args:
-            x: a stack [*, dim] and where its rows go, [rows, columns * dim] of the same dtype.
-            total: a stack float32[*, 1] and where each row's sum goes, float32[rows, 1].
+    def arguments(
+        self, request: npt.NDArray[np.int32], candidate_ids: Records, context_ids: Records
+    ) -> tuple[tuple[int | None, ...], tuple[npt.NDArray[np.generic], ...]]:
+        """n, candidate, context, request and contexts as stacked.c takes them, and the arrays that those point into.
 
         Raises:
             ValueError: arrays that are not of the plan's records.
         """
-        to: list[int | None] = [None, 0, None, None, None]
-        if x is not None:
-            to[:3] = x[0].data_ptr(), x[0].shape[1] * x[0].element_size(), x[1].data_ptr()
-        if total is not None:
-            to[3:] = total[0].data_ptr(), total[1].data_ptr()
-        return self._call(request, candidate_ids, context_ids, None, *to)
-
-    def _call(
-        self, request: npt.NDArray[np.int32], candidate_ids: Records, context_ids: Records, at: int | None, *to: int | None
-    ) -> int:
         rows, contexts = len(request), len(context_ids)
         shapes = (rows, self._bytes[0]), (contexts, self._bytes[1])
         if (candidate_ids.shape, context_ids.shape) != shapes or candidate_ids.itemsize * context_ids.itemsize != 1:
@@ -96,15 +78,14 @@ class NativeRows:
             candidate_ids, context_ids = np.ascontiguousarray(candidate_ids), np.ascontiguousarray(context_ids)
             request = np.ascontiguousarray(request)
         has_candidate, has_context = self._bytes
-        return int(
-            self._run(
-                self._address, self._wide, rows, _address(candidate_ids) if has_candidate else None,
-                _address(context_ids) if has_context else None, _address(request) if contexts != 1 else None, contexts, at, *to,
-            )
-        )  # fmt: skip
+        return (
+            rows, address(candidate_ids) if has_candidate else None, address(context_ids) if has_context else None,
+            address(request) if contexts != 1 else None, contexts,
+        ), (request, candidate_ids, context_ids)  # fmt: skip
 
 
-def _address(array: npt.NDArray[np.generic]) -> int:
+def address(array: npt.NDArray[np.generic]) -> int:
+    """Of the first byte; quicker than `array.ctypes.data`."""
     return int(array.__array_interface__["data"][0])
 
 

@@ -66,66 +66,116 @@ static const uint64_t NO_IDS = 0;  // the record of a side without ids, whose co
 STACK_ROWS(stack_rows_32, uint32_t, id_32)
 STACK_ROWS(stack_rows_64, uint64_t, id_64)
 
-enum { AHEAD = 16 };  // rows whose first cache line is asked for before it is copied
-
-#define COPY(BYTES)                                                                                 \
-    for (int64_t i = 0; i < count; ++i) {                                                           \
-        __builtin_prefetch(table + (int64_t)at[i + AHEAD < count ? i + AHEAD : i] * (BYTES));       \
-        memcpy(out + i * (BYTES), table + (int64_t)at[i] * (BYTES), BYTES);                         \
-    }
-
-// Rows of `bytes` bytes side by side; then sums of `columns` float32 weights a row, in order.
-#define GATHER(NAME, ID)                                                                            \
-    static void NAME(const ID *restrict at, int64_t count, const char *restrict table, int64_t bytes, char *restrict out) { \
-        switch (bytes) {                                                                            \
-        case 4: COPY(4) break;                                                                      \
-        case 16: COPY(16) break;                                                                    \
-        case 32: COPY(32) break;                                                                    \
-        case 40: COPY(40) break;                                                                    \
-        case 64: COPY(64) break;                                                                    \
-        case 128: COPY(128) break;                                                                  \
-        default: COPY(bytes)                                                                        \
-        }                                                                                           \
-    }                                                                                               \
-    static void NAME##_sums(const ID *restrict at, int64_t n, int64_t columns, const float *restrict w, float *restrict out) { \
-        for (int64_t r = 0; r < n; ++r) {                                                           \
-            float sum = 0;                                                                          \
-            for (int64_t c = 0; c < columns; ++c) sum += w[at[r * columns + c]];                    \
-            out[r] = sum;                                                                           \
-        }                                                                                           \
-    }
-
-GATHER(gather_32, uint32_t)
-GATHER(gather_64, uint64_t)
+// at: uint32 or (`wide`) uint64[n, columns]. request may be null if there is one context. Gives how many ids were outside their
+// tables.
+int64_t dpi_lookup(const Stack *s, int64_t wide, int64_t n, const uint8_t *candidate, const uint8_t *context,
+                   const int32_t *request, int64_t contexts, void *at) {
+    return wide ? stack_rows_64(s, 0, n, candidate, context, request, contexts, at)
+                : stack_rows_32(s, 0, n, candidate, context, request, contexts, at);
+}
 
 enum { BLOCK = 4096 };  // ids that are worked out before their rows are read
 
-// at: int32 or int64[n, columns] (`wide`) to fill, or null. table: rows of `bytes` bytes, copied to x; weights: float32, summed
-// to total. Each may be null. request may be null if there is one context. Gives how many ids were outside their tables.
-#define LOOKUP(NAME, ID, ROWS, GATHER_ROWS, GATHER_SUMS)                                            \
-    static int64_t NAME(const Stack *s, int64_t n, const uint8_t *candidate, const uint8_t *context,  \
-                        const int32_t *request, int64_t contexts, ID *at, const char *table, int64_t bytes, char *x, \
-                        const float *weights, float *total) {                                       \
-        if (at) return ROWS(s, 0, n, candidate, context, request, contexts, at);                    \
-        ID block[BLOCK];                                                                            \
-        int64_t outside = 0, step = BLOCK / s->columns;                                             \
-        for (int64_t r = 0; r < n; r += step) {                                                     \
-            int64_t rows = r + step < n ? step : n - r, count = rows * s->columns;                  \
-            outside += ROWS(s, r, rows, candidate, context, request, contexts, block);              \
-            if (table) GATHER_ROWS(block, count, table, bytes, x + r * s->columns * bytes);         \
-            if (weights) GATHER_SUMS(block, rows, s->columns, weights, total + r);                  \
+// What the float32 rows of a stack become, column by column: times a number of the row (-1 - i: of its context; NO_NUMBER: 1),
+// at x's column `to` if that is not negative. Then `copies` numbers themselves. plain: no column
+// has a number, and x is the rows side by side.
+typedef struct {
+    int64_t dim, width, copies, plain, candidate_numbers, context_numbers;
+    const float *table, *weights;
+    const int32_t *number, *weight_number, *to, *copied, *copied_to;
+} Floats;
+
+enum { NO_NUMBER = INT32_MAX };
+
+static inline float number_of(int32_t number, const float *own, const float *shared) {
+    return number == NO_NUMBER ? 1 : number >= 0 ? own[number] : shared[-1 - number];
+}
+
+// Dims d to d + LANES of all columns of a row, while there are so many: to x, and (FM) its share of them.
+#define LANES_OF_ROW(LANES, FM)                                                                     \
+    for (; dim - d >= LANES; d += LANES) {                                                          \
+        typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));         \
+        Lanes sum = {0}, squares = {0};                                                             \
+        for (int64_t c = 0; c < columns; ++c) {                                                     \
+            Lanes e = *(const Lanes *)(table + (int64_t)at[c] * dim + d) * by[c];                   \
+            if (to[c] >= 0) *(Lanes *)(out + to[c] + d) = e;                                         \
+            if (FM) sum += e, squares += e * e;                                                     \
         }                                                                                           \
-        return outside;                                                                             \
+        sum = sum * sum - squares;                                                                  \
+        for (int i = 0; FM && i < LANES; ++i) all += sum[i];                                        \
+    }
+#define ROW(FM) { LANES_OF_ROW(16, FM) LANES_OF_ROW(8, FM) LANES_OF_ROW(4, FM) LANES_OF_ROW(1, FM) }
+
+enum { AHEAD = 16 };  // rows whose first cache line is asked for before they are copied
+
+#define COPY(DIM)                                                                                   \
+    for (int64_t i = 0; i < count; ++i) {                                                           \
+        __builtin_prefetch(table + (int64_t)at[i + AHEAD < count ? i + AHEAD : i] * (DIM));         \
+        memcpy(x + i * (DIM), table + (int64_t)at[i] * (DIM), (DIM) * sizeof(float));               \
     }
 
-LOOKUP(lookup_32, uint32_t, stack_rows_32, gather_32, gather_32_sums)
-LOOKUP(lookup_64, uint64_t, stack_rows_64, gather_64, gather_64_sums)
+static void copy_rows(const uint32_t *restrict at, int64_t count, const float *restrict table, int64_t dim, float *restrict x) {
+    switch (dim) {
+    case 4: COPY(4) break;
+    case 8: COPY(8) break;
+    case 10: COPY(10) break;
+    case 16: COPY(16) break;
+    case 32: COPY(32) break;
+    default: COPY(dim)
+    }
+}
 
-int64_t dpi_lookup(const Stack *s, int64_t wide, int64_t n, const uint8_t *candidate, const uint8_t *context,
-                   const int32_t *request, int64_t contexts, void *at, const char *table, int64_t bytes, char *x,
-                   const float *weights, float *total) {
-    return wide ? lookup_64(s, n, candidate, context, request, contexts, at, table, bytes, x, weights, total)
-                : lookup_32(s, n, candidate, context, request, contexts, at, table, bytes, x, weights, total);
+// As dpi_lookup for stacks of less than 2^31 float32 rows; fm: 1/2 sum_d ((sum_i v_id)^2 - sum_i v_id^2) of all columns. x,
+// total and fm may be null.
+int64_t dpi_floats(const Stack *s, const Floats *f, int64_t n, const uint8_t *candidate, const uint8_t *context,
+                   const int32_t *request, int64_t contexts, const float *candidate_numbers, const float *context_numbers,
+                   float *x, float *total, float *fm) {
+    uint32_t block[BLOCK];
+    float by[BLOCK];
+    const int64_t columns = s->columns, step = BLOCK / columns, dim = f->dim;
+    const float *restrict table = f->table;
+    const int32_t *restrict to = f->to;
+    const int copied = f->plain && !fm;
+    int64_t outside = 0;
+    for (int64_t r = 0; r < n; ++r) {
+        const int64_t rows = r % step ? 0 : r + step < n ? step : n - r;
+        if (rows) {
+            outside += stack_rows_32(s, r, rows, candidate, context, request, contexts, block);
+            if (x && copied) copy_rows(block, rows * columns, table, dim, x + r * f->width);
+            else if (x) for (int64_t i = 0; i < rows * columns; ++i) __builtin_prefetch(table + (int64_t)block[i] * dim);
+        }
+        const uint32_t *restrict at = block + r % step * columns;
+        const float *own = candidate_numbers + r * f->candidate_numbers;
+        const float *shared = context_numbers + (request ? request[r] : 0) * f->context_numbers;
+        if (x && !copied) {
+            float *out = x + r * f->width, all = 0;
+            int64_t d = 0;
+            for (int64_t c = 0; c < columns; ++c) by[c] = number_of(f->number[c], own, shared);
+            if (fm) ROW(1) else ROW(0)
+            for (int64_t i = 0; i < f->copies; ++i) out[f->copied_to[i]] = number_of(f->copied[i], own, shared);
+            if (fm) fm[r] = 0.5f * all;
+        }
+        if (total) {
+            float sum = 0;
+            for (int64_t c = 0; c < columns; ++c)
+                sum += f->weights[at[c]] * (f->plain ? 1 : number_of(f->weight_number[c], own, shared));
+            total[r] = sum;
+        }
+    }
+    return outside;
+}
+
+// y[n, width] + shared[request], and ReLU of it.
+void dpi_add_shared(float *restrict y, int64_t n, int64_t width, const float *restrict shared, const int32_t *request,
+                    int64_t relu) {
+    for (int64_t r = 0; r < n; ++r, y += width) {
+        const float *add = shared + request[r] * width;
+        const float least = relu ? 0 : -__builtin_inff();
+        for (int64_t c = 0; c < width; ++c) {
+            float e = y[c] + add[c];
+            y[c] = e < least ? least : e;
+        }
+    }
 }
 
 // 1/2 sum_d ((sum_i v_id)^2 - sum_i v_id^2) of rows of `fields` vectors of `dim`, `stride` floats apart; dim at most 256.

@@ -12,8 +12,9 @@ import numpy.typing as npt
 import torch
 
 from kernels.id_record import Records
-from kernels.lookup_plan import Batch, Kind, LookupPlan, Slot
+from kernels.lookup_plan import NO_NUMBER, Batch, Kind, LookupPlan, Slot
 from kernels.native import library
+from kernels.native_floats import MOST_DIM, FloatStacks, NativeFloats
 from kernels.native_rows import NativeRows
 from kernels.stack_groups import Floats, StackGroup, bag_maxima, by_shape, group_factors, number_place, stacked_tables
 from kernels.stack_rows import StackRows, place, runs
@@ -21,7 +22,8 @@ from kernels.stack_rows import StackRows, place, runs
 _PREFETCH_FROM = 2048  # from so many ids on embedding_bag, which prefetches, beats a plain gather: 2.2 times on cold rows
 # What one thread copies faster than torch's two: ids, and bytes of x (26 x 256 rows of dim 16: 29 us against 60; 26 x 1,024 of
 # dim 64: 450 us against 350).
-_FUSED_UP_TO, _FUSED_BYTES = 1 << 16, 1 << 20
+_NATIVE_IDS, _NATIVE_BYTES = 1 << 16, 1 << 20
+_EVERY, _NARROW = 1 << 62, 16  # one thread is faster in C at every size if rows of the stack are this narrow
 _MOST_COLUMNS = 4096  # of stacked.c, BLOCK
 _WIDE = np.dtype(np.int64)
 
@@ -66,8 +68,14 @@ class StackedLookup:
         self._total_copies = torch.tensor([number for number, _ in copies[1]]) if copies[1] else None
         self._x_width = plan.x_width
         self._direct = not copies[0] and not masks and all(g.placed == ((0, 0, self._x_width),) for g in self._x_groups)
-        self._fused_rows = 0
-        self._fuse()
+        self.float_stacks, self._floats = self._float_stacks(), None
+        if self.float_stacks is not None:
+            to = [s.out for s in plan.x_slots if s.columns] or [-1] * self.float_stacks.rows.columns
+            numbers = [(s.number, s.out) for s in plan.x_slots if s.kind == Kind.COPY]
+            self._floats = NativeFloats(self.float_stacks, to, numbers, self._x_width)
+            few = min(_NATIVE_IDS // len(to), _NATIVE_BYTES // max(1, 4 * self._x_width))
+            always = self._floats.scaled or len(to) * _NARROW >= self._x_width
+            self._native_rows = _EVERY if self._floats.scaled else few, _EVERY if always else few
 
     def __call__(self, batch: Batch, rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """x[rows, x_width] and total float32[rows, 1], as `reference.lookup`; None for an output the plan lacks."""
@@ -89,13 +97,9 @@ class StackedLookup:
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The same for the arrays of exactly the rows to read (see `Batch`)."""
         rows = len(request)
-        if self._fused is not None and rows <= self._fused_rows:
-            x = None if self._fused_x is None else torch.empty(rows, self._x_width, dtype=self._out_dtype)
-            total = None if self._fused_total is None else torch.empty(rows, 1)
-            reads, fused = self._fused
-            pairs = (None if x is None else (self._fused_x, x)), (None if total is None else (self._fused_total, total))
-            outside = fused.gather(request, candidate_ids, context_ids, *pairs)  # type: ignore[arg-type]
-            self._count(outside * reads.readers)
+        if self._floats is not None and rows <= self._native_rows[torch.get_num_threads() == 1]:
+            x, total, _, outside = self._floats(request, candidate_ids, context_ids, candidate_numbers, context_numbers)
+            self.count(outside)
             return x, total
         numbers = candidate_numbers
         if self.plan.context_numbers:
@@ -135,33 +139,29 @@ class StackedLookup:
             with self._counting:
                 self.out_of_range += outside
 
-    def _fuse(self) -> None:
-        """Whether one native call does all: every slot a plain gather of one stack each, in the order of the output."""
-        self._fused: tuple[StackRows, NativeRows] | None = None
-        self._fused_x = self._fused_total = None
+    def count(self, outside: int) -> None:
+        """Adds ids that a pass over `float_stacks` found outside; each of their readers has read them."""
+        self._count(outside * sum(reads.readers for reads, _ in self._reads.values()))
+
+    def _float_stacks(self) -> FloatStacks | None:
+        """What one native pass reads: every slot a float32 row of its own stack, of one set of id columns; else None."""
         groups = [*self._x_groups, *self._total_groups]
-        if len(self._reads) != 1 or not self._direct:
-            return
-        ((reads, native),) = self._reads.values()
-        if (
-            native is None
-            or not 0 < native.columns <= _MOST_COLUMNS
-            or any(g.scaled or g.means or g.largest or g.scale is not None for g in groups)
-        ):
-            return
-        if self._x_groups:
-            (x, *more) = self._x_groups
-            if more or len(x.starts) - 1 != x.columns or x.weight.dtype != self._out_dtype:
-                return
-            self._fused_x = x.weight
-        if self._total_groups:
-            (total, *more) = self._total_groups
-            if more or self._total_copies is not None or total.weight.dtype != torch.float32:
-                return
-            self._fused_total = total.weight
-        own_bytes = max(1, self._x_width * self._out_dtype.itemsize)
-        self._fused_rows = min(_FUSED_UP_TO // max(1, groups[0].columns), _FUSED_BYTES // own_bytes)
-        self._fused = reads, native
+        if len(self._reads) != 1 or len(self._x_groups) > 1 or len(self._total_groups) > 1:
+            return None
+        ((_, native),) = self._reads.values()
+        if native is None or (loaded := library()) is None or native.wide or not 0 < native.columns <= _MOST_COLUMNS:
+            return None
+        if any(g.means or g.largest or g.weight.dtype != torch.float32 or g.weight.shape[1] > MOST_DIM for g in groups):
+            return None
+        if self._x_masks or self._total_copies is not None or (self._x_groups and self._out_dtype != torch.float32):
+            return None
+        x_slots, total_slots = ([s for s in slots if s.columns] for slots in (self.plan.x_slots, self.plan.total_slots))
+        if any(s.columns > 1 for s in x_slots) or (self.plan.x_slots and not x_slots):
+            return None
+        table, weights = (groups[0].weight if groups else None for groups in (self._x_groups, self._total_groups))
+        of_weights = [s.number for s in total_slots for _ in range(s.columns)] or [NO_NUMBER] * native.columns
+        of_rows = [s.number for s in x_slots] or [NO_NUMBER] * native.columns
+        return FloatStacks(loaded, self.plan, native, table, weights, of_rows, of_weights)
 
     def _x(self, pooled: Sequence[torch.Tensor], numbers: Floats) -> torch.Tensor:
         """The groups' columns and the plain numbers where x wants them."""

@@ -69,10 +69,10 @@ def test_one_call_reads_and_sums_what_two_ways_read_and_sum(rows, dim, monkeypat
     plan = plan_of(tables, columns, x, [Slot(Kind.GATHER, 1, 0, 39 + i, 1) for i in range(39)], candidate=39)
     values, batch = tables_of(plan), batch_of(plan, rows, ids=wild)
     fast = stacked.StackedLookup(plan, values)
-    assert fast._fused is not None
+    assert fast.float_stacks is not None
     monkeypatch.setattr(stacked, "library", lambda: None)
     slow = stacked.StackedLookup(plan, values)
-    assert slow._fused is None
+    assert slow.float_stacks is None
     got, want = (lookup(in_records(plan, batch), rows) for lookup in (fast, slow))
     assert torch.equal(got[0], want[0])
     torch.testing.assert_close(got[1], want[1], rtol=0, atol=39 * 8 * 2.0**-23)
