@@ -24,7 +24,11 @@ from deployments.metrics import LATENCY_BOUNDS_MS
 from dpiframe_core.errors import ConfigError, DPIFrameError
 
 FLAGS = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED")
-FRONT, CALLBACK = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH", "deployments.front.middlewares"
+# What a service can do without, but not as fast; see docs/serving.md.
+FASTER = {
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.front.middlewares",
+    "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a line of log a request, which a Python process reads
+}
 _LOOPBACK = "127.0.0.2"  # Ray swaps 127.0.0.1 for the host's outer address; this one it leaves alone
 _OBJECT_STORE_BYTES = 80 * 2**20  # requests never touch it; Ray refuses less than 75 MiB
 _REPLICA_PORTS = 100
@@ -84,7 +88,7 @@ def serve_settings(config: DeploymentConfig, state: Path) -> dict[str, str]:
     proxy = state / "haproxy"
     return {
         **dict.fromkeys(FLAGS, "1"),
-        FRONT: os.environ.get(FRONT, CALLBACK),
+        **{name: os.environ.get(name, value) for name, value in FASTER.items()},
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from deployments.config import DeploymentConfig, parse_config
-from deployments.launcher import CALLBACK, FLAGS, FRONT, serve_settings
+from deployments.launcher import FASTER, FLAGS, serve_settings
 from dpiframe_core.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -104,11 +104,11 @@ def test_a_misspelt_field_or_a_wrong_type_fails_that_validation(
         validate(manifest, served_schema)
 
 
-def test_both_serving_flags_and_the_hook_are_on_for_the_head_and_for_every_worker(manifest: dict[str, Any]) -> None:
+def test_both_serving_flags_and_what_is_faster_are_on_for_the_head_and_for_every_worker(manifest: dict[str, Any]) -> None:
     for container in containers(manifest):
         env = {e["name"]: e["value"] for e in container["env"]}
         assert {flag: env.get(flag) for flag in FLAGS} == dict.fromkeys(FLAGS, "1"), container["name"]
-        assert env[FRONT] == CALLBACK, container["name"]
+        assert {name: env.get(name) for name in FASTER} == FASTER, container["name"]
 
 
 def test_probes_ask_serve_and_not_the_application(manifest: dict[str, Any]) -> None:
@@ -202,7 +202,7 @@ def test_the_dockerfile_carries_both_flags_and_no_secret_and_copies_what_exists(
     text = (ROOT / "Dockerfile").read_text()
     environment = " ".join(rest for word, rest in dockerfile if word == "ENV")
     assert all(f"{flag}=1" in environment for flag in FLAGS)
-    assert f"{FRONT}={CALLBACK}" in environment
+    assert all(f"{name}={value}" in environment for name, value in FASTER.items())
     assert ":latest" not in text
     for word in ("password", "secret", "token", "api_key", "ADD "):
         assert word not in text

@@ -383,6 +383,6 @@ def test_serve_finds_the_hook_that_the_launcher_names() -> None:
     from ray.serve._private.http_util import validate_http_proxy_callback_return
     from ray.serve._private.utils import call_function_from_import_path
 
-    from deployments.launcher import CALLBACK
+    from deployments.launcher import FASTER
 
-    assert validate_http_proxy_callback_return(call_function_from_import_path(CALLBACK)) == []
+    assert validate_http_proxy_callback_return(call_function_from_import_path(next(iter(FASTER.values())))) == []

@@ -19,7 +19,7 @@ import pytest
 
 from deployments.config import parse_config
 from deployments.host import free_ports
-from deployments.launcher import CALLBACK, FLAGS, FRONT, LaunchError, _cause, serve_settings
+from deployments.launcher import FASTER, FLAGS, LaunchError, _cause, serve_settings
 from tests.deployments.server_process import DPIFRAME, Server, outcomes_of_ctrl_c_under_load, score
 
 RAY = str(Path(sys.executable).with_name("ray"))
@@ -242,19 +242,22 @@ def test_two_instances_share_no_port_and_no_file(tmp_path: Path) -> None:
     first, second = (serve_settings(config, tmp_path / name) for name in ("a", "b"))
     assert first.keys() == second.keys()
     alike = {key for key in first if first[key] == second[key]}
-    fixed = {*FLAGS, FRONT, "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"}
-    assert {key for key in alike if "PORT" in key or "PATH" in key or "FILE" in key or "BASE" in key} == {FRONT}
+    fixed = {*FLAGS, *FASTER, "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"}
+    assert {key for key in alike if "PORT" in key or "PATH" in key or "FILE" in key or "BASE" in key} == {next(iter(FASTER))}
     assert fixed <= alike
     assert all(first[flag] == "1" for flag in FLAGS)
     assert first["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "4.0"
 
 
-def test_a_hook_of_the_users_own_stays_in_front_of_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "theirs"), list(zip(FASTER, ("theirs.middlewares", "1"), strict=True)))
+def test_a_hook_and_metrics_that_the_user_wants_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, theirs: str
+) -> None:
     config = parse_config({"models": [{"path": "models/x"}]}, "test")
-    monkeypatch.delenv(FRONT, raising=False)
-    assert serve_settings(config, tmp_path)[FRONT] == CALLBACK
-    monkeypatch.setenv(FRONT, "theirs.middlewares")
-    assert serve_settings(config, tmp_path)[FRONT] == "theirs.middlewares"
+    monkeypatch.delenv(name, raising=False)
+    assert serve_settings(config, tmp_path)[name] == FASTER[name]
+    monkeypatch.setenv(name, theirs)
+    assert serve_settings(config, tmp_path)[name] == theirs
 
 
 def test_a_grpc_message_has_the_bound_of_a_body_and_replicas_ports_of_their_own(tmp_path: Path) -> None:
