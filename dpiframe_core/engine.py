@@ -121,9 +121,12 @@ class Engine:
             captured = max(0, before - _free_bytes(self.device))
             error = max(self._golden_error(lane) for lane in self._pool.lanes)
             if not error <= self.golden_tolerance:
+                way_out = (
+                    "" if self.precision == "fp32" else "; use a higher precision, or raise golden.tolerance in model.yaml"
+                )
                 raise BundleError(
                     f"{self.bundle.path}: golden rows: got scores off by {error:.3g} at {self.precision} on {self.device}, "
-                    f"expected at most {self.golden_tolerance:.3g}"
+                    f"expected at most {self.golden_tolerance:.3g}{way_out}"
                 )
         except Exception as failure:
             self._failure = f"the warm-up failed: {failure}"
