@@ -4,12 +4,14 @@ Owns types, lengths, finiteness and names; that each feature comes exactly once 
 """
 
 import gc
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
 from pydantic.json_schema import models_json_schema
+from pydantic_core import from_json
 from typing_extensions import TypedDict
 
 from deployments.config import Limits
@@ -24,6 +26,7 @@ from dpiframe_core.values import Values, split_text
 _STRICT = ConfigDict(
     strict=True, frozen=True, extra="allow", allow_inf_nan=False, json_schema_extra={"additionalProperties": False}
 )
+_ROWS_FOLLOW = re.compile(rb'"candidates"\s*:\s*\[')
 
 Rows = list[dict[str, Any]]
 Columns = dict[str, list[Any]]
@@ -132,7 +135,7 @@ class RequestForm:
     """The request body of one model: validates bytes, and describes itself as JSON schema."""
 
     def __init__(self, model: str, schema: FeatureSchema, limits: Limits) -> None:
-        self._features = frozenset(f.name for f in schema.features)
+        self._features, self._most_rows = frozenset(f.name for f in schema.features), limits.max_row_dicts
         values = {f.name: _documented(f, _value_type(f)) for f in schema.features}
         columns = {f.name: _documented(f, _list_of(_value_type(f), limits.max_rows_per_request)) for f in schema.features}
         rows = _list_of(_typed_dict(f"Candidate_{model}", values), limits.max_row_dicts)
@@ -156,7 +159,7 @@ class RequestForm:
         collects = gc.isenabled()
         gc.disable()  # JSON has no cycles, but a 4 MB body of a million lists collected so often that it took 1.3 s, not 0.4
         try:
-            request = self.body.model_validate_json(body)
+            request = self._from_sound_rows(body) or self.body.model_validate_json(body)
         except ValidationError as error:
             raise first_error(error) from None
         finally:
@@ -174,6 +177,20 @@ class RequestForm:
         if not columns:
             raise InputError("candidates", columns, "at least one feature")
         return ScoreInput(request.model, request.version, request.context, columns, request.options)
+
+    def _from_sound_rows(self, body: bytes) -> ScoreRequest | None:
+        """Rows turned into columns first and validated then, in half the time; None for all else, and whatever has a fault."""
+        if not _ROWS_FOLLOW.search(body):
+            return None
+        try:
+            given = from_json(body, allow_inf_nan=False)
+            rows = given["candidates"]
+            if not 1 <= len(rows) <= self._most_rows:
+                return None
+            columns = _columns_of(rows)
+            return self.body.model_validate(given | {"candidates": columns}) if columns.keys() <= self._features else None
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, InputError):
+            return None  # validated as JSON, it is said what and where
 
     def parse_rest(self, rest: bytes, candidates: Mapping[str, Values]) -> ScoreInput:
         """Validates what an Arrow stream says beside its columns.

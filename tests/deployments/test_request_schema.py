@@ -12,7 +12,10 @@ from deployments.schema import RequestForm, addressed, openapi_schemas
 from dpiframe_core.errors import InputError, TooLarge
 from tests.deployments.serving_doubles import SCHEMA, columns
 
-FORM = RequestForm("fake", SCHEMA, Limits(max_rows_per_request=5, max_row_dicts=3))
+LIMITS = Limits(max_rows_per_request=5, max_row_dicts=3)
+FORM = RequestForm("fake", SCHEMA, LIMITS)
+ONE_BY_ONE = RequestForm("fake", SCHEMA, LIMITS)
+ONE_BY_ONE._from_sound_rows = lambda body: None  # type: ignore[method-assign]
 
 
 def body(**parts: Any) -> bytes:
@@ -213,6 +216,25 @@ def test_whatever_is_sent_is_parsed_or_refused_on_purpose(sent: Any) -> None:
         return
     assert set(parsed.candidates) <= {f.name for f in SCHEMA.features}
     assert all(1 <= len(column) <= 5 for column in parsed.candidates.values())
+
+
+near_values = st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats() | st.text(max_size=3) | st.lists(st.text())
+sound_values = st.fixed_dictionaries(
+    {"item": st.integers(0, 9) | st.none(), "price": st.integers(0, 9) | st.floats(0, 9), "site": st.sampled_from(["a", None])}
+)
+near_rows = st.lists(sound_values | st.dictionaries(features | st.just("other"), near_values, max_size=3), max_size=4)
+
+
+@given(st.fixed_dictionaries({"candidates": near_rows}, optional={"context": st.just({"user": 3}), "version": near_values}))
+def test_rows_turned_into_columns_at_once_mean_what_they_mean_one_by_one(sent: Any) -> None:
+    def outcome(form: RequestForm) -> object:
+        try:
+            parsed = form.parse(json.dumps(sent).encode())
+        except InputError as error:
+            return str(error)
+        return repr((parsed.candidates, parsed.context, parsed.options, parsed.version))
+
+    assert outcome(FORM) == outcome(ONE_BY_ONE)
 
 
 @given(st.binary(max_size=40))
