@@ -4,6 +4,8 @@ Its deep input is all sparse embeddings, then the pooled sequences, then the num
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from dpiframe_core.architecture import DCN, DIN, Architecture, DCNv2, DeepFM, TargetAttention, WideDeep, XDeepFM
 from dpiframe_core.errors import InputError
-from dpiframe_core.importers.deepctr_columns import spec_of
+from dpiframe_core.importers.deepctr_columns import called, spec_of, takes_any_rows
 from dpiframe_core.importers.deepctr_layers import DeepCtrReader
 from dpiframe_core.importers.interactions import (
     Attention,
@@ -32,13 +34,16 @@ Built = tuple[Architecture, Parameters, Callable[[Inputs], Tensor]]
 
 
 def deepctr_torch(model: Any) -> SourceModel:
-    """A live model, in whatever mode it is, as `write_import` takes it. Raw values are the ids it was trained on.
+    """A live model, in whatever mode it is, as `write_import` takes it, which then compares with the model's own scores.
+
+    Raw values are the ids it was trained on.
 
     Raises:
         InputError: it is of an unknown kind, or has what a bundle cannot express; by name.
     """
     name = f"the {type(model).__name__} model"
-    return read_deepctr(with_vocabularies(spec_of(model), name), StateDict(model.state_dict(), name))
+    source = read_deepctr(with_vocabularies(spec_of(model), name), StateDict(model.state_dict(), name))
+    return replace(source, own=partial(called, model)) if takes_any_rows(model) else source
 
 
 def deepctr_torch_checkpoint(checkpoint: Path, spec: Path) -> SourceModel:

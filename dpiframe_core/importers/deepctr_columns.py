@@ -1,11 +1,16 @@
-"""A live DeepCTR-Torch model's feature columns and settings as a spec, which its checkpoints do not hold.
+"""A live DeepCTR-Torch model's feature columns and settings as a spec, which its checkpoints do not hold; and its own scores.
 
 Reads attributes of the model; never imports its library.
 """
 
 from typing import Any
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from dpiframe_core.errors import InputError
+from dpiframe_core.importers.source import Inputs
 from dpiframe_core.importers.spec import DenseFeature, SparseFeature, Spec
 
 _ACTIVATIONS = {
@@ -34,6 +39,43 @@ def spec_of(model: Any) -> Spec:
         deep=tuple(dict.fromkeys(c.name for c in model.dnn_feature_columns)),
         settings=_settings(model, name),
     )
+
+
+def takes_any_rows(model: Any) -> bool:
+    """Whether rows drawn at random mean the same to the model as to us.
+
+    Not if lists of different lengths share a column of lengths, nor where an empty list's maximum or an empty history's weights
+    are asked for: the library has -1e9 there, or weighs padding, and we have 0.
+    """
+    if type(model).__name__ == "DIN" and model.attention.weight_normalization:
+        return False
+    lists = {c.name: c for c in _columns(model) if type(c).__name__ == "VarLenSparseFeat"}.values()
+    lengths = [c.length_name for c in lists if c.length_name is not None]
+    return len(set(lengths)) == len(lengths) and all(c.combiner != "max" for c in lists)
+
+
+def _columns(model: Any) -> list[Any]:
+    return [*model.dnn_feature_columns, *model.linear_model.varlen_sparse_feature_columns]
+
+
+def called(model: Any, inputs: Inputs) -> Tensor:
+    """float64[n, 1]: the model's own probabilities, whatever mode it is in."""
+    columns = _columns(model)
+    lists_of = {c.length_name: c.name for c in columns if getattr(c, "length_name", None)}
+    parts = []
+    for name in model.feature_index:  # in the order of its input's columns
+        values = inputs.column(lists_of.get(name, name)).astype(np.float32)
+        parts.append((values >= 0).sum(1, keepdims=True) if name in lists_of else values)
+    kinds = {c.name for c in columns if type(c).__name__ == "DenseFeat"}
+    x = np.concatenate([v if n in kinds else v.clip(min=0) for n, v in zip(model.feature_index, parts, strict=True)], 1)
+    weight, training = next(model.parameters()), model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            scores: Tensor = model(torch.from_numpy(x).to(weight.device, torch.float32))
+    finally:
+        model.train(training)
+    return scores.double().cpu()
 
 
 def _feature(column: Any, history: bool) -> SparseFeature | DenseFeature:

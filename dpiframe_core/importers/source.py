@@ -30,6 +30,7 @@ class SourceModel:
         dense: our parameter name -> float32. tables: by name. vocabularies: by file name.
         logit: float64[n, 1] from the inputs, in the source's semantics.
         label: the column of labels in files of raw rows, if the source names one.
+        own: the source model itself, where it is at hand, called on encoded rows: float64[n, 1], probabilities.
     """
 
     library: str
@@ -41,12 +42,17 @@ class SourceModel:
     vocabularies: Mapping[str, VocabularyTable]
     logit: Callable[[Inputs], Tensor]
     label: str | None = None
+    own: Callable[[Inputs], Tensor] | None = None
 
     def probabilities(self, block: RowBlock) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
         """float64[n, 1] of encoded rows."""
         with torch.no_grad():
             p: np.ndarray[tuple[int, int], np.dtype[np.float64]] = torch.sigmoid(self.logit(Inputs(self, block))).numpy()
         return p
+
+    def reference(self, block: RowBlock) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+        """The same from the source model itself, where it is at hand."""
+        return self.probabilities(block) if self.own is None else self.own(Inputs(self, block)).numpy()
 
 
 class Inputs:
@@ -102,6 +108,10 @@ class Inputs:
             return torch.where(lowest == -torch.inf, 0.0, lowest)
         total = (weight[ids.clamp(min=0)] * there[:, :, None]).sum(1)
         return total / there.sum(1, keepdim=True).clamp(min=1) if pooling == "mean" else total
+
+    def column(self, name: str) -> np.ndarray[tuple[int, int], np.dtype[np.generic]]:
+        """[n, width]: a feature's ids, -1 where a list has no value, or its numbers."""
+        return self._column(self._schema.feature(name))
 
     def _column(self, f: Categorical | Numeric) -> np.ndarray[tuple[int, int], np.dtype[np.generic]]:
         place, block = self._schema.columns[f.name], self._block

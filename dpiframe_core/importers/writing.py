@@ -79,8 +79,9 @@ def write_import(
             raise InputError(f"{rows}: {label}", "no such column, or other values", "labels of 0 and 1")
     block = Encoder(schema, source.vocabularies).encode(columns)
     if expected is None:
-        own = np.concatenate([source.probabilities(part)[:, 0] for part in _parts(block)])
-        against = f"the layers of {source.library}'s {source.model} computed in float64"
+        own = np.concatenate([source.reference(part)[:, 0] for part in _parts(block)])
+        computed = f"the layers of {source.library}'s {source.model} computed in float64"
+        against = f"{source.library}'s {source.model} itself" if source.own else computed
     else:
         own, against = read_expected(expected, block.rows), f"{source.library}'s own scores, {expected.name}"
     against += f", on {'random rows' if rows is None else rows.name}"

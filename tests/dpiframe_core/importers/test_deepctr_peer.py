@@ -67,6 +67,7 @@ def check(model, tmp_path, rows=None, lengths=None):
     assert np.abs(source.probabilities(Encoder(source.schema, {}).encode(rows))[:, 0] - own).max() <= 1e-5
     made = write_import(source, tmp_path / "bundle")
     assert made.parity.max_deviation <= 1e-5
+    assert made.against.startswith("DeepCTR-Torch's" if source.own else "the layers of DeepCTR-Torch's")
     engine = Engine.load(tmp_path / "bundle", "cpu")
     engine.warmup()
     assert np.abs(engine.score(rows)[:, 0] - own).max() <= 1e-5
@@ -90,6 +91,18 @@ MODELS = {
 def test_every_model_of_one_to_four_layers_of_any_dim(tmp_path, name, units, dim, batch_norm):
     found = columns(dim, shared=name != "xDeepFM")  # whose CIN counts tables, not fields: sharing breaks it in the library
     check(MODELS[name](found, found, dnn_hidden_units=units, dnn_use_bn=batch_norm), tmp_path)
+
+
+def test_a_live_model_is_called_for_the_comparison_and_left_in_its_mode(tmp_path):
+    model = randomized(models.DeepFM(columns(), columns(), dnn_dropout=0.5)).train()
+    made = write_import(deepctr_torch(model), tmp_path / "bundle")
+    assert made.against == "DeepCTR-Torch's DeepFM itself, on random rows"
+    assert model.training
+    source = deepctr_torch(model)
+    with torch.no_grad():
+        model.out.bias += 0.01
+    with pytest.raises(InputError, match=r"parity: .* against DeepCTR-Torch's DeepFM itself"):
+        write_import(source, tmp_path / "other")
 
 
 @pytest.mark.parametrize("kinds", [{"dense": False}, {"lists": False}, {"dense": False, "lists": False}])
