@@ -1,9 +1,10 @@
 # CUDA 13 runtime, Python 3.12. Build: docker build -t dpiframe:0.1.0 .
+# gcc and Python's headers: Triton builds launchers with them when a model warms up, and so is the CPU's lookup built.
 # Run on one GPU: docker run --gpus all -p 8000:8000 -v $PWD/models:/models:ro dpiframe:0.1.0 serve --bundle /models/demo --host 0.0.0.0
 FROM nvidia/cuda:13.0.1-runtime-ubuntu24.04
 
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends python3.12 python3.12-venv tini wget \
+    && apt-get install -y --no-install-recommends python3.12 python3.12-venv python3.12-dev gcc libc6-dev tini wget \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10001 dpiframe
 

@@ -2,9 +2,12 @@
 and the way of computing chosen by measurement for each number of rows. See `reference.linear` and `reference.cross_v2`.
 """
 
+import logging
+import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from threading import RLock
 
 import numpy as np
@@ -16,6 +19,7 @@ from kernels.launch import check_rows, launch, own_stream, type_name
 from kernels.reference import activate_
 from kernels.source import kernel
 
+log = logging.getLogger(__name__)
 Ways = dict[str, Callable[[], None]]
 
 # By precision: of values and weights. "tf32" is a way to multiply float32.
@@ -31,6 +35,15 @@ def padded(width: int, dtype: torch.dtype = torch.float32) -> int:
     """Columns that a value of `width` columns takes on the device. Pad columns are finite and meet zero weights."""
     align = column_alignment(dtype)
     return -(-width // align) * align
+
+
+@cache
+def _triton_builds() -> bool:
+    """Whether there is a C compiler, with which Triton builds each kernel's launcher. Without one, cuBLAS's ways are left."""
+    found = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    if not found:
+        log.warning("no C compiler (gcc or clang): linear layers do without Triton's ways")
+    return bool(found)
 
 
 class Linear:
@@ -57,7 +70,7 @@ class Linear:
         out, width = weight.shape
         self.activation, self.cross = activation, cross
         # Triton multiplies float32 in tf32 only: strict float32 stays with cuBLAS.
-        self._triton = (dtype == torch.bfloat16 or tf32) and activation in ("relu", "identity")
+        self._triton = (dtype == torch.bfloat16 or tf32) and activation in ("relu", "identity") and _triton_builds()
         self._weight = torch.zeros(padded(out), padded(width), dtype=dtype, device=device)
         self._weight[:out, :width] = weight.to(device)
         self._transposed = self._weight.t().contiguous()

@@ -212,6 +212,11 @@ def test_the_dockerfile_carries_both_flags_and_no_secret_and_copies_what_exists(
                 assert (ROOT / source).exists(), source
 
 
+def test_the_image_has_what_triton_and_the_cpus_lookup_are_built_with() -> None:
+    (packages,) = [rest for word, rest in instructions() if word == "RUN" and "apt-get install" in rest]
+    assert {"gcc", "libc6-dev", "python3.12-dev"} <= set(packages.split())
+
+
 def test_the_dockerfile_installs_the_torch_that_the_makefile_pins() -> None:
     pinned = next(
         line.split("?=")[1].strip() for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("TORCH")
