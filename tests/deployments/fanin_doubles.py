@@ -1,11 +1,17 @@
-"""Both ends of the fan-in in one process, without threads and without the door: a test decides when a lane takes a step."""
+"""Both ends of the fan-in in one process, without threads and without the door: a test decides when a lane takes a step.
+
+And an ingress for tests whose engine is behind a door.
+"""
 
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+from deployments.batching import Scored
 from deployments.channel import Channel, shared_memory
+from deployments.door import meeting_place
 from deployments.fanin_engine import FanInEngine, Peer
 from deployments.fanin_link import Link
 from deployments.fanin_scorer import FanInScorer
@@ -48,3 +54,21 @@ def connect(scorer: FanInScorer, engine: FanInEngine, index: int = 0) -> tuple[L
     link.attach(asyncio.get_running_loop(), scorer._lose, scorer._clock)
     scorer._links.append(link)
     return link, peer
+
+
+def with_scorer(node: str, body: Callable[[FanInScorer], Coroutine[Any, Any, None]]) -> None:
+    """Runs `body` with an ingress that finds the engines of the test's node."""
+
+    async def main() -> None:
+        scorer = FanInScorer(meeting_place("test", node), "m", FINGERPRINT, LAYOUT, 1, most_rows=2000)
+        try:
+            async with asyncio.timeout(60):
+                await body(scorer)
+        finally:
+            await scorer.close()
+
+    asyncio.run(main())
+
+
+def rows_of(scored: Scored) -> list[int]:
+    return [int(score) for score in scored.scores[:, 0]]
