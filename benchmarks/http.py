@@ -4,7 +4,6 @@ Same bundle, same bodies (columnar JSON, raw values), same cores, the load gener
 """
 
 import json
-import signal
 import subprocess
 import sys
 import time
@@ -63,7 +62,7 @@ _JSON = {"content-type": "application/json"}
 
 @contextmanager
 def _server(command: Sequence[str]) -> Iterator[int]:
-    """The command with a free port for PORT, once it listens; stopped by SIGINT."""
+    """The command with a free port for PORT, once it listens; stopped by SIGTERM, which background jobs of a shell heed too."""
     (port,) = free_ports(1)
     process = subprocess.Popen([str(port) if part == "PORT" else part for part in command])
     try:
@@ -78,5 +77,5 @@ def _server(command: Sequence[str]) -> Iterator[int]:
                 time.sleep(0.3)
         yield port
     finally:
-        process.send_signal(signal.SIGINT)
+        process.terminate()
         process.wait(timeout=30)
