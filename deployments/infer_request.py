@@ -186,9 +186,11 @@ def _form(text: bytes) -> _Form:
     if None in sizes or ends[-1] > _KEPT_TENSOR_BYTES:
         return _Form(envelope)
     try:
-        return _Form(envelope, _cut(envelope, memoryview(bytes(ends[-1])), 0), ends)
+        request = _cut(envelope, memoryview(bytes(ends[-1])), 0)
     except InputError:  # whoever sends it is told, with the bytes that came
         return _Form(envelope)
+    bare = {name: replace(tensor, data=b"") for name, tensor in request.tensors.items()}  # the zeros are not kept
+    return _Form(envelope, replace(request, tensors=bare), ends)
 
 
 def checked(envelope: Envelope, raw: Sequence[memoryview | bytes | None]) -> InferRequest:

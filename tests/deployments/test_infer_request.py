@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from deployments.infer_request import InferRequest, parse
+from deployments.infer_request import InferRequest, _form, parse
 from deployments.tensors import numbers_of
 from dpiframe_core.errors import InputError
 
@@ -49,6 +49,14 @@ def test_an_envelope_whose_sizes_do_not_fit_its_shapes_is_refused_each_time() ->
     for _ in range(2):
         with pytest.raises(InputError, match=r"inputs\.ids: got 16, expected 24 bytes, as INT64"):
             parse(head + bytes(16 + 3), str(len(head)))
+
+
+def test_what_is_kept_of_a_request_holds_none_of_its_bytes() -> None:
+    head = envelope(100_000)
+    parse(head + bytes(900_000), str(len(head)))
+    kept = _form(head).request
+    assert kept is not None
+    assert [len(tensor.data) for tensor in kept.tensors.values()] == [0, 0]
 
 
 def test_a_promise_of_gigabytes_costs_nothing() -> None:
