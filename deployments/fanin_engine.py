@@ -21,7 +21,7 @@ from deployments.metrics import BatchSeen
 from deployments.row_queue import Part, Ticket
 from deployments.slab import Bytes
 from dpiframe_core.errors import InputError, Overloaded
-from dpiframe_core.types import BatchResult, BlockLayout, Floats, RowBlock
+from dpiframe_core.types import BatchResult, BlockLayout, RowBlock
 
 
 class Peer:
@@ -34,6 +34,7 @@ class Peer:
     def __init__(self, connection: socket.socket, slab_fd: int, channel_fd: int, wake_fd: int, slab_bytes: int) -> None:
         self.connection, self.wake_fd = connection, wake_fd
         self.slab: Bytes = np.frombuffer(mmap.mmap(slab_fd, slab_bytes), np.uint8)
+        self.memory = self.slab.data
         self.channel = Channel(channel_fd)
         self.mapped_fds = slab_fd, channel_fd
         self.tickets: dict[int, Ticket[Request]] = {}
@@ -42,12 +43,12 @@ class Peer:
 
 
 class Request:
-    """One request of a peer. Touched with the lanes' lock held, but for its block."""
+    """One request of a peer. Touched with the lanes' lock held, but for its block. `scores_at`: their offset in the slab."""
 
-    __slots__ = ("block", "bound_at", "device_ms", "done", "ended", "peer", "scores", "slot")
+    __slots__ = ("block", "bound_at", "device_ms", "done", "ended", "peer", "scores_at", "slot")
 
-    def __init__(self, peer: Peer, slot: int, block: RowBlock, scores: Floats) -> None:
-        self.peer, self.slot, self.block, self.scores = peer, slot, block, scores
+    def __init__(self, peer: Peer, slot: int, block: RowBlock, scores_at: int) -> None:
+        self.peer, self.slot, self.block, self.scores_at = peer, slot, block, scores_at
         self.bound_at: float | None = None
         self.device_ms = 0.0
         self.done = 0  # rows that were bound and have come back
@@ -167,18 +168,21 @@ class FanInEngine:
             self._wake({ticket.item.peer for ticket in tickets})
 
     def finished(self, parts: list[Part[Request]], result: BatchResult | None) -> None:
-        at = 0
+        at, size = 0, self._tasks * 4
         peers = set()
+        scores = None if result is None else np.ascontiguousarray(result.scores, np.float32).data.cast("B")
         with self.lanes.lock:
             for ticket, start, stop in parts:
                 request = ticket.item
                 request.done += stop - start
-                if result is None:
+                end = at + stop - start
+                if result is None or scores is None:
                     request.ended = request.ended or Status.FAILED
                 elif not request.peer.gone:  # else its bytes may be somebody else's by now
-                    request.scores[start:stop] = result.scores[at : at + stop - start]
+                    first = request.scores_at
+                    request.peer.memory[first + start * size : first + stop * size] = scores[at * size : end * size]
                     request.device_ms += result.device_ms
-                at += stop - start
+                at = end
                 self._settle(ticket)
                 peers.add(request.peer)
             if result is not None:
@@ -196,13 +200,12 @@ class FanInEngine:
                 self._end(ticket, Status.CANCELLED)
                 self._wake({peer})
             return
-        size = self._layout.offsets(rows, contexts)[-1]
-        if ticket is not None or offset + size + rows * self._tasks * 4 > peer.slab.size:
-            raise InputError("ask", ask, "a free slot and bytes of the slab")
         block = RowBlock.over(peer.slab[offset:], self._layout, rows, contexts)
-        scores = np.ndarray((rows, self._tasks), np.float32, peer.slab.data, offset + size)
+        scores_at = offset + block.places[-1]
+        if ticket is not None or scores_at + rows * self._tasks * 4 > peer.slab.size:
+            raise InputError("ask", ask, "a free slot and bytes of the slab")
         ticket = Ticket(
-            Request(peer, slot, block, scores),
+            Request(peer, slot, block, scores_at),
             rows,
             None if deadline == channel.NO_DEADLINE else deadline,
             priority,

@@ -32,6 +32,11 @@ def free_port_from(wished: int) -> int:
     return wished
 
 
+def cores() -> int:
+    """That this process may run on: with taskset or in a cpuset, fewer than the host has."""
+    return len(os.sched_getaffinity(0))
+
+
 def free_ports(count: int, apart: int = 1) -> list[int]:
     """Ports that nobody listens on, below the range from which the kernel hands out ports for connections.
 

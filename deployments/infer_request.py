@@ -170,12 +170,13 @@ class _Form:
 
     def over(self, data: memoryview) -> InferRequest:
         """The same request over other bytes, as many."""
-        assert self.request is not None
+        known = self.request
+        assert known is not None
         at, tensors = 0, {}
-        for tensor, end in zip(self.request.tensors.values(), self.ends, strict=True):
-            tensors[tensor.name] = Tensor(tensor.name, tensor.datatype, tensor.shape, data[at:end])
+        for (name, datatype, shape, _), end in zip(known.tensors.values(), self.ends, strict=True):
+            tensors[name] = Tensor(name, datatype, shape, data[at:end])
             at = end
-        return replace(self.request, tensors=tensors)
+        return InferRequest(known.id, known.parameters, known.outputs, tensors)
 
 
 @lru_cache(_KEPT_ENVELOPES)
@@ -189,7 +190,7 @@ def _form(text: bytes) -> _Form:
         request = _cut(envelope, memoryview(bytes(ends[-1])), 0)
     except InputError:  # whoever sends it is told, with the bytes that came
         return _Form(envelope)
-    bare = {name: replace(tensor, data=b"") for name, tensor in request.tensors.items()}  # the zeros are not kept
+    bare = {name: tensor._replace(data=b"") for name, tensor in request.tensors.items()}  # the zeros are not kept
     return _Form(envelope, replace(request, tensors=bare), ends)
 
 

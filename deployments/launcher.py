@@ -19,7 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deployments.config import DeploymentConfig
-from deployments.host import free_ports, interrupt_on_sigterm, kill_stragglers, require_free_port, stop_haproxy, uninterrupted
+from deployments.host import (
+    cores,
+    free_ports,
+    interrupt_on_sigterm,
+    kill_stragglers,
+    require_free_port,
+    stop_haproxy,
+    uninterrupted,
+)
 from deployments.metrics import LATENCY_BOUNDS_MS
 from dpiframe_core.errors import ConfigError, DPIFrameError
 
@@ -101,7 +109,7 @@ def serve_settings(config: DeploymentConfig, state: Path) -> dict[str, str]:
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(config.limits.max_body_bytes + _MESSAGE_ROOM),  # else a message may have 2 GiB
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(config.drain_s),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(10, round(config.drain_s))),
-        "RAY_SERVE_HAPROXY_NBTHREAD": str(max(2, (os.cpu_count() or 1) // 8)),  # not measured above 16 cores
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(max(2, cores() // 8)),
         # Seconds without a byte of a request that a client has begun. By default 3600: 4,096 such clients, all that HAProxy
         # takes, lock out everybody else for an hour. Neither waiting for an answer nor an idle connection counts.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "30",
@@ -143,7 +151,7 @@ def _private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
         report("Starting Ray")
         ray.init(
             address="local",
-            num_cpus=max(os.cpu_count() or 1, math.ceil(config.cpus)),
+            num_cpus=max(cores(), math.ceil(config.cpus)),
             num_gpus=0 if config.device == "cpu" else None,
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from deployments.chunk_scorer import ChunkScorer
 from deployments.file_scoring import Progress
-from deployments.host import kill_stragglers
+from deployments.host import cores, kill_stragglers
 from deployments.score_job import ScoreJob, ScorePlan, plan_job
 from deployments.scored_file import ScoreReport, scored_file
 from dpiframe_core.bundle import read_bundle
@@ -182,7 +182,7 @@ def _cluster(address: str | None, workers: int) -> Iterator[None]:
                 raise RayScoringError(f"address: got {address!r} ({told}), expected a Ray cluster to join") from None
         else:
             ray.init(
-                address="local", num_cpus=max(os.cpu_count() or 1, workers + 1), include_dashboard=False,
+                address="local", num_cpus=max(cores(), workers + 1), include_dashboard=False,
                 object_store_memory=_STORE_BYTES, _node_ip_address="127.0.0.2", _temp_dir=str(state / "ray"), **quiet,
             )  # fmt: skip
         yield

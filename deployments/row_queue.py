@@ -3,7 +3,7 @@
 Knows no clock (callers pass `now`), no threads, no asyncio; `lanes` and `batching` add those.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -59,11 +59,11 @@ class RowQueue(Generic[T]):
         self.turn_rows = turn_rows or max(max_batch_rows // 4, min(max_batch_rows, _WHOLE_ROWS))
         self.rows = 0
         # Ordered dicts, not deques: a cancelled request leaves from the middle in constant time, and its rows are free at once.
-        self._levels: dict[int, OrderedDict[Ticket[T], None]] = {}
+        self._levels: defaultdict[int, OrderedDict[Ticket[T], None]] = defaultdict(OrderedDict)
 
     def push(self, ticket: Ticket[T]) -> None:
         ticket.turn = self.turn_rows
-        self._levels.setdefault(ticket.priority, OrderedDict())[ticket] = None
+        self._levels[ticket.priority][ticket] = None
         self.rows += ticket.left
 
     def discard(self, ticket: Ticket[T]) -> None:
@@ -89,13 +89,14 @@ class RowQueue(Generic[T]):
                     self._remove(level, ticket)
                     expired.append(ticket)
                     continue
-                starts.setdefault(ticket, ticket.next_row)
-                count = min(room, ticket.turn, ticket.left)
-                ticket.next_row += count
+                start, left = ticket.next_row, ticket.left
+                starts.setdefault(ticket, start)
+                count = min(room, ticket.turn, left)
+                ticket.next_row = start + count
                 ticket.turn -= count
                 room -= count
                 self.rows -= count
-                if not ticket.left:
+                if count == left:
                     self._remove(level, ticket)
                 elif not ticket.turn:
                     ticket.turn = self.turn_rows

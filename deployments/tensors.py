@@ -3,11 +3,10 @@ work per value as Python allows. Owns byte counts, shapes and UTF-8; knows no fe
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, chain
 from math import prod
 from struct import Struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +24,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 _LENGTH = Struct("<I")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Tensor:
+class Tensor(NamedTuple):
     """One named input. Filled by `infer_request`; its byte or value count fits its shape, but for text.
 
     Attributes:
@@ -60,9 +58,10 @@ def check_size(tensor: Tensor) -> None:
 def numbers_of(tensor: Tensor) -> npt.NDArray[Any]:
     """The values of any tensor but a text one, in its shape: a view of the body, read-only, or of a list's values."""
     dtype = DTYPES[tensor.datatype]
+    flat: npt.NDArray[Any]
     if not isinstance(tensor.data, list):
-        flat: npt.NDArray[Any] = np.frombuffer(tensor.data, dtype)
-    elif dtype.kind == "b":
+        return np.ndarray(tensor.shape, dtype, tensor.data)
+    if dtype.kind == "b":
         flat = np.array(_checked(tensor, bool, "true or false"), np.bool_)
     else:
         place = Place(f"{tensor.where}.data", True)

@@ -17,6 +17,9 @@ from dpiframe_core.vocabulary import id_bound
 
 SECTIONS: tuple[Section, ...] = ("context_ids", "candidate_ids", "context_dense", "candidate_dense")
 _IDS: tuple[IdSection, ...] = ("context_ids", "candidate_ids")
+_CONTEXT: tuple[Section, ...] = ("context_ids", "context_dense")
+_CANDIDATE: tuple[Section, ...] = ("candidate_ids", "candidate_dense")
+_ID_DTYPES, _NUMBER_DTYPE = (np.dtype(np.int32), np.dtype(np.int64)), np.dtype(np.float32)
 
 Sections = Mapping[Section, npt.NDArray[Any]]
 
@@ -43,7 +46,7 @@ class _IdRule:
         unsigned = "u8" if ids.dtype.itemsize == 8 else "u4"
         shifted = ids - self.lowest.astype(ids.dtype) if self.padded else ids
         legal = shifted.view(unsigned) < self.span[unsigned]  # a negative id is a huge one: one comparison for both ends
-        if legal.all():
+        if np.count_nonzero(legal) == legal.size:  # a fifth of what `all` costs for a request
             return ids, 0
         refused = ~legal & (self.stand_in < 0)
         if refused.any():
@@ -88,7 +91,7 @@ class EncodedReader:
                     if replaced:
                         block.header[8] += replaced
                 continue
-            if not (each := np.isfinite(given)).all():
+            if np.count_nonzero(each := np.isfinite(given)) != each.size:
                 row, column = np.unravel_index(int(np.argmin(each)), each.shape)
                 rule = f"a finite number for {self._names[section][column]}"
                 raise InputError(f"{section}[{row}, {column}]", float(given[row, column]), rule)
@@ -148,22 +151,20 @@ class EncodedReader:
                     raise InputError(section, None, f"shape [{_rows_of(section)}, {width}]")
             elif given.ndim != 2 or given.shape[1] != width:
                 raise InputError(section, list(given.shape), f"shape [{_rows_of(section)}, {width}]")
-            elif section in _IDS and given.dtype not in (np.int32, np.int64):
+            elif section in _IDS and given.dtype not in _ID_DTYPES:
                 raise InputError(section, str(given.dtype), "int32 or int64")
-            elif section not in _IDS and given.dtype != np.float32:
+            elif section not in _IDS and given.dtype != _NUMBER_DTYPE:
                 raise InputError(section, str(given.dtype), "float32")
-        heights = {s: len(given) for s, given in sections.items()}
-        candidates = {s: height for s, height in heights.items() if s.startswith("candidate")}
-        contexts = {s: height for s, height in heights.items() if s.startswith("context") and self.widths[s]}
-        rows = max(candidates.values(), default=0)
+        rows = max((len(sections[s]) for s in _CANDIDATE if s in sections), default=0)
         if rows < 1:
             raise InputError("candidate_ids", rows, "at least one row")
-        for section, height in candidates.items():
-            if height != rows:
-                raise InputError(section, height, f"{rows} rows")
-        own = max(contexts.values(), default=1)
-        for section, height in contexts.items():
-            if height != own or own not in (1, rows):
+        for section in _CANDIDATE:
+            if section in sections and len(sections[section]) != rows:
+                raise InputError(section, len(sections[section]), f"{rows} rows")
+        contexts = [s for s in sections if s in _CONTEXT and self.widths[s]]
+        own = max((len(sections[s]) for s in contexts), default=1)
+        for section in contexts:
+            if (height := len(sections[section])) != own or own not in (1, rows):
                 raise InputError(section, height, f"one row for all candidates, or {rows} in every context section")
         return rows, own
 

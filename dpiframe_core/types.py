@@ -74,23 +74,29 @@ class BlockLayout:
         return known
 
     @cached_property
+    def sections(self) -> tuple[tuple[int, int], ...]:
+        """(index in `offsets`, bytes a row or context) of the sections that there are; odd ones are the contexts'."""
+        widths = 0, self.context_ids.nbytes, self.candidate_ids.nbytes, 4 * self.context_dense, 4 * self.candidate_dense
+        return tuple((i, width) for i, width in enumerate(widths) if width)
+
+    @cached_property
     def _known(self) -> dict[tuple[int, int], tuple[int, int, int, int, int, int]]:
         return {}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(eq=False)
 class RowBlock:
-    """Encoded rows of one request (or of one batch): a flat buffer and the typed views into it.
+    """Encoded rows of one request (or of one batch): a flat buffer and where in it the sections lie.
 
     Row-major, so that joining requests into a batch and splitting an oversized one copy whole byte ranges, and so that the
     GPU reads the ids of a row from consecutive addresses. Context features are kept once per request: row `i` belongs to
-    context `request_of_row[i]`. Filled by `encode.Encoder`; a lane's pinned staging buffer is one too.
+    context `request_of_row[i]`. Filled by `encode.Encoder`; a lane's pinned staging buffer is one too. Its fields never change;
+    it is not frozen, as that would cost a microsecond at each request.
 
     Attributes:
         buffer: uint8[total], header first; all that another process needs.
-        request_of_row: int32[n], values in [0, q).
-        context_ids: uint8[q, bytes of a context's ids]; candidate_ids: uint8[n, bytes of a row's ids]; see `IdRecord`.
-        context_dense: float32[q, Dc]; candidate_dense: float32[n, Di].
+        places: byte offsets in `buffer` of request_of_row, context_ids, candidate_ids, context_dense, candidate_dense; the end.
+        base: what `request_of_row` counts the contexts from (a window's may not begin at the first).
         rows, contexts: n and q.
         oov_count: values of this block that met no vocabulary entry (for the answer; not part of the scores).
     """
@@ -99,11 +105,36 @@ class RowBlock:
     rows: int
     contexts: int
     buffer: npt.NDArray[np.uint8]
-    request_of_row: npt.NDArray[np.int32]
-    context_ids: Records
-    candidate_ids: Records
-    context_dense: Floats
-    candidate_dense: Floats
+    places: tuple[int, int, int, int, int, int]
+    base: int = 0
+
+    # Views are made when they are first asked for: to batch a request takes none of them.
+
+    @cached_property
+    def request_of_row(self) -> npt.NDArray[np.int32]:
+        """int32[n], values in [0, q). A view, unless the block is a window that does not begin at the first context."""
+        request: npt.NDArray[np.int32] = np.ndarray((self.rows,), np.int32, self.buffer.data, self.places[0])
+        return request - np.int32(self.base) if self.base else request
+
+    @cached_property
+    def context_ids(self) -> Records:
+        """uint8[q, bytes of a context's ids], see `IdRecord`."""
+        return np.ndarray((self.contexts, self.layout.context_ids.nbytes), np.uint8, self.buffer.data, self.places[1])
+
+    @cached_property
+    def candidate_ids(self) -> Records:
+        """uint8[n, bytes of a row's ids], see `IdRecord`."""
+        return np.ndarray((self.rows, self.layout.candidate_ids.nbytes), np.uint8, self.buffer.data, self.places[2])
+
+    @cached_property
+    def context_dense(self) -> Floats:
+        """float32[q, Dc]."""
+        return np.ndarray((self.contexts, self.layout.context_dense), np.float32, self.buffer.data, self.places[3])
+
+    @cached_property
+    def candidate_dense(self) -> Floats:
+        """float32[n, Di]."""
+        return np.ndarray((self.rows, self.layout.candidate_dense), np.float32, self.buffer.data, self.places[4])
 
     @property
     def header(self) -> npt.NDArray[np.int32]:
@@ -128,23 +159,8 @@ class RowBlock:
 
     @classmethod
     def over(cls, buffer: npt.NDArray[np.uint8], layout: BlockLayout, rows: int, contexts: int) -> Self:
-        """Views of `buffer` (uint8, at least `layout.offsets(rows, contexts)[-1]` long). Does not touch the header."""
-        request, ctx_ids, cand_ids, ctx_dense, cand_dense, _ = layout.offsets(rows, contexts)
-
-        def view(start: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
-            return np.ndarray(shape, dtype, buffer.data, start)
-
-        return cls(
-            layout,
-            rows,
-            contexts,
-            buffer,
-            view(request, (rows,), np.int32),  # type: ignore[arg-type]
-            view(ctx_ids, (contexts, layout.context_ids.nbytes), np.uint8),  # type: ignore[arg-type]
-            view(cand_ids, (rows, layout.candidate_ids.nbytes), np.uint8),  # type: ignore[arg-type]
-            view(ctx_dense, (contexts, layout.context_dense), np.float32),  # type: ignore[arg-type]
-            view(cand_dense, (rows, layout.candidate_dense), np.float32),  # type: ignore[arg-type]
-        )
+        """A block over `buffer` (uint8, at least `layout.offsets(rows, contexts)[-1]` long). Does not touch the header."""
+        return cls(layout, rows, contexts, buffer, layout.offsets(rows, contexts))
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview, layout: BlockLayout) -> Self:
@@ -174,9 +190,10 @@ class RowBlock:
         """
         if self.layout is not layout and self.layout != layout:
             raise InputError("row block layout", self.layout, f"the model's, {layout}")
-        request, contexts = self.request_of_row, self.contexts
+        contexts = self.contexts
         if contexts == 1:  # rows have no choice, and `fill` gives them none
             return
+        request = self.request_of_row
         if self.rows and not (int(request.min()) >= 0 and int(request.max()) < contexts):
             raise InputError("row block request_of_row", [int(request.min()), int(request.max())], f"within [0, {contexts})")
 
@@ -200,23 +217,31 @@ class RowBlock:
 
     def fill(self, blocks: Sequence[RowBlock]) -> int:
         """Copies blocks of the same layout one after the other into the first rows and contexts. Returns the rows filled."""
-        r = c = 0
-        has_ids, has_numbers = self.candidate_ids.shape[1] > 0, self.candidate_dense.shape[1] > 0
-        has_context = self.context_ids.shape[1] + self.context_dense.shape[1] > 0
+        to, at, sections = self.buffer.data, [*self.places], self.layout.sections
+        # Bytes, not arrays: for the few kilobytes of a request, views on either side cost several times the copies.
         for b in blocks:
-            r1, c1 = r + b.rows, c + b.contexts
-            if has_ids:
-                self.candidate_ids[r:r1] = b.candidate_ids
-            if has_numbers:
-                self.candidate_dense[r:r1] = b.candidate_dense
-            if has_context:
-                self.context_ids[c:c1] = b.context_ids
-                self.context_dense[c:c1] = b.context_dense
-            self.request_of_row[r:r1] = c  # right as it is for a request of one context
-            if c1 - c > 1:
-                self.request_of_row[r:r1] += b.request_of_row
-            r, c = r1, c1
-        return r
+            source, places, counts = b.buffer.data, b.places, (b.rows, b.contexts)
+            for i, width in sections:
+                start, first, size = at[i], places[i], counts[i & 1] * width
+                to[start : start + size] = source[first : first + size]
+                at[i] = start + size
+        return self._fill_request_of_row(blocks)
+
+    def _fill_request_of_row(self, blocks: Sequence[RowBlock]) -> int:
+        if len(blocks) == 1:
+            (block,) = blocks
+            self.request_of_row[: block.rows] = block.request_of_row if block.contexts > 1 else 0
+            return block.rows
+        sizes = [b.rows for b in blocks]
+        end = sum(sizes)
+        contexts = [b.contexts for b in blocks]
+        self.request_of_row[:end] = np.repeat(np.cumsum([0, *contexts[:-1]]), sizes)
+        r = 0
+        for b in blocks:
+            if b.contexts > 1:  # a request of one context is right as it is
+                self.request_of_row[r : r + b.rows] += b.request_of_row
+            r += b.rows
+        return end
 
     def part(self, start: int, stop: int) -> RowBlock:
         """Rows [start, stop) as a block of their own, with only the contexts they use (contexts stay in order)."""
@@ -235,21 +260,16 @@ class RowBlock:
         first, last = (0, 0) if self.contexts == 1 else (int(request.min()), int(request.max()))
         if last - first >= stop - start:
             return self.part(start, stop)
-        if first:
-            request = request.copy()
-            request -= first
-        used = slice(first, last + 1)
-        return RowBlock(
-            self.layout,
-            stop - start,
-            last + 1 - first,
-            self.buffer,
-            request,
-            self.context_ids[used],
-            self.candidate_ids[start:stop],
-            self.context_dense[used],
-            self.candidate_dense[start:stop],
+        layout, at = self.layout, self.places
+        places = (
+            at[0] + 4 * start,
+            at[1] + first * layout.context_ids.nbytes,
+            at[2] + start * layout.candidate_ids.nbytes,
+            at[3] + first * layout.context_dense * 4,
+            at[4] + start * layout.candidate_dense * 4,
+            at[5],
         )
+        return RowBlock(layout, stop - start, last + 1 - first, self.buffer, places, self.base + first)
 
 
 class BatchResult(NamedTuple):

@@ -48,16 +48,15 @@ class IdRecord:
 
     def pack(self, ids: npt.NDArray[np.integer[Any]], records: Records) -> None:
         """Writes ids[n, columns], which must fit, into uint8[n, nbytes]."""
-        ordered = ids[:, self._order]
-        for places, span, dtype in self._runs:
-            records[:, span].view(dtype)[:] = ordered[:, places]
+        for columns, span, dtype in self._runs:
+            records[:, span].view(dtype)[:] = ids[:, columns]
 
     def widened(self, records: Records, dtype: npt.DTypeLike) -> Ids:
         """All ids as dtype[n, columns], in the order of the columns, -1 for all ones."""
         out = np.empty((len(records), len(self.widths)), dtype)
-        for places, span, own in self._runs:
+        for columns, span, own in self._runs:
             ids = records[:, span].view(own)
-            out[:, self._order[places]] = ids if own.kind == "i" else (ids + own.type(1)).astype(dtype) - 1
+            out[:, columns] = ids if own.kind == "i" else (ids + own.type(1)).astype(dtype) - 1
         return out
 
     @cached_property
@@ -65,11 +64,14 @@ class IdRecord:
         return np.argsort(-np.array(self.widths, np.intp), kind="stable")
 
     @cached_property
-    def _runs(self) -> list[tuple[slice, slice, np.dtype[Any]]]:
-        """For each width: its places among the columns in order, its bytes of a record, its dtype."""
-        runs, place, at = [], 0, 0
+    def _runs(self) -> list[tuple[slice | npt.NDArray[np.intp], slice, np.dtype[Any]]]:
+        """For each width: its columns (a slice if they lie side by side, which takes no gather), its bytes, its dtype."""
+        runs: list[tuple[slice | npt.NDArray[np.intp], slice, np.dtype[Any]]] = []
+        at = 0
         for width in sorted(set(self.widths), reverse=True):
-            count = self.widths.count(width)
-            runs.append((slice(place, place + count), slice(at, at + count * width), _DTYPES[width]))
-            place, at = place + count, at + count * width
+            columns = np.flatnonzero(np.array(self.widths) == width)
+            first, count = int(columns[0]), len(columns)
+            together = int(columns[-1]) - first + 1 == count
+            runs.append((slice(first, first + count) if together else columns, slice(at, at + count * width), _DTYPES[width]))
+            at += count * width
         return runs
