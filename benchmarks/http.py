@@ -4,19 +4,16 @@ Same bundle, same bodies (columnar JSON, raw values), same cores, the load gener
 """
 
 import json
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 
 from benchmarks.http_load import load
 from benchmarks.record import Record, record
+from benchmarks.serving_systems import first_answer, our_server, process, settle
 from benchmarks.timing import Times
 from deployments.host import free_ports
 from dpiframe_core.bundle import read_bundle
@@ -38,19 +35,21 @@ def run(bundle: Path, rows: int, clients: Sequence[int], seconds: float, seed: i
     if example is None:
         raise ValueError(f"{bundle}: got no example.json, expected one to make requests from")
     sent = bodies(example, rows, 16, seed)
-    commands = {
-        "uvicorn-eager": [sys.executable, "-m", "benchmarks.http_peer", str(bundle), "PORT"],
-        "dpiframe": [str(Path(sys.executable).with_name("dpiframe")), "serve", "--bundle", str(bundle), "--port", "PORT"],
+    (port,) = free_ports(1)
+    servers = {
+        "uvicorn-eager": process([sys.executable, "-m", "benchmarks.http_peer", str(bundle), str(port)], port),
+        "dpiframe": our_server({"models": [{"path": str(bundle.absolute())}]}),
     }
     answers: dict[str, list[float]] = {}
-    for system, command in commands.items():
-        with _server(command) as port:
-            answers[system] = httpx.post(f"http://127.0.0.1:{port}/v1/score", content=sent[0], headers=_JSON).json()["scores"]
+    for system, starting in servers.items():
+        with starting as server:
+            answers[system] = first_answer(server, "/v1/score", _JSON, sent[0]).json()["scores"]
+            settle(server)
             worst = float(np.abs(np.subtract(answers[system], answers["uvicorn-eager"])).max())
             if worst > 1e-3:
                 raise AssertionError(f"{system}: got scores off by {worst}, expected those of the eager model")
             for n in clients:
-                p50, p99, rate, calls = load("127.0.0.1", port, sent, n, seconds)
+                p50, p99, rate, calls = load("127.0.0.1", server.port, sent, n, seconds)
                 yield record(
                     "http", system, model="demo", batch=rows, cell={"clients": n}, times=Times(p50, p99, calls),
                     rows_per_s=rate * rows, max_abs_err=worst, requests_per_s=round(rate, 1),
@@ -58,24 +57,3 @@ def run(bundle: Path, rows: int, clients: Sequence[int], seconds: float, seed: i
 
 
 _JSON = {"content-type": "application/json"}
-
-
-@contextmanager
-def _server(command: Sequence[str]) -> Iterator[int]:
-    """The command with a free port for PORT, once it listens; stopped by SIGTERM, which background jobs of a shell heed too."""
-    (port,) = free_ports(1)
-    process = subprocess.Popen([str(port) if part == "PORT" else part for part in command])
-    try:
-        give_up = time.monotonic() + 120
-        while True:
-            try:
-                httpx.get(f"http://127.0.0.1:{port}/docs", timeout=2).raise_for_status()
-                break
-            except httpx.HTTPError:
-                if process.poll() is not None or time.monotonic() > give_up:
-                    raise RuntimeError(f"{command}: got no answer on port {port}, expected a server") from None
-                time.sleep(0.3)
-        yield port
-    finally:
-        process.terminate()
-        process.wait(timeout=30)

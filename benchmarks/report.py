@@ -54,7 +54,8 @@ def _runs(results: Results, suite: str) -> list[str]:
     for name in files:
         run = results.runs[name]
         versions = [("driver", run["driver"]), ("torch", run["torch"]), ("CuPy", run["cupy"]), ("FBGEMM", run.get("fbgemm"))]
-        known = ", ".join(f"{k} {v}" for k, v in versions if v)
+        host = [("host", run["cpu"])] if run["gpu"] else []
+        known = ", ".join(f"{k} {v}" for k, v in versions + host if v)
         out.append(f"{name}: {run['gpu'] or run['cpu']}, {known}, commit {run['commit']}, {run['date']}.")
     return out
 

@@ -15,7 +15,20 @@ from benchmarks.cells import Failed
 from benchmarks.load import Load, drive, request_bytes
 from benchmarks.record import Record, record
 from benchmarks.serving_payloads import Payloads, scores_in
-from benchmarks.serving_systems import OURS, PEERS, Running, first_answer, missing, our_config, our_server, process, python_of
+from benchmarks.serving_systems import (
+    FANIN,
+    OURS,
+    PEERS,
+    Running,
+    first_answer,
+    missing,
+    on_cores,
+    our_config,
+    our_server,
+    process,
+    python_of,
+    settle,
+)
 from deployments.host import free_ports
 from dpiframe_core.bundle import read_bundle
 from dpiframe_core.engine_options import GOLDEN_TOLERANCE
@@ -31,6 +44,7 @@ class Plan:
         offered: open loop, shares of the best closed-loop rate; rates: requests a second besides.
         gpus: replicas of ours, one after the other; peers have one worker.
         ingress: fan-in's ingress replicas for each engine.
+        cores: that the server and the load have for each GPU; 0: all of the host's, however many GPUs are used.
         load_processes: of the load generator. peer_python: see `python_of`.
     """
 
@@ -45,6 +59,7 @@ class Plan:
     rates: Sequence[float]
     gpus: Sequence[int]
     ingress: int
+    cores: int
     load_processes: int
     peer_python: str
     seconds: float
@@ -65,10 +80,10 @@ def run(plan: Plan, failed: Failed, said: Callable[[str], None]) -> Iterator[Rec
             continue
         for gpus in plan.gpus if system in OURS else plan.gpus[:1]:
             server = ExitStack()  # ours serves all forms; a peer is started for each
-            with server:
+            with on_cores(plan.cores * gpus), server:
                 started = None
                 for form in plan.forms:
-                    cell = {"form": form, "gpus": gpus}
+                    cell = {"form": form, "gpus": gpus} | ({"cores": plan.cores * gpus} if plan.cores else {})
                     if peer is not None and form in peer.lacks:
                         yield record("serving", system, model="demo", cell=cell, skipped=peer.lacks[form])
                         continue
@@ -112,6 +127,7 @@ def _measured(
             worst = max(worst, float(np.abs(scores - expected).max()))
         if not worst <= GOLDEN_TOLERANCE[plan.precision]:
             raise AssertionError(f"{system}: got scores off by {worst}, expected at most {GOLDEN_TOLERANCE[plan.precision]}")
+        settle(server)
         requests = [request_bytes(server.port, path, body, headers) for body in bodies]
         common = {"seconds": plan.seconds, "processes": plan.load_processes, "seed": plan.seed}
         best = 0.0
@@ -121,7 +137,7 @@ def _measured(
                 return
             load = drive(server.port, requests, connections=connections, **common)
             best = max(best, load.requests_per_s)
-            yield _record(system, rows, cell | {"connections": connections, "rate": 0}, load, worst, len(bodies[0]))
+            yield _record(plan, system, rows, cell | {"connections": connections, "rate": 0}, load, worst, len(bodies[0]))
         for rate in [*(best * share for share in plan.offered), *plan.rates]:
             if time.monotonic() > give_up:
                 said(f"{system} {cell['form']} {rows} candidates: out of time")
@@ -132,7 +148,8 @@ def _measured(
                 continue
             connections = max(64, 2 * max(plan.connections))
             load = drive(server.port, requests, connections=connections, rate=rate, **common)
-            yield _record(system, rows, cell | {"connections": connections, "rate": round(rate)}, load, worst, len(bodies[0]))
+            offered = cell | {"connections": connections, "rate": round(rate)}
+            yield _record(plan, system, rows, offered, load, worst, len(bodies[0]))
 
 
 def _requests(system: str, form: str, payload: Payloads) -> tuple[str, dict[str, str], list[bytes]]:
@@ -144,9 +161,13 @@ def _requests(system: str, form: str, payload: Payloads) -> tuple[str, dict[str,
     return peer.path.format(form=form), *payload.bodies(form, wrapped=peer.wrapped, repeat_context=peer.repeat_context)
 
 
-def _record(system: str, rows: int, cell: dict[str, object], load: Load, worst: float, body_bytes: int) -> Record:
+def _record(
+    plan: Plan, system: str, rows: int, cell: dict[str, object], load: Load, worst: float, body_bytes: int
+) -> Record:  # fmt: skip
+    fanin = {"ingress": plan.ingress} if system == FANIN else {}
     return record(
         "serving", system, model="demo", batch=rows, cell=cell, times=load.times, rows_per_s=load.requests_per_s * rows,
         max_abs_err=worst, requests_per_s=round(load.requests_per_s, 1), failed=load.failed, reconnects=load.reconnects,
         body_bytes=body_bytes, load_cpu_share=load.cpu_share, load_late_p99_us=load.late_p99_us, load_limited=load.limited,
+        **fanin,
     )  # fmt: skip

@@ -24,6 +24,7 @@ def serving(
     rates: Annotated[str, typer.Option(help="open loop: requests a second besides")] = "",
     gpus: Annotated[str, typer.Option(help="replicas of ours, one run each; a GPU each on a GPU machine")] = "1",
     ingress: Annotated[int, typer.Option(help="fan-in: ingress replicas for each engine; 0: half the cores a GPU")] = 0,
+    cores_a_gpu: Annotated[int, typer.Option(help="that a GPU's server and load have; 0: all, however many GPUs run")] = 0,
     load_processes: Annotated[int, typer.Option(help="of the load generator; 0: one for each eight cores")] = 0,
     peer_python: Annotated[str, typer.Option(help="PATH,NAME=PATH: interpreters that have the peers, or one of them")] = "",
     stages: Annotated[bool, typer.Option(help="where a request's time goes, first")] = True,
@@ -44,7 +45,8 @@ def serving(
         bundle=bundle, device=run.device.type, precision=DEFAULT_PRECISION[run.device.type], systems=names_in(systems),
         forms=names_in(forms), candidates=numbers_in(candidates), connections=numbers_in(connections),
         offered=[float(x) for x in names_in(offered)], rates=[float(x) for x in names_in(rates)], gpus=counts,
-        ingress=ingress or max(2, cores // 2 // max(counts)), load_processes=load_processes or max(1, cores // 8),
+        ingress=ingress or max(2, cores // 2 // max(counts)), cores=cores_a_gpu,
+        load_processes=load_processes or max(1, cores // 8),
         peer_python=peer_python, seconds=seconds, budget_s=budget, seed=seed,
     )  # fmt: skip
     profile = serving_stages.run(bundle, plan.device, plan.forms, plan.candidates, seed) if stages else ()

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.load import drive, request_bytes
 from benchmarks.record import Record, record
 from benchmarks.serving_payloads import Payloads
-from benchmarks.serving_systems import Running, first_answer, our_server
+from benchmarks.serving_systems import Running, first_answer, our_server, settle
 from dpiframe_core.bundle import read_bundle
 
 _SAMPLE_S = 0.25
@@ -55,6 +55,7 @@ def run(plan: Plan, said: Callable[[str], None]) -> Iterator[Record]:
     headers, bodies = Payloads.draw(read_bundle(plan.bundle), plan.candidates, plan.seed).bodies("binary")
     with our_server(plan.config) as server:
         first_answer(server, _PATH, headers, bodies[0])
+        settle(server)
         requests = [request_bytes(server.port, _PATH, body, headers) for body in bodies]
         common = {"connections": _CONNECTIONS, "processes": plan.load_processes, "seed": plan.seed}
         rates = list(plan.rates)

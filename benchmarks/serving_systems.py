@@ -19,6 +19,8 @@ from deployments.host import free_ports
 
 _STARTS_WITHIN_S = 180
 _STOPS_WITHIN_S = 20
+_SETTLES_WITHIN_S = 20
+_QUIET = 0.6  # of a core: Ray's own processes take some of one all the time
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ PEERS = {
              lacks={"rows": _NO_JSON, "columns": _NO_JSON}),
     )
 }  # fmt: skip
-OURS = ("dpiframe", "dpiframe-fanin")  # one configuration key apart
+FANIN = "dpiframe-fanin"
+OURS = ("dpiframe", FANIN)  # one configuration key apart
 SYSTEMS = (*OURS, *PEERS)
 
 
@@ -102,9 +105,26 @@ class Running:
 def our_config(system: str, bundle: Path, device: str, gpus: int, ingress: int) -> dict[str, Any]:
     """A deployment of one replica a GPU; fan-in with so many ingress replicas for each of them."""
     config: dict[str, Any] = {"models": [{"path": str(bundle.absolute()), "name": "demo"}], "device": device, "replicas": gpus}
-    if system == "dpiframe-fanin":
+    if system == FANIN:
         config |= {"topology": "fanin", "ingress_replicas": gpus * ingress}
     return config
+
+
+@contextmanager
+def on_cores(count: int) -> Iterator[None]:
+    """Has this process, and what it starts meanwhile, run on the first `count` of its cores; on all of them with 0.
+
+    Raises:
+        ValueError: it has fewer.
+    """
+    before = os.sched_getaffinity(0)
+    if count > len(before):
+        raise ValueError(f"cores: got {count}, expected at most {len(before)}, which this process has")
+    os.sched_setaffinity(0, sorted(before)[:count] if count else before)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 @contextmanager
@@ -121,7 +141,7 @@ def our_server(config: dict[str, Any]) -> Iterator[Running]:
 
 @contextmanager
 def process(command: Sequence[str], port: int, environment: Mapping[str, str] | None = None) -> Iterator[Running]:
-    """A server in a session of its own, interrupted at the end as Ctrl-C would."""
+    """A server in a session of its own."""
     settings = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"} | dict(environment or {})
     with tempfile.TemporaryFile() as said:
         running = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT, env=settings, start_new_session=True)
@@ -132,14 +152,12 @@ def process(command: Sequence[str], port: int, environment: Mapping[str, str] | 
 
 
 def _stop(running: subprocess.Popen[bytes]) -> None:
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(running.pid, signum)
-        with suppress(subprocess.TimeoutExpired):
-            running.wait(_STOPS_WITHIN_S)
-            break
+    running.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        running.wait(_STOPS_WITHIN_S)
     with suppress(ProcessLookupError):  # workers that outlive their parent would share the next server's cores
         os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
 
 
 def first_answer(server: Running, path: str, headers: dict[str, str], body: bytes) -> httpx.Response:
@@ -162,3 +180,28 @@ def first_answer(server: Running, path: str, headers: dict[str, str], body: byte
             seen = repr(error)
         time.sleep(0.2)
     raise RuntimeError(f"{path}: got {seen}, expected status 200 within {_STARTS_WITHIN_S} s")
+
+
+def settle(server: Running) -> None:
+    """Returns once the server's processes leave the CPU alone, or after some seconds.
+
+    A cluster answers before all its workers are up: on 32 cores they then took half of them for seconds more.
+    """
+    give_up, before = time.monotonic() + _SETTLES_WITHIN_S, _cpu_s(server)
+    while time.monotonic() < give_up:
+        time.sleep(1)
+        now = _cpu_s(server)
+        if now - before < _QUIET:
+            return
+        before = now
+
+
+def _cpu_s(server: Running) -> float:
+    """Seconds of CPU time of the server's processes that are alive."""
+    ticks = 0
+    for process in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            fields = process.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == server.process.pid:  # its session
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")

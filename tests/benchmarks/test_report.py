@@ -118,7 +118,7 @@ def test_a_report_has_a_section_and_pictures_for_each_suite_measured(tmp_path):
     assert text == (tmp_path / "RESULTS.md").read_text()
     assert [line for line in text.splitlines() if line.startswith("## ")] == ["## Aims", "## latency", "## embedding"]
     assert "| dcn | 256 | 10.0 (10.0) | 321 (321) | 15.0 (15.0) |  | 1.50x |" in text
-    assert "NVIDIA H200, driver 1, torch 2, CuPy 14, commit abc, now." in text
+    assert "NVIDIA H200, driver 1, torch 2, CuPy 14, host x, commit abc, now." in text
     assert "| over the best peer, tf32 | >= 1.5x in geometric mean, never below 1.0x | geometric mean 1.50x" in text
     shown = {line.split("](")[1].rstrip(")") for line in text.splitlines() if line.startswith("![")}
     assert shown == {p.name for p in tmp_path.glob("*.png")}
