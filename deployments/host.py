@@ -5,12 +5,15 @@ import os
 import random
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
 from dpiframe_core.errors import ConfigError
+
+RAY_STOP_S = 3.0  # for Ray's own shutdown, which takes half of that on an idle host
 
 
 def require_free_port(host: str, port: int, key: str = "http.port", hint: str = "; try --port") -> None:
@@ -66,8 +69,24 @@ def stop_haproxy(state: Path, patience_s: float) -> None:
         time.sleep(0.02)
 
 
-def kill_stragglers(state: Path) -> None:
-    """Ray's agents take up to half a minute to notice that their node is gone."""
+@contextlib.contextmanager
+def killed_after(state: Path, patience_s: float) -> Iterator[None]:
+    """Kills the processes of `state` at the end of the block, and within it once it has lasted `patience_s`.
+
+    For Ray's own shutdown: it waits for one process after another, on a busy host or disk for each of them long. Ray's agents
+    take up to half a minute to notice that their node is gone.
+    """
+    timer = threading.Timer(patience_s, _kill, [state])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        _kill(state)
+
+
+def _kill(state: Path) -> None:
     for pid in _processes(state):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -20,10 +20,11 @@ from pathlib import Path
 
 from deployments.config import DeploymentConfig
 from deployments.host import (
+    RAY_STOP_S,
     cores,
     free_ports,
     interrupt_on_sigterm,
-    kill_stragglers,
+    killed_after,
     require_free_port,
     stop_haproxy,
     uninterrupted,
@@ -173,8 +174,8 @@ def _private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
         with uninterrupted():
             report("Stopping: finishing the requests in flight")
             stop_haproxy(state, config.drain_s)
-            ray.shutdown()
-            kill_stragglers(state)
+            with killed_after(state, RAY_STOP_S):
+                ray.shutdown()
             if not keep_logs:
                 shutil.rmtree(state, ignore_errors=True)
 

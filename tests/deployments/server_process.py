@@ -1,6 +1,7 @@
 """`dpiframe serve` as a process of its own, and what becomes of requests when it is stopped under load."""
 
 import collections
+import contextlib
 import http.client
 import json
 import os
@@ -32,8 +33,9 @@ class Server:
         option = "--bundle" if bundle_or_config.is_dir() else "--config"
         command = [DPIFRAME, "serve", option, str(bundle_or_config), "--device", "cpu", "--port", str(self.port)]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-        )
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            env={**os.environ, "PYTHONFAULTHANDLER": "1"},
+        )  # fmt: skip
         self.output = ""
 
     def wait_ready(self) -> "Server":
@@ -47,20 +49,31 @@ class Server:
     def stop(self, signum: signal.Signals, within_s: float = STOP_S) -> int:
         """Sends the signal to the whole group and waits; what the server still says is added to `output`."""
         os.killpg(self.process.pid, signum)
-        said, _ = self.process.communicate(timeout=within_s)
+        try:
+            said, _ = self.process.communicate(timeout=within_s)
+        except subprocess.TimeoutExpired:
+            left = self.processes()
+            self.process.send_signal(signal.SIGABRT)  # has it tell where each of its threads is
+            self.process.wait(5)
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            said, _ = self.process.communicate()
+            running = "\n".join(left.values())
+            pytest.fail(f"no end within {within_s:g} s of the signal:\n{self.output}{said}\nStill running:\n{running}")
         self.output += said
         return self.process.returncode
 
-    def processes(self) -> list[str]:
-        """Command lines of its session: Ray's processes leave the process group, but not the session."""
-        found = []
+    def processes(self) -> dict[int, str]:
+        """Command lines of its session by process id: Ray's processes leave the process group, but not the session."""
+        found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 if os.getsid(int(folder.name)) == self.process.pid:
-                    found.append((folder / "cmdline").read_text().replace("\0", " "))
+                    found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ")
             except OSError:  # it has just ended
                 continue
-        return [command for command in found if command]
+        return {pid: command for pid, command in found.items() if command}
 
     def states(self) -> list[Path]:
         """Its state directory, as long as it has one."""

@@ -59,7 +59,7 @@ def test_replicas_come_under_load_and_go_after_it_while_every_request_succeeds(
             done.wait(0 if loaded.is_set() else 0.05)
 
     def replicas() -> int:
-        return sum(f"ServeReplica:dpiframe:{scaled}" in command for command in server.processes())
+        return sum(f"ServeReplica:dpiframe:{scaled}" in command for command in server.processes().values())
 
     def wait_for(wanted: int, patience_s: float = 60) -> None:
         give_up = time.monotonic() + patience_s

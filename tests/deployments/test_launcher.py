@@ -137,7 +137,7 @@ def test_a_second_instance_runs_beside_the_first_and_its_stop_leaves_no_process_
     assert second.states() == []
     with pytest.raises(httpx.ConnectError):
         score(second.url, example)
-    assert second.processes() == []
+    assert second.processes() == {}
     assert score(server.url, example).status_code == 200
 
 
