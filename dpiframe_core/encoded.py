@@ -1,4 +1,4 @@
-"""Requests whose values are ids and model-ready numbers already -> `RowBlock`: checked as whole arrays, copied once.
+"""Requests whose values are ids and model-ready numbers already -> `RowBlock`: checked and copied at once.
 
 Owns that every id is a row of its tables and every number finite. `encode` does the same for raw values.
 """
@@ -12,8 +12,10 @@ import numpy.typing as npt
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.schema import Categorical, Feature, FeatureSchema, Identity
-from dpiframe_core.types import BlockLayout, IdSection, RowBlock, Section
+from dpiframe_core.types import BlockLayout, Floats, IdSection, RowBlock, Section
 from dpiframe_core.vocabulary import id_bound
+from kernels import native
+from kernels.id_record import IdRecord
 
 SECTIONS: tuple[Section, ...] = ("context_ids", "candidate_ids", "context_dense", "candidate_dense")
 _IDS: tuple[IdSection, ...] = ("context_ids", "candidate_ids")
@@ -31,23 +33,19 @@ class _IdRule:
     Attributes:
         lowest: int64[C], -1 where a bag may be padded, else 0; above: int64[C], the first id that is no row.
         stand_in: int64[C], the id read instead of one out of range; -1 where that is refused.
-        names: of the columns' features.
+        names: of the columns' features. record: how they lie in a block; legal: all of this for `native`.
     """
 
     lowest: npt.NDArray[np.int64]
     above: npt.NDArray[np.int64]
     stand_in: npt.NDArray[np.int64]
     names: tuple[str, ...]
-    padded: bool
-    span: Mapping[str, npt.NDArray[Any]]  # above - lowest, by the unsigned dtype to compare in
+    record: IdRecord
+    legal: bytes
 
     def settled(self, ids: npt.NDArray[Any], where: str) -> tuple[npt.NDArray[Any], int]:
         """(ids that are all legal, how many were replaced)."""
-        unsigned = "u8" if ids.dtype.itemsize == 8 else "u4"
-        shifted = ids - self.lowest.astype(ids.dtype) if self.padded else ids
-        legal = shifted.view(unsigned) < self.span[unsigned]  # a negative id is a huge one: one comparison for both ends
-        if np.count_nonzero(legal) == legal.size:  # a fifth of what `all` costs for a request
-            return ids, 0
+        legal = (ids >= self.lowest) & (ids < self.above)
         refused = ~legal & (self.stand_in < 0)
         if refused.any():
             row, column = np.unravel_index(int(np.argmax(refused)), refused.shape)
@@ -68,6 +66,7 @@ class EncodedReader:
         }  # fmt: skip
         self._names = {section: _names(schema, section) for section in SECTIONS}
         self._rules = {section: _id_rule(schema, section) for section in _IDS}
+        native.blocks()  # built now, not at the first request
 
     def block(self, sections: Sections, allocate: Callable[[BlockLayout, int, int], RowBlock] = RowBlock.allocate) -> RowBlock:
         """A block of n >= 1 candidates.
@@ -83,19 +82,14 @@ class EncodedReader:
         block = allocate(self.schema.block_layout, rows, contexts)
         if contexts > 1:
             block.request_of_row[:] = np.arange(rows)
-        for section, given in sections.items():
-            if section == "context_ids" or section == "candidate_ids":
-                if given.shape[1]:
-                    ids, replaced = self._rules[section].settled(given, section)
-                    block.set_ids(section, ids)
-                    if replaced:
-                        block.header[8] += replaced
+        for part, section in enumerate(SECTIONS, 1):
+            given = sections.get(section)
+            if given is None or not given.shape[1]:
                 continue
-            if np.count_nonzero(each := np.isfinite(given)) != each.size:
-                row, column = np.unravel_index(int(np.argmin(each)), each.shape)
-                rule = f"a finite number for {self._names[section][column]}"
-                raise InputError(f"{section}[{row}, {column}]", float(given[row, column]), rule)
-            getattr(block, section)[:] = given
+            if section == "context_ids" or section == "candidate_ids":
+                self._put_ids(np.ascontiguousarray(given), block, part, section)
+            else:
+                self._put_numbers(np.ascontiguousarray(given), block, part, section)
         return block
 
     def features(
@@ -130,6 +124,28 @@ class EncodedReader:
         for f in self.schema.features:
             self._place(f, values[f.name], sections)
         return self.block(sections, allocate)
+
+    def _put_ids(self, ids: npt.NDArray[Any], block: RowBlock, part: int, section: IdSection) -> None:
+        """`part`: of `block.places`."""
+        rule, functions = self._rules[section], native.blocks()
+        if functions is not None:
+            at, record_bytes = block.places[part], rule.record.nbytes
+            if not functions.pack(rule.legal, ids, ids.itemsize == 8, len(ids), block.buffer, at, record_bytes):
+                return
+        ids, replaced = rule.settled(ids, section)
+        rule.record.pack(ids, getattr(block, section))
+        if replaced:
+            block.header[8] += replaced
+
+    def _put_numbers(self, numbers: Floats, block: RowBlock, part: int, section: Section) -> None:
+        functions = native.blocks()
+        if functions is not None and not functions.numbers(numbers, block.buffer, block.places[part]):
+            return
+        if np.count_nonzero(each := np.isfinite(numbers)) != each.size:
+            row, column = np.unravel_index(int(np.argmin(each)), each.shape)
+            rule = f"a finite number for {self._names[section][column]}"
+            raise InputError(f"{section}[{row}, {column}]", float(numbers[row, column]), rule)
+        getattr(block, section)[:] = numbers
 
     def _place(self, f: Feature, given: npt.NDArray[Any], sections: dict[Section, npt.NDArray[Any]]) -> None:
         place = self.schema.columns[f.name]
@@ -188,7 +204,6 @@ def _id_rule(schema: FeatureSchema, section: IdSection) -> _IdRule:
             lowest += [-1 if f.max_values > 1 else 0] * f.max_values
             above += [id_bound(schema, f)] * f.max_values
             stand_in += [f.oov_id if lenient else -1] * f.max_values
-    low, high = np.array(lowest, np.int64), np.array(above, np.int64)
-    # An int32 id cannot reach beyond a larger table; the bound stays below what a negative id becomes as an unsigned one.
-    span = {"u4": np.minimum(high - low, 2**31 - low).astype(np.uint32), "u8": (high - low).astype(np.uint64)}
-    return _IdRule(low, high, np.array(stand_in, np.int64), _names(schema, section), bool((low < 0).any()), span)
+    record: IdRecord = getattr(schema.block_layout, section)
+    low, high, instead = (np.array(each, np.int64) for each in (lowest, above, stand_in))
+    return _IdRule(low, high, instead, _names(schema, section), record, record.legal(lowest, above))

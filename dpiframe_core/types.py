@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpiframe_core.errors import InputError
+from kernels import native
 from kernels.id_record import IdRecord, Ids, Records
 
 _MAGIC = 0x44504902  # "DPI", layout version 2
@@ -217,6 +218,8 @@ class RowBlock:
 
     def fill(self, blocks: Sequence[RowBlock]) -> int:
         """Copies blocks of the same layout one after the other into the first rows and contexts. Returns the rows filled."""
+        if (functions := native.blocks()) is not None:
+            return functions.fill(self.buffer, self.places, self.layout.sections, blocks)
         to, at, sections = self.buffer.data, [*self.places], self.layout.sections
         # Bytes, not arrays: for the few kilobytes of a request, views on either side cost several times the copies.
         for b in blocks:

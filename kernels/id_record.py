@@ -2,6 +2,7 @@
 torch: host code fills such records, a lookup on a GPU reads them in place.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 _DTYPES: dict[int, np.dtype[Any]] = {n: np.dtype(name) for n, name in ((1, "<u1"), (2, "<u2"), (4, "<i4"), (8, "<i8"))}
+_COLUMN = np.dtype([*((name, np.int32) for name in ("source", "at", "width", "lowest")), ("span", np.uint64)])
 
 Records = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
@@ -50,6 +52,13 @@ class IdRecord:
         """Writes ids[n, columns], which must fit, into uint8[n, nbytes]."""
         for columns, span, dtype in self._runs:
             records[:, span].view(dtype)[:] = ids[:, columns]
+
+    def legal(self, lowest: Sequence[int], above: Sequence[int]) -> bytes:
+        """The columns as blocks.c packs them, each with its legal ids: from `lowest` (0 or -1) to one below `above`."""
+        columns = range(len(self.widths))
+        spans = (high - low for low, high in zip(lowest, above, strict=True))
+        rows = zip(columns, self.offsets, self.widths, lowest, spans, strict=True)
+        return np.array(sorted(rows, key=lambda row: row[1]), _COLUMN).tobytes()
 
     def widened(self, records: Records, dtype: npt.DTypeLike) -> Ids:
         """All ids as dtype[n, columns], in the order of the columns, -1 for all ones."""

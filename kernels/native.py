@@ -1,5 +1,5 @@
-"""Builds stacked.c with the host's C compiler, once for a processor, and loads it. Without a compiler there is no library, and
-`stacked` does the same with NumPy and torch, slower.
+"""Builds the .c files of this folder with the host's C compiler, once for a processor, and loads them: stacked.c as a library,
+blocks.c as a module of CPython, which needs its headers. Where either cannot be built, NumPy and torch do the same, slower.
 """
 
 import ctypes
@@ -8,11 +8,19 @@ import os
 import platform
 import shutil
 import subprocess
+import sysconfig
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from hashlib import sha256
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Protocol, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from kernels.kept import keep, kept
 from kernels.source import FOLDER
@@ -23,20 +31,35 @@ _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c11", "-shared", "-
 _BUILD_S = 60
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
+Loaded = TypeVar("Loaded")
+Buffer = npt.NDArray[np.generic] | bytes | memoryview
+
+
+class Blocks(Protocol):
+    """The functions of blocks.c, which says what they do. They raise ValueError rather than go beyond a buffer."""
+
+    def pack(self, columns: Buffer, ids: Buffer, wide: bool, rows: int, out: Buffer, at: int, record_bytes: int, /) -> int: ...
+    def numbers(self, given: Buffer, out: Buffer, at: int, /) -> int: ...
+    def fill(
+        self, out: Buffer, places: tuple[int, ...], sections: tuple[tuple[int, int], ...], blocks: Sequence[object], /
+    ) -> int: ...
+
 
 @cache
 def library() -> ctypes.CDLL | None:
     """The functions of stacked.c, or None where they cannot be built (which is said once, in the log)."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
-    if compiler is None:
-        log.info("no C compiler: CPU lookups take NumPy's way")
-        return None
-    code = FOLDER / "stacked.c"
-    try:
-        loaded = ctypes.CDLL(str(_built(compiler, code)))
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        log.warning("%s could not be built (%s): CPU lookups take NumPy's way", code.name, error)
-        return None
+    return _loaded("stacked.c", (), _bound, "CPU lookups")
+
+
+@cache
+def blocks() -> Blocks | None:
+    """The functions of blocks.c, or None where they cannot be built (which is said once, in the log)."""
+    headers = f"-I{sysconfig.get_path('include')}"
+    return _loaded("blocks.c", (headers, f"-DABI={sysconfig.get_config_var('SOABI')}"), _imported, "requests")
+
+
+def _bound(path: Path) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(path))
     loaded.dpi_lookup.restype = loaded.dpi_floats.restype = _LONG
     loaded.dpi_fm.restype = loaded.dpi_add_shared.restype = None
     loaded.dpi_lookup.argtypes = [_POINTER, _LONG, _LONG, *[_POINTER] * 3, _LONG, _POINTER]
@@ -46,16 +69,37 @@ def library() -> ctypes.CDLL | None:
     return loaded
 
 
-def _built(compiler: str, code: Path) -> Path:
+def _imported(path: Path) -> Blocks:
+    loader = ExtensionFileLoader("blocks", str(path))
+    module = module_from_spec(ModuleSpec("blocks", loader, origin=str(path)))
+    loader.exec_module(module)
+    return cast(Blocks, module)
+
+
+def _loaded(name: str, options: Sequence[str], load: Callable[[Path], Loaded], users: str) -> Loaded | None:
+    """`users`: who goes without, if it cannot be built."""
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        log.info("no C compiler: %s take NumPy's way", users)
+        return None
+    try:
+        return load(_built(compiler, FOLDER / name, options))
+    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        log.warning("%s could not be built (%s): %s take NumPy's way", name, error, users)
+        return None
+
+
+def _built(compiler: str, code: Path, options: Sequence[str]) -> Path:
     """The shared object, from an earlier start if it was kept."""
-    key = sha256(repr((code.read_text(), _FLAGS, compiler, _processor())).encode()).hexdigest()
-    name = f"stacked-{key[:32]}.so"
+    flags = [*_FLAGS, *options]
+    key = sha256(repr((code.read_text(), flags, compiler, _processor())).encode()).hexdigest()
+    name = f"{code.stem}-{key[:32]}.so"
     if found := kept(name):
         return found
     with TemporaryDirectory(prefix="dpiframe-") as folder:
-        made = Path(folder) / "stacked.so"
+        made = Path(folder) / "made.so"
         done = subprocess.run(
-            [compiler, *_FLAGS, str(code), "-o", str(made)], capture_output=True, text=True, timeout=_BUILD_S, check=False
+            [compiler, *flags, str(code), "-o", str(made)], capture_output=True, text=True, timeout=_BUILD_S, check=False
         )
         if done.returncode:
             raise RuntimeError((done.stderr.strip().splitlines() or [f"{compiler} failed"])[0])

@@ -1,5 +1,7 @@
 """Blocks of rows: joined, cut and read back byte for byte, with ids of every width, and blocks of another layout refused."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -8,7 +10,19 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.golden import Golden, golden_from_tensors
 from dpiframe_core.schema import Categorical, FeatureSchema, Identity, Numeric, Table
 from dpiframe_core.types import BlockLayout, RowBlock
+from kernels import native
 from kernels.id_record import IdRecord
+
+
+@pytest.fixture(autouse=True, scope="module", params=["c", "numpy"])
+def way(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With and without what blocks.c does."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "numpy":
+            patch.setattr(native, "blocks", lambda: None)
+        elif native.blocks() is None:
+            pytest.skip("there is no C compiler, or no headers of Python")
+        yield
 
 
 def schema_of(**rows: int) -> FeatureSchema:
@@ -97,6 +111,17 @@ def test_a_window_holds_the_rows_of_the_part_and_shares_the_memory_of_the_block(
         for got, want in zip(values(window), values(block.part(start, stop)), strict=True):
             np.testing.assert_array_equal(got, want)
         assert np.shares_memory(window.candidate_ids, block.candidate_ids)
+
+
+@pytest.mark.parametrize("schema", [MIXED, LARGE])
+def test_windows_joined_again_are_the_block(schema: FeatureSchema) -> None:
+    """A window counts its contexts from the block's first, so the base must come off and the batch's contexts come on."""
+    block = random_block(schema, 40, 40, 5)
+    whole = RowBlock.allocate(schema.block_layout, 41, 41)
+    first = random_block(schema, 1, 1, 6)
+    assert whole.fill([first, block.window(0, 13), block.window(13, 40)]) == 41
+    for got, *want in zip(values(whole), values(first), values(block), strict=True):
+        np.testing.assert_array_equal(got, np.concatenate(want))
 
 
 def test_a_window_whose_contexts_lie_apart_is_a_copy_with_only_these() -> None:
