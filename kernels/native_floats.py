@@ -14,6 +14,7 @@ from kernels.id_record import Records
 from kernels.lookup_plan import NO_NUMBER, LookupPlan
 from kernels.native_rows import NativeRows, address
 from kernels.stack_groups import Floats
+from kernels.team import team
 
 MOST_DIM = 256  # of stacked.c
 _COLUMNWISE = ("number", "weight_number", "to", "copied", "copied_to")
@@ -88,4 +89,4 @@ class NativeFloats:
         ids, _held = self._rows.arguments(request, candidate_ids, context_ids)
         where = [address(a) for a in numbers] or (None, None)
         out = [None if t is None else t.data_ptr() for t in (x, total, term)]
-        return x, total, term, int(self._run(self._rows.stack, self._address, *ids, *where, *out))
+        return x, total, term, int(self._run(self._rows.stack, self._address, *ids, *where, *out, *team()))

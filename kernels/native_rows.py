@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from kernels.id_record import Ids, Records
 from kernels.lookup_plan import ALWAYS_ROW_0, IdColumn, LookupPlan
+from kernels.team import team
 
 
 class _Stretch(ctypes.Structure):
@@ -59,7 +60,7 @@ class NativeRows:
         """
         at: Ids = np.empty((len(request), self.columns), self._dtype)
         ids, _held = self.arguments(request, candidate_ids, context_ids)
-        return at, int(self._run(self.stack, self.wide, *ids, address(at)))
+        return at, int(self._run(self.stack, self.wide, *ids, address(at), *team()))
 
     def arguments(
         self, request: npt.NDArray[np.int32], candidate_ids: Records, context_ids: Records

@@ -4,12 +4,36 @@
 // An id is read as the 4-byte word of the record that holds it, shifted and masked: the same few instructions whatever its
 // width, so that a compiler makes one vectorised loop of all columns of a side.
 
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
 // A record begins where its buffer does, which another process may have laid anywhere.
 typedef uint32_t __attribute__((aligned(1), may_alias)) Word;
 typedef uint64_t __attribute__((aligned(1), may_alias)) Long;
+
+// GOMP_parallel of the OpenMP runtime that torch runs on: work(data) in so many threads of its pool, this one among them. Null: in
+// this one alone.
+typedef void (*Parallel)(void (*work)(void *), void *data, unsigned threads, unsigned flags);
+
+// Rows of a task, `step` at a time to whichever thread asks next.
+typedef struct {
+    void (*rows)(void *task, int64_t from, int64_t to);
+    void *task;
+    int64_t n, step, next;
+} Shares;
+
+static void work(void *data) {
+    Shares *s = data;
+    for (int64_t from; (from = __atomic_fetch_add(&s->next, s->step, __ATOMIC_RELAXED)) < s->n;)
+        s->rows(s->task, from, from + s->step < s->n ? from + s->step : s->n);
+}
+
+// In this thread alone if there are no more than two pieces: waking the others would take what they save.
+static void share_out(Shares s, Parallel parallel, int64_t threads) {
+    if (parallel && threads > 1 && s.n > 2 * s.step) parallel(work, &s, (unsigned)threads, 0);
+    else s.rows(s.task, 0, s.n);
+}
 
 // Columns [start, stop) read their ids from one side's record.
 typedef struct {
@@ -66,15 +90,36 @@ static const uint64_t NO_IDS = 0;  // the record of a side without ids, whose co
 STACK_ROWS(stack_rows_32, uint32_t, id_32)
 STACK_ROWS(stack_rows_64, uint64_t, id_64)
 
+enum { BLOCK = 1024 };  // ids that are worked out before their rows are read, and that a thread takes at a time
+
+typedef struct {
+    const Stack *stack;
+    int64_t wide, contexts, outside;
+    const uint8_t *candidate, *context;
+    const int32_t *request;
+    void *at;
+} Lookup;
+
+static void lookup_rows(void *task, int64_t from, int64_t to) {
+    Lookup *t = task;
+    const Stack *s = t->stack;
+    int64_t outside, first = from * s->columns;
+    if (t->wide)
+        outside = stack_rows_64(s, from, to - from, t->candidate, t->context, t->request, t->contexts, (uint64_t *)t->at + first);
+    else
+        outside = stack_rows_32(s, from, to - from, t->candidate, t->context, t->request, t->contexts, (uint32_t *)t->at + first);
+    __atomic_fetch_add(&t->outside, outside, __ATOMIC_RELAXED);
+}
+
 // at: uint32 or (`wide`) uint64[n, columns]. request may be null if there is one context. Gives how many ids were outside their
 // tables.
 int64_t dpi_lookup(const Stack *s, int64_t wide, int64_t n, const uint8_t *candidate, const uint8_t *context,
-                   const int32_t *request, int64_t contexts, void *at) {
-    return wide ? stack_rows_64(s, 0, n, candidate, context, request, contexts, at)
-                : stack_rows_32(s, 0, n, candidate, context, request, contexts, at);
+                   const int32_t *request, int64_t contexts, void *at, Parallel parallel, int64_t threads) {
+    Lookup task = {s, wide, contexts, 0, candidate, context, request, at};
+    const int64_t step = 16 * BLOCK / (s->columns + 1) + 1;
+    share_out((Shares){lookup_rows, &task, n, step, 0}, parallel, threads);
+    return task.outside;
 }
-
-enum { BLOCK = 4096 };  // ids that are worked out before their rows are read
 
 // What the float32 rows of a stack become, column by column: times a number of the row (-1 - i: of its context; NO_NUMBER: 1),
 // at x's column `to` if that is not negative. Then `copies` numbers themselves. plain: no column
@@ -98,7 +143,7 @@ static inline float number_of(int32_t number, const float *own, const float *sha
         Lanes sum = {0}, squares = {0};                                                             \
         for (int64_t c = 0; c < columns; ++c) {                                                     \
             Lanes e = *(const Lanes *)(table + (int64_t)at[c] * dim + d) * by[c];                   \
-            if (to[c] >= 0) *(Lanes *)(out + to[c] + d) = e;                                         \
+            if (to_column[c] >= 0) *(Lanes *)(out + to_column[c] + d) = e;                                         \
             if (FM) sum += e, squares += e * e;                                                     \
         }                                                                                           \
         sum = sum * sum - squares;                                                                  \
@@ -106,7 +151,7 @@ static inline float number_of(int32_t number, const float *own, const float *sha
     }
 #define ROW(FM) { LANES_OF_ROW(16, FM) LANES_OF_ROW(8, FM) LANES_OF_ROW(4, FM) LANES_OF_ROW(1, FM) }
 
-enum { AHEAD = 16 };  // rows whose first cache line is asked for before they are copied
+enum { MOST_COLUMNS = 4096, AHEAD = 16 };  // rows whose first cache line is asked for before they are copied
 
 #define COPY(DIM)                                                                                   \
     for (int64_t i = 0; i < count; ++i) {                                                           \
@@ -125,28 +170,41 @@ static void copy_rows(const uint32_t *restrict at, int64_t count, const float *r
     }
 }
 
-// As dpi_lookup for stacks of less than 2^31 float32 rows; fm: 1/2 sum_d ((sum_i v_id)^2 - sum_i v_id^2) of all columns. x,
-// total and fm may be null.
-int64_t dpi_floats(const Stack *s, const Floats *f, int64_t n, const uint8_t *candidate, const uint8_t *context,
-                   const int32_t *request, int64_t contexts, const float *candidate_numbers, const float *context_numbers,
-                   float *x, float *total, float *fm) {
-    uint32_t block[BLOCK];
-    float by[BLOCK];
-    const int64_t columns = s->columns, step = BLOCK / columns, dim = f->dim;
+typedef struct {
+    Lookup ids;
+    const Floats *floats;
+    const float *candidate_numbers, *context_numbers;
+    float *x, *total, *fm;
+} Pass;
+
+// As many as BLOCK ids name if rows are narrow, or 64 kB if they are wide.
+static int64_t rows_at_once(const Stack *s, const Floats *f) {
+    const int64_t ids = f->dim > 16 ? 16 * BLOCK / f->dim : BLOCK;
+    return s->columns < ids ? ids / s->columns : 1;
+}
+
+static void float_rows(void *task, int64_t from, int64_t to) {
+    Pass *t = task;
+    const Stack *s = t->ids.stack;
+    const Floats *f = t->floats;
+    uint32_t block[MOST_COLUMNS];
+    float by[MOST_COLUMNS];
+    const int64_t columns = s->columns, step = rows_at_once(s, f), dim = f->dim;
     const float *restrict table = f->table;
-    const int32_t *restrict to = f->to;
+    const int32_t *restrict to_column = f->to;
+    float *x = t->x, *total = t->total, *fm = t->fm;
     const int copied = f->plain && !fm;
     int64_t outside = 0;
-    for (int64_t r = 0; r < n; ++r) {
-        const int64_t rows = r % step ? 0 : r + step < n ? step : n - r;
+    for (int64_t r = from; r < to; ++r) {
+        const int64_t done = (r - from) % step, rows = done ? 0 : r + step < to ? step : to - r;
         if (rows) {
-            outside += stack_rows_32(s, r, rows, candidate, context, request, contexts, block);
+            outside += stack_rows_32(s, r, rows, t->ids.candidate, t->ids.context, t->ids.request, t->ids.contexts, block);
             if (x && copied) copy_rows(block, rows * columns, table, dim, x + r * f->width);
             else if (x) for (int64_t i = 0; i < rows * columns; ++i) __builtin_prefetch(table + (int64_t)block[i] * dim);
         }
-        const uint32_t *restrict at = block + r % step * columns;
-        const float *own = candidate_numbers + r * f->candidate_numbers;
-        const float *shared = context_numbers + (request ? request[r] : 0) * f->context_numbers;
+        const uint32_t *restrict at = block + done * columns;
+        const float *own = t->candidate_numbers + r * f->candidate_numbers;
+        const float *shared = t->context_numbers + (t->ids.request ? t->ids.request[r] : 0) * f->context_numbers;
         if (x && !copied) {
             float *out = x + r * f->width, all = 0;
             int64_t d = 0;
@@ -162,7 +220,17 @@ int64_t dpi_floats(const Stack *s, const Floats *f, int64_t n, const uint8_t *ca
             total[r] = sum;
         }
     }
-    return outside;
+    __atomic_fetch_add(&t->ids.outside, outside, __ATOMIC_RELAXED);
+}
+
+// As dpi_lookup for stacks of less than 2^31 float32 rows and at most 4096 columns; fm: 1/2 sum_d ((sum_i v_id)^2 -
+// sum_i v_id^2) of all columns. x, total and fm may be null.
+int64_t dpi_floats(const Stack *s, const Floats *f, int64_t n, const uint8_t *candidate, const uint8_t *context,
+                   const int32_t *request, int64_t contexts, const float *candidate_numbers, const float *context_numbers,
+                   float *x, float *total, float *fm, Parallel parallel, int64_t threads) {
+    Pass task = {{s, 0, contexts, 0, candidate, context, request, NULL}, f, candidate_numbers, context_numbers, x, total, fm};
+    share_out((Shares){float_rows, &task, n, rows_at_once(s, f), 0}, parallel, threads);
+    return task.ids.outside;
 }
 
 // y[n, width] + shared[request], and ReLU of it.

@@ -20,10 +20,6 @@ from kernels.stack_groups import Floats, StackGroup, bag_maxima, by_shape, group
 from kernels.stack_rows import StackRows, place, runs
 
 _PREFETCH_FROM = 2048  # from so many ids on embedding_bag, which prefetches, beats a plain gather: 2.2 times on cold rows
-# What one thread copies faster than torch's two: ids, and bytes of x (26 x 256 rows of dim 16: 29 us against 60; 26 x 1,024 of
-# dim 64: 450 us against 350).
-_NATIVE_IDS, _NATIVE_BYTES = 1 << 16, 1 << 20
-_EVERY, _NARROW = 1 << 62, 16  # one thread is faster in C at every size if rows of the stack are this narrow
 _MOST_COLUMNS = 4096  # of stacked.c, BLOCK
 _WIDE = np.dtype(np.int64)
 
@@ -73,9 +69,6 @@ class StackedLookup:
             to = [s.out for s in plan.x_slots if s.columns] or [-1] * self.float_stacks.rows.columns
             numbers = [(s.number, s.out) for s in plan.x_slots if s.kind == Kind.COPY]
             self._floats = NativeFloats(self.float_stacks, to, numbers, self._x_width)
-            few = min(_NATIVE_IDS // len(to), _NATIVE_BYTES // max(1, 4 * self._x_width))
-            always = self._floats.scaled or len(to) * _NARROW >= self._x_width
-            self._native_rows = _EVERY if self._floats.scaled else few, _EVERY if always else few
 
     def __call__(self, batch: Batch, rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """x[rows, x_width] and total float32[rows, 1], as `reference.lookup`; None for an output the plan lacks."""
@@ -96,8 +89,7 @@ class StackedLookup:
         context_numbers: Floats,
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The same for the arrays of exactly the rows to read (see `Batch`)."""
-        rows = len(request)
-        if self._floats is not None and rows <= self._native_rows[torch.get_num_threads() == 1]:
+        if self._floats is not None:
             x, total, _, outside = self._floats(request, candidate_ids, context_ids, candidate_numbers, context_numbers)
             self.count(outside)
             return x, total
