@@ -84,6 +84,8 @@ class CpuOperators:
         stacks, fields = native.float_stacks, native.plan.x_slots
         if stacks is None or stacks.table is None or self._dtype != torch.float32 or len(lookup.attrs.outputs_of_concat()) != 1:
             return None
+        if any(s.columns > 1 for s in fields):  # a bag
+            return None
         if not dense or len(fms) > 1 or len(dense) + len(fms) < len(own) or lookup.outputs[0] not in dense[0].inputs:
             return None
         whole = 0, len(fields), stacks.table.shape[1]

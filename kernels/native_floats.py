@@ -16,7 +16,7 @@ from kernels.native_rows import NativeRows, address
 from kernels.stack_groups import Floats
 from kernels.team import team
 
-MOST_DIM = 256  # of stacked.c
+MOST_DIM, MORE = 256, -2  # of stacked.c
 _COLUMNWISE = ("number", "weight_number", "to", "copied", "copied_to")
 
 
@@ -47,7 +47,8 @@ class FloatStacks:
 
 class NativeFloats:
     """Args:
-    to: of each id column of the stacks, its first column of x, or -1. copies: (number, column of x). width: of x.
+    to: of each id column of the stacks, its first column of x, or -1; MORE, of a bag: added where the column before goes.
+    copies: (number, column of x). width: of x.
     """
 
     def __init__(self, stacks: FloatStacks, to: Sequence[int], copies: Sequence[tuple[int, int]], width: int) -> None:

@@ -122,7 +122,7 @@ int64_t dpi_lookup(const Stack *s, int64_t wide, int64_t n, const uint8_t *candi
 }
 
 // What the float32 rows of a stack become, column by column: times a number of the row (-1 - i: of its context; NO_NUMBER: 1),
-// at x's column `to` if that is not negative. Then `copies` numbers themselves. plain: no column
+// at x's column `to` if that is not negative; MORE: added to the column before, a bag's. Then `copies` numbers themselves. plain: no column
 // has a number, and x is the rows side by side.
 typedef struct {
     int64_t dim, width, copies, plain, candidate_numbers, context_numbers;
@@ -130,24 +130,27 @@ typedef struct {
     const int32_t *number, *weight_number, *to, *copied, *copied_to;
 } Floats;
 
-enum { NO_NUMBER = INT32_MAX };
+enum { NO_NUMBER = INT32_MAX, MORE = -2 };
 
 static inline float number_of(int32_t number, const float *own, const float *shared) {
     return number == NO_NUMBER ? 1 : number >= 0 ? own[number] : shared[-1 - number];
 }
 
 // Dims d to d + LANES of all columns of a row, while there are so many: to x, and (FM) its share of them.
-#define LANES_OF_ROW(LANES, FM)                                                                     \
-    for (; dim - d >= LANES; d += LANES) {                                                          \
-        typedef float Lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));         \
+#define LANES(C) (*(const Lanes *)(table + (int64_t)at[C] * dim + d) * by[C])
+#define LANES_OF_ROW(COUNT, FM)                                                                     \
+    for (; dim - d >= COUNT; d += COUNT) {                                                          \
+        typedef float Lanes __attribute__((vector_size(4 * COUNT), aligned(4), may_alias));         \
         Lanes sum = {0}, squares = {0};                                                             \
-        for (int64_t c = 0; c < columns; ++c) {                                                     \
-            Lanes e = *(const Lanes *)(table + (int64_t)at[c] * dim + d) * by[c];                   \
-            if (to_column[c] >= 0) *(Lanes *)(out + to_column[c] + d) = e;                                         \
+        for (int64_t c = 0; c < columns;) {                                                         \
+            const int64_t place = to[c];                                                            \
+            Lanes e = LANES(c);                                                                     \
+            while (++c < columns && to[c] == MORE) e += LANES(c);                                   \
+            if (place >= 0) *(Lanes *)(out + place + d) = e;                                        \
             if (FM) sum += e, squares += e * e;                                                     \
         }                                                                                           \
         sum = sum * sum - squares;                                                                  \
-        for (int i = 0; FM && i < LANES; ++i) all += sum[i];                                        \
+        for (int i = 0; FM && i < COUNT; ++i) all += sum[i];                                        \
     }
 #define ROW(FM) { LANES_OF_ROW(16, FM) LANES_OF_ROW(8, FM) LANES_OF_ROW(4, FM) LANES_OF_ROW(1, FM) }
 
@@ -183,7 +186,7 @@ static int64_t rows_at_once(const Stack *s, const Floats *f) {
     return s->columns < ids ? ids / s->columns : 1;
 }
 
-static void float_rows(void *task, int64_t from, int64_t to) {
+static void float_rows(void *task, int64_t from, int64_t end) {
     Pass *t = task;
     const Stack *s = t->ids.stack;
     const Floats *f = t->floats;
@@ -191,12 +194,12 @@ static void float_rows(void *task, int64_t from, int64_t to) {
     float by[MOST_COLUMNS];
     const int64_t columns = s->columns, step = rows_at_once(s, f), dim = f->dim;
     const float *restrict table = f->table;
-    const int32_t *restrict to_column = f->to;
+    const int32_t *restrict to = f->to;
     float *x = t->x, *total = t->total, *fm = t->fm;
     const int copied = f->plain && !fm;
     int64_t outside = 0;
-    for (int64_t r = from; r < to; ++r) {
-        const int64_t done = (r - from) % step, rows = done ? 0 : r + step < to ? step : to - r;
+    for (int64_t r = from; r < end; ++r) {
+        const int64_t done = (r - from) % step, rows = done ? 0 : r + step < end ? step : end - r;
         if (rows) {
             outside += stack_rows_32(s, r, rows, t->ids.candidate, t->ids.context, t->ids.request, t->ids.contexts, block);
             if (x && copied) copy_rows(block, rows * columns, table, dim, x + r * f->width);

@@ -14,7 +14,7 @@ import torch
 from kernels.id_record import Records
 from kernels.lookup_plan import NO_NUMBER, Batch, Kind, LookupPlan, Slot
 from kernels.native import library
-from kernels.native_floats import MOST_DIM, FloatStacks, NativeFloats
+from kernels.native_floats import MORE, MOST_DIM, FloatStacks, NativeFloats
 from kernels.native_rows import NativeRows
 from kernels.stack_groups import Floats, StackGroup, bag_maxima, by_shape, group_factors, number_place, stacked_tables
 from kernels.stack_rows import StackRows, place, runs
@@ -66,7 +66,8 @@ class StackedLookup:
         self._direct = not copies[0] and not masks and all(g.placed == ((0, 0, self._x_width),) for g in self._x_groups)
         self.float_stacks, self._floats = self._float_stacks(), None
         if self.float_stacks is not None:
-            to = [s.out for s in plan.x_slots if s.columns] or [-1] * self.float_stacks.rows.columns
+            to = [at for s in plan.x_slots if s.columns for at in (s.out, *[MORE] * (s.columns - 1))]
+            to = to or [-1] * self.float_stacks.rows.columns
             numbers = [(s.number, s.out) for s in plan.x_slots if s.kind == Kind.COPY]
             self._floats = NativeFloats(self.float_stacks, to, numbers, self._x_width)
 
@@ -136,7 +137,7 @@ class StackedLookup:
         self._count(outside * sum(reads.readers for reads, _ in self._reads.values()))
 
     def _float_stacks(self) -> FloatStacks | None:
-        """What one native pass reads: every slot a float32 row of its own stack, of one set of id columns; else None."""
+        """What one native pass reads: float32 rows and sums of them, of one set of id columns; else None."""
         groups = [*self._x_groups, *self._total_groups]
         if len(self._reads) != 1 or len(self._x_groups) > 1 or len(self._total_groups) > 1:
             return None
@@ -148,11 +149,11 @@ class StackedLookup:
         if self._x_masks or self._total_copies is not None or (self._x_groups and self._out_dtype != torch.float32):
             return None
         x_slots, total_slots = ([s for s in slots if s.columns] for slots in (self.plan.x_slots, self.plan.total_slots))
-        if any(s.columns > 1 for s in x_slots) or (self.plan.x_slots and not x_slots):
+        if self.plan.x_slots and not x_slots:
             return None
         table, weights = (groups[0].weight if groups else None for groups in (self._x_groups, self._total_groups))
         of_weights = [s.number for s in total_slots for _ in range(s.columns)] or [NO_NUMBER] * native.columns
-        of_rows = [s.number for s in x_slots] or [NO_NUMBER] * native.columns
+        of_rows = [s.number for s in x_slots for _ in range(s.columns)] or [NO_NUMBER] * native.columns
         return FloatStacks(loaded, self.plan, native, table, weights, of_rows, of_weights)
 
     def _x(self, pooled: Sequence[torch.Tensor], numbers: Floats) -> torch.Tensor:

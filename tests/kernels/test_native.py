@@ -79,6 +79,32 @@ def test_one_call_reads_and_sums_what_two_ways_read_and_sum(rows, dim, monkeypat
     assert fast.out_of_range == slow.out_of_range > 0 or rows == 1
 
 
+@needs_compiler
+@pytest.mark.parametrize("dim", [1, 6, 16, 37])
+@pytest.mark.parametrize("rows", [1, 5, 900])
+def test_bags_are_summed_in_the_same_call(rows, dim):
+    """Of one, four and two ids, some of them padding, beside an embedding times a number; summed weights too."""
+    counts, sizes = (1, 4, 1, 2), (9, 300, 1, 70_000)
+    tables = [TableShape(n, width, F32) for width in (dim, 1) for n in sizes]
+    columns, x, total, first = [], [], [], np.cumsum([0, *counts, *counts]).tolist()
+    for i, count in enumerate((*counts, *counts)):
+        source = first[i] % 8
+        sources = [ALWAYS_ROW_0] if i % 4 == 2 else range(source, source + count)
+        columns += [IdColumn(s, i, 0, count > 1) for s in sources]
+        out, kind = (i * dim, x) if i < 4 else (0, total)
+        kind.append(Slot(Kind.SCALE if i % 4 == 2 else Kind.GATHER, dim if i < 4 else 1, out, first[i], count,
+                         **({"number": 0} if i % 4 == 2 else {})))  # fmt: skip
+    x.append(Slot(Kind.COPY, 1, 4 * dim, number=0))
+    plan = plan_of(tables, columns, x, total, candidate=8, candidate_numbers=1)
+    values, batch = tables_of(plan), batch_of(plan, rows, ids=some_padding)
+    lookup = stacked.StackedLookup(plan, values)
+    assert lookup.float_stacks is not None
+    got_x, got_total = lookup(in_records(plan, batch), rows)
+    want_x, want_total = (t.double() for t in reference.lookup(plan, values, batch, rows))
+    torch.testing.assert_close(got_x.double(), want_x, rtol=0, atol=4 * 8 * 2.0**-23)
+    torch.testing.assert_close(got_total.double(), want_total, rtol=0, atol=8 * 8 * 2.0**-23)
+
+
 @pytest.mark.parametrize("int8", [(), (0, 1, 3, 4), range(7)])
 @pytest.mark.parametrize("rows", [1, 19, 1031])
 def test_without_a_compiler_every_kind_of_slot_is_read_all_the_same(rows, int8, monkeypatch):
