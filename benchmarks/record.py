@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,7 +28,7 @@ def run_facts(seed: int, device: torch.device) -> dict[str, Any]:
     return {
         "gpu": here.gpu or None,
         "driver": here.driver or None,
-        "cpu": f"{platform.machine()}, {os.cpu_count()} cores",
+        "cpu": f"{_processor()}, {os.cpu_count()} cores",
         "python": platform.python_version(),
         "torch": here.torch,
         "cupy": here.cupy or None,
@@ -114,6 +115,15 @@ class ResultFile:
 def identity(r: Record) -> tuple[Any, ...]:
     """(system, then what names the cell)."""
     return r["system"], r["suite"], r["model"], r["batch"], r["precision"], json.dumps(r.get("cell", {}), sort_keys=True)
+
+
+def _processor() -> str:
+    """Its architecture, and its maker's name for it where Linux knows one."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"{platform.machine()}, {line.partition(':')[2].strip()}"
+    return platform.machine()
 
 
 def _output(*command: str) -> str | None:

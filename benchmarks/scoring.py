@@ -5,7 +5,6 @@ is Parquet of encoded ids, and what the output keeps of it is all. The peer is w
 PyTorch, a table a field, the same file read and written by the same library in chunks of the same size.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from benchmarks.systems import golden
 from benchmarks.torch_models import Model, TablePerField
 from benchmarks.workload import CRITEO, Workload, id_blocks, workload
 from deployments.file_scoring import score_file
+from deployments.host import cores
 from deployments.score_job import ScoreJob
 from dpiframe_core.architecture import DCNv2
 from dpiframe_core.bundle import write_bundle
@@ -106,7 +106,7 @@ def _job(folder: Path, w: Workload, rows: int, device: torch.device, seed: int) 
 
 def _eager(job: ScoreJob, w: Workload, device: torch.device) -> float:
     """Rows a second of the script."""
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(cores())
     model = Model(_on(w, device), TablePerField, torch.float32).eval()
     start, rows = time.perf_counter(), 0
     writer: pq.ParquetWriter | None = None

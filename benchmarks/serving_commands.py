@@ -1,6 +1,5 @@
 """The commands of the suites that start whole servers."""
 
-import os
 from itertools import chain
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +7,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.run import Append, Device, Names, Out, Run, Seconds, names_in, numbers_in
+from deployments.host import cores
 from dpiframe_core.engine_options import DEFAULT_PRECISION
 
 app = typer.Typer()
@@ -40,13 +40,13 @@ def serving(
     from benchmarks import serving_stages
 
     run = Run("serving", device, seed, out, append)
-    cores, counts = os.cpu_count() or 1, numbers_in(gpus)
+    here, counts = cores(), numbers_in(gpus)
     plan = serving_suite.Plan(
         bundle=bundle, device=run.device.type, precision=DEFAULT_PRECISION[run.device.type], systems=names_in(systems),
         forms=names_in(forms), candidates=numbers_in(candidates), connections=numbers_in(connections),
         offered=[float(x) for x in names_in(offered)], rates=[float(x) for x in names_in(rates)], gpus=counts,
-        ingress=ingress or max(2, cores // 2 // max(counts)), cores=cores_a_gpu,
-        load_processes=load_processes or max(1, cores // 8),
+        ingress=ingress or max(2, here // 2 // max(counts)), cores=cores_a_gpu,
+        load_processes=load_processes or max(1, here // 8),
         peer_python=peer_python, seconds=seconds, budget_s=budget, seed=seed,
     )  # fmt: skip
     profile = serving_stages.run(bundle, plan.device, plan.forms, plan.candidates, seed) if stages else ()

@@ -3,7 +3,6 @@
 Knows no command line and no Ray.
 """
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +11,7 @@ from contextlib import closing, nullcontext
 import torch
 
 from deployments.chunk_scorer import ChunkScorer, Scored
+from deployments.host import cores
 from deployments.one_thread import one_thread
 from deployments.score_job import ScoreJob, plan_job
 from deployments.scored_file import ScoreReport, scored_file
@@ -34,7 +34,7 @@ def score_file(job: ScoreJob, progress: Progress, threads: int = 0) -> ScoreRepo
     bundle = read_bundle(job.bundle)
     plan = plan_job(job, bundle.manifest)
     on_cpu = job.device == "cpu" or not torch.cuda.is_available()
-    threads = threads or (len(os.sched_getaffinity(0)) if on_cpu else 4)
+    threads = threads or (cores() if on_cpu else 4)
     with (
         one_thread() if on_cpu else nullcontext(),  # a core for each chunk: sharing one layer, they wait after every layer
         closing(ChunkScorer(job, plan, bundle, threads if on_cpu else 2)) as scorer,

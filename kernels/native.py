@@ -1,5 +1,5 @@
-"""Builds the .c files of this folder with the host's C compiler, once for a processor, and loads them: stacked.c as a library,
-blocks.c as a module of CPython, which needs its headers. Where either cannot be built, NumPy and torch do the same, slower.
+"""Builds the .c files of this folder with the host's C compiler, once for a processor, and loads them: blocks.c as a module
+of CPython, which needs its headers, the others as a library. Where they cannot be built, NumPy and torch do the same, slower.
 """
 
 import ctypes
@@ -47,15 +47,15 @@ class Blocks(Protocol):
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The functions of stacked.c, or None where they cannot be built (which is said once, in the log)."""
-    return _loaded("stacked.c", (), _bound, "CPU lookups")
+    """The functions of stacked.c and dense_cpu.c, or None where they cannot be built (which is said once, in the log)."""
+    return _loaded(("stacked.c", "dense_cpu.c"), (), _bound, "CPU lookups")
 
 
 @cache
 def blocks() -> Blocks | None:
     """The functions of blocks.c, or None where they cannot be built (which is said once, in the log)."""
     headers = f"-I{sysconfig.get_path('include')}"
-    return _loaded("blocks.c", (headers, f"-DABI={sysconfig.get_config_var('SOABI')}"), _imported, "requests")
+    return _loaded(("blocks.c",), (headers, f"-DABI={sysconfig.get_config_var('SOABI')}"), _imported, "requests")
 
 
 def _bound(path: Path) -> ctypes.CDLL:
@@ -65,7 +65,7 @@ def _bound(path: Path) -> ctypes.CDLL:
     loaded.dpi_lookup.argtypes = [_POINTER, _LONG, _LONG, *[_POINTER] * 3, _LONG, *[_POINTER] * 2, _LONG]
     loaded.dpi_floats.argtypes = [_POINTER, _POINTER, _LONG, *[_POINTER] * 3, _LONG, *[_POINTER] * 6, _LONG]
     loaded.dpi_add_shared.argtypes = [_POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG]
-    loaded.dpi_fm.argtypes = [_POINTER, _LONG, _LONG, _LONG, _LONG, _POINTER]
+    loaded.dpi_fm.argtypes = [_POINTER, *[_LONG] * 4, *[_POINTER] * 2, _LONG]
     return loaded
 
 
@@ -76,31 +76,31 @@ def _imported(path: Path) -> Blocks:
     return cast(Blocks, module)
 
 
-def _loaded(name: str, options: Sequence[str], load: Callable[[Path], Loaded], users: str) -> Loaded | None:
-    """`users`: who goes without, if it cannot be built."""
+def _loaded(names: Sequence[str], options: Sequence[str], load: Callable[[Path], Loaded], users: str) -> Loaded | None:
+    """`users`: who goes without, if they cannot be built."""
     compiler = shutil.which(os.environ.get("CC", "cc"))
     if compiler is None:
         log.info("no C compiler: %s take NumPy's way", users)
         return None
     try:
-        return load(_built(compiler, FOLDER / name, options))
+        return load(_built(compiler, [FOLDER / name for name in names], options))
     except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
-        log.warning("%s could not be built (%s): %s take NumPy's way", name, error, users)
+        log.warning("%s could not be built (%s): %s take NumPy's way", " and ".join(names), error, users)
         return None
 
 
-def _built(compiler: str, code: Path, options: Sequence[str]) -> Path:
+def _built(compiler: str, sources: Sequence[Path], options: Sequence[str]) -> Path:
     """The shared object, from an earlier start if it was kept."""
     flags = [*_FLAGS, *options]
-    key = sha256(repr((code.read_text(), flags, compiler, _processor())).encode()).hexdigest()
-    name = f"{code.stem}-{key[:32]}.so"
+    texts = [code.read_text() for code in (*sources, *sorted(FOLDER.glob("*.h")))]
+    key = sha256(repr((texts, flags, compiler, _processor())).encode()).hexdigest()
+    name = f"{sources[0].stem}-{key[:32]}.so"
     if found := kept(name):
         return found
     with TemporaryDirectory(prefix="dpiframe-") as folder:
         made = Path(folder) / "made.so"
-        done = subprocess.run(
-            [compiler, *flags, str(code), "-o", str(made)], capture_output=True, text=True, timeout=_BUILD_S, check=False
-        )
+        command = [compiler, *flags, *map(str, sources), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S, check=False)
         if done.returncode:
             raise RuntimeError((done.stderr.strip().splitlines() or [f"{compiler} failed"])[0])
         return keep(name, made.read_bytes())

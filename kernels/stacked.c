@@ -1,39 +1,16 @@
 // The lookup on a CPU: which rows of a stack of tables a batch's id records name, and those rows side by side or summed.
-// Twin of stack_rows.StackRows and of torch.embedding; built by native.py, which knows no more of it than these signatures.
+// Twin of stack_rows.StackRows and of torch.embedding_bag; built by native.py, which knows no more of it than these signatures.
 //
 // An id is read as the 4-byte word of the record that holds it, shifted and masked: the same few instructions whatever its
 // width, so that a compiler makes one vectorised loop of all columns of a side.
 
-#include <stddef.h>
-#include <stdint.h>
 #include <string.h>
+
+#include "team.h"
 
 // A record begins where its buffer does, which another process may have laid anywhere.
 typedef uint32_t __attribute__((aligned(1), may_alias)) Word;
 typedef uint64_t __attribute__((aligned(1), may_alias)) Long;
-
-// GOMP_parallel of the OpenMP runtime that torch runs on: work(data) in so many threads of its pool, this one among them. Null: in
-// this one alone.
-typedef void (*Parallel)(void (*work)(void *), void *data, unsigned threads, unsigned flags);
-
-// Rows of a task, `step` at a time to whichever thread asks next.
-typedef struct {
-    void (*rows)(void *task, int64_t from, int64_t to);
-    void *task;
-    int64_t n, step, next;
-} Shares;
-
-static void work(void *data) {
-    Shares *s = data;
-    for (int64_t from; (from = __atomic_fetch_add(&s->next, s->step, __ATOMIC_RELAXED)) < s->n;)
-        s->rows(s->task, from, from + s->step < s->n ? from + s->step : s->n);
-}
-
-// In this thread alone if there are no more than two pieces: waking the others would take what they save.
-static void share_out(Shares s, Parallel parallel, int64_t threads) {
-    if (parallel && threads > 1 && s.n > 2 * s.step) parallel(work, &s, (unsigned)threads, 0);
-    else s.rows(s.task, 0, s.n);
-}
 
 // Columns [start, stop) read their ids from one side's record.
 typedef struct {
@@ -41,8 +18,8 @@ typedef struct {
 } Stretch;
 
 // By column: the word that holds its id, how far to shift it and what to keep of it (all ones, shifted, for 8 bytes: two
-// words); first row and rows of its table, of the id type; where an id outside it reads, and where one of all ones does (pads: 1
-// if that is padding, and not counted).
+// words); first row and rows of its table, of the id type; where an id outside it reads, and where one of all ones does (pads:
+// 1 if that is padding, and not counted).
 typedef struct {
     int64_t columns, stretches, candidate_bytes, context_bytes;
     const Stretch *stretch;
@@ -104,10 +81,11 @@ static void lookup_rows(void *task, int64_t from, int64_t to) {
     Lookup *t = task;
     const Stack *s = t->stack;
     int64_t outside, first = from * s->columns;
+    const int64_t n = to - from, contexts = t->contexts;
     if (t->wide)
-        outside = stack_rows_64(s, from, to - from, t->candidate, t->context, t->request, t->contexts, (uint64_t *)t->at + first);
+        outside = stack_rows_64(s, from, n, t->candidate, t->context, t->request, contexts, (uint64_t *)t->at + first);
     else
-        outside = stack_rows_32(s, from, to - from, t->candidate, t->context, t->request, t->contexts, (uint32_t *)t->at + first);
+        outside = stack_rows_32(s, from, n, t->candidate, t->context, t->request, contexts, (uint32_t *)t->at + first);
     __atomic_fetch_add(&t->outside, outside, __ATOMIC_RELAXED);
 }
 
@@ -122,8 +100,8 @@ int64_t dpi_lookup(const Stack *s, int64_t wide, int64_t n, const uint8_t *candi
 }
 
 // What the float32 rows of a stack become, column by column: times a number of the row (-1 - i: of its context; NO_NUMBER: 1),
-// at x's column `to` if that is not negative; MORE: added to the column before, a bag's. Then `copies` numbers themselves. plain: no column
-// has a number, and x is the rows side by side.
+// at x's column `to` if that is not negative; MORE, of a bag: added where the column before goes. Then `copies` numbers
+// themselves. plain: no column has a number, and x is the rows side by side.
 typedef struct {
     int64_t dim, width, copies, plain, candidate_numbers, context_numbers;
     const float *table, *weights;
@@ -234,35 +212,4 @@ int64_t dpi_floats(const Stack *s, const Floats *f, int64_t n, const uint8_t *ca
     Pass task = {{s, 0, contexts, 0, candidate, context, request, NULL}, f, candidate_numbers, context_numbers, x, total, fm};
     share_out((Shares){float_rows, &task, n, rows_at_once(s, f), 0}, parallel, threads);
     return task.ids.outside;
-}
-
-// y[n, width] + shared[request], and ReLU of it.
-void dpi_add_shared(float *restrict y, int64_t n, int64_t width, const float *restrict shared, const int32_t *request,
-                    int64_t relu) {
-    for (int64_t r = 0; r < n; ++r, y += width) {
-        const float *add = shared + request[r] * width;
-        const float least = relu ? 0 : -__builtin_inff();
-        for (int64_t c = 0; c < width; ++c) {
-            float e = y[c] + add[c];
-            y[c] = e < least ? least : e;
-        }
-    }
-}
-
-// 1/2 sum_d ((sum_i v_id)^2 - sum_i v_id^2) of rows of `fields` vectors of `dim`, `stride` floats apart; dim at most 256.
-void dpi_fm(const float *restrict x, int64_t n, int64_t stride, int64_t fields, int64_t dim, float *restrict out) {
-    for (int64_t r = 0; r < n; ++r) {
-        const float *v = x + r * stride;
-        float sum[256], squares[256], all = 0;
-        memset(sum, 0, dim * sizeof(float));
-        memset(squares, 0, dim * sizeof(float));
-        for (int64_t i = 0; i < fields; ++i)
-            for (int64_t d = 0; d < dim; ++d) {
-                float e = v[i * dim + d];
-                sum[d] += e;
-                squares[d] += e * e;
-            }
-        for (int64_t d = 0; d < dim; ++d) all += sum[d] * sum[d] - squares[d];
-        out[r] = 0.5f * all;
-    }
 }

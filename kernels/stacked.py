@@ -20,7 +20,7 @@ from kernels.stack_groups import Floats, StackGroup, bag_maxima, by_shape, group
 from kernels.stack_rows import StackRows, place, runs
 
 _PREFETCH_FROM = 2048  # from so many ids on embedding_bag, which prefetches, beats a plain gather: 2.2 times on cold rows
-_MOST_COLUMNS = 4096  # of stacked.c, BLOCK
+_MOST_COLUMNS = 4096  # of stacked.c
 _WIDE = np.dtype(np.int64)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-BUDGET = 19900
+BUDGET = 20300
 FREE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -40,7 +40,7 @@ def test_the_three_packages_stay_within_the_line_budget() -> None:
     lines = {}
     for package in ("kernels", "dpiframe_core", "deployments"):
         python = sum(python_lines(path.read_text()) for path in (ROOT / package).rglob("*.py"))
-        native = [*(ROOT / package).rglob("*.cu*"), *(ROOT / package).rglob("*.c")]
+        native = [*(ROOT / package).rglob("*.cu*"), *(ROOT / package).rglob("*.[ch]")]
         lines[package] = python + sum(cuda_lines(path.read_text()) for path in native)
     assert all(lines.values())
     assert sum(lines.values()) <= BUDGET, lines
