@@ -17,6 +17,56 @@ void dpi_add_shared(float *restrict y, int64_t n, int64_t width, const float *re
     }
 }
 
+// bfloat16 is the upper half of a float32.
+typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint32_t Words __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint16_t Halves __attribute__((vector_size(32), aligned(2), may_alias));
+
+enum { LANES = 16, OUTPUTS = 4, PIECE = 1 << 17 };  // PIECE: bytes of weights that a thread takes at a time
+
+typedef struct {
+    const uint16_t *weight;
+    const float *x, *bias;
+    float *y;
+    int64_t in, relu;
+} Row;
+
+// Outputs [from, to), four at a time: fewer sums at once would wait for one another.
+static void row_outputs(void *task, int64_t from, int64_t to) {
+    const Row *t = task;
+    for (int64_t o = from; o < to; o += OUTPUTS) {
+        const int64_t n = to - o < OUTPUTS ? to - o : OUTPUTS;
+        const uint16_t *w[OUTPUTS];
+        for (int64_t k = 0; k < OUTPUTS; ++k) w[k] = t->weight + (o + (k < n ? k : 0)) * t->in;
+        Floats sums[OUTPUTS] = {{0}};
+        int64_t i = 0;
+        for (; t->in - i >= LANES; i += LANES) {
+            const Floats x = *(const Floats *)(t->x + i);
+            for (int64_t k = 0; k < OUTPUTS; ++k)
+                sums[k] += x * (Floats)(__builtin_convertvector(*(const Halves *)(w[k] + i), Words) << 16);
+        }
+        for (int64_t k = 0; k < n; ++k) {
+            float all = t->bias[o + k];
+            for (int64_t l = 0; l < LANES; ++l) all += sums[k][l];
+            for (int64_t l = i; l < t->in; ++l) {
+                const uint32_t word = (uint32_t)w[k][l] << 16;
+                float e;
+                memcpy(&e, &word, sizeof e);
+                all += t->x[l] * e;
+            }
+            t->y[o + k] = t->relu && all < 0 ? 0 : all;
+        }
+    }
+}
+
+// y[out] = x[in] W^T + bias for W[out, in] of bfloat16, and ReLU of it.
+void dpi_row(const uint16_t *weight, int64_t out, int64_t in, const float *x, const float *bias, int64_t relu, float *y,
+             Parallel parallel, int64_t threads) {
+    Row task = {weight, x, bias, y, in, relu};
+    const int64_t rows = PIECE / (2 * in + 1) / OUTPUTS * OUTPUTS;
+    share_out((Shares){row_outputs, &task, out, rows ? rows : OUTPUTS, 0}, parallel, threads);
+}
+
 enum { MOST_DIM = 256, ROWS = 64 };  // ROWS: that a thread takes at a time
 
 typedef struct {

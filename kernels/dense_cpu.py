@@ -37,9 +37,10 @@ class Linear:
     Measured on two Zen 4 cores. Many rows: oneDNN with packed weights and the activation fused 220 GFLOP/s, MKL (torch.addmm)
     185. One row reads 2.6 MB of weights (624 x 1024) from the L3 in 31 us with a batch of smaller products, which MKL spreads
     over the cores; the same as one product, which it does not, takes 53 us; oneDNN 45 to 95. So a single row is multiplied in
-    float32 whatever the precision. Few rows, 2.6 MB: oneDNN half of MKL's time for 8 rows. But a call of it costs 14 us more:
-    for at most 1 MB of weights MKL is ahead, these laid out [in, out] (one Sapphire Rapids core, 256 x 128: 9 us for 16 rows,
-    24 by oneDNN; 48 and 63 for 128), and from some 200 rows on behind.
+    float32; weights of bfloat16 are read as such where dense_cpu.c could be built (two Sapphire Rapids cores: 39 us, float32
+    58, oneDNN in bfloat16 73). Few rows, 2.6 MB: oneDNN half of MKL's time for 8 rows. But a call of it costs 14 us more: for
+    at most 1 MB of weights MKL is ahead, these laid out [in, out] (one Sapphire Rapids core, 256 x 128: 9 us for 16 rows, 24 by
+    oneDNN; 48 and 63 for 128), and from some 200 rows on behind.
     """
 
     def __init__(
@@ -53,10 +54,13 @@ class Linear:
     ) -> None:
         out, width = weight.shape
         slices = next(n for n in (16, 8, 4, 2, 1) if out % n == 0)
+        self._weight, self._bias = weight.to(dtype).contiguous(), torch.zeros(out) if bias is None else bias.float()
+        native = library() if dtype == torch.bfloat16 else None
+        self._run = None if native is None else partial(native.dpi_row, self._weight.data_ptr(), out, width)
+        plain = weight.float() if self._run is None else self._weight  # else nobody reads it as float32
         self._small = weight.numel() <= _SMALL_WEIGHT
-        self._turned = weight.float().t().contiguous() if self._small else weight.float().t()
-        self._slices = weight.float().view(slices, out // slices, width).transpose(1, 2)
-        self._weight, self._bias = weight.to(dtype), torch.zeros(out) if bias is None else bias.float()
+        self._turned = plain.t().contiguous() if self._small else plain.t()
+        self._slices = plain.view(slices, out // slices, width).transpose(1, 2)
         self._dtype, self._fused = dtype, _ATTRIBUTES.get(activation)
         self._relu = activation == "relu"
         self._activate = partial(reference.activate_, activation=activation, params=params, slope=slope)
@@ -64,6 +68,8 @@ class Linear:
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """dtype[rows, out] (float32 for a single row); `bias`: float32[out] in place of the layer's."""
+        if self._run is not None and x.shape[0] == 1:
+            return self._one_row(x.float().contiguous(), self._bias if bias is None else bias)
         fused = self._fused if self._packed is not None and not self._is_small(x) else None
         y = self._product(x, self._bias if bias is None else bias, fused or "none")
         return y if fused else self._activate(y)
@@ -76,6 +82,12 @@ class Linear:
         assert native is not None
         y, request = self._product(x, None), np.ascontiguousarray(request)
         native.dpi_add_shared(y.data_ptr(), *y.shape, shares.data_ptr(), request.ctypes.data, self._relu)
+        return y if self._relu else self._activate(y)
+
+    def _one_row(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        assert self._run is not None
+        y = torch.empty(1, len(bias))
+        self._run(x.data_ptr(), bias.data_ptr(), self._relu, y.data_ptr(), *team())
         return y if self._relu else self._activate(y)
 
     def _is_small(self, x: torch.Tensor) -> bool:

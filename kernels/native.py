@@ -61,10 +61,11 @@ def blocks() -> Blocks | None:
 def _bound(path: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     loaded.dpi_lookup.restype = loaded.dpi_floats.restype = _LONG
-    loaded.dpi_fm.restype = loaded.dpi_add_shared.restype = None
+    loaded.dpi_fm.restype = loaded.dpi_add_shared.restype = loaded.dpi_row.restype = None
     loaded.dpi_lookup.argtypes = [_POINTER, _LONG, _LONG, *[_POINTER] * 3, _LONG, *[_POINTER] * 2, _LONG]
     loaded.dpi_floats.argtypes = [_POINTER, _POINTER, _LONG, *[_POINTER] * 3, _LONG, *[_POINTER] * 6, _LONG]
     loaded.dpi_add_shared.argtypes = [_POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG]
+    loaded.dpi_row.argtypes = [_POINTER, *[_LONG] * 2, *[_POINTER] * 2, _LONG, *[_POINTER] * 2, _LONG]
     loaded.dpi_fm.argtypes = [_POINTER, *[_LONG] * 4, *[_POINTER] * 2, _LONG]
     return loaded
 

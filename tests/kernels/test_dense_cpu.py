@@ -6,6 +6,7 @@ import torch
 
 from kernels import dense_cpu
 from kernels.dense_cpu import CrossV1, Head, Linear, has_bf16
+from kernels.native import library
 
 F32, BF16 = torch.float32, torch.bfloat16
 EPS = np.finfo(np.float32).eps
@@ -45,15 +46,32 @@ def test_a_linear_layer_is_exact_to_float32(rows, width, out, activation, biased
 @pytest.mark.usefixtures("packed")
 @pytest.mark.parametrize("rows", [1, 2, 19, 129])
 def test_a_bfloat16_layer_rounds_its_operands_and_result_alone(rows):
+    """A single row's bias and result are float32, and without a compiler its weights too."""
     rng = np.random.default_rng(rows)
-    x, weight, bias = draw(rng, rows, 100), draw(rng, 40, 100), draw(rng, 40)
+    x, weight, bias = draw(rng, rows, 100), draw(rng, 42, 100), draw(rng, 42)
     got = Linear(weight, bias, "relu", BF16)(x.bfloat16())
     exact = rows == 1
-    x64, w64, b64 = (t.double().numpy() for t in (x.bfloat16(), *(t if exact else t.bfloat16() for t in (weight, bias))))
+    x64, b64 = (t.double().numpy() for t in (x.bfloat16(), bias if exact else bias.bfloat16()))
+    w64 = (weight if exact and library() is None else weight.bfloat16()).double().numpy()
     want = np.maximum(x64 @ w64.T + b64, 0)
     terms = np.abs(x64) @ np.abs(w64).T + np.abs(b64)
     assert got.dtype == (F32 if exact else BF16)
     assert (np.abs(got.double().numpy() - want) <= 8 * EPS * terms + (0 if exact else 2.0**-8) * want).all()
+
+
+@pytest.mark.skipif(library() is None, reason="there is no C compiler")
+@pytest.mark.parametrize(("width", "out"), [(1, 1), (15, 7), (16, 4), (429, 1001), (2048, 600)])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_row_times_weights_of_bfloat16_is_exact_to_float32(width, out, activation, biased):
+    """On any processor: of widths that lanes, and outputs that threads do not divide."""
+    rng = np.random.default_rng(width)
+    x, weight, bias = draw(rng, 1, width), draw(rng, out, width), draw(rng, out) if biased else None
+    got = Linear(weight, bias, activation, BF16)(x)
+    x64, w64, b64 = (t.double().numpy() for t in (x, weight.bfloat16(), torch.zeros(out) if bias is None else bias))
+    terms = np.abs(x64) @ np.abs(w64).T + np.abs(b64)
+    assert got.dtype == F32
+    assert (np.abs(got.numpy() - ACTIVATIONS[activation](x64 @ w64.T + b64)) <= 8 * EPS * (terms + 1)).all()
 
 
 @pytest.mark.usefixtures("packed")
