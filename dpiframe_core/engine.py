@@ -40,6 +40,7 @@ from dpiframe_core.model_graph import model_graph
 from dpiframe_core.program import CpuProgram, CudaProgram, cpu_program, cuda_programs, learned, recalled
 from dpiframe_core.types import BatchResult, Floats, RowBlock
 from dpiframe_core.waves import group_waves
+from kernels import native
 
 log = logging.getLogger(__name__)
 _COLD = "not warmed up"
@@ -109,6 +110,7 @@ class Engine:
         if self._failure != _COLD:
             raise Unavailable(f"engine: got a warm-up while {self._failure or 'serving'}, expected one after loading")
         start = time.perf_counter()
+        native.blocks()  # built now, not at the first batch of several requests
         try:
             programs = [p for p in self._programs if isinstance(p, CudaProgram)]
             self._calibrations |= recalled(

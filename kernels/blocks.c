@@ -63,12 +63,16 @@ static int within(const Py_buffer *buffer, int64_t at, int64_t size) {
     return 0;
 }
 
-// Integers from 0 to 2^31 - 1, so that a product of two of them is one of 64 bits; gives whether all were.
-static int integers(PyObject *const *given, Py_ssize_t count, int64_t *out) {
+// Counts end at 2^31 - 1, so that a product of two is one of 64 bits, and places so early that such a product can be added.
+static const int64_t COUNTS = INT32_MAX, PLACES_END = INT64_MAX / 4;
+
+// Integers from 0 to `most`; gives whether all were.
+static int integers(PyObject *const *given, Py_ssize_t count, int64_t most, int64_t *out) {
     for (Py_ssize_t i = 0; i < count; ++i) {
         out[i] = PyLong_AsLongLong(given[i]);
-        if (out[i] >= 0 && out[i] <= INT32_MAX) continue;
-        if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "block: got %lld, expected 0 to 2^31 - 1", (long long)out[i]);
+        if (out[i] >= 0 && out[i] <= most) continue;
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "block: got %lld, expected 0 to %lld", (long long)out[i], (long long)most);
         return 0;
     }
     return 1;
@@ -82,9 +86,11 @@ static int counted(Py_ssize_t got, Py_ssize_t expected) {
 // pack(columns, ids, wide, rows, out, at, bytes): ids[rows, columns], of 8 bytes each if `wide`, else of 4, into records of so
 // many bytes from byte `at` of `out` on. Gives how many ids are not legal; then what the records hold has no meaning.
 static PyObject *pack(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
-    int64_t shape[2], place[2];
-    if (!counted(count, 7) || !integers(args + 2, 2, shape) || !integers(args + 5, 2, place)) return NULL;
-    const int64_t wide = shape[0], rows = shape[1], at = place[0], bytes = place[1];
+    int64_t shape[2], at, bytes;
+    if (!counted(count, 7) || !integers(args + 2, 2, COUNTS, shape) || !integers(args + 5, 1, PLACES_END, &at) ||
+        !integers(args + 6, 1, COUNTS, &bytes))
+        return NULL;
+    const int64_t wide = shape[0], rows = shape[1];
     Py_buffer columns, ids, out;
     PyObject *result = NULL;
     if (PyObject_GetBuffer(args[0], &columns, PyBUF_SIMPLE)) return NULL;
@@ -106,7 +112,7 @@ no_ids:
 // numbers(given, out, at): copies float32s to byte `at` of `out`. Gives how many are infinite or no numbers.
 static PyObject *numbers(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t at, found = 0;
-    if (!counted(count, 3) || !integers(args + 2, 1, &at)) return NULL;
+    if (!counted(count, 3) || !integers(args + 2, 1, PLACES_END, &at)) return NULL;
     Py_buffer given, out;
     PyObject *result = NULL;
     if (PyObject_GetBuffer(args[0], &given, PyBUF_SIMPLE)) return NULL;
@@ -129,7 +135,7 @@ static PyObject *name_buffer, *name_places, *name_rows, *name_contexts, *name_ba
 // RowBlock.places.
 static int places_of(PyObject *tuple, int64_t *places) {
     if (PyTuple_CheckExact(tuple) && PyTuple_GET_SIZE(tuple) == PLACES)
-        return integers(((PyTupleObject *)tuple)->ob_item, PLACES, places);
+        return integers(((PyTupleObject *)tuple)->ob_item, PLACES, PLACES_END, places);
     PyErr_SetString(PyExc_TypeError, "places: expected a tuple of six offsets");
     return 0;
 }
@@ -137,7 +143,7 @@ static int places_of(PyObject *tuple, int64_t *places) {
 static int attribute(PyObject *block, PyObject *name, int64_t *out) {
     PyObject *value = PyObject_GetAttr(block, name);
     if (value == NULL) return 0;
-    const int good = integers(&value, 1, out);
+    const int good = integers(&value, 1, COUNTS, out);
     Py_DECREF(value);
     return good;
 }
@@ -191,7 +197,7 @@ static PyObject *fill(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
     if (sections >= PLACES) return PyErr_Format(PyExc_TypeError, "sections: expected a tuple of at most four");
     for (Py_ssize_t k = 0; k < sections; ++k) {
         PyObject *pair = PyTuple_GET_ITEM(args[2], k);
-        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2 || !integers(((PyTupleObject *)pair)->ob_item, 2, section[k]))
+        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2 || !integers(((PyTupleObject *)pair)->ob_item, 2, COUNTS, section[k]))
             return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "sections: expected pairs");
         if (section[k][0] <= REQUEST_OF_ROW || section[k][0] >= PLACES - 1)
             return PyErr_Format(PyExc_ValueError, "sections: got index %lld, expected 1 to 4", (long long)section[k][0]);

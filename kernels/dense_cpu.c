@@ -20,7 +20,6 @@ void dpi_add_shared(float *restrict y, int64_t n, int64_t width, const float *re
 // bfloat16 is the upper half of a float32.
 typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
 typedef uint32_t Words __attribute__((vector_size(64), aligned(4), may_alias));
-typedef uint16_t Halves __attribute__((vector_size(32), aligned(2), may_alias));
 
 enum { LANES = 16, OUTPUTS = 4, PIECE = 1 << 17 };  // PIECE: bytes of weights that a thread takes at a time
 
@@ -30,6 +29,12 @@ typedef struct {
     float *y;
     int64_t in, relu;
 } Row;
+
+static inline Floats widened(const uint16_t *halves) {
+    Words words;
+    for (int l = 0; l < LANES; ++l) words[l] = halves[l];
+    return (Floats)(words << 16);
+}
 
 // Outputs [from, to), four at a time: fewer sums at once would wait for one another.
 static void row_outputs(void *task, int64_t from, int64_t to) {
@@ -43,7 +48,7 @@ static void row_outputs(void *task, int64_t from, int64_t to) {
         for (; t->in - i >= LANES; i += LANES) {
             const Floats x = *(const Floats *)(t->x + i);
             for (int64_t k = 0; k < OUTPUTS; ++k)
-                sums[k] += x * (Floats)(__builtin_convertvector(*(const Halves *)(w[k] + i), Words) << 16);
+                sums[k] += x * widened(w[k] + i);
         }
         for (int64_t k = 0; k < n; ++k) {
             float all = t->bias[o + k];

@@ -54,7 +54,8 @@ class Linear:
     ) -> None:
         out, width = weight.shape
         slices = next(n for n in (16, 8, 4, 2, 1) if out % n == 0)
-        self._weight, self._bias = weight.to(dtype).contiguous(), torch.zeros(out) if bias is None else bias.float()
+        self._weight = weight.to(dtype).contiguous()
+        self._bias = torch.zeros(out) if bias is None else bias.float().contiguous()
         native = library() if dtype == torch.bfloat16 else None
         self._run = None if native is None else partial(native.dpi_row, self._weight.data_ptr(), out, width)
         plain = weight.float() if self._run is None else self._weight  # else nobody reads it as float32
@@ -85,8 +86,10 @@ class Linear:
         return y if self._relu else self._activate(y)
 
     def _one_row(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-        assert self._run is not None
-        y = torch.empty(1, len(bias))
+        out, width = self._weight.shape
+        if self._run is None or x.shape != (1, width) or bias.shape != (out,) or not bias.is_contiguous():
+            raise ValueError(f"layer: got x {tuple(x.shape)}, bias {tuple(bias.shape)}, expected (1, {width}) and ({out},)")
+        y = torch.empty(1, out)
         self._run(x.data_ptr(), bias.data_ptr(), self._relu, y.data_ptr(), *team())
         return y if self._relu else self._activate(y)
 

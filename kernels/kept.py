@@ -44,6 +44,8 @@ def _trusted(path: Path) -> bool:
 def _written(data: bytes, folder: Path) -> Path:
     with NamedTemporaryFile(dir=folder, suffix=".part", delete=False) as file:
         file.write(data)
+        file.flush()
+        os.fsync(file.fileno())  # a file cut short by a power failure would kill whoever loads it
     return Path(file.name)
 
 

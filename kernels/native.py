@@ -6,6 +6,7 @@ import ctypes
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -71,39 +72,43 @@ def _bound(path: Path) -> ctypes.CDLL:
 
 
 def _imported(path: Path) -> Blocks:
-    loader = ExtensionFileLoader("blocks", str(path))
-    module = module_from_spec(ModuleSpec("blocks", loader, origin=str(path)))
+    name = f"{__package__}.blocks"  # CPython puts it into sys.modules, whatever we do with it
+    loader = ExtensionFileLoader(name, str(path))
+    module = module_from_spec(ModuleSpec(name, loader, origin=str(path)))
     loader.exec_module(module)
     return cast(Blocks, module)
 
 
 def _loaded(names: Sequence[str], options: Sequence[str], load: Callable[[Path], Loaded], users: str) -> Loaded | None:
     """`users`: who goes without, if they cannot be built."""
-    compiler = shutil.which(os.environ.get("CC", "cc"))
+    program, *own = shlex.split(os.environ.get("CC", "")) or ["cc"]  # such as "ccache gcc"
+    compiler = shutil.which(program)
     if compiler is None:
         log.info("no C compiler: %s take NumPy's way", users)
         return None
+    command, sources = [compiler, *own, *_FLAGS, *options], [FOLDER / name for name in names]
     try:
-        return load(_built(compiler, [FOLDER / name for name in names], options))
+        with suppress(ImportError, OSError):  # of a kept file that is damaged, or was made for another C library
+            return load(_built(command, sources))
+        return load(_built(command, sources, anew=True))
     except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
         log.warning("%s could not be built (%s): %s take NumPy's way", " and ".join(names), error, users)
         return None
 
 
-def _built(compiler: str, sources: Sequence[Path], options: Sequence[str]) -> Path:
+def _built(command: Sequence[str], sources: Sequence[Path], *, anew: bool = False) -> Path:
     """The shared object, from an earlier start if it was kept."""
-    flags = [*_FLAGS, *options]
     texts = [code.read_text() for code in (*sources, *sorted(FOLDER.glob("*.h")))]
-    key = sha256(repr((texts, flags, compiler, _processor())).encode()).hexdigest()
+    key = sha256(repr((texts, command, _processor())).encode()).hexdigest()
     name = f"{sources[0].stem}-{key[:32]}.so"
-    if found := kept(name):
+    if not anew and (found := kept(name)):
         return found
     with TemporaryDirectory(prefix="dpiframe-") as folder:
         made = Path(folder) / "made.so"
-        command = [compiler, *flags, *map(str, sources), "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S, check=False)
+        whole = [*command, *map(str, sources), "-o", str(made)]
+        done = subprocess.run(whole, capture_output=True, text=True, timeout=_BUILD_S, check=False)
         if done.returncode:
-            raise RuntimeError((done.stderr.strip().splitlines() or [f"{compiler} failed"])[0])
+            raise RuntimeError((done.stderr.strip().splitlines() or [f"{command[0]} failed"])[0])
         return keep(name, made.read_bytes())
 
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -13,15 +14,22 @@ _RUNTIMES = ("libgomp", "libiomp5", "libomp")
 
 @cache
 def pool() -> int | None:
-    """Address of GOMP_parallel in the OpenMP runtime that this process has loaded, torch's before others; None without one."""
+    """Address of GOMP_parallel in the OpenMP runtime that torch has loaded; None without one."""
     with suppress(OSError):
         mapped = {line.split(maxsplit=5)[-1].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
-        runtimes = [path for path in mapped if os.path.basename(path).startswith(_RUNTIMES)]
-        ours = str(Path(torch.__file__).parent.parent)
-        for path in sorted(runtimes, key=lambda path: (not path.startswith(ours), path)):
+        for path in ranked(mapped, Path(torch.__file__).parent):
             with suppress(AttributeError, OSError):
                 return ctypes.cast(ctypes.CDLL(path).GOMP_parallel, ctypes.c_void_p).value
     return None
+
+
+def ranked(mapped: Collection[str], torch_folder: Path) -> list[str]:
+    """The OpenMP runtimes among the files that a process has mapped, the likeliest to be torch's first: its own, one of the
+    system (conda's too), at last another package's.
+    """
+    own, packages = (f"{torch_folder}{os.sep}", f"{torch_folder}.libs{os.sep}"), f"{torch_folder.parent}{os.sep}"
+    runtimes = sorted(path for path in mapped if os.path.basename(path).startswith(_RUNTIMES))
+    return sorted(runtimes, key=lambda path: 0 if path.startswith(own) else 2 if path.startswith(packages) else 1)
 
 
 def team() -> tuple[int | None, int]:

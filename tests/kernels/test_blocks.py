@@ -110,6 +110,17 @@ def test_a_call_that_cannot_be_is_refused_and_keeps_no_reference(fault):
     OUT.resize(OUT.shape, refcheck=False)
 
 
+def test_bytes_beyond_two_gigabytes_are_reached():
+    far = np.zeros(2**31 + 4096, np.uint8)  # of which the system hands out the few pages that are touched
+    block = block_of(3, 1, 512)
+    block.buffer, block.places = far, (2**31, 0, 2**31 + 64, 0, 0, len(far))
+    far[2**31 + 64 : 2**31 + 88] = np.arange(24)
+    assert BLOCKS.fill(OUT, PLACES, ((2, 8),), (block,)) == 3
+    assert OUT[64:88].tolist() == list(range(24))
+    assert BLOCKS.numbers(np.ones(2, np.float32), far, 2**31 + 8) == 0
+    assert pack(ids_of(2, np.int32), far, 2**31 + 1024) == 0
+
+
 def test_filling_keeps_no_reference_to_what_it_read():
     block = block_of(3, 1, 512)
     before = [sys.getrefcount(each) for each in (block, block.buffer, block.places, OUT)]

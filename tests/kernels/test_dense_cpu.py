@@ -74,6 +74,17 @@ def test_a_row_times_weights_of_bfloat16_is_exact_to_float32(width, out, activat
     assert (np.abs(got.numpy() - ACTIVATIONS[activation](x64 @ w64.T + b64)) <= 8 * EPS * (terms + 1)).all()
 
 
+@pytest.mark.skipif(library() is None, reason="there is no C compiler")
+def test_a_row_that_is_not_the_layers_is_refused_and_a_bias_may_lie_anywhere():
+    rng = np.random.default_rng(0)
+    weight, biases, x = draw(rng, 8, 5), draw(rng, 8, 3), draw(rng, 1, 5)
+    layer = Linear(weight, biases[:, 1], "identity", BF16)
+    torch.testing.assert_close(layer(x), Linear(weight, biases[:, 1].contiguous(), "identity", BF16)(x), rtol=0, atol=0)
+    for wrong in ((draw(rng, 1, 4), None), (x, draw(rng, 1)), (x, biases[:, 1])):
+        with pytest.raises(ValueError, match=r"layer: got x .*, expected \(1, 5\) and \(8,\)"):
+            layer(*wrong)
+
+
 @pytest.mark.usefixtures("packed")
 @pytest.mark.parametrize("rows", [1, 64])
 def test_fp32_is_not_silently_less(rows):

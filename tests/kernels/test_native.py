@@ -3,6 +3,7 @@
 import logging
 import os
 import stat
+import sys
 
 import numpy as np
 import pytest
@@ -170,6 +171,27 @@ def test_it_is_built_once_and_kept_for_the_next_process(fresh, monkeypatch):
 def test_a_cache_that_cannot_be_written_is_done_without(fresh):
     fresh.parent.write_text("a file where a folder should be")
     assert native.library() is not None
+
+
+@needs_compiler
+@pytest.mark.parametrize("left", [b"", b"no library"])
+def test_a_kept_file_that_cannot_be_loaded_is_built_anew(fresh, left):
+    kept = native._loaded(("dense_cpu.c",), (), lambda path: path, "nobody")
+    sound = kept.read_bytes()
+    kept.write_bytes(left)
+    assert native._loaded(("dense_cpu.c",), (), lambda path: native.ctypes.CDLL(str(path)), "nobody").dpi_fm
+    assert len(kept.read_bytes()) == len(sound)
+
+
+@needs_compiler
+def test_a_compiler_may_have_options(fresh, monkeypatch):
+    monkeypatch.setenv("CC", "cc -pipe")
+    assert native.library() is not None
+
+
+@pytest.mark.skipif(native.blocks() is None, reason="there is no C compiler, or no headers of Python")
+def test_a_module_of_another_ones_name_stays_what_it_is():
+    assert "blocks" not in sys.modules
 
 
 @pytest.mark.parametrize("compiler", ["none-of-this-name", "broken"])

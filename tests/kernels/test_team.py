@@ -1,6 +1,7 @@
 """C code shares torch's threads: what several of them read is what one reads, and without a pool one does it all."""
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -49,6 +50,15 @@ def arrays(batch):
 def test_torch_computes_with_openmp_here_and_its_runtime_is_found():
     assert "ATen parallel backend: OpenMP" in torch.__config__.parallel_info()
     assert team.pool() is not None
+
+
+def test_torchs_own_runtime_comes_before_the_systems_and_other_packages():
+    site = "/site-packages"
+    mapped = [f"{site}/scikit_learn.libs/libgomp-a3.so.1", "/usr/lib/libgomp.so.1", "/usr/lib/libc.so.6", "", "[heap]"]
+    ranked = [*mapped[1::-1]]
+    assert team.ranked(mapped, Path(f"{site}/torch")) == ranked
+    for own in (f"{site}/torch/lib/libiomp5.so", f"{site}/torch.libs/libgomp-24.so"):
+        assert team.ranked([*mapped, own], Path(f"{site}/torch")) == [own, *ranked]
 
 
 @pytest.mark.parametrize("dim", [4, 16, 40])
