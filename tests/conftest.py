@@ -1,6 +1,7 @@
-"""Marks that need hardware are skipped with the reason; `--require-gpu` turns that skip into a failure."""
+"""Marks that need hardware are skipped with the reason; `--require-gpu` turns that skip into a failure. And `both_ways`."""
 
 import importlib.util
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -12,6 +13,19 @@ settings.load_profile("dpiframe")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="fail, rather than skip, tests marked gpu if there is no GPU")
+
+
+@pytest.fixture(scope="module", params=["c", "numpy"])
+def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
+    """With and without what blocks.c does."""
+    from kernels import native
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "numpy":
+            patch.setattr(native, "blocks", lambda: None)
+        elif native.blocks() is None:
+            pytest.skip("there is no C compiler, or no headers of Python")
+        yield
 
 
 def _gpus() -> int:

@@ -1,6 +1,5 @@
 """Encoded requests: what lands in the block, and every rule of `EncodedReader`, word for word."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,6 @@ from dpiframe_core.encoded import EncodedReader
 from dpiframe_core.errors import InputError
 from dpiframe_core.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table
 from dpiframe_core.transforms import Bucketize
-from kernels import native
 
 SCHEMA = FeatureSchema(
     features=(
@@ -36,16 +34,7 @@ HUGE = EncodedReader(
     )
 )
 
-
-@pytest.fixture(autouse=True, scope="module", params=["c", "numpy"])
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With and without what blocks.c does."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "numpy":
-            patch.setattr(native, "blocks", lambda: None)
-        elif native.blocks() is None:
-            pytest.skip("there is no C compiler, or no headers of Python")
-        yield
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 
 def sections(rows: int = 3, dtype: Any = np.int32) -> dict[Any, np.ndarray[Any, Any]]:

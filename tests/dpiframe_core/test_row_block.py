@@ -1,7 +1,5 @@
 """Blocks of rows: joined, cut and read back byte for byte, with ids of every width, and blocks of another layout refused."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -10,19 +8,9 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.golden import Golden, golden_from_tensors
 from dpiframe_core.schema import Categorical, FeatureSchema, Identity, Numeric, Table
 from dpiframe_core.types import BlockLayout, RowBlock
-from kernels import native
 from kernels.id_record import IdRecord
 
-
-@pytest.fixture(autouse=True, scope="module", params=["c", "numpy"])
-def way(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With and without what blocks.c does."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "numpy":
-            patch.setattr(native, "blocks", lambda: None)
-        elif native.blocks() is None:
-            pytest.skip("there is no C compiler, or no headers of Python")
-        yield
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 
 def schema_of(**rows: int) -> FeatureSchema:
