@@ -20,6 +20,7 @@ from dpiframe_core.transforms import Log, MinMax, Standardize
 from dpiframe_core.types import Section
 from dpiframe_core.values import Float64s, Int64s
 from dpiframe_core.vocabulary import TextLookup, vocabulary_name
+from kernels import native
 
 Columns: TypeAlias = Sequence[list[Any]]
 Read: TypeAlias = Callable[[Columns], npt.NDArray[Any] | None]
@@ -85,7 +86,13 @@ def _stacked(parts: Iterable[Iterable[int]], columns: Columns) -> Int64s:
 
 
 def _vocabularies(tables: list[TextLookup]) -> Read:
+    dicts, unknown = tuple(table.id_of for table in tables), tuple(table.unknown for table in tables)
+
     def read(columns: Columns) -> Int64s | None:
+        functions = native.blocks()
+        if functions is not None and all(type(ids) is dict for ids in dicts):
+            out = np.empty((len(columns), len(columns[0])), np.int64)
+            return out if functions.lookup(columns, dicts, unknown, out) else None
         if not _types(columns) <= _TEXT:
             return None
         return _stacked((table.ids(c) for table, c in zip(tables, columns, strict=True)), columns)
@@ -117,17 +124,24 @@ def _numbers(features: list[Numeric]) -> Read:
     steps = [_together(same) for same in zip(*(f.transforms for f in features), strict=True)]
 
     def read(columns: Columns) -> Float64s | None:
-        kinds = _types(columns)
-        if not kinds <= _NUMBER:
-            return None
-        try:
-            out = np.array(columns, np.float64)  # null becomes NaN
-        except OverflowError:
-            return None
+        functions = native.blocks()
+        if functions is not None:
+            out = np.empty((len(columns), len(columns[0])), np.float64)
+            nulls = functions.floats(columns, out)
+            if nulls < 0:
+                return None
+        else:
+            if not _types(columns) <= _NUMBER:
+                return None
+            try:
+                out = np.array(columns, np.float64)  # null becomes NaN
+            except OverflowError:
+                return None
+            nulls = sum(c.count(None) for c in columns)
         missing = None
         if not np.isfinite(out).all():
             missing = np.isnan(out)
-            if np.isinf(out).any() or np.count_nonzero(missing) != sum(c.count(None) for c in columns):
+            if np.isinf(out).any() or np.count_nonzero(missing) != nulls:
                 return None
             out[missing] = 0.0
         for step in steps:

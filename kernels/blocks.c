@@ -1,10 +1,9 @@
 // Row blocks filled from Python objects: ids and numbers that a client sent, checked and copied in one pass, and blocks joined
-// into a batch. Twin of IdRecord.pack behind a comparison and of RowBlock.fill; built by native.py as a module of CPython, whose
-// calls take a tenth of a microsecond where NumPy's and ctypes' take one each.
+// into a batch. Twin of IdRecord.pack behind a comparison and of RowBlock.fill; built by native.py as a module of CPython, as
+// its calls take a tenth of a microsecond where NumPy's and ctypes' take one each.
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdint.h>
+#include "columns.h"
+
 #include <string.h>
 
 // What was sent begins at any byte, and so may a block in memory that another process laid out.
@@ -76,11 +75,6 @@ static int integers(PyObject *const *given, Py_ssize_t count, int64_t most, int6
         return 0;
     }
     return 1;
-}
-
-static int counted(Py_ssize_t got, Py_ssize_t expected) {
-    if (got != expected) PyErr_Format(PyExc_TypeError, "arguments: got %zd, expected %zd", got, expected);
-    return got == expected;
 }
 
 // pack(columns, ids, wide, rows, out, at, bytes): ids[rows, columns], of 8 bytes each if `wide`, else of 4, into records of so
@@ -197,7 +191,8 @@ static PyObject *fill(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
     if (sections >= PLACES) return PyErr_Format(PyExc_TypeError, "sections: expected a tuple of at most four");
     for (Py_ssize_t k = 0; k < sections; ++k) {
         PyObject *pair = PyTuple_GET_ITEM(args[2], k);
-        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2 || !integers(((PyTupleObject *)pair)->ob_item, 2, COUNTS, section[k]))
+        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2 ||
+            !integers(((PyTupleObject *)pair)->ob_item, 2, COUNTS, section[k]))
             return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "sections: expected pairs");
         if (section[k][0] <= REQUEST_OF_ROW || section[k][0] >= PLACES - 1)
             return PyErr_Format(PyExc_ValueError, "sections: got index %lld, expected 1 to 4", (long long)section[k][0]);
@@ -216,6 +211,8 @@ static PyObject *fill(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssi
 }
 
 static PyMethodDef functions[] = {
+    {"floats", (PyCFunction)(void (*)(void))dpi_column_floats, METH_FASTCALL, NULL},
+    {"lookup", (PyCFunction)(void (*)(void))dpi_column_lookup, METH_FASTCALL, NULL},
     {"pack", (PyCFunction)(void (*)(void))pack, METH_FASTCALL, NULL},
     {"numbers", (PyCFunction)(void (*)(void))numbers, METH_FASTCALL, NULL},
     {"fill", (PyCFunction)(void (*)(void))fill, METH_FASTCALL, NULL},

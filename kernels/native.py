@@ -1,5 +1,6 @@
-"""Builds the .c files of this folder with the host's C compiler, once for a processor, and loads them: blocks.c as a module
-of CPython, which needs its headers, the others as a library. Where they cannot be built, NumPy and torch do the same, slower.
+"""Builds the .c files of this folder with the host's C compiler, once for a processor, and loads them: blocks.c and columns.c
+as a module of CPython, which needs its headers, the others as a library. Where they cannot be built, NumPy and torch do the
+same, slower.
 """
 
 import ctypes
@@ -18,7 +19,7 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +38,13 @@ Buffer = npt.NDArray[np.generic] | bytes | memoryview
 
 
 class Blocks(Protocol):
-    """The functions of blocks.c, which says what they do. They raise ValueError rather than go beyond a buffer."""
+    """The functions of blocks.c and columns.c, which say what they do. They raise ValueError rather than go beyond a buffer."""
 
     def pack(self, columns: Buffer, ids: Buffer, wide: bool, rows: int, out: Buffer, at: int, record_bytes: int, /) -> int: ...
+    def floats(self, columns: Sequence[list[Any]], out: Buffer, /) -> int: ...
+    def lookup(
+        self, columns: Sequence[list[Any]], dicts: tuple[object, ...], unknown: tuple[int, ...], out: Buffer, /
+    ) -> bool: ...
     def numbers(self, given: Buffer, out: Buffer, at: int, /) -> int: ...
     def fill(
         self, out: Buffer, places: tuple[int, ...], sections: tuple[tuple[int, int], ...], blocks: Sequence[object], /
@@ -54,9 +59,9 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def blocks() -> Blocks | None:
-    """The functions of blocks.c, or None where they cannot be built (which is said once, in the log)."""
+    """The functions of blocks.c and columns.c, or None where they cannot be built (which is said once, in the log)."""
     headers = f"-I{sysconfig.get_path('include')}"
-    return _loaded(("blocks.c",), (headers, f"-DABI={sysconfig.get_config_var('SOABI')}"), _imported, "requests")
+    return _loaded(("blocks.c", "columns.c"), (headers, f"-DABI={sysconfig.get_config_var('SOABI')}"), _imported, "requests")
 
 
 def _bound(path: Path) -> ctypes.CDLL:

@@ -11,6 +11,8 @@ from dpiframe_core.schema import Categorical, FeatureSchema, Hash, Numeric, Tabl
 from dpiframe_core.transforms import Log, MinMax, Standardize
 from dpiframe_core.vocabulary import VocabularyTable
 
+pytestmark = pytest.mark.usefixtures("both_ways")
+
 KNOWN = {"a": 2, "b": 3, "ö": 4}
 TRANSFORMS = [
     (),

@@ -68,6 +68,24 @@ def test_numbers_are_copied_and_those_that_are_none_are_counted():
     assert BLOCKS.numbers(numbers, out, 8) == 3
 
 
+def test_lists_of_numbers_become_floats_and_null_none():
+    big = 2**53 + 1
+    columns = [[1, 2.5, None], [-big, 1e300, float("inf")], [True, 0, 0]]
+    out = np.zeros((2, 3))
+    assert BLOCKS.floats(columns[:2], out) == 1
+    np.testing.assert_array_equal(out, [[1, 2.5, np.nan], [float(-big), 1e300, np.inf]])
+    for other in ([True, 0, 0], ["1", 0, 0], [10**400, 0, 0], [np.float64(1), 0, 0]):
+        assert BLOCKS.floats([columns[0], other], out) == -1
+
+
+def test_lists_of_text_become_the_ids_of_their_own_dicts():
+    dicts, out = ({"a": 2, "ö": 2**40, None: 7}, {"a": 3}), np.zeros((2, 3), np.int64)
+    assert BLOCKS.lookup([["a", "ö", None], ["a", "b", None]], dicts, (1, 9), out) is True
+    assert out.tolist() == [[2, 2**40, 7], [3, 9, 9]]
+    for other in ([1, "a", "a"], [b"a", "a", "a"], ["a", "a", np.str_("a")]):
+        assert BLOCKS.lookup([["a"] * 3, other], dicts, (1, 9), out) is False
+
+
 def block_of(rows, contexts, size, places=(0, 0, 64, 0, 0, 128)):
     return SimpleNamespace(rows=rows, contexts=contexts, base=0, buffer=np.ones(size, np.uint8), places=places)
 
@@ -91,6 +109,14 @@ FAULTS = {
     "a section that is none": (ValueError, lambda: BLOCKS.fill(OUT, PLACES, ((5, 8),), [block_of(1, 1, 128)])),
     "five sections": (TypeError, lambda: BLOCKS.fill(OUT, PLACES, ((1, 1),) * 6, [])),
     "five places": (TypeError, lambda: BLOCKS.fill(OUT, PLACES[:5], (), [])),
+    "columns of two lengths": (ValueError, lambda: BLOCKS.floats([[1.0], [1.0, 2.0]], OUT)),
+    "columns that are no lists": (ValueError, lambda: BLOCKS.floats([(1.0,)], OUT)),
+    "no columns": (TypeError, lambda: BLOCKS.floats(None, OUT)),
+    "other bytes than columns have": (ValueError, lambda: BLOCKS.floats([[1.0]], OUT)),
+    "no buffer for ids": (TypeError, lambda: BLOCKS.lookup([["a"]], ({},), (1,), None)),
+    "fewer dicts": (TypeError, lambda: BLOCKS.lookup([["a"]], (), (1,), np.zeros(1))),
+    "an id that is none": (TypeError, lambda: BLOCKS.lookup([["a"]], ({"a": "b"},), (1,), np.zeros(1))),
+    "an unknown that is none": (TypeError, lambda: BLOCKS.lookup([["a"]], ({},), ("a",), np.zeros(1))),
     "no blocks": (TypeError, lambda: BLOCKS.fill(OUT, PLACES, (), None)),
     "no block": (AttributeError, lambda: BLOCKS.fill(OUT, PLACES, (), [None])),
 }
