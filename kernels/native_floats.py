@@ -22,7 +22,7 @@ _COLUMNWISE = ("number", "weight_number", "to", "copied", "copied_to")
 
 class _Floats(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("dim", "width", "copies", "scaled", "candidate_numbers", "context_numbers")),
+        *((name, ctypes.c_int64) for name in ("dim", "width", "copies", "plain", "candidate_numbers", "context_numbers")),
         *((name, ctypes.c_void_p) for name in ("table", "weights", *_COLUMNWISE)),
     ]
 
@@ -56,8 +56,8 @@ class NativeFloats:
         held = [np.array(values, np.int32) for values in by_column]
         table, weights, plan = stacks.table, stacks.weights, stacks.plan
         dim = 0 if table is None else table.shape[1]
-        self.scaled = any(n != NO_NUMBER for n in (*stacks.numbers, *stacks.weight_numbers))
-        plain = not self.scaled and list(to) == list(range(0, width, max(1, dim)))
+        scaled = any(n != NO_NUMBER for n in (*stacks.numbers, *stacks.weight_numbers))
+        plain = not scaled and list(to) == list(range(0, width, max(1, dim)))
         self._floats = _Floats(
             dim, width, len(copies), plain, plan.candidate_numbers, plan.context_numbers,
             None if table is None else table.data_ptr(), None if weights is None else weights.data_ptr(),
