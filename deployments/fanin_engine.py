@@ -170,18 +170,20 @@ class FanInEngine:
     def finished(self, parts: list[Part[Request]], result: BatchResult | None) -> None:
         at, size = 0, self._tasks * 4
         peers = set()
-        scores = None if result is None else np.ascontiguousarray(result.scores, np.float32).data.cast("B")
+        scores, device_ms = None, 0.0
+        if result is not None:
+            scores, device_ms = np.ascontiguousarray(result.scores, np.float32).data.cast("B"), result.device_ms
         with self.lanes.lock:
             for ticket, start, stop in parts:
                 request = ticket.item
                 request.done += stop - start
                 end = at + stop - start
-                if result is None or scores is None:
+                if scores is None:
                     request.ended = request.ended or Status.FAILED
                 elif not request.peer.gone:  # else its bytes may be somebody else's by now
                     first = request.scores_at
                     request.peer.memory[first + start * size : first + stop * size] = scores[at * size : end * size]
-                    request.device_ms += result.device_ms
+                    request.device_ms += device_ms
                 at = end
                 self._settle(ticket)
                 peers.add(request.peer)

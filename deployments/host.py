@@ -13,7 +13,7 @@ from types import FrameType
 
 from dpiframe_core.errors import ConfigError
 
-RAY_STOP_S = 3.0  # for Ray's own shutdown, which takes half of that on an idle host
+_RAY_STOP_S = 3.0  # for Ray's own shutdown, which takes half of that on an idle host
 
 
 def require_free_port(host: str, port: int, key: str = "http.port", hint: str = "; try --port") -> None:
@@ -70,7 +70,7 @@ def stop_haproxy(state: Path, patience_s: float) -> None:
 
 
 @contextlib.contextmanager
-def killed_after(state: Path, patience_s: float) -> Iterator[None]:
+def killed_after(state: Path, patience_s: float = _RAY_STOP_S) -> Iterator[None]:
     """Kills the processes of `state` at the end of the block, and within it once it has lasted `patience_s`.
 
     For Ray's own shutdown: it waits for one process after another, on a busy host or disk for each of them long. Ray's agents

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from deployments.config import DeploymentConfig
 from deployments.host import (
-    RAY_STOP_S,
     cores,
     free_ports,
     interrupt_on_sigterm,
@@ -174,7 +173,7 @@ def _private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
         with uninterrupted():
             report("Stopping: finishing the requests in flight")
             stop_haproxy(state, config.drain_s)
-            with killed_after(state, RAY_STOP_S):
+            with killed_after(state):
                 ray.shutdown()
             if not keep_logs:
                 shutil.rmtree(state, ignore_errors=True)

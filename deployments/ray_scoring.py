@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from deployments.chunk_scorer import ChunkScorer
 from deployments.file_scoring import Progress
-from deployments.host import RAY_STOP_S, cores, killed_after
+from deployments.host import cores, killed_after
 from deployments.score_job import ScoreJob, ScorePlan, plan_job
 from deployments.scored_file import ScoreReport, scored_file
 from dpiframe_core.bundle import read_bundle
@@ -187,6 +187,6 @@ def _cluster(address: str | None, workers: int) -> Iterator[None]:
             )  # fmt: skip
         yield
     finally:
-        with killed_after(state, RAY_STOP_S):
+        with killed_after(state):
             ray.shutdown()
         shutil.rmtree(state, ignore_errors=True)

@@ -118,9 +118,9 @@ class EncodedReader:
         sections: dict[Section, npt.NDArray[Any]] = {}
         for section, width in self.widths.items():
             if section == "context_ids" or section == "candidate_ids":
-                sections[section] = np.full((heights[section == "candidate_ids"], width), -1, np.int64, order="F")
+                sections[section] = np.full((heights[section == "candidate_ids"], width), -1, np.int64)
             else:
-                sections[section] = np.empty((heights[section == "candidate_dense"], width), np.float32, order="F")
+                sections[section] = np.empty((heights[section == "candidate_dense"], width), np.float32)
         for f in self.schema.features:
             self._place(f, values[f.name], sections)
         return self.block(sections, allocate)

@@ -220,31 +220,14 @@ class RowBlock:
         """Copies blocks of the same layout one after the other into the first rows and contexts. Returns the rows filled."""
         if (functions := native.blocks()) is not None:
             return functions.fill(self.buffer, self.places, self.layout.sections, blocks)
-        to, at, sections = self.buffer.data, [*self.places], self.layout.sections
-        # Bytes, not arrays: for the few kilobytes of a request, views on either side cost several times the copies.
+        r = c = 0
         for b in blocks:
-            source, places, counts = b.buffer.data, b.places, (b.rows, b.contexts)
-            for i, width in sections:
-                start, first, size = at[i], places[i], counts[i & 1] * width
-                to[start : start + size] = source[first : first + size]
-                at[i] = start + size
-        return self._fill_request_of_row(blocks)
-
-    def _fill_request_of_row(self, blocks: Sequence[RowBlock]) -> int:
-        if len(blocks) == 1:
-            (block,) = blocks
-            self.request_of_row[: block.rows] = block.request_of_row if block.contexts > 1 else 0
-            return block.rows
-        sizes = [b.rows for b in blocks]
-        end = sum(sizes)
-        contexts = [b.contexts for b in blocks]
-        self.request_of_row[:end] = np.repeat(np.cumsum([0, *contexts[:-1]]), sizes)
-        r = 0
-        for b in blocks:
-            if b.contexts > 1:  # a request of one context is right as it is
-                self.request_of_row[r : r + b.rows] += b.request_of_row
-            r += b.rows
-        return end
+            rows, contexts = slice(r, r + b.rows), slice(c, c + b.contexts)
+            self.candidate_ids[rows], self.candidate_dense[rows] = b.candidate_ids, b.candidate_dense
+            self.context_ids[contexts], self.context_dense[contexts] = b.context_ids, b.context_dense
+            self.request_of_row[rows] = b.request_of_row + c if b.contexts > 1 else c  # rows of one context have no choice
+            r, c = rows.stop, contexts.stop
+        return r
 
     def part(self, start: int, stop: int) -> RowBlock:
         """Rows [start, stop) as a block of their own, with only the contexts they use (contexts stay in order)."""

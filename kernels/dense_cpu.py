@@ -59,7 +59,7 @@ class Linear:
         native = library() if dtype == torch.bfloat16 else None
         self._run = None if native is None else partial(native.dpi_row, self._weight.data_ptr(), out, width)
         plain = weight.float() if self._run is None else self._weight  # else nobody reads it as float32
-        self._small = weight.numel() <= _SMALL_WEIGHT
+        self._small = weight.numel() <= _SMALL_WEIGHT and dtype == torch.float32
         self._turned = plain.t().contiguous() if self._small else plain.t()
         self._slices = plain.view(slices, out // slices, width).transpose(1, 2)
         self._dtype, self._fused = dtype, _ATTRIBUTES.get(activation)
@@ -94,7 +94,7 @@ class Linear:
         return y if self._relu else self._activate(y)
 
     def _is_small(self, x: torch.Tensor) -> bool:
-        return x.shape[0] == 1 or (self._small and x.shape[0] <= _FEW_ROWS and self._dtype == torch.float32)
+        return x.shape[0] == 1 or (self._small and x.shape[0] <= _FEW_ROWS)
 
     def _product(self, x: torch.Tensor, bias: torch.Tensor | None, fused: str = "none") -> torch.Tensor:
         if x.shape[0] == 1 and not self._small and bias is not None:

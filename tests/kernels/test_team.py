@@ -1,6 +1,6 @@
 """C code shares torch's threads: what several of them read is what one reads, and without a pool one does it all."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ from kernels.native import library
 from kernels.native_floats import NativeFloats
 from kernels.native_rows import NativeRows
 from kernels.stacked import StackedLookup
+from tests.kernels.test_first_layers import arrays
 from tests.kernels.test_lookup import batch_of, in_records, plan_of, tables_of
 from tests.kernels.test_native import wild
 
@@ -38,13 +39,6 @@ def alone(monkeypatch):
             monkeypatch.setattr(module, "team", lambda: (None, 1))
 
     return now
-
-
-def arrays(batch):
-    return tuple(
-        a.numpy()
-        for a in (batch.request_of_row, batch.candidate_ids, batch.context_ids, batch.candidate_numbers, batch.context_numbers)
-    )
 
 
 def test_torch_computes_with_openmp_here_and_its_runtime_is_found():
@@ -108,11 +102,8 @@ def test_threads_that_look_up_at_once_do_not_meet(threads):
         records = in_records(plan, batch)
         wrong.extend(i for i in range(20) if not torch.equal(lookup(records, ROWS + seed)[0], want))
 
-    workers = [threading.Thread(target=one, args=(i,)) for i in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    with ThreadPoolExecutor(4) as workers:
+        list(workers.map(one, range(4)))
     assert wrong == []
 
 
