@@ -36,6 +36,9 @@ FLAGS = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED")
 FASTER = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.front.middlewares",
     "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a line of log a request, which a Python process reads
+    # Another goes to syslog's port, where mostly nobody listens: the kernel then answers each with an ICMP message. Serve's
+    # configuration sets the level `info` behind this, past the `#`; `alert` is a replica that went down.
+    "RAY_SERVE_HAPROXY_LOG_TARGET": "127.0.0.1:514 local0 alert #",
 }
 _LOOPBACK = "127.0.0.2"  # Ray swaps 127.0.0.1 for the host's outer address; this one it leaves alone
 _OBJECT_STORE_BYTES = 80 * 2**20  # requests never touch it; Ray refuses less than 75 MiB

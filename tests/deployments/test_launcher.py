@@ -249,8 +249,8 @@ def test_two_instances_share_no_port_and_no_file(tmp_path: Path) -> None:
     assert first["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "4.0"
 
 
-@pytest.mark.parametrize(("name", "theirs"), list(zip(FASTER, ("theirs.middlewares", "1"), strict=True)))
-def test_a_hook_and_metrics_that_the_user_wants_stay(
+@pytest.mark.parametrize(("name", "theirs"), list(zip(FASTER, ("theirs.middlewares", "1", "10.0.0.5:514"), strict=True)))
+def test_a_hook_metrics_and_a_log_that_the_user_wants_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, theirs: str
 ) -> None:
     config = parse_config({"models": [{"path": "models/x"}]}, "test")
