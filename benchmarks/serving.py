@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from benchmarks.cells import Failed
+from benchmarks.host_cores import turns_per_s
 from benchmarks.load import Load, drive, request_bytes
 from benchmarks.record import Record, record
 from benchmarks.serving_payloads import Payloads, scores_in
@@ -29,8 +31,9 @@ from benchmarks.serving_systems import (
     python_of,
     settle,
 )
+from benchmarks.wide import widened
 from deployments.host import free_ports
-from dpiframe_core.bundle import read_bundle
+from dpiframe_core.bundle import Bundle, read_bundle
 from dpiframe_core.engine_options import GOLDEN_TOLERANCE
 
 _BEYOND = 1.5  # times the best closed rate: at more than that, all that is seen is the backlog of the warm-up
@@ -41,6 +44,7 @@ class Plan:
     """What to measure, and for how long. `budget_s`: nothing new is begun after so many seconds.
 
     Attributes:
+        hidden: widths of dense layers in place of the bundle's own; none: as it is.
         offered: open loop, shares of the best closed-loop rate; rates: requests a second besides.
         gpus: replicas of ours, one after the other; peers have one worker.
         ingress: fan-in's ingress replicas for each engine.
@@ -49,6 +53,7 @@ class Plan:
     """
 
     bundle: Path
+    hidden: Sequence[int]
     device: str
     precision: str
     systems: Sequence[str]
@@ -66,17 +71,41 @@ class Plan:
     budget_s: float
     seed: int
 
+    @property
+    def model(self) -> str:
+        return "-".join(["demo", *map(str, self.hidden)])
+
 
 def run(plan: Plan, failed: Failed, said: Callable[[str], None]) -> Iterator[Record]:
-    """Yields a record a system, form, number of candidates and load. Every server's scores are checked before it is timed."""
-    give_up = time.monotonic() + plan.budget_s
+    """Yields a record a system, form, number of candidates and load. Every server's scores are checked before it is timed.
+
+    Where GPUs have shares of the cores, also what these cores give to loops of pure Python (`python-loops`).
+    """
+    for gpus in plan.gpus if plan.cores else ():
+        cell = {"form": None, "gpus": gpus, "cores": gpus * plan.cores}
+        yield record("serving", "python-loops", cell=cell, turns_per_s=turns_per_s(gpus * plan.cores))
+    with _bundle(plan) as bundle:
+        yield from _run(plan, bundle, failed, said)
+
+
+@contextmanager
+def _bundle(plan: Plan) -> Iterator[Bundle]:
     bundle = read_bundle(plan.bundle)
+    if not plan.hidden:
+        yield bundle
+        return
+    with TemporaryDirectory(prefix="dpiframe-wide-") as folder:
+        yield widened(bundle, plan.hidden, Path(folder) / "wide", plan.seed)
+
+
+def _run(plan: Plan, bundle: Bundle, failed: Failed, said: Callable[[str], None]) -> Iterator[Record]:
+    give_up = time.monotonic() + plan.budget_s
     payloads = {rows: Payloads.draw(bundle, rows, plan.seed) for rows in plan.candidates}
     for system in plan.systems:
         peer = PEERS.get(system)
         if peer is not None and (why := missing(peer, python_of(peer, plan.peer_python))):
             said(f"{system}: skipped, {why}")
-            yield record("serving", system, model="demo", cell={"form": None}, skipped=why)
+            yield record("serving", system, model=plan.model, cell={"form": None}, skipped=why)
             continue
         for gpus in plan.gpus if system in OURS else plan.gpus[:1]:
             server = ExitStack()  # ours serves all forms; a peer is started for each
@@ -85,7 +114,7 @@ def run(plan: Plan, failed: Failed, said: Callable[[str], None]) -> Iterator[Rec
                 for form in plan.forms:
                     cell = {"form": form, "gpus": gpus} | ({"cores": plan.cores * gpus} if plan.cores else {})
                     if peer is not None and form in peer.lacks:
-                        yield record("serving", system, model="demo", cell=cell, skipped=peer.lacks[form])
+                        yield record("serving", system, model=plan.model, cell=cell, skipped=peer.lacks[form])
                         continue
                     if time.monotonic() > give_up:
                         said(f"{system} {form}: out of time, not begun")
@@ -94,7 +123,7 @@ def run(plan: Plan, failed: Failed, said: Callable[[str], None]) -> Iterator[Rec
                         if peer is not None:
                             server.close()
                         if started is None or peer is not None:
-                            started = server.enter_context(_started(plan, system, gpus, form))
+                            started = server.enter_context(_started(plan, bundle.path, system, gpus, form))
                         yield from _measured(plan, system, cell, started, payloads, give_up, said)
                     except Exception as error:
                         if started is not None:
@@ -103,14 +132,14 @@ def run(plan: Plan, failed: Failed, said: Callable[[str], None]) -> Iterator[Rec
 
 
 @contextmanager
-def _started(plan: Plan, system: str, gpus: int, form: str) -> Iterator[Running]:
+def _started(plan: Plan, bundle: Path, system: str, gpus: int, form: str) -> Iterator[Running]:
     peer = PEERS.get(system)
     if peer is None:
-        with our_server(our_config(system, plan.bundle, plan.device, gpus, plan.ingress)) as running:
+        with our_server(our_config(system, bundle, plan.device, gpus, plan.ingress)) as running:
             yield running
     else:
         (port,) = free_ports(1)
-        command = peer.command(python_of(peer, plan.peer_python), plan.bundle, port, plan.device, form)
+        command = peer.command(python_of(peer, plan.peer_python), bundle, port, plan.device, form)
         with process(command, port, peer.environment) as running:
             yield running
 
@@ -166,7 +195,7 @@ def _record(
 ) -> Record:  # fmt: skip
     fanin = {"ingress": plan.ingress} if system == FANIN else {}
     return record(
-        "serving", system, model="demo", batch=rows, cell=cell, times=load.times, rows_per_s=load.requests_per_s * rows,
+        "serving", system, model=plan.model, batch=rows, cell=cell, times=load.times, rows_per_s=load.requests_per_s * rows,
         max_abs_err=worst, requests_per_s=round(load.requests_per_s, 1), failed=load.failed, reconnects=load.reconnects,
         body_bytes=body_bytes, load_cpu_share=load.cpu_share, load_late_p99_us=load.late_p99_us, load_limited=load.limited,
         **fanin,

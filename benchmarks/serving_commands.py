@@ -16,6 +16,7 @@ app = typer.Typer()
 @app.command()
 def serving(
     bundle: Path = Path("models/demo"),
+    hidden: Annotated[str, typer.Option(help="widths of random dense layers in place of the bundle's, to load a GPU")] = "",
     systems: Names = "dpiframe,dpiframe-fanin,ray-serve,uvicorn,mosec,litserve,bentoml,triton",
     forms: Names = "binary,columns,rows",
     candidates: Names = "32,100,270,1000",
@@ -42,14 +43,15 @@ def serving(
     run = Run("serving", device, seed, out, append)
     here, counts = cores(), numbers_in(gpus)
     plan = serving_suite.Plan(
-        bundle=bundle, device=run.device.type, precision=DEFAULT_PRECISION[run.device.type], systems=names_in(systems),
-        forms=names_in(forms), candidates=numbers_in(candidates), connections=numbers_in(connections),
-        offered=[float(x) for x in names_in(offered)], rates=[float(x) for x in names_in(rates)], gpus=counts,
+        bundle=bundle, hidden=numbers_in(hidden), device=run.device.type, precision=DEFAULT_PRECISION[run.device.type],
+        systems=names_in(systems), forms=names_in(forms), candidates=numbers_in(candidates),
+        connections=numbers_in(connections), offered=[float(x) for x in names_in(offered)],
+        rates=[float(x) for x in names_in(rates)], gpus=counts,
         ingress=ingress or max(2, here // 2 // max(counts)), cores=cores_a_gpu,
         load_processes=load_processes or max(1, here // 8),
         peer_python=peer_python, seconds=seconds, budget_s=budget, seed=seed,
     )  # fmt: skip
-    profile = serving_stages.run(bundle, plan.device, plan.forms, plan.candidates, seed) if stages else ()
+    profile = serving_stages.run(bundle, plan.device, plan.forms, plan.candidates, seed) if stages and not hidden else ()
     run.finish(chain(profile, serving_suite.run(plan, run.failed, typer.echo)))
 
 

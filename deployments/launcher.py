@@ -112,7 +112,7 @@ def serve_settings(config: DeploymentConfig, state: Path) -> dict[str, str]:
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(config.limits.max_body_bytes + _MESSAGE_ROOM),  # else a message may have 2 GiB
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(config.drain_s),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(10, round(config.drain_s))),
-        "RAY_SERVE_HAPROXY_NBTHREAD": str(max(2, cores() // 8)),
+        "RAY_SERVE_HAPROXY_NBTHREAD": os.environ.get("RAY_SERVE_HAPROXY_NBTHREAD", str(max(2, cores() // 8))),
         # Seconds without a byte of a request that a client has begun. By default 3600: 4,096 such clients, all that HAProxy
         # takes, lock out everybody else for an hour. Neither waiting for an answer nor an idle connection counts.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "30",

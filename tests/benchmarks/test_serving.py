@@ -12,17 +12,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from benchmarks.host_cores import turns_per_s
 from benchmarks.load import compiled, drive, joined, request_bytes
 from benchmarks.record import record
 from benchmarks.results_read import Results
-from benchmarks.serving_aims import SERVING_CPU_AIMS, SERVING_GPU_AIMS
+from benchmarks.serving_aims import SERVING_CPU_AIMS, SERVING_GPU_AIMS, WIDE
 from benchmarks.serving_payloads import FORMS, Payloads
 from benchmarks.serving_peers.model import PeerModel
 from benchmarks.serving_report import serving as serving_table
 from benchmarks.serving_scaling import Plan
 from benchmarks.serving_systems import PEERS, missing, on_cores, our_config, python_of
 from benchmarks.timing import Times
+from benchmarks.wide import widened
 from deployments.config import parse_config
 from deployments.demo import build_demo_bundle
 from deployments.demo.train import TrainingPlan
@@ -145,6 +148,24 @@ def test_every_form_holds_the_same_rows_whose_scores_are_the_source_models(bundl
     model.engine.close()
 
 
+def test_a_widened_model_has_other_layers_over_the_same_tables_and_serves_the_same_requests(bundle: Bundle, tmp_path: Path):
+    wide = widened(bundle, (24, 16), tmp_path / "wide", seed=1)
+    assert [wide.dense[f"deep.{i}.weight"].shape[0] for i in (0, 1)] == [24, 16]
+    assert wide.tables.keys() == bundle.tables.keys()
+    assert all(torch.equal(wide.tables[name], table) for name, table in bundle.tables.items())
+    payloads, model = Payloads.draw(wide, 7, 0), PeerModel(wide.path, "cpu")
+    for scores, expected in zip(model.scores(payloads.blocks), payloads.scores, strict=True):
+        assert np.abs(scores - expected).max() <= 1e-5
+    assert np.concatenate(payloads.scores).std() > 1e-3  # scores that differ: the check means something
+    model.engine.close()
+
+
+def test_loops_are_counted_on_cores_that_the_process_has():
+    assert turns_per_s(1, seconds=0.05) > 0
+    with pytest.raises(ValueError, match="cores: got 0, expected 1 to"):
+        turns_per_s(0)
+
+
 def test_requests_that_do_not_fit_into_one_run_are_scored_in_several(bundle: Bundle):
     payloads, model = Payloads.draw(bundle, 1500, 0), PeerModel(bundle.path, "cpu")
     for scores, expected in zip(model.scores(payloads.blocks), payloads.scores, strict=True):
@@ -212,7 +233,17 @@ def test_aims_on_gpus_need_the_latency_too_and_count_gpus():
     assert [verdict.met for verdict in found.values()][:2] == [False, True]
     assert "24000 requests/s" in next(iter(found.values())).figure  # not the 33,000 of a host of two
     scaling = [verdict for what, verdict in found.items() if "over one" in what]
-    assert [(v.met, v.figure.split()[0]) for v in scaling] == [(False, "1.52x"), (False, "3.33x")]
+    assert [(v.met, v.figure.split()[0]) for v in scaling[:2]] == [(False, "1.52x"), (False, "3.33x")]
+    assert [v.met for v in scaling[2:]] == [None, None]
+
+
+def test_scaling_is_judged_by_model_beside_what_the_cores_give():
+    loops = [record("serving", "python-loops", cell={"form": None, "gpus": n}, turns_per_s=t) for n, t in ((1, 10), (2, 15))]
+    wide = [served("dpiframe-fanin", rate, gpus=n, batch=1000) | {"model": WIDE} for n, rate in ((1, 100), (2, 190))]
+    found = verdicts(SERVING_GPU_AIMS, *loops, *wide, served("dpiframe-fanin", 1000), served("dpiframe-fanin", 1400, gpus=2))
+    scaling = [verdict for what, verdict in found.items() if "two GPUs" in what]
+    assert [v.met for v in scaling] == [False, True]
+    assert scaling[0].figure == "1.40x (1400 to 1000 requests/s; loops of Python on these cores: 1.50x)"
 
 
 def test_a_gpus_share_of_the_cores_is_all_that_a_benchmark_and_its_servers_have():

@@ -1,0 +1,39 @@
+"""What a host's cores give without any service: hosts whose cores share parts, or their clock, do not scale with them."""
+
+import multiprocessing
+import os
+import time
+
+_LOOPS = 2000  # additions a turn
+
+
+def turns_per_s(cores: int, seconds: float = 0.5) -> float:
+    """Turns of a loop of pure Python a second, summed over one process on each of the first `cores` cores.
+
+    Raises:
+        ValueError: this process has fewer.
+    """
+    mine = sorted(os.sched_getaffinity(0))
+    if not 0 < cores <= len(mine):
+        raise ValueError(f"cores: got {cores}, expected 1 to {len(mine)}, which this process has")
+    context = multiprocessing.get_context("spawn")  # a fork of a process with torch's threads may hang
+    queue, start = context.SimpleQueue(), context.Barrier(cores)
+    workers = [context.Process(target=_turn, args=(core, start, seconds, queue)) for core in mine[:cores]]
+    for worker in workers:
+        worker.start()
+    total = sum(queue.get() for _ in workers)
+    for worker in workers:
+        worker.join()
+    return total
+
+
+def _turn(core, start, seconds, queue) -> None:  # type: ignore[no-untyped-def]  # multiprocessing's own types are functions
+    os.sched_setaffinity(0, {core})
+    start.wait()
+    turns, begun = 0, time.perf_counter()
+    while (spent := time.perf_counter() - begun) < seconds:
+        x = 0
+        for i in range(_LOOPS):
+            x += i * 3
+        turns += 1
+    queue.put(turns / spent)
