@@ -92,7 +92,7 @@ def _low_load(system: str, most_us: float) -> Judge:
 
 
 def _scaling(gpus: int, least: float, model: str) -> Judge:
-    """Best rate with so many GPUs over the best with one, of one run: hosts, cores and shares of ingress are its own.
+    """Best rate with so many GPUs over the best with one, none of whose requests failed, of one run on one host.
 
     Beside it what the same cores gave to loops of pure Python: no service of Python scales better on such a host.
     """
@@ -101,7 +101,8 @@ def _scaling(gpus: int, least: float, model: str) -> Judge:
         runs = []
         for file in dict.fromkeys(r["file"] for r in measured(results)):
             fixed = {"model": model, "form": "binary", "rate": 0, "file": file}
-            one, many = (max((r["requests_per_s"] for r in measured(results, gpus=n, **fixed)), default=0.0) for n in (1, gpus))
+            good = [r for r in measured(results, **fixed) if not r["failed"]]
+            one, many = (max((r["requests_per_s"] for r in good if r["cell"]["gpus"] == n), default=0.0) for n in (1, gpus))
             if one and many:
                 runs.append((many, one, _cores_over_one(results, gpus, file)))
         if not runs:
