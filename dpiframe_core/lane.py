@@ -7,8 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from os import sched_yield
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,10 +20,14 @@ from dpiframe_core.types import BatchResult, BlockLayout, RowBlock
 from kernels.dense import matmul_precision
 from kernels.launch import give_back, own_stream
 from kernels.lookup_plan import Batch
+from kernels.replay import replay
 
-_POLLS = 5000  # some 2 ms
-_CONTENDED_S = 20e-6  # a poll takes less than 1 us if nobody else runs
-_ONE = np.int32(1)
+
+class _Ready(NamedTuple):
+    """A bucket's program. launch: only that; run: until the scores that so many words of DONE tell of lie in host memory."""
+
+    launch: Callable[[], None]
+    run: Callable[[int], None]
 
 
 class CudaLane:
@@ -72,19 +75,14 @@ class CudaLane:
         self._device_scores = self._values[graph.output]
         self._scores = torch.zeros(rows, graph.widths[graph.output], pin_memory=True)
         self._result = self._scores.numpy()
-        words = -(-rows // ROWS_A_WORD)
-        self._values[DONE] = torch.zeros(words, dtype=torch.int32, pin_memory=True)
-        self._done, self._wanted = self._values[DONE].numpy(), np.zeros(words, np.int32)
-        self._done_bytes, self._wanted_bytes = (memoryview(a.data).cast("B") for a in (self._done, self._wanted))
+        self._values[DONE] = torch.zeros(_words(rows), dtype=torch.int32, pin_memory=True)
         last = graph.producers()[graph.output]
         self._has_head = (last.attrs.members or (last,))[-1].op == "head"
         if self._has_head:
             self._values[graph.output] = self._scores  # the head writes over the bus itself: one copy node fewer
-        self._several = torch.cuda.device_count() > 1
         self._capture = capture
         self._graphs: list[torch.cuda.CUDAGraph] = []
-        self._launch: list[Callable[[], None]] = []
-        self._wait: Callable[[], None] = self._streams[0].synchronize
+        self._ready: list[_Ready] = []
 
     @property
     def bytes_used(self) -> int:
@@ -94,12 +92,9 @@ class CudaLane:
 
     def prepare(self) -> None:
         """Warms up and captures every bucket, the largest first, so that smaller ones fit in its memory."""
-        from cupy.cuda import runtime
-
         pool = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize(self._device)
-        self._wait = partial(runtime.streamSynchronize, self._streams[0].cuda_stream)
-        launches: list[Callable[[], None]] = []
+        ready: list[_Ready] = []
         compilations = [call for p in self._programs.values() for call in p.operators.compile(self.buckets)]
         with ThreadPoolExecutor() as threads:  # NVRTC takes half a second a kernel, and one core
             for done in [threads.submit(call) for call in compilations]:
@@ -108,11 +103,11 @@ class CudaLane:
             for rows in reversed(self.buckets):
                 self._rows_word[0] = rows
                 self._stage.request_of_row[:rows] = 0
-                launches.append(self._prepared(rows, pool))
-        self._launch = launches[::-1]
+                ready.append(self._prepared(rows, pool))
+        self._ready = ready[::-1]
 
-    def _prepared(self, rows: int, pool: Any) -> Callable[[], None]:
-        """The launch of a bucket's program: the one that was found fastest before, or is found so now."""
+    def _prepared(self, rows: int, pool: Any) -> _Ready:
+        """A bucket's program: the one that was found fastest before, or is found so now."""
         known = self._calibrations.get(rows)
         programs = [self._programs[known.program]] if known else list(self._programs.values())
         for program in programs:
@@ -120,17 +115,18 @@ class CudaLane:
             self._streams[0].synchronize()
             program.operators.tune(self._values, rows, self._state)
         if not self._capture:
-            return partial(self._issue_alone, programs[0], rows)
+            launch = partial(self._issue_alone, programs[0], rows)
+            return _Ready(launch, partial(self._launch_and_wait, launch))
         graphs = {program.name: self._captured(program, rows, pool) for program in programs}
-        launches = {name: _replay(graph, self._streams[0]) for name, graph in graphs.items()}
+        ready = {name: self._replays(graph) for name, graph in graphs.items()}
         if not known:
-            known = calibrated(rows, {name: partial(self._launch_and_wait, launch, rows) for name, launch in launches.items()})
+            known = calibrated(rows, {name: partial(one.run, _words(rows)) for name, one in ready.items()})
             self._calibrations[rows] = known
         for name, graph in graphs.items():
             if name != known.program:
                 graph.reset()
         self._graphs.append(graphs[known.program])
-        return launches[known.program]
+        return ready[known.program]
 
     def _captured(self, program: CudaProgram, rows: int, pool: Any) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -138,37 +134,18 @@ class CudaLane:
             self._issue(program, rows)
         return graph
 
-    def _launch_and_wait(self, launch: Callable[[], None], rows: int) -> None:
-        """Polls the words that the head writes, which is 2 to 3 us faster than the driver's wait (H200).
+    def _replays(self, graph: torch.cuda.CUDAGraph) -> _Ready:
+        """By raw handles: torch's replay under a stream guard costs 15 us more a call (H200 host)."""
+        from cupy.cuda import runtime
 
-        The driver waits without the GIL. So once others turn out to want it, or after some milliseconds, or if the device has
-        failed, the rest of the waiting is left to it.
-        """
-        before = self._done[0]
-        launch()
-        try:
-            if self._has_head and self._polled(before, rows):
-                return
-        except BaseException:  # an interrupt: the lane must not be handed on with a batch in flight
-            self._wait()
-            raise
-        self._wait()
+        exec_, stream = graph.raw_cuda_graph_exec(), self._streams[0].cuda_stream
+        done = self._values[DONE].numpy() if self._has_head else None
+        return _Ready(partial(runtime.graphLaunch, exec_, stream), replay(exec_, stream, done))
 
-    def _polled(self, before: np.int32, rows: int) -> bool:
-        """Whether the scores were seen to come."""
-        end = 4 * -(-rows // ROWS_A_WORD)
-        self._wanted.fill(before)
-        self._wanted += _ONE
-        done, wanted = self._done_bytes[:end], self._wanted_bytes[:end]
-        now = time.perf_counter()
-        for _ in range(_POLLS):
-            if done == wanted:
-                return True
-            sched_yield()  # releases the GIL
-            now, last = time.perf_counter(), now
-            if now - last > _CONTENDED_S:
-                break
-        return False
+    def _launch_and_wait(self, launch: Callable[[], None], _: int) -> None:
+        with torch.cuda.device(self._device):  # the current device is each thread's own
+            launch()
+            self._streams[0].synchronize()
 
     def run(self, blocks: Sequence[RowBlock], generation: int = 0) -> BatchResult:
         """Scores the rows of the blocks, in order; blocks until they lie in host memory (the GIL is free meanwhile)."""
@@ -182,11 +159,7 @@ class CudaLane:
         if generation != self._generation:
             self._switch(generation)
         start = time.perf_counter()
-        if self._several:  # the current device is each thread's own
-            with torch.cuda.device(self._device):
-                self._launch_and_wait(self._launch[at], rows)
-        else:
-            self._launch_and_wait(self._launch[at], rows)
+        self._ready[at].run(_words(rows))
         device_ms = (time.perf_counter() - start) * 1e3
         return BatchResult(self._result[:rows].copy(), device_ms, bucket)
 
@@ -202,7 +175,7 @@ class CudaLane:
 
     def replay_us(self, rows: int, repeats: int) -> float:
         """Device time of one run of the bucket that holds `rows`: its graph replayed back to back on what lies staged."""
-        launch, stream = self._launch[bisect_left(self.buckets, rows)], self._streams[0]
+        launch, stream = self._ready[bisect_left(self.buckets, rows)].launch, self._streams[0]
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record(stream)
         for _ in range(repeats):
@@ -216,7 +189,7 @@ class CudaLane:
         self._streams[0].synchronize()
         for graph in self._graphs:
             graph.reset()
-        self._launch, self._graphs = [], []
+        self._ready, self._graphs = [], []
         self._values.clear()
         give_back(self._streams, self._device)
         self._streams = []
@@ -239,11 +212,9 @@ class CudaLane:
             self._issue(program, rows)
 
 
-def _replay(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Callable[[], None]:
-    """Launches a captured graph by its raw handle: torch's replay under a stream guard costs 15 us more a call (H200 host)."""
-    from cupy.cuda import runtime
-
-    return partial(runtime.graphLaunch, graph.raw_cuda_graph_exec(), stream.cuda_stream)
+def _words(rows: int) -> int:
+    """Of DONE."""
+    return -(-rows // ROWS_A_WORD)
 
 
 def _batch(b: RowBlock) -> Batch:

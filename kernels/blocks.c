@@ -215,6 +215,7 @@ static PyMethodDef functions[] = {
     {"lookup", (PyCFunction)(void (*)(void))dpi_column_lookup, METH_FASTCALL, NULL},
     {"pack", (PyCFunction)(void (*)(void))pack, METH_FASTCALL, NULL},
     {"numbers", (PyCFunction)(void (*)(void))numbers, METH_FASTCALL, NULL},
+    {"replay", (PyCFunction)(void (*)(void))dpi_replay, METH_FASTCALL, NULL},
     {"fill", (PyCFunction)(void (*)(void))fill, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -1,4 +1,4 @@
-// What the parts of the CPython module share: blocks.c, which registers its functions, and columns.c.
+// What the parts of the CPython module share: blocks.c, which registers its functions, columns.c and replay.c.
 
 #ifndef DPI_COLUMNS_H
 #define DPI_COLUMNS_H
@@ -14,5 +14,6 @@ static inline int counted(Py_ssize_t got, Py_ssize_t expected) {
 
 PyObject *dpi_column_floats(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_column_lookup(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *dpi_replay(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 #endif

@@ -1,6 +1,6 @@
-"""Builds the .c files of this folder with the host's C compiler, once for a processor, and loads them: blocks.c and columns.c
-as a module of CPython, which needs its headers, the others as a library. Where they cannot be built, NumPy and torch do the
-same, slower.
+"""Builds the .c files of this folder with the host's C compiler, once for a processor, and loads them: blocks.c, columns.c
+and replay.c as a module of CPython, which needs its headers, the others as a library. Where they cannot be built, NumPy, torch
+and ctypes do the same, slower.
 """
 
 import ctypes
@@ -38,7 +38,7 @@ Buffer = npt.NDArray[np.generic] | bytes | memoryview
 
 
 class Blocks(Protocol):
-    """The functions of blocks.c and columns.c, which say what they do. They raise ValueError rather than go beyond a buffer."""
+    """The functions of the module, whose C says what they do. They raise ValueError rather than go beyond a buffer."""
 
     def pack(self, columns: Buffer, ids: Buffer, wide: bool, rows: int, out: Buffer, at: int, record_bytes: int, /) -> int: ...
     def floats(self, columns: Sequence[list[Any]], out: Buffer, /) -> int: ...
@@ -49,6 +49,7 @@ class Blocks(Protocol):
     def fill(
         self, out: Buffer, places: tuple[int, ...], sections: tuple[tuple[int, int], ...], blocks: Sequence[object], /
     ) -> int: ...
+    def replay(self, given: bytes, words: int, /) -> int: ...
 
 
 @cache
@@ -59,9 +60,9 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def blocks() -> Blocks | None:
-    """The functions of blocks.c and columns.c, or None where they cannot be built (which is said once, in the log)."""
-    headers = f"-I{sysconfig.get_path('include')}"
-    return _loaded(("blocks.c", "columns.c"), (headers, f"-DABI={sysconfig.get_config_var('SOABI')}"), _imported, "requests")
+    """The module of blocks.c, columns.c and replay.c, or None where it cannot be built (which is said once, in the log)."""
+    names, headers = ("blocks.c", "columns.c", "replay.c"), f"-I{sysconfig.get_path('include')}"
+    return _loaded(names, (headers, f"-DABI={sysconfig.get_config_var('SOABI')}"), _imported, "requests")
 
 
 def _bound(path: Path) -> ctypes.CDLL:

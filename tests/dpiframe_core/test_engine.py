@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -357,9 +358,8 @@ def test_strict_fp32_is_not_silently_tf32(bundle):
 def test_a_failed_device_makes_the_engine_unavailable_until_it_is_replaced(bundle):
     engine = started(bundle, "cuda:0")
     for lane in engine._pool.lanes:
-        lane._launch = [lambda: (_ for _ in ()).throw(RuntimeError("CUDA error: unspecified launch failure"))] * len(
-            lane.buckets
-        )
+        failing = Mock(side_effect=RuntimeError("CUDA error: unspecified launch failure"))
+        lane._ready = [type(lane._ready[0])(failing, failing)] * len(lane.buckets)
     with pytest.raises(Unavailable, match="device cuda:0 failed: CUDA error: unspecified launch failure"):
         engine.submit(block_of(bundle, 1))
     with pytest.raises(Unavailable, match="unspecified launch failure"):

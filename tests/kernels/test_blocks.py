@@ -152,3 +152,10 @@ def test_filling_keeps_no_reference_to_what_it_read():
     for _ in range(100):
         assert BLOCKS.fill(OUT, PLACES, ((2, 8),), (block,)) == 3
     assert [sys.getrefcount(each) for each in (block, block.buffer, block.places, OUT)] == before
+
+
+def test_what_is_no_replay_is_refused():
+    with pytest.raises(ValueError, match="replay: got 3 bytes, expected 64"):
+        BLOCKS.replay(b"abc", 1)
+    with pytest.raises(ValueError, match="words: expected none or more"):
+        BLOCKS.replay(bytes(64), -1)

@@ -1,0 +1,136 @@
+"""A graph's replay against a driver that is none: what is called, in which context, who waits, and what becomes of errors."""
+
+import ctypes
+import shutil
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+
+from kernels import native
+from kernels.replay import replay
+
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+OURS, THEIRS, EXEC, STREAM = 64, 128, 1000, 2000
+DRIVER = """
+#include <stddef.h>
+void *context = (void *)64;
+int launches, waits, launch_code, wait_code, in_launch, exec_seen, stream_seen, at_once, words;
+int done[16];
+static void finish(void) { for (int i = 0, number = done[0] + 1; i < words; ++i) done[i] = number; }
+int cuCtxGetCurrent(void **to) { *to = context; return 0; }
+int cuCtxSetCurrent(void *to) { context = to; return 0; }
+int cuGraphLaunch(void *exec, void *stream) {
+    launches++, in_launch = (int)(size_t)context, exec_seen = (int)(size_t)exec, stream_seen = (int)(size_t)stream;
+    if (launch_code == 0 && at_once) finish();
+    return launch_code;
+}
+int cuStreamSynchronize(void *stream) {
+    waits++;
+    if (!at_once && wait_code == 0) finish();
+    return wait_code;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("driver")
+    (folder / "driver.c").write_text(DRIVER)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "driver.so", folder / "driver.c"], check=True)
+    return ctypes.CDLL(str(folder / "driver.so"))
+
+
+class Fake:
+    """The driver's library, its variables in reach."""
+
+    def __init__(self, library):
+        self.library = library
+        self.done = np.ctypeslib.as_array((ctypes.c_int * 16).in_dll(library, "done"))
+        for name in ("launches", "waits", "launch_code", "wait_code", "at_once", "words"):
+            self[name] = 0
+        self.done[:] = 0
+        self.context.value = OURS
+
+    @property
+    def context(self):
+        return ctypes.c_void_p.in_dll(self.library, "context")
+
+    def __getitem__(self, name):
+        return ctypes.c_int.in_dll(self.library, name).value
+
+    def __setitem__(self, name, value):
+        ctypes.c_int.in_dll(self.library, name).value = value
+
+    def replay(self, *, watched=True):
+        return replay(EXEC, STREAM, self.done if watched else None, self.library)
+
+
+@pytest.fixture
+def fake(library, both_ways):
+    return Fake(library)
+
+
+def test_a_replay_launches_the_graph_on_its_stream_and_returns_when_the_words_came(fake):
+    fake["at_once"], fake["words"] = 1, 3
+    run = fake.replay()
+    for number in (1, 2, 3):
+        run(3)
+        assert (fake["launches"], fake["exec_seen"], fake["stream_seen"]) == (number, EXEC, STREAM)
+        assert fake.done[:4].tolist() == [number] * 3 + [0]
+    assert fake["waits"] == (3 if native.blocks() is None else 0)  # C saw the words
+
+
+def test_words_that_do_not_come_leave_the_waiting_to_the_driver(fake):
+    fake["words"] = 2
+    fake.replay()(2)
+    assert fake["waits"] == 1
+    assert fake.done[:2].tolist() == [1, 1]
+
+
+def test_one_word_behind_the_others_is_waited_for(fake):
+    fake["at_once"], fake["words"] = 1, 2  # the third stays behind
+    fake.replay()(3)
+    assert fake["waits"] == 1
+
+
+def test_a_graph_without_such_words_is_waited_for_by_the_driver(fake):
+    fake["at_once"] = 1
+    fake.replay(watched=False)(5)
+    assert (fake["launches"], fake["waits"]) == (1, 1)
+
+
+@pytest.mark.parametrize("theirs", [0, THEIRS])
+def test_a_thread_gets_its_own_context_back(fake, theirs):
+    fake["at_once"], fake["words"] = 1, 1
+    run = fake.replay()
+    fake.context.value = theirs
+    run(1)
+    assert fake["in_launch"] == OURS
+    assert (fake.context.value or 0) == theirs
+
+
+@pytest.mark.parametrize(("failing", "code"), [("launch_code", 700), ("wait_code", 719)])
+def test_an_error_of_the_driver_is_raised_with_its_code(fake, failing, code):
+    fake[failing] = code
+    with pytest.raises(RuntimeError, match=f"graph replay: got CUDA error {code}"):
+        fake.replay()(1)
+    fake[failing], fake["words"] = 0, 1
+    fake.replay()(1)  # and the next is as good as the first
+
+
+def test_the_words_are_seen_when_another_thread_writes_them_and_it_may_run_meanwhile(fake):
+    """The words come from a thread of Python's, which needs the GIL."""
+    go, run = threading.Event(), fake.replay()
+
+    def device():
+        go.wait()
+        fake.done[0] += 1
+
+    thread = threading.Thread(target=device)
+    thread.start()
+    go.set()
+    run(1)
+    thread.join()
+    assert fake.done[0] == 1
