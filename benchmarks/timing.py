@@ -83,7 +83,8 @@ class Captured:
             self._graph.capture_begin(capture_error_mode="thread_local")
             self.holds = (*self.holds, work())
             self._graph.capture_end()
-        handle, raw = self._graph.raw_cuda_graph_exec(), self.stream.cuda_stream
+        self.handle = handle = self._graph.raw_cuda_graph_exec()
+        raw = self.stream.cuda_stream
         self.launch: Callable[[], None] = lambda: runtime.graphLaunch(handle, raw)
         self._wait: Callable[[], None] = lambda: runtime.streamSynchronize(raw)
         self()
