@@ -140,7 +140,7 @@ class CudaLane:
 
         exec_, stream = graph.raw_cuda_graph_exec(), self._streams[0].cuda_stream
         done = self._values[DONE].numpy() if self._has_head else None
-        return _Ready(partial(runtime.graphLaunch, exec_, stream), replay(exec_, stream, done))
+        return _Ready(partial(runtime.graphLaunch, exec_, stream), replay(exec_, stream, self._device.index or 0, done))
 
     def _launch_and_wait(self, launch: Callable[[], None], _: int) -> None:
         with torch.cuda.device(self._device):  # the current device is each thread's own

@@ -9,12 +9,13 @@
 #include <time.h>
 
 typedef struct {
-    int (*launch)(void *exec, void *stream);  // cuGraphLaunch, and so on: 0 or an error's code
+    int (*launch)(void *exec, void *stream);  // cudaGraphLaunch, and so on: 0 or an error's code
     int (*synchronize)(void *stream);
-    int (*current)(void **context);
-    int (*make_current)(void *context);
-    void *context, *exec, *stream;
+    int (*current)(int *device);
+    int (*make_current)(int device);
+    void *exec, *stream;
     const uint32_t *done;  // or null: then there is nothing to look at
+    int64_t device;
 } Replay;
 
 // Nanoseconds. A turn of the loop takes some hundred if nobody else wants this core.
@@ -52,14 +53,15 @@ static int came(const uint32_t *done, int64_t words, uint32_t wanted) {
 }
 
 static int replayed(const Replay *r, int64_t words) {
-    void *theirs = NULL;
+    const int ours = (int)r->device;
+    int theirs = ours;
     int code = r->current(&theirs);  // each thread has its own
     if (code) return code;
-    if (theirs != r->context && (code = r->make_current(r->context))) return code;
+    if (theirs != ours && (code = r->make_current(ours))) return code;
     const uint32_t wanted = r->done == NULL ? 0 : __atomic_load_n(r->done, __ATOMIC_ACQUIRE) + 1;
     code = r->launch(r->exec, r->stream);
     if (!code && (r->done == NULL || !came(r->done, words, wanted))) code = r->synchronize(r->stream);
-    if (theirs != r->context) r->make_current(theirs);
+    if (theirs != ours) r->make_current(theirs);
     return code;
 }
 

@@ -3,56 +3,59 @@
 import ctypes
 import struct
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from kernels import native
-from kernels.launch import driver
 
-_CALLS = ("cuGraphLaunch", "cuStreamSynchronize", "cuCtxGetCurrent", "cuCtxSetCurrent")
+_CALLS = ("cudaGraphLaunch", "cudaStreamSynchronize", "cudaGetDevice", "cudaSetDevice")
 
 
-def replay(exec_: int, stream: int, done: npt.NDArray[np.int32] | None, cuda: Any = None) -> Callable[[int], None]:
+def replay(
+    exec_: int, stream: int, device: int, done: npt.NDArray[np.int32] | None, cuda: ctypes.CDLL | None = None
+) -> Callable[[int], None]:
     """A function that launches a graph and returns when its scores lie in host memory; the GIL is free meanwhile.
 
     It takes the number of words of `done` to look at, and raises RuntimeError if CUDA refuses the launch or the device failed.
 
     Args:
-        exec_: a CUgraphExec. stream: a CUstream of the context that is current now.
+        exec_: a cudaGraphExec_t. stream: a cudaStream_t of the device of this index.
         done: int32[words] in pinned memory that outlives the function. A replay writes a number into as many words as it has
             rows for, the first always among them, one more than the last replay's; None: the graph writes no such words. They
             are looked at for 2 ms, unless others want the core; then the driver waits.
-        cuda: the driver's library.
+        cuda: CUDA's runtime; by default torch's, whose calls its profiler sees.
     """
-    cuda = cuda or driver()
-    functions, context = native.blocks(), ctypes.c_void_p()
-    _checked(cuda.cuCtxGetCurrent(ctypes.byref(context)))
-    if functions is None:
-        return lambda words: _plain(cuda, exec_, stream, context)
+    functions, cuda = native.blocks(), cuda or _runtime()
+    if functions is None or cuda is None:
+        return lambda words: _plain(exec_, stream, device)
     calls = [ctypes.cast(getattr(cuda, name), ctypes.c_void_p).value for name in _CALLS]
-    given = struct.pack("8P", *calls, context.value or 0, exec_, stream, 0 if done is None else done.ctypes.data)
+    given = struct.pack("7Pq", *calls, exec_, stream, 0 if done is None else done.ctypes.data, device)
 
     def run(words: int) -> None:
-        _checked(functions.replay(given, words))
+        if code := functions.replay(given, words):
+            raise RuntimeError(f"graph replay: got CUDA error {code}")
 
     return run
 
 
-def _plain(cuda: Any, exec_: int, stream: int, context: ctypes.c_void_p) -> None:
+def _plain(exec_: int, stream: int, device: int) -> None:
     """The same without C; slower, as the driver's wait is."""
-    theirs = ctypes.c_void_p()
-    _checked(cuda.cuCtxGetCurrent(ctypes.byref(theirs)))
-    try:
-        _checked(cuda.cuCtxSetCurrent(context))
-        _checked(cuda.cuGraphLaunch(ctypes.c_void_p(exec_), ctypes.c_void_p(stream)))
-    finally:  # also of an interrupt: nobody may go on with a graph in flight
-        code = cuda.cuStreamSynchronize(ctypes.c_void_p(stream))
-        cuda.cuCtxSetCurrent(theirs)
-    _checked(code)
+    import cupy
+
+    with cupy.cuda.Device(device):  # the current device is each thread's own
+        try:
+            cupy.cuda.runtime.graphLaunch(exec_, stream)
+        finally:  # also of an interrupt: nobody may go on with a graph in flight
+            cupy.cuda.runtime.streamSynchronize(stream)
 
 
-def _checked(code: int) -> None:
-    if code:
-        raise RuntimeError(f"graph replay: got CUDA error {code}")
+@cache
+def _runtime() -> ctypes.CDLL | None:
+    """The one that torch has loaded; None where it has it within itself."""
+    with suppress(OSError):
+        return ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}")
+    return None
