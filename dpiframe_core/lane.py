@@ -18,7 +18,7 @@ from dpiframe_core.operators_cuda import DONE, ROWS_A_WORD
 from dpiframe_core.program import CudaProgram
 from dpiframe_core.types import BatchResult, BlockLayout, RowBlock
 from kernels.dense import matmul_precision
-from kernels.launch import give_back, own_stream
+from kernels.launch import give_back, own_stream, uncollected
 from kernels.lookup_plan import Batch
 from kernels.replay import replay
 
@@ -130,7 +130,7 @@ class CudaLane:
 
     def _captured(self, program: CudaProgram, rows: int, pool: Any) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=self._streams[0], capture_error_mode="thread_local"):
+        with uncollected(), torch.cuda.graph(graph, pool=pool, stream=self._streams[0], capture_error_mode="thread_local"):
             self._issue(program, rows)
         return graph
 

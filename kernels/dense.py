@@ -15,7 +15,7 @@ import torch
 
 from kernels.activation import Activation
 from kernels.interaction import cross_v2_epilogue
-from kernels.launch import check_rows, launch, own_stream, type_name
+from kernels.launch import check_rows, launch, own_stream, type_name, uncollected
 from kernels.reference import activate_
 from kernels.source import kernel
 
@@ -191,12 +191,13 @@ def fastest(ways: Ways, repeats: int = 10, rounds: int = 5) -> str:
         for name, way in ways.items():
             way()
             stream.synchronize()
-            graphs[name].capture_begin(capture_error_mode="thread_local")
-            try:
-                for _ in range(repeats):
-                    way()
-            finally:  # the stream serves later warm-ups too
-                graphs[name].capture_end()
+            with uncollected():
+                graphs[name].capture_begin(capture_error_mode="thread_local")
+                try:
+                    for _ in range(repeats):
+                        way()
+                finally:  # the stream serves later warm-ups too
+                    graphs[name].capture_end()
             graphs[name].replay()
         for _ in range(rounds):
             for name, graph in graphs.items():
