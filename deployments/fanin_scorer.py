@@ -8,6 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from itertools import count
 
 import numpy as np
 
@@ -25,7 +26,8 @@ log = logging.getLogger(__name__)
 
 _REFUSED_S = 2.0
 _FAILED_S = 1.0  # how long others are preferred to an engine whose device has failed
-_LOOK_S = 0.1  # between two looks for engines: the longest that a new one goes without requests
+_LOOK_S = 0.1  # between two looks for engines
+_MISSES = 2  # names without an engine that each look tries: all sixteen would be 150 system calls a second that fail
 
 
 class FanInScorer:
@@ -179,31 +181,38 @@ class FanInScorer:
         return block, np.ndarray((block.rows, self._tasks), np.float32, self._slab.memory, at + size)
 
     async def _look(self) -> None:
-        """Connects to engines that are new; leaves those that want it, once nothing of ours is there."""
-        while True:
+        """Connects to engines that are new; leaves those that want it, once nothing of ours is there.
+
+        An engine takes the first free name: so the first names without one are tried each time, the others in turn.
+        """
+        for turn in count():
             known = {link.index for link in self._links if not link.board.leaving}
-            for index in range(door.MOST_ENGINES):
-                if index not in known and self._refused_until.get(index, 0.0) <= self._clock():
-                    await self._connect(index)
+            now, missed = self._clock(), 0
+            absent = [i for i in range(door.MOST_ENGINES) if i not in known and self._refused_until.get(i, 0.0) <= now]
+            for nth, index in enumerate(absent):
+                if missed < _MISSES or nth == turn % len(absent):
+                    missed += not await self._connect(index)
             staying = sum(not link.board.leaving for link in self._links)
             for link in [link for link in self._links if staying and link.board.leaving and link.idle]:
                 link.close()
                 self._links.remove(link)
             await asyncio.sleep(_LOOK_S)
 
-    async def _connect(self, index: int) -> None:
+    async def _connect(self, index: int) -> bool:
+        """Whether anybody has that name."""
         try:
             connection = door.connect(self._place, index)
             link = await asyncio.to_thread(Link.greet, connection, index, self._hello, self._slab)
-        except ConnectionError:  # nobody has that index, or no longer
-            return
+        except ConnectionError:  # nobody, or no longer
+            return False
         except Exception as error:  # of another bundle, or nothing that we know; the search must go on
             self._refused_until[index] = self._clock() + _REFUSED_S
             log.warning("engine %d: %s", index, error)
-            return
+            return True
         link.attach(asyncio.get_running_loop(), self._lose, self._clock)
         self._links.append(link)
         self._changed.set()
+        return True
 
     def _lose(self, link: Link) -> None:
         log.warning("engine %d is gone", link.index)

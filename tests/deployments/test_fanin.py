@@ -1,6 +1,7 @@
 """The fan-in between processes: what a death or an end on either side means to the other."""
 
 import asyncio
+import contextlib
 import json
 import os
 import select
@@ -20,7 +21,7 @@ from deployments.door import meeting_place
 from deployments.fanin_link import Link
 from deployments.fanin_scorer import FanInScorer
 from dpiframe_core.errors import DeadlineExceeded, Unavailable
-from tests.deployments.fanin_doubles import rows_of, with_scorer
+from tests.deployments.fanin_doubles import FINGERPRINT, rows_of, with_scorer
 from tests.deployments.serving_doubles import LAYOUT, numbered, numbers, until
 
 ROOT = Path(__file__).parents[2]
@@ -250,3 +251,31 @@ def test_an_engine_that_closes_before_it_has_answered_is_as_one_that_is_not_ther
         assert scorer._refused_until == {}
 
     with_scorer(node, body)
+
+
+def test_few_names_are_tried_at_once_the_first_free_ones_always_and_all_of_them_in_turn(
+    node: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[list[int]] = [[]]
+
+    async def sleep(_: float) -> None:
+        looks.append([])
+        if len(looks) > 2 * door.MOST_ENGINES:
+            raise asyncio.CancelledError
+
+    def refuse(_: str, index: int) -> socket.socket:
+        looks[-1].append(index)
+        raise ConnectionRefusedError
+
+    async def main() -> None:
+        scorer = FanInScorer(meeting_place("test", node), "m", FINGERPRINT, LAYOUT, 1, most_rows=2000)
+        monkeypatch.setattr(door, "connect", refuse)
+        monkeypatch.setattr("deployments.fanin_scorer.asyncio.sleep", sleep)
+        with contextlib.suppress(asyncio.CancelledError):
+            await scorer._search
+        monkeypatch.undo()
+        await scorer.close()
+
+    asyncio.run(main())
+    assert all(look[:2] == [0, 1] and len(look) <= 3 for look in looks[:-1])
+    assert {index for look in looks[: door.MOST_ENGINES] for index in look} == set(range(door.MOST_ENGINES))
