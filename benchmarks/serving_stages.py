@@ -19,6 +19,7 @@ from deployments.batching import RowBatcher, Scored
 from deployments.config import Limits
 from deployments.front import Direct, Front
 from deployments.ingress import Served, build_app
+from deployments.one_thread import one_thread
 from dpiframe_core.bundle import read_bundle
 from dpiframe_core.engine import Engine
 from dpiframe_core.types import RowBlock
@@ -52,8 +53,14 @@ def run(bundle: Path, device: str, forms: Sequence[str], candidates: Sequence[in
     parse_us: the app's call until the rows are handed to the batcher, less `encode_us`, which the answer reports. queue_us and
     run_us: until the rows are bound to a batch, and on the device. handover_us: the rest of the batcher, which is the way to a
     lane's thread and back, or where the event loop has run the batch itself, a round of it. answer_us: the rest.
-    engine_us: `Engine.submit` of the same rows, by itself. p50_us: all of the app.
+    engine_us: `Engine.submit` of the same rows, by itself. p50_us: all of the app. On a CPU with one thread, as the servers of
+    suite `serving` have (`process`).
     """
+    with one_thread():
+        yield from _run(bundle, device, forms, candidates, seed)
+
+
+def _run(bundle: Path, device: str, forms: Sequence[str], candidates: Sequence[int], seed: int) -> Iterator[Record]:
     read = read_bundle(bundle)
     engine = Engine(read, device)
     engine.warmup()
