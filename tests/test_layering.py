@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("kernels", "dpiframe_core", "deployments")
 
 # The only files of the three packages that may import each of these; the keys are top-level module names.
-CUPY = {"kernels/source.py", "kernels/launch.py", "dpiframe_core/lane.py"}
+CUPY = {"kernels/source.py", "kernels/launch.py", "kernels/replay.py", "dpiframe_core/lane.py"}
 _SERVING = ("app", "replica", "engine_replica", "ingress_replica", "launcher", "ray_metrics", "front")
 RAY = {f"deployments/{name}.py" for name in (*_SERVING, "ray_scoring")}
 FASTAPI = {  # replicas name it as a type only
