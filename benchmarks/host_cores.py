@@ -5,6 +5,7 @@ import os
 import time
 
 _LOOPS = 2000  # additions a turn
+_PATIENCE_S = 60  # with a worker that has ended
 
 
 def turns_per_s(cores: int, seconds: float = 0.5) -> float:
@@ -17,11 +18,11 @@ def turns_per_s(cores: int, seconds: float = 0.5) -> float:
     if not 0 < cores <= len(mine):
         raise ValueError(f"cores: got {cores}, expected 1 to {len(mine)}, which this process has")
     context = multiprocessing.get_context("spawn")  # a fork of a process with torch's threads may hang
-    queue, start = context.SimpleQueue(), context.Barrier(cores)
+    queue, start = context.Queue(), context.Barrier(cores)
     workers = [context.Process(target=_turn, args=(core, start, seconds, queue)) for core in mine[:cores]]
     for worker in workers:
         worker.start()
-    total = sum(queue.get() for _ in workers)
+    total = sum(queue.get(timeout=_PATIENCE_S) for _ in workers)
     for worker in workers:
         worker.join()
     return total
@@ -29,7 +30,7 @@ def turns_per_s(cores: int, seconds: float = 0.5) -> float:
 
 def _turn(core, start, seconds, queue) -> None:  # type: ignore[no-untyped-def]  # multiprocessing's own types are functions
     os.sched_setaffinity(0, {core})
-    start.wait()
+    start.wait(_PATIENCE_S)
     turns, begun = 0, time.perf_counter()
     while (spent := time.perf_counter() - begun) < seconds:
         x = 0

@@ -94,20 +94,23 @@ def _low_load(system: str, most_us: float) -> Judge:
 def _scaling(gpus: int, least: float, model: str) -> Judge:
     """Best rate with so many GPUs over the best with one, none of whose requests failed, of one run on one host.
 
-    Beside it what the same cores gave to loops of pure Python: no service of Python scales better on such a host.
+    Beside it what the same cores gave to loops of pure Python: with more than that, cores were not the limit.
     """
 
     def judge(results: Results) -> Verdict:
         runs = []
         for file in dict.fromkeys(r["file"] for r in measured(results)):
             fixed = {"model": model, "form": "binary", "rate": 0, "file": file}
-            good = [r for r in measured(results, **fixed) if not r["failed"]]
-            one, many = (max((r["requests_per_s"] for r in good if r["cell"]["gpus"] == n), default=0.0) for n in (1, gpus))
-            if one and many:
-                runs.append((many, one, _cores_over_one(results, gpus, file)))
+            best: dict[tuple[object, ...], dict[int, float]] = {}
+            for r in measured(results, **fixed):
+                rates = best.setdefault((r["system"], r["batch"]), {})
+                if not r["failed"]:
+                    rates[r["cell"]["gpus"]] = max(rates.get(r["cell"]["gpus"], 0.0), r["requests_per_s"])
+            pairs = [(rates[gpus], rates[1]) for rates in best.values() if {1, gpus} <= rates.keys()]
+            runs += [(many, one, _cores_over_one(results, gpus, file)) for many, one in pairs]
         if not runs:
             return NOTHING
-        many, one, cores = max(runs)
+        many, one, cores = max(runs, key=lambda run: run[0] / run[1])
         beside = f"; loops of Python on these cores: {cores:.2f}x" if cores else ""
         return Verdict(f"{many / one:.2f}x ({many:.0f} to {one:.0f} requests/s{beside})", many / one >= least)
 

@@ -8,6 +8,8 @@ from statistics import median
 
 import torch
 
+from kernels.uncollected import uncollected
+
 _ROUNDS = 5
 
 
@@ -80,9 +82,10 @@ class Captured:
                 work()
             self.stream.synchronize()
             # Not torch.cuda.graph, which collects garbage and empties the allocator's cache for each capture.
-            self._graph.capture_begin(capture_error_mode="thread_local")
-            self.holds = (*self.holds, work())
-            self._graph.capture_end()
+            with uncollected():
+                self._graph.capture_begin(capture_error_mode="thread_local")
+                self.holds = (*self.holds, work())
+                self._graph.capture_end()
         self.handle = handle = self._graph.raw_cuda_graph_exec()
         raw = self.stream.cuda_stream
         self.launch: Callable[[], None] = lambda: runtime.graphLaunch(handle, raw)

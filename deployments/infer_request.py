@@ -3,9 +3,8 @@
 Owns names, shapes, datatypes, byte counts and parameters. Knows no model: which tensors it takes is for `infer_input`.
 """
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -17,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from deployments.faults import Words, first_error
 from deployments.tensors import Tensor, check_size, flattened
 from dpiframe_core.errors import InputError
+from kernels.uncollected import uncollected
 
 # As in `schema`: unknown keys are collected and refused by name, one at a time.
 _STRICT = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
@@ -124,7 +124,7 @@ def parse(body: bytes, header_length: str | None) -> InferRequest:
             raise InputError("Inference-Header-Content-Length", header_length, rule)
         size = int(header_length)
     if size == len(body):
-        with _without_collection(size):
+        with uncollected() if size >= _COLLECT_BELOW_BYTES else nullcontext():
             return _cut(_envelope(body), memoryview(body), size)
     if size > _KEPT_BYTES:
         return _cut(_envelope(body[:size]), memoryview(body), size)
@@ -221,19 +221,6 @@ def checked(envelope: Envelope, raw: Sequence[memoryview | bytes | None]) -> Inf
         _refuse_unknown(f"outputs.{output.name}.", output)
         _refuse_unknown(f"outputs.{output.name}.parameters.", output.parameters)
     return InferRequest(envelope.id, envelope.parameters, envelope.outputs, tensors)
-
-
-@contextmanager
-def _without_collection(size: int) -> Iterator[None]:
-    """JSON has no cycles, but the collector runs again and again over the lists of a large body (see `schema`)."""
-    if size < _COLLECT_BELOW_BYTES or not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _refuse_unknown(where: str, model: BaseModel, hint: str = "") -> None:

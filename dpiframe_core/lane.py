@@ -18,9 +18,10 @@ from dpiframe_core.operators_cuda import DONE, ROWS_A_WORD
 from dpiframe_core.program import CudaProgram
 from dpiframe_core.types import BatchResult, BlockLayout, RowBlock
 from kernels.dense import matmul_precision
-from kernels.launch import give_back, own_stream, uncollected
+from kernels.launch import give_back, own_stream
 from kernels.lookup_plan import Batch
 from kernels.replay import replay
+from kernels.uncollected import uncollected
 
 
 class _Ready(NamedTuple):
@@ -80,6 +81,7 @@ class CudaLane:
         self._has_head = (last.attrs.members or (last,))[-1].op == "head"
         if self._has_head:
             self._values[graph.output] = self._scores  # the head writes over the bus itself: one copy node fewer
+        self._several = torch.cuda.device_count() > 1
         self._capture = capture
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._ready: list[_Ready] = []
@@ -140,12 +142,11 @@ class CudaLane:
 
         exec_, stream = graph.raw_cuda_graph_exec(), self._streams[0].cuda_stream
         done = self._values[DONE].numpy() if self._has_head else None
-        return _Ready(partial(runtime.graphLaunch, exec_, stream), replay(exec_, stream, self._device.index or 0, done))
+        return _Ready(partial(runtime.graphLaunch, exec_, stream), replay(exec_, stream, done))
 
     def _launch_and_wait(self, launch: Callable[[], None], _: int) -> None:
-        with torch.cuda.device(self._device):  # the current device is each thread's own
-            launch()
-            self._streams[0].synchronize()
+        launch()
+        self._streams[0].synchronize()
 
     def run(self, blocks: Sequence[RowBlock], generation: int = 0) -> BatchResult:
         """Scores the rows of the blocks, in order; blocks until they lie in host memory (the GIL is free meanwhile)."""
@@ -159,7 +160,11 @@ class CudaLane:
         if generation != self._generation:
             self._switch(generation)
         start = time.perf_counter()
-        self._ready[at].run(_words(rows))
+        if self._several:  # the current device is each thread's own
+            with torch.cuda.device(self._device):
+                self._ready[at].run(_words(rows))
+        else:
+            self._ready[at].run(_words(rows))
         device_ms = (time.perf_counter() - start) * 1e3
         return BatchResult(self._result[:rows].copy(), device_ms, bucket)
 

@@ -15,9 +15,10 @@ import torch
 
 from kernels.activation import Activation
 from kernels.interaction import cross_v2_epilogue
-from kernels.launch import check_rows, launch, own_stream, type_name, uncollected
+from kernels.launch import check_rows, launch, own_stream, type_name
 from kernels.reference import activate_
 from kernels.source import kernel
+from kernels.uncollected import uncollected
 
 log = logging.getLogger(__name__)
 Ways = dict[str, Callable[[], None]]

@@ -1,12 +1,10 @@
 """Launches a compiled kernel on torch's current stream, and the checks that every launcher shares."""
 
 import ctypes
-import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ import torch
 
 WARP_ROWS = 8  # rows of a block of 256 threads, where a warp has a row
 
-_CAPTURING = Lock()
 _STREAMS: dict[int, list[torch.cuda.Stream]] = {}  # by device: those that were given back
 
 
@@ -39,22 +36,6 @@ def own_stream(device: torch.device) -> torch.cuda.Stream:
 def give_back(streams: list[torch.cuda.Stream], device: torch.device) -> None:
     """For idle streams whose captured graphs are gone."""
     _STREAMS.setdefault(device.index or 0, []).extend(streams)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """No garbage is collected meanwhile: the graphs of a lane that is garbage may not be destroyed by a thread that captures.
-
-    One thread at a time.
-    """
-    with _CAPTURING:
-        enabled = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if enabled:
-                gc.enable()
 
 
 class _Attribute(ctypes.Structure):

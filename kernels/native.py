@@ -38,7 +38,9 @@ Buffer = npt.NDArray[np.generic] | bytes | memoryview
 
 
 class Blocks(Protocol):
-    """The functions of the module, whose C says what they do. They raise ValueError rather than go beyond a buffer."""
+    """The functions of the module, whose C says what they do. They raise ValueError rather than go beyond a buffer; `replay`
+    follows the addresses that it is given.
+    """
 
     def pack(self, columns: Buffer, ids: Buffer, wide: bool, rows: int, out: Buffer, at: int, record_bytes: int, /) -> int: ...
     def floats(self, columns: Sequence[list[Any]], out: Buffer, /) -> int: ...
@@ -62,7 +64,7 @@ def library() -> ctypes.CDLL | None:
 def blocks() -> Blocks | None:
     """The module of blocks.c, columns.c and replay.c, or None where it cannot be built (which is said once, in the log)."""
     names, headers = ("blocks.c", "columns.c", "replay.c"), f"-I{sysconfig.get_path('include')}"
-    return _loaded(names, (headers, f"-DABI={sysconfig.get_config_var('SOABI')}"), _imported, "requests")
+    return _loaded(names, (headers, f"-DABI={sysconfig.get_config_var('SOABI')}"), _imported, "requests and graph replays")
 
 
 def _bound(path: Path) -> ctypes.CDLL:
@@ -90,7 +92,7 @@ def _loaded(names: Sequence[str], options: Sequence[str], load: Callable[[Path],
     program, *own = shlex.split(os.environ.get("CC", "")) or ["cc"]  # such as "ccache gcc"
     compiler = shutil.which(program)
     if compiler is None:
-        log.info("no C compiler: %s take NumPy's way", users)
+        log.info("no C compiler: %s go without", users)
         return None
     command, sources = [compiler, *own, *_FLAGS, *options], [FOLDER / name for name in names]
     try:
@@ -98,7 +100,7 @@ def _loaded(names: Sequence[str], options: Sequence[str], load: Callable[[Path],
             return load(_built(command, sources))
         return load(_built(command, sources, anew=True))
     except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
-        log.warning("%s could not be built (%s): %s take NumPy's way", " and ".join(names), error, users)
+        log.warning("%s could not be built (%s): %s go without", " and ".join(names), error, users)
         return None
 
 

@@ -9,16 +9,14 @@
 #include <time.h>
 
 typedef struct {
-    int (*launch)(void *exec, void *stream);  // cudaGraphLaunch, and so on: 0 or an error's code
-    int (*synchronize)(void *stream);
-    int (*current)(int *device);
-    int (*make_current)(int device);
+    int (*launch)(void *exec, void *stream);  // cudaGraphLaunch: 0 or an error's code
+    int (*synchronize)(void *stream);         // cudaStreamSynchronize
     void *exec, *stream;
-    const uint32_t *done;  // or null: then there is nothing to look at
-    int64_t device;
+    const uint32_t *done;
+    int64_t most;  // words of `done`; 0: there is nothing to look at
 } Replay;
 
-// Nanoseconds. A turn of the loop takes some hundred if nobody else wants this core.
+// Nanoseconds. To offer the core to others takes some hundred if nobody wants it.
 static const int64_t PATIENCE = 2000000, CONTENDED = 20000;
 enum { LOOKS = 32 };  // before others may have the core
 
@@ -53,23 +51,16 @@ static int came(const uint32_t *done, int64_t words, uint32_t wanted) {
 }
 
 static int replayed(const Replay *r, int64_t words) {
-    const int ours = (int)r->device;
-    int theirs = ours;
-    int code = r->current(&theirs);  // each thread has its own
-    if (code) return code;
-    if (theirs != ours && (code = r->make_current(ours))) return code;
-    const uint32_t wanted = r->done == NULL ? 0 : __atomic_load_n(r->done, __ATOMIC_ACQUIRE) + 1;
-    code = r->launch(r->exec, r->stream);
-    if (!code && (r->done == NULL || !came(r->done, words, wanted))) code = r->synchronize(r->stream);
-    if (theirs != ours) r->make_current(theirs);
-    return code;
+    const uint32_t wanted = r->most ? __atomic_load_n(r->done, __ATOMIC_ACQUIRE) + 1 : 0;
+    const int code = r->launch(r->exec, r->stream);
+    return code || (r->most && came(r->done, words, wanted)) ? code : r->synchronize(r->stream);
 }
 
 // replay(given, words): `given` is a Replay; until so many words of `done` are one more than the first was. Gives CUDA's code.
 PyObject *dpi_replay(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     if (!counted(count, 2)) return NULL;
     const int64_t words = PyLong_AsLongLong(args[1]);
-    if (words < 0) return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_ValueError, "words: expected none or more");
+    if (words == -1 && PyErr_Occurred()) return NULL;
     Py_buffer given;
     if (PyObject_GetBuffer(args[0], &given, PyBUF_SIMPLE)) return NULL;
     PyObject *result = NULL;
@@ -78,11 +69,15 @@ PyObject *dpi_replay(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssiz
     } else {
         Replay replay;
         memcpy(&replay, given.buf, sizeof replay);
-        int code;
-        Py_BEGIN_ALLOW_THREADS
-        code = replayed(&replay, words);
-        Py_END_ALLOW_THREADS
-        result = PyLong_FromLong(code);
+        if (replay.most && (words < 1 || words > replay.most)) {
+            PyErr_Format(PyExc_ValueError, "words: got %lld, expected 1 to %lld", (long long)words, (long long)replay.most);
+        } else {
+            int code;
+            Py_BEGIN_ALLOW_THREADS
+            code = replayed(&replay, words);
+            Py_END_ALLOW_THREADS
+            result = PyLong_FromLong(code);
+        }
     }
     PyBuffer_Release(&given);
     return result;

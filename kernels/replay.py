@@ -1,9 +1,9 @@
 """Replays of captured CUDA graphs, from host memory to host memory."""
 
 import ctypes
+import logging
 import struct
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 
 import numpy as np
@@ -12,18 +12,19 @@ import torch
 
 from kernels import native
 
-_CALLS = ("cudaGraphLaunch", "cudaStreamSynchronize", "cudaGetDevice", "cudaSetDevice")
+log = logging.getLogger(__name__)
 
 
 def replay(
-    exec_: int, stream: int, device: int, done: npt.NDArray[np.int32] | None, cuda: ctypes.CDLL | None = None
+    exec_: int, stream: int, done: npt.NDArray[np.int32] | None, cuda: ctypes.CDLL | None = None
 ) -> Callable[[int], None]:
     """A function that launches a graph and returns when its scores lie in host memory; the GIL is free meanwhile.
 
-    It takes the number of words of `done` to look at, and raises RuntimeError if CUDA refuses the launch or the device failed.
+    It takes the number of words of `done` to look at, must be called with the stream's device as the current one, and raises
+    RuntimeError if CUDA refuses the launch or the device failed.
 
     Args:
-        exec_: a cudaGraphExec_t. stream: a cudaStream_t of the device of this index.
+        exec_: a cudaGraphExec_t. stream: a cudaStream_t.
         done: int32[words] in pinned memory that outlives the function. A replay writes a number into as many words as it has
             rows for, the first always among them, one more than the last replay's; None: the graph writes no such words. They
             are looked at for 2 ms, unless others want the core; then the driver waits.
@@ -31,31 +32,35 @@ def replay(
     """
     functions, cuda = native.blocks(), cuda or _runtime()
     if functions is None or cuda is None:
-        return lambda words: _plain(exec_, stream, device)
-    calls = [ctypes.cast(getattr(cuda, name), ctypes.c_void_p).value for name in _CALLS]
-    given = struct.pack("7Pq", *calls, exec_, stream, 0 if done is None else done.ctypes.data, device)
+        return lambda words: _plain(exec_, stream)
+    cuda.cudaGetErrorString.restype = ctypes.c_char_p
+    calls = (ctypes.cast(f, ctypes.c_void_p).value for f in (cuda.cudaGraphLaunch, cuda.cudaStreamSynchronize))
+    watched = (0, 0) if done is None else (done.ctypes.data, done.size)
+    given = struct.pack("5Pq", *calls, exec_, stream, *watched)
 
     def run(words: int) -> None:
         if code := functions.replay(given, words):
-            raise RuntimeError(f"graph replay: got CUDA error {code}")
+            raise RuntimeError(f"graph replay: got CUDA error {code}: {cuda.cudaGetErrorString(code).decode()}")
 
     return run
 
 
-def _plain(exec_: int, stream: int, device: int) -> None:
+def _plain(exec_: int, stream: int) -> None:
     """The same without C; slower, as the driver's wait is."""
-    import cupy
+    from cupy.cuda import runtime
 
-    with cupy.cuda.Device(device):  # the current device is each thread's own
-        try:
-            cupy.cuda.runtime.graphLaunch(exec_, stream)
-        finally:  # also of an interrupt: nobody may go on with a graph in flight
-            cupy.cuda.runtime.streamSynchronize(stream)
+    try:
+        runtime.graphLaunch(exec_, stream)
+    finally:  # also of an interrupt: nobody may go on with a graph in flight
+        runtime.streamSynchronize(stream)
 
 
 @cache
 def _runtime() -> ctypes.CDLL | None:
     """The one that torch has loaded; None where it has it within itself."""
-    with suppress(OSError):
-        return ctypes.CDLL(f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}")
-    return None
+    name = f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}"
+    try:
+        return ctypes.CDLL(name)
+    except OSError as error:
+        log.info("%s: the driver waits for graphs, 2 to 3 us longer (%s)", name, error)
+        return None

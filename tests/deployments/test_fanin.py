@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -253,10 +254,11 @@ def test_an_engine_that_closes_before_it_has_answered_is_as_one_that_is_not_ther
     with_scorer(node, body)
 
 
-def test_few_names_are_tried_at_once_the_first_free_ones_always_and_all_of_them_in_turn(
+def test_all_names_are_tried_at_first_then_the_first_free_ones_always_and_the_others_in_turn(
     node: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[list[int]] = [[]]
+    engine: Any = SimpleNamespace(index=0, board=SimpleNamespace(leaving=False))
 
     async def sleep(_: float) -> None:
         looks.append([])
@@ -267,15 +269,21 @@ def test_few_names_are_tried_at_once_the_first_free_ones_always_and_all_of_them_
         looks[-1].append(index)
         raise ConnectionRefusedError
 
-    async def main() -> None:
+    async def main(connected: list[Any]) -> None:
         scorer = FanInScorer(meeting_place("test", node), "m", FINGERPRINT, LAYOUT, 1, most_rows=2000)
-        monkeypatch.setattr(door, "connect", refuse)
-        monkeypatch.setattr("deployments.fanin_scorer.asyncio.sleep", sleep)
-        with contextlib.suppress(asyncio.CancelledError):
+        scorer._links = connected
+        with monkeypatch.context() as patch, contextlib.suppress(asyncio.CancelledError):
+            patch.setattr(door, "connect", refuse)
+            patch.setattr("deployments.fanin_scorer.asyncio.sleep", sleep)
             await scorer._search
-        monkeypatch.undo()
+        scorer._links = []
         await scorer.close()
 
-    asyncio.run(main())
-    assert all(look[:2] == [0, 1] and len(look) <= 3 for look in looks[:-1])
-    assert {index for look in looks[: door.MOST_ENGINES] for index in look} == set(range(door.MOST_ENGINES))
+    asyncio.run(main([engine]))
+    others = list(range(1, door.MOST_ENGINES))
+    assert looks[0] == others
+    assert all(look[:2] == [1, 2] and len(look) <= 3 for look in looks[1:-1])
+    assert {index for look in looks[1 : door.MOST_ENGINES + 1] for index in look} == set(others)
+    looks[:] = [[]]
+    asyncio.run(main([]))  # without any engine nothing is left out
+    assert all(look == [0, *others] for look in looks[:-1])

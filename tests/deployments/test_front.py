@@ -386,3 +386,13 @@ def test_serve_finds_the_hook_that_the_launcher_names() -> None:
     from deployments.launcher import FASTER
 
     assert validate_http_proxy_callback_return(call_function_from_import_path(next(iter(FASTER.values())))) == []
+
+
+def test_what_serve_puts_behind_the_target_of_haproxys_log_is_a_comment() -> None:
+    from ray.serve._private.haproxy_templates import HAPROXY_CONFIG_TEMPLATE
+
+    from deployments.launcher import FASTER
+
+    (line,) = (x for x in HAPROXY_CONFIG_TEMPLATE.splitlines() if "config.log_target" in x)
+    whole = line.replace("{{ config.log_target }}", FASTER["RAY_SERVE_HAPROXY_LOG_TARGET"])
+    assert whole.strip() == "log 127.0.0.1:514 local0 alert # local0 info"

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from deployments.config import parse_config
-from deployments.host import free_ports
+from deployments.host import cores, free_ports
 from deployments.launcher import FASTER, FLAGS, LaunchError, _cause, serve_settings
 from tests.deployments.server_process import DPIFRAME, Server, outcomes_of_ctrl_c_under_load, score
 
@@ -249,13 +249,14 @@ def test_two_instances_share_no_port_and_no_file(tmp_path: Path) -> None:
     assert first["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "4.0"
 
 
-@pytest.mark.parametrize(("name", "theirs"), list(zip(FASTER, ("theirs.middlewares", "1", "10.0.0.5:514"), strict=True)))
-def test_a_hook_metrics_and_a_log_that_the_user_wants_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, theirs: str
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [*zip(FASTER, ("theirs.middlewares", "1", "10.0.0.5:514"), strict=True), ("RAY_SERVE_HAPROXY_NBTHREAD", "7")],
+)
+def test_what_the_user_sets_himself_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, theirs: str) -> None:
     config = parse_config({"models": [{"path": "models/x"}]}, "test")
     monkeypatch.delenv(name, raising=False)
-    assert serve_settings(config, tmp_path)[name] == FASTER[name]
+    assert serve_settings(config, tmp_path)[name] == FASTER.get(name, str(max(2, cores() // 8)))
     monkeypatch.setenv(name, theirs)
     assert serve_settings(config, tmp_path)[name] == theirs
 
