@@ -8,18 +8,12 @@ _LOOPS = 2000  # additions a turn
 _PATIENCE_S = 60  # with a worker that has ended
 
 
-def turns_per_s(cores: int, seconds: float = 0.5) -> float:
-    """Turns of a loop of pure Python a second, summed over one process on each of the first `cores` cores.
-
-    Raises:
-        ValueError: this process has fewer.
-    """
-    mine = sorted(os.sched_getaffinity(0))
-    if not 0 < cores <= len(mine):
-        raise ValueError(f"cores: got {cores}, expected 1 to {len(mine)}, which this process has")
+def turns_per_s(seconds: float = 0.5) -> float:
+    """Turns of a loop of pure Python a second, summed over one process on each core that this one may use."""
+    cores = sorted(os.sched_getaffinity(0))
     context = multiprocessing.get_context("spawn")  # a fork of a process with torch's threads may hang
-    queue, start = context.Queue(), context.Barrier(cores)
-    workers = [context.Process(target=_turn, args=(core, start, seconds, queue)) for core in mine[:cores]]
+    queue, start = context.Queue(), context.Barrier(len(cores))
+    workers = [context.Process(target=_turn, args=(core, start, seconds, queue)) for core in cores]
     for worker in workers:
         worker.start()
     total = sum(queue.get(timeout=_PATIENCE_S) for _ in workers)

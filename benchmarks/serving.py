@@ -83,7 +83,9 @@ def run(plan: Plan, failed: Failed, said: Callable[[str], None]) -> Iterator[Rec
     """
     for gpus in plan.gpus if plan.cores else ():
         cell = {"form": None, "gpus": gpus, "cores": gpus * plan.cores}
-        yield record("serving", "python-loops", cell=cell, turns_per_s=turns_per_s(gpus * plan.cores))
+        with on_cores(gpus * plan.cores):
+            turns = turns_per_s()
+        yield record("serving", "python-loops", cell=cell, turns_per_s=turns)
     with _bundle(plan) as bundle:
         yield from _run(plan, bundle, failed, said)
 

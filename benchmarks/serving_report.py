@@ -27,10 +27,10 @@ def serving(results: Results, table: Table) -> list[str]:
             rate = f"{r['requests_per_s']:.0f}" + ("*" if r["load_limited"] else "")
             times = [f"{r['p50_us'] / 1e3:.2f}", f"{r['p99_us'] / 1e3:.2f}"]
             failed = ", ".join(f"{count} x {status}" for status, count in r["failed"].items())
-            system = r["system"] + r["model"].removeprefix("demo")
-            rows.append([system, load, cell["gpus"], r["batch"], *times, rate, f"{r['rows_per_s'] / 1e6:.3f}", failed])
-        head = ["system", "load", "replicas", "candidates", "p50 ms", "p99 ms", "requests/s", "M rows/s", "failed"]
-        text += ["", f"### {form}", "", *table(head, rows, 2)]
+            about = [r["system"], r["model"], load]
+            rows.append([*about, cell["gpus"], r["batch"], *times, rate, f"{r['rows_per_s'] / 1e6:.3f}", failed])
+        head = ["system", "model", "load", "replicas", "candidates", "p50 ms", "p99 ms", "requests/s", "M rows/s", "failed"]
+        text += ["", f"### {form}", "", *table(head, rows, 3)]
     skipped = {
         f"{r['system']} {r['cell']['form'] or ''}".strip(): r["skipped"] for r in results.of("serving") if r.get("skipped")
     }

@@ -1,6 +1,5 @@
 """Times calls: several of them in interleaved rounds, and work captured in a CUDA graph by device time. Knows no systems."""
 
-import gc
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -48,9 +47,7 @@ def interleaved(
                 break
         once = median(took)
         count[name] = max(least, min(2000, int(seconds / _ROUNDS / max(once, 1e-7))))
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
+    with uncollected():
         for turn in range(_ROUNDS):
             for name in list(calls)[:: -1 if turn % 2 else 1]:
                 call, own = calls[name], spent[name]
@@ -58,9 +55,6 @@ def interleaved(
                     start = time.perf_counter()
                     itself = call(i)
                     own.append(itself if isinstance(itself, float) else time.perf_counter() - start)
-    finally:
-        if collecting:
-            gc.enable()
     return {name: times_of(own) for name, own in spent.items()}
 
 

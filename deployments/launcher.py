@@ -97,9 +97,15 @@ def serve_settings(config: DeploymentConfig, state: Path) -> dict[str, str]:
     metrics, stats, fallback, fallback_grpc = free_ports(4)
     first, first_grpc = (port // _REPLICA_PORTS * _REPLICA_PORTS for port in free_ports(2, apart=_REPLICA_PORTS))
     proxy = state / "haproxy"
+    ours = {  # unless the user has his own
+        **FASTER,
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(max(2, cores() // 8)),
+        # libgomp spins between parallel regions; with HTTP on the same cores a region then waits for a whole time slice.
+        "GOMP_SPINCOUNT": "10000",
+    }
     return {
         **dict.fromkeys(FLAGS, "1"),
-        **{name: os.environ.get(name, value) for name, value in FASTER.items()},
+        **{name: os.environ.get(name, value) for name, value in ours.items()},
         "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
         "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
@@ -112,7 +118,6 @@ def serve_settings(config: DeploymentConfig, state: Path) -> dict[str, str]:
         "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(config.limits.max_body_bytes + _MESSAGE_ROOM),  # else a message may have 2 GiB
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(config.drain_s),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(10, round(config.drain_s))),
-        "RAY_SERVE_HAPROXY_NBTHREAD": os.environ.get("RAY_SERVE_HAPROXY_NBTHREAD", str(max(2, cores() // 8))),
         # Seconds without a byte of a request that a client has begun. By default 3600: 4,096 such clients, all that HAProxy
         # takes, lock out everybody else for an hour. Neither waiting for an answer nor an idle connection counts.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "30",
@@ -126,8 +131,6 @@ def serve_settings(config: DeploymentConfig, state: Path) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray runs workers at nice 15, so that on a busy host a replica comes after everything else.
         "RAY_worker_niceness": "0",
-        # libgomp spins between parallel regions; with HTTP on the same cores a region then waits for a whole time slice.
-        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000"),
         # Anyone who reaches a Ray port could run code: a token that only this user can read guards them.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(state / "token"),

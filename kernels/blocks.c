@@ -2,7 +2,7 @@
 // into a batch. Twin of IdRecord.pack behind a comparison and of RowBlock.fill; built by native.py as a module of CPython, as
 // its calls take a tenth of a microsecond where NumPy's and ctypes' take one each.
 
-#include "columns.h"
+#include "module.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 // Columns of raw values, as JSON has them, into arrays: one pass that takes values of the plain types alone. Twin of the NumPy
 // way in dpiframe_core.joint_readers; part of the module that blocks.c makes.
 
-#include "columns.h"
+#include "module.h"
 
 // A sequence of lists of one length, and where their values go: 8 bytes each, list after list. `lists` is to be given back.
 typedef struct {

@@ -1,6 +1,6 @@
 """Builds the .c files of this folder with the host's C compiler, once for a processor, and loads them: blocks.c, columns.c
 and replay.c as a module of CPython, which needs its headers, the others as a library. Where they cannot be built, NumPy, torch
-and ctypes do the same, slower.
+and CuPy do the same, slower.
 """
 
 import ctypes

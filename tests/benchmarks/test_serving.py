@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.host_cores import turns_per_s
+from benchmarks.host_cores import _turn, turns_per_s
 from benchmarks.load import compiled, drive, joined, request_bytes
 from benchmarks.record import record
 from benchmarks.results_read import Results
@@ -160,10 +161,16 @@ def test_a_widened_model_has_other_layers_over_the_same_tables_and_serves_the_sa
     model.engine.close()
 
 
-def test_loops_are_counted_on_cores_that_the_process_has():
-    assert turns_per_s(1, seconds=0.05) > 0
-    with pytest.raises(ValueError, match="cores: got 0, expected 1 to"):
-        turns_per_s(0)
+def test_loops_are_counted_on_the_cores_that_the_process_has(monkeypatch: pytest.MonkeyPatch):
+    pinned: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: pinned.append(set(cores)))
+    counts: SimpleQueue[float] = SimpleQueue()
+    _turn(3, threading.Barrier(1), 0.05, counts)
+    assert pinned == [{3}]
+    assert counts.get() > 0
+    monkeypatch.undo()
+    with on_cores(1):
+        assert turns_per_s(seconds=0.05) > 0
 
 
 def test_requests_that_do_not_fit_into_one_run_are_scored_in_several(bundle: Bundle):

@@ -1,7 +1,7 @@
 // What the parts of the CPython module share: blocks.c, which registers its functions, columns.c and replay.c.
 
-#ifndef DPI_COLUMNS_H
-#define DPI_COLUMNS_H
+#ifndef DPI_MODULE_H
+#define DPI_MODULE_H
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
