@@ -49,10 +49,10 @@ def read_stream(body: bytes, max_rows: int) -> ArrowRequest:
     """
     try:
         table = _table(body, max_rows)
+        names = table.column_names  # decodes them
     except (pa.ArrowException, OSError, ValueError, TypeError, error) as fault:
         raise NotArrow("body", Words(shown(str(fault))[1:-1]), "an Arrow IPC stream") from None
     metadata = table.schema.metadata or {}
-    names = table.column_names
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         raise InputError("candidates", twice[:64], "each column once")

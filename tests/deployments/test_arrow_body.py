@@ -191,6 +191,14 @@ def test_many_columns_are_each_read_once() -> None:
     assert list(read_stream(sink.getvalue().to_pybytes(), 100).candidates) == names
 
 
+def test_a_column_whose_name_is_not_utf_8_is_refused() -> None:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema([("name", pa.int64())])):
+        pass
+    with pytest.raises(NotArrow, match="can't decode byte 0x80"):
+        read_stream(sink.getvalue().to_pybytes().replace(b"name", b"\x80ame"), 100)
+
+
 @settings(max_examples=150)
 @given(st.data())
 def test_a_damaged_stream_is_read_or_refused(data: st.DataObject) -> None:
