@@ -14,9 +14,10 @@ import torch
 
 from dpiframe_core.calibration import Calibration, calibrated
 from dpiframe_core.executor import Values, execute_on_streams
-from dpiframe_core.operators_cuda import DONE, ROWS_A_WORD
+from dpiframe_core.operators_cuda import ROWS_A_WORD
 from dpiframe_core.program import CudaProgram
 from dpiframe_core.types import BatchResult, BlockLayout, RowBlock
+from dpiframe_core.wave_binding import DONE
 from kernels.dense import matmul_precision
 from kernels.launch import give_back, own_stream
 from kernels.lookup_plan import Batch
@@ -111,7 +112,7 @@ class CudaLane:
     def _prepared(self, rows: int, pool: Any) -> _Ready:
         """A bucket's program: the one that was found fastest before, or is found so now."""
         known = self._calibrations.get(rows)
-        programs = [self._programs[known.program]] if known else list(self._programs.values())
+        programs = [self._programs[known.program]] if known else [p for p in self._programs.values() if p.operators.fits(rows)]
         for program in programs:
             self._issue(program, rows)  # loads modules and makes cuBLAS pick its algorithms, which capture forbids
             self._streams[0].synchronize()

@@ -14,24 +14,38 @@ from dpiframe_core.graph import Graph, Node
 from dpiframe_core.interactions import attention_params, cin_params, linear_params
 from dpiframe_core.plain_cuda import run_plain
 from dpiframe_core.schema import FeatureSchema
+from dpiframe_core.wave_binding import DONE, chain_operands, cross_and_head, jobs_of, linked, wave_operands
 from kernels import interaction
 from kernels.activation import Activation
 from kernels.attention import Attention, AttentionColumns
+from kernels.chain import Chain
 from kernels.cin import Cin
 from kernels.dense import DENSE_DTYPE, Linear, column_alignment, padded
 from kernels.dot import Dot
 from kernels.embedding import DeviceLookup
 from kernels.head import Head
-from kernels.interaction import CrossV1, folded_cross
+from kernels.interaction import CrossV1
 from kernels.lookup_plan import Batch
 from kernels.wave import Wave
-from kernels.wave_jobs import CrossJob, FmJob, HeadOperands, LinearJob, Operands
 
 ROWS_A_WORD = 8  # of common.cuh
 ALL = ":all"  # behind a lookup's name among a lane's buffers: what its outputs are columns of
 _TORCH = ("relu", "sigmoid", "tanh")  # activations that torch applies, where an ablation leaves them alone
-DONE = ":done"  # among a lane's buffers: int32[rows / 8], pinned, tells which batch's scores are there
-Bound = DeviceLookup | Linear | CrossV1 | Head | Wave | Activation | Dot | Cin | Attention | AtenOperator | torch.Tensor | None
+Bound = (
+    DeviceLookup
+    | Linear
+    | CrossV1
+    | Head
+    | Wave
+    | Chain
+    | Activation
+    | Dot
+    | Cin
+    | Attention
+    | AtenOperator
+    | torch.Tensor
+    | None
+)
 
 
 class CudaOperators:
@@ -87,7 +101,7 @@ class CudaOperators:
                 x, out, x0, xl = _linear_operands(ins, outs)
                 bound.tune(x, out, x0, state, xl)
             elif isinstance(bound, Wave):
-                bound.tune(*self._wave_operands(node, values, rows), state)
+                bound.tune(*wave_operands(node, bound, values, rows), state)
 
     @property
     def choices(self) -> dict[str, str]:
@@ -105,7 +119,11 @@ class CudaOperators:
 
     def compile(self, buckets: Sequence[int]) -> list[Callable[[], object]]:
         """Calls that compile what the buckets may need; they may run side by side."""
-        return [call for b in self._bound.values() if isinstance(b, Wave) for call in b.compile(buckets)]
+        return [call for b in self._bound.values() if isinstance(b, Wave | Chain) for call in b.compile(buckets)]
+
+    def fits(self, rows: int) -> bool:
+        """Whether a batch of so many rows can be computed: a chain takes few."""
+        return all(b.fits(rows) for b in self._bound.values() if isinstance(b, Chain))
 
     def scratch(self, rows: int) -> Values:
         """Further buffers that a lane needs for up to `rows` rows, by name: the sums and counters of heads behind a wave, the
@@ -124,6 +142,8 @@ class CudaOperators:
             if isinstance(bound, Cin):
                 for i in (0, 1):
                     made[f"{node.name}.maps.{i}"] = torch.zeros(rows, bound.scratch_columns, device=self._device)
+            if isinstance(bound, Chain):
+                made[f"{node.name}.words"] = torch.zeros(bound.words, dtype=torch.int64, device=self._device)
             if isinstance(bound, Wave) and bound.has_head:
                 made[f"{node.name}.partial"] = torch.zeros(rows * bound.most_slots * bound.tasks, device=self._device)
                 made[f"{node.name}.arrived"] = torch.zeros(-(-rows // 16), dtype=torch.int32, device=self._device)
@@ -158,7 +178,7 @@ class CudaOperators:
             case "cross_v1":
                 return CrossV1(torch.stack(w[0::2]), torch.stack(w[1::2]), None, self.dtype, self._device)
             case "cross_v1_head":
-                return CrossV1(*_cross_and_head(w, a.offset), self.dtype, self._device)
+                return CrossV1(*cross_and_head(w, a.offset), self.dtype, self._device)
             case "head":
                 weight = w[0].clone()
                 for part, column in zip(node.inputs, a.columns, strict=False):
@@ -170,50 +190,15 @@ class CudaOperators:
             case "bias":
                 return w[0].to(self._device, self.dtype)
             case "wave":
-                return self._bind_wave(a.members, dense)
+                jobs, bias = jobs_of(a.members, self.graph, dense, self._scales)
+                return Wave(jobs, bias, self._precision, self._device)
+            case "chain":
+                jobs, bias = jobs_of(a.members, self.graph, dense, self._scales)
+                return Chain(*linked(a.members, jobs, bias), self._precision, self._device)
         return None
 
     def _scale(self, value: str) -> float:
         return self._scales.get(value, 1.0)
-
-    def _bind_wave(self, members: Sequence[Node], dense: Mapping[str, torch.Tensor]) -> Wave:
-        head = members[-1] if members[-1].op == "head" else None
-        share: dict[str, torch.Tensor] = {}
-        if head:
-            weight = dense[head.params[0]]
-            for part, column in zip(head.inputs, head.attrs.columns, strict=False):
-                share[part] = weight[:, column : column + self.graph.widths[part]]
-        read = [i for n in self.graph.nodes for m in (n.attrs.members or (n,)) if m is not head for i in m.inputs]
-        jobs: list[LinearJob | FmJob | CrossJob] = []
-        for n in members:
-            w, a = [dense[p] for p in n.params], n.attrs
-            match n.op:
-                case "linear" | "cross_v2":
-                    out, crosses = n.outputs[0], n.op == "cross_v2"
-                    weight, bias = w[0].reshape(-1, w[0].shape[-1]), w[1] if len(w) == 2 else None
-                    kept = out in read or out == self.graph.output or out not in share
-                    scales = self._scale(n.inputs[-1]), self._scale(n.inputs[0]), self._scale(out)
-                    jobs.append(LinearJob(weight, bias, a.activation, crosses, share.get(out), kept, *scales))
-                case "fm":
-                    jobs.append(FmJob(a.offset, a.fields, a.dim, self._scale(n.inputs[0])))
-                case "cross_v1_head":
-                    weights, k, _ = folded_cross(*_cross_and_head(w, a.offset))
-                    jobs.append(CrossJob(weights * self._scale(n.inputs[0]), k, a.layers))
-        return Wave(jobs, dense[head.params[1]] if head else None, self._precision, self._device)
-
-    def _wave_operands(self, node: Node, values: Values, rows: int) -> tuple[list[Operands], int, HeadOperands | None]:
-        bound = self._bound[node.name]
-        assert isinstance(bound, Wave)
-        given, head = [], None
-        for n, job in zip(node.attrs.members, (*bound.jobs, None), strict=False):
-            ins, out = [values[i][:rows] for i in n.inputs], values[n.outputs[0]][:rows]
-            if job is None:
-                partial, arrived = values[f"{node.name}.partial"], values[f"{node.name}.arrived"]
-                head = HeadOperands(ins[len(n.attrs.columns) :], out, values[DONE], partial, arrived)
-                break
-            kept = not isinstance(job, LinearJob) or job.kept
-            given.append(Operands(ins[-1], out if kept else None, ins[0] if n.op == "cross_v2" else None))
-        return given, rows, head
 
     def _operator(self, node: Node, batch: Batch, rows: int, state: torch.Tensor) -> Operator:
         """Closes over the node's weights. Values are looked up when the operator is issued, cut to the bucket's rows."""
@@ -225,7 +210,9 @@ class CudaOperators:
             outs = [values[o][:rows] for o in node.outputs]
             match bound:
                 case Wave():
-                    bound(*self._wave_operands(node, values, rows), state)
+                    bound(*wave_operands(node, bound, values, rows), state)
+                case Chain():
+                    bound(*chain_operands(node, bound, values, rows), state)
                 case DeviceLookup():
                     assert self._store.descriptors is not None  # on a GPU they always are
                     x = values[node.name + ALL][:rows] if a.splits else outs[0] if a.concat else None
@@ -271,12 +258,6 @@ def _kept_exact(graph: Graph) -> set[str]:
     return {v for v in logits if made_by[v].op in PLAIN_LOGITS} | {
         v for v in generic if all(n.op == "aten" for n in readers.get(v, []))
     }
-
-
-def _cross_and_head(w: Sequence[torch.Tensor], offset: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Weights and biases [layers, width] of a cross network, and the head's weights [tasks, width] for its output."""
-    weights, biases = torch.stack(list(w[0:-1:2])), torch.stack(list(w[1:-1:2]))
-    return weights, biases, w[-1][:, offset : offset + weights.shape[1]]
 
 
 def _linear_operands(

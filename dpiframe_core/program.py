@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from dpiframe_core.calibration import Calibration
+from dpiframe_core.chains import group_chain
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine_options import AUTO, WAVES
 from dpiframe_core.graph import Graph
@@ -17,8 +18,9 @@ from dpiframe_core.schedule import POLICIES, Plan
 from dpiframe_core.schema import FeatureSchema
 from dpiframe_core.waves import group_waves
 
+CHAIN = "chain"
 # Computed by our kernels alone.
-OWN_OPS = {"lookup", "wave", "head", "fm", "cross_v1", "cross_v1_head", "dot", "cin", "attention", "mixture"}
+OWN_OPS = {"lookup", "wave", "chain", "head", "fm", "cross_v1", "cross_v1_head", "dot", "cin", "attention", "mixture"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,7 +38,7 @@ class CudaProgram:
     """One way for a GPU to run a model.
 
     Attributes:
-        name: "waves", or the scheduling policy of a graph whose modules run on streams.
+        name: "waves", "chain", or the scheduling policy of a graph whose modules run on streams.
         overlap: its kernels may start before the ones ahead of them are done (`kernels.launch.overlapping`).
     """
 
@@ -49,7 +51,7 @@ class CudaProgram:
     @property
     def operators_name(self) -> str:
         """Programs that share operators share what those chose."""
-        return WAVES if self.name == WAVES else "streams"
+        return self.name if self.name in (WAVES, CHAIN) else "streams"
 
 
 def cpu_program(
@@ -70,7 +72,8 @@ def cuda_programs(
     max_streams: int,
     scales: Mapping[str, float] | None = None,
 ) -> tuple[CudaProgram, ...]:
-    """The programs to choose from: for "auto" waves, breadth-first streams and one stream; else the one that is named.
+    """The programs to choose from: for "auto" waves, a chain (which takes few rows), breadth-first streams and one stream; else
+    the one that is named.
 
     scales: of the values in fp8, which only waves compute with.
     """
@@ -82,6 +85,10 @@ def cuda_programs(
         programs.append(
             CudaProgram(WAVES, waves, plan, CudaOperators(waves, schema, store, dense, precision, scales or {}), own)
         )
+        chain = group_chain(waves)
+        if policy == AUTO and not scales and chain is not None:
+            plan = POLICIES["sequential"](chain, 1)
+            programs.append(CudaProgram(CHAIN, chain, plan, CudaOperators(chain, schema, store, dense, precision), True))
     if (policy == WAVES or scales) and programs:
         return tuple(programs)
     operators = CudaOperators(graph, schema, store, dense, precision)

@@ -21,6 +21,7 @@ _INT8 = {"ID": "unsigned long long", "OUT": "bf16", "UNITS": "78", "VEC": "8", "
 _FP8 = {"OUT": "fp8", "OUT_FACTOR": "0.25f"}
 
 _WAVE = {"TASKS": "2", "DOTS": "7", "LAYERS": "6", "HEAD": "1", "PER_ROW": "3", "CROSSED": "1", "SMOOTH": "1"}
+_CHAIN = {name: value for name, value in _WAVE.items() if name != "HEAD"}
 _TILES = (TILES[0].constants, TILES[-1].constants)
 _WIDE_TILES = (WIDE_TILES[0].constants, WIDE_TILES[-1].constants)
 
@@ -54,6 +55,11 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
     "attention": (
         _ATTENTION | {"X": "float", "FORMED": "1", "SOFTMAX": "1"},
         _ATTENTION | {"X": "bf16", "FORMED": "0", "SOFTMAX": "0", "MASK": "-1", "KEPT": "{0,0,0}"},
+    ),
+    "chain": tuple(
+        _CHAIN | {"X": x, "PASSES": passes, "ROWS": rows}
+        for x, passes in (("float", "1"), ("float", "3"), ("bf16", "1"))
+        for rows in ("1", "8")
     ),
     "wave_wgmma": tuple(_WAVE | {"X": x, **sizes} for x in ("float", "bf16", "fp8") for sizes in _WIDE_TILES),
     "head": tuple({"X": x, "TASKS": tasks} for x, tasks in (("float", "1"), ("bf16", "1"), ("float", "3"), ("fp8", "1"))),

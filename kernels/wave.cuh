@@ -4,6 +4,7 @@
 // took 4,000 cycles with all activations unrolled into it): HEAD, PER_ROW (bits of FM and CROSS), CROSSED (DCN-V2 layers), SMOOTH (sigmoid or tanh).
 #pragma once
 #include "common.cuh"
+#include "epilogue.cuh"
 #include "rows.cuh"
 
 #define ROW_THREADS (BN / 4)  // threads that share a row in the epilogue, 4 columns each
@@ -12,7 +13,6 @@
 #define MAX_LOGITS 3
 
 enum Kind { LINEAR = 0, FM = 1, CROSS = 2 };
-enum Activation { IDENTITY = 0, RELU = 1, SIGMOID = 2, TANH = 3 };
 
 struct Job {
     const X* x;                // [rows, x_ld]
@@ -41,14 +41,6 @@ struct Head {
     int slots, expected;       // 0: no head in this wave
 };
 struct Wave { Job jobs[MAX_JOBS]; Head head; int count; };
-
-__device__ __forceinline__ float activated(float v, int activation) {
-    if (activation == RELU) return v < 0.0f ? 0.0f : v;  // keeps NaN, as torch does
-    if (!SMOOTH) return v;
-    if (activation == SIGMOID) return 1.0f / (1.0f + expf(-v));
-    if (activation == TANH) return tanhf(v);
-    return v;
-}
 
 // The block that is last to finish a group of rows adds up what all blocks left for it, 8 lanes a row, always in the same order.
 #define GROUP (BM > 64 ? BM : 64)

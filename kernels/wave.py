@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.dense import DENSE_DTYPE, fastest, padded
+from kernels.dense import DENSE_DTYPE, fastest
 from kernels.launch import check_rows, launch, overlapping, shared_limit, type_name
+from kernels.placed import PlacedCross, PlacedLinear, placed
 from kernels.source import kernel
 from kernels.tensor_map import tensor_map
 from kernels.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, fill_head
@@ -18,7 +19,6 @@ from kernels.wave_jobs import CrossJob, FmJob, HeadOperands, LinearJob, Operands
 from kernels.wave_tiles import MOST_HEAD_COLUMNS, STATIC_BYTES, Tile, WideTile, tiles_for
 
 ACTIVATIONS = ("identity", "relu", "sigmoid", "tanh")
-FP8_MOST = 448.0  # the largest number of e4m3
 
 
 class Wave:
@@ -46,7 +46,7 @@ class Wave:
         self._dtype = DENSE_DTYPE[precision]
         self._bias = None if bias is None else bias.float().contiguous().to(device)
         self.tasks = 1 if bias is None else len(bias)
-        self._weights = [self._placed(job) for job in self.jobs]
+        self._held = [placed(job, self.tasks, precision, device) for job in self.jobs]
         self._passes = "3" if precision == "fp32" else "1"
         cross = next((job for job in self.jobs if isinstance(job, CrossJob)), None)
         self._constants = {
@@ -69,7 +69,7 @@ class Wave:
     @property
     def most_slots(self) -> int:
         """Partial sums of the head a row, at most: with the narrowest tiles."""
-        return sum(-(-len(held[0]) // 16) for job, held in zip(self.jobs, self._weights, strict=True) if _shared(job))
+        return sum(-(-len(held.bias) // 16) for held in self._held if isinstance(held, PlacedLinear) and len(held.head))
 
     def tiles_for(self, rows: int) -> list[Tile | WideTile]:
         """See `wave_tiles.tiles_for`; those that this GPU's shared memory holds, and whose rows a warp sums up for a head."""
@@ -129,29 +129,31 @@ class Wave:
             raise ValueError(f"wave: got {'no ' if head is None else ''}operands of a head, expected the contrary")
         wave, maps, wide = WaveArguments(count=len(self.jobs)), MapArguments(), isinstance(tile, WideTile)
         first = slot = 0
-        for i, (job, given, held) in enumerate(zip(self.jobs, operands, self._weights, strict=True)):
+        for i, (job, given, held) in enumerate(zip(self.jobs, operands, self._held, strict=True)):
             target = wave.jobs[i]
             target.x, target.x_ld = given.x.data_ptr(), given.x.stride(0)
             target.out, target.out_ld = (0, 0) if given.out is None else (given.out.data_ptr(), given.out.stride(0))
             target.first = first
             if isinstance(job, LinearJob):
-                weight, bias, share, scale = held
-                width, depth = weight.shape
+                assert isinstance(held, PlacedLinear)
+                width, depth = held.weight.shape
                 check_rows("wave x", given.x, rows, depth)
                 if given.out is not None:
                     check_rows("wave out", given.out, rows, width)
                 if (given.x.stride(0) * given.x.element_size()) % 16 or given.x.dtype != self._dtype:
                     raise ValueError(f"wave x: got {given.x.dtype}, strides {given.x.stride()}, expected 16-byte aligned rows")
-                target.weight, target.bias, target.scale = weight.data_ptr(), bias.data_ptr(), scale.data_ptr()
+                target.weight, target.bias = held.weight.data_ptr(), held.bias.data_ptr()
+                target.scale = held.scale.data_ptr()
                 target.x_scale, target.x0_scale, target.out_factor = job.x_scale, job.x0_scale, 1 / job.out_scale
-                target.head = share.data_ptr() if len(share) else 0
+                target.head = held.head.data_ptr() if len(held.head) else 0
                 target.width, target.depth, target.activation = width, depth, ACTIVATIONS.index(job.activation)
                 target.tiles, target.slot = -(-width // tile.columns), slot
                 if wide:
-                    maps.x[i], maps.weight[i] = tensor_map(given.x[:rows, :depth], tile.rows), tensor_map(weight, tile.columns)
+                    maps.x[i] = tensor_map(given.x[:rows, :depth], tile.rows)
+                    maps.weight[i] = tensor_map(held.weight, tile.columns)
                 if given.x0 is not None:
                     target.x0, target.x0_ld = given.x0.data_ptr(), given.x0.stride(0)
-                slot += target.tiles if len(share) else 0
+                slot += target.tiles if len(held.head) else 0
                 first += target.tiles * -(-rows // tile.rows)
             elif isinstance(job, FmJob):
                 check_rows("wave fm x", given.x, rows, job.offset + job.fields * job.dim)
@@ -161,7 +163,8 @@ class Wave:
             else:
                 target.kind, target.width = 2, job.weights.shape[1]
                 check_rows("wave cross x", given.x, rows, target.width)
-                target.weight, target.bias = held[0].data_ptr(), held[1].data_ptr()
+                assert isinstance(held, PlacedCross)
+                target.weight, target.bias = held.weights.data_ptr(), held.k.data_ptr()
                 first += -(-rows // tile.row_warps)
         if head is not None and self._bias is not None:
             fill_head(wave.head, head, self._bias, rows, slot, self.tasks)
@@ -175,31 +178,3 @@ class Wave:
         file = "wave_wgmma" if isinstance(tile, WideTile) else "wave"
         constants = self._constants | ({} if isinstance(tile, WideTile) else {"PASSES": self._passes}) | tile.constants
         return kernel(file, file, constants, self._device.index or 0)
-
-    def _placed(self, job: LinearJob | FmJob | CrossJob) -> tuple[torch.Tensor, ...]:
-        """(weight, bias, the head's share or nothing, scale) of a linear job, zero-padded; (weights, k) of a cross job."""
-        if isinstance(job, FmJob):
-            return ()
-        if isinstance(job, CrossJob):
-            return job.weights.float().contiguous().to(self._device), job.k.float().contiguous().to(self._device)
-        out, width = job.weight.shape
-        rows, columns = padded(out, self._dtype), padded(width, self._dtype)
-        weight = torch.zeros(rows, columns, device=self._device)
-        weight[:out, :width] = job.weight.to(self._device)
-        scale = torch.ones(rows, device=self._device)
-        if self._precision == "tf32":  # the tensor cores cut factors to 11 digits; rounding the weights costs nothing here
-            weight = ((weight.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
-        elif self._precision == "fp8":
-            scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / FP8_MOST
-            weight, scale = weight / scale[:, None], scale * job.x_scale
-        bias = torch.zeros(rows, device=self._device)
-        if job.bias is not None:
-            bias[:out] = job.bias.to(self._device)
-        share = torch.zeros(0 if job.head is None else self.tasks, rows, device=self._device)
-        if job.head is not None:
-            share[:, :out] = job.head.to(self._device)
-        return weight.to(self._dtype), bias, share, scale
-
-
-def _shared(job: LinearJob | FmJob | CrossJob) -> bool:
-    return isinstance(job, LinearJob) and job.head is not None

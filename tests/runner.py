@@ -51,7 +51,7 @@ class Model:
     """One model on one device with one lane."""
 
     def __init__(self, schema, architecture, dense, tensors, device, *, precision="fp32", tasks=1, buckets=(1, 16, 64),
-                 passes=tuple(PASSES), policy=breadth_first, plan=None, capture=True, waves=False):  # fmt: skip
+                 passes=tuple(PASSES), policy=breadth_first, plan=None, capture=True, waves=False, chain=False):  # fmt: skip
         self.graph = fuse(build_graph(architecture, schema, tasks), passes)
         self.plan = plan(self.graph) if plan else policy(self.graph, 4)
         weights = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in dense.items()}
@@ -61,7 +61,10 @@ class Model:
             self.operators = CpuOperators(self.graph, schema, store, weights, precision)
             self.lane = CpuLane(self.operators, self.plan, schema.block_layout, self.graph.output)
         else:
-            if waves:
+            if chain:
+                programs = cuda_programs(self.graph, schema, store, weights, precision, "auto", 4)
+                (program,) = (p for p in programs if p.name == "chain")
+            elif waves:
                 (program,) = cuda_programs(self.graph, schema, store, weights, precision, "waves", 4)
             else:
                 operators = CudaOperators(self.graph, schema, store, weights, precision)

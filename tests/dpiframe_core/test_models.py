@@ -88,6 +88,21 @@ def test_tables_of_any_dtypes_are_read_exactly(dtype, dim, device):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 1e-3), ("bf16", 1e-2)])
+@pytest.mark.parametrize("tasks", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_chain_scores_few_rows_as_the_float64_oracle_does(name, tasks, precision, tolerance):
+    schema, _, tensors, tables, rng = random_model(MODELS[name], seed=5)
+    dense = oracle.make_dense(schema, MODELS[name], tasks, rng)
+    buckets = (1, 2, 4, 8)
+    model = Model(schema, MODELS[name], dense, tensors, "cuda:0", precision=precision, tasks=tasks, buckets=buckets, chain=True)
+    for rows in (*range(1, 9), 3, 1, 8):
+        block = oracle.make_block(schema, rows, min(rows, 2), rng)
+        want = oracle.scores(schema, MODELS[name], dense, tables, block)
+        np.testing.assert_allclose(model.scores(block), want, rtol=0, atol=tolerance)
+
+
+@pytest.mark.gpu
 def test_int8_tables_at_a_lower_precision_stay_within_its_deviation():
     schema, dense, tensors, tables, rng = random_model(MODELS["dcnv2-parallel"], dtype=("int8", "float16"))
     model = Model(schema, MODELS["dcnv2-parallel"], dense, tensors, "cuda:0", precision="bf16")

@@ -2,12 +2,15 @@
 
 import pytest
 
+from dpiframe_core import chains
 from dpiframe_core import waves as core
 from dpiframe_core.architecture import DCN, DCNv2, DeepFM, WideDeep
+from dpiframe_core.chains import group_chain
 from dpiframe_core.fusion import PASSES, fuse
 from dpiframe_core.graph import Graph
 from dpiframe_core.models import build_graph
 from dpiframe_core.waves import MAX_JOBS, group_waves
+from kernels import chain as chain_kernel
 from kernels import wave as kernel
 from kernels import wave_arguments as arguments
 from tests import oracle
@@ -79,3 +82,23 @@ def test_a_level_is_one_launch(name, launches):
 def test_the_limits_of_a_launch_are_those_of_the_kernel():
     own = (core.MAX_JOBS, core.MAX_LOGITS, core.ACTIVATIONS)
     assert own == (arguments.MAX_JOBS, arguments.MAX_LOGITS, kernel.ACTIVATIONS)
+    assert chains.MAX_LINKS == chain_kernel.MAX_LINKS
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_chain_is_all_of_a_model_behind_its_lookup(name):
+    waves = group_waves(graph_of(name))
+    chain = group_chain(waves)
+    lookup, whole = chain.nodes
+    assert (lookup, whole.op) == (waves.nodes[0], "chain")
+    assert whole.attrs.members == tuple(members(waves)[1:])
+    assert whole.outputs == (chain.output,) == (waves.output,)
+    assert set(whole.inputs) == {i for m in whole.attrs.members for i in m.inputs} & set(lookup.outputs)
+
+
+@pytest.mark.parametrize("left_out", PASSES)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_graph_with_other_operators_is_no_chain(name, left_out):
+    waves = group_waves(graph_of(name, tuple(p for p in PASSES if p != left_out)))
+    others = [n for n in waves.nodes[1:] if n.op not in ("wave", "head")]
+    assert (group_chain(waves) is None) == bool(others)

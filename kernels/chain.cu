@@ -1,0 +1,252 @@
+// All layers of a model in one launch, for up to 8 rows: where a wave (wave.cu) waits for the end of the one before it, here a
+// block waits for the very numbers it reads. A link of the chain is a layer; its blocks own 16 columns each. A layer's values
+// lie in memory with the batch's number beside each (Word), so that to read one is to know that it is there: no barrier, no
+// fence, and nothing to be cleared.
+//
+// Grid: link l owns blocks [first_l, first_{l+1}), the last block is the head's. A block waits only for blocks of links before
+// its own, which started earlier: some block can always go on, however few run at once.
+//   1. the block's weights start on their way into shared memory, before the lookup is done (programmatic dependent launch);
+//   2. x follows: what the lookup wrote, or words of the links before;
+//   3. out^T = W x^T on the tensor cores: 16 columns are the rows of an mma, up to 8 rows its columns. Warps split K.
+// Weights lie as the lanes take them (chain.py, packed): 1024 bytes for each 64 bytes of K, two steps of an mma. A lane's 16
+// bytes of x are its factors of both steps, for K may be summed in any order.
+// Bytes of a block: 16 * depth * sizeof(X) of weights, rows * depth * 8 of words.
+#ifndef X
+#define X float
+#define PASSES 3   // of float32 products, see wave.cu
+#define ROWS 8     // most rows
+#define TASKS 1
+#define DOTS 1     // of DCN's folded cross network
+#define LAYERS 1
+#define PER_ROW 3  // bits of FM and CROSS
+#define CROSSED 1  // whether there are DCN-V2 layers
+#define SMOOTH 1
+#endif
+#define WARPS 16
+#define THREADS (32 * WARPS)
+#define COLUMNS 16
+#define IN_FLIGHT 4
+#define MAX_LINKS 24
+#define MAX_LOGITS 3
+#include "common.cuh"
+#include "epilogue.cuh"
+#include "mma.cuh"
+#include "rows.cuh"
+
+enum Kind { LINEAR = 0, FM = 1, CROSS = 2 };
+
+struct __align__(8) Word { float value; int batch; };
+struct Link {
+    const void* x;        // X[rows, x_ld]; of a link before: Word[ROWS, depth]
+    const void* weight;   // LINEAR: packed; CROSS: float[DOTS, width]
+    const float* bias;    // LINEAR: [width]; CROSS: [DOTS]
+    const X* x0;          // of a DCN-V2 layer x0 * (W x + b) + x, else null
+    Word* out;            // [ROWS, width], of FM [ROWS], of CROSS [ROWS, TASKS]; null if only the head reads it
+    const float* head;    // [TASKS, width]: the head's weights for these columns, or null
+    int linked;           // whether x is of a link before
+    int x_ld, x0_ld;
+    int width, depth;     // columns of out and of x, multiples of 8; FM: fields and dim
+    int kind, activation;
+    int first, slot;      // block; of the head's partial sums
+};
+struct Head {
+    Word* partial;              // [ROWS, slots, TASKS]
+    const float* bias;          // [TASKS]
+    const void* logits[MAX_LOGITS];  // float[rows, steps or 1]; of a link: Word
+    float* scores;              // [rows, TASKS], pinned host memory
+    int* done;                  // pinned; see announce
+    int steps[MAX_LOGITS], linked[MAX_LOGITS];  // steps: 0: one logit for all tasks; else TASKS a row
+    int slots;
+};
+struct Chain { Link links[MAX_LINKS]; Head head; int count; };
+
+typedef unsigned long long u64;
+__device__ __forceinline__ u64 word(const Word* at) {
+    u64 w;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(w) : "l"(at) : "memory");
+    return w;
+}
+__device__ __forceinline__ void put(Word* at, float value, int batch) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"((u64)(unsigned)batch << 32 | __float_as_uint(value)) : "memory");
+}
+__device__ __forceinline__ float take(const Word* at, int batch) {
+    u64 w;
+    do w = word(at);
+    while ((int)(w >> 32) != batch);
+    return __uint_as_float((unsigned)w);
+}
+
+// Two neighbouring columns of x, in shared memory.
+__device__ __forceinline__ void put_pair(float* to, u64 a, u64 b) {
+    *reinterpret_cast<float2*>(to) = make_float2(__uint_as_float((unsigned)a), __uint_as_float((unsigned)b));
+}
+__device__ __forceinline__ void put_pair(bf16* to, u64 a, u64 b) {
+    unsigned w;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(__uint_as_float((unsigned)b)), "f"(__uint_as_float((unsigned)a)));
+    *reinterpret_cast<unsigned*>(to) = w;
+}
+
+// x of links before, as it comes: rows * depth words to X[rows][stride].
+__device__ __forceinline__ void take_rows(X* to, int stride, const Word* from, int rows, int depth, int batch) {
+    const int pairs = depth / 2, all = rows * pairs;
+    for (int first = threadIdx.x; first < all; first += THREADS * IN_FLIGHT) {
+        unsigned waiting = 0;
+#pragma unroll
+        for (int k = 0; k < IN_FLIGHT; ++k) waiting |= (unsigned)(first + k * THREADS < all) << k;
+        while (waiting) {
+            u64 a[IN_FLIGHT], b[IN_FLIGHT];
+#pragma unroll
+            for (int k = 0; k < IN_FLIGHT; ++k)
+                if (waiting >> k & 1)
+                    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                                 : "=l"(a[k]), "=l"(b[k]) : "l"(from + 2 * (first + k * THREADS)) : "memory");
+#pragma unroll
+            for (int k = 0; k < IN_FLIGHT; ++k)
+                if (waiting >> k & 1 && (int)(a[k] >> 32) == batch && (int)(b[k] >> 32) == batch) {
+                    const int i = first + k * THREADS, r = ROWS == 1 ? 0 : i / pairs;
+                    put_pair(to + r * stride + 2 * (i - r * pairs), a[k], b[k]);
+                    waiting &= ~(1u << k);
+                }
+        }
+    }
+}
+
+__device__ __forceinline__ void layer(const Link& link, const Head& head, int tile, const int* state, char* shared) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+    const int groups = (link.depth * (int)sizeof(X) + 63) / 64, stride = (groups | 1) * 64 / (int)sizeof(X);  // odd: no bank twice
+    uint4* weights = reinterpret_cast<uint4*>(shared);              // [groups][2][32]
+    X* x = reinterpret_cast<X*>(shared + groups * 1024);            // [ROWS][stride]
+    float* sums = reinterpret_cast<float*>(x + ROWS * stride);      // [WARPS][ROWS][COLUMNS]
+    const uint4* from = static_cast<const uint4*>(link.weight) + (long long)tile * groups * 64;
+    const unsigned to = (unsigned)__cvta_generic_to_shared(weights);
+    for (int i = threadIdx.x; i < groups * 64; i += THREADS)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i * 16), "l"(from + i) : "memory");
+    const int r = threadIdx.x / COLUMNS, column = tile * COLUMNS + threadIdx.x % COLUMNS;  // of the sum that the thread ends up with
+    const bool own = r < ROWS && column < link.width;
+    const float bias = own ? link.bias[column] : 0.0f;
+    float share[TASKS];
+#pragma unroll
+    for (int t = 0; t < TASKS; ++t) share[t] = own && link.head ? link.head[t * link.width + column] : 0.0f;
+    for (int i = threadIdx.x; i < ROWS * (groups * 64 / (int)sizeof(X) - link.depth); i += THREADS) {  // what meets no weight
+        const int rest = groups * 64 / (int)sizeof(X) - link.depth;
+        store_value(x + i / rest * stride + link.depth + i % rest, 0.0f);
+    }
+    wait_for_dependencies();
+    const int rows = min(state[0], ROWS), batch = state[3];
+    const float x0 = CROSSED && link.x0 && own && r < rows ? load_value(link.x0 + (long long)r * link.x0_ld + column) : 0.0f;
+    if (link.linked) {
+        take_rows(x, stride, static_cast<const Word*>(link.x), rows, link.depth, batch);
+    } else {
+        const int pieces = link.depth * (int)sizeof(X) / 16;
+        for (int i = threadIdx.x; i < rows * pieces; i += THREADS) {
+            const int row = ROWS == 1 ? 0 : i / pieces, piece = i - row * pieces;
+            const X* at = static_cast<const X*>(link.x) + (long long)row * link.x_ld;
+            reinterpret_cast<uint4*>(x + row * stride)[piece] = __ldcg(reinterpret_cast<const uint4*>(at) + piece);
+        }
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+
+    float sum[2][4] = {};  // of the two steps: no product waits for another
+    const int row = lane >> 2;
+    for (int g = warp; g < groups; g += WARPS) {
+        const uint4 w[2] = {weights[g * 64 + lane], weights[g * 64 + 32 + lane]};
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (row < rows) v = reinterpret_cast<const uint4*>(x + row * stride)[g * 4 + (lane & 3)];
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+            unsigned a[4] = {w[step].x, w[step].y, w[step].z, w[step].w}, b[2] = {step ? v.z : v.x, step ? v.w : v.y};
+            if (PASSES == 3) {
+                unsigned a_rest[4], b_rest[2];
+                float whole[4] = {}, left[4] = {}, right[4] = {};
+                split<4>(a, a_rest);
+                split<2>(b, b_rest);
+                multiply(whole, a, b, (X*)0);
+                multiply(left, a_rest, b, (X*)0);
+                multiply(right, a, b_rest, (X*)0);
+#pragma unroll
+                for (int k = 0; k < 4; ++k) sum[step][k] += whole[k] + (left[k] + right[k]);
+            } else {
+                multiply(sum[step], a, b, (X*)0);
+            }
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        const int n = (lane & 3) * 2 + (k & 1), m = (lane >> 2) + (k >> 1) * 8;
+        if (n < ROWS) sums[(warp * ROWS + n) * COLUMNS + m] = sum[0][k] + sum[1][k];
+    }
+    __syncthreads();
+    if (threadIdx.x >= (ROWS == 1 ? 32 : ROWS * COLUMNS)) return;  // whole warps
+
+    float v = bias;
+    if (r < ROWS) {
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) v += sums[(w * ROWS + r) * COLUMNS + threadIdx.x % COLUMNS];
+        if (CROSSED && link.x0 && own && r < rows) v = x0 * v + load_value(x + r * stride + column);
+    }
+    v = activated(v, link.activation);
+    if (link.head) {
+#pragma unroll
+        for (int t = 0; t < TASKS; ++t) {
+            float dot = own && r < rows ? share[t] * v : 0.0f;
+            for (int step = COLUMNS / 2; step > 0; step >>= 1) dot += __shfl_xor_sync(0xffffffffu, dot, step);
+            if (threadIdx.x % COLUMNS == 0 && r < rows)
+                put(head.partial + ((long long)r * head.slots + link.slot + tile) * TASKS + t, dot, batch);
+        }
+    }
+    if (link.out && own && r < rows) put(link.out + (long long)r * link.width + column, v, batch);
+}
+
+// FM and CROSS links: a warp a row.
+__device__ __forceinline__ void rows_of(const Link& link, const int* state) {
+    wait_for_dependencies();
+    const int row = threadIdx.x >> 5, batch = state[3];
+    if (row >= min(state[0], ROWS)) return;
+    const X* x = static_cast<const X*>(link.x) + (long long)row * link.x_ld;
+    if (PER_ROW == FM || (PER_ROW != CROSS && link.kind == FM)) {
+        const float pairs = fm_row(x, link.width, link.depth);
+        if ((threadIdx.x & 31) == 0) put(link.out + row, pairs, batch);
+    } else {
+        float logits[DOTS - LAYERS + 1];
+        cross_row<DOTS, LAYERS>(x, link.width, static_cast<const float*>(link.weight), link.bias, logits);
+        for (int t = 0; t < DOTS - LAYERS; ++t)
+            if ((threadIdx.x & 31) == 0) put(link.out + row * (DOTS - LAYERS) + t, logits[t], batch);
+    }
+}
+
+// The head: a warp a row adds up what all blocks have for it, always in the same order.
+__device__ __forceinline__ void conclude(const Head& head, const int* state) {
+    wait_for_dependencies();
+    const int rows = min(state[0], ROWS), batch = state[3], row = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    if (row < rows) {
+        for (int t = 0; t < TASKS; ++t) {
+            float z = 0.0f;
+            for (int s = lane; s < head.slots; s += 32) z += take(head.partial + ((long long)row * head.slots + s) * TASKS + t, batch);
+            if (lane < MAX_LOGITS && head.logits[lane]) {
+                const int at = head.steps[lane] ? row * TASKS + t : row;
+                z += head.linked[lane] ? take(static_cast<const Word*>(head.logits[lane]) + at, batch)
+                                       : static_cast<const float*>(head.logits[lane])[at];
+            }
+            if (lane == MAX_LOGITS) z += head.bias[t];
+            z = warp_sum(z);
+            if (lane == 0) head.scores[row * TASKS + t] = 1.0f / (1.0f + expf(-z));
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && rows > 0) announce(head.done, 0, batch);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) chain(const __grid_constant__ Chain chain, const int* state) {
+    extern __shared__ __align__(128) char shared[];
+    let_dependents_start();
+    if (blockIdx.x == gridDim.x - 1) {
+        conclude(chain.head, state);
+        return;
+    }
+    int l = 0;
+    while (l + 1 < chain.count && (int)blockIdx.x >= chain.links[l + 1].first) ++l;
+    const Link link = chain.links[l];  // a copy: read once, and no store can alias it
+    if (!PER_ROW || link.kind == LINEAR) layer(link, chain.head, blockIdx.x - link.first, state, shared);
+    else if (PER_ROW) rows_of(link, state);
+}

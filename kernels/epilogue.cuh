@@ -1,0 +1,13 @@
+// What follows a product in the kernels that compute layers. The including file defines SMOOTH (whether some activation is
+// sigmoid or tanh): code is fetched anew in every launch, and what no layer needs is left out.
+#pragma once
+
+enum Activation { IDENTITY = 0, RELU = 1, SIGMOID = 2, TANH = 3 };
+
+__device__ __forceinline__ float activated(float v, int activation) {
+    if (activation == RELU) return v < 0.0f ? 0.0f : v;  // keeps NaN, as torch does
+    if (!SMOOTH) return v;
+    if (activation == SIGMOID) return 1.0f / (1.0f + expf(-v));
+    if (activation == TANH) return tanhf(v);
+    return v;
+}
