@@ -30,8 +30,10 @@ class LanePool:
             DeadlineExceeded: the deadline passed first. Unavailable: the pool is drained.
         """
         if deadline is None and not self._waiting and not self._drained:
-            with suppress(IndexError):  # the common case needs no lock: a list's pop is atomic
+            try:  # the common case needs no lock: a list's pop is atomic
                 return self._free.pop()
+            except IndexError:  # not `suppress`, which takes longer than the rest of the call
+                pass
         with self._changed:
             ticket = (-priority, next(self._tickets))
             heapq.heappush(self._waiting, ticket)
