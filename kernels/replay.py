@@ -3,7 +3,7 @@
 import ctypes
 import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -33,16 +33,44 @@ def replay(
     functions, cuda = native.blocks(), cuda or _runtime()
     if functions is None or cuda is None:
         return lambda words: _plain(exec_, stream)
-    cuda.cudaGetErrorString.restype = ctypes.c_char_p
+    given = _given(exec_, stream, done, cuda)
+    return lambda words: _check(cuda, functions.replay(given, words))
+
+
+def replay_ahead(
+    exec_: int,
+    stream: int,
+    done: npt.NDArray[np.int32] | None,
+    bucket: int,
+    stage: tuple[npt.NDArray[np.uint8], tuple[int, ...], tuple[tuple[int, int], ...]],
+    cuda: ctypes.CDLL | None = None,
+) -> Callable[[int, Sequence[object]], None] | None:
+    """As `replay`, of a graph whose lookup waits for its rows (ahead.cuh): the function takes blocks too, and copies them while
+    the graph starts; rows behind theirs, up to the bucket's, become padding. None without C.
+
+    What cannot be such a batch raises ValueError, TypeError or AttributeError, and then nothing was launched.
+
+    Args:
+        stage: RowBlock's buffer and places, where the graph reads, and its layout's sections.
+    """
+    functions, cuda = native.blocks(), cuda or _runtime()
+    if functions is None or cuda is None:
+        return None
+    given = _given(exec_, stream, done, cuda)
+    return lambda words, blocks: _check(cuda, functions.replay_ahead(given, words, bucket, *stage, blocks))
+
+
+def _given(exec_: int, stream: int, done: npt.NDArray[np.int32] | None, cuda: ctypes.CDLL) -> bytes:
+    """Replay of module.h."""
     calls = (ctypes.cast(f, ctypes.c_void_p).value for f in (cuda.cudaGraphLaunch, cuda.cudaStreamSynchronize))
     watched = (0, 0) if done is None else (done.ctypes.data, done.size)
-    given = struct.pack("5Pq", *calls, exec_, stream, *watched)
+    return struct.pack("5Pq", *calls, exec_, stream, *watched)
 
-    def run(words: int) -> None:
-        if code := functions.replay(given, words):
-            raise RuntimeError(f"graph replay: got CUDA error {code}: {cuda.cudaGetErrorString(code).decode()}")
 
-    return run
+def _check(cuda: ctypes.CDLL, code: int) -> None:
+    if code:
+        cuda.cudaGetErrorString.restype = ctypes.c_char_p
+        raise RuntimeError(f"graph replay: got CUDA error {code}: {cuda.cudaGetErrorString(code).decode()}")
 
 
 def _plain(exec_: int, stream: int) -> None:
