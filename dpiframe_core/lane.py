@@ -2,6 +2,7 @@
 staging, activation buffers, streams and captured graphs. Two lanes overlap: one copies while the other computes.
 """
 
+import os
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -18,18 +19,27 @@ from dpiframe_core.operators_cuda import ROWS_A_WORD
 from dpiframe_core.program import CudaProgram
 from dpiframe_core.types import BatchResult, BlockLayout, RowBlock
 from dpiframe_core.wave_binding import DONE
+from kernels import native
 from kernels.dense import matmul_precision
 from kernels.launch import give_back, own_stream
 from kernels.lookup_plan import Batch
-from kernels.replay import replay
+from kernels.replay import replay, replay_batch
 from kernels.uncollected import uncollected
+
+# Buckets from here on are launched first and staged while they start. A launch takes 5 us until the first kernel runs, the rows
+# of this many 2 to 3 us to copy (H200 host): for fewer, a lookup that waits for its rows has little to wait for.
+AHEAD_ROWS = 512
 
 
 class _Ready(NamedTuple):
-    """A bucket's program. launch: only that; run: until the scores that so many words of DONE tell of lie in host memory."""
+    """A bucket's program. launch: only that; run: until the scores that so many words of DONE tell of lie in host memory;
+    run_batch: stages the rows of blocks too; ahead: while the graph starts.
+    """
 
     launch: Callable[[], None]
     run: Callable[[int], None]
+    run_batch: Callable[[int, Sequence[RowBlock]], None]
+    ahead: bool = False
 
 
 class CudaLane:
@@ -59,7 +69,7 @@ class CudaLane:
         self.buckets = tuple(sorted(buckets))
         rows = self.buckets[-1]
         self._pinned = torch.zeros(layout.offsets(rows, rows)[-1], dtype=torch.uint8, pin_memory=True)
-        self._state = torch.zeros(4, dtype=torch.int32, device=device)  # see kernels/common.cuh
+        self._state = torch.zeros(8, dtype=torch.int32, device=device)  # see kernels/common.cuh
         self._generation = 0
         self._stage = RowBlock.over(self._pinned.numpy(), layout, rows, rows)
         self._batch = _batch(self._stage)
@@ -119,9 +129,10 @@ class CudaLane:
             program.operators.tune(self._values, rows, self._state)
         if not self._capture:
             launch = partial(self._issue_alone, programs[0], rows)
-            return _Ready(launch, partial(self._launch_and_wait, launch))
+            run = partial(self._launch_and_wait, launch)
+            return _Ready(launch, run, partial(self._stage_and_run, run, rows))
         graphs = {program.name: self._captured(program, rows, pool) for program in programs}
-        ready = {name: self._replays(graph) for name, graph in graphs.items()}
+        ready = {program.name: self._replays(graphs[program.name], program, rows) for program in programs}
         if not known:
             known = calibrated(rows, {name: partial(one.run, _words(rows)) for name, one in ready.items()})
             self._calibrations[rows] = known
@@ -137,13 +148,33 @@ class CudaLane:
             self._issue(program, rows)
         return graph
 
-    def _replays(self, graph: torch.cuda.CUDAGraph) -> _Ready:
+    def _ahead(self, program: CudaProgram, rows: int) -> bool:
+        """Whether the bucket's graph is launched before its rows are staged: one lookup alone reads them, and waits for them.
+
+        Not with CUDA_LAUNCH_BLOCKING=1: such a launch returns when the graph is done, and that waits for rows to be staged.
+        """
+        if rows < AHEAD_ROWS or not self._capture or not self._has_head or os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
+            return False
+        return sum(n.op == "lookup" for n in program.graph.nodes) == 1 and native.blocks() is not None
+
+    def _replays(self, graph: torch.cuda.CUDAGraph, program: CudaProgram, rows: int) -> _Ready:
         """By raw handles: torch's replay under a stream guard costs 15 us more a call (H200 host)."""
         from cupy.cuda import runtime
 
         exec_, stream = graph.raw_cuda_graph_exec(), self._streams[0].cuda_stream
         done = self._values[DONE].numpy() if self._has_head else None
-        return _Ready(partial(runtime.graphLaunch, exec_, stream), replay(exec_, stream, done))
+        stage = self._stage.buffer, self._stage.places, self._stage.layout.sections
+        run = replay(exec_, stream, done)
+        ahead = self._ahead(program, rows)
+        run_batch = replay_batch(exec_, stream, done, rows, stage, ahead=ahead) or partial(self._stage_and_run, run, rows)
+        return _Ready(partial(runtime.graphLaunch, exec_, stream), run, run_batch, ahead)
+
+    def _stage_and_run(self, run: Callable[[int], None], bucket: int, words: int, blocks: Sequence[RowBlock]) -> None:
+        """Without C."""
+        rows = self._stage.fill(blocks)
+        self._rows_word[0] = rows
+        self._stage.request_of_row[rows:bucket] = -1
+        run(words)
 
     def _launch_and_wait(self, launch: Callable[[], None], _: int) -> None:
         launch()
@@ -151,23 +182,19 @@ class CudaLane:
 
     def run(self, blocks: Sequence[RowBlock], generation: int = 0) -> BatchResult:
         """Scores the rows of the blocks, in order; blocks until they lie in host memory (the GIL is free meanwhile)."""
-        stage = self._stage
-        rows = stage.fill(blocks)
+        rows = blocks[0].rows if len(blocks) == 1 else sum(b.rows for b in blocks)
         at = bisect_left(self.buckets, rows)
-        bucket = self.buckets[at]
-        self._rows_word[0] = rows
-        if rows < bucket:
-            stage.request_of_row[rows:bucket] = -1
         if generation != self._generation:
             self._switch(generation)
+        run, words = self._ready[at].run_batch, -(-rows // ROWS_A_WORD)
         start = time.perf_counter()
         if self._several:  # the current device is each thread's own
             with torch.cuda.device(self._device):
-                self._ready[at].run(_words(rows))
+                run(words, blocks)
         else:
-            self._ready[at].run(_words(rows))
+            run(words, blocks)
         device_ms = (time.perf_counter() - start) * 1e3
-        return BatchResult(self._result[:rows].copy(), device_ms, bucket)
+        return BatchResult(self._result[:rows].copy(), device_ms, self.buckets[at])
 
     def value_ranges(self, block: RowBlock) -> dict[str, float]:
         """The largest magnitude of each value in the dense dtype over a block's rows. Runs the first program as it stands."""
@@ -207,7 +234,7 @@ class CudaLane:
         self._generation = generation
 
     def _issue(self, program: CudaProgram, rows: int) -> None:
-        operators = program.operators.for_buffers(self._batch, rows, self._state)
+        operators = program.operators.for_buffers(self._batch, rows, self._state, self._ahead(program, rows))
         execute_on_streams(program.plan, operators, self._values, self._streams, overlap=program.overlap)
         if self._values[self._output].is_cuda:
             with torch.cuda.stream(self._streams[0]):

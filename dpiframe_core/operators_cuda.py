@@ -85,12 +85,13 @@ class CudaOperators:
         width = self.graph.widths[value]
         return (width, torch.float32) if value in self._logits else (padded(width, self.dtype), self.dtype)
 
-    def for_buffers(self, batch: Batch, rows: int, state: torch.Tensor) -> dict[str, Operator]:
+    def for_buffers(self, batch: Batch, rows: int, state: torch.Tensor, ahead: bool = False) -> dict[str, Operator]:
         """An operator for each node that reads `batch` and writes the first `rows` rows of the buffers it is given.
 
-        `state`: int32[4] on the device, which lookups fill and the operators after them read.
+        `state`: int32[8] on the device, which lookups fill and the operators after them read (common.cuh). `ahead`: the
+        lookup, of which there is one, waits for rows that are staged after the launch.
         """
-        return {n.name: self._operator(n, batch, rows, state) for n in self.graph.nodes}
+        return {n.name: self._operator(n, batch, rows, state, ahead) for n in self.graph.nodes}
 
     def tune(self, values: Values, rows: int, state: torch.Tensor) -> None:
         """Chooses how each linear layer is computed for `rows` rows, once for all lanes."""
@@ -200,7 +201,7 @@ class CudaOperators:
     def _scale(self, value: str) -> float:
         return self._scales.get(value, 1.0)
 
-    def _operator(self, node: Node, batch: Batch, rows: int, state: torch.Tensor) -> Operator:
+    def _operator(self, node: Node, batch: Batch, rows: int, state: torch.Tensor, ahead: bool) -> Operator:
         """Closes over the node's weights. Values are looked up when the operator is issued, cut to the bucket's rows."""
         bound, a, widths = self._bound[node.name], node.attrs, self.graph.widths
         first = next((n for n in self.graph.nodes if n.op == "lookup"), None)
@@ -216,7 +217,8 @@ class CudaOperators:
                 case DeviceLookup():
                     assert self._store.descriptors is not None  # on a GPU they always are
                     x = values[node.name + ALL][:rows] if a.splits else outs[0] if a.concat else None
-                    bound(batch, rows, self._store.descriptors, x, outs[-1] if a.total else None, state, counts=node is first)
+                    outputs = x, outs[-1] if a.total else None
+                    bound(batch, rows, self._store.descriptors, *outputs, state, counts=node is first, ahead=ahead)
                 case Linear():
                     x, out, x0, xl = _linear_operands(ins, outs)
                     bound(x, out, x0, state, xl)

@@ -1,14 +1,11 @@
-// Row blocks filled from Python objects: ids and numbers that a client sent, checked and copied in one pass, and blocks joined
-// into a batch. Twin of IdRecord.pack behind a comparison and of RowBlock.fill; built by native.py as a module of CPython, as
-// its calls take a tenth of a microsecond where NumPy's and ctypes' take one each.
+// Row blocks filled from Python objects: ids and numbers that a client sent, checked and copied in one pass. Twin of
+// IdRecord.pack behind a comparison; built by native.py as a module of CPython, as its calls take a tenth of a microsecond
+// where NumPy's and ctypes' take one each.
 
 #include "module.h"
 
 #include <string.h>
 
-// What was sent begins at any byte, and so may a block in memory that another process laid out.
-#define ANYWHERE __attribute__((aligned(1), may_alias))
-typedef int32_t ANYWHERE Id32;
 typedef int64_t ANYWHERE Id64;
 typedef uint16_t ANYWHERE Half;
 typedef uint32_t ANYWHERE Word;
@@ -52,29 +49,6 @@ static int64_t packed(const Column *column, int64_t columns, const void *ids, in
         }
     }
     return illegal;
-}
-
-// Whether [at, at + size) lies in the buffer; else an error is set.
-static int within(const Py_buffer *buffer, int64_t at, int64_t size) {
-    if (at <= buffer->len - size) return 1;
-    PyErr_Format(PyExc_ValueError, "block: got bytes %lld to %lld, expected some of %zd", (long long)at, (long long)(at + size),
-                 buffer->len);
-    return 0;
-}
-
-// Counts end at 2^31 - 1, so that a product of two is one of 64 bits, and places so early that such a product can be added.
-static const int64_t COUNTS = INT32_MAX, PLACES_END = INT64_MAX / 4;
-
-// Integers from 0 to `most`; gives whether all were.
-static int integers(PyObject *const *given, Py_ssize_t count, int64_t most, int64_t *out) {
-    for (Py_ssize_t i = 0; i < count; ++i) {
-        out[i] = PyLong_AsLongLong(given[i]);
-        if (out[i] >= 0 && out[i] <= most) continue;
-        if (!PyErr_Occurred())
-            PyErr_Format(PyExc_ValueError, "block: got %lld, expected 0 to %lld", (long long)out[i], (long long)most);
-        return 0;
-    }
-    return 1;
 }
 
 // pack(columns, ids, wide, rows, out, at, bytes): ids[rows, columns], of 8 bytes each if `wide`, else of 4, into records of so
@@ -123,109 +97,17 @@ no_out:
     return result;
 }
 
-enum { PLACES = 6, REQUEST_OF_ROW = 0 };  // of RowBlock.places; odd sections have a row a context, even ones a row a row
-static PyObject *name_buffer, *name_places, *name_rows, *name_contexts, *name_base;
-
-// RowBlock.places.
-static int places_of(PyObject *tuple, int64_t *places) {
-    if (PyTuple_CheckExact(tuple) && PyTuple_GET_SIZE(tuple) == PLACES)
-        return integers(((PyTupleObject *)tuple)->ob_item, PLACES, PLACES_END, places);
-    PyErr_SetString(PyExc_TypeError, "places: expected a tuple of six offsets");
-    return 0;
-}
-
-static int attribute(PyObject *block, PyObject *name, int64_t *out) {
-    PyObject *value = PyObject_GetAttr(block, name);
-    if (value == NULL) return 0;
-    const int good = integers(&value, 1, COUNTS, out);
-    Py_DECREF(value);
-    return good;
-}
-
-// One block behind those before it. `at`: where in `out` the next row of each section goes; `total`: rows and contexts so far.
-static int appended(PyObject *block, const Py_buffer *out, int64_t *at, const int64_t (*section)[2], Py_ssize_t sections,
-                    int64_t *total) {
-    int64_t places[PLACES], counts[2], base;
-    if (!attribute(block, name_rows, &counts[0]) || !attribute(block, name_contexts, &counts[1]) ||
-        !attribute(block, name_base, &base))
-        return 0;
-    PyObject *tuple = PyObject_GetAttr(block, name_places);
-    if (tuple == NULL) return 0;
-    int good = places_of(tuple, places);
-    Py_DECREF(tuple);
-    PyObject *memory = good ? PyObject_GetAttr(block, name_buffer) : NULL;
-    if (memory == NULL) return 0;
-    Py_buffer from;
-    good = !PyObject_GetBuffer(memory, &from, PyBUF_SIMPLE);
-    Py_DECREF(memory);
-    if (!good) return 0;
-    for (Py_ssize_t k = 0; good && k < sections; ++k) {
-        const int64_t i = section[k][0], size = counts[i & 1] * section[k][1];
-        good = within(out, at[i], size) && within(&from, places[i], size);
-        if (good) memcpy((uint8_t *)out->buf + at[i], (const uint8_t *)from.buf + places[i], size);
-        at[i] += size;
-    }
-    const int64_t rows = counts[0], size = 4 * rows;
-    good = good && within(out, at[REQUEST_OF_ROW], size) && within(&from, places[REQUEST_OF_ROW], size);
-    if (good) {
-        Id32 *to = (Id32 *)((uint8_t *)out->buf + at[REQUEST_OF_ROW]);
-        const Id32 *own = (const Id32 *)((const uint8_t *)from.buf + places[REQUEST_OF_ROW]);
-        const int32_t first = (int32_t)total[1], shift = (int32_t)(total[1] - base);
-        if (counts[1] > 1)
-            for (int64_t r = 0; r < rows; ++r) to[r] = own[r] + shift;
-        else  // rows have no choice
-            for (int64_t r = 0; r < rows; ++r) to[r] = first;
-        at[REQUEST_OF_ROW] += size;
-        total[0] += rows;
-        total[1] += counts[1];
-    }
-    PyBuffer_Release(&from);
-    return good;
-}
-
-// fill(out, places, sections, blocks): RowBlock.fill; `sections` are BlockLayout.sections. Gives the rows.
-static PyObject *fill(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
-    int64_t at[PLACES], section[PLACES][2], total[2] = {0, 0};
-    if (!counted(count, 4) || !places_of(args[1], at)) return NULL;
-    const Py_ssize_t sections = PyTuple_Check(args[2]) ? PyTuple_GET_SIZE(args[2]) : PLACES;
-    if (sections >= PLACES) return PyErr_Format(PyExc_TypeError, "sections: expected a tuple of at most four");
-    for (Py_ssize_t k = 0; k < sections; ++k) {
-        PyObject *pair = PyTuple_GET_ITEM(args[2], k);
-        if (!PyTuple_Check(pair) || PyTuple_GET_SIZE(pair) != 2 ||
-            !integers(((PyTupleObject *)pair)->ob_item, 2, COUNTS, section[k]))
-            return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "sections: expected pairs");
-        if (section[k][0] <= REQUEST_OF_ROW || section[k][0] >= PLACES - 1)
-            return PyErr_Format(PyExc_ValueError, "sections: got index %lld, expected 1 to 4", (long long)section[k][0]);
-    }
-    PyObject *blocks = PySequence_Fast(args[3], "blocks: expected a sequence");
-    if (blocks == NULL) return NULL;
-    Py_buffer out;
-    int good = !PyObject_GetBuffer(args[0], &out, PyBUF_WRITABLE);
-    if (good) {
-        for (Py_ssize_t i = 0; good && i < PySequence_Fast_GET_SIZE(blocks); ++i)
-            good = appended(PySequence_Fast_GET_ITEM(blocks, i), &out, at, section, sections, total);
-        PyBuffer_Release(&out);
-    }
-    Py_DECREF(blocks);
-    return good ? PyLong_FromLongLong(total[0]) : NULL;
-}
-
 static PyMethodDef functions[] = {
     {"floats", (PyCFunction)(void (*)(void))dpi_column_floats, METH_FASTCALL, NULL},
     {"lookup", (PyCFunction)(void (*)(void))dpi_column_lookup, METH_FASTCALL, NULL},
     {"pack", (PyCFunction)(void (*)(void))pack, METH_FASTCALL, NULL},
     {"numbers", (PyCFunction)(void (*)(void))numbers, METH_FASTCALL, NULL},
     {"replay", (PyCFunction)(void (*)(void))dpi_replay, METH_FASTCALL, NULL},
-    {"fill", (PyCFunction)(void (*)(void))fill, METH_FASTCALL, NULL},
+    {"fill", (PyCFunction)(void (*)(void))dpi_fill, METH_FASTCALL, NULL},
+    {"replay_batch", (PyCFunction)(void (*)(void))dpi_replay_batch, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "blocks", NULL, -1, functions, NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit_blocks(void) {
-    PyObject **names[] = {&name_buffer, &name_places, &name_rows, &name_contexts, &name_base};
-    const char *texts[] = {"buffer", "places", "rows", "contexts", "base"};
-    for (int i = 0; i < 5; ++i)
-        if ((*names[i] = PyUnicode_InternFromString(texts[i])) == NULL) return NULL;
-    return PyModule_Create(&module);
-}
+PyMODINIT_FUNC PyInit_blocks(void) { return dpi_names() ? PyModule_Create(&module) : NULL; }

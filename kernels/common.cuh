@@ -73,6 +73,10 @@ __device__ __forceinline__ void store8(bf16* p, const float v[8]) {
     *reinterpret_cast<uint4*>(p) = make_uint4(w[0], w[1], w[2], w[3]);
 }
 
+// A lane's state, int32[8] on the device: [0] the batch's true rows, from the lookup for the kernels behind it; [1] which
+// generation of segment descriptors the lookup reads; [3] the batch's number, which the lookup counts. Of a lookup that runs
+// ahead of its rows, and 0 between such: [2] rows that are staged (ahead.cuh); [4] blocks whose rows are.
+
 // Programmatic dependent launch: the next kernel may start and do what needs nothing of this one; and this one waits until all
 // kernels before it are done and their writes are visible. Every kernel calls both, first the one, then, before it touches
 // memory that others write, the other: so a kernel that is done implies that all before it are.

@@ -10,6 +10,7 @@
 //      which rows are a bucket's padding is told by their own request_of_row, -1, and the generation lies in device memory;
 //   2. meanwhile each thread looks up where its table lies, through the segment descriptors of the batch's generation;
 //   3. every id is checked, and rows are gathered, pooled, scaled, converted and stored, or summed.
+// Launched AHEAD of its rows, a block first waits until the host has staged them (ahead.cuh).
 // Bytes: B * (ids + sum of row bytes + x columns * sizeof(OUT)). An id outside its table reads the column's out-of-vocabulary
 // row and is counted: no id can reach another table's memory.
 //
@@ -38,6 +39,12 @@
 #define UNROLL 4
 #define BLOCKS 2          // of a multiprocessor, that registers must allow
 #define OUT_FACTOR 1.0f   // what values are multiplied by where OUT is fp8: one over its scale
+#define AHEAD 0           // whether rows may still be staged after the launch
+#endif
+#if AHEAD
+#define STAGED            // the host writes it while the kernel runs: no read may move ahead of the wait, or be one of constants
+#else
+#define STAGED __restrict__
 #endif
 #define CONTEXT_WORDS (CONTEXT_BYTES / 4)
 #define CANDIDATE_WORDS (CANDIDATE_BYTES / 4)
@@ -63,6 +70,7 @@ struct __align__(16) Source {
 // Unit.how: kind | dtype << 2 | mean << 4 | may_pad << 5 | counted << 6 | largest << 7
 enum Kind { GATHER = 0, SCALE = 1, COPY = 2, MASK = 3 };
 
+#include "ahead.cuh"
 #include "words.cuh"
 
 struct Staged {  // in shared memory
@@ -219,13 +227,13 @@ __device__ __forceinline__ void write_unit(
 __device__ __forceinline__ int padded(int bytes) { return (bytes + 31) / 16 * 16; }  // and 16 for the start's alignment
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
-    const int* __restrict__ header, const int* __restrict__ request_of_row,
-    const unsigned* __restrict__ context_ids, const unsigned* __restrict__ candidate_ids,
-    const float* __restrict__ context_numbers, const float* __restrict__ candidate_numbers,
+    const int* STAGED header, const int* STAGED request_of_row,
+    const unsigned* STAGED context_ids, const unsigned* STAGED candidate_ids,
+    const float* STAGED context_numbers, const float* STAGED candidate_numbers,
     const Table* __restrict__ tables, const Segment* __restrict__ segments, int n_tables, int n_segments,
     const Unit* __restrict__ units,        // [UNITS], then [TOTALS]
     OUT* __restrict__ x, int ld, float* __restrict__ total, unsigned long long* out_of_range,
-    int* __restrict__ state,               // device: [0] receives the true number of rows, for later kernels; [1] generation; [3] counts batches
+    int* __restrict__ state,               // device, see common.cuh
     int bucket, int R, int counts) {
     extern __shared__ __align__(16) char shared[];
     Source* terms = reinterpret_cast<Source*>(shared);                     // [TOTALS]
@@ -239,7 +247,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
 
     const int tid = threadIdx.x, first = blockIdx.x * R, staged = min(R, bucket - first);
     const bool recorder = blockIdx.x == 0 && tid == THREADS - 1;
+#if AHEAD
+    int true_rows = 0;
+    wait_for_dependencies();  // launches before this one write the words of state
+    // The first block goes on when all rows are there, as its last thread passes on until then and a barrier needs all threads:
+    // it reads its rows together with the last block, so nothing takes longer.
+    if (recorder) true_rows = pass_on(header + 10, state + 2);
+    else if (tid == THREADS - 1) wait_for_rows(state + 2, first + staged);
+    __syncthreads();
+    // When all blocks have counted themselves, nobody passes on or waits any more. Other warps' reads cross the bus meanwhile.
+    if (tid == THREADS - 1 && count_up(state + 4) == (int)gridDim.x - 1) state[2] = state[4] = 0;
+#else
     const int true_rows = recorder ? header[10] : 0;
+#endif
     const int request = tid < staged ? request_of_row[first + tid] : -1;
     // Padding rows are read too, rather than wait for request_of_row to cross the bus first.
     const unsigned* ids = stage(candidate_ids + (long long)first * CANDIDATE_WORDS, staged * CANDIDATE_WORDS, free);

@@ -134,10 +134,10 @@ class DeviceLookup:
     def _shared_bytes(self, rows: int) -> int:
         return _SOURCE_BYTES * self.totals + sum((rows * size + 31) // 16 * 16 for size in self._row_bytes)
 
-    def _kernel(self, t: Tiling) -> Any:
+    def _kernel(self, t: Tiling, ahead: bool) -> Any:
         sizes = {
             "UNIT_THREADS": t.unit_threads, "TOTAL_THREADS": t.total_threads, "UNROLL": t.unroll, "GROUP": t.group,
-            "BLOCKS": t.blocks,
+            "BLOCKS": t.blocks, "AHEAD": int(ahead),
         }  # fmt: skip
         constants = {k: str(v) for k, v in (self._constants | sizes).items()}
         return kernel("embedding", "lookup", constants, self._device.index or 0)
@@ -152,6 +152,7 @@ class DeviceLookup:
         state: torch.Tensor,
         *,
         counts: bool = True,
+        ahead: bool = False,
     ) -> None:
         """Writes x[:n, :x_width] and total[:n, 0] for the batch's n <= rows true rows, and n to state[0].
 
@@ -160,9 +161,10 @@ class DeviceLookup:
             rows: rows of the launch grid: the bucket.
             x: OUT[>= rows, >= x_width], row starts 16-byte aligned; None only if the plan has no x slots.
             total: float32[>= rows, 1]; None only if the plan has no first-order terms.
-            state: int32[4] on the device: [0] for the kernels that follow, [1] the generation of descriptors to read,
-                [3] the batch's number, one more than before.
+            state: int32[4] on the device, see common.cuh; `ahead` int32[8].
             counts: False for a second lookup of one batch, which leaves the number alone.
+            ahead: rows may still be staged after the launch, for as long as the header's word 10 is negative (ahead.cuh). Only
+                for the one lookup of a batch.
 
         Raises:
             ValueError: an operand does not fit the plan.
@@ -185,10 +187,12 @@ class DeviceLookup:
             if total is None or total.dtype != torch.float32 or total.stride(0) != 1:
                 raise ValueError("lookup total: got none or a wrong layout, expected float32[B, 1]")
             check_rows("lookup total", total, rows, 1)
+        if ahead and state.numel() < 8:
+            raise ValueError(f"lookup state: got {state.numel()} words, expected 8 for rows that are staged after the launch")
         t = self.tiling(rows, pinned=not (batch.candidate_ids.is_cuda or batch.context_ids.is_cuda))
         i32 = np.int32
         launch(
-            self._kernel(t),
+            self._kernel(t, ahead),
             -(-rows // t.rows),
             t.unit_threads + t.total_threads,
             (

@@ -1,4 +1,4 @@
-// What the parts of the CPython module share: blocks.c, which registers its functions, columns.c and replay.c.
+// What the parts of the CPython module share: blocks.c, which registers its functions, columns.c, staging.c and replay.c.
 
 #ifndef DPI_MODULE_H
 #define DPI_MODULE_H
@@ -7,13 +7,60 @@
 #include <Python.h>
 #include <stdint.h>
 
+// What was sent begins at any byte, and so may a block in memory that another process laid out.
+#define ANYWHERE __attribute__((aligned(1), may_alias))
+typedef int32_t ANYWHERE Id32;
+
+// Counts end at 2^31 - 1, so that a product of two is one of 64 bits, and places so early that such a product can be added.
+#define COUNTS INT32_MAX
+#define PLACES_END (INT64_MAX / 4)
+
 static inline int counted(Py_ssize_t got, Py_ssize_t expected) {
     if (got != expected) PyErr_Format(PyExc_TypeError, "arguments: got %zd, expected %zd", got, expected);
     return got == expected;
 }
 
+// Integers from 0 to `most`; gives whether all were.
+static inline int integers(PyObject *const *given, Py_ssize_t count, int64_t most, int64_t *out) {
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        out[i] = PyLong_AsLongLong(given[i]);
+        if (out[i] >= 0 && out[i] <= most) continue;
+        if (!PyErr_Occurred())
+            PyErr_Format(PyExc_ValueError, "block: got %lld, expected 0 to %lld", (long long)out[i], (long long)most);
+        return 0;
+    }
+    return 1;
+}
+
+// Whether [at, at + size) lies in the buffer; else an error is set.
+static inline int within(const Py_buffer *buffer, int64_t at, int64_t size) {
+    if (at <= buffer->len - size) return 1;
+    PyErr_Format(PyExc_ValueError, "block: got bytes %lld to %lld, expected some of %zd", (long long)at, (long long)(at + size),
+                 buffer->len);
+    return 0;
+}
+
+typedef struct {
+    int (*launch)(void *exec, void *stream);  // cudaGraphLaunch: 0 or an error's code
+    int (*synchronize)(void *stream);         // cudaStreamSynchronize
+    void *exec, *stream;
+    const uint32_t *done;
+    int64_t most;   // words of `done`; 0: there is nothing to look at
+    int64_t words;  // to look at; not given
+} Replay;
+
+// replay's arguments; gives whether they are some.
+int dpi_replay_of(PyObject *given, PyObject *words, Replay *out);
+// Launches the graph, calls `meanwhile` if there is one, whatever the launch gave, and waits; all without the GIL. Gives CUDA's
+// code.
+int dpi_replayed(const Replay *replay, void (*meanwhile)(const void *), const void *with);
+
+int dpi_names(void);  // of attributes, for staging.c
+
 PyObject *dpi_column_floats(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_column_lookup(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *dpi_fill(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_replay(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *dpi_replay_batch(PyObject *module, PyObject *const *args, Py_ssize_t count);
 
 #endif

@@ -1,6 +1,6 @@
-"""Builds the .c files of this folder with the host's C compiler, once for a processor, and loads them: blocks.c, columns.c
-and replay.c as a module of CPython, which needs its headers, the others as a library. Where they cannot be built, NumPy, torch
-and CuPy do the same, slower.
+"""Builds the .c files of this folder with the host's C compiler, once for a processor, and loads them: blocks.c, columns.c,
+staging.c and replay.c as a module of CPython, which needs its headers, the others as a library. Where they cannot be built,
+NumPy, torch and CuPy do the same, slower.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ Buffer = npt.NDArray[np.generic] | bytes | memoryview
 
 class Blocks(Protocol):
     """The functions of the module, whose C says what they do. They raise ValueError rather than go beyond a buffer; `replay`
-    follows the addresses that it is given.
+    and `replay_batch` follow the addresses that they are given.
     """
 
     def pack(self, columns: Buffer, ids: Buffer, wide: bool, rows: int, out: Buffer, at: int, record_bytes: int, /) -> int: ...
@@ -52,6 +52,10 @@ class Blocks(Protocol):
         self, out: Buffer, places: tuple[int, ...], sections: tuple[tuple[int, int], ...], blocks: Sequence[object], /
     ) -> int: ...
     def replay(self, given: bytes, words: int, /) -> int: ...
+    def replay_batch(
+        self, given: bytes, words: int, bucket: int, ahead: bool, out: Buffer, places: tuple[int, ...],
+        sections: tuple[tuple[int, int], ...], blocks: Sequence[object], /,
+    ) -> int: ...  # fmt: skip
 
 
 @cache
@@ -62,8 +66,8 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def blocks() -> Blocks | None:
-    """The module of blocks.c, columns.c and replay.c, or None where it cannot be built (which is said once, in the log)."""
-    names, headers = ("blocks.c", "columns.c", "replay.c"), f"-I{sysconfig.get_path('include')}"
+    """The module of blocks.c and the files beside it, or None where it cannot be built (which is said once, in the log)."""
+    names, headers = ("blocks.c", "columns.c", "staging.c", "replay.c"), f"-I{sysconfig.get_path('include')}"
     return _loaded(names, (headers, f"-DABI={sysconfig.get_config_var('SOABI')}"), _imported, "requests and graph replays")
 
 

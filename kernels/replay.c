@@ -4,16 +4,9 @@
 #include "module.h"
 
 #include <sched.h>
+#include <stddef.h>
 #include <string.h>
 #include <time.h>
-
-typedef struct {
-    int (*launch)(void *exec, void *stream);  // cudaGraphLaunch: 0 or an error's code
-    int (*synchronize)(void *stream);         // cudaStreamSynchronize
-    void *exec, *stream;
-    const uint32_t *done;
-    int64_t most;  // words of `done`; 0: there is nothing to look at
-} Replay;
 
 // Nanoseconds. To offer the core to others takes some hundred if nobody wants it.
 static const int64_t PATIENCE = 2000000, CONTENDED = 20000;
@@ -49,35 +42,37 @@ static int came(const uint32_t *done, int64_t words, uint32_t wanted) {
     }
 }
 
-static int replayed(const Replay *r, int64_t words) {
+int dpi_replayed(const Replay *r, void (*meanwhile)(const void *), const void *with) {
     const uint32_t wanted = r->most ? __atomic_load_n(r->done, __ATOMIC_ACQUIRE) + 1 : 0;
     const int code = r->launch(r->exec, r->stream);
-    return code || (r->most && came(r->done, words, wanted)) ? code : r->synchronize(r->stream);
+    if (meanwhile) meanwhile(with);
+    return code || (r->most && came(r->done, r->words, wanted)) ? code : r->synchronize(r->stream);
+}
+
+int dpi_replay_of(PyObject *given, PyObject *words, Replay *out) {
+    const Py_ssize_t size = offsetof(Replay, words);
+    out->words = PyLong_AsLongLong(words);
+    Py_buffer bytes;
+    if ((out->words == -1 && PyErr_Occurred()) || PyObject_GetBuffer(given, &bytes, PyBUF_SIMPLE)) return 0;
+    const Py_ssize_t got = bytes.len;
+    if (got == size) memcpy(out, bytes.buf, size);
+    PyBuffer_Release(&bytes);
+    if (got != size)
+        PyErr_Format(PyExc_ValueError, "replay: got %zd bytes, expected %zd", got, size);
+    else if (out->most && (out->words < 1 || out->words > out->most))
+        PyErr_Format(PyExc_ValueError, "words: got %lld, expected 1 to %lld", (long long)out->words, (long long)out->most);
+    else
+        return 1;
+    return 0;
 }
 
 // replay(given, words): `given` is a Replay; until so many words of `done` are one more than the first was. Gives CUDA's code.
 PyObject *dpi_replay(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
-    if (!counted(count, 2)) return NULL;
-    const int64_t words = PyLong_AsLongLong(args[1]);
-    if (words == -1 && PyErr_Occurred()) return NULL;
-    Py_buffer given;
-    if (PyObject_GetBuffer(args[0], &given, PyBUF_SIMPLE)) return NULL;
-    PyObject *result = NULL;
-    if (given.len != sizeof(Replay)) {
-        PyErr_Format(PyExc_ValueError, "replay: got %zd bytes, expected %zu", given.len, sizeof(Replay));
-    } else {
-        Replay replay;
-        memcpy(&replay, given.buf, sizeof replay);
-        if (replay.most && (words < 1 || words > replay.most)) {
-            PyErr_Format(PyExc_ValueError, "words: got %lld, expected 1 to %lld", (long long)words, (long long)replay.most);
-        } else {
-            int code;
-            Py_BEGIN_ALLOW_THREADS
-            code = replayed(&replay, words);
-            Py_END_ALLOW_THREADS
-            result = PyLong_FromLong(code);
-        }
-    }
-    PyBuffer_Release(&given);
-    return result;
+    Replay replay;
+    if (!counted(count, 2) || !dpi_replay_of(args[0], args[1], &replay)) return NULL;
+    int code;
+    Py_BEGIN_ALLOW_THREADS
+    code = dpi_replayed(&replay, NULL, NULL);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLong(code);
 }

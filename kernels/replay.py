@@ -3,7 +3,7 @@
 import ctypes
 import logging
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import numpy as np
@@ -33,16 +33,47 @@ def replay(
     functions, cuda = native.blocks(), cuda or _runtime()
     if functions is None or cuda is None:
         return lambda words: _plain(exec_, stream)
-    cuda.cudaGetErrorString.restype = ctypes.c_char_p
+    given = _given(exec_, stream, done, cuda)
+    return lambda words: _check(cuda, functions.replay(given, words))
+
+
+def replay_batch(
+    exec_: int,
+    stream: int,
+    done: npt.NDArray[np.int32] | None,
+    bucket: int,
+    stage: tuple[npt.NDArray[np.uint8], tuple[int, ...], tuple[tuple[int, int], ...]],
+    *,
+    ahead: bool,
+    cuda: ctypes.CDLL | None = None,
+) -> Callable[[int, Sequence[object]], None] | None:
+    """As `replay`, but the function takes blocks too and stages their rows; those behind, up to the bucket's, become padding.
+    None without C.
+
+    What cannot be such a batch raises ValueError, TypeError or AttributeError, and then nothing was launched.
+
+    Args:
+        stage: RowBlock's buffer and places, where the graph reads, and its layout's sections.
+        ahead: the graph's lookup waits for its rows (ahead.cuh), which are copied while it starts.
+    """
+    functions, cuda = native.blocks(), cuda or _runtime()
+    if functions is None or cuda is None:
+        return None
+    given = _given(exec_, stream, done, cuda)
+    return lambda words, blocks: _check(cuda, functions.replay_batch(given, words, bucket, ahead, *stage, blocks))
+
+
+def _given(exec_: int, stream: int, done: npt.NDArray[np.int32] | None, cuda: ctypes.CDLL) -> bytes:
+    """Replay of module.h."""
     calls = (ctypes.cast(f, ctypes.c_void_p).value for f in (cuda.cudaGraphLaunch, cuda.cudaStreamSynchronize))
     watched = (0, 0) if done is None else (done.ctypes.data, done.size)
-    given = struct.pack("5Pq", *calls, exec_, stream, *watched)
+    return struct.pack("5Pq", *calls, exec_, stream, *watched)
 
-    def run(words: int) -> None:
-        if code := functions.replay(given, words):
-            raise RuntimeError(f"graph replay: got CUDA error {code}: {cuda.cudaGetErrorString(code).decode()}")
 
-    return run
+def _check(cuda: ctypes.CDLL, code: int) -> None:
+    if code:
+        cuda.cudaGetErrorString.restype = ctypes.c_char_p
+        raise RuntimeError(f"graph replay: got CUDA error {code}: {cuda.cudaGetErrorString(code).decode()}")
 
 
 def _plain(exec_: int, stream: int) -> None:
