@@ -253,8 +253,8 @@ def _kept_exact(graph: Graph) -> set[str]:
     """Values that stay float32 and unpadded beside those of known operators: logits of a head that operators of torch make, and
     what generic ones hand to generic ones alone (logarithms and sums do not bear bfloat16 in between).
     """
-    readers, made_by = graph.consumers(), graph.producers()
-    heads = [m for n in graph.nodes for m in (n.attrs.members or (n,)) if m.op == "head"]
+    readers, members = graph.consumers(), [m for n in graph.nodes for m in (n.attrs.members or (n,))]
+    heads, made_by = [m for m in members if m.op == "head"], {o: m for m in members for o in m.outputs}
     logits = {i for head in heads for i in head.inputs[len(head.attrs.columns) :]}
     generic = {o for n in graph.nodes if n.op == "aten" for o in n.outputs}
     return {v for v in logits if made_by[v].op in PLAIN_LOGITS} | {

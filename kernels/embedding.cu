@@ -247,25 +247,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
 
     const int tid = threadIdx.x, first = blockIdx.x * R, staged = min(R, bucket - first);
     const bool recorder = blockIdx.x == 0 && tid == THREADS - 1;
-#if AHEAD
-    int true_rows = 0;
-    wait_for_dependencies();  // launches before this one write the words of state
-    // The first block goes on when all rows are there, as its last thread passes on until then and a barrier needs all threads:
-    // it reads its rows together with the last block, so nothing takes longer.
-    if (recorder) true_rows = pass_on(header + 10, state + 2);
-    else if (tid == THREADS - 1) wait_for_rows(state + 2, first + staged);
-    __syncthreads();
-    // When all blocks have counted themselves, nobody passes on or waits any more. Other warps' reads cross the bus meanwhile.
-    if (tid == THREADS - 1 && count_up(state + 4) == (int)gridDim.x - 1) state[2] = state[4] = 0;
-#else
-    const int true_rows = recorder ? header[10] : 0;
-#endif
-    const int request = tid < staged ? request_of_row[first + tid] : -1;
-    // Padding rows are read too, rather than wait for request_of_row to cross the bus first.
-    const unsigned* ids = stage(candidate_ids + (long long)first * CANDIDATE_WORDS, staged * CANDIDATE_WORDS, free);
-    free += padded(R * CANDIDATE_BYTES);
-    const float* numbers = stage(candidate_numbers + (long long)first * CANDIDATE_NUMBERS, staged * CANDIDATE_NUMBERS, free);
-    const Staged at = {own_context_ids, ids, own_context_numbers, numbers};
+    int true_rows = 0, request = -1;
+    Staged at = {own_context_ids, nullptr, own_context_numbers, nullptr};
+    const auto fetch_rows = [&] {  // padding too, rather than wait for request_of_row to cross the bus first
+        if (tid < staged) request = request_of_row[first + tid];
+        at.candidate_ids = stage(candidate_ids + (long long)first * CANDIDATE_WORDS, staged * CANDIDATE_WORDS, free);
+        at.candidate_numbers = stage(candidate_numbers + (long long)first * CANDIDATE_NUMBERS, staged * CANDIDATE_NUMBERS,
+                                     free + padded(R * CANDIDATE_BYTES));
+    };
+    if (!AHEAD) {
+        if (recorder) true_rows = header[10];
+        fetch_rows();
+    }
 
     wait_for_dependencies();
     const int generation = state[1] & 1, batch = recorder ? state[3] : 0;
@@ -278,6 +271,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     }
     for (int j = tid - UNIT_THREADS; j >= 0 && j < TOTALS; j += TOTAL_THREADS + !TOTAL_THREADS)
         terms[j] = source_of(UNITS + j, in);
+    if (AHEAD) {
+        // The first block goes on when all rows are there, as its last thread passes on until then and a barrier needs all
+        // threads: it reads its rows together with the last block, so nothing takes longer.
+        if (recorder) true_rows = pass_on(header + 10, state + 2);
+        else if (tid == THREADS - 1) wait_for_rows(state + 2, first + staged);
+        __syncthreads();
+        // When all blocks have counted themselves, nobody passes on or waits any more. Other warps' reads cross the bus meanwhile.
+        if (tid == THREADS - 1 && count_up(state + 4) == (int)gridDim.x - 1) state[2] = state[4] = 0;
+        fetch_rows();
+    }
     if (tid < staged && CONTEXT_WORDS + CONTEXT_NUMBERS) requests[tid] = request;
     asm volatile("cp.async.wait_all;" ::: "memory");
     const int n = __syncthreads_count(request >= 0);  // padding comes last

@@ -89,8 +89,7 @@ def test_tables_of_any_dtypes_are_read_exactly(dtype, dim, device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("tf32", 1e-3), ("bf16", 1e-2)])
-@pytest.mark.parametrize("tasks", [1, 3])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "tasks"), [*((name, 1) for name in MODELS), ("dcn", 3), ("dcnv2-parallel", 3)])
 def test_a_chain_scores_few_rows_as_the_float64_oracle_does(name, tasks, precision, tolerance):
     schema, _, tensors, tables, rng = random_model(MODELS[name], seed=5)
     dense = oracle.make_dense(schema, MODELS[name], tasks, rng)
