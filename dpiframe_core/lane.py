@@ -19,11 +19,10 @@ from dpiframe_core.operators_cuda import ROWS_A_WORD
 from dpiframe_core.program import CudaProgram
 from dpiframe_core.types import BatchResult, BlockLayout, RowBlock
 from dpiframe_core.wave_binding import DONE
-from kernels import native
 from kernels.dense import matmul_precision
 from kernels.launch import give_back, own_stream
 from kernels.lookup_plan import Batch
-from kernels.replay import replay, replay_batch
+from kernels.replay import replay, replay_batch, stages
 from kernels.uncollected import uncollected
 
 # Buckets from here on are launched first and staged while they start. A launch takes 5 us until the first kernel runs, but a
@@ -155,7 +154,7 @@ class CudaLane:
         """
         if rows < AHEAD_ROWS or not self._capture or not self._has_head or os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
             return False
-        return sum(n.op == "lookup" for n in program.graph.nodes) == 1 and native.blocks() is not None
+        return sum(n.op == "lookup" for n in program.graph.nodes) == 1 and stages()
 
     def _replays(self, graph: torch.cuda.CUDAGraph, program: CudaProgram, rows: int) -> _Ready:
         """By raw handles: torch's replay under a stream guard costs 15 us more a call (H200 host)."""
@@ -170,7 +169,7 @@ class CudaLane:
         return _Ready(partial(runtime.graphLaunch, exec_, stream), run, run_batch, ahead)
 
     def _stage_and_run(self, run: Callable[[int], None], bucket: int, words: int, blocks: Sequence[RowBlock]) -> None:
-        """Without C."""
+        """In Python: without C or CUDA's runtime, or without a graph."""
         rows = self._stage.fill(blocks)
         self._rows_word[0] = rows
         self._stage.request_of_row[rows:bucket] = -1

@@ -106,9 +106,9 @@ def recalled(programs: Sequence[CudaProgram], known: Mapping[str, str], buckets:
     for program in programs:
         own = f"{program.operators_name}/"
         program.operators.recall({k.removeprefix(own): v for k, v in known.items() if k.startswith(own)})
-    names = {p.name for p in programs}
+    able = {b: {p.name for p in programs if p.operators.fits(b)} for b in buckets}
     found = {b: known.get(f"program@{b}", "") for b in buckets}
-    return {b: Calibration(b, name, {}) for b, name in found.items() if name in names}
+    return {b: Calibration(b, name, {}) for b, name in found.items() if name in able[b]}
 
 
 def learned(programs: Sequence[CudaProgram], calibrations: Mapping[int, Calibration]) -> dict[str, str]:

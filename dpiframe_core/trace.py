@@ -176,7 +176,7 @@ def _phases(
     if not work:
         return [("request", start, end)]
     first, last = min(e["ts"] for e in work), max(_end(e) for e in work)
-    phases = [("fill staging", start, first), (what, first, last)]
+    phases = [("prepare", start, first), (what, first, last)]
     later = [e for e in waits if e["ts"] >= last]
     begun = later[0]["ts"] if later else last
     done = max([_end(e) for e in (*later, *device)], default=last)  # a lane that polls makes no call to wait

@@ -263,8 +263,8 @@ class BatchResult(NamedTuple):
 
     Attributes:
         scores: float32[rows, tasks], in the order of the blocks given; owned by the caller.
-        device_ms: from the hand-over to the device until the scores lie in host memory, milliseconds. A large
-            batch is staged within that time.
+        device_ms: from the hand-over to a lane until the scores lie in host memory, milliseconds; on a GPU the rows are
+            staged within that time.
         bucket: rows of the captured graph that ran (CPU: rows that were computed).
     """
 

@@ -2,8 +2,8 @@
 // pinned word how many: n >= 0: all n rows of the batch are staged; -1 - k: the first k are, and more will come. One thread of
 // the grid reads that word and passes it on in device memory: reads of one host line queue up at 40 ns each (H200). From the
 // host's stores to a block's reads leads a chain of releases and acquires, with the block's own barrier at its end.
-// The grid may be larger than the device: waiting blocks then need the one that passes on to run, which as the first of the
-// grid starts first, and which waits for the host alone.
+// The grid may be larger than the device: waiting blocks then need the one that passes on to run. As the first of the grid it
+// starts first (which CUDA does not promise, but every GPU so far does), and it waits for the host alone.
 #pragma once
 #include "common.cuh"
 

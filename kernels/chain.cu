@@ -4,7 +4,8 @@
 // fence, and nothing to be cleared.
 //
 // Grid: link l owns blocks [first_l, first_{l+1}), the last block is the head's. A block waits only for blocks of links before
-// its own, which started earlier: some block can always go on, however few run at once.
+// its own. Blocks start in the order of their numbers (which CUDA does not promise, but every GPU so far does), so some block can
+// always go on, however few run at once.
 //   1. the block's weights start on their way into shared memory, before the lookup is done (programmatic dependent launch);
 //   2. x follows: what the lookup wrote, or words of the links before;
 //   3. out^T = W x^T on the tensor cores: 16 columns are the rows of an mma, up to 8 rows its columns. Warps split K.

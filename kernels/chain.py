@@ -2,24 +2,23 @@
 of a launch. Each link has its twin in `reference`, as a wave's jobs have.
 """
 
-import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from kernels.chain_arguments import MAX_LINKS, ChainArguments
 from kernels.dense import DENSE_DTYPE, padded
 from kernels.launch import check_rows, launch, shared_limit, type_name
-from kernels.placed import COLUMNS, PlacedCross, PlacedLinear, packed, placed
+from kernels.placed import COLUMNS, Placed, PlacedCross, PlacedLinear, packed, placed
 from kernels.source import kernel
 from kernels.wave_arguments import MAX_LOGITS
-from kernels.wave_jobs import CrossJob, FmJob, LinearJob
+from kernels.wave_jobs import ACTIVATIONS, CrossJob, FmJob, LinearJob
 
-MAX_LINKS, MOST_ROWS = 24, 8  # of chain.cu
+MOST_ROWS = 8  # of chain.cu
 _THREADS, _WARPS = 512, 16
-ACTIVATIONS = ("identity", "relu", "sigmoid", "tanh")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,31 +45,6 @@ class ChainOperands:
     x0: torch.Tensor | None = None
 
 
-class _LinkArguments(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "x0", "out", "head")),
-        *((name, ctypes.c_int) for name in ("linked", "x_ld", "x0_ld", "width", "depth")),
-        *((name, ctypes.c_int) for name in ("kind", "activation", "first", "slot")),
-    )
-
-
-class _HeadArguments(ctypes.Structure):
-    _fields_ = (
-        ("partial", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("logits", ctypes.c_void_p * MAX_LOGITS),
-        ("scores", ctypes.c_void_p),
-        ("done", ctypes.c_void_p),
-        ("steps", ctypes.c_int * MAX_LOGITS),
-        ("linked", ctypes.c_int * MAX_LOGITS),
-        ("slots", ctypes.c_int),
-    )
-
-
-class _ChainArguments(ctypes.Structure):
-    _fields_ = (("links", _LinkArguments * MAX_LINKS), ("head", _HeadArguments), ("count", ctypes.c_int))
-
-
 class Chain:
     """The layers of one model, with their weights on one device, and the head that they end in.
 
@@ -86,27 +60,20 @@ class Chain:
         if not 1 <= len(links) <= MAX_LINKS or len(head.logits) > MAX_LOGITS:
             got = f"{len(links)} links and {len(head.logits)} logits"
             raise ValueError(f"chain: got {got}, expected 1 to {MAX_LINKS} and at most {MAX_LOGITS}")
-        for i, link in enumerate(links):
-            if link.x is not None and not (link.x < i and isinstance(links[link.x].job, LinearJob)):
-                raise ValueError(f"chain link {i}: got x of link {link.x}, expected a layer before it")
-        for logit in head.logits:
-            if logit is not None and isinstance(links[logit].job, LinearJob):
-                raise ValueError(f"chain head: got link {logit} as a logit, expected an FM or a cross network")
+        self._check(links, head)
         self.links, self.head, self.tasks = tuple(links), head, len(head.bias)
         self._device, self._dtype = device, DENSE_DTYPE[precision]
         self._bias = head.bias.float().contiguous().to(device)
-        self._held = [placed(link.job, self.tasks, precision, device) for link in links]
-        self._packed = [packed(held.weight) if isinstance(held, PlacedLinear) else None for held in self._held]
+        self._held = [_packed(placed(link.job, self.tasks, precision, device)) for link in links]
         read = {link.x for link in links} | set(head.logits)
         self._outs: list[int | None] = []  # where a link's words begin, if it has some
         self._slot: list[int] = []  # the head's first partial sum of each link
         self.words = self._slots = 0
-        for i, (held, weight) in enumerate(zip(self._held, self._packed, strict=True)):
+        for i, held in enumerate(self._held):
             self._outs.append(self.words if i in read else None)
             self._slot.append(self._slots)
-            width = held.weight.shape[0] if isinstance(held, PlacedLinear) else self.tasks
-            self.words += width * MOST_ROWS if i in read else 0
-            self._slots += len(weight) if weight is not None and isinstance(held, PlacedLinear) and len(held.head) else 0
+            self.words += (len(held.bias) if isinstance(held, PlacedLinear) else self.tasks) * MOST_ROWS if i in read else 0
+            self._slots += len(held.weight) if isinstance(held, PlacedLinear) and len(held.head) else 0
         self._partial = self.words
         self.words += MOST_ROWS * self._slots * self.tasks
         jobs = [link.job for link in links]
@@ -119,6 +86,24 @@ class Chain:
             "CROSSED": str(int(any(j.cross for j in linear))),
             "SMOOTH": str(int(any(j.activation in ("sigmoid", "tanh") for j in linear))),
         }  # fmt: skip
+
+    @staticmethod
+    def _check(links: Sequence[Link], head: ChainHead) -> None:
+        """What a link waits for must come: else it would wait for ever."""
+        for i, link in enumerate(links):
+            if link.x is not None and not (link.x < i and isinstance(links[link.x].job, LinearJob)):
+                raise ValueError(f"chain link {i}: got x of link {link.x}, expected a layer before it")
+            match link.job, None if link.x is None else links[link.x].job:
+                case LinearJob(weight=weight), LinearJob(weight=before) if weight.shape[1] != before.shape[0]:
+                    got = f"{weight.shape[1]} columns of link {link.x}"
+                    raise ValueError(f"chain link {i}: got {got}, expected its {before.shape[0]}")
+                case ((FmJob() | CrossJob()), None) if i not in head.logits:
+                    raise ValueError(f"chain link {i}: got no reader, expected it to be one of the head's logits")
+                case ((FmJob() | CrossJob()), LinearJob()):
+                    raise ValueError(f"chain link {i}: got x of link {link.x}, expected it to be given")
+        for logit in head.logits:
+            if logit is not None and isinstance(links[logit].job, LinearJob):
+                raise ValueError(f"chain head: got link {logit} as a logit, expected an FM or a cross network")
 
     def fits(self, rows: int) -> bool:
         """Whether a launch for so many rows is possible on this device."""
@@ -145,7 +130,8 @@ class Chain:
             logits: float32[rows, 1 or tasks], one for each None of the head's.
             rows: the bucket, at most 8. scores: float32[rows, tasks], pinned. done: int32[>= 1], pinned (common.cuh, announce).
             words: int64[>= self.words] of the device, zeros at first, of one batch in flight. state: int32[4] on the device:
-                [0] the true number of rows, [3] the batch's number, which no batch before had.
+                [0] the true number of rows, [3] the batch's number, which none of
+                the 2^32 batches before had.
 
         Raises:
             ValueError: an operand does not fit.
@@ -153,7 +139,7 @@ class Chain:
         if not self.fits(rows) or words.numel() < self.words or len(given) != len(self.links):
             got = f"{rows} rows, {words.numel()} words, {len(given)} operands"
             raise ValueError(f"chain: got {got}, expected at most {MOST_ROWS}, at least {self.words}, {len(self.links)}")
-        chain, base, first = _ChainArguments(count=len(self.links)), words.data_ptr(), 0
+        chain, base, first = ChainArguments(count=len(self.links)), words.data_ptr(), 0
         for i, (link, operands) in enumerate(zip(self.links, given, strict=True)):
             target, out = chain.links[i], self._outs[i]
             target.first, target.out = first, 0 if out is None else base + 8 * out
@@ -164,7 +150,11 @@ class Chain:
             else:
                 x = self._given_x(i, operands.x, rows)
                 target.x, target.x_ld = x.data_ptr(), x.stride(0)
+            crosses = isinstance(link.job, LinearJob) and link.job.cross
+            if crosses != (operands.x0 is not None):
+                raise ValueError(f"chain link {i}: got {'no ' if crosses else ''}x0, expected the contrary")
             if operands.x0 is not None:
+                check_rows(f"chain link {i} x0", operands.x0, rows, self._depth(i))
                 target.x0, target.x0_ld = operands.x0.data_ptr(), operands.x0.stride(0)
             first += self._describe(i, target)
         self._fill_head(chain.head, iter(logits), base, scores, done)
@@ -191,15 +181,14 @@ class Chain:
 
     def _describe(self, i: int, target: Any) -> int:
         """What does not change from launch to launch. Returns the link's blocks."""
-        job, held, weight = self.links[i].job, self._held[i], self._packed[i]
+        job, held = self.links[i].job, self._held[i]
         match job, held:
             case LinearJob(), PlacedLinear():
-                assert weight is not None
-                target.width, target.depth = held.weight.shape
-                target.weight, target.bias = weight.data_ptr(), held.bias.data_ptr()
+                target.width, target.depth = len(held.bias), self._depth(i)
+                target.weight, target.bias = held.weight.data_ptr(), held.bias.data_ptr()
                 target.head, target.slot = held.head.data_ptr() if len(held.head) else 0, self._slot[i]
                 target.activation = ACTIVATIONS.index(job.activation)
-                return len(weight)
+                return len(held.weight)
             case FmJob(), _:
                 target.kind, target.width, target.depth = 1, job.fields, job.dim
                 target.x += job.offset * self._dtype.itemsize
@@ -209,24 +198,25 @@ class Chain:
         return 1
 
     def _given_x(self, link: int, x: torch.Tensor | None, rows: int) -> torch.Tensor:
-        job = self.links[link].job
-        match job:
-            case FmJob():
-                width = job.offset + job.fields * job.dim
-            case CrossJob():
-                width = job.weights.shape[1]
-            case LinearJob():
-                width = padded(job.weight.shape[1], self._dtype)
         if x is None or x.dtype != self._dtype or (x.stride(0) * x.element_size()) % 16:
             got = "none" if x is None else f"{x.dtype}, strides {x.stride()}"
             raise ValueError(f"chain link {link} x: got {got}, expected 16-byte aligned rows of {self._dtype}")
-        check_rows(f"chain link {link} x", x, rows, width)
+        check_rows(f"chain link {link} x", x, rows, self._depth(link))
         return x
+
+    def _depth(self, link: int) -> int:
+        """Columns of x that a link reads."""
+        match self.links[link].job:
+            case FmJob() as job:
+                return job.offset + job.fields * job.dim
+            case CrossJob() as job:
+                return job.weights.shape[1]
+            case LinearJob() as job:
+                return padded(job.weight.shape[1], self._dtype)
 
     def _shared_bytes(self, rows: int) -> int:
         """Of the block that needs most: its weights, x, and the sums of its warps."""
-        sizes = [held.weight.shape[1] * self._dtype.itemsize for held in self._held if isinstance(held, PlacedLinear)]
-        groups = -(-max(sizes, default=0) // 64)
+        groups = max((held.weight.shape[1] for held in self._held if isinstance(held, PlacedLinear)), default=0)
         return groups * 1024 + rows * (groups | 1) * 64 + _WARPS * rows * COLUMNS * 4
 
     def _function(self, rows: int) -> Any:
@@ -236,3 +226,8 @@ class Chain:
 def _bucket(rows: int) -> int:
     """Rows that the kernel is compiled for."""
     return 1 << (rows - 1).bit_length()
+
+
+def _packed(held: Placed) -> Placed:
+    """With a layer's weights in the kernel's order alone."""
+    return replace(held, weight=packed(held.weight)) if isinstance(held, PlacedLinear) else held

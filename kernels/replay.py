@@ -15,6 +15,11 @@ from kernels import native
 log = logging.getLogger(__name__)
 
 
+def stages() -> bool:
+    """Whether `replay_batch` is there: C that could be built, and CUDA's runtime apart from torch."""
+    return native.blocks() is not None and _runtime() is not None
+
+
 def replay(
     exec_: int, stream: int, done: npt.NDArray[np.int32] | None, cuda: ctypes.CDLL | None = None
 ) -> Callable[[int], None]:
@@ -48,7 +53,7 @@ def replay_batch(
     cuda: ctypes.CDLL | None = None,
 ) -> Callable[[int, Sequence[object]], None] | None:
     """As `replay`, but the function takes blocks too and stages their rows; those behind, up to the bucket's, become padding.
-    None without C.
+    None where `stages` is false.
 
     What cannot be such a batch raises ValueError, TypeError or AttributeError, and then nothing was launched.
 

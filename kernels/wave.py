@@ -15,10 +15,8 @@ from kernels.placed import PlacedCross, PlacedLinear, placed
 from kernels.source import kernel
 from kernels.tensor_map import tensor_map
 from kernels.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, fill_head
-from kernels.wave_jobs import CrossJob, FmJob, HeadOperands, LinearJob, Operands
+from kernels.wave_jobs import ACTIVATIONS, CrossJob, FmJob, HeadOperands, LinearJob, Operands
 from kernels.wave_tiles import MOST_HEAD_COLUMNS, STATIC_BYTES, Tile, WideTile, tiles_for
-
-ACTIVATIONS = ("identity", "relu", "sigmoid", "tanh")
 
 
 class Wave:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+ACTIVATIONS = ("identity", "relu", "sigmoid", "tanh")  # of a linear job; the kernels know them by their place
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearJob:

@@ -12,7 +12,6 @@ from dpiframe_core.architecture import DeepFM
 from dpiframe_core.engine import Engine
 from dpiframe_core.engine_options import EngineOptions
 from dpiframe_core.lane import CudaLane
-from kernels import native
 from tests import oracle
 from tests.runner import small_bundle
 
@@ -27,7 +26,7 @@ def decides(rows=512, lookups=1, **of_lane):
 
 
 def test_large_buckets_of_one_lookup_are_launched_ahead(monkeypatch):
-    monkeypatch.setattr(native, "blocks", object)
+    monkeypatch.setattr(lane, "stages", lambda: True)
     monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
     assert decides()
     assert not decides(rows=511)
@@ -38,7 +37,7 @@ def test_large_buckets_of_one_lookup_are_launched_ahead(monkeypatch):
     assert not decides()
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
     assert decides()
-    monkeypatch.setattr(native, "blocks", lambda: None)
+    monkeypatch.setattr(lane, "stages", lambda: False)
     assert not decides()
 
 

@@ -50,7 +50,7 @@ def test_on_a_cpu_the_host_does_it_all(bundle):
     trace = profile_bundle(bundle, 5, "cpu")
     assert trace.sections == (ISSUED,)
     host = [s for s in trace.spans if s.row == "host"]
-    assert [s.name for s in host] == ["fill staging", "run operators", "hand over"]
+    assert [s.name for s in host] == ["prepare", "run operators", "hand over"]
     assert (trace.facts["bucket"], trace.facts["gpu"]) == (5, None)
 
 
@@ -64,7 +64,7 @@ def test_kernels_of_both_ways_have_operators_and_streams(bundle):
         kernels = [s for s in trace.spans if s.section == section and "kernel" in s.details]
         assert {s.name for s in kernels} == operators
         names = [s.name for s in trace.spans if s.section == section and s.row == "host"]
-        assert names[0] == "fill staging"
+        assert names[0] == "prepare"
         work = "issue operators" if section == ISSUED else "launch"
         assert names[1:] in ([work, "wait", "hand over"], [work, "hand over"])  # a fast GPU is done before the host is
 

@@ -79,7 +79,7 @@ def test_kernels_get_the_operator_whose_range_launched_them_and_a_row_a_stream()
     assert on(spans, "stream 0") == [(LOOKUP, 20, 25), (CROSS, 30, 38), (HEAD, 60, 63)]
     assert on(spans, "stream 1") == [(DEEP, 35, 44)]
     assert on(spans, "operators") == [(LOOKUP, 10, 15), (CROSS, 20, 25), (DEEP, 30, 35), (HEAD, 40, 45)]
-    assert on(spans, "host") == [("fill staging", 0, 10), ("issue operators", 10, 45), ("wait", 50, 80), ("hand over", 80, 100)]
+    assert on(spans, "host") == [("prepare", 0, 10), ("issue operators", 10, 45), ("wait", 50, 80), ("hand over", 80, 100)]
     [deep] = [s for s in spans if s.row == "stream 1"]
     assert dict(deep.details) == {
         "node": "deep.0", "op": "linear", "module": "deep", "plan stream": 1, "level": 1,
@@ -119,7 +119,7 @@ def test_a_captured_graph_shows_its_launch_and_takes_names_by_the_order_of_equal
     issued(session, 0)
     captured(session, 200)
     first, second = timeline(session.events, "issued", LABELS), timeline(session.events, "captured", LABELS)
-    assert on(second, "host") == [("fill staging", 0, 4), ("launch", 4, 10), ("wait", 11, 36), ("hand over", 36, 40)]
+    assert on(second, "host") == [("prepare", 0, 4), ("launch", 4, 10), ("wait", 11, 36), ("hand over", 36, 40)]
     assert on(second, "stream 1") == [("Kernel2", 15, 24)]
     named = named_after(second, first)
     assert on(named, "stream 0") == [(LOOKUP, 9, 13), (CROSS, 14, 22), (HEAD, 25, 28)]
@@ -193,7 +193,7 @@ def test_the_picture_is_drawn(tmp_path):
     assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
     plot_trace(whole_trace(), tmp_path / "trace.svg")
     drawn = (tmp_path / "trace.svg").read_text()
-    assert all(text in drawn for text in ("<!-- fill staging -->", "<!-- deep.0 -->", "<!-- stream 1 -->", "<!-- cross -->"))
+    assert all(text in drawn for text in ("<!-- prepare -->", "<!-- deep.0 -->", "<!-- stream 1 -->", "<!-- cross -->"))
 
 
 @pytest.mark.parametrize(

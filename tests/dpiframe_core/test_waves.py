@@ -11,8 +11,8 @@ from dpiframe_core.graph import Graph
 from dpiframe_core.models import build_graph
 from dpiframe_core.waves import MAX_JOBS, group_waves
 from kernels import chain as chain_kernel
-from kernels import wave as kernel
 from kernels import wave_arguments as arguments
+from kernels import wave_jobs
 from tests import oracle
 
 MODELS = {
@@ -81,7 +81,7 @@ def test_a_level_is_one_launch(name, launches):
 
 def test_the_limits_of_a_launch_are_those_of_the_kernel():
     own = (core.MAX_JOBS, core.MAX_LOGITS, core.ACTIVATIONS)
-    assert own == (arguments.MAX_JOBS, arguments.MAX_LOGITS, kernel.ACTIVATIONS)
+    assert own == (arguments.MAX_JOBS, arguments.MAX_LOGITS, wave_jobs.ACTIVATIONS)
     assert chains.MAX_LINKS == chain_kernel.MAX_LINKS
 
 

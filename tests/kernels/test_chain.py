@@ -1,5 +1,8 @@
 """Chains: every layer of a model in one launch, against float64 of the rounded factors, batch after batch."""
 
+import ctypes
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -26,10 +29,95 @@ def test_packed_weights_lie_as_the_lanes_of_an_mma_take_them(shape, dtype):
         assert got[tile, group, step, lane, register] == expected
 
 
+class FakeLaunch:
+    """Does what chain.cu says, link by link, with the structure that a launch is given; all its addresses are the host's."""
+
+    def __init__(self, dtype):
+        self.dtype, self.launches = dtype, []
+
+    def __call__(self, function, blocks, threads, args, *, shared_bytes):
+        chain, state = args
+        self.launches.append((blocks, threads, shared_bytes))
+        rows, _, _, self.batch = at(state, (4,), torch.int32).tolist()
+        first = 0
+        for link in chain.links[: chain.count]:
+            assert link.first == first
+            first += -(-link.width // 16) if link.kind == 0 else 1
+            (self.layer if link.kind == 0 else self.per_row)(link, chain.head, rows)
+        assert blocks == first + 1
+        head, tasks = chain.head, self.tasks
+        z = self.words(head.partial, (8, head.slots, tasks))[:rows].sum(1) + at(head.bias, (tasks,), torch.float32)
+        for logit, steps, linked in zip(head.logits, head.steps, head.linked, strict=True):
+            if logit:
+                shape = rows, steps or 1
+                z = z + (self.words(logit, shape) if linked else at(logit, shape, torch.float32))
+        at(head.scores, (rows, tasks), torch.float32)[:] = torch.sigmoid(z)
+        at(head.done, (1,), torch.int32)[:] = self.batch
+
+    def layer(self, link, head, rows):
+        size = 4 // self.dtype.itemsize
+        tiles, groups = -(-link.width // 16), -(-link.depth // (16 * size))
+        words = torch.zeros(tiles * 16, groups * 16, dtype=torch.int32)
+        place = np.indices((tiles, groups, 2, 32, 4))
+        tile, group, step, lane, register = place
+        column, word = tile * 16 + lane // 4 + 8 * (register & 1), group * 16 + 4 * (lane % 4) + 2 * step + (register >> 1)
+        words[column, word] = at(link.weight, place.shape[1:], torch.int32)
+        weight = words.view(self.dtype)[: link.width, : link.depth].float()
+        x = self.x(link, rows, link.depth)
+        v = x @ weight.T + at(link.bias, (link.width,), torch.float32)
+        if link.x0:
+            v = strided(link.x0, rows, link.width, link.x0_ld, self.dtype).float() * v + x
+        v = (v, v.relu(), torch.sigmoid(v), torch.tanh(v))[link.activation]
+        if link.head:
+            share = at(link.head, (self.tasks, link.width), torch.float32)
+            for t in range(tiles):
+                own = slice(16 * t, 16 * t + 16)
+                self.put(head.partial, (8, head.slots, self.tasks), v[:, own] @ share[:, own].T, link.slot + t)
+        if link.out:
+            self.put(link.out, (8, link.width), v)
+
+    def per_row(self, link, head, rows):
+        if link.kind == 1:
+            fields = self.x(link, rows, link.width * link.depth).view(rows, link.width, link.depth)
+            pairs = 0.5 * (fields.sum(1).square() - fields.square().sum(1)).sum(1, keepdim=True)
+            return self.put(link.out, (8, 1), pairs)
+        count = self.layers + self.tasks
+        dots = self.x(link, rows, link.width) @ at(link.weight, (count, link.width), torch.float32).T
+        k, a = at(link.bias, (count,), torch.float32), torch.ones(rows)
+        for i in range(self.layers):
+            a = a + a * dots[:, i] + k[i]
+        return self.put(link.out, (8, self.tasks), a[:, None] * dots[:, self.layers :] + k[self.layers :])
+
+    def x(self, link, rows, depth):
+        if link.linked:
+            return self.words(link.x, (8, depth))[:rows].to(self.dtype).float()
+        return strided(link.x, rows, depth, link.x_ld, self.dtype).float()
+
+    def words(self, address, shape):
+        word = at(address, shape, torch.int64)
+        own = word >> 32 == self.batch
+        return torch.where(own, (word & 0xFFFFFFFF).to(torch.int32).view(torch.float32), torch.nan)
+
+    def put(self, address, shape, values, slot=None):
+        to = at(address, shape, torch.int64) if slot is None else at(address, shape, torch.int64)[:, slot]
+        to[: len(values)] = (values.contiguous().view(torch.int32).long() & 0xFFFFFFFF) | (self.batch << 32)
+
+
+def at(address, shape, dtype):
+    count = int(np.prod(shape))
+    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+
+
+def strided(address, rows, columns, step, dtype):
+    memory = (ctypes.c_char * (((rows - 1) * step + columns) * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype).as_strided((rows, columns), (step, 1))
+
+
 class Model:
     """Two layers beside two DCN-V2 layers, an FM, DCN's folded cross network, and a head of three logits over the last two."""
 
-    def __init__(self, width, hidden, tasks, precision, seed=0):
+    def __init__(self, width, hidden, tasks, precision, seed=0, device="cuda:0"):
         from kernels.chain import Chain, ChainHead, Link
         from kernels.wave_jobs import CrossJob, FmJob, LinearJob
 
@@ -48,9 +136,10 @@ class Model:
             Link(LinearJob(*self.deep[1], "tanh", False, self.shares[0], False), 0),
             Link(LinearJob(*self.cross[1], "identity", True, self.shares[1], False), 1),
         ]
-        self.chain = Chain(links, ChainHead(self.bias, (2, None, 3)), precision, torch.device("cuda", 0))
-        self.words = torch.zeros(self.chain.words, dtype=torch.int64, device="cuda")
-        self.state = torch.zeros(4, dtype=torch.int32, device="cuda")
+        self.device = torch.device(device)
+        self.chain = Chain(links, ChainHead(self.bias, (2, None, 3)), precision, self.device)
+        self.words = torch.zeros(self.chain.words, dtype=torch.int64, device=device)
+        self.state = torch.zeros(4, dtype=torch.int32, device=device)
 
     def normal(self, *shape):
         return torch.from_numpy(self.rng.standard_normal(shape)).float()
@@ -58,23 +147,34 @@ class Model:
     def layer(self, out, width):
         return self.normal(out, width) / width**0.5, self.normal(out)
 
-    def run(self, rows, bucket, batch):
-        """Scores of the kernel, and those of the formulas in float64."""
+    def start(self, rows, bucket, batch):
+        """Launches a batch. Gives a check of its scores against the formulas in float64, for when the device is done."""
         from kernels.chain import ChainOperands
         from kernels.dense import padded
 
         x = torch.full((bucket, padded(self.width)), torch.nan)
         x[:rows] = 0
         x[:rows, : self.width] = self.normal(rows, self.width)
-        x, total = x.to(self.dtype).cuda(), self.normal(bucket, 1).cuda()
-        scores, done = torch.full((bucket, self.tasks), torch.nan).pin_memory(), torch.zeros(1, dtype=torch.int32).pin_memory()
+        x, total = x.to(self.dtype).to(self.device), self.normal(bucket, 1).to(self.device)
+        pinned = {"pin_memory": self.device.type == "cuda"}
+        scores, done = torch.full((bucket, self.tasks), torch.nan, **pinned), torch.zeros(1, dtype=torch.int32, **pinned)
         self.state[0], self.state[3] = rows, batch
         given = [ChainOperands(x), ChainOperands(x, x), *[ChainOperands(x)] * 2, ChainOperands(None), ChainOperands(None, x)]
         self.chain(given, [total], bucket, scores, done, self.words, self.state)
-        torch.cuda.synchronize()
-        assert done.item() == batch
-        assert scores[rows:].isnan().all()
-        return scores[:rows].double(), self.wanted(x[:rows, : self.width].cpu().double(), total[:rows].cpu().double())
+
+        def check():
+            assert done.item() == batch
+            assert scores[rows:].isnan().all()
+            want = self.wanted(x[:rows, : self.width].cpu().double(), total[:rows].cpu().double())
+            assert (scores[:rows].double() - want).abs().max() <= EPS[self.precision], (rows, bucket, batch)
+
+        return check
+
+    def run(self, rows, bucket, batch):
+        check = self.start(rows, bucket, batch)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        check()
 
     def wanted(self, x, total):
         deep, cross = ([(w.to(self.dtype).double(), b.double()) for w, b in layers] for layers in (self.deep, self.cross))
@@ -103,8 +203,7 @@ def test_a_chain_computes_all_its_layers_for_every_number_of_rows(width, hidden,
             continue
         for rows in range(1, bucket + 1):
             batch += 1
-            got, want = model.run(rows, bucket, batch)
-            assert (got - want).abs().max() <= EPS[precision], (bucket, rows)
+            model.run(rows, bucket, batch)
 
 
 @pytest.mark.gpu
@@ -112,28 +211,56 @@ def test_a_chain_computes_all_its_layers_for_every_number_of_rows(width, hidden,
 def test_batches_after_one_another_never_read_what_the_last_one_left(rows):
     model = Model(72, 200, 1, "fp32")
     for batch in range(1, 400):
-        got, want = model.run(rows, 8, batch)
-        assert (got - want).abs().max() <= EPS["fp32"], batch
+        model.run(rows, 8, batch)
 
 
 @pytest.mark.gpu
 def test_two_chains_share_a_gpu_without_waiting_for_each_other_for_ever():
     """More blocks than the device holds at once, on two streams: a block waits only for those that started before it."""
     models = [Model(1000, 3000, 1, "bf16", seed) for seed in (0, 1)]
-    streams = [torch.cuda.Stream() for _ in models]
-    for batch in range(1, 100):
+    streams, checks = [torch.cuda.Stream() for _ in models], []
+    torch.cuda.synchronize()
+    for batch in range(1, 40):
         for model, stream in zip(models, streams, strict=True):
             with torch.cuda.stream(stream):
-                got, want = model.run(3, 4, batch)
-                assert (got - want).abs().max() <= EPS["bf16"]
+                checks.append(model.start(3, 4, batch))
+    torch.cuda.synchronize()
+    for check in checks:
+        check()
 
 
-@pytest.mark.gpu
-def test_what_does_not_fit_is_refused():
+@pytest.fixture
+def fake(monkeypatch):
+    """Chains on the host: a launch is carried out in Python."""
+    from kernels import chain
+
+    def made(width, hidden, tasks, precision):
+        launch = FakeLaunch(torch.bfloat16 if precision == "bf16" else torch.float32)
+        launch.tasks, launch.layers = tasks, 2
+        monkeypatch.setattr(chain, "launch", launch)
+        monkeypatch.setattr(chain, "kernel", lambda *_: SimpleNamespace(max_dynamic_shared_size_bytes=0))
+        monkeypatch.setattr(chain, "shared_limit", lambda _: 227 * 1024)
+        return Model(width, hidden, tasks, precision, device="cpu"), launch
+
+    return made
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("tasks", [1, 3])
+@pytest.mark.parametrize(("width", "hidden"), [(8, 16), (72, 200), (48, 100)])
+def test_a_launch_describes_every_link_and_where_it_finds_its_numbers(fake, width, hidden, tasks, precision):
+    model, launch = fake(width, hidden, tasks, precision)
+    for batch, (bucket, rows) in enumerate(((1, 1), (8, 5), (3, 3), (8, 8)), 1):
+        model.run(rows, bucket, batch)
+        assert launch.launches[-1][2] <= 227 * 1024
+
+
+def test_what_does_not_fit_is_refused(fake):
     from kernels.chain import Chain, ChainHead, ChainOperands, Link
     from kernels.wave_jobs import FmJob, LinearJob
 
-    device, bias = torch.device("cuda", 0), torch.zeros(1)
+    _, launch = fake(8, 8, 1, "fp32")
+    device, bias = torch.device("cpu"), torch.zeros(1)
     layer = LinearJob(torch.ones(8, 8), None, head=torch.ones(1, 8))
     with pytest.raises(ValueError, match="chain: got 25 links and 0 logits, expected 1 to 24 and at most 3"):
         Chain([Link(layer)] * 25, ChainHead(bias), "fp32", device)
@@ -141,18 +268,35 @@ def test_what_does_not_fit_is_refused():
         Chain([Link(layer, 0)], ChainHead(bias), "fp32", device)
     with pytest.raises(ValueError, match="chain head: got link 0 as a logit, expected an FM or a cross network"):
         Chain([Link(layer)], ChainHead(bias, (0,)), "fp32", device)
+    with pytest.raises(ValueError, match="chain link 1: got 24 columns of link 0, expected its 8"):
+        Chain([Link(layer), Link(LinearJob(torch.ones(8, 24), None), 0)], ChainHead(bias), "fp32", device)
+    with pytest.raises(ValueError, match="chain link 1: got x of link 0, expected it to be given"):
+        Chain([Link(layer), Link(FmJob(0, 1, 8), 0)], ChainHead(bias, (1,)), "fp32", device)
+    with pytest.raises(ValueError, match="chain link 0: got no reader, expected it to be one of the head's logits"):
+        Chain([Link(FmJob(0, 1, 8)), Link(layer)], ChainHead(bias), "fp32", device)
     wide = Chain([Link(LinearJob(torch.ones(8, 9000), None, head=torch.ones(1, 8)))], ChainHead(bias), "fp32", device)
     assert not wide.fits(1)
     chain = Chain([Link(FmJob(0, 1, 8)), Link(layer)], ChainHead(bias, (0,)), "fp32", device)
     assert chain.fits(8)
     assert not chain.fits(9)
-    words, state = torch.zeros(chain.words, dtype=torch.int64, device="cuda"), torch.ones(4, dtype=torch.int32, device="cuda")
-    scores, done = torch.zeros(9, 1).pin_memory(), torch.zeros(2, dtype=torch.int32).pin_memory()
-    given = [ChainOperands(torch.zeros(9, 8, device="cuda"))] * 2
-    with pytest.raises(ValueError, match="chain: got 9 rows"):
-        chain(given, [], 9, scores, done, words, state)
-    narrow = [ChainOperands(torch.zeros(9, 4, device="cuda"))] * 2
-    with pytest.raises(ValueError, match="chain link 0 x: got shape"):
-        chain(narrow, [], 8, scores, done, words, state)
-    with pytest.raises(ValueError, match="chain link 0 x: got none"):
-        chain([ChainOperands(None)] * 2, [], 8, scores, done, words, state)
+    words, state = torch.zeros(chain.words, dtype=torch.int64), torch.ones(4, dtype=torch.int32)
+    rest = torch.zeros(9, 1), torch.zeros(2, dtype=torch.int32), words, state
+    x, narrow = torch.zeros(9, 8), torch.zeros(9, 4)
+    for given, rows, message in (
+        ([ChainOperands(x)] * 2, 9, "chain: got 9 rows"),
+        ([ChainOperands(x)], 8, "chain: got 8 rows, .* 1 operands"),
+        ([ChainOperands(narrow)] * 2, 8, "chain link 0 x: got shape"),
+        ([ChainOperands(x.bfloat16())] * 2, 8, "chain link 0 x: got torch.bfloat16"),
+        ([ChainOperands(None)] * 2, 8, "chain link 0 x: got none"),
+        ([ChainOperands(x), ChainOperands(x, x)], 8, "chain link 1: got x0, expected the contrary"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            chain(given, [], rows, *rest)
+    crossing = Chain(
+        [Link(LinearJob(torch.ones(8, 8), None, cross=True, head=torch.ones(1, 8)))], ChainHead(bias), "fp32", device
+    )
+    with pytest.raises(ValueError, match="chain link 0: got no x0, expected the contrary"):
+        crossing([ChainOperands(x)], [], 8, *rest)
+    with pytest.raises(ValueError, match="chain link 0 x0: got shape"):
+        crossing([ChainOperands(x, narrow)], [], 8, *rest)
+    assert not launch.launches
