@@ -12,6 +12,7 @@ from dpiframe_core.architecture import DeepFM
 from dpiframe_core.engine import Engine
 from dpiframe_core.engine_options import EngineOptions
 from dpiframe_core.lane import CudaLane
+from dpiframe_core.types import RowBlock
 from tests import oracle
 from tests.runner import small_bundle
 
@@ -39,6 +40,42 @@ def test_large_buckets_of_one_lookup_are_launched_ahead(monkeypatch):
     assert decides()
     monkeypatch.setattr(lane, "stages", lambda: False)
     assert not decides()
+
+
+def test_a_batch_goes_to_the_smallest_bucket_that_holds_it_with_a_word_for_every_eight_rows():
+    schema, rng, ran = oracle.make_schema(), np.random.default_rng(0), []
+    ready = [lane._Ready(None, None, lambda words, blocks, b=b: ran.append((b, words, blocks))) for b in BUCKETS]
+    switched = []
+    own = SimpleNamespace(
+        buckets=BUCKETS, _ready=ready, _generation=0, _switch=switched.append, _several=False,
+        _result=rng.random((4096, 1), np.float32),
+    )  # fmt: skip
+    for rows, bucket, words in (((1,), 64, 1), ((60, 4), 64, 8), ((60, 5), 1024, 9), ((4096,), 4096, 512)):
+        blocks = [oracle.make_block(schema, n, 1, rng) for n in rows]
+        result = CudaLane.run(own, blocks)
+        assert ran.pop() == (bucket, words, blocks)
+        assert result.bucket == bucket
+        assert result.scores.tolist() == own._result[: sum(rows)].tolist()
+        assert not np.shares_memory(result.scores, own._result)
+    assert not switched
+    CudaLane.run(own, blocks, generation=1)
+    assert switched == [1]
+
+
+def test_without_c_rows_are_staged_in_python_before_the_run():
+    schema, rng, runs = oracle.make_schema(), np.random.default_rng(0), []
+    stage = RowBlock.allocate(schema.block_layout, 64, 64)
+    stage.request_of_row[:] = 7
+    own = SimpleNamespace(_stage=stage, _rows_word=stage.header[10:11])
+    blocks = [oracle.make_block(schema, 5, 2, rng), oracle.make_block(schema, 3, 1, rng)]
+    CudaLane._stage_and_run(own, runs.append, 16, 1, blocks)
+    want = RowBlock.allocate(schema.block_layout, 64, 64)
+    want.request_of_row[:] = 7
+    want.fill(blocks)
+    want.request_of_row[8:16] = -1
+    want.header[10] = 8
+    assert stage.buffer.tobytes() == want.buffer.tobytes()
+    assert runs == [1]
 
 
 @pytest.fixture(scope="module", params=["auto", "breadth_first"])
