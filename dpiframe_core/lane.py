@@ -181,11 +181,11 @@ class CudaLane:
 
     def run(self, blocks: Sequence[RowBlock], generation: int = 0) -> BatchResult:
         """Scores the rows of the blocks, in order; blocks until they lie in host memory (the GIL is free meanwhile)."""
-        rows = blocks[0].rows if len(blocks) == 1 else sum(b.rows for b in blocks)
+        rows = sum([b.rows for b in blocks])
         at = bisect_left(self.buckets, rows)
         if generation != self._generation:
             self._switch(generation)
-        run, words = self._ready[at].run_batch, -(-rows // ROWS_A_WORD)
+        run, words = self._ready[at].run_batch, _words(rows)
         start = time.perf_counter()
         if self._several:  # the current device is each thread's own
             with torch.cuda.device(self._device):

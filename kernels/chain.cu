@@ -28,13 +28,10 @@
 #define COLUMNS 16
 #define IN_FLIGHT 4
 #define MAX_LINKS 24
-#define MAX_LOGITS 3
 #include "common.cuh"
 #include "epilogue.cuh"
 #include "mma.cuh"
 #include "rows.cuh"
-
-enum Kind { LINEAR = 0, FM = 1, CROSS = 2 };
 
 struct __align__(8) Word { float value; int batch; };
 struct Link {

@@ -11,11 +11,11 @@ import torch
 
 from kernels.chain_arguments import MAX_LINKS, ChainArguments
 from kernels.dense import DENSE_DTYPE, padded
-from kernels.launch import check_rows, launch, shared_limit, type_name
+from kernels.launch import check_dense, check_rows, launch, shared_limit
 from kernels.placed import COLUMNS, Placed, PlacedCross, PlacedLinear, packed, placed
 from kernels.source import kernel
-from kernels.wave_arguments import MAX_LOGITS
-from kernels.wave_jobs import ACTIVATIONS, CrossJob, FmJob, LinearJob
+from kernels.wave_arguments import MAX_LOGITS, logit_steps
+from kernels.wave_jobs import ACTIVATIONS, CrossJob, FmJob, LinearJob, job_constants
 
 MOST_ROWS = 8  # of chain.cu
 _THREADS, _WARPS = 512, 16
@@ -76,16 +76,8 @@ class Chain:
             self._slots += len(held.weight) if isinstance(held, PlacedLinear) and len(held.head) else 0
         self._partial = self.words
         self.words += MOST_ROWS * self._slots * self.tasks
-        jobs = [link.job for link in links]
-        cross = next((job for job in jobs if isinstance(job, CrossJob)), None)
-        linear = [job for job in jobs if isinstance(job, LinearJob)]
-        self._constants = {
-            "X": type_name(self._dtype), "PASSES": "3" if precision == "fp32" else "1", "TASKS": str(self.tasks),
-            "DOTS": str(len(cross.weights) if cross else 1), "LAYERS": str(cross.layers if cross else 1),
-            "PER_ROW": str(any(isinstance(j, FmJob) for j in jobs) + 2 * (cross is not None)),
-            "CROSSED": str(int(any(j.cross for j in linear))),
-            "SMOOTH": str(int(any(j.activation in ("sigmoid", "tanh") for j in linear))),
-        }  # fmt: skip
+        self._constants = job_constants([link.job for link in links], self.tasks, self._dtype)
+        self._constants["PASSES"] = "3" if precision == "fp32" else "1"
 
     @staticmethod
     def _check(links: Sequence[Link], head: ChainHead) -> None:
@@ -129,9 +121,9 @@ class Chain:
             given: one a link.
             logits: float32[rows, 1 or tasks], one for each None of the head's.
             rows: the bucket, at most 8. scores: float32[rows, tasks], pinned. done: int32[>= 1], pinned (common.cuh, announce).
-            words: int64[>= self.words] of the device, zeros at first, of one batch in flight. state: int32[4] on the device:
-                [0] the true number of rows, [3] the batch's number, which none of
-                the 2^32 batches before had.
+            words: int64[>= self.words] of the device, zeros at first, of one batch in flight.
+            state: int32[4] on the device: [0] the true number of rows, [3] the batch's number, which none of the 2^32 batches
+                before had.
 
         Raises:
             ValueError: an operand does not fit.
@@ -169,10 +161,7 @@ class Chain:
         for i, source in enumerate(self.head.logits):
             if source is None:
                 logit = next(given)
-                if logit.dtype != torch.float32 or logit.shape[1] not in (1, self.tasks) or not logit.is_contiguous():
-                    got = f"{logit.dtype}{tuple(logit.shape)}"
-                    raise ValueError(f"chain head logits: got {got}, expected float32[B, 1 or {self.tasks}]")
-                target.logits[i], target.steps[i] = logit.data_ptr(), 0 if logit.shape[1] == 1 else self.tasks
+                target.logits[i], target.steps[i] = logit.data_ptr(), logit_steps(logit, self.tasks)
             else:
                 out = self._outs[source]
                 assert out is not None
@@ -193,26 +182,20 @@ class Chain:
                 target.kind, target.width, target.depth = 1, job.fields, job.dim
                 target.x += job.offset * self._dtype.itemsize
             case CrossJob(), PlacedCross():
-                target.kind, target.width = 2, held.weights.shape[1]
+                target.kind, target.width = 2, job.width
                 target.weight, target.bias = held.weights.data_ptr(), held.k.data_ptr()
         return 1
 
     def _given_x(self, link: int, x: torch.Tensor | None, rows: int) -> torch.Tensor:
-        if x is None or x.dtype != self._dtype or (x.stride(0) * x.element_size()) % 16:
-            got = "none" if x is None else f"{x.dtype}, strides {x.stride()}"
-            raise ValueError(f"chain link {link} x: got {got}, expected 16-byte aligned rows of {self._dtype}")
-        check_rows(f"chain link {link} x", x, rows, self._depth(link))
+        if x is None:
+            raise ValueError(f"chain link {link} x: got none, expected it to be given")
+        check_dense(f"chain link {link} x", x, rows, self._depth(link), self._dtype)
         return x
 
     def _depth(self, link: int) -> int:
         """Columns of x that a link reads."""
-        match self.links[link].job:
-            case FmJob() as job:
-                return job.offset + job.fields * job.dim
-            case CrossJob() as job:
-                return job.weights.shape[1]
-            case LinearJob() as job:
-                return padded(job.weight.shape[1], self._dtype)
+        job = self.links[link].job
+        return padded(job.weight.shape[1], self._dtype) if isinstance(job, LinearJob) else job.width
 
     def _shared_bytes(self, rows: int) -> int:
         """Of the block that needs most: its weights, x, and the sums of its warps."""

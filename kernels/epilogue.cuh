@@ -1,7 +1,10 @@
-// What follows a product in the kernels that compute layers. The including file defines SMOOTH (whether some activation is
+// What the kernels that compute layers share: kinds of jobs, and what follows a product. The including file defines SMOOTH (whether some activation is
 // sigmoid or tanh): code is fetched anew in every launch, and what no layer needs is left out.
 #pragma once
 
+#define MAX_LOGITS 3  // of a head
+
+enum Kind { LINEAR = 0, FM = 1, CROSS = 2 };
 enum Activation { IDENTITY = 0, RELU = 1, SIGMOID = 2, TANH = 3 };
 
 __device__ __forceinline__ float activated(float v, int activation) {

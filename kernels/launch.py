@@ -144,3 +144,15 @@ def check_rows(name: str, tensor: torch.Tensor, rows: int, width: int) -> None:
             f"{name}: got shape {tuple(tensor.shape)} with strides {tensor.stride()}, expected [>= {rows}, >= {width}] with "
             f"consecutive columns"
         )
+
+
+def check_dense(name: str, tensor: torch.Tensor, rows: int, width: int, dtype: torch.dtype) -> None:
+    """Such a matrix as products read it: of this dtype, its rows aligned to 16 bytes.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if tensor.dtype != dtype or (tensor.stride(0) * tensor.element_size()) % 16:
+        got = f"{tensor.dtype}, strides {tensor.stride()}"
+        raise ValueError(f"{name}: got {got}, expected 16-byte aligned rows of {dtype}")
+    check_rows(name, tensor, rows, width)

@@ -10,9 +10,6 @@
 #define ROW_THREADS (BN / 4)  // threads that share a row in the epilogue, 4 columns each
 #define MAX_JOBS 8
 #define FP8 (sizeof(X) == 1)
-#define MAX_LOGITS 3
-
-enum Kind { LINEAR = 0, FM = 1, CROSS = 2 };
 
 struct Job {
     const X* x;                // [rows, x_ld]

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from kernels.dense import DENSE_DTYPE, fastest
-from kernels.launch import check_rows, launch, overlapping, shared_limit, type_name
+from kernels.launch import check_dense, check_rows, launch, overlapping, shared_limit
 from kernels.placed import PlacedCross, PlacedLinear, placed
 from kernels.source import kernel
 from kernels.tensor_map import tensor_map
 from kernels.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, fill_head
-from kernels.wave_jobs import ACTIVATIONS, CrossJob, FmJob, HeadOperands, LinearJob, Operands
+from kernels.wave_jobs import ACTIVATIONS, CrossJob, FmJob, HeadOperands, LinearJob, Operands, job_constants
 from kernels.wave_tiles import MOST_HEAD_COLUMNS, STATIC_BYTES, Tile, WideTile, tiles_for
 
 
@@ -46,15 +46,7 @@ class Wave:
         self.tasks = 1 if bias is None else len(bias)
         self._held = [placed(job, self.tasks, precision, device) for job in self.jobs]
         self._passes = "3" if precision == "fp32" else "1"
-        cross = next((job for job in self.jobs if isinstance(job, CrossJob)), None)
-        self._constants = {
-            "X": type_name(self._dtype), "TASKS": str(self.tasks),
-            "DOTS": str(len(cross.weights) if cross else 1), "LAYERS": str(cross.layers if cross else 1),
-            "HEAD": str(int(bias is not None)),
-            "PER_ROW": str(any(isinstance(j, FmJob) for j in self.jobs) + 2 * (cross is not None)),
-            "CROSSED": str(int(any(isinstance(j, LinearJob) and j.cross for j in self.jobs))),
-            "SMOOTH": str(int(any(isinstance(j, LinearJob) and j.activation in ("sigmoid", "tanh") for j in self.jobs))),
-        }  # fmt: skip
+        self._constants = job_constants(jobs, self.tasks, self._dtype) | {"HEAD": str(int(bias is not None))}
         self._shared_limit = shared_limit(device)
         self._wide = precision != "fp32" and torch.cuda.get_device_capability(device)[0] == 9
         self._choice: dict[int, Tile | WideTile] = {}
@@ -135,11 +127,9 @@ class Wave:
             if isinstance(job, LinearJob):
                 assert isinstance(held, PlacedLinear)
                 width, depth = held.weight.shape
-                check_rows("wave x", given.x, rows, depth)
+                check_dense("wave x", given.x, rows, depth, self._dtype)
                 if given.out is not None:
                     check_rows("wave out", given.out, rows, width)
-                if (given.x.stride(0) * given.x.element_size()) % 16 or given.x.dtype != self._dtype:
-                    raise ValueError(f"wave x: got {given.x.dtype}, strides {given.x.stride()}, expected 16-byte aligned rows")
                 target.weight, target.bias = held.weight.data_ptr(), held.bias.data_ptr()
                 target.scale = held.scale.data_ptr()
                 target.x_scale, target.x0_scale, target.out_factor = job.x_scale, job.x0_scale, 1 / job.out_scale
@@ -154,12 +144,12 @@ class Wave:
                 slot += target.tiles if len(held.head) else 0
                 first += target.tiles * -(-rows // tile.rows)
             elif isinstance(job, FmJob):
-                check_rows("wave fm x", given.x, rows, job.offset + job.fields * job.dim)
+                check_rows("wave fm x", given.x, rows, job.width)
                 target.kind, target.width, target.depth, target.x_scale = 1, job.fields, job.dim, job.x_scale
                 target.x += job.offset * given.x.element_size()
                 first += -(-rows // tile.row_warps)
             else:
-                target.kind, target.width = 2, job.weights.shape[1]
+                target.kind, target.width = 2, job.width
                 check_rows("wave cross x", given.x, rows, target.width)
                 assert isinstance(held, PlacedCross)
                 target.weight, target.bias = held.weights.data_ptr(), held.k.data_ptr()

@@ -46,7 +46,16 @@ def fill_head(target: HeadArguments, head: HeadOperands, bias: torch.Tensor, row
     target.partial, target.arrived = head.partial.data_ptr(), head.arrived.data_ptr()
     target.bias, target.scores, target.done = bias.data_ptr(), head.scores.data_ptr(), head.done.data_ptr()
     for i, logit in enumerate(head.logits):
-        if logit.dtype != torch.float32 or logit.shape[1] not in (1, tasks) or not logit.is_contiguous():
-            raise ValueError(f"wave head logits: got {logit.dtype}{tuple(logit.shape)}, expected float32[B, 1 or {tasks}]")
-        target.logits[i], target.steps[i] = logit.data_ptr(), 0 if logit.shape[1] == 1 else tasks
+        target.logits[i], target.steps[i] = logit.data_ptr(), logit_steps(logit, tasks)
     target.slots = target.expected = slots
+
+
+def logit_steps(logit: torch.Tensor, tasks: int) -> int:
+    """Numbers from one row's logit to the next row's; 0 for one logit for all tasks, which the kernels take as such.
+
+    Raises:
+        ValueError: it is no float32[B, 1 or tasks].
+    """
+    if logit.dtype != torch.float32 or logit.shape[1] not in (1, tasks) or not logit.is_contiguous():
+        raise ValueError(f"head logits: got {logit.dtype}{tuple(logit.shape)}, expected float32[B, 1 or {tasks}]")
+    return 0 if logit.shape[1] == 1 else tasks

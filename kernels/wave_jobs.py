@@ -1,9 +1,11 @@
-"""What a wave is made of (see `wave`): its jobs with their weights, and what they read and write in one launch. Plain data."""
+"""What waves and chains are made of: jobs with their weights, and what they read and write in one launch. Plain data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+
+from kernels.launch import type_name
 
 ACTIVATIONS = ("identity", "relu", "sigmoid", "tanh")  # of a linear job; the kernels know them by their place
 
@@ -36,6 +38,11 @@ class FmJob:
     dim: int
     x_scale: float = 1.0
 
+    @property
+    def width(self) -> int:
+        """Columns of x up to the last that it reads."""
+        return self.offset + self.fields * self.dim
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CrossJob:
@@ -44,6 +51,23 @@ class CrossJob:
     weights: torch.Tensor
     k: torch.Tensor
     layers: int
+
+    @property
+    def width(self) -> int:
+        return self.weights.shape[1]
+
+
+def job_constants(jobs: Sequence[LinearJob | FmJob | CrossJob], tasks: int, dtype: torch.dtype) -> dict[str, str]:
+    """The compile-time constants of wave.cu and chain.cu that follow from what is computed."""
+    cross = next((job for job in jobs if isinstance(job, CrossJob)), None)
+    linear = [job for job in jobs if isinstance(job, LinearJob)]
+    return {
+        "X": type_name(dtype), "TASKS": str(tasks),
+        "DOTS": str(len(cross.weights) if cross else 1), "LAYERS": str(cross.layers if cross else 1),
+        "PER_ROW": str(any(isinstance(job, FmJob) for job in jobs) + 2 * (cross is not None)),
+        "CROSSED": str(int(any(job.cross for job in linear))),
+        "SMOOTH": str(int(any(job.activation in ("sigmoid", "tanh") for job in linear))),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -52,8 +52,9 @@ def test_every_cuda_file_has_variants_and_every_kernel_is_asked_for_by_its_own_n
 
 def test_constants_that_the_launchers_give_are_those_of_the_variants() -> None:
     """A constant that only a launcher or only the table knows would make this file test something else than what runs."""
-    given = {path.stem: set(re.findall(r'"([A-Z][A-Z_]*)":', path.read_text())) for path in FOLDER.glob("*.py")}
-    given["wave"] |= given["wave_tiles"]
+    given = {path.stem: set(re.findall(r'"([A-Z][A-Z_]*)"(?::|\] =)', path.read_text())) for path in FOLDER.glob("*.py")}
+    given["wave"] |= given["wave_tiles"] | given["wave_jobs"]
+    given["chain"] |= given["wave_jobs"]
     given["wave_wgmma"] = given["wave"] - {"PASSES", "WM", "WN", "WK", "SPAN"}
     for file, variants in VARIANTS.items():
         assert given[file] == {name for constants in variants for name in constants}, file

@@ -77,6 +77,12 @@ class Lane:
         finally:  # else the device would wait for ever
             self.pinned["header"][10] = self.rows
 
+    def plain(self):
+        """What a lookup that waits for nothing gives."""
+        self.clear()
+        self.launch(ahead=False)
+        return self.result()
+
 
 def same(got, want):
     return all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
@@ -85,9 +91,7 @@ def same(got, want):
 @pytest.mark.parametrize(("rows", "bucket", "contexts"), SHAPES)
 def test_rows_that_are_all_there_come_out_as_without_waiting(rows, bucket, contexts):
     lane = Lane(rows, bucket, contexts)
-    lane.clear()
-    lane.launch(ahead=False)
-    want = lane.result()
+    want = lane.plain()
     for _ in range(3):
         lane.clear()
         lane.launch()
@@ -99,9 +103,7 @@ def test_rows_that_are_staged_after_the_launch_are_waited_for(rows, bucket, cont
     """Fifty times on one state, with plain launches between: whoever is last leaves it as it was."""
     lane, rng = Lane(rows, bucket, contexts), np.random.default_rng(rows)
     lane.launch()  # loads the kernel, which waits for the device
-    lane.clear()
-    lane.launch(ahead=False)
-    want = lane.result()
+    want = lane.plain()
     for i in range(50):
         lane.clear()
         lane.poison()
@@ -119,9 +121,7 @@ def test_rows_that_are_staged_after_the_launch_are_waited_for(rows, bucket, cont
 def test_more_blocks_than_the_device_runs_at_once_wait_in_turn():
     lane = Lane(65_000, 65_536, 1000)
     lane.launch()
-    lane.clear()
-    lane.launch(ahead=False)
-    want = lane.result()
+    want = lane.plain()
     for _ in range(5):
         lane.clear()
         lane.poison()
