@@ -107,9 +107,8 @@ class CudaLane:
         pool = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize(self._device)
         ready: list[_Ready] = []
-        compilations = [call for p in self._programs.values() for call in p.operators.compile(self.buckets)]
         with ThreadPoolExecutor() as threads:  # NVRTC takes half a second a kernel, and one core
-            for done in [threads.submit(call) for call in compilations]:
+            for done in [threads.submit(call) for p in self._programs.values() for call in self._compilations(p)]:
                 done.result()
         with torch.cuda.device(self._device), torch.inference_mode(), matmul_precision(self._precision):
             for rows in reversed(self.buckets):
@@ -117,6 +116,9 @@ class CudaLane:
                 self._stage.request_of_row[:rows] = 0
                 ready.append(self._prepared(rows, pool))
         self._ready = ready[::-1]
+
+    def _compilations(self, program: CudaProgram) -> list[Callable[[], object]]:
+        return program.operators.compile({rows: self._ahead(program, rows) for rows in self.buckets})
 
     def _prepared(self, rows: int, pool: Any) -> _Ready:
         """A bucket's program: the one that was found fastest before, or is found so now."""

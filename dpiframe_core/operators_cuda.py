@@ -1,6 +1,6 @@
 """Binds each operator of a graph to kernels on a GPU that write into fixed buffers, ready to be captured."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 import torch
@@ -118,9 +118,17 @@ class CudaOperators:
             if isinstance(bound, Linear | Wave) and rows.isdecimal():
                 bound.recalled[int(rows)] = choice
 
-    def compile(self, buckets: Sequence[int]) -> list[Callable[[], object]]:
-        """Calls that compile what the buckets may need; they may run side by side."""
-        return [call for b in self._bound.values() if isinstance(b, Wave | Chain) for call in b.compile(buckets)]
+    def compile(self, buckets: Mapping[int, bool]) -> list[Callable[[], object]]:
+        """Calls that compile what the buckets may need; they may run side by side. buckets: rows, and whether a lookup of so
+        many is launched ahead of them.
+        """
+        calls: list[Callable[[], object]] = []
+        for bound in self._bound.values():
+            if isinstance(bound, DeviceLookup):
+                calls += bound.compile(buckets, pinned=True)
+            elif isinstance(bound, Wave | Chain):
+                calls += bound.compile([*buckets])
+        return calls
 
     def fits(self, rows: int) -> bool:
         """Whether a batch of so many rows can be computed: a chain takes few."""

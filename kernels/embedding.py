@@ -1,7 +1,8 @@
 """The fused multi-table lookup on a GPU (embedding.cu): its device-side plan and the typed launch. See `reference.lookup`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -141,6 +142,16 @@ class DeviceLookup:
         }  # fmt: skip
         constants = {k: str(v) for k, v in (self._constants | sizes).items()}
         return kernel("embedding", "lookup", constants, self._device.index or 0)
+
+    def compile(self, buckets: Mapping[int, bool], pinned: bool) -> list[Callable[[], object]]:
+        """Calls that compile and load what the buckets need, one a kernel; they may run side by side.
+
+        Args:
+            buckets: rows, and whether such launches run ahead of their rows. pinned: ids and numbers lie in host memory.
+        """
+        # Launches that differ in a block's rows alone share a kernel.
+        tilings = {(replace(self.tiling(rows, pinned), rows=0), ahead) for rows, ahead in buckets.items()}
+        return [partial(self._kernel, t, ahead) for t, ahead in tilings]
 
     def __call__(
         self,

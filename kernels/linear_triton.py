@@ -36,7 +36,7 @@ TILES = (
 )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["M"])  # type: ignore[untyped-decorator]  # else it is compiled anew for numbers of rows
 def _linear(  # type: ignore[no-untyped-def]
     x, w, bias, x0, xl, out, M, N, K, x_ld, w_ld, x0_ld, xl_ld, out_ld,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RELU: tl.constexpr, CROSS: tl.constexpr,

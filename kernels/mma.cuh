@@ -14,6 +14,12 @@ __device__ __forceinline__ void multiply(float c[4], const unsigned a[4], const 
     asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+// Four 8 x 8 matrices of 16-bit words from shared memory: of 4-byte words the left factor, a lane's address its row and 16 bytes.
+__device__ __forceinline__ void load_matrices(unsigned r[4], unsigned address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
+}
+
 // Rounds factors to the digits of tf32; `rest` is what is lost, exactly, itself rounded to tf32: together 23 binary digits.
 // (The tensor cores cut what they are given after 11 digits; adding half a unit first makes that rounding.)
 template <int N> __device__ __forceinline__ void split(unsigned* v, unsigned* rest) {

@@ -46,7 +46,7 @@ def placed(job: LinearJob | FmJob | CrossJob, tasks: int, precision: str, device
     weight[:out, :width] = job.weight.to(device)
     scale = torch.ones(rows, device=device)
     if precision == "tf32":  # the tensor cores cut factors to 11 digits; rounding the weights costs nothing here
-        weight = ((weight.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+        weight = _to_tf32(weight)
     elif precision == "fp8":
         scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / FP8_MOST
         weight, scale = weight / scale[:, None], scale * job.x_scale
@@ -57,6 +57,25 @@ def placed(job: LinearJob | FmJob | CrossJob, tasks: int, precision: str, device
     if job.head is not None:
         head[:, :out] = job.head.to(device)
     return PlacedLinear(weight.to(dtype), bias, head, scale)
+
+
+def halves(weight: torch.Tensor) -> torch.Tensor:
+    """float32[2 * width, depth] of a float32[width, depth]: its numbers rounded to tf32, and below these what is left of them,
+    itself rounded: together 23 binary digits. What would round to infinity is cut, and nothing is left of it (mma.cuh, split).
+    """
+    rounded = _to_tf32(weight)
+    high = torch.where(rounded.isfinite() | weight.isnan(), rounded, _cut(weight))
+    rest = torch.where(rounded.isfinite(), weight - high, torch.zeros_like(weight))
+    return torch.cat((high, _to_tf32(rest)))
+
+
+def _to_tf32(values: torch.Tensor) -> torch.Tensor:
+    """Rounded to 11 binary digits, half away from zero; NaN stays NaN."""
+    return torch.where(values.isnan(), values, _cut((values.view(torch.int32) + 0x1000).view(torch.float32)))
+
+
+def _cut(values: torch.Tensor) -> torch.Tensor:
+    return (values.view(torch.int32) & -0x2000).view(torch.float32)
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kernels.kept import keep, kept
-from kernels.wave_tiles import TILES, WIDE_TILES
+from kernels.wave_tiles import EXACT_TILES, TILES, WIDE_TILES
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -63,7 +63,10 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         for x, passes in (("float", "1"), ("float", "3"), ("bf16", "1"))
         for rows in ("1", "8")
     ),
-    "wave_wgmma": tuple(_WAVE | {"X": x, **sizes} for x in ("float", "bf16", "fp8") for sizes in _WIDE_TILES),
+    "wave_wgmma": (
+        *(_WAVE | {"X": x, **sizes} for x in ("float", "bf16", "fp8") for sizes in _WIDE_TILES),
+        *(_WAVE | {"X": "float", **tile.constants} for tile in (EXACT_TILES[1], EXACT_TILES[-1])),
+    ),
     "head": tuple({"X": x, "TASKS": tasks} for x, tasks in (("float", "1"), ("bf16", "1"), ("float", "3"), ("fp8", "1"))),
 }
 

@@ -43,11 +43,6 @@ __device__ __forceinline__ void copy16(unsigned to, const void* from, bool there
 __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;"); }
 template <int PENDING> __device__ __forceinline__ void wait_group() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 
-__device__ __forceinline__ void load_matrices(unsigned r[4], unsigned address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(address));
-}
-
 // The block's tile of one product: where its factors lie in global and in shared memory, worked out once, for the loop over K
 // has to be short. A thread copies one 16-byte piece of every COPY_ROWS-th row. Pieces of a row are swizzled against bank
 // conflicts; rows that a thread touches differ by multiples of 8, so its swizzle is one constant.

@@ -11,12 +11,12 @@ import torch
 
 from kernels.dense import DENSE_DTYPE, fastest
 from kernels.launch import check_dense, check_rows, launch, overlapping, shared_limit
-from kernels.placed import PlacedCross, PlacedLinear, placed
+from kernels.placed import PlacedCross, PlacedLinear, halves, placed
 from kernels.source import kernel
 from kernels.tensor_map import tensor_map
 from kernels.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, fill_head
 from kernels.wave_jobs import ACTIVATIONS, CrossJob, FmJob, HeadOperands, LinearJob, Operands, job_constants
-from kernels.wave_tiles import MOST_HEAD_COLUMNS, STATIC_BYTES, Tile, WideTile, tiles_for
+from kernels.wave_tiles import EXACT_TILES, MOST_HEAD_COLUMNS, STATIC_BYTES, WIDE_TILES, Tile, WideTile, tiles_for
 
 
 class Wave:
@@ -40,7 +40,7 @@ class Wave:
     ) -> None:
         if len(jobs) > MAX_JOBS:
             raise ValueError(f"wave: got {len(jobs)} jobs, expected at most {MAX_JOBS}")
-        self.jobs, self._device, self._precision = tuple(jobs), device, precision
+        self.jobs, self._device = tuple(jobs), device
         self._dtype = DENSE_DTYPE[precision]
         self._bias = None if bias is None else bias.float().contiguous().to(device)
         self.tasks = 1 if bias is None else len(bias)
@@ -48,7 +48,10 @@ class Wave:
         self._passes = "3" if precision == "fp32" else "1"
         self._constants = job_constants(jobs, self.tasks, self._dtype) | {"HEAD": str(int(bias is not None))}
         self._shared_limit = shared_limit(device)
-        self._wide = precision != "fp32" and torch.cuda.get_device_capability(device)[0] == 9
+        wide = EXACT_TILES if precision == "fp32" else WIDE_TILES
+        self._wide = wide if torch.cuda.get_device_capability(device)[0] == 9 else ()
+        linear = {i: held.weight for i, held in enumerate(self._held) if self._wide and isinstance(held, PlacedLinear)}
+        self._factors = {i: halves(w) if precision == "fp32" else w for i, w in linear.items()}  # as wave_wgmma.cu takes them
         self._choice: dict[int, Tile | WideTile] = {}
         self.recalled: dict[int, str] = {}  # names of choices made before, by rows; `tune` takes those that exist
 
@@ -65,7 +68,7 @@ class Wave:
         """See `wave_tiles.tiles_for`; those that this GPU's shared memory holds, and whose rows a warp sums up for a head."""
         return [
             t
-            for t in tiles_for(rows, wide=self._wide)
+            for t in tiles_for(rows, self._wide)
             if t.shared_bytes + STATIC_BYTES <= self._shared_limit and not (self.has_head and t.columns > MOST_HEAD_COLUMNS)
         ]
 
@@ -138,7 +141,7 @@ class Wave:
                 target.tiles, target.slot = -(-width // tile.columns), slot
                 if wide:
                     maps.x[i] = tensor_map(given.x[:rows, :depth], tile.rows)
-                    maps.weight[i] = tensor_map(held.weight, tile.columns)
+                    maps.weight[i] = tensor_map(self._factors[i], tile.columns)
                 if given.x0 is not None:
                     target.x0, target.x0_ld = given.x0.data_ptr(), given.x0.stride(0)
                 slot += target.tiles if len(held.head) else 0

@@ -1,5 +1,6 @@
 """The tiles in which a wave can be computed (wave.cu, wave_wgmma.cu). Plain data: sizes, and what follows from them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 STATIC_BYTES = 1024  # of shared memory, beside the ring, at most
@@ -46,32 +47,38 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class WideTile:
-    """Of wave_wgmma.cu (sm_90a): rows (a warpgroup for each 64) and columns of a block's tile, and 128-byte buffers of K."""
+    """Of wave_wgmma.cu (sm_90a): rows and columns of a block's tile; warpgroups along K, for each 64 rows; and 128-byte buffers
+    of K. passes: 3 for float32 as exact as its own arithmetic, in whose buffers two tf32 halves of the weights lie.
+    """
 
     rows: int
     columns: int
+    along_k: int
     stages: int
+    passes: int = 1
 
     @property
     def name(self) -> str:
-        return f"wgmma-{self.rows}x{self.columns}-s{self.stages}"
+        return f"wgmma{self.passes if self.passes > 1 else ''}-{self.rows}x{self.columns}-w{self.along_k}-s{self.stages}"
 
     @property
     def threads(self) -> int:
-        return self.rows * 2 + 32
+        return self.rows * 2 * self.along_k + 32
 
     @property
     def row_warps(self) -> int:
-        return self.rows // 16
+        return self.rows // 16 * self.along_k
 
     @property
     def shared_bytes(self) -> int:
-        products = 4 * self.rows * (self.columns + 8)
-        return max(self.stages * (self.rows + self.columns) * 128, products) + 1024  # to align the ring
+        products = 4 * self.along_k * self.rows * (self.columns + 8)
+        halves = 2 if self.passes == 3 else 1
+        return max(self.stages * (self.rows + halves * self.columns) * 128, products) + 1024  # to align the ring
 
     @property
     def constants(self) -> dict[str, str]:
-        return {"BM": str(self.rows), "BN": str(self.columns), "STAGES": str(self.stages)}
+        sizes = {"BM": str(self.rows), "BN": str(self.columns), "STAGES": str(self.stages)}
+        return sizes | {"WK": str(self.along_k), "PASSES": str(self.passes)}
 
 
 TILES = (
@@ -94,20 +101,26 @@ TILES = (
     Tile(128, 128, (2, 4, 1), 1, 3),
 )
 WIDE_TILES = (
-    WideTile(64, 64, 6),
-    WideTile(64, 64, 12),
-    WideTile(64, 128, 4),
-    WideTile(64, 128, 8),
-    WideTile(128, 64, 4),
-    WideTile(128, 64, 8),
-    WideTile(128, 128, 3),
-    WideTile(128, 128, 6),
-    WideTile(128, 256, 4),
+    WideTile(64, 64, 1, 6),
+    WideTile(64, 64, 2, 12),
+    WideTile(64, 128, 1, 4),
+    WideTile(64, 128, 1, 8),
+    WideTile(128, 64, 1, 4),
+    WideTile(128, 64, 1, 8),
+    WideTile(128, 128, 1, 3),
+    WideTile(128, 128, 1, 6),
+    WideTile(128, 256, 1, 4),
+)
+EXACT_TILES = (
+    WideTile(64, 64, 1, 4, 3),
+    WideTile(64, 64, 2, 4, 3),
+    WideTile(64, 128, 2, 5, 3),
+    WideTile(128, 128, 1, 4, 3),
 )
 
 
-def tiles_for(rows: int, *, wide: bool) -> list[Tile | WideTile]:
-    """The tiles worth trying for a number of rows: none that is mostly padding, none far too small. `wide`: on sm_90a, for
-    bf16 and tf32."""
+def tiles_for(rows: int, wide: Sequence[WideTile] = ()) -> list[Tile | WideTile]:
+    """The tiles worth trying for a number of rows: none that is mostly padding, none far too small. `wide`: those that the GPU
+    and the precision allow."""
     tiles: list[Tile | WideTile] = [t for t in TILES if t.rows <= max(16, 2 * rows) and t.rows * 32 >= min(rows, 2048)]
-    return tiles + [t for t in WIDE_TILES if wide and rows >= 64 and t.rows <= rows]
+    return tiles + [t for t in wide if rows >= 64 and t.rows <= rows]

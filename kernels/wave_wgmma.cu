@@ -1,15 +1,17 @@
 // A wave as wave.cu computes it, for many rows: products by warpgroup instructions (wgmma, sm_90a), whose factors the tensor
-// memory accelerator copies from global memory. One warp copies, GROUPS warpgroups multiply 64 rows each.
+// memory accelerator copies from global memory. One warp copies. WM x WK warpgroups multiply, each 64 rows of every WK-th chunk.
 //
 // Grid: as in wave.cu. K advances in chunks of 128 bytes through a ring of STAGES buffers: `full` counts the bytes that have
-// come, `empty` the warpgroups that are done with a buffer. The first buffers of the weights are filled before the wave waits
+// come, `empty` the warps or warpgroups that are done with a buffer. The first buffers of the weights are filled before the wave waits
 // for the one before it. Copies write zeros beyond the factors' edges and swizzle the rows as wgmma expects them.
 // Bytes of a block: (BM + BN) * depth * sizeof(X) from L2, BM * BN * sizeof(X) out.
 #ifndef X
 #define X float
+#define PASSES 1  // 3: float32 as exact as its own arithmetic, each factor in two tf32 halves; those of the weights are given
 #define BM 128
 #define BN 128
-#define STAGES 3
+#define WK 1
+#define STAGES 3  // more than WK
 #define TASKS 1
 #define DOTS 1
 #define LAYERS 1
@@ -18,13 +20,17 @@
 #define CROSSED 1
 #define SMOOTH 1
 #endif
-#define GROUPS (BM / 64)
-#define THREADS (128 * GROUPS)  // that multiply; one warp more copies
+#define WM (BM / 64)
+#define THREADS (128 * WM * WK)  // that multiply; one warp more copies
 #define CHUNK (128 / (int)sizeof(X))
-#define STAGE_BYTES ((BM + BN) * 128)
+#define HALVES (PASSES == 3 ? 2 : 1)     // of the weights, the second `width` rows behind the first
+#define RELEASES (PASSES == 3 ? 4 : 1)   // of a warpgroup for each buffer
+#define STAGE_BYTES ((BM + HALVES * BN) * 128)
 #define PIECE (BN < 128 ? BN : 128)  // columns of one wgmma
 #define SYNC() asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory")
 #include "wave.cuh"
+#include "mma.cuh"
+#include "wgmma.cuh"
 
 struct alignas(64) TensorMap { unsigned long long words[16]; };
 struct Maps { TensorMap x[MAX_JOBS], weight[MAX_JOBS]; };
@@ -46,46 +52,17 @@ __device__ __forceinline__ void copy_tile(unsigned to, const TensorMap* map, uns
         "l"(map), "r"(barrier), "r"(column), "r"(row) : "memory");
 }
 
-// Matrix in shared memory, rows of 128 bytes, swizzled: groups of 8 rows lie 1024 bytes apart.
-__device__ __forceinline__ unsigned long long described(unsigned address) {
-    return ((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
-}
-#define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
-#define N32 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define N64 N32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-// d[64 rows, PIECE columns] += a b^T over 32 bytes of K.
-__device__ __forceinline__ void multiply(float* d, unsigned long long a, unsigned long long b) {
-#if PIECE == 128
-    if (sizeof(X) == 1)
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 " N64 "}, %64, %65, 1, 1, 1;"
-                     : D16(0), D16(16), D16(32), D16(48) : "l"(a), "l"(b));
-    else if (sizeof(X) == 2)
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 " N64 "}, %64, %65, 1, 1, 1, 0, 0;"
-                     : D16(0), D16(16), D16(32), D16(48) : "l"(a), "l"(b));
-    else
-        asm volatile("wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 " N64 "}, %64, %65, 1, 1, 1;"
-                     : D16(0), D16(16), D16(32), D16(48) : "l"(a), "l"(b));
-#else
-    if (sizeof(X) == 1)
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 " N32 "}, %32, %33, 1, 1, 1;"
-                     : D16(0), D16(16) : "l"(a), "l"(b));
-    else if (sizeof(X) == 2)
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 " N32 "}, %32, %33, 1, 1, 1, 0, 0;"
-                     : D16(0), D16(16) : "l"(a), "l"(b));
-    else
-        asm volatile("wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 " N32 "}, %32, %33, 1, 1, 1;"
-                     : D16(0), D16(16) : "l"(a), "l"(b));
-#endif
-}
-
 __device__ __forceinline__ void copy_all(
-    const TensorMap* x, const TensorMap* weight, int m0, int n0, int chunks, const int* state, unsigned ring, unsigned full, unsigned empty) {
+    const TensorMap* x, const TensorMap* weight, int width, int m0, int n0, int chunks, const int* state, unsigned ring, unsigned full,
+    unsigned empty) {
     const int ahead = min(STAGES, chunks);
-    for (int s = 0; s < ahead; ++s) {
-        expect(full + 8 * s, BN * 128);
-        copy_tile(ring + s * STAGE_BYTES + BM * 128, weight, full + 8 * s, s * CHUNK, n0);
-    }
+    const auto copy_weight = [&](int c) {
+        const int s = c % STAGES;
+        expect(full + 8 * s, HALVES * BN * 128);
+        for (int h = 0; h < HALVES; ++h)
+            copy_tile(ring + s * STAGE_BYTES + (BM + h * BN) * 128, weight, full + 8 * s, c * CHUNK, n0 + h * width);
+    };
+    for (int c = 0; c < ahead; ++c) copy_weight(c);
     wait_for_dependencies();
     if (m0 >= state[0]) {  // padding of the bucket: the block may not end before its copies have
         for (int s = 0; s < ahead; ++s) {
@@ -98,11 +75,86 @@ __device__ __forceinline__ void copy_all(
         const int s = c % STAGES;
         if (c >= STAGES) {
             wait(empty + 8 * s, (c / STAGES - 1) & 1);
-            expect(full + 8 * s, BN * 128);
-            copy_tile(ring + s * STAGE_BYTES + BM * 128, weight, full + 8 * s, c * CHUNK, n0);
+            copy_weight(c);
         }
         expect(full + 8 * s, BM * 128);
         copy_tile(ring + s * STAGE_BYTES, x, full + 8 * s, c * CHUNK, m0);
+    }
+}
+
+typedef float Sums[BN / PIECE][PIECE / 2];
+
+// Which share of K, and which 64 rows of the tile, are this warpgroup's. The shuffle tells the compiler that a warp agrees.
+__device__ __forceinline__ int warpgroup() { return __shfl_sync(0xffffffffu, threadIdx.x >> 7, 0); }
+__device__ __forceinline__ int share() { return WK > 1 ? warpgroup() / WM : 0; }
+__device__ __forceinline__ int first_row() { return WM > 1 ? warpgroup() % WM * 64 : 0; }
+
+__device__ __forceinline__ void multiply_all(Sums& sums, int chunks, unsigned ring, unsigned full, unsigned empty) {
+    const int first = share(), row = first_row();
+    for (int c = first; c < chunks; c += WK) {
+        const int s = c % STAGES;
+        wait(full + 8 * s, (c / STAGES) & 1);
+        const unsigned long long a = described(ring + s * STAGE_BYTES + row * 128);
+        const unsigned long long b = described(ring + s * STAGE_BYTES + BM * 128);
+        begin_products();
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+#pragma unroll
+            for (int p = 0; p < BN / PIECE; ++p) multiply(sums[p], a + 2 * k, b + 2 * k + p * (PIECE * 128 >> 4));
+        commit_products();
+        wait_products<1>();
+        if (c > first && (threadIdx.x & 127) == 0) arrive(empty + 8 * ((c - WK) % STAGES));
+    }
+    wait_products<0>();
+#pragma unroll
+    for (int p = 0; p < BN / PIECE; ++p) come<PIECE / 2>(sums[p]);
+}
+
+// A warp reads x into registers and splits it there, a chunk ahead of its products where registers allow. Each chunk has sums of
+// its own: the tensor cores cut sums short rather than round them, and their chains of sums have to be short.
+struct Halves {
+    unsigned high[4][4], low[4][4];
+    __device__ __forceinline__ void take(int c, unsigned ring, unsigned full) {
+        const int s = c % STAGES, lane = threadIdx.x & 31;
+        wait(full + 8 * s, (c / STAGES) & 1);
+        const unsigned row = ring + s * STAGE_BYTES + (first_row() + (threadIdx.x >> 5 & 3) * 16 + (lane & 15)) * 128;
+#pragma unroll
+        for (int k = 0; k < 4; ++k) load_matrices(high[k], row + (((lane >> 4) ^ (lane & 7)) << 4 ^ k << 5));
+        split<16>(high[0], low[0]);
+    }
+    __device__ __forceinline__ void keep() {  // in its registers until here: products that are under way read them
+#pragma unroll
+        for (int i = 0; i < 16; ++i) asm volatile("" : "+r"(high[i / 4][i % 4]), "+r"(low[i / 4][i % 4])::"memory");
+    }
+};
+
+__device__ __forceinline__ void multiply_exactly(float* sums, int chunks, unsigned ring, unsigned full, unsigned empty) {
+    constexpr bool AHEAD = BN < 128 || THREADS == 128;
+    const int first = share();
+    Halves x, next;
+    if (first < chunks) x.take(first, ring, full);
+    for (int c = first; c < chunks; c += WK) {
+        const int s = c % STAGES;
+        const unsigned long long high = described(ring + s * STAGE_BYTES + BM * 128), low = high + (BN * 128 >> 4);
+        float part[PIECE / 2];
+        begin_products();
+        multiply<0>(part, x.low[0], high);
+#pragma unroll
+        for (int k = 1; k < 4; ++k) multiply<1>(part, x.low[k], high + 2 * k);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) multiply<1>(part, x.high[k], low + 2 * k);
+#pragma unroll
+        for (int k = 0; k < 4; ++k) multiply<1>(part, x.high[k], high + 2 * k);
+        commit_products();
+        if (AHEAD && c + WK < chunks) next.take(c + WK, ring, full);
+        wait_products<0>();
+        x.keep();
+        come<PIECE / 2>(part);
+        if ((threadIdx.x & 31) == 0) arrive(empty + 8 * s);
+#pragma unroll
+        for (int i = 0; i < PIECE / 2; ++i) sums[i] += part[i];
+        if (AHEAD) x = next;
+        else if (c + WK < chunks) x.take(c + WK, ring, full);
     }
 }
 
@@ -126,55 +178,38 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) wave_wgmma(
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {  // a buffer is full when both factors have come
             asm volatile("mbarrier.init.shared::cta.b64 [%0], 2;" ::"r"(full + 8 * s) : "memory");
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(empty + 8 * s), "n"(GROUPS) : "memory");
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(empty + 8 * s), "n"(WM * RELEASES) : "memory");
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     }
     __syncthreads();
     if (threadIdx.x >= THREADS) {
-        if (threadIdx.x == THREADS) copy_all(&maps.x[j], &maps.weight[j], m0, n0, chunks, state, ring, full, empty);
+        if (threadIdx.x == THREADS) copy_all(&maps.x[j], &maps.weight[j], job.width, m0, n0, chunks, state, ring, full, empty);
         return;
     }
     const Columns own(job, n0);
     wait_for_dependencies();
     const int rows = state[0], batch = state[3];
     if (m0 >= rows) return;
-    const int group = threadIdx.x >> 7, lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
-    float sums[BN / PIECE][PIECE / 2];
+    Sums sums;
 #pragma unroll
     for (int p = 0; p < BN / PIECE; ++p)
 #pragma unroll
         for (int i = 0; i < PIECE / 2; ++i) sums[p][i] = 0.0f;
-    for (int c = 0; c < chunks; ++c) {
-        const int s = c % STAGES;
-        wait(full + 8 * s, (c / STAGES) & 1);
-        const unsigned long long a = described(ring + s * STAGE_BYTES + group * 64 * 128);
-        const unsigned long long b = described(ring + s * STAGE_BYTES + BM * 128);
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-#pragma unroll
-            for (int p = 0; p < BN / PIECE; ++p) multiply(sums[p], a + 2 * k, b + 2 * k + p * (PIECE * 128 >> 4));
-        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-        asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
-        if (c > 0 && (threadIdx.x & 127) == 0) arrive(empty + 8 * ((c - 1) % STAGES));
-    }
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-#pragma unroll
-    for (int p = 0; p < BN / PIECE; ++p)
-#pragma unroll
-        for (int i = 0; i < PIECE / 2; ++i) asm volatile("" : "+f"(sums[p][i])::"memory");
+    if constexpr (PASSES == 3) multiply_exactly(sums[0], chunks, ring, full, empty);
+    else multiply_all(sums, chunks, ring, full, empty);
     SYNC();
     float* products = reinterpret_cast<float*>(shared + (ring - (unsigned)__cvta_generic_to_shared(shared)));
+    const int lane = threadIdx.x & 31, row = share() * BM + first_row() + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
 #pragma unroll
     for (int p = 0; p < BN / PIECE; ++p)
 #pragma unroll
         for (int n = 0; n < PIECE / 8; ++n) {
-            float* to = products + (group * 64 + warp * 16 + (lane >> 2)) * (BN + 8) + p * PIECE + n * 8 + (lane & 3) * 2;
+            float* to = products + row * (BN + 8) + p * PIECE + n * 8 + (lane & 3) * 2;
             *reinterpret_cast<float2*>(to) = make_float2(sums[p][4 * n], sums[p][4 * n + 1]);
             *reinterpret_cast<float2*>(to + 8 * (BN + 8)) = make_float2(sums[p][4 * n + 2], sums[p][4 * n + 3]);
         }
     SYNC();
-    conclude<1>(wave.head, job, own, products, m0, n0, tile_column, rows, batch);
+    conclude<WK>(wave.head, job, own, products, m0, n0, tile_column, rows, batch);
 }

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.wave_tiles import MOST_HEAD_COLUMNS, STATIC_BYTES, TILES, WIDE_TILES, WideTile, tiles_for
+from kernels.wave_tiles import EXACT_TILES, MOST_HEAD_COLUMNS, STATIC_BYTES, TILES, WIDE_TILES, WideTile, tiles_for
 
 EPS = {"fp32": 2**-23, "tf32": 2**-10, "bf16": 2**-8}  # of a factor or an output; sums are float32
 
 
 def test_every_tile_fits_a_multiprocessor_and_divides_into_its_warps():
-    for tile in (*TILES, *WIDE_TILES):
-        assert tile.shared_bytes <= 227 * 1024
+    for tile in (*TILES, *WIDE_TILES, *EXACT_TILES):
+        assert tile.shared_bytes + STATIC_BYTES <= 227 * 1024
         assert tile.threads <= 1024
     for tile in TILES:
         along_rows, along_columns, along_k = tile.warps
@@ -23,11 +23,30 @@ def test_every_tile_fits_a_multiprocessor_and_divides_into_its_warps():
 
 def test_every_number_of_rows_has_tiles():
     for rows in (1, 2, 15, 16, 17, 64, 1000, 4096, 65536):
-        for wide in (False, True):
-            own = tiles_for(rows, wide=wide)
+        for wide in ((), WIDE_TILES, EXACT_TILES):
+            own = tiles_for(rows, wide)
             smallest = 99 * 1024 - STATIC_BYTES  # of shared memory, on GPUs from sm_86 on
             assert any(t.shared_bytes <= smallest and t.columns <= MOST_HEAD_COLUMNS for t in own)
-            assert all(t.rows <= max(16, 2 * rows) for t in tiles_for(rows, wide=wide))
+            assert all(t.rows <= max(16, 2 * rows) for t in own)
+
+
+def test_the_halves_of_a_weight_are_tf32_and_add_up_to_its_digits():
+    from kernels.placed import halves
+
+    rng = np.random.default_rng(0)
+    weight = torch.from_numpy(rng.standard_normal((40, 24)) * 10.0 ** rng.integers(-20, 20, (40, 24))).float()
+    weight[3, :5] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.finfo(torch.float32).max])
+    weight[4, :2].view(torch.int32)[:] = torch.tensor([0x7FFFFFFF, 0x7F800001])  # NaN that cutting would make -0 or infinity
+    both = halves(weight)
+    high, low = both.double()[:40], both.double()[40:]
+    assert (both[~both.isnan()].view(torch.int32) & 0x1FFF == 0).all()
+    assert torch.equal(high.isnan(), weight.isnan())
+    assert (low[~weight.isfinite()] == 0).all()
+    assert torch.equal(both[:40][weight.isinf()], weight[weight.isinf()])
+    finite = weight.isfinite()
+    off = (high + low - weight.double()).abs()[finite]
+    largest = weight.double().abs()[finite] == torch.finfo(torch.float32).max  # rounding would have made it infinite: it is cut
+    assert (off <= torch.where(largest, 2.0**-10, 2.0**-23) * weight.double().abs()[finite]).all()
 
 
 def random_linear(rng, out, width):
@@ -64,7 +83,7 @@ def test_every_tile_multiplies_and_crosses_exactly(width, rows, precision):
     product = xs @ exact[0].T + exact[1]
     want = x0s * product + xs, (xs @ exact[2].T + exact[3]).relu()
     scale = x0s.abs() * (xs.abs() @ exact[0].abs().T + 1) + xs.abs(), xs.abs() @ exact[2].abs().T + 1
-    for tile in (*TILES, *(WIDE_TILES if precision != "fp32" else ())):
+    for tile in (*TILES, *(EXACT_TILES if precision == "fp32" else WIDE_TILES)):
         outs = [torch.full((rows, -(-n // 8) * 8), torch.nan, dtype=dtype, device="cuda") for n in (width, 37)]
         wave.run([Operands(x, outs[0], x0), Operands(x, outs[1])], rows, None, state, tile)
         for out, expected, terms, n in zip(outs, want, scale, (width, 37), strict=True):
@@ -81,7 +100,7 @@ def test_rows_beyond_the_true_number_are_not_written(precision):
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     wave = Wave([LinearJob(*random_linear(rng, 100, 64))], None, precision, torch.device("cuda", 0))
     x, state = put(rng, 512, 64, dtype), torch.tensor([130, 0, 0, 0], dtype=torch.int32, device="cuda")
-    for tile in (*TILES, *(WIDE_TILES if precision != "fp32" else ())):
+    for tile in (*TILES, *(EXACT_TILES if precision == "fp32" else WIDE_TILES)):
         out = torch.full((512, 104), torch.nan, dtype=dtype, device="cuda")
         wave.run([Operands(x, out)], 512, None, state, tile)
         assert out[:130].isfinite().all()
@@ -115,7 +134,7 @@ def test_the_head_behind_a_wave_sums_all_parts_and_logits_again_and_again(rows, 
     crossed = x0.double() * (x.double() @ d[2].T + d[3]) + x.double()
     want = torch.sigmoid(h @ d[4].T + crossed @ d[5].T + d[6] + logits[0].double() + logits[1].double())
     tiles = {t for n in (1, 16, 64, 256, 4096) for t in wave.tiles_for(n)}
-    assert any(isinstance(t, WideTile) for t in tiles) == (precision != "fp32")
+    assert any(isinstance(t, WideTile) for t in tiles)
     for tile in tiles:
         scores, done = (
             torch.full((rows, tasks), torch.nan).pin_memory(),
