@@ -64,7 +64,7 @@ def _over_best(precisions: Sequence[str], batches: Sequence[int], **limits: floa
 
 def _floor(precision: str, most: float, batches: Callable[[int], bool]) -> Judge:
     def judge(results: Results) -> Verdict:
-        ratios = [r["ratio"] for r in results.of("floor", precision=precision, system="dpiframe") if batches(r["batch"])]
+        ratios = [r["ratio"] for r in results.latest("floor", precision=precision, system="dpiframe") if batches(r["batch"])]
         if not ratios:
             return NOTHING
         expected = MODELS * sum(map(batches, ALL_BATCHES))

@@ -219,7 +219,7 @@ def _utilisation(results: Results) -> Named:
 
 
 def _floor(results: Results) -> Named:
-    records = results.of("floor", system="dpiframe")
+    records = results.latest("floor", system="dpiframe")
     precisions = _values(records, "precision")
     figure, axes = _grid("Median latency over the hardware's floor", max(1, len(precisions)))
     for a, precision in zip(axes, precisions, strict=False):

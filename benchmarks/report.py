@@ -10,6 +10,7 @@ from benchmarks.record import Record
 from benchmarks.results_read import Results, any_of, best_peer, mean
 from benchmarks.serving_aims import SERVING_CPU_AIMS, SERVING_GPU_AIMS
 from benchmarks.systems import COMPILED, SYSTEMS
+from dpiframe_core.engine_options import PRECISIONS
 
 _INTRODUCTION = """# Results
 
@@ -180,7 +181,7 @@ def _floor(results: Results) -> list[str]:
             f"{m['pinned_bytes_per_s'] / 1e9:.1f} GB/s; products of {m['cell']['gemm']}^3, TFLOP/s: {rates}.",
         ]
     rows = []
-    for r in results.of("floor", system="dpiframe"):
+    for r in sorted(results.latest("floor", system="dpiframe"), key=lambda r: PRECISIONS["cuda"].index(r["precision"])):
         device = f"{r['device_us']:.1f}" if r["device_us"] else ""
         rows.append(
             [r["model"], r["precision"], r["batch"], f"{r['p50_us']:.1f}", device, f"{r['floor_us']:.1f}", f"{r['ratio']:.2f}x"]

@@ -41,6 +41,10 @@ class Results:
         models = list(dict.fromkeys(r["model"] for r in self.records))
         return sorted(found.values(), key=lambda c: (models.index((m := any_of(c))["model"]), m["model"] and m["batch"]))
 
+    def latest(self, suite: str, **fixed: object) -> list[Record]:
+        """One system's records, the last file's where several have a cell. In the order of `cells`."""
+        return [any_of(cell) for cell in self.cells(suite, **fixed)]
+
     @property
     def suites(self) -> list[str]:
         return list(dict.fromkeys(r["suite"] for r in self.records))
