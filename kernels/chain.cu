@@ -8,13 +8,14 @@
 // always go on, however few run at once.
 //   1. the block's weights start on their way into shared memory, before the lookup is done (programmatic dependent launch);
 //   2. x follows: what the lookup wrote, or words of the links before;
-//   3. out^T = W x^T on the tensor cores: 16 columns are the rows of an mma, up to 8 rows its columns. Warps split K.
+//   3. out^T = W x^T on the tensor cores: 16 columns are the rows of an mma, up to 8 rows its columns; strict float32 on the
+//      CUDA cores. Warps split K.
 // Weights lie as the lanes take them (chain.py, packed): 1024 bytes for each 64 bytes of K, two steps of an mma. A lane's 16
 // bytes of x are its factors of both steps, for K may be summed in any order.
 // Bytes of a block: 16 * depth * sizeof(X) of weights, rows * depth * 8 of words.
 #ifndef X
 #define X float
-#define PASSES 3   // of float32 products, see wave.cu
+#define PASSES 3   // of float32 products: 1 rounds to tf32; 3 keeps float32's digits (as of wave.cu: here by one product)
 #define ROWS 8     // most rows
 #define TASKS 1
 #define DOTS 1     // of DCN's folded cross network
@@ -109,8 +110,56 @@ __device__ __forceinline__ void take_rows(X* to, int stride, const Word* from, i
     }
 }
 
+// A warp's share of the products, of all rows and columns: sums[WARPS][ROWS][COLUMNS]. Rows beyond `rows` may be anything.
+__device__ __forceinline__ void multiply_all(const uint4* weights, const X* x, int stride, int groups, int rows, float* sums) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = lane >> 2;
+    float sum[2][4] = {};  // of the two steps: no product waits for another
+    for (int g = warp; g < groups; g += WARPS) {
+        const uint4 w[2] = {weights[g * 64 + lane], weights[g * 64 + 32 + lane]};
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (row < rows) v = reinterpret_cast<const uint4*>(x + row * stride)[g * 4 + (lane & 3)];
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+            const unsigned a[4] = {w[step].x, w[step].y, w[step].z, w[step].w}, b[2] = {step ? v.z : v.x, step ? v.w : v.y};
+            multiply(sum[step], a, b, (X*)0);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        const int n = (lane & 3) * 2 + (k & 1), m = (lane >> 2) + (k >> 1) * 8;
+        if (n < ROWS) sums[(warp * ROWS + n) * COLUMNS + m] = sum[0][k] + sum[1][k];
+    }
+}
+
+// Strict float32 by the CUDA cores: of so few rows that takes less than splitting the factors for three products on the tensor
+// cores. Of a group's 16 words of K a lane multiplies four, for two columns and every row.
+__device__ __forceinline__ void multiply_exactly(const uint4* weights, const float* x, int stride, int groups, float* sums) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, column = lane >> 2, word = lane & 3;
+    const float4* w = reinterpret_cast<const float4*>(weights);
+    float low[ROWS] = {}, high[ROWS] = {};  // of the columns `column` and 8 further
+    for (int g = warp; g < groups; g += WARPS) {
+        const float4 a = w[g * 64 + lane], b = w[g * 64 + 32 + lane];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const float4 v = reinterpret_cast<const float4*>(x + r * stride)[g * 4 + word];
+            low[r] += (a.x * v.x + a.z * v.y) + (b.x * v.z + b.z * v.w);
+            high[r] += (a.y * v.x + a.w * v.y) + (b.y * v.z + b.w * v.w);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        for (int step = 1; step < 4; step <<= 1) {
+            low[r] += __shfl_xor_sync(0xffffffffu, low[r], step);
+            high[r] += __shfl_xor_sync(0xffffffffu, high[r], step);
+        }
+        if (word == 0) {
+            sums[(warp * ROWS + r) * COLUMNS + column] = low[r];
+            sums[(warp * ROWS + r) * COLUMNS + column + 8] = high[r];
+        }
+    }
+}
+
 __device__ __forceinline__ void layer(const Link& link, const Head& head, int tile, const int* state, char* shared) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
     const int groups = (link.depth * (int)sizeof(X) + 63) / 64, stride = (groups | 1) * 64 / (int)sizeof(X);  // odd: no bank twice
     uint4* weights = reinterpret_cast<uint4*>(shared);              // [groups][2][32]
     X* x = reinterpret_cast<X*>(shared + groups * 1024);            // [ROWS][stride]
@@ -145,35 +194,8 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
 
-    float sum[2][4] = {};  // of the two steps: no product waits for another
-    const int row = lane >> 2;
-    for (int g = warp; g < groups; g += WARPS) {
-        const uint4 w[2] = {weights[g * 64 + lane], weights[g * 64 + 32 + lane]};
-        uint4 v = make_uint4(0, 0, 0, 0);
-        if (row < rows) v = reinterpret_cast<const uint4*>(x + row * stride)[g * 4 + (lane & 3)];
-#pragma unroll
-        for (int step = 0; step < 2; ++step) {
-            unsigned a[4] = {w[step].x, w[step].y, w[step].z, w[step].w}, b[2] = {step ? v.z : v.x, step ? v.w : v.y};
-            if (PASSES == 3) {
-                unsigned a_rest[4], b_rest[2];
-                float whole[4] = {}, left[4] = {}, right[4] = {};
-                split<4>(a, a_rest);
-                split<2>(b, b_rest);
-                multiply(whole, a, b, (X*)0);
-                multiply(left, a_rest, b, (X*)0);
-                multiply(right, a, b_rest, (X*)0);
-#pragma unroll
-                for (int k = 0; k < 4; ++k) sum[step][k] += whole[k] + (left[k] + right[k]);
-            } else {
-                multiply(sum[step], a, b, (X*)0);
-            }
-        }
-    }
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        const int n = (lane & 3) * 2 + (k & 1), m = (lane >> 2) + (k >> 1) * 8;
-        if (n < ROWS) sums[(warp * ROWS + n) * COLUMNS + m] = sum[0][k] + sum[1][k];
-    }
+    if (PASSES == 3) multiply_exactly(weights, reinterpret_cast<const float*>(x), stride, groups, sums);
+    else multiply_all(weights, x, stride, groups, rows, sums);
     __syncthreads();
     if (threadIdx.x >= (ROWS == 1 ? 32 : ROWS * COLUMNS)) return;  // whole warps
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from kernels.wave_tiles import EXACT_TILES, MOST_HEAD_COLUMNS, STATIC_BYTES, TILES, WIDE_TILES, WideTile, tiles_for
+from tests.kernels import host_cuda
 
 EPS = {"fp32": 2**-23, "tf32": 2**-10, "bf16": 2**-8}  # of a factor or an output; sums are float32
 
@@ -55,13 +56,50 @@ def random_linear(rng, out, width):
     ).float()
 
 
-def put(rng, rows, width, dtype):
+def put(rng, rows, width, dtype, device="cuda"):
     """[rows, padded width]: random columns, zero padding columns, as the layers before leave them."""
     from kernels.dense import padded
 
-    x = torch.zeros(rows, padded(width), device="cuda")
+    x = torch.zeros(rows, padded(width), device=device)
     x[:, :width] = torch.from_numpy(rng.standard_normal((rows, width))).float()
     return x.to(dtype)
+
+
+def wave_on(device, *what):
+    from kernels.wave import Wave
+
+    return Wave(*what, torch.device(device))
+
+
+@pytest.fixture
+def on_host(monkeypatch, tmp_path_factory):
+    """The kernel's own code, run on the host, as if it were a GPU before sm_90."""
+    from kernels import wave
+
+    host_cuda.put_under(monkeypatch, wave, tmp_path_factory)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
+
+
+def check_products(width, rows, precision, tiles, device):
+    """A DCN-V2 layer and a plain one side by side, in every tile."""
+    from kernels.wave_jobs import LinearJob, Operands
+
+    rng = np.random.default_rng(width + rows)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    (w, b), (w2, b2) = random_linear(rng, width, width), random_linear(rng, 37, width)
+    wave = wave_on(device, [LinearJob(w, b, "identity", True), LinearJob(w2, b2, "relu")], None, precision)
+    x0, x = put(rng, rows, width, dtype, device), put(rng, rows, width, dtype, device)
+    state = torch.tensor([rows, 0, 0, 7], dtype=torch.int32, device=device)
+    exact = [t.to(dtype).double().to(device) for t in (w, b, w2, b2)]
+    xs, x0s = x[:, :width].double(), x0[:, :width].double()
+    product = xs @ exact[0].T + exact[1]
+    want = x0s * product + xs, (xs @ exact[2].T + exact[3]).relu()
+    scale = x0s.abs() * (xs.abs() @ exact[0].abs().T + 1) + xs.abs(), xs.abs() @ exact[2].abs().T + 1
+    for tile in tiles:
+        outs = [torch.full((rows, -(-n // 8) * 8), torch.nan, dtype=dtype, device=device) for n in (width, 37)]
+        wave.run([Operands(x, outs[0], x0), Operands(x, outs[1])], rows, None, state, tile)
+        for out, expected, terms, n in zip(outs, want, scale, (width, 37), strict=True):
+            assert ((out[:, :n].double() - expected).abs() <= 2 * EPS[precision] * terms).all(), tile.name
 
 
 @pytest.mark.gpu
@@ -69,25 +107,16 @@ def put(rng, rows, width, dtype):
 @pytest.mark.parametrize("rows", [1, 17, 127, 300])
 @pytest.mark.parametrize("width", [8, 72, 624, 1030])
 def test_every_tile_multiplies_and_crosses_exactly(width, rows, precision):
-    from kernels.wave import Wave
-    from kernels.wave_jobs import LinearJob, Operands
+    check_products(width, rows, precision, (*TILES, *(EXACT_TILES if precision == "fp32" else WIDE_TILES)), "cuda:0")
 
-    rng = np.random.default_rng(width + rows)
-    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    (w, b), (w2, b2) = random_linear(rng, width, width), random_linear(rng, 37, width)
-    wave = Wave([LinearJob(w, b, "identity", True), LinearJob(w2, b2, "relu")], None, precision, torch.device("cuda", 0))
-    x0, x = put(rng, rows, width, dtype), put(rng, rows, width, dtype)
-    state = torch.tensor([rows, 0, 0, 7], dtype=torch.int32, device="cuda")
-    exact = [t.to(dtype).double().cuda() for t in (w, b, w2, b2)]
-    xs, x0s = x[:, :width].double(), x0[:, :width].double()
-    product = xs @ exact[0].T + exact[1]
-    want = x0s * product + xs, (xs @ exact[2].T + exact[3]).relu()
-    scale = x0s.abs() * (xs.abs() @ exact[0].abs().T + 1) + xs.abs(), xs.abs() @ exact[2].abs().T + 1
-    for tile in (*TILES, *(EXACT_TILES if precision == "fp32" else WIDE_TILES)):
-        outs = [torch.full((rows, -(-n // 8) * 8), torch.nan, dtype=dtype, device="cuda") for n in (width, 37)]
-        wave.run([Operands(x, outs[0], x0), Operands(x, outs[1])], rows, None, state, tile)
-        for out, expected, terms, n in zip(outs, want, scale, (width, 37), strict=True):
-            assert ((out[:, :n].double() - expected).abs() <= 2 * EPS[precision] * terms).all(), tile.name
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_on_the_host_too_tiles_multiply_and_cross_exactly(on_host, precision):
+    """The smallest tile, one whose warps split all of K, and one with warps along rows and columns."""
+    tiles = [TILES[0], *(t for t in TILES if t.name in ("mma-32x32-w1x1x8-k4-s6", "mma-64x64-w2x2x1-k1-s4"))]
+    assert len(tiles) == 3
+    for width, rows in ((8, 1), (72, 17), (200, 70), (624, 40)):
+        check_products(width, rows, precision, tiles, "cpu")
 
 
 @pytest.mark.gpu
@@ -112,7 +141,19 @@ def test_rows_beyond_the_true_number_are_not_written(precision):
 @pytest.mark.parametrize("tasks", [1, 3])
 @pytest.mark.parametrize("rows", [1, 40, 300])
 def test_the_head_behind_a_wave_sums_all_parts_and_logits_again_and_again(rows, tasks, precision, tolerance):
-    from kernels.wave import Wave
+    tiles = check_head(
+        rows, tasks, precision, tolerance, lambda w: {t for n in (1, 16, 64, 256, 4096) for t in w.tiles_for(n)}, "cuda:0"
+    )
+    assert any(isinstance(t, WideTile) for t in tiles)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 2e-2)])
+def test_on_the_host_too_the_head_sums_all_parts_and_logits_again_and_again(on_host, precision, tolerance):
+    for rows, tasks in ((1, 1), (70, 3)):
+        check_head(rows, tasks, precision, tolerance, lambda w: w.tiles_for(64)[1:4:2], "cpu")
+
+
+def check_head(rows, tasks, precision, tolerance, tiles_of, device):
     from kernels.wave_jobs import HeadOperands, LinearJob, Operands
 
     rng = np.random.default_rng(rows)
@@ -120,33 +161,32 @@ def test_the_head_behind_a_wave_sums_all_parts_and_logits_again_and_again(rows, 
     v, v2 = (torch.from_numpy(rng.standard_normal((tasks, n)) / 20).float() for n in (200, 72))
     bias = torch.from_numpy(rng.standard_normal(tasks)).float()
     jobs = [LinearJob(w, b, "relu", False, v, False), LinearJob(w2, b2, "identity", True, v2, True)]
-    wave, dtype = Wave(jobs, bias, precision, torch.device("cuda", 0)), torch.bfloat16 if precision == "bf16" else torch.float32
-    x, x0 = put(rng, rows, 72, dtype), put(rng, rows, 72, dtype)
-    logits = [torch.from_numpy(rng.standard_normal((rows, n))).float().cuda() for n in (1, tasks)]
-    kept = torch.empty(rows, 72, dtype=dtype, device="cuda")
+    wave, dtype = wave_on(device, jobs, bias, precision), torch.bfloat16 if precision == "bf16" else torch.float32
+    x, x0 = put(rng, rows, 72, dtype, device), put(rng, rows, 72, dtype, device)
+    logits = [torch.from_numpy(rng.standard_normal((rows, n))).float().to(device) for n in (1, tasks)]
+    kept = torch.empty(rows, 72, dtype=dtype, device=device)
     partial, arrived = (
-        torch.empty(rows * 20 * tasks, device="cuda"),
-        torch.zeros(-(-rows // 16), dtype=torch.int32, device="cuda"),
+        torch.empty(rows * 20 * tasks, device=device),
+        torch.zeros(-(-rows // 16), dtype=torch.int32, device=device),
     )
-    state = torch.tensor([rows, 0, 0, 7], dtype=torch.int32, device="cuda")
-    d = [t.double().cuda() for t in (w, b, w2, b2, v, v2, bias)]
+    state = torch.tensor([rows, 0, 0, 7], dtype=torch.int32, device=device)
+    d = [t.double().to(device) for t in (w, b, w2, b2, v, v2, bias)]
     h = (x.double() @ d[0].T + d[1]).relu()
     crossed = x0.double() * (x.double() @ d[2].T + d[3]) + x.double()
     want = torch.sigmoid(h @ d[4].T + crossed @ d[5].T + d[6] + logits[0].double() + logits[1].double())
-    tiles = {t for n in (1, 16, 64, 256, 4096) for t in wave.tiles_for(n)}
-    assert any(isinstance(t, WideTile) for t in tiles)
+    tiles, pinned = tiles_of(wave), {"pin_memory": device != "cpu"}
     for tile in tiles:
-        scores, done = (
-            torch.full((rows, tasks), torch.nan).pin_memory(),
-            torch.zeros(-(-rows // 8), dtype=torch.int32).pin_memory(),
-        )
+        scores = torch.full((rows, tasks), torch.nan, **pinned)
+        done = torch.zeros(-(-rows // 8), dtype=torch.int32, **pinned)
         for _ in range(2):  # the counters are ready for the next launch
             head = HeadOperands(logits, scores, done, partial, arrived)
             wave.run([Operands(x, None), Operands(x, kept, x0)], rows, head, state, tile)
-        torch.cuda.synchronize()
+        if device != "cpu":
+            torch.cuda.synchronize()
         np.testing.assert_allclose(scores.numpy(), want.cpu().numpy(), rtol=0, atol=tolerance, err_msg=tile.name)
         assert (arrived == 0).all()
         assert (done == 7).all()
+    return tiles
 
 
 @pytest.mark.gpu

@@ -1,0 +1,212 @@
+// What a kernel of this repository needs of CUDA, on one thread of the host: blocks one after the other, a block's threads as
+// fibers that take turns wherever they wait for each other. host_cuda.py turns each asm statement into a call of ptx::<opcode>,
+// outputs first. Copies are done when they are issued: a wait that is missing in a kernel goes unnoticed here, races do too.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <tuple>
+#include <type_traits>
+#include <ucontext.h>
+#include <utility>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __align__(n) __attribute__((aligned(n)))
+#define __shared__ static
+#define __CUDA_ARCH__ 900
+
+struct Place { int x, y, z; };
+static Place threadIdx, blockIdx, blockDim, gridDim;
+struct __align__(8) float2 { float x, y; };
+struct __align__(8) uint2 { unsigned x, y; };
+struct __align__(16) float4 { float x, y, z, w; };
+struct __align__(16) uint4 { unsigned x, y, z, w; };
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
+inline float __uint_as_float(unsigned v) { float f; memcpy(&f, &v, 4); return f; }
+inline unsigned __float_as_uint(float f) { unsigned v; memcpy(&v, &f, 4); return v; }
+template <typename T> T __ldcg(const T* p) { return *p; }
+template <typename T> void __stcg(T* p, T v) { *p = v; }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned pick) {
+    const uint64_t both = (uint64_t)b << 32 | a;
+    unsigned out = 0;
+    for (int i = 0; i < 4; ++i) out |= (unsigned)(both >> 8 * (pick >> 4 * i & 7) & 255) << 8 * i;
+    return out;
+}
+
+namespace host {
+constexpr size_t STACK = 256 * 1024;
+struct Fiber { ucontext_t context; bool done; };
+static char* shared;               // of the block, and where addresses in shared memory count from
+static std::vector<Fiber> fibers;
+static std::vector<char> stacks;
+static ucontext_t scheduler;
+static int current, alive, turns;
+struct Meeting { int came = 0, round = 0; uint32_t words[2][32][8]; };
+static Meeting block;
+static std::vector<Meeting> warps;
+
+inline void yield() {
+    if (++turns > 50000000) { fprintf(stderr, "host_cuda: threads wait for each other for ever\n"); abort(); }
+    const int self = current;
+    do current = (current + 1) % (int)fibers.size(); while (fibers[current].done);
+    if (current == self) return;
+    threadIdx.x = current;
+    swapcontext(&fibers[self].context, &fibers[current].context);
+}
+inline int living(int warp) {
+    int n = 0;
+    for (int i = warp * 32; i < warp * 32 + 32 && i < (int)fibers.size(); ++i) n += !fibers[i].done;
+    return n;
+}
+// All living threads of a block or warp. Returns the round, by which exchanged words lie in one of two places.
+template <typename Count> int meet(Meeting& at, Count expected) {
+    const int round = at.round;
+    ++at.came;
+    while (at.round == round) {
+        if (at.came >= expected()) { at.came = 0; ++at.round; }
+        else yield();
+    }
+    return round & 1;
+}
+struct Words { uint32_t w[8]; };
+// What all lanes of the warp gave; all have to come.
+inline uint32_t (*exchanged(const Words& own))[8] {
+    Meeting& at = warps[current / 32];
+    memcpy(at.words[at.round & 1][current % 32], own.w, sizeof own.w);
+    const int warp = current / 32;
+    return at.words[meet(at, [warp] { return living(warp); })];
+}
+
+static void (*body)();
+inline void fiber() {
+    body();
+    fibers[current].done = true;
+    if (--alive == 0) setcontext(&scheduler);
+    do current = (current + 1) % (int)fibers.size(); while (fibers[current].done);
+    threadIdx.x = current;
+    setcontext(&fibers[current].context);
+}
+inline void run_block(int threads) {
+    fibers.assign(threads, {});
+    warps.assign((threads + 31) / 32, {});
+    stacks.resize(threads * STACK);
+    block = {};
+    alive = threads, current = turns = 0;
+    for (int i = 0; i < threads; ++i) {
+        getcontext(&fibers[i].context);
+        fibers[i].context.uc_stack = {stacks.data() + i * STACK, 0, STACK};
+        fibers[i].context.uc_link = nullptr;
+        makecontext(&fibers[i].context, fiber, 0);
+    }
+    threadIdx = {0, 0, 0};
+    swapcontext(&scheduler, &fibers[0].context);
+}
+template <typename... A, size_t... I>
+void launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, void** args, std::index_sequence<I...>) {
+    static std::tuple<void (*)(A...), void**> call;
+    call = {kernel, args};
+    body = [] { std::get<0>(call)(*static_cast<std::remove_reference_t<A>*>(std::get<1>(call)[I])...); };
+    shared = static_cast<char*>(aligned_alloc(1024, (shared_bytes + 2047) / 1024 * 1024));
+    gridDim = {blocks, 1, 1}, blockDim = {threads, 1, 1};
+    for (int b = 0; b < blocks; ++b) {
+        blockIdx = {b, 0, 0};
+        memset(shared, 0xff, shared_bytes);  // NaN: what nobody wrote must not count
+        run_block(threads);
+    }
+    free(shared);
+}
+template <typename... A>
+void launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, void** args) {
+    launch(kernel, blocks, threads, shared_bytes, args, std::index_sequence_for<A...>());
+}
+}  // namespace host
+
+inline void __syncthreads() { host::meet(host::block, [] { return host::alive; }); }
+template <typename T> T __shfl_sync(unsigned, T v, int lane) {
+    host::Words own{};
+    memcpy(own.w, &v, sizeof v);
+    memcpy(&v, host::exchanged(own)[lane & 31], sizeof v);
+    return v;
+}
+template <typename T> T __shfl_xor_sync(unsigned mask, T v, int flip) { return __shfl_sync(mask, v, host::current % 32 ^ flip); }
+template <typename T> unsigned long long __cvta_generic_to_shared(const T* p) { return (const char*)p - host::shared; }
+
+namespace ptx {
+inline unsigned bf16_of(float f) {
+    const unsigned v = __float_as_uint(f);
+    return f != f ? 0x7fffu : (v + 0x7fffu + (v >> 16 & 1)) >> 16;
+}
+inline float tf32(unsigned v) { return __uint_as_float(v & 0xffffe000u); }  // as the tensor cores cut it
+inline float bf16(unsigned v, int half) { return __uint_as_float(half ? v & 0xffff0000u : v << 16); }
+
+inline void griddepcontrol_launch_dependents() {}
+inline void griddepcontrol_wait() {}
+inline void cp_async_wait_all() {}
+inline void cp_async_commit_group() {}
+inline void cp_async_wait_group(int) {}
+inline void cp_async_cg_shared_global(unsigned to, const void* from, int bytes = 16) {
+    memset(host::shared + to, 0, 16);
+    memcpy(host::shared + to, from, bytes);
+}
+template <typename W, typename P> void ld_relaxed_gpu_global_u64(W& w, P at) { memcpy(&w, at, 8); host::yield(); }
+template <typename P, typename W> void st_relaxed_gpu_global_u64(P at, W w) { memcpy((void*)at, &w, 8); }
+template <typename W, typename P> void ld_relaxed_gpu_global_v2_u64(W& a, W& b, P at) {
+    memcpy(&a, at, 8);
+    memcpy(&b, (const char*)at + 8, 8);
+    host::yield();
+}
+inline void st_release_sys_global_s32(int* at, int v) { *at = v; }
+inline void atom_add_acq_rel_gpu_global_s32(int& before, int* at) { before = (*at)++; }
+template <typename H> void cvt_rn_bf16_f32(H& h, float v) { h = (H)bf16_of(v); }
+inline void cvt_rn_bf16x2_f32(unsigned& w, float high, float low) { w = bf16_of(high) << 16 | bf16_of(low); }
+template <typename... A> void unsupported(A&&...) { fprintf(stderr, "host_cuda: an instruction that it lacks\n"); abort(); }
+
+inline void ldmatrix_sync_aligned_m8n8_x4_shared_b16(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned address) {
+    host::Words own{};
+    own.w[0] = address;
+    const auto rows = host::exchanged(own);
+    unsigned* out[] = {&a, &b, &c, &d};
+    const int lane = host::current % 32;
+    for (int i = 0; i < 4; ++i) memcpy(out[i], host::shared + rows[i * 8 + lane / 4][0] + lane % 4 * 4, 4);
+}
+// c[16, 8] += a[16, K] b[K, 8], laid out over the lanes by PTX's tables; PER: numbers in a word of K.
+template <int PER, typename Value>
+void mma(float* c[4], const unsigned a[4], const unsigned b[2], Value value) {
+    host::Words own{};
+    memcpy(own.w, a, 16);
+    memcpy(own.w + 4, b, 8);
+    const auto all = host::exchanged(own);
+    const int lane = host::current % 32;
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        double sum = *c[i];
+        for (int word = 0; word < 8; ++word)
+            for (int part = 0; part < PER; ++part)
+                sum += (double)value(all[row % 8 * 4 + word % 4][row / 8 + word / 4 * 2], part) *
+                       value(all[column * 4 + word % 4][4 + word / 4], part);
+        *c[i] = (float)sum;
+    }
+}
+#define MMA(name, per, value)                                                                                                    \
+    inline void name(float& c0, float& c1, float& c2, float& c3, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, \
+                     unsigned b1) {                                                                                              \
+        float* c[] = {&c0, &c1, &c2, &c3};                                                                                       \
+        const unsigned a[] = {a0, a1, a2, a3}, b[] = {b0, b1};                                                                   \
+        mma<per>(c, a, b, value);                                                                                                \
+    }
+MMA(mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32, 1, [](unsigned v, int) { return tf32(v); })
+MMA(mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32, 2, bf16)
+}  // namespace ptx

@@ -1,0 +1,134 @@
+"""Runs a .cu file on the host, thread by thread (host_cuda.h): the very code of a kernel, with the arguments of its launcher.
+
+It shows what a kernel computes and where it reads and writes, without a GPU. Not what only a GPU shows: races, waits that
+are missing, and time. The instructions that it knows are those of wave.cu and chain.cu.
+"""
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from kernels.source import FOLDER
+
+HEADER = Path(__file__).with_name("host_cuda.h")
+_INCLUDE = re.compile(r'#include "(\w+\.cuh)"')
+_ASM = re.compile(r"\basm\s*(?:volatile\s*)?\(")
+_OPERAND = re.compile(r'"[=+]?\w"\s*\(')
+_KNOWN = set(re.findall(r"(?:void |MMA\()(\w+)\(?", HEADER.read_text().split("namespace ptx", 1)[1]))
+
+
+class HostKernel:
+    """A kernel as CuPy's: what `launch` is given."""
+
+    def __init__(self, file: str, name: str, constants: Mapping[str, str], folder: Path) -> None:
+        self.max_dynamic_shared_size_bytes = 0
+        self._run = _built(file, name, tuple(sorted(constants.items())), folder)
+
+    def __call__(self, blocks: int, threads: int, args: Sequence[object], shared_bytes: int) -> None:
+        values = [a if isinstance(a, ctypes.Structure) else _scalar(a) for a in args]
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
+        self._run(blocks, threads, ctypes.c_size_t(shared_bytes), pointers)
+
+
+def put_under(monkeypatch: pytest.MonkeyPatch, module: ModuleType, folders: pytest.TempPathFactory) -> None:
+    """Lets the launchers of a module run its kernels here, on tensors of the CPU, as if this were an H200."""
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++")
+    folder = folders.getbasetemp() / "host_cuda"
+    folder.mkdir(exist_ok=True)
+    monkeypatch.setattr(module, "launch", launch)
+    monkeypatch.setattr(module, "kernel", lambda file, name, constants, _: HostKernel(file, name, constants, folder))
+    monkeypatch.setattr(module, "shared_limit", lambda _: 227 * 1024)
+
+
+def launch(kernel: HostKernel, blocks: int, threads: int, args: Sequence[object], *, shared_bytes: int = 0) -> None:
+    """In the place of `kernels.launch.launch`."""
+    assert shared_bytes <= max(48 * 1024, kernel.max_dynamic_shared_size_bytes)
+    kernel(blocks, threads, args, shared_bytes)
+
+
+def translated(code: str) -> str:
+    """With includes in place, and every asm statement as a call of ptx::<opcode>, its outputs first."""
+    code = _with_includes(code, set())
+    code = re.sub(r"extern __shared__ __align__\(\d+\) char (\w+)\[\];", r"char* const \1 = host::shared;", code)
+    out, at = [], 0
+    while found := _ASM.search(code, at):
+        end = _closing(code, found.end())
+        out += [code[at : found.start()], _call(code[found.end() : end])]
+        at = end + 1
+    return "".join(out) + code[at:]
+
+
+def _with_includes(code: str, seen: set[str]) -> str:
+    """Each file once, as #pragma once has it."""
+
+    def included(match: re.Match[str]) -> str:
+        if match[1] in seen:
+            return ""
+        seen.add(match[1])
+        return _with_includes((FOLDER / match[1]).read_text().replace("#pragma once", ""), seen)
+
+    return _INCLUDE.sub(included, code)
+
+
+def _unquoted(code: str, start: int) -> Iterator[tuple[int, str, int]]:
+    """Places, characters and how many parentheses are open there (one at the start), but for what strings hold."""
+    depth, quoted = 1, False
+    for i in range(start, len(code)):
+        quoted ^= code[i] == '"'
+        if not quoted:
+            depth += {"(": 1, ")": -1}.get(code[i], 0)
+            yield i, code[i], depth
+
+
+def _closing(code: str, start: int) -> int:
+    """The place of the parenthesis that closes the one before `start`."""
+    return next(i for i, _, depth in _unquoted(code, start) if depth == 0)
+
+
+def _call(statement: str) -> str:
+    colons = [i for i, c, depth in _unquoted(statement, 0) if c == ":" and depth == 1]
+    template, *parts = (statement[i + 1 : j] for i, j in pairwise([-1, *colons, len(statement)]))
+    opcode = re.sub(r"\W", "_", re.findall(r'"\s*([\w.]+)', template)[0]).strip("_")
+    operands = []
+    for part in parts[:2]:
+        at = 0
+        while found := _OPERAND.search(part, at):
+            end = _closing(part, found.end())
+            operands.append(part[found.end() : end])
+            at = end + 1
+    return f"ptx::{opcode if opcode in _KNOWN else 'unsupported'}({', '.join(operands)})"
+
+
+@cache
+def _built(file: str, name: str, constants: tuple[tuple[str, str], ...], folder: Path) -> "ctypes._NamedFuncPointer":
+    source = folder / f"{file}-{sha256(repr(constants).encode()).hexdigest()[:16]}.cpp"
+    run = f"host::launch({name}, blocks, threads, shared_bytes, args);"
+    text = (FOLDER / f"{file}.cu").read_text()
+    source.write_text(
+        f'#include "{HEADER}"\n{translated(text)}\n'
+        f'extern "C" void run(int blocks, int threads, size_t shared_bytes, void** args) {{ {run} }}\n'
+    )
+    defines = [f"-D{k}={v}" for k, v in constants]
+    made = source.with_suffix(".so")
+    command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *defines, str(source), "-o", str(made)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:2000]
+    return ctypes.CDLL(str(made)).run
+
+
+def _scalar(value: object) -> ctypes.c_int32 | ctypes.c_uint64:
+    if isinstance(value, np.int32):
+        return ctypes.c_int32(int(value))
+    assert isinstance(value, int)
+    return ctypes.c_uint64(value)
