@@ -56,6 +56,7 @@ static ucontext_t scheduler;
 static int current, alive, turns;
 struct Meeting { int came = 0, round = 0; uint32_t words[2][32][8]; };
 static Meeting block;
+static int counts[3];              // of __syncthreads_count
 static std::vector<Meeting> warps;
 
 inline void yield() {
@@ -104,6 +105,7 @@ inline void run_block(int threads) {
     warps.assign((threads + 31) / 32, {});
     stacks.resize(threads * STACK);
     block = {};
+    memset(counts, 0, sizeof counts);
     alive = threads, current = turns = 0;
     for (int i = 0; i < threads; ++i) {
         getcontext(&fibers[i].context);
@@ -135,6 +137,15 @@ void launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, 
 }  // namespace host
 
 inline void __syncthreads() { host::meet(host::block, [] { return host::alive; }); }
+inline int __syncthreads_count(int mine) {
+    const int round = host::block.round;
+    host::counts[round % 3] += mine != 0;
+    __syncthreads();
+    host::counts[(round + 2) % 3] = 0;  // all have read the last round's; nobody counts there before all have come to the next
+    return host::counts[round % 3];
+}
+inline void __nanosleep(unsigned) { host::yield(); }
+template <typename T> T atomicAdd(T* at, T more) { const T before = *at; *at += more; return before; }
 template <typename T> T __shfl_sync(unsigned, T v, int lane) {
     host::Words own{};
     memcpy(own.w, &v, sizeof v);
@@ -152,14 +163,31 @@ inline unsigned bf16_of(float f) {
 inline float tf32(unsigned v) { return __uint_as_float(v & 0xffffe000u); }  // as the tensor cores cut it
 inline float bf16(unsigned v, int half) { return __uint_as_float(half ? v & 0xffff0000u : v << 16); }
 
+inline void aligned(const void* p, size_t bytes) {
+    if ((uintptr_t)p % bytes) { fprintf(stderr, "host_cuda: an address that is no multiple of %zu\n", bytes); abort(); }
+}
+
 inline void griddepcontrol_launch_dependents() {}
 inline void griddepcontrol_wait() {}
 inline void cp_async_wait_all() {}
 inline void cp_async_commit_group() {}
 inline void cp_async_wait_group(int) {}
 inline void cp_async_cg_shared_global(unsigned to, const void* from, int bytes = 16) {
+    aligned(host::shared + to, 16);
+    if (bytes) aligned(from, 16);
     memset(host::shared + to, 0, 16);
     memcpy(host::shared + to, from, bytes);
+}
+inline void cp_async_ca_shared_global(unsigned to, const void* from, int bytes) { memcpy(host::shared + to, from, bytes); }
+template <typename... W> void load(const char* from, W&... words) {
+    ((memcpy(&words, from, 4), from += 4), ...);
+}
+inline void ld_global_nc_u8(unsigned& w, const char* p) { w = (unsigned char)*p; }
+inline void ld_global_nc_u16(unsigned short& w, const char* p) { memcpy(&w, p, 2); }
+inline void ld_global_nc_u32(unsigned& w, const char* p) { load(p, w); }
+inline void ld_global_nc_v2_u32(unsigned& a, unsigned& b, const char* p) { aligned(p, 8), load(p, a, b); }
+inline void ld_global_nc_v4_u32(unsigned& a, unsigned& b, unsigned& c, unsigned& d, const char* p) {
+    aligned(p, 16), load(p, a, b, c, d);
 }
 template <typename W, typename P> void ld_relaxed_gpu_global_u64(W& w, P at) { memcpy(&w, at, 8); host::yield(); }
 template <typename P, typename W> void st_relaxed_gpu_global_u64(P at, W w) { memcpy((void*)at, &w, 8); }
@@ -169,7 +197,11 @@ template <typename W, typename P> void ld_relaxed_gpu_global_v2_u64(W& a, W& b, 
     host::yield();
 }
 inline void st_release_sys_global_s32(int* at, int v) { *at = v; }
+inline void st_release_gpu_global_s32(int* at, int v) { *at = v; }
+inline void ld_acquire_sys_global_s32(int& v, const int* at) { v = *at; host::yield(); }
+inline void ld_acquire_gpu_global_s32(int& v, const int* at) { v = *at; host::yield(); }
 inline void atom_add_acq_rel_gpu_global_s32(int& before, int* at) { before = (*at)++; }
+inline void cvt_f32_f16(float& f, unsigned short h) { _Float16 v; memcpy(&v, &h, 2); f = (float)v; }
 template <typename H> void cvt_rn_bf16_f32(H& h, float v) { h = (H)bf16_of(v); }
 inline void cvt_rn_bf16x2_f32(unsigned& w, float high, float low) { w = bf16_of(high) << 16 | bf16_of(low); }
 template <typename... A> void unsupported(A&&...) { fprintf(stderr, "host_cuda: an instruction that it lacks\n"); abort(); }

@@ -1,7 +1,8 @@
 """Runs a .cu file on the host, thread by thread (host_cuda.h): the very code of a kernel, with the arguments of its launcher.
 
 It shows what a kernel computes and where it reads and writes, without a GPU. Not what only a GPU shows: races, waits that
-are missing, and time. The instructions that it knows are those of wave.cu and chain.cu.
+are missing, and time. The instructions that it knows are those of wave.cu, chain.cu and
+embedding.cu.
 """
 
 import ctypes
@@ -13,10 +14,11 @@ from functools import cache
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from kernels.source import FOLDER
 
@@ -48,7 +50,8 @@ def put_under(monkeypatch: pytest.MonkeyPatch, module: ModuleType, folders: pyte
     folder.mkdir(exist_ok=True)
     monkeypatch.setattr(module, "launch", launch)
     monkeypatch.setattr(module, "kernel", lambda file, name, constants, _: HostKernel(file, name, constants, folder))
-    monkeypatch.setattr(module, "shared_limit", lambda _: 227 * 1024)
+    monkeypatch.setattr(module, "shared_limit", lambda _: 227 * 1024, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
 
 
 def launch(kernel: HostKernel, blocks: int, threads: int, args: Sequence[object], *, shared_bytes: int = 0) -> None:
@@ -60,6 +63,8 @@ def launch(kernel: HostKernel, blocks: int, threads: int, args: Sequence[object]
 def translated(code: str) -> str:
     """With includes in place, and every asm statement as a call of ptx::<opcode>, its outputs first."""
     code = _with_includes(code, set())
+    for name, text in re.findall(r'#define (\w+) "([^"]*)"', code):  # strings that are put together
+        code = code.replace(f'({name} "', f'("{text}')
     code = re.sub(r"extern __shared__ __align__\(\d+\) char (\w+)\[\];", r"char* const \1 = host::shared;", code)
     out, at = [], 0
     while found := _ASM.search(code, at):

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import reference
+from kernels import embedding, reference
 from kernels.embedding import Descriptors, DeviceLookup, Segment, segment_descriptors
 from kernels.id_record import IdRecord, id_bytes
 from kernels.lookup_plan import ALWAYS_ROW_0, Batch, IdColumn, Kind, LookupPlan, Slot, TableShape
 from kernels.stacked import StackedLookup
 from tests.backends import BACKENDS
+from tests.kernels import host_cuda
 
 F32, F16, I8 = torch.float32, torch.float16, torch.int8
 
@@ -73,8 +74,10 @@ def in_records(plan, batch):
 
 
 def on_the_bus(plan, batch):
-    """The batch as a GPU takes it: the same, all in pinned memory."""
+    """The batch as a GPU takes it: the same, all in pinned memory where there is a GPU."""
     narrow = in_records(plan, batch)
+    if not torch.cuda.is_available():
+        return narrow
     return Batch(*(t.pin_memory() if t.numel() else t for t in (getattr(narrow, f.name) for f in fields(narrow))))
 
 
@@ -102,7 +105,7 @@ def expected(plan, tables, scales, batch, rows):
 
 
 class OnDevice:
-    """A lookup on either backend: x and total (on the CPU), NaN wherever nothing was written."""
+    """A lookup on either backend: x and total (on the CPU), NaN wherever nothing was written. "host": the GPU's, by `on_host`."""
 
     def __init__(self, plan, tables, device, out_dtype=F32, segments=1):
         self.plan, self.device, self.out_dtype = plan, device, out_dtype
@@ -110,7 +113,7 @@ class OnDevice:
         if device == "cpu":
             self.lookup = StackedLookup(plan, tables, scales, out_dtype)
             return
-        target = torch.device(device)
+        target = self.memory = torch.device("cpu" if device == "host" else device)
         self.tables = [t.to(target) for t in tables]
         self.lookup = DeviceLookup(plan, out_dtype, target)
         described = [_segments(t, segments) for t in self.tables]
@@ -134,9 +137,9 @@ class OnDevice:
         if self.device == "cpu":
             return self.lookup(in_records(self.plan, batch), rows)
         capacity = capacity or rows
-        x = torch.full((capacity, -(-self.plan.x_width // 8) * 8), torch.nan, dtype=self.out_dtype, device=self.device)
-        total = torch.full((capacity, 1), torch.nan, device=self.device)
-        state = torch.tensor([0, generation, 0, 5], dtype=torch.int32, device=self.device)
+        x = torch.full((capacity, -(-self.plan.x_width // 8) * 8), torch.nan, dtype=self.out_dtype, device=self.memory)
+        total = torch.full((capacity, 1), torch.nan, device=self.memory)
+        state = torch.tensor([0, generation, 0, 5], dtype=torch.int32, device=self.memory)
         pinned = on_the_bus(self.plan, batch)
         self.lookup(pinned, capacity, self.descriptors, x, total, state)
         assert state.tolist() == [rows, generation, 0, 6]
@@ -180,6 +183,12 @@ def some_padding(rng, n, size):
     ids = rng.integers(0, size, n)
     ids[rng.random(n) < 0.4] = -1
     return ids
+
+
+@pytest.fixture
+def on_host(monkeypatch, tmp_path_factory):
+    """The kernel's own code, run on the host."""
+    host_cuda.put_under(monkeypatch, embedding, tmp_path_factory)
 
 
 MIXED = pytest.mark.parametrize("int8", [(), (0, 1, 3, 4), (2, 5, 6), range(7)], ids=["no-int8", "some", "others", "all"])
@@ -537,3 +546,19 @@ def test_a_batch_of_another_plan_is_refused_before_the_launch():
 def test_segments_that_do_not_ascend_are_refused():
     with pytest.raises(ValueError, match=r"table 0: got segment ends \[5, 5\]"):
         segment_descriptors([[Segment(0, 5), Segment(64, 5)]])
+
+
+@pytest.mark.parametrize("int8", [(), (0, 1, 3, 4), range(7)], ids=["no-int8", "some", "all"])
+def test_on_the_host_too_the_kernel_matches_the_reference(on_host, int8):
+    for width, rows in ((0, 1), (0, 19), (8, 129)):
+        test_every_kind_of_slot_matches_the_reference(rows, int8, width, "host")
+
+
+@pytest.mark.parametrize(("dim", "dtype"), [(1, F32), (16, F32), (16, F16), (20, torch.bfloat16)])
+def test_on_the_host_too_one_hot_gathers_are_bit_equal(on_host, dim, dtype):
+    test_one_hot_gathers_are_bit_equal(53, dim, dtype, "host")
+
+
+def test_on_the_host_too_no_id_reaches_memory_beyond_its_table(on_host):
+    for width, bad in WILD:
+        test_an_id_outside_its_table_reads_the_oov_row_and_is_counted(width, bad, "host")
