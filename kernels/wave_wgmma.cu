@@ -177,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) wave_wgmma(
     const unsigned full = (unsigned)__cvta_generic_to_shared(barriers), empty = full + 8 * STAGES;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {  // a buffer is full when both factors have come
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], 2;" ::"r"(full + 8 * s) : "memory");
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(full + 8 * s), "n"(2) : "memory");
             asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(empty + 8 * s), "n"(WM * RELEASES) : "memory");
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

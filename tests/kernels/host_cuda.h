@@ -1,10 +1,9 @@
 // What a kernel of this repository needs of CUDA, on one thread of the host: blocks one after the other, a block's threads as
 // fibers that take turns wherever they wait for each other. host_cuda.py turns each asm statement into a call of ptx::<opcode>,
-// outputs first. Copies are done when they are issued: a wait that is missing in a kernel goes unnoticed here, races do too.
+// outputs first. A launch returns what went wrong, or null. Copies are done when they are issued: a wait that is missing in a kernel goes unnoticed here, races do too.
 #pragma once
 #include <cmath>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <tuple>
@@ -21,7 +20,6 @@
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __shared__ static
-#define __CUDA_ARCH__ 900
 
 struct Place { int x, y, z; };
 static Place threadIdx, blockIdx, blockDim, gridDim;
@@ -49,7 +47,7 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned pick) {
 namespace host {
 constexpr size_t STACK = 256 * 1024;
 struct Fiber { ucontext_t context; bool done; };
-static char* shared;               // of the block, and where addresses in shared memory count from
+alignas(1024) static char shared[228 * 1024];  // of the block, and where addresses in shared memory count from
 static std::vector<Fiber> fibers;
 static std::vector<char> stacks;
 static ucontext_t scheduler;
@@ -59,8 +57,14 @@ static Meeting block;
 static int counts[3];              // of __syncthreads_count
 static std::vector<Meeting> warps;
 
+static const char* failure;
+[[noreturn]] inline void fail(const char* why) {  // leaves all threads where they are
+    failure = why;
+    setcontext(&scheduler);
+    abort();
+}
 inline void yield() {
-    if (++turns > 50000000) { fprintf(stderr, "host_cuda: threads wait for each other for ever\n"); abort(); }
+    if (++turns > 5000000) fail("threads that wait for each other for ever");
     const int self = current;
     do current = (current + 1) % (int)fibers.size(); while (fibers[current].done);
     if (current == self) return;
@@ -121,18 +125,19 @@ void launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, 
     static std::tuple<void (*)(A...), void**> call;
     call = {kernel, args};
     body = [] { std::get<0>(call)(*static_cast<std::remove_reference_t<A>*>(std::get<1>(call)[I])...); };
-    shared = static_cast<char*>(aligned_alloc(1024, (shared_bytes + 2047) / 1024 * 1024));
     gridDim = {blocks, 1, 1}, blockDim = {threads, 1, 1};
-    for (int b = 0; b < blocks; ++b) {
+    failure = nullptr;
+    for (int b = 0; b < blocks && !failure; ++b) {
         blockIdx = {b, 0, 0};
         memset(shared, 0xff, shared_bytes);  // NaN: what nobody wrote must not count
         run_block(threads);
     }
-    free(shared);
 }
 template <typename... A>
-void launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, void** args) {
+const char* launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, void** args) {
+    if (shared_bytes > sizeof shared) return "more shared memory than there is";
     launch(kernel, blocks, threads, shared_bytes, args, std::index_sequence_for<A...>());
+    return failure;
 }
 }  // namespace host
 
@@ -153,6 +158,7 @@ template <typename T> T __shfl_sync(unsigned, T v, int lane) {
     return v;
 }
 template <typename T> T __shfl_xor_sync(unsigned mask, T v, int flip) { return __shfl_sync(mask, v, host::current % 32 ^ flip); }
+// Static variables of a block lie near, on either side.
 template <typename T> unsigned long long __cvta_generic_to_shared(const T* p) { return (const char*)p - host::shared; }
 
 namespace ptx {
@@ -164,14 +170,20 @@ inline float tf32(unsigned v) { return __uint_as_float(v & 0xffffe000u); }  // a
 inline float bf16(unsigned v, int half) { return __uint_as_float(half ? v & 0xffff0000u : v << 16); }
 
 inline void aligned(const void* p, size_t bytes) {
-    if ((uintptr_t)p % bytes) { fprintf(stderr, "host_cuda: an address that is no multiple of %zu\n", bytes); abort(); }
+    if ((uintptr_t)p % bytes) host::fail("an address that is not aligned to what is read or written there");
 }
 
-inline void griddepcontrol_launch_dependents() {}
-inline void griddepcontrol_wait() {}
-inline void cp_async_wait_all() {}
-inline void cp_async_commit_group() {}
-inline void cp_async_wait_group(int) {}
+#define NOTHING(name) template <typename... A> void name(A...) {}
+NOTHING(griddepcontrol_launch_dependents)
+NOTHING(griddepcontrol_wait)
+NOTHING(cp_async_wait_all)
+NOTHING(cp_async_commit_group)
+NOTHING(cp_async_wait_group)
+NOTHING(fence_mbarrier_init_release_cluster)
+NOTHING(fence_proxy_async_shared)
+NOTHING(wgmma_fence_sync_aligned)
+NOTHING(wgmma_commit_group_sync_aligned)
+NOTHING(wgmma_wait_group_sync_aligned)
 inline void cp_async_cg_shared_global(unsigned to, const void* from, int bytes = 16) {
     aligned(host::shared + to, 16);
     if (bytes) aligned(from, 16);
@@ -204,7 +216,7 @@ inline void atom_add_acq_rel_gpu_global_s32(int& before, int* at) { before = (*a
 inline void cvt_f32_f16(float& f, unsigned short h) { _Float16 v; memcpy(&v, &h, 2); f = (float)v; }
 template <typename H> void cvt_rn_bf16_f32(H& h, float v) { h = (H)bf16_of(v); }
 inline void cvt_rn_bf16x2_f32(unsigned& w, float high, float low) { w = bf16_of(high) << 16 | bf16_of(low); }
-template <typename... A> void unsupported(A&&...) { fprintf(stderr, "host_cuda: an instruction that it lacks\n"); abort(); }
+template <typename... A> void unsupported(A&&...) { host::fail("an instruction that host_cuda.h lacks"); }
 
 inline void ldmatrix_sync_aligned_m8n8_x4_shared_b16(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned address) {
     host::Words own{};
@@ -241,4 +253,81 @@ void mma(float* c[4], const unsigned a[4], const unsigned b[2], Value value) {
     }
 MMA(mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32, 1, [](unsigned v, int) { return tf32(v); })
 MMA(mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32, 2, bf16)
+
+inline void bar_sync(int threads) {
+    static host::Meeting named;
+    host::meet(named, [threads] { return threads; });
+}
+
+struct Barrier { unsigned char expected, pending, phase, unused; int bytes; };  // an mbarrier
+inline Barrier& barrier(unsigned at) { return *reinterpret_cast<Barrier*>(host::shared + (int)at); }
+inline void settle(Barrier& b) {
+    if (b.pending || b.bytes) return;
+    b.phase ^= 1;
+    b.pending = b.expected;
+}
+inline void mbarrier_init_shared(unsigned at, int count) { barrier(at) = {(unsigned char)count, (unsigned char)count, 0, 0, 0}; }
+inline void mbarrier_arrive_shared(unsigned at) {
+    if (barrier(at).pending-- == 0) host::fail("an arrival too many at a barrier");
+    settle(barrier(at));
+}
+inline void mbarrier_arrive_expect_tx_shared(unsigned at, int bytes) {
+    barrier(at).bytes += bytes;
+    mbarrier_arrive_shared(at);
+}
+inline void mbarrier_try_wait_parity_shared(unsigned at, int parity) {
+    while (barrier(at).phase == parity) host::yield();
+}
+inline unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
+// A tile of rows of 128 bytes; zeros beyond the matrix. map: see host_cuda.py, tensor_map.
+inline void cp_async_bulk_tensor_2d_shared(unsigned to, const void* map, unsigned at, int column, int row) {
+    const auto* m = static_cast<const unsigned long long*>(map);
+    aligned(host::shared + to, 1024);
+    for (long long r = 0; r < (long long)m[4]; ++r)
+        for (int byte = 0; byte < 128; ++byte) {
+            const long long from = row + r, offset = (long long)column * (long long)m[5] + byte;
+            const bool there = from < (long long)m[1] && offset < (long long)m[2];
+            host::shared[swizzled(to + r * 128 + byte)] = there ? reinterpret_cast<const char*>(m[0])[from * m[3] + offset] : 0;
+        }
+    barrier(at).bytes -= m[4] * 128;
+    settle(barrier(at));
+}
+// d[64, N] += a b^T over 32 bytes of K, for the warpgroup of the thread. given: d, then descriptors of a and b; or d, four
+// registers, a descriptor, and whether d counts.
+template <int N, int PER, typename Value, typename... A> void wgmma(Value value, A&... given) {
+    float* d[N / 2];
+    unsigned long long rest[6];
+    int floats = 0, others = 0;
+    const auto sort = [&](auto& v) {
+        if constexpr (std::is_same_v<decltype(v), float&>) d[floats++] = &v;
+        else rest[others++] = v;
+    };
+    (sort(given), ...);
+    const int lane = host::current % 32, first = host::current / 32 % 4 * 16 + lane / 4;
+    const bool registers = others > 2;
+    host::Words own{};
+    for (int i = 0; i < 4; ++i) own.w[i] = (unsigned)rest[i];
+    const auto lanes = registers ? host::exchanged(own) : nullptr;
+    const auto word = [&](unsigned long long descriptor, int row, int k) {
+        unsigned w;
+        memcpy(&w, host::shared + swizzled((descriptor & 0x3fff) * 16 + row * 128 + k * 4), 4);
+        return w;
+    };
+    for (int i = 0; i < N / 2; ++i) {
+        const int row = first + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        double sum = registers && !rest[5] ? 0.0 : *d[i];
+        for (int k = 0; k < 8; ++k) {
+            const unsigned a = registers ? lanes[row % 8 * 4 + k % 4][row / 8 % 2 + k / 4 * 2] : word(rest[0], row, k);
+            const unsigned b = word(rest[registers ? 4 : 1], column, k);
+            for (int part = 0; part < PER; ++part) sum += (double)value(a, part) * value(b, part);
+        }
+        *d[i] = (float)sum;
+    }
+}
+#define WGMMA(name, n, per, value) \
+    template <typename... A> void name(A&&... given) { wgmma<n, per>(value, given...); }
+WGMMA(wgmma_mma_async_sync_aligned_m64n64k8_f32_tf32_tf32, 64, 1, [](unsigned v, int) { return tf32(v); })
+WGMMA(wgmma_mma_async_sync_aligned_m64n128k8_f32_tf32_tf32, 128, 1, [](unsigned v, int) { return tf32(v); })
+WGMMA(wgmma_mma_async_sync_aligned_m64n64k16_f32_bf16_bf16, 64, 2, bf16)
+WGMMA(wgmma_mma_async_sync_aligned_m64n128k16_f32_bf16_bf16, 128, 2, bf16)
 }  // namespace ptx

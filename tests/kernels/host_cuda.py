@@ -1,8 +1,7 @@
 """Runs a .cu file on the host, thread by thread (host_cuda.h): the very code of a kernel, with the arguments of its launcher.
 
 It shows what a kernel computes and where it reads and writes, without a GPU. Not what only a GPU shows: races, waits that
-are missing, and time. The instructions that it knows are those of wave.cu, chain.cu and
-embedding.cu.
+are missing, and time. The instructions that it knows are those of the waves, the chain and the lookup, but for fp8.
 """
 
 import ctypes
@@ -23,10 +22,10 @@ import torch
 from kernels.source import FOLDER
 
 HEADER = Path(__file__).with_name("host_cuda.h")
-_INCLUDE = re.compile(r'#include "(\w+\.cuh)"')
 _ASM = re.compile(r"\basm\s*(?:volatile\s*)?\(")
 _OPERAND = re.compile(r'"[=+]?\w"\s*\(')
-_KNOWN = set(re.findall(r"(?:void |MMA\()(\w+)\(?", HEADER.read_text().split("namespace ptx", 1)[1]))
+_OPCODE = re.compile(r"[a-z]\w*(?:\.\w+)+")  # the first of a template
+_KNOWN = set(re.findall(r"(?:void |MMA\(|WGMMA\(|NOTHING\()(\w+)", HEADER.read_text().split("namespace ptx", 1)[1]))
 
 
 class HostKernel:
@@ -39,7 +38,8 @@ class HostKernel:
     def __call__(self, blocks: int, threads: int, args: Sequence[object], shared_bytes: int) -> None:
         values = [a if isinstance(a, ctypes.Structure) else _scalar(a) for a in args]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        self._run(blocks, threads, ctypes.c_size_t(shared_bytes), pointers)
+        failure = self._run(blocks, threads, ctypes.c_size_t(shared_bytes), pointers)
+        assert failure is None, failure.decode()
 
 
 def put_under(monkeypatch: pytest.MonkeyPatch, module: ModuleType, folders: pytest.TempPathFactory) -> None:
@@ -50,8 +50,17 @@ def put_under(monkeypatch: pytest.MonkeyPatch, module: ModuleType, folders: pyte
     folder.mkdir(exist_ok=True)
     monkeypatch.setattr(module, "launch", launch)
     monkeypatch.setattr(module, "kernel", lambda file, name, constants, _: HostKernel(file, name, constants, folder))
+    monkeypatch.setattr(module, "tensor_map", tensor_map, raising=False)
     monkeypatch.setattr(module, "shared_limit", lambda _: 227 * 1024, raising=False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+
+
+def tensor_map(matrix: torch.Tensor, rows: int) -> "ctypes.Array[ctypes.c_uint64]":
+    """In the place of `kernels.tensor_map.tensor_map`: what host_cuda.h's copies read."""
+    size = matrix.element_size()
+    words = matrix.data_ptr(), matrix.shape[0], matrix.shape[1] * size, matrix.stride(0) * size, rows, size
+    return (ctypes.c_uint64 * 16)(*words)
 
 
 def launch(kernel: HostKernel, blocks: int, threads: int, args: Sequence[object], *, shared_bytes: int = 0) -> None:
@@ -61,10 +70,7 @@ def launch(kernel: HostKernel, blocks: int, threads: int, args: Sequence[object]
 
 
 def translated(code: str) -> str:
-    """With includes in place, and every asm statement as a call of ptx::<opcode>, its outputs first."""
-    code = _with_includes(code, set())
-    for name, text in re.findall(r'#define (\w+) "([^"]*)"', code):  # strings that are put together
-        code = code.replace(f'({name} "', f'("{text}')
+    """Preprocessed code with every asm statement as a call of ptx::<opcode>, its outputs first."""
     code = re.sub(r"extern __shared__ __align__\(\d+\) char (\w+)\[\];", r"char* const \1 = host::shared;", code)
     out, at = [], 0
     while found := _ASM.search(code, at):
@@ -72,18 +78,6 @@ def translated(code: str) -> str:
         out += [code[at : found.start()], _call(code[found.end() : end])]
         at = end + 1
     return "".join(out) + code[at:]
-
-
-def _with_includes(code: str, seen: set[str]) -> str:
-    """Each file once, as #pragma once has it."""
-
-    def included(match: re.Match[str]) -> str:
-        if match[1] in seen:
-            return ""
-        seen.add(match[1])
-        return _with_includes((FOLDER / match[1]).read_text().replace("#pragma once", ""), seen)
-
-    return _INCLUDE.sub(included, code)
 
 
 def _unquoted(code: str, start: int) -> Iterator[tuple[int, str, int]]:
@@ -104,7 +98,9 @@ def _closing(code: str, start: int) -> int:
 def _call(statement: str) -> str:
     colons = [i for i, c, depth in _unquoted(statement, 0) if c == ":" and depth == 1]
     template, *parts = (statement[i + 1 : j] for i, j in pairwise([-1, *colons, len(statement)]))
-    opcode = re.sub(r"\W", "_", re.findall(r'"\s*([\w.]+)', template)[0]).strip("_")
+    opcode = _OPCODE.search(re.sub(r"\"\s*\"", "", template).replace("\\n", " "))
+    if opcode is None:
+        return "(void)0"  # asm that only tells the compiler what is used
     operands = []
     for part in parts[:2]:
         at = 0
@@ -112,24 +108,31 @@ def _call(statement: str) -> str:
             end = _closing(part, found.end())
             operands.append(part[found.end() : end])
             at = end + 1
-    return f"ptx::{opcode if opcode in _KNOWN else 'unsupported'}({', '.join(operands)})"
+    name = opcode[0].replace(".", "_")
+    return f"ptx::{name if name in _KNOWN else 'unsupported'}({', '.join(operands)})"
 
 
 @cache
 def _built(file: str, name: str, constants: tuple[tuple[str, str], ...], folder: Path) -> "ctypes._NamedFuncPointer":
     source = folder / f"{file}-{sha256(repr(constants).encode()).hexdigest()[:16]}.cpp"
-    run = f"host::launch({name}, blocks, threads, shared_bytes, args);"
-    text = (FOLDER / f"{file}.cu").read_text()
+    defines = [f"-D{k}={v}" for k, v in (*constants, ("__CUDA_ARCH__", "900"))]
+    code = _gcc("-E", "-P", *defines, f"-I{FOLDER}", "-x", "c++", str(FOLDER / f"{file}.cu"))
+    run = f"return host::launch({name}, blocks, threads, shared_bytes, args);"
     source.write_text(
-        f'#include "{HEADER}"\n{translated(text)}\n'
-        f'extern "C" void run(int blocks, int threads, size_t shared_bytes, void** args) {{ {run} }}\n'
+        f'#include "{HEADER}"\n{translated(code)}\n'
+        f'extern "C" const char* run(int blocks, int threads, size_t shared_bytes, void** args) {{ {run} }}\n'
     )
-    defines = [f"-D{k}={v}" for k, v in constants]
     made = source.with_suffix(".so")
-    command = ["g++", "-std=c++17", "-O1", "-w", "-shared", "-fPIC", *defines, str(source), "-o", str(made)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    _gcc("-O1", "-w", "-shared", "-fPIC", str(source), "-o", str(made))
+    function = ctypes.CDLL(str(made)).run
+    function.restype = ctypes.c_char_p
+    return function
+
+
+def _gcc(*options: str) -> str:
+    done = subprocess.run(["g++", "-std=c++17", *options], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:2000]
-    return ctypes.CDLL(str(made)).run
+    return done.stdout
 
 
 def _scalar(value: object) -> ctypes.c_int32 | ctypes.c_uint64:

@@ -105,7 +105,7 @@ def expected(plan, tables, scales, batch, rows):
 
 
 class OnDevice:
-    """A lookup on either backend: x and total (on the CPU), NaN wherever nothing was written. "host": the GPU's, by `on_host`."""
+    """A lookup on either backend: x and total (on the CPU), NaN wherever nothing was written. "host": a GPU's, by `on_host`."""
 
     def __init__(self, plan, tables, device, out_dtype=F32, segments=1):
         self.plan, self.device, self.out_dtype = plan, device, out_dtype

@@ -1,0 +1,56 @@
+"""The host's stand-in for a GPU tells what a kernel may not do, and tells it as a failure of that test alone."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.kernels import host_cuda
+
+TWO_ARRIVALS = """
+    asm("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(0), "n"(1));
+    for (int i = 0; i < 2; ++i) asm("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(0), "r"(8));
+"""
+
+
+def test_an_asm_statement_becomes_a_call_with_its_operands_outputs_first() -> None:
+    given = 'asm volatile("ld.relaxed." "gpu.global.u64 %0, [%1];" : "=l"(w) : "l"(f(at) ? a : b) : "memory");'
+    assert host_cuda.translated(given) == "ptx::ld_relaxed_gpu_global_u64(w, f(at) ? a : b);"
+    assert host_cuda.translated('asm("" : "+f"(d));') == "(void)0;"
+    assert host_cuda.translated('asm("mystery.u32 %0, %1;" : "=r"(a) : "r"(b));') == "ptx::unsupported(a, b);"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("if (threadIdx.x == 0) while (*(volatile int*)to == 0) __nanosleep(1);", "wait for each other for ever"),
+        ('asm("mystery.u32 %0;" : "=r"(*to));', "an instruction that host_cuda.h lacks"),
+        ('asm("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(4), "l"(to));', "not aligned"),
+        (TWO_ARRIVALS, "an arrival too many"),
+    ],
+)
+def test_what_a_kernel_may_not_do_fails(body: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import torch
+
+    monkeypatch.setattr(host_cuda, "FOLDER", tmp_path)
+    (tmp_path / "wrong.cu").write_text(f'extern "C" __global__ void wrong(unsigned* to) {{ {body} }}\n')
+    kernel, to = host_cuda.HostKernel("wrong", "wrong", {}, tmp_path), torch.zeros(8, dtype=torch.int32)
+    with pytest.raises(AssertionError, match=message):
+        kernel(2, 64, (to.data_ptr(),), 1024)
+
+
+def test_warps_exchange_words_and_blocks_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(host_cuda, "FOLDER", tmp_path)
+    (tmp_path / "sums.cu").write_text(
+        'extern "C" __global__ void sums(int* to) {\n'
+        "  int v = threadIdx.x;\n"
+        "  for (int step = 16; step > 0; step >>= 1) v += __shfl_xor_sync(0xffffffffu, v, step);\n"
+        "  if (threadIdx.x >= 64) return;\n"
+        "  const int odd = __syncthreads_count(threadIdx.x & 1), all = __syncthreads_count(1);\n"
+        "  if (threadIdx.x % 32 == 0) to[blockIdx.x * 2 + threadIdx.x / 32] = v * 10000 + odd * 100 + all;\n"
+        "}\n"
+    )
+    to = torch.zeros(6, dtype=torch.int32)
+    host_cuda.HostKernel("sums", "sums", {}, tmp_path)(3, 96, (to.data_ptr(),), 0)
+    assert to.tolist() == [(31 * 16) * 10000 + 3264, (31 * 16 + 1024) * 10000 + 3264] * 3
