@@ -12,7 +12,7 @@ from benchmarks.record import Record, identity
 
 @dataclass(frozen=True)
 class Results:
-    """What a folder holds. `runs`: the run-level facts by file name; files of one suite are read as one."""
+    """What a folder holds. `runs`: the run-level facts by file name; files of one suite are read as one, by name."""
 
     runs: Mapping[str, Mapping[str, Any]]
     records: tuple[Record, ...]

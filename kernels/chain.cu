@@ -131,8 +131,8 @@ __device__ __forceinline__ void multiply_all(const uint4* weights, const X* x, i
     }
 }
 
-// Strict float32 by the CUDA cores: of so few rows that takes less than splitting the factors for three products on the tensor
-// cores. Of a group's 16 words of K a lane multiplies four, for two columns and every row.
+// Strict float32 by the CUDA cores: of so few rows that is fewer instructions than to split the factors and multiply thrice on the
+// tensor cores. Of a group's 16 words of K a lane multiplies four, for two columns and every row.
 __device__ __forceinline__ void multiply_exactly(const uint4* weights, const float* x, int stride, int groups, float* sums) {
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, column = lane >> 2, word = lane & 3;
     const float4* w = reinterpret_cast<const float4*>(weights);

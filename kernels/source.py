@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from kernels.kept import keep, kept
@@ -65,7 +66,7 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
     ),
     "wave_wgmma": (
         *(_WAVE | {"X": x, **sizes} for x in ("float", "bf16", "fp8") for sizes in _WIDE_TILES),
-        *(_WAVE | {"X": "float", **tile.constants} for tile in (EXACT_TILES[1], EXACT_TILES[-1])),
+        *(_WAVE | {"X": "float", **tile.constants} for tile in EXACT_TILES),
     ),
     "head": tuple({"X": x, "TASKS": tasks} for x, tasks in (("float", "1"), ("bf16", "1"), ("float", "3"), ("fp8", "1"))),
 }
@@ -79,12 +80,18 @@ def compile_options(constants: Mapping[str, str]) -> tuple[str, ...]:
     return ("-std=c++17", f"-I{FOLDER}", *(f"-D{k}={v}" for k, v in sorted(constants.items())))
 
 
+_ASKED: dict[tuple[object, ...], Lock] = {}
+
+
 def kernel(file: str, name: str, constants: Mapping[str, str], device: int) -> Any:
     """The function `name` of `file`.cu, compiled for `device` with the constants given. Cached.
 
     Loading a module allocates and synchronises, so every kernel must have been asked for once before a graph is captured.
+    Threads that ask for one at the same time wait for one compilation.
     """
-    return _kernel(file, name, tuple(sorted(constants.items())), device)
+    key = file, name, tuple(sorted(constants.items())), device
+    with _ASKED.setdefault(key, Lock()):
+        return _kernel(*key)
 
 
 @cache  # a module that is dropped is unloaded, under the graphs that hold its kernels

@@ -48,7 +48,8 @@ class Tile:
 @dataclass(frozen=True, slots=True)
 class WideTile:
     """Of wave_wgmma.cu (sm_90a): rows and columns of a block's tile; warpgroups along K, for each 64 rows; and 128-byte buffers
-    of K. passes: 3 for float32 as exact as its own arithmetic, in whose buffers two tf32 halves of the weights lie.
+    of K, a multiple of these. passes: 3 for float32 as exact as its own arithmetic, in whose buffers two tf32 halves of the
+    weights lie.
     """
 
     rows: int
@@ -114,7 +115,7 @@ WIDE_TILES = (
 EXACT_TILES = (
     WideTile(64, 64, 1, 4, 3),
     WideTile(64, 64, 2, 4, 3),
-    WideTile(64, 128, 2, 5, 3),
+    WideTile(64, 128, 2, 4, 3),
     WideTile(128, 128, 1, 4, 3),
 )
 

@@ -4,14 +4,14 @@
 // Grid: as in wave.cu. K advances in chunks of 128 bytes through a ring of STAGES buffers: `full` counts the bytes that have
 // come, `empty` the warps or warpgroups that are done with a buffer. The first buffers of the weights are filled before the wave waits
 // for the one before it. Copies write zeros beyond the factors' edges and swizzle the rows as wgmma expects them.
-// Bytes of a block: (BM + BN) * depth * sizeof(X) from L2, BM * BN * sizeof(X) out.
+// Bytes of a block: (BM + HALVES * BN) * depth * sizeof(X) from L2, BM * BN * sizeof(X) out.
 #ifndef X
 #define X float
 #define PASSES 1  // 3: float32 as exact as its own arithmetic, each factor in two tf32 halves; those of the weights are given
 #define BM 128
 #define BN 128
 #define WK 1
-#define STAGES 3  // more than WK
+#define STAGES 3  // a multiple of WK, and more: a buffer is always of one share, whose parity of `full` it alone follows
 #define TASKS 1
 #define DOTS 1
 #define LAYERS 1
@@ -82,6 +82,8 @@ __device__ __forceinline__ void copy_all(
     }
 }
 
+static_assert(STAGES % WK == 0 && STAGES > WK, "a buffer passes between warpgroups");
+static_assert(PASSES == 1 || BN == PIECE, "one wgmma takes all columns");
 typedef float Sums[BN / PIECE][PIECE / 2];
 
 // Which share of K, and which 64 rows of the tile, are this warpgroup's. The shuffle tells the compiler that a warp agrees.

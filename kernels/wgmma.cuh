@@ -12,7 +12,6 @@ __device__ __forceinline__ unsigned long long described(unsigned address) {
 #define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
 #define N32 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define N64 N32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-// d[64 rows, PIECE columns] += a b^T over 32 bytes of K.
 __device__ __forceinline__ void multiply(float* d, unsigned long long a, unsigned long long b) {
 #if PIECE == 128
     if (sizeof(X) == 1)

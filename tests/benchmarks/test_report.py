@@ -137,3 +137,11 @@ def test_files_of_before_cells_were_named_are_still_read(tmp_path):
     file.records = [old]
     file.add(latency("eager", 90.0) | {"cell": {"ids": "zipf"}})
     assert Results.read(tmp_path).of("latency", ids="zipf", system="dpiframe")[0]["p50_us"] == 10.0
+
+
+def test_of_two_files_with_one_cell_the_later_name_stands(tmp_path):
+    for name, time in (("floor-before", 20.0), ("floor", 10.0)):
+        ResultFile(tmp_path / f"{name}.json", RUN).add(latency("dpiframe", time) | {"suite": "floor", "ratio": time})
+    results = Results.read(tmp_path)
+    assert [r["ratio"] for r in results.of("floor", system="dpiframe")] == [20.0, 10.0]
+    assert [r["ratio"] for r in results.latest("floor", system="dpiframe")] == [10.0]

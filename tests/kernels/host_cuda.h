@@ -1,6 +1,7 @@
 // What a kernel of this repository needs of CUDA, on one thread of the host: blocks one after the other, a block's threads as
 // fibers that take turns wherever they wait for each other. host_cuda.py turns each asm statement into a call of ptx::<opcode>,
-// outputs first. A launch returns what went wrong, or null. Copies are done when they are issued: a wait that is missing in a kernel goes unnoticed here, races do too.
+// outputs first. A launch returns what went wrong, or null. Copies are done when they are issued: a wait that is missing in a
+// kernel goes unnoticed here, and so do races. Global memory is the process's: only its alignment is checked.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -49,11 +50,12 @@ constexpr size_t STACK = 256 * 1024;
 struct Fiber { ucontext_t context; bool done; };
 alignas(1024) static char shared[228 * 1024];  // of the block, and where addresses in shared memory count from
 static std::vector<Fiber> fibers;
-static std::vector<char> stacks;
+static char* stacks;
+static int size;                   // of the dynamic shared memory
 static ucontext_t scheduler;
 static int current, alive, turns;
 struct Meeting { int came = 0, round = 0; uint32_t words[2][32][8]; };
-static Meeting block;
+static Meeting block, named;       // of __syncthreads and bar.sync
 static int counts[3];              // of __syncthreads_count
 static std::vector<Meeting> warps;
 
@@ -107,13 +109,12 @@ inline void fiber() {
 inline void run_block(int threads) {
     fibers.assign(threads, {});
     warps.assign((threads + 31) / 32, {});
-    stacks.resize(threads * STACK);
-    block = {};
+    block = named = {};
     memset(counts, 0, sizeof counts);
     alive = threads, current = turns = 0;
     for (int i = 0; i < threads; ++i) {
         getcontext(&fibers[i].context);
-        fibers[i].context.uc_stack = {stacks.data() + i * STACK, 0, STACK};
+        fibers[i].context.uc_stack = {stacks + i * STACK, 0, STACK};
         fibers[i].context.uc_link = nullptr;
         makecontext(&fibers[i].context, fiber, 0);
     }
@@ -127,11 +128,14 @@ void launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, 
     body = [] { std::get<0>(call)(*static_cast<std::remove_reference_t<A>*>(std::get<1>(call)[I])...); };
     gridDim = {blocks, 1, 1}, blockDim = {threads, 1, 1};
     failure = nullptr;
+    size = (int)shared_bytes;
+    stacks = new char[threads * STACK];  // not initialised: pages that no thread reaches are never there
     for (int b = 0; b < blocks && !failure; ++b) {
         blockIdx = {b, 0, 0};
         memset(shared, 0xff, shared_bytes);  // NaN: what nobody wrote must not count
         run_block(threads);
     }
+    delete[] stacks;
 }
 template <typename... A>
 const char* launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, void** args) {
@@ -169,6 +173,12 @@ inline unsigned bf16_of(float f) {
 inline float tf32(unsigned v) { return __uint_as_float(v & 0xffffe000u); }  // as the tensor cores cut it
 inline float bf16(unsigned v, int half) { return __uint_as_float(half ? v & 0xffff0000u : v << 16); }
 
+// Where an address of dynamic shared memory lies; all of it has to be the block's.
+inline char* within(unsigned at, size_t bytes) {
+    if (at % bytes) host::fail("an address in shared memory that is not aligned");
+    if (at + bytes > (size_t)host::size) host::fail("shared memory beyond what the launch asked for");
+    return host::shared + at;
+}
 inline void aligned(const void* p, size_t bytes) {
     if ((uintptr_t)p % bytes) host::fail("an address that is not aligned to what is read or written there");
 }
@@ -185,12 +195,11 @@ NOTHING(wgmma_fence_sync_aligned)
 NOTHING(wgmma_commit_group_sync_aligned)
 NOTHING(wgmma_wait_group_sync_aligned)
 inline void cp_async_cg_shared_global(unsigned to, const void* from, int bytes = 16) {
-    aligned(host::shared + to, 16);
     if (bytes) aligned(from, 16);
-    memset(host::shared + to, 0, 16);
+    memset(within(to, 16), 0, 16);
     memcpy(host::shared + to, from, bytes);
 }
-inline void cp_async_ca_shared_global(unsigned to, const void* from, int bytes) { memcpy(host::shared + to, from, bytes); }
+inline void cp_async_ca_shared_global(unsigned to, const void* from, int bytes) { memcpy(within(to, bytes), from, bytes); }
 template <typename... W> void load(const char* from, W&... words) {
     ((memcpy(&words, from, 4), from += 4), ...);
 }
@@ -224,7 +233,7 @@ inline void ldmatrix_sync_aligned_m8n8_x4_shared_b16(unsigned& a, unsigned& b, u
     const auto rows = host::exchanged(own);
     unsigned* out[] = {&a, &b, &c, &d};
     const int lane = host::current % 32;
-    for (int i = 0; i < 4; ++i) memcpy(out[i], host::shared + rows[i * 8 + lane / 4][0] + lane % 4 * 4, 4);
+    for (int i = 0; i < 4; ++i) memcpy(out[i], within(rows[i * 8 + lane / 4][0], 16) + lane % 4 * 4, 4);
 }
 // c[16, 8] += a[16, K] b[K, 8], laid out over the lanes by PTX's tables; PER: numbers in a word of K.
 template <int PER, typename Value>
@@ -255,8 +264,7 @@ MMA(mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32, 1, [](unsigned v, int) {
 MMA(mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32, 2, bf16)
 
 inline void bar_sync(int threads) {
-    static host::Meeting named;
-    host::meet(named, [threads] { return threads; });
+    host::meet(host::named, [threads] { return threads; });
 }
 
 struct Barrier { unsigned char expected, pending, phase, unused; int bytes; };  // an mbarrier
@@ -282,7 +290,8 @@ inline unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
 // A tile of rows of 128 bytes; zeros beyond the matrix. map: see host_cuda.py, tensor_map.
 inline void cp_async_bulk_tensor_2d_shared(unsigned to, const void* map, unsigned at, int column, int row) {
     const auto* m = static_cast<const unsigned long long*>(map);
-    aligned(host::shared + to, 1024);
+    aligned(within(to, 1024), 1024);
+    within(to + (m[4] - 1) * 128, 128);
     for (long long r = 0; r < (long long)m[4]; ++r)
         for (int byte = 0; byte < 128; ++byte) {
             const long long from = row + r, offset = (long long)column * (long long)m[5] + byte;

@@ -25,6 +25,7 @@ def test_an_asm_statement_becomes_a_call_with_its_operands_outputs_first() -> No
         ("if (threadIdx.x == 0) while (*(volatile int*)to == 0) __nanosleep(1);", "wait for each other for ever"),
         ('asm("mystery.u32 %0;" : "=r"(*to));', "an instruction that host_cuda.h lacks"),
         ('asm("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(4), "l"(to));', "not aligned"),
+        ('asm("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(1024), "l"(to));', "beyond what the launch asked for"),
         (TWO_ARRIVALS, "an arrival too many"),
     ],
 )

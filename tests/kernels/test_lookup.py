@@ -559,6 +559,26 @@ def test_on_the_host_too_one_hot_gathers_are_bit_equal(on_host, dim, dtype):
     test_one_hot_gathers_are_bit_equal(53, dim, dtype, "host")
 
 
-def test_on_the_host_too_no_id_reaches_memory_beyond_its_table(on_host):
+def test_on_the_host_too_an_id_outside_its_table_reads_the_oov_row_and_is_counted(on_host):
     for width, bad in WILD:
         test_an_id_outside_its_table_reads_the_oov_row_and_is_counted(width, bad, "host")
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_a_lookup_compiles_ahead_is_what_its_launches_ask_for(on_host, monkeypatch, ahead):
+    asked: list[tuple[str, ...]] = []
+    monkeypatch.setattr(embedding, "kernel", lambda *what: asked.append(repr(what)))
+    monkeypatch.setattr(embedding, "launch", lambda *_, **__: None)
+    plan, buckets = mixed_plan(), (1, 64, 512, 1024, 4096)
+    host = OnDevice(plan, tables_of(plan), "host")
+    calls = host.lookup.compile(dict.fromkeys(buckets, ahead), pinned=True)
+    for call in calls:
+        call()
+    compiled, rows = set(asked), buckets[-1]
+    assert len(compiled) == len(calls) > 1
+    asked.clear()
+    state, x, total = torch.zeros(8, dtype=torch.int32), torch.zeros(rows, 104), torch.zeros(rows, 1)
+    batch = on_the_bus(plan, batch_of(plan, rows))
+    for bucket in buckets:
+        host.lookup(batch, bucket, host.descriptors, x, total, state, ahead=ahead)
+    assert set(asked) == compiled

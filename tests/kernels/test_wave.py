@@ -14,6 +14,9 @@ def test_every_tile_fits_a_multiprocessor_and_divides_into_its_warps():
     for tile in (*TILES, *WIDE_TILES, *EXACT_TILES):
         assert tile.shared_bytes + STATIC_BYTES <= 227 * 1024
         assert tile.threads <= 1024
+    for wide in (*WIDE_TILES, *EXACT_TILES):
+        assert wide.stages % wide.along_k == 0
+        assert wide.stages > wide.along_k
     for tile in TILES:
         along_rows, along_columns, along_k = tile.warps
         assert tile.rows % (16 * along_rows) == 0
@@ -116,24 +119,38 @@ def test_on_the_host_too_tiles_multiply_and_cross_exactly(on_host, precision):
     """
     tiles = [TILES[0], *(t for t in TILES if t.name in ("mma-32x32-w1x1x8-k4-s6", "mma-64x64-w2x2x1-k1-s4"))]
     wide = EXACT_TILES if precision == "fp32" else WIDE_TILES
-    tiles += [next(t for t in wide if t.along_k == 2), next(t for t in wide if (t.rows, t.columns) == (128, 128))]
+    tiles += [shared_k(wide), next(t for t in wide if (t.rows, t.columns) == (128, 128))]
     assert len(tiles) == 5
     for width, rows in ((8, 1), (72, 17), (200, 70), (624, 40)):
         check_products(width, rows, precision, tiles, "cpu")
 
 
+def shared_k(tiles):
+    """The first one whose K warpgroups share."""
+    return next(t for t in tiles if isinstance(t, WideTile) and t.along_k > 1)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_rows_beyond_the_true_number_are_not_written(precision):
-    from kernels.wave import Wave
+    check_padding(precision, (*TILES, *(EXACT_TILES if precision == "fp32" else WIDE_TILES)), "cuda:0")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_on_the_host_too_rows_beyond_the_true_number_are_not_written(on_host, precision):
+    wide = EXACT_TILES if precision == "fp32" else WIDE_TILES
+    check_padding(precision, (TILES[0], shared_k(wide), shared_k(wide[::-1])), "cpu")
+
+
+def check_padding(precision, tiles, device):
     from kernels.wave_jobs import LinearJob, Operands
 
     rng = np.random.default_rng(0)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    wave = Wave([LinearJob(*random_linear(rng, 100, 64))], None, precision, torch.device("cuda", 0))
-    x, state = put(rng, 512, 64, dtype), torch.tensor([130, 0, 0, 0], dtype=torch.int32, device="cuda")
-    for tile in (*TILES, *(EXACT_TILES if precision == "fp32" else WIDE_TILES)):
-        out = torch.full((512, 104), torch.nan, dtype=dtype, device="cuda")
+    wave = wave_on(device, [LinearJob(*random_linear(rng, 100, 64))], None, precision)
+    x, state = put(rng, 512, 64, dtype, device), torch.tensor([130, 0, 0, 0], dtype=torch.int32, device=device)
+    for tile in tiles:
+        out = torch.full((512, 104), torch.nan, dtype=dtype, device=device)
         wave.run([Operands(x, out)], 512, None, state, tile)
         assert out[:130].isfinite().all()
         assert out[130:].isnan().all()
@@ -153,7 +170,7 @@ def test_the_head_behind_a_wave_sums_all_parts_and_logits_again_and_again(rows, 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 2e-2)])
 def test_on_the_host_too_the_head_sums_all_parts_and_logits_again_and_again(on_host, precision, tolerance):
     for rows, tasks in ((1, 1), (70, 3)):
-        check_head(rows, tasks, precision, tolerance, lambda w: w.tiles_for(64)[1:4:2], "cpu")
+        check_head(rows, tasks, precision, tolerance, lambda w: [w.tiles_for(64)[1], shared_k(w.tiles_for(64))], "cpu")
 
 
 def check_head(rows, tasks, precision, tolerance, tiles_of, device):
