@@ -1,7 +1,8 @@
 // What a kernel of this repository needs of CUDA, on one thread of the host: blocks one after the other, a block's threads as
 // fibers that take turns wherever they wait for each other. host_cuda.py turns each asm statement into a call of ptx::<opcode>,
-// outputs first. A launch returns what went wrong, or null. Copies are done when they are issued: a wait that is missing in a
-// kernel goes unnoticed here, and so do races. Global memory is the process's: only its alignment is checked.
+// outputs first. A launch returns what went wrong, or null. Copies into shared memory are done as late as they may be: those of a
+// thread when it waits for them, those of tensors in any order, some turns later. Races of threads go unnoticed, and of global
+// memory, which is the process's, only the alignment is checked.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -47,7 +48,8 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned pick) {
 
 namespace host {
 constexpr size_t STACK = 256 * 1024;
-struct Fiber { ucontext_t context; bool done; };
+struct Copy { unsigned to; const void* from; int bytes, group; };
+struct Fiber { ucontext_t context; bool done; int group; std::vector<Copy> copies; };
 alignas(1024) static char shared[228 * 1024];  // of the block, and where addresses in shared memory count from
 static std::vector<Fiber> fibers;
 static char* stacks;
@@ -55,6 +57,10 @@ static int size;                   // of the dynamic shared memory
 static ucontext_t scheduler;
 static int current, alive, turns;
 struct Meeting { int came = 0, round = 0; uint32_t words[2][32][8]; };
+struct TensorCopy { unsigned to; const unsigned long long* map; unsigned barrier; long long column, row; };
+static std::vector<TensorCopy> under_way;
+static unsigned chance;
+inline void deliver();
 static Meeting block, named;       // of __syncthreads and bar.sync
 static int counts[3];              // of __syncthreads_count
 static std::vector<Meeting> warps;
@@ -67,6 +73,8 @@ static const char* failure;
 }
 inline void yield() {
     if (++turns > 5000000) fail("threads that wait for each other for ever");
+    chance = chance * 1664525u + 1013904223u;
+    if (!under_way.empty() && chance >> (blockIdx.x % 3 ? 26 : 19) == 0) deliver();  // one turn in 64, or in 8,192
     const int self = current;
     do current = (current + 1) % (int)fibers.size(); while (fibers[current].done);
     if (current == self) return;
@@ -120,6 +128,8 @@ inline void run_block(int threads) {
     }
     threadIdx = {0, 0, 0};
     swapcontext(&scheduler, &fibers[0].context);
+    if (!under_way.empty() && !failure) failure = "a block that ends before its copies have come";
+    under_way.clear();
 }
 template <typename... A, size_t... I>
 void launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, void** args, std::index_sequence<I...>) {
@@ -174,8 +184,8 @@ inline float tf32(unsigned v) { return __uint_as_float(v & 0xffffe000u); }  // a
 inline float bf16(unsigned v, int half) { return __uint_as_float(half ? v & 0xffff0000u : v << 16); }
 
 // Where an address of dynamic shared memory lies; all of it has to be the block's.
-inline char* within(unsigned at, size_t bytes) {
-    if (at % bytes) host::fail("an address in shared memory that is not aligned");
+inline char* within(unsigned at, size_t bytes, size_t alignment = 0) {
+    if (at % (alignment ? alignment : bytes)) host::fail("an address in shared memory that is not aligned");
     if (at + bytes > (size_t)host::size) host::fail("shared memory beyond what the launch asked for");
     return host::shared + at;
 }
@@ -186,20 +196,36 @@ inline void aligned(const void* p, size_t bytes) {
 #define NOTHING(name) template <typename... A> void name(A...) {}
 NOTHING(griddepcontrol_launch_dependents)
 NOTHING(griddepcontrol_wait)
-NOTHING(cp_async_wait_all)
-NOTHING(cp_async_commit_group)
-NOTHING(cp_async_wait_group)
 NOTHING(fence_mbarrier_init_release_cluster)
 NOTHING(fence_proxy_async_shared)
 NOTHING(wgmma_fence_sync_aligned)
 NOTHING(wgmma_commit_group_sync_aligned)
 NOTHING(wgmma_wait_group_sync_aligned)
+inline host::Fiber& own() { return host::fibers[host::current]; }
 inline void cp_async_cg_shared_global(unsigned to, const void* from, int bytes = 16) {
     if (bytes) aligned(from, 16);
-    memset(within(to, 16), 0, 16);
-    memcpy(host::shared + to, from, bytes);
+    memset(within(to, 16), 0xff, 16);
+    own().copies.push_back({to, from, bytes, own().group});
 }
-inline void cp_async_ca_shared_global(unsigned to, const void* from, int bytes) { memcpy(within(to, bytes), from, bytes); }
+inline void cp_async_ca_shared_global(unsigned to, const void* from, int bytes) {
+    memset(within(to, bytes), 0xff, bytes);
+    own().copies.push_back({to, from, -bytes, own().group});  // nothing is put behind these bytes
+}
+inline void cp_async_commit_group() { ++own().group; }
+inline void cp_async_wait_group(int pending) {
+    auto& copies = own().copies;
+    size_t done = 0;
+    for (; done < copies.size() && copies[done].group < own().group - pending; ++done) {
+        const host::Copy& c = copies[done];
+        if (c.bytes >= 0) memset(host::shared + c.to, 0, 16);
+        memcpy(host::shared + c.to, c.from, abs(c.bytes));
+    }
+    copies.erase(copies.begin(), copies.begin() + done);
+}
+inline void cp_async_wait_all() {
+    cp_async_commit_group();
+    cp_async_wait_group(0);
+}
 template <typename... W> void load(const char* from, W&... words) {
     ((memcpy(&words, from, 4), from += 4), ...);
 }
@@ -290,17 +316,25 @@ inline unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
 // A tile of rows of 128 bytes; zeros beyond the matrix. map: see host_cuda.py, tensor_map.
 inline void cp_async_bulk_tensor_2d_shared(unsigned to, const void* map, unsigned at, int column, int row) {
     const auto* m = static_cast<const unsigned long long*>(map);
-    aligned(within(to, 1024), 1024);
-    within(to + (m[4] - 1) * 128, 128);
+    memset(within(to, m[4] * 128, 1024), 0xff, m[4] * 128);
+    host::under_way.push_back({to, m, at, column, row});
+}
+}  // namespace ptx
+inline void host::deliver() {  // one of the copies that are under way: in some blocks the last, and slowly, in others the first, or any
+    const size_t n = under_way.size(), order[] = {n - 1, 0, chance / 7 % n}, i = order[blockIdx.x % 3];
+    const TensorCopy c = under_way[i];
+    under_way.erase(under_way.begin() + i);
+    const unsigned long long* m = c.map;
     for (long long r = 0; r < (long long)m[4]; ++r)
         for (int byte = 0; byte < 128; ++byte) {
-            const long long from = row + r, offset = (long long)column * (long long)m[5] + byte;
+            const long long from = c.row + r, offset = c.column * (long long)m[5] + byte;
             const bool there = from < (long long)m[1] && offset < (long long)m[2];
-            host::shared[swizzled(to + r * 128 + byte)] = there ? reinterpret_cast<const char*>(m[0])[from * m[3] + offset] : 0;
+            shared[ptx::swizzled(c.to + r * 128 + byte)] = there ? reinterpret_cast<const char*>(m[0])[from * m[3] + offset] : 0;
         }
-    barrier(at).bytes -= m[4] * 128;
-    settle(barrier(at));
+    ptx::barrier(c.barrier).bytes -= m[4] * 128;
+    ptx::settle(ptx::barrier(c.barrier));
 }
+namespace ptx {
 // d[64, N] += a b^T over 32 bytes of K, for the warpgroup of the thread. given: d, then descriptors of a and b; or d, four
 // registers, a descriptor, and whether d counts.
 template <int N, int PER, typename Value, typename... A> void wgmma(Value value, A&... given) {

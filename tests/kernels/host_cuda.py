@@ -1,8 +1,8 @@
 """Runs a .cu file on the host, thread by thread (host_cuda.h): the very code of a kernel, with the arguments of its launcher.
 
-It shows what a kernel computes without a GPU, and what it does to shared memory that it may not. Not what only a GPU shows:
-races, waits that are missing, accesses outside of global buffers, and time. The instructions that it knows are those of the
-waves, the chain and the lookup, but for fp8.
+It shows what a kernel computes without a GPU, copies that it does not wait for, and what it does to shared memory that it
+may not. Not what only a GPU shows: races of threads, accesses outside of global buffers, and time. The instructions that it
+knows are those of the waves, the chain and the lookup, but for fp8.
 """
 
 import ctypes

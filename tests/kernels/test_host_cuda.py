@@ -11,6 +11,12 @@ TWO_ARRIVALS = """
     for (int i = 0; i < 2; ++i) asm("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(0), "r"(8));
 """
 
+NO_WAIT = """
+    static unsigned long long map[6] = {(unsigned long long)to, 1, 16, 16, 1, 4};
+    asm("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(1016), "n"(1));
+    asm("cp.async.bulk.tensor.2d.shared::cluster [%0], [%1, {%3, %4}], [%2];" ::"r"(0), "l"(map), "r"(1016), "r"(0), "r"(0));
+"""
+
 
 def test_an_asm_statement_becomes_a_call_with_its_operands_outputs_first() -> None:
     given = 'asm volatile("ld.relaxed." "gpu.global.u64 %0, [%1];" : "=l"(w) : "l"(f(at) ? a : b) : "memory");'
@@ -27,6 +33,7 @@ def test_an_asm_statement_becomes_a_call_with_its_operands_outputs_first() -> No
         ('asm("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(4), "l"(to));', "not aligned"),
         ('asm("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(1024), "l"(to));', "beyond what the launch asked for"),
         (TWO_ARRIVALS, "an arrival too many"),
+        (NO_WAIT, "a block that ends before its copies have come"),
     ],
 )
 def test_what_a_kernel_may_not_do_fails(body: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -55,3 +62,22 @@ def test_warps_exchange_words_and_blocks_count(tmp_path: Path, monkeypatch: pyte
     to = torch.zeros(6, dtype=torch.int32)
     host_cuda.HostKernel("sums", "sums", {}, tmp_path)(3, 96, (to.data_ptr(),), 0)
     assert to.tolist() == [(31 * 16) * 10000 + 3264, (31 * 16 + 1024) * 10000 + 3264] * 3
+
+
+def test_a_copy_comes_when_its_thread_waits_for_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(host_cuda, "FOLDER", tmp_path)
+    copy = 'asm("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"({at}), "l"(from + {at} / 4)); asm("cp.async.commit_group;");'
+    tell = "to[{i}] = words[0]; to[{i} + 1] = words[4];"
+    (tmp_path / "late.cu").write_text(
+        'extern "C" __global__ void late(const int* from, int* to) {\n'
+        "  extern __shared__ __align__(16) char shared[]; const int* words = (const int*)shared;\n"
+        f"  {copy.format(at=0)} {copy.format(at=16)} {tell.format(i=0)}\n"
+        f'  asm("cp.async.wait_group %0;" ::"n"(1)); {tell.format(i=2)}\n'
+        f'  asm("cp.async.wait_all;"); {tell.format(i=4)}\n'
+        "}\n"
+    )
+    given, to = torch.arange(8, dtype=torch.int32) + 7, torch.zeros(6, dtype=torch.int32)
+    host_cuda.HostKernel("late", "late", {}, tmp_path)(1, 1, (given.data_ptr(), to.data_ptr()), 32)
+    assert to.tolist() == [-1, -1, 7, -1, 7, 11]
