@@ -107,8 +107,9 @@ class CudaLane:
         pool = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize(self._device)
         ready: list[_Ready] = []
+        by_operators = {p.operators: p for p in self._programs.values()}  # which programs of one graph share
         with ThreadPoolExecutor() as threads:  # NVRTC takes half a second a kernel, and one core
-            for done in [threads.submit(call) for p in self._programs.values() for call in self._compilations(p)]:
+            for done in [threads.submit(call) for p in by_operators.values() for call in self._compilations(p)]:
                 done.result()
         with torch.cuda.device(self._device), torch.inference_mode(), matmul_precision(self._precision):
             for rows in reversed(self.buckets):

@@ -45,8 +45,8 @@ class Wave:
         self._bias = None if bias is None else bias.float().contiguous().to(device)
         self.tasks = 1 if bias is None else len(bias)
         self._held = [placed(job, self.tasks, precision, device) for job in self.jobs]
-        self._passes = "3" if precision == "fp32" else "1"
-        self._constants = job_constants(jobs, self.tasks, self._dtype) | {"HEAD": str(int(bias is not None))}
+        self._constants = job_constants(jobs, self.tasks, self._dtype)
+        self._constants |= {"HEAD": str(int(bias is not None)), "PASSES": "3" if precision == "fp32" else "1"}
         self._shared_limit = shared_limit(device)
         wide = EXACT_TILES if precision == "fp32" else WIDE_TILES
         self._wide = wide if torch.cuda.get_device_capability(device)[0] == 9 else ()
@@ -167,5 +167,4 @@ class Wave:
 
     def _function(self, tile: Tile | WideTile) -> Any:
         file = "wave_wgmma" if isinstance(tile, WideTile) else "wave"
-        constants = self._constants | ({} if isinstance(tile, WideTile) else {"PASSES": self._passes}) | tile.constants
-        return kernel(file, file, constants, self._device.index or 0)
+        return kernel(file, file, self._constants | tile.constants, self._device.index or 0)
