@@ -62,11 +62,11 @@ def sweep(dtypes: Sequence[str], batches: Sequence[int] = BATCHES) -> list[Cell]
 def _of(dtype: str, batches: Sequence[int]) -> Iterator[Cell]:
     centre = Cell(dtype=dtype)
     yield from (replace(centre, batch=b) for b in batches)
+    yield from (replace(centre, dim=128, batch=b) for b in WIDE_BATCHES)
     if dtype == "int8":
-        return  # its aim is about dim 16 alone
+        return
     yield from (replace(centre, dim=d) for d in DIMS)
     yield from (replace(centre, fields=f) for f in FIELDS)
     yield replace(centre, bag=BAG)
     yield replace(centre, ids="uniform")
-    yield from (replace(centre, dim=128, batch=b) for b in WIDE_BATCHES)
     yield from (Cell(65536, d, 26, 1, "uniform", dtype, large=True) for d in (16, 128))
