@@ -6,8 +6,9 @@
 // neighbouring addresses whatever the tables' dims, and UNROLL row loads of a thread are in flight before the first is used.
 // The other warps sum the first-order terms, GROUP lanes a row, so that these reads wait beside the units' and not after them.
 //   1. ids and numbers of the rows start on their way into shared memory, straight from pinned host memory, 128-byte lines at a
-//      time: each crosses the bus once. No line should be read by many blocks, for its reads queue up at 40 ns each (H200);
-//      which rows are a bucket's padding is told by their own request_of_row, -1, and the generation lies in device memory;
+//      time: each crosses the bus once, and whole (words.cuh). No line should be read by many blocks, for its reads queue up at
+//      40 ns each (H200); which rows are a bucket's padding is told by their own request_of_row, -1, and the generation lies in
+//      device memory;
 //   2. meanwhile each thread looks up where its table lies, through the segment descriptors of the batch's generation;
 //   3. every id is checked, and rows are gathered, pooled, scaled, converted and stored, or summed.
 // Launched AHEAD of its rows, a block first waits until the host has staged them (ahead.cuh).
@@ -36,7 +37,6 @@
 #define GROUP 8           // lanes that sum a row's first-order terms: a power of two up to 32
 #define UNIT_THREADS 256  // whole warps
 #define TOTAL_THREADS 32  // whole warps
-#define UNROLL 4
 #define BLOCKS 2          // of a multiprocessor, that registers must allow
 #define OUT_FACTOR 1.0f   // what values are multiplied by where OUT is fp8: one over its scale
 #define AHEAD 0           // whether rows may still be staged after the launch
@@ -46,6 +46,7 @@
 #else
 #define STAGED __restrict__
 #endif
+#define UNROLL 4          // rows that a thread has in flight
 #define CONTEXT_WORDS (CONTEXT_BYTES / 4)
 #define CANDIDATE_WORDS (CANDIDATE_BYTES / 4)
 #define NUMBERS (CONTEXT_NUMBERS + CANDIDATE_NUMBERS)
@@ -58,20 +59,20 @@
 #include "units.cuh"
 
 __device__ __forceinline__ bool narrow(const Source& s) { return NARROW && (s.how >> 8 & 15) == 1; }
-__device__ __forceinline__ void unit_scales(float scale[VEC], const Source& s, const Tables& in) {
-    if (narrow(s)) scales_of<1, DTYPES>(scale, s, in);
-    else scales_of<VEC, DTYPES>(scale, s, in);
-}
 
 template <int N>
 __device__ __forceinline__ void write_unit(
-    const Source& s, const float scale[N], int lane, int n, OUT* x, int ld, const Staged& at, const Tables& in) {
+    const Source& s, const float* scales, int lane, int n, OUT* x, int ld, const Staged& at, const Tables& in) {
     x += in.units[s.unit].out;
+    float scale[N];
+    read_scales<N>(scale, scales);  // on their way together with the first rows
     for (int first = lane; first < n; first += LANES * UNROLL) {
         Raw<N, DTYPES> raw[UNROLL];
+        bool has[UNROLL];
 #pragma unroll
-        for (int k = 0; k < UNROLL; ++k)
-            if (first + k * LANES < n) begin(raw[k], s, first + k * LANES, at, in);
+        for (int k = 0; k < UNROLL; ++k) has[k] = first + k * LANES < n;
+        begin<N, DTYPES, UNROLL>(
+            raw, [&](int) -> const Source& { return s; }, [&](int k) { return first + k * LANES; }, has, at, in);
 #pragma unroll
         for (int k = 0; k < UNROLL; ++k) {
             const int r = first + k * LANES;
@@ -88,7 +89,7 @@ __device__ __forceinline__ void write_unit(
     }
 }
 
-__device__ __forceinline__ int padded(int bytes) { return (bytes + 31) / 16 * 16; }  // and 16 for the start's alignment
+__device__ __forceinline__ int lines(int bytes) { return (bytes + 127) / 128 * 128; }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     const int* STAGED header, const int* STAGED request_of_row,
@@ -99,14 +100,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     OUT* __restrict__ x, int ld, float* __restrict__ total, unsigned long long* out_of_range,
     int* __restrict__ state,               // device, see common.cuh
     int bucket, int R, int counts) {
-    extern __shared__ __align__(16) char shared[];
+    extern __shared__ __align__(128) char shared[];  // whole lines, of which what is staged may take one more (words.cuh)
     Source* terms = reinterpret_cast<Source*>(shared);                     // [TOTALS]
-    int* requests = reinterpret_cast<int*>(terms + TOTALS);                // [R]
-    char* free = shared + TOTALS * sizeof(Source) + padded(R * 4);
-    unsigned* own_context_ids = reinterpret_cast<unsigned*>(free);         // [R][CONTEXT_WORDS]
-    free += padded(R * CONTEXT_BYTES);
-    float* own_context_numbers = reinterpret_cast<float*>(free);           // [R][CONTEXT_NUMBERS]
-    free += padded(R * CONTEXT_NUMBERS * 4);
+    float* term_scales = reinterpret_cast<float*>(terms + TOTALS);         // [TOTALS]
+    int* requests = reinterpret_cast<int*>(term_scales + TOTALS);          // [R]
+    unsigned* own_context_ids = reinterpret_cast<unsigned*>(requests + R); // [R][CONTEXT_WORDS]
+    float* own_context_numbers = reinterpret_cast<float*>(own_context_ids + R * CONTEXT_WORDS);  // [R][CONTEXT_NUMBERS]
+    char* free = shared + lines(TOTALS * (sizeof(Source) + 4) + R * 4 * (1 + CONTEXT_WORDS + CONTEXT_NUMBERS));
     let_dependents_start();
 
     const int tid = threadIdx.x, first = blockIdx.x * R, staged = min(R, bucket - first);
@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         if (tid < staged) request = request_of_row[first + tid];
         at.candidate_ids = stage(candidate_ids + (long long)first * CANDIDATE_WORDS, staged * CANDIDATE_WORDS, free);
         at.candidate_numbers = stage(candidate_numbers + (long long)first * CANDIDATE_NUMBERS, staged * CANDIDATE_NUMBERS,
-                                     free + padded(R * CANDIDATE_BYTES));
+                                     free + lines(R * CANDIDATE_BYTES + 124));
     };
     if (!AHEAD) {
         if (recorder) true_rows = header[10];
@@ -128,13 +128,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     const int generation = state[1] & 1, batch = recorder ? state[3] : 0;
     const Tables in = {units, tables + generation * n_tables, segments + generation * n_segments, out_of_range};
     Source own;
-    float scale[VEC];  // read while the ids are on their way
-    if (UNITS && tid < UNIT_THREADS) {
+    const float* scales = nullptr;
+    if (UNITS && tid < UNIT_THREADS) {  // while the ids are on their way
         own = source_of(tid % (UNITS + !UNITS), in);
-        unit_scales(scale, own, in);
+        scales = scales_at<DTYPES>(own.unit, in);
     }
-    for (int j = tid - UNIT_THREADS; j >= 0 && j < TOTALS; j += TOTAL_THREADS + !TOTAL_THREADS)
+    for (int j = tid - UNIT_THREADS; j >= 0 && j < TOTALS; j += TOTAL_THREADS + !TOTAL_THREADS) {
         terms[j] = source_of(UNITS + j, in);
+        if (TOTAL_DTYPES >> I8) read_scales<1>(term_scales + j, scales_at<TOTAL_DTYPES>(UNITS + j, in));
+    }
     if (AHEAD) {
         // The first block goes on when all rows are there, as its last thread passes on until then and a barrier needs all
         // threads: it reads its rows together with the last block, so nothing takes longer.
@@ -170,10 +172,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
             const int lane = i / (UNITS + !UNITS);
             if (i != tid) {  // only where LANES is 1
                 own = source_of(i, in);
-                unit_scales(scale, own, in);
+                scales = scales_at<DTYPES>(i, in);
             }
-            if (narrow(own)) write_unit<1>(own, scale, lane, n, x, ld, at, in);
-            else write_unit<VEC>(own, scale, lane, n, x, ld, at, in);
+            if (narrow(own)) write_unit<1>(own, scales, lane, n, x, ld, at, in);
+            else write_unit<VEC>(own, scales, lane, n, x, ld, at, in);
         }
         return;
     }
@@ -184,16 +186,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         float sum = 0.0f;
         for (int from = member; r < n && from < TOTALS; from += GROUP * (TERMS + !TERMS)) {
             Raw<1, TOTAL_DTYPES> raw[TERMS + !TERMS];
+            bool has[TERMS + !TERMS];
+            const auto term = [&](int k) -> const Source& { return terms[min(from + k * GROUP, TOTALS - 1)]; };
 #pragma unroll
-            for (int k = 0; k < TERMS; ++k)
-                if (from + k * GROUP < TOTALS) begin(raw[k], terms[from + k * GROUP], r, at, in);
+            for (int k = 0; k < TERMS; ++k) has[k] = from + k * GROUP < TOTALS;
+            begin<1, TOTAL_DTYPES, TERMS + !TERMS>(raw, term, [&](int) { return r; }, has, at, in);
 #pragma unroll
             for (int k = 0; k < TERMS; ++k) {
                 if (from + k * GROUP >= TOTALS) break;
-                const Source& s = terms[from + k * GROUP];
-                float v[1], scale[1];
-                scales_of<1, TOTAL_DTYPES>(scale, s, in);
-                finish<1, TOTAL_DTYPES>(v, raw[k], s, scale, r, at, in);
+                float v[1];
+                finish<1, TOTAL_DTYPES>(v, raw[k], term(k), term_scales + from + k * GROUP, r, at, in);
                 sum += v[0];
             }
         }

@@ -45,7 +45,7 @@ _UNIT = np.dtype(
 )
 # The bytes of its word that an id at byte 0 takes, as __byte_perm selects them; 4 to 7 give zero. A byte further adds 0x11.
 _PICK = {1: 0x4440, 2: 0x4410, 4: 0x3210, 8: 0x3210}
-_SOURCE_BYTES = 32  # of embedding.cu's Source, one a first-order term in shared memory
+_TERM_BYTES = 36  # a first-order term's in shared memory: embedding.cu's Source and a scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def segment_descriptors(tables: Sequence[Sequence[Segment]], scales: Sequence[in
     """The byte images (uint8) of one generation: a record a table with its first segment inline, and the list of all segments.
 
     Args:
-        scales: the device address of each table's float32[dim] scale; 0 for tables that are not int8. (): none is.
+        scales: the address of each table's float32[dim] scale, a multiple of 16; 0 where a table is not int8. (): none is.
 
     Raises:
         ValueError: a table has no segment, or its segments are not ascending.
@@ -111,7 +111,8 @@ class DeviceLookup:
         records = np.array([*units, *totals], _UNIT)
         self._units = _to_device(records, device)
         sides = plan.context_ids, plan.candidate_ids
-        self._row_bytes = [*(side.nbytes for side in sides), plan.context_numbers * 4, plan.candidate_numbers * 4, 4]
+        self._context_bytes = 4 + plan.context_ids.nbytes + plan.context_numbers * 4
+        self._candidate_bytes = plan.candidate_ids.nbytes, plan.candidate_numbers * 4
         if self._shared_bytes(1) > _SHARED_LIMIT:
             raise ValueError(f"lookup: got {self._shared_bytes(1)} bytes of ids and numbers a row, expected <= {_SHARED_LIMIT}")
         self._constants = {
@@ -133,11 +134,12 @@ class DeviceLookup:
         return replace(t, rows=next(r for r in range(min(t.rows, threads), 0, -1) if self._shared_bytes(r) <= _SHARED_LIMIT))
 
     def _shared_bytes(self, rows: int) -> int:
-        return _SOURCE_BYTES * self.totals + sum((rows * size + 31) // 16 * 16 for size in self._row_bytes)
+        own = self.totals * _TERM_BYTES + rows * self._context_bytes
+        return sum(-(-size // 128) * 128 for size in (own, *(rows * size + 124 for size in self._candidate_bytes)))
 
     def _kernel(self, t: Tiling, ahead: bool) -> Any:
         sizes = {
-            "UNIT_THREADS": t.unit_threads, "TOTAL_THREADS": t.total_threads, "UNROLL": t.unroll, "GROUP": t.group,
+            "UNIT_THREADS": t.unit_threads, "TOTAL_THREADS": t.total_threads, "GROUP": t.group,
             "BLOCKS": t.blocks, "AHEAD": int(ahead),
         }  # fmt: skip
         constants = {k: str(v) for k, v in (self._constants | sizes).items()}

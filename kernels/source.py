@@ -15,7 +15,7 @@ FOLDER = Path(__file__).resolve().parent
 # The Criteo lookup: 39 ids, 16 columns each, first-order weights; all float32, or int8 rows.
 _LOOKUP = {"CONTEXT_BYTES": "0", "CANDIDATE_BYTES": "76", "CONTEXT_NUMBERS": "0", "CANDIDATE_NUMBERS": "0", "TOTALS": "39"}
 _LOOKUP |= {"NARROW": "0", "MOST": "1", "MASKS": "0", "LARGEST": "0"}
-_LOOKUP |= {"GROUP": "8", "UNIT_THREADS": "320", "TOTAL_THREADS": "64", "UNROLL": "4", "BLOCKS": "3"}
+_LOOKUP |= {"GROUP": "8", "UNIT_THREADS": "320", "TOTAL_THREADS": "64", "BLOCKS": "3"}
 _LOOKUP |= {"OUT_FACTOR": "1.0f", "AHEAD": "0"}
 _FLOAT = {"ID": "unsigned", "OUT": "float", "UNITS": "156", "VEC": "4", "DTYPES": "1", "TOTAL_DTYPES": "1"}
 _INT8 = {"ID": "unsigned long long", "OUT": "bf16", "UNITS": "78", "VEC": "8", "DTYPES": "8", "TOTAL_DTYPES": "8"}

@@ -58,22 +58,51 @@ __device__ __forceinline__ const char* far_row(unsigned long long any, int unit,
     return reinterpret_cast<const char*>(base) + (id - begin) * (long long)u.row_bytes + u.offset;
 }
 
-template <int N, int SET>
-__device__ __forceinline__ bool fetch(Raw<N, SET>& raw, const Source& s, ID id, const Tables& in) {
-    const char* p = s.base + (unsigned long long)id * s.row_bytes;
-    if (id >= (ID)s.limit) p = far_row(id, s.unit, in);
-    if (p) raw.load(s.how, p);
-    else raw.clear();
-    return p;
+// Starts the loads of K rows: of id[k] by source(k), where has[k] says that it is wanted; where it is padding, has[k] becomes
+// false. All rows that first segments hold are on their way before any other is looked for.
+template <int N, int SET, int K, typename Of>
+__device__ __forceinline__ void fetch(Raw<N, SET> raw[K], Of source, const ID id[K], bool has[K], const Tables& in) {
+    bool far = false;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        const Source& s = source(k);
+        const bool near = id[k] < (ID)s.limit;
+        if (has[k] && near) raw[k].load(s.how, s.base + (unsigned long long)id[k] * s.row_bytes);
+        far |= has[k] && !near;
+    }
+    if (!far) return;
+#pragma unroll 1
+    for (int k = 0; k < K; ++k) {  // a loop, as this is rare and long
+        bool wanted = false;
+        ID own = 0;
+#pragma unroll
+        for (int j = 0; j < K; ++j)
+            if (j == k) own = id[j], wanted = has[j];
+        const Source& s = source(k);
+        if (!wanted || own < (ID)s.limit) continue;
+        const char* p = far_row(own, s.unit, in);
+        Raw<N, SET> row;
+        row.clear();
+        if (p) row.load(s.how, p);
+#pragma unroll
+        for (int j = 0; j < K; ++j)
+            if (j == k) raw[j] = row, has[j] = p;
+    }
 }
 
-// Starts the load of what a unit of one id needs for row r.
-template <int N, int SET>
-__device__ __forceinline__ void begin(Raw<N, SET>& raw, const Source& s, int r, const Staged& at, const Tables& in) {
-    if (NUMBERS && kind(s.how) == COPY) return;
-    if (MASKS && kind(s.how) == MASK) return;
-    if (MOST > 1 && s.ids > 1) return;
-    fetch(raw, s, NUMBERS && kind(s.how) == SCALE ? 0 : at.id(r, s.id, s.how), in);
+// Starts the loads of what K units of one id each need: of source(k) for row(k), where has[k].
+template <int N, int SET, int K, typename Of, typename Row>
+__device__ __forceinline__ void begin(Raw<N, SET> raw[K], Of source, Row row, bool has[K], const Staged& at, const Tables& in) {
+    ID id[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        const Source& s = source(k);
+        if (NUMBERS && kind(s.how) == COPY) has[k] = false;
+        if (MASKS && kind(s.how) == MASK) has[k] = false;
+        if (MOST > 1 && s.ids > 1) has[k] = false;
+        id[k] = has[k] && !(NUMBERS && kind(s.how) == SCALE) ? at.id(row(k), s.id, s.how) : 0;
+    }
+    fetch<N, SET, K>(raw, source, id, has, in);
 }
 
 // v: the unit's columns for row r. Padded entries add nothing and are left out of a mean. int8 rows are summed as integers are.
@@ -95,10 +124,14 @@ __device__ __forceinline__ void finish(
         for (int k = 0; k < N; ++k) v[k] = 0.0f;
         for (int c = 0; c < s.ids; c += 4) {
             Raw<N, SET> rows[4];
+            ID id[4];
             bool has[4];
 #pragma unroll
-            for (int j = 0; j < 4; ++j)
-                has[j] = c + j < s.ids && fetch(rows[j], s, at.id(r, s.id + (c + j) * (s.how >> 12 & 15), s.how), in);
+            for (int j = 0; j < 4; ++j) {
+                has[j] = c + j < s.ids;
+                id[j] = has[j] ? at.id(r, s.id + (c + j) * (s.how >> 12 & 15), s.how) : 0;
+            }
+            fetch<N, SET, 4>(rows, [&](int) -> const Source& { return s; }, id, has, in);
 #pragma unroll
             for (int j = 0; j < 4; ++j)
                 if (has[j]) {
@@ -131,10 +164,21 @@ __device__ __forceinline__ Source source_of(int unit, const Tables& in) {
     return s;
 }
 
-template <int N, int SET>
-__device__ __forceinline__ void scales_of(float scale[N], const Source& s, const Tables& in) {
+// Where the scales of an int8 unit lie; null of any other.
+template <int SET>
+__device__ __forceinline__ const float* scales_at(int unit, const Tables& in) {
+    const Unit& u = in.units[unit];
+    if (!(SET >> I8) || !is<SET, I8>(u.how) || (NUMBERS && kind(u.how) == COPY) || (MASKS && kind(u.how) == MASK)) return nullptr;
+    return in.tables[u.table].scale + u.offset;
+}
+
+template <int N>
+__device__ __forceinline__ void read_scales(float scale[N], const float* from) {
     for (int k = 0; k < N; ++k) scale[k] = 1.0f;
-    if (!(SET >> I8) || !is<SET, I8>(s.how) || (NUMBERS && kind(s.how) == COPY) || (MASKS && kind(s.how) == MASK)) return;
-    const Unit& u = in.units[s.unit];
-    for (int k = 0; k < N; ++k) scale[k] = in.tables[u.table].scale[u.offset + k];
+    if (!from) return;
+    if constexpr (N % 4 == 0) {
+        for (int k = 0; k < N; k += 4) load_bytes<16>(reinterpret_cast<const char*>(from + k), reinterpret_cast<unsigned*>(scale + k));
+    } else {
+        for (int k = 0; k < N; ++k) scale[k] = from[k];
+    }
 }
