@@ -60,12 +60,30 @@
 
 __device__ __forceinline__ bool narrow(const Source& s) { return NARROW && (s.how >> 8 & 15) == 1; }
 
+template <int N, typename T>
+__device__ __forceinline__ void write_columns(T* out, float v[N]) {
+    if (sizeof(T) == 1)
+        for (int j = 0; j < N; ++j) v[j] *= OUT_FACTOR;
+    if constexpr (N == 1) store_value(out, v[0]);
+    else if constexpr (N % 8 == 0 && sizeof(T) == 2) for (int j = 0; j < N; j += 8) store8(out + j, v + j);
+    else for (int j = 0; j < N; j += 4) store4(out + j, v + j);
+}
+
 template <int N>
 __device__ __forceinline__ void write_unit(
     const Source& s, const float* scales, int lane, int n, OUT* x, int ld, const Staged& at, const Tables& in) {
     x += in.units[s.unit].out;
     float scale[N];
     read_scales<N>(scale, scales);  // on their way together with the first rows
+    if (MOST > 1 && s.ids > 1) {
+#pragma unroll 1
+        for (int r = lane; r < n; r += LANES) {
+            float v[N];
+            pool<N, DTYPES>(v, s, scale, r, at, in);
+            write_columns<N>(x + (long long)r * ld, v);
+        }
+        return;
+    }
     for (int first = lane; first < n; first += LANES * UNROLL) {
         Raw<N, DTYPES> raw[UNROLL];
         bool has[UNROLL];
@@ -78,13 +96,8 @@ __device__ __forceinline__ void write_unit(
             const int r = first + k * LANES;
             if (r >= n) break;
             float v[N];
-            finish<N, DTYPES>(v, raw[k], s, scale, r, at, in);
-            if (sizeof(OUT) == 1)
-                for (int j = 0; j < N; ++j) v[j] *= OUT_FACTOR;
-            OUT* out = x + (long long)r * ld;
-            if constexpr (N == 1) store_value(out, v[0]);
-            else if constexpr (N % 8 == 0 && sizeof(OUT) == 2) for (int j = 0; j < N; j += 8) store8(out + j, v + j);
-            else for (int j = 0; j < N; j += 4) store4(out + j, v + j);
+            finish<N, DTYPES>(v, raw[k], s, scale, r, at);
+            write_columns<N>(x + (long long)r * ld, v);
         }
     }
 }
@@ -115,9 +128,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     Staged at = {own_context_ids, nullptr, own_context_numbers, nullptr};
     const auto fetch_rows = [&] {  // padding too, rather than wait for request_of_row to cross the bus first
         if (tid < staged) request = request_of_row[first + tid];
-        at.candidate_ids = stage(candidate_ids + (long long)first * CANDIDATE_WORDS, staged * CANDIDATE_WORDS, free);
-        at.candidate_numbers = stage(candidate_numbers + (long long)first * CANDIDATE_NUMBERS, staged * CANDIDATE_NUMBERS,
-                                     free + lines(R * CANDIDATE_BYTES + 124));
+        const auto staged_rows = [&](const auto* rows, int words, char* to) {
+            return stage(rows + (long long)first * words, staged * words, first * words, (bucket - first - staged) * words, to);
+        };
+        at.candidate_ids = staged_rows(candidate_ids, CANDIDATE_WORDS, free);
+        at.candidate_numbers = staged_rows(candidate_numbers, CANDIDATE_NUMBERS, free + lines(R * CANDIDATE_BYTES + 124));
     };
     if (!AHEAD) {
         if (recorder) true_rows = header[10];
@@ -194,8 +209,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
 #pragma unroll
             for (int k = 0; k < TERMS; ++k) {
                 if (from + k * GROUP >= TOTALS) break;
+                if (MOST > 1 && term(k).ids > 1) continue;
                 float v[1];
-                finish<1, TOTAL_DTYPES>(v, raw[k], term(k), term_scales + from + k * GROUP, r, at, in);
+                finish<1, TOTAL_DTYPES>(v, raw[k], term(k), term_scales + from + k * GROUP, r, at);
+                sum += v[0];
+            }
+#pragma unroll 1
+            for (int k = 0; MOST > 1 && k < TERMS && from + k * GROUP < TOTALS; ++k) {
+                if (term(k).ids <= 1) continue;
+                float v[1];
+                pool<1, TOTAL_DTYPES>(v, term(k), term_scales + from + k * GROUP, r, at, in);
                 sum += v[0];
             }
         }

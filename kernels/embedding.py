@@ -115,6 +115,7 @@ class DeviceLookup:
         self._candidate_bytes = plan.candidate_ids.nbytes, plan.candidate_numbers * 4
         if self._shared_bytes(1) > _SHARED_LIMIT:
             raise ValueError(f"lookup: got {self._shared_bytes(1)} bytes of ids and numbers a row, expected <= {_SHARED_LIMIT}")
+        self._most = max((s.columns for s in (*plan.x_slots, *plan.total_slots)), default=0)
         self._constants = {
             "ID": "unsigned long long" if any(8 in side.widths for side in sides) else "unsigned", "OUT": type_name(out_dtype),
             "CONTEXT_BYTES": plan.context_ids.nbytes, "CANDIDATE_BYTES": plan.candidate_ids.nbytes,
@@ -124,12 +125,12 @@ class DeviceLookup:
             "MASKS": int(any(s.kind == Kind.MASK for s in plan.x_slots)), "LARGEST": int(any(s.largest for s in plan.reads)),
             "DTYPES": _dtypes(plan, plan.x_slots), "TOTAL_DTYPES": _dtypes(plan, plan.total_slots),
             "OUT_FACTOR": f"{1 / out_scale!r}f",
-            "MOST": max((s.columns for s in (*plan.x_slots, *plan.total_slots)), default=0),
+            "MOST": self._most,
         }  # fmt: skip
 
     def tiling(self, rows: int, pinned: bool) -> Tiling:
         """How a launch for `rows` rows is cut, with no more rows a block than its shared memory and threads hold."""
-        t = tiling(rows, self.units, self.totals, self._processors, pinned)
+        t = tiling(rows, self.units, self.totals, self._processors, pinned, self._most > 1)
         threads = t.unit_threads + t.total_threads  # one of them reads each row's request
         return replace(t, rows=next(r for r in range(min(t.rows, threads), 0, -1) if self._shared_bytes(r) <= _SHARED_LIMIT))
 

@@ -18,20 +18,21 @@ class Tiling:
     blocks: int
 
 
-def tiling(rows: int, units: int, totals: int, processors: int, pinned: bool) -> Tiling:
+def tiling(rows: int, units: int, totals: int, processors: int, pinned: bool, pooled: bool = False) -> Tiling:
     """The tiling of a launch for `rows` rows of `units` output vectors and `totals` first-order terms each.
 
-    `pinned`: ids and numbers are read from host memory. The constants are from sweeps on an H200: 26 and 39 fields of dim 16,
-    26 of dim 128; float32, float16 and int8 tables; Zipf ids; 16 to 65,536 rows; 40 to 240 tilings each.
+    pinned: ids and numbers are read from host memory. pooled: some units are of several ids, which take their time row by row.
+    The constants are from sweeps on an H200: 26 and 39 fields of dim 16, 26 of dim 128; float32, float16 and int8 tables; Zipf
+    ids; 16 to 65,536 rows; 40 to 240 tilings each.
     """
     share = -(-rows // processors)
     wide = units > 320
     if pinned:  # few wide reads cross the bus sooner than many narrow ones
-        wanted = 8 if share < 8 or wide else 16
+        wanted = 8 if share < 8 or wide or pooled else 16
     else:
         wanted = 4 if share < 8 else 8 if share < 16 or wide else 16 if share < 64 or units > 112 else 32
     lanes = 1
-    while 2 * lanes <= wanted and 2 * lanes * units <= (320 if pinned else 224 if lanes == 1 else 128):
+    while 2 * lanes <= wanted and 2 * lanes * units <= (448 if pooled else 320 if pinned else 224 if lanes == 1 else 128):
         lanes *= 2
     grid = -(-rows // wanted)
     total_threads = 64 if totals else 0
@@ -40,13 +41,13 @@ def tiling(rows: int, units: int, totals: int, processors: int, pinned: bool) ->
         return _warps(-(-lanes * units // max(1, -(-units // most))))
 
     def resident(unit_threads: int) -> int:  # blocks of a multiprocessor whose registers hold what is in flight
-        return max(1, 1536 // (unit_threads + total_threads))
+        return max(1, 1024 // (unit_threads + total_threads))
 
     # One thread a unit is best while all blocks run at once; narrower blocks leave less idle when some have to wait.
     unit_threads = width(640)
     if grid > processors * resident(unit_threads):
         unit_threads = width(320 if lanes > 1 else 224)
-    blocks = 1 if grid <= processors else min(3, resident(unit_threads))
+    blocks = 1 if grid <= processors else min(2, resident(unit_threads))
     group = next(g for g in (8, 16, 32) if totals <= 8 * g or g == 32)
     return Tiling(wanted, unit_threads, total_threads, group, blocks)
 

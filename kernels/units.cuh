@@ -105,10 +105,10 @@ __device__ __forceinline__ void begin(Raw<N, SET> raw[K], Of source, Row row, bo
     fetch<N, SET, K>(raw, source, id, has, in);
 }
 
-// v: the unit's columns for row r. Padded entries add nothing and are left out of a mean. int8 rows are summed as integers are.
+// v: the columns of a unit of one id, or of none, for row r.
 template <int N, int SET>
 __device__ __forceinline__ void finish(
-    float v[N], const Raw<N, SET>& raw, const Source& s, const float scale[N], int r, const Staged& at, const Tables& in) {
+    float v[N], const Raw<N, SET>& raw, const Source& s, const float scale[N], int r, const Staged& at) {
     if (NUMBERS && kind(s.how) == COPY) {
         v[0] = at.number(r, s.number);
         return;
@@ -118,39 +118,47 @@ __device__ __forceinline__ void finish(
         v[0] = padding && (s.how >> 5 & 1) ? 0.0f : 1.0f;
         return;
     }
-    float factor = 1.0f;
-    if (MOST > 1 && s.ids > 1) {
-        int found = 0;
-        for (int k = 0; k < N; ++k) v[k] = 0.0f;
-        for (int c = 0; c < s.ids; c += 4) {
-            Raw<N, SET> rows[4];
-            ID id[4];
-            bool has[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                has[j] = c + j < s.ids;
-                id[j] = has[j] ? at.id(r, s.id + (c + j) * (s.how >> 12 & 15), s.how) : 0;
-            }
-            fetch<N, SET, 4>(rows, [&](int) -> const Source& { return s; }, id, has, in);
-#pragma unroll
-            for (int j = 0; j < 4; ++j)
-                if (has[j]) {
-                    ++found;
-                    for (int k = 0; k < N; ++k) {
-                        const float e = rows[j].value(s.how, k);
-                        if (LARGEST && (s.how >> 7 & 1)) v[k] = found > 1 ? fmaxf(v[k], e) : e;
-                        else v[k] += e;
-                    }
-                }
-        }
-        if ((s.how >> 4 & 1) && found > 1) factor = 1.0f / found;
-    } else {
-        for (int k = 0; k < N; ++k) v[k] = raw.value(s.how, k);
-        if (NUMBERS && kind(s.how) == SCALE) factor = at.number(r, s.number);
+    const float factor = NUMBERS && kind(s.how) == SCALE ? at.number(r, s.number) : 1.0f;
+    for (int k = 0; k < N; ++k) {
+        v[k] = raw.value(s.how, k);
+        if (SET >> I8) v[k] *= scale[k];
+        if (NUMBERS) v[k] *= factor;
     }
+}
+
+// v: the columns of a unit of several ids. Padded entries add nothing and are left out of a mean. int8 rows are summed as
+// integers are.
+template <int N, int SET>
+__device__ __forceinline__ void pool(float v[N], const Source& s, const float scale[N], int r, const Staged& at, const Tables& in) {
+    constexpr int K = MOST < 4 ? MOST : 4;  // rows in flight
+    int found = 0;
+    for (int k = 0; k < N; ++k) v[k] = 0.0f;
+#pragma unroll 1
+    for (int c = 0; c < s.ids; c += K) {
+        Raw<N, SET> rows[K];
+        ID id[K];
+        bool has[K];
+#pragma unroll
+        for (int j = 0; j < K; ++j) {
+            has[j] = c + j < s.ids;
+            id[j] = has[j] ? at.id(r, s.id + (c + j) * (s.how >> 12 & 15), s.how) : 0;
+        }
+        fetch<N, SET, K>(rows, [&](int) -> const Source& { return s; }, id, has, in);
+#pragma unroll
+        for (int j = 0; j < K; ++j)
+            if (has[j]) {
+                ++found;
+                for (int k = 0; k < N; ++k) {
+                    const float e = rows[j].value(s.how, k);
+                    if (LARGEST && (s.how >> 7 & 1)) v[k] = found > 1 ? fmaxf(v[k], e) : e;
+                    else v[k] += e;
+                }
+            }
+    }
+    const float factor = (s.how >> 4 & 1) && found > 1 ? 1.0f / found : 1.0f;
     for (int k = 0; k < N; ++k) {
         if (SET >> I8) v[k] *= scale[k];
-        if (NUMBERS || MOST > 1) v[k] *= factor;
+        v[k] *= factor;
     }
 }
 

@@ -66,3 +66,20 @@ def test_blocks_have_few_rows(rows, units, totals, processors, pinned):
 def test_measured_best_rows_and_threads_of_an_h200(rows, units, pinned, expected):
     t = tiling(rows, units, 0, 132, pinned)
     assert (t.rows, t.unit_threads) == expected
+
+
+# 26 fields of 10 ids and 16 columns
+@pytest.mark.parametrize(
+    ("rows", "units", "pinned", "expected"),
+    [
+        (1024, 52, False, (8, 416)),
+        (1024, 104, False, (8, 416)),
+        (4096, 52, False, (16, 416)),
+        (4096, 104, False, (16, 416)),
+        (1024, 52, True, (8, 416)),
+        (1024, 104, True, (8, 416)),
+    ],
+)
+def test_measured_best_rows_and_threads_of_pooled_units(rows, units, pinned, expected):
+    t = tiling(rows, units, 0, 132, pinned, pooled=True)
+    assert (t.rows, t.unit_threads) == expected
