@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.record import Record
-from benchmarks.results_read import Results, any_of, best_peer, mean
-from benchmarks.systems import COMPILED
+from benchmarks.results_read import Results, any_of, best_peer, has_compiled, mean
 
 MODELS = 4
 ALL_BATCHES = (1, 64, 256, 1024, 4096)
@@ -54,8 +53,7 @@ def _over_best(precisions: Sequence[str], batches: Sequence[int], **limits: floa
         gains = []
         for cell in results.cells("latency"):
             r, best = any_of(cell), best_peer(cell)
-            strong = any(s in cell for s in COMPILED)  # else the best of the weak would pass for a peer
-            if r["precision"] in precisions and r["batch"] in batches and best and strong and "dpiframe" in cell:
+            if r["precision"] in precisions and r["batch"] in batches and best and has_compiled(cell) and "dpiframe" in cell:
                 gains.append(best["p50_us"] / cell["dpiframe"]["p50_us"])
         return _gains(gains, MODELS * len(batches) * len(precisions), **limits)
 

@@ -7,9 +7,9 @@ from typing import Any
 from benchmarks import plots, serving_report
 from benchmarks.aims import CPU_AIMS, GPU_AIMS
 from benchmarks.record import Record
-from benchmarks.results_read import Results, any_of, best_peer, mean
+from benchmarks.results_read import Results, any_of, best_peer, has_compiled, mean
 from benchmarks.serving_aims import SERVING_CPU_AIMS, SERVING_GPU_AIMS
-from benchmarks.systems import COMPILED, SYSTEMS
+from benchmarks.systems import SYSTEMS
 from dpiframe_core.engine_options import PRECISIONS
 
 _INTRODUCTION = """# Results
@@ -18,8 +18,9 @@ Written by `python -m benchmarks report` from the JSON files in this folder; not
 [docs/benchmarks.md](../../../docs/benchmarks.md)."""
 _LATENCY = """Microseconds, host to host, median (p99): ids in host memory to scores in host memory, one call at a time. Tables
 of Criteo Kaggle (39 fields, dim 16), MLP 1024-512-256, eight batches in rotation. Every system's scores were checked against
-the float32 source model in the same run. `device`: ours alone, on the device, one graph after the other. "Over the best peer"
-stands only where a compiled one was measured."""
+the float32 source model in the same run. `device`: ours alone, on the device, one graph after the other. A system that several
+runs have in a cell stands with the last of them. `(ATEN)`: Inductor chose among cuBLAS's products alone (docs/benchmarks.md).
+"Over the best peer" is over the fastest of the row, of whichever run; it stands only where a compiled one was measured."""
 _EMBEDDING = """Microseconds, median. `device` is device time, many launches in one graph; `call` is a launch and the wait for
 it, all with ids on the device but for `pinned`, where our kernel reads them from host memory as the engine has it.
 float32 tables give float32, others bfloat16 (eager and stacked: what the tables hold)."""
@@ -83,13 +84,13 @@ def _latency(results: Results) -> list[str]:
     text = [_LATENCY]
     for precision in dict.fromkeys(r["precision"] for r in results.of("latency")):
         records = results.of("latency", precision=precision)
-        systems = [s for s in SYSTEMS if any(r["system"] == s for r in records)]
+        systems = sorted(dict.fromkeys(r["system"] for r in records), key=lambda s: (SYSTEMS.index(s.split(" ")[0]), s))
         rows, over = [], {s: [] for s in (*systems, "the best peer")}  # type: dict[str, list[float]]
         for cell in results.cells("latency", precision=precision):
             r, ours, best = any_of(cell), cell.get("dpiframe"), best_peer(cell)
             figures = [f"{_us(cell[s]['p50_us'])} ({_us(cell[s]['p99_us'])})" if s in cell else "" for s in systems]
             device, gain = "", ""
-            if ours and best and set(COMPILED) & cell.keys():
+            if ours and best and has_compiled(cell):
                 gain = f"{best['p50_us'] / ours['p50_us']:.2f}x"
                 over["the best peer"].append(best["p50_us"] / ours["p50_us"])
             for s in cell.keys() - {"dpiframe"} if ours else ():
@@ -101,9 +102,6 @@ def _latency(results: Results) -> list[str]:
         gains = [f"{s}: {mean(v):.2f}x (least {min(v):.2f}x)" for s, v in over.items() if v]
         worst = max((r["max_abs_err"] for r in records if r["system"] == "dpiframe"), default=0.0)
         text += ["", f"Over each, geometric mean: {', '.join(gains)}. Largest deviation of a probability: {worst:.1e}."]
-        if fewer := [r for r in records if r.get("products")]:
-            cells = f"{len(fewer)} of {sum(r['system'] in COMPILED for r in records)} compiled cells"
-            text += ["", f"In {cells} Inductor chose among the products of {fewer[0]['products']} alone (docs/benchmarks.md)."]
     return text
 
 

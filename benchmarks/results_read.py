@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import Record, identity
+from benchmarks.systems import COMPILED
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a folder holds. `runs`: the run-level facts by file name; files of one suite are read as one, by name."""
+    """What a folder holds. `runs`: the run-level facts by file name; files of one suite are read as one, by name.
+
+    A system that was told to choose among fewer products is another one: `compile-captured (ATEN)`.
+    """
 
     runs: Mapping[str, Mapping[str, Any]]
     records: tuple[Record, ...]
@@ -24,7 +28,8 @@ class Results:
             stored = json.loads(file.read_text())
             runs[file.name] = stored["run"]
             for r in stored["records"]:  # early files had no `cell`
-                records.append({"cell": {k: r[k] for k in ("ids", "clients") if k in r}, "file": file.name, **r})
+                own = {"cell": {k: r[k] for k in ("ids", "clients") if k in r}, "file": file.name}
+                records.append({**own, **r, "system": r["system"] + (f" ({r['products']})" if r.get("products") else "")})
         return cls(runs, tuple(records))
 
     def of(self, suite: str, **fixed: object) -> list[Record]:
@@ -58,6 +63,11 @@ def any_of(cell: Mapping[str, Record]) -> Record:
 def best_peer(cell: Mapping[str, Record]) -> Record | None:
     """The fastest of a cell's systems that is not ours."""
     return min((r for s, r in cell.items() if s != "dpiframe" and r["p50_us"]), key=lambda r: r["p50_us"], default=None)
+
+
+def has_compiled(cell: Iterable[str]) -> bool:
+    """Whether some of a cell's systems is compiled, else the best of the weak would pass for a peer."""
+    return any(system.split(" ")[0] in COMPILED for system in cell)
 
 
 def mean(values: Iterable[float]) -> float:

@@ -50,6 +50,18 @@ def test_an_aim_without_a_measurement_is_neither_met_nor_missed(aim):
     assert aim.judge(Results({}, ())) == NOTHING
 
 
+def test_a_peer_that_had_fewer_products_to_choose_from_does_not_hide_a_faster_one_of_another_run(tmp_path):
+    for name, ours, peer, of in (("latency-before.json", 12, 15, {}), ("latency.json", 10, 30, {"products": "ATEN"})):
+        file = ResultFile(tmp_path / name, RUN)
+        file.add(latency("dpiframe", ours))
+        file.add({**latency("compile-captured", peer), **of})
+    (cell,) = Results.read(tmp_path).cells("latency")
+    assert {s: r["p50_us"] for s, r in cell.items()} == {"dpiframe": 10, "compile-captured": 15, "compile-captured (ATEN)": 30}
+    table = report.write(tmp_path)
+    assert "| model | B | dpiframe | compile-captured | compile-captured (ATEN) | device | over the best peer |" in table
+    assert "| dcn | 256 | 10.0 (10.0) | 15.0 (15.0) | 30.0 (30.0) |  | 1.50x |" in table
+
+
 @pytest.mark.parametrize(("slowest", "met"), [(12.0, True), (11.9, False)])
 def test_eager_must_be_beaten_on_average_and_in_the_worst_cell(slowest, met):
     gains = [40.0] * 7 + [slowest]
