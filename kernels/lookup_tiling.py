@@ -37,8 +37,8 @@ def tiling(rows: int, units: int, totals: int, processors: int, pinned: bool, po
     grid = -(-rows // wanted)
     total_threads = 64 if totals else 0
 
-    def width(most: int) -> int:
-        return _warps(-(-lanes * units // max(1, -(-units // most))))
+    def width(most: int) -> int:  # whole warps
+        return -(-lanes * units // max(1, -(-units // most)) // 32) * 32
 
     def resident(unit_threads: int) -> int:  # blocks of a multiprocessor whose registers hold what is in flight
         return max(1, 1024 // (unit_threads + total_threads))
@@ -50,7 +50,3 @@ def tiling(rows: int, units: int, totals: int, processors: int, pinned: bool, po
     blocks = 1 if grid <= processors else min(2, resident(unit_threads))
     group = next(g for g in (8, 16, 32) if totals <= 8 * g or g == 32)
     return Tiling(wanted, unit_threads, total_threads, group, blocks)
-
-
-def _warps(threads: int) -> int:
-    return -(-threads // 32) * 32
