@@ -97,7 +97,7 @@ class DeviceLookup:
         out_dtype: float32, bfloat16 or float8_e4m3fn, of x. out_scale: of the latter: a value is what is written times it.
 
     Raises:
-        ValueError: a row has more ids and numbers than shared memory holds.
+        ValueError: a row has more ids, numbers and first-order terms than shared memory holds.
     """
 
     def __init__(self, plan: LookupPlan, out_dtype: torch.dtype, device: torch.device, out_scale: float = 1.0) -> None:
@@ -114,8 +114,8 @@ class DeviceLookup:
         self._context_bytes = 4 + plan.context_ids.nbytes + plan.context_numbers * 4
         self._candidate_bytes = plan.candidate_ids.nbytes, plan.candidate_numbers * 4
         if self._shared_bytes(1) > _SHARED_LIMIT:
-            raise ValueError(f"lookup: got {self._shared_bytes(1)} bytes of ids and numbers a row, expected <= {_SHARED_LIMIT}")
-        self._most = max((s.columns for s in (*plan.x_slots, *plan.total_slots)), default=0)
+            raise ValueError(f"lookup: got {self._shared_bytes(1)} bytes of terms, ids and numbers, expected <= {_SHARED_LIMIT}")
+        self._most = max(1, *(s.columns for s in (*plan.x_slots, *plan.total_slots)))
         self._constants = {
             "ID": "unsigned long long" if any(8 in side.widths for side in sides) else "unsigned", "OUT": type_name(out_dtype),
             "CONTEXT_BYTES": plan.context_ids.nbytes, "CANDIDATE_BYTES": plan.candidate_ids.nbytes,

@@ -40,7 +40,7 @@ def tiling(rows: int, units: int, totals: int, processors: int, pinned: bool, po
     def width(most: int) -> int:  # whole warps
         return -(-lanes * units // max(1, -(-units // most)) // 32) * 32
 
-    def resident(unit_threads: int) -> int:  # blocks of a multiprocessor whose registers hold what is in flight
+    def resident(unit_threads: int) -> int:  # blocks of a multiprocessor that leave a thread 64 registers
         return max(1, 1024 // (unit_threads + total_threads))
 
     # One thread a unit is best while all blocks run at once; narrower blocks leave less idle when some have to wait.

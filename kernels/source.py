@@ -15,7 +15,7 @@ FOLDER = Path(__file__).resolve().parent
 # The Criteo lookup: 39 ids, 16 columns each, first-order weights; all float32, or int8 rows.
 _LOOKUP = {"CONTEXT_BYTES": "0", "CANDIDATE_BYTES": "76", "CONTEXT_NUMBERS": "0", "CANDIDATE_NUMBERS": "0", "TOTALS": "39"}
 _LOOKUP |= {"NARROW": "0", "MOST": "1", "MASKS": "0", "LARGEST": "0"}
-_LOOKUP |= {"GROUP": "8", "UNIT_THREADS": "320", "TOTAL_THREADS": "64", "BLOCKS": "3"}
+_LOOKUP |= {"GROUP": "8", "UNIT_THREADS": "320", "TOTAL_THREADS": "64", "BLOCKS": "2"}
 _LOOKUP |= {"OUT_FACTOR": "1.0f", "AHEAD": "0"}
 _FLOAT = {"ID": "unsigned", "OUT": "float", "UNITS": "156", "VEC": "4", "DTYPES": "1", "TOTAL_DTYPES": "1"}
 _INT8 = {"ID": "unsigned long long", "OUT": "bf16", "UNITS": "78", "VEC": "8", "DTYPES": "8", "TOTAL_DTYPES": "8"}
@@ -32,8 +32,9 @@ _ATTENTION = {"LENGTH": "50", "DIMS": "32,16", "QUERIES": "0,32", "KEYS": "48,16
 _ATTENTION |= {"DIM": "48", "MASK": "2448", "KEPT": "{0,0,48},{2500,96,8}", "UNITS": "64,16", "LAYERS": "2"}
 _ATTENTION |= {"ACTIVATION": "7", "OUTPUT": "0"}
 _AHEAD = {"AHEAD": "1", "CONTEXT_BYTES": "8", "CONTEXT_NUMBERS": "1", "CANDIDATE_NUMBERS": "2"}
+_POOLED = {"MOST": "10", "LARGEST": "1", "MASKS": "1", "NARROW": "1"}
 _PLAIN = (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | {"OUT": "float"}, _FLOAT | _FP8, _INT8 | _FP8)
-_LOOKUPS = (*_PLAIN, _FLOAT | _AHEAD, _INT8 | _AHEAD)
+_LOOKUPS = (*_PLAIN, _FLOAT | _AHEAD, _INT8 | _AHEAD, _FLOAT | _POOLED, _INT8 | _POOLED | _AHEAD)
 
 # Representatives of the sets of compile-time constants that the kernels are built with; the compile test walks this table.
 VARIANTS: dict[str, tuple[dict[str, str], ...]] = {

@@ -124,7 +124,7 @@ def _built(file: str, name: str, constants: tuple[tuple[str, str], ...], folder:
         f'extern "C" const char* run(int blocks, int threads, size_t shared_bytes, void** args) {{ {run} }}\n'
     )
     made = source.with_suffix(".so")
-    _gcc("-O1", "-w", "-shared", "-fPIC", str(source), "-o", str(made))
+    _gcc("-O1", "-pedantic-errors", "-shared", "-fPIC", str(source), "-o", str(made))
     function = ctypes.CDLL(str(made)).run
     function.restype = ctypes.c_char_p
     return function

@@ -209,6 +209,17 @@ def test_every_kind_of_slot_matches_the_reference(rows, int8, width, device):
 
 
 @pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("rows", [1, 300])
+def test_numbers_alone_are_copied(rows, device):
+    slots = [Slot(Kind.COPY, 1, i, number=number) for i, number in enumerate((2, -2, 0, 1, -1))]
+    plan = plan_of([], [], slots, context_numbers=2, candidate_numbers=3)
+    batch = batch_of(plan, rows, contexts=min(rows, 4))
+    x, _ = OnDevice(plan, [], device)(batch, rows)
+    of_rows, of_contexts = batch.candidate_numbers[:rows], batch.context_numbers[batch.request_of_row[:rows].long()]
+    assert torch.equal(x, torch.cat([of_rows, of_contexts], 1)[:, [2, 4, 0, 1, 3]])
+
+
+@pytest.mark.parametrize("device", BACKENDS)
 @pytest.mark.parametrize("dtype", [F32, F16, torch.bfloat16])
 @pytest.mark.parametrize("dim", [1, 2, 3, 4, 8, 16, 20, 128, 1030])
 @pytest.mark.parametrize("rows", [53, 1400])
@@ -557,6 +568,10 @@ def test_on_the_host_too_the_kernel_matches_the_reference(on_host, int8):
 @pytest.mark.parametrize(("dim", "dtype"), [(1, F32), (16, F32), (16, F16), (20, torch.bfloat16)])
 def test_on_the_host_too_one_hot_gathers_are_bit_equal(on_host, dim, dtype):
     test_one_hot_gathers_are_bit_equal(53, dim, dtype, "host")
+
+
+def test_on_the_host_too_numbers_alone_are_copied(on_host):
+    test_numbers_alone_are_copied(300, "host")
 
 
 def test_on_the_host_too_an_id_outside_its_table_reads_the_oov_row_and_is_counted(on_host):
