@@ -114,7 +114,7 @@ class DeviceLookup:
         self._context_bytes = 4 + plan.context_ids.nbytes + plan.context_numbers * 4
         self._candidate_bytes = plan.candidate_ids.nbytes, plan.candidate_numbers * 4
         if self._shared_bytes(1) > _SHARED_LIMIT:
-            raise ValueError(f"lookup: got {self._shared_bytes(1)} bytes of terms, ids and numbers, expected <= {_SHARED_LIMIT}")
+            raise ValueError(f"lookup: got {self._shared_bytes(1)} bytes of terms, ids, numbers, expected <= {_SHARED_LIMIT}")
         self._most = max(1, *(s.columns for s in (*plan.x_slots, *plan.total_slots)))
         self._constants = {
             "ID": "unsigned long long" if any(8 in side.widths for side in sides) else "unsigned", "OUT": type_name(out_dtype),
