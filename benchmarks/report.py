@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks import plots, serving_report
 from benchmarks.aims import CPU_AIMS, GPU_AIMS
 from benchmarks.record import Record
-from benchmarks.results_read import Results, any_of, best_peer, has_compiled, mean
+from benchmarks.results_read import Results, any_of, best_peer, has_compiled, known_as, mean
 from benchmarks.serving_aims import SERVING_CPU_AIMS, SERVING_GPU_AIMS
 from benchmarks.systems import SYSTEMS
 from dpiframe_core.engine_options import PRECISIONS
@@ -84,7 +84,7 @@ def _latency(results: Results) -> list[str]:
     text = [_LATENCY]
     for precision in dict.fromkeys(r["precision"] for r in results.of("latency")):
         records = results.of("latency", precision=precision)
-        systems = sorted(dict.fromkeys(r["system"] for r in records), key=lambda s: (SYSTEMS.index(s.split(" ")[0]), s))
+        systems = sorted(dict.fromkeys(r["system"] for r in records), key=lambda s: (SYSTEMS.index(known_as(s)), s))
         rows, over = [], {s: [] for s in (*systems, "the best peer")}  # type: dict[str, list[float]]
         for cell in results.cells("latency", precision=precision):
             r, ours, best = any_of(cell), cell.get("dpiframe"), best_peer(cell)

@@ -65,9 +65,14 @@ def best_peer(cell: Mapping[str, Record]) -> Record | None:
     return min((r for s, r in cell.items() if s != "dpiframe" and r["p50_us"]), key=lambda r: r["p50_us"], default=None)
 
 
+def known_as(system: str) -> str:
+    """The name of a system in `benchmarks.systems`, whatever products it had to choose from."""
+    return system.split(" ")[0]
+
+
 def has_compiled(cell: Iterable[str]) -> bool:
     """Whether some of a cell's systems is compiled, else the best of the weak would pass for a peer."""
-    return any(system.split(" ")[0] in COMPILED for system in cell)
+    return any(known_as(system) in COMPILED for system in cell)
 
 
 def mean(values: Iterable[float]) -> float:

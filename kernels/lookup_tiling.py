@@ -18,7 +18,7 @@ class Tiling:
     blocks: int
 
 
-def tiling(rows: int, units: int, totals: int, processors: int, pinned: bool, pooled: bool = False) -> Tiling:
+def tiling(rows: int, units: int, totals: int, processors: int, pinned: bool, pooled: bool) -> Tiling:
     """The tiling of a launch for `rows` rows of `units` output vectors and `totals` first-order terms each.
 
     pinned: ids and numbers are read from host memory. pooled: some units are of several ids, which take their time row by row.
