@@ -124,10 +124,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
 
     const int tid = threadIdx.x, first = blockIdx.x * R, staged = min(R, bucket - first);
     const bool recorder = blockIdx.x == 0 && tid == THREADS - 1;
-    int true_rows = 0, request = -1;
+    int true_rows = 0;
     Staged at = {own_context_ids, nullptr, own_context_numbers, nullptr};
-    const auto fetch_rows = [&] {  // padding too, rather than wait for request_of_row to cross the bus first
-        if (tid < staged) request = request_of_row[first + tid];
+    // Padding too, rather than wait for request_of_row to cross the bus first. It goes to shared memory as well: in a register its
+    // sign was wanted before the other reads had started, which then came a trip over the bus later (1.3 us, H200).
+    const auto fetch_rows = [&] {
+        if (tid < staged) copy_word(requests + tid, request_of_row + first + tid);
         const auto staged_rows = [&](const auto* rows, int words, char* to) {
             return stage(rows + (long long)first * words, staged * words, first * words, (bucket - first - staged) * words, to);
         };
@@ -140,17 +142,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     }
 
     wait_for_dependencies();
-    const int generation = state[1] & 1, batch = recorder ? state[3] : 0;
-    const Tables in = {units, tables + generation * n_tables, segments + generation * n_segments, out_of_range};
+    const int batch = recorder ? state[3] : 0;
+    Tables in = {units, tables, segments, out_of_range};
     Source own;
     const float* scales = nullptr;
     if (UNITS && tid < UNIT_THREADS) {  // while the ids are on their way
-        own = source_of(tid % (UNITS + !UNITS), in);
-        scales = scales_at<DTYPES>(own.unit, in);
+        const Unit unit = units[tid % (UNITS + !UNITS)];  // together with the generation
+        in.choose(state[1] & 1, n_tables, n_segments);
+        own = source_of(tid % (UNITS + !UNITS), unit, in);
+        scales = scales_at<DTYPES>(unit, in);
+    } else {
+        in.choose(state[1] & 1, n_tables, n_segments);
     }
     for (int j = tid - UNIT_THREADS; j >= 0 && j < TOTALS; j += TOTAL_THREADS + !TOTAL_THREADS) {
-        terms[j] = source_of(UNITS + j, in);
-        if (TOTAL_DTYPES >> I8) read_scales<1>(term_scales + j, scales_at<TOTAL_DTYPES>(UNITS + j, in));
+        terms[j] = source_of(UNITS + j, units[UNITS + j], in);
+        if (TOTAL_DTYPES >> I8) read_scales<1>(term_scales + j, scales_at<TOTAL_DTYPES>(units[UNITS + j], in));
     }
     if (AHEAD) {
         // The first block goes on when all rows are there, as its last thread passes on until then and a barrier needs all
@@ -162,22 +168,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         if (tid == THREADS - 1 && count_up(state + 4) == (int)gridDim.x - 1) state[2] = state[4] = 0;
         fetch_rows();
     }
-    if (tid < staged && CONTEXT_WORDS + CONTEXT_NUMBERS) requests[tid] = request;
     asm volatile("cp.async.wait_all;" ::: "memory");
-    const int n = __syncthreads_count(request >= 0);  // padding comes last
+    const int n = __syncthreads_count(tid < staged && requests[tid] >= 0);  // its own copy; padding comes last
     if (recorder) {
         state[0] = true_rows;
         if (counts) state[3] = batch + 1;
     }
     if (n == 0) return;
     if (CONTEXT_WORDS + CONTEXT_NUMBERS) {
-        for (int i = tid; i < n * (CONTEXT_WORDS + CONTEXT_NUMBERS); i += THREADS) {
-            const int r = i / (CONTEXT_WORDS + CONTEXT_NUMBERS + !(CONTEXT_WORDS + CONTEXT_NUMBERS));
-            const int c = i - r * (CONTEXT_WORDS + CONTEXT_NUMBERS);
+        constexpr int EACH = CONTEXT_WORDS + CONTEXT_NUMBERS + !(CONTEXT_WORDS + CONTEXT_NUMBERS);
+        for (int i = tid; i < n * EACH; i += THREADS) {
+            const int r = i / EACH, c = i - r * EACH, number = c - CONTEXT_WORDS;
             const long long q = requests[r];
-            if (c < CONTEXT_WORDS) own_context_ids[r * CONTEXT_WORDS + c] = context_ids[q * CONTEXT_WORDS + c];
-            else own_context_numbers[r * CONTEXT_NUMBERS + c - CONTEXT_WORDS] = context_numbers[q * CONTEXT_NUMBERS + c - CONTEXT_WORDS];
+            if (number < 0) copy_word(own_context_ids + r * CONTEXT_WORDS + c, context_ids + q * CONTEXT_WORDS + c);
+            else copy_word(own_context_numbers + r * CONTEXT_NUMBERS + number, context_numbers + q * CONTEXT_NUMBERS + number);
         }
+        asm volatile("cp.async.wait_all;" ::: "memory");
         __syncthreads();
     }
 
@@ -185,9 +191,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         x += (long long)first * ld;
         for (int i = tid; i < UNITS * LANES; i += UNIT_THREADS) {
             const int lane = i / (UNITS + !UNITS);
-            if (i != tid) {  // only where LANES is 1
-                own = source_of(i, in);
-                scales = scales_at<DTYPES>(i, in);
+            if (UNITS * LANES > UNIT_THREADS && i != tid) {
+                own = source_of(i, units[i], in);
+                scales = scales_at<DTYPES>(units[i], in);
             }
             if (narrow(own)) write_unit<1>(own, scales, lane, n, x, ld, at, in);
             else write_unit<VEC>(own, scales, lane, n, x, ld, at, in);

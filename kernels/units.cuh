@@ -35,7 +35,12 @@ struct Staged {  // in shared memory
         return candidate_numbers[r * CANDIDATE_NUMBERS + i - CONTEXT_NUMBERS];
     }
 };
-struct Tables { const Unit* units; const Table* tables; const Segment* segments; unsigned long long* out_of_range; };
+struct Tables {
+    const Unit* units; const Table* tables; const Segment* segments; unsigned long long* out_of_range;
+    __device__ __forceinline__ void choose(int generation, int n_tables, int n_segments) {
+        tables += generation * n_tables, segments += generation * n_segments;
+    }
+};
 
 // The row of an id that the first segment does not hold: in a later segment; outside the table the row oov, and it is counted;
 // null for padding.
@@ -162,8 +167,7 @@ __device__ __forceinline__ void pool(float v[N], const Source& s, const float sc
     }
 }
 
-__device__ __forceinline__ Source source_of(int unit, const Tables& in) {
-    const Unit& u = in.units[unit];
+__device__ __forceinline__ Source source_of(int unit, const Unit& u, const Tables& in) {
     Source s = {nullptr, 0, u.id, u.ids, u.number, u.row_bytes, unit, u.how | u.width << 8 | u.id_bytes << 12 | u.pick << 16};
     if ((NUMBERS && kind(u.how) == COPY) || (MASKS && kind(u.how) == MASK)) return s;
     const Table& t = in.tables[u.table];
@@ -174,8 +178,7 @@ __device__ __forceinline__ Source source_of(int unit, const Tables& in) {
 
 // Where the scales of an int8 unit lie; null of any other.
 template <int SET>
-__device__ __forceinline__ const float* scales_at(int unit, const Tables& in) {
-    const Unit& u = in.units[unit];
+__device__ __forceinline__ const float* scales_at(const Unit& u, const Tables& in) {
     if (!(SET >> I8) || !is<SET, I8>(u.how) || (NUMBERS && kind(u.how) == COPY) || (MASKS && kind(u.how) == MASK)) return nullptr;
     return in.tables[u.table].scale + u.offset;
 }
@@ -185,7 +188,7 @@ __device__ __forceinline__ void read_scales(float scale[N], const float* from) {
     for (int k = 0; k < N; ++k) scale[k] = 1.0f;
     if (!from) return;
     if constexpr (N % 4 == 0) {
-        for (int k = 0; k < N; k += 4) load_bytes<16>(reinterpret_cast<const char*>(from + k), reinterpret_cast<unsigned*>(scale + k));
+        for (int k = 0; k < N; k += 4) load4(from + k, scale + k);  // not by asm, which the compiler may start before it is asked for
     } else {
         for (int k = 0; k < N; ++k) scale[k] = from[k];
     }
