@@ -159,6 +159,10 @@ __device__ __forceinline__ void multiply_exactly(const uint4* weights, const flo
     }
 }
 
+__device__ __forceinline__ void copy16(unsigned to, const uint4* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
 __device__ __forceinline__ void layer(const Link& link, const Head& head, int tile, const int* state, char* shared) {
     const int groups = (link.depth * (int)sizeof(X) + 63) / 64, stride = (groups | 1) * 64 / (int)sizeof(X);  // odd: no bank twice
     uint4* weights = reinterpret_cast<uint4*>(shared);              // [groups][2][32]
@@ -167,7 +171,7 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
     const uint4* from = static_cast<const uint4*>(link.weight) + (long long)tile * groups * 64;
     const unsigned to = (unsigned)__cvta_generic_to_shared(weights);
     for (int i = threadIdx.x; i < groups * 64; i += THREADS)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + i * 16), "l"(from + i) : "memory");
+        copy16(to + i * 16, from + i);
     const int r = threadIdx.x / COLUMNS, column = tile * COLUMNS + threadIdx.x % COLUMNS;  // of the sum that the thread ends up with
     const bool own = r < ROWS && column < link.width;
     const float bias = own ? link.bias[column] : 0.0f;
@@ -179,18 +183,19 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
         store_value(x + i / rest * stride + link.depth + i % rest, 0.0f);
     }
     wait_for_dependencies();
-    const int rows = min(state[0], ROWS), batch = state[3];
-    const float x0 = CROSSED && link.x0 && own && r < rows ? load_value(link.x0 + (long long)r * link.x0_ld + column) : 0.0f;
-    if (link.linked) {
-        take_rows(x, stride, static_cast<const Word*>(link.x), rows, link.depth, batch);
-    } else {
+    const auto copy_given = [&](int rows) {
         const int pieces = link.depth * (int)sizeof(X) / 16;
         for (int i = threadIdx.x; i < rows * pieces; i += THREADS) {
             const int row = ROWS == 1 ? 0 : i / pieces, piece = i - row * pieces;
             const X* at = static_cast<const X*>(link.x) + (long long)row * link.x_ld;
-            reinterpret_cast<uint4*>(x + row * stride)[piece] = __ldcg(reinterpret_cast<const uint4*>(at) + piece);
+            copy16((unsigned)__cvta_generic_to_shared(x + row * stride) + piece * 16, reinterpret_cast<const uint4*>(at) + piece);
         }
-    }
+    };
+    if (ROWS == 1 && !link.linked) copy_given(1);  // rather than wait for the number of rows first
+    const int rows = min(state[0], ROWS), batch = state[3];
+    if (ROWS > 1 && !link.linked) copy_given(rows);
+    const float x0 = CROSSED && link.x0 && own && r < rows ? load_value(link.x0 + (long long)r * link.x0_ld + column) : 0.0f;
+    if (link.linked) take_rows(x, stride, static_cast<const Word*>(link.x), rows, link.depth, batch);
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
 

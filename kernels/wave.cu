@@ -139,16 +139,15 @@ __device__ __forceinline__ void linear(const Wave& wave, const Job& job, int blo
         if (s < product.spans) product.load_weight(s);
     const Columns own(job, n0);
     wait_for_dependencies();
-    const int rows = state[0], batch = state[3];
-    if (m0 >= rows) {  // padding of the bucket
-        commit();
-        wait_group<0>();
-        return;
-    }
 #pragma unroll
-    for (int s = 0; s < STAGES - 1; ++s) {
+    for (int s = 0; s < STAGES - 1; ++s) {  // of padding too, rather than wait for the number of rows first
         if (s < product.spans) product.load_x(s);
         commit();
+    }
+    const int rows = state[0], batch = state[3];
+    if (m0 >= rows) {  // padding of the bucket
+        wait_group<0>();
+        return;
     }
     float sums[MT][NT][4] = {};
     for (int c = 0; c < product.spans; ++c) {

@@ -62,23 +62,25 @@ __device__ __forceinline__ void copy_all(
         for (int h = 0; h < HALVES; ++h)
             copy_tile(ring + s * STAGE_BYTES + (BM + h * BN) * 128, weight, full + 8 * s, c * CHUNK, n0 + h * width);
     };
-    for (int c = 0; c < ahead; ++c) copy_weight(c);
-    wait_for_dependencies();
-    if (m0 >= state[0]) {  // padding of the bucket: the block may not end before its copies have
-        for (int s = 0; s < ahead; ++s) {
-            arrive(full + 8 * s);
-            wait(full + 8 * s, 0);
-        }
-        return;
-    }
-    for (int c = 0; c < chunks; ++c) {
+    const auto copy_x = [&](int c) {
         const int s = c % STAGES;
-        if (c >= STAGES) {
-            wait(empty + 8 * s, (c / STAGES - 1) & 1);
-            copy_weight(c);
-        }
         expect(full + 8 * s, BM * 128);
         copy_tile(ring + s * STAGE_BYTES, x, full + 8 * s, c * CHUNK, m0);
+    };
+#pragma unroll 1
+    for (int c = 0; c < ahead; ++c) copy_weight(c);
+    wait_for_dependencies();
+#pragma unroll 1
+    for (int c = 0; c < ahead; ++c) copy_x(c);  // of padding too, rather than wait for the number of rows first
+    if (m0 >= state[0]) {                       // padding of the bucket: the block may not end before its copies have
+        for (int s = 0; s < ahead; ++s) wait(full + 8 * s, 0);
+        return;
+    }
+#pragma unroll 1
+    for (int c = ahead; c < chunks; ++c) {
+        wait(empty + 8 * (c % STAGES), (c / STAGES - 1) & 1);
+        copy_weight(c);
+        copy_x(c);
     }
 }
 
