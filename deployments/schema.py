@@ -161,9 +161,7 @@ class RequestForm:
                 request = self._from_sound_rows(body) or self.body.model_validate_json(body)
         except ValidationError as error:
             raise first_error(error) from None
-        refuse_unknown("", request.model_extra or {}, ScoreRequest.model_fields)
-        refuse_unknown("options.", request.options.model_extra or {}, Options.model_fields)
-        refuse_unknown("context.", request.context, self._features)
+        self._refuse_unknown(request)
         columns = request.candidates
         if isinstance(columns, list):
             refuse_unknown("candidates[0].", columns[0], self._features)
@@ -173,6 +171,11 @@ class RequestForm:
         if not columns:
             raise InputError("candidates", columns, "at least one feature")
         return ScoreInput(request.model, request.version, request.context, columns, request.options)
+
+    def _refuse_unknown(self, request: ScoreRequest | ScoreRest) -> None:
+        refuse_unknown("", request.model_extra or {}, type(request).model_fields)
+        refuse_unknown("options.", request.options.model_extra or {}, Options.model_fields)
+        refuse_unknown("context.", request.context, self._features)
 
     def _from_sound_rows(self, body: bytes) -> ScoreRequest | None:
         """Rows turned into columns first and validated then, in half the time; None for all else, and whatever has a fault."""
@@ -198,9 +201,7 @@ class RequestForm:
             request = self.rest.model_validate_json(rest)
         except ValidationError as error:
             raise first_error(error) from None
-        refuse_unknown("", request.model_extra or {}, ScoreRest.model_fields)
-        refuse_unknown("options.", request.options.model_extra or {}, Options.model_fields)
-        refuse_unknown("context.", request.context, self._features)
+        self._refuse_unknown(request)
         refuse_unknown("candidates.", candidates, self._features)
         if not candidates or not len(next(iter(candidates.values()))):
             raise InputError("candidates", Words("no rows or no columns"), "at least one candidate")

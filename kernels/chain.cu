@@ -32,7 +32,6 @@
 #include "common.cuh"
 #include "epilogue.cuh"
 #include "mma.cuh"
-#include "rows.cuh"
 
 struct __align__(8) Word { float value; int batch; };
 struct Link {
@@ -227,17 +226,7 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
 __device__ __forceinline__ void rows_of(const Link& link, const int* state) {
     wait_for_dependencies();
     const int row = threadIdx.x >> 5, batch = state[3];
-    if (row >= min(state[0], ROWS)) return;
-    const X* x = static_cast<const X*>(link.x) + (long long)row * link.x_ld;
-    if (PER_ROW == FM || (PER_ROW != CROSS && link.kind == FM)) {
-        const float pairs = fm_row(x, link.width, link.depth);
-        if ((threadIdx.x & 31) == 0) put(link.out + row, pairs, batch);
-    } else {
-        float logits[DOTS - LAYERS + 1];
-        cross_row<DOTS, LAYERS>(x, link.width, static_cast<const float*>(link.weight), link.bias, logits);
-        for (int t = 0; t < DOTS - LAYERS; ++t)
-            if ((threadIdx.x & 31) == 0) put(link.out + row * (DOTS - LAYERS) + t, logits[t], batch);
-    }
+    if (row < min(state[0], ROWS)) interact(link, row, [&](long long i, float logit) { put(link.out + i, logit, batch); });
 }
 
 // The head: a warp a row adds up what all blocks have for it, always in the same order.

@@ -15,33 +15,18 @@ from kernels.source import kernel
 
 _SHARED_LIMIT = 46 * 1024
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
-_TABLE = np.dtype(
-    [
-        ("base", "<u8"),
-        ("end", "<i8"),
-        ("rows", "<i8"),
-        ("scale", "<u8"),
-        ("next", "<i4"),
-        ("segments", "<i4"),
-        ("unused", "<i8"),
-    ]
-)
-_SEGMENT = np.dtype([("base", "<u8"), ("end", "<i8")])
-_UNIT = np.dtype(
-    [
-        ("oov", "<i8"),
-        ("table", "<i4"),
-        ("out", "<i4"),
-        ("id", "<u2"),
-        ("ids", "<u2"),
-        ("number", "<u2"),
-        ("row_bytes", "<u2"),
-        ("offset", "<u2"),
-        ("width", "u1"),
-        ("how", "u1"),
-        ("pick", "<u2"),
-        ("id_bytes", "<u2"),
-    ]
+
+
+def _record(fields: str) -> np.dtype[np.void]:
+    """A structure of embedding.cu."""
+    return np.dtype([tuple(field.split()) for field in fields.split(", ")])
+
+
+_TABLE = _record("base <u8, end <i8, rows <i8, scale <u8, next <i4, segments <i4, unused <i8")
+_SEGMENT = _record("base <u8, end <i8")
+_UNIT = _record(
+    "oov <i8, table <i4, out <i4, id <u2, ids <u2, number <u2, row_bytes <u2, offset <u2, "
+    "width u1, how u1, pick <u2, id_bytes <u2"
 )
 # The bytes of its word that an id at byte 0 takes, as __byte_perm selects them; 4 to 7 give zero. A byte further adds 0x11.
 _PICK = {1: 0x4440, 2: 0x4410, 4: 0x3210, 8: 0x3210}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+_TYPES = {torch.float32: "float", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8"}
 WARP_ROWS = 8  # rows of a block of 256 threads, where a warp has a row
 
 _STREAMS: dict[int, list[torch.cuda.Stream]] = {}  # by device: those that were given back
@@ -124,13 +125,9 @@ def type_name(dtype: torch.dtype) -> str:
     Raises:
         TypeError: neither float32 nor bfloat16 nor float8_e4m3fn.
     """
-    if dtype == torch.float32:
-        return "float"
-    if dtype == torch.bfloat16:
-        return "bf16"
-    if dtype == torch.float8_e4m3fn:
-        return "fp8"
-    raise TypeError(f"kernel operand: got {dtype}, expected torch.float32, torch.bfloat16 or torch.float8_e4m3fn")
+    if dtype not in _TYPES:
+        raise TypeError(f"kernel operand: got {dtype}, expected torch.float32, torch.bfloat16 or torch.float8_e4m3fn")
+    return _TYPES[dtype]
 
 
 def check_rows(name: str, tensor: torch.Tensor, rows: int, width: int) -> None:

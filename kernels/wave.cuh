@@ -5,7 +5,6 @@
 #pragma once
 #include "common.cuh"
 #include "epilogue.cuh"
-#include "rows.cuh"
 
 #define ROW_THREADS (BN / 4)  // threads that share a row in the epilogue, 4 columns each
 #define MAX_JOBS 8
@@ -155,14 +154,6 @@ template <int WARPS_> __device__ __forceinline__ void rows_of(const Job& job, in
     wait_for_dependencies();
     const int row = block * WARPS_ + (threadIdx.x >> 5);
     if (row >= state[0]) return;
-    const X* x = job.x + (long long)row * job.x_ld;
-    if (PER_ROW == FM || (PER_ROW != CROSS && job.kind == FM)) {
-        const float pairs = fm_row(x, job.width, job.depth);
-        if ((threadIdx.x & 31) == 0) static_cast<float*>(job.out)[row] = FP8 ? pairs * job.x_scale * job.x_scale : pairs;
-    } else {
-        float logits[DOTS - LAYERS + 1];
-        cross_row<DOTS, LAYERS>(x, job.width, static_cast<const float*>(job.weight), job.bias, logits);
-        for (int t = 0; t < DOTS - LAYERS; ++t)
-            if ((threadIdx.x & 31) == 0) static_cast<float*>(job.out)[(long long)row * (DOTS - LAYERS) + t] = logits[t];
-    }
+    const float scale = FP8 && job.kind == FM ? job.x_scale * job.x_scale : 1.0f;
+    interact(job, row, [&](long long i, float logit) { static_cast<float*>(job.out)[i] = FP8 ? logit * scale : logit; });
 }
