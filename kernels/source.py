@@ -77,8 +77,16 @@ ARCHITECTURE = {"wave_wgmma": "sm_90a"}
 
 
 def compile_options(constants: Mapping[str, str]) -> tuple[str, ...]:
-    """NVRTC options: C++17, this folder for includes, the constants. No fast-math: float32 has to be float32."""
+    """NVRTC options: C++17, this folder for includes, the constants. No fast-math: float32 has to be float32 (but for denormals:
+    CuPy adds -ftz=true).
+    """
     return ("-std=c++17", f"-I{FOLDER}", *(f"-D{k}={v}" for k, v in sorted(constants.items())))
+
+
+def source(file: str, folder: Path = FOLDER) -> str:
+    """`file`.cu and a line that stands for all headers: CuPy keeps kernels on disk by their own text and options alone."""
+    headers = "".join(path.read_text() for path in sorted(folder.glob("*.cuh")))
+    return f"{(folder / f'{file}.cu').read_text()}// headers: {sha256(headers.encode()).hexdigest()}\n"
 
 
 _ASKED: dict[tuple[object, ...], Lock] = {}
@@ -107,7 +115,7 @@ def _kernel(file: str, name: str, constants: tuple[tuple[str, str], ...], device
 def _module(file: str, constants: tuple[tuple[str, str], ...], device: int) -> Any:
     import cupy
 
-    code, options = (FOLDER / f"{file}.cu").read_text(), compile_options(dict(constants))
+    code, options = source(file), compile_options(dict(constants))
     if file in ARCHITECTURE:
         return cupy.RawModule(path=str(_cubin(file, code, (*options, f"-arch={ARCHITECTURE[file]}"))))
     module = cupy.RawModule(code=code, options=options, backend="nvrtc")
@@ -119,8 +127,7 @@ def _cubin(file: str, code: str, options: tuple[str, ...]) -> Path:
     """Compiles for an architecture that CuPy does not name, and keeps the result as CuPy keeps its own, where it can."""
     from cupy_backends.cuda.libs import nvrtc
 
-    sources = "".join(path.read_text() for path in sorted(FOLDER.glob("*.cuh")))
-    key = sha256(repr((code, sources, options, nvrtc.getVersion())).encode()).hexdigest()
+    key = sha256(repr((code, options, nvrtc.getVersion())).encode()).hexdigest()
     name = f"{file}-{key[:32]}.cubin"
     if found := kept(name):
         return found

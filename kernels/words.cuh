@@ -12,7 +12,7 @@ __device__ __forceinline__ void copy_word(T* to, const T* from) {
                  "n"(sizeof(T)) : "memory");
 }
 
-// Starts copying words. Returns where the first one will lie: as far into a line of 128 bytes as `from` does,
+// Starts copying words there. Returns where the first one will lie: as far into a line of 128 bytes as `from` does,
 // for which `to` is the start of one. Only so is a line one request: 16,384 rows of 26 ids cross the bus in 24 us, and in 52 us if
 // they lie otherwise, as lines then come in halves (H200). Words that share 16 bytes with an end come along, of the `before` and
 // `after` that the array has there.
