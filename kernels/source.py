@@ -77,8 +77,8 @@ ARCHITECTURE = {"wave_wgmma": "sm_90a"}
 
 
 def compile_options(constants: Mapping[str, str]) -> tuple[str, ...]:
-    """NVRTC options: C++17, this folder for includes, the constants. No fast-math: float32 has to be float32 (but for denormals:
-    CuPy adds -ftz=true).
+    """NVRTC options: C++17, this folder for includes, the constants. No fast-math: float32 has to be float32 (but for
+    denormals: CuPy adds -ftz=true).
     """
     return ("-std=c++17", f"-I{FOLDER}", *(f"-D{k}={v}" for k, v in sorted(constants.items())))
 
