@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kernels.source import ARCHITECTURE, FOLDER, VARIANTS, compile_options
+from kernels.source import ARCHITECTURE, FOLDER, VARIANTS, compile_options, source
 
 program = pytest.importorskip("cuda.core", reason="cuda-core is not installed")
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
@@ -25,7 +25,7 @@ def compiled(code: str, constants: dict[str, str], architecture: str) -> bytes:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("file", "variant"), CASES, ids=[f"{file}-{i}" for file, i in CASES])
 def test_every_kernel_compiles_in_every_variant(file: str, variant: int, architecture: str) -> None:
-    code = (FOLDER / f"{file}.cu").read_text()
+    code = source(file)
     if file in ARCHITECTURE and not ARCHITECTURE[file].startswith(architecture):
         pytest.skip(f"{file} is for {ARCHITECTURE[file]} alone")
     if architecture == "sm_80" and "fp8" in VARIANTS[file][variant].values():
