@@ -83,10 +83,10 @@ def compile_options(constants: Mapping[str, str]) -> tuple[str, ...]:
     return ("-std=c++17", f"-I{FOLDER}", *(f"-D{k}={v}" for k, v in sorted(constants.items())))
 
 
-def source(file: str, folder: Path = FOLDER) -> str:
+def source(file: str) -> str:
     """`file`.cu and a line that stands for all headers: CuPy keeps kernels on disk by their own text and options alone."""
-    headers = "".join(path.read_text() for path in sorted(folder.glob("*.cuh")))
-    return f"{(folder / f'{file}.cu').read_text()}// headers: {sha256(headers.encode()).hexdigest()}\n"
+    headers = "".join(path.read_text() for path in sorted(FOLDER.glob("*.cuh")))
+    return f"{(FOLDER / f'{file}.cu').read_text()}// headers: {sha256(headers.encode()).hexdigest()}\n"
 
 
 _ASKED: dict[tuple[object, ...], Lock] = {}

@@ -155,5 +155,5 @@ template <int WARPS_> __device__ __forceinline__ void rows_of(const Job& job, in
     const int row = block * WARPS_ + (threadIdx.x >> 5);
     if (row >= state[0]) return;
     const float scale = FP8 && job.kind == FM ? job.x_scale * job.x_scale : 1.0f;
-    interact(job, row, [&](long long i, float logit) { static_cast<float*>(job.out)[i] = FP8 ? logit * scale : logit; });
+    interact(job, row, [&](long long i, float logit) { static_cast<float*>(job.out)[i] = logit * scale; });
 }
