@@ -158,10 +158,6 @@ __device__ __forceinline__ void multiply_exactly(const uint4* weights, const flo
     }
 }
 
-__device__ __forceinline__ void copy16(unsigned to, const uint4* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-
 __device__ __forceinline__ void layer(const Link& link, const Head& head, int tile, const int* state, char* shared) {
     const int groups = (link.depth * (int)sizeof(X) + 63) / 64, stride = (groups | 1) * 64 / (int)sizeof(X);  // odd: no bank twice
     uint4* weights = reinterpret_cast<uint4*>(shared);              // [groups][2][32]
@@ -182,17 +178,15 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
         store_value(x + i / rest * stride + link.depth + i % rest, 0.0f);
     }
     wait_for_dependencies();
-    const auto copy_given = [&](int rows) {
+    const int rows = ROWS == 1 ? 1 : min(state[0], ROWS), batch = state[3];  // of one row x need not wait for their number
+    if (!link.linked) {
         const int pieces = link.depth * (int)sizeof(X) / 16;
         for (int i = threadIdx.x; i < rows * pieces; i += THREADS) {
             const int row = ROWS == 1 ? 0 : i / pieces, piece = i - row * pieces;
             const X* at = static_cast<const X*>(link.x) + (long long)row * link.x_ld;
             copy16((unsigned)__cvta_generic_to_shared(x + row * stride) + piece * 16, reinterpret_cast<const uint4*>(at) + piece);
         }
-    };
-    if (ROWS == 1 && !link.linked) copy_given(1);  // rather than wait for the number of rows first
-    const int rows = min(state[0], ROWS), batch = state[3];
-    if (ROWS > 1 && !link.linked) copy_given(rows);
+    }
     const float x0 = CROSSED && link.x0 && own && r < rows ? load_value(link.x0 + (long long)r * link.x0_ld + column) : 0.0f;
     if (link.linked) take_rows(x, stride, static_cast<const Word*>(link.x), rows, link.depth, batch);
     asm volatile("cp.async.wait_all;" ::: "memory");

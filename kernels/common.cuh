@@ -91,6 +91,11 @@ __device__ __forceinline__ void wait_for_dependencies() {
 #endif
 }
 
+// Starts copying 16 bytes past the L1 to an address of shared memory.
+__device__ __forceinline__ void copy16(unsigned to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
 // Adds to a counter of the device: what this thread, and those it met at a barrier before, wrote is visible to whoever reads the
 // new count, and the other way round.
 __device__ __forceinline__ int count_up(int* counter) {

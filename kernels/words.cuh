@@ -25,7 +25,7 @@ __device__ __forceinline__ const T* stage(const T* from, int words, int before, 
     for (int i = threadIdx.x * V - skew; i < words; i += THREADS * V) {
         if (i <= -V) continue;
         if (i >= -before && i + V <= words + after) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target + i * (int)sizeof(T)), "l"(from + i) : "memory");
+            copy16(target + i * (int)sizeof(T), from + i);
         } else {
 #pragma unroll 1
             for (int k = max(i, 0); k < min(i + V, words); ++k)
