@@ -78,14 +78,13 @@ def _dpiframe(task: Task) -> list[Candidate]:
         host = [(b.request_of_row, b.candidate_ids, b.context_ids, b.candidate_dense, b.context_dense) for b in task.blocks]
         return [Candidate(lambda i: stacked.read(*host[i])[0], "dpiframe")]  # type: ignore[arg-type,return-value]
     plan, tables, scales = _stored(task)
-    descriptors = _descriptors(tables, scales)
-    lookup = DeviceLookup(plan, task.out_dtype, task.device)
+    lookup = DeviceLookup(plan, _descriptors(tables, scales), task.out_dtype)
     x = torch.zeros(rows, padded(task.width), dtype=task.out_dtype, device=task.device)
     state = torch.zeros(4, dtype=torch.int32, device=task.device)
 
     def of(batches: list[Batch]) -> Lookup:
         def one(i: int) -> torch.Tensor:
-            lookup(batches[i], rows, descriptors, x, None, state)
+            lookup(batches[i], rows, x, None, state)
             return x
 
         return one

@@ -163,7 +163,8 @@ class CudaOperators:
         match node.op:
             case "lookup":
                 plan = plan_lookup(node, schema, column_alignment(self.dtype))
-                return DeviceLookup(plan, self.dtype, self._device, self._scale(node.outputs[0]))
+                assert self._store.descriptors is not None  # on a GPU they always are
+                return DeviceLookup(plan, self._store.descriptors, self.dtype, self._scale(node.outputs[0]))
             case "linear":
                 weight, bias, params = linear_params(a, w)
                 how = a.activation, self.dtype, self._device
@@ -223,10 +224,9 @@ class CudaOperators:
                 case Chain():
                     bound(*chain_operands(node, bound, values, rows), state)
                 case DeviceLookup():
-                    assert self._store.descriptors is not None  # on a GPU they always are
                     x = values[node.name + ALL][:rows] if a.splits else outs[0] if a.concat else None
                     outputs = x, outs[-1] if a.total else None
-                    bound(batch, rows, self._store.descriptors, *outputs, state, counts=node is first, ahead=ahead)
+                    bound(batch, rows, *outputs, state, counts=node is first, ahead=ahead)
                 case Linear():
                     x, out, x0, xl = _linear_operands(ins, outs)
                     bound(x, out, x0, state, xl)

@@ -216,11 +216,23 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
     if (link.out && own && r < rows) put(link.out + (long long)r * link.width + column, v, batch);
 }
 
-// FM and CROSS links: a warp a row.
-__device__ __forceinline__ void rows_of(const Link& link, const int* state) {
+// FM and CROSS links: a warp a row. A cross network's weights too are on their way before x is: read beside it, a few at a time as
+// registers allow, they took longer than all layers.
+__device__ __forceinline__ void rows_of(Link link, const int* state, char* shared) {
+    if (PER_ROW == CROSS || (PER_ROW != FM && link.kind == CROSS)) {
+        float* weights = reinterpret_cast<float*>(shared);  // [DOTS][width], then k[DOTS]
+#pragma unroll 1
+        for (int i = threadIdx.x; i < DOTS * link.width; i += THREADS) copy_word(weights + i, static_cast<const float*>(link.weight) + i);
+        link.weight = weights;
+        weights += DOTS * link.width;
+        if (threadIdx.x < DOTS) copy_word(weights + threadIdx.x, link.bias + threadIdx.x);
+        link.bias = weights;
+    }
     wait_for_dependencies();
-    const int row = threadIdx.x >> 5, batch = state[3];
-    if (row < min(state[0], ROWS)) interact(link, row, [&](long long i, float logit) { put(link.out + i, logit, batch); });
+    const int row = threadIdx.x >> 5, rows = ROWS == 1 ? 1 : min(state[0], ROWS), batch = state[3];
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+    if (row < rows) interact(link, row, [&](long long i, float logit) { put(link.out + i, logit, batch); });
 }
 
 // The head: a warp a row adds up what all blocks have for it, always in the same order.
@@ -256,5 +268,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) chain(const __grid_constan
     while (l + 1 < chain.count && (int)blockIdx.x >= chain.links[l + 1].first) ++l;
     const Link link = chain.links[l];  // a copy: read once, and no store can alias it
     if (!PER_ROW || link.kind == LINEAR) layer(link, chain.head, blockIdx.x - link.first, state, shared);
-    else if (PER_ROW) rows_of(link, state);
+    else if (PER_ROW) rows_of(link, state, shared);
 }

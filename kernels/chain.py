@@ -198,9 +198,10 @@ class Chain:
         return padded(job.weight.shape[1], self._dtype) if isinstance(job, LinearJob) else job.width
 
     def _shared_bytes(self, rows: int) -> int:
-        """Of the block that needs most: its weights, x, and the sums of its warps."""
+        """Of the block that needs most: a layer's weights, x, and the sums of its warps; or a cross network's weights."""
         groups = max((held.weight.shape[1] for held in self._held if isinstance(held, PlacedLinear)), default=0)
-        return groups * 1024 + rows * (groups | 1) * 64 + _WARPS * rows * COLUMNS * 4
+        crosses = [held.weights.nbytes + held.k.nbytes for held in self._held if isinstance(held, PlacedCross)]
+        return max((groups * 1024 + rows * (groups | 1) * 64 + _WARPS * rows * COLUMNS * 4, *crosses))
 
     def _function(self, rows: int) -> Any:
         return kernel("chain", "chain", self._constants | {"ROWS": str(rows)}, self._device.index or 0)

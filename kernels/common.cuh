@@ -91,7 +91,12 @@ __device__ __forceinline__ void wait_for_dependencies() {
 #endif
 }
 
-// Starts copying 16 bytes past the L1 to an address of shared memory.
+// Starts copying a word into shared memory; 16 bytes past the L1 to an address there.
+template <typename T>
+__device__ __forceinline__ void copy_word(T* to, const T* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from),
+                 "n"(sizeof(T)) : "memory");
+}
 __device__ __forceinline__ void copy16(unsigned to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }

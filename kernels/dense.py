@@ -12,6 +12,7 @@ from threading import RLock
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from kernels.activation import Activation
 from kernels.interaction import cross_v2_epilogue
@@ -57,15 +58,15 @@ class Linear:
 
     def __init__(
         self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
         activation: str,
         dtype: torch.dtype,
         device: torch.device,
         *,
         cross: bool = False,
         tf32: bool = False,
-        params: Sequence[torch.Tensor] = (),
+        params: Sequence[Tensor] = (),
         slope: float = 0.0,
     ) -> None:
         out, width = weight.shape
@@ -86,12 +87,7 @@ class Linear:
         self.recalled: dict[int, str] = {}  # choices made before, by rows; `tune` takes those that exist
 
     def ways(
-        self,
-        x: torch.Tensor,
-        out: torch.Tensor,
-        x0: torch.Tensor | None,
-        state: torch.Tensor,
-        xl: torch.Tensor | None = None,
+        self, x: Tensor, out: Tensor, x0: Tensor | None, state: Tensor, xl: Tensor | None = None
     ) -> dict[str, Callable[[], None]]:
         """Every way to compute the layer for these operands, by name."""
         stored = {"": self._weight.t(), "-transposed": self._transposed}
@@ -109,14 +105,7 @@ class Linear:
                     ways[tile.name] = partial(linear, x, self._weight, self._bias, out, x0, x if xl is None else xl, relu, tile)
         return ways
 
-    def tune(
-        self,
-        x: torch.Tensor,
-        out: torch.Tensor,
-        x0: torch.Tensor | None,
-        state: torch.Tensor,
-        xl: torch.Tensor | None = None,
-    ) -> str:
+    def tune(self, x: Tensor, out: Tensor, x0: Tensor | None, state: Tensor, xl: Tensor | None = None) -> str:
         """Times the ways on these operands and keeps the fastest for this number of rows. Returns its name."""
         rows = x.shape[0]
         if rows not in self._choice:
@@ -130,14 +119,7 @@ class Linear:
         """By rows, the name of the way chosen."""
         return dict(self._choice)
 
-    def __call__(
-        self,
-        x: torch.Tensor,
-        out: torch.Tensor,
-        x0: torch.Tensor | None,
-        state: torch.Tensor,
-        xl: torch.Tensor | None = None,
-    ) -> None:
+    def __call__(self, x: Tensor, out: Tensor, x0: Tensor | None, state: Tensor, xl: Tensor | None = None) -> None:
         """Writes out[B, padded(out)] from x[B, padded(in)] (and for a cross layer x0 and xl, of the same shape as out).
 
         Args:
@@ -148,7 +130,7 @@ class Linear:
         default = "product" if self.cross or self._apart else "epilogue"
         self.ways(x, out, x0, state, xl)[self._choice.get(x.shape[0], default)]()
 
-    def _fused(self, x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    def _fused(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         if self.activation == "relu":
             torch._addmm_activation(self._bias, x, weight, out=out)
         else:
@@ -156,12 +138,12 @@ class Linear:
 
     def _product(
         self,
-        x: torch.Tensor,
-        weight: torch.Tensor,
-        out: torch.Tensor,
-        x0: torch.Tensor | None,
-        state: torch.Tensor,
-        xl: torch.Tensor | None,
+        x: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        x0: Tensor | None,
+        state: Tensor,
+        xl: Tensor | None,
     ) -> None:
         torch.mm(x, weight, out=out)
         rows, width = out.shape

@@ -9,7 +9,7 @@
 //      time: each crosses the bus once, and whole (words.cuh). No line should be read by many blocks, for its reads queue up at
 //      40 ns each (H200); which rows are a bucket's padding is told by their own request_of_row, -1, and the generation lies in
 //      device memory;
-//   2. meanwhile each thread looks up where its table lies, through the segment descriptors of the batch's generation;
+//   2. meanwhile each thread reads where its table lies in either generation of segment descriptors, beside which one the batch is of;
 //   3. every id is checked, and rows are gathered, pooled, scaled, converted and stored, or summed.
 // Launched AHEAD of its rows, a block first waits until the host has staged them (ahead.cuh).
 // Bytes: B * (ids + sum of row bytes + x columns * sizeof(OUT)). An id outside its table reads the column's out-of-vocabulary
@@ -72,7 +72,7 @@ __device__ __forceinline__ void write_columns(T* out, float v[N]) {
 template <int N>
 __device__ __forceinline__ void write_unit(
     const Source& s, const float* scales, int lane, int n, OUT* x, int ld, const Staged& at, const Tables& in) {
-    x += in.units[s.unit].out;
+    x += in.units.unit[s.unit].out;
     float scale[N];
     read_scales<N>(scale, scales);  // on their way together with the first rows
     if (MOST > 1 && s.ids > 1) {
@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     const unsigned* STAGED context_ids, const unsigned* STAGED candidate_ids,
     const float* STAGED context_numbers, const float* STAGED candidate_numbers,
     const Table* __restrict__ tables, const Segment* __restrict__ segments, int n_tables, int n_segments,
-    const Unit* __restrict__ units,        // [UNITS], then [TOTALS]
+    const Units* __restrict__ units,       // of x, then first-order terms
     OUT* __restrict__ x, int ld, float* __restrict__ total, unsigned long long* out_of_range,
     int* __restrict__ state,               // device, see common.cuh
     int bucket, int R, int counts) {
@@ -143,20 +143,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
 
     wait_for_dependencies();
     const int batch = recorder ? state[3] : 0;
-    Tables in = {units, tables, segments, out_of_range};
+    const Tables in = {*units, tables, segments, out_of_range, n_tables, n_segments, state[1] & 1};
     Source own;
     const float* scales = nullptr;
-    if (UNITS && tid < UNIT_THREADS) {  // while the ids are on their way
-        const Unit unit = units[tid % (UNITS + !UNITS)];  // together with the generation
-        in.choose(state[1] & 1, n_tables, n_segments);
-        own = source_of(tid % (UNITS + !UNITS), unit, in);
+    const auto take = [&](int unit) {
+        own = source_of(unit, in);
         scales = scales_at<DTYPES>(unit, in);
-    } else {
-        in.choose(state[1] & 1, n_tables, n_segments);
-    }
+    };
+    if (UNITS && tid < UNIT_THREADS) take(tid % (UNITS + !UNITS));  // while the ids are on their way
     for (int j = tid - UNIT_THREADS; j >= 0 && j < TOTALS; j += TOTAL_THREADS + !TOTAL_THREADS) {
-        terms[j] = source_of(UNITS + j, units[UNITS + j], in);
-        if (TOTAL_DTYPES >> I8) read_scales<1>(term_scales + j, scales_at<TOTAL_DTYPES>(units[UNITS + j], in));
+        terms[j] = source_of(UNITS + j, in);
+        if (TOTAL_DTYPES >> I8) read_scales<1>(term_scales + j, scales_at<TOTAL_DTYPES>(UNITS + j, in));
     }
     if (AHEAD) {
         // The first block goes on when all rows are there, as its last thread passes on until then and a barrier needs all
@@ -191,10 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         x += (long long)first * ld;
         for (int i = tid; i < UNITS * LANES; i += UNIT_THREADS) {
             const int lane = i / (UNITS + !UNITS);
-            if (UNITS * LANES > UNIT_THREADS && i != tid) {
-                own = source_of(i, units[i], in);
-                scales = scales_at<DTYPES>(units[i], in);
-            }
+            if (UNITS * LANES > UNIT_THREADS && i != tid) take(i);
             if (narrow(own)) write_unit<1>(own, scales, lane, n, x, ld, at, in);
             else write_unit<VEC>(own, scales, lane, n, x, ld, at, in);
         }

@@ -24,10 +24,17 @@ def _record(fields: str) -> np.dtype[np.void]:
 
 _TABLE = _record("base <u8, end <i8, rows <i8, scale <u8, next <i4, segments <i4, unused <i8")
 _SEGMENT = _record("base <u8, end <i8")
-_UNIT = _record(
-    "oov <i8, table <i4, out <i4, id <u2, ids <u2, number <u2, row_bytes <u2, offset <u2, "
-    "width u1, how u1, pick <u2, id_bytes <u2"
-)
+_UNIT = _record("id <u2, ids <u2, number <u2, row_bytes <u2, out <i4, how <i4")
+_FAR = _record("oov <i8, table <i4, offset <i4")
+
+
+def _units_record(count: int) -> np.dtype[np.void]:
+    return np.dtype(
+        [("base", "<u8", (count, 2)), ("limit", "<i8", (count, 2)), ("unit", _UNIT, count), ("scale", "<u8", (count, 2)),
+         ("far", _FAR, count)]
+    )  # fmt: skip
+
+
 # The bytes of its word that an id at byte 0 takes, as __byte_perm selects them; 4 to 7 give zero. A byte further adds 0x11.
 _PICK = {1: 0x4440, 2: 0x4410, 4: 0x3210, 8: 0x3210}
 _TERM_BYTES = 36  # a first-order term's in shared memory: embedding.cu's Source and a scale
@@ -76,7 +83,8 @@ class Descriptors:
 
 
 class DeviceLookup:
-    """A `LookupPlan` compiled for one GPU. Owns its static arrays (some kB), which every lane and bucket shares.
+    """A `LookupPlan` compiled for one GPU, over the tables of `descriptors`. Owns its static arrays (some kB), which every lane
+    and bucket shares.
 
     Args:
         out_dtype: float32, bfloat16 or float8_e4m3fn, of x. out_scale: of the latter: a value is what is written times it.
@@ -85,16 +93,19 @@ class DeviceLookup:
         ValueError: a row has more ids, numbers and first-order terms than shared memory holds.
     """
 
-    def __init__(self, plan: LookupPlan, out_dtype: torch.dtype, device: torch.device, out_scale: float = 1.0) -> None:
+    def __init__(self, plan: LookupPlan, descriptors: Descriptors, out_dtype: torch.dtype, out_scale: float = 1.0) -> None:
         self.plan = plan
-        self._out_dtype, self._device = out_dtype, device
-        self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._descriptors, self._out_dtype, self._device = descriptors, out_dtype, descriptors.tables.device
+        self._processors = torch.cuda.get_device_properties(self._device).multi_processor_count
         vector = _vector(plan, out_dtype)
         units = [u for s in plan.x_slots for u in _units(plan, s, vector)]
         totals = [u for s in plan.total_slots for u in _units(plan, s, 1)]
         self.units, self.totals = len(units), len(totals)
-        records = np.array([*units, *totals], _UNIT)
-        self._units = _to_device(records, device)
+        self._image = np.zeros(1, _units_record(len(units) + len(totals)))
+        self._image["unit"][0] = np.array([unit for unit, _ in (*units, *totals)], _UNIT)
+        self._image["far"][0] = np.array([far for _, far in (*units, *totals)], _FAR)
+        self._units = torch.zeros(self._image.nbytes, dtype=torch.uint8, device=self._device)
+        self.place()
         sides = plan.context_ids, plan.candidate_ids
         self._context_bytes = 4 + plan.context_ids.nbytes + plan.context_numbers * 4
         self._candidate_bytes = plan.candidate_ids.nbytes, plan.candidate_numbers * 4
@@ -106,12 +117,24 @@ class DeviceLookup:
             "CONTEXT_BYTES": plan.context_ids.nbytes, "CANDIDATE_BYTES": plan.candidate_ids.nbytes,
             "CONTEXT_NUMBERS": plan.context_numbers, "CANDIDATE_NUMBERS": plan.candidate_numbers,
             "UNITS": len(units), "TOTALS": len(totals), "VEC": vector,
-            "NARROW": int((records["width"][: len(units)] < vector).any()),
+            "NARROW": int(any(unit[-1] >> 8 & 15 < vector for unit, _ in units)),
             "MASKS": int(any(s.kind == Kind.MASK for s in plan.x_slots)), "LARGEST": int(any(s.largest for s in plan.reads)),
             "DTYPES": _dtypes(plan, plan.x_slots), "TOTAL_DTYPES": _dtypes(plan, plan.total_slots),
             "OUT_FACTOR": f"{1 / out_scale!r}f",
             "MOST": self._most,
         }  # fmt: skip
+
+    def place(self) -> None:
+        """Takes over from the descriptors where tables lie. Again after they changed, before a batch is of that generation."""
+        (image,) = self._image
+        reads = np.flatnonzero(image["unit"]["row_bytes"])
+        far = image["far"][reads]
+        tables = self._descriptors.tables.cpu().numpy().view(_TABLE).reshape(2, -1).T[far["table"]]  # [reads, 2]
+        offset = far["offset"][:, None].astype(np.uint64)
+        image["base"][reads] = tables["base"] + offset
+        image["limit"][reads] = tables["end"]
+        image["scale"][reads] = np.where(tables["scale"] > 0, tables["scale"] + 4 * offset, 0)
+        self._units.copy_(torch.from_numpy(self._image.view(np.uint8)))
 
     def tiling(self, rows: int, pinned: bool) -> Tiling:
         """How a launch for `rows` rows is cut, with no more rows a block than its shared memory and threads hold."""
@@ -145,7 +168,6 @@ class DeviceLookup:
         self,
         batch: Batch,
         rows: int,
-        descriptors: Descriptors,
         x: torch.Tensor | None,
         total: torch.Tensor | None,
         state: torch.Tensor,
@@ -188,6 +210,7 @@ class DeviceLookup:
             check_rows("lookup total", total, rows, 1)
         if ahead and state.numel() < 8:
             raise ValueError(f"lookup state: got {state.numel()} words, expected 8 for rows that are staged after the launch")
+        descriptors = self._descriptors
         t = self.tiling(rows, pinned=not (batch.candidate_ids.is_cuda or batch.context_ids.is_cuda))
         i32 = np.int32
         launch(
@@ -221,28 +244,25 @@ def _dtypes(plan: LookupPlan, slots: Sequence[Slot]) -> int:
     return sum(1 << dtype for dtype in own) or 1
 
 
-def _units(plan: LookupPlan, slot: Slot, vector: int) -> list[tuple[int, ...]]:
-    """The output vectors of a slot: `vector` columns wide where table rows and output columns stay aligned, else 1."""
+def _units(plan: LookupPlan, slot: Slot, vector: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The output vectors of a slot, as _UNIT and _FAR: `vector` columns wide where table rows and output columns stay aligned,
+    else 1.
+    """
     number = 0
     if slot.kind in (Kind.SCALE, Kind.COPY):
         number = slot.number + plan.context_numbers if slot.number >= 0 else -1 - slot.number
     if slot.kind == Kind.COPY:
-        return [(0, 0, slot.out, 0, 0, number, 0, 0, 1, slot.kind, 0, 0)]
+        return [((0, 0, number, 0, slot.out, slot.kind | 1 << 8), (0, 0, 0))]
     column = plan.columns[slot.first]
     dtype, dim = plan.tables[column.table].dtype, plan.tables[column.table].dim
     at, id_bytes = plan.id_place(column)
+    how = slot.kind | column.may_pad << 5 | id_bytes << 12 | _PICK[id_bytes] << 16
     if slot.kind == Kind.MASK:
-        how = slot.kind | column.may_pad << 5
-        return [(0, column.table, slot.out, at, 1, 0, 0, 0, 1, how, _PICK[id_bytes], id_bytes)]
+        return [((at, 1, 0, 0, slot.out, how | 1 << 8), (0, column.table, 0))]
     width = vector if dim % vector == 0 and slot.out % vector == 0 else 1
-    how = slot.kind | _DTYPES[dtype] << 2 | slot.mean << 4 | column.may_pad << 5 | slot.largest << 7
+    how |= _DTYPES[dtype] << 2 | slot.mean << 4 | slot.largest << 7 | width << 8
     return [
-        (column.oov, column.table, slot.out + e, at, slot.columns, number, dim * dtype.itemsize, e * dtype.itemsize, width,
-         how | (e == 0) << 6, _PICK[id_bytes], id_bytes)
+        ((at, slot.columns, number, dim * dtype.itemsize, slot.out + e, how | (e == 0) << 6),
+         (column.oov, column.table, e * dtype.itemsize))
         for e in range(0, dim, width)
     ]  # fmt: skip
-
-
-def _to_device(records: np.ndarray, device: torch.device) -> torch.Tensor:
-    image = np.ascontiguousarray(records).view(np.uint8).reshape(-1)
-    return torch.from_numpy(image.copy() if image.size else np.zeros(32, np.uint8)).to(device)

@@ -1,5 +1,6 @@
 """How a lookup's launch on a GPU is cut into blocks and threads: plain arithmetic, fitted to measurements. Knows no tensors."""
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 
@@ -30,11 +31,13 @@ def tiling(rows: int, units: int, totals: int, processors: int, pinned: bool, po
     if pinned:  # few wide reads cross the bus sooner than many narrow ones
         wanted = 8 if share < 8 or wide or pooled else 16
     else:
-        wanted = 4 if share < 8 else 8 if share < 16 or wide else 16 if share < 64 or units > 112 else 32
-    lanes = 1
-    while 2 * lanes <= wanted and 2 * lanes * units <= (448 if pooled else 320 if pinned else 224 if lanes == 1 else 128):
-        lanes *= 2
+        most = 8 if wide else 16 if units > 112 else 32
+        wanted = min(most, 4 << bisect_right((8, 16, 64) if pooled or wide else (16, 32, 64), share))
     grid = -(-rows // wanted)
+    second = 128 if wanted <= 8 and grid > processors else 224  # threads up to which two lanes are better than one
+    lanes = 1
+    while 2 * lanes <= wanted and 2 * lanes * units <= (448 if pooled else 320 if pinned else second if lanes == 1 else 128):
+        lanes *= 2
     total_threads = 64 if totals else 0
 
     def width(most: int) -> int:  # whole warps

@@ -6,17 +6,22 @@ struct __align__(16) Table {  // its first segment inline; scale: float32[dim] o
     unsigned long long base; long long end; long long rows; const float* scale; int next; int segments; long long unused;
 };
 struct Segment { unsigned long long base; long long end; };  // rows [end of the one before, end) lie at base
-// id: first byte among a row's [context | candidate] ids, which are id_bytes wide; number: place among its numbers; offset: bytes.
-struct __align__(16) Unit {
-    long long oov; int table; int out; unsigned short id, ids, number, row_bytes, offset; unsigned char width, how;
-    unsigned short pick, id_bytes;
+// id: first byte among a row's [context | candidate] ids; number: place among its numbers; offset: bytes of a table's row.
+// how: kind | dtype << 2 | mean << 4 | may_pad << 5 | counted << 6 | largest << 7 | width << 8 | id_bytes << 12 | pick << 16
+struct __align__(16) Unit { unsigned short id, ids, number, row_bytes; int out; int how; };
+struct __align__(16) Far { long long oov; int table; int offset; };  // for ids that the first segment does not hold
+// base, limit, scale: of either generation: a row of id < limit lies at base + id * row_bytes; scale is null but of int8. Copied
+// from the tables, so that one read leads to rows; side by side, so that a warp's reads are whole lines.
+struct __align__(16) Units {
+    unsigned long long base[UNITS + TOTALS][2], limit[UNITS + TOTALS][2];
+    Unit unit[UNITS + TOTALS];
+    unsigned long long scale[UNITS + TOTALS][2];
+    Far far[UNITS + TOTALS];
 };
-// A unit whose row of an id below `limit` lies at base + id * row_bytes. how: Unit's | width << 8 | id_bytes << 12 | pick << 16.
-struct __align__(16) Source {
+struct __align__(16) Source {  // a unit, of the batch's generation
     const char* base; unsigned long long limit; unsigned short id, ids, number, row_bytes; int unit; int how;
 };
 
-// Unit.how: kind | dtype << 2 | mean << 4 | may_pad << 5 | counted << 6 | largest << 7
 enum Kind { GATHER = 0, SCALE = 1, COPY = 2, MASK = 3 };
 
 struct Staged {  // in shared memory
@@ -36,31 +41,31 @@ struct Staged {  // in shared memory
     }
 };
 struct Tables {
-    const Unit* units; const Table* tables; const Segment* segments; unsigned long long* out_of_range;
-    __device__ __forceinline__ void choose(int generation, int n_tables, int n_segments) {
-        tables += generation * n_tables, segments += generation * n_segments;
-    }
+    const Units& units; const Table* tables; const Segment* segments; unsigned long long* out_of_range;
+    int n_tables, n_segments, generation;  // tables and segments are of generation 0, then of 1
 };
 
 // The row of an id that the first segment does not hold: in a later segment; outside the table the row oov, and it is counted;
 // null for padding.
 __device__ __forceinline__ const char* far_row(unsigned long long any, int unit, Tables in) {
-    const Unit& u = in.units[unit];
-    const Table& t = in.tables[u.table];
+    const Unit& u = in.units.unit[unit];
+    const Far& far = in.units.far[unit];
+    const Table& t = in.tables[in.generation * in.n_tables + far.table];
+    const Segment* segments = in.segments + in.generation * in.n_segments;
     long long id = (long long)any;
     if (any >= (unsigned long long)t.rows) {
-        if (any == ~0ull >> (64 - 8 * u.id_bytes) && (u.how >> 5 & 1)) return nullptr;
+        if (any == ~0ull >> (64 - 8 * (u.how >> 12 & 15)) && (u.how >> 5 & 1)) return nullptr;
         if (u.how >> 6 & 1) atomicAdd(in.out_of_range, 1ull);
-        id = u.oov;
+        id = far.oov;
     }
     unsigned long long base = t.base;
     long long begin = 0, end = t.end;
     for (int s = t.next; s < t.next + t.segments - 1 && id >= end; ++s) {
         begin = end;
-        base = in.segments[s].base;
-        end = in.segments[s].end;
+        base = segments[s].base;
+        end = segments[s].end;
     }
-    return reinterpret_cast<const char*>(base) + (id - begin) * (long long)u.row_bytes + u.offset;
+    return reinterpret_cast<const char*>(base) + (id - begin) * (long long)u.row_bytes + far.offset;
 }
 
 // Starts the loads of K rows: of id[k] by source(k), where has[k] says that it is wanted; where it is padding, has[k] becomes
@@ -167,20 +172,22 @@ __device__ __forceinline__ void pool(float v[N], const Source& s, const float sc
     }
 }
 
-__device__ __forceinline__ Source source_of(int unit, const Unit& u, const Tables& in) {
-    Source s = {nullptr, 0, u.id, u.ids, u.number, u.row_bytes, unit, u.how | u.width << 8 | u.id_bytes << 12 | u.pick << 16};
-    if ((NUMBERS && kind(u.how) == COPY) || (MASKS && kind(u.how) == MASK)) return s;
-    const Table& t = in.tables[u.table];
-    s.base = reinterpret_cast<const char*>(t.base) + u.offset;
-    s.limit = t.end;
-    return s;
+// Reads both, so that neither waits until the generation is known: the compiler would make it one load of the right one.
+__device__ __forceinline__ unsigned long long chosen(const unsigned long long both[2], int generation) {
+    unsigned long long first, second;
+    asm volatile("ld.global.nc.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(both));
+    return generation ? second : first;
+}
+__device__ __forceinline__ Source source_of(int unit, const Tables& in) {
+    const Unit u = in.units.unit[unit];
+    const char* base = reinterpret_cast<const char*>(chosen(in.units.base[unit], in.generation));
+    return {base, chosen(in.units.limit[unit], in.generation), u.id, u.ids, u.number, u.row_bytes, unit, u.how};
 }
 
 // Where the scales of an int8 unit lie; null of any other.
 template <int SET>
-__device__ __forceinline__ const float* scales_at(const Unit& u, const Tables& in) {
-    if (!(SET >> I8) || !is<SET, I8>(u.how) || (NUMBERS && kind(u.how) == COPY) || (MASKS && kind(u.how) == MASK)) return nullptr;
-    return in.tables[u.table].scale + u.offset;
+__device__ __forceinline__ const float* scales_at(int unit, const Tables& in) {
+    return SET >> I8 ? reinterpret_cast<const float*>(chosen(in.units.scale[unit], in.generation)) : nullptr;
 }
 
 template <int N>

@@ -5,14 +5,7 @@
 
 enum Dtype { F32 = 0, F16 = 1, BF16 = 2, I8 = 3 };
 
-// Starts copying a word into shared memory.
-template <typename T>
-__device__ __forceinline__ void copy_word(T* to, const T* from) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"((unsigned)__cvta_generic_to_shared(to)), "l"(from),
-                 "n"(sizeof(T)) : "memory");
-}
-
-// Starts copying words there. Returns where the first one will lie: as far into a line of 128 bytes as `from` does,
+// Starts copying words into shared memory. Returns where the first one will lie: as far into a line of 128 bytes as `from` does,
 // for which `to` is the start of one. Only so is a line one request: 16,384 rows of 26 ids cross the bus in 24 us, and in 52 us if
 // they lie otherwise, as lines then come in halves (H200). Words that share 16 bytes with an end come along, of the `before` and
 // `after` that the array has there.

@@ -2,7 +2,7 @@
 
 A table's rows may lie in several segments of device-readable memory (local HBM, a peer's, pinned host memory); today each
 table is one segment in local memory. Descriptors are double-buffered and chosen by a word of each lane, so that new addresses
-take effect between two batches without a new capture.
+take effect between two batches without a new capture. A lookup keeps a copy of first segments: `DeviceLookup.place` renews it.
 """
 
 from collections.abc import Mapping

@@ -236,6 +236,9 @@ inline void ld_global_nc_v2_u32(unsigned& a, unsigned& b, const char* p) { align
 inline void ld_global_nc_v4_u32(unsigned& a, unsigned& b, unsigned& c, unsigned& d, const char* p) {
     aligned(p, 16), load(p, a, b, c, d);
 }
+inline void ld_global_nc_v2_u64(unsigned long long& a, unsigned long long& b, const unsigned long long* p) {
+    aligned(p, 16), a = p[0], b = p[1];
+}
 template <typename W, typename P> void ld_relaxed_gpu_global_u64(W& w, P at) { memcpy(&w, at, 8); host::yield(); }
 template <typename P, typename W> void st_relaxed_gpu_global_u64(P at, W w) { memcpy((void*)at, &w, 8); }
 template <typename W, typename P> void ld_relaxed_gpu_global_v2_u64(W& a, W& b, P at) {

@@ -115,7 +115,6 @@ class OnDevice:
             return
         target = self.memory = torch.device("cpu" if device == "host" else device)
         self.tables = [t.to(target) for t in tables]
-        self.lookup = DeviceLookup(plan, out_dtype, target)
         described = [_segments(t, segments) for t in self.tables]
         self.other = [t + 1 for t in self.tables]  # what generation 1 reads
         self.scales = [None if s is None else s.to(target) for s in scales]
@@ -128,6 +127,7 @@ class OnDevice:
         both = [torch.from_numpy(np.concatenate(pair)).to(target) for pair in images]
         counter = torch.zeros(1, dtype=torch.int64, device=target)
         self.descriptors = Descriptors(both[0], both[1], len(tables), sum(map(len, described)), counter)
+        self.lookup = DeviceLookup(plan, self.descriptors, out_dtype)
 
     @property
     def out_of_range(self):
@@ -141,7 +141,7 @@ class OnDevice:
         total = torch.full((capacity, 1), torch.nan, device=self.memory)
         state = torch.tensor([0, generation, 0, 5], dtype=torch.int32, device=self.memory)
         pinned = on_the_bus(self.plan, batch)
-        self.lookup(pinned, capacity, self.descriptors, x, total, state)
+        self.lookup(pinned, capacity, x, total, state)
         assert state.tolist() == [rows, generation, 0, 6]
         self.padding = x[rows:].cpu(), total[rows:].cpu()
         return x[:rows, : self.plan.x_width].cpu(), total[:rows].cpu()
@@ -459,6 +459,21 @@ def test_the_generation_of_a_lane_picks_the_descriptors(segments, int8):
 
 
 @pytest.mark.gpu
+@MIXED
+@pytest.mark.parametrize(("segments", "device"), [(1, "cuda:0"), (3, "cuda:0")])
+def test_tables_that_moved_are_read_where_they_are_once_they_are_placed(segments, int8, device):
+    plan = mixed_plan(int8)
+    batch = batch_of(plan, 20, contexts=4, ids=some_padding)
+    lookup = OnDevice(plan, tables_of(plan), device, segments=segments)
+    second, _ = lookup(batch, 20, generation=1)
+    for image in (lookup.descriptors.tables, lookup.descriptors.segments):
+        image[: len(image) // 2] = image[len(image) // 2 :].clone()
+    lookup.lookup.place()
+    x, _ = lookup(batch, 20)
+    torch.testing.assert_close(x, second, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.gpu
 def test_padding_rows_are_not_written():
     plan = mixed_plan()
     lookup = OnDevice(plan, tables_of(plan), "cuda:0")
@@ -551,7 +566,7 @@ def test_a_batch_of_another_plan_is_refused_before_the_launch():
     lookup = OnDevice(plan, tables_of(plan), "cuda:0")
     message = r"lookup context ids: got torch.int32 \(1, 3\), expected contiguous torch.uint8 \[\*, 4\]"
     with pytest.raises(ValueError, match=message):
-        lookup.lookup(batch_of(plan, 4), 4, lookup.descriptors, None, None, None)
+        lookup.lookup(batch_of(plan, 4), 4, None, None, None)
 
 
 def test_segments_that_do_not_ascend_are_refused():
@@ -568,6 +583,11 @@ def test_on_the_host_too_the_kernel_matches_the_reference(on_host, int8):
 @pytest.mark.parametrize(("dim", "dtype"), [(1, F32), (16, F32), (16, F16), (20, torch.bfloat16)])
 def test_on_the_host_too_one_hot_gathers_are_bit_equal(on_host, dim, dtype):
     test_one_hot_gathers_are_bit_equal(53, dim, dtype, "host")
+
+
+@MIXED
+def test_on_the_host_too_tables_that_moved_are_read_where_they_are(on_host, int8):
+    test_tables_that_moved_are_read_where_they_are_once_they_are_placed(3, int8, "host")
 
 
 def test_on_the_host_too_numbers_alone_are_copied(on_host):
@@ -595,5 +615,5 @@ def test_what_a_lookup_compiles_ahead_is_what_its_launches_ask_for(on_host, monk
     state, x, total = torch.zeros(8, dtype=torch.int32), torch.zeros(rows, 104), torch.zeros(rows, 1)
     batch = on_the_bus(plan, batch_of(plan, rows))
     for bucket in buckets:
-        host.lookup(batch, bucket, host.descriptors, x, total, state, ahead=ahead)
+        host.lookup(batch, bucket, x, total, state, ahead=ahead)
     assert set(asked) == compiled

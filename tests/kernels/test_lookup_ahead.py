@@ -39,7 +39,7 @@ class Lane:
         self.launches = 0
 
     def launch(self, ahead=True):
-        self.on_device.lookup(self.batch, self.bucket, self.on_device.descriptors, *self.outs, self.state, ahead=ahead)
+        self.on_device.lookup(self.batch, self.bucket, *self.outs, self.state, ahead=ahead)
         self.launches += 1
 
     def result(self):
