@@ -70,7 +70,8 @@ def segment_descriptors(tables: Sequence[Sequence[Segment]], scales: Sequence[in
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """Device memory with two generations of segment descriptors, one after the other; a lane's state[1] picks one.
+    """Device memory with two generations of segment descriptors, one after the other; a lane's state[1] picks one. After
+    a change lookups are to `place` themselves anew.
 
     tables: uint8[2 * n_tables * 48]; segments: uint8[2 * n_segments * 16]; out_of_range: int64[1], ids refused so far.
     """
@@ -258,7 +259,7 @@ def _units(plan: LookupPlan, slot: Slot, vector: int) -> list[tuple[tuple[int, .
     at, id_bytes = plan.id_place(column)
     how = slot.kind | column.may_pad << 5 | id_bytes << 12 | _PICK[id_bytes] << 16
     if slot.kind == Kind.MASK:
-        return [((at, 1, 0, 0, slot.out, how | 1 << 8), (0, column.table, 0))]
+        return [((at, 1, 0, 0, slot.out, how | 1 << 8), (0, 0, 0))]
     width = vector if dim % vector == 0 and slot.out % vector == 0 else 1
     how |= _DTYPES[dtype] << 2 | slot.mean << 4 | slot.largest << 7 | width << 8
     return [

@@ -2,7 +2,7 @@
 #pragma once
 #include "words.cuh"
 
-struct __align__(16) Table {  // its first segment inline; scale: float32[dim] of an int8 table
+struct __align__(16) Table {  // its first segment inline; scale, for `DeviceLookup.place`: float32[dim] of an int8 table
     unsigned long long base; long long end; long long rows; const float* scale; int next; int segments; long long unused;
 };
 struct Segment { unsigned long long base; long long end; };  // rows [end of the one before, end) lie at base
@@ -47,7 +47,7 @@ struct Tables {
 
 // The row of an id that the first segment does not hold: in a later segment; outside the table the row oov, and it is counted;
 // null for padding.
-__device__ __forceinline__ const char* far_row(unsigned long long any, int unit, Tables in) {
+__device__ __forceinline__ const char* far_row(unsigned long long any, int unit, const Tables& in) {
     const Unit& u = in.units.unit[unit];
     const Far& far = in.units.far[unit];
     const Table& t = in.tables[in.generation * in.n_tables + far.table];

@@ -62,6 +62,16 @@ def test_a_peer_that_had_fewer_products_to_choose_from_does_not_hide_a_faster_on
     assert "| dcn | 256 | 10.0 (10.0) | 15.0 (15.0) | 30.0 (30.0) |  | 1.50x |" in table
 
 
+@pytest.mark.parametrize(("first", "last"), [(15, 30), (30, 15)])
+def test_of_several_runs_ours_and_eager_stand_with_the_last_and_a_compiled_peer_with_the_fastest(tmp_path, first, last):
+    for name, ours, eager, peer in (("latency-before.json", 9, 80, first), ("latency.json", 10, 90, last)):
+        file = ResultFile(tmp_path / name, RUN)
+        for system, us in (("dpiframe", ours), ("eager", eager), ("compile-captured", peer)):
+            file.add(latency(system, us))
+    (cell,) = Results.read(tmp_path).cells("latency")
+    assert {s: r["p50_us"] for s, r in cell.items()} == {"dpiframe": 10, "eager": 90, "compile-captured": 15}
+
+
 @pytest.mark.parametrize(("slowest", "met"), [(12.0, True), (11.9, False)])
 def test_eager_must_be_beaten_on_average_and_in_the_worst_cell(slowest, met):
     gains = [40.0] * 7 + [slowest]

@@ -77,10 +77,11 @@ class Model:
         self.chain(given, [total], bucket, scores, done, self.words, self.state)
 
         def check():
-            assert done.item() == batch
+            assert done.item() == (batch if rows else 0)  # nobody waits for a batch of no rows
             assert scores[rows:].isnan().all()
-            want = self.wanted(x[:rows, : self.width].cpu().double(), total[:rows].cpu().double())
-            assert (scores[:rows].double() - want).abs().max() <= EPS[self.precision], (rows, bucket, batch)
+            if rows:
+                want = self.wanted(x[:rows, : self.width].cpu().double(), total[:rows].cpu().double())
+                assert (scores[:rows].double() - want).abs().max() <= EPS[self.precision], (rows, bucket, batch)
 
         return check
 
@@ -154,7 +155,7 @@ def on_host(monkeypatch, tmp_path_factory):
 @pytest.mark.parametrize(("width", "hidden"), [(8, 16), (72, 200), (624, 1024)])
 def test_on_the_host_too_a_chain_computes_all_its_layers(on_host, width, hidden, tasks, precision):
     model = Model(width, hidden, tasks, precision, device="cpu")
-    for batch, (bucket, rows) in enumerate(((1, 1), (8, 5), (3, 3), (8, 8)), 1):
+    for batch, (bucket, rows) in enumerate(((1, 1), (1, 0), (8, 5), (8, 0), (3, 3), (1, 1), (8, 8)), 1):
         model.run(rows, bucket, batch)
 
 
