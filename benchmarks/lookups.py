@@ -12,7 +12,8 @@ from benchmarks.fbgemm import TableBatch
 from benchmarks.gather import UNROLLS, Gather
 from dpiframe_core.types import RowBlock
 from kernels.dense import padded
-from kernels.embedding import Descriptors, DeviceLookup, Segment, segment_descriptors
+from kernels.descriptors import Descriptors, Segment, segment_descriptors
+from kernels.embedding import DeviceLookup
 from kernels.lookup_plan import Batch, LookupPlan
 from kernels.stacked import StackedLookup
 

@@ -86,9 +86,7 @@ class Linear:
         self._choice: dict[int, str] = {}
         self.recalled: dict[int, str] = {}  # choices made before, by rows; `tune` takes those that exist
 
-    def ways(
-        self, x: Tensor, out: Tensor, x0: Tensor | None, state: Tensor, xl: Tensor | None = None
-    ) -> dict[str, Callable[[], None]]:
+    def ways(self, x: Tensor, out: Tensor, x0: Tensor | None, state: Tensor, xl: Tensor | None = None) -> Ways:
         """Every way to compute the layer for these operands, by name."""
         stored = {"": self._weight.t(), "-transposed": self._transposed}
         ways: Ways = {}
@@ -136,15 +134,7 @@ class Linear:
         else:
             activate_(torch.addmm(self._bias, x, weight, out=out), self.activation)
 
-    def _product(
-        self,
-        x: Tensor,
-        weight: Tensor,
-        out: Tensor,
-        x0: Tensor | None,
-        state: Tensor,
-        xl: Tensor | None,
-    ) -> None:
+    def _product(self, x: Tensor, weight: Tensor, out: Tensor, x0: Tensor | None, state: Tensor, xl: Tensor | None) -> None:
         torch.mm(x, weight, out=out)
         rows, width = out.shape
         if x0 is not None:

@@ -1,13 +1,14 @@
 """The fused multi-table lookup on a GPU (embedding.cu): its device-side plan and the typed launch. See `reference.lookup`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
+from kernels.descriptors import TABLE, Descriptors, record
 from kernels.launch import check_rows, launch, type_name
 from kernels.lookup_plan import Batch, Kind, LookupPlan, Slot
 from kernels.lookup_tiling import Tiling, tiling
@@ -15,20 +16,12 @@ from kernels.source import kernel
 
 _SHARED_LIMIT = 46 * 1024
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
-
-
-def _record(fields: str) -> np.dtype[np.void]:
-    """A structure of embedding.cu."""
-    return np.dtype([tuple(field.split()) for field in fields.split(", ")])
-
-
-_TABLE = _record("base <u8, end <i8, rows <i8, scale <u8, next <i4, segments <i4, unused <i8")
-_SEGMENT = _record("base <u8, end <i8")
-_UNIT = _record("id <u2, ids <u2, number <u2, row_bytes <u2, out <i4, how <i4")
-_FAR = _record("oov <i8, table <i4, offset <i4")
+_UNIT = record("id <u2, ids <u2, number <u2, row_bytes <u2, out <i4, how <i4")
+_FAR = record("oov <i8, table <i4, offset <i4")
 
 
 def _units_record(count: int) -> np.dtype[np.void]:
+    """Units of units.cuh."""
     return np.dtype(
         [("base", "<u8", (count, 2)), ("limit", "<i8", (count, 2)), ("unit", _UNIT, count), ("scale", "<u8", (count, 2)),
          ("far", _FAR, count)]
@@ -38,49 +31,6 @@ def _units_record(count: int) -> np.dtype[np.void]:
 # The bytes of its word that an id at byte 0 takes, as __byte_perm selects them; 4 to 7 give zero. A byte further adds 0x11.
 _PICK = {1: 0x4440, 2: 0x4410, 4: 0x3210, 8: 0x3210}
 _TERM_BYTES = 36  # a first-order term's in shared memory: embedding.cu's Source and a scale
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Rows [end of the segment before, end) of a table, consecutive from the device-readable address `base`."""
-
-    base: int
-    end: int
-
-
-def segment_descriptors(tables: Sequence[Sequence[Segment]], scales: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
-    """The byte images (uint8) of one generation: a record a table with its first segment inline, and the list of all segments.
-
-    Args:
-        scales: the address of each table's float32[dim] scale, a multiple of 16; 0 where a table is not int8. (): none is.
-
-    Raises:
-        ValueError: a table has no segment, or its segments are not ascending.
-    """
-    ends = [[s.end for s in t] for t in tables]
-    for i, e in enumerate(ends):
-        if not e or e != sorted(set(e)) or e[0] < 1:
-            raise ValueError(f"table {i}: got segment ends {e}, expected at least one, ascending from 1")
-    firsts = np.cumsum([0, *(len(e) for e in ends)])
-    each = zip(tables, scales or [0] * len(tables), firsts, strict=False)
-    records = [(t[0].base, t[0].end, t[-1].end, scale, first + 1, len(t), 0) for t, scale, first in each]
-    listed = [(s.base, s.end) for t in tables for s in t]
-    return np.array(records, _TABLE).view(np.uint8), np.array(listed, _SEGMENT).view(np.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class Descriptors:
-    """Device memory with two generations of segment descriptors, one after the other; a lane's state[1] picks one. After
-    a change lookups are to `place` themselves anew.
-
-    tables: uint8[2 * n_tables * 48]; segments: uint8[2 * n_segments * 16]; out_of_range: int64[1], ids refused so far.
-    """
-
-    tables: torch.Tensor
-    segments: torch.Tensor
-    n_tables: int
-    n_segments: int
-    out_of_range: torch.Tensor
 
 
 class DeviceLookup:
@@ -130,7 +80,7 @@ class DeviceLookup:
         (image,) = self._image
         reads = np.flatnonzero(image["unit"]["row_bytes"])
         far = image["far"][reads]
-        tables = self._descriptors.tables.cpu().numpy().view(_TABLE).reshape(2, -1).T[far["table"]]  # [reads, 2]
+        tables = self._descriptors.tables.cpu().numpy().view(TABLE).reshape(2, -1).T[far["table"]]  # [reads, 2]
         offset = far["offset"][:, None].astype(np.uint64)
         image["base"][reads] = tables["base"] + offset
         image["limit"][reads] = tables["end"]

@@ -13,7 +13,7 @@ import torch
 from dpiframe_core.embedding.layout import table_dtype
 from dpiframe_core.errors import BundleError
 from dpiframe_core.schema import FeatureSchema
-from kernels.embedding import Descriptors, Segment, segment_descriptors
+from kernels.descriptors import Descriptors, Segment, segment_descriptors
 
 
 class EmbeddingStore:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from kernels import embedding, reference
-from kernels.embedding import Descriptors, DeviceLookup, Segment, segment_descriptors
+from kernels.descriptors import Descriptors, Segment, segment_descriptors
+from kernels.embedding import DeviceLookup
 from kernels.id_record import IdRecord, id_bytes
 from kernels.lookup_plan import ALWAYS_ROW_0, Batch, IdColumn, Kind, LookupPlan, Slot, TableShape
 from kernels.stacked import StackedLookup
