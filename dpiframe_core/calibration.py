@@ -26,8 +26,8 @@ class Calibration:
 
 def calibrated(bucket: int, runs: Mapping[str, Callable[[], object]]) -> Calibration:
     """Times calls that launch a program and wait for it. Rounds go over all in turn: a rising clock favours none. What is found
-    stays for every start to come, and programs of 11 and 13 us of device time differ by less than a busy host does over 2 ms
-    (five rounds once kept the slower): so rounds go on for a while, and each program's quietest one counts.
+    stays for every start to come, and programs differ by as little as half a microsecond, less than a busy host does over the
+    2 ms of five rounds: so rounds go on for a while, and each program's quietest one counts.
     """
     if len(runs) == 1:
         return Calibration(bucket, next(iter(runs)), {})
