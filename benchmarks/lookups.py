@@ -12,7 +12,7 @@ from benchmarks.fbgemm import TableBatch
 from benchmarks.gather import UNROLLS, Gather
 from dpiframe_core.types import RowBlock
 from kernels.dense import padded
-from kernels.descriptors import Descriptors, Segment, segment_descriptors
+from kernels.descriptors import whole
 from kernels.embedding import DeviceLookup
 from kernels.lookup_plan import Batch, LookupPlan
 from kernels.stacked import StackedLookup
@@ -79,7 +79,7 @@ def _dpiframe(task: Task) -> list[Candidate]:
         host = [(b.request_of_row, b.candidate_ids, b.context_ids, b.candidate_dense, b.context_dense) for b in task.blocks]
         return [Candidate(lambda i: stacked.read(*host[i])[0], "dpiframe")]  # type: ignore[arg-type,return-value]
     plan, tables, scales = _stored(task)
-    lookup = DeviceLookup(plan, _descriptors(tables, scales), task.out_dtype)
+    lookup = DeviceLookup(plan, whole(tables, scales, task.device), task.out_dtype)
     x = torch.zeros(rows, padded(task.width), dtype=task.out_dtype, device=task.device)
     state = torch.zeros(4, dtype=torch.int32, device=task.device)
 
@@ -103,15 +103,6 @@ def _stored(task: Task) -> tuple[LookupPlan, list[torch.Tensor], list[torch.Tens
     scales = [t.abs().amax(0).float() / 127 for t in task.tables]
     tables = [(t / scale.to(t.dtype)).round_().to(torch.int8) for t, scale in zip(task.tables, scales, strict=True)]
     return replace(task.plan, tables=tuple(replace(s, dtype=torch.int8) for s in task.plan.tables)), tables, scales
-
-
-def _descriptors(tables: list[torch.Tensor], scales: list[torch.Tensor]) -> Descriptors:
-    """Both generations alike, each table one segment."""
-    segments = [[Segment(t.data_ptr(), t.shape[0])] for t in tables]
-    images = segment_descriptors(segments, [scale.data_ptr() for scale in scales])
-    device = tables[0].device
-    both = [torch.from_numpy(np.concatenate([image, image])).to(device) for image in images]
-    return Descriptors(both[0], both[1], len(tables), len(tables), torch.zeros(1, dtype=torch.int64, device=device))
 
 
 def batch_of(block: RowBlock, device: torch.device | None) -> Batch:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import exp, log
+from math import exp, inf, log
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,8 @@ class Results:
         found: dict[tuple[Any, ...], dict[str, Record]] = {}
         for r in self.of(suite, **fixed):
             cell, system = found.setdefault(identity(r)[1:], {}), r["system"]
-            if system not in cell or known_as(system) not in COMPILED or r["p50_us"] < cell[system]["p50_us"]:
+            before = cell.get(system)
+            if not before or known_as(system) not in COMPILED or (r["p50_us"] or inf) < (before["p50_us"] or inf):
                 cell[system] = r
         models = list(dict.fromkeys(r["model"] for r in self.records))
         return sorted(found.values(), key=lambda c: (models.index((m := any_of(c))["model"]), m["model"] and m["batch"]))

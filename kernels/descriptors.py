@@ -54,6 +54,25 @@ class Descriptors:
 
     tables: torch.Tensor
     segments: torch.Tensor
-    n_tables: int
-    n_segments: int
     out_of_range: torch.Tensor
+
+    @property
+    def n_tables(self) -> int:
+        return self.tables.numel() // (2 * TABLE.itemsize)
+
+    @property
+    def n_segments(self) -> int:
+        return self.segments.numel() // (2 * _SEGMENT.itemsize)
+
+
+def descriptors(generations: Sequence[tuple[np.ndarray, np.ndarray]], device: torch.device) -> Descriptors:
+    """On a device, of two generations of `segment_descriptors`."""
+    tables, segments = (torch.from_numpy(np.concatenate(images)).to(device) for images in zip(*generations, strict=True))
+    return Descriptors(tables, segments, torch.zeros(1, dtype=torch.int64, device=device))
+
+
+def whole(tables: Sequence[torch.Tensor], scales: Sequence[torch.Tensor | None], device: torch.device) -> Descriptors:
+    """Both generations alike, each table one segment. scales: of each table, None where it is not int8; (): none is."""
+    addresses = [0 if s is None else s.data_ptr() for s in scales]
+    images = segment_descriptors([[Segment(t.data_ptr(), t.shape[0])] for t in tables], addresses)
+    return descriptors((images, images), device)

@@ -7,13 +7,12 @@ take effect between two batches without a new capture. A lookup keeps a copy of 
 
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 
 from dpiframe_core.embedding.layout import table_dtype
 from dpiframe_core.errors import BundleError
 from dpiframe_core.schema import FeatureSchema
-from kernels.descriptors import Descriptors, Segment, segment_descriptors
+from kernels.descriptors import whole
 
 
 class EmbeddingStore:
@@ -46,7 +45,7 @@ class EmbeddingStore:
         self.device = device
         self.tables = [tables[t.name].to(device).contiguous() for t in schema.tables]
         self.scales = [None if s is None else s.to(device).contiguous() for s in given]
-        self.descriptors = self._described() if device.type == "cuda" else None
+        self.descriptors = whole(self.tables, self.scales, device) if device.type == "cuda" else None
 
     @property
     def bytes_used(self) -> int:
@@ -56,13 +55,6 @@ class EmbeddingStore:
     def out_of_range(self) -> int:
         """Ids that lookups on a GPU found outside their table since the start. Waits for the device."""
         return int(self.descriptors.out_of_range.item()) if self.descriptors else 0
-
-    def _described(self) -> Descriptors:
-        scales = [0 if s is None else s.data_ptr() for s in self.scales]
-        images = segment_descriptors([[Segment(t.data_ptr(), t.shape[0])] for t in self.tables], scales)
-        both = [torch.from_numpy(np.concatenate([image, image])).to(self.device) for image in images]
-        counter = torch.zeros(1, dtype=torch.int64, device=self.device)
-        return Descriptors(both[0], both[1], len(self.tables), len(self.tables), counter)
 
 
 def _check(where: str, found: torch.Tensor | None, shape: tuple[int, ...], dtype: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels import embedding, reference
-from kernels.descriptors import Descriptors, Segment, segment_descriptors
+from kernels.descriptors import Segment, descriptors, segment_descriptors, whole
 from kernels.embedding import DeviceLookup
 from kernels.id_record import IdRecord, id_bytes
 from kernels.lookup_plan import ALWAYS_ROW_0, Batch, IdColumn, Kind, LookupPlan, Slot, TableShape
@@ -116,18 +116,14 @@ class OnDevice:
             return
         target = self.memory = torch.device("cpu" if device == "host" else device)
         self.tables = [t.to(target) for t in tables]
-        described = [_segments(t, segments) for t in self.tables]
         self.other = [t + 1 for t in self.tables]  # what generation 1 reads
         self.scales = [None if s is None else s.to(target) for s in scales]
         self.other_scales = [None if s is None else s * 3 for s in self.scales]
-        images = zip(
-            segment_descriptors(described, _addresses(self.scales)),
+        generations = (
+            segment_descriptors([_segments(t, segments) for t in self.tables], _addresses(self.scales)),
             segment_descriptors([_segments(t, segments) for t in self.other], _addresses(self.other_scales)),
-            strict=True,
         )
-        both = [torch.from_numpy(np.concatenate(pair)).to(target) for pair in images]
-        counter = torch.zeros(1, dtype=torch.int64, device=target)
-        self.descriptors = Descriptors(both[0], both[1], len(tables), sum(map(len, described)), counter)
+        self.descriptors = descriptors(generations, target)
         self.lookup = DeviceLookup(plan, self.descriptors, out_dtype)
 
     @property
@@ -584,6 +580,17 @@ def test_on_the_host_too_the_kernel_matches_the_reference(on_host, int8):
 @pytest.mark.parametrize(("dim", "dtype"), [(1, F32), (16, F32), (16, F16), (20, torch.bfloat16)])
 def test_on_the_host_too_one_hot_gathers_are_bit_equal(on_host, dim, dtype):
     test_one_hot_gathers_are_bit_equal(53, dim, dtype, "host")
+
+
+@MIXED
+def test_whole_tables_are_one_segment_in_both_generations(on_host, int8):
+    lookup = OnDevice(mixed_plan(int8), tables_of(mixed_plan(int8)), "host")
+    found, first = whole(lookup.tables, lookup.scales, torch.device("cpu")), lookup.descriptors
+    for image, other in ((found.tables, first.tables), (found.segments, first.segments)):
+        half = len(other) // 2
+        assert torch.equal(image, torch.cat([other[:half]] * 2))
+    assert (found.n_tables, found.n_segments) == (len(lookup.tables), len(lookup.tables))
+    assert whole([], [], torch.device("cpu")).n_tables == 0
 
 
 @MIXED
