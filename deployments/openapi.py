@@ -6,7 +6,7 @@ from typing import Any
 from deployments.http_body import ARROW, BINARY
 from deployments.infer_request import Envelope
 from deployments.inference import SCORES
-from deployments.schema import openapi_schemas
+from deployments.request_form import openapi_schemas
 from deployments.served import Served
 
 Paths = dict[str, dict[str, Any]]

@@ -11,8 +11,8 @@ from functools import partial
 from deployments import responses
 from deployments.arrow_body import read_stream
 from deployments.http_body import ARROW, JSON, ClientGone, HangUp, Receive, Scope, Send, media_type, read_body
+from deployments.request_form import ScoreInput, addressed
 from deployments.responses import Answer
-from deployments.schema import ScoreInput, addressed
 from deployments.scoring import Job, Scoring
 from deployments.served import Served, find
 from dpiframe_core.errors import DPIFrameError, InputError

@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from deployments.batching import Scorer
 from deployments.config import Limits
-from deployments.schema import RequestForm
+from deployments.request_form import RequestForm
 from dpiframe_core.architecture import Architecture
 from dpiframe_core.buckets import BatchSizes, Counts, batch_sizes
 from dpiframe_core.encode import Encoder

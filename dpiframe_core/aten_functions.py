@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.nn import functional
 
-from dpiframe_core.aten import AtenCall, Plain, Shape, Window, contiguous
+from dpiframe_core.aten import AtenCall, Window, contiguous
+from dpiframe_core.aten_rules import Plain, Shape
 
 Function = Callable[..., torch.Tensor]
 

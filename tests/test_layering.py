@@ -11,7 +11,7 @@ PACKAGES = ("kernels", "dpiframe_core", "deployments")
 
 # The only files of the three packages that may import each of these; the keys are top-level module names.
 CUPY = {"kernels/source.py", "kernels/launch.py", "kernels/replay.py", "dpiframe_core/lane.py"}
-_SERVING = ("app", "replica", "engine_replica", "ingress_replica", "launcher", "ray_metrics", "front")
+_SERVING = ("app", "replica", "engine_replica", "ingress_replica", "launcher", "cluster", "ray_metrics", "front")
 RAY = {f"deployments/{name}.py" for name in (*_SERVING, "ray_scoring")}
 FASTAPI = {  # replicas name it as a type only
     f"deployments/{name}.py" for name in ("ingress", "replica", "replica_parts", "ingress_replica")
@@ -29,6 +29,7 @@ DECIDES = {
     "dpiframe_core/transforms.py",
     "dpiframe_core/architecture.py",
     "dpiframe_core/aten.py",
+    "dpiframe_core/aten_rules.py",
     "dpiframe_core/graph.py",
     "dpiframe_core/graph_builder.py",
     "dpiframe_core/interactions.py",
@@ -60,6 +61,7 @@ DECIDES = {
     "deployments/config.py",
     "deployments/host.py",
     "deployments/schema.py",
+    "deployments/request_form.py",
     "deployments/metrics.py",
     "deployments/ingress.py",
     "deployments/scoring.py",

@@ -9,7 +9,8 @@ from math import inf, prod
 
 import torch
 
-from dpiframe_core.aten import RULES, AtenCall, Constant, Plain, Shape, Sizes, Window
+from dpiframe_core.aten import AtenCall, Constant, Window
+from dpiframe_core.aten_rules import RULES, Plain, Shape, Sizes
 from dpiframe_core.compiler.strided import BATCH, Atom, Frame, Refused, Size, Strided, frame_of, fresh, merged, viewed
 from dpiframe_core.graph import Attrs, Node
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from deployments.config import Limits
 from deployments.faults import NotJson
-from deployments.schema import RequestForm, addressed, openapi_schemas
+from deployments.request_form import RequestForm, addressed, openapi_schemas
 from dpiframe_core.errors import InputError, TooLarge
 from tests.deployments.serving_doubles import SCHEMA, columns
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from dpiframe_core.aten import RULES, AtenCall, Constant, Window, check_call
+from dpiframe_core.aten import AtenCall, Constant, Window, check_call
 from dpiframe_core.aten_functions import FUNCTIONS, AtenOperator
+from dpiframe_core.aten_rules import RULES
 from tests.backends import BACKENDS
 
 
