@@ -8,7 +8,8 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from deployments.launcher import Endpoint, LaunchError
+from deployments.cluster import LaunchError
+from deployments.launcher import Endpoint
 
 _SHOWN_CANDIDATES = 8
 _REQUESTS = 50

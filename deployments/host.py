@@ -13,6 +13,8 @@ from types import FrameType
 
 from dpiframe_core.errors import ConfigError
 
+WINDOW = 100
+_PORTS = range(20_000, 32_000)  # below those that the kernel hands out for connections
 _RAY_STOP_S = 3.0  # for Ray's own shutdown, which takes half of that on an idle host
 
 
@@ -40,19 +42,40 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def free_ports(count: int, apart: int = 1) -> list[int]:
-    """Ports that nobody listens on, below the range from which the kernel hands out ports for connections.
-
-    No two of them are in the same stretch of `apart` ports.
-    """
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
     found: list[int] = []
     while len(found) < count:
-        port = random.randrange(20_000, 32_000)
+        port = random.choice(_PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
-            if all(port // apart != other // apart for other in found):
+            if port not in found:
                 found.append(port)
     return found
+
+
+@contextlib.contextmanager
+def port_windows(count: int) -> Iterator[list[int]]:
+    """The first ports of so many windows of `WINDOW` ports that no other process of this host has as its own, for the block.
+
+    Who has a window keeps its last port bound, which is therefore not for use.
+
+    Raises:
+        ConfigError: too few are left.
+    """
+    every = _PORTS[::WINDOW]
+    with contextlib.ExitStack() as held:
+        found: list[int] = []
+        for first in random.sample(every, len(every)):
+            guard = held.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                guard.bind(("", first + WINDOW - 1))
+                found.append(first)
+            if len(found) == count:
+                break
+        else:
+            raise ConfigError(f"ports: got {len(found)} free windows of {len(every)}, expected {count} for this service")
+        yield found
 
 
 def stop_haproxy(state: Path, patience_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Starts and stops a deployment on this host: Ray, Serve with HAProxy and throughput mode, one application.
+"""Starts and stops a deployment on this host: a cluster, Serve with HAProxy and throughput mode, one application.
 
 Serve reads its settings from the environment when its modules are imported, in every one of its processes, so Ray is imported
 only after they are set. Nothing here knows models or requests.
@@ -6,58 +6,19 @@ only after they are set. Nothing here knows models or requests.
 
 import contextlib
 import logging
-import math
-import os
 import re
-import secrets
-import shutil
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from deployments.cluster import LaunchError, Report, joined_cluster, private_cluster
 from deployments.config import DeploymentConfig
-from deployments.host import (
-    cores,
-    free_ports,
-    interrupt_on_sigterm,
-    killed_after,
-    require_free_port,
-    stop_haproxy,
-    uninterrupted,
-)
-from deployments.metrics import LATENCY_BOUNDS_MS
-from dpiframe_core.errors import ConfigError, DPIFrameError
+from deployments.host import interrupt_on_sigterm, port_windows
 
-FLAGS = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED")
-# What a service can do without, but not as fast; see docs/serving.md.
-FASTER = {
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.front.middlewares",
-    "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a line of log a request, which a Python process reads
-    # Another goes to syslog's port, where mostly nobody listens: the kernel then answers each with an ICMP message. Serve's
-    # configuration sets the level `info` behind this, past the `#`; `alert` is a replica that went down.
-    "RAY_SERVE_HAPROXY_LOG_TARGET": "127.0.0.1:514 local0 alert #",
-}
-_LOOPBACK = "127.0.0.2"  # Ray swaps 127.0.0.1 for the host's outer address; this one it leaves alone
-_OBJECT_STORE_BYTES = 80 * 2**20  # requests never touch it; Ray refuses less than 75 MiB
-_REPLICA_PORTS = 100
-_MESSAGE_ROOM = 65_536  # bytes of a gRPC message beside its tensors
 _GRPC_SERVICE = "deployments.infer_grpc.add_to_server"
 _POLL_S = 0.1
-
-Report = Callable[[str], None]
-
-
-class LaunchError(DPIFrameError):
-    """The service could not be started. `logs_help`: the message alone may not explain why."""
-
-    code = "launch_failed"
-
-    def __init__(self, message: str, *, logs_help: bool = True) -> None:
-        self.logs_help = logs_help
-        super().__init__(message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,129 +46,11 @@ def running(config: DeploymentConfig, report: Report, *, address: str | None = N
     config = config.with_absolute_paths()
     interrupt_on_sigterm()
     if address is None:
-        with _private_cluster(config, report) as metrics_port:
+        with port_windows(2) as windows, private_cluster(config, report, windows) as metrics_port:
             yield _deploy(config, report, f"http://127.0.0.1:{metrics_port}/metrics")
     else:
-        with _joined_cluster(config, report, address):
+        with joined_cluster(config, report, address):
             yield _deploy(config, report, "")
-
-
-def serve_settings(config: DeploymentConfig, state: Path) -> dict[str, str]:
-    """The environment of a private cluster: the two flags, and free ports and own files for all that is fixed by default."""
-    metrics, stats, fallback, fallback_grpc = free_ports(4)
-    first, first_grpc = (port // _REPLICA_PORTS * _REPLICA_PORTS for port in free_ports(2, apart=_REPLICA_PORTS))
-    proxy = state / "haproxy"
-    ours = {  # unless the user has his own
-        **FASTER,
-        "RAY_SERVE_HAPROXY_NBTHREAD": str(max(2, cores() // 8)),
-        # libgomp spins between parallel regions; with HTTP on the same cores a region then waits for a whole time slice.
-        "GOMP_SPINCOUNT": "10000",
-    }
-    return {
-        **dict.fromkeys(FLAGS, "1"),
-        **{name: os.environ.get(name, value) for name, value in ours.items()},
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
-        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc),
-        # A window of its own: else a stale HAProxy of one instance could reach a replica of another on a port used again.
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + _REPLICA_PORTS),
-        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(first_grpc),
-        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(first_grpc + _REPLICA_PORTS),
-        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(config.limits.max_body_bytes + _MESSAGE_ROOM),  # else a message may have 2 GiB
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(config.drain_s),
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(10, round(config.drain_s))),
-        # Seconds without a byte of a request that a client has begun. By default 3600: 4,096 such clients, all that HAProxy
-        # takes, lock out everybody else for an hour. Neither waiting for an answer nor an idle connection counts.
-        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "30",
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "a"),  # short: socket paths end at 108 bytes and hold a node id of 56
-        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "m"),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(proxy),
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(proxy / "server-state"),
-        "RAY_SERVE_REQUEST_LATENCY_BUCKETS_MS": ",".join(map(str, LATENCY_BOUNDS_MS)),
-        "RAY_SERVE_LOG_TO_STDERR": "0",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # Ray runs workers at nice 15, so that on a busy host a replica comes after everything else.
-        "RAY_worker_niceness": "0",
-        # Anyone who reaches a Ray port could run code: a token that only this user can read guards them.
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(state / "token"),
-    }
-
-
-@contextlib.contextmanager
-def _private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
-    for ref in config.models:
-        if not (Path(ref.path) / "model.yaml").is_file():
-            raise ConfigError(f"models: got {ref.path!r}, expected the directory of a model bundle (no model.yaml in it)")
-    require_free_port(config.http.host, config.http.port)
-    if config.grpc is not None:
-        require_free_port(config.http.host, config.grpc.port, "grpc.port", "")
-    state = Path(tempfile.mkdtemp(prefix=f"dpi-{os.getpid()}-", dir="/tmp"))
-    (state / "token").touch(0o600)
-    (state / "token").write_text(secrets.token_hex(32))
-    metrics_port = free_ports(1)[0]
-    os.environ.update(serve_settings(config, state))
-    keep_logs = False
-    import ray
-
-    try:
-        report("Starting Ray")
-        ray.init(
-            address="local",
-            num_cpus=max(cores(), math.ceil(config.cpus)),
-            num_gpus=0 if config.device == "cpu" else None,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level="ERROR",
-            namespace="serve",
-            _node_ip_address=_LOOPBACK,
-            _metrics_export_port=metrics_port,
-            _temp_dir=str(state / "ray"),
-        )
-        interrupt_on_sigterm()  # ray.init puts a handler of its own there
-        yield metrics_port
-    except Exception as error:
-        keep_logs = not isinstance(error, DPIFrameError) or (isinstance(error, LaunchError) and error.logs_help)
-        if keep_logs:
-            error.add_note(f"logs: {state}/ray/session_latest/logs")
-        raise
-    finally:
-        with uninterrupted():
-            report("Stopping: finishing the requests in flight")
-            stop_haproxy(state, config.drain_s)
-            with killed_after(state):
-                ray.shutdown()
-            if not keep_logs:
-                shutil.rmtree(state, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _joined_cluster(config: DeploymentConfig, report: Report, address: str) -> Iterator[None]:
-    os.environ.update(dict.fromkeys(FLAGS, "1"))
-    report(f"Joining the Ray cluster at {address}")
-    import ray
-    from ray import serve
-
-    try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="serve")
-    except Exception as error:
-        raise LaunchError(
-            f"address: got {address!r} ({str(error).strip().splitlines()[0]}), expected a Ray cluster to join"
-        ) from None
-    try:
-        interrupt_on_sigterm()
-        _require_flags()
-        yield
-    finally:
-        with uninterrupted():
-            report("Stopping: finishing the requests in flight")
-            with contextlib.suppress(Exception):
-                serve.delete(config.application)
-            ray.shutdown()
 
 
 def _deploy(config: DeploymentConfig, report: Report, metrics_url: str) -> Endpoint:
@@ -257,24 +100,6 @@ def _wait_ready(url: str, patience_s: float = 10) -> None:
         if time.monotonic() > give_up:
             raise LaunchError(f"{url}/readyz: got {seen}, expected status 200 within {patience_s:g} s")
         time.sleep(_POLL_S)
-
-
-def _require_flags() -> None:
-    """The flags count where Ray was started: read them from the environment of a fresh worker on each node."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    task = ray.remote(num_cpus=0)(_flags_here)
-    for node in (n for n in ray.nodes() if n["Alive"]):
-        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        for name, value in ray.get(task.options(scheduling_strategy=there).remote()).items():
-            if value != "1":
-                where = f"{name} on node {node['NodeManagerAddress']}"
-                raise ConfigError(f"{where}: got {value!r}, expected '1' in the environment in which Ray is started")
-
-
-def _flags_here() -> dict[str, str | None]:
-    return {name: os.environ.get(name) for name in FLAGS}
 
 
 def _cause(message: str) -> LaunchError:

@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 import yaml
 
+from deployments.cluster import FASTER, FLAGS, serve_settings
 from deployments.config import DeploymentConfig, parse_config
-from deployments.launcher import FASTER, FLAGS, serve_settings
 from dpiframe_core.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
@@ -146,7 +146,7 @@ def test_the_embedded_configuration_passes_our_own_schema_and_agrees_with_what_s
     assert float(containers(manifest)[1]["resources"]["requests"]["cpu"]) >= config.cpus_per_replica
     env = {e["name"]: e["value"] for e in containers(manifest)[1]["env"]}
     assert float(env["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"]) == config.drain_s
-    launched = serve_settings(config, Path("/tmp"))
+    launched = serve_settings(config, Path("/tmp"), (20_000, 20_100))
     assert env["RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S"] == launched["RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S"]
 
 

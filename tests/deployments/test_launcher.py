@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -17,12 +18,15 @@ import httpx
 import numpy as np
 import pytest
 
+from deployments.cluster import FASTER, FLAGS, LaunchError, serve_settings
 from deployments.config import parse_config
-from deployments.host import cores, free_ports
-from deployments.launcher import FASTER, FLAGS, LaunchError, _cause, serve_settings
+from deployments.host import cores, free_ports, port_windows
+from deployments.launcher import _cause
+from dpiframe_core.errors import ConfigError
 from tests.deployments.server_process import DPIFRAME, Server, outcomes_of_ctrl_c_under_load, score
 
 RAY = str(Path(sys.executable).with_name("ray"))
+WINDOWS = (20_000, 20_100)  # as `port_windows` gives them
 
 
 @pytest.fixture(scope="module")
@@ -237,9 +241,20 @@ def pid_of(name: str, server: Server) -> int:
     raise AssertionError(f"no process {name} in the server's session")
 
 
-def test_two_instances_share_no_port_and_no_file(tmp_path: Path) -> None:
+def test_a_window_of_ports_has_one_owner_at_a_time() -> None:
+    with port_windows(40) as mine, port_windows(40) as theirs:
+        assert len({*mine, *theirs}) == 80
+        with pytest.raises(ConfigError, match=r"ports: got \d+ free windows of 120, expected 41"), port_windows(41):
+            pass
+    with port_windows(80):  # given back, those of the refused attempt too
+        pass
+
+
+def test_two_instances_share_no_port_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = parse_config({"models": [{"path": "models/x"}], "drain_s": 4}, "test")
-    first, second = (serve_settings(config, tmp_path / name) for name in ("a", "b"))
+    monkeypatch.setattr("deployments.host.random", random.Random(0))  # of 12,000 single ports two draws may be alike
+    with port_windows(2) as one, port_windows(2) as other:
+        first, second = (serve_settings(config, tmp_path / name, w) for name, w in (("a", one), ("b", other)))
     assert first.keys() == second.keys()
     alike = {key for key in first if first[key] == second[key]}
     fixed = {*FLAGS, *FASTER, "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"}
@@ -256,14 +271,14 @@ def test_two_instances_share_no_port_and_no_file(tmp_path: Path) -> None:
 def test_what_the_user_sets_himself_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, theirs: str) -> None:
     config = parse_config({"models": [{"path": "models/x"}]}, "test")
     monkeypatch.delenv(name, raising=False)
-    assert serve_settings(config, tmp_path)[name] == FASTER.get(name, str(max(2, cores() // 8)))
+    assert serve_settings(config, tmp_path, WINDOWS)[name] == FASTER.get(name, str(max(2, cores() // 8)))
     monkeypatch.setenv(name, theirs)
-    assert serve_settings(config, tmp_path)[name] == theirs
+    assert serve_settings(config, tmp_path, WINDOWS)[name] == theirs
 
 
 def test_a_grpc_message_has_the_bound_of_a_body_and_replicas_ports_of_their_own(tmp_path: Path) -> None:
     config = parse_config({"models": [{"path": "models/x"}], "limits": {"max_body_bytes": 5000}}, "test")
-    settings = serve_settings(config, tmp_path)
+    settings = serve_settings(config, tmp_path, WINDOWS)
     assert int(settings["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"]) == 5000 + 65_536
     windows = []
     for kind in ("HTTP", "GRPC"):
@@ -273,14 +288,15 @@ def test_a_grpc_message_has_the_bound_of_a_body_and_replicas_ports_of_their_own(
 
 
 def test_latency_histograms_start_below_a_millisecond(tmp_path: Path) -> None:
-    settings = serve_settings(parse_config({"models": [{"path": "models/x"}]}, "test"), tmp_path)
+    settings = serve_settings(parse_config({"models": [{"path": "models/x"}]}, "test"), tmp_path, WINDOWS)
     bounds = [float(b) for b in settings["RAY_SERVE_REQUEST_LATENCY_BUCKETS_MS"].split(",")]
     assert bounds == sorted(set(bounds))
     assert bounds[0] <= 0.1
 
 
-def test_the_admin_sockets_of_haproxy_fit_into_a_socket_address(tmp_path: Path) -> None:
-    settings = serve_settings(parse_config({"models": [{"path": "models/x"}]}, "test"), Path("/tmp/dpi-4194304-12345678"))
+def test_the_admin_sockets_of_haproxy_fit_into_a_socket_address() -> None:
+    config = parse_config({"models": [{"path": "models/x"}]}, "test")
+    settings = serve_settings(config, Path("/tmp/dpi-4194304-12345678"), WINDOWS)
     for key in ("RAY_SERVE_HAPROXY_SOCKET_PATH", "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH"):
         folder, name = os.path.split(settings[key])
         with_node_id = f"{folder}/{'0' * 56}/{name}"
