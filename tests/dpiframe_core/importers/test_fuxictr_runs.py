@@ -21,7 +21,7 @@ from deployments.cli import app
 from deployments.config import Limits
 from deployments.file_scoring import score_file
 from deployments.host import free_ports
-from deployments.schema import RequestForm
+from deployments.request_form import RequestForm
 from deployments.score_job import ScoreJob
 from dpiframe_core.bundle import read_bundle
 from dpiframe_core.engine import Engine
