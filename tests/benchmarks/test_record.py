@@ -2,8 +2,12 @@
 
 import json
 
+import pytest
+import typer
+
 from benchmarks.record import ResultFile, record
 from benchmarks.results_read import Results
+from benchmarks.run import Run
 from benchmarks.timing import Times, interleaved, times_of
 
 RUN = {"gpu": "NVIDIA H200", "commit": "abc", "date": "today"}
@@ -87,3 +91,10 @@ def test_a_call_that_times_itself_is_taken_at_its_word():
     assert (times["a"].p50_us, times["a"].p99_us) == (500_000, 500_000)
     assert times["b"].p99_us == 500_000
     assert times["a"].calls >= 20
+
+
+def test_a_run_that_measures_nothing_says_so(tmp_path, capsys):
+    run = Run("ablation", "cpu", 0, tmp_path / "ablation.json", append=False)
+    with pytest.raises(typer.Exit):
+        run.finish([])
+    assert "got nothing to measure, expected precisions and systems of which cpu has some" in capsys.readouterr().err
