@@ -19,6 +19,7 @@ from deployments.host import (
     free_ports,
     interrupt_on_sigterm,
     killed_after,
+    port_windows,
     require_free_port,
     stop_haproxy,
     uninterrupted,
@@ -99,11 +100,8 @@ def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]
 
 
 @contextlib.contextmanager
-def private_cluster(config: DeploymentConfig, report: Report, windows: Sequence[int]) -> Iterator[int]:
+def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
     """A cluster of this host alone for the block, with all settings; the port of its metrics.
-
-    Args:
-        windows: of `host.port_windows`, for the replicas' HTTP and gRPC.
 
     Raises:
         ConfigError: a model's bundle is not there, or a port is taken.
@@ -114,44 +112,45 @@ def private_cluster(config: DeploymentConfig, report: Report, windows: Sequence[
     require_free_port(config.http.host, config.http.port)
     if config.grpc is not None:
         require_free_port(config.http.host, config.grpc.port, "grpc.port", "")
-    state = Path(tempfile.mkdtemp(prefix=f"dpi-{os.getpid()}-", dir="/tmp"))
-    (state / "token").touch(0o600)
-    (state / "token").write_text(secrets.token_hex(32))
-    metrics_port = free_ports(1)[0]
-    os.environ.update(serve_settings(config, state, windows))
-    keep_logs = False
-    import ray
+    with port_windows(2) as windows:
+        state = Path(tempfile.mkdtemp(prefix=f"dpi-{os.getpid()}-", dir="/tmp"))
+        (state / "token").touch(0o600)
+        (state / "token").write_text(secrets.token_hex(32))
+        metrics_port = free_ports(1)[0]
+        os.environ.update(serve_settings(config, state, windows))
+        keep_logs = False
+        import ray
 
-    try:
-        report("Starting Ray")
-        ray.init(
-            address="local",
-            num_cpus=max(cores(), math.ceil(config.cpus)),
-            num_gpus=0 if config.device == "cpu" else None,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level="ERROR",
-            namespace="serve",
-            _node_ip_address=_LOOPBACK,
-            _metrics_export_port=metrics_port,
-            _temp_dir=str(state / "ray"),
-        )
-        interrupt_on_sigterm()  # ray.init puts a handler of its own there
-        yield metrics_port
-    except Exception as error:
-        keep_logs = not isinstance(error, DPIFrameError) or (isinstance(error, LaunchError) and error.logs_help)
-        if keep_logs:
-            error.add_note(f"logs: {state}/ray/session_latest/logs")
-        raise
-    finally:
-        with uninterrupted():
-            report("Stopping: finishing the requests in flight")
-            stop_haproxy(state, config.drain_s)
-            with killed_after(state):
-                ray.shutdown()
-            if not keep_logs:
-                shutil.rmtree(state, ignore_errors=True)
+        try:
+            report("Starting Ray")
+            ray.init(
+                address="local",
+                num_cpus=max(cores(), math.ceil(config.cpus)),
+                num_gpus=0 if config.device == "cpu" else None,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level="ERROR",
+                namespace="serve",
+                _node_ip_address=_LOOPBACK,
+                _metrics_export_port=metrics_port,
+                _temp_dir=str(state / "ray"),
+            )
+            interrupt_on_sigterm()  # ray.init puts a handler of its own there
+            yield metrics_port
+        except Exception as error:
+            keep_logs = not isinstance(error, DPIFrameError) or (isinstance(error, LaunchError) and error.logs_help)
+            if keep_logs:
+                error.add_note(f"logs: {state}/ray/session_latest/logs")
+            raise
+        finally:
+            with uninterrupted():
+                report("Stopping: finishing the requests in flight")
+                stop_haproxy(state, config.drain_s)
+                with killed_after(state):
+                    ray.shutdown()
+                if not keep_logs:
+                    shutil.rmtree(state, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What the launcher needs of the host it runs on: free ports, the soft stop of HAProxy, and signals. Knows no Ray."""
+"""What a cluster needs of the host it runs on: free ports, the soft stop of HAProxy, and signals. Knows no Ray."""
 
 import contextlib
 import os

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from deployments.cluster import LaunchError, Report, joined_cluster, private_cluster
 from deployments.config import DeploymentConfig
-from deployments.host import interrupt_on_sigterm, port_windows
+from deployments.host import interrupt_on_sigterm
 
 _GRPC_SERVICE = "deployments.infer_grpc.add_to_server"
 _POLL_S = 0.1
@@ -46,7 +46,7 @@ def running(config: DeploymentConfig, report: Report, *, address: str | None = N
     config = config.with_absolute_paths()
     interrupt_on_sigterm()
     if address is None:
-        with port_windows(2) as windows, private_cluster(config, report, windows) as metrics_port:
+        with private_cluster(config, report) as metrics_port:
             yield _deploy(config, report, f"http://127.0.0.1:{metrics_port}/metrics")
     else:
         with joined_cluster(config, report, address):
