@@ -5,20 +5,20 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import ablation as stage_suites
-from benchmarks import embedding as embedding_suite
-from benchmarks import fbgemm, lookups
-from benchmarks import floor as floor_suite
-from benchmarks import latency as latency_suite
-from benchmarks import precision as precision_suite
-from benchmarks import utilisation as utilisation_suite
-from benchmarks import warmup as warmup_suite
-from benchmarks.embedding_cells import BATCHES, sweep
+from benchmarks.device import ablation as stage_suites
+from benchmarks.device import embedding as embedding_suite
+from benchmarks.device import floor as floor_suite
+from benchmarks.device import latency as latency_suite
+from benchmarks.device import precision as precision_suite
+from benchmarks.device import utilisation as utilisation_suite
+from benchmarks.device import warmup as warmup_suite
 from benchmarks.run import RESULTS, Append, Device, Ids, Names, Out, Run, Seconds, names_in, numbers_in
-from benchmarks.serving_commands import app as serving_app
-from benchmarks.workload import MODELS
-from dpiframe_core.bundle import read_bundle
-from dpiframe_core.engine_options import PRECISIONS
+from benchmarks.serving.commands import app as serving_app
+from benchmarks.systems import fbgemm, lookups
+from benchmarks.systems.embedding_cells import BATCHES, sweep
+from benchmarks.systems.workload import MODELS
+from dpiframe_core.bundle.bundle import read_bundle
+from dpiframe_core.engine.options import PRECISIONS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(serving_app)  # its commands stand beside these
@@ -229,7 +229,7 @@ def http(
     out: Out = None,
 ) -> None:
     """The endpoint against uvicorn + FastAPI with the eager model, client to client."""
-    from benchmarks import http as http_suite  # needs what a serving host has, and a GPU host may lack
+    from benchmarks.serving import http as http_suite
 
     run = Run("http", "auto", seed, out, append)
     run.finish(http_suite.run(bundle, rows, numbers_in(clients), seconds, seed))
@@ -246,7 +246,7 @@ def score(
     out: Out = None,
 ) -> None:
     """Offline: Parquet of encoded ids to Parquet of scores, through all of `dpiframe score`."""
-    from benchmarks import scoring as score_suite
+    from benchmarks.serving import offline_scoring as score_suite
 
     run = Run("score", device, seed, out, append)
     run.finish(score_suite.run(numbers_in(dims), rows, run.device, run.failed, repeats=repeats, seed=seed))
@@ -255,7 +255,7 @@ def score(
 @app.command()
 def report(folder: Annotated[Path, typer.Argument(help="a folder of results")] = RESULTS / "h200") -> None:
     """Writes RESULTS.md and the plots beside the JSON files of a folder, from them alone."""
-    from benchmarks import report as report_suite
+    from benchmarks.report import report as report_suite
 
     typer.echo(report_suite.write(folder))
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import Times
-from dpiframe_core.machine import machine
+from dpiframe_core.engine.machine import machine
 
 Record = dict[str, Any]
 _SAME = ("gpu", "commit")  # records of runs that agree in these may stand in one file

@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from kernels.uncollected import uncollected
+from kernels.runtime.gc_pause import uncollected
 
 _ROUNDS = 5
 

@@ -6,10 +6,10 @@ import ray
 from ray import serve
 
 from deployments.config import DeploymentConfig, parse_config
-from deployments.engine_replica import EngineReplica
-from deployments.ingress_replica import IngressReplica
-from deployments.replica import Replica
-from deployments.serve_policy import settings
+from deployments.serve.engine_replica import EngineReplica
+from deployments.serve.ingress_replica import IngressReplica
+from deployments.serve.replica import Replica
+from deployments.serve.serve_policy import settings
 
 
 def build(args: dict[str, Any]) -> serve.Application:

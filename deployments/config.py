@@ -12,10 +12,10 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from deployments.door import MOST_ENGINES
+from deployments.fanin.handshake import MOST_ENGINES
 from dpiframe_core.errors import ConfigError, shown
 from dpiframe_core.strict import Name, Strict, Version
-from dpiframe_core.strictyaml import load_yaml
+from dpiframe_core.strict_yaml import load_yaml
 
 
 class ModelRef(Strict):

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
     from dpiframe_core.compiler.compiled import Compiled
-    from dpiframe_core.schema import FeatureSchema
+    from dpiframe_core.features.schema import FeatureSchema
 
 
 def compile(

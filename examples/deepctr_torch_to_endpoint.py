@@ -95,8 +95,8 @@ def main(serve: bool, folder: Path) -> None:
         import httpx
 
         from deployments.config import parse_config
-        from deployments.host import free_port_from
-        from deployments.launcher import running
+        from deployments.serve.host import free_port_from
+        from deployments.serve.launcher import running
 
         config = parse_config({"models": [{"path": str(bundle)}], "http": {"port": free_port_from(8000)}}, "example")
         request = {"context": {"user": "u7"}, "candidates": {"ad": ["ad-2", "ad-3", "brand new"], "price": [9.5, 9.5, None]}}

@@ -25,7 +25,7 @@ from fuxictr.features import FeatureMap
 from fuxictr.preprocess import FeatureProcessor
 from fuxictr.pytorch.layers import FactorizationMachine, FeatureEmbedding, MLP_Block
 
-from deployments.host import free_port_from
+from deployments.serve.host import free_port_from
 from dpiframe_core.importers import find_files, fuxictr, write_import
 
 ROWS = 3000
@@ -125,7 +125,7 @@ def score_over_http(bundle: Path, request: dict[str, object]) -> list[float]:
     command = [
         sys.executable,
         "-c",
-        "from deployments.cli import app; app()",
+        "from deployments.cli.main import app; app()",
         "serve",
         "--bundle",
         str(bundle),

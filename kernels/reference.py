@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.lookup_plan import ALWAYS_ROW_0, Batch, Kind, LookupPlan, Slot
+from kernels.lookup.plan import ALWAYS_ROW_0, Batch, Kind, LookupPlan, Slot
 
 
 def lookup(

@@ -18,12 +18,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="module", params=["c", "numpy"])
 def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
     """With and without what blocks.c does."""
-    from kernels import native
+    from kernels.runtime import c_build
 
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "numpy":
-            patch.setattr(native, "blocks", lambda: None)
-        elif native.blocks() is None:
+            patch.setattr(c_build, "blocks", lambda: None)
+        elif c_build.blocks() is None:
             pytest.skip("there is no C compiler, or no headers of Python")
         yield
 

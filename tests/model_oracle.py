@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 
-from dpiframe_core.architecture import DIN, DLRM, DCNv2, DLRMDCNv2, LeakyReLU, XDeepFM
-from dpiframe_core.schema import Categorical, FeatureSchema, Identity, Numeric, Table
-from dpiframe_core.transforms import Bucketize
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Numeric, Table
+from dpiframe_core.features.transforms import Bucketize
+from dpiframe_core.graph.architecture import DIN, DLRM, DCNv2, DLRMDCNv2, LeakyReLU, XDeepFM
 from tests.oracle import feature_values, sigmoid
 from tests.oracle import first_order as first_order_terms
 

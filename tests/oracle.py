@@ -6,9 +6,9 @@ from itertools import cycle
 
 import numpy as np
 
-from dpiframe_core.architecture import DCN, DCNv2, DeepFM, WideDeep
-from dpiframe_core.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table
-from dpiframe_core.types import RowBlock
+from dpiframe_core.features.row_block import RowBlock
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table
+from dpiframe_core.graph.architecture import DCN, DCNv2, DeepFM, WideDeep
 
 
 def make_schema(

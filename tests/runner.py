@@ -3,16 +3,16 @@
 import numpy as np
 import torch
 
-from dpiframe_core.bundle import Golden, Provenance, read_bundle, write_bundle
-from dpiframe_core.cpu_lane import CpuLane
+from dpiframe_core.bundle.bundle import Golden, Provenance, read_bundle, write_bundle
 from dpiframe_core.embedding.store import EmbeddingStore
-from dpiframe_core.fusion import PASSES, fuse
-from dpiframe_core.lane import CudaLane
-from dpiframe_core.models import build_graph
-from dpiframe_core.operators_cpu import CpuOperators
-from dpiframe_core.operators_cuda import CudaOperators
-from dpiframe_core.program import CudaProgram, cuda_programs
-from dpiframe_core.schedule import breadth_first
+from dpiframe_core.engine.cpu_lane import CpuLane
+from dpiframe_core.engine.cuda_lane import CudaLane
+from dpiframe_core.engine.program import CudaProgram, cuda_programs
+from dpiframe_core.graph.fusion import PASSES, fuse
+from dpiframe_core.graph.schedule import breadth_first
+from dpiframe_core.models.build import build_graph
+from dpiframe_core.operators.cpu import CpuOperators
+from dpiframe_core.operators.cuda import CudaOperators
 from tests import oracle
 
 

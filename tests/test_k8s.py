@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 import yaml
 
-from deployments.cluster import FASTER, FLAGS, serve_settings
 from deployments.config import DeploymentConfig, parse_config
+from deployments.serve.cluster import FASTER, FLAGS, serve_settings
 from dpiframe_core.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]

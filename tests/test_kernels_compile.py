@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kernels.source import ARCHITECTURE, FOLDER, VARIANTS, compile_options, source
+from kernels.runtime.source import ARCHITECTURE, FOLDER, VARIANTS, compile_options, source
 
 program = pytest.importorskip("cuda.core", reason="cuda-core is not installed")
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")

@@ -15,14 +15,14 @@ from rich.console import Console
 from deployments.demo.features import feature_columns, first_order_name, learn_features
 from deployments.demo.synthetic import write_click_log
 from deployments.demo.train import DeepFM, EncodedRows, TrainingPlan, train, training_progress
-from dpiframe_core.architecture import DeepFM as DeepFMArchitecture
-from dpiframe_core.bundle import Golden, Manifest, Provenance, write_bundle
-from dpiframe_core.clicklogs import CRITEO, read_table
-from dpiframe_core.encode import Encoder
+from dpiframe_core.bundle.bundle import Golden, Manifest, Provenance, write_bundle
 from dpiframe_core.errors import BundleError, InputError
-from dpiframe_core.quality import auc, log_loss
-from dpiframe_core.schema import FeatureSchema
-from dpiframe_core.types import RowBlock
+from dpiframe_core.evaluation.quality import auc, log_loss
+from dpiframe_core.features.encoder import Encoder
+from dpiframe_core.features.row_block import RowBlock
+from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.files.click_logs import CRITEO, read_table
+from dpiframe_core.graph.architecture import DeepFM as DeepFMArchitecture
 
 _EMBEDDING_DIM = 16
 _GOLDEN_REQUESTS, _GOLDEN_CANDIDATES = 8, 8

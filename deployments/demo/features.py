@@ -1,16 +1,16 @@
 """Learns the demo model's feature schema and vocabularies from the training rows of a Criteo-format table.
 
-It sees raw columns only, and never the held-out rows. Encoding is `dpiframe_core.encode`'s work, in training as in serving.
+It sees raw columns only, and never the held-out rows. Encoding is `dpiframe_core.features.encoder`'s work, in training as in serving.
 """
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dpiframe_core.clicklogs import CRITEO
-from dpiframe_core.schema import Categorical, FeatureSchema, Hash, Numeric, Scope, Table, Vocabulary
-from dpiframe_core.transforms import Log, Standardize
-from dpiframe_core.vocabulary import VocabularyTable
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Hash, Numeric, Scope, Table, Vocabulary
+from dpiframe_core.features.transforms import Log, Standardize
+from dpiframe_core.features.vocabulary import VocabularyTable
+from dpiframe_core.files.click_logs import CRITEO
 
 NUMERIC = tuple(f"I{i}" for i in range(1, 14))
 CATEGORICAL = tuple(f"C{i}" for i in range(1, 27))

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 
-from dpiframe_core.clicklogs import CRITEO
-from dpiframe_core.quality import auc, log_loss
+from dpiframe_core.evaluation.quality import auc, log_loss
+from dpiframe_core.files.click_logs import CRITEO
 
 CLICK_RATE = 0.25
 _ZIPF = 1.1

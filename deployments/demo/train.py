@@ -16,10 +16,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 from torch.nn import functional
 
-from deployments.one_thread import one_thread
-from dpiframe_core.quality import Labels
-from dpiframe_core.schema import Categorical, FeatureSchema
-from dpiframe_core.types import Floats, RowBlock
+from dpiframe_core.engine.one_thread import one_thread
+from dpiframe_core.evaluation.quality import Labels
+from dpiframe_core.features.row_block import Floats, RowBlock
+from dpiframe_core.features.schema import Categorical, FeatureSchema
 
 
 class DeepFM(nn.Module):

@@ -9,22 +9,22 @@ import numpy as np
 import torch
 from torch import nn
 
-from dpiframe_core.architecture import GraphFile
-from dpiframe_core.bundle import Golden, Manifest, Provenance, VocabularyTable, write_bundle
+from dpiframe_core.bundle.bundle import Golden, Manifest, Provenance, VocabularyTable, write_bundle
 from dpiframe_core.compiler.examples import example_block, raw_columns
 from dpiframe_core.compiler.lookups import Lookups
 from dpiframe_core.compiler.lower import Lowering
 from dpiframe_core.compiler.tidy import tidied
 from dpiframe_core.compiler.trace import Call, Scored, evaluating, trace
-from dpiframe_core.cpu_lane import CpuLane
 from dpiframe_core.embedding.store import EmbeddingStore
+from dpiframe_core.engine.cpu_lane import CpuLane
 from dpiframe_core.errors import InputError
-from dpiframe_core.fusion import fuse
-from dpiframe_core.graph import Graph
-from dpiframe_core.operators_cpu import CpuOperators
-from dpiframe_core.schedule import breadth_first
-from dpiframe_core.schema import FeatureSchema
-from dpiframe_core.types import Floats, RowBlock
+from dpiframe_core.features.row_block import Floats, RowBlock
+from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.graph.architecture import GraphFile
+from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.graph.graph import Graph
+from dpiframe_core.graph.schedule import breadth_first
+from dpiframe_core.operators.cpu import CpuOperators
 
 TOLERANCE = 1e-5  # on the probability, of float32 against float32
 

@@ -9,10 +9,10 @@ from math import inf, prod
 
 import torch
 
-from dpiframe_core.aten import AtenCall, Constant, Window
-from dpiframe_core.aten_rules import RULES, Plain, Shape, Sizes
 from dpiframe_core.compiler.strided import BATCH, Atom, Frame, Refused, Size, Strided, frame_of, fresh, merged, viewed
-from dpiframe_core.graph import Attrs, Node
+from dpiframe_core.graph.aten import AtenCall, Constant, Window
+from dpiframe_core.graph.aten_rules import RULES, Plain, Shape, Sizes
+from dpiframe_core.graph.graph import Attrs, Node
 
 ACTIVATIONS = {"aten.relu": "relu", "aten.sigmoid": "sigmoid", "aten.tanh": "tanh"}
 RESERVED = {"x", "w", "lookup", "head", "cross", "logit"}  # names that lookups, fusion and `tidy` give

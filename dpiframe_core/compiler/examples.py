@@ -8,8 +8,8 @@ import torch
 
 from dpiframe_core.compiler.lookups import Indices
 from dpiframe_core.errors import InputError
-from dpiframe_core.schema import FeatureSchema
-from dpiframe_core.types import RowBlock
+from dpiframe_core.features.row_block import RowBlock
+from dpiframe_core.features.schema import FeatureSchema
 
 _LEAST_ROWS = 2  # torch.export takes a batch of one for a constant
 

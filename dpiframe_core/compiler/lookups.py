@@ -11,7 +11,7 @@ import torch
 
 from dpiframe_core.compiler.strided import Refused
 from dpiframe_core.errors import InputError
-from dpiframe_core.schema import Categorical, Feature, FeatureSchema, Hash, Identity
+from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Hash, Identity
 
 Indices = npt.NDArray[np.int64]
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from dpiframe_core.batch_norm import BatchNorm, fold_after
 from dpiframe_core.compiler.arguments import Arguments, constant, integers, is_number, limit, number, tensor
 from dpiframe_core.compiler.emit import Const, Emitter
 from dpiframe_core.compiler.joins import cat, indexed, selected_at, stack
 from dpiframe_core.compiler.products import along, attention, einsum, matmul
 from dpiframe_core.compiler.strided import Frame, Refused, Size, Strided, frame_of, fresh, squeezed
+from dpiframe_core.graph.batch_norm import BatchNorm, fold_after
 
 # fmt: off
 SAME_NAME = (

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from dpiframe_core.aten import AtenCall, Window
-from dpiframe_core.graph import Attrs, Graph, Node
+from dpiframe_core.graph.aten import AtenCall, Window
+from dpiframe_core.graph.graph import Attrs, Graph, Node
 
 HALVES = {("aten.mul.Scalar", 0.5), ("aten.div.Scalar", 2), ("aten.div.Scalar", 2.0)}
 

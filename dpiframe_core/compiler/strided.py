@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
-from dpiframe_core.aten import contiguous
-from dpiframe_core.aten_rules import Shape
+from dpiframe_core.graph.aten import contiguous
+from dpiframe_core.graph.aten_rules import Shape
 
 
 class Refused(ValueError):

@@ -7,7 +7,7 @@ import torch
 from dpiframe_core.compiler.emit import Emitter
 from dpiframe_core.compiler.lookups import Lookups
 from dpiframe_core.compiler.patterns import recognise_fm
-from dpiframe_core.graph import Attrs, Graph, Node, Source
+from dpiframe_core.graph.graph import Attrs, Graph, Node, Source
 
 
 def tidied(emitter: Emitter, lookups: Lookups, output: str) -> tuple[Graph, dict[str, torch.Tensor]]:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
-from dpiframe_core.graph import Node, Source
-from dpiframe_core.schema import Categorical, FeatureSchema
-from kernels.lookup_plan import ALWAYS_ROW_0, NO_NUMBER, IdColumn, Kind, LookupPlan, Slot, TableShape
+from dpiframe_core.features.schema import Categorical, FeatureSchema
+from dpiframe_core.graph.graph import Node, Source
+from kernels.lookup.plan import ALWAYS_ROW_0, NO_NUMBER, IdColumn, Kind, LookupPlan, Slot, TableShape
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int8": torch.int8}
 

@@ -11,8 +11,8 @@ import torch
 
 from dpiframe_core.embedding.layout import table_dtype
 from dpiframe_core.errors import BundleError
-from dpiframe_core.schema import FeatureSchema
-from kernels.descriptors import whole
+from dpiframe_core.features.schema import FeatureSchema
+from kernels.lookup.descriptors import whole
 
 
 class EmbeddingStore:

@@ -5,8 +5,8 @@ Nothing here is executed or unpickled, and no library is imported: what a checkp
 
 from dpiframe_core.importers.deepctr import deepctr_torch, deepctr_torch_checkpoint
 from dpiframe_core.importers.dlrm import facebook_dlrm, torchrec
-from dpiframe_core.importers.fuxictr import fuxictr
-from dpiframe_core.importers.fuxictr_files import find_files
+from dpiframe_core.importers.fuxictr.files import find_files
+from dpiframe_core.importers.fuxictr.run import fuxictr
 from dpiframe_core.importers.rechub import torch_rechub
 from dpiframe_core.importers.source import SourceModel
 from dpiframe_core.importers.writing import Imported, write_import

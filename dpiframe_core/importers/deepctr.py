@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dpiframe_core.architecture import DCN, DIN, Architecture, DCNv2, DeepFM, TargetAttention, WideDeep, XDeepFM
 from dpiframe_core.errors import InputError
+from dpiframe_core.graph.architecture import DCN, DIN, Architecture, DCNv2, DeepFM, TargetAttention, WideDeep, XDeepFM
 from dpiframe_core.importers.deepctr_columns import called, spec_of, takes_any_rows
 from dpiframe_core.importers.deepctr_layers import DeepCtrReader
 from dpiframe_core.importers.interactions import (

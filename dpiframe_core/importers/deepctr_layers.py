@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dpiframe_core.architecture import Architecture
 from dpiframe_core.errors import InputError
+from dpiframe_core.graph.architecture import Architecture
 from dpiframe_core.importers.layers import Activation, Linear, Mlp, Parameters, side_by_side
 from dpiframe_core.importers.sequential import activation_kinds, read_linear, read_norm, read_prelu
 from dpiframe_core.importers.source import Inputs, SourceModel, tables_in_order

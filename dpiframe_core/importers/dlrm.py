@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dpiframe_core.architecture import DLRM, Architecture, DLRMDCNv2
 from dpiframe_core.errors import InputError
+from dpiframe_core.graph.architecture import DLRM, Architecture, DLRMDCNv2
 from dpiframe_core.importers.interactions import CrossLowRank, pairs, pairs_from
 from dpiframe_core.importers.layers import Activation, Linear, Mlp, Parameters, with_columns
 from dpiframe_core.importers.sequential import read_linear

@@ -12,8 +12,8 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from dpiframe_core.architecture import LeakyReLU, Plain
 from dpiframe_core.errors import InputError
+from dpiframe_core.graph.architecture import LeakyReLU, Plain
 from dpiframe_core.importers.layers import Activation, Linear, Mlp, Parameters
 
 

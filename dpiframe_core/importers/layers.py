@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dpiframe_core.architecture import Activation as ActivationKind
-from dpiframe_core.architecture import Activations, LeakyReLU
-from dpiframe_core.batch_norm import BatchNorm, fold_after
+from dpiframe_core.graph.architecture import Activation as ActivationKind
+from dpiframe_core.graph.architecture import Activations, LeakyReLU
+from dpiframe_core.graph.batch_norm import BatchNorm, fold_after
 
 Parameters = dict[str, Tensor]
 

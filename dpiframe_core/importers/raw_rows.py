@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 
 from dpiframe_core.errors import InputError, listed, shown
-from dpiframe_core.rowfiles import RowFile, column_names, iter_chunks
-from dpiframe_core.schema import Categorical, FeatureSchema, Identity, Numeric, Vocabulary
-from dpiframe_core.table_rows import column_types, missing_features, splitters
-from dpiframe_core.vocabulary import VocabularyTable, id_bound, vocabulary_name
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Numeric, Vocabulary
+from dpiframe_core.features.vocabulary import VocabularyTable, id_bound, vocabulary_name
+from dpiframe_core.files.row_files import RowFile, column_names, iter_chunks
+from dpiframe_core.files.table_rows import column_types, missing_features, splitters
 
 Columns = dict[str, list[object]]
 _CHUNK_ROWS = 1 << 16

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from dpiframe_core.architecture import DCN, Architecture, DCNv2, DeepFM, WideDeep
 from dpiframe_core.errors import InputError
+from dpiframe_core.graph.architecture import DCN, Architecture, DCNv2, DeepFM, WideDeep
 from dpiframe_core.importers.interactions import CrossMatrix, CrossMixture, CrossVector, factorization_machine
 from dpiframe_core.importers.layers import Linear, Mlp, Parameters, spread
 from dpiframe_core.importers.sequential import activation_kinds, hidden_units, read_linear, read_mlp

@@ -5,10 +5,10 @@ Only what has parameters has a name in a checkpoint, so layers are taken in the 
 
 from collections.abc import Callable, Sequence
 
-from dpiframe_core.architecture import Activation as ActivationKind
-from dpiframe_core.architecture import LeakyReLU
-from dpiframe_core.batch_norm import BatchNorm
 from dpiframe_core.errors import InputError
+from dpiframe_core.graph.architecture import Activation as ActivationKind
+from dpiframe_core.graph.architecture import LeakyReLU
+from dpiframe_core.graph.batch_norm import BatchNorm
 from dpiframe_core.importers.layers import Activation, Linear, Mlp
 from dpiframe_core.importers.state_dict import StateDict
 

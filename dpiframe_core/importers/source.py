@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpiframe_core.architecture import Architecture
 from dpiframe_core.errors import InputError
-from dpiframe_core.schema import Categorical, FeatureSchema, Numeric
-from dpiframe_core.types import IdSection, RowBlock
-from dpiframe_core.vocabulary import VocabularyTable
+from dpiframe_core.features.row_block import IdSection, RowBlock
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
+from dpiframe_core.features.vocabulary import VocabularyTable
+from dpiframe_core.graph.architecture import Architecture
 
 
 @dataclass(frozen=True, slots=True, eq=False)

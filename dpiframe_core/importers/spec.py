@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
+from dpiframe_core.bundle.manifest import first_fault
 from dpiframe_core.errors import InputError, shown
-from dpiframe_core.manifest import first_fault
-from dpiframe_core.schema import Categorical, FeatureSchema, Identity, Numeric, Pooling, Scope, Table, Vocabulary
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Numeric, Pooling, Scope, Table, Vocabulary
+from dpiframe_core.features.transforms import Log, MinMax, Standardize
+from dpiframe_core.features.vocabulary import VocabularyTable
 from dpiframe_core.strict import Name, Strict
-from dpiframe_core.strictyaml import load_yaml
-from dpiframe_core.transforms import Log, MinMax, Standardize
-from dpiframe_core.vocabulary import VocabularyTable
+from dpiframe_core.strict_yaml import load_yaml
 
 
 class SparseFeature(Strict):

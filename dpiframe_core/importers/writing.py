@@ -14,16 +14,16 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from dpiframe_core.bundle import Golden, GoldenSpec, Manifest, Provenance, read_bundle, write_bundle
-from dpiframe_core.bundlefiles import move_into_place
-from dpiframe_core.encode import Encoder
-from dpiframe_core.engine import Engine
+from dpiframe_core.bundle.bundle import Golden, GoldenSpec, Manifest, Provenance, read_bundle, write_bundle
+from dpiframe_core.bundle.bundle_files import move_into_place
+from dpiframe_core.bundle.manifest import MANIFEST_FILE, manifest_yaml
+from dpiframe_core.engine.engine import Engine
 from dpiframe_core.errors import BundleError, InputError
+from dpiframe_core.evaluation.parity import Parity, parity
+from dpiframe_core.features.encoder import Encoder
+from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.importers.raw_rows import Columns, random_rows, read_expected, read_rows
 from dpiframe_core.importers.source import SourceModel
-from dpiframe_core.manifest import MANIFEST_FILE, manifest_yaml
-from dpiframe_core.parity import Parity, parity
-from dpiframe_core.types import RowBlock
 
 TOLERANCE = 1e-5  # on the probability, at float32, for every supported model and option
 _GOLDEN_ROWS, _EXAMPLE_ROWS, _PART = 64, 5, 1024

@@ -1,10 +1,10 @@
 """DCN: Wang et al., "Deep & Cross Network for Ad Click Predictions", 2017, equations 3 and 6."""
 
-from dpiframe_core.architecture import DCN
-from dpiframe_core.graph import Graph
-from dpiframe_core.graph_builder import GraphBuilder
-from dpiframe_core.layers import click_scores, first_order, mlp, model_input
-from dpiframe_core.schema import FeatureSchema
+from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.graph.architecture import DCN
+from dpiframe_core.graph.builder import GraphBuilder
+from dpiframe_core.graph.graph import Graph
+from dpiframe_core.models.layers import click_scores, first_order, mlp, model_input
 
 
 def dcn(schema: FeatureSchema, p: DCN, tasks: int) -> Graph:

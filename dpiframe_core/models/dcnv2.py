@@ -1,10 +1,10 @@
 """DCN-V2: Wang et al., "DCN V2: Improved Deep & Cross Network", 2021, equation 1 and figure 1."""
 
-from dpiframe_core.architecture import DCNv2
-from dpiframe_core.graph import Graph
-from dpiframe_core.graph_builder import GraphBuilder
-from dpiframe_core.layers import click_scores, cross_network, first_order, mlp, model_input
-from dpiframe_core.schema import FeatureSchema
+from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.graph.architecture import DCNv2
+from dpiframe_core.graph.builder import GraphBuilder
+from dpiframe_core.graph.graph import Graph
+from dpiframe_core.models.layers import click_scores, cross_network, first_order, mlp, model_input
 
 
 def dcnv2(schema: FeatureSchema, p: DCNv2, tasks: int) -> Graph:

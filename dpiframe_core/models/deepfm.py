@@ -1,10 +1,10 @@
 """DeepFM: Guo et al., "DeepFM: A Factorization-Machine based Neural Network for CTR Prediction", 2017, equations 1 to 4."""
 
-from dpiframe_core.architecture import DeepFM
-from dpiframe_core.graph import Graph
-from dpiframe_core.graph_builder import GraphBuilder
-from dpiframe_core.layers import click_scores, factorization_machine, first_order, mlp, model_input
-from dpiframe_core.schema import FeatureSchema
+from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.graph.architecture import DeepFM
+from dpiframe_core.graph.builder import GraphBuilder
+from dpiframe_core.graph.graph import Graph
+from dpiframe_core.models.layers import click_scores, factorization_machine, first_order, mlp, model_input
 
 
 def deepfm(schema: FeatureSchema, p: DeepFM, tasks: int) -> Graph:

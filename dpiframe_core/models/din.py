@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from dpiframe_core.architecture import DIN, TargetAttention
-from dpiframe_core.graph import Attended, Graph
-from dpiframe_core.graph_builder import GraphBuilder
-from dpiframe_core.interactions import attention
-from dpiframe_core.layers import activation_kind, click_scores, mlp
-from dpiframe_core.schema import FeatureSchema
+from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.graph.architecture import DIN, TargetAttention
+from dpiframe_core.graph.builder import GraphBuilder
+from dpiframe_core.graph.graph import Attended, Graph
+from dpiframe_core.graph.interactions import attention
+from dpiframe_core.models.layers import activation_kind, click_scores, mlp
 
 
 def din(schema: FeatureSchema, p: DIN, tasks: int) -> Graph:

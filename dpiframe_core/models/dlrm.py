@@ -2,12 +2,12 @@
 DLRM-DCNv2 of MLPerf and TorchRec, whose interaction is a cross network of low rank.
 """
 
-from dpiframe_core.architecture import DLRM, DLRMDCNv2
-from dpiframe_core.graph import Graph
-from dpiframe_core.graph_builder import GraphBuilder
-from dpiframe_core.interactions import dot
-from dpiframe_core.layers import click_scores, cross_network, mlp, model_input
-from dpiframe_core.schema import FeatureSchema
+from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.graph.architecture import DLRM, DLRMDCNv2
+from dpiframe_core.graph.builder import GraphBuilder
+from dpiframe_core.graph.graph import Graph
+from dpiframe_core.graph.interactions import dot
+from dpiframe_core.models.layers import click_scores, cross_network, mlp, model_input
 
 
 def dlrm(schema: FeatureSchema, p: DLRM, tasks: int) -> Graph:

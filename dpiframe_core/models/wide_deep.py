@@ -1,10 +1,10 @@
 """Wide & Deep: Cheng et al., "Wide & Deep Learning for Recommender Systems", 2016, equation 3."""
 
-from dpiframe_core.architecture import WideDeep
-from dpiframe_core.graph import Graph
-from dpiframe_core.graph_builder import GraphBuilder
-from dpiframe_core.layers import click_scores, first_order, mlp, model_input
-from dpiframe_core.schema import FeatureSchema
+from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.graph.architecture import WideDeep
+from dpiframe_core.graph.builder import GraphBuilder
+from dpiframe_core.graph.graph import Graph
+from dpiframe_core.models.layers import click_scores, first_order, mlp, model_input
 
 
 def wide_deep(schema: FeatureSchema, p: WideDeep, tasks: int) -> Graph:

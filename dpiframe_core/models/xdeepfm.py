@@ -1,11 +1,11 @@
 """xDeepFM: Lian et al., "xDeepFM: Combining Explicit and Implicit Feature Interactions for Recommender Systems", 2018."""
 
-from dpiframe_core.architecture import XDeepFM
-from dpiframe_core.graph import Graph
-from dpiframe_core.graph_builder import GraphBuilder
-from dpiframe_core.interactions import cin
-from dpiframe_core.layers import activation_kind, click_scores, embedded_columns, first_order, mlp, model_input
-from dpiframe_core.schema import FeatureSchema
+from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.graph.architecture import XDeepFM
+from dpiframe_core.graph.builder import GraphBuilder
+from dpiframe_core.graph.graph import Graph
+from dpiframe_core.graph.interactions import cin
+from dpiframe_core.models.layers import activation_kind, click_scores, embedded_columns, first_order, mlp, model_input
 
 
 def xdeepfm(schema: FeatureSchema, p: XDeepFM, tasks: int) -> Graph:

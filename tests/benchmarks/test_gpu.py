@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from benchmarks import ablation, embedding, floor, latency, utilisation
-from benchmarks.embedding_cells import Cell
-from benchmarks.gather import UNROLLS, Gather
+from benchmarks.device import ablation, embedding, floor, latency, utilisation
+from benchmarks.systems.embedding_cells import Cell
+from benchmarks.systems.gather import UNROLLS, Gather
 from benchmarks.timing import Captured
 from tests.benchmarks.tiny import make, unexpected
 

@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from benchmarks.record import ResultFile, record
-from benchmarks.results_read import Results
+from benchmarks.report.results_read import Results
 from benchmarks.run import Run
 from benchmarks.timing import Times, interleaved, times_of
 

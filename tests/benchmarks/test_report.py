@@ -2,13 +2,13 @@
 
 import pytest
 
-from benchmarks import report
-from benchmarks.aims import CPU_AIMS, GPU_AIMS, NOTHING
-from benchmarks.embedding_cells import Cell
 from benchmarks.record import ResultFile, record
-from benchmarks.results_read import Results
+from benchmarks.report import report
+from benchmarks.report.aims import CPU_AIMS, GPU_AIMS, NOTHING
+from benchmarks.report.results_read import Results
+from benchmarks.systems.embedding_cells import Cell
+from benchmarks.systems.workload import MODELS
 from benchmarks.timing import Times
-from benchmarks.workload import MODELS
 
 RUN = {
     "gpu": "NVIDIA H200",

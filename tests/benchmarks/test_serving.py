@@ -15,23 +15,23 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.host_cores import _turn, turns_per_s
-from benchmarks.load import compiled, drive, joined, request_bytes
 from benchmarks.record import record
-from benchmarks.results_read import Results
-from benchmarks.serving_aims import SERVING_CPU_AIMS, SERVING_GPU_AIMS, WIDE
-from benchmarks.serving_payloads import FORMS, Payloads
-from benchmarks.serving_peers.model import PeerModel
-from benchmarks.serving_report import serving as serving_table
-from benchmarks.serving_scaling import Plan
-from benchmarks.serving_systems import PEERS, missing, on_cores, our_config, python_of
+from benchmarks.report.results_read import Results
+from benchmarks.report.serving_aims import SERVING_CPU_AIMS, SERVING_GPU_AIMS, WIDE
+from benchmarks.report.serving_report import serving as serving_table
+from benchmarks.serving.host_cores import _turn, turns_per_s
+from benchmarks.serving.load import compiled, drive, joined, request_bytes
+from benchmarks.serving.payloads import FORMS, Payloads
+from benchmarks.serving.peers.model import PeerModel
+from benchmarks.serving.scaling import Plan
+from benchmarks.serving.systems import PEERS, missing, on_cores, our_config, python_of
+from benchmarks.serving.wide import widened
 from benchmarks.timing import Times
-from benchmarks.wide import widened
 from deployments.config import parse_config
 from deployments.demo import build_demo_bundle
 from deployments.demo.train import TrainingPlan
-from deployments.host import cores
-from dpiframe_core.bundle import Bundle, read_bundle
+from deployments.serve.host import cores
+from dpiframe_core.bundle.bundle import Bundle, read_bundle
 
 
 class Served(BaseHTTPRequestHandler):

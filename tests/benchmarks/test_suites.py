@@ -10,17 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import ablation, embedding, floor, latency, lookups, precision, scoring, utilisation, warmup
-from benchmarks import systems as known
-from benchmarks.activity import GpuCounters, union
-from benchmarks.embedding_cells import Cell, sweep
-from benchmarks.fbgemm import TableBatch, require
-from benchmarks.stages import STAGES
-from benchmarks.workload import _zipf_cdf, id_blocks, schema_of, wide_ids
+from benchmarks.device import ablation, embedding, floor, latency, precision, utilisation, warmup
+from benchmarks.device.activity import GpuCounters, union
+from benchmarks.serving import offline_scoring
+from benchmarks.systems import lookups
+from benchmarks.systems import systems as known
+from benchmarks.systems.embedding_cells import Cell, sweep
+from benchmarks.systems.fbgemm import TableBatch, require
+from benchmarks.systems.stages import STAGES
+from benchmarks.systems.workload import _zipf_cdf, id_blocks, schema_of, wide_ids
 from deployments.demo import build_demo_bundle
 from deployments.demo.train import TrainingPlan
-from dpiframe_core.bundle import read_bundle
-from kernels.dense_cpu import has_bf16
+from dpiframe_core.bundle.bundle import read_bundle
+from kernels.cpu.dense import has_bf16
 from tests.benchmarks.tiny import SIZES, make, unexpected
 
 CPU = torch.device("cpu")
@@ -96,7 +98,7 @@ def test_fbgemm_int8_rows_come_out_within_their_step(bag):
 
 
 def test_without_fbgemm_its_systems_say_what_is_missing(monkeypatch):
-    monkeypatch.setattr("benchmarks.fbgemm.find_spec", lambda name: None)
+    monkeypatch.setattr("benchmarks.systems.fbgemm.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match="fbgemm: got no module fbgemm_gpu, expected it on the path"):
         require()
     with pytest.raises(ModuleNotFoundError, match="fbgemm: got no module"):
@@ -302,7 +304,7 @@ def test_warmup_starts_a_model_twice_in_processes_of_their_own():
 
 
 def test_offline_scoring_is_measured_file_to_file_and_checked_against_the_eager_script():
-    found = list(scoring.run([4], 700, CPU, unexpected, repeats=2, seed=0, sizes=SIZES))
+    found = list(offline_scoring.run([4], 700, CPU, unexpected, repeats=2, seed=0, sizes=SIZES))
     assert [r["system"] for r in found] == ["eager", "dpiframe-one-thread", "dpiframe"]
     assert all(r["rows_per_s"] > 0 and len(r["rows_per_s_runs"]) == 2 and r["max_abs_err"] < 1e-6 for r in found)
     assert all(r["cell"]["fields"] == len(SIZES) and r["cell"]["rows"] == 700 for r in found)

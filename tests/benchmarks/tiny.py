@@ -1,6 +1,6 @@
 """Workloads of a few hundred rows, and a `failed` that fails the test."""
 
-from benchmarks.workload import workload
+from benchmarks.systems.workload import workload
 
 SIZES = (50, 7, 300, 2, 19)
 

@@ -11,14 +11,14 @@ from typing import Self
 import grpc
 import uvicorn
 
-from deployments.batching import RowBatcher
+from deployments.batching.batcher import RowBatcher
 from deployments.config import Limits
-from deployments.infer_grpc import GrpcMethods, add_to_server
-from deployments.ingress import build_app
-from deployments.served import Served
-from dpiframe_core.engine import Engine
+from deployments.protocol.grpc_service import GrpcMethods, add_to_server
+from deployments.scoring.served_model import Served
+from deployments.serve.http_app import build_app
+from dpiframe_core.engine.engine import Engine
+from tests.deployments.serve.test_http_app import Seen
 from tests.deployments.serving_doubles import FakeEngine
-from tests.deployments.test_ingress import Seen
 
 LIMITS = Limits(max_body_bytes=200_000, max_rows_per_request=500)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deployments.host import free_ports
+from deployments.serve.host import free_ports
 
 _ACCEPTED_WITHIN_S = 0.05
 

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from dpiframe_core.architecture import DeepFM
-from dpiframe_core.buckets import Counts
-from dpiframe_core.encode import Encoder
-from dpiframe_core.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table
-from dpiframe_core.transforms import Log
-from dpiframe_core.types import BatchResult, BlockLayout, RowBlock
-from kernels.id_record import IdRecord
+from dpiframe_core.engine.buckets import Counts
+from dpiframe_core.features.encoder import Encoder
+from dpiframe_core.features.row_block import BatchResult, BlockLayout, RowBlock
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table
+from dpiframe_core.features.transforms import Log
+from dpiframe_core.graph.architecture import DeepFM
+from kernels.lookup.id_record import IdRecord
 
 SCHEMA = FeatureSchema(
     features=(

@@ -9,7 +9,7 @@ from deployments.metrics import BatchSeen, RequestSeen
 
 with warnings.catch_warnings():  # Ray Serve 2.60 uses what pydantic has deprecated
     warnings.simplefilter("ignore")
-    from deployments import ray_metrics
+    from deployments.serve import ray_metrics
 
 
 class Recorder:

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.source import FOLDER
+from kernels.runtime.source import FOLDER
 
 HEADER = Path(__file__).with_name("host_cuda.h")
 _ASM = re.compile(r"\basm\s*(?:volatile\s*)?\(")
@@ -58,14 +58,14 @@ def put_under(monkeypatch: pytest.MonkeyPatch, module: ModuleType, folders: pyte
 
 
 def tensor_map(matrix: torch.Tensor, rows: int) -> "ctypes.Array[ctypes.c_uint64]":
-    """In the place of `kernels.tensor_map.tensor_map`: what host_cuda.h's copies read."""
+    """In the place of `kernels.runtime.tensor_map.tensor_map`: what host_cuda.h's copies read."""
     size = matrix.element_size()
     words = matrix.data_ptr(), matrix.shape[0], matrix.shape[1] * size, matrix.stride(0) * size, rows, size
     return (ctypes.c_uint64 * 16)(*words)
 
 
 def launch(kernel: HostKernel, blocks: int, threads: int, args: Sequence[object], *, shared_bytes: int = 0) -> None:
-    """In the place of `kernels.launch.launch`."""
+    """In the place of `kernels.runtime.launch.launch`."""
     assert shared_bytes <= max(48 * 1024, kernel.max_dynamic_shared_size_bytes)
     kernel(blocks, threads, args, shared_bytes)
 

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from dpiframe_core.schema import Categorical, FeatureSchema, Identity, Numeric, Table
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Numeric, Table
 
 ROWS = {"user": 50, "item": 31, "tag": 7, "hour": 24}
 NUMBERS = ("age", "price")

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from dpiframe_core.bundle import read_bundle
-from dpiframe_core.engine import Engine
-from dpiframe_core.engine_options import EngineOptions
+from dpiframe_core.bundle.bundle import read_bundle
+from dpiframe_core.engine.engine import Engine
+from dpiframe_core.engine.options import EngineOptions
 from tests.dpiframe_core.compiler.modules import PADDING
 
 

@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 from dpiframe_core import compile as compile_model
-from dpiframe_core.bundle import read_bundle
-from dpiframe_core.cpu_lane import CpuLane
+from dpiframe_core.bundle.bundle import read_bundle
+from dpiframe_core.describe.inspect import describe
 from dpiframe_core.embedding.store import EmbeddingStore
-from dpiframe_core.fusion import PASSES, fuse
-from dpiframe_core.inspect import describe
-from dpiframe_core.lane import CudaLane
-from dpiframe_core.operators_cpu import CpuOperators
-from dpiframe_core.operators_cuda import CudaOperators
-from dpiframe_core.program import CudaProgram
-from dpiframe_core.schedule import POLICIES
-from dpiframe_core.schema import FeatureSchema
+from dpiframe_core.engine.cpu_lane import CpuLane
+from dpiframe_core.engine.cuda_lane import CudaLane
+from dpiframe_core.engine.program import CudaProgram
+from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.graph.fusion import PASSES, fuse
+from dpiframe_core.graph.schedule import POLICIES
+from dpiframe_core.operators.cpu import CpuOperators
+from dpiframe_core.operators.cuda import CudaOperators
 from tests.backends import BACKENDS
 from tests.dpiframe_core.compiler.modules import MODULES, DeepFM, Mlp, called, example, randomised, schema
 from tests.dpiframe_core.compiler.served import served_scores

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dpiframe_core import compile as compile_model
-from dpiframe_core.schema import FeatureSchema, Numeric, Table
+from dpiframe_core.features.schema import FeatureSchema, Numeric, Table
 from tests.dpiframe_core.compiler.modules import categorical, example, randomised
 from tests.dpiframe_core.compiler.served import served_scores
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from dpiframe_core import compile as compile_model
 from dpiframe_core.errors import InputError
-from dpiframe_core.schema import FeatureSchema, Hash, Identity, Numeric, Table
+from dpiframe_core.features.schema import FeatureSchema, Hash, Identity, Numeric, Table
 from tests.dpiframe_core.compiler.modules import Embeddings, Mixed, bag, called, example, mixed_schema, randomised, schema
 
 ROW = "expected each row to be computed from itself"

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from dpiframe_core.engine import Engine
+from dpiframe_core.engine.engine import Engine
 from dpiframe_core.errors import BundleError, InputError
 from dpiframe_core.importers import find_files, fuxictr, write_import
 from dpiframe_core.importers.pickled import read_processor

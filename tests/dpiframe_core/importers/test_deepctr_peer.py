@@ -13,10 +13,10 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from deployments.cli import app
-from dpiframe_core.encode import Encoder
-from dpiframe_core.engine import Engine
+from deployments.cli.main import app
+from dpiframe_core.engine.engine import Engine
 from dpiframe_core.errors import InputError
+from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.importers import deepctr_torch, write_import
 from dpiframe_core.importers.deepctr import read_deepctr
 from dpiframe_core.importers.deepctr_columns import spec_of

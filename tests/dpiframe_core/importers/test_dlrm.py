@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from deployments.cli import app
-from dpiframe_core.engine import Engine
+from deployments.cli.main import app
+from dpiframe_core.engine.engine import Engine
 from dpiframe_core.errors import InputError
 from dpiframe_core.importers import facebook_dlrm, torchrec, write_import
 from dpiframe_core.importers.raw_rows import random_rows

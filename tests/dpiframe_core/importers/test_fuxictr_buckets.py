@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpiframe_core.importers.fuxictr_buckets import log_square_buckets
+from dpiframe_core.importers.fuxictr.buckets import log_square_buckets
 
 TOKENS = {0: 1, 1: 2, 2: 5, -1: 3, -3: 7, 4: 4, 9: 6, 30: 8}
 OOV = 99

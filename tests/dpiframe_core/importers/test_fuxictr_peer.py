@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpiframe_core.encode import Encoder
-from dpiframe_core.engine import Engine
+from dpiframe_core.engine.engine import Engine
+from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.importers import find_files, fuxictr, write_import
 from dpiframe_core.importers.raw_rows import read_rows
 from tests.dpiframe_core.importers.peers import SAMPLES, needs_samples

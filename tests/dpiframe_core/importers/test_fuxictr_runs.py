@@ -17,17 +17,17 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
-from deployments.cli import app
+from deployments.cli.main import app
 from deployments.config import Limits
-from deployments.file_scoring import score_file
-from deployments.host import free_ports
-from deployments.request_form import RequestForm
-from deployments.score_job import ScoreJob
-from dpiframe_core.bundle import read_bundle
-from dpiframe_core.engine import Engine
+from deployments.offline.file_scoring import score_file
+from deployments.offline.score_job import ScoreJob
+from deployments.scoring.request_form import RequestForm
+from deployments.serve.host import free_ports
+from dpiframe_core.bundle.bundle import read_bundle
+from dpiframe_core.engine.engine import Engine
 from dpiframe_core.errors import InputError
 from dpiframe_core.importers import find_files, fuxictr, write_import
-from dpiframe_core.importers.fuxictr_files import read_run
+from dpiframe_core.importers.fuxictr.files import read_run
 from tests.dpiframe_core.importers.peers import RUNS, needs_runs
 
 pytestmark = needs_runs
@@ -177,7 +177,7 @@ def test_all_runs_behind_one_endpoint_score_their_raw_rows_over_http(tmp_path):
     command = [
         sys.executable,
         "-c",
-        "from deployments.cli import app; app()",
+        "from deployments.cli.main import app; app()",
         "serve",
         "--config",
         str(tmp_path / "config.yaml"),

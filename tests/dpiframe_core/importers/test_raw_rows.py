@@ -3,8 +3,8 @@
 import pytest
 
 from dpiframe_core.errors import InputError
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Numeric, Table
 from dpiframe_core.importers.raw_rows import read_rows
-from dpiframe_core.schema import Categorical, FeatureSchema, Identity, Numeric, Table
 
 
 def schema_of(splitter="^"):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from dpiframe_core.encode import Encoder
-from dpiframe_core.engine import Engine
+from dpiframe_core.engine.engine import Engine
 from dpiframe_core.errors import InputError
+from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.importers import write_import
 from dpiframe_core.importers.raw_rows import random_rows
 from dpiframe_core.importers.rechub import read_rechub

@@ -1,0 +1,125 @@
+"""Suite `utilisation`: rows a second and how busy the GPU is when as many threads call as there are lanes, without a pause."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+
+from benchmarks.device.activity import GpuCounters, kernel_shares
+from benchmarks.record import Record, record
+from benchmarks.systems.cells import BATCHES_IN_ROTATION, Failed, check, offered
+from benchmarks.systems.systems import COMPILED, System, build, dpiframe, forget_compiled, reference_scores
+from benchmarks.systems.workload import Workload, id_blocks, workload
+from benchmarks.timing import Times, times_of
+from dpiframe_core.features.row_block import RowBlock
+from kernels.dense.linear import matmul_precision
+
+LANES = (1, 2, 4)
+_SETTLE_S = 0.2  # before the counters' first sample
+
+
+def run(
+    models: Sequence[str],
+    precisions: Sequence[str],
+    batches: Sequence[int],
+    systems: Sequence[str],
+    device: torch.device,
+    failed: Failed,
+    *,
+    seconds: float,
+    seed: int,
+    skew: str = "zipf",
+    lanes: Sequence[int] = LANES,
+    make: Callable[..., Workload] = workload,
+) -> Iterator[Record]:
+    """Yields a record a system (ours: a number of lanes) and cell. A peer has one caller: its buffers hold one batch."""
+    for model in models:
+        w = make(model, device, seed=seed)
+        for precision in offered(precisions, device):
+            for rows in batches:
+                if set(systems) & set(COMPILED):
+                    forget_compiled()
+                blocks = id_blocks(w.schema, rows, BATCHES_IN_ROTATION, skew=skew, seed=seed + rows)
+                expected = [reference_scores(w, b) for b in blocks]
+                for name in systems:
+                    for n in lanes if name == "dpiframe" else (1,):
+                        what = f"{name} {model} {precision} B={rows} lanes={n}"
+                        try:
+                            with matmul_precision(precision):
+                                system = _built(name, w, rows, precision, device, n)
+                            yield _measured(name, system, w, precision, blocks, expected, n, seconds, skew, device, what)
+                            system.close()
+                        except Exception as error:
+                            failed(what, error)
+
+
+def _built(name: str, w: Workload, rows: int, precision: str, device: torch.device, lanes: int) -> System:
+    if name == "dpiframe":
+        return dpiframe(w, rows, precision, device, lanes=lanes)
+    return build(name, w, rows, precision, device)
+
+
+def _measured(
+    name: str,
+    system: System,
+    w: Workload,
+    precision: str,
+    blocks: Sequence[RowBlock],
+    expected: Sequence[np.ndarray],
+    lanes: int,
+    seconds: float,
+    skew: str,
+    device: torch.device,
+    what: str,
+) -> Record:
+    rows, count = blocks[0].rows, len(blocks)
+    with torch.inference_mode(), matmul_precision(precision):
+        worst = max(check(system.score(b), e, precision, what) for b, e in zip(blocks, expected, strict=True))
+        shares = kernel_shares(lambda i: system.score(blocks[i % count])) if device.type == "cuda" else None
+        # torch's precision flags are the process's, so the threads below inherit them; its inference mode is a thread's own.
+        times, wall, counters = saturated(lambda i: system.score(blocks[i % count]), lanes, seconds, device)
+    return record(
+        "utilisation", name, model=w.name, batch=rows, precision=precision, cell={"ids": skew, "lanes": lanes}, times=times,
+        rows_per_s=times.calls * rows / wall, max_abs_err=worst, **counters.shares,
+        kernel_share=shares and round(shares[0], 4), kernel_union=shares and round(shares[1], 4),
+    )  # fmt: skip
+
+
+def saturated(
+    call: Callable[[int], object], threads: int, seconds: float, device: torch.device
+) -> tuple[Times, float, GpuCounters]:
+    """(times of single calls, wall seconds, counters) of threads that call without a pause."""
+    spent: list[list[float]] = [[] for _ in range(threads)]
+    errors: list[BaseException] = []
+    stop = threading.Event()
+
+    def work(own: list[float]) -> None:
+        i = 0
+        try:
+            with torch.inference_mode():
+                while not stop.is_set():
+                    start = time.perf_counter()
+                    call(i)
+                    own.append(time.perf_counter() - start)
+                    i += 1
+        except BaseException as error:
+            errors.append(error)
+            stop.set()
+
+    workers = [threading.Thread(target=work, args=(own,)) for own in spent]
+    counters = GpuCounters(device)
+    begin = time.perf_counter()
+    for worker in workers:
+        worker.start()
+    stop.wait(min(_SETTLE_S, seconds / 2))
+    with counters:
+        stop.wait(seconds)
+    stop.set()
+    for worker in workers:
+        worker.join()
+    wall = time.perf_counter() - begin
+    if errors:
+        raise errors[0]
+    return times_of([t for own in spent for t in own]), wall, counters

@@ -1,0 +1,190 @@
+"""The aims of issue 3 as data: what was aimed at, and a function that finds in the records whether it was reached."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.record import Record
+from benchmarks.report.results_read import Results, any_of, best_peer, has_compiled, mean
+
+MODELS = 4
+ALL_BATCHES = (1, 64, 256, 1024, 4096)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """met None: not all cells were measured, and those that were do not decide it."""
+
+    figure: str
+    met: bool | None
+
+
+NOTHING = Verdict("not measured", None)
+Judge = Callable[[Results], Verdict]
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    what: str
+    rule: str
+    judge: Judge
+
+
+def _gains(values: Sequence[float], expected: int, *, average: float = 0.0, least: float = 0.0) -> Verdict:
+    """Speed-ups over so many cells as were measured of those expected."""
+    if not values:
+        return NOTHING
+    met: bool | None = min(values) >= least and mean(values) >= average
+    if len(values) < expected and min(values) >= least:
+        met = None  # the mean may still change
+    return Verdict(f"geometric mean {mean(values):.2f}x, least {min(values):.2f}x ({len(values)} of {expected} cells)", met)
+
+
+def _over(peer: str, precision: str, batches: Sequence[int], **limits: float) -> Judge:
+    def judge(results: Results) -> Verdict:
+        cells = [c for c in results.cells("latency", precision=precision) if any_of(c)["batch"] in batches]
+        pairs = [(c[peer], c["dpiframe"]) for c in cells if peer in c and "dpiframe" in c]
+        return _gains([p["p50_us"] / ours["p50_us"] for p, ours in pairs], MODELS * len(batches), **limits)
+
+    return judge
+
+
+def _over_best(precisions: Sequence[str], batches: Sequence[int], **limits: float) -> Judge:
+    def judge(results: Results) -> Verdict:
+        gains = []
+        for cell in results.cells("latency"):
+            r, best = any_of(cell), best_peer(cell)
+            if r["precision"] in precisions and r["batch"] in batches and best and has_compiled(cell) and "dpiframe" in cell:
+                gains.append(best["p50_us"] / cell["dpiframe"]["p50_us"])
+        return _gains(gains, MODELS * len(batches) * len(precisions), **limits)
+
+    return judge
+
+
+def _floor(precision: str, most: float, batches: Callable[[int], bool]) -> Judge:
+    def judge(results: Results) -> Verdict:
+        ratios = [r["ratio"] for r in results.latest("floor", precision=precision, system="dpiframe") if batches(r["batch"])]
+        if not ratios:
+            return NOTHING
+        expected = MODELS * sum(map(batches, ALL_BATCHES))
+        met = max(ratios) <= most if len(ratios) >= expected or max(ratios) > most else None
+        return Verdict(f"geometric mean {mean(ratios):.2f}x, most {max(ratios):.2f}x ({len(ratios)} of {expected} cells)", met)
+
+    return judge
+
+
+def _lookup(least: float, ours: str, peer: str, time: str, where: Callable[[Record], bool]) -> Judge:
+    """A peer's time over ours, cell by cell of the one-hot Zipf sweep."""
+
+    def judge(results: Results) -> Verdict:
+        gains = {}
+        for cell in results.cells("embedding", bag=1, large=False, ids="zipf"):
+            r = any_of(cell)
+            if where(r) and ours in cell and peer in cell:
+                gains[f"{r['cell']['dtype']} B={r['batch']}"] = cell[peer][time] / cell[ours][time]
+        if not gains:
+            return NOTHING
+        return Verdict(", ".join(f"{k} {v:.2f}x" for k, v in gains.items()), min(gains.values()) >= least)
+
+    return judge
+
+
+def _centre(r: Record, dim: int, batches: Iterable[int], dtype: str | None = None) -> bool:
+    c = r["cell"]
+    return (
+        c["dim"] == dim
+        and c["fields"] == 26
+        and r["batch"] in batches
+        and c["dtype"] in ((dtype,) if dtype else ("float32", "float16"))
+    )
+
+
+def _int8(results: Results) -> Verdict:
+    times: dict[int, dict[str, float]] = {}
+    for r in results.of("embedding", system="dpiframe", bag=1, large=False, ids="zipf", dim=16, fields=26):
+        times.setdefault(r["batch"], {})[r["cell"]["dtype"]] = r["device_us"] or r["p50_us"]
+    gains = {b: t["float16"] / t["int8"] for b, t in times.items() if {"float16", "int8"} <= t.keys() and b >= 1024}
+    if not gains:
+        return NOTHING
+    return Verdict(", ".join(f"B={b} {g:.2f}x" for b, g in gains.items()), min(gains.values()) > 1)
+
+
+def _bandwidth(results: Results) -> Verdict:
+    shares = {}
+    for cell in results.cells("embedding", large=True):
+        gathers = [r["bytes_per_s"] for s, r in cell.items() if s.startswith("gather")]
+        if gathers and "dpiframe" in cell:
+            c = any_of(cell)["cell"]
+            shares[f"{c['dtype']} dim {c['dim']}"] = cell["dpiframe"]["bytes_per_s"] / max(gathers)
+    if not shares:
+        return NOTHING
+    return Verdict(", ".join(f"{k} {v:.0%}" for k, v in shares.items()), min(shares.values()) >= 0.85)
+
+
+def _lanes(results: Results) -> Verdict:
+    gains = {}
+    for r in results.of("utilisation", system="dpiframe", lanes=1):
+        same = results.of("utilisation", system="dpiframe", model=r["model"], batch=r["batch"], precision=r["precision"])
+        more = [o["rows_per_s"] for o in same if o["cell"]["lanes"] > 1]
+        if more:
+            gains[f"{r['model']} {r['precision']} B={r['batch']}"] = max(more) / r["rows_per_s"]
+    if not gains:
+        return NOTHING
+    return Verdict(", ".join(f"{k} {v:.2f}x" for k, v in gains.items()), min(gains.values()) > 1)
+
+
+def _warmup(results: Results) -> Verdict:
+    seconds = {f"{r['model']} {r['precision']}": r["seconds"] for r in results.of("warmup", start="cold")}
+    if not seconds:
+        return NOTHING
+    return Verdict(", ".join(f"{k} {v:.1f} s" for k, v in seconds.items()), max(seconds.values()) < 15)
+
+
+def _reported(results: Results) -> Verdict:
+    lower = [r for r in results.of("precision") if r["precision"] != "fp32"]
+    if not lower:
+        return NOTHING
+    figures = (
+        f"{r['precision']}: deviation {r['max_abs_err']:.1e}, tau {r['kendall_tau']:.5f}, AUC {r['auc_delta']:+.1e}"
+        for r in lower
+    )
+    return Verdict("; ".join(figures), True)
+
+
+def _cpu_lookup(results: Results) -> Verdict:
+    return _lookup(6.0, "dpiframe", "eager", "p50_us", lambda r: _centre(r, 16, (1, 16, 64, 256), "float32"))(results)
+
+
+GPU_AIMS = (
+    Aim("four models over eager, tf32, B = 256, 1024", ">= 20x in geometric mean, none under 12x",
+        _over("eager", "tf32", (256, 1024), average=20, least=12)),
+    Aim("over the best peer, tf32", ">= 1.5x in geometric mean, never below 1.0x",
+        _over_best(("tf32",), ALL_BATCHES, average=1.5, least=1.0)),
+    Aim("over the best peer, bf16", ">= 1.5x in geometric mean, never below 1.0x",
+        _over_best(("bf16",), ALL_BATCHES, average=1.5, least=1.0)),
+    Aim("over the best peer, strict fp32", "never below 1.0x", _over_best(("fp32",), ALL_BATCHES, least=1.0)),
+    Aim("strict fp32 against the floor, B >= 1024", "<= 1.3x", _floor("fp32", 1.3, lambda b: b >= 1024)),
+    Aim("bf16 against the floor, B >= 1024", "<= 2.0x", _floor("bf16", 2.0, lambda b: b >= 1024)),
+    Aim("bf16 against the floor, B < 1024", "<= 2.5x", _floor("bf16", 2.5, lambda b: b < 1024)),
+    Aim("lookup against FBGEMM, device time, dim 16, B = 1024", ">= 3x",
+        _lookup(3, "dpiframe", "fbgemm-captured", "device_us", lambda r: _centre(r, 16, (1024,)))),
+    Aim("lookup against FBGEMM, device time, dim 16, B = 16384", ">= 10x",
+        _lookup(10, "dpiframe", "fbgemm-captured", "device_us", lambda r: _centre(r, 16, (16384,)))),
+    Aim("lookup against FBGEMM, device time, dim 128 fp32, B >= 4096", ">= 1.5x",
+        _lookup(1.5, "dpiframe", "fbgemm-captured", "device_us", lambda r: _centre(r, 128, range(4096, 65537), "float32"))),
+    Aim("lookup against FBGEMM, device time, dim 128 fp16, B >= 4096", ">= 2.5x",
+        _lookup(2.5, "dpiframe", "fbgemm-captured", "device_us", lambda r: _centre(r, 128, range(4096, 65537), "float16"))),
+    Aim("int8 lookup over fp16, device time, dim 16", "faster", _int8),
+    Aim("lookup, a call, over eager table-per-field, B = 1024", ">= 40x",
+        _lookup(40, "dpiframe", "eager", "p50_us", lambda r: _centre(r, 16, (1024,)))),
+    Aim("lookup bandwidth, B = 65536, against a plain gather", ">= 85 %", _bandwidth),
+    Aim("lower precision: deviation and ranking", "reported", _reported),
+    Aim("two or more lanes over one, saturated", "more rows a second", _lanes),
+    Aim("warm-up of all buckets, without caches", "under 15 s", _warmup),
+)  # fmt: skip
+CPU_AIMS = (
+    Aim("lookup over per-table lookups, B <= 256", ">= 6x", _cpu_lookup),
+    Aim("four models over eager, fp32, B = 1", ">= 1.8x", _over("eager", "fp32", (1,), least=1.8)),
+    Aim("over eager, fp32, any batch", "never below 1.0x", _over("eager", "fp32", ALL_BATCHES, least=1.0)),
+    Aim("over compiled, fp32, any batch", "never below 1.0x", _over("compile", "fp32", ALL_BATCHES, least=1.0)),
+    Aim("over the best peer, bf16", "reported", _over_best(("bf16",), ALL_BATCHES)),
+)  # fmt: skip

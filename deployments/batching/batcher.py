@@ -1,0 +1,276 @@
+"""The late-binding row batcher as an ingress sees it: many requests in, each request's own scores out.
+
+Waits on an event loop for what the lane threads of `lanes` do, or has it do what is short itself. Knows no Ray, no FastAPI, no
+torch: the device is a blocking callable.
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from deployments.batching.dispatcher import Lanes, Run
+from deployments.batching.row_queue import Part, Ticket
+from deployments.metrics import BatchSeen
+from dpiframe_core.errors import DeadlineExceeded, InputError, Unavailable
+from dpiframe_core.features.row_block import BatchResult, BlockLayout, Floats, RowBlock
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scored:
+    """A request's answer. Filled by a `Scorer`.
+
+    Attributes:
+        scores: float32[n, tasks], in the order of the block's rows.
+        queue_ms: from submission until its first rows were bound to a batch.
+        device_ms: the device time of the batches that held its rows, added up.
+    """
+
+    scores: Floats
+    queue_ms: float
+    device_ms: float
+
+
+class Scorer(Protocol):
+    """The port between an ingress and whatever scores its rows, in this process or in another one."""
+
+    async def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Scored: ...
+
+    def allocate(self, layout: BlockLayout, rows: int, contexts: int) -> RowBlock:
+        """A block of zeros to encode into, where the rows have the shortest way to the device. `submit` takes any block."""
+
+    @property
+    def accepting(self) -> bool: ...
+
+    @property
+    def queued_rows(self) -> int: ...
+
+    @property
+    def inflight_rows(self) -> int: ...
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the start in which the device had at least one batch: its growth over time is the busy share."""
+
+
+class _Reply:
+    """What it takes to answer one request. Touched by the event loop only, but `bound_at`, which the first lane sets."""
+
+    __slots__ = ("block", "bound_at", "device_ms", "future", "missing", "scores")
+
+    def __init__(self, block: RowBlock, future: asyncio.Future[Scored]) -> None:
+        self.block = block
+        self.future = future
+        self.missing = block.rows
+        self.scores: Floats | None = None
+        self.device_ms = 0.0
+        self.bound_at: float | None = None
+
+
+_Part = Part[_Reply]
+_Ticket = Ticket[_Reply]
+
+_HERE_S = 200e-6  # on a quiet host the hand-over takes some 130 us; under load it waits for the interpreter besides
+
+
+class RowBatcher:
+    """Scores requests through `run`, a blocking callable that may be called from `lanes` threads at once.
+
+    All requests come from one event loop. It runs a batch itself, at the end of the round in which its requests came, if that
+    is expected to take no longer than handing it to a lane's thread and back: 0.2 ms. Longer runs gain nothing there: on two
+    CPU cores a lone request saves 45 us of hand-over, and pays as much for caches that the run has swept. `on_batch` is called
+    from whichever thread has run the batch.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        *,
+        max_batch_rows: int,
+        lanes: int,
+        max_queued_rows: int,
+        clock: Callable[[], float] = time.monotonic,
+        on_batch: Callable[[BatchSeen], None] | None = None,
+    ) -> None:
+        for name, value in (("max_batch_rows", max_batch_rows), ("lanes", lanes), ("max_queued_rows", max_queued_rows)):
+            if value < 1:
+                raise InputError(name, value, "at least 1")
+        self._clock = clock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0  # the event loop's
+        self._due = False  # `_run_here` is scheduled
+        self._open: set[_Ticket] = set()  # the event loop's
+        self._drained = asyncio.Event()
+        self._accepting = True
+        self._lanes: Lanes[_Reply] = Lanes(
+            run,
+            self,
+            max_batch_rows=max_batch_rows,
+            count=lanes,
+            max_queued_rows=max_queued_rows,
+            clock=clock,
+            on_batch=on_batch,
+        )
+        self._lanes.start()
+
+    @property
+    def accepting(self) -> bool:
+        return self._accepting
+
+    @property
+    def queued_rows(self) -> int:
+        return self._lanes.queue.rows
+
+    @property
+    def inflight_rows(self) -> int:
+        return self._lanes.inflight_rows
+
+    @property
+    def busy_s(self) -> float:
+        return self._lanes.busy_s
+
+    def allocate(self, layout: BlockLayout, rows: int, contexts: int) -> RowBlock:
+        return RowBlock.allocate(layout, rows, contexts)
+
+    async def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Scored:
+        """Waits for the block's scores. `deadline` is in seconds on the batcher's clock; a higher `priority` goes first.
+
+        Cancelling the caller takes its waiting rows out of the queue.
+
+        Raises:
+            DeadlineExceeded: the deadline passed first.
+            Overloaded: its rows do not fit into the bound on waiting rows.
+            TooLarge: they never will.
+            Unavailable: the batcher is closed, or the run that held some of the rows failed.
+        """
+        self._loop = loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        now, lanes = self._clock(), self._lanes
+        check_deadline(deadline, now, "before it was queued")
+        ticket = Ticket(_Reply(block, loop.create_future()), block.rows, deadline, priority, now)
+        with lanes.lock:
+            if not self._accepting:
+                raise Unavailable("batcher: got a request after it was closed, expected it at another replica")
+            lanes.admit(ticket)
+        self._open.add(ticket)
+        if not lanes.short(_HERE_S):
+            lanes.wake()
+        elif not self._due:
+            self._due = True
+            loop.call_soon(self._run_here)
+        timer = None if deadline is None else loop.call_later(deadline - now, self._expire, [ticket])
+        try:
+            return await ticket.item.future
+        finally:
+            self._open.discard(ticket)
+            if timer is not None:
+                timer.cancel()
+            if ticket.left:  # cancelled, expired or failed: what is not bound yet goes no further
+                with lanes.lock:
+                    lanes.queue.discard(ticket)
+            if not self.accepting:  # it may be the last one, with no batch to come that would tell
+                self._settle()
+
+    async def close(self, drain_s: float) -> None:
+        """Refuses new requests, gives what waits `drain_s` seconds to finish, then answers the rest with Unavailable."""
+        if not self._accepting:
+            return
+        with self._lanes.lock:
+            self._accepting = False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_s):
+                self._settle()
+                await self._drained.wait()
+        self._lanes.stop()
+        self._fail(list(self._open), f"batcher: got a request still open {drain_s:g} s into closing, expected all to be done")
+
+    # What those call who run batches.
+
+    def take_in(self, now: float) -> None:
+        """Nothing: `submit` queues at once."""
+
+    def formed(self, now: float) -> None:
+        """Nothing: who wants to know asks."""
+
+    def expired(self, tickets: list[_Ticket]) -> None:
+        self._post(self._expire, tickets)
+
+    def finished(self, parts: list[_Part], result: BatchResult | None) -> None:
+        self._post(self._deliver, parts, result)
+
+    def _post(self, call: Callable[..., None], *args: object) -> None:
+        assert self._loop is not None  # a part came from a submit, which set it
+        if threading.get_ident() == self._thread:
+            call(*args)
+            return
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to answer
+            self._loop.call_soon_threadsafe(call, *args)
+
+    # On the event loop.
+
+    def _run_here(self) -> None:
+        self._due = False
+        self._lanes.step_here(_HERE_S)
+
+    def _deliver(self, parts: list[_Part], result: BatchResult | None) -> None:
+        if result is None:
+            self._fail([part.ticket for part in parts], "device: got an error on this request's batch, expected scores")
+        else:
+            now, at = self._clock(), 0
+            for part in parts:
+                ticket, count = part.ticket, part.stop - part.start
+                if ticket.deadline is not None and ticket.deadline <= now:  # during a run here no timer could tell
+                    self._expire([ticket])
+                _fill(part, result.scores[at : at + count], result.device_ms)
+                at += count
+        if not self._accepting:
+            self._settle()
+
+    def _fail(self, tickets: list[_Ticket], message: str) -> None:
+        for ticket in tickets:
+            if not ticket.item.future.done():
+                ticket.item.future.set_exception(Unavailable(message))
+
+    def _expire(self, tickets: list[_Ticket]) -> None:
+        for ticket in tickets:
+            if not ticket.item.future.done():
+                where = "in the queue" if ticket.left else "on the device"
+                ticket.item.future.set_exception(expired(where))
+
+    def _settle(self) -> None:
+        with self._lanes.lock:
+            done = not self.queued_rows and not self.inflight_rows
+        if done and all(ticket.item.future.done() for ticket in self._open):
+            self._drained.set()
+
+
+def _fill(part: _Part, scores: Floats, device_ms: float) -> None:
+    reply = part.ticket.item
+    if reply.future.done():
+        return
+    if part.stop - part.start == part.ticket.rows:
+        reply.scores = scores
+    else:
+        if reply.scores is None:
+            reply.scores = np.empty((part.ticket.rows, scores.shape[1]), np.float32)
+        reply.scores[part.start : part.stop] = scores
+    reply.missing -= part.stop - part.start
+    reply.device_ms += device_ms
+    if not reply.missing:
+        waited = part.ticket.arrived if reply.bound_at is None else reply.bound_at
+        reply.future.set_result(Scored(reply.scores, (waited - part.ticket.arrived) * 1e3, reply.device_ms))
+
+
+def check_deadline(deadline: float | None, now: float, where: str) -> None:
+    """Raises DeadlineExceeded if the deadline has passed."""
+    if deadline is not None and deadline <= now:
+        raise expired(where)
+
+
+def expired(where: str) -> DeadlineExceeded:
+    return DeadlineExceeded(f"deadline: got past it {where}, expected the scores before it")

@@ -1,0 +1,268 @@
+"""Lane threads: each takes the next batch the moment it is free, runs it and hands the scores on, whoever submitted the rows.
+
+They pull, so that a busy event loop or transport never leaves the device without work. A thread that submits may run a short
+batch in their place. Knows no asyncio, no Ray, no torch: the device is a blocking callable, and where requests come from is a
+`Port`.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from deployments.batching.row_queue import DrainRate, Part, RowQueue, Ticket, queue_full, retry_after_s
+from deployments.batching.run_times import RunTimes
+from deployments.metrics import BatchSeen
+from dpiframe_core.errors import InputError, Overloaded, TooLarge
+from dpiframe_core.features.row_block import BatchResult, RowBlock
+
+log = logging.getLogger(__name__)
+
+Run = Callable[[Sequence[RowBlock]], BatchResult]
+
+
+class Waiting(Protocol):
+    """A request as lanes see it. `bound_at`: when its first rows were bound to a batch; a lane sets it."""
+
+    block: RowBlock
+    bound_at: float | None
+
+
+W = TypeVar("W", bound=Waiting)
+
+
+class Port(Protocol[W]):
+    """Where requests come from and their answers go. Called from lane threads, and from the one that calls `step_here`."""
+
+    def take_in(self, now: float) -> None:
+        """Admits what has arrived since. The lanes' lock is held, here and in `formed`."""
+
+    def formed(self, now: float) -> None:
+        """A batch was taken from the queue, or there was none to take."""
+
+    def expired(self, tickets: list[Ticket[W]]) -> None:
+        """Their deadlines passed before all their rows were bound."""
+
+    def finished(self, parts: list[Part[W]], result: BatchResult | None) -> None:
+        """One run's scores, in the order of the parts; None if it failed."""
+
+
+class _Batch(NamedTuple, Generic[W]):
+    """What was taken from the queue at one moment. `more`: something still waits."""
+
+    parts: list[Part[W]]
+    expired: list[Ticket[W]]
+    rows: int
+    bound_at: float
+    more: bool
+
+
+class Lanes(Generic[W]):
+    """`count` threads between a queue and `run`, a blocking callable. At no time are more than `count` calls of it under way.
+
+    Attributes:
+        lock: guards the queue; held for microseconds, never over a run.
+        wake_fd: an eventfd. Whoever has something for an idle lane writes to it, from any thread or process.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        port: Port[W],
+        *,
+        max_batch_rows: int,
+        count: int,
+        max_queued_rows: int,
+        clock: Callable[[], float],
+        on_batch: Callable[[BatchSeen], None] | None = None,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.queue: RowQueue[W] = RowQueue(max_batch_rows)
+        self.max_queued_rows = max_queued_rows
+        self.inflight_rows = 0
+        self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
+        self._run, self._port, self._clock, self._on_batch = run, port, clock, on_batch
+        self._drain = DrainRate()
+        self._times = RunTimes(max_batch_rows)
+        self._busy_s = self._busy_since = 0.0
+        self._idle = self._running = 0
+        self._stopped = False
+        self.threads = [threading.Thread(target=self._work, name=f"lane-{i}", daemon=True) for i in range(count)]
+        self._alive = count
+        self._most_running = max(count, 1)  # without threads, whoever calls `step` is the lane
+
+    def start(self) -> None:
+        for thread in self.threads:
+            thread.start()
+
+    @property
+    def seconds_per_row(self) -> float | None:
+        """Of draining the queue while the device is busy; None before anything was measured."""
+        return self._drain.seconds_per_row
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds since the start during which at least one lane had a batch. Its growth over time is the busy share."""
+        with self.lock:
+            return self.busy_at(self._clock())
+
+    def busy_at(self, now: float) -> float:
+        """`busy_s`, for who holds the lock."""
+        return self._busy_s + (now - self._busy_since if self.inflight_rows else 0.0)
+
+    def admit(self, ticket: Ticket[W]) -> None:
+        """Queues a request. The lock is held.
+
+        Raises:
+            InputError, TooLarge: it has no rows, or so many that they will never fit.
+            Overloaded: its rows do not fit into the bound on waiting rows.
+        """
+        waiting, rows, bound = self.queue.rows, ticket.rows, self.max_queued_rows
+        if rows < 1:
+            raise InputError("rows", rows, "at least 1")
+        if rows > bound:
+            raise TooLarge("rows", rows, f"at most {bound}, all that may wait at once")
+        if waiting + rows > bound:
+            raise Overloaded(queue_full(waiting, bound - rows), retry_after_s(waiting, self._drain.seconds_per_row))
+        self.queue.push(ticket)
+
+    def wake(self) -> None:
+        """Has idle lanes look for work. Free when none is idle."""
+        if self._idle:
+            os.eventfd_write(self.wake_fd, 1)
+
+    def stop(self) -> None:
+        """Drops what waits; the threads end with the runs that they have."""
+        with self.lock:
+            self._stopped = True
+            self.queue.clear()
+            if self._alive:
+                os.eventfd_write(self.wake_fd, 1)  # with the lock held: the last thread to end closes it
+            else:
+                os.close(self.wake_fd)
+
+    def short(self, limit_s: float) -> bool:
+        """Whether all that waits is one batch, expected to run for at most `limit_s` seconds, and not all lanes have one."""
+        rows = self.queue.rows
+        if not 1 <= rows <= self.queue.max_batch_rows or self._running == self._most_running:
+            return False
+        return self._times.expected(rows) <= limit_s
+
+    def step(self) -> bool:
+        """A lane's turn: forms and runs one batch; False if there is none for it."""
+        with self.lock:
+            batch = self._form()
+            if not batch.parts:
+                self._idle += 1  # before the lock is released: who queues something from now on must wake this lane
+        self._carry_out(batch, here=False)
+        return bool(batch.parts)
+
+    def step_here(self, limit_s: float) -> None:
+        """Runs what waits on the caller's thread if it is `short`, in place of a lane; else has a lane do it.
+
+        Raises:
+            KeyboardInterrupt, SystemExit: they came during the run, which has failed for that.
+        """
+        fault = None
+        with self.lock:
+            batch = self._form() if self.short(limit_s) else None
+        if batch is not None:
+            fault = self._carry_out(batch, here=True)
+        if self.queue.rows:  # too much for this thread, or a lane meanwhile found all of them taken
+            self.wake()
+        if fault is not None and not isinstance(fault, Exception):
+            raise fault
+
+    def _form(self) -> _Batch[W]:
+        """The next batch, counted as running; empty if nothing waits or all lanes have one. The lock is held."""
+        now = self._clock()
+        if not self._stopped:
+            self._port.take_in(now)
+        parts, expired = self.queue.form(now) if self._running < self._most_running else ([], [])
+        rows = sum(part.stop - part.start for part in parts)
+        if parts:
+            if not self._running:
+                self._drain.busy_from(now)
+                self._busy_since = now
+            self._running += 1
+            self.inflight_rows += rows
+        self._port.formed(now)
+        return _Batch(parts, expired, rows, now, self.queue.rows > 0)
+
+    def _carry_out(self, batch: _Batch[W], *, here: bool) -> BaseException | None:
+        """Runs a batch and hands its scores on. Returns why the run failed, if it did."""
+        parts, expired, rows, bound_at, more = batch
+        if expired:
+            self._port.expired(expired)
+        if not parts:
+            return None
+        if more:
+            self.wake()
+        blocks = []
+        for part in parts:
+            item = part.ticket.item
+            whole = part.stop - part.start == part.ticket.rows
+            if part.start == 0:
+                item.bound_at = bound_at
+            blocks.append(item.block if whole else item.block.window(part.start, part.stop))
+        result: BatchResult | None = None
+        fault: BaseException | None = None
+        cpu_s = 0.0 if here else -time.thread_time()
+        try:
+            result = self._run(blocks)
+            if result.scores.shape[0] != rows:
+                raise RuntimeError(f"run: got scores of {result.scores.shape[0]} rows, expected {rows}")
+        except BaseException as error:  # whatever it is, its clients must be answered and this lane must live on
+            result, fault = None, error
+            log.exception("a batch of %d rows from %d requests failed", rows, len(parts))
+        if not here:
+            cpu_s += time.thread_time()
+        with self.lock:
+            now = self._clock()
+            self._running -= 1
+            self.inflight_rows -= rows
+            self._drain.finished(rows, now)
+            if not self._running:
+                self._busy_s += now - self._busy_since
+            if result is None:  # before this lane forms its next batch: the rest of these requests is of no use
+                for part in parts:
+                    self.queue.discard(part.ticket)
+            elif here:
+                self._times.ran_here(rows, now - bound_at)
+            else:
+                self._times.ran_elsewhere(rows, now - bound_at, cpu_s)
+        self._port.finished(parts, result)
+        if self._on_batch is not None:
+            self._observe(rows, len(parts), result)
+        return fault
+
+    def _observe(self, rows: int, requests: int, result: BatchResult | None) -> None:
+        assert self._on_batch is not None
+        computed, device_ms = (0, 0.0) if result is None else (result.bucket, result.device_ms)
+        seen = BatchSeen(rows, computed, requests, rows / self.queue.max_batch_rows, device_ms, failed=result is None)
+        try:
+            self._on_batch(seen)
+        except Exception:  # a broken observer must not end the lane
+            log.exception("observing a batch failed")
+
+    def _work(self) -> None:
+        while True:
+            try:
+                found = self.step()
+            except Exception:  # a fault of the port; a lane that ends would leave the device idle for good
+                log.exception("a lane failed between two batches")
+                continue
+            if found:
+                continue
+            if self._stopped:
+                break
+            os.eventfd_read(self.wake_fd)
+            with self.lock:
+                self._idle -= 1
+        os.eventfd_write(self.wake_fd, 1)  # the next lane's turn to end
+        with self.lock:
+            self._alive -= 1
+            if not self._alive:
+                os.close(self.wake_fd)

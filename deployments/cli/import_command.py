@@ -1,0 +1,126 @@
+"""The `dpiframe import` commands: a model of another library in, a bundle out. Parses arguments and prints the report."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from deployments.cli.terminal import one_line_errors, stdout
+
+if TYPE_CHECKING:
+    from dpiframe_core.importers.source import SourceModel
+
+import_app = typer.Typer(no_args_is_help=True, help="Turn a model of another library into a bundle, with proof of parity.")
+
+Out = Annotated[Path, typer.Option("-o", "--out", help="The directory of the new bundle.")]
+Name = Annotated[str | None, typer.Option(help="The model's name in the service; by default its kind.")]
+Version = Annotated[str, typer.Option(help="The model's version in the service.")]
+Context = Annotated[str, typer.Option(help="Features that a request gives once, separated by commas.")]
+Rows = Annotated[
+    Path | None,
+    typer.Option("--golden-rows", help="Raw rows (as for `score`) to compare on; random ones without."),
+]
+Expected = Annotated[Path | None, typer.Option(help="The library's own scores on those rows, as a CSV file.")]
+Label = Annotated[str | None, typer.Option(help="The column of clicks in the rows, for AUC and log-loss.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an older bundle.")]
+Checkpoint = Annotated[Path, typer.Argument(help="A state_dict saved by torch.save.")]
+Spec = Annotated[Path, typer.Option(help="What the checkpoint does not say, as YAML.")]
+
+
+@import_app.command()
+def fuxictr(
+    run: Annotated[Path, typer.Argument(help="A training run's directory, or its checkpoint.")],
+    out: Out,
+    feature_map: Annotated[Path | None, typer.Option(help="By default feature_map.json beside the checkpoint.")] = None,
+    vocab: Annotated[Path | None, typer.Option(help="By default feature_vocab.json.")] = None,
+    config: Annotated[Path | None, typer.Option(help="The run's parameters; by default config.yaml.")] = None,
+    processor: Annotated[Path | None, typer.Option(help="By default feature_processor.pkl; read without unpickling.")] = None,
+    normalizers: Annotated[Path | None, typer.Option(help="The numeric normalisers as YAML, instead of the processor.")] = None,
+    context: Context = "",
+    golden_rows: Rows = None,
+    expected: Expected = None,
+    label: Label = None,
+    name: Name = None,
+    version: Version = "1",
+    overwrite: Overwrite = False,
+) -> None:
+    """Import a FuxiCTR 2.3 run. test.csv and expected.csv in its directory are compared on if nothing else is named."""
+    from dpiframe_core.importers.fuxictr.files import find_files
+    from dpiframe_core.importers.fuxictr.run import fuxictr as read
+
+    beside = run if run.is_dir() else run.parent
+    if golden_rows is None and expected is None and (beside / "test.csv").is_file():
+        golden_rows = beside / "test.csv"
+        expected = beside / "expected.csv" if (beside / "expected.csv").is_file() else None
+
+    def source() -> "SourceModel":
+        return read(find_files(run, feature_map, vocab, config, processor, normalizers), _names(context))
+
+    _write(source, out, golden_rows, expected, label, name, version, overwrite)
+
+
+def _of_checkpoint(library: str, about: str, read: "Callable[[Path, Path], SourceModel]") -> None:
+    """Adds the command of a library whose models are a checkpoint and a spec."""
+
+    def command(
+        checkpoint: Checkpoint, spec: Spec, out: Out, golden_rows: Rows = None, expected: Expected = None, label: Label = None,
+        name: Name = None, version: Version = "1", overwrite: Overwrite = False,
+    ) -> None:  # fmt: skip
+        _write(lambda: read(checkpoint, spec), out, golden_rows, expected, label, name, version, overwrite)
+
+    import_app.command(library, help=about)(command)
+
+
+def _deepctr_torch(checkpoint: Path, spec: Path) -> "SourceModel":
+    from dpiframe_core.importers.deepctr import deepctr_torch_checkpoint
+
+    return deepctr_torch_checkpoint(checkpoint, spec)
+
+
+def _torchrec(checkpoint: Path, spec: Path) -> "SourceModel":
+    from dpiframe_core.importers.dlrm import torchrec
+
+    return torchrec(checkpoint, spec)
+
+
+def _dlrm(checkpoint: Path, spec: Path) -> "SourceModel":
+    from dpiframe_core.importers.dlrm import facebook_dlrm
+
+    return facebook_dlrm(checkpoint, spec)
+
+
+def _torch_rechub(checkpoint: Path, spec: Path) -> "SourceModel":
+    from dpiframe_core.importers.rechub import torch_rechub
+
+    return torch_rechub(checkpoint, spec)
+
+
+_of_checkpoint("deepctr-torch", "Import a DeepCTR-Torch 0.3 model: WDL, DeepFM, xDeepFM, DCN, DCNMix, DIN.", _deepctr_torch)
+_of_checkpoint("torchrec", "Import a TorchRec DLRM or DLRM_DCN.", _torchrec)
+_of_checkpoint("dlrm", "Import a DLRM_Net of facebookresearch/dlrm.", _dlrm)
+_of_checkpoint("torch-rechub", "Import a ranking model of torch-rechub: WideDeep, DeepFM, DCN, DCNv2.", _torch_rechub)
+
+
+def _write(
+    read: "Callable[[], SourceModel]",
+    out: Path,
+    rows: Path | None,
+    expected: Path | None,
+    label: str | None,
+    name: str | None,
+    version: str,
+    overwrite: bool,
+) -> None:
+    from dpiframe_core.importers.writing import write_import
+
+    with one_line_errors():
+        made = write_import(
+            read(), out, name=name, version=version, rows=rows, expected=expected, label=label, overwrite=overwrite
+        )
+        stdout.print(made.report(), markup=False, soft_wrap=True)
+        stdout.print(f"bundle: {out}", markup=False, soft_wrap=True)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -1,0 +1,221 @@
+"""The `dpiframe` command. Parses arguments, prints results and one-line errors; imports what does the work when needed."""
+
+import contextlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from deployments.cli.import_command import import_app
+from deployments.cli.score_command import score
+from deployments.cli.terminal import BundlePath, Device, Precision
+from deployments.cli.terminal import err as _err
+from deployments.cli.terminal import one_line_errors as _one_line_errors
+from deployments.cli.terminal import stdout as _out
+
+if TYPE_CHECKING:
+    from deployments.config import DeploymentConfig
+    from deployments.serve.launcher import Endpoint
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="CTR-model inference server."
+)
+app.add_typer(import_app, name="import")
+
+_DEMO_BUNDLE = Path("models/demo")
+
+Host = Annotated[Literal["127.0.0.1", "0.0.0.0"] | None, typer.Option(help="0.0.0.0 lets other hosts connect.")]
+Port = Annotated[int | None, typer.Option(min=1, max=65535)]
+app.command()(score)
+
+
+@app.command()
+def serve(
+    config: Annotated[Path | None, typer.Option(help="A deployment's YAML file.")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="Or one model bundle, with default settings.")] = None,
+    host: Host = None,
+    port: Port = None,
+    device: Device = None,
+    precision: Precision = None,
+    address: Annotated[str | None, typer.Option(help="An existing Ray cluster, started with both serving flags.")] = None,
+) -> None:
+    """Serve models over HTTP until Ctrl-C."""
+    if (config is None) == (bundle is None):
+        raise typer.BadParameter("expected either --config or --bundle")
+    with _one_line_errors(), _Progress() as progress:
+        from deployments.serve.launcher import running
+
+        with running(_settings(config, bundle, host, port, device, precision), progress.step, address=address) as endpoint:
+            progress.finish()
+            _announce(endpoint)
+            _wait_for_interrupt()
+
+
+@app.command()
+def demo(
+    stay: Annotated[bool, typer.Option("--stay", help="Keep serving until Ctrl-C.")] = False,
+    port: Port = None,
+    device: Device = None,
+    precision: Precision = None,
+) -> None:
+    """Build the demo model if it is absent, serve it, and score its example over HTTP."""
+    with _one_line_errors(), _Progress() as progress:
+        if not (_DEMO_BUNDLE / "model.yaml").exists():
+            from deployments.demo import build_demo_bundle
+
+            build_demo_bundle(_DEMO_BUNDLE)
+        from deployments.demo.example import show_example
+        from deployments.serve.host import free_port_from
+        from deployments.serve.launcher import running
+
+        config = _settings(None, _DEMO_BUNDLE, None, port or free_port_from(8000), device, precision)
+        with running(config, progress.step) as endpoint:
+            progress.finish()
+            show_example(endpoint, _DEMO_BUNDLE, _out)
+            if stay:
+                _announce(endpoint)
+                _wait_for_interrupt()
+
+
+@app.command()
+def inspect(
+    bundle: BundlePath,
+    plot: Annotated[Path | None, typer.Option(help="Also draw the plan into this PNG file.")] = None,
+) -> None:
+    """Print a bundle's features, tables, graph, and its plan level by level."""
+    with _one_line_errors():
+        from dpiframe_core.bundle.bundle import read_bundle
+        from dpiframe_core.describe.inspect import describe
+
+        read = read_bundle(bundle)
+        _out.print(describe(read), markup=False, soft_wrap=True)
+        if plot is not None:
+            from dpiframe_core.describe.plot import plot_plan
+
+            plot_plan(read, plot)
+            _err.print(f"drawn: {plot}")
+
+
+@app.command()
+def profile(
+    bundle: BundlePath,
+    batch: Annotated[int, typer.Option(min=1, max=65536, help="Rows of the request.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The JSON file to write.")],
+    plot: Annotated[Path | None, typer.Option(help="Also draw the timeline into this PNG, SVG or PDF file.")] = None,
+    device: Device = None,
+    precision: Precision = None,
+) -> None:
+    """Trace one request through the engine, for ui.perfetto.dev: kernels by stream and operator, and the host's part."""
+    with _one_line_errors():
+        from deployments.cli.profiling import write_profile
+
+        _out.print(write_profile(bundle, batch, out, plot, device or "auto", precision), markup=False, soft_wrap=True)
+
+
+@app.command()
+def tune(
+    bundle: BundlePath,
+    histogram: Annotated[list[Path], typer.Option(help="An answer of GET /v1/batch-sizes; once for each replica asked.")],
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="Also write all figures into this JSON file.")] = None,
+    buckets: Annotated[int | None, typer.Option(min=1, max=1000, help="At most so many; as many as by default.")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Weigh buckets by their time on the GPU, not by rows.")] = False,
+    device: Device = None,
+    precision: Precision = None,
+) -> None:
+    """Find the batch sizes to capture from those that the service met; prints the lines for its configuration."""
+    if not measure and (device or precision):
+        raise typer.BadParameter("--device and --precision say where to --measure, which was not asked for")
+    with _one_line_errors():
+        from deployments.cli.tuning import write_tuning
+
+        tuning = write_tuning(bundle, histogram, out, buckets, (device or "auto", precision) if measure else None)
+        _err.print(tuning.report(), markup=False, soft_wrap=True)
+        _out.print(tuning.yaml(), markup=False, soft_wrap=True)
+
+
+@app.command()
+def quantize(
+    bundle: BundlePath,
+    tables: Annotated[Literal["int8", "float16", "bfloat16"], typer.Option(help="What to store the tables in.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="The directory of the new bundle.")],
+    only: Annotated[list[str] | None, typer.Option(help="A table to convert, once for each; all by default.")] = None,
+) -> None:
+    """Write a copy of a bundle whose tables take fewer bytes; prints how far its scores on the golden rows are off."""
+    with _one_line_errors():
+        from deployments.cli.quantizing import write_quantized
+
+        _out.print(write_quantized(bundle, tables, out, only or ()).report(), markup=False, soft_wrap=True)
+
+
+@app.command()
+def check_config(files: Annotated[list[Path], typer.Argument(help="Deployment YAML files.")]) -> None:
+    """Check configuration files without starting anything."""
+    from deployments.config import read_config
+    from dpiframe_core.errors import ConfigError
+
+    faults = 0
+    for file in files:
+        try:
+            read_config(file)
+            _out.print(f"{file}: ok")
+        except ConfigError as error:
+            faults += 1
+            _err.print(str(error), markup=False, soft_wrap=True)
+    if faults:
+        raise typer.Exit(1)
+
+
+class _Progress:
+    """Steps on stderr with the seconds each took: a spinner on a terminal, else a line when a step begins."""
+
+    def __enter__(self) -> "_Progress":
+        self._status: Any = None
+        self._text = ""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.finish()
+
+    def step(self, text: str) -> None:
+        self.finish()
+        self._text, self._start = text, time.monotonic()
+        if _err.is_terminal:
+            self._status = _err.status(text)
+            self._status.start()
+        else:
+            _err.print(f"{text} ...", markup=False)
+
+    def finish(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+            _err.print(f"{self._text}: {time.monotonic() - self._start:.1f} s", markup=False)
+
+
+def _settings(
+    file: Path | None, bundle: Path | None, host: str | None, port: int | None, device: str | None, precision: str | None
+) -> "DeploymentConfig":
+    """The file's settings, or the defaults for one bundle, with what the command line says over them."""
+    from deployments.config import parse_config, read_config
+
+    data: dict[str, Any] = {"models": [{"path": str(bundle)}]}
+    if file is not None:
+        data = read_config(file).model_dump(mode="json", exclude_unset=True)
+    data["http"] = data.get("http", {}) | {k: v for k, v in (("host", host), ("port", port)) if v is not None}
+    data |= {k: v for k, v in (("device", device), ("precision", precision)) if v is not None}
+    return parse_config(data, str(file or "command line"))
+
+
+def _announce(endpoint: "Endpoint") -> None:
+    _out.print(f"Serving at {endpoint.url}  (API: {endpoint.url}/docs)  Ctrl-C stops.", soft_wrap=True)
+    if endpoint.config.grpc is not None:
+        _out.print(f"gRPC at {endpoint.config.http.host}:{endpoint.config.grpc.port}")
+    if endpoint.metrics_url:
+        _out.print(f"Prometheus metrics at {endpoint.metrics_url}")
+
+
+def _wait_for_interrupt() -> None:
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(3600)

@@ -1,0 +1,175 @@
+"""A typed client of the service, sync and async: columns in, float32[n, tasks] out, over the protocol's binary form.
+
+Owns connections; a request and its tries are `client_call`'s. Knows no server: it needs NumPy and httpx only.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+import numpy.typing as npt
+
+from deployments.client.call import Call, ClientError, Floats, Retry, Wait
+from deployments.client.columns import Column, WireTensor, array_tensors, raw_tensors
+
+__all__ = ["AsyncClient", "Client", "ClientError", "Floats", "Retry"]
+
+_RETRY = Retry()
+
+
+class _Requests:
+    """What both clients share: where requests go and what they look like."""
+
+    def __init__(self, model: str, version: str | None, retry: Retry, timeout_s: float) -> None:
+        self._path = f"/v2/models/{quote(model, '')}" + (f"/versions/{quote(version, '')}" if version else "") + "/infer"
+        self._retry = retry
+        self._timeout_s = timeout_s
+
+    def call(self, tensors: list[WireTensor], encoded: bool, deadline_s: float | None, priority: int) -> Call:
+        parameters: dict[str, object] = {"priority": priority} if priority else {}
+        if encoded:
+            parameters["encoded"] = True
+        return Call(self._path, tensors, parameters, deadline_s, self._timeout_s, self._retry)
+
+
+class Client:
+    """Keeps its connections; may be shared by threads. Close it, or use it in a `with`."""
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        version: str | None = None,
+        *,
+        retry: Retry = _RETRY,
+        timeout_s: float = 30.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """`timeout_s` bounds a try that has no deadline."""
+        self._requests = _Requests(model, version, retry, timeout_s)
+        self._http = httpx.Client(base_url=url, transport=transport, limits=httpx.Limits(max_connections=None))
+
+    def score(
+        self,
+        candidates: Mapping[str, Column],
+        context: Mapping[str, object] | None = None,
+        *,
+        deadline_s: float | None = None,
+        priority: int = 0,
+    ) -> Floats:
+        """Scores n candidates by raw values.
+
+        Args:
+            candidates: a column of n values for each feature: an array, or a list in which None is missing; a list of lists, or
+                a two-dimensional array, for a feature of several values.
+            context: one value (or list) for each feature that all candidates share.
+            deadline_s: from now, all tries included; the service drops what has not reached its device by then. A service that
+                stops answering is noticed then, or, if it had not even taken the connection, after up to as long again.
+
+        Returns:
+            float32[n, tasks].
+
+        Raises:
+            ClientError: the service refused, or could not be reached in time.
+            ValueError: a column cannot be sent as it is.
+        """
+        return self._run(self._requests.call(raw_tensors(candidates, context or {}), False, deadline_s, priority))
+
+    def score_encoded(
+        self, tensors: Mapping[str, npt.NDArray[Any]], *, deadline_s: float | None = None, priority: int = 0
+    ) -> Floats:
+        """Scores ids and model-ready numbers: the four sections (docs/protocol.md), or one array a feature. Else as `score`."""
+        sections = tensors.keys() <= _SECTIONS
+        return self._run(self._requests.call(array_tensors(tensors), not sections, deadline_s, priority))
+
+    def ready(self) -> bool:
+        return self._http.get("/v2/health/ready").status_code == 200
+
+    def _run(self, call: Call) -> Floats:
+        while True:
+            got: httpx.Response | httpx.TransportError
+            try:
+                got = self._http.post(**call.build())
+            except httpx.TransportError as error:
+                got = error
+            settled = call.settled(got)
+            if not isinstance(settled, Wait):
+                return settled
+            time.sleep(settled.seconds)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class AsyncClient:
+    """`Client` for an event loop. Cancelling a call closes its connection, and the service drops the request."""
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        version: str | None = None,
+        *,
+        retry: Retry = _RETRY,
+        timeout_s: float = 30.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._requests = _Requests(model, version, retry, timeout_s)
+        self._http = httpx.AsyncClient(base_url=url, transport=transport, limits=httpx.Limits(max_connections=None))
+
+    async def score(
+        self,
+        candidates: Mapping[str, Column],
+        context: Mapping[str, object] | None = None,
+        *,
+        deadline_s: float | None = None,
+        priority: int = 0,
+    ) -> Floats:
+        """As `Client.score`."""
+        return await self._run(self._requests.call(raw_tensors(candidates, context or {}), False, deadline_s, priority))
+
+    async def score_encoded(
+        self, tensors: Mapping[str, npt.NDArray[Any]], *, deadline_s: float | None = None, priority: int = 0
+    ) -> Floats:
+        """As `Client.score_encoded`."""
+        sections = tensors.keys() <= _SECTIONS
+        return await self._run(self._requests.call(array_tensors(tensors), not sections, deadline_s, priority))
+
+    async def ready(self) -> bool:
+        return (await self._http.get("/v2/health/ready")).status_code == 200
+
+    async def _run(self, call: Call) -> Floats:
+        while True:
+            got: httpx.Response | httpx.TransportError
+            try:
+                got = await self._http.post(**call.build())
+            except httpx.TransportError as error:
+                got = error
+            settled = call.settled(got)
+            if not isinstance(settled, Wait):
+                return settled
+            await asyncio.sleep(settled.seconds)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+_SECTIONS = {"context_ids", "candidate_ids", "context_dense", "candidate_dense"}

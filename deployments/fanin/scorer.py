@@ -1,0 +1,234 @@
+"""The ingress's `Scorer` of the fan-in: sends each request to the engine process of this node with the fewest rows waiting.
+
+Owns the slab that requests are encoded into and the search for engines, which come and go. Knows no Ray and no HTTP.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from itertools import count
+
+import numpy as np
+
+from deployments.batching.batcher import Scored, check_deadline, expired
+from deployments.fanin import handshake
+from deployments.fanin.connection import Link
+from deployments.fanin.handshake import Hello, Welcome
+from deployments.fanin.request_memory import Slab
+from deployments.fanin.rings import require_ordered_stores
+from dpiframe_core.engine.buckets import Counts
+from dpiframe_core.errors import InputError, TooLarge, Unavailable
+from dpiframe_core.features.row_block import BlockLayout, Floats, RowBlock
+
+log = logging.getLogger(__name__)
+
+_REFUSED_S = 2.0
+_FAILED_S = 1.0  # how long others are preferred to an engine whose device has failed
+_LOOK_S = 0.1  # between two looks for engines
+_MISSES = 2  # names in vain, once there are engines: all sixteen, ten times a second, took 0.5 % of each ingress
+
+
+class FanInScorer:
+    """Scores through the engines that listen in `place`. Make and use it on one event loop.
+
+    Args:
+        model, fingerprint: what the engines must serve, and of which bundle.
+        most_rows: of all requests that may be here at once; the slab has room for them.
+    """
+
+    def __init__(
+        self,
+        place: str,
+        model: str,
+        fingerprint: str,
+        layout: BlockLayout,
+        tasks: int,
+        *,
+        most_rows: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        require_ordered_stores()
+        self._place, self._layout, self._tasks, self._clock = place, layout, tasks, clock
+        self._slab = Slab(slab_bytes(layout, tasks, most_rows))
+        self._hello = Hello(model=model, fingerprint=fingerprint, slab_bytes=self._slab.size)
+        self._links: list[Link] = []
+        self._refused_until: dict[int, float] = {}
+        self._changed = asyncio.Event()
+        self._closing = False
+        self._search = asyncio.create_task(self._look(), name="fanin-search")
+
+    @property
+    def accepting(self) -> bool:
+        return bool(self._links) and not self._closing
+
+    @property
+    def engines(self) -> int:
+        """How many are connected."""
+        return len(self._links)
+
+    @property
+    def welcome(self) -> Welcome:
+        """What the first engine says of itself; they all serve one configuration.
+
+        Raises:
+            Unavailable: there is none.
+        """
+        if not self._links:
+            raise _no_engine()
+        return self._links[0].welcome
+
+    @property
+    def queued_rows(self) -> int:
+        return sum(link.waiting_rows for link in self._links)
+
+    @property
+    def inflight_rows(self) -> int:
+        return sum(link.board.inflight_rows for link in self._links)
+
+    @property
+    def busy_s(self) -> float:
+        return sum(link.board.busy_s for link in self._links)
+
+    @property
+    def batch_sizes(self) -> Counts:
+        """int64[max_batch_rows + 1]: the batches of all engines here since their start, by rows."""
+        if not self._links:
+            raise _no_engine()
+        each = [link.board.counts for link in self._links]
+        counts = np.zeros(max(map(len, each)), np.int64)  # while a configuration is replaced, they may differ in length
+        for one in each:
+            counts[: len(one)] += one
+        return counts
+
+    async def found(self, engines: int) -> None:
+        """Returns when so many are connected."""
+        while len(self._links) < engines:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def allocate(self, layout: BlockLayout, rows: int, contexts: int) -> RowBlock:
+        """Room in the slab for a block and, right behind it, its scores.
+
+        Raises:
+            Overloaded: the slab is full. Unavailable: there is no engine that could empty it.
+        """
+        size = layout.offsets(rows, contexts)[-1]
+        size += rows * self._tasks * 4
+        memory = self._slab.take(size)
+        if memory is None:
+            free = self._slab.free_bytes
+            raise self._best().overloaded(f"slab: got {free} bytes free at this ingress, expected {size} in one piece")
+        return RowBlock.formatted(memory, layout, rows, contexts)
+
+    async def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Scored:
+        """As `RowBatcher.submit`; deadlines are of time.monotonic, which all processes of a host share.
+
+        A block from `allocate` is read by the engine where it is, any other is copied first.
+        """
+        now = self._clock()
+        check_deadline(deadline, now, "before it was queued")
+        if block.rows < 1:
+            raise InputError("rows", block.rows, "at least 1")
+        link = self._best()
+        if block.rows > link.welcome.max_queued_rows:
+            raise TooLarge("rows", block.rows, f"at most {link.welcome.max_queued_rows}, all that may wait at once")
+        block, scores = self._placed(block)
+        slot = link.send(block, scores, deadline, now, priority)
+        future = link.future(slot)
+        link.linger()
+        timer = None
+        if deadline is not None:
+            timer = asyncio.get_running_loop().call_later(deadline - now, _expire, future)
+        try:
+            return await future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if link.alive:
+                link.cancel(slot, future)
+            # A failure refers to this frame and the future to it: a cycle, which would hold bytes of the slab for long.
+            del block, scores, future
+
+    async def close(self) -> None:
+        """Leaves all engines. Requests that are still open fail with Unavailable: close when none is left."""
+        self._closing = True
+        self._search.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._search
+        for link in self._links:
+            link.close()
+        self._links.clear()
+        self._slab.close()
+
+    def _best(self) -> Link:
+        if not self._links or self._closing:
+            raise _no_engine()
+        if len(self._links) == 1:
+            return self._links[0]
+        # An engine that fails all it is given at once has the shortest queue of all. Each second a few requests try it.
+        since = self._clock() - _FAILED_S
+        return min(self._links, key=lambda link: (link.board.leaving, link.failed_at > since, link.load))
+
+    def _placed(self, block: RowBlock) -> tuple[RowBlock, Floats]:
+        at = self._slab.offset(block.buffer)
+        if at is None:
+            copy = self.allocate(self._layout, block.rows, block.contexts)
+            copy.fill((block,))
+            block, at = copy, self._slab.offset(copy.buffer) or 0
+        size = self._layout.offsets(block.rows, block.contexts)[-1]
+        return block, np.ndarray((block.rows, self._tasks), np.float32, self._slab.memory, at + size)
+
+    async def _look(self) -> None:
+        """Connects to engines that are new; leaves those that want it, once nothing of ours is there.
+
+        An engine takes the first free name. So once there are engines, only the first names without one are tried each time,
+        and one of the others in turn.
+        """
+        for turn in count():
+            known = {link.index for link in self._links if not link.board.leaving}
+            missed, most = 0, _MISSES if turn and self._links else handshake.MOST_ENGINES
+            for index in range(handshake.MOST_ENGINES):
+                tried = missed < most or index == turn % handshake.MOST_ENGINES
+                if tried and index not in known and self._refused_until.get(index, 0.0) <= self._clock():
+                    missed += not await self._connect(index)
+            staying = sum(not link.board.leaving for link in self._links)
+            for link in [link for link in self._links if staying and link.board.leaving and link.idle]:
+                link.close()
+                self._links.remove(link)
+            await asyncio.sleep(_LOOK_S)
+
+    async def _connect(self, index: int) -> bool:
+        """Whether anybody has that name."""
+        try:
+            connection = handshake.connect(self._place, index)
+            link = await asyncio.to_thread(Link.greet, connection, index, self._hello, self._slab)
+        except ConnectionError:  # nobody, or no longer
+            return False
+        except Exception as error:  # of another bundle, or nothing that we know; the search must go on
+            self._refused_until[index] = self._clock() + _REFUSED_S
+            log.warning("engine %d: %s", index, error)
+            return True
+        link.attach(asyncio.get_running_loop(), self._lose, self._clock)
+        self._links.append(link)
+        self._changed.set()
+        return True
+
+    def _lose(self, link: Link) -> None:
+        log.warning("engine %d is gone", link.index)
+        self._links.remove(link)
+
+
+def slab_bytes(layout: BlockLayout, tasks: int, rows: int) -> int:
+    """Bytes that hold requests of `rows` rows together, each row with its own context and each request's sections aligned."""
+    return 2 * (rows * (layout.offsets(1024, 1024)[-1] // 1024 + 4 * tasks) + (1 << 19))
+
+
+def _expire(future: asyncio.Future[Scored]) -> None:
+    if not future.done():
+        future.set_exception(expired("in the queue or on the device"))
+
+
+def _no_engine() -> Unavailable:
+    return Unavailable("engine: got none on this node, expected one")

@@ -1,0 +1,132 @@
+"""Every answer as bytes: scores, and each error in one form with its status. Knows no FastAPI.
+
+Errors are `{"error": {"code", "message", "request_id"}}`, with "where", "got" and "expected" if a value is to blame.
+"""
+
+import math
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pydantic_core import to_json
+
+from deployments.scoring.served_model import ModelInfo
+from dpiframe_core.errors import DPIFrameError, InputError, Overloaded
+from dpiframe_core.features.row_block import Floats
+
+_REQUEST_ID = re.compile(rb"[ -~]{1,128}")
+
+Header = tuple[bytes, bytes]
+
+
+class UnsupportedMediaType(InputError):
+    """The body comes in a form that this route does not read."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole HTTP response. Its outcome is "ok" or the error's code."""
+
+    status: int
+    headers: tuple[Header, ...]
+    body: bytes
+    outcome: str
+
+
+def request_id_of(headers: Iterable[Header]) -> str:
+    """The client's `X-Request-ID` if it is 1 to 128 printable ASCII characters, else a fresh one."""
+    for name, value in headers:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value) and value.strip():
+            return value.decode("ascii")
+    return secrets.token_hex(8)
+
+
+async def send_answer(answer: Answer, send: Callable[[MutableMapping[str, Any]], Awaitable[None]]) -> None:
+    """Sends it over ASGI."""
+    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+    await send({"type": "http.response.body", "body": answer.body})
+
+
+def check_finite(scores: Floats) -> None:
+    """Raises InputError if a score is not finite: golden rows prove the weights sound, so the request's numbers overflow."""
+    finite = np.isfinite(scores)
+    if not finite.all():
+        row, task = np.unravel_index(int(np.argmin(finite)), finite.shape)
+        raise InputError(f"candidates[{row}]", float(scores[row, task]), "feature values for which the score is finite")
+
+
+def score_answer(
+    model: ModelInfo, request_id: str, scores: Floats, oov_count: int, timing_ms: Mapping[str, float], top_k: int | None
+) -> Answer:
+    """The answer to a scored request. `scores` is float32[n, tasks].
+
+    Raises:
+        InputError: a score is not finite.
+    """
+    check_finite(scores)
+    body = {
+        "model": model.name,
+        "version": model.version,
+        "request_id": request_id,
+        "scores": _by_task(model.tasks, scores),
+        "oov_count": oov_count,
+        "timing_ms": {name: round(ms, 3) for name, ms in timing_ms.items()},
+    }
+    if top_k is not None:
+        best = np.argsort(-scores[:, 0], kind="stable")[:top_k]
+        body["top_k"] = {"indices": best.tolist(), "scores": _by_task(model.tasks, scores[best])}
+    return _json(200, request_id, body, "ok")
+
+
+def error_answer(error: DPIFrameError, request_id: str) -> Answer:
+    """An error that was raised on purpose."""
+    detail: dict[str, object] = {"code": error.code, "message": str(error)}
+    extra: tuple[Header, ...] = ()
+    if isinstance(error, InputError):
+        detail |= {"where": error.where, "got": error.got, "expected": error.expected}
+    if isinstance(error, Overloaded):
+        detail["retry_after_s"] = round(error.retry_after_s, 4)
+        ms = math.ceil(error.retry_after_s * 1e3)
+        # HTTP's own header knows whole seconds only; a queue drains in milliseconds.
+        extra = (b"retry-after", b"%d" % max(1, math.ceil(ms / 1e3))), (b"retry-after-ms", b"%d" % max(1, ms))
+    if error.status == 413:
+        extra = ((b"connection", b"close"),)  # the rest of the body is not read
+    return _json(error.status, request_id, {"error": {**detail, "request_id": request_id}}, error.code, extra)
+
+
+def plain_error(status: int, code: str, message: str, request_id: str, extra: tuple[Header, ...] = ()) -> Answer:
+    """An error without a class of its own: an unknown path, a wrong method, a fault of ours."""
+    return _json(status, request_id, {"error": {"code": code, "message": message, "request_id": request_id}}, code, extra)
+
+
+def internal_error(request_id: str) -> Answer:
+    """What a client learns of a fault of ours: nothing but where to look it up."""
+    return plain_error(500, "internal", internal_message(request_id), request_id)
+
+
+def internal_message(request_id: str) -> str:
+    return f"server: got an unexpected error, expected none; its log has it under request id {request_id}"
+
+
+def _by_task(tasks: Sequence[str], scores: Floats) -> list[float] | dict[str, list[float]]:
+    # As doubles, printed at full length: every digit counts again when a client reads it as float32, at 60 us for 1,000 scores.
+    if len(tasks) == 1:
+        return scores[:, 0].tolist()  # type: ignore[no-any-return]
+    return {task: scores[:, i].tolist() for i, task in enumerate(tasks)}
+
+
+def _json(status: int, request_id: str, content: object, outcome: str, extra: tuple[Header, ...] = ()) -> Answer:
+    body = to_json(content)
+    headers = (
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-request-id", request_id.encode("ascii")),
+        *extra,
+    )
+    return Answer(status, headers, body, outcome)

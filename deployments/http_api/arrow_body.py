@@ -1,0 +1,109 @@
+"""A request as one Arrow IPC stream: its rows are the candidates, and the schema's metadata holds all else, as JSON.
+
+Owns that a stream is no larger than it looks. Knows no models; the encoder reads the columns as they are.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from struct import Struct, error
+from typing import Any
+
+import pyarrow as pa
+
+from deployments.scoring.faults import Words
+from dpiframe_core.errors import InputError, TooLarge, shown
+
+METADATA_KEY = b"request"
+_U16, _I32, _U32 = Struct("<H"), Struct("<i"), Struct("<I")
+_MESSAGE_HEADER, _COMPRESSION = 2, 3  # field numbers in Arrow's Message.fbs
+_PLAIN = (pa.types.is_integer, pa.types.is_float32, pa.types.is_float64, pa.types.is_boolean, pa.types.is_string,
+          pa.types.is_large_string)  # fmt: skip
+_LISTS = (pa.types.is_list, pa.types.is_large_list)
+
+
+class NotArrow(InputError):
+    """The body is not an Arrow IPC stream."""
+
+    status = 400
+    code = "not_arrow"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ArrowRequest:
+    """What a stream holds. `rest`: JSON of everything but the candidates, "{}" if it holds none."""
+
+    rest: bytes
+    candidates: dict[str, pa.Array]
+
+
+def read_stream(body: bytes, max_rows: int) -> ArrowRequest:
+    """Reads a stream of any number of record batches.
+
+    Compressed batches, dictionaries and views are refused: with them a small body becomes any amount of data. What is accepted
+    holds no more than its bytes.
+
+    Raises:
+        NotArrow: it cannot be read.
+        InputError: a column has another type, or comes twice.
+        TooLarge: it has more rows.
+    """
+    try:
+        table = _table(body, max_rows)
+        names = table.column_names  # decodes them
+    except (pa.ArrowException, OSError, ValueError, TypeError, error) as fault:
+        raise NotArrow("body", Words(shown(str(fault))[1:-1]), "an Arrow IPC stream") from None
+    metadata = table.schema.metadata or {}
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise InputError("candidates", twice[:64], "each column once")
+    # By position: Arrow finds a column by its name by comparing it with all of them.
+    candidates = {name: column.combine_chunks() for name, column in zip(names, table.columns, strict=True)}
+    return ArrowRequest(metadata.get(METADATA_KEY, b"{}"), candidates)
+
+
+def _table(body: bytes, max_rows: int) -> Any:
+    messages = iter(pa.ipc.MessageReader.open_stream(pa.py_buffer(body)))
+    first = next(messages, None)
+    if first is None:
+        raise ValueError("no schema")
+    schema = pa.ipc.read_schema(first)
+    for field in schema:
+        if not _is_plain(field.type):
+            rule = "a plain column of integers, floats, booleans or text, or of lists of them"
+            raise InputError(f"candidates.{field.name[:64]}", str(field.type)[:64], rule)
+    rows, batches = 0, []
+    for message in messages:
+        if message.type != "record batch" or _compressed(message):
+            raise InputError("body", Words(f"a compressed batch or a {message.type}"), "uncompressed record batches")
+        batch = pa.ipc.read_record_batch(message, schema)
+        rows += batch.num_rows
+        if rows > max_rows:
+            raise TooLarge("candidates", rows, f"at most {max_rows}")
+        batch.validate(full=True)
+        batches.append(batch)
+    return pa.Table.from_batches(batches, schema)
+
+
+def _is_plain(kind: Any) -> bool:
+    if pa.types.is_null(kind):  # as many rows as the batch has, which are bounded; inside a list they would not be
+        return True
+    if any(is_list(kind) for is_list in _LISTS):
+        kind = kind.value_type
+    return any(is_kind(kind) for is_kind in _PLAIN)
+
+
+def _compressed(message: Any) -> bool:
+    """Whether a record batch says so in its flatbuffer, which Arrow has verified, but tells nobody about."""
+    data = message.metadata.to_pybytes()
+    batch = _child(data, _U32.unpack_from(data)[0], _MESSAGE_HEADER)
+    return batch is not None and _child(data, batch, _COMPRESSION) is not None
+
+
+def _child(data: bytes, table: int, field: int) -> int | None:
+    """Where the table in a field of a flatbuffer table starts, if it has one."""
+    vtable = table - _I32.unpack_from(data, table)[0]
+    entry = 4 + 2 * field
+    if entry < _U16.unpack_from(data, vtable)[0] and (offset := _U16.unpack_from(data, vtable + entry)[0]):
+        at: int = table + offset
+        return at + int(_U32.unpack_from(data, at)[0])
+    return None

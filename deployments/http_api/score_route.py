@@ -1,0 +1,90 @@
+"""`POST /v1/score` as a bare ASGI application: bytes in, scores out. FastAPI's own body handling costs more than the scoring.
+
+Owns the forms of the body (JSON, or an Arrow stream) and what becomes of a client that hangs up. Knows no FastAPI and no Ray.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from functools import partial
+
+from deployments.http_api import answers
+from deployments.http_api.answers import Answer
+from deployments.http_api.arrow_body import read_stream
+from deployments.http_api.request_body import ARROW, JSON, ClientGone, HangUp, Receive, Scope, Send, media_type, read_body
+from deployments.scoring.request_form import ScoreInput, addressed
+from deployments.scoring.scoring import Job, Scoring
+from deployments.scoring.served_model import Served, find
+from dpiframe_core.errors import DPIFrameError, InputError
+
+log = logging.getLogger(__name__)
+
+_READ_ON_LOOP_BYTES = 512 * 1024  # of an Arrow stream, whose checks take about a millisecond a megabyte
+
+
+class ScoreRoute:
+    """The route, for all models of the process. `models` may change while it runs."""
+
+    def __init__(self, models: Mapping[str, Served], scoring: Scoring) -> None:
+        self._models = models
+        self._scoring = scoring
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        job = self._scoring.begin(answers.request_id_of(scope["headers"]))
+        answer: Answer | None
+        try:
+            kind = media_type(scope["headers"], (JSON, ARROW))
+            body = await read_body(scope["headers"], receive, self._scoring.limits.max_body_bytes)
+            answer = await self._score(job, body, kind, receive)
+        except ClientGone:
+            answer = None
+        except DPIFrameError as error:
+            answer = answers.error_answer(error, job.request_id)
+        except Exception:
+            log.exception("request %s failed", job.request_id)
+            answer = answers.internal_error(job.request_id)
+        self._scoring.finish(job, "cancelled" if answer is None else answer.outcome)
+        if answer is not None:
+            await answers.send_answer(answer, send)
+
+    async def _score(self, job: Job, body: bytes, kind: str, receive: Receive) -> Answer:
+        served, request = await self._read_arrow(body) if kind == ARROW else self._parse(body)
+        options, columns = request.options, request.candidates
+        job.model = served.info.name
+        with HangUp(receive):
+            scored = await self._scoring.score(
+                job,
+                served,
+                partial(served.encode, columns, request.context),
+                deadline_ms=options.deadline_ms,
+                priority=options.priority,
+                values=len(columns) * len(next(iter(columns.values()))),
+                body_bytes=len(body),
+            )
+        timing_ms = job.timing_ms(self._scoring.total_ms(job))
+        return answers.score_answer(served.info, job.request_id, scored.scores, job.oov_count, timing_ms, options.top_k)
+
+    def _parse(self, body: bytes) -> tuple[Served, ScoreInput]:
+        """The model that the request is for, and the request in that model's form."""
+        if len(self._models) == 1:
+            served = find(self._models, None, None)
+        else:  # which form it has depends on a key inside: read that one first
+            named = addressed(body)
+            served = find(self._models, named.model, named.version)
+        try:
+            request = served.form.parse(body)
+        except InputError:
+            named = addressed(body)
+            find(self._models, named.model, named.version)  # features of another model are best answered with its name
+            raise
+        return find(self._models, request.model, request.version), request
+
+    async def _read_arrow(self, body: bytes) -> tuple[Served, ScoreInput]:
+        max_rows = self._scoring.limits.max_rows_per_request
+        if len(body) < _READ_ON_LOOP_BYTES:
+            stream = read_stream(body, max_rows)
+        else:
+            stream = await asyncio.to_thread(read_stream, body, max_rows)
+        named = addressed(stream.rest)
+        served = find(self._models, named.model, named.version)
+        return served, served.form.parse_rest(stream.rest, stream.candidates)

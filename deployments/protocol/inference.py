@@ -1,0 +1,136 @@
+"""The Open Inference Protocol's view of the served models, as plain data: metadata, statistics, an index, and inference itself.
+
+Knows neither HTTP nor gRPC: `infer_route` and `infer_grpc` give it both.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from deployments.http_api import answers
+from deployments.protocol.input import encode
+from deployments.protocol.request import InferRequest
+from deployments.scoring.scoring import Job, Scoring
+from deployments.scoring.served_model import Served, find
+from deployments.scoring.statistics import ModelStatistics, Statistics
+from dpiframe_core.errors import InputError
+from dpiframe_core.features.row_block import Floats
+from dpiframe_core.features.schema import Feature, Numeric
+
+SCORES = "scores"
+EXTENSIONS = ("binary_tensor_data", "parameters", "statistics", "model_repository")
+PLATFORM = "dpiframe"
+
+
+class Inference:
+    """Answers the protocol's questions about `models`, which may change while it runs, and scores for it."""
+
+    def __init__(self, models: Mapping[str, Served], scoring: Scoring, statistics: Statistics) -> None:
+        self._models = models
+        self._statistics = statistics
+        self.scoring = scoring
+
+    def server_ready(self) -> bool:
+        return bool(self._models) and all(served.scorer.accepting for served in self._models.values())
+
+    def model_ready(self, name: str, of_version: str) -> bool:
+        """Raises ModelNotFound if there is none."""
+        return self._served(name, of_version).scorer.accepting
+
+    def server_metadata(self) -> dict[str, Any]:
+        return {"name": PLATFORM, "version": version("dpiframe"), "extensions": list(EXTENSIONS)}
+
+    def model_metadata(self, name: str, of_version: str) -> dict[str, Any]:
+        """The features as inputs, for raw values; the forms of encoded requests are the same for every model."""
+        info = self._served(name, of_version).info
+        return {
+            "name": info.name,
+            "versions": [info.version],
+            "platform": PLATFORM,
+            "inputs": [_input(f) for f in info.features],
+            "outputs": [{"name": SCORES, "datatype": "FP32", "shape": [-1, len(info.tasks)]}],
+        }
+
+    def model_statistics(self, name: str, of_version: str) -> dict[str, Any]:
+        """Of one model, or of all without a name: what this process has seen since its start."""
+        models = [self._served(name, of_version)] if name else list(self._models.values())
+        return {"model_stats": [self._stats(served) for served in models]}
+
+    def repository_index(self, ready_only: bool) -> list[dict[str, Any]]:
+        index = []
+        for served in self._models.values():
+            ready = served.scorer.accepting
+            if ready or not ready_only:
+                state, reason = ("READY", "") if ready else ("UNAVAILABLE", "closing, or without an engine")
+                index.append({"name": served.info.name, "version": served.info.version, "state": state, "reason": reason})
+        return index
+
+    def find(self, job: Job, name: str, of_version: str) -> Served:
+        """The model of a request, noted in its job.
+
+        Raises:
+            ModelNotFound: there is none of that name or version.
+        """
+        served = self._served(name, of_version)
+        job.model = served.info.name
+        return served
+
+    async def infer(self, job: Job, served: Served, request: InferRequest, body_bytes: int) -> Floats:
+        """float32[n, tasks], all finite.
+
+        Raises:
+            DPIFrameError: as the encoders and the scorer; InputError for an output that there is not.
+        """
+        for output in request.outputs:
+            if output.name != SCORES:
+                raise InputError("outputs", output.name, SCORES)
+        scored = await self.scoring.score(
+            job,
+            served,
+            partial(encode, served, request, self.scoring.limits.max_rows_per_request),
+            deadline_ms=request.deadline_ms,
+            priority=request.parameters.priority,
+            values=request.values,
+            body_bytes=body_bytes,
+        )
+        answers.check_finite(scored.scores)
+        return np.ascontiguousarray(scored.scores, "<f4")
+
+    def _served(self, name: str, of_version: str) -> Served:
+        return find(self._models, name, of_version or None)
+
+    def _stats(self, served: Served) -> dict[str, Any]:
+        info, seen = served.info, self._statistics.models.get(served.info.name) or ModelStatistics()
+        batches = served.batch_sizes().counts
+        times = {
+            "success": (seen.success, seen.total_ms), "fail": (seen.fail, seen.fail_ms), "queue": (seen.success, seen.queue_ms),
+            "compute_input": (seen.success, seen.encode_ms), "compute_infer": (seen.success, seen.device_ms),
+            "compute_output": (0, 0.0), "cache_hit": (0, 0.0), "cache_miss": (0, 0.0),
+        }  # fmt: skip
+        return {
+            "name": info.name,
+            "version": info.version,
+            "last_inference": seen.last_unix_ms,
+            "inference_count": seen.rows,
+            "execution_count": sum(batches.values()),
+            "inference_stats": {name: {"count": count, "ns": round(ms * 1e6)} for name, (count, ms) in times.items()},
+            "batch_stats": [],
+        }
+
+
+def answer_parameters(job: Job) -> dict[str, float | int]:
+    """What an answer says beside the scores; times in milliseconds."""
+    return {
+        "oov_count": job.oov_count,
+        "queue_ms": round(job.queue_ms, 3),
+        "encode_ms": round(job.encode_ms, 3),
+        "device_ms": round(job.device_ms, 3),
+    }
+
+
+def _input(f: Feature) -> dict[str, Any]:
+    datatype = "FP32" if isinstance(f, Numeric) else "BYTES" if f.values == "string" else "INT64"
+    return {"name": f.name, "datatype": datatype, "shape": [-1] if f.max_values == 1 else [-1, -1]}

@@ -1,0 +1,163 @@
+"""The tensors of an inference request -> the `RowBlock` of one model: raw values by feature, ids by feature, or whole sections.
+
+Owns which tensor means what; that values fit is for the encoders to check.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from deployments.protocol.request import InferRequest
+from deployments.protocol.tensors import Tensor, numbers_of, texts_of
+from deployments.scoring.faults import Words
+from deployments.scoring.served_model import Served
+from dpiframe_core.errors import InputError, TooLarge
+from dpiframe_core.features.preencoded import SECTIONS
+from dpiframe_core.features.raw_columns import Values
+from dpiframe_core.features.row_block import RowBlock, Section
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RawColumn:
+    """A feature's raw values, one entry a row."""
+
+    values: Values
+    rows: int
+
+    @property
+    def only(self) -> object:
+        """The value of a column of one row, as Python has it."""
+        value = cast(Any, self.values)[0]
+        return value.as_py() if isinstance(value, pa.Scalar) else value.tolist() if hasattr(value, "tolist") else value
+
+
+def encode(served: Served, request: InferRequest, max_rows: int) -> RowBlock:
+    """Encodes a request, whichever of the three forms it has.
+
+    Raises:
+        InputError: a tensor is unknown, lacks, or has a wrong shape or datatype, or a value breaks its feature's rule.
+        TooLarge: it has more than `max_rows` candidates.
+    """
+    schema, tensors = served.encoded.schema, request.tensors
+    sections: list[Section] = [s for s in SECTIONS if s in tensors and s not in schema.columns]
+    if sections:
+        for name in tensors:
+            if name not in sections:
+                raise InputError("inputs", name, f"one of {', '.join(SECTIONS)}, as there is {sections[0]}")
+        _bounded(max(t.shape[0] for t in tensors.values()), max_rows)
+        return served.encoded.block({section: _array(tensors[section]) for section in sections}, served.scorer.allocate)
+    if request.parameters.encoded:
+        _bounded(max(t.shape[0] for t in tensors.values()), max_rows)
+        return served.encoded.features({name: _array(tensor) for name, tensor in tensors.items()}, served.scorer.allocate)
+    columns = _columns(schema, tensors, max_rows)
+    rows = max(column.rows for column in columns.values())
+    candidates: dict[str, Values] = {}
+    context: dict[str, object] = {}
+    for name, column in columns.items():
+        shared = column.rows == 1 and (rows > 1 or schema.feature(name).scope == "context")
+        if shared:
+            context[name] = column.only
+        else:
+            candidates[name] = column.values
+    return served.encode(candidates, context)
+
+
+def _bounded(rows: int, max_rows: int) -> None:
+    if rows > max_rows:
+        raise TooLarge("inputs", rows, f"at most {max_rows} rows")
+
+
+def _array(tensor: Tensor) -> npt.NDArray[Any]:
+    if tensor.datatype == "BYTES":
+        raise InputError(tensor.where, "BYTES", "ids or numbers, in an encoded request")
+    return numbers_of(tensor)
+
+
+def _columns(schema: FeatureSchema, tensors: Mapping[str, Tensor], max_rows: int) -> dict[str, RawColumn]:
+    """By feature, in the request's order."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        feature, _, suffix = name.partition(":")
+        if feature not in schema.columns or suffix not in ("", "lengths", "missing") or (not suffix and ":" in name):
+            raise InputError("inputs", name, "a feature of the model, or one of its :lengths or :missing")
+        parts.setdefault(feature, {})[suffix] = tensor
+    listed = {feature: part[""] for feature, part in parts.items() if "" in part and part[""].datatype == "BYTES"}
+    texts = dict(zip(listed, texts_of(list(listed.values())), strict=True))
+    out = {}
+    for feature, part in parts.items():
+        if "" not in part:
+            raise InputError(f"inputs.{feature}", None, f"its values, as there is {next(iter(part.values())).name}")
+        tensor = part[""]
+        # Before rows are made: a shape of rows without values claims any number of them at no cost.
+        _bounded(part.get("lengths", tensor).shape[0], max_rows)
+        values: list[Any] | npt.NDArray[Any]
+        if tensor.datatype == "BYTES":
+            values = texts[feature]
+        elif isinstance(tensor.data, list):
+            values = tensor.data  # the encoder reads JSON's values, null among them, as strictly as those of /v1/score
+        else:
+            values = numbers_of(tensor).reshape(-1)
+        out[feature] = _column(schema.feature(feature), tensor, values, part.get("lengths"), part.get("missing"))
+    return out
+
+
+def _column(
+    f: Categorical | Numeric, tensor: Tensor, flat: list[Any] | npt.NDArray[Any], lengths: Tensor | None, missing: Tensor | None
+) -> RawColumn:
+    shape, rows = tensor.shape, tensor.shape[0]
+    if f.max_values > 1:
+        if missing is not None:
+            raise InputError(missing.where, Words("a mask"), "none: a list without values is missing")
+        if lengths is not None:
+            return _bags(tensor, flat, lengths)
+        if len(shape) != 2:
+            raise InputError(tensor.where, list(shape), f"shape [n, values], or {f.name}:lengths beside it")
+        width = shape[1]
+        if isinstance(flat, list):
+            return RawColumn([flat[i * width : (i + 1) * width] for i in range(rows)], rows)
+        return RawColumn(flat.reshape(shape), rows)
+    if lengths is not None:
+        raise InputError(lengths.where, Words("lengths"), f"none: {f.name} has one value a row")
+    if len(shape) == 2 and shape[1] != 1:
+        raise InputError(tensor.where, list(shape), "shape [n] or [n, 1]")
+    if missing is None:
+        return RawColumn(flat, rows)
+    mask = _mask(missing, rows)
+    if isinstance(flat, list):
+        return RawColumn([None if gone else value for value, gone in zip(flat, mask.tolist(), strict=True)], rows)
+    return RawColumn(pa.array(flat, mask=mask), rows)
+
+
+def _bags(tensor: Tensor, flat: list[Any] | npt.NDArray[Any], lengths: Tensor) -> RawColumn:
+    if len(tensor.shape) != 1 or len(lengths.shape) != 1 or lengths.datatype not in ("INT32", "INT64"):
+        got = Words(f"{tensor.shape} beside {lengths.datatype} {lengths.shape}")
+        raise InputError(tensor.where, got, f"shape [values] beside INT32 or INT64 {lengths.name} [n]")
+    counts = numbers_of(lengths).astype(np.int64)
+    if counts.size and int(counts.min()) < 0:
+        i = int(np.argmin(counts))
+        raise InputError(f"{lengths.where}[{i}]", int(counts[i]), "0 or more")
+    if counts.size and int(counts.max()) > len(flat):  # before they are added up, which must not overflow
+        i = int(np.argmax(counts))
+        raise InputError(f"{lengths.where}[{i}]", int(counts[i]), f"at most the {len(flat)} values")
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    if int(ends[-1]) != len(flat):
+        raise InputError(lengths.where, int(ends[-1]), f"a sum of {len(flat)}, the values of {tensor.name}")
+    if isinstance(flat, list):
+        return RawColumn([flat[start:end] for start, end in pairwise(ends.tolist())], len(counts))
+    return RawColumn(pa.LargeListArray.from_arrays(pa.array(ends), pa.array(flat)), len(counts))
+
+
+def _mask(missing: Tensor, rows: int) -> npt.NDArray[np.bool_]:
+    if missing.datatype != "BOOL" or missing.shape not in ((rows,), (rows, 1)):
+        raise InputError(missing.where, Words(f"{missing.datatype} {list(missing.shape)}"), f"BOOL [{rows}]")
+    if isinstance(missing.data, list):
+        return np.asarray(numbers_of(missing).reshape(-1), np.bool_)
+    # A byte that is neither 0 nor 1 would be a bool that equals neither of them.
+    mask: npt.NDArray[np.bool_] = np.frombuffer(missing.data, np.uint8) != 0
+    return mask

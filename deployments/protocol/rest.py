@@ -1,0 +1,222 @@
+"""The Open Inference Protocol over REST, `/v2/...`, as a bare ASGI application that answers every request itself, errors too.
+
+Owns paths, methods and the form of answers. Knows no FastAPI and no Ray.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import to_json
+
+from deployments.http_api import answers
+from deployments.http_api.answers import Answer, Header
+from deployments.http_api.request_body import (
+    BINARY,
+    JSON,
+    ClientGone,
+    HangUp,
+    Receive,
+    Scope,
+    Send,
+    header_of,
+    media_type,
+    read_body,
+)
+from deployments.protocol.inference import SCORES, Inference, answer_parameters
+from deployments.protocol.request import InferRequest, parse
+from deployments.scoring.faults import first_error
+from deployments.scoring.scoring import Job
+from deployments.scoring.served_model import Served
+from dpiframe_core.errors import DPIFrameError, InputError, Unavailable
+from dpiframe_core.features.row_block import Floats
+
+log = logging.getLogger(__name__)
+
+_ENVELOPE_LENGTH = b"inference-header-content-length"
+
+
+class _IndexRequest(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    ready: bool = False
+
+
+class _NoRoute(InputError):
+    status = 404
+    code = "not_found"
+
+
+class _WrongMethod(InputError):
+    status = 405
+    code = "method_not_allowed"
+
+    def __init__(self, got: str, allowed: str, path: list[str]) -> None:
+        super().__init__("method", got, f"{allowed} for /v2/{'/'.join(path)}")
+        self.allowed = allowed
+
+
+class InferRoute:
+    """All of `/v2`, to be mounted there."""
+
+    def __init__(self, inference: Inference) -> None:
+        self._inference = inference
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":  # a mount gets those too
+            await send({"type": "websocket.close", "code": 1000})
+            return
+        headers = scope["headers"]
+        request_id = answers.request_id_of(headers)
+        answer: Answer | None
+        try:
+            path = _steps(scope)
+            if path[:1] == ["models"] and path[-1:] == ["infer"] and len(path) in (3, 5):
+                answer = await self._infer(_only("POST", scope, path), headers, receive, request_id)
+            else:
+                answer = await self._ask(path, scope, receive, request_id)
+        except ClientGone:
+            return
+        except DPIFrameError as error:
+            answer = error_answer(error, request_id)
+        except Exception:
+            log.exception("request %s failed", request_id)
+            answer = internal_error(request_id)
+        if answer is not None:
+            await answers.send_answer(answer, send)
+
+    async def _infer(self, path: list[str], headers: list[Header], receive: Receive, request_id: str) -> Answer | None:
+        scoring = self._inference.scoring
+        job = scoring.begin(request_id)
+        outcome = "cancelled"
+        try:
+            served = self._inference.find(job, *_model(path[:-1]))
+            media_type(headers, (BINARY, JSON))
+            body = await read_body(headers, receive, scoring.limits.max_body_bytes)
+            length = header_of(headers, _ENVELOPE_LENGTH)
+            request = parse(body, None if length is None else length.decode("latin-1"))
+            with HangUp(receive):
+                scores = await self._inference.infer(job, served, request, len(body))
+            answer = _scores_answer(served, request, job, scores)
+            outcome = "ok"
+            return answer
+        except DPIFrameError as error:
+            outcome = error.code
+            raise
+        except ClientGone:
+            raise
+        except Exception:
+            outcome = "internal"
+            raise
+        finally:
+            scoring.finish(job, outcome)
+
+    async def _ask(self, path: list[str], scope: Scope, receive: Receive, request_id: str) -> Answer:
+        """Everything but inference. Bodies are read only where the protocol gives them a meaning."""
+        inference = self._inference
+        match path:
+            case []:
+                return _get(scope, path, inference.server_metadata, request_id)
+            case ["health", "live"]:
+                return _get(scope, path, lambda: {"live": True}, request_id)
+            case ["health", "ready"]:
+                return _get(scope, path, lambda: {"ready": _or_503(inference.server_ready(), "server")}, request_id)
+            case ["models", "stats"]:
+                return _get(scope, path, lambda: inference.model_statistics("", ""), request_id)
+            case ["models", _, "ready"] | ["models", _, "versions", _, "ready"]:
+                name, version = _model(path[:-1])
+                ready = lambda: {"name": name, "ready": _or_503(inference.model_ready(name, version), f"model {name}")}  # noqa: E731
+                return _get(scope, path, ready, request_id)
+            case ["models", _, "stats"] | ["models", _, "versions", _, "stats"]:
+                return _get(scope, path, lambda: inference.model_statistics(*_model(path[:-1])), request_id)
+            case ["models", _] | ["models", _, "versions", _]:
+                return _get(scope, path, lambda: inference.model_metadata(*_model(path)), request_id)
+            case ["repository", "index"]:
+                _only("POST", scope, path)
+                body = await read_body(scope["headers"], receive, inference.scoring.limits.max_body_bytes)
+                try:
+                    ready_only = _IndexRequest.model_validate_json(body or b"{}").ready
+                except ValidationError as error:
+                    raise first_error(error) from None
+                return _json(200, request_id, inference.repository_index(ready_only), "ok")
+        raise _NoRoute("route", "/v2/" + "/".join(path), "one of the protocol's that this server has (see /docs)")
+
+
+def error_answer(error: DPIFrameError, request_id: str) -> Answer:
+    """An error in the protocol's form: the status, headers and message are those of every other route."""
+    ours = answers.error_answer(error, request_id)
+    extra = tuple(h for h in ours.headers if h[0] in (b"retry-after", b"retry-after-ms", b"connection"))
+    if isinstance(error, _WrongMethod):
+        extra = ((b"allow", error.allowed.encode()),)
+    return _json(ours.status, request_id, {"error": str(error)}, ours.outcome, extra)
+
+
+def internal_error(request_id: str) -> Answer:
+    return _json(500, request_id, {"error": answers.internal_message(request_id)}, "internal")
+
+
+def _scores_answer(served: Served, request: InferRequest, job: Job, scores: Floats) -> Answer:
+    binary = request.parameters.binary_data_output
+    if request.outputs and (asked := request.outputs[0].parameters.binary_data) is not None:
+        binary = asked
+    output: dict[str, Any] = {"name": SCORES, "datatype": "FP32", "shape": list(scores.shape)}
+    raw = b""
+    if binary:
+        raw = scores.tobytes()
+        output["parameters"] = {"binary_data_size": len(raw)}
+    else:
+        output["data"] = scores.reshape(-1).tolist()
+    info = served.info
+    envelope: dict[str, Any] = {"model_name": info.name, "model_version": info.version}
+    if request.id:
+        envelope["id"] = request.id
+    envelope |= {"parameters": answer_parameters(job), "outputs": [output]}
+    if not binary:
+        return _json(200, job.request_id, envelope, "ok")
+    header = to_json(envelope)
+    kind = ((b"content-type", BINARY.encode()), (_ENVELOPE_LENGTH, b"%d" % len(header)))
+    return Answer(200, (*kind, *_common(job.request_id, len(header) + len(raw))), header + raw, "ok")
+
+
+def _steps(scope: Scope) -> list[str]:
+    """The path below `/v2`, split. ASGI has decoded it; names of models have no slash."""
+    root = scope.get("root_path", "")
+    path: str = scope["path"].removeprefix(root)
+    if path == "/v2" or path.startswith("/v2/"):  # called without a mount
+        path = path[3:]
+    return path.strip("/").split("/") if path.strip("/") else []
+
+
+def _model(path: list[str]) -> tuple[str, str]:
+    """(name, version or "") of models/NAME[/versions/VERSION]."""
+    if len(path) == 4 and path[2] != "versions":
+        raise _NoRoute("route", "/v2/" + "/".join(path), "models/NAME/versions/VERSION")
+    return path[1], path[3] if len(path) == 4 else ""
+
+
+def _only(method: str, scope: Scope, path: list[str]) -> list[str]:
+    got: str = scope["method"]
+    if got != method:
+        raise _WrongMethod(got, method, path)
+    return path
+
+
+def _get(scope: Scope, path: list[str], ask: Callable[[], dict[str, Any]], request_id: str) -> Answer:
+    _only("GET", scope, path)
+    return _json(200, request_id, ask(), "ok")
+
+
+def _or_503(ready: bool, what: str) -> bool:
+    if not ready:
+        raise Unavailable(f"{what}: got not ready, expected ready")
+    return True
+
+
+def _common(request_id: str, size: int) -> tuple[Header, ...]:
+    return (b"content-length", b"%d" % size), (b"x-request-id", request_id.encode("ascii"))
+
+
+def _json(status: int, request_id: str, content: object, outcome: str, extra: Iterable[Header] = ()) -> Answer:
+    body = to_json(content)
+    return Answer(status, ((b"content-type", b"application/json"), *_common(request_id, len(body)), *extra), body, outcome)

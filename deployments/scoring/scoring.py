@@ -1,0 +1,88 @@
+"""One request of any protocol, from its encoding to its scores: the order of the steps, their clock, and what is counted.
+
+Knows no HTTP and no gRPC; the routes turn requests into an `encode` and scores into answers.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from deployments.batching.batcher import Scored, check_deadline
+from deployments.config import Limits
+from deployments.metrics import Metrics, RequestSeen
+from deployments.scoring.served_model import Served
+from dpiframe_core.features.row_block import RowBlock
+
+# Values above which a request is encoded on a thread. Below, a thread gains nothing: the interpreter lets it hold the loop
+# for 5 ms at a time anyway, and so many values take about that long.
+_ENCODE_ON_LOOP_VALUES = 50_000
+_ENCODE_ON_LOOP_BYTES = 512 * 1024  # and for the lists of multi-valued features, which may be of any length, that of the body
+
+
+@dataclass(slots=True)
+class Job:
+    """What is known so far of a request. Times in milliseconds but `started`, seconds on the scoring's clock."""
+
+    request_id: str
+    started: float
+    model: str = ""
+    rows: int = 0
+    oov_count: int = 0
+    queue_ms: float = 0.0
+    encode_ms: float = 0.0
+    device_ms: float = 0.0
+
+    def timing_ms(self, total_ms: float) -> dict[str, float]:
+        return {"queue": self.queue_ms, "encode": self.encode_ms, "device": self.device_ms, "total": total_ms}
+
+
+class Scoring:
+    """Scores requests for every route of a process. `clock` is also the scorers'."""
+
+    def __init__(self, limits: Limits, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limits = limits
+        self._metrics = metrics
+        self._clock = clock
+
+    def begin(self, request_id: str) -> Job:
+        return Job(request_id, self._clock())
+
+    def total_ms(self, job: Job) -> float:
+        return (self._clock() - job.started) * 1e3
+
+    def finish(self, job: Job, outcome: str) -> None:
+        """Counts a request. `outcome`: "ok", "cancelled" or the code of an error."""
+        times = (job.queue_ms, job.encode_ms, job.device_ms, self.total_ms(job))
+        self._metrics.request(RequestSeen(job.model, outcome, job.rows, job.oov_count, *times))
+
+    async def score(
+        self,
+        job: Job,
+        served: Served,
+        encode: Callable[[], RowBlock],
+        *,
+        deadline_ms: float | None,
+        priority: int,
+        values: int = 0,
+        body_bytes: int = 0,
+    ) -> Scored:
+        """Encodes and scores. `values` and `body_bytes`, about how much there is to encode, decide where that happens.
+
+        Raises:
+            DPIFrameError: whatever `encode` or the scorer raise on purpose.
+        """
+        if deadline_ms is None:
+            deadline_ms = self.limits.default_deadline_ms
+        deadline = None if deadline_ms is None else job.started + deadline_ms / 1e3
+        before = self._clock()
+        check_deadline(deadline, before, "before it was encoded")
+        if values < _ENCODE_ON_LOOP_VALUES and body_bytes < _ENCODE_ON_LOOP_BYTES:
+            block = encode()
+        else:
+            block = await asyncio.to_thread(encode)
+        job.rows, job.oov_count = block.rows, block.oov_count
+        job.encode_ms = (self._clock() - before) * 1e3
+        scored = await served.scorer.submit(block, deadline, priority)
+        job.queue_ms, job.device_ms = scored.queue_ms, scored.device_ms
+        return scored

@@ -1,0 +1,201 @@
+"""The Ray cluster that a deployment runs on: a private one with Serve's settings, or one that is joined.
+
+Settings have to be in the environment before Serve is imported anywhere, so Ray is imported only after they are set.
+"""
+
+import contextlib
+import math
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from deployments.config import DeploymentConfig
+from deployments.metrics import LATENCY_BOUNDS_MS
+from deployments.serve.host import (
+    WINDOW,
+    cores,
+    free_ports,
+    interrupt_on_sigterm,
+    killed_after,
+    port_windows,
+    require_free_port,
+    stop_haproxy,
+    uninterrupted,
+)
+from dpiframe_core.errors import ConfigError, DPIFrameError
+
+FLAGS = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED")
+# What a service can do without, but not as fast; see docs/serving.md.
+FASTER = {
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deployments.front.middlewares",
+    "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",  # a line of log a request, which a Python process reads
+    # Another goes to syslog's port, where mostly nobody listens: the kernel then answers each with an ICMP message. Serve's
+    # configuration sets the level `info` behind this, past the `#`; `alert` is a replica that went down.
+    "RAY_SERVE_HAPROXY_LOG_TARGET": "127.0.0.1:514 local0 alert #",
+}
+_LOOPBACK = "127.0.0.2"  # Ray swaps 127.0.0.1 for the host's outer address; this one it leaves alone
+_OBJECT_STORE_BYTES = 80 * 2**20  # requests never touch it; Ray refuses less than 75 MiB
+_MESSAGE_ROOM = 65_536  # bytes of a gRPC message beside its tensors
+
+Report = Callable[[str], None]
+
+
+class LaunchError(DPIFrameError):
+    """The service could not be started. `logs_help`: the message alone may not explain why."""
+
+    code = "launch_failed"
+
+    def __init__(self, message: str, *, logs_help: bool = True) -> None:
+        self.logs_help = logs_help
+        super().__init__(message)
+
+
+def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]) -> dict[str, str]:
+    """The environment of a private cluster: the two flags, and free ports and own files for all that is fixed by default."""
+    metrics, stats, fallback, fallback_grpc = free_ports(4)
+    first, first_grpc = windows
+    proxy = state / "haproxy"
+    ours = {  # unless the user has his own
+        **FASTER,
+        "RAY_SERVE_HAPROXY_NBTHREAD": str(max(2, cores() // 8)),
+        # libgomp spins between parallel regions; with HTTP on the same cores a region then waits for a whole time slice.
+        "GOMP_SPINCOUNT": "10000",
+    }
+    return {
+        **dict.fromkeys(FLAGS, "1"),
+        **{name: os.environ.get(name, value) for name, value in ours.items()},
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(fallback),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(fallback_grpc),
+        # A window of its own: else a stale HAProxy of one instance could reach a replica of another on a port used again. The
+        # last port, which Serve leaves out, is taken: it holds the window.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(first),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(first + WINDOW - 1),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": str(first_grpc),
+        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": str(first_grpc + WINDOW - 1),
+        "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE": str(config.limits.max_body_bytes + _MESSAGE_ROOM),  # else a message may have 2 GiB
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(config.drain_s),
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(max(10, round(config.drain_s))),
+        # Seconds without a byte of a request that a client has begun. By default 3600: 4,096 such clients, all that HAProxy
+        # takes, lock out everybody else for an hour. Neither waiting for an answer nor an idle connection counts.
+        "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "30",
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "a"),  # short: socket paths end at 108 bytes and hold a node id of 56
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "m"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(proxy),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(proxy / "server-state"),
+        "RAY_SERVE_REQUEST_LATENCY_BUCKETS_MS": ",".join(map(str, LATENCY_BOUNDS_MS)),
+        "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray runs workers at nice 15, so that on a busy host a replica comes after everything else.
+        "RAY_worker_niceness": "0",
+        # Anyone who reaches a Ray port could run code: a token that only this user can read guards them.
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(state / "token"),
+    }
+
+
+@contextlib.contextmanager
+def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
+    """A cluster of this host alone for the block, with all settings; the port of its metrics.
+
+    Raises:
+        ConfigError: a model's bundle is not there, or a port is taken.
+    """
+    for ref in config.models:
+        if not (Path(ref.path) / "model.yaml").is_file():
+            raise ConfigError(f"models: got {ref.path!r}, expected the directory of a model bundle (no model.yaml in it)")
+    require_free_port(config.http.host, config.http.port)
+    if config.grpc is not None:
+        require_free_port(config.http.host, config.grpc.port, "grpc.port", "")
+    with port_windows(2) as windows:
+        state = Path(tempfile.mkdtemp(prefix=f"dpi-{os.getpid()}-", dir="/tmp"))
+        (state / "token").touch(0o600)
+        (state / "token").write_text(secrets.token_hex(32))
+        metrics_port = free_ports(1)[0]
+        os.environ.update(serve_settings(config, state, windows))
+        keep_logs = False
+        import ray
+
+        try:
+            report("Starting Ray")
+            ray.init(
+                address="local",
+                num_cpus=max(cores(), math.ceil(config.cpus)),
+                num_gpus=0 if config.device == "cpu" else None,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                logging_level="ERROR",
+                namespace="serve",
+                _node_ip_address=_LOOPBACK,
+                _metrics_export_port=metrics_port,
+                _temp_dir=str(state / "ray"),
+            )
+            interrupt_on_sigterm()  # ray.init puts a handler of its own there
+            yield metrics_port
+        except Exception as error:
+            keep_logs = not isinstance(error, DPIFrameError) or (isinstance(error, LaunchError) and error.logs_help)
+            if keep_logs:
+                error.add_note(f"logs: {state}/ray/session_latest/logs")
+            raise
+        finally:
+            with uninterrupted():
+                report("Stopping: finishing the requests in flight")
+                stop_haproxy(state, config.drain_s)
+                with killed_after(state):
+                    ray.shutdown()
+                if not keep_logs:
+                    shutil.rmtree(state, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def joined_cluster(config: DeploymentConfig, report: Report, address: str) -> Iterator[None]:
+    """A cluster that runs already, joined for the block; the application is deleted after it.
+
+    Raises:
+        LaunchError: there is none. ConfigError: a node of it lacks one of `FLAGS`.
+    """
+    os.environ.update(dict.fromkeys(FLAGS, "1"))
+    report(f"Joining the Ray cluster at {address}")
+    import ray
+    from ray import serve
+
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="serve")
+    except Exception as error:
+        raise LaunchError(
+            f"address: got {address!r} ({str(error).strip().splitlines()[0]}), expected a Ray cluster to join"
+        ) from None
+    try:
+        interrupt_on_sigterm()
+        _require_flags()
+        yield
+    finally:
+        with uninterrupted():
+            report("Stopping: finishing the requests in flight")
+            with contextlib.suppress(Exception):
+                serve.delete(config.application)
+            ray.shutdown()
+
+
+def _require_flags() -> None:
+    """The flags count where Ray was started: read them from the environment of a fresh worker on each node."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(num_cpus=0)(_flags_here)
+    for node in (n for n in ray.nodes() if n["Alive"]):
+        there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        for name, value in ray.get(task.options(scheduling_strategy=there).remote()).items():
+            if value != "1":
+                where = f"{name} on node {node['NodeManagerAddress']}"
+                raise ConfigError(f"{where}: got {value!r}, expected '1' in the environment in which Ray is started")
+
+
+def _flags_here() -> dict[str, str | None]:
+    return {name: os.environ.get(name) for name in FLAGS}

@@ -1,0 +1,115 @@
+"""The FastAPI application of a replica: the score route, the models it serves, liveness, readiness and the documentation.
+
+Turns every error, FastAPI's own included, into the one error form. Knows no Ray.
+"""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.openapi.utils import get_openapi
+from starlette.exceptions import HTTPException
+from starlette.routing import Mount, Route
+
+from deployments.config import Limits
+from deployments.http_api.answers import Answer, error_answer, internal_error, plain_error, request_id_of
+from deployments.http_api.score_route import ScoreRoute
+from deployments.metrics import Metrics, NoMetrics
+from deployments.protocol.inference import Inference
+from deployments.protocol.rest import InferRoute
+from deployments.scoring.scoring import Scoring
+from deployments.scoring.served_model import ModelList, Served, find
+from deployments.scoring.statistics import Statistics
+from deployments.serve.openapi import error_answers, protocol_pages, score_page
+from dpiframe_core.engine.buckets import BatchSizes
+from dpiframe_core.errors import DPIFrameError, Unavailable, shown
+
+__all__ = ["Served", "build_app"]
+
+log = logging.getLogger(__name__)
+
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+_MODEL_ERRORS = {404: "no such model", 422: "several models are served, and none is named"}
+
+
+def build_app(models: Mapping[str, Served], limits: Limits, metrics: Metrics | None = None) -> FastAPI:
+    """An application over `models`, by the name that requests give. The mapping is read anew for each request."""
+    counted = Statistics(metrics or NoMetrics())
+    app = FastAPI(title="DPIFrame", summary="CTR model inference", redirect_slashes=False)
+    for name, served in models.items():
+        counted.watch(name, served.scorer)
+
+    scoring = Scoring(limits, counted)
+    inference = Inference(models, scoring, counted)
+    app.state.inference = inference
+    # First, since the router asks one route after the other.
+    score, infer = ScoreRoute(models, scoring), InferRoute(inference)
+    app.state.score, app.state.infer = score, infer
+    app.router.routes[:0] = [
+        Mount("/v2", app=infer),
+        Route("/v2", infer),  # the bare path, which a mount leaves out
+        Route("/v1/score", score, methods=["POST"]),
+    ]
+
+    @app.get("/v1/models", tags=["models"])
+    async def list_models() -> ModelList:
+        """Every model served here, with the features that a request must give."""
+        return ModelList(models=[served.info for served in models.values()])
+
+    @app.get("/v1/batch-sizes", tags=["models"], responses=error_answers(_MODEL_ERRORS))
+    async def batch_sizes(model: str | None = None) -> BatchSizes:
+        """How many batches of each size this replica has run since its start: what `dpiframe tune` finds buckets from."""
+        return find(models, model, None).batch_sizes()
+
+    @app.get("/livez", tags=["health"])
+    async def live() -> dict[str, str]:
+        """The process answers."""
+        return {"status": "live"}
+
+    @app.get("/readyz", tags=["health"])
+    async def ready() -> Response:
+        """Every model takes requests."""
+        closed = [name for name, served in models.items() if not served.scorer.accepting]
+        if closed or not models:
+            raise Unavailable(f"models: got {closed or 'none'} not accepting requests, expected all to")
+        return Response(b'{"status":"ready"}', media_type="application/json")
+
+    @app.exception_handler(DPIFrameError)
+    async def raised(request: Request, error: DPIFrameError) -> Response:
+        return _response(error_answer(error, request_id_of(request.scope["headers"])))
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> Response:
+        code = _CODES.get(error.status_code, "http_error")
+        headers = tuple((k.lower().encode(), v.encode()) for k, v in (error.headers or {}).items())
+        # Not request.url, which raises for some Host headers.
+        message = f"route: got {request.method} {shown(request.scope['path'])}, expected one of this server (see /docs)"
+        return _response(plain_error(error.status_code, code, message, request_id_of(request.scope["headers"]), headers))
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> Response:
+        request_id = request_id_of(request.scope["headers"])
+        log.error("request %s failed", request_id, exc_info=error)
+        return _response(internal_error(request_id))
+
+    app.openapi = lambda: _openapi(app, models)  # type: ignore[method-assign]
+    return app
+
+
+def _response(answer: Answer) -> Response:
+    response = Response(answer.body, answer.status)
+    response.raw_headers = list(answer.headers)
+    return response
+
+
+def _openapi(app: FastAPI, models: Mapping[str, Served]) -> dict[str, Any]:
+    """FastAPI's document, and in it the routes that FastAPI does not know."""
+    if app.openapi_schema:
+        return app.openapi_schema
+    document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+    for paths, schemas in (score_page(models), protocol_pages()):
+        document["paths"] |= paths
+        document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+    app.openapi_schema = document
+    return document

@@ -1,0 +1,90 @@
+"""An ingress of the fan-in as a Serve replica: HTTP, validation and encoding; the scores come from engine processes beside it.
+
+Neither the weights nor torch are loaded here.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray import serve
+
+from deployments.config import DeploymentConfig, ModelRef
+from deployments.fanin.handshake import meeting_place
+from deployments.http_api.serve_bypass import answered
+from deployments.protocol.grpc_service import GrpcMethods
+from deployments.serve.ray_metrics import RayMetrics
+from deployments.serve.replica_parts import app_of, require_new, set_log_level
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from deployments.fanin.scorer import FanInScorer
+    from deployments.scoring.served_model import Served
+
+
+@serve.ingress()
+class IngressReplica(GrpcMethods):
+    """Answers HTTP for every model of one configuration. `engine`, a handle, is what puts both into one application."""
+
+    def __init__(self, config: DeploymentConfig, engine: Any) -> None:
+        self._config = config
+        self._engine = engine
+        self._scorers: list[FanInScorer] = []
+        self._metrics = RayMetrics(gauges=False)  # the engine reports them
+        set_log_level(config)
+
+    async def __serve_build_asgi_app__(self) -> "FastAPI":
+        models: dict[str, Served] = {}
+        node = ray.get_runtime_context().get_node_id()
+        engines = expected_engines(self._config, ray.nodes(), node)
+        for ref in self._config.models:
+            name, served = await self._served(ref, node, engines)
+            require_new(name, models)
+            models[name] = served
+        return app_of(self, self._config, models, self._metrics)
+
+    async def _served(self, ref: ModelRef, node: str, engines: int) -> "tuple[str, Served]":
+        """A model, once as many engines of this node serve it as will."""
+        from deployments.fanin.remote_engine import RemoteEngine
+        from deployments.fanin.scorer import FanInScorer
+        from deployments.scoring.served_model import Served
+        from dpiframe_core.bundle.encoding_files import read_encoding
+        from dpiframe_core.features.encoder import Encoder
+
+        config = self._config
+        read = await asyncio.to_thread(read_encoding, ref.path)
+        manifest = read.manifest
+        name = ref.name or manifest.name
+        schema = manifest.feature_schema
+        scorer = FanInScorer(
+            meeting_place(config.application, node),
+            name,
+            read.fingerprint,
+            schema.block_layout,
+            len(manifest.tasks),
+            most_rows=config.batching.max_queued_rows + config.limits.max_rows_per_request,
+        )
+        self._scorers.append(scorer)
+        encoder = await asyncio.to_thread(Encoder, schema, read.vocabularies)
+        await scorer.found(engines)
+        remote = RemoteEngine(manifest, encoder, scorer)
+        return name, Served.of(remote, scorer, config.limits, name=name, version=ref.version, example=read.example)
+
+    async def __del__(self) -> None:
+        await answered(self._config.drain_s)
+        for scorer in self._scorers:
+            await scorer.close()
+        self._metrics.close()
+
+
+def expected_engines(config: DeploymentConfig, nodes: Sequence[Mapping[str, Any]], node: str) -> int:
+    """How many engines this node will have at first, as far as that is certain: on several nodes, one."""
+    alive = [n for n in nodes if n["Alive"]]
+    if len(alive) > 1:
+        return 1
+    if config.device == "cpu":
+        return config.first_replicas
+    gpus = next((int(n["Resources"].get("GPU", 0)) for n in alive if n["NodeID"] == node), 0)
+    return max(1, min(config.first_replicas, gpus))

@@ -1,0 +1,111 @@
+"""Starts and stops a deployment on this host: a cluster, Serve with HAProxy and throughput mode, one application.
+
+Serve reads its settings from the environment when its modules are imported, in every one of its processes, so Ray is imported
+only after they are set. Nothing here knows models or requests.
+"""
+
+import contextlib
+import logging
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployments.config import DeploymentConfig
+from deployments.serve.cluster import LaunchError, Report, joined_cluster, private_cluster
+from deployments.serve.host import interrupt_on_sigterm
+
+_GRPC_SERVICE = "deployments.infer_grpc.add_to_server"
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A running service. Filled by `running`; `metrics_url` is empty on a cluster that somebody else started."""
+
+    url: str
+    metrics_url: str
+    config: DeploymentConfig
+
+
+@contextlib.contextmanager
+def running(config: DeploymentConfig, report: Report, *, address: str | None = None) -> Iterator[Endpoint]:
+    """The service of `config`, ready for requests within the block and stopped after it. Once in a process, in its main thread.
+
+    Args:
+        report: told of each step of starting and stopping, when it begins.
+        address: of an existing Ray cluster with both flags active; without it a private one is started and stopped.
+
+    Raises:
+        ConfigError, LaunchError: and nothing is left running.
+    """
+    if "ray.serve" in sys.modules:
+        raise LaunchError("launcher: got a process that has imported Ray Serve before, expected its settings to come first")
+    config = config.with_absolute_paths()
+    interrupt_on_sigterm()
+    if address is None:
+        with private_cluster(config, report) as metrics_port:
+            yield _deploy(config, report, f"http://127.0.0.1:{metrics_port}/metrics")
+    else:
+        with joined_cluster(config, report, address):
+            yield _deploy(config, report, "")
+
+
+def _deploy(config: DeploymentConfig, report: Report, metrics_url: str) -> Endpoint:
+    import ray
+    from ray import serve
+
+    from deployments.app import application
+
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    config = config.placed(int(ray.cluster_resources().get("GPU", 0)))
+    report("Starting HAProxy and the Serve controller")
+    http = {"host": config.http.host, "port": config.http.port}
+    quiet = {"log_level": "ERROR", "enable_access_log": False}
+    # Reflection would look for the protocol among the messages that the process has registered; ours are their own.
+    functions = {"grpc_servicer_functions": [_GRPC_SERVICE], "enable_reflection": False}
+    grpc = None if config.grpc is None else {"port": config.grpc.port, **functions}
+    serve.start(http_options=http, grpc_options=grpc, proxy_location="HeadOnly", logging_config=quiet)
+    names = ", ".join(Path(m.path).name for m in config.models)
+    report(f"Loading {names} on {config.device} and warming up")
+    app = application(config, constructor_tries=1)
+    serve.run_many(
+        [serve.RunTarget(app, name=config.application, route_prefix=config.route_prefix)],
+        wait_for_applications_running=False,
+    )
+    while (status := serve.status().applications[config.application]).status != "RUNNING":
+        if status.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+            raise _cause("\n".join(d.message for d in status.deployments.values()))
+        time.sleep(_POLL_S)
+    url = f"http://127.0.0.1:{config.http.port}{config.route_prefix.rstrip('/')}"
+    _wait_ready(url)
+    return Endpoint(url, metrics_url, config)
+
+
+def _wait_ready(url: str, patience_s: float = 10) -> None:
+    """Serve calls an application running a moment before HAProxy has its new configuration."""
+    import httpx
+
+    give_up = time.monotonic() + patience_s
+    while True:
+        try:
+            answer = httpx.get(f"{url}/readyz", timeout=5)
+            if answer.status_code == 200:
+                return
+            seen = f"status {answer.status_code}"
+        except httpx.HTTPError as error:
+            seen = str(error)
+        if time.monotonic() > give_up:
+            raise LaunchError(f"{url}/readyz: got {seen}, expected status 200 within {patience_s:g} s")
+        time.sleep(_POLL_S)
+
+
+def _cause(message: str) -> LaunchError:
+    """The error at the end of a Serve status message, which is a whole traceback: what follows its last indented line."""
+    lines = message.strip().splitlines() or ["Serve gave no reason"]
+    last = max((i for i, line in enumerate(lines) if line.startswith(" ")), default=-1)
+    text = " ".join(lines[last + 1 :]) or lines[-1].strip()
+    ours = re.fullmatch(r"dpiframe_core\.errors\.\w+: (.*)", text)
+    return LaunchError(ours[1] if ours else text, logs_help=ours is None)

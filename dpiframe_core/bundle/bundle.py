@@ -1,0 +1,216 @@
+"""Model bundles: reads, verifies and writes the directory of one trained model. No pickle; nothing in it is ever executed.
+
+Everything is checked here but what needs the model's graph (parameter shapes) or a device (the golden scores): the engine's.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+
+from dpiframe_core.bundle.bundle_files import check_finite, listed_files, move_into_place, read_tensors, write_tensors
+from dpiframe_core.bundle.encoding_files import check_hashes, named, read_example, read_vocabularies, sha256
+from dpiframe_core.bundle.golden import Golden, golden_from_tensors
+from dpiframe_core.bundle.graph_file import graph_json, read_graph
+from dpiframe_core.bundle.manifest import (
+    DENSE_FILE,
+    EXAMPLE_FILE,
+    GOLDEN_FILE,
+    GRAPH_FILE,
+    MANIFEST_FILE,
+    DensePrecision,
+    GoldenSpec,
+    Manifest,
+    Precision,
+    Provenance,
+    first_fault,
+    manifest_yaml,
+    parse_manifest,
+    vocabulary_file,
+    vocabulary_names,
+)
+from dpiframe_core.bundle.table_files import read_table, write_table
+from dpiframe_core.errors import BundleError, shown
+from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.features.vocabulary import VocabularyTable, write_vocabulary
+from dpiframe_core.graph.architecture import Architecture
+from dpiframe_core.graph.graph import Graph
+
+__all__ = [
+    "Bundle",
+    "Golden",
+    "GoldenSpec",
+    "Manifest",
+    "Precision",
+    "Provenance",
+    "VocabularyTable",
+    "read_bundle",
+    "write_bundle",
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bundle:
+    """A bundle as read. Filled by `read_bundle`.
+
+    Attributes:
+        path: its directory. manifest: its `model.yaml`.
+        dense: parameter name -> float32 tensor. tables: table name -> [rows, dim], memory-mapped: pages are read when touched.
+        vocabularies: by vocabulary file name, as `Encoder` takes them.
+        golden: rows with known scores. example: one raw request body, for people.
+        fingerprint: SHA-256 of `model.yaml`, which holds the hash of every other file: the key of caches.
+        scales: table name -> float32[dim], of the int8 tables: value = weight * scale.
+        graph: what `graph.json` holds, if the architecture is `graph`.
+    """
+
+    path: Path
+    manifest: Manifest
+    dense: dict[str, torch.Tensor]
+    tables: dict[str, torch.Tensor]
+    vocabularies: dict[str, VocabularyTable]
+    golden: Golden
+    example: dict[str, Any] | None
+    fingerprint: str
+    scales: dict[str, torch.Tensor] = field(default_factory=dict)
+    graph: Graph | None = None
+
+
+def read_bundle(path: str | os.PathLike[str], *, verify: bool = True) -> Bundle:
+    """Reads and checks a bundle; `verify=False` skips the hashes (of files known to be whole) and nothing else.
+
+    Raises:
+        BundleError: missing, damaged or inconsistent; one line, which file and why.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        raise BundleError(f"{root}: got no directory, expected a model bundle")
+    with named(root):
+        return _read(root, verify)
+
+
+def write_bundle(
+    path: str | os.PathLike[str],
+    *,
+    name: str,
+    version: str,
+    architecture: Architecture,
+    feature_schema: FeatureSchema,
+    dense: Mapping[str, torch.Tensor],
+    tables: Mapping[str, torch.Tensor],
+    vocabularies: Mapping[str, VocabularyTable],
+    golden: Golden,
+    provenance: Provenance,
+    scales: Mapping[str, torch.Tensor] | None = None,
+    tasks: tuple[str, ...] = ("click",),
+    precision: Precision | None = None,
+    golden_tolerance: Mapping[DensePrecision, float] | None = None,
+    example: Mapping[str, Any] | None = None,
+    graph: Graph | None = None,
+    overwrite: bool = False,
+) -> Manifest:
+    """Writes a bundle beside its target, reads it back with the checks of `read_bundle`, and renames it into place.
+
+    Equal arguments give equal bytes. With `overwrite`, an older bundle at `path` stays until the new one is whole.
+
+    Raises:
+        BundleError: `path` is taken, or what was given would not make a readable bundle.
+    """
+    root = Path(path).absolute()
+    if (root.exists() or root.is_symlink()) and not (overwrite and not root.is_symlink() and (root / MANIFEST_FILE).is_file()):
+        raise BundleError(f"{root}: got an existing path, expected a new one, or a bundle and overwrite=True")
+    root.parent.mkdir(parents=True, exist_ok=True)
+    staging = root.parent / f".{root.name}-{secrets.token_hex(4)}.new"
+    staging.mkdir()
+    try:
+        with named(root):
+            _check_given("tables", tables, [table.name for table in feature_schema.tables])
+            scales = scales or {}
+            _check_given("scales", scales, [table.name for table in feature_schema.tables if table.dtype == "int8"])
+            _check_given("vocab", vocabularies, vocabulary_names(feature_schema))
+            write_tensors(staging, DENSE_FILE, dense)
+            for table, weight in tables.items():
+                write_table(staging, table, weight, scales.get(table))
+            for vocabulary, entries in vocabularies.items():
+                write_vocabulary(entries, staging / vocabulary_file(vocabulary))
+            write_tensors(staging, GOLDEN_FILE, golden.tensors())
+            if graph is not None:
+                (staging / GRAPH_FILE).write_bytes(graph_json(graph))
+            if example is not None:
+                (staging / EXAMPLE_FILE).write_bytes(_example_json(example))
+            try:
+                manifest = Manifest(
+                    name=name,
+                    version=version,
+                    architecture=architecture,
+                    tasks=tasks,
+                    precision=precision or Precision(),
+                    provenance=provenance,
+                    golden=GoldenSpec(rows=golden.block.rows, tolerance=dict(golden_tolerance or {})),
+                    schema=feature_schema,
+                    files={file: sha256(staging / file) for file in sorted(listed_files(staging))},
+                )
+            except ValidationError as e:
+                raise BundleError(f"{MANIFEST_FILE}: {first_fault(e)}") from None
+            (staging / MANIFEST_FILE).write_bytes(manifest_yaml(manifest))
+            _read(staging, verify=False)
+        move_into_place(staging, root)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return manifest
+
+
+def _read(root: Path, verify: bool) -> Bundle:
+    found = listed_files(root)
+    if MANIFEST_FILE not in found:
+        raise BundleError(f"{MANIFEST_FILE}: got no such file, expected one in every bundle")
+    text = (root / MANIFEST_FILE).read_bytes()
+    manifest = parse_manifest(text)
+    schema = manifest.feature_schema
+    for file in sorted(manifest.files.keys() ^ found - {MANIFEST_FILE}):
+        if file in found:
+            raise BundleError(f"{file}: got a file that {MANIFEST_FILE} does not list, expected none")
+        raise BundleError(f"{file}: got no such file, expected it as {MANIFEST_FILE} lists it")
+    if verify:
+        check_hashes(root, manifest.files)
+    dense = read_tensors(root, DENSE_FILE)
+    for key, tensor in dense.items():
+        if tensor.dtype != torch.float32:
+            raise BundleError(f"{DENSE_FILE}: {key}: got {tensor.dtype}, expected torch.float32")
+        check_finite(DENSE_FILE, key, tensor)
+    vocabularies = read_vocabularies(root, schema)
+    tables = {table.name: read_table(root, table) for table in schema.tables}
+    return Bundle(
+        path=root,
+        manifest=manifest,
+        dense=dense,
+        tables={name: weight for name, (weight, _) in tables.items()},
+        vocabularies=vocabularies,
+        golden=golden_from_tensors(read_tensors(root, GOLDEN_FILE), schema, manifest.golden.rows, len(manifest.tasks)),
+        example=read_example(root) if EXAMPLE_FILE in manifest.files else None,
+        fingerprint=hashlib.sha256(text).hexdigest(),
+        scales={name: scale for name, (_, scale) in tables.items() if scale is not None},
+        graph=read_graph(root / GRAPH_FILE, schema, len(manifest.tasks)) if GRAPH_FILE in manifest.files else None,
+    )
+
+
+def _example_json(example: Mapping[str, Any]) -> bytes:
+    try:
+        return (json.dumps(example, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    except (TypeError, ValueError) as e:
+        raise BundleError(f"{EXAMPLE_FILE}: got {shown(str(e))}, expected values that JSON can hold") from None
+
+
+def _check_given(folder: str, given: Mapping[str, object], expected: list[str]) -> None:
+    """Before names become paths: exactly the names of the schema, which are safe."""
+    for name in sorted(given.keys() ^ set(expected)):
+        if name in given:
+            raise BundleError(f"{folder}: got {shown(name)}, expected only what the schema names")
+        raise BundleError(f"{folder}: got no {shown(name)}, expected it as the schema names it")

@@ -1,0 +1,108 @@
+"""What it takes of a bundle to encode requests for its model: manifest, vocabularies, example. No torch: an ingress that leaves
+the weights to an engine process reads no more than this.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpiframe_core.bundle.manifest import (
+    EXAMPLE_FILE,
+    MANIFEST_FILE,
+    Manifest,
+    parse_manifest,
+    vocabulary_file,
+    vocabulary_names,
+)
+from dpiframe_core.errors import BundleError, shown
+from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.features.vocabulary import VocabularyTable, check_vocabularies, read_vocabulary
+
+_HASHING_THREADS = 8  # one SHA-256 stream runs at 1 to 2 GB/s, slower than the disks that hold large tables
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Encoding:
+    """Filled by `read_encoding`; the attributes are those of `Bundle`."""
+
+    manifest: Manifest
+    vocabularies: dict[str, VocabularyTable]
+    example: dict[str, Any] | None
+    fingerprint: str
+
+
+def read_encoding(path: str | os.PathLike[str]) -> Encoding:
+    """Reads and checks what encoding needs of a bundle; its tensors are not looked at.
+
+    Raises:
+        BundleError: missing, damaged or inconsistent; one line, which file and why.
+    """
+    root = Path(path)
+    with named(root):
+        try:
+            text = (root / MANIFEST_FILE).read_bytes()
+        except FileNotFoundError:
+            raise BundleError(f"{MANIFEST_FILE}: got no such file, expected one in every bundle") from None
+        manifest = parse_manifest(text)
+        files = [*map(vocabulary_file, vocabulary_names(manifest.feature_schema)), EXAMPLE_FILE]
+        check_hashes(root, {file: manifest.files[file] for file in files if file in manifest.files})
+        return Encoding(
+            manifest,
+            read_vocabularies(root, manifest.feature_schema),
+            read_example(root) if EXAMPLE_FILE in manifest.files else None,
+            hashlib.sha256(text).hexdigest(),
+        )
+
+
+def read_vocabularies(root: Path, schema: FeatureSchema) -> dict[str, VocabularyTable]:
+    """Those that the features read, checked against the schema."""
+    vocabularies = {name: _read_vocabulary(root, vocabulary_file(name)) for name in vocabulary_names(schema)}
+    check_vocabularies(schema, vocabularies)
+    return vocabularies
+
+
+def read_example(root: Path) -> dict[str, Any]:
+    try:
+        example = json.loads((root / EXAMPLE_FILE).read_bytes())
+    except (ValueError, RecursionError) as e:
+        raise BundleError(f"{EXAMPLE_FILE}: got {shown(str(e))}, expected JSON") from None
+    if not isinstance(example, dict):
+        raise BundleError(f"{EXAMPLE_FILE}: got {shown(example)}, expected a JSON object")
+    return example
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_hashes(root: Path, hashes: Mapping[str, str]) -> None:
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+        found = pool.map(sha256, (root / name for name in hashes))
+        for (name, expected), got in zip(hashes.items(), found, strict=True):
+            if got != expected:
+                raise BundleError(f"{name}: got sha256 {got[:16]}..., expected {expected[:16]}... as model.yaml says")
+
+
+@contextmanager
+def named(root: Path) -> Iterator[None]:
+    """Puts the bundle's path before the file names that errors begin with."""
+    try:
+        yield
+    except BundleError as e:
+        raise BundleError(f"{root}/{e}") from e.__cause__
+    except OSError as e:
+        raise BundleError(f"{root}: got {shown(str(e))}, expected files that can be read and written") from e
+
+
+def _read_vocabulary(root: Path, file: str) -> VocabularyTable:
+    try:
+        return read_vocabulary(root / file)
+    except BundleError as e:
+        raise BundleError(f"{file}: {e}") from e.__cause__

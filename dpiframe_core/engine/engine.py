@@ -1,0 +1,298 @@
+"""The engine: one model of one bundle on one device, from encoded rows to scores. Thread-safe. Knows no Ray and no HTTP.
+
+engine = Engine.load("models/demo")
+engine.warmup()
+engine.score({"C1": ["68fd1e64", None], ...}, context={"I1": 3, ...})    # float32[2, 1]
+"""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+
+from dpiframe_core.bundle.bundle import Bundle, read_bundle
+from dpiframe_core.embedding.store import EmbeddingStore
+from dpiframe_core.engine.buckets import Counts, geometric_buckets, padding_waste
+from dpiframe_core.engine.calibration import Calibration
+from dpiframe_core.engine.cpu_lane import CpuLane
+from dpiframe_core.engine.cuda_lane import CudaLane, assembled
+from dpiframe_core.engine.device_name import target_device
+from dpiframe_core.engine.fp8 import FP8, check_fp8, measured_scales
+from dpiframe_core.engine.lane_pool import LanePool
+from dpiframe_core.engine.options import (
+    AUTO,
+    DEFAULT_PRECISION,
+    GOLDEN_TOLERANCE,
+    PRECISIONS,
+    WAVES,
+    EngineOptions,
+    WarmupReport,
+)
+from dpiframe_core.engine.program import CpuProgram, CudaProgram, cpu_program, cuda_programs, learned, recalled
+from dpiframe_core.engine.tuning_cache import ChoiceKey, choice_key, load, store
+from dpiframe_core.errors import BundleError, ConfigError, InputError, Unavailable
+from dpiframe_core.features.encoder import Encoder
+from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock
+from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.graph.waves import group_waves
+from dpiframe_core.models.model_graph import model_graph
+from kernels.runtime import c_build
+
+log = logging.getLogger(__name__)
+_COLD = "not warmed up"
+
+
+class Engine:
+    """Owns a model's weights on a device and the lanes that run it. Make it with `load`, then `warmup` it.
+
+    Attributes:
+        bundle, manifest, schema, encoder: what was loaded. graph: what is computed, after fusion.
+        device: "cpu" or "cuda:N". precision: "fp32", "tf32", "bf16" or "fp8". max_batch_rows, lanes: see `EngineOptions`.
+        buckets: rows of the captured graphs; () on a CPU, where a batch runs at its own size.
+    """
+
+    def __init__(self, bundle: Bundle, device: str, precision: str | None = None, options: EngineOptions | None = None) -> None:
+        self.options = options = options or EngineOptions()
+        target = target_device(device)
+        self.device = str(target)
+        asked = bundle.manifest.precision.dense
+        if target.type == "cpu" and precision is None:
+            asked = None  # what a bundle asks for is about GPUs; a CPU computes in float32, which is at least as exact
+        self.precision = precision or asked or DEFAULT_PRECISION[target.type]
+        if self.precision not in PRECISIONS[target.type]:
+            raise InputError("precision", self.precision, f"one of {', '.join(PRECISIONS[target.type])} on {target.type}")
+        self.bundle, self.manifest = bundle, bundle.manifest
+        self.schema = bundle.manifest.feature_schema
+        self.encoder = Encoder(self.schema, bundle.vocabularies)
+        self.max_batch_rows = options.max_batch_rows
+        self.lanes = options.lanes or (2 if target.type == "cuda" else 1)
+        self.buckets: tuple[int, ...] = ()
+        if target.type == "cuda":
+            self.buckets = tuple(sorted({*options.buckets})) or geometric_buckets(self.max_batch_rows)
+        self.graph = fuse(model_graph(bundle), options.fusion)
+        self._store = EmbeddingStore(self.schema, bundle.tables, target, bundle.scales)
+        self._calibrations: dict[int, Calibration] = {}
+        self._programs = self._made_programs(target)
+        self._pool = LanePool([self._lane(target) for _ in range(self.lanes)])
+        # A lane has one user at a time, so its own counts need no lock.
+        self._batch_sizes = {lane: [0] * (self.max_batch_rows + 1) for lane in self._pool.lanes}
+        self._failure: str | None = _COLD
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        device: str = "auto",
+        precision: str | None = None,
+        *,
+        max_batch_rows: int = 4096,
+        lanes: int = 0,
+    ) -> Self:
+        """Reads and verifies a bundle and puts it on a device ("auto": the GPU if there is one; "cpu", "cuda", "cuda:N").
+
+        Raises:
+            BundleError: the bundle is missing, damaged or inconsistent.
+            InputError: a device or precision that does not exist here.
+        """
+        return cls(read_bundle(path), device, precision, EngineOptions(max_batch_rows=max_batch_rows, lanes=lanes))
+
+    def warmup(self) -> WarmupReport:
+        """Captures every bucket on every lane and scores the golden rows on each. The engine serves only after this.
+
+        Raises:
+            BundleError: the golden scores do not come out within the precision's tolerance.
+            Unavailable: it is warm already, closed, or has failed before.
+        """
+        if self._failure != _COLD:
+            raise Unavailable(f"engine: got a warm-up while {self._failure or 'serving'}, expected one after loading")
+        start = time.perf_counter()
+        c_build.blocks()  # built now, not at the first batch of several requests
+        try:
+            programs = [p for p in self._programs if isinstance(p, CudaProgram)]
+            self._calibrations |= recalled(
+                programs, load(self._key()) if programs and self.options.recall else {}, self.buckets
+            )
+            known = len(self._calibrations)
+            before = _free_bytes(self.device)
+            for lane in self._pool.lanes:
+                lane.prepare()
+            captured = max(0, before - _free_bytes(self.device))
+            error = max(self._golden_error(lane) for lane in self._pool.lanes)
+            if not error <= self.golden_tolerance:
+                way_out = (
+                    "" if self.precision == "fp32" else "; use a higher precision, or raise golden.tolerance in model.yaml"
+                )
+                raise BundleError(
+                    f"{self.bundle.path}: golden rows: got scores off by {error:.3g} at {self.precision} on {self.device}, "
+                    f"expected at most {self.golden_tolerance:.3g}{way_out}"
+                )
+        except Exception as failure:
+            self._failure = f"the warm-up failed: {failure}"
+            raise
+        if self._failure != _COLD:
+            raise Unavailable(f"engine: {self._failure}")
+        if programs and self.options.recall:  # not before the golden rows came out: what computes wrongly must not come back
+            store(self._key(), learned(programs, self._calibrations))
+        self._failure = None
+        buffers = sum(lane.bytes_used for lane in self._pool.lanes if isinstance(lane, CudaLane))
+        for c in self._calibrations.values():
+            log.info("bucket %d runs %s, %.2fx the next best of %s us", c.bucket, c.program, c.gain, dict(c.microseconds))
+        return WarmupReport(
+            self.device, self.precision, self.buckets, self.lanes, time.perf_counter() - start,
+            error, self.golden_tolerance, self._store.bytes_used, buffers, captured,
+            tuple(self._calibrations[b] for b in sorted(self._calibrations)), known,
+        )  # fmt: skip
+
+    @property
+    def golden_tolerance(self) -> float:
+        """Largest deviation of a probability on the golden rows at which the engine still serves."""
+        overrides = {str(k): v for k, v in self.manifest.golden.tolerance.items()}
+        return overrides.get(self.precision, GOLDEN_TOLERANCE[self.precision])
+
+    @property
+    def out_of_range(self) -> int:
+        """Reads of a table with an id outside it (they got the out-of-vocabulary row). One bad id may feed two tables."""
+        first = self._programs[0]
+        return first.operators.out_of_range if isinstance(first, CpuProgram) else self._store.out_of_range
+
+    def program(self, bucket: int) -> CpuProgram | CudaProgram:
+        """What runs a bucket's batches (on a CPU: all batches). Settled by the warm-up."""
+        known = self._calibrations.get(bucket)
+        return next((p for p in self._programs if known and p.name == known.program), self._programs[0])
+
+    @property
+    def batch_sizes(self) -> Counts:
+        """int64[max_batch_rows + 1]: how many batches of each number of rows were scored since the start. A copy."""
+        counts = np.zeros(self.max_batch_rows + 1, np.int64)
+        for own in self._batch_sizes.values():  # lists, as to count in an array takes three times as long
+            counts += own
+        return counts
+
+    @property
+    def padding_waste(self) -> float:
+        """Padded rows over computed rows since the start, 0 to 1."""
+        return padding_waste(self.buckets, self.batch_sizes)
+
+    def check(self) -> None:
+        """Raises Unavailable if the engine cannot serve: closed, not warmed up, or its device failed."""
+        if self._failure is not None:
+            raise Unavailable(f"engine: {self._failure}")
+
+    def run_batch(self, blocks: Sequence[RowBlock], deadline: float | None = None, priority: int = 0) -> BatchResult:
+        """Scores the rows of several requests in one run of one lane; blocks until the scores lie in host memory.
+
+        Raises:
+            InputError: more rows than max_batch_rows, or none.
+            DeadlineExceeded: `deadline` (time.monotonic seconds) passed before a lane was free.
+            Unavailable: closed, not warmed up, or the device failed.
+        """
+        rows = contexts = 0
+        layout = self.schema.block_layout
+        for block in blocks:
+            block.check(layout)
+            rows += block.rows
+            contexts += block.contexts
+        if not 1 <= rows <= self.max_batch_rows:
+            raise InputError("batch rows", rows, f"1 to {self.max_batch_rows}")
+        if contexts > self.max_batch_rows:
+            raise InputError("batch contexts", contexts, f"at most {self.max_batch_rows}")
+        lane = self._pool.take(deadline, priority)
+        try:
+            self.check()
+            result = lane.run(blocks)
+            self._batch_sizes[lane][rows] += 1
+            return result
+        except RuntimeError as error:  # torch and CuPy raise it for every CUDA error; most of those are sticky
+            self._failure = f"device {self.device} failed: {error}"
+            raise Unavailable(f"engine: {self._failure}") from error
+        finally:
+            self._pool.put(lane)
+
+    def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Floats:
+        """float32[rows, tasks]: the scores of one request of any size, in runs of at most max_batch_rows.
+
+        Args:
+            deadline: time.monotonic seconds after which no further run is started.
+            priority: among callers that wait for a lane, higher goes first.
+        """
+        step = self.max_batch_rows
+        if block.rows <= step:
+            return self.run_batch((block,), deadline, priority).scores
+        parts = [block.window(i, min(i + step, block.rows)) for i in range(0, block.rows, step)]
+        return assembled([self.run_batch((part,), deadline, priority) for part in parts])
+
+    def replay_us(self, block: RowBlock, repeats: int = 50) -> float | None:
+        """Device-only time of one run in microseconds, its graph replayed back to back; None without captured graphs."""
+        self.check()
+        lane = self._pool.take(None, 0)
+        try:
+            if not isinstance(lane, CudaLane) or not self.options.capture:
+                return None
+            lane.run((block,))
+            return lane.replay_us(block.rows, repeats)
+        finally:
+            self._pool.put(lane)
+
+    def score(self, candidates: Mapping[str, object], context: Mapping[str, object] | None = None) -> Floats:
+        """float32[n, tasks] for raw values: `candidates` feature -> n values, `context` feature -> one value for all rows."""
+        return self.submit(self.encoder.encode(candidates, context or {}))
+
+    def close(self) -> None:
+        """Refuses new runs (Unavailable), waits for those in flight, then releases graphs and buffers."""
+        self._failure = "closed"
+        for lane in self._pool.drain():
+            try:
+                lane.close()
+            except RuntimeError:  # a failed device refuses even that
+                log.exception("releasing a lane of %s failed", self.device)
+
+    def _golden_error(self, lane: CpuLane | CudaLane) -> float:
+        """Largest deviation on the golden rows: all of them, and repeated so often that they fill each bucket of the lane."""
+        golden = self.bundle.golden
+        rows = golden.block.rows
+        step = min(rows, self.max_batch_rows)
+        spans = [[(i, min(i + step, rows))] for i in range(0, rows, step)]
+        for bucket in lane.buckets if isinstance(lane, CudaLane) else ():
+            whole, rest = divmod(bucket, rows)
+            spans.append([(0, rows)] * whole + [(0, rest)] * (rest > 0))
+        worst = 0.0
+        for parts in spans:
+            got = lane.run([golden.block.part(*span) for span in parts]).scores
+            want = np.concatenate([golden.scores[start:stop] for start, stop in parts])
+            worst = max(worst, float(np.abs(got - want).max()))
+        return worst
+
+    def _key(self) -> ChoiceKey:
+        """What the warm-up's choices depend on: beside the bundle, how its graph is laid out."""
+        o = self.options
+        about = f"{self.bundle.fingerprint} {o.policy} {o.max_streams} {','.join(o.fusion)}"
+        return choice_key(about, self.precision, torch.device(self.device))
+
+    def _made_programs(self, target: torch.device) -> tuple[CpuProgram | CudaProgram, ...]:
+        o, made = self.options, (self.graph, self.schema, self._store, self.bundle.dense)
+        if target.type == "cpu":
+            return (cpu_program(*made, self.precision, o.policy),)
+        if self.precision != FP8:
+            return cuda_programs(*made, self.precision, o.policy, o.max_streams)
+        if o.policy not in (AUTO, WAVES):
+            raise ConfigError(f"policy: got {o.policy!r} with precision fp8, expected {AUTO} or {WAVES}")
+        check_fp8(group_waves(self.graph), target)
+        (measured,) = cuda_programs(*made, "bf16", WAVES, o.max_streams)
+        scales = measured_scales(measured, self.schema.block_layout, self.bundle.golden.block, target)
+        return cuda_programs(*made, FP8, WAVES, o.max_streams, scales)
+
+    def _lane(self, target: torch.device) -> CpuLane | CudaLane:
+        layout, first = self.schema.block_layout, self._programs[0]
+        if isinstance(first, CpuProgram):
+            return CpuLane(first.operators, first.plan, layout, self.graph.output)
+        programs = [p for p in self._programs if isinstance(p, CudaProgram)]
+        calibrations, capture = self._calibrations, self.options.capture
+        return CudaLane(programs, layout, self.buckets, self.precision, target, calibrations, capture=capture)
+
+
+def _free_bytes(device: str) -> int:
+    return torch.cuda.mem_get_info(device)[0] if device != "cpu" else 0

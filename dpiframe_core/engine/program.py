@@ -1,0 +1,117 @@
+"""The ways in which a device may run a model: a graph, the plan of its steps and the operators bound to it. Warm-up keeps the
+fastest for each bucket (`calibration`).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dpiframe_core.embedding.store import EmbeddingStore
+from dpiframe_core.engine.calibration import Calibration
+from dpiframe_core.engine.options import AUTO, WAVES
+from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.graph.chains import group_chain
+from dpiframe_core.graph.graph import Graph
+from dpiframe_core.graph.schedule import POLICIES, Plan
+from dpiframe_core.graph.waves import group_waves
+from dpiframe_core.operators.cpu import CpuOperators
+from dpiframe_core.operators.cuda import CudaOperators
+
+CHAIN = "chain"
+# Computed by our kernels alone.
+OWN_OPS = {"lookup", "wave", "chain", "head", "fm", "cross_v1", "cross_v1_head", "dot", "cin", "attention", "mixture"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuProgram:
+    """How a CPU runs a model. name: the scheduling policy."""
+
+    name: str
+    graph: Graph
+    plan: Plan
+    operators: CpuOperators
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CudaProgram:
+    """One way for a GPU to run a model.
+
+    Attributes:
+        name: "waves", "chain", or the scheduling policy of a graph whose modules run on streams.
+        overlap: its kernels may start before the ones ahead of them are done (`kernels.runtime.launch.overlapping`).
+    """
+
+    name: str
+    graph: Graph
+    plan: Plan
+    operators: CudaOperators
+    overlap: bool
+
+    @property
+    def operators_name(self) -> str:
+        """Programs that share operators share what those chose."""
+        return self.name if self.name in (WAVES, CHAIN) else "streams"
+
+
+def cpu_program(
+    graph: Graph, schema: FeatureSchema, store: EmbeddingStore, dense: Mapping[str, torch.Tensor], precision: str, policy: str
+) -> CpuProgram:
+    """On a CPU operators run one after the other, in the order of the policy: no wave, no stream is faster than another."""
+    name = policy if policy in POLICIES else "breadth_first"
+    return CpuProgram(name, graph, POLICIES[name](graph, 1), CpuOperators(graph, schema, store, dense, precision))
+
+
+def cuda_programs(
+    graph: Graph,
+    schema: FeatureSchema,
+    store: EmbeddingStore,
+    dense: Mapping[str, torch.Tensor],
+    precision: str,
+    policy: str,
+    max_streams: int,
+    scales: Mapping[str, float] | None = None,
+) -> tuple[CudaProgram, ...]:
+    """The programs to choose from: for "auto" waves, a chain (which takes few rows), breadth-first streams and one stream; else
+    the one that is named.
+
+    scales: of the values in fp8, which only waves compute with.
+    """
+    programs: list[CudaProgram] = []
+    if policy in (AUTO, WAVES) and torch.cuda.get_device_capability(store.device)[0] >= 8:
+        waves = group_waves(graph)
+        plan = POLICIES["sequential"](waves, 1)
+        own = all(n.op in OWN_OPS for n in waves.nodes)
+        programs.append(
+            CudaProgram(WAVES, waves, plan, CudaOperators(waves, schema, store, dense, precision, scales or {}), own)
+        )
+        chain = group_chain(waves)
+        if policy == AUTO and not scales and chain is not None:
+            plan = POLICIES["sequential"](chain, 1)
+            programs.append(CudaProgram(CHAIN, chain, plan, CudaOperators(chain, schema, store, dense, precision), True))
+    if (policy == WAVES or scales) and programs:
+        return tuple(programs)
+    operators = CudaOperators(graph, schema, store, dense, precision)
+    names = ("breadth_first", "sequential") if policy in (AUTO, WAVES) else (policy,)
+    for name in names:
+        plan = POLICIES[name](graph, max_streams)
+        if name == "sequential" and any(p.plan.steps == plan.steps for p in programs):
+            continue
+        programs.append(CudaProgram(name, graph, plan, operators, False))
+    return tuple(programs)
+
+
+def recalled(programs: Sequence[CudaProgram], known: Mapping[str, str], buckets: Sequence[int]) -> dict[int, Calibration]:
+    """Takes over what an earlier warm-up `learned`, where it names what exists: operators' choices, and buckets' programs."""
+    for program in programs:
+        own = f"{program.operators_name}/"
+        program.operators.recall({k.removeprefix(own): v for k, v in known.items() if k.startswith(own)})
+    able = {b: {p.name for p in programs if p.operators.fits(b)} for b in buckets}
+    found = {b: known.get(f"program@{b}", "") for b in buckets}
+    return {b: Calibration(b, name, {}) for b, name in found.items() if name in able[b]}
+
+
+def learned(programs: Sequence[CudaProgram], calibrations: Mapping[int, Calibration]) -> dict[str, str]:
+    """What a warm-up found: choices by names such as "waves/wave.1@256", and "program@256"."""
+    choices = {f"{p.operators_name}/{k}": v for p in programs for k, v in p.operators.choices.items()}
+    return choices | {f"program@{b}": c.program for b, c in calibrations.items()}

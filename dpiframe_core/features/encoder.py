@@ -1,0 +1,177 @@
+"""Raw values of one request -> `RowBlock`, exactly as `schema` documents each encoder.
+
+Owns the request as a whole: which features it must hold, where each goes. Knows nothing of HTTP, weights or devices.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpiframe_core.errors import InputError
+from dpiframe_core.features.feature_readers import MISSING, STAYS_FINITE, UNKNOWN, CategoryReader, NumberReader, no_lookup
+from dpiframe_core.features.multi_column_readers import joint_readers
+from dpiframe_core.features.raw_columns import Float64s, Int64s, Place, Values, column_length, read_numbers
+from dpiframe_core.features.row_block import BlockLayout, Column, IdSection, RowBlock, Section
+from dpiframe_core.features.schema import Categorical, FeatureSchema
+from dpiframe_core.features.vocabulary import VocabularyTable, check_vocabularies, id_bound, vocabulary_name
+
+_NO_CONTEXT: Mapping[str, object] = MappingProxyType({})
+
+
+class Encoder:
+    """Encodes requests of one schema. Immutable, so that threads may share it."""
+
+    def __init__(self, schema: FeatureSchema, vocabularies: Mapping[str, VocabularyTable]) -> None:
+        """`vocabularies` by file name, as in `Bundle.vocabularies`.
+
+        Raises:
+            BundleError: a vocabulary lacks or does not fit the schema.
+        """
+        self.schema = schema
+        check_vocabularies(schema, vocabularies)
+        lookups = {name: table.lookup(UNKNOWN, MISSING) for name, table in vocabularies.items()}
+        self._fields: dict[str, _Field] = {}
+        for f in schema.features:
+            reader: CategoryReader | NumberReader
+            if isinstance(f, Categorical):
+                reader = CategoryReader(f, id_bound(schema, f), lookups.get(vocabulary_name(f) or "", no_lookup))
+            else:
+                reader = NumberReader(f, np.array(f.buckets.boundaries if f.buckets else (), np.float64))
+            place = Place(f"candidates.{f.name}", True), Place(f"context.{f.name}", False)
+            self._fields[f.name] = _Field(f.name, schema.columns[f.name], reader, *place)
+        self._joint = joint_readers(schema, lookups)
+        self._context_names = frozenset(f.name for f in schema.features if f.scope == "context")
+        ids: tuple[IdSection, ...] = ("context_ids", "candidate_ids")
+        self._stand_ins = {section: own for section in ids if (own := _stand_ins(schema, section))[0].size}
+
+    def encode(
+        self,
+        candidates: Mapping[str, Values],
+        context: Mapping[str, object] = _NO_CONTEXT,
+        allocate: Callable[[BlockLayout, int, int], RowBlock] = RowBlock.allocate,
+    ) -> RowBlock:
+        """Encodes one request of n >= 1 candidates.
+
+        Each feature of the schema is given exactly once, whatever its scope: as a column of n values in `candidates`, or as
+        one value for the whole request in `context`. If a context feature comes as a column, every row gets its own context.
+        `allocate` makes the block of zeros, of a layout, rows and contexts, that is filled.
+
+        Raises:
+            InputError: a feature is unknown, lacks or is given twice, or a value breaks its feature's rule.
+        """
+        rows = self._check_names(candidates, context)
+        own_context = not self._context_names.isdisjoint(candidates)
+        block = allocate(self.schema.block_layout, rows, rows if own_context else 1)
+        if own_context:
+            block.request_of_row[:] = np.arange(rows)
+        sections: dict[Section, npt.NDArray[Any]] = {
+            "context_dense": block.context_dense, "candidate_dense": block.candidate_dense,
+        }  # fmt: skip
+        for section, (unknown, _) in self._stand_ins.items():  # wide ids, with room for marks; a column is written at once
+            sections[section] = np.empty((len(getattr(block, section)), len(unknown)), unknown.dtype, order="F")
+        with np.errstate(all="ignore"):  # an overflow is found, and refused by name, in the result
+            joined = self._read_jointly(candidates, context, sections)
+            for field in self._fields.values():
+                if field.name not in joined:
+                    column = field.column
+                    sections[column.section][:, column.start : column.start + column.width] = field.encode(candidates, context)
+        for section, stand_ins in self._stand_ins.items():
+            block.header[8] += _settle(sections[section], *stand_ins)
+            block.set_ids(section, sections[section])
+        if not (np.isfinite(block.candidate_dense).all() and np.isfinite(block.context_dense).all()):
+            for field in self._fields.values():
+                column = field.column
+                field.refuse_overflow(candidates, context, sections[column.section][:, column.start])
+        return block
+
+    def _read_jointly(
+        self, candidates: Mapping[str, Values], context: Mapping[str, object], sections: dict[Section, npt.NDArray[Any]]
+    ) -> set[str]:
+        """Fills the columns of the features that can be read together; returns their names."""
+        joined: set[str] = set()
+        for reader in self._joint:
+            columns = reader.columns(candidates, context)
+            values = None if columns is None else reader.read(columns)
+            if values is not None:
+                sections[reader.section][:, reader.at] = values.T
+                joined.update(reader.names)
+        return joined
+
+    def _check_names(self, candidates: Mapping[str, Values], context: Mapping[str, object]) -> int:
+        """The number of rows, once every feature is there exactly once and all columns are equally long."""
+        for where, given in (("candidates", candidates), ("context", context)):
+            if not isinstance(given, Mapping):
+                raise InputError(where, given, "a mapping from feature names to values")
+            for name in given:
+                if name not in self._fields:
+                    raise InputError(where, name, "a feature of the model")
+        given_once = len(candidates) + len(context) == len(self._fields) and candidates.keys().isdisjoint(context)
+        for name in () if given_once else self._fields:
+            if name in candidates and name in context:
+                raise InputError(f"context.{name}", context[name], "nothing, as candidates has a column of it")
+            if name not in candidates and name not in context:
+                scope = "context" if name in self._context_names else "candidates"
+                raise InputError(f"{scope}.{name}", None, "the feature, as a column in candidates or as one value in context")
+        if not candidates:
+            raise InputError("candidates", {}, "at least one column")
+        lengths = {name: column_length(values, self._fields[name].in_candidates) for name, values in candidates.items()}
+        first, rows = next(iter(lengths.items()))
+        for name, length in lengths.items():
+            if length == 0:
+                raise InputError(f"candidates.{name}", length, "at least 1 value")
+            if length != rows:
+                raise InputError(f"candidates.{name}", length, f"{rows} values, as many as candidates.{first}")
+        return rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Field:
+    """A feature's reader, its columns in a block, and the names of its two possible places in a request."""
+
+    name: str
+    column: Column
+    reader: CategoryReader | NumberReader
+    in_candidates: Place
+    in_context: Place
+
+    def encode(self, candidates: Mapping[str, Values], context: Mapping[str, object]) -> Int64s | Float64s:
+        """[n or 1, width]: ids, marks and padding, or numbers."""
+        if self.name in candidates:
+            return self.reader.encode(candidates[self.name], self.in_candidates)
+        return self.reader.encode([context[self.name]], self.in_context)
+
+    def refuse_overflow(
+        self, candidates: Mapping[str, Values], context: Mapping[str, object], encoded: npt.NDArray[Any]
+    ) -> None:
+        """Names the first value whose encoded form is not finite, if there is one."""
+        if not np.isfinite(encoded).all():
+            given, i = self.name in candidates, int(np.argmin(np.isfinite(encoded)))
+            place = self.in_candidates if given else self.in_context
+            numbers, _ = read_numbers(candidates[self.name] if given else [context[self.name]], place)
+            raise InputError(place.value(i), float(numbers[i if given else 0]), STAYS_FINITE)
+
+
+def _stand_ins(schema: FeatureSchema, section: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """For every column of an id section: the ids of an unknown and of a missing value."""
+    unknown: list[int] = []
+    missing: list[int] = []
+    for f in schema.features:
+        if schema.columns[f.name].section == section:
+            unknown += [f.oov_id] * f.max_values
+            missing += [f.missing_id] * f.max_values
+    dtype = schema.block_layout.id_dtype
+    return np.array(unknown, dtype), np.array(missing, dtype)
+
+
+def _settle(ids: npt.NDArray[Any], unknown_ids: npt.NDArray[Any], missing_ids: npt.NDArray[Any]) -> int:
+    """Puts the stand-ins in the place of the marks; returns how many values were unknown."""
+    if ids.min(initial=0) >= -1:  # no marks, which most requests of identities and hashes have not
+        return 0
+    unknown = ids == UNKNOWN
+    np.copyto(ids, unknown_ids, where=unknown)
+    np.copyto(ids, missing_ids, where=ids == MISSING)
+    return int(np.count_nonzero(unknown))

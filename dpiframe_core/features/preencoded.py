@@ -1,0 +1,209 @@
+"""Requests whose values are ids and model-ready numbers already -> `RowBlock`: checked and copied at once.
+
+Owns that every id is a row of its tables and every number finite. `encode` does the same for raw values.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dpiframe_core.errors import InputError
+from dpiframe_core.features.row_block import BlockLayout, Floats, IdSection, RowBlock, Section
+from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Identity
+from dpiframe_core.features.vocabulary import id_bound
+from kernels.lookup.id_record import IdRecord
+from kernels.runtime import c_build
+
+SECTIONS: tuple[Section, ...] = ("context_ids", "candidate_ids", "context_dense", "candidate_dense")
+_IDS: tuple[IdSection, ...] = ("context_ids", "candidate_ids")
+_CONTEXT: tuple[Section, ...] = ("context_ids", "context_dense")
+_CANDIDATE: tuple[Section, ...] = ("candidate_ids", "candidate_dense")
+_ID_DTYPES, _NUMBER_DTYPE = (np.dtype(np.int32), np.dtype(np.int64)), np.dtype(np.float32)
+
+Sections = Mapping[Section, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _IdRule:
+    """What the ids of a section's columns may be.
+
+    Attributes:
+        lowest: int64[C], -1 where a bag may be padded, else 0; above: int64[C], the first id that is no row.
+        stand_in: int64[C], the id read instead of one out of range; -1 where that is refused.
+        names: of the columns' features. record: how they lie in a block; legal: all of this for `native`.
+    """
+
+    lowest: npt.NDArray[np.int64]
+    above: npt.NDArray[np.int64]
+    stand_in: npt.NDArray[np.int64]
+    names: tuple[str, ...]
+    record: IdRecord
+    legal: bytes
+
+    def settled(self, ids: npt.NDArray[Any], where: str) -> tuple[npt.NDArray[Any], int]:
+        """(ids that are all legal, how many were replaced)."""
+        legal = (ids >= self.lowest) & (ids < self.above)
+        refused = ~legal & (self.stand_in < 0)
+        if refused.any():
+            row, column = np.unravel_index(int(np.argmax(refused)), refused.shape)
+            rule = f"an id of {self.names[column]} from {self.lowest[column]} to {self.above[column] - 1}"
+            raise InputError(f"{where}[{row}, {column}]", int(ids[row, column]), rule)
+        return np.where(legal, ids, self.stand_in), int(legal.size - np.count_nonzero(legal))
+
+
+class EncodedReader:
+    """Reads encoded requests of one schema. Immutable, so that threads may share it."""
+
+    def __init__(self, schema: FeatureSchema) -> None:
+        self.schema = schema
+        layout = schema.block_layout
+        self.widths: dict[Section, int] = {
+            "context_ids": len(layout.context_ids.widths), "candidate_ids": len(layout.candidate_ids.widths),
+            "context_dense": layout.context_dense, "candidate_dense": layout.candidate_dense,
+        }  # fmt: skip
+        self._names = {section: _names(schema, section) for section in SECTIONS}
+        self._rules = {section: _id_rule(schema, section) for section in _IDS}
+        c_build.blocks()  # built now, not at the first request
+
+    def block(self, sections: Sections, allocate: Callable[[BlockLayout, int, int], RowBlock] = RowBlock.allocate) -> RowBlock:
+        """A block of n >= 1 candidates.
+
+        Args:
+            sections: candidate_ids int32|int64[n, Ci], candidate_dense float32[n, Di], context_ids and context_dense alike with
+                one row, which all candidates share, or n. One without columns may be left out. Columns in the schema's order.
+
+        Raises:
+            InputError: a section lacks or has another shape or dtype, an id is no row of its tables, a number is not finite.
+        """
+        rows, contexts = self._shape(sections)
+        block = allocate(self.schema.block_layout, rows, contexts)
+        if contexts > 1:
+            block.request_of_row[:] = np.arange(rows)
+        for part, section in enumerate(SECTIONS, 1):
+            given = sections.get(section)
+            if given is None or not given.shape[1]:
+                continue
+            if section == "context_ids" or section == "candidate_ids":
+                self._put_ids(np.ascontiguousarray(given), block, part, section)
+            else:
+                self._put_numbers(np.ascontiguousarray(given), block, part, section)
+        return block
+
+    def features(
+        self,
+        values: Mapping[str, npt.NDArray[Any]],
+        allocate: Callable[[BlockLayout, int, int], RowBlock] = RowBlock.allocate,
+    ) -> RowBlock:
+        """The same from one array a feature, [n or 1] or, for a bag, [n or 1, up to max_values] with -1 at the end.
+
+        Raises:
+            InputError: as `block`; and a feature lacks, is unknown, or has too many values.
+        """
+        known = self.schema.columns
+        for name in values:
+            if name not in known:
+                raise InputError("inputs", name, "a feature of the model")
+        for name in known:
+            if name not in values:
+                raise InputError(f"inputs.{name}", None, "the feature, as ids or numbers")
+        heights: dict[bool, int] = {False: 1, True: 1}
+        for f in self.schema.features:
+            of_candidate = f.scope == "candidate"
+            heights[of_candidate] = max(heights[of_candidate], len(values[f.name]))
+        if heights[False] > 1:  # a context of its own for each candidate
+            heights[True] = max(heights.values())
+        sections: dict[Section, npt.NDArray[Any]] = {}
+        for section, width in self.widths.items():
+            if section == "context_ids" or section == "candidate_ids":
+                sections[section] = np.full((heights[section == "candidate_ids"], width), -1, np.int64)
+            else:
+                sections[section] = np.empty((heights[section == "candidate_dense"], width), np.float32)
+        for f in self.schema.features:
+            self._place(f, values[f.name], sections)
+        return self.block(sections, allocate)
+
+    def _put_ids(self, ids: npt.NDArray[Any], block: RowBlock, part: int, section: IdSection) -> None:
+        """`part`: of `block.places`."""
+        rule, functions = self._rules[section], c_build.blocks()
+        if functions is not None:
+            at, record_bytes = block.places[part], rule.record.nbytes
+            if not functions.pack(rule.legal, ids, ids.itemsize == 8, len(ids), block.buffer, at, record_bytes):
+                return
+        ids, replaced = rule.settled(ids, section)
+        rule.record.pack(ids, getattr(block, section))
+        if replaced:
+            block.header[8] += replaced
+
+    def _put_numbers(self, numbers: Floats, block: RowBlock, part: int, section: Section) -> None:
+        functions = c_build.blocks()
+        if functions is not None and not functions.numbers(numbers, block.buffer, block.places[part]):
+            return
+        if np.count_nonzero(each := np.isfinite(numbers)) != each.size:
+            row, column = np.unravel_index(int(np.argmin(each)), each.shape)
+            rule = f"a finite number for {self._names[section][column]}"
+            raise InputError(f"{section}[{row}, {column}]", float(numbers[row, column]), rule)
+        getattr(block, section)[:] = numbers
+
+    def _place(self, f: Feature, given: npt.NDArray[Any], sections: dict[Section, npt.NDArray[Any]]) -> None:
+        place = self.schema.columns[f.name]
+        column = sections[place.section]
+        array = given[:, None] if given.ndim == 1 else given
+        if array.ndim != 2 or array.shape[1] > f.max_values or not array.shape[1] or len(array) not in (1, len(column)):
+            shape = f"[{len(column)} or 1]" if f.max_values == 1 else f"[{len(column)} or 1, 1 to {f.max_values}]"
+            raise InputError(f"inputs.{f.name}", list(given.shape), shape)
+        if array.dtype.kind not in ("i" if f.is_id else "fi"):
+            raise InputError(f"inputs.{f.name}", str(array.dtype), "ids of int32 or int64" if f.is_id else "float32")
+        with np.errstate(over="ignore"):  # refused as infinite
+            column[:, place.start : place.start + array.shape[1]] = array
+
+    def _shape(self, sections: Sections) -> tuple[int, int]:
+        for section, width in self.widths.items():
+            given = sections.get(section)
+            if given is None:
+                if width:
+                    raise InputError(section, None, f"shape [{_rows_of(section)}, {width}]")
+            elif given.ndim != 2 or given.shape[1] != width:
+                raise InputError(section, list(given.shape), f"shape [{_rows_of(section)}, {width}]")
+            elif section in _IDS and given.dtype not in _ID_DTYPES:
+                raise InputError(section, str(given.dtype), "int32 or int64")
+            elif section not in _IDS and given.dtype != _NUMBER_DTYPE:
+                raise InputError(section, str(given.dtype), "float32")
+        rows = max((len(sections[s]) for s in _CANDIDATE if s in sections), default=0)
+        if rows < 1:
+            raise InputError("candidate_ids", rows, "at least one row")
+        for section in _CANDIDATE:
+            if section in sections and len(sections[section]) != rows:
+                raise InputError(section, len(sections[section]), f"{rows} rows")
+        contexts = [s for s in sections if s in _CONTEXT and self.widths[s]]
+        own = max((len(sections[s]) for s in contexts), default=1)
+        for section in contexts:
+            if (height := len(sections[section])) != own or own not in (1, rows):
+                raise InputError(section, height, f"one row for all candidates, or {rows} in every context section")
+        return rows, own
+
+
+def _rows_of(section: str) -> str:
+    return "n" if section.startswith("candidate") else "1 or n"
+
+
+def _names(schema: FeatureSchema, section: Section) -> tuple[str, ...]:
+    features = (f for f in schema.features if schema.columns[f.name].section == section)
+    return tuple(f.name for f in features for _ in range(f.max_values))
+
+
+def _id_rule(schema: FeatureSchema, section: IdSection) -> _IdRule:
+    lowest: list[int] = []
+    above: list[int] = []
+    stand_in: list[int] = []
+    for f in schema.features:
+        if schema.columns[f.name].section == section:
+            lenient = isinstance(f, Categorical) and isinstance(f.encoder, Identity) and f.encoder.out_of_range == "oov"
+            lowest += [-1 if f.max_values > 1 else 0] * f.max_values
+            above += [id_bound(schema, f)] * f.max_values
+            stand_in += [f.oov_id if lenient else -1] * f.max_values
+    record: IdRecord = getattr(schema.block_layout, section)
+    low, high, instead = (np.array(each, np.int64) for each in (lowest, above, stand_in))
+    return _IdRule(low, high, instead, _names(schema, section), record, record.legal(lowest, above))

@@ -1,0 +1,273 @@
+"""Types that cross layers: the id/dense block of a request and the result of a batch. Plain NumPy, no torch, no CuPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Self
+from zlib import crc32
+
+import numpy as np
+import numpy.typing as npt
+
+from dpiframe_core.errors import InputError
+from kernels.lookup.id_record import IdRecord, Ids, Records
+from kernels.runtime import c_build
+
+_MAGIC = 0x44504902  # "DPI", layout version 2
+_HEADER_WORDS = 16  # int32; 64 bytes, so that every section starts on a cache line
+_ALIGN = 64
+_KNOWN_OFFSETS = 4096  # sizes of blocks; requests come in few of them
+
+Floats = npt.NDArray[np.float32]
+IdSection = Literal["context_ids", "candidate_ids"]
+Section = IdSection | Literal["context_dense", "candidate_dense"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Where a feature lies in a `RowBlock`: columns [start, start + width) of a section."""
+
+    section: Section
+    start: int
+    width: int
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """The ids and how many numbers the rows and contexts of a `RowBlock` have. Filled by `FeatureSchema.block_layout`."""
+
+    context_ids: IdRecord
+    candidate_ids: IdRecord
+    context_dense: int
+    candidate_dense: int
+
+    @cached_property
+    def id_dtype(self) -> np.dtype[np.int32] | np.dtype[np.int64]:
+        """Of widened ids: int32 while every table has fewer than 2^31 rows, else int64."""
+        return np.dtype(np.int64) if 8 in self.context_ids.widths + self.candidate_ids.widths else np.dtype(np.int32)
+
+    @cached_property
+    def header(self) -> tuple[int, int, int, int, int]:
+        """What a block's header tells of it: Cc, Ci, Dc, Di and a checksum of the id columns' widths."""
+        widths = self.context_ids.widths, self.candidate_ids.widths
+        return len(widths[0]), len(widths[1]), self.context_dense, self.candidate_dense, crc32(bytes(sum(widths, ()))) >> 1
+
+    def offsets(self, rows: int, contexts: int) -> tuple[int, int, int, int, int, int]:
+        """Byte offsets of (request_of_row, context_ids, candidate_ids, context_dense, candidate_dense) and the total size."""
+        known = self._known.get((rows, contexts))
+        if known is None:
+            sizes = (
+                rows * 4,
+                contexts * self.context_ids.nbytes,
+                rows * self.candidate_ids.nbytes,
+                contexts * self.context_dense * 4,
+                rows * self.candidate_dense * 4,
+            )
+            at, out = _HEADER_WORDS * 4, []
+            for size in sizes:
+                out.append(at)
+                at += -(-size // _ALIGN) * _ALIGN
+            known = out[0], out[1], out[2], out[3], out[4], at
+            if len(self._known) < _KNOWN_OFFSETS:
+                self._known[rows, contexts] = known
+        return known
+
+    @cached_property
+    def sections(self) -> tuple[tuple[int, int], ...]:
+        """(index in `offsets`, bytes a row or context) of the sections that there are; odd ones are the contexts'."""
+        widths = 0, self.context_ids.nbytes, self.candidate_ids.nbytes, 4 * self.context_dense, 4 * self.candidate_dense
+        return tuple((i, width) for i, width in enumerate(widths) if width)
+
+    @cached_property
+    def _known(self) -> dict[tuple[int, int], tuple[int, int, int, int, int, int]]:
+        return {}
+
+
+@dataclass(eq=False)
+class RowBlock:
+    """Encoded rows of one request (or of one batch): a flat buffer and where in it the sections lie.
+
+    Row-major, so that joining requests into a batch and splitting an oversized one copy whole byte ranges, and so that the
+    GPU reads the ids of a row from consecutive addresses. Context features are kept once per request: row `i` belongs to
+    context `request_of_row[i]`. Filled by `encode.Encoder`; a lane's pinned staging buffer is one too. Its fields never change;
+    it is not frozen, as that would cost a microsecond at each request.
+
+    Attributes:
+        buffer: uint8[total], header first; all that another process needs.
+        places: byte offsets in `buffer` of request_of_row, context_ids, candidate_ids, context_dense, candidate_dense; the end.
+        base: what `request_of_row` counts the contexts from (a window's may not begin at the first).
+        rows, contexts: n and q.
+        oov_count: values of this block that met no vocabulary entry (for the answer; not part of the scores).
+    """
+
+    layout: BlockLayout
+    rows: int
+    contexts: int
+    buffer: npt.NDArray[np.uint8]
+    places: tuple[int, int, int, int, int, int]
+    base: int = 0
+
+    # Views are made when they are first asked for: to batch a request takes none of them.
+
+    @cached_property
+    def request_of_row(self) -> npt.NDArray[np.int32]:
+        """int32[n], values in [0, q). A view, unless the block is a window that does not begin at the first context."""
+        request: npt.NDArray[np.int32] = np.ndarray((self.rows,), np.int32, self.buffer.data, self.places[0])
+        return request - np.int32(self.base) if self.base else request
+
+    @cached_property
+    def context_ids(self) -> Records:
+        """uint8[q, bytes of a context's ids], see `IdRecord`."""
+        return np.ndarray((self.contexts, self.layout.context_ids.nbytes), np.uint8, self.buffer.data, self.places[1])
+
+    @cached_property
+    def candidate_ids(self) -> Records:
+        """uint8[n, bytes of a row's ids], see `IdRecord`."""
+        return np.ndarray((self.rows, self.layout.candidate_ids.nbytes), np.uint8, self.buffer.data, self.places[2])
+
+    @cached_property
+    def context_dense(self) -> Floats:
+        """float32[q, Dc]."""
+        return np.ndarray((self.contexts, self.layout.context_dense), np.float32, self.buffer.data, self.places[3])
+
+    @cached_property
+    def candidate_dense(self) -> Floats:
+        """float32[n, Di]."""
+        return np.ndarray((self.rows, self.layout.candidate_dense), np.float32, self.buffer.data, self.places[4])
+
+    @property
+    def header(self) -> npt.NDArray[np.int32]:
+        """int32[16]: magic, rows, contexts, the layout's five, oov_count; word 10 is the lane's."""
+        return self.buffer[: _HEADER_WORDS * 4].view(np.int32)
+
+    @property
+    def oov_count(self) -> int:
+        return int(self.header[8])
+
+    @classmethod
+    def allocate(cls, layout: BlockLayout, rows: int, contexts: int = 1, oov_count: int = 0) -> Self:
+        """A block over fresh memory. Ids and dense values are zero."""
+        return cls.formatted(np.zeros(layout.offsets(rows, contexts)[-1], np.uint8), layout, rows, contexts, oov_count)
+
+    @classmethod
+    def formatted(cls, zeros: npt.NDArray[np.uint8], layout: BlockLayout, rows: int, contexts: int, oov_count: int = 0) -> Self:
+        """A block over given memory (zeros, at least `layout.offsets(rows, contexts)[-1]` of them), header and all."""
+        block = cls.over(zeros, layout, rows, contexts)
+        block.header[:9] = (_MAGIC, rows, contexts, *layout.header, oov_count)
+        return block
+
+    @classmethod
+    def over(cls, buffer: npt.NDArray[np.uint8], layout: BlockLayout, rows: int, contexts: int) -> Self:
+        """A block over `buffer` (uint8, at least `layout.offsets(rows, contexts)[-1]` long). Does not touch the header."""
+        return cls(layout, rows, contexts, buffer, layout.offsets(rows, contexts))
+
+    @classmethod
+    def from_bytes(cls, data: bytes | bytearray | memoryview, layout: BlockLayout) -> Self:
+        """Reads a block that another process wrote. Copies it only if it may not be written to.
+
+        Raises:
+            InputError: the bytes are not a block of this layout, or are cut short.
+        """
+        buffer = np.frombuffer(data, np.uint8)
+        if not buffer.flags.writeable:
+            buffer = buffer.copy()
+        header = buffer[: _HEADER_WORDS * 4].view(np.int32) if buffer.size >= _HEADER_WORDS * 4 else np.zeros(0, np.int32)
+        if header.size == 0 or header[0] != _MAGIC or tuple(header[3:8].tolist()) != layout.header:
+            raise InputError("row block header", header[:8].tolist(), f"magic {_MAGIC} and columns {layout.header}")
+        rows, contexts = int(header[1]), int(header[2])
+        if rows < 0 or contexts < 0 or buffer.size < layout.offsets(rows, contexts)[-1]:
+            raise InputError("row block size", buffer.size, f"the bytes of {rows} rows and {contexts} contexts")
+        block = cls.over(buffer, layout, rows, contexts)
+        block.check(layout)
+        return block
+
+    def check(self, layout: BlockLayout) -> None:
+        """A block of this layout, whose rows all have a context.
+
+        Raises:
+            InputError: it is not; to score it would mix up features or requests.
+        """
+        if self.layout is not layout and self.layout != layout:
+            raise InputError("row block layout", self.layout, f"the model's, {layout}")
+        contexts = self.contexts
+        if contexts == 1:  # rows have no choice, and `fill` gives them none
+            return
+        request = self.request_of_row
+        if self.rows and not (int(request.min()) >= 0 and int(request.max()) < contexts):
+            raise InputError("row block request_of_row", [int(request.min()), int(request.max())], f"within [0, {contexts})")
+
+    def column(self, place: Column) -> npt.NDArray[Any]:
+        """A feature's part, [n or q, width]: a writable view; ids have their narrow dtype, so that -1 reads as all ones."""
+        section: npt.NDArray[Any] = getattr(self, place.section)
+        if section.dtype != np.uint8:
+            return section[:, place.start : place.start + place.width]
+        record: IdRecord = getattr(self.layout, place.section)
+        return record.column(section, place.start, place.width)
+
+    def wide_ids(self, section: IdSection) -> Ids:
+        """A copy of a side's ids, int32 or int64 [q, Cc] or [n, Ci], -1 where all ones."""
+        record: IdRecord = getattr(self.layout, section)
+        return record.widened(getattr(self, section), self.layout.id_dtype)
+
+    def set_ids(self, section: IdSection, ids: npt.NDArray[np.integer[Any]]) -> None:
+        """The reverse of `wide_ids`. Every id must be a row of its tables, or -1."""
+        record: IdRecord = getattr(self.layout, section)
+        record.pack(ids, getattr(self, section))
+
+    def fill(self, blocks: Sequence[RowBlock]) -> int:
+        """Copies blocks of the same layout one after the other into the first rows and contexts. Returns the rows filled."""
+        if (functions := c_build.blocks()) is not None:
+            return functions.fill(self.buffer, self.places, self.layout.sections, blocks)
+        r = c = 0
+        for b in blocks:
+            rows, contexts = slice(r, r + b.rows), slice(c, c + b.contexts)
+            self.candidate_ids[rows], self.candidate_dense[rows] = b.candidate_ids, b.candidate_dense
+            self.context_ids[contexts], self.context_dense[contexts] = b.context_ids, b.context_dense
+            self.request_of_row[rows] = b.request_of_row + c if b.contexts > 1 else c  # rows of one context have no choice
+            r, c = rows.stop, contexts.stop
+        return r
+
+    def part(self, start: int, stop: int) -> RowBlock:
+        """Rows [start, stop) as a block of their own, with only the contexts they use (contexts stay in order)."""
+        used, request = np.unique(self.request_of_row[start:stop], return_inverse=True)
+        out = RowBlock.allocate(self.layout, stop - start, len(used))
+        out.request_of_row[:] = request
+        out.context_ids[:] = self.context_ids[used]
+        out.context_dense[:] = self.context_dense[used]
+        out.candidate_ids[:] = self.candidate_ids[start:stop]
+        out.candidate_dense[:] = self.candidate_dense[start:stop]
+        return out
+
+    def window(self, start: int, stop: int) -> RowBlock:
+        """`part` without a copy, where the contexts used lie side by side: its `buffer` and header are then this block's."""
+        request = self.request_of_row[start:stop]
+        first, last = (0, 0) if self.contexts == 1 else (int(request.min()), int(request.max()))
+        if last - first >= stop - start:
+            return self.part(start, stop)
+        layout, at = self.layout, self.places
+        places = (
+            at[0] + 4 * start,
+            at[1] + first * layout.context_ids.nbytes,
+            at[2] + start * layout.candidate_ids.nbytes,
+            at[3] + first * layout.context_dense * 4,
+            at[4] + start * layout.candidate_dense * 4,
+            at[5],
+        )
+        return RowBlock(layout, stop - start, last + 1 - first, self.buffer, places, self.base + first)
+
+
+class BatchResult(NamedTuple):
+    """What one run on a lane gives back. Filled by `Engine.run_batch`.
+
+    Attributes:
+        scores: float32[rows, tasks], in the order of the blocks given; owned by the caller.
+        device_ms: from the hand-over to a lane until the scores lie in host memory, milliseconds; on a GPU the rows are
+            staged within that time.
+        bucket: rows of the captured graph that ran (CPU: rows that were computed).
+    """
+
+    scores: Floats
+    device_ms: float
+    bucket: int

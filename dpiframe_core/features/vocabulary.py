@@ -1,0 +1,150 @@
+"""Vocabularies: raw value -> id, their Parquet files, and the check that their ids are rows of the tables that use them.
+
+Knows the schema; knows nothing of requests.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from dpiframe_core.errors import BundleError, shown
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric, Vocabulary
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextLookup:
+    """Text, or None, to ids by one dict: as an array, or one by one for callers that join several columns."""
+
+    id_of: Mapping[str | None, int]
+    unknown: int
+
+    def __call__(self, texts: Sequence[str | None]) -> npt.NDArray[np.int64]:
+        return np.fromiter(self.ids(texts), np.int64, len(texts))
+
+    def ids(self, texts: Iterable[str | None]) -> Iterator[int]:
+        return map(self.id_of.get, texts, repeat(self.unknown))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VocabularyTable:
+    """The ids of the raw values that one or more features know.
+
+    Attributes:
+        table: columns `value` (string or int64, distinct) and `id` (int64, >= 0; two values may share one), no nulls.
+    """
+
+    table: pa.Table
+
+    def __post_init__(self) -> None:
+        if self.table.column_names != ["value", "id"]:
+            raise BundleError(f"vocabulary: got columns {shown(self.table.column_names)}, expected ['value', 'id']")
+        value, ident = self.table["value"], self.table["id"]
+        if value.type not in (pa.string(), pa.large_string(), pa.int64()):
+            raise BundleError(f"vocabulary: got value of type {value.type}, expected string or int64")
+        if ident.type != pa.int64():
+            raise BundleError(f"vocabulary: got id of type {ident.type}, expected int64")
+        if nulls := value.null_count + ident.null_count:
+            raise BundleError(f"vocabulary: got {nulls} nulls, expected none")
+        if len(ident) and (lowest := pc.min(ident).as_py()) < 0:
+            raise BundleError(f"vocabulary: got id {lowest}, expected ids from 0")
+        if pc.count_distinct(value).as_py() != len(value):
+            counts = pc.value_counts(value)
+            twice = counts.filter(pc.greater(counts.field("counts"), 1))[0]["values"].as_py()
+            raise BundleError(f"vocabulary: got {shown(twice)} twice, expected distinct values")
+
+    @classmethod
+    def of(cls, id_of: Mapping[str, int] | Mapping[int, int]) -> Self:
+        """A vocabulary of all text or all integers (of text, if it is empty)."""
+        kind = int if type(next(iter(id_of), "")) is int else str
+        for what, found, expected in (("value", set(map(type, id_of)), kind), ("id", set(map(type, id_of.values())), int)):
+            for other in found - {expected}:
+                raise BundleError(f"vocabulary: got a {what} of type {other.__name__}, expected {expected.__name__}")
+        try:
+            value = pa.array(list(id_of), pa.int64() if kind is int else pa.string())
+            ident = pa.array(list(id_of.values()), pa.int64())
+        except (pa.ArrowException, OverflowError, UnicodeError) as e:
+            raise BundleError(f"vocabulary: got {shown(str(e))}, expected UTF-8 text or integers of 64 bits") from e
+        return cls(pa.table({"value": value, "id": ident}))
+
+    @property
+    def values(self) -> Literal["string", "int"]:
+        return "int" if self.table["value"].type == pa.int64() else "string"
+
+    def lookup(self, unknown: int, missing: int) -> Callable[[Any], npt.NDArray[np.int64]]:
+        """A function from raw values to int64[n] ids, `unknown` where there is no entry.
+
+        It takes int64[n], or a list of str and None; None gives `missing`.
+        """
+        if self.values == "string":
+            id_of: dict[str | None, int] = dict(zip(self.table["value"].to_pylist(), self.table["id"].to_pylist(), strict=True))
+            id_of[None] = missing
+            return TextLookup(id_of, unknown)
+        # Sorted arrays, since a dict of integers takes ten times their memory and, out of cache, twice the time.
+        ordered = self.table.sort_by("value")
+        values, ids = np.append(ordered["value"].to_numpy(), 0), np.append(ordered["id"].to_numpy(), unknown)
+        size = len(ordered)
+
+        def find(integers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+            at = np.searchsorted(values[:size], integers)
+            return np.where(values[at] == integers, ids[at], unknown)
+
+        return find
+
+
+def vocabulary_name(feature: Categorical) -> str | None:
+    """The name of the vocabulary file that a feature reads, if it reads one."""
+    return (feature.encoder.file or feature.name) if isinstance(feature.encoder, Vocabulary) else None
+
+
+def id_bound(schema: FeatureSchema, feature: Categorical | Numeric) -> int:
+    """Every id of the feature is below this: the rows of its table, or of its first-order table if that has fewer."""
+    names = (feature.table, feature.first_order_table)
+    return min(schema.table(name).rows for name in names if name is not None)
+
+
+def check_vocabularies(schema: FeatureSchema, vocabularies: Mapping[str, VocabularyTable]) -> None:
+    """Checks every feature's vocabulary, by file name.
+
+    Raises:
+        BundleError: one lacks, holds the wrong kind of values, or gives an id that is no row of the feature's tables.
+    """
+    for f in schema.features:
+        name = vocabulary_name(f) if isinstance(f, Categorical) else None
+        if name is None or not isinstance(f, Categorical):
+            continue
+        where = f"vocab/{name}.parquet"
+        if name not in vocabularies:
+            raise BundleError(f"{where}: got nothing, expected the vocabulary of feature {f.name}")
+        vocabulary, bound = vocabularies[name], id_bound(schema, f)
+        if vocabulary.values != f.values:
+            raise BundleError(f"{where}: got {vocabulary.values} values, expected {f.values} for feature {f.name}")
+        beyond = vocabulary.table.filter(pc.greater_equal(vocabulary.table["id"], bound)).slice(0, 1).to_pylist()
+        for row in beyond:
+            got = f"id {row['id']} for {shown(row['value'])}"
+            raise BundleError(f"{where}: got {got}, expected ids below {bound} for feature {f.name}")
+
+
+def read_vocabulary(path: Path) -> VocabularyTable:
+    """Reads a Parquet file. Its errors do not name the file: the caller does."""
+    try:
+        with pq.ParquetFile(path) as file:
+            table = file.read()
+        table.validate(full=True)  # else text that is no UTF-8 shows only when it is used
+    except (pa.ArrowException, OSError, ValueError, TypeError) as e:  # PyArrow lets the last two through on damaged metadata
+        raise BundleError(f"vocabulary: got {shown(str(e))}, expected a readable Parquet file") from e
+    return VocabularyTable(table)
+
+
+def write_vocabulary(vocabulary: VocabularyTable, path: Path) -> None:
+    """Writes the rows in the order of their ids, so that equal vocabularies give equal bytes."""
+    path.parent.mkdir(exist_ok=True)
+    table = vocabulary.table.sort_by([("id", "ascending"), ("value", "ascending")])
+    pq.write_table(table.replace_schema_metadata(None), path, compression="zstd")

@@ -1,0 +1,273 @@
+"""Files of rows (CSV, TSV, Parquet, JSON lines) read in order and in chunks, so that memory stays bounded whatever their size.
+
+Owns formats and types; knows no schema and no model. A bad cell is named by file, row (1 is the first row of data) and column.
+"""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from dpiframe_core.errors import InputError
+from dpiframe_core.files.text_columns import converted, parser, text
+
+FORMATS = (".csv", ".tsv", ".parquet", ".jsonl")
+_TEXT_BLOCK = 4 << 20  # bytes of text that are parsed at once
+_PARQUET_BUFFER = 1 << 20  # bytes of a column that are read ahead, in place of the whole column of a row group
+_JSON_TYPES: dict[pa.DataType, tuple[set[type], str]] = {
+    pa.string(): ({str, type(None)}, "text or null"),
+    pa.int64(): ({int, type(None)}, "an integer or null"),
+    pa.float64(): ({int, float, type(None)}, "a number or null"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RowFile:
+    """A file to read.
+
+    Attributes:
+        types: of the columns that must have one (string, int64, float64, or a list of one); the others are text in CSV and
+            what they are in JSON. A Parquet file's columns come as they are, whatever this says.
+        separators: by name, what joins the values of a column of lists in CSV.
+        columns: those to read; None: all.
+    """
+
+    path: Path
+    types: Mapping[str, pa.DataType] = field(default_factory=dict)
+    separators: Mapping[str, str] = field(default_factory=dict)
+    columns: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.path.suffix.lower() not in FORMATS:
+            raise InputError("input", str(self.path), f"a file whose name ends in {', '.join(FORMATS)}")
+        if not self.path.is_file():
+            raise InputError("input", str(self.path), "a file that exists")
+
+    @property
+    def is_parquet(self) -> bool:
+        return self.path.suffix.lower() == ".parquet"
+
+    def place(self, column: str, row: int) -> str:
+        """How errors name a cell; `row` from 1."""
+        return f"{self.path}, row {row}, column {column}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """Consecutive rows. first_row: number of the first one, from 1; done: the part of the file that has been read, 0 to 1."""
+
+    table: pa.Table
+    first_row: int
+    done: float
+
+
+def column_names(file: RowFile) -> list[str]:
+    """The file's columns; those of a JSON file are its first row's.
+
+    Raises:
+        InputError: the file is empty or damaged, or has two columns of one name.
+    """
+    if file.is_parquet:
+        with _parquet(file) as parquet:
+            names: list[str] = parquet.schema_arrow.names
+    elif file.path.suffix.lower() == ".jsonl":
+        with file.path.open("rb") as lines:
+            names = list(_object(file, next((line for line in lines if not line.isspace()), b""), 1))
+    else:
+        names = _header(file)[0]
+    if twice := sorted({n for n in names if names.count(n) > 1}):
+        raise InputError(f"{file.path}, columns", twice, "distinct names")
+    return names
+
+
+def row_groups(file: RowFile) -> list[int]:
+    """Rows of each row group of a Parquet file, which can be read apart from the others."""
+    with _parquet(file) as parquet:
+        return [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
+
+
+def iter_chunks(file: RowFile, chunk_rows: int, groups: Sequence[int] | None = None, first_row: int = 1) -> Iterator[Chunk]:
+    """The rows in order, `chunk_rows` at a time, the last chunk with what is left.
+
+    Args:
+        groups: row groups of a Parquet file to read; None: all. first_row: the number of the first row that is read.
+
+    Raises:
+        InputError: the file is damaged or cut short, a line breaks the format, a cell is not of its column's type, or there
+            are no rows.
+    """
+    if file.is_parquet:
+        batches = _parquet_batches(file, chunk_rows, groups)
+    elif file.path.suffix.lower() == ".jsonl":
+        batches = _json_batches(file, chunk_rows)
+    else:
+        batches = _csv_batches(file)
+    row, waiting, count, done = first_row, list[pa.Table](), 0, 0.0
+    for table, done in batches:
+        waiting.append(table)
+        count += table.num_rows
+        while count >= chunk_rows:
+            joined = pa.concat_tables(waiting)
+            yield Chunk(joined.slice(0, chunk_rows), row, done)
+            waiting, count, row = [joined.slice(chunk_rows)], count - chunk_rows, row + chunk_rows
+    if count:
+        yield Chunk(pa.concat_tables(waiting), row, done)
+    elif row == first_row:
+        raise InputError(f"{file.path}, rows", 0, "at least one")
+
+
+def _parquet(file: RowFile) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(file.path, buffer_size=_PARQUET_BUFFER, pre_buffer=False)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise InputError(str(file.path), str(error), "a readable Parquet file") from error
+
+
+def _parquet_batches(file: RowFile, rows: int, groups: Sequence[int] | None) -> Iterator[tuple[pa.Table, float]]:
+    with _parquet(file) as parquet:
+        wanted = None if file.columns is None else [n for n in parquet.schema_arrow.names if n in file.columns]
+        total, read = max(1, parquet.metadata.num_rows), 0
+        try:
+            for batch in parquet.iter_batches(rows, groups, wanted):
+                read += batch.num_rows
+                yield pa.Table.from_batches([batch]), read / total
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{file.path}, row {read + 1} or later", str(error), "an intact Parquet file") from error
+
+
+def _header(file: RowFile) -> tuple[list[str], str]:
+    """Names and delimiter by the ending and the first line."""
+    delimiter = "\t" if file.path.suffix.lower() == ".tsv" else ","
+    with file.path.open("rb") as lines:
+        line = lines.readline(1 << 20)
+    try:
+        first = [line.decode("utf-8-sig").rstrip("\r\n")]
+        cells = next(csv.reader(first, delimiter=delimiter, quoting=csv.QUOTE_MINIMAL if delimiter == "," else csv.QUOTE_NONE))
+    except (UnicodeDecodeError, csv.Error) as error:  # the latter of CR line ends, which make one line of the file
+        raise InputError(f"{file.path}, line 1", line, "names of columns: UTF-8 text, lines that end in LF") from error
+    if not line.strip():
+        raise InputError(f"{file.path}, line 1", "nothing", "the names of the columns")
+    return cells, delimiter
+
+
+def _csv_batches(file: RowFile) -> Iterator[tuple[pa.Table, float]]:
+    names, delimiter = _header(file)
+    bad_rows: list[pa.csv.InvalidRow] = []
+
+    def note(row: pa.csv.InvalidRow) -> str:
+        bad_rows.append(row)
+        return "error"
+
+    row, size = 1, max(1, file.path.stat().st_size)
+    with file.path.open("rb") as source:
+        try:
+            reader = pa.csv.open_csv(
+                source,
+                # One thread: Arrow numbers the lines of bad rows only then.
+                pa.csv.ReadOptions(use_threads=False, block_size=_TEXT_BLOCK, column_names=names, skip_rows=1),
+                pa.csv.ParseOptions(
+                    delimiter=delimiter, quote_char='"' if delimiter == "," else False,
+                    newlines_in_values=delimiter == ",", invalid_row_handler=note,
+                    ignore_empty_lines=len(names) > 1,  # of one column, a missing value
+                ),
+                # Bytes first, types after: Arrow's own conversion errors do not say which row is at fault.
+                pa.csv.ConvertOptions(
+                    column_types=dict.fromkeys(names, pa.binary()), null_values=[""], strings_can_be_null=True,
+                    include_columns=[n for n in names if file.columns is None or n in file.columns],
+                ),
+            )  # fmt: skip
+            while (batch := next(reader, None)) is not None:
+                yield _parsed(file, batch, row), min(1.0, source.tell() / size)
+                row += batch.num_rows
+        except pa.ArrowInvalid as error:
+            if bad_rows:
+                bad = bad_rows[0]
+                raise InputError(
+                    f"{file.path}, line {bad.number}, columns", bad.actual_columns, f"{bad.expected_columns}, as line 1 has"
+                ) from error
+            if not row - 1 and "Empty CSV file" in str(error):
+                return  # a header alone: told as any file without rows
+            raise InputError(f"{file.path}, row {row} or later", str(error), f"rows of {len(names)} columns") from error
+
+
+def _parsed(file: RowFile, batch: pa.RecordBatch, first_row: int) -> pa.Table:
+    arrays = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        convert, expected = parser(file.types.get(name, pa.string()), file.separators.get(name))
+
+        def place(row: int, name: str = name) -> str:
+            return file.place(name, first_row + row)
+
+        arrays[name] = converted(converted(column, text, place, "UTF-8 text"), convert, place, expected)
+    return pa.table(arrays)
+
+
+def _json_batches(file: RowFile, rows: int) -> Iterator[tuple[pa.Table, float]]:
+    known = column_names(file)
+    names = [n for n in known if file.columns is None or n in file.columns]
+    schema: pa.Schema | None = None
+    size, first_row, read = max(1, file.path.stat().st_size), 1, 0
+    with file.path.open("rb") as source:
+        lines = (line for line in source if not line.isspace())
+        while batch := list(islice(lines, rows)):
+            objects = [_object(file, line, first_row + i) for i, line in enumerate(batch)]
+            for i, found in enumerate(objects):
+                if new := found.keys() - known:
+                    raise InputError(f"{file.path}, row {first_row + i}", min(new), "the keys of row 1, or some of them")
+            arrays = [_typed(file, name, [o.get(name) for o in objects], first_row, schema) for name in names]
+            table = pa.table(arrays, names=names)
+            schema = schema or table.schema
+            read += sum(map(len, batch))
+            yield table, read / size
+            first_row += len(batch)
+
+
+def _object(file: RowFile, line: bytes, row: int) -> dict[str, Any]:
+    with suppress(ValueError, RecursionError):  # UTF-8 and JSON errors are of the former, deep nesting of the latter
+        found = json.loads(line)
+        if isinstance(found, dict):
+            return found
+    raise InputError(f"{file.path}, row {row}", line.decode(errors="replace").rstrip("\n"), "a JSON object on one line")
+
+
+def _typed(file: RowFile, name: str, values: list[Any], first_row: int, schema: pa.Schema | None) -> pa.Array:
+    """A column of JSON values in its type; one that has none gets that of the first rows (text, if those have no value)."""
+    kind, single = file.types.get(name), None
+    if kind is None:
+        kind = None if schema is None else schema.field(name).type
+    else:
+        single = kind.value_type if pa.types.is_list(kind) else kind
+        accepted, expected = _JSON_TYPES[single]
+        if single != kind:
+            expected = f"a list, each value {expected}"
+            good = (v is None or (type(v) is list and accepted.issuperset(map(type, v))) for v in values)
+        else:
+            good = (type(v) in accepted for v in values)
+        for row, is_good in enumerate(good):
+            if not is_good:
+                raise InputError(file.place(name, first_row + row), values[row], expected)
+    try:
+        if single == pa.float64() == kind:  # Arrow would refuse integers above 2^53
+            values = [None if v is None else float(v) for v in values]
+        array = pa.array(values, kind)
+        return array.cast(pa.string()) if pa.types.is_null(array.type) else array
+    except (pa.ArrowException, OverflowError, UnicodeError) as error:
+        bad = next((i for i, v in enumerate(values) if not _fits(v, kind)), 0)
+        expected = f"what fits in {kind}" if kind else "values of one type"
+        raise InputError(file.place(name, first_row + bad), values[bad], f"{expected} ({error})") from error
+
+
+def _fits(value: object, kind: pa.DataType | None) -> bool:
+    try:
+        pa.array([value], kind)
+    except (pa.ArrowException, OverflowError, UnicodeError):
+        return False
+    return True

@@ -1,0 +1,42 @@
+"""Puts all waves of a graph into one launch (kernels/waves/chain.cu), for the few rows that it takes. Plain data.
+
+Every value of a chain but its scores stays within it, so only a graph of one lookup, waves and the head can be one.
+"""
+
+from dataclasses import replace
+
+from dpiframe_core.graph.graph import Attrs, Graph, Node
+from dpiframe_core.graph.waves import MAX_LOGITS, MAX_TASKS
+
+MAX_LINKS = 24  # of one launch (kernels/waves/chain.py)
+_LAYERS = ("linear", "cross_v2")
+
+
+def group_chain(waves: Graph) -> Graph | None:
+    """The graph (of `group_waves`) as a lookup and a `chain`; None if it is another."""
+    first, *rest = waves.nodes
+    members = [m for n in rest for m in (n.attrs.members or (n,))]
+    if first.op != "lookup" or not members or members[-1].op != "head" or any(n.op not in ("wave", "head") for n in rest):
+        return None
+    *links, head = members
+    layers, logits = set[str](), set(first.outputs)
+    for link in links:
+        if link.op in _LAYERS:
+            if link.inputs[-1] not in layers.union(first.outputs) or not set(link.inputs[:-1]).issubset(first.outputs):
+                return None
+            layers.add(link.outputs[0])
+        elif link.inputs[0] in first.outputs:
+            logits.add(link.outputs[0])
+        else:
+            return None
+    parts, added = head.inputs[: len(head.attrs.columns)], head.inputs[len(head.attrs.columns) :]
+    crosses = sum(link.op == "cross_v1_head" for link in links)  # its sizes are the kernel's constants
+    if not layers.issuperset(parts) or len(set(parts)) < len(parts) or not logits.issuperset(added):
+        return None
+    if len(links) > MAX_LINKS or crosses > 1 or len(added) > MAX_LOGITS or waves.widths[waves.output] > MAX_TASKS:
+        return None
+    inputs = tuple(dict.fromkeys(i for m in members for i in m.inputs if i in first.outputs))
+    modules = "+".join(dict.fromkeys(m.module for m in members))
+    params = tuple(p for m in members for p in m.params)
+    chain = Node("chain", "chain", inputs, head.outputs, modules, params, Attrs(members=tuple(members)))
+    return replace(waves, nodes=(first, chain))

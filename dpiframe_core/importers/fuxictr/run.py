@@ -1,0 +1,44 @@
+"""FuxiCTR 2.3 runs -> source models. Every parameter of a checkpoint is taken exactly once; hyper-parameters that it does not
+hold come from the run's configuration.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from dpiframe_core.errors import InputError
+from dpiframe_core.importers.fuxictr.files import FuxiFiles, FuxiRun, read_run
+from dpiframe_core.importers.fuxictr.models import dcn, dcnv2, deepfm, wide_deep, xdeepfm
+from dpiframe_core.importers.fuxictr.sequences import din, dlrm
+from dpiframe_core.importers.source import SourceModel, required
+from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
+
+_MODELS: Mapping[str, Callable[[FuxiRun, StateDict, Sequence[str]], SourceModel]] = {
+    "DeepFM": deepfm,
+    "WideDeep": wide_deep,
+    "xDeepFM": xdeepfm,
+    "DCN": dcn,
+    "DCNv2": dcnv2,
+    "DIN": din,
+    "DLRM": dlrm,
+}
+
+
+def fuxictr(files: FuxiFiles, context: Sequence[str] = ()) -> SourceModel:
+    """Reads a run's files; `context`: features that requests give once.
+
+    Raises:
+        InputError: a file is damaged or of another run, or holds what a bundle cannot express; with the names.
+    """
+    run = read_run(files)
+    return fuxictr_model(run, read_checkpoint(files.checkpoint), context)
+
+
+def fuxictr_model(run: FuxiRun, weights: StateDict, context: Sequence[str] = ()) -> SourceModel:
+    """As `fuxictr`, of files already read."""
+    where = str(run.files.config)
+    name = required(run.config, "model", where, (str,))
+    if name not in _MODELS:
+        raise InputError(f"{where}: model", name, f"one of {', '.join(_MODELS)}")
+    task = run.config.get("task", "binary_classification")
+    if task != "binary_classification":
+        raise InputError(f"{where}: task", task, "binary_classification")
+    return _MODELS[name](run, weights, context)

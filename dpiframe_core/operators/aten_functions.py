@@ -1,0 +1,180 @@
+"""What the operators of `aten` compute: a closed table from name to torch function, and a call bound to its parameters.
+
+Nothing here waits for a device or depends on what values hold, so that it can be captured; rows never meet (`aten` says why).
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.nn import functional
+
+from dpiframe_core.graph.aten import AtenCall, Window, contiguous
+from dpiframe_core.graph.aten_rules import Plain, Shape
+
+Function = Callable[..., torch.Tensor]
+
+
+def _cat(*operands_and_dim: torch.Tensor | int) -> torch.Tensor:
+    *parts, dim = operands_and_dim
+    return torch.cat(parts, dim)  # type: ignore[arg-type]
+
+
+def _einsum(*operands_and_equation: torch.Tensor | str) -> torch.Tensor:
+    *operands, equation = operands_and_equation
+    found: torch.Tensor = torch.einsum(equation, *operands)
+    return found
+
+
+def _layer_norm(x: torch.Tensor, *rest: torch.Tensor | float) -> torch.Tensor:
+    *affine, count, eps = rest
+    return functional.layer_norm(x, x.shape[-int(count) :], *affine[:2], eps=float(eps))  # type: ignore
+
+
+def _where(condition: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.where(condition != 0, a, b)
+
+
+def _masked_fill(x: torch.Tensor, mask: torch.Tensor, value: float) -> torch.Tensor:
+    return torch.where(mask != 0, value, x)
+
+
+# Those whose result may be written straight into a strided buffer.
+WRITES: dict[str, Function] = {
+    "aten.abs": torch.abs,
+    "aten.neg": torch.neg,
+    "aten.exp": torch.exp,
+    "aten.expm1": torch.expm1,
+    "aten.log": torch.log,
+    "aten.log1p": torch.log1p,
+    "aten.log2": torch.log2,
+    "aten.sqrt": torch.sqrt,
+    "aten.rsqrt": torch.rsqrt,
+    "aten.reciprocal": torch.reciprocal,
+    "aten.square": torch.square,
+    "aten.sigmoid": torch.sigmoid,
+    "aten.tanh": torch.tanh,
+    "aten.sin": torch.sin,
+    "aten.cos": torch.cos,
+    "aten.erf": torch.erf,
+    "aten.sign": torch.sign,
+    "aten.floor": torch.floor,
+    "aten.ceil": torch.ceil,
+    "aten.add": torch.add,
+    "aten.sub": torch.sub,
+    "aten.mul": torch.mul,
+    "aten.div": torch.div,
+    "aten.maximum": torch.maximum,
+    "aten.minimum": torch.minimum,
+    "aten.pow": torch.pow,
+    "aten.add.Scalar": torch.add,
+    "aten.sub.Scalar": torch.sub,
+    "aten.mul.Scalar": torch.mul,
+    "aten.div.Scalar": torch.div,
+    "aten.pow.Scalar": torch.pow,
+    "aten.clamp": torch.clamp,
+    "aten.sum": torch.sum,
+    "aten.mean": torch.mean,
+    "aten.amax": torch.amax,
+    "aten.amin": torch.amin,
+    "aten.matmul": torch.matmul,
+}
+
+FUNCTIONS: dict[str, Function] = WRITES | {
+    "aten.relu": torch.relu,
+    "aten.silu": functional.silu,
+    "aten.mish": functional.mish,
+    "aten.hardswish": functional.hardswish,
+    "aten.hardsigmoid": functional.hardsigmoid,
+    "aten.log_sigmoid": functional.logsigmoid,
+    "aten.logical_not": torch.logical_not,
+    "aten.clone": lambda x: x,
+    "aten.eq": torch.eq,
+    "aten.ne": torch.ne,
+    "aten.gt": torch.gt,
+    "aten.ge": torch.ge,
+    "aten.lt": torch.lt,
+    "aten.le": torch.le,
+    "aten.logical_and": torch.logical_and,
+    "aten.logical_or": torch.logical_or,
+    "aten.logical_xor": torch.logical_xor,
+    "aten.prelu": lambda x, slope: torch.where(x > 0, x, x * slope),
+    "aten.rsub.Scalar": lambda x, n: n - x,
+    "aten.rpow.Scalar": lambda x, n: torch.pow(n, x),
+    "aten.eq.Scalar": torch.eq,
+    "aten.ne.Scalar": torch.ne,
+    "aten.gt.Scalar": torch.gt,
+    "aten.ge.Scalar": torch.ge,
+    "aten.lt.Scalar": torch.lt,
+    "aten.le.Scalar": torch.le,
+    "aten.leaky_relu": functional.leaky_relu,
+    "aten.elu": lambda x, alpha, scale, of_input: torch.where(x > 0, x * scale, (x * of_input).expm1() * (alpha * scale)),
+    "aten.gelu": lambda x, by_tanh: functional.gelu(x, approximate="tanh" if by_tanh else "none"),
+    "aten.softplus": functional.softplus,
+    "aten.where": _where,
+    "aten.masked_fill.Scalar": _masked_fill,
+    "aten.logsumexp": torch.logsumexp,
+    "aten.linalg_vector_norm": lambda x, dims, keepdim, order: torch.linalg.vector_norm(x, order, dims, keepdim),
+    "aten.var": lambda x, dims, keepdim, correction: torch.var(x, dims, correction=correction, keepdim=keepdim),
+    "aten.softmax": torch.softmax,
+    "aten.log_softmax": torch.log_softmax,
+    "aten.cumsum": torch.cumsum,
+    "aten.linear": functional.linear,
+    "aten.layer_norm": _layer_norm,
+    "aten.cat": _cat,
+    "aten.index_select": torch.index_select,
+    "aten.einsum": _einsum,
+}
+
+
+class AtenOperator:
+    """One call bound to its parameters, on their device. Safe to use from several threads and streams.
+
+    Args:
+        params: the node's, float32, in its order.
+    """
+
+    def __init__(self, call: AtenCall, params: Sequence[torch.Tensor], device: torch.device) -> None:
+        self._call = call
+        self._params = [p.to(device, torch.float32).contiguous() for p in params]
+        # A tensor from here on: to make one of a tuple would be a copy from the host in every call.
+        self._args = [_argument(a, device if call.op == "aten.index_select" else None) for a in call.args]
+        self._writes = WRITES.get(call.op)
+        self._function = FUNCTIONS[call.op]
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        """float32[B, product of sizes] from the node's inputs, any float[B, >= width] with columns side by side."""
+        return self._function(*self._operands(inputs), *self._args).float().reshape(len(inputs[0]), -1)
+
+    def into(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        """The same, written into the first columns of `out`, any float dtype."""
+        rows, sizes = len(out), self._call.sizes
+        target = _window(out, rows, sizes, contiguous(sizes), 0)
+        if self._writes and out.dtype == torch.float32:
+            self._writes(*self._operands(inputs), *self._args, out=target)
+        else:
+            target.copy_(self._function(*self._operands(inputs), *self._args))
+
+    def _operands(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        rows = len(inputs[0])
+        operands = []
+        for operand in self._call.operands:
+            if isinstance(operand, Window):
+                found = _window(inputs[operand.value], rows, operand.sizes, operand.strides, operand.offset).float()
+            else:
+                found = self._params[operand.param]
+                if self._call.op == "aten.cat":
+                    found = found.expand(rows, *found.shape)
+            operands.append(found)
+        return operands
+
+
+def _window(values: torch.Tensor, rows: int, sizes: Shape, strides: Shape, offset: int) -> torch.Tensor:
+    if values.shape[1] > 1 and values.stride(1) != 1:  # a result that some product left transposed
+        values = values.contiguous()
+    return values.as_strided((rows, *sizes), (values.stride(0), *strides), values.storage_offset() + offset)
+
+
+def _argument(value: Plain, indices_on: torch.device | None) -> object:
+    if isinstance(value, tuple) and indices_on is not None:
+        return torch.tensor(value, device=indices_on)
+    return float(value) if value in ("inf", "-inf") else value

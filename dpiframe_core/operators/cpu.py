@@ -1,0 +1,227 @@
+"""Binds each operator of a graph to torch on the CPU: the whole product runs on it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from dpiframe_core.embedding.layout import plan_lookup
+from dpiframe_core.embedding.store import EmbeddingStore
+from dpiframe_core.errors import InputError
+from dpiframe_core.features.row_block import RowBlock
+from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.graph.graph import Attrs, Graph, Node
+from dpiframe_core.graph.interactions import attention_params, cin_params, linear_params
+from dpiframe_core.operators.aten_functions import AtenOperator
+from dpiframe_core.operators.executor import Operator, Values
+from kernels import reference
+from kernels.cpu.dense import CrossV1, Fm, Head, Linear, has_bf16
+from kernels.cpu.first_layers import FirstLayers
+from kernels.cpu.lookup import StackedLookup
+
+Compute = Callable[..., torch.Tensor]
+
+
+class CpuOperators:
+    """The stacked tables and the weights of one model on the CPU. Safe to use from several threads.
+
+    Args:
+        precision: "fp32", or "bf16": bfloat16 weights and activations of linear and DCN-V2 layers, all else float32.
+
+    Raises:
+        InputError: bf16 on a processor that only emulates it.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        schema: FeatureSchema,
+        store: EmbeddingStore,
+        dense: Mapping[str, torch.Tensor],
+        precision: str = "fp32",
+    ) -> None:
+        if precision == "bf16" and not has_bf16():
+            raise InputError("precision", precision, "fp32 on this processor, which has neither AVX512-BF16 nor AMX")
+        self._widths = graph.widths
+        self._dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        self._weights = {name: t.float().contiguous() for name, t in dense.items()}
+        readers = graph.consumers()
+        self._lookups = [
+            (n, StackedLookup(plan_lookup(n, schema), store.tables, store.scales, self._x_dtype(n, readers)))
+            for n in graph.nodes
+            if n.op == "lookup"
+        ]
+        self._first = {
+            n.name: first for n, lookup in self._lookups if (first := self._first_layers(n, lookup, readers)) is not None
+        }
+        along = {reader.name for _, own in self._first.values() for reader in own}
+        self._pure = {
+            n.name: _done if n.name in along else _bound(n, self._computation(n)) for n in graph.nodes if n.op != "lookup"
+        }
+
+    @property
+    def out_of_range(self) -> int:
+        """Ids that were outside their table since the start."""
+        return sum(lookup.out_of_range for _, lookup in self._lookups)
+
+    def for_block(self, block: RowBlock) -> dict[str, Operator]:
+        """An operator for each node, reading one block."""
+        looked_up = {}
+        for node, lookup in self._lookups:
+            if node.name in self._first:
+                looked_up[node.name] = partial(_look_up_first, *self._first[node.name], node.outputs[1:], block)
+                continue
+            widths = [self._widths[o] for o in node.outputs[: len(node.attrs.outputs_of_concat())]]
+            looked_up[node.name] = partial(_look_up, lookup, node.outputs, widths, block)
+        return self._pure | looked_up
+
+    def _first_layers(
+        self, lookup: Node, native: StackedLookup, readers: Mapping[str, Sequence[Node]]
+    ) -> tuple[FirstLayers, Sequence[Node]] | None:
+        """The lookup with its readers, and those: dense layers of its one output first, then FM of all of it; or None."""
+        own = sorted(readers.get(lookup.outputs[0], ()), key=lambda n: n.op == "fm")
+        dense, fms = [n for n in own if n.op == "linear"], [n for n in own if n.op == "fm"]
+        stacks, fields = native.float_stacks, native.plan.x_slots
+        if stacks is None or stacks.table is None or self._dtype != torch.float32 or len(lookup.attrs.outputs_of_concat()) != 1:
+            return None
+        if any(s.columns > 1 for s in fields):  # a bag
+            return None
+        if not dense or len(fms) > 1 or len(dense) + len(fms) < len(own) or lookup.outputs[0] not in dense[0].inputs:
+            return None
+        whole = 0, len(fields), stacks.table.shape[1]
+        if any((n.attrs.offset, n.attrs.fields, n.attrs.dim) != whole or any(not s.columns for s in fields) for n in fms):
+            return None
+        layers = []
+        for n in dense:
+            a = n.attrs
+            weight, bias, params = linear_params(a, [self._weights[p] for p in n.params])
+            make = partial(Linear, activation=a.activation, dtype=torch.float32, params=params, slope=a.slope)
+            layers.append((weight.reshape(-1, weight.shape[-1]), bias, make))
+        return FirstLayers(native, layers, bool(fms)), own
+
+    def _x_dtype(self, lookup: Node, readers: Mapping[str, Sequence[Node]]) -> torch.dtype:
+        """The dense layers' dtype if all that reads the embeddings are dense layers; what sums them wants them in full."""
+        outputs = lookup.outputs[: len(lookup.attrs.outputs_of_concat())]
+        dense = all(n.op in ("linear", "cross_v2") for o in outputs for n in readers.get(o, []))
+        return self._dtype if dense else torch.float32
+
+    def _linear(self, a: Attrs, w: Sequence[torch.Tensor]) -> Compute:
+        weight, bias, params = linear_params(a, w)
+        return Linear(weight.reshape(-1, weight.shape[-1]), bias, a.activation, self._dtype, params, a.slope)
+
+    def _computation(self, node: Node) -> Compute:
+        """A function of the node's input values; the weights are bound now.
+
+        Raises:
+            ValueError: an operator that the CPU does not know.
+        """
+        a, w = node.attrs, [self._weights[p] for p in node.params]
+        match node.op:
+            case "concat":
+                return lambda *parts: torch.cat(parts, 1)
+            case "add":
+                return lambda first, *rest: sum(rest, start=first)
+            case "mul":
+                return torch.mul
+            case "sum":
+                return lambda x: x.float().sum(1, keepdim=True)
+            case "bias":
+                return lambda x: x + w[0]
+            case "activation":
+                return lambda x: reference.activate_(x.clone(), a.activation, w, a.slope)
+            case "aten":
+                assert a.aten is not None  # the graph has checked it
+                call = AtenOperator(a.aten, w, torch.device("cpu"))
+                return lambda *ins: call(ins)
+            case "linear":
+                return self._linear(a, w)
+            case "fm":
+                return Fm(a.offset, a.fields, a.dim)
+            case "dot":
+                return lambda *parts: reference.dot(_joined(parts), a.fields, a.dim, a.keep, a.diagonal)
+            case "cin":
+                maps = cin_params(a, w)
+                span = slice(a.offset, a.offset + a.fields * a.dim)
+                return lambda x: reference.cin(x[:, span].float(), a.fields, a.dim, maps, a.activation, a.slope, a.halves)
+            case "attention":
+                return _attention(a, w)
+            case "mixture":
+                return lambda x, gates: reference.mixture(x.float(), gates.float())
+            case "cross_v2" | "cross_low_rank":
+                return _cross_v2(self._linear(a, w))
+            case "cross_v1":
+                return CrossV1(torch.stack(w[0::2]), torch.stack(w[1::2]), None)
+            case "cross_v1_head":
+                layers, width = torch.stack(w[0:-1:2]), self._widths[node.inputs[0]]
+                return CrossV1(layers, torch.stack(w[1:-1:2]), w[-1][:, a.offset : a.offset + width])
+            case "head":
+                widths = (self._widths[i] for i in node.inputs)
+                return Head(w[0], w[1], list(zip(a.columns, widths, strict=False)))
+        raise ValueError(f"graph node {node.name}: got op {node.op!r}, expected one that the CPU backend knows")
+
+
+def _cross_v2(product: Compute) -> Compute:
+    def run(x0: torch.Tensor, xl: torch.Tensor, v: torch.Tensor | None = None) -> torch.Tensor:
+        y = product(xl if v is None else v)
+        return torch.addcmul(xl, x0, y, out=y)
+
+    return run
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([p.float() for p in parts], 1)
+
+
+def _attention(a: Attrs, w: Sequence[torch.Tensor]) -> Compute:
+    """A node's target attention: from x[B, *] to what it keeps of it and the interest, float32."""
+    at = a.attended
+    assert at is not None
+    how = *attention_params(a, w), a.activation, a.slope, at.output, at.softmax
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        x, rows = x.float(), len(x)
+        query = torch.cat([x[:, q : q + d] for q, d in zip(at.queries, at.dims, strict=True)], 1)
+        spans = zip(at.keys, at.dims, strict=True)
+        keys = torch.cat([x[:, k : k + at.length * d].reshape(rows, at.length, d) for k, d in spans], 2)
+        mask = x[:, at.mask : at.mask + at.length] if at.mask >= 0 else None
+        pooled = reference.attention(query, keys, mask, *how)
+        out = torch.empty(rows, sum(n for _, _, n in at.kept) + at.dim)
+        for start, to, count in at.kept:
+            out[:, to : to + count] = x[:, start : start + count]
+        for part, to in zip(torch.split(pooled, list(at.dims), 1), at.pooled, strict=True):
+            out[:, to : to + part.shape[1]] = part
+        return out
+
+    return run
+
+
+def _look_up(lookup: StackedLookup, outputs: Sequence[str], widths: Sequence[int], block: RowBlock, values: Values) -> None:
+    ids = block.candidate_ids, block.context_ids
+    x, total = lookup.read(block.request_of_row, *ids, block.candidate_dense, block.context_dense)
+    parts = () if x is None else (x,) if len(widths) == 1 else (part.contiguous() for part in torch.split(x, list(widths), 1))
+    values.update(zip(outputs, (*parts, *(() if total is None else (total,))), strict=True))
+
+
+def _look_up_first(
+    first: FirstLayers, readers: Sequence[Node], total_output: Sequence[str], block: RowBlock, values: Values
+) -> None:
+    """The lookup and all that reads its embeddings, which are not kept."""
+    ids = block.candidate_ids, block.context_ids
+    outputs, total, fm = first(block.request_of_row, *ids, block.candidate_dense, block.context_dense)
+    terms = [t for t in (fm,) if t is not None]
+    values.update(zip((n.outputs[0] for n in readers), (*outputs, *terms), strict=True))
+    if total is not None:
+        values[total_output[0]] = total
+
+
+def _done(values: Values) -> None:
+    """A node that its lookup has computed along."""
+
+
+def _bound(node: Node, compute: Compute) -> Operator:
+    inputs, (output,) = node.inputs, node.outputs
+
+    def run(values: Values) -> None:
+        values[output] = compute(*[values[i] for i in inputs])
+
+    return run

@@ -1,0 +1,52 @@
+"""Runs a plan: its steps in order, on its streams, with its events, and nothing else. What an operator does is bound elsewhere
+(`operators_cpu`, `operators_cuda`); in which order and where it runs was decided by `schedule`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+
+import torch
+
+from dpiframe_core.graph.schedule import Plan
+from kernels.runtime.launch import overlapping
+
+Values = dict[str, torch.Tensor]  # value name -> float[B, width]
+Operator = Callable[[Values], None]  # reads its inputs from the values and puts (or writes in place) its outputs there
+
+
+def execute(plan: Plan, operators: Mapping[str, Operator], values: Values) -> None:
+    """Runs the steps one after the other in the calling thread (CPU, or a single stream)."""
+    for step in plan.steps:
+        operators[step.node](values)
+
+
+def execute_on_streams(
+    plan: Plan,
+    operators: Mapping[str, Operator],
+    values: Values,
+    streams: Sequence[torch.cuda.Stream],
+    *,
+    overlap: bool = False,
+) -> None:
+    """Issues the steps on CUDA streams; also while `streams[0]` is being captured. Waiting for streams[0] waits for all.
+
+    `overlap`: see `kernels.runtime.launch.overlapping`; only for plans of one stream and operators that are our kernels alone.
+    Values must be fixed buffers that outlive the work: nothing is allocated or freed here.
+
+    Raises:
+        ValueError: fewer streams than the plan uses.
+    """
+    if len(streams) < plan.streams:
+        raise ValueError(f"streams: got {len(streams)}, expected at least {plan.streams}")
+    events = [torch.cuda.Event() for _ in range(plan.events)]  # type: ignore[no-untyped-call]
+    events[0].record(streams[0])
+    for step in plan.steps:
+        stream = streams[step.stream]
+        for event in step.waits:
+            stream.wait_event(events[event])
+        with torch.cuda.stream(stream), overlapping() if overlap else nullcontext():
+            operators[step.node](values)
+        if step.records is not None:
+            events[step.records].record(stream)
+    for event in plan.joins:
+        streams[0].wait_event(events[event])

@@ -1,0 +1,35 @@
+"""The small operators that fusion removes, on torch's own kernels: what an unfused ablation runs on a GPU."""
+
+from collections.abc import Mapping
+
+import torch
+
+from dpiframe_core.graph.graph import Node
+from kernels import reference
+
+
+def run_plain(node: Node, weight: object, ins: list[torch.Tensor], out: torch.Tensor, widths: Mapping[str, int]) -> None:
+    """Writes out[rows, >= width] from inputs cut to their widths; `weight`: of a bias node.
+
+    Raises:
+        ValueError: an operator that the CUDA backend does not know.
+    """
+    out = out[:, : widths[node.outputs[0]]]
+    match node.op:
+        case "concat":
+            torch.cat(ins, 1, out=out) if out.is_contiguous() else out.copy_(torch.cat(ins, 1))
+        case "add":
+            out.copy_(ins[0])
+            for other in ins[1:]:
+                out.add_(other)
+        case "mul":
+            torch.mul(ins[0], ins[1], out=out)
+        case "sum":
+            torch.sum(ins[0], 1, keepdim=True, dtype=out.dtype, out=out)
+        case "bias":
+            assert isinstance(weight, torch.Tensor)
+            torch.add(ins[0], weight, out=out)
+        case "activation":
+            reference.activate_(out.copy_(ins[0]), node.attrs.activation)
+        case _:
+            raise ValueError(f"graph node {node.name}: got op {node.op!r}, expected one that the CUDA backend knows")

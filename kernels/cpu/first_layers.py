@@ -1,0 +1,104 @@
+"""A lookup on a CPU together with all that reads its embeddings, where that is dense layers and FM: what the rows of a request
+share is multiplied once, and a numeric field, which is a number times one vector, is one column and not `dim`. Knows no graph.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.cpu.dense import Linear
+from kernels.cpu.float_lookup import FloatStacks, NativeFloats
+from kernels.cpu.lookup import StackedLookup
+from kernels.cpu.packed_tables import Floats
+from kernels.lookup.id_record import Records
+from kernels.lookup.plan import Kind, Slot
+
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]  # of a weight and a bias
+_ROWS_OF_A_CONTEXT = 4  # from so many on, what they share is multiplied apart
+
+
+class FirstLayers:
+    """Algebra, not approximation: scores differ from those of the layers one by one by float32's rounding.
+
+    Args:
+        lookup: one with `float_stacks` that reads rows.
+        layers: weight[out, x_width], bias[out] or None, and what makes a layer of such.
+        fm: whether FM's term of all of x is wanted.
+    """
+
+    def __init__(
+        self, lookup: StackedLookup, layers: Sequence[tuple[torch.Tensor, torch.Tensor | None, MakeLinear]], fm: bool
+    ) -> None:
+        stacks = lookup.float_stacks
+        assert stacks is not None
+        self._count, self._fm = lookup.count, fm
+        slots = stacks.plan.x_slots
+        shared = [s for s in slots if _of_context(stacks, s)]
+        own = [s for s in slots if s not in shared] if shared else []
+        self._whole = _reader(stacks, slots)
+        self._of_whole = [make(_weight(stacks, slots, w), b) for w, b, make in layers]
+        self._apart = bool(own)
+        if own:
+            self._own, self._shared = _reader(stacks, own), _reader(stacks, shared)
+            self._of_own = [make(_weight(stacks, own, w), None) for w, _, make in layers]
+            self._of_shared = [
+                (_weight(stacks, shared, w).t().contiguous(), torch.zeros(len(w)) if b is None else b) for w, b, _ in layers
+            ]
+
+    def __call__(
+        self,
+        request: npt.NDArray[np.int32],
+        candidate_ids: Records,
+        context_ids: Records,
+        candidate_numbers: Floats,
+        context_numbers: Floats,
+    ) -> tuple[list[torch.Tensor], torch.Tensor | None, torch.Tensor | None]:
+        """The layers' outputs [rows, out], the sum of first-order terms and FM's, float32[rows, 1], None for what there is not.
+
+        Arguments as `StackedLookup.read`.
+        """
+        contexts = len(context_ids)
+        apart = self._apart and len(request) >= contexts * _ROWS_OF_A_CONTEXT
+        of_rows = request, candidate_ids, context_ids, candidate_numbers, context_numbers
+        x, total, fm, outside = (self._own if apart else self._whole)(*of_rows, self._fm)
+        assert x is not None
+        self._count(outside)
+        if not apart:
+            return [layer(x) for layer in self._of_whole], total, fm
+        first = np.arange(contexts, dtype=np.int32), candidate_ids[:contexts], context_ids, candidate_numbers[:contexts]
+        of_contexts, *_ = self._shared(*first, context_numbers)
+        assert of_contexts is not None
+        shares = [torch.addmm(bias, of_contexts, weight) for weight, bias in self._of_shared]
+        return [layer.with_shares(x, s, request) for layer, s in zip(self._of_own, shares, strict=True)], total, fm
+
+
+def _of_context(stacks: FloatStacks, slot: Slot) -> bool:
+    return (slot.number if slot.kind != Kind.GATHER else stacks.plan.columns[slot.first].source) < 0
+
+
+def _reader(stacks: FloatStacks, slots: Sequence[Slot]) -> NativeFloats:
+    """Reads the slots side by side, the numeric ones as their number, last."""
+    vectors, numbers = _parted(slots)
+    starts = np.cumsum([0, *(s.dim for s in vectors)]).tolist()
+    at = dict(zip(vectors, starts, strict=False))
+    to = [at.get(s, -1) for s in stacks.plan.x_slots if s.columns]
+    return NativeFloats(stacks, to, [(s.number, starts[-1] + i) for i, s in enumerate(numbers)], starts[-1] + len(numbers))
+
+
+def _weight(stacks: FloatStacks, slots: Sequence[Slot], weight: torch.Tensor) -> torch.Tensor:
+    """A layer's weight for what `_reader` reads."""
+    assert stacks.table is not None
+    vectors, numbers = _parted(slots)
+    parts = [weight[:, s.out : s.out + s.dim] for s in vectors]
+    first_row = dict(zip((s for s in stacks.plan.x_slots if s.columns), stacks.rows.first_rows, strict=False))
+    for s in numbers:
+        own = weight[:, s.out : s.out + s.dim].double()
+        vector = stacks.table[first_row[s]].double() if s.kind == Kind.SCALE else torch.ones(1, dtype=torch.float64)
+        parts.append((own @ vector).float()[:, None])
+    return torch.cat(parts, 1)
+
+
+def _parted(slots: Sequence[Slot]) -> tuple[list[Slot], list[Slot]]:
+    return [s for s in slots if s.kind == Kind.GATHER], [s for s in slots if s.kind != Kind.GATHER]

@@ -1,0 +1,93 @@
+"""float32 stacks read by lookup.c straight from id records: rows times their numbers, plain numbers beside them, the
+first-order sum and FM's term, in one pass over a batch.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.cpu.openmp_pool import team
+from kernels.cpu.packed_tables import Floats
+from kernels.cpu.rows_native import NativeRows, address
+from kernels.lookup.id_record import Records
+from kernels.lookup.plan import NO_NUMBER, LookupPlan
+
+MOST_DIM, MORE = 256, -2  # of lookup.c
+_COLUMNWISE = ("number", "weight_number", "to", "copied", "copied_to")
+
+
+class _Floats(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("dim", "width", "copies", "plain", "candidate_numbers", "context_numbers")),
+        *((name, ctypes.c_void_p) for name in ("table", "weights", *_COLUMNWISE)),
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FloatStacks:
+    """What a batch's ids name, where one set of id columns serves all.
+
+    Attributes:
+        table: float32[*, dim], None if only sums are wanted. weights: float32[*, 1], summed, or None.
+        numbers, weight_numbers: of each column, the number that its row or weight is multiplied by, as in `Slot.number`.
+    """
+
+    library: ctypes.CDLL
+    plan: LookupPlan
+    rows: NativeRows
+    table: torch.Tensor | None
+    weights: torch.Tensor | None
+    numbers: Sequence[int]
+    weight_numbers: Sequence[int]
+
+
+class NativeFloats:
+    """Args:
+    to: of each id column of the stacks, its first column of x, or -1; MORE, of a bag: added where the column before goes.
+    copies: (number, column of x). width: of x.
+    """
+
+    def __init__(self, stacks: FloatStacks, to: Sequence[int], copies: Sequence[tuple[int, int]], width: int) -> None:
+        by_column = stacks.numbers, stacks.weight_numbers, to, [n for n, _ in copies], [c for _, c in copies]
+        held = [np.array(values, np.int32) for values in by_column]
+        table, weights, plan = stacks.table, stacks.weights, stacks.plan
+        dim = 0 if table is None else table.shape[1]
+        scaled = any(n != NO_NUMBER for n in (*stacks.numbers, *stacks.weight_numbers))
+        plain = not scaled and list(to) == list(range(0, width, max(1, dim)))
+        self._floats = _Floats(
+            dim, width, len(copies), plain, plan.candidate_numbers, plan.context_numbers,
+            None if table is None else table.data_ptr(), None if weights is None else weights.data_ptr(),
+            *(array.ctypes.data for array in held),
+        )  # fmt: skip
+        self._held = held, table, weights  # what the struct points into
+        self._rows, self._run, self._address = stacks.rows, stacks.library.dpi_floats, ctypes.addressof(self._floats)
+        self._numbers = plan.candidate_numbers + plan.context_numbers > 0
+        self._x_width, self._sums = 0 if table is None else width, weights is not None
+
+    def __call__(
+        self,
+        request: npt.NDArray[np.int32],
+        candidate_ids: Records,
+        context_ids: Records,
+        candidate_numbers: Floats,
+        context_numbers: Floats,
+        fm: bool = False,
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, int]:
+        """x float32[rows, width], the sums and FM's term of all columns, [rows, 1] each, and how many ids were outside.
+
+        Raises:
+            ValueError: arrays that are not of the plan's records.
+        """
+        n = len(request)
+        x = torch.empty(n, self._x_width) if self._x_width else None
+        total = torch.empty(n, 1) if self._sums else None
+        term = torch.empty(n, 1) if fm else None
+        numbers = [np.ascontiguousarray(a) for a in (candidate_numbers, context_numbers)] if self._numbers else ()
+        ids, _held = self._rows.arguments(request, candidate_ids, context_ids)
+        where = [address(a) for a in numbers] or (None, None)
+        out = [None if t is None else t.data_ptr() for t in (x, total, term)]
+        return x, total, term, int(self._run(self._rows.stack, self._address, *ids, *where, *out, *team()))

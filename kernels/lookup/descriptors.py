@@ -1,0 +1,78 @@
+"""Where a model's embedding tables lie, as a lookup on a GPU reads it (pooling.cuh): a table's rows in one or more segments."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+def record(fields: str) -> np.dtype[np.void]:
+    """A structure of pooling.cuh: "name type, name type, .."."""
+    return np.dtype([tuple(field.split()) for field in fields.split(", ")])
+
+
+TABLE = record("base <u8, end <i8, rows <i8, scale <u8, next <i4, segments <i4, unused <i8")
+_SEGMENT = record("base <u8, end <i8")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows [end of the segment before, end) of a table, consecutive from the device-readable address `base`."""
+
+    base: int
+    end: int
+
+
+def segment_descriptors(tables: Sequence[Sequence[Segment]], scales: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
+    """The byte images (uint8) of one generation: a record a table with its first segment inline, and the list of all segments.
+
+    Args:
+        scales: the address of each table's float32[dim] scale, a multiple of 16; 0 where a table is not int8. (): none is.
+
+    Raises:
+        ValueError: a table has no segment, or its segments are not ascending.
+    """
+    ends = [[s.end for s in t] for t in tables]
+    for i, e in enumerate(ends):
+        if not e or e != sorted(set(e)) or e[0] < 1:
+            raise ValueError(f"table {i}: got segment ends {e}, expected at least one, ascending from 1")
+    firsts = np.cumsum([0, *(len(e) for e in ends)])
+    each = zip(tables, scales or [0] * len(tables), firsts, strict=False)
+    records = [(t[0].base, t[0].end, t[-1].end, scale, first + 1, len(t), 0) for t, scale, first in each]
+    listed = [(s.base, s.end) for t in tables for s in t]
+    return np.array(records, TABLE).view(np.uint8), np.array(listed, _SEGMENT).view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """Device memory with two generations of segment descriptors, one after the other; a lane's state[1] picks one. After
+    a change lookups are to `place` themselves anew.
+
+    tables: uint8[2 * n_tables * 48]; segments: uint8[2 * n_segments * 16]; out_of_range: int64[1], ids refused so far.
+    """
+
+    tables: torch.Tensor
+    segments: torch.Tensor
+    out_of_range: torch.Tensor
+
+    @property
+    def n_tables(self) -> int:
+        return self.tables.numel() // (2 * TABLE.itemsize)
+
+    @property
+    def n_segments(self) -> int:
+        return self.segments.numel() // (2 * _SEGMENT.itemsize)
+
+
+def descriptors(generations: Sequence[tuple[np.ndarray, np.ndarray]], device: torch.device) -> Descriptors:
+    """On a device, of two generations of `segment_descriptors`."""
+    tables, segments = (torch.from_numpy(np.concatenate(images)).to(device) for images in zip(*generations, strict=True))
+    return Descriptors(tables, segments, torch.zeros(1, dtype=torch.int64, device=device))
+
+
+def whole(tables: Sequence[torch.Tensor], scales: Sequence[torch.Tensor | None], device: torch.device) -> Descriptors:
+    """Both generations alike, each table one segment. scales: of each table, None where it is not int8; (): none is."""
+    addresses = [0 if s is None else s.data_ptr() for s in scales]
+    images = segment_descriptors([[Segment(t.data_ptr(), t.shape[0])] for t in tables], addresses)
+    return descriptors((images, images), device)

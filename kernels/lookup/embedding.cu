@@ -1,0 +1,228 @@
+// Multi-table lookup of a whole model in one launch: every embedding, pooled bag, numeric embedding and plain number of a row,
+// written side by side into x[B, ld], and the sum of all first-order terms into total[B].
+//
+// Grid: block b owns rows [b * R, b * R + R). A thread of the first UNIT_THREADS owns one unit, a vector of VEC (or 1)
+// consecutive output columns of one feature, for every LANES-th row: neighbouring threads read one table row and store to
+// neighbouring addresses whatever the tables' dims, and UNROLL row loads of a thread are in flight before the first is used.
+// The other warps sum the first-order terms, GROUP lanes a row, so that these reads wait beside the units' and not after them.
+//   1. ids and numbers of the rows start on their way into shared memory, straight from pinned host memory, 128-byte lines at a
+//      time: each crosses the bus once, and whole (row_loads.cuh). No line should be read by many blocks, for its reads queue up at
+//      40 ns each (H200); which rows are a bucket's padding is told by their own request_of_row, -1, and the generation lies in
+//      device memory;
+//   2. meanwhile each thread reads where its table lies in either generation of segment descriptors, beside which one the batch is of;
+//   3. every id is checked, and rows are gathered, pooled, scaled, converted and stored, or summed.
+// Launched AHEAD of its rows, a block first waits until the host has staged them (wait_for_rows.cuh).
+// Bytes: B * (ids + sum of row bytes + x columns * sizeof(OUT)). An id outside its table reads the column's out-of-vocabulary
+// row and is counted: no id can reach another table's memory.
+//
+// The plan's sizes are compile-time constants, so that the index arithmetic has no division.
+#include "runtime/common.cuh"
+
+#ifndef ID
+#define ID unsigned       // unsigned long long where some id has 8 bytes
+#define OUT float
+#define CONTEXT_BYTES 4   // of a context's ids: whole words
+#define CANDIDATE_BYTES 8 // of a row's ids
+#define CONTEXT_NUMBERS 1
+#define CANDIDATE_NUMBERS 1
+#define UNITS 40          // of x
+#define TOTALS 4          // first-order terms
+#define VEC 4             // columns of a wide unit: a multiple of 4
+#define NARROW 1          // whether some units are one column wide
+#define MASKS 1           // whether some units are masks
+#define LARGEST 1         // whether some bags are pooled by max
+#define DTYPES 15         // bit set of the dtypes of x's tables
+#define TOTAL_DTYPES 15   // and of the first-order ones
+#define MOST 4            // most ids that one unit pools
+#define GROUP 8           // lanes that sum a row's first-order terms: a power of two up to 32
+#define UNIT_THREADS 256  // whole warps
+#define TOTAL_THREADS 32  // whole warps
+#define BLOCKS 2          // of a multiprocessor, that registers must allow
+#define OUT_FACTOR 1.0f   // what values are multiplied by where OUT is fp8: one over its scale
+#define AHEAD 0           // whether rows may still be staged after the launch
+#endif
+#if AHEAD
+#define STAGED            // the host writes it while the kernel runs: no read may move ahead of the wait, or be one of constants
+#else
+#define STAGED __restrict__
+#endif
+#define UNROLL 4          // rows that a thread has in flight
+#define CONTEXT_WORDS (CONTEXT_BYTES / 4)
+#define CANDIDATE_WORDS (CANDIDATE_BYTES / 4)
+#define NUMBERS (CONTEXT_NUMBERS + CANDIDATE_NUMBERS)
+#define THREADS (UNIT_THREADS + TOTAL_THREADS)
+#define LANES (UNITS && UNITS < UNIT_THREADS ? UNIT_THREADS / UNITS : 1)
+#define TERMS ((TOTALS + GROUP - 1) / GROUP < 8 ? (TOTALS + GROUP - 1) / GROUP : 8)  // of a lane, in flight
+
+#include "lookup/wait_for_rows.cuh"
+#include "lookup/row_loads.cuh"
+#include "lookup/pooling.cuh"
+
+__device__ __forceinline__ bool narrow(const Source& s) { return NARROW && (s.how >> 8 & 15) == 1; }
+
+template <int N, typename T>
+__device__ __forceinline__ void write_columns(T* out, float v[N]) {
+    if (sizeof(T) == 1)
+        for (int j = 0; j < N; ++j) v[j] *= OUT_FACTOR;
+    if constexpr (N == 1) store_value(out, v[0]);
+    else if constexpr (N % 8 == 0 && sizeof(T) == 2) for (int j = 0; j < N; j += 8) store8(out + j, v + j);
+    else for (int j = 0; j < N; j += 4) store4(out + j, v + j);
+}
+
+template <int N>
+__device__ __forceinline__ void write_unit(
+    const Source& s, const float* scales, int lane, int n, OUT* x, int ld, const Staged& at, const Tables& in) {
+    x += in.units.unit[s.unit].out;
+    float scale[N];
+    read_scales<N>(scale, scales);  // on their way together with the first rows
+    if (MOST > 1 && s.ids > 1) {
+#pragma unroll 1
+        for (int r = lane; r < n; r += LANES) {
+            float v[N];
+            pool<N, DTYPES>(v, s, scale, r, at, in);
+            write_columns<N>(x + (long long)r * ld, v);
+        }
+        return;
+    }
+    for (int first = lane; first < n; first += LANES * UNROLL) {
+        Raw<N, DTYPES> raw[UNROLL];
+        bool has[UNROLL];
+#pragma unroll
+        for (int k = 0; k < UNROLL; ++k) has[k] = first + k * LANES < n;
+        begin<N, DTYPES, UNROLL>(
+            raw, [&](int) -> const Source& { return s; }, [&](int k) { return first + k * LANES; }, has, at, in);
+#pragma unroll
+        for (int k = 0; k < UNROLL; ++k) {
+            const int r = first + k * LANES;
+            if (r >= n) break;
+            float v[N];
+            finish<N, DTYPES>(v, raw[k], s, scale, r, at);
+            write_columns<N>(x + (long long)r * ld, v);
+        }
+    }
+}
+
+__device__ __forceinline__ int lines(int bytes) { return (bytes + 127) / 128 * 128; }
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
+    const int* STAGED header, const int* STAGED request_of_row,
+    const unsigned* STAGED context_ids, const unsigned* STAGED candidate_ids,
+    const float* STAGED context_numbers, const float* STAGED candidate_numbers,
+    const Table* __restrict__ tables, const Segment* __restrict__ segments, int n_tables, int n_segments,
+    const Units* __restrict__ units,       // of x, then first-order terms
+    OUT* __restrict__ x, int ld, float* __restrict__ total, unsigned long long* out_of_range,
+    int* __restrict__ state,               // device, see common.cuh
+    int bucket, int R, int counts) {
+    extern __shared__ __align__(128) char shared[];  // whole lines, of which what is staged may take one more (row_loads.cuh)
+    Source* terms = reinterpret_cast<Source*>(shared);                     // [TOTALS]
+    float* term_scales = reinterpret_cast<float*>(terms + TOTALS);         // [TOTALS]
+    int* requests = reinterpret_cast<int*>(term_scales + TOTALS);          // [R]
+    unsigned* own_context_ids = reinterpret_cast<unsigned*>(requests + R); // [R][CONTEXT_WORDS]
+    float* own_context_numbers = reinterpret_cast<float*>(own_context_ids + R * CONTEXT_WORDS);  // [R][CONTEXT_NUMBERS]
+    char* free = shared + lines(TOTALS * (sizeof(Source) + 4) + R * 4 * (1 + CONTEXT_WORDS + CONTEXT_NUMBERS));
+    let_dependents_start();
+
+    const int tid = threadIdx.x, first = blockIdx.x * R, staged = min(R, bucket - first);
+    const bool recorder = blockIdx.x == 0 && tid == THREADS - 1;
+    int true_rows = 0;
+    Staged at = {own_context_ids, nullptr, own_context_numbers, nullptr};
+    // Padding too, rather than wait for request_of_row to cross the bus first. It goes to shared memory as well: in a register its
+    // sign was wanted before the other reads had started, which then came a trip over the bus later (1.3 us, H200).
+    const auto fetch_rows = [&] {
+        if (tid < staged) copy_word(requests + tid, request_of_row + first + tid);
+        const auto staged_rows = [&](const auto* rows, int words, char* to) {
+            return stage(rows + (long long)first * words, staged * words, first * words, (bucket - first - staged) * words, to);
+        };
+        at.candidate_ids = staged_rows(candidate_ids, CANDIDATE_WORDS, free);
+        at.candidate_numbers = staged_rows(candidate_numbers, CANDIDATE_NUMBERS, free + lines(R * CANDIDATE_BYTES + 124));
+    };
+    if (!AHEAD) {
+        if (recorder) true_rows = header[10];
+        fetch_rows();
+    }
+
+    wait_for_dependencies();
+    const int batch = recorder ? state[3] : 0;
+    const Tables in = {*units, tables, segments, out_of_range, n_tables, n_segments, state[1] & 1};
+    Source own;
+    const float* scales = nullptr;
+    const auto take = [&](int unit) {
+        own = source_of(unit, in);
+        scales = scales_at<DTYPES>(unit, in);
+    };
+    if (UNITS && tid < UNIT_THREADS) take(tid % (UNITS + !UNITS));  // while the ids are on their way
+    for (int j = tid - UNIT_THREADS; j >= 0 && j < TOTALS; j += TOTAL_THREADS + !TOTAL_THREADS) {
+        terms[j] = source_of(UNITS + j, in);
+        if (TOTAL_DTYPES >> I8) read_scales<1>(term_scales + j, scales_at<TOTAL_DTYPES>(UNITS + j, in));
+    }
+    if (AHEAD) {
+        // The first block goes on when all rows are there, as its last thread passes on until then and a barrier needs all
+        // threads: it reads its rows together with the last block, so nothing takes longer.
+        if (recorder) true_rows = pass_on(header + 10, state + 2);
+        else if (tid == THREADS - 1) wait_for_rows(state + 2, first + staged);
+        __syncthreads();
+        // When all blocks have counted themselves, nobody passes on or waits any more. Other warps' reads cross the bus meanwhile.
+        if (tid == THREADS - 1 && count_up(state + 4) == (int)gridDim.x - 1) state[2] = state[4] = 0;
+        fetch_rows();
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    const int n = __syncthreads_count(tid < staged && requests[tid] >= 0);  // its own copy; padding comes last
+    if (recorder) {
+        state[0] = true_rows;
+        if (counts) state[3] = batch + 1;
+    }
+    if (n == 0) return;
+    if (CONTEXT_WORDS + CONTEXT_NUMBERS) {
+        constexpr int EACH = CONTEXT_WORDS + CONTEXT_NUMBERS + !(CONTEXT_WORDS + CONTEXT_NUMBERS);
+        for (int i = tid; i < n * EACH; i += THREADS) {
+            const int r = i / EACH, c = i - r * EACH, number = c - CONTEXT_WORDS;
+            const long long q = requests[r];
+            if (number < 0) copy_word(own_context_ids + r * CONTEXT_WORDS + c, context_ids + q * CONTEXT_WORDS + c);
+            else copy_word(own_context_numbers + r * CONTEXT_NUMBERS + number, context_numbers + q * CONTEXT_NUMBERS + number);
+        }
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncthreads();
+    }
+
+    if (tid < UNIT_THREADS) {
+        x += (long long)first * ld;
+        for (int i = tid; i < UNITS * LANES; i += UNIT_THREADS) {
+            const int lane = i / (UNITS + !UNITS);
+            if (UNITS * LANES > UNIT_THREADS && i != tid) take(i);
+            if (narrow(own)) write_unit<1>(own, scales, lane, n, x, ld, at, in);
+            else write_unit<VEC>(own, scales, lane, n, x, ld, at, in);
+        }
+        return;
+    }
+    // Whole warps stay together in this loop, for the shuffles.
+    const int lane = tid % 32, member = lane % GROUP;
+    for (int base = (tid - UNIT_THREADS) / 32 * (32 / GROUP); base < n; base += TOTAL_THREADS / GROUP) {
+        const int r = base + lane / GROUP;
+        float sum = 0.0f;
+        for (int from = member; r < n && from < TOTALS; from += GROUP * (TERMS + !TERMS)) {
+            Raw<1, TOTAL_DTYPES> raw[TERMS + !TERMS];
+            bool has[TERMS + !TERMS];
+            const auto term = [&](int k) -> const Source& { return terms[min(from + k * GROUP, TOTALS - 1)]; };
+#pragma unroll
+            for (int k = 0; k < TERMS; ++k) has[k] = from + k * GROUP < TOTALS;
+            begin<1, TOTAL_DTYPES, TERMS + !TERMS>(raw, term, [&](int) { return r; }, has, at, in);
+#pragma unroll
+            for (int k = 0; k < TERMS; ++k) {
+                if (from + k * GROUP >= TOTALS) break;
+                if (MOST > 1 && term(k).ids > 1) continue;
+                float v[1];
+                finish<1, TOTAL_DTYPES>(v, raw[k], term(k), term_scales + from + k * GROUP, r, at);
+                sum += v[0];
+            }
+#pragma unroll 1
+            for (int k = 0; MOST > 1 && k < TERMS && from + k * GROUP < TOTALS; ++k) {
+                if (term(k).ids <= 1) continue;
+                float v[1];
+                pool<1, TOTAL_DTYPES>(v, term(k), term_scales + from + k * GROUP, r, at, in);
+                sum += v[0];
+            }
+        }
+        for (int step = GROUP / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        if (member == 0 && r < n) total[first + r] = sum;
+    }
+}

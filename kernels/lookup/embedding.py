@@ -1,0 +1,219 @@
+"""The fused multi-table lookup on a GPU (embedding.cu): its device-side plan and the typed launch. See `reference.lookup`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels.lookup.descriptors import TABLE, Descriptors, record
+from kernels.lookup.plan import Batch, Kind, LookupPlan, Slot
+from kernels.lookup.tiling import Tiling, tiling
+from kernels.runtime.launch import check_rows, launch, type_name
+from kernels.runtime.source import kernel
+
+_SHARED_LIMIT = 46 * 1024
+_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
+_UNIT = record("id <u2, ids <u2, number <u2, row_bytes <u2, out <i4, how <i4")
+_FAR = record("oov <i8, table <i4, offset <i4")
+
+
+def _units_record(count: int) -> np.dtype[np.void]:
+    """Units of pooling.cuh."""
+    return np.dtype(
+        [("base", "<u8", (count, 2)), ("limit", "<i8", (count, 2)), ("unit", _UNIT, count), ("scale", "<u8", (count, 2)),
+         ("far", _FAR, count)]
+    )  # fmt: skip
+
+
+# The bytes of its word that an id at byte 0 takes, as __byte_perm selects them; 4 to 7 give zero. A byte further adds 0x11.
+_PICK = {1: 0x4440, 2: 0x4410, 4: 0x3210, 8: 0x3210}
+_TERM_BYTES = 36  # a first-order term's in shared memory: embedding.cu's Source and a scale
+
+
+class DeviceLookup:
+    """A `LookupPlan` compiled for one GPU, over the tables of `descriptors`. Owns its static arrays (some kB), which every lane
+    and bucket shares.
+
+    Args:
+        out_dtype: float32, bfloat16 or float8_e4m3fn, of x. out_scale: of the latter: a value is what is written times it.
+
+    Raises:
+        ValueError: a row has more ids, numbers and first-order terms than shared memory holds.
+    """
+
+    def __init__(self, plan: LookupPlan, descriptors: Descriptors, out_dtype: torch.dtype, out_scale: float = 1.0) -> None:
+        self.plan = plan
+        self._descriptors, self._out_dtype, self._device = descriptors, out_dtype, descriptors.tables.device
+        self._processors = torch.cuda.get_device_properties(self._device).multi_processor_count
+        vector = _vector(plan, out_dtype)
+        units = [u for s in plan.x_slots for u in _units(plan, s, vector)]
+        totals = [u for s in plan.total_slots for u in _units(plan, s, 1)]
+        self.units, self.totals = len(units), len(totals)
+        self._image = np.zeros(1, _units_record(len(units) + len(totals)))
+        self._image["unit"][0] = np.array([unit for unit, _ in (*units, *totals)], _UNIT)
+        self._image["far"][0] = np.array([far for _, far in (*units, *totals)], _FAR)
+        self._units = torch.zeros(self._image.nbytes, dtype=torch.uint8, device=self._device)
+        self.place()
+        sides = plan.context_ids, plan.candidate_ids
+        self._context_bytes = 4 + plan.context_ids.nbytes + plan.context_numbers * 4
+        self._candidate_bytes = plan.candidate_ids.nbytes, plan.candidate_numbers * 4
+        if self._shared_bytes(1) > _SHARED_LIMIT:
+            raise ValueError(f"lookup: got {self._shared_bytes(1)} bytes of terms, ids, numbers, expected <= {_SHARED_LIMIT}")
+        self._most = max(1, *(s.columns for s in (*plan.x_slots, *plan.total_slots)))
+        self._constants = {
+            "ID": "unsigned long long" if any(8 in side.widths for side in sides) else "unsigned", "OUT": type_name(out_dtype),
+            "CONTEXT_BYTES": plan.context_ids.nbytes, "CANDIDATE_BYTES": plan.candidate_ids.nbytes,
+            "CONTEXT_NUMBERS": plan.context_numbers, "CANDIDATE_NUMBERS": plan.candidate_numbers,
+            "UNITS": len(units), "TOTALS": len(totals), "VEC": vector,
+            "NARROW": int(any(unit[-1] >> 8 & 15 < vector for unit, _ in units)),
+            "MASKS": int(any(s.kind == Kind.MASK for s in plan.x_slots)), "LARGEST": int(any(s.largest for s in plan.reads)),
+            "DTYPES": _dtypes(plan, plan.x_slots), "TOTAL_DTYPES": _dtypes(plan, plan.total_slots),
+            "OUT_FACTOR": f"{1 / out_scale!r}f",
+            "MOST": self._most,
+        }  # fmt: skip
+
+    def place(self) -> None:
+        """Takes over from the descriptors where tables lie. Again after they changed, before a batch is of that generation."""
+        (image,) = self._image
+        reads = np.flatnonzero(image["unit"]["row_bytes"])
+        far = image["far"][reads]
+        tables = self._descriptors.tables.cpu().numpy().view(TABLE).reshape(2, -1).T[far["table"]]  # [reads, 2]
+        offset = far["offset"][:, None].astype(np.uint64)
+        image["base"][reads] = tables["base"] + offset
+        image["limit"][reads] = tables["end"]
+        image["scale"][reads] = np.where(tables["scale"] > 0, tables["scale"] + 4 * offset, 0)
+        self._units.copy_(torch.from_numpy(self._image.view(np.uint8)))
+
+    def tiling(self, rows: int, pinned: bool) -> Tiling:
+        """How a launch for `rows` rows is cut, with no more rows a block than its shared memory and threads hold."""
+        t = tiling(rows, self.units, self.totals, self._processors, pinned, self._most > 1)
+        threads = t.unit_threads + t.total_threads  # one of them reads each row's request
+        return replace(t, rows=next(r for r in range(min(t.rows, threads), 0, -1) if self._shared_bytes(r) <= _SHARED_LIMIT))
+
+    def _shared_bytes(self, rows: int) -> int:
+        own = self.totals * _TERM_BYTES + rows * self._context_bytes
+        return sum(-(-size // 128) * 128 for size in (own, *(rows * size + 124 for size in self._candidate_bytes)))
+
+    def _kernel(self, t: Tiling, ahead: bool) -> Any:
+        sizes = {
+            "UNIT_THREADS": t.unit_threads, "TOTAL_THREADS": t.total_threads, "GROUP": t.group,
+            "BLOCKS": t.blocks, "AHEAD": int(ahead),
+        }  # fmt: skip
+        constants = {k: str(v) for k, v in (self._constants | sizes).items()}
+        return kernel("lookup/embedding", "lookup", constants, self._device.index or 0)
+
+    def compile(self, buckets: Mapping[int, bool], pinned: bool) -> list[Callable[[], object]]:
+        """Calls that compile and load what the buckets need, one a kernel; they may run side by side.
+
+        Args:
+            buckets: rows, and whether such launches run ahead of their rows. pinned: ids and numbers lie in host memory.
+        """
+        # Launches that differ in a block's rows alone share a kernel.
+        tilings = {(replace(self.tiling(rows, pinned), rows=0), ahead) for rows, ahead in buckets.items()}
+        return [partial(self._kernel, t, ahead) for t, ahead in tilings]
+
+    def __call__(
+        self,
+        batch: Batch,
+        rows: int,
+        x: torch.Tensor | None,
+        total: torch.Tensor | None,
+        state: torch.Tensor,
+        *,
+        counts: bool = True,
+        ahead: bool = False,
+    ) -> None:
+        """Writes x[:n, :x_width] and total[:n, 0] for the batch's n <= rows true rows, and n to state[0].
+
+        Args:
+            batch: pinned host tensors (or device ones).
+            rows: rows of the launch grid: the bucket.
+            x: OUT[>= rows, >= x_width], row starts 16-byte aligned; None only if the plan has no x slots.
+            total: float32[>= rows, 1]; None only if the plan has no first-order terms.
+            state: int32[4] on the device, see common.cuh; `ahead` int32[8].
+            counts: False for a second lookup of one batch, which leaves the number alone.
+            ahead: rows may still be staged after the launch, for as long as the header's word 10 is negative (wait_for_rows.cuh). Only
+                for the one lookup of a batch.
+
+        Raises:
+            ValueError: an operand does not fit the plan.
+        """
+        p = self.plan
+        for name, tensor, width, dtype in (
+            ("context ids", batch.context_ids, p.context_ids.nbytes, torch.uint8),
+            ("context numbers", batch.context_numbers, p.context_numbers, torch.float32),
+            ("candidate ids", batch.candidate_ids, p.candidate_ids.nbytes, torch.uint8),
+            ("candidate numbers", batch.candidate_numbers, p.candidate_numbers, torch.float32),
+        ):
+            if tensor.dim() != 2 or tensor.shape[1] != width or tensor.dtype != dtype or not tensor.is_contiguous():
+                got = f"{tensor.dtype} {tuple(tensor.shape)}"
+                raise ValueError(f"lookup {name}: got {got}, expected contiguous {dtype} [*, {width}]")
+        if p.x_slots:
+            if x is None or x.dtype != self._out_dtype or (x.stride(0) * x.element_size()) % 16 != 0:
+                raise ValueError(f"lookup x: got {x if x is None else (x.dtype, x.stride())}, expected 16-byte aligned rows")
+            check_rows("lookup x", x, rows, p.x_width)
+        if p.total_slots:
+            if total is None or total.dtype != torch.float32 or total.stride(0) != 1:
+                raise ValueError("lookup total: got none or a wrong layout, expected float32[B, 1]")
+            check_rows("lookup total", total, rows, 1)
+        if ahead and state.numel() < 8:
+            raise ValueError(f"lookup state: got {state.numel()} words, expected 8 for rows that are staged after the launch")
+        descriptors = self._descriptors
+        t = self.tiling(rows, pinned=not (batch.candidate_ids.is_cuda or batch.context_ids.is_cuda))
+        i32 = np.int32
+        launch(
+            self._kernel(t, ahead),
+            -(-rows // t.rows),
+            t.unit_threads + t.total_threads,
+            (
+                batch.header.data_ptr(), batch.request_of_row.data_ptr(),
+                batch.context_ids.data_ptr(), batch.candidate_ids.data_ptr(),
+                batch.context_numbers.data_ptr(), batch.candidate_numbers.data_ptr(),
+                descriptors.tables.data_ptr(), descriptors.segments.data_ptr(),
+                i32(descriptors.n_tables), i32(descriptors.n_segments), self._units.data_ptr(),
+                0 if x is None else x.data_ptr(), i32(0 if x is None else x.stride(0)),
+                0 if total is None else total.data_ptr(),
+                descriptors.out_of_range.data_ptr(), state.data_ptr(), i32(rows), i32(t.rows), i32(counts),
+            ),
+            shared_bytes=self._shared_bytes(t.rows),
+        )  # fmt: skip
+
+
+def _vector(plan: LookupPlan, out_dtype: torch.dtype) -> int:
+    """Columns of a wide unit: 8 where that makes 16-byte stores and no load is wider, else 4."""
+    wide = [s for s in plan.x_slots if s.dim % 4 == 0 and s.out % 4 == 0]
+    narrow_rows = all(plan.tables[plan.columns[s.first].table].dtype.itemsize <= 2 for s in wide)
+    return 8 if out_dtype.itemsize <= 2 and narrow_rows and all(s.dim % 8 == 0 and s.out % 8 == 0 for s in wide) else 4
+
+
+def _dtypes(plan: LookupPlan, slots: Sequence[Slot]) -> int:
+    """The bit set of the dtypes of the slots' tables."""
+    own = {_DTYPES[plan.tables[plan.columns[s.first].table].dtype] for s in slots if s.kind in (Kind.GATHER, Kind.SCALE)}
+    return sum(1 << dtype for dtype in own) or 1
+
+
+def _units(plan: LookupPlan, slot: Slot, vector: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The output vectors of a slot, as _UNIT and _FAR: `vector` columns wide where table rows and output columns stay aligned,
+    else 1.
+    """
+    number = 0
+    if slot.kind in (Kind.SCALE, Kind.COPY):
+        number = slot.number + plan.context_numbers if slot.number >= 0 else -1 - slot.number
+    if slot.kind == Kind.COPY:
+        return [((0, 0, number, 0, slot.out, slot.kind | 1 << 8), (0, 0, 0))]
+    column = plan.columns[slot.first]
+    dtype, dim = plan.tables[column.table].dtype, plan.tables[column.table].dim
+    at, id_bytes = plan.id_place(column)
+    how = slot.kind | column.may_pad << 5 | id_bytes << 12 | _PICK[id_bytes] << 16
+    if slot.kind == Kind.MASK:
+        return [((at, 1, 0, 0, slot.out, how | 1 << 8), (0, 0, 0))]
+    width = vector if dim % vector == 0 and slot.out % vector == 0 else 1
+    how |= _DTYPES[dtype] << 2 | slot.mean << 4 | slot.largest << 7 | width << 8
+    return [
+        ((at, slot.columns, number, dim * dtype.itemsize, slot.out + e, how | (e == 0) << 6),
+         (column.oov, column.table, e * dtype.itemsize))
+        for e in range(0, dim, width)
+    ]  # fmt: skip

@@ -1,0 +1,202 @@
+// How a lookup finds and pools what one unit of its output is made of. The including file (embedding.cu) defines the plan's sizes.
+#pragma once
+#include "lookup/row_loads.cuh"
+
+struct __align__(16) Table {  // its first segment inline; scale, for `DeviceLookup.place`: float32[dim] of an int8 table
+    unsigned long long base; long long end; long long rows; const float* scale; int next; int segments; long long unused;
+};
+struct Segment { unsigned long long base; long long end; };  // rows [end of the one before, end) lie at base
+// id: first byte among a row's [context | candidate] ids; number: place among its numbers; offset: bytes of a table's row.
+// how: kind | dtype << 2 | mean << 4 | may_pad << 5 | counted << 6 | largest << 7 | width << 8 | id_bytes << 12 | pick << 16
+struct __align__(16) Unit { unsigned short id, ids, number, row_bytes; int out; int how; };
+struct __align__(16) Far { long long oov; int table; int offset; };  // for ids that the first segment does not hold
+// base, limit, scale: of either generation: a row of id < limit lies at base + id * row_bytes; scale is null but of int8. Copied
+// from the tables, so that one read leads to rows; side by side, so that a warp's reads are whole lines.
+struct __align__(16) Units {
+    unsigned long long base[UNITS + TOTALS][2], limit[UNITS + TOTALS][2];
+    Unit unit[UNITS + TOTALS];
+    unsigned long long scale[UNITS + TOTALS][2];
+    Far far[UNITS + TOTALS];
+};
+struct __align__(16) Source {  // a unit, of the batch's generation
+    const char* base; unsigned long long limit; unsigned short id, ids, number, row_bytes; int unit; int how;
+};
+
+enum Kind { GATHER = 0, SCALE = 1, COPY = 2, MASK = 3 };
+
+struct Staged {  // in shared memory
+    const unsigned* context_ids; const unsigned* candidate_ids; const float* context_numbers; const float* candidate_numbers;
+    // The id at byte `at`, with no branch on its width: no id crosses a word, and a word's other bytes are permuted away.
+    __device__ __forceinline__ ID id(int r, int at, int how) const {
+        const int i = at >> 2;
+        const unsigned* word = candidate_ids + r * CANDIDATE_WORDS + i - CONTEXT_WORDS;
+        if (CONTEXT_WORDS && i < CONTEXT_WORDS) word = context_ids + r * CONTEXT_WORDS + i;
+        const unsigned low = __byte_perm(*word, 0, (how >> 16) + 0x11 * (at & 3));
+        if constexpr (sizeof(ID) == 8) return (how >> 12 & 15) == 8 ? (ID)word[1] << 32 | low : low;
+        return low;
+    }
+    __device__ __forceinline__ float number(int r, int i) const {
+        if (CONTEXT_NUMBERS && i < CONTEXT_NUMBERS) return context_numbers[r * CONTEXT_NUMBERS + i];
+        return candidate_numbers[r * CANDIDATE_NUMBERS + i - CONTEXT_NUMBERS];
+    }
+};
+struct Tables {
+    const Units& units; const Table* tables; const Segment* segments; unsigned long long* out_of_range;
+    int n_tables, n_segments, generation;  // tables and segments are of generation 0, then of 1
+};
+
+// The row of an id that the first segment does not hold: in a later segment; outside the table the row oov, and it is counted;
+// null for padding.
+__device__ __forceinline__ const char* far_row(unsigned long long any, int unit, const Tables& in) {
+    const Unit& u = in.units.unit[unit];
+    const Far& far = in.units.far[unit];
+    const Table& t = in.tables[in.generation * in.n_tables + far.table];
+    const Segment* segments = in.segments + in.generation * in.n_segments;
+    long long id = (long long)any;
+    if (any >= (unsigned long long)t.rows) {
+        if (any == ~0ull >> (64 - 8 * (u.how >> 12 & 15)) && (u.how >> 5 & 1)) return nullptr;
+        if (u.how >> 6 & 1) atomicAdd(in.out_of_range, 1ull);
+        id = far.oov;
+    }
+    unsigned long long base = t.base;
+    long long begin = 0, end = t.end;
+    for (int s = t.next; s < t.next + t.segments - 1 && id >= end; ++s) {
+        begin = end;
+        base = segments[s].base;
+        end = segments[s].end;
+    }
+    return reinterpret_cast<const char*>(base) + (id - begin) * (long long)u.row_bytes + far.offset;
+}
+
+// Starts the loads of K rows: of id[k] by source(k), where has[k] says that it is wanted; where it is padding, has[k] becomes
+// false. All rows that first segments hold are on their way before any other is looked for.
+template <int N, int SET, int K, typename Of>
+__device__ __forceinline__ void fetch(Raw<N, SET> raw[K], Of source, const ID id[K], bool has[K], const Tables& in) {
+    bool far = false;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        const Source& s = source(k);
+        const bool near = id[k] < (ID)s.limit;
+        if (has[k] && near) raw[k].load(s.how, s.base + (unsigned long long)id[k] * s.row_bytes);
+        far |= has[k] && !near;
+    }
+    if (!far) return;
+#pragma unroll 1
+    for (int k = 0; k < K; ++k) {  // a loop, as this is rare and long
+        bool wanted = false;
+        ID own = 0;
+#pragma unroll
+        for (int j = 0; j < K; ++j)
+            if (j == k) own = id[j], wanted = has[j];
+        const Source& s = source(k);
+        if (!wanted || own < (ID)s.limit) continue;
+        const char* p = far_row(own, s.unit, in);
+        Raw<N, SET> row;
+        row.clear();
+        if (p) row.load(s.how, p);
+#pragma unroll
+        for (int j = 0; j < K; ++j)
+            if (j == k) raw[j] = row, has[j] = p;
+    }
+}
+
+// Starts the loads of what K units of one id each need: of source(k) for row(k), where has[k].
+template <int N, int SET, int K, typename Of, typename Row>
+__device__ __forceinline__ void begin(Raw<N, SET> raw[K], Of source, Row row, bool has[K], const Staged& at, const Tables& in) {
+    ID id[K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        const Source& s = source(k);
+        if (NUMBERS && kind(s.how) == COPY) has[k] = false;
+        if (MASKS && kind(s.how) == MASK) has[k] = false;
+        if (MOST > 1 && s.ids > 1) has[k] = false;
+        id[k] = has[k] && !(NUMBERS && kind(s.how) == SCALE) ? at.id(row(k), s.id, s.how) : 0;
+    }
+    fetch<N, SET, K>(raw, source, id, has, in);
+}
+
+// v: the columns of a unit of one id, or of none, for row r.
+template <int N, int SET>
+__device__ __forceinline__ void finish(
+    float v[N], const Raw<N, SET>& raw, const Source& s, const float scale[N], int r, const Staged& at) {
+    if (NUMBERS && kind(s.how) == COPY) {
+        v[0] = at.number(r, s.number);
+        return;
+    }
+    if (MASKS && kind(s.how) == MASK) {
+        const bool padding = at.id(r, s.id, s.how) == (ID)(~0ull >> (64 - 8 * (s.how >> 12 & 15)));
+        v[0] = padding && (s.how >> 5 & 1) ? 0.0f : 1.0f;
+        return;
+    }
+    const float factor = NUMBERS && kind(s.how) == SCALE ? at.number(r, s.number) : 1.0f;
+    for (int k = 0; k < N; ++k) {
+        v[k] = raw.value(s.how, k);
+        if (SET >> I8) v[k] *= scale[k];
+        if (NUMBERS) v[k] *= factor;
+    }
+}
+
+// v: the columns of a unit of several ids. Padded entries add nothing and are left out of a mean. int8 rows are summed as
+// integers are.
+template <int N, int SET>
+__device__ __forceinline__ void pool(float v[N], const Source& s, const float scale[N], int r, const Staged& at, const Tables& in) {
+    constexpr int K = MOST < 4 ? MOST : 4;  // rows in flight
+    int found = 0;
+    for (int k = 0; k < N; ++k) v[k] = 0.0f;
+#pragma unroll 1
+    for (int c = 0; c < s.ids; c += K) {
+        Raw<N, SET> rows[K];
+        ID id[K];
+        bool has[K];
+#pragma unroll
+        for (int j = 0; j < K; ++j) {
+            has[j] = c + j < s.ids;
+            id[j] = has[j] ? at.id(r, s.id + (c + j) * (s.how >> 12 & 15), s.how) : 0;
+        }
+        fetch<N, SET, K>(rows, [&](int) -> const Source& { return s; }, id, has, in);
+#pragma unroll
+        for (int j = 0; j < K; ++j)
+            if (has[j]) {
+                ++found;
+                for (int k = 0; k < N; ++k) {
+                    const float e = rows[j].value(s.how, k);
+                    if (LARGEST && (s.how >> 7 & 1)) v[k] = found > 1 ? fmaxf(v[k], e) : e;
+                    else v[k] += e;
+                }
+            }
+    }
+    const float factor = (s.how >> 4 & 1) && found > 1 ? 1.0f / found : 1.0f;
+    for (int k = 0; k < N; ++k) {
+        if (SET >> I8) v[k] *= scale[k];
+        v[k] *= factor;
+    }
+}
+
+// Reads both, so that neither waits until the generation is known: the compiler would make it one load of the right one.
+__device__ __forceinline__ unsigned long long chosen(const unsigned long long both[2], int generation) {
+    unsigned long long first, second;
+    asm volatile("ld.global.nc.v2.u64 {%0, %1}, [%2];" : "=l"(first), "=l"(second) : "l"(both));
+    return generation ? second : first;
+}
+__device__ __forceinline__ Source source_of(int unit, const Tables& in) {
+    const Unit u = in.units.unit[unit];
+    const char* base = reinterpret_cast<const char*>(chosen(in.units.base[unit], in.generation));
+    return {base, chosen(in.units.limit[unit], in.generation), u.id, u.ids, u.number, u.row_bytes, unit, u.how};
+}
+
+// Where the scales of an int8 unit lie; null of any other.
+template <int SET>
+__device__ __forceinline__ const float* scales_at(int unit, const Tables& in) {
+    return SET >> I8 ? reinterpret_cast<const float*>(chosen(in.units.scale[unit], in.generation)) : nullptr;
+}
+
+template <int N>
+__device__ __forceinline__ void read_scales(float scale[N], const float* from) {
+    for (int k = 0; k < N; ++k) scale[k] = 1.0f;
+    if (!from) return;
+    if constexpr (N % 4 == 0) {
+        for (int k = 0; k < N; k += 4) load4(from + k, scale + k);  // not by asm, which the compiler may start before it is asked for
+    } else {
+        for (int k = 0; k < N; ++k) scale[k] = from[k];
+    }
+}

@@ -1,0 +1,132 @@
+"""Builds the .c files of this folder with the host's C compiler, once for a processor, and loads them: blocks.c, columns.c,
+staging.c and replay.c as a module of CPython, which needs its headers, the others as a library. Where they cannot be built,
+NumPy, torch and CuPy do the same, slower.
+"""
+
+import ctypes
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from hashlib import sha256
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from kernels.runtime.code_cache import keep, kept
+from kernels.runtime.source import FOLDER
+
+log = logging.getLogger(__name__)
+# No contraction: sums are the same to the bit whether a processor has fused multiply-add or not.
+_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c11", "-shared", "-fPIC")
+_BUILD_S = 60
+_POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
+
+Loaded = TypeVar("Loaded")
+Buffer = npt.NDArray[np.generic] | bytes | memoryview
+
+
+class Blocks(Protocol):
+    """The functions of the module, whose C says what they do. They raise ValueError rather than go beyond a buffer; `replay`
+    and `replay_batch` follow the addresses that they are given.
+    """
+
+    def pack(self, columns: Buffer, ids: Buffer, wide: bool, rows: int, out: Buffer, at: int, record_bytes: int, /) -> int: ...
+    def floats(self, columns: Sequence[list[Any]], out: Buffer, /) -> int: ...
+    def lookup(
+        self, columns: Sequence[list[Any]], dicts: tuple[object, ...], unknown: tuple[int, ...], out: Buffer, /
+    ) -> bool: ...
+    def numbers(self, given: Buffer, out: Buffer, at: int, /) -> int: ...
+    def fill(
+        self, out: Buffer, places: tuple[int, ...], sections: tuple[tuple[int, int], ...], blocks: Sequence[object], /
+    ) -> int: ...
+    def replay(self, given: bytes, words: int, /) -> int: ...
+    def replay_batch(
+        self, given: bytes, words: int, bucket: int, ahead: bool, out: Buffer, places: tuple[int, ...],
+        sections: tuple[tuple[int, int], ...], blocks: Sequence[object], /,
+    ) -> int: ...  # fmt: skip
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """The functions of lookup.c and dense.c, or None where they cannot be built (which is said once, in the log)."""
+    return _loaded(("stacked.c", "dense_cpu.c"), (), _bound, "CPU lookups")
+
+
+@cache
+def blocks() -> Blocks | None:
+    """The module of blocks.c and the files beside it, or None where it cannot be built (which is said once, in the log)."""
+    names, headers = ("blocks.c", "columns.c", "staging.c", "replay.c"), f"-I{sysconfig.get_path('include')}"
+    return _loaded(names, (headers, f"-DABI={sysconfig.get_config_var('SOABI')}"), _imported, "requests and graph replays")
+
+
+def _bound(path: Path) -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(path))
+    loaded.dpi_lookup.restype = loaded.dpi_floats.restype = _LONG
+    loaded.dpi_fm.restype = loaded.dpi_add_shared.restype = loaded.dpi_row.restype = None
+    loaded.dpi_lookup.argtypes = [_POINTER, _LONG, _LONG, *[_POINTER] * 3, _LONG, *[_POINTER] * 2, _LONG]
+    loaded.dpi_floats.argtypes = [_POINTER, _POINTER, _LONG, *[_POINTER] * 3, _LONG, *[_POINTER] * 6, _LONG]
+    loaded.dpi_add_shared.argtypes = [_POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG]
+    loaded.dpi_row.argtypes = [_POINTER, *[_LONG] * 2, *[_POINTER] * 2, _LONG, *[_POINTER] * 2, _LONG]
+    loaded.dpi_fm.argtypes = [_POINTER, *[_LONG] * 4, *[_POINTER] * 2, _LONG]
+    return loaded
+
+
+def _imported(path: Path) -> Blocks:
+    name = f"{__package__}.blocks"  # CPython puts it into sys.modules, whatever we do with it
+    loader = ExtensionFileLoader(name, str(path))
+    module = module_from_spec(ModuleSpec(name, loader, origin=str(path)))
+    loader.exec_module(module)
+    return cast(Blocks, module)
+
+
+def _loaded(names: Sequence[str], options: Sequence[str], load: Callable[[Path], Loaded], users: str) -> Loaded | None:
+    """`users`: who goes without, if they cannot be built."""
+    program, *own = shlex.split(os.environ.get("CC", "")) or ["cc"]  # such as "ccache gcc"
+    compiler = shutil.which(program)
+    if compiler is None:
+        log.info("no C compiler: %s go without", users)
+        return None
+    command, sources = [compiler, *own, *_FLAGS, *options], [FOLDER / name for name in names]
+    try:
+        with suppress(ImportError, OSError):  # of a kept file that is damaged, or was made for another C library
+            return load(_built(command, sources))
+        return load(_built(command, sources, anew=True))
+    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+        log.warning("%s could not be built (%s): %s go without", " and ".join(names), error, users)
+        return None
+
+
+def _built(command: Sequence[str], sources: Sequence[Path], *, anew: bool = False) -> Path:
+    """The shared object, from an earlier start if it was kept."""
+    texts = [code.read_text() for code in (*sources, *sorted(FOLDER.glob("*.h")))]
+    key = sha256(repr((texts, command, _processor())).encode()).hexdigest()
+    name = f"{sources[0].stem}-{key[:32]}.so"
+    if not anew and (found := kept(name)):
+        return found
+    with TemporaryDirectory(prefix="dpiframe-") as folder:
+        made = Path(folder) / "made.so"
+        whole = [*command, *map(str, sources), "-o", str(made)]
+        done = subprocess.run(whole, capture_output=True, text=True, timeout=_BUILD_S, check=False)
+        if done.returncode:
+            raise RuntimeError((done.stderr.strip().splitlines() or [f"{command[0]} failed"])[0])
+        return keep(name, made.read_bytes())
+
+
+def _processor() -> str:
+    """What -march=native depends on."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        return "\n".join(line for line in lines if line.split("\t")[0] in ("model name", "flags", "Features", "CPU part"))
+    return platform.processor()

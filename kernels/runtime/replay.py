@@ -1,0 +1,102 @@
+"""Replays of captured CUDA graphs, from host memory to host memory."""
+
+import ctypes
+import logging
+import struct
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kernels.runtime import c_build
+
+log = logging.getLogger(__name__)
+
+
+def stages() -> bool:
+    """Whether `replay_batch` is there: C that could be built, and CUDA's runtime apart from torch."""
+    return c_build.blocks() is not None and _runtime() is not None
+
+
+def replay(
+    exec_: int, stream: int, done: npt.NDArray[np.int32] | None, cuda: ctypes.CDLL | None = None
+) -> Callable[[int], None]:
+    """A function that launches a graph and returns when its scores lie in host memory; the GIL is free meanwhile.
+
+    It takes the number of words of `done` to look at, must be called with the stream's device as the current one, and raises
+    RuntimeError if CUDA refuses the launch or the device failed.
+
+    Args:
+        exec_: a cudaGraphExec_t. stream: a cudaStream_t.
+        done: int32[words] in pinned memory that outlives the function. A replay writes a number into as many words as it has
+            rows for, the first always among them, one more than the last replay's; None: the graph writes no such words. They
+            are looked at for 2 ms, unless others want the core; then the driver waits.
+        cuda: CUDA's runtime; by default torch's, whose calls its profiler sees.
+    """
+    functions, cuda = c_build.blocks(), cuda or _runtime()
+    if functions is None or cuda is None:
+        return lambda words: _plain(exec_, stream)
+    given = _given(exec_, stream, done, cuda)
+    return lambda words: _check(cuda, functions.replay(given, words))
+
+
+def replay_batch(
+    exec_: int,
+    stream: int,
+    done: npt.NDArray[np.int32] | None,
+    bucket: int,
+    stage: tuple[npt.NDArray[np.uint8], tuple[int, ...], tuple[tuple[int, int], ...]],
+    *,
+    ahead: bool,
+    cuda: ctypes.CDLL | None = None,
+) -> Callable[[int, Sequence[object]], None] | None:
+    """As `replay`, but the function takes blocks too and stages their rows; those behind, up to the bucket's, become padding.
+    None where `stages` is false.
+
+    What cannot be such a batch raises ValueError, TypeError or AttributeError, and then nothing was launched.
+
+    Args:
+        stage: RowBlock's buffer and places, where the graph reads, and its layout's sections.
+        ahead: the graph's lookup waits for its rows (wait_for_rows.cuh), which are copied while it starts.
+    """
+    functions, cuda = c_build.blocks(), cuda or _runtime()
+    if functions is None or cuda is None:
+        return None
+    given = _given(exec_, stream, done, cuda)
+    return lambda words, blocks: _check(cuda, functions.replay_batch(given, words, bucket, ahead, *stage, blocks))
+
+
+def _given(exec_: int, stream: int, done: npt.NDArray[np.int32] | None, cuda: ctypes.CDLL) -> bytes:
+    """Replay of module.h."""
+    calls = (ctypes.cast(f, ctypes.c_void_p).value for f in (cuda.cudaGraphLaunch, cuda.cudaStreamSynchronize))
+    watched = (0, 0) if done is None else (done.ctypes.data, done.size)
+    return struct.pack("5Pq", *calls, exec_, stream, *watched)
+
+
+def _check(cuda: ctypes.CDLL, code: int) -> None:
+    if code:
+        cuda.cudaGetErrorString.restype = ctypes.c_char_p
+        raise RuntimeError(f"graph replay: got CUDA error {code}: {cuda.cudaGetErrorString(code).decode()}")
+
+
+def _plain(exec_: int, stream: int) -> None:
+    """The same without C; slower, as the driver's wait is."""
+    from cupy.cuda import runtime
+
+    try:
+        runtime.graphLaunch(exec_, stream)
+    finally:  # also of an interrupt: nobody may go on with a graph in flight
+        runtime.streamSynchronize(stream)
+
+
+@cache
+def _runtime() -> ctypes.CDLL | None:
+    """The one that torch has loaded; None where it has it within itself."""
+    name = f"libcudart.so.{(torch.version.cuda or '').partition('.')[0]}"
+    try:
+        return ctypes.CDLL(name)
+    except OSError as error:
+        log.info("%s: the driver waits for graphs, 2 to 3 us longer (%s)", name, error)
+        return None

@@ -1,0 +1,272 @@
+// All layers of a model in one launch, for up to 8 rows: where a wave (wave.cu) waits for the end of the one before it, here a
+// block waits for the very numbers it reads. A link of the chain is a layer; its blocks own 16 columns each. A layer's values
+// lie in memory with the batch's number beside each (Word), so that to read one is to know that it is there: no barrier, no
+// fence, and nothing to be cleared.
+//
+// Grid: link l owns blocks [first_l, first_{l+1}), the last block is the head's. A block waits only for blocks of links before
+// its own. Blocks start in the order of their numbers (which CUDA does not promise, but every GPU so far does), so some block can
+// always go on, however few run at once.
+//   1. the block's weights start on their way into shared memory, before the lookup is done (programmatic dependent launch);
+//   2. x follows: what the lookup wrote, or words of the links before;
+//   3. out^T = W x^T on the tensor cores: 16 columns are the rows of an mma, up to 8 rows its columns; strict float32 on the
+//      CUDA cores. Warps split K.
+// Weights lie as the lanes take them (chain.py, packed): 1024 bytes for each 64 bytes of K, two steps of an mma. A lane's 16
+// bytes of x are its factors of both steps, for K may be summed in any order.
+// Bytes of a block: 16 * depth * sizeof(X) of weights, rows * depth * 8 of words.
+#ifndef X
+#define X float
+#define PASSES 3   // of float32 products: 1 rounds to tf32; 3 keeps float32's digits (as of wave.cu: here by one product)
+#define ROWS 8     // most rows
+#define TASKS 1
+#define DOTS 1     // of DCN's folded cross network
+#define LAYERS 1
+#define PER_ROW 3  // bits of FM and CROSS
+#define CROSSED 1  // whether there are DCN-V2 layers
+#define SMOOTH 1
+#endif
+#define WARPS 16
+#define THREADS (32 * WARPS)
+#define COLUMNS 16
+#define IN_FLIGHT 4
+#define MAX_LINKS 24
+#include "runtime/common.cuh"
+#include "waves/epilogue.cuh"
+#include "dense/mma.cuh"
+
+struct __align__(8) Word { float value; int batch; };
+struct Link {
+    const void* x;        // X[rows, x_ld]; of a link before: Word[ROWS, depth]
+    const void* weight;   // LINEAR: packed; CROSS: float[DOTS, width]
+    const float* bias;    // LINEAR: [width]; CROSS: [DOTS]
+    const X* x0;          // of a DCN-V2 layer x0 * (W x + b) + x, else null
+    Word* out;            // [ROWS, width], of FM [ROWS], of CROSS [ROWS, TASKS]; null if only the head reads it
+    const float* head;    // [TASKS, width]: the head's weights for these columns, or null
+    int linked;           // whether x is of a link before
+    int x_ld, x0_ld;
+    int width, depth;     // columns of out and of x, multiples of 8; FM: fields and dim
+    int kind, activation;
+    int first, slot;      // block; of the head's partial sums
+};
+struct Head {
+    Word* partial;              // [ROWS, slots, TASKS]
+    const float* bias;          // [TASKS]
+    const void* logits[MAX_LOGITS];  // float[rows, steps or 1]; of a link: Word
+    float* scores;              // [rows, TASKS], pinned host memory
+    int* done;                  // pinned; see announce
+    int steps[MAX_LOGITS], linked[MAX_LOGITS];  // steps: 0: one logit for all tasks; else TASKS a row
+    int slots;
+};
+struct Chain { Link links[MAX_LINKS]; Head head; int count; };
+
+typedef unsigned long long u64;
+__device__ __forceinline__ u64 word(const Word* at) {
+    u64 w;
+    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(w) : "l"(at) : "memory");
+    return w;
+}
+__device__ __forceinline__ void put(Word* at, float value, int batch) {
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"((u64)(unsigned)batch << 32 | __float_as_uint(value)) : "memory");
+}
+__device__ __forceinline__ float take(const Word* at, int batch) {
+    u64 w;
+    do w = word(at);
+    while ((int)(w >> 32) != batch);
+    return __uint_as_float((unsigned)w);
+}
+
+// Two neighbouring columns of x, in shared memory.
+__device__ __forceinline__ void put_pair(float* to, u64 a, u64 b) {
+    *reinterpret_cast<float2*>(to) = make_float2(__uint_as_float((unsigned)a), __uint_as_float((unsigned)b));
+}
+__device__ __forceinline__ void put_pair(bf16* to, u64 a, u64 b) {
+    unsigned w;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(__uint_as_float((unsigned)b)), "f"(__uint_as_float((unsigned)a)));
+    *reinterpret_cast<unsigned*>(to) = w;
+}
+
+// x of links before, as it comes: rows * depth words to X[rows][stride].
+__device__ __forceinline__ void take_rows(X* to, int stride, const Word* from, int rows, int depth, int batch) {
+    const int pairs = depth / 2, all = rows * pairs;
+    for (int first = threadIdx.x; first < all; first += THREADS * IN_FLIGHT) {
+        unsigned waiting = 0;
+#pragma unroll
+        for (int k = 0; k < IN_FLIGHT; ++k) waiting |= (unsigned)(first + k * THREADS < all) << k;
+        while (waiting) {
+            u64 a[IN_FLIGHT], b[IN_FLIGHT];
+#pragma unroll
+            for (int k = 0; k < IN_FLIGHT; ++k)
+                if (waiting >> k & 1)
+                    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+                                 : "=l"(a[k]), "=l"(b[k]) : "l"(from + 2 * (first + k * THREADS)) : "memory");
+#pragma unroll
+            for (int k = 0; k < IN_FLIGHT; ++k)
+                if (waiting >> k & 1 && (int)(a[k] >> 32) == batch && (int)(b[k] >> 32) == batch) {
+                    const int i = first + k * THREADS, r = ROWS == 1 ? 0 : i / pairs;
+                    put_pair(to + r * stride + 2 * (i - r * pairs), a[k], b[k]);
+                    waiting &= ~(1u << k);
+                }
+        }
+    }
+}
+
+// A warp's share of the products, of all rows and columns: sums[WARPS][ROWS][COLUMNS]. Rows beyond `rows` may be anything.
+__device__ __forceinline__ void multiply_all(const uint4* weights, const X* x, int stride, int groups, int rows, float* sums) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = lane >> 2;
+    float sum[2][4] = {};  // of the two steps: no product waits for another
+    for (int g = warp; g < groups; g += WARPS) {
+        const uint4 w[2] = {weights[g * 64 + lane], weights[g * 64 + 32 + lane]};
+        uint4 v = make_uint4(0, 0, 0, 0);
+        if (row < rows) v = reinterpret_cast<const uint4*>(x + row * stride)[g * 4 + (lane & 3)];
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+            const unsigned a[4] = {w[step].x, w[step].y, w[step].z, w[step].w}, b[2] = {step ? v.z : v.x, step ? v.w : v.y};
+            multiply(sum[step], a, b, (X*)0);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        const int n = (lane & 3) * 2 + (k & 1), m = (lane >> 2) + (k >> 1) * 8;
+        if (n < ROWS) sums[(warp * ROWS + n) * COLUMNS + m] = sum[0][k] + sum[1][k];
+    }
+}
+
+// Strict float32 by the CUDA cores: of so few rows that is fewer instructions than to split the factors and multiply thrice on the
+// tensor cores. Of a group's 16 words of K a lane multiplies four, for two columns and every row.
+__device__ __forceinline__ void multiply_exactly(const uint4* weights, const float* x, int stride, int groups, float* sums) {
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, column = lane >> 2, word = lane & 3;
+    const float4* w = reinterpret_cast<const float4*>(weights);
+    float low[ROWS] = {}, high[ROWS] = {};  // of the columns `column` and 8 further
+    for (int g = warp; g < groups; g += WARPS) {
+        const float4 a = w[g * 64 + lane], b = w[g * 64 + 32 + lane];
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) {
+            const float4 v = reinterpret_cast<const float4*>(x + r * stride)[g * 4 + word];
+            low[r] += (a.x * v.x + a.z * v.y) + (b.x * v.z + b.z * v.w);
+            high[r] += (a.y * v.x + a.w * v.y) + (b.y * v.z + b.w * v.w);
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        for (int step = 1; step < 4; step <<= 1) {
+            low[r] += __shfl_xor_sync(0xffffffffu, low[r], step);
+            high[r] += __shfl_xor_sync(0xffffffffu, high[r], step);
+        }
+        if (word == 0) {
+            sums[(warp * ROWS + r) * COLUMNS + column] = low[r];
+            sums[(warp * ROWS + r) * COLUMNS + column + 8] = high[r];
+        }
+    }
+}
+
+__device__ __forceinline__ void layer(const Link& link, const Head& head, int tile, const int* state, char* shared) {
+    const int groups = (link.depth * (int)sizeof(X) + 63) / 64, stride = (groups | 1) * 64 / (int)sizeof(X);  // odd: no bank twice
+    uint4* weights = reinterpret_cast<uint4*>(shared);              // [groups][2][32]
+    X* x = reinterpret_cast<X*>(shared + groups * 1024);            // [ROWS][stride]
+    float* sums = reinterpret_cast<float*>(x + ROWS * stride);      // [WARPS][ROWS][COLUMNS]
+    const uint4* from = static_cast<const uint4*>(link.weight) + (long long)tile * groups * 64;
+    const unsigned to = (unsigned)__cvta_generic_to_shared(weights);
+    for (int i = threadIdx.x; i < groups * 64; i += THREADS)
+        copy16(to + i * 16, from + i);
+    const int r = threadIdx.x / COLUMNS, column = tile * COLUMNS + threadIdx.x % COLUMNS;  // of the sum that the thread ends up with
+    const bool own = r < ROWS && column < link.width;
+    const float bias = own ? link.bias[column] : 0.0f;
+    float share[TASKS];
+#pragma unroll
+    for (int t = 0; t < TASKS; ++t) share[t] = own && link.head ? link.head[t * link.width + column] : 0.0f;
+    for (int i = threadIdx.x; i < ROWS * (groups * 64 / (int)sizeof(X) - link.depth); i += THREADS) {  // what meets no weight
+        const int rest = groups * 64 / (int)sizeof(X) - link.depth;
+        store_value(x + i / rest * stride + link.depth + i % rest, 0.0f);
+    }
+    wait_for_dependencies();
+    const int rows = ROWS == 1 ? 1 : min(state[0], ROWS), batch = state[3];  // of one row x need not wait for their number
+    if (!link.linked) {
+        const int pieces = link.depth * (int)sizeof(X) / 16;
+        for (int i = threadIdx.x; i < rows * pieces; i += THREADS) {
+            const int row = ROWS == 1 ? 0 : i / pieces, piece = i - row * pieces;
+            const X* at = static_cast<const X*>(link.x) + (long long)row * link.x_ld;
+            copy16((unsigned)__cvta_generic_to_shared(x + row * stride) + piece * 16, reinterpret_cast<const uint4*>(at) + piece);
+        }
+    }
+    const float x0 = CROSSED && link.x0 && own && r < rows ? load_value(link.x0 + (long long)r * link.x0_ld + column) : 0.0f;
+    if (link.linked) take_rows(x, stride, static_cast<const Word*>(link.x), rows, link.depth, batch);
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+
+    if (PASSES == 3) multiply_exactly(weights, reinterpret_cast<const float*>(x), stride, groups, sums);
+    else multiply_all(weights, x, stride, groups, rows, sums);
+    __syncthreads();
+    if (threadIdx.x >= (ROWS == 1 ? 32 : ROWS * COLUMNS)) return;  // whole warps
+
+    float v = bias;
+    if (r < ROWS) {
+#pragma unroll
+        for (int w = 0; w < WARPS; ++w) v += sums[(w * ROWS + r) * COLUMNS + threadIdx.x % COLUMNS];
+        if (CROSSED && link.x0 && own && r < rows) v = x0 * v + load_value(x + r * stride + column);
+    }
+    v = activated(v, link.activation);
+    if (link.head) {
+#pragma unroll
+        for (int t = 0; t < TASKS; ++t) {
+            float dot = own && r < rows ? share[t] * v : 0.0f;
+            for (int step = COLUMNS / 2; step > 0; step >>= 1) dot += __shfl_xor_sync(0xffffffffu, dot, step);
+            if (threadIdx.x % COLUMNS == 0 && r < rows)
+                put(head.partial + ((long long)r * head.slots + link.slot + tile) * TASKS + t, dot, batch);
+        }
+    }
+    if (link.out && own && r < rows) put(link.out + (long long)r * link.width + column, v, batch);
+}
+
+// FM and CROSS links: a warp a row. A cross network's weights too are on their way before x is: read beside it, a few at a time as
+// registers allow, they took longer than all layers.
+__device__ __forceinline__ void rows_of(Link link, const int* state, char* shared) {
+    if (PER_ROW == CROSS || (PER_ROW != FM && link.kind == CROSS)) {
+        float* weights = reinterpret_cast<float*>(shared);  // [DOTS][width], then k[DOTS]
+#pragma unroll 1
+        for (int i = threadIdx.x; i < DOTS * link.width; i += THREADS) copy_word(weights + i, static_cast<const float*>(link.weight) + i);
+        link.weight = weights;
+        weights += DOTS * link.width;
+        if (threadIdx.x < DOTS) copy_word(weights + threadIdx.x, link.bias + threadIdx.x);
+        link.bias = weights;
+    }
+    wait_for_dependencies();
+    const int row = threadIdx.x >> 5, rows = ROWS == 1 ? 1 : min(state[0], ROWS), batch = state[3];
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+    if (row < rows) interact(link, row, [&](long long i, float logit) { put(link.out + i, logit, batch); });
+}
+
+// The head: a warp a row adds up what all blocks have for it, always in the same order.
+__device__ __forceinline__ void conclude(const Head& head, const int* state) {
+    wait_for_dependencies();
+    const int rows = min(state[0], ROWS), batch = state[3], row = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    if (row < rows) {
+        for (int t = 0; t < TASKS; ++t) {
+            float z = 0.0f;
+            for (int s = lane; s < head.slots; s += 32) z += take(head.partial + ((long long)row * head.slots + s) * TASKS + t, batch);
+            if (lane < MAX_LOGITS && head.logits[lane]) {
+                const int at = head.steps[lane] ? row * TASKS + t : row;
+                z += head.linked[lane] ? take(static_cast<const Word*>(head.logits[lane]) + at, batch)
+                                       : static_cast<const float*>(head.logits[lane])[at];
+            }
+            if (lane == MAX_LOGITS) z += head.bias[t];
+            z = warp_sum(z);
+            if (lane == 0) head.scores[row * TASKS + t] = 1.0f / (1.0f + expf(-z));
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0 && rows > 0) announce(head.done, 0, batch);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) chain(const __grid_constant__ Chain chain, const int* state) {
+    extern __shared__ __align__(128) char shared[];
+    let_dependents_start();
+    if (blockIdx.x == gridDim.x - 1) {
+        conclude(chain.head, state);
+        return;
+    }
+    int l = 0;
+    while (l + 1 < chain.count && (int)blockIdx.x >= chain.links[l + 1].first) ++l;
+    const Link link = chain.links[l];  // a copy: read once, and no store can alias it
+    if (!PER_ROW || link.kind == LINEAR) layer(link, chain.head, blockIdx.x - link.first, state, shared);
+    else if (PER_ROW) rows_of(link, state, shared);
+}

@@ -1,0 +1,217 @@
+"""All layers of a model in one launch, for few rows (chain.cu): every link waits for the numbers that it reads, not for the end
+of a launch. Each link has its twin in `reference`, as a wave's jobs have.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from kernels.dense.linear import DENSE_DTYPE, padded
+from kernels.runtime.launch import check_dense, check_rows, launch, shared_limit
+from kernels.runtime.source import kernel
+from kernels.waves.chain_arguments import MAX_LINKS, ChainArguments
+from kernels.waves.packed_weights import COLUMNS, Placed, PlacedCross, PlacedLinear, packed, placed
+from kernels.waves.wave_arguments import MAX_LOGITS, logit_steps
+from kernels.waves.wave_jobs import ACTIVATIONS, CrossJob, FmJob, LinearJob, job_constants
+
+MOST_ROWS = 8  # of chain.cu
+_THREADS, _WARPS = 512, 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Link:
+    """A job of a chain. x: the number of the link, before this one, whose values it reads; None: it is given x."""
+
+    job: LinearJob | FmJob | CrossJob
+    x: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChainHead:
+    """bias: float[tasks]. logits: at most 3: the number of the FM or cross link that makes it; None: it is given."""
+
+    bias: torch.Tensor
+    logits: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChainOperands:
+    """What a link is given: x in the dense dtype, rows 16-byte aligned, unless a link before makes it; a cross layer's x0."""
+
+    x: torch.Tensor | None
+    x0: torch.Tensor | None = None
+
+
+class Chain:
+    """The layers of one model, with their weights on one device, and the head that they end in.
+
+    Args:
+        links: in an order in which each reads what links before it make.
+        precision: "fp32", "tf32" or "bf16", as a wave's.
+
+    Raises:
+        ValueError: more links or logits than one launch takes, or one that reads what is not there.
+    """
+
+    def __init__(self, links: Sequence[Link], head: ChainHead, precision: str, device: torch.device) -> None:
+        if not 1 <= len(links) <= MAX_LINKS or len(head.logits) > MAX_LOGITS:
+            got = f"{len(links)} links and {len(head.logits)} logits"
+            raise ValueError(f"chain: got {got}, expected 1 to {MAX_LINKS} and at most {MAX_LOGITS}")
+        self._check(links, head)
+        self.links, self.head, self.tasks = tuple(links), head, len(head.bias)
+        self._device, self._dtype = device, DENSE_DTYPE[precision]
+        self._bias = head.bias.float().contiguous().to(device)
+        self._held = [_packed(placed(link.job, self.tasks, precision, device)) for link in links]
+        read = {link.x for link in links} | set(head.logits)
+        self._outs: list[int | None] = []  # where a link's words begin, if it has some
+        self._slot: list[int] = []  # the head's first partial sum of each link
+        self.words = self._slots = 0
+        for i, held in enumerate(self._held):
+            self._outs.append(self.words if i in read else None)
+            self._slot.append(self._slots)
+            self.words += (len(held.bias) if isinstance(held, PlacedLinear) else self.tasks) * MOST_ROWS if i in read else 0
+            self._slots += len(held.weight) if isinstance(held, PlacedLinear) and len(held.head) else 0
+        self._partial = self.words
+        self.words += MOST_ROWS * self._slots * self.tasks
+        self._constants = job_constants([link.job for link in links], self.tasks, self._dtype)
+        self._constants["PASSES"] = "3" if precision == "fp32" else "1"
+
+    @staticmethod
+    def _check(links: Sequence[Link], head: ChainHead) -> None:
+        """What a link waits for must come: else it would wait for ever."""
+        for i, link in enumerate(links):
+            if link.x is not None and not (link.x < i and isinstance(links[link.x].job, LinearJob)):
+                raise ValueError(f"chain link {i}: got x of link {link.x}, expected a layer before it")
+            match link.job, None if link.x is None else links[link.x].job:
+                case LinearJob(weight=weight), LinearJob(weight=before) if weight.shape[1] != before.shape[0]:
+                    got = f"{weight.shape[1]} columns of link {link.x}"
+                    raise ValueError(f"chain link {i}: got {got}, expected its {before.shape[0]}")
+                case ((FmJob() | CrossJob()), None) if i not in head.logits:
+                    raise ValueError(f"chain link {i}: got no reader, expected it to be one of the head's logits")
+                case ((FmJob() | CrossJob()), LinearJob()):
+                    raise ValueError(f"chain link {i}: got x of link {link.x}, expected it to be given")
+        for logit in head.logits:
+            if logit is not None and isinstance(links[logit].job, LinearJob):
+                raise ValueError(f"chain head: got link {logit} as a logit, expected an FM or a cross network")
+
+    def fits(self, rows: int) -> bool:
+        """Whether a launch for so many rows is possible on this device."""
+        return rows <= MOST_ROWS and self._shared_bytes(_bucket(rows)) <= shared_limit(self._device)
+
+    def compile(self, rows: Sequence[int]) -> list[Callable[[], object]]:
+        """Calls that compile and load what such numbers of rows need; they may run side by side."""
+        return [partial(self._function, r) for r in sorted({_bucket(n) for n in rows if self.fits(n)})]
+
+    def __call__(
+        self,
+        given: Sequence[ChainOperands],
+        logits: Sequence[torch.Tensor],
+        rows: int,
+        scores: torch.Tensor,
+        done: torch.Tensor,
+        words: torch.Tensor,
+        state: torch.Tensor,
+    ) -> None:
+        """Writes the scores of the first state[0] rows.
+
+        Args:
+            given: one a link.
+            logits: float32[rows, 1 or tasks], one for each None of the head's.
+            rows: the bucket, at most 8. scores: float32[rows, tasks], pinned. done: int32[>= 1], pinned (common.cuh, announce).
+            words: int64[>= self.words] of the device, zeros at first, of one batch in flight.
+            state: int32[4] on the device: [0] the true number of rows, [3] the batch's number, which none of the 2^32 batches
+                before had.
+
+        Raises:
+            ValueError: an operand does not fit.
+        """
+        if not self.fits(rows) or words.numel() < self.words or len(given) != len(self.links):
+            got = f"{rows} rows, {words.numel()} words, {len(given)} operands"
+            raise ValueError(f"chain: got {got}, expected at most {MOST_ROWS}, at least {self.words}, {len(self.links)}")
+        chain, base, first = ChainArguments(count=len(self.links)), words.data_ptr(), 0
+        for i, (link, operands) in enumerate(zip(self.links, given, strict=True)):
+            target, out = chain.links[i], self._outs[i]
+            target.first, target.out = first, 0 if out is None else base + 8 * out
+            if link.x is not None:
+                before = self._outs[link.x]
+                assert before is not None
+                target.linked, target.x = 1, base + 8 * before
+            else:
+                x = self._given_x(i, operands.x, rows)
+                target.x, target.x_ld = x.data_ptr(), x.stride(0)
+            crosses = isinstance(link.job, LinearJob) and link.job.cross
+            if crosses != (operands.x0 is not None):
+                raise ValueError(f"chain link {i}: got {'no ' if crosses else ''}x0, expected the contrary")
+            if operands.x0 is not None:
+                check_rows(f"chain link {i} x0", operands.x0, rows, self._depth(i))
+                target.x0, target.x0_ld = operands.x0.data_ptr(), operands.x0.stride(0)
+            first += self._describe(i, target)
+        self._fill_head(chain.head, iter(logits), base, scores, done)
+        function, shared = self._function(_bucket(rows)), self._shared_bytes(_bucket(rows))
+        if function.max_dynamic_shared_size_bytes < shared:
+            function.max_dynamic_shared_size_bytes = shared
+        launch(function, first + 1, _THREADS, (chain, state.data_ptr()), shared_bytes=shared)
+
+    def _fill_head(self, target: Any, given: Any, base: int, scores: torch.Tensor, done: torch.Tensor) -> None:
+        target.partial, target.slots, target.bias = base + 8 * self._partial, self._slots, self._bias.data_ptr()
+        target.scores, target.done = scores.data_ptr(), done.data_ptr()
+        for i, source in enumerate(self.head.logits):
+            if source is None:
+                logit = next(given)
+                target.logits[i], target.steps[i] = logit.data_ptr(), logit_steps(logit, self.tasks)
+            else:
+                out = self._outs[source]
+                assert out is not None
+                target.logits[i], target.linked[i] = base + 8 * out, 1
+                target.steps[i] = self.tasks if isinstance(self.links[source].job, CrossJob) and self.tasks > 1 else 0
+
+    def _describe(self, i: int, target: Any) -> int:
+        """What does not change from launch to launch. Returns the link's blocks."""
+        job, held = self.links[i].job, self._held[i]
+        match job, held:
+            case LinearJob(), PlacedLinear():
+                target.width, target.depth = len(held.bias), self._depth(i)
+                target.weight, target.bias = held.weight.data_ptr(), held.bias.data_ptr()
+                target.head, target.slot = held.head.data_ptr() if len(held.head) else 0, self._slot[i]
+                target.activation = ACTIVATIONS.index(job.activation)
+                return len(held.weight)
+            case FmJob(), _:
+                target.kind, target.width, target.depth = 1, job.fields, job.dim
+                target.x += job.offset * self._dtype.itemsize
+            case CrossJob(), PlacedCross():
+                target.kind, target.width = 2, job.width
+                target.weight, target.bias = held.weights.data_ptr(), held.k.data_ptr()
+        return 1
+
+    def _given_x(self, link: int, x: torch.Tensor | None, rows: int) -> torch.Tensor:
+        if x is None:
+            raise ValueError(f"chain link {link} x: got none, expected it to be given")
+        check_dense(f"chain link {link} x", x, rows, self._depth(link), self._dtype)
+        return x
+
+    def _depth(self, link: int) -> int:
+        """Columns of x that a link reads."""
+        job = self.links[link].job
+        return padded(job.weight.shape[1], self._dtype) if isinstance(job, LinearJob) else job.width
+
+    def _shared_bytes(self, rows: int) -> int:
+        """Of the block that needs most: a layer's weights, x, and the sums of its warps; or a cross network's weights."""
+        groups = max((held.weight.shape[1] for held in self._held if isinstance(held, PlacedLinear)), default=0)
+        crosses = [held.weights.nbytes + held.k.nbytes for held in self._held if isinstance(held, PlacedCross)]
+        return max((groups * 1024 + rows * (groups | 1) * 64 + _WARPS * rows * COLUMNS * 4, *crosses))
+
+    def _function(self, rows: int) -> Any:
+        return kernel("waves/chain", "chain", self._constants | {"ROWS": str(rows)}, self._device.index or 0)
+
+
+def _bucket(rows: int) -> int:
+    """Rows that the kernel is compiled for."""
+    return 1 << (rows - 1).bit_length()
+
+
+def _packed(held: Placed) -> Placed:
+    """With a layer's weights in the kernel's order alone."""
+    return replace(held, weight=packed(held.weight)) if isinstance(held, PlacedLinear) else held

@@ -1,0 +1,92 @@
+"""A layer's weights as the kernels of waves and chains take them: padded, rounded, on their device."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as f
+
+from kernels.dense.linear import DENSE_DTYPE, padded
+from kernels.waves.wave_jobs import CrossJob, FmJob, LinearJob
+
+FP8_MOST = 448.0  # the largest number of e4m3
+COLUMNS, GROUP_WORDS = 16, 16  # of a tile of packed weights, and the 4-byte words of K of one of its groups
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedLinear:
+    """weight[width, depth], bias[width], scale[width] of the products (fp8), head[tasks or 0, width]: zero-padded."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+    head: torch.Tensor
+    scale: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedCross:
+    """float32 weights[layers + tasks, width] and k[layers + tasks]."""
+
+    weights: torch.Tensor
+    k: torch.Tensor
+
+
+Placed = PlacedLinear | PlacedCross | None
+
+
+def placed(job: LinearJob | FmJob | CrossJob, tasks: int, precision: str, device: torch.device) -> Placed:
+    """None for a job without weights."""
+    if isinstance(job, FmJob):
+        return None
+    if isinstance(job, CrossJob):
+        return PlacedCross(job.weights.float().contiguous().to(device), job.k.float().contiguous().to(device))
+    dtype = DENSE_DTYPE[precision]
+    out, width = job.weight.shape
+    rows, columns = padded(out, dtype), padded(width, dtype)
+    weight = torch.zeros(rows, columns, device=device)
+    weight[:out, :width] = job.weight.to(device)
+    scale = torch.ones(rows, device=device)
+    if precision == "tf32":  # the tensor cores cut factors to 11 digits; rounding the weights costs nothing here
+        weight = _to_tf32(weight)
+    elif precision == "fp8":
+        scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / FP8_MOST
+        weight, scale = weight / scale[:, None], scale * job.x_scale
+    bias = torch.zeros(rows, device=device)
+    if job.bias is not None:
+        bias[:out] = job.bias.to(device)
+    head = torch.zeros(0 if job.head is None else tasks, rows, device=device)
+    if job.head is not None:
+        head[:, :out] = job.head.to(device)
+    return PlacedLinear(weight.to(dtype), bias, head, scale)
+
+
+def halves(weight: torch.Tensor) -> torch.Tensor:
+    """float32[2 * width, depth] of a float32[width, depth]: its numbers rounded to tf32, and below these what is left of them,
+    itself rounded: together 23 binary digits. What would round to infinity is cut, and nothing is left of it (mma.cuh, split).
+    """
+    rounded = _to_tf32(weight)
+    high = torch.where(rounded.isfinite() | weight.isnan(), rounded, _cut(weight))
+    rest = torch.where(rounded.isfinite(), weight - high, torch.zeros_like(weight))
+    return torch.cat((high, _to_tf32(rest)))
+
+
+def _to_tf32(values: torch.Tensor) -> torch.Tensor:
+    """Rounded to 11 binary digits, half away from zero; NaN stays NaN."""
+    return torch.where(values.isnan(), values, _cut((values.view(torch.int32) + 0x1000).view(torch.float32)))
+
+
+def _cut(values: torch.Tensor) -> torch.Tensor:
+    return (values.view(torch.int32) & -0x2000).view(torch.float32)
+
+
+def packed(weight: torch.Tensor) -> torch.Tensor:
+    """A matrix [width, depth] in the order in which a warp's lanes load it for `mma` with the weights as its left factor.
+
+    int32[tiles, groups, 2, 32, 4]: tiles of 16 columns of the layer, groups of 64 bytes of K, the two steps of a group, a
+    lane's four registers. Of a group's 16 words lane (g, t) takes words 4t to 4t + 3, two in each step: an order of K of our
+    own, as the kernel reads x in the same one (PTX: "Matrix Fragments for mma", A of m16n8k8, m16n8k16).
+    """
+    words = weight.contiguous().view(torch.int32)
+    words = f.pad(words, (0, -words.shape[1] % GROUP_WORDS, 0, -words.shape[0] % COLUMNS))
+    tiles, groups = words.shape[0] // COLUMNS, words.shape[1] // GROUP_WORDS
+    parts = words.view(tiles, 2, 8, groups, 4, 2, 2)  # tile, half, g; group, t, step, slot
+    return parts.permute(0, 3, 5, 2, 4, 6, 1).reshape(tiles, groups, 2, 32, 4).contiguous()

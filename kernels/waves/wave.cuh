@@ -1,0 +1,159 @@
+// What every kernel that computes a wave shares: its arguments, and what is done with a tile's products once they are there.
+// The including file defines X, BM, BN, TASKS, DOTS, LAYERS, THREADS (that take part in the epilogue) and SYNC (for them), and
+// what the wave's jobs need, for code is fetched anew in every launch and what is left out is not waited for (H200: the epilogue
+// took 4,000 cycles with all activations unrolled into it): HEAD, PER_ROW (bits of FM and CROSS), CROSSED (DCN-V2 layers), SMOOTH (sigmoid or tanh).
+#pragma once
+#include "runtime/common.cuh"
+#include "waves/epilogue.cuh"
+
+#define ROW_THREADS (BN / 4)  // threads that share a row in the epilogue, 4 columns each
+#define MAX_JOBS 8
+#define FP8 (sizeof(X) == 1)
+
+struct Job {
+    const X* x;                // [rows, x_ld]
+    const void* weight;        // LINEAR: X[width, depth]; CROSS: float[DOTS, width]
+    const float* bias;         // LINEAR: [width]; CROSS: [DOTS]
+    const float* scale;        // [width]: what the products are multiplied by, where X is fp8
+    const X* x0;               // of a DCN-V2 layer x0 * (W x + b) + x, else null
+    void* out;                 // X[rows, out_ld], float[rows, ..] of FM and CROSS; null if only the head reads it
+    const float* head;         // [TASKS, width]: the head's weights for these columns, or null
+    float x_scale, x0_scale;   // a value is what lies in memory times its scale (fp8; of x for cross layers and FM)
+    float out_factor;          // one over that of out
+    int x_ld, x0_ld, out_ld;
+    int width, depth;          // columns of out and of x, multiples of 8; FM: fields and dim
+    int kind, activation;
+    int first, tiles;          // first block; column tiles
+    int slot;                  // of the head's partial sums
+};
+struct Head {
+    float* partial;            // [rows, slots, TASKS]
+    int* arrived;              // blocks that are done, a group of rows; zero between launches
+    const float* bias;         // [TASKS]
+    const float* logits[MAX_LOGITS];
+    float* scores;             // [rows, TASKS], pinned host memory
+    int* done;                 // pinned; see announce
+    int steps[MAX_LOGITS];     // 0: one logit for all tasks; else TASKS logits a row
+    int slots, expected;       // 0: no head in this wave
+};
+struct Wave { Job jobs[MAX_JOBS]; Head head; int count; };
+
+// The block that is last to finish a group of rows adds up what all blocks left for it, 8 lanes a row, always in the same order.
+#define GROUP (BM > 64 ? BM : 64)
+__device__ __forceinline__ void finish(const Head& head, int m0, int rows, int batch) {
+    __shared__ bool last;
+    const int first = m0 / GROUP * GROUP, n = min(GROUP, rows - first);
+    SYNC();
+    if (threadIdx.x == 0) {
+        last = count_up(head.arrived + m0 / GROUP) == head.expected * ((n + BM - 1) / BM) - 1;
+        if (last) head.arrived[m0 / GROUP] = 0;
+    }
+    SYNC();
+    if (!last) return;
+    const int lane = threadIdx.x & 7;
+#pragma unroll
+    for (int k = 0; k < (GROUP * 8 + THREADS - 1) / THREADS; ++k) {  // whole warps
+        const int r = (threadIdx.x >> 3) + k * (THREADS / 8);
+        const long long row = first + min(r, n - 1);
+        for (int t = 0; t < TASKS; ++t) {
+            float z = 0.0f;
+#pragma unroll 4
+            for (int s = lane; s < head.slots; s += 8) z += __ldcg(head.partial + (row * head.slots + s) * TASKS + t);
+            if (lane < MAX_LOGITS && head.logits[lane]) z += head.logits[lane][head.steps[lane] ? row * TASKS + t : row];
+            if (lane == MAX_LOGITS) z += head.bias[t];
+            for (int step = 4; step > 0; step >>= 1) z += __shfl_xor_sync(0xffffffffu, z, step);
+            if (lane == 0 && r < n) head.scores[row * TASKS + t] = 1.0f / (1.0f + expf(-z));
+        }
+    }
+    SYNC();
+    if (threadIdx.x * ROWS_A_WORD < n) announce(head.done, first / ROWS_A_WORD + threadIdx.x, batch);
+}
+
+// A thread's 4 columns of the tile: what is added to their products, and the head's weights for them. Read ahead of the products.
+struct Columns {
+    int column;  // in the tile
+    bool there;
+    float bias[4], scale[4], share[TASKS][4];
+
+    __device__ __forceinline__ Columns(const Job& job, int n0) : column(threadIdx.x % ROW_THREADS * 4), there(n0 + column < job.width) {
+        for (int k = 0; k < 4; ++k) bias[k] = 0.0f;
+        for (int t = 0; t < TASKS; ++t)
+            for (int k = 0; k < 4; ++k) share[t][k] = 0.0f;
+        if (!there) return;
+        load4(job.bias + n0 + column, bias);
+        if (FP8) load4(job.scale + n0 + column, scale);
+        if (HEAD && job.head)
+            for (int t = 0; t < TASKS; ++t) load4(job.head + t * job.width + n0 + column, share[t]);
+    }
+};
+
+// Adds up the PARTS products [PARTS][BM][BN + 8] of the tile, applies bias, cross layer and activation, stores, and hands the
+// head its share.
+template <int PARTS>
+__device__ __forceinline__ void conclude(
+    const Head& head, const Job& job, const Columns& own, const float* products, int m0, int n0, int tile_column, int rows,
+    int batch) {
+    constexpr int EACH = (BM * ROW_THREADS + THREADS - 1) / THREADS, MOST = CROSSED ? 16 / (int)sizeof(X) : 4, AT_ONCE = EACH < MOST ? EACH : MOST;
+    const int column = n0 + own.column, from = threadIdx.x / ROW_THREADS;
+    constexpr int STEP = THREADS / ROW_THREADS;
+    for (int i = 0; i < EACH; i += AT_ONCE) {
+        Four<X> first[AT_ONCE], last[AT_ONCE];
+        if (CROSSED && own.there && job.x0) {  // all of these reads are on their way before the first is used
+#pragma unroll
+            for (int u = 0; u < AT_ONCE; ++u) {
+                const int row = m0 + from + (i + u) * STEP;
+                if (row >= rows) continue;
+                first[u] = four(job.x0 + (long long)row * job.x0_ld + column);
+                last[u] = four(job.x + (long long)row * job.x_ld + column);
+            }
+        }
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; ++u) {
+            const int r = from + (i + u) * STEP, row = m0 + r;
+            if (r >= BM) break;  // whole warps
+            const bool valid = own.there && row < rows;
+            float v[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k) v[k] = FP8 ? 0.0f : own.bias[k];
+            for (int w = 0; w < PARTS; ++w) {
+                float p[4];
+                load4(products + (w * BM + r) * (BN + 8) + own.column, p);
+                for (int k = 0; k < 4; ++k) v[k] += p[k];
+            }
+            if (FP8)
+                for (int k = 0; k < 4; ++k) v[k] = v[k] * own.scale[k] + own.bias[k];
+            if (CROSSED && valid && job.x0) {
+                float a[4], b[4];
+                widen4(first[u], a);
+                widen4(last[u], b);
+                if (FP8)
+                    for (int k = 0; k < 4; ++k) a[k] *= job.x0_scale, b[k] *= job.x_scale;
+                for (int k = 0; k < 4; ++k) v[k] = a[k] * v[k] + b[k];
+            }
+            for (int k = 0; k < 4; ++k) v[k] = activated(v[k], job.activation);
+            if (HEAD && job.head) {
+                for (int t = 0; t < TASKS; ++t) {
+                    float dot = 0.0f;
+                    if (valid)
+                        for (int k = 0; k < 4; ++k) dot += own.share[t][k] * v[k];
+                    for (int step = ROW_THREADS / 2; step > 0; step >>= 1) dot += __shfl_xor_sync(0xffffffffu, dot, step);
+                    if (threadIdx.x % ROW_THREADS == 0 && row < rows)
+                        __stcg(head.partial + ((long long)row * head.slots + job.slot + tile_column) * TASKS + t, dot);
+                }
+            }
+            if (FP8)
+                for (int k = 0; k < 4; ++k) v[k] *= job.out_factor;
+            if (valid && job.out) store4(static_cast<X*>(job.out) + (long long)row * job.out_ld + column, v);
+        }
+    }
+    if (HEAD && job.head) finish(head, m0, rows, batch);
+}
+
+// FM and CROSS jobs: a warp a row, WARPS rows a block.
+template <int WARPS_> __device__ __forceinline__ void rows_of(const Job& job, int block, const int* state) {
+    wait_for_dependencies();
+    const int row = block * WARPS_ + (threadIdx.x >> 5);
+    if (row >= state[0]) return;
+    const float scale = FP8 && job.kind == FM ? job.x_scale * job.x_scale : 1.0f;
+    interact(job, row, [&](long long i, float logit) { static_cast<float*>(job.out)[i] = logit * scale; });
+}

@@ -1,0 +1,170 @@
+"""One wave of a model's graph in one launch (wave.cu): linear and DCN-V2 layers, FM, folded cross network, and the head behind
+the last one. Every member has its twin in `reference`; the tile that computes a wave is chosen by measurement.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from kernels.dense.linear import DENSE_DTYPE, fastest
+from kernels.runtime.launch import check_dense, check_rows, launch, overlapping, shared_limit
+from kernels.runtime.source import kernel
+from kernels.runtime.tensor_map import tensor_map
+from kernels.waves.packed_weights import PlacedCross, PlacedLinear, halves, placed
+from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, fill_head
+from kernels.waves.wave_jobs import ACTIVATIONS, CrossJob, FmJob, HeadOperands, LinearJob, Operands, job_constants
+from kernels.waves.wave_tiles import EXACT_TILES, MOST_HEAD_COLUMNS, STATIC_BYTES, WIDE_TILES, Tile, WideTile, tiles_for
+
+
+class Wave:
+    """The operators of one wave with their weights on one device.
+
+    Args:
+        bias: float[tasks] of the head that this wave ends in, or None.
+        precision: "fp32" (products of float32 in three tf32 parts: as exact as float32 arithmetic), "tf32", "bf16", or "fp8"
+            (e4m3 values and weights, one scale a value and a row of weights; sums and biases stay float32).
+
+    Raises:
+        ValueError: more jobs than one launch takes.
+    """
+
+    def __init__(
+        self,
+        jobs: Sequence[LinearJob | FmJob | CrossJob],
+        bias: torch.Tensor | None,
+        precision: str,
+        device: torch.device,
+    ) -> None:
+        if len(jobs) > MAX_JOBS:
+            raise ValueError(f"wave: got {len(jobs)} jobs, expected at most {MAX_JOBS}")
+        self.jobs, self._device = tuple(jobs), device
+        self._dtype = DENSE_DTYPE[precision]
+        self._bias = None if bias is None else bias.float().contiguous().to(device)
+        self.tasks = 1 if bias is None else len(bias)
+        self._held = [placed(job, self.tasks, precision, device) for job in self.jobs]
+        self._constants = job_constants(jobs, self.tasks, self._dtype)
+        self._constants |= {"HEAD": str(int(bias is not None)), "PASSES": "3" if precision == "fp32" else "1"}
+        self._shared_limit = shared_limit(device)
+        wide = EXACT_TILES if precision == "fp32" else WIDE_TILES
+        self._wide = wide if torch.cuda.get_device_capability(device)[0] == 9 else ()
+        linear = {i: held.weight for i, held in enumerate(self._held) if self._wide and isinstance(held, PlacedLinear)}
+        self._factors = {i: halves(w) if precision == "fp32" else w for i, w in linear.items()}  # as wave_wgmma.cu takes them
+        self._choice: dict[int, Tile | WideTile] = {}
+        self.recalled: dict[int, str] = {}  # names of choices made before, by rows; `tune` takes those that exist
+
+    @property
+    def has_head(self) -> bool:
+        return self._bias is not None
+
+    @property
+    def most_slots(self) -> int:
+        """Partial sums of the head a row, at most: with the narrowest tiles."""
+        return sum(-(-len(held.bias) // 16) for held in self._held if isinstance(held, PlacedLinear) and len(held.head))
+
+    def tiles_for(self, rows: int) -> list[Tile | WideTile]:
+        """See `wave_tiles.tiles_for`; those that this GPU's shared memory holds, and whose rows a warp sums up for a head."""
+        return [
+            t
+            for t in tiles_for(rows, self._wide)
+            if t.shared_bytes + STATIC_BYTES <= self._shared_limit and not (self.has_head and t.columns > MOST_HEAD_COLUMNS)
+        ]
+
+    @property
+    def choices(self) -> dict[int, str]:
+        """By rows, the name of the tile chosen."""
+        return {rows: tile.name for rows, tile in self._choice.items()}
+
+    def compile(self, buckets: Sequence[int]) -> list[Callable[[], object]]:
+        """Calls that compile and load what the buckets may need, one a kernel; they may run side by side."""
+        tiles = {tile for rows in buckets for tile in self.tiles_for(rows) if self.recalled.get(rows) in (None, tile.name)}
+        return [partial(self._function, tile) for tile in tiles]
+
+    def tune(self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor) -> str:
+        """Times the tiles on these operands and keeps the fastest for this number of rows. Returns its name."""
+        if rows not in self._choice:
+            tiles = {t.name: t for t in self.tiles_for(rows)}
+            if self.recalled.get(rows) in tiles:
+                self._choice[rows] = tiles[self.recalled[rows]]
+                return self.recalled[rows]
+
+            def way(tile: Tile | WideTile) -> None:
+                with overlapping():
+                    self.run(operands, rows, head, state, tile)
+
+            name = fastest({name: lambda t=t: way(t) for name, t in tiles.items()})  # type: ignore[misc]
+            self._choice[rows] = tiles[name]
+        return self._choice[rows].name
+
+    def __call__(self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor) -> None:
+        """Writes every job's out for the first state[0] rows, and the scores if the wave ends in the head.
+
+        Args:
+            operands: one a job; matrices in the dense dtype, widths padded as `dense.padded`, rows 16-byte aligned.
+            rows: of the launch grid: the bucket. state: int32[4] on the device, [0] the true number of rows.
+        """
+        tiles = self.tiles_for(rows)
+        known = next((t for t in tiles if t.name == self.recalled.get(rows)), tiles[0])
+        tile = self._choice.get(rows, known)
+        self.run(operands, rows, head, state, tile)
+
+    def run(
+        self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor, tile: Tile | WideTile
+    ) -> None:
+        """One launch with a given tile.
+
+        Raises:
+            ValueError: an operand does not fit.
+        """
+        if (head is None) != (self._bias is None):
+            raise ValueError(f"wave: got {'no ' if head is None else ''}operands of a head, expected the contrary")
+        wave, maps, wide = WaveArguments(count=len(self.jobs)), MapArguments(), isinstance(tile, WideTile)
+        first = slot = 0
+        for i, (job, given, held) in enumerate(zip(self.jobs, operands, self._held, strict=True)):
+            target = wave.jobs[i]
+            target.x, target.x_ld = given.x.data_ptr(), given.x.stride(0)
+            target.out, target.out_ld = (0, 0) if given.out is None else (given.out.data_ptr(), given.out.stride(0))
+            target.first = first
+            if isinstance(job, LinearJob):
+                assert isinstance(held, PlacedLinear)
+                width, depth = held.weight.shape
+                check_dense("wave x", given.x, rows, depth, self._dtype)
+                if given.out is not None:
+                    check_rows("wave out", given.out, rows, width)
+                target.weight, target.bias = held.weight.data_ptr(), held.bias.data_ptr()
+                target.scale = held.scale.data_ptr()
+                target.x_scale, target.x0_scale, target.out_factor = job.x_scale, job.x0_scale, 1 / job.out_scale
+                target.head = held.head.data_ptr() if len(held.head) else 0
+                target.width, target.depth, target.activation = width, depth, ACTIVATIONS.index(job.activation)
+                target.tiles, target.slot = -(-width // tile.columns), slot
+                if wide:
+                    maps.x[i] = tensor_map(given.x[:rows, :depth], tile.rows)
+                    maps.weight[i] = tensor_map(self._factors[i], tile.columns)
+                if given.x0 is not None:
+                    target.x0, target.x0_ld = given.x0.data_ptr(), given.x0.stride(0)
+                slot += target.tiles if len(held.head) else 0
+                first += target.tiles * -(-rows // tile.rows)
+            elif isinstance(job, FmJob):
+                check_rows("wave fm x", given.x, rows, job.width)
+                target.kind, target.width, target.depth, target.x_scale = 1, job.fields, job.dim, job.x_scale
+                target.x += job.offset * given.x.element_size()
+                first += -(-rows // tile.row_warps)
+            else:
+                target.kind, target.width = 2, job.width
+                check_rows("wave cross x", given.x, rows, target.width)
+                assert isinstance(held, PlacedCross)
+                target.weight, target.bias = held.weights.data_ptr(), held.k.data_ptr()
+                first += -(-rows // tile.row_warps)
+        if head is not None and self._bias is not None:
+            fill_head(wave.head, head, self._bias, rows, slot, self.tasks)
+        function = self._function(tile)
+        if function.max_dynamic_shared_size_bytes < tile.shared_bytes:
+            function.max_dynamic_shared_size_bytes = tile.shared_bytes
+        args = (maps, wave, state.data_ptr()) if wide else (wave, state.data_ptr(), np.int32(rows))
+        launch(function, first, tile.threads, args, shared_bytes=tile.shared_bytes)
+
+    def _function(self, tile: Tile | WideTile) -> Any:
+        file = "wave_wgmma" if isinstance(tile, WideTile) else "wave"
+        return kernel(file, file, self._constants | tile.constants, self._device.index or 0)

@@ -1,0 +1,61 @@
+"""The structures that the wave kernels take by value (wave.cuh, wave_wgmma.cu), field by field."""
+
+import ctypes
+
+import torch
+
+from kernels.runtime.tensor_map import WORDS
+from kernels.waves.wave_jobs import HeadOperands
+
+MAX_JOBS, MAX_LOGITS = 8, 3  # of wave.cuh
+
+
+class JobArguments(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "scale", "x0", "out", "head")),
+        *((name, ctypes.c_float) for name in ("x_scale", "x0_scale", "out_factor")),
+        *((name, ctypes.c_int) for name in ("x_ld", "x0_ld", "out_ld", "width", "depth")),
+        *((name, ctypes.c_int) for name in ("kind", "activation", "first", "tiles", "slot")),
+    )
+
+
+class HeadArguments(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("partial", "arrived", "bias")),
+        ("logits", ctypes.c_void_p * MAX_LOGITS),
+        *((name, ctypes.c_void_p) for name in ("scores", "done")),
+        ("steps", ctypes.c_int * MAX_LOGITS),
+        *((name, ctypes.c_int) for name in ("slots", "expected")),
+    )
+
+
+class MapArguments(ctypes.Structure):
+    _fields_ = (("x", ctypes.c_uint64 * WORDS * MAX_JOBS), ("weight", ctypes.c_uint64 * WORDS * MAX_JOBS))
+
+
+class WaveArguments(ctypes.Structure):
+    _fields_ = (("jobs", JobArguments * MAX_JOBS), ("head", HeadArguments), ("count", ctypes.c_int))
+
+
+def fill_head(target: HeadArguments, head: HeadOperands, bias: torch.Tensor, rows: int, slots: int, tasks: int) -> None:
+    """Raises ValueError: too many logits, or the scratch is too small."""
+    if len(head.logits) > MAX_LOGITS:
+        raise ValueError(f"wave head: got {len(head.logits)} logits, expected at most {MAX_LOGITS}")
+    if head.partial.numel() < rows * slots * tasks or head.arrived.numel() * 16 < rows:
+        raise ValueError(f"wave head: got scratch for {head.partial.numel()} sums, expected {rows * slots * tasks}")
+    target.partial, target.arrived = head.partial.data_ptr(), head.arrived.data_ptr()
+    target.bias, target.scores, target.done = bias.data_ptr(), head.scores.data_ptr(), head.done.data_ptr()
+    for i, logit in enumerate(head.logits):
+        target.logits[i], target.steps[i] = logit.data_ptr(), logit_steps(logit, tasks)
+    target.slots = target.expected = slots
+
+
+def logit_steps(logit: torch.Tensor, tasks: int) -> int:
+    """Numbers from one row's logit to the next row's; 0 for one logit for all tasks, which the kernels take as such.
+
+    Raises:
+        ValueError: it is no float32[B, 1 or tasks].
+    """
+    if logit.dtype != torch.float32 or logit.shape[1] not in (1, tasks) or not logit.is_contiguous():
+        raise ValueError(f"head logits: got {logit.dtype}{tuple(logit.shape)}, expected float32[B, 1 or {tasks}]")
+    return 0 if logit.shape[1] == 1 else tasks

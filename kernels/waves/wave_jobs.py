@@ -1,0 +1,96 @@
+"""What waves and chains are made of: jobs with their weights, and what they read and write in one launch. Plain data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from kernels.runtime.launch import type_name
+
+ACTIVATIONS = ("identity", "relu", "sigmoid", "tanh")  # of a linear job; the kernels know them by their place
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LinearJob:
+    """activation(x W^T + b), or with `cross` x0 * (x W^T + b) + x. weight[out, in], bias[out]; head[tasks, out]: the head's
+    weights for this value, if the head reads it within this wave; kept: whether anything else reads it.
+
+    *_scale, for fp8: a value is what lies in memory times its scale.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    activation: str = "identity"
+    cross: bool = False
+    head: torch.Tensor | None = None
+    kept: bool = True
+    x_scale: float = 1.0
+    x0_scale: float = 1.0
+    out_scale: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class FmJob:
+    """Factorization machine over x[:, offset : offset + fields * dim]."""
+
+    offset: int
+    fields: int
+    dim: int
+    x_scale: float = 1.0
+
+    @property
+    def width(self) -> int:
+        """Columns of x up to the last that it reads."""
+        return self.offset + self.fields * self.dim
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CrossJob:
+    """DCN's folded cross network dotted with the head's weights: weights[layers + tasks, width], k[layers + tasks]."""
+
+    weights: torch.Tensor
+    k: torch.Tensor
+    layers: int
+
+    @property
+    def width(self) -> int:
+        return self.weights.shape[1]
+
+
+def job_constants(jobs: Sequence[LinearJob | FmJob | CrossJob], tasks: int, dtype: torch.dtype) -> dict[str, str]:
+    """The compile-time constants of wave.cu and chain.cu that follow from what is computed."""
+    cross = next((job for job in jobs if isinstance(job, CrossJob)), None)
+    linear = [job for job in jobs if isinstance(job, LinearJob)]
+    return {
+        "X": type_name(dtype), "TASKS": str(tasks),
+        "DOTS": str(len(cross.weights) if cross else 1), "LAYERS": str(cross.layers if cross else 1),
+        "PER_ROW": str(any(isinstance(job, FmJob) for job in jobs) + 2 * (cross is not None)),
+        "CROSSED": str(int(any(job.cross for job in linear))),
+        "SMOOTH": str(int(any(job.activation in ("sigmoid", "tanh") for job in linear))),
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Operands:
+    """Of one job: x, a cross layer's first input x0, and out (None if only the head reads it)."""
+
+    x: torch.Tensor
+    out: torch.Tensor | None
+    x0: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadOperands:
+    """What the head behind a wave reads and writes.
+
+    Attributes:
+        logits: float32[rows, 1 or tasks], at most 3, complete before the wave starts. scores: float32[rows, tasks], pinned.
+        done: int32[>= rows / 8], pinned: gets the batch number for every 8 rows (common.cuh, announce).
+        partial: float32 scratch of the device, at least rows * column tiles * tasks. arrived: int32 zeros, one a 16 rows.
+    """
+
+    logits: Sequence[torch.Tensor]
+    scores: torch.Tensor
+    done: torch.Tensor
+    partial: torch.Tensor
+    arrived: torch.Tensor

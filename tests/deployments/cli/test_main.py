@@ -1,0 +1,150 @@
+"""The command as a user types it, as far as it goes without starting anything: errors are one line, exit codes 1 and 2."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpiframe_core.graph.architecture import DeepFM
+from tests.runner import small_bundle
+
+DPIFRAME = str(Path(sys.executable).with_name("dpiframe"))
+ROOT = Path(__file__).parents[3]
+
+
+def dpiframe(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([DPIFRAME, *args], cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"import sys\n{statement}\nprint(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_help_names_every_command_and_imports_nothing_heavy() -> None:
+    done = dpiframe("--help")
+    assert done.returncode == 0
+    for command in ("serve", "demo", "inspect", "profile", "tune", "quantize", "check-config"):
+        assert command in done.stdout
+    assert modules_after("import deployments.cli.main") & {"torch", "ray", "numpy", "fastapi", "matplotlib"} == set()
+
+
+def test_the_launcher_does_not_wait_for_torch() -> None:
+    assert modules_after("import deployments.serve.launcher") & {"torch", "ray", "fastapi"} == set()
+    assert modules_after("import deployments.app, deployments.serve.launcher") & {"torch"} == set()
+
+
+def test_check_config_says_ok_or_the_faults() -> None:
+    files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").glob("*.yaml"))
+    done = dpiframe("check-config", *files)
+    assert (done.returncode, done.stdout.splitlines(), done.stderr) == (0, [f"{file}: ok" for file in files], "")
+
+
+def test_check_config_fails_if_one_file_does(tmp_path: Path) -> None:
+    (tmp_path / "good.yaml").write_text("models: [{path: x}]\n")
+    (tmp_path / "bad.yaml").write_text("models: [{path: x}]\nreplicas: 0\nlog_level: loud\n")
+    done = dpiframe("check-config", "good.yaml", "bad.yaml", "none.yaml", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == "good.yaml: ok\n"
+    assert done.stderr.splitlines() == [
+        "bad.yaml: replicas: got 0, expected greater than or equal to 1",
+        "bad.yaml: log_level: got 'loud', expected 'debug', 'info', 'warning' or 'error'",
+        "none.yaml: got 'No such file or directory', expected a readable file",
+    ]
+
+
+def test_a_missing_bundle_is_one_line_before_anything_starts(tmp_path: Path) -> None:
+    done = dpiframe("serve", "--bundle", "nothing", cwd=tmp_path)
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == f"error: models: got '{tmp_path}/nothing', expected the directory of a model bundle (no model.yaml in it)\n"
+    )
+
+
+def test_a_taken_port_is_one_line_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "model.yaml").touch()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = dpiframe("serve", "--bundle", str(tmp_path), "--port", str(port))
+    assert done.returncode == 1
+    expected = "expected a free port on 127.0.0.1; try --port"
+    assert done.stderr == f"error: http.port: got {port} (Address already in use), {expected}\n"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("serve",),
+        ("serve", "--config", "x.yaml", "--bundle", "y"),
+        ("serve", "--bundle", "x", "--device", "tpu"),
+        ("inspect",),
+        ("profile", "x", "--batch", "0", "-o", "x.json"),
+        ("profile", "x", "--batch", "5"),
+        ("tune", "x"),
+        ("tune", "x", "--histogram", "y", "--device", "cuda"),
+        ("quantize", "x", "--tables", "int8"),
+        ("quantize", "x", "--tables", "int4", "-o", "y"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_usage_exits_with_2(args: tuple[str, ...]) -> None:
+    done = dpiframe(*args)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_options_override_the_file(tmp_path: Path) -> None:
+    from deployments.cli.main import _settings
+
+    file = tmp_path / "x.yaml"
+    file.write_text("models: [{path: m}]\nhttp: {host: 0.0.0.0, port: 9000}\nreplicas: 2\n")
+    config = _settings(file, None, None, 9001, "cpu", "fp32")
+    assert (config.http.host, config.http.port, config.device, config.precision) == ("0.0.0.0", 9001, "cpu", "fp32")
+    assert (config.replicas, config.models[0].path) == (2, "m")
+
+
+def test_inspect_of_something_else_than_a_bundle_is_one_line(tmp_path: Path) -> None:
+    done = dpiframe("inspect", str(tmp_path / "nothing"))
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: ")
+
+
+def test_tune_prints_the_configuration_and_reports_beside_it(tmp_path: Path) -> None:
+    bundle = small_bundle(tmp_path / "small", DeepFM(hidden_units=(16, 8)))
+    (tmp_path / "sizes.json").write_text('{"max_batch_rows": 64, "counts": {"40": 7}}')
+    done = dpiframe("tune", str(bundle.path), "--histogram", "sizes.json", "--buckets", "2", "-o", "out.json", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "batching:\n  max_batch_rows: 64\n  buckets: [40, 64]\n"), done.stderr
+    assert done.stderr.splitlines()[0] == "small 1: 7 batches recorded, of 40 rows in the median"
+    assert (tmp_path / "out.json").exists()
+    done = dpiframe("tune", str(bundle.path), "--histogram", "none.json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "error: none.json: got 'No such file or directory', expected a readable file\n",
+    )
+
+
+def test_quantize_says_how_far_the_scores_are_off(tmp_path: Path) -> None:
+    bundle = small_bundle(tmp_path / "small", DeepFM(hidden_units=(16, 8)))
+    command = ("quantize", str(bundle.path), "--tables", "int8", "-o", "out", "--only", "c1", "--only", "c2")
+    done = dpiframe(*command, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["c1", "c2", "small", "golden", "golden.tolerance:"]
+    assert dpiframe("inspect", "out", cwd=tmp_path).stdout.count(" int8 ") == 2
+    done = dpiframe(*command, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "error: --out: got 'out', expected a path where nothing is yet\n")
+
+
+def test_profile_says_what_it_wrote(tmp_path: Path) -> None:
+    bundle = small_bundle(tmp_path / "small", DeepFM(hidden_units=(16, 8)))
+    done = dpiframe("profile", str(bundle.path), "--batch", "5", "--device", "cpu", "-o", "trace.json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "written: trace.json (open it in ui.perfetto.dev)"
+    done = dpiframe("profile", str(bundle.path), "--batch", "5", "-o", "none/trace.json", cwd=tmp_path)
+    expected = "expected a file in a folder that exists; none does not"
+    assert (done.returncode, done.stderr) == (1, f"error: --out: got 'none/trace.json', {expected}\n")

@@ -1,0 +1,252 @@
+"""Both ends of the fan-in in one process, stepped by hand: where requests go, what the engine reads, how answers come."""
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from deployments.batching.batcher import Scored
+from deployments.fanin import connection
+from deployments.fanin.engine_end import Peer
+from deployments.fanin.rings import NO_DEADLINE, Ask, Channel, Status, shared_memory
+from dpiframe_core.errors import Overloaded
+from dpiframe_core.features.row_block import BatchResult, RowBlock
+from tests.deployments.fanin.doubles import connect, engine_of, rows_of, scorer_of
+from tests.deployments.serving_doubles import LAYOUT, FakeDevice, numbered, numbers
+
+
+def test_a_lone_request_is_looked_out_for_only_if_that_was_enough_lately(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_LINGER_S", 20.0)
+    engine = engine_of(FakeDevice(), time.monotonic)
+    over = threading.Event()
+
+    def lane() -> None:
+        while not over.wait(0.001):
+            engine.lanes.step()
+
+    async def main() -> None:
+        scorer = scorer_of(time.monotonic)
+        link, peer = connect(scorer, engine)
+        asyncio.get_running_loop().remove_reader(link._answer_fd)  # nobody wakes the loop now
+        scored = await scorer.submit(numbered(3, 5))
+        assert scored.scores[:, 0].tolist() == numbers(3, 5)
+        assert 0 < link._lone_s < 20
+
+        link._lone_s = 21.0
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(scorer.submit(numbered(4, 5)), 0.2)
+        link._answers()
+        link._lone_s = 0.0
+        link.send(*scorer._placed(numbered(5, 5)), None, time.monotonic(), 0)  # with another one there, they sleep
+        sent = [asyncio.create_task(scorer.submit(numbered(i, 5))) for i in (6, 7)]
+        await asyncio.wait(sent, timeout=0.2)
+        assert not any(task.done() for task in sent)
+        link._answers()
+        assert [(await task).scores[0, 0] for task in sent] == [6000, 7000]
+        await scorer.close()
+        peer.connection.close()
+
+    thread = threading.Thread(target=lane)
+    thread.start()
+    try:
+        asyncio.run(main())
+    finally:
+        over.set()
+        thread.join()
+        engine.close(0)
+
+
+def test_the_device_is_given_the_rows_where_the_ingress_encoded_them_and_parts_of_them_too() -> None:
+    given: list[bool] = []
+    device = FakeDevice()
+
+    def run(blocks: Sequence[RowBlock]) -> BatchResult:
+        given.extend(np.shares_memory(block.candidate_ids, peer.slab) for block in blocks)
+        return device(blocks)
+
+    engine = engine_of(run, time.monotonic)
+
+    async def main() -> None:
+        nonlocal peer
+        scorer = scorer_of(time.monotonic)
+        _, peer = connect(scorer, engine)
+        block = scorer.allocate(LAYOUT, 25, 1)
+        block.fill((numbered(3, 25),))
+        tasks = [asyncio.create_task(scorer.submit(b)) for b in (block, numbered(4, 2))]
+        await asyncio.sleep(0)
+        while engine.lanes.step():
+            pass
+        assert [rows_of(await task) for task in tasks] == [numbers(3, 25), numbers(4, 2)]
+        await scorer.close()
+
+    peer: Peer
+    asyncio.run(main())
+    assert given == [True] * 4  # three parts, one of them beside the other request
+    engine.close(0)
+    peer.connection.close()
+
+
+def test_an_expiry_that_is_told_late_leaves_the_next_request_of_its_slot_alone() -> None:
+    now = 100.0
+    device = FakeDevice()
+    engine = engine_of(device, lambda: now)
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    channel_fd, slab_fd = shared_memory("test", Channel.NBYTES), shared_memory("test", 1 << 16)
+    channel = Channel(channel_fd)
+    engine.join(Peer(there, slab_fd, channel_fd, os.eventfd(0, os.EFD_NONBLOCK), 1 << 16))
+
+    def ask(kind: Ask, deadline: float = NO_DEADLINE) -> None:
+        channel.asks.put(kind, 0, 0, 1, 1, deadline, now, 0)
+        channel.asks.publish()
+
+    def answers() -> list[Status]:
+        return [Status(status) for _, status, *_ in channel.answers.new()]
+
+    lanes = engine.lanes
+    ask(Ask.SCORE, now + 1)
+    with lanes.lock:
+        engine.take_in(now)
+        now += 2
+        parts, expired = lanes.queue.form(now)  # one lane finds it expired, and gives the lock away
+        assert (parts, len(expired)) == ([], 1)
+    ask(Ask.CANCEL)
+    with lanes.lock:
+        engine.take_in(now)  # another one reads that nobody waits for it any more
+    assert answers() == [Status.CANCELLED]
+    ask(Ask.SCORE)  # so the slot is free
+    with lanes.lock:
+        engine.take_in(now)
+    engine.expired(expired)
+    assert lanes.step()
+    assert answers() == [Status.OK]
+    assert device.batches == [[0]]
+    engine.close(0)
+    here.close()
+    there.close()
+
+
+def test_a_request_goes_to_the_engine_with_the_fewest_rows_and_to_one_that_leaves_only_if_there_is_no_other() -> None:
+    engines = [engine_of(FakeDevice(), time.monotonic) for _ in range(3)]
+    peers: list[Peer] = []
+
+    async def main() -> None:
+        scorer = scorer_of(time.monotonic)
+        ends = [connect(scorer, engine, index) for index, engine in enumerate(engines)]
+        links = [link for link, _ in ends]
+        peers.extend(peer for _, peer in ends)
+
+        async def goes_to(rows: int) -> int:
+            before = [link.waiting_rows for link in links]
+            tasks.append(asyncio.create_task(scorer.submit(numbered(len(tasks), rows))))
+            await asyncio.sleep(0)
+            after = [link.waiting_rows for link in links]
+            return [b - a for a, b in zip(before, after, strict=True)].index(rows)
+
+        tasks: list[asyncio.Task[Scored]] = []
+        assert [await goes_to(rows) for rows in (5, 3, 1, 4)] == [0, 1, 2, 2]
+        engines[1].board.leave()
+        assert await goes_to(2) == 0
+        while engines[0].lanes.step():
+            pass
+        engines[0].board.leave()
+        engines[2].board.leave()
+        assert await goes_to(6) == 0
+        for engine in engines:
+            while engine.lanes.step():
+                pass
+        await asyncio.gather(*tasks)
+        await scorer.close()
+
+    asyncio.run(main())
+    for engine, peer in zip(engines, peers, strict=True):
+        engine.close(0)
+        peer.connection.close()
+
+
+def test_an_engine_that_fails_is_left_alone_for_a_second_though_its_queue_is_the_shortest() -> None:
+    now = 100.0
+    devices = [FakeDevice(), FakeDevice()]
+    engines = [engine_of(device, lambda: now) for device in devices]
+    peers: list[Peer] = []
+
+    async def main() -> None:
+        nonlocal now
+        scorer = scorer_of(lambda: now)
+        peers.extend(connect(scorer, engine, index)[1] for index, engine in enumerate(engines))
+
+        async def served_by(number: int) -> int:
+            """The engine whose device was given the request; no other has one."""
+            task = asyncio.create_task(scorer.submit(numbered(number, 1)))
+            await asyncio.sleep(0)
+            before = [len(device.batches) for device in devices]
+            while any(engine.lanes.step() for engine in engines):
+                pass
+            await asyncio.gather(task, return_exceptions=True)
+            return [len(device.batches) - b for device, b in zip(devices, before, strict=True)].index(1)
+
+        devices[0].fail_on = 1000
+        assert await served_by(1) == 0  # which fails
+        waiting = asyncio.create_task(scorer.submit(numbered(2, 5)))
+        await asyncio.sleep(0)
+        assert scorer._links[1].load == 5
+        now += 0.9
+        assert await served_by(3) == 1
+        await waiting
+        now += 0.2
+        assert await served_by(4) == 0
+        devices[0].fail_on, devices[1].fail_on = 5000, 6000
+        assert await served_by(5) == 0
+        assert await served_by(6) == 1
+        assert await served_by(7) == 0  # both have failed: the load counts
+        await scorer.close()
+
+    asyncio.run(main())
+    for engine, peer in zip(engines, peers, strict=True):
+        engine.close(0)
+        peer.connection.close()
+
+
+def test_batches_of_engines_with_different_bounds_are_counted_together() -> None:
+    engines = [engine_of(FakeDevice(), time.monotonic, max_batch_rows=rows) for rows in (10, 30, 20)]
+    peers: list[Peer] = []
+
+    async def main() -> None:
+        scorer = scorer_of(time.monotonic)
+        peers.extend(connect(scorer, engine, index)[1] for index, engine in enumerate(engines))
+        for i, engine in enumerate(engines):
+            engine.board.counts[10] += 1 + i
+            engine.board.counts[-1] += 10
+        assert {i: int(count) for i, count in enumerate(scorer.batch_sizes) if count} == {10: 16, 20: 10, 30: 10}
+        assert len(scorer.batch_sizes) == 31
+        assert engines[1].board.counts[10] == 2
+        await scorer.close()
+
+    asyncio.run(main())
+    for engine, peer in zip(engines, peers, strict=True):
+        engine.close(0)
+        peer.connection.close()
+
+
+def test_a_request_without_a_free_slot_is_told_so_and_to_wait_for_a_batch() -> None:
+    now = 100.0
+    engine = engine_of(FakeDevice(), lambda: now)
+
+    async def main() -> None:
+        scorer = scorer_of(lambda: now)
+        link, peer = connect(scorer, engine)
+        engine.board.write(0, 0, 0.0, 0.5)
+        link._free.clear()
+        message = "requests: got 4097 of this ingress at one engine, expected at most 4096; retry after 5.000 s"
+        with pytest.raises(Overloaded, match=message) as refused:  # ten rows at half a second
+            await scorer.submit(numbered(1, 1))
+        assert refused.value.retry_after_s == 5.0
+        await scorer.close()
+        engine.close(0)
+        peer.connection.close()
+
+    asyncio.run(main())

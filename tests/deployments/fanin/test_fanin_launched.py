@@ -1,0 +1,146 @@
+"""The fan-in as a user starts it: one engine and two ingresses on the CPU, HAProxy in front; deaths, and Ctrl-C under load."""
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.deployments.server_process import Server, outcomes_of_ctrl_c_under_load, score
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from deployments.demo import build_demo_bundle
+
+    path = tmp_path_factory.mktemp("bundles") / "small"
+    build_demo_bundle(path, rows=4000, progress=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    config = tmp_path_factory.mktemp("configs") / "fanin.yaml"
+    config.write_text(f"models: [{{path: {bundle}}}]\ntopology: fanin\ningress_replicas: 2\n")
+    server = Server(config)
+    try:
+        yield server.wait_ready()
+    finally:
+        if server.process.poll() is None:
+            server.stop(signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def example(bundle: Path) -> bytes:
+    return (bundle / "example.json").read_bytes()
+
+
+def replicas(server: Server, deployment: str) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            ours = os.getsid(int(folder.name)) == server.process.pid
+            if ours and f"ServeReplica:dpiframe:{deployment}" in (folder / "cmdline").read_text():
+                found.append(int(folder.name))
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
+
+
+def test_scores_models_and_batch_sizes_are_those_of_the_engine(server: Server, bundle: Path, example: bytes) -> None:
+    from dpiframe_core.engine.engine import Engine
+
+    engine = Engine.load(bundle, "cpu")
+    engine.warmup()
+    request = json.loads(example)
+    wanted = engine.score(request["candidates"], request["context"])[:, 0]
+    (before, *_) = counts(server)
+    for _ in range(6):  # of both ingresses
+        answer = score(server.url, example)
+        assert answer.status_code == 200, answer.text
+        assert np.array_equal(np.float32(answer.json()["scores"]), wanted)
+    assert counts(server)[0] == before + 6
+    (model,) = httpx.get(f"{server.url}/v1/models").json()["models"]
+    assert (model["device"], model["precision"]) == (engine.device, engine.precision)
+    engine.close()
+
+
+def test_an_ingress_answers_scoring_in_front_of_serve(server: Server, example: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", b"caf\xe9")]  # for Serve a 500
+    for _ in range(4):
+        answer = httpx.post(f"{server.url}/v1/score", content=example, headers=headers)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers.get_list("x-request-id") == [answer.json()["request_id"]]
+    assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 500
+
+
+def counts(server: Server) -> list[int]:
+    sizes = httpx.get(f"{server.url}/v1/batch-sizes").json()
+    return [sum(sizes["counts"].values())]
+
+
+def test_an_ingress_has_no_torch_in_it(server: Server) -> None:
+    ingresses, (engine,) = replicas(server, "Ingress"), replicas(server, "Engine")
+    assert len(ingresses) == 2
+    assert "libtorch" in Path(f"/proc/{engine}/maps").read_text()
+    for ingress in ingresses:
+        assert "libtorch" not in Path(f"/proc/{ingress}/maps").read_text()
+
+
+def test_liveness_readiness_and_the_documentation_answer(server: Server) -> None:
+    for path in ("/livez", "/readyz", "/-/healthz", "/docs", "/openapi.json"):
+        assert httpx.get(server.url + path).status_code == 200, path
+
+
+def test_prometheus_sees_requests_at_the_ingresses_and_waiting_rows_at_the_engine_alone(server: Server, example: bytes) -> None:
+    score(server.url, example)
+    url = next(line.split()[-1] for line in server.output.splitlines() if "metrics at" in line)
+
+    def tags(metric: str) -> set[str]:
+        lines = [line for line in httpx.get(url).text.splitlines() if line.startswith(f"ray_dpiframe_{metric}{{")]
+        return {name for line in lines for name in re.findall(r'deployment="(\w+)"', line)}
+
+    wait_for(lambda: bool(tags("requests_total") and tags("queued_rows") and tags("device_busy_ms_total")))
+    assert tags("requests_total") == {"Ingress"}
+    assert tags("queued_rows") == tags("inflight_rows") == tags("device_busy_ms_total") == {"Engine"}
+
+
+def test_without_its_engine_the_service_answers_503_at_once_and_recovers_by_itself(server: Server, example: bytes) -> None:
+    (engine,) = replicas(server, "Engine")
+    os.kill(engine, signal.SIGKILL)
+    wait_for(lambda: httpx.get(f"{server.url}/readyz").status_code == 503)
+    refused = score(server.url, example)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+    wait_for(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)
+    wait_for(lambda: [score(server.url, example).status_code for _ in range(4)] == [200] * 4)
+
+
+def test_a_killed_ingress_is_replaced_while_the_other_serves(server: Server, example: bytes) -> None:
+    ingress, other = replicas(server, "Ingress")
+    os.kill(ingress, signal.SIGKILL)
+    wait_for(lambda: len(replicas(server, "Ingress")) == 2 and ingress not in replicas(server, "Ingress"))
+    assert other in replicas(server, "Ingress")
+    wait_for(lambda: [score(server.url, example).status_code for _ in range(8)] == [200] * 8)
+
+
+def test_ctrl_c_under_load_loses_no_request(server: Server, example: bytes) -> None:
+    """The last test of this server."""
+    outcomes = outcomes_of_ctrl_c_under_load(server, example)
+    assert outcomes.keys() == {"scored", "late"}, outcomes
+    assert outcomes["late"] == 2
+    assert "Traceback" not in server.output

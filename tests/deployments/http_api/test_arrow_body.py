@@ -1,0 +1,224 @@
+"""`POST /v1/score` with an Arrow IPC stream: the same scores as JSON, and streams that are larger than they look."""
+
+import asyncio
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from deployments.config import Limits
+from deployments.http_api.arrow_body import NotArrow, read_stream
+from dpiframe_core.errors import InputError, TooLarge
+from tests.deployments.serve.test_http_app import Service, expected, refused, request
+from tests.deployments.serving_doubles import FakeEngine, columns
+
+LIMITS = Limits(max_body_bytes=60_000, max_rows_per_request=100)
+HEADERS = {"content-type": "application/vnd.apache.arrow.stream"}
+
+
+def table(rows: int = 3, first: int = 0, **changed: Any) -> pa.Table:
+    return pa.table({name: changed.get(name, values) for name, values in dict(columns(rows, first)).items()})
+
+
+def stream(of: pa.Table, batches: int = 1, how: Any = None, **rest: Any) -> bytes:
+    """A body. `rest`: what the metadata says beside the columns; by default the context."""
+    metadata = {"request": json.dumps(rest or {"context": {"user": 1}})}
+    of = of.replace_schema_metadata(metadata)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, of.schema, options=how) as writer:
+        for part in of.to_batches(max_chunksize=-(-of.num_rows // batches) if of.num_rows else None):
+            writer.write_batch(part)
+    return sink.getvalue().to_pybytes()
+
+
+def run(body: Any, *engines: FakeEngine) -> Service:
+    service = Service(*engines, limits=LIMITS)
+    service.run(body)
+    return service
+
+
+async def post(client: httpx.AsyncClient, content: bytes) -> httpx.Response:
+    return await client.post("/v1/score", content=content, headers=HEADERS)
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_a_stream_scores_like_json_with_lists_nulls_and_options(batches: int) -> None:
+    async def body(client: httpx.AsyncClient) -> None:
+        tags = [["x"], None, ["y", "z"]]
+        given_table = table(3, 5, tags=tags, site=["a", None, "é"])
+        rest = {"context": {"user": 1}, "options": {"top_k": 2}, "model": "fake", "version": "7"}
+        answer = await post(client, stream(given_table, batches, **rest))
+        assert answer.status_code == 200, answer.text
+        assert answer.json()["scores"] == expected(3, 5)
+        assert answer.json()["top_k"]["indices"] == [2, 1]
+        as_json = request(3, 5, **rest)
+        as_json["candidates"] = {**columns(3, 5), "tags": tags, "site": ["a", None, "é"]}
+        same = await client.post("/v1/score", json=as_json)
+        assert {k: v for k, v in same.json().items() if k in ("scores", "top_k", "oov_count")} == {
+            k: v for k, v in answer.json().items() if k in ("scores", "top_k", "oov_count")
+        }
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"item": pa.array([0, 1, 2], pa.int8())},
+        {"item": pa.array([0, 1, 2], pa.uint64())},
+        {"site": pa.array(["a", "b", "c"], pa.large_string())},
+        {"tags": pa.array([["a"], [], None], pa.large_list(pa.string()))},
+        {"price": pa.array([1.5, None, 2.5], pa.float64())},
+        {"bias": pa.array([0.25] * 3, pa.float32())},
+        {"site": pa.nulls(3)},
+        {"tags": pa.nulls(3)},
+    ],
+    ids=lambda changed: "-".join(changed),
+)
+def test_the_types_of_columns_that_are_read(changed: dict[str, Any]) -> None:
+    async def body(client: httpx.AsyncClient) -> None:
+        answer = await post(client, stream(table(3, **changed)))
+        assert answer.json()["scores"] == expected(3), answer.text
+
+    run(body)
+
+
+def test_a_context_feature_may_be_a_column_of_its_own() -> None:
+    async def body(client: httpx.AsyncClient) -> None:
+        of = table(3).append_column("user", pa.array([1, 2, 3]))
+        answer = await post(client, stream(of, 1, context={}))
+        assert answer.json()["scores"] == expected(3), answer.text
+
+    run(body)
+
+
+def test_the_metadata_chooses_among_several_models() -> None:
+    async def body(client: httpx.AsyncClient) -> None:
+        chosen = await post(client, stream(table(), 1, context={"user": 1}, model="two"))
+        assert chosen.json()["model"] == "two"
+        refused(await post(client, stream(table(), 1, context={"user": 1})), 422, "invalid_input")
+        refused(await post(client, stream(table(), 1, context={"user": 1}, model="x")), 404, "model_not_found")
+
+    run(body, FakeEngine(), FakeEngine(name="two"))
+
+
+def compressed(codec: str) -> bytes:
+    return stream(table(), how=pa.ipc.IpcWriteOptions(compression=codec))
+
+
+REFUSED: list[tuple[str, bytes, int, str]] = [
+    ("empty", b"", 400, "body: got no schema, expected an Arrow IPC stream"),
+    ("json", b'{"candidates": {}}', 400, "body: got "),
+    ("a file", b"ARROW1\0\0" + stream(table()), 400, "body: got "),
+    ("cut short", stream(table())[:-200], 400, "body: got "),
+    ("lz4", compressed("lz4"), 422, "body: got a compressed batch or a record batch, expected uncompressed record batches"),
+    ("zstd", compressed("zstd"), 422, "body: got a compressed batch or a record batch, expected uncompressed"),
+    ("a dictionary", stream(table(site=pa.array(["a"] * 3).dictionary_encode())), 422,
+     "candidates.site: got 'dictionary<values=string, indices=int32, ordered=0>', expected a plain column of integers, floats"),
+    ("a view", stream(table(site=pa.array(["a"] * 3, pa.string_view()))), 422, "candidates.site: got 'string_view', expected"),
+    ("lists of lists", stream(table(tags=[[["a"]]] * 3)), 422, "candidates.tags: got 'list<item: list"),
+    ("fixed lists", stream(table(tags=pa.array([["a"]] * 3, pa.list_(pa.string(), 1)))), 422, "candidates.tags: got 'fixed"),
+    ("lists of nulls", stream(table(tags=pa.array([[None]] * 3))), 422, "candidates.tags: got 'list<item: null>', expected"),
+    ("times", stream(table(item=pa.array([1, 2, 3], pa.timestamp("ns")))), 422, "candidates.item: got 'timestamp"),
+    ("booleans", stream(table(item=[True, False, True])), 422, "candidates.item[0]: got True, expected an integer of 64 bits"),
+    ("text for numbers", stream(table(price=["1", "2", "3"])), 422, "candidates.price[0]: got '1', expected a finite"),
+    ("an id out of range", stream(table(3, 998)), 422, "candidates.item[2]: got 1000, expected an id from 0 to 999"),
+    ("an unknown column", stream(table().append_column("x", pa.array([1, 2, 3]))), 422,
+     "candidates.x: got an unknown key, expected a feature of the model"),
+    ("a column twice", stream(table().append_column("item", pa.array([1, 2, 3]))), 422, "candidates: got 'item', expected"),
+    ("a long name twice", stream(pa.table([[1], [2]], ["x" * 5000] * 2)), 422,
+     f"candidates: got '{'x' * 64}', expected each column once"),
+    ("no column", stream(pa.table({})), 422, "candidates: got no rows or no columns, expected at least one candidate"),
+    ("no row", stream(table(3).slice(0, 0)), 422, "candidates: got no rows or no columns, expected at least one candidate"),
+    ("too many rows", stream(table(101)), 413, "candidates: got 101, expected at most 100"),
+    ("metadata that is no json", stream(table()).replace(b'{"context"', b'["context"'), 400, "body: got invalid JSON"),
+    ("an unknown key", stream(table(), 1, contexts={}), 422, "contexts: got an unknown key, expected one of model"),
+    ("a context of text", stream(table(), 1, context={"user": "1"}), 422, "context.user: got '1', expected an integer or null"),
+    ("an unknown feature", stream(table(), 1, context={"usr": 1}), 422, "context.usr: got an unknown key"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sent", "status", "message"), [case[1:] for case in REFUSED], ids=[case[0] for case in REFUSED])
+def test_a_stream_that_breaks_a_rule_is_refused_in_words(sent: bytes, status: int, message: str) -> None:
+    async def body(client: httpx.AsyncClient) -> None:
+        answer = await post(client, sent)
+        error = refused(answer, status, answer.json()["error"]["code"])
+        assert error["message"].startswith(message), error["message"]
+        assert (await post(client, stream(table()))).json()["scores"] == expected(3)
+
+    run(body)
+
+
+def test_text_that_is_no_utf_8_and_lists_that_overlap_are_refused() -> None:
+    bad = stream(table(site=["aaaa", "bbbb", "cccc"])).replace(b"bbbb", b"\xff\xffbb")
+    with pytest.raises(NotArrow, match=r"^body: got .*UTF.*, expected an Arrow IPC stream$"):
+        read_stream(bad, 100)
+    offsets = struct.pack("<4i", 0, 1, 2, 3)
+    good = stream(table(tags=[["x"], ["y"], ["z"]]))
+    assert offsets in good
+    with pytest.raises(NotArrow):
+        read_stream(good.replace(offsets, struct.pack("<4i", 0, 3, 1, 3)), 100)
+
+
+def test_rows_are_bounded_over_all_batches() -> None:
+    of = stream(table(60)), stream(table(120), 3)
+    assert len(read_stream(of[0], 100).candidates["item"]) == 60
+    with pytest.raises(TooLarge, match=r"^candidates: got 120, expected at most 100$"):
+        read_stream(of[1], 100)
+
+
+def test_rows_that_are_only_claimed_are_counted_before_anything_is_made_of_them() -> None:
+    sink = pa.BufferOutputStream()
+    batch = pa.record_batch({"site": pa.Array.from_buffers(pa.null(), 2**31 - 1, [None])})
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    with pytest.raises(TooLarge, match=r"^candidates: got 2147483647, expected at most 100$"):
+        read_stream(sink.getvalue().to_pybytes(), 100)
+
+
+def test_many_columns_are_each_read_once() -> None:
+    """So many that a search through the names of all, for each of them, would take minutes."""
+    names = [str(i) for i in range(100_000)]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema([(name, pa.null()) for name in names])):
+        pass
+    assert list(read_stream(sink.getvalue().to_pybytes(), 100).candidates) == names
+
+
+def test_a_column_whose_name_is_not_utf_8_is_refused() -> None:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema([("name", pa.int64())])):
+        pass
+    with pytest.raises(NotArrow, match="can't decode byte 0x80"):
+        read_stream(sink.getvalue().to_pybytes().replace(b"name", b"\x80ame"), 100)
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_a_damaged_stream_is_read_or_refused(data: st.DataObject) -> None:
+    content = bytearray(stream(table(3), data.draw(st.integers(1, 3))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(content)))
+        content[at : at + data.draw(st.integers(0, 8))] = data.draw(st.binary(max_size=8))
+    try:
+        read = read_stream(bytes(content), 100)
+    except InputError:
+        return
+    assert all(len(column) <= 100 for column in read.candidates.values())
+
+
+def test_streams_of_many_clients_do_not_mix() -> None:
+    async def body(client: httpx.AsyncClient) -> None:
+        async def one(i: int) -> Sequence[float]:
+            return list((await post(client, stream(table(1 + i % 5, i)))).json()["scores"])
+
+        many = await asyncio.gather(*(one(i) for i in range(60)))
+        assert list(many) == [expected(1 + i % 5, i) for i in range(60)]
+
+    run(body)

@@ -1,0 +1,44 @@
+"""The end of a private cluster is bounded in time: whatever of it is left after its patience is killed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deployments.serve.host import killed_after
+
+
+def sleeper(state: Path) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys, time; sys.stdout.write('.'); sys.stdout.flush(); time.sleep(600)"],
+        env={**os.environ, "STATE": f"{state}/ray"},
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.read(1)  # its environment is in place
+    process.stdout.close()
+    return process
+
+
+def test_what_a_block_waits_for_is_killed_once_its_patience_has_ended(tmp_path):
+    process, other = sleeper(tmp_path / "ours"), sleeper(tmp_path / "other")
+    with killed_after(tmp_path / "ours", 0.1):
+        assert process.wait(60) < 0
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_short_block_leaves_running_is_killed_at_its_end(tmp_path, fails):
+    process = sleeper(tmp_path)
+    try:
+        with killed_after(tmp_path, 600):
+            assert process.poll() is None
+            if fails:
+                raise OSError
+    except OSError:
+        assert fails
+    assert process.wait(60) < 0

@@ -1,0 +1,324 @@
+"""The real thing on loopback: `dpiframe serve` as a user starts it, Ray Serve behind HAProxy, requests through it."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from deployments.config import parse_config
+from deployments.serve.cluster import FASTER, FLAGS, LaunchError, serve_settings
+from deployments.serve.host import cores, free_ports, port_windows
+from deployments.serve.launcher import _cause
+from dpiframe_core.errors import ConfigError
+from tests.deployments.server_process import DPIFRAME, Server, outcomes_of_ctrl_c_under_load, score
+
+RAY = str(Path(sys.executable).with_name("ray"))
+WINDOWS = (20_000, 20_100)  # as `port_windows` gives them
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from deployments.demo import build_demo_bundle
+
+    path = tmp_path_factory.mktemp("bundles") / "small"
+    build_demo_bundle(path, rows=4000, progress=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(bundle: Path) -> Iterator[Server]:
+    server = Server(bundle)
+    try:
+        yield server.wait_ready()
+    finally:
+        if server.process.poll() is None:
+            server.stop(signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def example(bundle: Path) -> bytes:
+    return (bundle / "example.json").read_bytes()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_scores_over_http_are_those_of_the_engine(server: Server, bundle: Path, example: bytes) -> None:
+    from dpiframe_core.engine.engine import Engine
+
+    engine = Engine.load(bundle, "cpu")
+    engine.warmup()
+    request = json.loads(example)
+    wanted = engine.score(request["candidates"], request["context"])[:, 0]
+    engine.close()
+    answer = score(server.url, example)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get_list("x-request-id") == [answer.json()["request_id"]]
+    assert np.array_equal(np.float32(answer.json()["scores"]), wanted)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_scoring_is_answered_in_front_of_serve_but_for_what_only_serve_does(server: Server, example: bytes) -> None:
+    headers = [(b"content-type", b"application/json"), (b"x-request-id", b"caf\xe9")]  # for Serve a 500
+    answer = httpx.post(f"{server.url}/v1/score", content=example, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get_list("x-request-id") == [answer.json()["request_id"]]
+    infer = httpx.post(f"{server.url}/v2/models/small/infer", content=b"{", headers=headers)
+    assert infer.status_code == 404
+    assert infer.json() == {"error": "model: got 'small', expected one of ['demo']"}
+    assert len(infer.headers.get_list("x-request-id")) == 1
+    timed = httpx.post(f"{server.url}/v1/score", content=example, headers={"x-request-timeout-seconds": "1e-6"})
+    assert (timed.status_code, timed.text[:8]) == (408, "Request ")
+    assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 500
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_liveness_readiness_serves_own_health_and_the_documentation_answer(server: Server) -> None:
+    for path in ("/livez", "/readyz", "/-/healthz", "/docs", "/openapi.json", "/v1/models", "/v1/batch-sizes"):
+        assert httpx.get(server.url + path).status_code == 200, path
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_prometheus_sees_the_requests_of_the_model(server: Server, example: bytes) -> None:
+    score(server.url, example)
+    url = next(line.split()[-1] for line in server.output.splitlines() if "metrics at" in line)
+    give_up = time.monotonic() + 40  # Ray reports every ten seconds
+    while True:
+        text = httpx.get(url).text
+        if re.search(r'^ray_dpiframe_requests_total\{.*outcome="ok".*\} [1-9]', text, re.MULTILINE):
+            return
+        assert time.monotonic() < give_up, [line for line in text.splitlines() if "dpiframe" in line]
+        time.sleep(1)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_clients_reach_the_service_on_loopback_only_and_ray_only_with_a_token_that_its_user_can_read(server: Server) -> None:
+    listening = {(address, port) for address, port in listeners() if port == server.port}
+    assert listening == {("127.0.0.1", server.port)}
+    (state,) = server.states()
+    token = state / "token"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert stat.S_IMODE(state.stat().st_mode) == 0o700
+    environment = Path(f"/proc/{pid_of('raylet', server)}/environ").read_bytes().split(b"\0")
+    assert b"RAY_AUTH_MODE=token" in environment
+    assert f"RAY_AUTH_TOKEN_PATH={token}".encode() in environment
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_client_that_stalls_in_the_middle_of_a_request_is_dropped_within_a_minute(server: Server) -> None:
+    (state,) = server.states()
+    (config,) = state.glob("haproxy/*/haproxy.cfg")
+    (seconds,) = re.findall(r"^\s*timeout client (\d+)s$", config.read_text(), re.MULTILINE)
+    assert int(seconds) <= 60
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_second_instance_runs_beside_the_first_and_its_stop_leaves_no_process_and_no_file(
+    server: Server, bundle: Path, example: bytes
+) -> None:
+    second = Server(bundle).wait_ready()
+    assert len(second.states()) == 1
+    assert score(second.url, example).json()["scores"] == score(server.url, example).json()["scores"]
+    assert second.stop(signal.SIGTERM) == 0
+    assert second.states() == []
+    with pytest.raises(httpx.ConnectError):
+        score(second.url, example)
+    assert second.processes() == {}
+    assert score(server.url, example).status_code == 200
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_ctrl_c_under_load_loses_no_request(server: Server, example: bytes) -> None:
+    """The last test of this server."""
+    outcomes = outcomes_of_ctrl_c_under_load(server, example)
+    assert outcomes.keys() == {"scored", "late"}, outcomes
+    assert outcomes["late"] == 2
+    assert "Traceback" not in server.output
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_ctrl_c_while_starting_leaves_nothing_behind(bundle: Path) -> None:
+    server = Server(bundle)
+    assert server.process.stdout is not None
+    for line in server.process.stdout:
+        server.output += line
+        if "HAProxy" in line:
+            break
+    assert len(server.states()) == 1
+    assert server.stop(signal.SIGINT) == 130
+    assert server.states() == []
+    assert "Traceback" not in server.output
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_bundle_that_a_replica_refuses_is_one_line_and_exit_code_1(bundle: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(bundle, broken)
+    (broken / "dense.safetensors").write_bytes(b"short")
+    server = Server(broken)
+    said, _ = server.process.communicate(timeout=120)
+    assert server.process.returncode == 1
+    assert "Traceback" not in said
+    (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert "dense.safetensors" in line
+    assert server.states() == []
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_cluster_without_the_flags_is_not_joined(bundle: Path, tmp_path: Path) -> None:
+    (port, client_port), folder = free_ports(2), Path("/tmp") / f"dpi-test-{os.getpid()}"
+    token = tmp_path / "token"
+    token.write_text("0" * 64)
+    environment = {k: v for k, v in os.environ.items() if k not in FLAGS}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
+    ray = subprocess.Popen(
+        [RAY, "start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.3", "--include-dashboard=false",
+         "--num-cpus=1", "--object-store-memory=80000000", f"--temp-dir={folder}", f"--ray-client-server-port={client_port}"],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert ray.stdout is not None
+        started = ""
+        for line in ray.stdout:
+            started += line
+            if "Ray runtime started" in line:
+                break
+        else:
+            pytest.fail(started)
+        joined = subprocess.run(
+            [DPIFRAME, "serve", "--bundle", str(bundle), "--address", f"127.0.0.3:{port}", "--port", str(free_ports(1)[0])],
+            env=environment, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+    finally:
+        ray.terminate()
+        ray.communicate(timeout=60)
+        shutil.rmtree(folder)
+    assert joined.returncode == 1
+    said = "RAY_SERVE_ENABLE_HA_PROXY on node 127.0.0.3: got None, expected '1' in the environment in which Ray is started"
+    assert said in joined.stderr
+
+
+def listeners() -> set[tuple[str, int]]:
+    """(address, port) of all listening IPv4 sockets of this host."""
+    found = set()
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        local, state = line.split()[1], line.split()[3]
+        if state == "0A":
+            address, port = local.split(":")
+            found.add((socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)))
+    return found
+
+
+def pid_of(name: str, server: Server) -> int:
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getsid(int(folder.name)) == server.process.pid and (folder / "comm").read_text().strip() == name:
+                return int(folder.name)
+        except OSError:
+            continue
+    raise AssertionError(f"no process {name} in the server's session")
+
+
+def test_a_window_of_ports_has_one_owner_at_a_time() -> None:
+    with port_windows(40) as mine, port_windows(40) as theirs:
+        assert len({*mine, *theirs}) == 80
+        with pytest.raises(ConfigError, match=r"ports: got \d+ free windows of 120, expected 41"), port_windows(41):
+            pass
+    with port_windows(80):  # given back, those of the refused attempt too
+        pass
+
+
+def test_two_instances_share_no_port_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = parse_config({"models": [{"path": "models/x"}], "drain_s": 4}, "test")
+    monkeypatch.setattr("deployments.serve.host.random", random.Random(0))  # of 12,000 single ports two draws may be alike
+    with port_windows(2) as one, port_windows(2) as other:
+        first, second = (serve_settings(config, tmp_path / name, w) for name, w in (("a", one), ("b", other)))
+    assert first.keys() == second.keys()
+    alike = {key for key in first if first[key] == second[key]}
+    fixed = {*FLAGS, *FASTER, "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"}
+    assert {key for key in alike if "PORT" in key or "PATH" in key or "FILE" in key or "BASE" in key} == {next(iter(FASTER))}
+    assert fixed <= alike
+    assert all(first[flag] == "1" for flag in FLAGS)
+    assert first["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] == "4.0"
+
+
+@pytest.mark.parametrize(
+    ("name", "theirs"),
+    [*zip(FASTER, ("theirs.middlewares", "1", "10.0.0.5:514"), strict=True), ("RAY_SERVE_HAPROXY_NBTHREAD", "7")],
+)
+def test_what_the_user_sets_himself_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, theirs: str) -> None:
+    config = parse_config({"models": [{"path": "models/x"}]}, "test")
+    monkeypatch.delenv(name, raising=False)
+    assert serve_settings(config, tmp_path, WINDOWS)[name] == FASTER.get(name, str(max(2, cores() // 8)))
+    monkeypatch.setenv(name, theirs)
+    assert serve_settings(config, tmp_path, WINDOWS)[name] == theirs
+
+
+def test_a_grpc_message_has_the_bound_of_a_body_and_replicas_ports_of_their_own(tmp_path: Path) -> None:
+    config = parse_config({"models": [{"path": "models/x"}], "limits": {"max_body_bytes": 5000}}, "test")
+    settings = serve_settings(config, tmp_path, WINDOWS)
+    assert int(settings["RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"]) == 5000 + 65_536
+    windows = []
+    for kind in ("HTTP", "GRPC"):
+        first, last = (int(settings[f"RAY_SERVE_DIRECT_INGRESS_{end}_{kind}_PORT"]) for end in ("MIN", "MAX"))
+        windows.append(range(first, last))
+    assert not set(windows[0]) & set(windows[1])
+
+
+def test_latency_histograms_start_below_a_millisecond(tmp_path: Path) -> None:
+    settings = serve_settings(parse_config({"models": [{"path": "models/x"}]}, "test"), tmp_path, WINDOWS)
+    bounds = [float(b) for b in settings["RAY_SERVE_REQUEST_LATENCY_BUCKETS_MS"].split(",")]
+    assert bounds == sorted(set(bounds))
+    assert bounds[0] <= 0.1
+
+
+def test_the_admin_sockets_of_haproxy_fit_into_a_socket_address() -> None:
+    config = parse_config({"models": [{"path": "models/x"}]}, "test")
+    settings = serve_settings(config, Path("/tmp/dpi-4194304-12345678"), WINDOWS)
+    for key in ("RAY_SERVE_HAPROXY_SOCKET_PATH", "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH"):
+        folder, name = os.path.split(settings[key])
+        with_node_id = f"{folder}/{'0' * 56}/{name}"
+        assert len(f"{with_node_id}.4194304.tmp") < 108, "HAProxy binds it under a temporary name first"
+
+
+def test_an_error_of_ours_is_taken_out_of_the_traceback_that_serve_reports() -> None:
+    message = 'The deployment failed to start.\nray::Replica()\n  File "x.py", line 1\n    load()\n'
+    ours = _cause(message + "dpiframe_core.errors.BundleError: models/x: got nothing, expected a bundle")
+    assert (str(ours), ours.logs_help) == ("models/x: got nothing, expected a bundle", False)
+    other = _cause(message + "RuntimeError: first line\nsecond line")
+    assert (str(other), other.logs_help) == ("RuntimeError: first line second line", True)
+    assert str(_cause("")) == "Serve gave no reason"
+
+
+def test_a_second_launch_in_one_process_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.serve.launcher import running
+
+    monkeypatch.setitem(sys.modules, "ray.serve", sys)
+    config = parse_config({"models": [{"path": "models/x"}]}, "test")
+    with (
+        pytest.raises(LaunchError, match="launcher: got a process that has imported Ray Serve before"),
+        running(config, print),
+    ):
+        pytest.fail("started")

@@ -1,0 +1,162 @@
+"""Lanes that launch large batches before their rows are staged: the same scores, to the bit, as of rows staged before."""
+
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from dpiframe_core.engine import cuda_lane
+from dpiframe_core.engine.cuda_lane import CudaLane
+from dpiframe_core.engine.engine import Engine
+from dpiframe_core.engine.options import EngineOptions
+from dpiframe_core.features.row_block import RowBlock
+from dpiframe_core.graph.architecture import DeepFM
+from tests import oracle
+from tests.runner import small_bundle
+
+BUCKETS = (64, 1024, 4096)
+ROWS = (1, 63, 64, 65, 255, 256, 257, 500, 1000, 1023, 1024, 1025, 2049, 4000, 4095, 4096)
+NODES = [SimpleNamespace(op=op) for op in ("lookup", "linear", "lookup")]
+
+
+def decides(rows=512, lookups=1, **of_lane):
+    program = SimpleNamespace(graph=SimpleNamespace(nodes=NODES[: 2 * lookups]))
+    return CudaLane._ahead(SimpleNamespace(**{"_capture": True, "_has_head": True, **of_lane}), program, rows)
+
+
+def test_large_buckets_of_one_lookup_are_launched_ahead(monkeypatch):
+    monkeypatch.setattr(cuda_lane, "stages", lambda: True)
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    assert decides()
+    assert not decides(rows=511)
+    assert not decides(lookups=2)
+    assert not decides(_capture=False)
+    assert not decides(_has_head=False)
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    assert not decides()
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
+    assert decides()
+    monkeypatch.setattr(cuda_lane, "stages", lambda: False)
+    assert not decides()
+
+
+def test_a_batch_goes_to_the_smallest_bucket_that_holds_it_with_a_word_for_every_eight_rows():
+    schema, rng, ran = oracle.make_schema(), np.random.default_rng(0), []
+    ready = [cuda_lane._Ready(None, None, lambda words, blocks, b=b: ran.append((b, words, blocks))) for b in BUCKETS]
+    switched = []
+    own = SimpleNamespace(
+        buckets=BUCKETS, _ready=ready, _generation=0, _switch=switched.append, _several=False,
+        _result=rng.random((4096, 1), np.float32),
+    )  # fmt: skip
+    for rows, bucket, words in (((1,), 64, 1), ((60, 4), 64, 8), ((60, 5), 1024, 9), ((4096,), 4096, 512)):
+        blocks = [oracle.make_block(schema, n, 1, rng) for n in rows]
+        result = CudaLane.run(own, blocks)
+        assert ran.pop() == (bucket, words, blocks)
+        assert result.bucket == bucket
+        assert result.scores.tolist() == own._result[: sum(rows)].tolist()
+        assert not np.shares_memory(result.scores, own._result)
+    assert not switched
+    CudaLane.run(own, blocks, generation=1)
+    assert switched == [1]
+
+
+def test_without_c_rows_are_staged_in_python_before_the_run():
+    schema, rng, runs = oracle.make_schema(), np.random.default_rng(0), []
+    stage = RowBlock.allocate(schema.block_layout, 64, 64)
+    stage.request_of_row[:] = 7
+    own = SimpleNamespace(_stage=stage, _rows_word=stage.header[10:11])
+    blocks = [oracle.make_block(schema, 5, 2, rng), oracle.make_block(schema, 3, 1, rng)]
+    CudaLane._stage_and_run(own, runs.append, 16, 1, blocks)
+    want = RowBlock.allocate(schema.block_layout, 64, 64)
+    want.request_of_row[:] = 7
+    want.fill(blocks)
+    want.request_of_row[8:16] = -1
+    want.header[10] = 8
+    assert stage.buffer.tobytes() == want.buffer.tobytes()
+    assert runs == [1]
+
+
+@pytest.fixture(scope="module", params=["auto", "breadth_first"])
+def engines(request, tmp_path_factory):
+    """One that never launches ahead and one that does, by the choices of the first."""
+    bundle = small_bundle(tmp_path_factory.mktemp("bundles") / "small", DeepFM(hidden_units=(16, 8)))
+    made = []
+    for first in (10**9, cuda_lane.AHEAD_ROWS):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / f"cache-{request.param}"))
+            patch.setattr(cuda_lane, "AHEAD_ROWS", first)
+            options = EngineOptions(max_batch_rows=4096, buckets=BUCKETS, lanes=2, policy=request.param)
+            made.append(Engine(bundle, "cuda:0", "fp32", options))
+            made[-1].warmup()
+    yield made
+    for engine in made:
+        engine.close()
+
+
+def blocks_of(engine, rows, seed):
+    """Up to nine blocks of so many rows, some of them windows of larger ones."""
+    rng = np.random.default_rng(seed)
+    stops = sorted({*rng.integers(1, rows + 1, seed % 9).tolist(), rows})
+    blocks = []
+    for n in np.diff([0, *stops]).tolist():
+        more = int(rng.integers(0, 5))
+        block = oracle.make_block(engine.schema, n + more, int(rng.integers(1, n + 1)), rng)
+        blocks.append(block.window(more, n + more) if more else block)
+    return blocks
+
+
+@pytest.mark.gpu
+def test_only_large_buckets_are_launched_ahead(engines):
+    for engine, want in zip(engines, ([False] * 3, [False, True, True]), strict=True):
+        for own in engine._pool.lanes:
+            assert [one.ahead for one in own._ready] == want
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", ROWS)
+def test_scores_are_those_of_rows_staged_before(engines, rows):
+    plain, ahead = engines
+    for seed in range(12):
+        blocks = blocks_of(plain, rows, seed)
+        want, got = plain.run_batch(blocks), ahead.run_batch(blocks)
+        assert np.array_equal(got.scores, want.scores)
+        assert got.bucket == want.bucket
+
+
+@pytest.mark.gpu
+def test_two_lanes_at_once_keep_their_rows_apart(engines):
+    plain, ahead = engines
+    batches = [blocks_of(plain, rows, 100 + rows) for rows in ROWS]
+    want = [plain.run_batch(blocks).scores for blocks in batches]
+    wrong = []
+
+    def client(seed):
+        for i in np.random.default_rng(seed).integers(0, len(batches), 200).tolist():
+            if not np.array_equal(ahead.run_batch(batches[i]).scores, want[i]):
+                wrong.append(ROWS[i])
+
+    threads = [threading.Thread(target=client, args=(seed,)) for seed in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert wrong == []
+
+
+@pytest.mark.gpu
+def test_a_lane_goes_on_after_blocks_that_cannot_be_staged_and_after_replays(engines):
+    plain, ahead = engines
+    own = ahead._pool.lanes[0]
+    block = oracle.make_block(ahead.schema, 3000, 5, np.random.default_rng(0))
+    want = plain.run_batch([block]).scores
+    torn = SimpleNamespace(rows=10, contexts=1, base=0, buffer=block.buffer[:64], places=block.places)
+    for _ in range(3):
+        assert np.array_equal(own.run([block]).scores, want)
+        with pytest.raises(ValueError, match="expected some of 64"):
+            own.run([block, torn])
+        assert own.replay_us(3000, 5) > 0  # would wait for ever if rows were told to be missing
+        assert own._state[[2, 4]].tolist() == [0, 0]
+    assert np.array_equal(own.run([block]).scores, want)
+    torch.cuda.synchronize()

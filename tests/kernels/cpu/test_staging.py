@@ -1,0 +1,241 @@
+"""Rows staged behind a launch against a CUDA that is none: what a device would see, when, and what is left after errors."""
+
+import ctypes
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dpiframe_core.features.row_block import BlockLayout, RowBlock
+from kernels.lookup.id_record import IdRecord
+from kernels.runtime import c_build
+from kernels.runtime.replay import replay_batch
+
+pytestmark = pytest.mark.skipif(c_build.blocks() is None, reason="there is no C compiler, or no headers of Python")
+LAYOUT = BlockLayout(IdRecord((4, 2)), IdRecord((4, 2, 1)), 1, 2)
+# A launch starts a thread that watches the header as the device would, and compares what is told to be there with what should.
+DRIVER = """
+#include <pthread.h>
+#include <sched.h>
+#include <stdint.h>
+#include <string.h>
+int launches, launch_code, at_launch, waits, told[100000], count, wrong;
+int64_t row[6], context[6];  // bytes of each section, and where it lies
+const uint8_t *got, *want;
+static int started;
+static pthread_t watcher;
+static int missing(int64_t rows) {
+    int32_t last = -1;
+    int found = 0;
+    for (int i = 0; i < 6; i += 2) found += memcmp(got + row[i], want + row[i], rows * row[i + 1]) != 0;
+    for (int64_t r = 0; r < rows; ++r) {
+        const int32_t own = ((const int32_t *)(want + row[0]))[r];
+        if (own > last) last = own;
+    }
+    for (int i = 0; i < 4; i += 2) found += memcmp(got + context[i], want + context[i], (last + 1) * context[i + 1]) != 0;
+    return found;
+}
+static void *watch(void *unused) {
+    const int32_t *word = (const int32_t *)(got + 40);
+    __atomic_store_n(&started, 1, __ATOMIC_RELEASE);
+    for (int before = -1;;) {
+        const int now = __atomic_load_n(word, __ATOMIC_ACQUIRE);
+        if (now != before) wrong += missing(now < 0 ? -1 - now : now), told[count++] = now;
+        if (now >= 0) return unused;
+        before = now;
+    }
+}
+const char *cudaGetErrorString(int code) { return code == 700 ? "an illegal memory access" : "unknown"; }
+int cudaGraphLaunch(void *exec, void *stream) {
+    launches++, at_launch = *(const int32_t *)(got + 40);
+    if (launch_code) return launch_code;
+    started = 0;
+    if (pthread_create(&watcher, 0, watch, 0)) return 1;
+    while (!__atomic_load_n(&started, __ATOMIC_ACQUIRE)) sched_yield();
+    return 0;
+}
+int cudaStreamSynchronize(void *stream) {
+    waits++;
+    return pthread_join(watcher, 0);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("driver")
+    (folder / "driver.c").write_text(DRIVER)
+    subprocess.run(["cc", "-shared", "-fPIC", "-pthread", "-o", folder / "driver.so", folder / "driver.c"], check=True)
+    return ctypes.CDLL(str(folder / "driver.so"))
+
+
+def block_of(rows, contexts, seed):
+    rng = np.random.default_rng(seed)
+    block = RowBlock.allocate(LAYOUT, rows, contexts)
+    block.buffer[64:] = rng.integers(0, 256, block.buffer.size - 64)
+    block.request_of_row[:] = np.sort(rng.integers(0, contexts, rows))
+    return block
+
+
+class Staged:
+    """A lane's memory of `capacity` rows and contexts, poisoned and told to be final; what it should hold for some blocks."""
+
+    def __init__(self, library, blocks, bucket, capacity, ahead=True):
+        self.library, self.bucket, self.blocks, self.ahead = library, bucket, blocks, ahead
+        self.stage, self.want = (RowBlock.over(np.full(LAYOUT.offsets(capacity, capacity)[-1], 0xA5, np.uint8), LAYOUT,
+                                               capacity, capacity) for _ in range(2))  # fmt: skip
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(c_build, "blocks", lambda: None)
+            rows = self.want.fill(blocks)
+        self.want.request_of_row[rows:bucket] = -1
+        self.stage.header[10], self.want.header[10] = 7, rows
+        at = self.stage.places
+        rows_at = at[0], 4, at[2], LAYOUT.candidate_ids.nbytes, at[4], 4 * LAYOUT.candidate_dense
+        contexts_at = at[1], LAYOUT.context_ids.nbytes, at[3], 4 * LAYOUT.context_dense
+        for name, numbers in (("row", rows_at), ("context", contexts_at)):
+            (ctypes.c_int64 * 6).in_dll(library, name)[: len(numbers)] = numbers
+        for name, block in (("got", self.stage), ("want", self.want)):
+            ctypes.c_void_p.in_dll(library, name).value = block.buffer.ctypes.data
+        for name in ("launches", "launch_code", "at_launch", "waits", "count", "wrong"):
+            self[name] = 0
+
+    def __getitem__(self, name):
+        return ctypes.c_int.in_dll(self.library, name).value
+
+    def __setitem__(self, name, value):
+        ctypes.c_int.in_dll(self.library, name).value = value
+
+    @property
+    def told(self):
+        return list((ctypes.c_int * 100000).in_dll(self.library, "told"))[: self["count"]]
+
+    def run(self, words=1, done=None):
+        where = self.stage.buffer, self.stage.places, LAYOUT.sections
+        replay_batch(1, 2, done, self.bucket, where, ahead=self.ahead, cuda=self.library)(words, self.blocks)
+
+    def check(self):
+        at_launch = -1 if self.ahead else sum(b.rows for b in self.blocks)
+        assert (self["launches"], self["at_launch"], self["wrong"]) == (1, at_launch, 0)
+        assert self.stage.buffer.tobytes() == self.want.buffer.tobytes()
+
+
+SIZES = st.tuples(st.sampled_from([0, 1, 2, 19, 255, 256, 257]), st.integers(1, 5), st.integers(0, 2**32), st.booleans())
+
+
+@given(st.lists(SIZES, max_size=6), st.integers(0, 300), st.integers(0, 10), st.booleans())
+def test_what_is_staged_for_a_launch_is_what_fill_stages_and_no_row_is_told_of_too_soon(library, sizes, more, room, ahead):
+    blocks = []
+    for rows, contexts, seed, window in sizes:
+        block = block_of(rows, contexts, seed)
+        blocks.append(block.window(seed % rows // 2, rows) if window and rows > 1 else block)
+    rows = sum(b.rows for b in blocks)
+    bucket = max(rows + more, 1)
+    staged = Staged(library, blocks, bucket, max(bucket, sum(b.contexts for b in blocks)) + room, ahead)
+    staged.run()
+    staged.check()
+    *before, last = staged.told
+    assert last == rows
+    assert all(n == -1 or -n % 256 == 1 for n in before)
+    assert before == sorted(before, reverse=True)
+
+
+def test_a_device_sees_the_rows_come(library):
+    """Here a thread, which may not get a core in time: one run in which it did is enough."""
+    blocks = [block_of(20_000, 3, 1), block_of(300, 300, 2)]
+    for _ in range(200):
+        staged = Staged(library, blocks, 20_480, 20_480)
+        staged.run()
+        staged.check()
+        if len(set(staged.told)) > 4:
+            return
+    pytest.fail(f"told: got {staged.told}, expected some numbers between")
+
+
+def test_words_that_the_device_writes_are_waited_for_as_ever(library):
+    staged = Staged(library, [block_of(20, 1, 0)], 64, 64)
+    staged.run(3, np.zeros(8, np.int32))  # which nobody writes, so that the driver's wait ends it
+    staged.check()
+    assert staged["waits"] == 1
+
+
+def test_a_launch_that_is_refused_is_raised_and_leaves_the_rows_staged(library):
+    staged = Staged(library, [block_of(300, 2, 0), block_of(5, 5, 1)], 512, 512)
+    staged["launch_code"] = 700
+    with pytest.raises(RuntimeError, match="graph replay: got CUDA error 700: an illegal memory access"):
+        staged.run()
+    staged.check()
+    assert staged["waits"] == 0
+    again = Staged(library, staged.blocks, 512, 512)
+    again.run()
+    again.check()
+
+
+def cut(block):
+    return SimpleNamespace(rows=9, contexts=1, base=0, buffer=block.buffer[:-64], places=block.places)
+
+
+GOOD = block_of(9, 1, 0)
+FAULTS = {
+    "no block": (AttributeError, "no attribute 'rows'", {"blocks": [GOOD, None]}),
+    "no blocks": (TypeError, "not iterable", {"blocks": None}),
+    "a block that ends too soon": (ValueError, "expected some of", {"blocks": [GOOD, cut(GOOD)]}),
+    "more rows than the bucket": (ValueError, "batch: got 9 rows at .*, expected at most 8 at whole words", {"bucket": 8}),
+    "a bucket beyond the memory": (ValueError, "expected some of", {"bucket": 4000}),
+    "no bucket": (TypeError, "integer", {"bucket": None}),
+    "memory at no whole words": (ValueError, "expected at most 64 at whole words", {"shift": 1}),
+    "memory without a header": (ValueError, "got bytes 0 to 64, expected some of 63", {"size": 63, "blocks": []}),
+    "five places": (TypeError, "expected a tuple of six offsets", {"places": GOOD.places[:5]}),
+    "a section that is none": (ValueError, "expected 1 to 4", {"sections": ((5, 8),)}),
+    "no words": (ValueError, "words: got 0, expected 1 to 8", {"words": 0}),
+    "more words than there are": (ValueError, "words: got 9, expected 1 to 8", {"words": 9}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_cannot_be_a_batch_is_refused_before_the_launch(library, fault):
+    """The header stays as it was, as a lookup that it left waiting would wait for ever; and no reference is kept."""
+    error, message, change = FAULTS[fault]
+    staged = Staged(library, [GOOD], 64, 64)
+    done, memory = np.zeros(8, np.int32), staged.stage.buffer
+    shift, size = change.get("shift", 0), change.get("size", memory.size)
+    where = memory[shift:size], change.get("places", staged.stage.places), change.get("sections", LAYOUT.sections)
+    run = replay_batch(1, 2, done, change.get("bucket", 64), where, ahead=True, cuda=library)
+    before = memory.tobytes()
+
+    def call():
+        with pytest.raises(error, match=message):
+            run(change.get("words", 1), change.get("blocks", [GOOD]))
+
+    call()
+    held = [GOOD, GOOD.buffer, GOOD.places, *where]
+    counts = [sys.getrefcount(each) for each in held]
+    for _ in range(20):
+        call()
+    assert [sys.getrefcount(each) for each in held] == counts
+    assert memory.tobytes() == before
+    assert staged["launches"] == 0
+
+
+def test_staging_keeps_no_reference_to_what_it_read(library):
+    staged = Staged(library, [GOOD] * 3, 64, 64)
+    held = [GOOD, GOOD.buffer, GOOD.places, staged.stage.buffer, staged.stage.places, staged.blocks]
+    before = [sys.getrefcount(each) for each in held]
+    for _ in range(20):
+        staged.run()
+    assert [sys.getrefcount(each) for each in held] == before
+
+
+def test_what_is_no_replay_is_refused():
+    with pytest.raises(ValueError, match="replay: got 3 bytes, expected 48"):
+        c_build.blocks().replay_batch(b"abc", 1, 64, True, bytearray(64), GOOD.places, (), [])
+    with pytest.raises(TypeError, match="arguments: got 2, expected 8"):
+        c_build.blocks().replay_batch(bytes(48), 1)
+
+
+def test_without_c_there_is_none(monkeypatch):
+    monkeypatch.setattr(c_build, "blocks", lambda: None)
+    assert replay_batch(1, 2, None, 64, (GOOD.buffer, GOOD.places, ()), ahead=True) is None

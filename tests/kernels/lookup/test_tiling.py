@@ -1,0 +1,79 @@
+"""How lookup launches are cut: what the kernel takes for granted, and what a sweep on an H200 found to be fast."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kernels.lookup.tiling import tiling
+
+ROWS, PROCESSORS, PINNED, POOLED = st.integers(1, 1 << 17), st.integers(1, 200), st.booleans(), st.booleans()
+UNITS, TOTALS = st.integers(0, 4000), st.integers(1, 300)
+
+
+def lanes_of(t, units):
+    """As embedding.cu computes them."""
+    return t.unit_threads // units if 0 < units < t.unit_threads else 1
+
+
+@given(ROWS, UNITS, TOTALS, PROCESSORS, PINNED, POOLED)
+def test_a_multiprocessor_holds_the_blocks_that_the_kernel_is_compiled_for(rows, units, totals, processors, pinned, pooled):
+    t = tiling(rows, units, totals, processors, pinned, pooled)
+    threads = t.unit_threads + t.total_threads
+    assert t.unit_threads % 32 == t.total_threads % 32 == 0
+    assert 32 <= threads <= 1024
+    assert t.blocks >= 1
+    assert 65536 // (t.blocks * threads) >= 64 or t.blocks == 1  # registers a thread
+
+
+@given(ROWS, UNITS, TOTALS, PROCESSORS, PINNED, POOLED)
+def test_fewer_threads_than_a_warp_are_idle_in_each_pass_over_the_units(rows, units, totals, processors, pinned, pooled):
+    t = tiling(rows, units, totals, processors, pinned, pooled)
+    work = lanes_of(t, units) * units
+    passes = -(-work // t.unit_threads) if units else 0
+    assert 0 <= passes * t.unit_threads - work < 32 * max(1, passes)
+    assert passes <= -(-units // 224)
+
+
+@given(ROWS, UNITS, TOTALS, PROCESSORS, PINNED, POOLED)
+def test_blocks_have_few_rows(rows, units, totals, processors, pinned, pooled):
+    t = tiling(rows, units, totals, processors, pinned, pooled)
+    assert 1 <= t.rows <= (16 if pinned else 32)
+
+
+# 39 fields of 16 columns: 156 units in float32, 78 in bfloat16; 26 fields: 104 and 52, and of 128 columns 832 and 416.
+# Pooled: bags of 10.
+@pytest.mark.parametrize(
+    ("rows", "units", "pinned", "pooled", "expected"),
+    [
+        (16, 78, True, False, (8, 320)),
+        (64, 156, True, False, (8, 320)),
+        (256, 156, True, False, (8, 320)),
+        (1024, 78, True, False, (16, 320)),
+        (4096, 78, True, False, (16, 320)),
+        (16384, 78, True, False, (16, 320)),
+        (1024, 416, True, False, (8, 416)),
+        (4096, 416, True, False, (8, 224)),
+        (256, 52, False, False, (4, 128)),
+        (1024, 104, False, False, (4, 128)),
+        (1024, 52, False, False, (4, 128)),
+        (1024, 78, False, False, (4, 96)),
+        (2048, 104, False, False, (8, 128)),
+        (2048, 52, False, False, (8, 128)),
+        (4096, 104, False, False, (16, 224)),
+        (4096, 52, False, False, (16, 128)),
+        (4096, 78, False, False, (16, 160)),
+        (16384, 78, False, False, (32, 160)),
+        (16384, 104, False, False, (32, 224)),
+        (1024, 416, False, False, (8, 416)),
+        (16384, 416, False, False, (8, 224)),
+        (4096, 832, False, False, (8, 224)),
+        (1024, 52, True, True, (8, 416)),
+        (1024, 104, True, True, (8, 416)),
+        (1024, 52, False, True, (8, 416)),
+        (4096, 52, False, True, (16, 416)),
+        (4096, 104, False, True, (16, 416)),
+    ],
+)
+def test_measured_best_rows_and_threads_of_an_h200(rows, units, pinned, pooled, expected):
+    t = tiling(rows, units, 0, 132, pinned, pooled)
+    assert (t.rows, t.unit_threads) == expected

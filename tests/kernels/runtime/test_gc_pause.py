@@ -1,0 +1,40 @@
+"""The collector rests, and goes on as it was."""
+
+import gc
+
+import pytest
+
+from kernels.runtime.gc_pause import uncollected
+
+
+class Cycle:
+    def __init__(self, ended):
+        self.me, self.ended = self, ended
+
+    def __del__(self):
+        self.ended.append(True)
+
+
+def test_garbage_stays_however_much_there_is():
+    ended = []
+    gc.collect()
+    with uncollected():
+        for _ in range(20_000):  # far beyond the collector's thresholds
+            Cycle(ended)
+        assert not ended
+    assert gc.isenabled()
+    gc.collect()
+    assert len(ended) == 20_000
+
+
+def test_the_collector_is_as_it_was_after_an_error_and_if_it_was_off():
+    with pytest.raises(ZeroDivisionError), uncollected():
+        raise ZeroDivisionError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

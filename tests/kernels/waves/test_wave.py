@@ -1,0 +1,284 @@
+"""Waves: every tile against float64 products of the rounded factors, jobs side by side, and the head behind them."""
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.waves.wave_tiles import EXACT_TILES, MOST_HEAD_COLUMNS, STATIC_BYTES, TILES, WIDE_TILES, WideTile, tiles_for
+from tests.kernels import host_cuda
+
+EPS = {"fp32": 2**-23, "tf32": 2**-10, "bf16": 2**-8}  # of a factor or an output; sums are float32
+
+
+def test_every_tile_fits_a_multiprocessor_and_divides_into_its_warps():
+    for tile in (*TILES, *WIDE_TILES, *EXACT_TILES):
+        assert tile.shared_bytes + STATIC_BYTES <= 227 * 1024
+        assert tile.threads <= 1024
+    for wide in (*WIDE_TILES, *EXACT_TILES):
+        assert wide.stages % wide.along_k == 0
+        assert wide.stages > wide.along_k
+    for tile in TILES:
+        along_rows, along_columns, along_k = tile.warps
+        assert tile.rows % (16 * along_rows) == 0
+        assert tile.columns % (16 * along_columns) == 0
+        assert 4 * tile.span % along_k == 0
+        assert tile.stages >= 2
+
+
+def test_every_number_of_rows_has_tiles():
+    for rows in (1, 2, 15, 16, 17, 64, 1000, 4096, 65536):
+        for wide in ((), WIDE_TILES, EXACT_TILES):
+            own = tiles_for(rows, wide)
+            smallest = 99 * 1024 - STATIC_BYTES  # of shared memory, on GPUs from sm_86 on
+            assert any(t.shared_bytes <= smallest and t.columns <= MOST_HEAD_COLUMNS for t in own)
+            assert all(t.rows <= max(16, 2 * rows) for t in own)
+
+
+def test_the_halves_of_a_weight_are_tf32_and_add_up_to_its_digits():
+    from kernels.waves.packed_weights import halves
+
+    rng = np.random.default_rng(0)
+    weight = torch.from_numpy(rng.standard_normal((40, 24)) * 10.0 ** rng.integers(-20, 20, (40, 24))).float()
+    weight[3, :5] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.finfo(torch.float32).max])
+    weight[4, :2].view(torch.int32)[:] = torch.tensor([0x7FFFFFFF, 0x7F800001])  # NaN that cutting would make -0 or infinity
+    both = halves(weight)
+    high, low = both.double()[:40], both.double()[40:]
+    assert (both[~both.isnan()].view(torch.int32) & 0x1FFF == 0).all()
+    assert torch.equal(high.isnan(), weight.isnan())
+    assert (low[~weight.isfinite()] == 0).all()
+    assert torch.equal(both[:40][weight.isinf()], weight[weight.isinf()])
+    finite = weight.isfinite()
+    off = (high + low - weight.double()).abs()[finite]
+    largest = weight.double().abs()[finite] == torch.finfo(torch.float32).max  # rounding would have made it infinite: it is cut
+    assert (off <= torch.where(largest, 2.0**-10, 2.0**-23) * weight.double().abs()[finite]).all()
+
+
+def random_linear(rng, out, width):
+    return torch.from_numpy(rng.standard_normal((out, width)) / width**0.5).float(), torch.from_numpy(
+        rng.standard_normal(out)
+    ).float()
+
+
+def put(rng, rows, width, dtype, device="cuda"):
+    """[rows, padded width]: random columns, zero padding columns, as the layers before leave them."""
+    from kernels.dense.linear import padded
+
+    x = torch.zeros(rows, padded(width), device=device)
+    x[:, :width] = torch.from_numpy(rng.standard_normal((rows, width))).float()
+    return x.to(dtype)
+
+
+def wave_on(device, *what):
+    from kernels.waves.wave import Wave
+
+    return Wave(*what, torch.device(device))
+
+
+@pytest.fixture
+def on_host(monkeypatch, tmp_path_factory):
+    """The kernels' own code, run on the host."""
+    from kernels.waves import wave
+
+    host_cuda.put_under(monkeypatch, wave, tmp_path_factory)
+
+
+def check_products(width, rows, precision, tiles, device):
+    """A DCN-V2 layer and a plain one side by side, in every tile."""
+    from kernels.waves.wave_jobs import LinearJob, Operands
+
+    rng = np.random.default_rng(width + rows)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    (w, b), (w2, b2) = random_linear(rng, width, width), random_linear(rng, 37, width)
+    wave = wave_on(device, [LinearJob(w, b, "identity", True), LinearJob(w2, b2, "relu")], None, precision)
+    x0, x = put(rng, rows, width, dtype, device), put(rng, rows, width, dtype, device)
+    state = torch.tensor([rows, 0, 0, 7], dtype=torch.int32, device=device)
+    exact = [t.to(dtype).double().to(device) for t in (w, b, w2, b2)]
+    xs, x0s = x[:, :width].double(), x0[:, :width].double()
+    product = xs @ exact[0].T + exact[1]
+    want = x0s * product + xs, (xs @ exact[2].T + exact[3]).relu()
+    scale = x0s.abs() * (xs.abs() @ exact[0].abs().T + 1) + xs.abs(), xs.abs() @ exact[2].abs().T + 1
+    for tile in tiles:
+        outs = [torch.full((rows, -(-n // 8) * 8), torch.nan, dtype=dtype, device=device) for n in (width, 37)]
+        wave.run([Operands(x, outs[0], x0), Operands(x, outs[1])], rows, None, state, tile)
+        for out, expected, terms, n in zip(outs, want, scale, (width, 37), strict=True):
+            assert ((out[:, :n].double() - expected).abs() <= 2 * EPS[precision] * terms).all(), tile.name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("rows", [1, 17, 127, 300])
+@pytest.mark.parametrize("width", [8, 72, 624, 1030])
+def test_every_tile_multiplies_and_crosses_exactly(width, rows, precision):
+    check_products(width, rows, precision, (*TILES, *(EXACT_TILES if precision == "fp32" else WIDE_TILES)), "cuda:0")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_on_the_host_too_tiles_multiply_and_cross_exactly(on_host, precision):
+    """The smallest tile, one whose warps split all of K, one with warps along rows and columns; for warpgroups those of shared
+    K, and one of many rows.
+    """
+    tiles = [TILES[0], *(t for t in TILES if t.name in ("mma-32x32-w1x1x8-k4-s6", "mma-64x64-w2x2x1-k1-s4"))]
+    wide = EXACT_TILES if precision == "fp32" else WIDE_TILES
+    tiles += [*(t for t in wide if t.along_k > 1), next(t for t in wide if (t.rows, t.columns) == (128, 128))]
+    assert len(tiles) >= 5
+    for width, rows in ((8, 1), (72, 17), (200, 70), (624, 130)):
+        check_products(width, rows, precision, tiles, "cpu")
+
+
+def shared_k(tiles):
+    """The first one whose K warpgroups share."""
+    return next(t for t in tiles if isinstance(t, WideTile) and t.along_k > 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_rows_beyond_the_true_number_are_not_written(precision):
+    check_padding(precision, (*TILES, *(EXACT_TILES if precision == "fp32" else WIDE_TILES)), "cuda:0")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_on_the_host_too_rows_beyond_the_true_number_are_not_written(on_host, precision):
+    wide = EXACT_TILES if precision == "fp32" else WIDE_TILES
+    check_padding(precision, (TILES[0], shared_k(wide), shared_k(wide[::-1])), "cpu")
+
+
+def check_padding(precision, tiles, device):
+    from kernels.waves.wave_jobs import LinearJob, Operands
+
+    rng = np.random.default_rng(0)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    wave = wave_on(device, [LinearJob(*random_linear(rng, 100, 64))], None, precision)
+    x, state = put(rng, 512, 64, dtype, device), torch.tensor([130, 0, 0, 0], dtype=torch.int32, device=device)
+    for tile in tiles:
+        out = torch.full((512, 104), torch.nan, dtype=dtype, device=device)
+        wave.run([Operands(x, out)], 512, None, state, tile)
+        assert out[:130].isfinite().all()
+        assert out[130:].isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("tf32", 1e-3), ("bf16", 2e-2)])
+@pytest.mark.parametrize("tasks", [1, 3])
+@pytest.mark.parametrize("rows", [1, 40, 300])
+def test_the_head_behind_a_wave_sums_all_parts_and_logits_again_and_again(rows, tasks, precision, tolerance):
+    tiles = check_head(
+        rows, tasks, precision, tolerance, lambda w: {t for n in (1, 16, 64, 256, 4096) for t in w.tiles_for(n)}, "cuda:0"
+    )
+    assert any(isinstance(t, WideTile) for t in tiles)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 2e-2)])
+def test_on_the_host_too_the_head_sums_all_parts_and_logits_again_and_again(on_host, precision, tolerance):
+    for rows, tasks in ((1, 1), (70, 3)):
+        check_head(rows, tasks, precision, tolerance, lambda w: [w.tiles_for(64)[1], shared_k(w.tiles_for(64))], "cpu")
+
+
+def check_head(rows, tasks, precision, tolerance, tiles_of, device):
+    from kernels.waves.wave_jobs import HeadOperands, LinearJob, Operands
+
+    rng = np.random.default_rng(rows)
+    (w, b), (w2, b2) = random_linear(rng, 200, 72), random_linear(rng, 72, 72)
+    v, v2 = (torch.from_numpy(rng.standard_normal((tasks, n)) / 20).float() for n in (200, 72))
+    bias = torch.from_numpy(rng.standard_normal(tasks)).float()
+    jobs = [LinearJob(w, b, "relu", False, v, False), LinearJob(w2, b2, "identity", True, v2, True)]
+    wave, dtype = wave_on(device, jobs, bias, precision), torch.bfloat16 if precision == "bf16" else torch.float32
+    x, x0 = put(rng, rows, 72, dtype, device), put(rng, rows, 72, dtype, device)
+    logits = [torch.from_numpy(rng.standard_normal((rows, n))).float().to(device) for n in (1, tasks)]
+    kept = torch.empty(rows, 72, dtype=dtype, device=device)
+    partial, arrived = (
+        torch.empty(rows * 20 * tasks, device=device),
+        torch.zeros(-(-rows // 16), dtype=torch.int32, device=device),
+    )
+    state = torch.tensor([rows, 0, 0, 7], dtype=torch.int32, device=device)
+    d = [t.double().to(device) for t in (w, b, w2, b2, v, v2, bias)]
+    h = (x.double() @ d[0].T + d[1]).relu()
+    crossed = x0.double() * (x.double() @ d[2].T + d[3]) + x.double()
+    want = torch.sigmoid(h @ d[4].T + crossed @ d[5].T + d[6] + logits[0].double() + logits[1].double())
+    tiles, pinned = tiles_of(wave), {"pin_memory": device != "cpu"}
+    for tile in tiles:
+        scores = torch.full((rows, tasks), torch.nan, **pinned)
+        done = torch.zeros(-(-rows // 8), dtype=torch.int32, **pinned)
+        for _ in range(2):  # the counters are ready for the next launch
+            head = HeadOperands(logits, scores, done, partial, arrived)
+            wave.run([Operands(x, None), Operands(x, kept, x0)], rows, head, state, tile)
+        if device != "cpu":
+            torch.cuda.synchronize()
+        np.testing.assert_allclose(scores.numpy(), want.cpu().numpy(), rtol=0, atol=tolerance, err_msg=tile.name)
+        assert (arrived == 0).all()
+        assert (done == 7).all()
+    return tiles
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_what_is_no_number_stays_none(precision):
+    """A GPU's own NaN is 0x7fffffff, which rounding could turn into a zero; an endpoint refuses scores that are not finite."""
+    from kernels.waves.wave import Wave
+    from kernels.waves.wave_jobs import LinearJob, Operands
+
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    wave = Wave([LinearJob(torch.ones(8, 8), None, "relu")], None, precision, torch.device("cuda", 0))
+    x = torch.ones(3, 8, device="cuda")
+    x[0, 3:4].view(torch.int32)[:] = 0x7FFFFFFF
+    x[1, 3] = torch.inf
+    state = torch.tensor([3, 0, 0, 0], dtype=torch.int32, device="cuda")
+    for tile in wave.tiles_for(64):
+        out = torch.zeros(3, 8, dtype=dtype, device="cuda")
+        wave.run([Operands(x.to(dtype), out)], 3, None, state, tile)
+        assert out[0].isnan().all(), tile.name
+        assert not out[1].isfinite().any(), tile.name
+        assert (out[2] == 8).all(), tile.name
+
+
+@pytest.mark.gpu
+def test_a_job_too_many_is_refused():
+    from kernels.waves.wave import Wave
+    from kernels.waves.wave_jobs import FmJob
+
+    with pytest.raises(ValueError, match="wave: got 9 jobs, expected at most 8"):
+        Wave([FmJob(0, 2, 4)] * 9, None, "fp32", torch.device("cuda", 0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 17, 127, 300])
+@pytest.mark.parametrize("width", [16, 72, 624])
+def test_fp8_multiplies_what_its_numbers_mean(width, rows):
+    """Products of e4m3 numbers are exact; only their sum and the rounding of what is stored are not."""
+    from kernels.dense.linear import padded
+    from kernels.waves.wave import Wave
+    from kernels.waves.wave_jobs import FmJob, LinearJob, Operands
+
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU does not multiply fp8")
+    rng, fp8 = np.random.default_rng(width + rows), torch.float8_e4m3fn
+    (w, b), (w2, b2) = random_linear(rng, width, width), random_linear(rng, 37, width)
+    sx, s0, so = 0.02, 0.03, 0.25
+    jobs = [
+        LinearJob(w, b, "identity", True, x_scale=sx, x0_scale=s0, out_scale=so),
+        LinearJob(w2, b2, "relu", x_scale=sx, out_scale=so),
+        FmJob(0, width // 8, 8, sx),
+    ]
+    wave = Wave(jobs, None, "fp8", torch.device("cuda", 0))
+    columns = padded(width, fp8)
+    x, x0 = (torch.zeros(rows, columns, device="cuda").index_copy_(1, torch.arange(width, device="cuda"),
+             torch.from_numpy(rng.standard_normal((rows, width))).float().cuda() / s).to(fp8) for s in (sx, s0))  # fmt: skip
+    state = torch.tensor([rows, 0, 0, 7], dtype=torch.int32, device="cuda")
+    xs, x0s = x[:, :width].double() * sx, x0[:, :width].double() * s0
+    rounded = []
+    for weight in (w, w2):
+        scale = weight.abs().amax(1, keepdim=True) / 448
+        rounded.append(((weight / scale).to(fp8).double() * scale.double()).cuda())
+    product = xs @ rounded[0].T + b.double().cuda()
+    want = x0s * product + xs, (xs @ rounded[1].T + b2.double().cuda()).relu()
+    v = xs.reshape(rows, -1, 8)
+    pairs = 0.5 * (v.sum(1).square() - v.square().sum(1)).sum(1, keepdim=True)
+    for tile in (*TILES, *WIDE_TILES):
+        outs = [torch.full((rows, padded(n, fp8)), torch.nan, device="cuda").to(fp8) for n in (width, 37)]
+        fm = torch.full((rows, 1), torch.nan, device="cuda")
+        wave.run([Operands(x, outs[0], x0), Operands(x, outs[1]), Operands(x, fm)], rows, None, state, tile)
+        for out, expected, n in zip(outs, want, (width, 37), strict=True):
+            got = out[:, :n].double() * so
+            # Half a unit in the last of 4 digits; 2^-10 below the normal numbers; sums, which tensor cores cut to 14 bits.
+            room = expected.abs() / 16 + so * 2.0**-10 + 2e-3 * xs.abs().sum(1, keepdim=True) / width**0.5
+            assert ((got - expected).abs() <= room).all(), tile.name
+        np.testing.assert_allclose(fm.cpu(), pairs.cpu(), rtol=1e-4, atol=1e-4, err_msg=tile.name)
