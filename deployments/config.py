@@ -12,10 +12,11 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from deployments.fanin.handshake import MOST_ENGINES
 from dpiframe_core.errors import ConfigError, shown
 from dpiframe_core.strict import Name, Strict, Version
 from dpiframe_core.strict_yaml import load_yaml
+
+MOST_ENGINES = 16  # of one application on one node, in the fan-in
 
 
 class ModelRef(Strict):

@@ -17,7 +17,8 @@ import torch
 from deepctr_torch.inputs import DenseFeat, SparseFeat
 from deepctr_torch.models import DeepFM
 
-from dpiframe_core.importers import deepctr_torch_checkpoint, write_import
+from dpiframe_core.importers.deepctr import deepctr_torch_checkpoint
+from dpiframe_core.importers.writing import write_import
 
 ROWS = 4000
 rng = np.random.default_rng(7)

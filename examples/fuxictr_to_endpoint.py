@@ -26,7 +26,9 @@ from fuxictr.preprocess import FeatureProcessor
 from fuxictr.pytorch.layers import FactorizationMachine, FeatureEmbedding, MLP_Block
 
 from deployments.serve.host import free_port_from
-from dpiframe_core.importers import find_files, fuxictr, write_import
+from dpiframe_core.importers.fuxictr.files import find_files
+from dpiframe_core.importers.fuxictr.run import fuxictr
+from dpiframe_core.importers.writing import write_import
 
 ROWS = 3000
 rng = np.random.default_rng(7)

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from kernels.runtime.source import ARCHITECTURE, FOLDER, VARIANTS, compile_options, source
+from kernels.runtime.source import ARCHITECTURE, FOLDER, compile_options, source
+from tests.kernels.variants import VARIANTS
 
 program = pytest.importorskip("cuda.core", reason="cuda-core is not installed")
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
@@ -41,20 +42,23 @@ def test_a_kernel_that_is_no_cpp_does_not_compile() -> None:
 
 
 def test_every_cuda_file_has_variants_and_every_kernel_is_asked_for_by_its_own_name() -> None:
-    files = {path.stem: path.read_text() for path in FOLDER.glob("*.cu")}
+    files = {str(path.relative_to(FOLDER))[:-3]: path.read_text() for path in FOLDER.rglob("*.cu")}
     assert files.keys() == VARIANTS.keys()
     names = {
         name for code in files.values() for name in re.findall(r"__global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(", code)
     }
-    asked = "".join(path.read_text() for path in FOLDER.glob("*.py"))
+    asked = "".join(path.read_text() for path in FOLDER.rglob("*.py"))
     assert {name for name in names if f'"{name}"' not in asked} == set()
 
 
 def test_constants_that_the_launchers_give_are_those_of_the_variants() -> None:
     """A constant that only a launcher or only the table knows would make this file test something else than what runs."""
-    given = {path.stem: set(re.findall(r'"([A-Z][A-Z_]*)"(?::|\] =)', path.read_text())) for path in FOLDER.glob("*.py")}
-    given["wave"] |= given["wave_tiles"] | given["wave_jobs"]
-    given["chain"] |= given["wave_jobs"]
-    given["wave_wgmma"] = given["wave"] - {"WM", "WN", "SPAN"}
+    given = {
+        str(path.relative_to(FOLDER))[:-3]: set(re.findall(r'"([A-Z][A-Z_]*)"(?::|\] =)', path.read_text()))
+        for path in FOLDER.rglob("*.py")
+    }
+    given["waves/wave"] |= given["waves/wave_tiles"] | given["waves/wave_jobs"]
+    given["waves/chain"] |= given["waves/wave_jobs"]
+    given["waves/wave_wgmma"] = given["waves/wave"] - {"WM", "WN", "SPAN"}
     for file, variants in VARIANTS.items():
         assert given[file] == {name for constants in variants for name in constants}, file

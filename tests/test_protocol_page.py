@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deployments.config import Limits
-from deployments.demo import build_demo_bundle
+from deployments.demo.export import build_demo_bundle
 from dpiframe_core.engine import Engine
 from tests.deployments.live_app import LiveApp
 from tests.test_readme import RUN, Block, blocks

@@ -1,0 +1,1 @@
+"""Suites that measure an engine or a kernel, without a service."""

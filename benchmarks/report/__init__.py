@@ -1,0 +1,1 @@
+"""Stored results as tables and pictures, held against the aims."""

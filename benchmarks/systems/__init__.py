@@ -1,0 +1,1 @@
+"""What is measured: ours, its peers, and the workload that all of them get."""

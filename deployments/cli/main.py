@@ -62,7 +62,7 @@ def demo(
     """Build the demo model if it is absent, serve it, and score its example over HTTP."""
     with _one_line_errors(), _Progress() as progress:
         if not (_DEMO_BUNDLE / "model.yaml").exists():
-            from deployments.demo import build_demo_bundle
+            from deployments.demo.export import build_demo_bundle
 
             build_demo_bundle(_DEMO_BUNDLE)
         from deployments.demo.example import show_example

@@ -4,7 +4,3 @@ trained on it in plain PyTorch, and the bundle that serves it.
 It stands in for a team's own training code and uses DPIFrame as they would: `clicklogs` to read, `Encoder` to encode,
 `write_bundle` to export.
 """
-
-from deployments.demo.export import build_demo_bundle
-
-__all__ = ["build_demo_bundle"]

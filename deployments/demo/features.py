@@ -1,6 +1,6 @@
 """Learns the demo model's feature schema and vocabularies from the training rows of a Criteo-format table.
 
-It sees raw columns only, and never the held-out rows. Encoding is `dpiframe_core.features.encoder`'s work, in training as in serving.
+It sees raw columns only, and never the held-out rows. Encoding is `features.encoder`'s work, in training as in serving.
 """
 
 import numpy as np

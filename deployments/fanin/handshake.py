@@ -14,6 +14,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field, ValidationError
 
+from deployments.config import MOST_ENGINES
 from dpiframe_core.bundle.manifest import first_fault
 from dpiframe_core.errors import ConfigError, Unavailable
 from dpiframe_core.strict import Strict
@@ -21,7 +22,6 @@ from dpiframe_core.strict import Strict
 PATIENCE_S = 5.0  # with whoever is at the other end, for each message
 _MESSAGE_BYTES = 1 << 16
 _CREDENTIALS = Struct("3i")  # struct ucred: pid, uid, gid
-MOST_ENGINES = 16  # of one application on one node
 
 
 class Hello(Strict):

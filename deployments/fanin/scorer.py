@@ -13,6 +13,7 @@ from itertools import count
 import numpy as np
 
 from deployments.batching.batcher import Scored, check_deadline, expired
+from deployments.config import MOST_ENGINES
 from deployments.fanin import handshake
 from deployments.fanin.connection import Link
 from deployments.fanin.handshake import Hello, Welcome
@@ -188,9 +189,9 @@ class FanInScorer:
         """
         for turn in count():
             known = {link.index for link in self._links if not link.board.leaving}
-            missed, most = 0, _MISSES if turn and self._links else handshake.MOST_ENGINES
-            for index in range(handshake.MOST_ENGINES):
-                tried = missed < most or index == turn % handshake.MOST_ENGINES
+            missed, most = 0, _MISSES if turn and self._links else MOST_ENGINES
+            for index in range(MOST_ENGINES):
+                tried = missed < most or index == turn % MOST_ENGINES
                 if tried and index not in known and self._refused_until.get(index, 0.0) <= self._clock():
                     missed += not await self._connect(index)
             staying = sum(not link.board.leaving for link in self._links)

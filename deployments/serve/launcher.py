@@ -57,7 +57,7 @@ def _deploy(config: DeploymentConfig, report: Report, metrics_url: str) -> Endpo
     import ray
     from ray import serve
 
-    from deployments.app import application
+    from deployments.serve.application import application
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     config = config.placed(int(ray.cluster_resources().get("GPU", 0)))

@@ -1,0 +1,1 @@
+"""The directory of one trained model: read, verified and written. No pickle; nothing in it is ever executed."""

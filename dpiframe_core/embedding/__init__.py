@@ -1,0 +1,1 @@
+"""Where the rows of the tables lie, and in which form. Knows no requests."""

@@ -58,8 +58,8 @@ def kernel_source_hash() -> str:
     """SHA-256 over the kernels' sources: a way that was rewritten has to be timed again."""
     folder = Path(kernels.__file__ or "").parent
     digest = hashlib.sha256()
-    for file in sorted((*folder.glob("*.py"), *folder.glob("*.cu*"))):
-        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode() + file.read_bytes())
+    for file in sorted((*folder.rglob("*.py"), *folder.rglob("*.cu*"))):
+        digest.update(f"{file.relative_to(folder)}\0{file.stat().st_size}\0".encode() + file.read_bytes())
     return digest.hexdigest()
 
 

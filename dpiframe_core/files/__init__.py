@@ -1,0 +1,1 @@
+"""Files of rows (CSV, Parquet, JSON lines, click logs) read in bounded memory. Knows no models."""

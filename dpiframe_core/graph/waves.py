@@ -1,4 +1,4 @@
-"""Groups the operators of a graph that can run at the same time into waves, each one launch (kernels/waves/wave.cu). Plain data.
+"""Groups the operators of a graph that can run at the same time into waves, each one launch (waves/wave.cu). Plain data.
 
 A wave is the breadth-first schedule taken to its end: all operators of one level, whatever their module, side by side on the
 GPU's processors rather than on streams, so that nothing forks or joins and each wave may load its weights while the one

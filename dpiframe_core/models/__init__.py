@@ -1,0 +1,1 @@
+"""Each model is one function from a feature schema and its hyper-parameters to an op graph. Nothing executable."""

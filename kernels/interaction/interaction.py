@@ -23,8 +23,8 @@ def fm(state: torch.Tensor, x: torch.Tensor, rows: int, offset: int, fields: int
 def folded_cross(
     weights: torch.Tensor, biases: torch.Tensor, head: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(weights[dots, width], k[dots], c_L[width]) of a cross network, float64, as row_interactions.cuh explains; the vectors of `head`
-    [tasks, width] come behind the layers'.
+    """(weights[dots, width], k[dots], c_L[width]) of a cross network, float64, as row_interactions.cuh explains; the vectors
+    of `head` [tasks, width] come behind the layers'.
     """
     w, b = weights.double().cpu(), biases.double().cpu()
     c = torch.cat([torch.zeros(1, w.shape[1], dtype=torch.float64), b.cumsum(0)])  # c_0 .. c_L

@@ -135,8 +135,8 @@ class DeviceLookup:
             total: float32[>= rows, 1]; None only if the plan has no first-order terms.
             state: int32[4] on the device, see common.cuh; `ahead` int32[8].
             counts: False for a second lookup of one batch, which leaves the number alone.
-            ahead: rows may still be staged after the launch, for as long as the header's word 10 is negative (wait_for_rows.cuh). Only
-                for the one lookup of a batch.
+            ahead: rows may still be staged after the launch, for as long as the header's word 10 is negative
+                (wait_for_rows.cuh). Only for the one lookup of a batch.
 
         Raises:
             ValueError: an operand does not fit the plan.

@@ -61,13 +61,14 @@ class Blocks(Protocol):
 @cache
 def library() -> ctypes.CDLL | None:
     """The functions of lookup.c and dense.c, or None where they cannot be built (which is said once, in the log)."""
-    return _loaded(("stacked.c", "dense_cpu.c"), (), _bound, "CPU lookups")
+    return _loaded(("cpu/lookup.c", "cpu/dense.c"), (), _bound, "CPU lookups")
 
 
 @cache
 def blocks() -> Blocks | None:
     """The module of blocks.c and the files beside it, or None where it cannot be built (which is said once, in the log)."""
-    names, headers = ("blocks.c", "columns.c", "staging.c", "replay.c"), f"-I{sysconfig.get_path('include')}"
+    names = ("cpu/blocks.c", "cpu/columns.c", "cpu/staging.c", "runtime/replay.c")
+    headers = f"-I{sysconfig.get_path('include')}"
     return _loaded(names, (headers, f"-DABI={sysconfig.get_config_var('SOABI')}"), _imported, "requests and graph replays")
 
 
@@ -84,7 +85,7 @@ def _bound(path: Path) -> ctypes.CDLL:
 
 
 def _imported(path: Path) -> Blocks:
-    name = f"{__package__}.blocks"  # CPython puts it into sys.modules, whatever we do with it
+    name = "kernels.cpu.blocks"  # CPython puts it into sys.modules, whatever we do with it
     loader = ExtensionFileLoader(name, str(path))
     module = module_from_spec(ModuleSpec(name, loader, origin=str(path)))
     loader.exec_module(module)
@@ -98,7 +99,7 @@ def _loaded(names: Sequence[str], options: Sequence[str], load: Callable[[Path],
     if compiler is None:
         log.info("no C compiler: %s go without", users)
         return None
-    command, sources = [compiler, *own, *_FLAGS, *options], [FOLDER / name for name in names]
+    command, sources = [compiler, *own, *_FLAGS, f"-I{FOLDER}", *options], [FOLDER / name for name in names]
     try:
         with suppress(ImportError, OSError):  # of a kept file that is damaged, or was made for another C library
             return load(_built(command, sources))
@@ -110,7 +111,7 @@ def _loaded(names: Sequence[str], options: Sequence[str], load: Callable[[Path],
 
 def _built(command: Sequence[str], sources: Sequence[Path], *, anew: bool = False) -> Path:
     """The shared object, from an earlier start if it was kept."""
-    texts = [code.read_text() for code in (*sources, *sorted(FOLDER.glob("*.h")))]
+    texts = [code.read_text() for code in (*sources, *sorted(FOLDER.rglob("*.h")))]
     key = sha256(repr((texts, command, _processor())).encode()).hexdigest()
     name = f"{sources[0].stem}-{key[:32]}.so"
     if not anew and (found := kept(name)):

@@ -28,7 +28,7 @@ from benchmarks.serving.systems import PEERS, missing, on_cores, our_config, pyt
 from benchmarks.serving.wide import widened
 from benchmarks.timing import Times
 from deployments.config import parse_config
-from deployments.demo import build_demo_bundle
+from deployments.demo.export import build_demo_bundle
 from deployments.demo.train import TrainingPlan
 from deployments.serve.host import cores
 from dpiframe_core.bundle.bundle import Bundle, read_bundle

@@ -19,7 +19,7 @@ from benchmarks.systems.embedding_cells import Cell, sweep
 from benchmarks.systems.fbgemm import TableBatch, require
 from benchmarks.systems.stages import STAGES
 from benchmarks.systems.workload import _zipf_cdf, id_blocks, schema_of, wide_ids
-from deployments.demo import build_demo_bundle
+from deployments.demo.export import build_demo_bundle
 from deployments.demo.train import TrainingPlan
 from dpiframe_core.bundle.bundle import read_bundle
 from kernels.cpu.dense import has_bf16
@@ -289,7 +289,7 @@ def test_the_command_writes_a_suites_file_and_the_report_beside_it(tmp_path):
 def test_the_gather_compiles_for_every_row_size():
     core = pytest.importorskip("cuda.core", reason="cuda-core is not installed")
     pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
-    code = (ROOT / "benchmarks" / "gather.cu").read_text()
+    code = (ROOT / "benchmarks" / "systems" / "gather.cu").read_text()
     for vectors, unroll in ((1, 1), (4, 4), (32, 8)):
         macros = [("VECTORS", str(vectors)), ("UNROLL", str(unroll))]
         options = core.ProgramOptions(std="c++17", arch="sm_90", define_macro=macros)

@@ -115,7 +115,7 @@ def _call(statement: str) -> str:
 
 @cache
 def _built(file: str, name: str, constants: tuple[tuple[str, str], ...], folder: Path) -> "ctypes._NamedFuncPointer":
-    source = folder / f"{file}-{sha256(repr(constants).encode()).hexdigest()[:16]}.cpp"
+    source = folder / f"{Path(file).name}-{sha256(repr(constants).encode()).hexdigest()[:16]}.cpp"
     defines = [f"-D{k}={v}" for k, v in (*constants, ("__CUDA_ARCH__", "900"))]
     code = _gcc("-E", "-P", *defines, f"-I{FOLDER}", "-x", "c++", str(FOLDER / f"{file}.cu"))
     run = f"return host::launch({name}, blocks, threads, shared_bytes, args);"

@@ -8,8 +8,7 @@ import pyarrow.compute as pc
 import pytest
 import torch
 
-from deployments.demo import build_demo_bundle
-from deployments.demo.export import dense_parameters, table_weights
+from deployments.demo.export import build_demo_bundle, dense_parameters, table_weights
 from deployments.demo.features import CATEGORICAL, CONTEXT, HASHED, NUMERIC, feature_columns, learn_features
 from deployments.demo.synthetic import vocabulary_sizes, write_click_log
 from deployments.demo.train import DeepFM, EncodedRows, TrainingPlan, train, training_progress

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deployments.config import MOST_ENGINES
 from deployments.fanin import handshake
 from deployments.fanin.connection import Link
 from deployments.fanin.handshake import meeting_place
@@ -262,7 +263,7 @@ def test_all_names_are_tried_at_first_then_the_first_free_ones_always_and_the_ot
 
     async def sleep(_: float) -> None:
         looks.append([])
-        if len(looks) > 2 * handshake.MOST_ENGINES:
+        if len(looks) > 2 * MOST_ENGINES:
             raise asyncio.CancelledError
 
     def refuse(_: str, index: int) -> socket.socket:
@@ -280,10 +281,10 @@ def test_all_names_are_tried_at_first_then_the_first_free_ones_always_and_the_ot
         await scorer.close()
 
     asyncio.run(main([engine]))
-    others = list(range(1, handshake.MOST_ENGINES))
+    others = list(range(1, MOST_ENGINES))
     assert looks[0] == others
     assert all(look[:2] == [1, 2] and len(look) <= 3 for look in looks[1:-1])
-    assert {index for look in looks[1 : handshake.MOST_ENGINES + 1] for index in look} == set(others)
+    assert {index for look in looks[1 : MOST_ENGINES + 1] for index in look} == set(others)
     looks[:] = [[]]
     asyncio.run(main([]))  # without any engine nothing is left out
     assert all(look == [0, *others] for look in looks[:-1])

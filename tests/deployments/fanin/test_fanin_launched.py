@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from deployments.demo import build_demo_bundle
+    from deployments.demo.export import build_demo_bundle
 
     path = tmp_path_factory.mktemp("bundles") / "small"
     build_demo_bundle(path, rows=4000, progress=False)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from deployments.config import MOST_ENGINES
 from deployments.fanin import handshake
 from deployments.fanin.acceptor import Doorkeeper
 from deployments.fanin.engine_end import FanInEngine
@@ -167,7 +168,7 @@ def test_applications_and_nodes_meet_apart() -> None:
 
 def test_engines_of_a_node_have_names_of_their_own_and_there_are_not_too_many(node: str) -> None:
     place = meeting_place("test", node)
-    listeners = [handshake.listen(place) for _ in range(handshake.MOST_ENGINES)]
+    listeners = [handshake.listen(place) for _ in range(MOST_ENGINES)]
     with pytest.raises(ConfigError, match="replicas: got more than 16 engines of one application on a node"):
         handshake.listen(place)
     listeners.pop(3).close()

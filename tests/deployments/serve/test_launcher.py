@@ -31,7 +31,7 @@ WINDOWS = (20_000, 20_100)  # as `port_windows` gives them
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from deployments.demo import build_demo_bundle
+    from deployments.demo.export import build_demo_bundle
 
     path = tmp_path_factory.mktemp("bundles") / "small"
     build_demo_bundle(path, rows=4000, progress=False)

@@ -120,12 +120,13 @@ def test_the_folder_is_the_users_cache(monkeypatch, tmp_path):
 def test_the_key_names_this_machine_and_the_source_of_the_kernels(tmp_path, monkeypatch):
     key = choice_key("f" * 64, "fp32", torch.device("cpu"))
     assert (key.fingerprint, key.precision, key.gpu, key.torch) == ("f" * 64, "fp32", "", torch.__version__)
-    (tmp_path / "a.cu").write_text("one")
+    (tmp_path / "room").mkdir()
+    (tmp_path / "room" / "a.cu").write_text("one")
     (tmp_path / "__init__.py").touch()
     monkeypatch.setattr(tuning_cache.kernels, "__file__", str(tmp_path / "__init__.py"))
     hashes = [key.source]
     for text in ("one", "two"):
-        (tmp_path / "a.cu").write_text(text)
+        (tmp_path / "room" / "a.cu").write_text(text)
         tuning_cache.kernel_source_hash.cache_clear()
         hashes.append(tuning_cache.kernel_source_hash())
     tuning_cache.kernel_source_hash.cache_clear()

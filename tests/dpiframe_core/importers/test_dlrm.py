@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from deployments.cli.main import app
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.errors import InputError
-from dpiframe_core.importers import facebook_dlrm, torchrec, write_import
+from dpiframe_core.importers.dlrm import facebook_dlrm, torchrec
 from dpiframe_core.importers.raw_rows import random_rows
+from dpiframe_core.importers.writing import write_import
 
 SIZES, DIM, NUMBERS = (11, 5, 7), 6, 3
 

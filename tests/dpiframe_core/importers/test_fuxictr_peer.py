@@ -11,8 +11,10 @@ import torch
 
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.features.encoder import Encoder
-from dpiframe_core.importers import find_files, fuxictr, write_import
+from dpiframe_core.importers.fuxictr.files import find_files
+from dpiframe_core.importers.fuxictr.run import fuxictr
 from dpiframe_core.importers.raw_rows import read_rows
+from dpiframe_core.importers.writing import write_import
 from tests.dpiframe_core.importers.peers import SAMPLES, needs_samples
 
 zoo = pytest.importorskip("tests.dpiframe_core.importers.fuxi_zoo", reason="FuxiCTR is not installed", exc_type=ImportError)

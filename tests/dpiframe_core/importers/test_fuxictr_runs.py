@@ -26,8 +26,9 @@ from deployments.serve.host import free_ports
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.errors import InputError
-from dpiframe_core.importers import find_files, fuxictr, write_import
-from dpiframe_core.importers.fuxictr.files import read_run
+from dpiframe_core.importers.fuxictr.files import find_files, read_run
+from dpiframe_core.importers.fuxictr.run import fuxictr
+from dpiframe_core.importers.writing import write_import
 from tests.dpiframe_core.importers.peers import RUNS, needs_runs
 
 pytestmark = needs_runs

@@ -109,9 +109,9 @@ def test_bags_are_summed_in_the_same_call(rows, dim):
     x.append(Slot(Kind.COPY, 1, 4 * dim, number=0))
     plan = plan_of(tables, columns, x, total, candidate=8, candidate_numbers=1)
     values, batch = tables_of(plan), batch_of(plan, rows, ids=some_padding)
-    lookup = lookup.StackedLookup(plan, values)
-    assert lookup.float_stacks is not None
-    got_x, got_total = lookup(in_records(plan, batch), rows)
+    stacked = lookup.StackedLookup(plan, values)
+    assert stacked.float_stacks is not None
+    got_x, got_total = stacked(in_records(plan, batch), rows)
     want_x, want_total = (t.double() for t in reference.lookup(plan, values, batch, rows))
     torch.testing.assert_close(got_x.double(), want_x, rtol=0, atol=4 * 8 * 2.0**-23)
     torch.testing.assert_close(got_total.double(), want_total, rtol=0, atol=8 * 8 * 2.0**-23)
@@ -187,10 +187,10 @@ def test_a_cache_that_cannot_be_written_is_done_without(fresh):
 @needs_compiler
 @pytest.mark.parametrize("left", [b"", b"no library"])
 def test_a_kept_file_that_cannot_be_loaded_is_built_anew(fresh, left):
-    kept = c_build._loaded(("dense_cpu.c",), (), lambda path: path, "nobody")
+    kept = c_build._loaded(("cpu/dense.c",), (), lambda path: path, "nobody")
     sound = kept.read_bytes()
     kept.write_bytes(left)
-    assert c_build._loaded(("dense_cpu.c",), (), lambda path: c_build.ctypes.CDLL(str(path)), "nobody").dpi_fm
+    assert c_build._loaded(("cpu/dense.c",), (), lambda path: c_build.ctypes.CDLL(str(path)), "nobody").dpi_fm
     assert len(kept.read_bytes()) == len(sound)
 
 

@@ -1,0 +1,65 @@
+"""Representatives of the sets of compile-time constants that the kernels are built with; the compile test walks this table."""
+
+from kernels.waves.wave_tiles import EXACT_TILES, TILES, WIDE_TILES
+
+# The Criteo lookup: 39 ids, 16 columns each, first-order weights; all float32, or int8 rows.
+_LOOKUP = {"CONTEXT_BYTES": "0", "CANDIDATE_BYTES": "76", "CONTEXT_NUMBERS": "0", "CANDIDATE_NUMBERS": "0", "TOTALS": "39"}
+_LOOKUP |= {"NARROW": "0", "MOST": "1", "MASKS": "0", "LARGEST": "0"}
+_LOOKUP |= {"GROUP": "8", "UNIT_THREADS": "320", "TOTAL_THREADS": "64", "BLOCKS": "2"}
+_LOOKUP |= {"OUT_FACTOR": "1.0f", "AHEAD": "0"}
+_FLOAT = {"ID": "unsigned", "OUT": "float", "UNITS": "156", "VEC": "4", "DTYPES": "1", "TOTAL_DTYPES": "1"}
+_INT8 = {"ID": "unsigned long long", "OUT": "bf16", "UNITS": "78", "VEC": "8", "DTYPES": "8", "TOTAL_DTYPES": "8"}
+_FP8 = {"OUT": "fp8", "OUT_FACTOR": "0.25f"}
+
+_WAVE = {"TASKS": "2", "DOTS": "7", "LAYERS": "6", "HEAD": "1", "PER_ROW": "3", "CROSSED": "1", "SMOOTH": "1"}
+_CHAIN = {name: value for name, value in _WAVE.items() if name != "HEAD"}
+_TILES = (TILES[0].constants, TILES[-1].constants)
+_WIDE_TILES = (WIDE_TILES[0].constants, WIDE_TILES[-1].constants)
+
+_DOT = {"FIELDS": "27", "KEEP": "10", "DIAGONAL": "0"}
+_CIN = {"M": "39", "DIM": "16", "NF": "8", "ACTIVATION": "1"}
+_ATTENTION = {"LENGTH": "50", "DIMS": "32,16", "QUERIES": "0,32", "KEYS": "48,1648", "POOLED": "48,80", "PARTS": "2"}
+_ATTENTION |= {"DIM": "48", "MASK": "2448", "KEPT": "{0,0,48},{2500,96,8}", "UNITS": "64,16", "LAYERS": "2"}
+_ATTENTION |= {"ACTIVATION": "7", "OUTPUT": "0"}
+_AHEAD = {"AHEAD": "1", "CONTEXT_BYTES": "8", "CONTEXT_NUMBERS": "1", "CANDIDATE_NUMBERS": "2"}
+_POOLED = {"MOST": "10", "LARGEST": "1", "MASKS": "1", "NARROW": "1"}
+_PLAIN = (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | {"OUT": "float"}, _FLOAT | _FP8, _INT8 | _FP8)
+_LOOKUPS = (*_PLAIN, _FLOAT | _AHEAD, _INT8 | _AHEAD, _FLOAT | _POOLED, _INT8 | _POOLED | _AHEAD)
+
+VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
+    "lookup/embedding": ({}, *(_LOOKUP | own for own in _LOOKUPS)),
+    "dense/linear": ({"X": "float"}, {"X": "bf16"}),
+    "interaction/interaction": (
+        {"X": "float", "LAYERS": "1", "DOTS": "1"},
+        {"X": "bf16", "LAYERS": "6", "DOTS": "7"},
+        {"X": "float", "LAYERS": "32", "DOTS": "34"},
+    ),
+    "waves/wave": tuple(
+        _WAVE | {"X": x, "PASSES": passes, **sizes}
+        for x, passes in (("float", "1"), ("float", "3"), ("bf16", "1"), ("fp8", "1"))
+        for sizes in _TILES
+    ),
+    "dense/activation": ({"X": "float", "ACTIVATION": "7"}, {"X": "bf16", "ACTIVATION": "4"}),
+    "interaction/dot": (
+        _DOT | {"X": "float", "DIM": "128", "ROWS": "1"},
+        _DOT | {"X": "bf16", "DIM": "10", "ROWS": "1", "DIAGONAL": "1"},
+    ),
+    "interaction/cin": tuple(
+        _CIN | {"X": x, "FIRST": first, "PASSES": p, "WM": wm, "WK": wk}
+        for x, first, p, wm, wk in (("float", "1", "3", "1", "8"), ("float", "0", "1", "8", "1"), ("bf16", "1", "1", "2", "4"))
+    ),
+    "interaction/attention": (
+        _ATTENTION | {"X": "float", "FORMED": "1", "SOFTMAX": "1"},
+        _ATTENTION | {"X": "bf16", "FORMED": "0", "SOFTMAX": "0", "MASK": "-1", "KEPT": "{0,0,0}"},
+    ),
+    "waves/chain": tuple(
+        _CHAIN | {"X": x, "PASSES": passes, "ROWS": rows}
+        for x, passes in (("float", "1"), ("float", "3"), ("bf16", "1"))
+        for rows in ("1", "8")
+    ),
+    "waves/wave_wgmma": (
+        *(_WAVE | {"X": x, **sizes} for x in ("float", "bf16", "fp8") for sizes in _WIDE_TILES),
+        *(_WAVE | {"X": "float", **tile.constants} for tile in EXACT_TILES),
+    ),
+    "dense/head": tuple({"X": x, "TASKS": tasks} for x, tasks in (("float", "1"), ("bf16", "1"), ("float", "3"), ("fp8", "1"))),
+}
