@@ -1,144 +1,404 @@
-"""Who may import what, read from the syntax trees: imports inside functions count, those for type checkers only do too."""
+"""The rooms of the house, and who may import what: read from the syntax trees, so imports inside functions count too.
+
+`ROOMS` is the one table. A room is a folder; what it may import of other rooms stands beside it, with the reason. An import
+that is not in the table fails, and so does an entry that no import needs.
+"""
 
 import ast
 from collections.abc import Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("kernels", "dpiframe_core", "deployments")
+FLOORS = (*PACKAGES, "benchmarks")
+MOST_FILES = 16
+SOURCES = {".py", ".cu", ".cuh", ".c", ".h"}
+
+# Files beside the rooms that every room of their floor and the floors above may read. They read only each other.
+COMMON = {
+    "dpiframe_core/errors", "dpiframe_core/strict", "dpiframe_core/strict_yaml",
+    "deployments/config", "deployments/metrics",
+    "benchmarks/record", "benchmarks/timing", "benchmarks/run",
+}  # fmt: skip
+
+ROOMS: dict[str, dict[str, str]] = {
+    "kernels/runtime": {},
+    "kernels/lookup": {"kernels/runtime": "its kernel is compiled and launched"},
+    "kernels/reference": {"kernels/lookup": "the plain lookup follows the same plan"},
+    "kernels/dense": {
+        "kernels/runtime": "its kernels are compiled and launched",
+        "kernels/reference": "a product in float32 is the plain one, through torch",
+    },
+    "kernels/interaction": {
+        "kernels/runtime": "its kernels are compiled and launched",
+        "kernels/reference": "attention forms its inputs as the plain version does",
+        "kernels/dense": "activations inside CIN and attention",
+    },
+    "kernels/waves": {
+        "kernels/runtime": "its kernels are compiled and launched; matrices come by tensor maps",
+        "kernels/dense": "dtypes and padding of packed weights are those of single products",
+    },
+    "kernels/cpu": {
+        "kernels/runtime": "its C code is built there",
+        "kernels/lookup": "the same plan and id records as on a GPU",
+        "kernels/reference": "what C does not do is done plainly",
+    },
+    "dpiframe_core/features": {
+        "kernels/lookup": "a row block packs ids as the lookup's records say",
+        "kernels/runtime": "columns are read and packed in C where it is built",
+    },
+    "dpiframe_core/graph": {"dpiframe_core/features": "a graph reads the features of a schema"},
+    "dpiframe_core/bundle": {
+        "dpiframe_core/features": "a bundle holds a schema, vocabularies and golden rows",
+        "dpiframe_core/graph": "it holds an architecture, or a graph as data",
+    },
+    "dpiframe_core/models": {
+        "dpiframe_core/features": "a model is made for a schema",
+        "dpiframe_core/graph": "a model is a graph of hyper-parameters",
+        "dpiframe_core/bundle": "the graph of a bundle's model, held against its parameters",
+    },
+    "dpiframe_core/embedding": {
+        "dpiframe_core/features": "tables are those of a schema",
+        "dpiframe_core/graph": "the graph's lookup says which tables it reads",
+        "kernels/lookup": "a layout is the kernel's plan and its descriptors",
+    },
+    "dpiframe_core/operators": {
+        "dpiframe_core/features": "a batch is a row block",
+        "dpiframe_core/graph": "operators are a graph's, in the order of a schedule",
+        "dpiframe_core/embedding": "lookups read the store",
+        "kernels/runtime": "launches that overlap",
+        "kernels/lookup": "the lookup on a GPU",
+        "kernels/reference": "the plain operators of an ablation",
+        "kernels/dense": "products, activations, heads",
+        "kernels/interaction": "FM, cross, dot, CIN, attention",
+        "kernels/waves": "waves and chains",
+        "kernels/cpu": "the lookup and the first layers on a CPU",
+    },
+    "dpiframe_core/engine": {
+        "dpiframe_core/features": "rows come as blocks, requests through the encoder",
+        "dpiframe_core/bundle": "an engine serves a bundle",
+        "dpiframe_core/models": "whose model is a graph",
+        "dpiframe_core/graph": "that is fused, scheduled and grouped into waves",
+        "dpiframe_core/embedding": "whose tables lie in the store",
+        "dpiframe_core/operators": "and whose operators are bound to a device",
+        "kernels/runtime": "graphs are replayed, code is kept on disk",
+        "kernels/lookup": "a lane stages what the lookup reads",
+        "kernels/dense": "strict float32 is a setting of products",
+    },
+    "dpiframe_core/compiler": {
+        "dpiframe_core/features": "a module's inputs are a schema's features",
+        "dpiframe_core/graph": "a module becomes a graph",
+        "dpiframe_core/bundle": "and is written as a bundle",
+        "dpiframe_core/embedding": "its tables are stored",
+        "dpiframe_core/operators": "it is run on the CPU, against the module",
+        "dpiframe_core/engine": "by the CPU's lane",
+    },
+    "dpiframe_core/evaluation": {"dpiframe_core/features": "scores are float32[n, tasks]"},
+    "dpiframe_core/files": {"dpiframe_core/features": "rows of a file are encoded as requests are"},
+    "dpiframe_core/importers": {
+        "dpiframe_core/features": "a source's features become a schema",
+        "dpiframe_core/graph": "its hyper-parameters an architecture",
+        "dpiframe_core/bundle": "both a bundle",
+        "dpiframe_core/engine": "whose scores are held against the source's",
+        "dpiframe_core/evaluation": "by how near they are",
+        "dpiframe_core/files": "on rows of the user's file",
+    },
+    "dpiframe_core/importers/fuxictr": {
+        "dpiframe_core/importers": "layers, sources and state dicts of all libraries",
+        "dpiframe_core/features": "a feature map becomes a schema",
+        "dpiframe_core/graph": "a configuration becomes an architecture",
+        "dpiframe_core/bundle": "names as a manifest allows them",
+    },
+    "dpiframe_core/describe": {
+        "dpiframe_core/features": "a request to profile, the schema to show",
+        "dpiframe_core/graph": "the plan to draw",
+        "dpiframe_core/bundle": "of a bundle",
+        "dpiframe_core/models": "of its model",
+        "dpiframe_core/engine": "a profile runs an engine",
+        "dpiframe_core/operators": "operator by operator",
+    },
+    "deployments/batching": {"dpiframe_core/features": "what is batched is a row block"},
+    "deployments/scoring": {
+        "deployments/batching": "a served model's rows go to a batcher",
+        "dpiframe_core/features": "a request form is built from a schema",
+        "dpiframe_core/graph": "a served model tells its architecture",
+        "dpiframe_core/engine": "and its batch sizes",
+        "kernels/runtime": "large bodies are read without garbage collection",
+    },
+    "deployments/http_api": {
+        "deployments/scoring": "a route hands requests to the served model",
+        "dpiframe_core/features": "an answer holds scores of a row block",
+    },
+    "deployments/protocol": {
+        "deployments/http_api": "bodies are read, and errors answered, as everywhere",
+        "deployments/scoring": "requests go to the served model",
+        "dpiframe_core/features": "tensors are columns of features",
+        "kernels/runtime": "large bodies are read without garbage collection",
+    },
+    "deployments/fanin": {
+        "deployments/batching": "the engine's end dispatches batches from every ingress",
+        "dpiframe_core/features": "rows cross as a row block",
+        "dpiframe_core/bundle": "both ends name the bundle by its fingerprint",
+        "dpiframe_core/engine": "counts of rows by bucket",
+    },
+    "deployments/serve": {
+        "deployments/batching": "a replica owns a batcher",
+        "deployments/fanin": "or the two ends of the fan-in",
+        "deployments/http_api": "the app mounts the score route",
+        "deployments/protocol": "and the protocol's",
+        "deployments/scoring": "over served models",
+        "dpiframe_core/bundle": "an ingress reads what encoding takes",
+        "dpiframe_core/engine": "a replica hosts engines",
+        "dpiframe_core/features": "and an encoder",
+    },
+    "deployments/offline": {
+        "deployments/serve": "the cores of this host, the end of its processes",
+        "dpiframe_core/bundle": "a job scores with a bundle",
+        "dpiframe_core/engine": "on an engine of its own",
+        "dpiframe_core/evaluation": "and reports how well",
+        "dpiframe_core/features": "rows are blocks",
+        "dpiframe_core/files": "of a file",
+    },
+    "deployments/demo": {
+        "deployments/serve": "the demo is served",
+        "dpiframe_core/bundle": "its model is exported",
+        "dpiframe_core/engine": "trained on one thread",
+        "dpiframe_core/evaluation": "held against its data",
+        "dpiframe_core/features": "encoded as requests are",
+        "dpiframe_core/files": "from a click log",
+        "dpiframe_core/graph": "a DeepFM",
+    },
+    "deployments/cli": {
+        "deployments/demo": "dpiframe demo",
+        "deployments/offline": "dpiframe score",
+        "deployments/serve": "dpiframe serve",
+        "dpiframe_core/bundle": "dpiframe quantize, tune",
+        "dpiframe_core/describe": "dpiframe inspect, profile",
+        "dpiframe_core/embedding": "dpiframe quantize",
+        "dpiframe_core/engine": "dpiframe tune",
+        "dpiframe_core/features": "dpiframe quantize",
+        "dpiframe_core/importers": "dpiframe import",
+        "dpiframe_core/importers/fuxictr": "dpiframe import fuxictr",
+    },
+    "deployments/client": {},
+    # Benchmarks may read all of the product; the table holds their own rooms alone.
+    "benchmarks/systems": {},
+    "benchmarks/device": {"benchmarks/systems": "systems and cells that are measured"},
+    "benchmarks/serving": {"benchmarks/systems": "cells, and the workload that a served model gets"},
+    "benchmarks/serving/peers": {},
+    "benchmarks/report": {
+        "benchmarks/serving": "names of payloads and stages",
+        "benchmarks/systems": "names of systems",
+    },
+}
+
+# Names that the outside imports: a docstring and a name that a room owns.
+PUBLIC = {
+    "dpiframe_core/__init__": {"dpiframe_core/compiler", "dpiframe_core/features"},  # dpiframe_core.compile
+    "dpiframe_core/engine/__init__": set(),  # dpiframe_core.engine.Engine
+    "deployments/client/__init__": set(),  # deployments.client.Client
+    "deployments/app": {"deployments/serve"},
+    "deployments/front": {"deployments/http_api"},
+    "deployments/infer_grpc": {"deployments/protocol"},
+}
 
 # The only files of the three packages that may import each of these; the keys are top-level module names.
 CUPY = {
-    "kernels/runtime/source.py",
-    "kernels/runtime/launch.py",
-    "kernels/runtime/replay.py",
-    "dpiframe_core/engine/cuda_lane.py",
-}
-_SERVING = ("app", "replica", "engine_replica", "ingress_replica", "launcher", "cluster", "ray_metrics", "front")
-RAY = {f"deployments/{name}.py" for name in (*_SERVING, "ray_scoring")}
+    "kernels/runtime/source.py", "kernels/runtime/launch.py", "kernels/runtime/replay.py", "dpiframe_core/engine/cuda_lane.py",
+}  # fmt: skip
+_SERVING = ("application", "replica", "engine_replica", "ingress_replica", "launcher", "cluster", "ray_metrics")
+RAY = {
+    "deployments/app.py", "deployments/http_api/serve_bypass.py", "deployments/offline/ray_scoring.py",
+    *(f"deployments/serve/{name}.py" for name in _SERVING),
+}  # fmt: skip
 FASTAPI = {  # replicas name it as a type only
-    f"deployments/{name}.py" for name in ("ingress", "replica", "replica_parts", "ingress_replica")
+    f"deployments/serve/{name}.py" for name in ("http_app", "replica", "replica_parts", "ingress_replica")
 }
 GRPC = {"deployments/protocol/grpc_service.py"}
-TYPER = {f"deployments/{name}.py" for name in ("cli", "terminal", "score_command", "import_cli")}
+TYPER = {f"deployments/cli/{name}.py" for name in ("main", "terminal", "score_command", "import_command")}
 ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "grpc": GRPC, "typer": TYPER}
 
-# What decides runs anywhere and is tested anywhere.
+# What decides runs anywhere and is tested anywhere: neither torch nor CuPy nor Ray, not through another module either.
 DECIDES = {
-    "dpiframe_core/errors.py",
-    "dpiframe_core/features/row_block.py",
-    "dpiframe_core/features/schema.py",
-    "dpiframe_core/strict.py",
-    "dpiframe_core/features/transforms.py",
-    "dpiframe_core/graph/architecture.py",
-    "dpiframe_core/graph/aten.py",
-    "dpiframe_core/graph/aten_rules.py",
-    "dpiframe_core/graph/graph.py",
-    "dpiframe_core/graph/builder.py",
-    "dpiframe_core/graph/interactions.py",
-    "dpiframe_core/bundle/graph_file.py",
-    "dpiframe_core/compiler/strided.py",
-    "dpiframe_core/models/layers.py",
-    "dpiframe_core/graph/fusion.py",
-    "dpiframe_core/graph/schedule.py",
-    "dpiframe_core/engine/buckets.py",
-    "dpiframe_core/describe/trace.py",
-    "dpiframe_core/features/encoder.py",
-    "dpiframe_core/bundle/encoding_files.py",
-    "dpiframe_core/features/preencoded.py",
-    "deployments/batching/batcher.py",
-    "deployments/batching/dispatcher.py",
-    "deployments/fanin/request_memory.py",
-    "deployments/fanin/rings.py",
-    "deployments/fanin/handshake.py",
-    "deployments/fanin/acceptor.py",
-    "deployments/fanin/engine_end.py",
-    "deployments/fanin/connection.py",
-    "deployments/fanin/scorer.py",
-    "deployments/fanin/remote_engine.py",
-    "deployments/batching/row_queue.py",
-    "deployments/batching/run_times.py",
-    "deployments/serve/autoscaling.py",
-    "deployments/serve/load_meter.py",
-    "deployments/serve/serve_policy.py",
-    "deployments/config.py",
-    "deployments/serve/host.py",
-    "deployments/scoring/bodies.py",
-    "deployments/scoring/request_form.py",
-    "deployments/metrics.py",
-    "deployments/serve/http_app.py",
-    "deployments/scoring/scoring.py",
-    "deployments/protocol/request.py",
-    "deployments/protocol/input.py",
-    "deployments/protocol/rest.py",
-    "deployments/protocol/grpc_service.py",
-    "deployments/client/client.py",
-    "deployments/client/call.py",
-    *(f"dpiframe_core/models/{path.name}" for path in (ROOT / "dpiframe_core" / "models").glob("*.py")),
-}
+    "dpiframe_core/errors", "dpiframe_core/strict", "dpiframe_core/strict_yaml", "dpiframe_core/features",
+    "dpiframe_core/graph", "dpiframe_core/files", "dpiframe_core/evaluation", "dpiframe_core/models",
+    "dpiframe_core/bundle/manifest",
+    "dpiframe_core/bundle/graph_file", "dpiframe_core/bundle/encoding_files", "dpiframe_core/engine/buckets",
+    "dpiframe_core/engine/calibration", "dpiframe_core/engine/options", "dpiframe_core/compiler/strided",
+    "dpiframe_core/describe/trace", "deployments/config", "deployments/metrics", "deployments/batching", "deployments/scoring",
+    "deployments/protocol", "deployments/fanin", "deployments/client", "deployments/http_api/score_route",
+    "deployments/http_api/answers", "deployments/http_api/request_body", "deployments/http_api/arrow_body",
+    "deployments/serve/http_app", "deployments/serve/openapi", "deployments/serve/autoscaling", "deployments/serve/load_meter",
+    "deployments/serve/serve_policy", "deployments/serve/host", "deployments/serve/loading",
+}  # fmt: skip
+HEAVY = {"torch", "cupy", "ray", "triton"}
+MODEL_GRAPH = "dpiframe_core/models/model_graph.py"  # reads a bundle, whose tables are torch's
 
 
-def sources() -> list[str]:
-    return sorted(str(path.relative_to(ROOT)) for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+def sources(floors: tuple[str, ...] = PACKAGES) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for floor in floors for path in (ROOT / floor).rglob("*.py"))
 
 
-def imports(file: str, source: str | None = None) -> Iterator[str]:
-    """Full names of the modules that a file imports, anywhere in it."""
-    for node in ast.walk(ast.parse(source or (ROOT / file).read_text())):
+def nodes_of(file: str) -> list[ast.AST]:
+    return list(ast.walk(_tree(file)))
+
+
+@cache
+def _tree(file: str) -> ast.Module:
+    return ast.parse((ROOT / file).read_text())
+
+
+def imports(where: str, nodes: list[ast.AST]) -> Iterator[str]:
+    """Full names of what the nodes import; of `from a import b`, `a.b` if that is a module, else `a`."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{file}: relative import"
-            yield str(node.module)
+            assert node.level == 0, f"{where}: relative import"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if file_of(name) else str(node.module)
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
             "__import__",
             "import_module",
             "importlib.import_module",
         ):
-            pytest.fail(f"{file}:{node.lineno}: an import that this test cannot read")
+            pytest.fail(f"{where}:{node.lineno}: an import that this test cannot read")
 
 
-@pytest.mark.parametrize("file", sources())
-def test_imports_go_from_deployments_to_the_core_to_the_kernels_only(file: str) -> None:
-    above = PACKAGES[PACKAGES.index(file.split("/")[0]) + 1 :]
-    assert [name for name in imports(file) if name.split(".")[0] in above] == []
+@cache
+def file_of(module: str) -> str | None:
+    """The file of a module of ours, relative to the root; None if it is not ours."""
+    path = module.replace(".", "/")
+    return next((file for file in (f"{path}.py", f"{path}/__init__.py") if (ROOT / file).is_file()), None)
+
+
+def own_imports(file: str) -> set[str]:
+    """The files of ours that a file imports."""
+    return {found for name in imports(file, nodes_of(file)) if (found := file_of(name)) and found != file}
+
+
+def room_of(file: str) -> str:
+    """The folder of a file; of a file beside the rooms, or of a public name, its own path."""
+    stem = file.removesuffix(".py")
+    folder = stem.rsplit("/", 1)[0]
+    return stem if folder in FLOORS or stem in PUBLIC else folder
+
+
+@pytest.mark.parametrize("file", sources(FLOORS))
+def test_imports_go_down_the_floors_only(file: str) -> None:
+    above = FLOORS[FLOORS.index(file.split("/")[0]) + 1 :]
+    assert [used for used in own_imports(file) if used.split("/")[0] in above] == []
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_a_room_imports_what_the_table_says_and_all_of_it(room: str) -> None:
+    used = {room_of(u) for file in sources(FLOORS) if room_of(file) == room for u in own_imports(file)} - COMMON - {room}
+    if room.startswith("benchmarks/"):
+        used = {name for name in used if name.startswith("benchmarks/")}
+    assert used - {"kernels/__init__"} == ROOMS[room].keys()
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_a_public_name_imports_the_room_that_owns_it(name: str) -> None:
+    used = {room_of(file) for file in own_imports(f"{name}.py")} - COMMON
+    assert used == (PUBLIC[name] or {name.removesuffix("/__init__")})
+
+
+@pytest.mark.parametrize("name", sorted(COMMON))
+def test_what_every_room_may_read_reads_no_room(name: str) -> None:
+    if name.split("/")[0] in PACKAGES:
+        assert {room_of(file) for file in own_imports(f"{name}.py")} <= COMMON
+
+
+def test_every_file_is_in_a_room_of_the_table() -> None:
+    beside = {f"{floor}/__init__" for floor in ("kernels", "deployments", "benchmarks")} | {"benchmarks/__main__"}
+    assert {room_of(file) for file in sources(FLOORS)} - ROOMS.keys() - COMMON - PUBLIC.keys() == beside
+
+
+def test_there_are_no_circles_between_rooms() -> None:
+    assert _circle({room: set(used) for room, used in ROOMS.items()}) is None
+
+
+@pytest.mark.parametrize("room", sorted({room_of(file) for file in sources(FLOORS)}))
+def test_there_are_no_circles_inside_a_room(room: str) -> None:
+    files = {file for file in sources(FLOORS) if room_of(file) == room}
+    assert _circle({file: own_imports(file) & files for file in files}) is None
+
+
+def _circle(uses: dict[str, set[str]]) -> list[str] | None:
+    try:
+        TopologicalSorter(uses).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return None
+
+
+def test_a_circle_is_found() -> None:
+    assert _circle({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) is not None
+
+
+@pytest.mark.parametrize("floor", [*FLOORS, "tests"])
+def test_no_folder_has_more_files_than_a_newcomer_can_take_in(floor: str) -> None:
+    counts: dict[str, int] = {}
+    for path in (ROOT / floor).rglob("*"):
+        if path.suffix in SOURCES and path.name != "__init__.py":
+            folder = str(path.parent.relative_to(ROOT))
+            counts[folder] = counts.get(folder, 0) + 1
+    assert {folder: count for folder, count in counts.items() if count > MOST_FILES} == {}
+
+
+@pytest.mark.parametrize("file", [file for file in sources(FLOORS) if file.endswith("/__init__.py")])
+def test_a_room_opens_with_a_docstring_and_hands_on_public_names_alone(file: str) -> None:
+    """A name handed on here would pull torch into processes that must stay free of it."""
+    assert ast.get_docstring(_tree(file))
+    if file.removesuffix(".py") not in PUBLIC:
+        assert len(_tree(file).body) == 1
+
+
+def test_tests_mirror_the_rooms() -> None:
+    rooms = {room for room in ROOMS if (ROOT / room).is_dir()}
+    folders = {str(path.parent.relative_to(ROOT / "tests")) for path in (ROOT / "tests").rglob("test_*.py")}
+    packages = {folder for folder in folders if folder.split("/")[0] in PACKAGES}
+    assert packages <= rooms | set(PACKAGES)
 
 
 @pytest.mark.parametrize("library", sorted(ALLOWED))
 def test_a_library_is_imported_only_where_it_belongs(library: str) -> None:
-    users = {file for file in sources() if library in {name.split(".")[0] for name in imports(file)}}
+    users = {file for file in sources() if library in {name.split(".")[0] for name in imports(file, nodes_of(file))}}
     assert users <= ALLOWED[library]
     assert users, f"the rule for {library} guards nothing"
 
 
-@pytest.mark.parametrize("file", sorted(DECIDES))
-def test_what_decides_imports_neither_torch_nor_cupy_nor_ray(file: str) -> None:
-    assert {name.split(".")[0] for name in imports(file)} & {"torch", "cupy", "ray", "triton"} == set()
+def deciding() -> list[str]:
+    return [
+        file
+        for file in sources()
+        if {file.removesuffix(".py"), file.rsplit("/", 1)[0]} & DECIDES and file not in {MODEL_GRAPH, *RAY}
+    ]
 
 
-def test_what_decides_does_not_get_torch_through_another_module() -> None:
-    """The rule above over all that these files import in turn, but for imports made inside functions."""
-    reached: dict[str, str] = {}
-    for start in sorted(DECIDES):
-        todo, seen = [start], set()
-        while todo:
-            file = todo.pop()
-            if file in seen:
-                continue
-            seen.add(file)
-            for name in top_level_imports(file):
-                if name.split(".")[0] in ("torch", "cupy"):
-                    reached[start] = f"{file} imports {name}"
-                todo += [f for f in (name.replace(".", "/") + ".py", name.replace(".", "/") + "/__init__.py") if f in sources()]
-    assert reached == {}
+@pytest.mark.parametrize("file", deciding())
+def test_what_decides_gets_neither_torch_nor_cupy_nor_ray_not_even_through_another_module(file: str) -> None:
+    """Imports inside functions count in the file itself, and not in those that it imports in turn."""
+    assert {name.split(".")[0] for name in imports(file, nodes_of(file))} & HEAVY == set()
+    todo, seen = [file], set()
+    while todo:
+        at = todo.pop()
+        if at in seen:
+            continue
+        seen.add(at)
+        found = set(imports(at, list(_tree(at).body)))
+        assert {name.split(".")[0] for name in found} & HEAVY == set(), f"{at} is imported on the way"
+        todo += [used for name in found if (used := file_of(name))]
 
 
-def top_level_imports(file: str) -> Iterator[str]:
-    for node in ast.parse((ROOT / file).read_text()).body:
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield from imports(file, ast.unparse(node))
+def test_every_entry_of_what_decides_names_something() -> None:
+    assert {entry for entry in DECIDES if not (ROOT / entry).is_dir() and not (ROOT / f"{entry}.py").is_file()} == set()
 
 
 def test_kernels_is_the_package_of_this_repository() -> None:
@@ -148,22 +408,21 @@ def test_kernels_is_the_package_of_this_repository() -> None:
     assert Path(kernels.__file__).resolve().is_relative_to(ROOT)
 
 
-def test_the_reader_of_imports_sees_those_inside_functions() -> None:
-    source = "def f():\n    if True:\n        from torch.nn import Linear\n    import cupy as cp\n"
-    assert set(imports("x.py", source)) == {"torch.nn", "cupy"}
+def test_the_reader_of_imports_sees_those_inside_functions_and_modules_by_name() -> None:
+    inside = "def f():\n    if True:\n        from torch.nn import Linear\n    import cupy as cp\n"
+    source = f"{inside}from kernels.runtime import launch\n"
+    assert set(imports("x.py", list(ast.walk(ast.parse(source))))) == {"torch.nn", "cupy", "kernels.runtime.launch"}
 
 
 @pytest.mark.parametrize("file", sources())
 def test_nothing_evaluates_text_or_unpickles(file: str) -> None:
-    tree = ast.parse((ROOT / file).read_text())
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    nodes = nodes_of(file)
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
     called = {ast.unparse(node.func) for node in calls}
     assert called & {"eval", "exec", "pickle.load", "pickle.loads"} == set()
     # Checkpoints of other libraries have one reader, which takes weights and nothing else; and one unpickler of inert records.
     loads = [ast.unparse(node) for node in calls if ast.unparse(node.func) == "torch.load"]
     assert file == "dpiframe_core/importers/state_dict.py" or not loads
     assert all("weights_only=True" in load for load in loads)
-    unpicklers = [
-        n.name for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and "pickle.Unpickler" in map(ast.unparse, n.bases)
-    ]
+    unpicklers = [n.name for n in nodes if isinstance(n, ast.ClassDef) and "pickle.Unpickler" in map(ast.unparse, n.bases)]
     assert file == "dpiframe_core/importers/pickled.py" or not unpicklers
