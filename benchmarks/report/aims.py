@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.record import Record
-from benchmarks.report.results_read import Results, any_of, best_peer, has_compiled, mean
+from benchmarks.report.results import Results, any_of, best_peer, has_compiled, mean
 
 MODELS = 4
 ALL_BATCHES = (1, 64, 256, 1024, 4096)

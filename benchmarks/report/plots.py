@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
 from benchmarks.record import Record
-from benchmarks.report.results_read import Results, any_of
+from benchmarks.report.results import Results, any_of
 
 _COLOURS = {
     "dpiframe": "#D1495B", "dpiframe-pinned": "#E8A0A8", "eager": "#8D99AE", "stacked-eager": "#5C677D", "compile": "#7EB09B",

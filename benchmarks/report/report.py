@@ -7,9 +7,9 @@ from typing import Any
 from benchmarks.record import Record
 from benchmarks.report import plots, serving_report
 from benchmarks.report.aims import CPU_AIMS, GPU_AIMS
-from benchmarks.report.results_read import Results, any_of, best_peer, has_compiled, known_as, mean
+from benchmarks.report.results import Results, any_of, best_peer, has_compiled, mean
 from benchmarks.report.serving_aims import SERVING_CPU_AIMS, SERVING_GPU_AIMS
-from benchmarks.systems.systems import SYSTEMS
+from benchmarks.systems.names import SYSTEMS, known_as
 from dpiframe_core.engine.options import PRECISIONS
 
 _INTRODUCTION = """# Results

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from benchmarks.report.results_read import Results
+from benchmarks.report.results import Results
 from benchmarks.report.serving_aims import measured
 from benchmarks.serving.request_stages import STEPS
 from benchmarks.serving.scaling import course

@@ -2,10 +2,11 @@
 
 import pytest
 
-from benchmarks.record import ResultFile, record
+from benchmarks.record import record
+from benchmarks.result_file import ResultFile
 from benchmarks.report import report
 from benchmarks.report.aims import CPU_AIMS, GPU_AIMS, NOTHING
-from benchmarks.report.results_read import Results
+from benchmarks.report.results import Results
 from benchmarks.systems.embedding_cells import Cell
 from benchmarks.systems.workload import MODELS
 from benchmarks.timing import Times
@@ -150,15 +151,6 @@ def test_a_report_has_a_section_and_pictures_for_each_suite_measured(tmp_path):
 def test_a_machine_without_a_gpu_is_held_against_the_aims_for_one(tmp_path):
     ResultFile(tmp_path / "latency.json", RUN | {"gpu": None, "driver": None}).add(latency("dpiframe", 1.0, precision="fp32"))
     assert CPU_AIMS[0].what in report.write(tmp_path)
-
-
-def test_files_of_before_cells_were_named_are_still_read(tmp_path):
-    old = latency("dpiframe", 10.0) | {"ids": "zipf"}
-    del old["cell"]
-    file = ResultFile(tmp_path / "latency.json", RUN)
-    file.records = [old]
-    file.add(latency("eager", 90.0) | {"cell": {"ids": "zipf"}})
-    assert Results.read(tmp_path).of("latency", ids="zipf", system="dpiframe")[0]["p50_us"] == 10.0
 
 
 def test_of_two_files_with_one_cell_the_later_name_stands(tmp_path):

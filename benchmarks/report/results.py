@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.record import Record, identity
-from benchmarks.systems.systems import COMPILED
+from benchmarks.systems.names import is_compiled
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a folder holds. `runs`: the run-level facts by file name; files of one suite are read as one, by name.
+    """What a folder holds. `runs`: the run-level facts by `file` of their records; files of one suite are read as one, by name.
 
     A system that was told to choose among fewer products is another one: `compile-captured (ATEN)`.
     """
@@ -26,10 +26,12 @@ class Results:
         runs, records = {}, []
         for file in sorted(folder.glob("*.json")):
             stored = json.loads(file.read_text())
-            runs[file.name] = stored["run"]
-            for r in stored["records"]:  # early files had no `cell`
-                own = {"cell": {k: r[k] for k in ("ids", "clients") if k in r}, "file": file.name}
-                records.append({**own, **r, "system": r["system"] + (f" ({r['products']})" if r.get("products") else "")})
+            earlier = {f"{file.name}, peers of {e['run']['date']}": e for e in stored.get("earlier_peers", ())}
+            for name, part in (earlier | {file.name: stored}).items():  # the last stands: the file's own run
+                runs[name] = part["run"]
+                for r in part["records"]:
+                    chosen_of = f" ({r['products']})" if r.get("products") else ""
+                    records.append({**r, "file": name, "system": r["system"] + chosen_of})
         return cls(runs, tuple(records))
 
     def of(self, suite: str, **fixed: object) -> list[Record]:
@@ -47,7 +49,7 @@ class Results:
         for r in self.of(suite, **fixed):
             cell, system = found.setdefault(identity(r)[1:], {}), r["system"]
             before = cell.get(system)
-            if not before or known_as(system) not in COMPILED or (r["p50_us"] or inf) < (before["p50_us"] or inf):
+            if not before or not is_compiled(system) or (r["p50_us"] or inf) < (before["p50_us"] or inf):
                 cell[system] = r
         models = list(dict.fromkeys(r["model"] for r in self.records))
         return sorted(found.values(), key=lambda c: (models.index((m := any_of(c))["model"]), m["model"] and m["batch"]))
@@ -71,14 +73,9 @@ def best_peer(cell: Mapping[str, Record]) -> Record | None:
     return min((r for s, r in cell.items() if s != "dpiframe" and r["p50_us"]), key=lambda r: r["p50_us"], default=None)
 
 
-def known_as(system: str) -> str:
-    """The name of a system in `benchmarks.systems.systems`, whatever products it had to choose from."""
-    return system.split(" ")[0]
-
-
 def has_compiled(cell: Iterable[str]) -> bool:
     """Whether some of a cell's systems is compiled, else the best of the weak would pass for a peer."""
-    return any(known_as(system) in COMPILED for system in cell)
+    return any(map(is_compiled, cell))
 
 
 def mean(values: Iterable[float]) -> float:
