@@ -27,7 +27,7 @@ class Results:
         for file in sorted(folder.glob("*.json")):
             stored = json.loads(file.read_text())
             earlier = {f"{file.name}, peers of {e['run']['date']}": e for e in stored.get("earlier_peers", ())}
-            for name, part in (earlier | {file.name: stored}).items():  # the last stands: the file's own run
+            for name, part in ({file.name: stored} | earlier).items():
                 runs[name] = part["run"]
                 for r in part["records"]:
                     chosen_of = f" ({r['products']})" if r.get("products") else ""
@@ -63,6 +63,36 @@ class Results:
         return list(dict.fromkeys(r["suite"] for r in self.records))
 
 
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Our time for a model and batch beside the fastest of all peers, one of which is compiled."""
+
+    model: str
+    batch: int
+    precision: str
+    ours: Record
+    peer: Record
+    eager: Record | None
+
+    @property
+    def over_peer(self) -> float:
+        return float(self.peer["p50_us"] / self.ours["p50_us"])
+
+    @property
+    def over_eager(self) -> float | None:
+        return float(self.eager["p50_us"] / self.ours["p50_us"]) if self.eager else None
+
+
+def gains(results: Results, **fixed: object) -> list[Gain]:
+    """Cells of suite `latency` that have us and a compiled peer. In the order of `cells`."""
+    found = []
+    for cell in results.cells("latency", **fixed):
+        ours, best = cell.get("dpiframe"), best_peer(cell)
+        if ours and best and has_compiled(cell):
+            found.append(Gain(ours["model"], ours["batch"], ours["precision"], ours, best, cell.get("eager")))
+    return found
+
+
 def any_of(cell: Mapping[str, Record]) -> Record:
     """One of a cell's records: for what they have in common."""
     return next(iter(cell.values()))
@@ -82,3 +112,10 @@ def mean(values: Iterable[float]) -> float:
     """Geometric mean."""
     logs = [log(v) for v in values]
     return exp(sum(logs) / len(logs))
+
+
+def cell_name(r: Record) -> str:
+    """What else sets a latency cell apart from the usual one."""
+    own = r["cell"]
+    ids = "uniform ids, " if own.get("ids") == "uniform" else ""
+    return ids + ("serving buckets, " if own.get("buckets") == "default" else "")

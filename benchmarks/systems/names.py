@@ -1,6 +1,7 @@
-"""The names of the systems that a latency cell may hold, as records have them."""
+"""The names of systems and models: as records have them, and as papers write them."""
 
 COMPILED = ("compile", "compile-captured", "fbgemm", "fbgemm-captured")
+MODEL_TITLES = {"wide_deep": "Wide&Deep", "deepfm": "DeepFM", "dcn": "DCN", "dcnv2": "DCN-V2"}
 SYSTEMS = ("dpiframe", "eager", "stacked-eager", *COMPILED)
 
 

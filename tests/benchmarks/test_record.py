@@ -6,8 +6,8 @@ import pytest
 import typer
 
 from benchmarks.record import record
-from benchmarks.result_file import ResultFile
 from benchmarks.report.results import Results
+from benchmarks.result_file import ResultFile
 from benchmarks.run import Run
 from benchmarks.timing import Times, interleaved, times_of
 

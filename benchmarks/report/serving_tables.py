@@ -1,14 +1,11 @@
-"""The tables of suites `serving` and `serving_stages` in RESULTS.md."""
+"""The tables of the suites that start whole servers or score whole files, in a machine's RESULTS.md."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
-
+from benchmarks.report.markdown import failures, table
 from benchmarks.report.results import Results
 from benchmarks.report.serving_aims import measured
 from benchmarks.serving.request_stages import STEPS
 from benchmarks.serving.scaling import course
 
-Table = Callable[[Sequence[str], Iterable[Sequence[Any]], int], list[str]]
 _SERVING = """Client to client, every server over the same engine, encoder and requests, the load generator on the same cores.
 Closed loop: so many connections, each sends its next request when the last is answered. Offered: requests due at Poisson
 times, latency from when each was due. `failed`: other answers, and requests unanswered two seconds after the end. A rate with a
@@ -17,7 +14,7 @@ _STAGES = """Microseconds, medians, one request at a time in the app that a repl
 `Engine.submit` alone. `transport`: what a lone client of the running service waits for beyond the app."""
 
 
-def serving(results: Results, table: Table) -> list[str]:
+def serving(results: Results) -> list[str]:
     text = [_SERVING]
     for form in dict.fromkeys(r["cell"]["form"] for r in measured(results)):
         rows = []
@@ -26,9 +23,8 @@ def serving(results: Results, table: Table) -> list[str]:
             load = f"{cell['rate']}/s offered" if cell["rate"] else f"{cell['connections']} closed"
             rate = f"{r['requests_per_s']:.0f}" + ("*" if r["load_limited"] else "")
             times = [f"{r['p50_us'] / 1e3:.2f}", f"{r['p99_us'] / 1e3:.2f}"]
-            failed = ", ".join(f"{count} x {status}" for status, count in r["failed"].items())
             about = [r["system"], r["model"], load]
-            rows.append([*about, cell["gpus"], r["batch"], *times, rate, f"{r['rows_per_s'] / 1e6:.3f}", failed])
+            rows.append([*about, cell["gpus"], r["batch"], *times, rate, f"{r['rows_per_s'] / 1e6:.3f}", failures(r["failed"])])
         head = ["system", "model", "load", "replicas", "candidates", "p50 ms", "p99 ms", "requests/s", "M rows/s", "failed"]
         text += ["", f"### {form}", "", *table(head, rows, 3)]
     skipped = {
@@ -39,7 +35,7 @@ def serving(results: Results, table: Table) -> list[str]:
     return text
 
 
-def stages(results: Results, table: Table) -> list[str]:
+def stages(results: Results) -> list[str]:
     rows = []
     for r in results.of("serving_stages"):
         form = r["cell"]["form"]
@@ -50,12 +46,31 @@ def stages(results: Results, table: Table) -> list[str]:
     return [_STAGES, "", *table(["form", "candidates", *STEPS, "app", "transport", "engine"], rows, 1)]
 
 
-def autoscaling(results: Results, table: Table) -> list[str]:
+def autoscaling(results: Results) -> list[str]:
     rows = []
     for r in results.of("autoscaling"):
-        failed = ", ".join(f"{count} x {status}" for status, count in r["failed"].items()) or "none"
+        failed = failures(r["failed"]) or "none"
         times = [f"{r['p50_us'] / 1e3:.2f}", f"{r['p99_us'] / 1e3:.2f}"]
         rows.append([r["system"], r["cell"]["phase"], r["cell"]["rate"], r["batch"], course(r["replicas"]), failed, *times])
     head = ["system", "phase", "offered/s", "candidates", "replicas", "failed", "p50 ms", "p99 ms"]
     note = "One service through three phases of offered load, and its replicas, counted as processes, from each phase's start."
     return [note, "", *table(head, rows, 6)]
+
+
+def http(results: Results) -> list[str]:
+    rows = []
+    for r in results.of("http"):
+        figures = [f"{r['p50_us'] / 1e3:.2f}", f"{r['p99_us'] / 1e3:.2f}", f"{r['requests_per_s']:.0f}"]
+        rows.append([r["system"], r["batch"], r["cell"]["clients"], *figures])
+    note = "The endpoint, client to client, load generator on the same cores. `batch`: candidates a request."
+    return [note, "", *table(["system", "batch", "clients", "p50 ms", "p99 ms", "requests/s"], rows)]
+
+
+def score(results: Results) -> list[str]:
+    rows = []
+    for r in results.of("score"):
+        runs = ", ".join(f"{rate / 1e6:.2f}" for rate in r["rows_per_s_runs"])
+        rows.append([r["model"], r["cell"]["dim"], r["system"], f"{r['rows_per_s'] / 1e6:.2f}", runs])
+    cell = results.of("score")[0]["cell"]
+    note = f"Files scored offline, file to file, {cell['rows']:,} rows of {cell['fields']} fields; the median of the runs."
+    return [note, "", *table(["model", "dim", "system", "M rows/s", "each run"], rows, figures=3)]
