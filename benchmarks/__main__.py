@@ -253,11 +253,19 @@ def score(
 
 
 @app.command()
-def report(folder: Annotated[Path, typer.Argument(help="a folder of results")] = RESULTS / "h200") -> None:
-    """Writes RESULTS.md and the plots beside the JSON files of a folder, from them alone."""
-    from benchmarks.report import report as report_suite
+def report(
+    folder: Annotated[
+        Path | None, typer.Argument(help="a machine's results; default: of every machine, and both pages")
+    ] = None,
+) -> None:
+    """Writes each machine's RESULTS.md and plots, README's table and picture, and docs/performance.md, from the JSON alone."""
+    from benchmarks.report import pages, results_page
 
-    typer.echo(report_suite.write(folder))
+    for machine in [folder] if folder else sorted(p for p in RESULTS.iterdir() if p.is_dir()):
+        results_page.write(machine)
+        typer.echo(machine / "RESULTS.md")
+    for page in pages.write() if not folder else ():
+        typer.echo(page)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What measurements are on disk: {"run": machine, versions, commit .., "records": [one a system and cell]}."""
+"""One measurement as a record, and the facts of the run that it is of: machine, versions, commit, date."""
 
 import json
 import os
@@ -17,7 +17,6 @@ from benchmarks.timing import Times
 from dpiframe_core.engine.machine import machine
 
 Record = dict[str, Any]
-_SAME = ("gpu", "commit")  # records of runs that agree in these may stand in one file
 
 
 def run_facts(seed: int, device: torch.device) -> dict[str, Any]:
@@ -75,41 +74,6 @@ def record(
         "speedup_vs": None,
         **measured,
     }
-
-
-class ResultFile:
-    """A suite's JSON file, complete and valid after every `add`, so that a run cut short leaves what it had.
-
-    Args:
-        append: keep the records of other cells that stand there, if they are of the same commit and GPU.
-    """
-
-    def __init__(self, path: Path, run: Mapping[str, Any], *, append: bool = False) -> None:
-        self.path, self.run = path, dict(run)
-        self.records: list[Record] = []
-        self.dropped: str | None = None
-        if append and path.exists():
-            stored = json.loads(path.read_text())
-            if all(stored["run"].get(k) == self.run.get(k) for k in _SAME):
-                self.records = stored["records"]
-            else:
-                self.dropped = ", ".join(f"{k} {stored['run'].get(k)}" for k in _SAME)
-
-    def add(self, new: Record) -> None:
-        """Puts a record in the place of the one of the same cell and system, if any, and writes the file."""
-        at = [identity(r) for r in self.records]
-        if identity(new) in at:
-            self.records[at.index(identity(new))] = new
-        else:
-            self.records.append(new)
-        cell = [r for r in self.records if identity(r)[1:] == identity(new)[1:] and r["p50_us"]]
-        for r in cell:
-            r["speedup_vs"] = {o["system"]: round(o["p50_us"] / r["p50_us"], 3) for o in cell if o is not r}
-        lines = ",\n  ".join(json.dumps(r) for r in self.records)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = self.path.with_suffix(".part")
-        unfinished.write_text(f'{{"run": {json.dumps(self.run)},\n "records": [\n  {lines}\n]}}\n')
-        unfinished.replace(self.path)
 
 
 def identity(r: Record) -> tuple[Any, ...]:

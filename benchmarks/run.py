@@ -8,7 +8,8 @@ from typing import Annotated
 import torch
 import typer
 
-from benchmarks.record import Record, ResultFile, run_facts
+from benchmarks.record import Record, run_facts
+from benchmarks.result_file import ResultFile
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
+MOST_LINES = 140
 STAMP = ROOT / ".venv" / ".installed"
 FENCE = re.compile(
     r"^(?:<!-- not run: (?P<reason>.+?) -->\n)?```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
@@ -61,6 +62,10 @@ def test_the_readme_shows_code_that_runs() -> None:
     run = [block for block in BLOCKS if block.language in RUN and not block.reason]
     assert {block.language for block in run} == set(RUN)
     assert all(block.language for block in BLOCKS), "a fence without a language would be skipped in silence"
+
+
+def test_the_readme_fits_on_a_few_screens() -> None:
+    assert len(README.read_text().splitlines()) <= MOST_LINES
 
 
 def test_blocks_are_found_with_language_line_and_reason() -> None:

@@ -8,6 +8,7 @@ from benchmarks.device.floor import Machine, floor_record
 from benchmarks.record import Record, record
 from benchmarks.systems import systems as known
 from benchmarks.systems.cells import BATCHES_IN_ROTATION, Failed, check, offered
+from benchmarks.systems.names import is_compiled
 from benchmarks.systems.workload import Workload, id_blocks, workload
 from benchmarks.timing import interleaved
 from dpiframe_core.features.row_block import RowBlock
@@ -59,7 +60,7 @@ def _cell(
     cell: dict[str, str],
     machine: Machine | None,
 ) -> Iterator[Record]:
-    if set(names) & set(known.COMPILED):
+    if any(map(is_compiled, names)):
         known.forget_compiled()
     expected = [known.reference_scores(w, b) for b in blocks]
     built: dict[str, known.System] = {}

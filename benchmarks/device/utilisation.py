@@ -10,7 +10,8 @@ import torch
 from benchmarks.device.activity import GpuCounters, kernel_shares
 from benchmarks.record import Record, record
 from benchmarks.systems.cells import BATCHES_IN_ROTATION, Failed, check, offered
-from benchmarks.systems.systems import COMPILED, System, build, dpiframe, forget_compiled, reference_scores
+from benchmarks.systems.names import is_compiled
+from benchmarks.systems.systems import System, build, dpiframe, forget_compiled, reference_scores
 from benchmarks.systems.workload import Workload, id_blocks, workload
 from benchmarks.timing import Times, times_of
 from dpiframe_core.features.row_block import RowBlock
@@ -39,7 +40,7 @@ def run(
         w = make(model, device, seed=seed)
         for precision in offered(precisions, device):
             for rows in batches:
-                if set(systems) & set(COMPILED):
+                if any(map(is_compiled, systems)):
                     forget_compiled()
                 blocks = id_blocks(w.schema, rows, BATCHES_IN_ROTATION, skew=skew, seed=seed + rows)
                 expected = [reference_scores(w, b) for b in blocks]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.record import Record
-from benchmarks.report.results_read import Results, any_of, best_peer, has_compiled, mean
+from benchmarks.report.results import Results, any_of, gains, mean
 
 MODELS = 4
 ALL_BATCHES = (1, 64, 256, 1024, 4096)
@@ -50,12 +50,8 @@ def _over(peer: str, precision: str, batches: Sequence[int], **limits: float) ->
 
 def _over_best(precisions: Sequence[str], batches: Sequence[int], **limits: float) -> Judge:
     def judge(results: Results) -> Verdict:
-        gains = []
-        for cell in results.cells("latency"):
-            r, best = any_of(cell), best_peer(cell)
-            if r["precision"] in precisions and r["batch"] in batches and best and has_compiled(cell) and "dpiframe" in cell:
-                gains.append(best["p50_us"] / cell["dpiframe"]["p50_us"])
-        return _gains(gains, MODELS * len(batches) * len(precisions), **limits)
+        found = [g.over_peer for g in gains(results) if g.precision in precisions and g.batch in batches]
+        return _gains(found, MODELS * len(batches) * len(precisions), **limits)
 
     return judge
 
@@ -76,14 +72,14 @@ def _lookup(least: float, ours: str, peer: str, time: str, where: Callable[[Reco
     """A peer's time over ours, cell by cell of the one-hot Zipf sweep."""
 
     def judge(results: Results) -> Verdict:
-        gains = {}
+        over = {}
         for cell in results.cells("embedding", bag=1, large=False, ids="zipf"):
             r = any_of(cell)
             if where(r) and ours in cell and peer in cell:
-                gains[f"{r['cell']['dtype']} B={r['batch']}"] = cell[peer][time] / cell[ours][time]
-        if not gains:
+                over[f"{r['cell']['dtype']} B={r['batch']}"] = cell[peer][time] / cell[ours][time]
+        if not over:
             return NOTHING
-        return Verdict(", ".join(f"{k} {v:.2f}x" for k, v in gains.items()), min(gains.values()) >= least)
+        return Verdict(", ".join(f"{k} {v:.2f}x" for k, v in over.items()), min(over.values()) >= least)
 
     return judge
 
@@ -102,10 +98,10 @@ def _int8(results: Results) -> Verdict:
     times: dict[int, dict[str, float]] = {}
     for r in results.of("embedding", system="dpiframe", bag=1, large=False, ids="zipf", dim=16, fields=26):
         times.setdefault(r["batch"], {})[r["cell"]["dtype"]] = r["device_us"] or r["p50_us"]
-    gains = {b: t["float16"] / t["int8"] for b, t in times.items() if {"float16", "int8"} <= t.keys() and b >= 1024}
-    if not gains:
+    over = {b: t["float16"] / t["int8"] for b, t in times.items() if {"float16", "int8"} <= t.keys() and b >= 1024}
+    if not over:
         return NOTHING
-    return Verdict(", ".join(f"B={b} {g:.2f}x" for b, g in gains.items()), min(gains.values()) > 1)
+    return Verdict(", ".join(f"B={b} {g:.2f}x" for b, g in over.items()), min(over.values()) > 1)
 
 
 def _bandwidth(results: Results) -> Verdict:
@@ -121,15 +117,15 @@ def _bandwidth(results: Results) -> Verdict:
 
 
 def _lanes(results: Results) -> Verdict:
-    gains = {}
+    over = {}
     for r in results.of("utilisation", system="dpiframe", lanes=1):
         same = results.of("utilisation", system="dpiframe", model=r["model"], batch=r["batch"], precision=r["precision"])
         more = [o["rows_per_s"] for o in same if o["cell"]["lanes"] > 1]
         if more:
-            gains[f"{r['model']} {r['precision']} B={r['batch']}"] = max(more) / r["rows_per_s"]
-    if not gains:
+            over[f"{r['model']} {r['precision']} B={r['batch']}"] = max(more) / r["rows_per_s"]
+    if not over:
         return NOTHING
-    return Verdict(", ".join(f"{k} {v:.2f}x" for k, v in gains.items()), min(gains.values()) > 1)
+    return Verdict(", ".join(f"{k} {v:.2f}x" for k, v in over.items()), min(over.values()) > 1)
 
 
 def _warmup(results: Results) -> Verdict:

@@ -1,27 +1,27 @@
 """Draws a suite's figures beside its JSON, from the records alone."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
 
 from benchmarks.record import Record
-from benchmarks.report.results_read import Results, any_of
-
-_COLOURS = {
-    "dpiframe": "#D1495B", "dpiframe-pinned": "#E8A0A8", "eager": "#8D99AE", "stacked-eager": "#5C677D", "compile": "#7EB09B",
-    "compile-captured": "#2E7D5B", "fbgemm": "#8AB6D6", "fbgemm-captured": "#2B6CA3", "stacked-captured": "#3D4452",
-}  # fmt: skip
-_LANES = ("#EDB6BC", "#DE7F8A", "#D1495B", "#9A2E3D")
-_OTHERS = ("#8D99AE", "#8AB6D6", "#2B6CA3", "#7EB09B", "#2E7D5B", "#E9B44C", "#B279A2", "#9D755D")
-_NAMES = {"wide_deep": "Wide&Deep", "deepfm": "DeepFM", "dcn": "DCN", "dcnv2": "DCN-V2"}
+from benchmarks.report import panels
+from benchmarks.report.results import Results, any_of, cell_name
+from benchmarks.systems.names import MODEL_TITLES, SYSTEMS, known_as
 
 
 def draw(suite: str, results: Results, folder: Path) -> list[Path]:
     """Writes the suite's PNGs and gives their paths; none for a suite that has no picture."""
-    return [_saved(figure, folder / f"{name}.png") for name, figure in _FIGURES[suite](results)] if suite in _FIGURES else []
+    return [_saved(figure, folder / f"{name}.png") for name, figure in figures(suite, results)]
+
+
+Named = Iterable[tuple[str, Figure]]
+
+
+def figures(suite: str, results: Results) -> Named:
+    """The suite's figures by name, not drawn yet."""
+    return _FIGURES[suite](results) if suite in _FIGURES else ()
 
 
 def _saved(figure: Figure, path: Path) -> Path:
@@ -29,86 +29,24 @@ def _saved(figure: Figure, path: Path) -> Path:
     return path
 
 
-Named = Iterable[tuple[str, Figure]]
-
-
-def _grid(title: str, columns: int, *, rows: int = 1, width: float = 3.6, height: float = 3.0) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width * columns, height * rows + 0.7), layout="constrained")
-    figure.suptitle(title, fontsize=11)
-    axes = [figure.add_subplot(rows, columns, i + 1) for i in range(rows * columns)]
-    for a in axes:
-        a.spines[["top", "right"]].set_visible(False)
-        a.grid(axis="y", color="#DDDDDD", linewidth=0.6)
-        a.set_axisbelow(True)
-        a.tick_params(labelsize=8)
-    return figure, axes
-
-
 def _values(records: Iterable[Record], key: str) -> list:  # type: ignore[type-arg]
     """The values of a field, or of the cell's, in order of appearance."""
     return list(dict.fromkeys(r.get(key, r["cell"].get(key)) for r in records))
 
 
-def _lines(axes: Axes, lines: Mapping[str, Mapping[float, float]], label: str, *, log: bool = True) -> None:
-    """One line a name over common x values, which are spaced evenly: they grow by factors."""
-    at = sorted({x for line in lines.values() for x in line})
-    for i, (name, line) in enumerate(lines.items()):
-        ours = name.startswith("dpiframe")
-        axes.plot(
-            [at.index(x) for x in sorted(line)], [line[x] for x in sorted(line)], label=name, marker="o", markersize=3.5,
-            linewidth=2.2 if ours else 1.3, color=_COLOURS.get(name, _OTHERS[i % len(_OTHERS)]), zorder=3 if ours else 2,
-        )  # fmt: skip
-    axes.set_xticks(range(len(at)), [f"{x:g}" for x in at])
-    axes.set_xlabel(label, fontsize=8)
-    if log and lines:
-        _log_scale(axes)
-
-
-def _log_scale(axes: Axes) -> None:
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.yaxis.set_minor_locator(NullLocator())
-
-
-def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One for all panels, below them."""
-    handles = {label: handle for a in axes for handle, label in zip(*a.get_legend_handles_labels(), strict=True)}
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside lower center",
-        ncols=min(5 if len(handles) > 7 else 7, len(handles)),
-        frameon=False,
-        fontsize=8,
-    )
-
-
-def _bars(axes: Axes, groups: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], form: str) -> None:
-    """Groups of bars, one colour a name, each with its figure above it."""
-    names = list(dict.fromkeys(n for g in groups.values() for n in g))
-    width = 0.84 / max(1, len(names))
-    for i, name in enumerate(names):
-        at = [(j, g[name]) for j, g in enumerate(groups.values()) if name in g]
-        places = [j + (i - (len(names) - 1) / 2) * width for j, _ in at]
-        bars = axes.bar(
-            places, [v for _, v in at], width * 0.94, label=name, color=colours.get(name, _OTHERS[i % len(_OTHERS)])
-        )
-        axes.bar_label(bars, fmt=form, fontsize=6, padding=1)
-    axes.set_xticks(range(len(groups)), list(groups))
-
-
 def _latency(results: Results) -> Named:
     for precision in _values(results.of("latency"), "precision"):
-        records = [r for r in results.of("latency", precision=precision) if _usual(r)]
-        models = _values(records, "model")
-        figure, axes = _grid(f"Latency of a call, host to host, {precision} (median, microseconds)", max(1, len(models)))
+        cells = [c for c in results.cells("latency", precision=precision) if not cell_name(any_of(c))]
+        models = _values(map(any_of, cells), "model")
+        figure, axes = panels.grid(f"Latency of a call, host to host, {precision} (median, microseconds)", max(1, len(models)))
         for a, model in zip(axes, models, strict=False):
-            own = [r for r in records if r["model"] == model]
-            lines = {s: {r["batch"]: r["p50_us"] for r in own if r["system"] == s} for s in _values(own, "system")}
-            _lines(a, lines, "rows")
-            a.set_title(_NAMES.get(model, model), fontsize=9)
-        _legend(figure, axes)
+            own = [c for c in cells if any_of(c)["model"] == model]
+            systems = sorted({s for c in own for s in c}, key=lambda s: (SYSTEMS.index(known_as(s)), s))
+            times = {s: {c[s]["batch"]: c[s]["p50_us"] for c in own if s in c} for s in systems}
+            panels.lines(a, times, "rows", also_at=_values(map(any_of, cells), "batch"))
+            a.set_title(MODEL_TITLES.get(model, model), fontsize=9)
+        panels.same_heights(axes)
+        panels.legend(figure, axes)
         yield f"latency-{precision}", figure
         yield from _speedup(results, precision)
 
@@ -116,7 +54,9 @@ def _latency(results: Results) -> Named:
 def _speedup(results: Results, precision: str) -> Named:
     """The paper's first picture: how many times faster than eager, by model and batch."""
     cells = [
-        c for c in results.cells("latency", precision=precision) if {"dpiframe", "eager"} <= c.keys() and _usual(any_of(c))
+        c
+        for c in results.cells("latency", precision=precision)
+        if {"dpiframe", "eager"} <= c.keys() and not cell_name(any_of(c))
     ]
     if not cells:
         return
@@ -124,15 +64,12 @@ def _speedup(results: Results, precision: str) -> Named:
     for cell in cells:
         r = any_of(cell)
         gain = cell["eager"]["p50_us"] / cell["dpiframe"]["p50_us"]
-        groups.setdefault(_NAMES.get(r["model"], r["model"]), {})[f"{r['batch']} rows"] = gain
-    figure, axes = _grid(f"Speed-up over eager PyTorch with a table per field, {precision}", 1, width=8.5)
-    _bars(axes[0], groups, {}, "%.0fx")
-    _legend(figure, axes)
+        groups.setdefault(MODEL_TITLES.get(r["model"], r["model"]), {})[f"B = {r['batch']}"] = gain
+    figure, axes = panels.grid(f"Speed-up over eager PyTorch with a table per field, {precision}", 1, width=8.5)
+    sizes = dict.fromkeys(name for g in groups.values() for name in g)
+    panels.bars(axes[0], groups, dict(zip(sizes, panels.SHADES, strict=False)), "%.0fx")
+    panels.legend(figure, axes)
     yield f"speedup-{precision}", figure
-
-
-def _usual(r: Record) -> bool:
-    return r["cell"].get("ids") != "uniform" and r["cell"].get("buckets") != "default"
 
 
 def _embedding(results: Results) -> Named:
@@ -148,19 +85,19 @@ def _embedding(results: Results) -> Named:
             if key == "device_us"
             else ("dpiframe", "dpiframe-pinned", "eager", "stacked-eager", "fbgemm", "fbgemm-captured")
         )
-        figure, axes = _grid(f"The lookup alone, {what} (microseconds)", 3, rows=max(1, len(dtypes)))
-        panels = iter(axes)
+        figure, axes = panels.grid(f"The lookup alone, {what} (microseconds)", 3, rows=max(1, len(dtypes)))
+        places = iter(axes)
         for dtype in dtypes:
             records = [
                 r for r in results.of("embedding", dtype=dtype, bag=1, large=False, ids="zipf") if r["system"] in systems
             ]
             for axis, label in axes_of.items():
-                a = next(panels)
+                a = next(places)
                 own = [r for r in records if _on_axis(r, axis)]
                 lines = {s: {_at(r, axis): r[key] for r in own if r["system"] == s and r[key]} for s in _values(own, "system")}
-                _lines(a, lines, label)
+                panels.lines(a, lines, label)
                 a.set_title(f"{dtype} tables, by {label}", fontsize=9)
-        _legend(figure, axes)
+        panels.legend(figure, axes)
         yield f"embedding-{'device' if key == 'device_us' else 'call'}", figure
 
 
@@ -177,17 +114,19 @@ def _on_axis(r: Record, axis: str) -> bool:
 def _stages(suite: str, title: str) -> Callable[[Results], Named]:
     def figures(results: Results) -> Named:
         batches = _values(results.of(suite), "batch")
-        figure, axes = _grid(title, 1, rows=len(batches), width=9.5, height=2.6)
+        figure, axes = panels.grid(title, 1, rows=len(batches), width=9.5, height=2.6)
         for a, batch in zip(axes, batches, strict=True):
             groups: dict[str, dict[str, float]] = {}
             for r in results.of(suite, batch=batch):
-                groups.setdefault(f"{_NAMES.get(r['model'], r['model'])}, {r['precision']}", {})[r["system"]] = r["p50_us"]
+                groups.setdefault(f"{MODEL_TITLES.get(r['model'], r['model'])}, {r['precision']}", {})[r["system"]] = r[
+                    "p50_us"
+                ]
             *_, last = dict.fromkeys(name for g in groups.values() for name in g)
-            _bars(a, groups, {last: _COLOURS["dpiframe"]}, "%.0f")  # what serving runs
-            _log_scale(a)
+            panels.bars(a, groups, {last: panels.COLOURS["dpiframe"]}, "%.0f")  # what serving runs
+            panels.log_scale(a)
             a.set_ylim(bottom=10)  # one baseline for all
             a.set_title(f"{batch} rows", fontsize=9)
-        _legend(figure, axes)
+        panels.legend(figure, axes)
         yield suite, figure
 
     return figures
@@ -195,8 +134,8 @@ def _stages(suite: str, title: str) -> Callable[[Results], Named]:
 
 def _utilisation(results: Results) -> Named:
     records = results.of("utilisation")
-    figure, axes = _grid("Saturated: as many callers as lanes, no pause", 2, width=4.8)
-    names = {id(r): f"{_NAMES.get(r['model'], r['model'])} {r['precision']}, {r['batch']} rows" for r in records}
+    figure, axes = panels.grid("Saturated: as many callers as lanes, no pause", 2, width=4.8)
+    names = {id(r): f"{MODEL_TITLES.get(r['model'], r['model'])} {r['precision']}, {r['batch']} rows" for r in records}
     lines: dict[str, dict[float, float]] = {}
     active: dict[str, dict[str, float]] = {}
     for r in records:
@@ -206,13 +145,13 @@ def _utilisation(results: Results) -> Named:
         if share is not None:
             name = f"dpiframe, lanes: {r['cell']['lanes']}" if r["system"] == "dpiframe" else r["system"]
             active.setdefault(names[id(r)].replace(", ", "\n"), {})[name] = share * 100
-    _lines(axes[0], lines, "lanes", log=False)
+    panels.lines(axes[0], lines, "lanes", log=False)
     axes[0].set_ylim(bottom=0)
     axes[0].set_title("million rows a second", fontsize=9)
     if active:
         ours = sorted({n for g in active.values() for n in g if n.startswith("dpiframe")})
-        _bars(axes[1], active, _COLOURS | dict(zip(ours, _LANES, strict=False)), "%.0f")
-    _legend(figure, axes)
+        panels.bars(axes[1], active, panels.COLOURS | dict(zip(ours, panels.LANES, strict=False)), "%.0f")
+    panels.legend(figure, axes)
     counters = any(r["sm_active"] is not None for r in records)
     axes[1].set_title("multiprocessors active, % of cycles" if counters else "some kernel running, % of time", fontsize=9)
     yield "utilisation", figure
@@ -221,15 +160,17 @@ def _utilisation(results: Results) -> Named:
 def _floor(results: Results) -> Named:
     records = results.latest("floor", system="dpiframe")
     precisions = _values(records, "precision")
-    figure, axes = _grid("Median latency over the hardware's floor", max(1, len(precisions)))
+    figure, axes = panels.grid("Median latency over the hardware's floor", max(1, len(precisions)))
     for a, precision in zip(axes, precisions, strict=False):
         own = [r for r in records if r["precision"] == precision]
-        lines = {_NAMES.get(m, m): {r["batch"]: r["ratio"] for r in own if r["model"] == m} for m in _values(own, "model")}
-        _lines(a, lines, "rows", log=False)
+        lines = {
+            MODEL_TITLES.get(m, m): {r["batch"]: r["ratio"] for r in own if r["model"] == m} for m in _values(own, "model")
+        }
+        panels.lines(a, lines, "rows", log=False)
         a.axhline(1.0, color="#444444", linewidth=0.8, linestyle="--")
         a.set_ylim(bottom=0)
         a.set_title(precision, fontsize=9)
-    _legend(figure, axes)
+    panels.legend(figure, axes)
     yield "floor", figure
 
 

@@ -2,7 +2,7 @@
 
 from benchmarks.record import Record
 from benchmarks.report.aims import NOTHING, Aim, Judge, Verdict
-from benchmarks.report.results_read import Results
+from benchmarks.report.results import Results
 from benchmarks.serving.payloads import FORMS
 from benchmarks.serving.systems import OURS, PEERS
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from benchmarks.systems.fbgemm import TableBatch
+from benchmarks.systems.names import SYSTEMS
 from benchmarks.systems.torch_models import Model, Stacked, TablePerField
 from benchmarks.systems.workload import Workload, id_blocks, wide_ids
 from benchmarks.timing import Captured
@@ -18,8 +19,6 @@ from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.features.row_block import RowBlock
 from kernels.dense.linear import matmul_precision
 
-COMPILED = ("compile", "compile-captured", "fbgemm", "fbgemm-captured")
-SYSTEMS = ("dpiframe", "eager", "stacked-eager", *COMPILED)
 Score = Callable[[RowBlock], np.ndarray]
 Compute = Callable[[torch.Tensor], torch.Tensor]  # ids int32[rows, fields] on the device -> probabilities [rows, 1]
 

@@ -5,8 +5,9 @@ import json
 import pytest
 import typer
 
-from benchmarks.record import ResultFile, record
-from benchmarks.report.results_read import Results
+from benchmarks.record import record
+from benchmarks.report.results import Results
+from benchmarks.result_file import ResultFile
 from benchmarks.run import Run
 from benchmarks.timing import Times, interleaved, times_of
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from benchmarks.record import record
-from benchmarks.report.results_read import Results
+from benchmarks.report.results import Results
 from benchmarks.report.serving_aims import SERVING_CPU_AIMS, SERVING_GPU_AIMS, WIDE
 from benchmarks.report.serving_report import serving as serving_table
 from benchmarks.serving.host_cores import _turn, turns_per_s

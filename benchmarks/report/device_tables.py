@@ -1,0 +1,153 @@
+"""The tables of the suites that time models and lookups, in a machine's RESULTS.md."""
+
+from collections.abc import Callable
+
+from benchmarks.report.markdown import table, us
+from benchmarks.report.results import Results, any_of, best_peer, cell_name, has_compiled, mean
+from benchmarks.systems.names import SYSTEMS, known_as
+from dpiframe_core.engine.options import PRECISIONS
+
+_LATENCY = """Microseconds, host to host, median (p99): ids in host memory to scores in host memory, one call at a time. Tables
+of Criteo Kaggle (39 fields, dim 16), MLP 1024-512-256, eight batches in rotation. Every system's scores were checked against
+the float32 source model in the same run. `device`: ours alone, on the device, one graph after the other. A system that several
+runs have in a cell stands with the last of them, a compiled peer with the fastest. `(ATEN)`: Inductor chose among cuBLAS's
+products alone (docs/benchmarks.md).
+"Over the best peer" is over the fastest of the row, of whichever run; it stands only where a compiled one was measured."""
+_EMBEDDING = """Microseconds, median. `device` is device time, many launches in one graph; `call` is a launch and the wait for
+it, all with ids on the device but for `pinned`, where our kernel reads them from host memory as the engine has it.
+float32 tables give float32, others bfloat16 (eager and stacked: what the tables hold)."""
+_STAGES = {
+    "ablation": "Microseconds, host to host, median; each column adds a component to the last (in brackets: over eager).",
+    "first_op": "Microseconds from the first operator's launch to the scores in host memory, median (in brackets: over eager).",
+}
+_UTILISATION = """As many threads as lanes call without a pause. SM active, occupancy and DRAM active are the GPU's own counters
+over the loop; kernels by CUPTI over fifty calls in a row: their times added up over streams, and the time with any of them
+running, both over the wall time (which profiling lengthens)."""
+_FLOOR = """`floor` = graph launch and wait + (distinct table rows + weights) / copy bandwidth + (ids + scores) / pinned-memory
+bandwidth + operations / rate, all measured in the same run."""
+
+
+def latency(results: Results) -> list[str]:
+    text = [_LATENCY]
+    for precision in dict.fromkeys(r["precision"] for r in results.of("latency")):
+        records = results.of("latency", precision=precision)
+        systems = sorted(dict.fromkeys(r["system"] for r in records), key=lambda s: (SYSTEMS.index(known_as(s)), s))
+        rows, over = [], {s: [] for s in (*systems, "the best peer")}  # type: dict[str, list[float]]
+        for cell in results.cells("latency", precision=precision):
+            r, ours, best = any_of(cell), cell.get("dpiframe"), best_peer(cell)
+            figures = [f"{us(cell[s]['p50_us'])} ({us(cell[s]['p99_us'])})" if s in cell else "" for s in systems]
+            device, gain = "", ""
+            if ours and best and has_compiled(cell):
+                gain = f"{best['p50_us'] / ours['p50_us']:.2f}x"
+                over["the best peer"].append(best["p50_us"] / ours["p50_us"])
+            for s in cell.keys() - {"dpiframe"} if ours else ():
+                over[s].append(cell[s]["p50_us"] / ours["p50_us"])
+            if ours and ours["device_us"]:
+                device = f"{ours['device_us']:.1f}"
+            rows.append([r["model"], cell_name(r) + str(r["batch"]), *figures, device, gain])
+        text += ["", f"### {precision}", "", *table(["model", "B", *systems, "device", "over the best peer"], rows)]
+        gains = [f"{s}: {mean(v):.2f}x (least {min(v):.2f}x)" for s, v in over.items() if v]
+        worst = max((r["max_abs_err"] for r in records if r["system"] == "dpiframe"), default=0.0)
+        over_each = [f"Over each, geometric mean: {', '.join(gains)}."] * bool(gains)
+        text += ["", *over_each, f"Largest deviation of a probability: {worst:.1e}."]
+    return text
+
+
+def embedding(results: Results) -> list[str]:
+    systems = {"dpiframe": "call", "dpiframe-pinned": "pinned", "fbgemm": "FBGEMM call", "fbgemm-captured": "FBGEMM captured",
+               "eager": "eager call", "stacked-eager": "stacked call"}  # fmt: skip
+    text = [_EMBEDDING]
+    for dtype in dict.fromkeys(r["cell"]["dtype"] for r in results.of("embedding")):
+        rows = []
+        for cell in results.cells("embedding", dtype=dtype):
+            r = any_of(cell)
+            c, ours = r["cell"], cell.get("dpiframe")
+            name = f"{c['fields']} x {c['dim']}" + (f", bags of {c['bag']}" if c["bag"] > 1 else "")
+            name += (", uniform" if c["ids"] == "uniform" else "") + (", large tables" if c["large"] else "")
+            theirs = cell.get("fbgemm-captured")
+            device = [f"{x['device_us']:.2f}" if x and x["device_us"] else "" for x in (ours, theirs)]
+            gain = f"{theirs['device_us'] / ours['device_us']:.2f}x" if all(device) and ours and theirs else ""
+            rate = f"{ours['bytes_per_s'] / 1e9:.0f}" if ours and ours["bytes_per_s"] else ""
+            gathers = [x["bytes_per_s"] / 1e9 for s, x in cell.items() if s.startswith("gather")]
+            calls = [us(cell[s]["p50_us"]) if s in cell else "" for s in systems]
+            rows.append([name, r["batch"], *device, gain, rate, f"{max(gathers):.0f}" if gathers else "", *calls])
+        head = ["fields x dim", "B", "device", "FBGEMM device", "over it", "GB/s", "gather GB/s", *systems.values()]
+        text += ["", f"### {dtype} tables", "", *table(head, rows)]
+    return text
+
+
+def stages(suite: str) -> Callable[[Results], list[str]]:
+    def stage_table(results: Results) -> list[str]:
+        stages = list(dict.fromkeys(r["system"] for r in results.of(suite)))
+        rows = []
+        for cell in results.cells(suite):
+            r, eager = any_of(cell), cell.get("eager")
+            figures = []
+            for s in stages:
+                gain = f" ({eager['p50_us'] / cell[s]['p50_us']:.1f}x)" if eager and s in cell and s != "eager" else ""
+                figures.append(f"{us(cell[s]['p50_us'])}{gain}" if s in cell else "")
+            rows.append([r["model"], r["precision"], r["batch"], *figures])
+        return [_STAGES[suite], "", *table(["model", "", "B", *stages], rows, figures=2)]
+
+    return stage_table
+
+
+def utilisation(results: Results) -> list[str]:
+    shares = {"sm_active": "SM active", "sm_occupancy": "occupancy", "dram_active": "DRAM active",
+              "kernel_share": "kernels, sum", "kernel_union": "kernels, any"}  # fmt: skip
+    rows = []
+    for r in results.of("utilisation"):
+        figures = [f"{r[k]:.1%}" if r[k] is not None else "" for k in shares]
+        times = [f"{r['rows_per_s'] / 1e6:.2f}", f"{r['p50_us']:.0f} ({r['p99_us']:.0f})"]
+        rows.append([r["model"], r["precision"], r["system"], r["batch"], r["cell"]["lanes"], *times, *figures])
+    head = ["model", "", "system", "B", "lanes", "M rows/s", "p50 (p99) us", *shares.values()]
+    return [_UTILISATION, "", *table(head, rows, figures=3)]
+
+
+def floor(results: Results) -> list[str]:
+    text = [_FLOOR]
+    for m in results.of("floor", system="machine"):
+        rates = ", ".join(f"{p} {rate / 1e12:.1f}" for p, rate in m["operations_per_s"].items())
+        text += [
+            "",
+            f"Launch and wait {m['launch_us']:.1f} us, {m['polled_us']:.1f} us if the host polls; copy "
+            f"{m['copy_bytes_per_s'] / 1e12:.2f} TB/s; pinned memory "
+            f"{m['pinned_bytes_per_s'] / 1e9:.1f} GB/s; products of {m['cell']['gemm']}^3, TFLOP/s: {rates}.",
+        ]
+    rows = []
+    for r in sorted(results.latest("floor", system="dpiframe"), key=lambda r: PRECISIONS["cuda"].index(r["precision"])):
+        device = f"{r['device_us']:.1f}" if r["device_us"] else ""
+        rows.append(
+            [r["model"], r["precision"], r["batch"], f"{r['p50_us']:.1f}", device, f"{r['floor_us']:.1f}", f"{r['ratio']:.2f}x"]
+        )
+    return [*text, "", *table(["model", "", "B", "p50 us", "device us", "floor us", "p50 over floor"], rows, figures=2)]
+
+
+def precision(results: Results) -> list[str]:
+    rows = []
+    for r in results.of("precision"):
+        deviations = [f"{r['max_abs_err']:.1e}", f"{r['mean_abs_err']:.1e}"]
+        rows.append(
+            [
+                r["precision"],
+                f"{r['p50_us']:.0f}",
+                *deviations,
+                f"{r['kendall_tau']:.6f}",
+                f"{r['auc']:.5f}",
+                f"{r['auc_delta']:+.1e}",
+            ]
+        )
+    count = results.of("precision")[0]["cell"]["rows"]
+    note = f"The demo model on its {count:,} held-out rows, against our own float32. p50 of a batch of 1024."
+    head = ["", "p50 us", "largest deviation", "mean deviation", "Kendall tau", "AUC", "AUC delta"]
+    return [note, "", *table(head, rows)]
+
+
+def warmup(results: Results) -> list[str]:
+    rows = []
+    for r in results.of("warmup"):
+        sizes = [f"{r[k] / 1e6:.0f}" for k in ("table_bytes", "buffer_bytes", "captured_bytes")]
+        rows.append([r["model"], r["precision"], r["cell"]["start"], r["buckets"], f"{r['seconds']:.1f}", *sizes])
+    note = "Seconds from a loaded model to a ready engine. `cold`: no caches; `again`: with what that start left there."
+    head = ["model", "", "start", "buckets", "seconds", "tables MB", "buffers MB", "captured graphs MB"]
+    return [note, "", *table(head, rows, figures=3)]

@@ -1,0 +1,158 @@
+"""What docs/performance.md says of models and lookups, from the stored results: a function a generated part."""
+
+from collections.abc import Sequence
+
+from benchmarks.record import Record
+from benchmarks.report.markdown import table, times_over, us
+from benchmarks.report.results import Gain, Results, any_of, gains, mean
+from benchmarks.report.results_page import aims_of
+from benchmarks.systems.names import COMPILED, MODEL_TITLES
+from benchmarks.systems.workload import MODELS
+
+
+def models(results: Results, precision: str) -> list[str]:
+    """A call of each model: ours, the fastest peer, eager PyTorch, and the floor."""
+    floors = {(r["model"], r["batch"]): r["ratio"] for r in results.latest("floor", precision=precision, system="dpiframe")}
+    found = gains(results, precision=precision)
+    rows = [
+        [
+            MODEL_TITLES[g.model], g.batch, f"**{us(g.ours['p50_us'])}** ({us(g.ours['p99_us'])})", us(g.peer["p50_us"]),
+            us(g.eager["p50_us"]) if g.eager else "", f"{g.over_peer:.2f}x", us(g.ours["device_us"]),
+            f"{floors[g.model, g.batch]:.1f}x",
+        ]
+        for g in found
+    ]  # fmt: skip
+    head = ["model", "candidates", "DPIFrame", "strongest peer", "eager", "over the peer", "device alone", "over the floor"]
+    return [_over(found), "", *table(head, rows)]
+
+
+def _over(found: Sequence[Gain]) -> str:
+    eager = [g.over_eager for g in found if g.over_eager]
+    return (
+        f"Over the strongest peer {times_over([g.over_peer for g in found])}, over eager PyTorch "
+        f"{mean(eager):.0f}x ({min(eager):.1f}x to {max(eager):.0f}x)."
+    )
+
+
+def fp8(results: Results) -> list[str]:
+    found = results.of("latency", precision="fp8", system="dpiframe")
+    batches = sorted({r["batch"] for r in found})
+    times = {(r["model"], r["batch"]): us(r["p50_us"]) for r in found}
+    rows = [[MODEL_TITLES[m], *(times.get((m, b), "") for b in batches)] for m in MODELS]
+    return table(["candidates", *batches], rows)
+
+
+def all_peers(results: Results) -> list[str]:
+    """How far the captured, compiled model is behind the fastest of six peers of one run."""
+    rows, behind = [], []
+    for cell in results.cells("latency"):
+        r, theirs = any_of(cell), {s: r for s, r in cell.items() if s != "dpiframe"}
+        behind.append(theirs["compile-captured"]["p50_us"] / min(t["p50_us"] for t in theirs.values()))
+        times = [us(theirs[s]["p50_us"]) for s in ("eager", "stacked-eager", *COMPILED)]
+        rows.append([MODEL_TITLES[r["model"]], r["precision"], r["batch"], us(cell["dpiframe"]["p50_us"]), *times])
+    first = sum(b == 1 for b in behind)
+    note = (
+        f"`compile-captured` is the fastest peer in {first} of {len(behind)} cells and at most {max(behind) - 1:.1%} behind it."
+    )
+    head = ["model", "", "candidates", "DPIFrame then", "eager", "stacked-eager", *COMPILED]
+    return [note, "", *table(head, rows, figures=2)]
+
+
+def _is_shown(r: Record) -> bool:
+    c = r["cell"]
+    return not c["large"] and c["bag"] == 1 and c["ids"] == "zipf" and c["fields"] == 26 and c["dim"] in (16, 128)
+
+
+def lookup(results: Results) -> list[str]:
+    """Device time beside FBGEMM's, 26 fields, Zipf ids."""
+    rows = []
+    for cell in results.cells("embedding"):
+        r = any_of(cell)
+        if not _is_shown(r):
+            continue
+        ours, theirs = cell["dpiframe"]["device_us"], cell["fbgemm-captured"]["device_us"]
+        name = [r["cell"]["dtype"], r["cell"]["dim"], r["batch"]]
+        rows.append([*name, f"**{ours:.1f}**", f"{theirs:.1f}", f"{theirs / ours:.1f}x", us(cell["dpiframe"]["p50_us"])])
+    rows.sort(key=lambda row: (("float32", "float16", "int8").index(row[0]), row[1], row[2]))
+    return table(["tables", "dim", "rows", "DPIFrame", "FBGEMM", "over it", "a call of ours"], rows)
+
+
+def large_tables(results: Results) -> list[str]:
+    rows = []
+    for cell in results.cells("embedding", large=True):
+        ours = cell["dpiframe"]["bytes_per_s"]
+        gather = max(r["bytes_per_s"] for s, r in cell.items() if s.startswith("gather"))
+        c = any_of(cell)["cell"]
+        rows.append([c["dtype"], c["dim"], f"{ours / 1e9:.0f}", f"{gather / 1e9:.0f}", f"{ours / gather:.0%}"])
+    return table(["tables", "dim", "GB/s", "a plain gather's GB/s", "share"], rows)
+
+
+def ablation(results: Results) -> list[str]:
+    stages = list(dict.fromkeys(r["system"] for r in results.of("ablation")))
+    rows = []
+    for cell in results.cells("ablation"):
+        r = any_of(cell)
+        rows.append([MODEL_TITLES[r["model"]], r["batch"], *(us(cell[s]["p50_us"]) for s in stages)])
+    return table(["model", "candidates", *stages], rows)
+
+
+def lanes(results: Results) -> list[str]:
+    rows = []
+    for r in results.of("utilisation"):
+        who = (
+            f"DPIFrame, {r['cell']['lanes']} lane" + "s" * (r["cell"]["lanes"] > 1)
+            if r["system"] == "dpiframe"
+            else r["system"]
+        )
+        figures = [f"{r['rows_per_s'] / 1e6:.2f}", f"{us(r['p50_us'])} ({us(r['p99_us'])})", f"{r['sm_active']:.0%}"]
+        rows.append([MODEL_TITLES[r["model"]], r["batch"], who, *figures])
+    return table(["model", "candidates", "", "M rows/s", "p50 (p99) us", "multiprocessors active"], rows, figures=3)
+
+
+def precision(results: Results) -> list[str]:
+    rows = [
+        [r["precision"], f"{r['max_abs_err']:.1e}", f"{r['kendall_tau']:.5f}", f"{r['auc']:.5f}", f"{r['auc_delta']:+.1e}"]
+        for r in results.of("precision")
+    ]
+    return table(["", "largest deviation", "Kendall's tau", "AUC", "AUC against fp32"], rows)
+
+
+def warmup(results: Results) -> list[str]:
+    seconds = {(r["model"], r["cell"]["start"]): f"{r['seconds']:.1f} s" for r in results.of("warmup")}
+    rows = [[MODEL_TITLES[m], seconds[m, "cold"], seconds[m, "again"]] for m in MODELS]
+    return table(["model", "no caches", "a second start"], rows)
+
+
+def cpu_models(machines: Sequence[tuple[str, str, Results]]) -> list[str]:
+    """Models on the CPU, a row a machine and precision. machines: (name, link to its record, results)."""
+    rows = []
+    for name, link, results in machines:
+        for kind in ("fp32", "bf16"):
+            over = {}
+            for peer in ("eager", "compile"):
+                pairs = [(c[peer], c["dpiframe"]) for c in results.cells("latency", precision=kind)]
+                over[peer] = [theirs["p50_us"] / ours["p50_us"] for theirs, ours in pairs]
+            if over["eager"]:
+                rows.append([f"[{name}]({link}#{kind})", kind, times_over(over["eager"]), times_over(over["compile"])])
+    return table(["two cores of", "", "over eager", "over `torch.compile`"], rows, figures=2)
+
+
+def cpu_lookup(machines: Sequence[tuple[str, str, Results]]) -> list[str]:
+    rows = []
+    for name, link, results in machines:
+        cells = results.cells("embedding", dtype="float32", dim=16, fields=26, bag=1, ids="zipf")
+        for system in ("dpiframe", "eager", "stacked-eager") if cells else ():
+            rows.append([f"[{name}]({link}#embedding)", system, *(us(c[system]["p50_us"]) for c in cells)])
+            batches = [any_of(c)["batch"] for c in cells]
+    return table(["two cores of", "rows", *batches], rows, figures=2)
+
+
+def missed(machines: Sequence[tuple[str, str, Results]]) -> list[str]:
+    """Every aim that was missed, on whichever machine."""
+    rows = []
+    for name, link, results in machines:
+        for aim in aims_of(results):
+            verdict = aim.judge(results)
+            if verdict.met is False:
+                rows.append([f"[{name}]({link}#aims)", aim.what, aim.rule, verdict.figure])
+    return table(["machine", "", "aim", "measured"], rows, figures=4)

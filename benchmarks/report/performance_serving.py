@@ -1,0 +1,100 @@
+"""What docs/performance.md says of whole servers, from the stored results: a function a generated part."""
+
+from benchmarks.record import Record
+from benchmarks.report.markdown import failures, table
+from benchmarks.report.results import Results
+from benchmarks.report.serving_aims import WIDE, measured
+from benchmarks.serving.scaling import course
+from benchmarks.serving.systems import OURS
+
+_TOPOLOGIES = {"dpiframe": "colocated", "dpiframe-fanin": "fan-in"}
+_SERVERS = {
+    "dpiframe": "DPIFrame", "dpiframe-fanin": "DPIFrame, fan-in", "mosec": "mosec, batching", "litserve": "LitServe, batching",
+    "uvicorn": "uvicorn + FastAPI, one model call a request", "ray-serve": "Ray Serve, FastAPI, `@serve.batch`",
+    "bentoml": "BentoML, batching",
+}  # fmt: skip
+
+
+def best_closed(records: list[Record]) -> Record | None:
+    """The closed loop of the highest rate of which no request failed."""
+    whole = [r for r in records if not r["cell"]["rate"] and not r["failed"]]
+    return max(whole, key=lambda r: r["requests_per_s"], default=None)
+
+
+def topologies(results: Results) -> list[str]:
+    """One GPU, binary bodies: a lone client, the most requests, and half of that offered at random times."""
+    rows = []
+    for system in OURS:
+        for candidates in sorted({r["batch"] for r in measured(results, system=system)}):
+            found = [
+                r for r in measured(results, system=system, batch=candidates, form="binary") if r["file"] == "serving.json"
+            ]
+            (lone,) = (r for r in found if r["cell"]["connections"] == 1 and not r["cell"]["rate"])
+            best = best_closed(found)
+            offered = [r for r in found if r["cell"]["rate"]]
+            if not best or not offered:
+                continue
+            half = min(offered, key=lambda r: abs(r["cell"]["rate"] - best["requests_per_s"] / 2))
+            most = f"{best['requests_per_s']:,.0f} ({best['p99_us'] / 1e3:.1f} ms)"
+            alone, rows_per_s = f"{lone['p50_us'] / 1e3:.2f} ms", f"{best['rows_per_s'] / 1e6:.1f} M"
+            rows.append([_TOPOLOGIES[system], candidates, alone, most, rows_per_s, _times(half)])
+    head = ["topology", "candidates", "a lone client, p50", "requests/s at most (p99)", "rows/s", "p50 (p99) at half of it"]
+    return table(head, rows, figures=1)
+
+
+def _times(r: Record) -> str:
+    return f"{r['p50_us'] / 1e3:.1f} ({r['p99_us'] / 1e3:.1f}) ms"
+
+
+def gpus(results: Results) -> list[str]:
+    """Several GPUs of one host, 16 cores each: the rates, and what the same cores gave to loops of Python."""
+    loops = {r["cell"]["gpus"]: r["turns_per_s"] for r in results.of("serving", system="python-loops")}
+    rows = []
+    for model, candidates, about in (("demo", 100, "the demo model"), (WIDE, 1000, "dense layers 4,096 wide")):
+        rates = {}
+        for count in loops:
+            best = best_closed(
+                measured(results, file="serving-gpus.json", model=model, gpus=count, batch=candidates, form="binary")
+            )
+            if best:
+                rates[count] = best
+        for count, r in rates.items():
+            over = r["requests_per_s"] / rates[1]["requests_per_s"]
+            figures = [f"{r['requests_per_s']:,.0f}", f"{r['rows_per_s'] / 1e6:.1f}", f"{r['p99_us'] / 1e3:.1f}"]
+            rows.append([about, candidates, count, *figures, f"{over:.2f}x", f"{loops[count] / loops[1]:.2f}x"])
+    head = ["", "candidates", "GPUs", "requests/s", "M rows/s", "p99 ms", "over one GPU", "loops of Python on these cores"]
+    return table(head, rows, figures=1)
+
+
+def autoscaling(results: Results) -> list[str]:
+    rows = []
+    for r in results.of("autoscaling"):
+        figures = [
+            course(r["replicas"]),
+            failures(r["failed"]) or "none",
+            f"{r['p50_us'] / 1e3:.1f}",
+            f"{r['p99_us'] / 1e3:.1f}",
+        ]
+        rows.append([r["cell"]["phase"], r["cell"]["rate"], *figures])
+    return table(["phase", "requests/s offered", "replicas", "failed", "p50 ms", "p99 ms"], rows)
+
+
+def servers(results: Results) -> list[str]:
+    """Two CPU cores, 100 candidates: requests a second with 64 clients, by server and body form."""
+    rows = []
+    for system, name in _SERVERS.items():
+        found = [r for r in measured(results, system=system, batch=100) if not r["cell"]["rate"]]
+        rates = {r["cell"]["form"]: f"{r['requests_per_s']:,.0f}" for r in found if r["cell"]["connections"] == 64}
+        lone = [r for r in found if r["cell"]["connections"] == 1 and r["cell"]["form"] == "binary"]
+        alone = f"{lone[0]['p50_us'] / 1e3:.2f} ms" if lone else "none"
+        rows.append([name, *(rates.get(form, "none") for form in ("binary", "columns", "rows")), alone])
+    return table(["", "binary", "JSON, columns", "JSON, an object a candidate", "binary, one client, p50"], rows)
+
+
+def offline(results: Results) -> list[str]:
+    rates: dict[int, dict[str, float]] = {}
+    for r in results.of("score"):
+        rates.setdefault(r["cell"]["dim"], {})[r["system"]] = r["rows_per_s"] / 1e6
+    systems = list(next(iter(rates.values())))
+    rows = [[dim, *(f"{found[s]:.2f}" for s in systems)] for dim, found in rates.items()]
+    return table(["dim", *systems], rows)

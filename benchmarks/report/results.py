@@ -1,0 +1,121 @@
+"""Result files read back: records by suite and cell, and the few statistics that tables, plots and aims share."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import exp, inf, log
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import Record, identity
+from benchmarks.systems.names import is_compiled
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a folder holds. `runs`: the run-level facts by `file` of their records; files of one suite are read as one, by name.
+
+    A system that was told to choose among fewer products is another one: `compile-captured (ATEN)`.
+    """
+
+    runs: Mapping[str, Mapping[str, Any]]
+    records: tuple[Record, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> "Results":
+        runs, records = {}, []
+        for file in sorted(folder.glob("*.json")):
+            stored = json.loads(file.read_text())
+            earlier = {f"{file.name}, peers of {e['run']['date']}": e for e in stored.get("earlier_peers", ())}
+            for name, part in ({file.name: stored} | earlier).items():
+                runs[name] = part["run"]
+                for r in part["records"]:
+                    chosen_of = f" ({r['products']})" if r.get("products") else ""
+                    records.append({**r, "file": name, "system": r["system"] + chosen_of})
+        return cls(runs, tuple(records))
+
+    def of(self, suite: str, **fixed: object) -> list[Record]:
+        """A suite's records with these values, in the record or in its cell."""
+        return [
+            r for r in self.records if r["suite"] == suite and all(r.get(k, r["cell"].get(k)) == v for k, v in fixed.items())
+        ]
+
+    def cells(self, suite: str, **fixed: object) -> list[dict[str, Record]]:
+        """The same by cell: system -> record. In the order of the file, but a model's cells together, by rows.
+
+        Of a system that several runs have in a cell the last; of a compiled peer the fastest, for it is the one to beat.
+        """
+        found: dict[tuple[Any, ...], dict[str, Record]] = {}
+        for r in self.of(suite, **fixed):
+            cell, system = found.setdefault(identity(r)[1:], {}), r["system"]
+            before = cell.get(system)
+            if not before or not is_compiled(system) or (r["p50_us"] or inf) < (before["p50_us"] or inf):
+                cell[system] = r
+        models = list(dict.fromkeys(r["model"] for r in self.records))
+        return sorted(found.values(), key=lambda c: (models.index((m := any_of(c))["model"]), m["model"] and m["batch"]))
+
+    def latest(self, suite: str, **fixed: object) -> list[Record]:
+        """One system's records, the last file's where several have a cell. In the order of `cells`."""
+        return [any_of(cell) for cell in self.cells(suite, **fixed)]
+
+    @property
+    def suites(self) -> list[str]:
+        return list(dict.fromkeys(r["suite"] for r in self.records))
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """Our time for a model and batch beside the fastest of all peers, one of which is compiled."""
+
+    model: str
+    batch: int
+    precision: str
+    ours: Record
+    peer: Record
+    eager: Record | None
+
+    @property
+    def over_peer(self) -> float:
+        return float(self.peer["p50_us"] / self.ours["p50_us"])
+
+    @property
+    def over_eager(self) -> float | None:
+        return float(self.eager["p50_us"] / self.ours["p50_us"]) if self.eager else None
+
+
+def gains(results: Results, **fixed: object) -> list[Gain]:
+    """Cells of suite `latency` that have us and a compiled peer. In the order of `cells`."""
+    found = []
+    for cell in results.cells("latency", **fixed):
+        ours, best = cell.get("dpiframe"), best_peer(cell)
+        if ours and best and has_compiled(cell):
+            found.append(Gain(ours["model"], ours["batch"], ours["precision"], ours, best, cell.get("eager")))
+    return found
+
+
+def any_of(cell: Mapping[str, Record]) -> Record:
+    """One of a cell's records: for what they have in common."""
+    return next(iter(cell.values()))
+
+
+def best_peer(cell: Mapping[str, Record]) -> Record | None:
+    """The fastest of a cell's systems that is not ours."""
+    return min((r for s, r in cell.items() if s != "dpiframe" and r["p50_us"]), key=lambda r: r["p50_us"], default=None)
+
+
+def has_compiled(cell: Iterable[str]) -> bool:
+    """Whether some of a cell's systems is compiled, else the best of the weak would pass for a peer."""
+    return any(map(is_compiled, cell))
+
+
+def mean(values: Iterable[float]) -> float:
+    """Geometric mean."""
+    logs = [log(v) for v in values]
+    return exp(sum(logs) / len(logs))
+
+
+def cell_name(r: Record) -> str:
+    """What else sets a latency cell apart from the usual one."""
+    own = r["cell"]
+    ids = "uniform ids, " if own.get("ids") == "uniform" else ""
+    return ids + ("serving buckets, " if own.get("buckets") == "default" else "")

@@ -1,0 +1,76 @@
+"""The tables of the suites that start whole servers or score whole files, in a machine's RESULTS.md."""
+
+from benchmarks.report.markdown import failures, table
+from benchmarks.report.results import Results
+from benchmarks.report.serving_aims import measured
+from benchmarks.serving.request_stages import STEPS
+from benchmarks.serving.scaling import course
+
+_SERVING = """Client to client, every server over the same engine, encoder and requests, the load generator on the same cores.
+Closed loop: so many connections, each sends its next request when the last is answered. Offered: requests due at Poisson
+times, latency from when each was due. `failed`: other answers, and requests unanswered two seconds after the end. A rate with a
+star was the load generator's limit."""
+_STAGES = """Microseconds, medians, one request at a time in the app that a replica serves. `engine`: the same rows through
+`Engine.submit` alone. `transport`: what a lone client of the running service waits for beyond the app."""
+
+
+def serving(results: Results) -> list[str]:
+    text = [_SERVING]
+    for form in dict.fromkeys(r["cell"]["form"] for r in measured(results)):
+        rows = []
+        for r in measured(results, form=form):
+            cell = r["cell"]
+            load = f"{cell['rate']}/s offered" if cell["rate"] else f"{cell['connections']} closed"
+            rate = f"{r['requests_per_s']:.0f}" + ("*" if r["load_limited"] else "")
+            times = [f"{r['p50_us'] / 1e3:.2f}", f"{r['p99_us'] / 1e3:.2f}"]
+            about = [r["system"], r["model"], load]
+            rows.append([*about, cell["gpus"], r["batch"], *times, rate, f"{r['rows_per_s'] / 1e6:.3f}", failures(r["failed"])])
+        head = ["system", "model", "load", "replicas", "candidates", "p50 ms", "p99 ms", "requests/s", "M rows/s", "failed"]
+        text += ["", f"### {form}", "", *table(head, rows, 3)]
+    skipped = {
+        f"{r['system']} {r['cell']['form'] or ''}".strip(): r["skipped"] for r in results.of("serving") if r.get("skipped")
+    }
+    if skipped:
+        text += ["", "Not measured: " + "; ".join(f"{system}: {why}" for system, why in skipped.items()) + "."]
+    return text
+
+
+def stages(results: Results) -> list[str]:
+    rows = []
+    for r in results.of("serving_stages"):
+        form = r["cell"]["form"]
+        lone = measured(results, system="dpiframe", form=form, batch=r["batch"], connections=1, rate=0, gpus=1)
+        transport = f"{lone[0]['p50_us'] - r['p50_us']:.0f}" if lone else ""
+        steps = [f"{r[f'{step}_us']:.0f}" for step in STEPS]
+        rows.append([form, r["batch"], *steps, f"{r['p50_us']:.0f}", transport, f"{r['engine_us']:.0f}"])
+    return [_STAGES, "", *table(["form", "candidates", *STEPS, "app", "transport", "engine"], rows, 1)]
+
+
+def autoscaling(results: Results) -> list[str]:
+    rows = []
+    for r in results.of("autoscaling"):
+        failed = failures(r["failed"]) or "none"
+        times = [f"{r['p50_us'] / 1e3:.2f}", f"{r['p99_us'] / 1e3:.2f}"]
+        rows.append([r["system"], r["cell"]["phase"], r["cell"]["rate"], r["batch"], course(r["replicas"]), failed, *times])
+    head = ["system", "phase", "offered/s", "candidates", "replicas", "failed", "p50 ms", "p99 ms"]
+    note = "One service through three phases of offered load, and its replicas, counted as processes, from each phase's start."
+    return [note, "", *table(head, rows, 6)]
+
+
+def http(results: Results) -> list[str]:
+    rows = []
+    for r in results.of("http"):
+        figures = [f"{r['p50_us'] / 1e3:.2f}", f"{r['p99_us'] / 1e3:.2f}", f"{r['requests_per_s']:.0f}"]
+        rows.append([r["system"], r["batch"], r["cell"]["clients"], *figures])
+    note = "The endpoint, client to client, load generator on the same cores. `batch`: candidates a request."
+    return [note, "", *table(["system", "batch", "clients", "p50 ms", "p99 ms", "requests/s"], rows)]
+
+
+def score(results: Results) -> list[str]:
+    rows = []
+    for r in results.of("score"):
+        runs = ", ".join(f"{rate / 1e6:.2f}" for rate in r["rows_per_s_runs"])
+        rows.append([r["model"], r["cell"]["dim"], r["system"], f"{r['rows_per_s'] / 1e6:.2f}", runs])
+    cell = results.of("score")[0]["cell"]
+    note = f"Files scored offline, file to file, {cell['rows']:,} rows of {cell['fields']} fields; the median of the runs."
+    return [note, "", *table(["model", "dim", "system", "M rows/s", "each run"], rows, figures=3)]
