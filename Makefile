@@ -33,10 +33,10 @@ lint: $(READY) ## ruff and mypy only.
 	$(BIN)/mypy
 
 docs: $(READY) ## Build the site from docs/ into build/site; a broken link fails.
-	$(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 clean: ## Remove what the other targets made, the demo model included.
-	rm -rf .venv models/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build/site models/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # The libraries that imported models are compared with; only the tests need them.
 $(PEERS): $(READY)

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "walk.md"
 _SPAN = re.compile(r"`([^`\n]+)`")
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
-_STEP = re.compile(r"^(?=#|\d+\. |- )", re.MULTILINE)
+_STEP = re.compile(r"^ *(?=#|\d+\. |- )", re.MULTILINE)
 
 
 def defined(path: Path) -> set[str]:
@@ -45,7 +45,7 @@ def faults(text: str, root: Path = ROOT) -> list[str]:
                 known = names if names is not None and span in names else set().union(*met.values())
                 if span not in known:
                     found.append(f"{span}: not in {file or 'any file before it'}")
-            elif not span.startswith("dpiframe "):
+            elif not span.startswith(("dpiframe ", "POST ")):
                 found.append(f"{span}: neither a file nor a name nor a command")
     return found
 
