@@ -13,7 +13,7 @@ READY := .venv/.installed
 PEERS := .venv/.peers
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint clean
+.PHONY: help demo serve test lint docs clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
@@ -24,7 +24,7 @@ demo: $(READY) ## Build the demo model if absent, serve it, score its example ov
 serve: $(READY) ## As demo, and keep serving until Ctrl-C; or serve CONFIG=configs/x.yaml.
 	$(BIN)/dpiframe $(if $(CONFIG),serve --config $(CONFIG),demo --stay)
 
-test: lint $(PEERS) ## Linters, types and every test that this machine can run.
+test: lint docs $(PEERS) ## Linters, types, the docs' links and every test that this machine can run.
 	$(BIN)/pytest
 
 lint: $(READY) ## ruff and mypy only.
@@ -32,8 +32,11 @@ lint: $(READY) ## ruff and mypy only.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(READY) ## Build the site from docs/ into build/site; a broken link fails.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
 clean: ## Remove what the other targets made, the demo model included.
-	rm -rf .venv models/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build/site models/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # The libraries that imported models are compared with; only the tests need them.
 $(PEERS): $(READY)
@@ -45,5 +48,5 @@ $(READY): pyproject.toml Makefile
 	@echo "Installing into .venv; the first time this downloads a lot."
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --progress-bar on '$(TORCH)'
-	$(BIN)/python -m pip install --progress-bar on '$(TORCH)' -e '.[test$(GPU_EXTRA)]'
+	$(BIN)/python -m pip install --progress-bar on '$(TORCH)' -e '.[test,docs$(GPU_EXTRA)]'
 	@touch $@
