@@ -65,6 +65,7 @@ DECIDES = {
     "deployments/serve/serve_policy.py",
     "deployments/config.py",
     "deployments/serve/host.py",
+    "deployments/signals.py",
     "deployments/scoring/bodies.py",
     "deployments/scoring/request_form.py",
     "deployments/metrics.py",
