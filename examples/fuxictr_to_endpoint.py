@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import csv
 import json
-import signal
 import subprocess
 import sys
 import tempfile
@@ -144,7 +143,7 @@ def score_over_http(bundle: Path, request: dict[str, object]) -> list[float]:
                     return list(answer.json()["scores"])
         raise RuntimeError(f"the server ended with {server.returncode}")
     finally:
-        server.send_signal(signal.SIGINT)
+        server.terminate()
         server.wait(60)
 
 

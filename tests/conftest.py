@@ -1,10 +1,15 @@
-"""Marks that need hardware are skipped with the reason; `--require-gpu` turns that skip into a failure. And `both_ways`."""
+"""Marks that need hardware are skipped with the reason; `--require-gpu` turns that skip into a failure. And shared fixtures."""
 
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tests.made_once import made_once
+
+pytest_plugins = ["tests.run_plugin"]
 
 # A deadline per example would be a timing test, and a flaky one on a busy machine.
 settings.register_profile("dpiframe", deadline=None)
@@ -13,6 +18,21 @@ settings.load_profile("dpiframe")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="fail, rather than skip, tests marked gpu if there is no GPU")
+
+
+@pytest.fixture(scope="session")
+def run_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this run have in common; see `made_once`."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if hasattr(request.config, "workerinput") else own
+
+
+@pytest.fixture(scope="session")
+def demo_bundle(run_folder: Path) -> Path:
+    """A small demo model, with its example.json; not to be written to."""
+    from deployments.demo.export import build_demo_bundle
+
+    return made_once(run_folder / "small", lambda path: build_demo_bundle(path, rows=4000, progress=False))
 
 
 @pytest.fixture(scope="module", params=["c", "numpy"])

@@ -1,7 +1,6 @@
 """The `dpiframe score` command: its options, and a progress bar on stderr."""
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from deployments.cli.terminal import BundlePath, Device, Precision, err, one_line_errors, stdout
+from deployments.signals import interrupted_by_sigterm
 
 
 def score(
@@ -39,7 +39,7 @@ def score(
         separators[name] = separator
     # Before torch is imported: its threads would spin between layers, on the cores that read and write.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    with one_line_errors(), _stopped_by_sigterm():
+    with one_line_errors(), interrupted_by_sigterm():
         from deployments.offline.score_job import ScoreJob
 
         kept = None if keep is None else tuple(keep)
@@ -75,17 +75,3 @@ def _progress_bar() -> Iterator[Callable[[float | None, int], None]]:
             bar.update(task, completed=done, rows=rows, rate=rate)
 
         yield show
-
-
-@contextmanager
-def _stopped_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that nothing half-written stays."""
-
-    def stop(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

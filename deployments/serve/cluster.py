@@ -18,13 +18,12 @@ from deployments.serve.host import (
     WINDOW,
     cores,
     free_ports,
-    interrupt_on_sigterm,
     killed_after,
     port_windows,
     require_free_port,
     stop_haproxy,
-    uninterrupted,
 )
+from deployments.signals import interrupt_on_sigterm, uninterrupted
 from dpiframe_core.errors import ConfigError, DPIFrameError
 
 FLAGS = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED")

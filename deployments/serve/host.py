@@ -1,4 +1,4 @@
-"""What a cluster needs of the host it runs on: free ports, the soft stop of HAProxy, and signals. Knows no Ray."""
+"""What a cluster needs of the host it runs on: free ports, the soft stop of HAProxy, the end of what is left. Knows no Ray."""
 
 import contextlib
 import os
@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 from dpiframe_core.errors import ConfigError
 
@@ -124,23 +123,3 @@ def _processes(state: Path, program: bytes = b"") -> list[int]:
             if ours and (folder / "cmdline").read_bytes().split(b"\0")[0].endswith(program):
                 found.append(int(folder.name))
     return found
-
-
-def interrupt_on_sigterm() -> None:
-    """SIGTERM stops the service as Ctrl-C does. To be called again after ray.init, which sets a handler of its own."""
-    signal.signal(signal.SIGTERM, _interrupt)
-
-
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C must not leave half a stop behind; stopping has its own bound in time."""
-    before = [(s, signal.signal(s, signal.SIG_IGN)) for s in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        yield
-    finally:
-        for signum, handler in before:
-            signal.signal(signum, handler)

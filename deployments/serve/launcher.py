@@ -15,7 +15,7 @@ from pathlib import Path
 
 from deployments.config import DeploymentConfig
 from deployments.serve.cluster import LaunchError, Report, joined_cluster, private_cluster
-from deployments.serve.host import interrupt_on_sigterm
+from deployments.signals import interrupt_on_sigterm
 
 _GRPC_SERVICE = "deployments.infer_grpc.add_to_server"
 _POLL_S = 0.1

@@ -1,7 +1,6 @@
 """`dpiframe serve` as a process of its own, and what becomes of requests when it is stopped under load."""
 
 import collections
-import contextlib
 import http.client
 import json
 import os
@@ -12,39 +11,61 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import httpx
 import pytest
 
 from deployments.serve.host import free_ports
+from tests import run_guard
 
 _ACCEPTED_WITHIN_S = 0.05
 
 DPIFRAME = str(Path(sys.executable).with_name("dpiframe"))
+# What nohup and a script's & do to a program: SIGINT means nothing to it, nor to what it starts.
+IGNORING_SIGINT = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
 STOP_S = 10  # the bound that the README promises for Ctrl-C
 
 
 class Server:
-    """`dpiframe serve` in a session of its own, so that a signal to its group is what Ctrl-C is in a terminal."""
+    """`dpiframe serve` in a session of its own, so that a signal to its group is what Ctrl-C is in a terminal.
 
-    def __init__(self, bundle_or_config: Path) -> None:
+    Ends with its `with`: by SIGTERM, or at once if the block fails. With `ignores_sigint` it is started as nohup does.
+    """
+
+    def __init__(self, bundle_or_config: Path, *, ignores_sigint: bool = False) -> None:
         self.port = free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self.port}"
         option = "--bundle" if bundle_or_config.is_dir() else "--config"
         command = [DPIFRAME, "serve", option, str(bundle_or_config), "--device", "cpu", "--port", str(self.port)]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            [*(IGNORING_SIGINT if ignores_sigint else ()), *command],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
             env={**os.environ, "PYTHONFAULTHANDLER": "1"},
         )  # fmt: skip
         self.output = ""
 
-    def wait_ready(self) -> "Server":
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self.kill()
+        elif self.process.poll() is None:
+            self.stop(signal.SIGTERM)
+
+    def wait_for(self, text: str) -> Self:
+        """Until it says that."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.output += line
-            if "metrics at" in line:
+            if text in line:
                 return self
-        pytest.fail(f"the server did not start:\n{self.output}")
+        pytest.fail(f"the server ended:\n{self.output}")
+
+    def wait_ready(self) -> Self:
+        return self.wait_for("metrics at")
 
     def stop(self, signum: signal.Signals, within_s: float = STOP_S) -> int:
         """Sends the signal to the whole group and waits; what the server still says is added to `output`."""
@@ -52,17 +73,19 @@ class Server:
         try:
             said, _ = self.process.communicate(timeout=within_s)
         except subprocess.TimeoutExpired:
-            left = self.processes()
+            running = "\n".join(self.processes().values())
             self.process.send_signal(signal.SIGABRT)  # has it tell where each of its threads is
             self.process.wait(5)
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            said, _ = self.process.communicate()
-            running = "\n".join(left.values())
+            said = self.kill()
             pytest.fail(f"no end within {within_s:g} s of the signal:\n{self.output}{said}\nStill running:\n{running}")
         self.output += said
         return self.process.returncode
+
+    def kill(self) -> str:
+        """Ends all of its processes at once; the last that they said."""
+        run_guard.kill_all(lambda: set(self.processes()))
+        said, _ = self.process.communicate()
+        return said
 
     def processes(self) -> dict[int, str]:
         """Command lines of its session by process id: Ray's processes leave the process group, but not the session."""

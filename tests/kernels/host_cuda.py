@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from kernels.runtime.source import FOLDER
+from tests.made_once import made_once
 
 HEADER = Path(__file__).with_name("host_cuda.h")
 _ASM = re.compile(r"\basm\s*(?:volatile\s*)?\(")
@@ -43,11 +44,11 @@ class HostKernel:
         assert failure is None, failure.decode()
 
 
-def put_under(monkeypatch: pytest.MonkeyPatch, module: ModuleType, folders: pytest.TempPathFactory) -> None:
+def put_under(monkeypatch: pytest.MonkeyPatch, module: ModuleType, run_folder: Path) -> None:
     """Lets the launchers of a module run its kernels here, on tensors of the CPU, as if this were an H200."""
     if shutil.which("g++") is None:
         pytest.skip("there is no g++")
-    folder = folders.getbasetemp() / "host_cuda"
+    folder = run_folder / "host_cuda"
     folder.mkdir(exist_ok=True)
     monkeypatch.setattr(module, "launch", launch)
     monkeypatch.setattr(module, "kernel", lambda file, name, constants, _: HostKernel(file, name, constants, folder))
@@ -115,19 +116,23 @@ def _call(statement: str) -> str:
 
 @cache
 def _built(file: str, name: str, constants: tuple[tuple[str, str], ...], folder: Path) -> "ctypes._NamedFuncPointer":
-    source = folder / f"{Path(file).name}-{sha256(repr(constants).encode()).hexdigest()[:16]}.cpp"
+    variant = sha256(repr((name, constants)).encode()).hexdigest()[:16]
+    made = made_once(folder / f"{Path(file).name}-{variant}.so", partial(_build, file, name, constants))
+    function = ctypes.CDLL(str(made)).run
+    function.restype = ctypes.c_char_p
+    return function
+
+
+def _build(file: str, name: str, constants: tuple[tuple[str, str], ...], made: Path) -> None:
     defines = [f"-D{k}={v}" for k, v in (*constants, ("__CUDA_ARCH__", "900"))]
     code = _gcc("-E", "-P", *defines, f"-I{FOLDER}", "-x", "c++", str(FOLDER / f"{file}.cu"))
     run = f"return host::launch({name}, blocks, threads, shared_bytes, args);"
+    source = made.with_suffix(".cpp")
     source.write_text(
         f'#include "{HEADER}"\n{translated(code)}\n'
         f'extern "C" const char* run(int blocks, int threads, size_t shared_bytes, void** args) {{ {run} }}\n'
     )
-    made = source.with_suffix(".so")
     _gcc("-O1", "-pedantic-errors", "-shared", "-fPIC", str(source), "-o", str(made))
-    function = ctypes.CDLL(str(made)).run
-    function.restype = ctypes.c_char_p
-    return function
 
 
 def _gcc(*options: str) -> str:

@@ -18,29 +18,16 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from deployments.demo.export import build_demo_bundle
-
-    path = tmp_path_factory.mktemp("bundles") / "small"
-    build_demo_bundle(path, rows=4000, progress=False)
-    return path
-
-
-@pytest.fixture(scope="module")
-def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     config = tmp_path_factory.mktemp("configs") / "fanin.yaml"
-    config.write_text(f"models: [{{path: {bundle}}}]\ntopology: fanin\ningress_replicas: 2\n")
-    server = Server(config)
-    try:
+    config.write_text(f"models: [{{path: {demo_bundle}}}]\ntopology: fanin\ningress_replicas: 2\n")
+    with Server(config) as server:
         yield server.wait_ready()
-    finally:
-        if server.process.poll() is None:
-            server.stop(signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")
-def example(bundle: Path) -> bytes:
-    return (bundle / "example.json").read_bytes()
+def example(demo_bundle: Path) -> bytes:
+    return (demo_bundle / "example.json").read_bytes()
 
 
 def replicas(server: Server, deployment: str) -> list[int]:
@@ -62,10 +49,10 @@ def wait_for(true: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_scores_models_and_batch_sizes_are_those_of_the_engine(server: Server, bundle: Path, example: bytes) -> None:
+def test_scores_models_and_batch_sizes_are_those_of_the_engine(server: Server, demo_bundle: Path, example: bytes) -> None:
     from dpiframe_core.engine.engine import Engine
 
-    engine = Engine.load(bundle, "cpu")
+    engine = Engine.load(demo_bundle, "cpu")
     engine.warmup()
     request = json.loads(example)
     wanted = engine.score(request["candidates"], request["context"])[:, 0]

@@ -18,7 +18,6 @@ import pytest
 from deployments.client.client import Client
 from deployments.protocol.grpc_messages import CLASSES, SERVICE
 from deployments.serve.host import free_ports
-from tests.deployments.serve.test_launcher import bundle as bundle
 from tests.deployments.serve.test_launcher import listeners
 from tests.deployments.server_process import Server
 
@@ -34,16 +33,14 @@ class Protocols:
 
 
 @pytest.fixture(scope="module")
-def served(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Protocols]:
+def served(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Protocols]:
     [grpc_port] = free_ports(1)
     config = tmp_path_factory.mktemp("config") / "grpc.yaml"
-    config.write_text(f"models: [{{path: {bundle}}}]\ngrpc: {{port: {grpc_port}}}\nlimits: {{max_body_bytes: {LIMIT_BYTES}}}\n")
-    server = Server(config)
-    try:
-        yield Protocols(server.wait_ready(), grpc_port, json.loads((bundle / "example.json").read_bytes()))
-    finally:
-        if server.process.poll() is None:
-            server.stop(signal.SIGTERM)
+    config.write_text(
+        f"models: [{{path: {demo_bundle}}}]\ngrpc: {{port: {grpc_port}}}\nlimits: {{max_body_bytes: {LIMIT_BYTES}}}\n"
+    )
+    with Server(config) as server:
+        yield Protocols(server.wait_ready(), grpc_port, json.loads((demo_bundle / "example.json").read_bytes()))
 
 
 def inputs(kind: Any, served: Protocols) -> list[Any]:

@@ -3,7 +3,6 @@
 import collections
 import http.client
 import json
-import signal
 import threading
 import time
 from pathlib import Path
@@ -13,25 +12,16 @@ import pytest
 from tests.deployments.server_process import Server, begin
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from deployments.demo.export import build_demo_bundle
-
-    path = tmp_path_factory.mktemp("bundles") / "small"
-    build_demo_bundle(path, rows=4000, progress=False)
-    return path
-
-
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize(("topology", "scaled"), [("colocated", "Replica"), ("fanin", "Engine")])
 def test_replicas_come_under_load_and_go_after_it_while_every_request_succeeds(
-    bundle: Path, tmp_path: Path, topology: str, scaled: str
+    demo_bundle: Path, tmp_path: Path, topology: str, scaled: str
 ) -> None:
     scaling = "{max_replicas: 2, target_busy: 0.2, look_back_s: 1, up_after_s: 1, down_after_s: 4}"
-    config = f"models: [{{path: {bundle}}}]\ndevice: cpu\ntopology: {topology}\nautoscaling: {scaling}\n"
+    config = f"models: [{{path: {demo_bundle}}}]\ndevice: cpu\ntopology: {topology}\nautoscaling: {scaling}\n"
     (tmp_path / "scaled.yaml").write_text(config + ("ingress_replicas: 1\n" if topology == "fanin" else ""))
-    example = (bundle / "example.json").read_bytes()
+    example = (demo_bundle / "example.json").read_bytes()
     request = json.loads(example)
     request["candidates"] = {name: column * 200 for name, column in request["candidates"].items()}
     heavy = json.dumps(request).encode()
@@ -69,19 +59,19 @@ def test_replicas_come_under_load_and_go_after_it_while_every_request_succeeds(
 
     clients = [threading.Thread(target=client) for _ in range(4)]
     loaded.set()
-    try:
-        server.wait_ready()
-        wait_for(1)
-        for thread in clients:
-            thread.start()
-        wait_for(2)
-        time.sleep(3)  # the second one serves, and then has to hand over what it has
-        loaded.clear()
-        wait_for(1)
-    finally:
-        done.set()
-        for thread in clients:
-            if thread.ident is not None:
-                thread.join(30)
-        server.stop(signal.SIGTERM)
+    with server:
+        try:
+            server.wait_ready()
+            wait_for(1)
+            for thread in clients:
+                thread.start()
+            wait_for(2)
+            time.sleep(3)  # the second one serves, and then has to hand over what it has
+            loaded.clear()
+            wait_for(1)
+        finally:
+            done.set()
+            for thread in clients:
+                if thread.ident is not None:
+                    thread.join(30)
     assert outcomes.keys() == {"200"}, outcomes

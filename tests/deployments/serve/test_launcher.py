@@ -30,35 +30,22 @@ WINDOWS = (20_000, 20_100)  # as `port_windows` gives them
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from deployments.demo.export import build_demo_bundle
-
-    path = tmp_path_factory.mktemp("bundles") / "small"
-    build_demo_bundle(path, rows=4000, progress=False)
-    return path
-
-
-@pytest.fixture(scope="module")
-def server(bundle: Path) -> Iterator[Server]:
-    server = Server(bundle)
-    try:
+def server(demo_bundle: Path) -> Iterator[Server]:
+    with Server(demo_bundle) as server:
         yield server.wait_ready()
-    finally:
-        if server.process.poll() is None:
-            server.stop(signal.SIGTERM)
 
 
 @pytest.fixture(scope="module")
-def example(bundle: Path) -> bytes:
-    return (bundle / "example.json").read_bytes()
+def example(demo_bundle: Path) -> bytes:
+    return (demo_bundle / "example.json").read_bytes()
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_scores_over_http_are_those_of_the_engine(server: Server, bundle: Path, example: bytes) -> None:
+def test_scores_over_http_are_those_of_the_engine(server: Server, demo_bundle: Path, example: bytes) -> None:
     from dpiframe_core.engine.engine import Engine
 
-    engine = Engine.load(bundle, "cpu")
+    engine = Engine.load(demo_bundle, "cpu")
     engine.warmup()
     request = json.loads(example)
     wanted = engine.score(request["candidates"], request["context"])[:, 0]
@@ -132,12 +119,16 @@ def test_a_client_that_stalls_in_the_middle_of_a_request_is_dropped_within_a_min
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_second_instance_runs_beside_the_first_and_its_stop_leaves_no_process_and_no_file(
-    server: Server, bundle: Path, example: bytes
+    server: Server, demo_bundle: Path, example: bytes
 ) -> None:
-    second = Server(bundle).wait_ready()
-    assert len(second.states()) == 1
-    assert score(second.url, example).json()["scores"] == score(server.url, example).json()["scores"]
-    assert second.stop(signal.SIGTERM) == 0
+    """The second one as nohup starts it: its processes ignore SIGINT."""
+    with Server(demo_bundle, ignores_sigint=True) as second:
+        second.wait_ready()
+        assert len(second.states()) == 1
+        assert score(second.url, example).json()["scores"] == score(server.url, example).json()["scores"]
+        os.killpg(second.process.pid, signal.SIGINT)
+        assert score(second.url, example).status_code == 200
+        assert second.stop(signal.SIGTERM) == 0
     assert second.states() == []
     with pytest.raises(httpx.ConnectError):
         score(second.url, example)
@@ -157,27 +148,23 @@ def test_ctrl_c_under_load_loses_no_request(server: Server, example: bytes) -> N
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_ctrl_c_while_starting_leaves_nothing_behind(bundle: Path) -> None:
-    server = Server(bundle)
-    assert server.process.stdout is not None
-    for line in server.process.stdout:
-        server.output += line
-        if "HAProxy" in line:
-            break
-    assert len(server.states()) == 1
-    assert server.stop(signal.SIGINT) == 130
+def test_ctrl_c_while_starting_leaves_nothing_behind(demo_bundle: Path) -> None:
+    with Server(demo_bundle) as server:
+        server.wait_for("HAProxy")
+        assert len(server.states()) == 1
+        assert server.stop(signal.SIGINT) == 130
     assert server.states() == []
     assert "Traceback" not in server.output
 
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_bundle_that_a_replica_refuses_is_one_line_and_exit_code_1(bundle: Path, tmp_path: Path) -> None:
+def test_a_bundle_that_a_replica_refuses_is_one_line_and_exit_code_1(demo_bundle: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
-    shutil.copytree(bundle, broken)
+    shutil.copytree(demo_bundle, broken)
     (broken / "dense.safetensors").write_bytes(b"short")
-    server = Server(broken)
-    said, _ = server.process.communicate(timeout=120)
+    with Server(broken) as server:
+        said, _ = server.process.communicate(timeout=120)
     assert server.process.returncode == 1
     assert "Traceback" not in said
     (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
@@ -187,7 +174,7 @@ def test_a_bundle_that_a_replica_refuses_is_one_line_and_exit_code_1(bundle: Pat
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_a_cluster_without_the_flags_is_not_joined(bundle: Path, tmp_path: Path) -> None:
+def test_a_cluster_without_the_flags_is_not_joined(demo_bundle: Path, tmp_path: Path) -> None:
     (port, client_port), folder = free_ports(2), Path("/tmp") / f"dpi-test-{os.getpid()}"
     token = tmp_path / "token"
     token.write_text("0" * 64)
@@ -208,7 +195,8 @@ def test_a_cluster_without_the_flags_is_not_joined(bundle: Path, tmp_path: Path)
         else:
             pytest.fail(started)
         joined = subprocess.run(
-            [DPIFRAME, "serve", "--bundle", str(bundle), "--address", f"127.0.0.3:{port}", "--port", str(free_ports(1)[0])],
+            [DPIFRAME, "serve", "--bundle", str(demo_bundle), "--address", f"127.0.0.3:{port}",
+             "--port", str(free_ports(1)[0])],
             env=environment, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
     finally:

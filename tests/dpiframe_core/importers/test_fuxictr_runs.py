@@ -1,15 +1,9 @@
 """Real FuxiCTR training runs: each imports with one command and scores raw rows as the library did, in HTTP's form too."""
 
-import contextlib
 import csv
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import time
 
-import httpx
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -22,13 +16,13 @@ from deployments.config import Limits
 from deployments.offline.file_scoring import score_file
 from deployments.offline.score_job import ScoreJob
 from deployments.scoring.request_form import RequestForm
-from deployments.serve.host import free_ports
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.errors import InputError
 from dpiframe_core.importers.fuxictr.files import find_files, read_run
 from dpiframe_core.importers.fuxictr.run import fuxictr
 from dpiframe_core.importers.writing import write_import
+from tests.deployments.server_process import Server, score
 from tests.dpiframe_core.importers.peers import RUNS, needs_runs
 
 pytestmark = needs_runs
@@ -172,36 +166,12 @@ def test_normalisers_from_yaml_do_what_the_pickle_says(tmp_path):
 def test_all_runs_behind_one_endpoint_score_their_raw_rows_over_http(tmp_path):
     for name in NAMES:
         write_import(fuxictr(find_files(RUNS / name)), tmp_path / name, name=name, rows=RUNS / name / "test.csv")
-    port = free_ports(1)[0]
-    config = {"models": [{"path": str(tmp_path / name)} for name in NAMES], "http": {"port": port}, "device": "cpu"}
+    config = {"models": [{"path": str(tmp_path / name)} for name in NAMES]}
     (tmp_path / "config.yaml").write_text(json.dumps(config))
-    command = [
-        sys.executable,
-        "-c",
-        "from deployments.cli.main import app; app()",
-        "serve",
-        "--config",
-        str(tmp_path / "config.yaml"),
-    ]
-    with (tmp_path / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
+    with Server(tmp_path / "config.yaml") as server:
+        server.wait_ready()
         for name in NAMES:
             columns = raw_columns(name, read_bundle(tmp_path / name).manifest.feature_schema)
-            scores = answered(server, port, {"model": name, "candidates": columns}, tmp_path / "log")
-            assert np.abs(np.array(scores) - expected(name)).max() <= 1e-5, name
-    finally:
-        server.send_signal(signal.SIGINT)
-        server.wait(60)
-
-
-def answered(server, port, body, log):
-    """The scores, once the server is up."""
-    while server.poll() is None:
-        with contextlib.suppress(httpx.TransportError):
-            answer = httpx.post(f"http://127.0.0.1:{port}/v1/score", json=body, timeout=30)
-            if answer.status_code == 200:
-                return answer.json()["scores"]
-            assert answer.status_code in (404, 500, 502, 503), answer.text  # HAProxy, before the replica is there
-        time.sleep(0.5)
-    pytest.fail(f"the server ended:\n{log.read_text()}")
+            answer = score(server.url, json.dumps({"model": name, "candidates": columns}).encode())
+            assert answer.status_code == 200, answer.text
+            assert np.abs(np.array(answer.json()["scores"]) - expected(name)).max() <= 1e-5, name

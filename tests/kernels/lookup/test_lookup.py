@@ -184,9 +184,9 @@ def some_padding(rng, n, size):
 
 
 @pytest.fixture
-def on_host(monkeypatch, tmp_path_factory):
+def on_host(monkeypatch, run_folder):
     """The kernel's own code, run on the host."""
-    host_cuda.put_under(monkeypatch, embedding, tmp_path_factory)
+    host_cuda.put_under(monkeypatch, embedding, run_folder)
 
 
 MIXED = pytest.mark.parametrize("int8", [(), (0, 1, 3, 4), (2, 5, 6), range(7)], ids=["no-int8", "some", "others", "all"])

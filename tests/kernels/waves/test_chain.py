@@ -145,9 +145,9 @@ def test_two_chains_share_a_gpu_without_waiting_for_each_other_for_ever():
 
 
 @pytest.fixture
-def on_host(monkeypatch, tmp_path_factory):
+def on_host(monkeypatch, run_folder):
     """The kernel's own code, run on the host."""
-    host_cuda.put_under(monkeypatch, chain_module, tmp_path_factory)
+    host_cuda.put_under(monkeypatch, chain_module, run_folder)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])

@@ -75,11 +75,11 @@ def wave_on(device, *what):
 
 
 @pytest.fixture
-def on_host(monkeypatch, tmp_path_factory):
+def on_host(monkeypatch, run_folder):
     """The kernels' own code, run on the host."""
     from kernels.waves import wave
 
-    host_cuda.put_under(monkeypatch, wave, tmp_path_factory)
+    host_cuda.put_under(monkeypatch, wave, run_folder)
 
 
 def check_products(width, rows, precision, tiles, device):
