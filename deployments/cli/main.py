@@ -91,7 +91,7 @@ def inspect(
         read = read_bundle(bundle)
         _out.print(describe(read), markup=False, soft_wrap=True)
         if plot is not None:
-            from dpiframe_core.describe.plot import plot_plan
+            from dpiframe_core.describe.plan_plot import plot_plan
 
             plot_plan(read, plot)
             _err.print(f"drawn: {plot}")

@@ -26,7 +26,7 @@ def write_profile(bundle: Path, rows: int, out: Path, plot: Path | None, device:
     write_outfile("--out", out, json.dumps(trace.chrome(), indent=1))
     written = [f"written: {out} (open it in ui.perfetto.dev)"]
     if plot is not None:
-        from dpiframe_core.describe.plot import plot_trace
+        from dpiframe_core.describe.timeline_plot import plot_trace
 
         plot_trace(trace, plot)
         written.append(f"drawn: {plot}")

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from dpiframe_core.bundle.bundle import Bundle
+from dpiframe_core.describe.plan_launches import operator_text
 from dpiframe_core.features.schema import Categorical, Feature
 from dpiframe_core.graph.fusion import fuse
 from dpiframe_core.graph.graph import Graph, Node
@@ -54,25 +55,12 @@ def _graph(graph: Graph) -> str:
     for module, nodes in groupby(sorted(graph.nodes, key=lambda n: _module_rank(graph, n)), key=lambda n: n.module):
         for i, n in enumerate(nodes):
             makes = ", ".join(f"{o}[{graph.widths[o]}]" for o in n.outputs)
-            rows.append(("" if i else module, n.name, _op(n), ", ".join(n.inputs), makes))
+            rows.append(("" if i else module, n.name, operator_text(n), ", ".join(n.inputs), makes))
     return _columns(rows)
 
 
 def _module_rank(graph: Graph, node: Node) -> int:
     return next(i for i, n in enumerate(graph.nodes) if n.module == node.module)
-
-
-def _op(node: Node) -> str:
-    a = node.attrs
-    if node.op == "lookup":
-        return f"lookup of {len({s.feature for s in a.concat})} features" + (
-            f" + {len(a.total)} first-order terms" if a.total else ""
-        )
-    if node.op == "linear" and a.activation != "identity":
-        return f"linear + {a.activation}"
-    if a.aten is not None:
-        return a.aten.op
-    return f"{node.op}, {a.layers} layers" if a.layers else node.op
 
 
 def _waves(graph: Graph) -> str:

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dpiframe_core.describe.plot import plot_trace
+from dpiframe_core.describe.timeline_plot import plot_trace
 from dpiframe_core.describe.trace import Span, Trace, describe, named_after, short, timeline
 
 LABELS = {
