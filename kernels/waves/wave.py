@@ -166,5 +166,5 @@ class Wave:
         launch(function, first, tile.threads, args, shared_bytes=tile.shared_bytes)
 
     def _function(self, tile: Tile | WideTile) -> Any:
-        file = "wave_wgmma" if isinstance(tile, WideTile) else "wave"
-        return kernel(file, file, self._constants | tile.constants, self._device.index or 0)
+        name = "wave_wgmma" if isinstance(tile, WideTile) else "wave"
+        return kernel(f"waves/{name}", name, self._constants | tile.constants, self._device.index or 0)
