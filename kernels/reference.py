@@ -74,6 +74,21 @@ def cross_v1(x0: torch.Tensor, weights: torch.Tensor, biases: torch.Tensor) -> t
     return xl
 
 
+def folded_cross(
+    weights: torch.Tensor, biases: torch.Tensor, head: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(vectors[dots, width], k[dots], c_L[width]) of a cross network in one pass, float64, as row_interactions.cuh explains;
+    the vectors of `head` [tasks, width] come behind the layers'.
+    """
+    w, b = weights.double().cpu(), biases.double().cpu()
+    c = torch.cat([torch.zeros_like(b[:1]), b.cumsum(0)])  # c_0 .. c_L
+    k = (c[:-1] * w).sum(1)
+    if head is None:
+        return w, k, c[-1]
+    v = head.double().cpu()
+    return torch.cat([w, v]), torch.cat([k, v @ c[-1]]), c[-1]
+
+
 def cross_v2(x0: torch.Tensor, xl: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """x_0 * (W x_l + b) + x_l (Wang et al. 2021, eq. 1). [B, w] -> [B, w]."""
     return torch.addcmul(xl, x0, torch.addmm(bias, xl, weight.t()))

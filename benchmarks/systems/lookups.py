@@ -13,9 +13,11 @@ from benchmarks.systems.gather import UNROLLS, Gather
 from dpiframe_core.features.row_block import RowBlock
 from kernels.cpu.lookup import StackedLookup
 from kernels.dense.linear import padded
+from kernels.lookup.batch_header import HeaderWord
 from kernels.lookup.descriptors import whole
 from kernels.lookup.embedding import DeviceLookup
 from kernels.lookup.plan import Batch, LookupPlan
+from kernels.runtime.state import STATE_WORDS
 
 SYSTEMS = ("dpiframe", "eager", "stacked-eager", "fbgemm", "gather")
 Lookup = Callable[[int], torch.Tensor]  # issues the lookup of batch i and gives its output [rows, >= width]
@@ -81,7 +83,7 @@ def _dpiframe(task: Task) -> list[Candidate]:
     plan, tables, scales = _stored(task)
     lookup = DeviceLookup(plan, whole(tables, scales, task.device), task.out_dtype)
     x = torch.zeros(rows, padded(task.width), dtype=task.out_dtype, device=task.device)
-    state = torch.zeros(4, dtype=torch.int32, device=task.device)
+    state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=task.device)
 
     def of(batches: list[Batch]) -> Lookup:
         def one(i: int) -> torch.Tensor:
@@ -107,7 +109,7 @@ def _stored(task: Task) -> tuple[LookupPlan, list[torch.Tensor], list[torch.Tens
 
 def batch_of(block: RowBlock, device: torch.device | None) -> Batch:
     """A block's sections on a device; None: in host memory, pinned where there is a GPU."""
-    block.header[10] = block.rows
+    block.header[HeaderWord.STAGED_ROWS] = block.rows
     sections = (
         block.header,
         block.request_of_row,

@@ -18,6 +18,7 @@ from dpiframe_core.features.raw_columns import Float64s, Int64s, Place, Values, 
 from dpiframe_core.features.row_block import BlockLayout, Column, IdSection, RowBlock, Section
 from dpiframe_core.features.schema import Categorical, FeatureSchema
 from dpiframe_core.features.vocabulary import VocabularyTable, check_vocabularies, id_bound, vocabulary_name
+from kernels.lookup.batch_header import HeaderWord
 
 _NO_CONTEXT: Mapping[str, object] = MappingProxyType({})
 
@@ -80,7 +81,7 @@ class Encoder:
                     column = field.column
                     sections[column.section][:, column.start : column.start + column.width] = field.encode(candidates, context)
         for section, stand_ins in self._stand_ins.items():
-            block.header[8] += _settle(sections[section], *stand_ins)
+            block.header[HeaderWord.OOV_COUNT] += _settle(sections[section], *stand_ins)
             block.set_ids(section, sections[section])
         if not (np.isfinite(block.candidate_dense).all() and np.isfinite(block.context_dense).all()):
             for field in self._fields.values():

@@ -14,6 +14,7 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.features.row_block import BlockLayout, Floats, IdSection, RowBlock, Section
 from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Identity
 from dpiframe_core.features.vocabulary import id_bound
+from kernels.lookup.batch_header import HeaderWord
 from kernels.lookup.id_record import IdRecord
 from kernels.runtime import c_build
 
@@ -135,7 +136,7 @@ class EncodedReader:
         ids, replaced = rule.settled(ids, section)
         rule.record.pack(ids, getattr(block, section))
         if replaced:
-            block.header[8] += replaced
+            block.header[HeaderWord.OOV_COUNT] += replaced
 
     def _put_numbers(self, numbers: Floats, block: RowBlock, part: int, section: Section) -> None:
         functions = c_build.blocks()

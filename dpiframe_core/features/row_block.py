@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpiframe_core.errors import InputError
+from kernels.lookup.batch_header import HEADER_WORDS, HeaderWord
 from kernels.lookup.id_record import IdRecord, Ids, Records
 from kernels.runtime import c_build
 
 _MAGIC = 0x44504902  # "DPI", layout version 2
-_HEADER_WORDS = 16  # int32; 64 bytes, so that every section starts on a cache line
 _ALIGN = 64
 _KNOWN_OFFSETS = 4096  # sizes of blocks; requests come in few of them
 
@@ -65,7 +65,7 @@ class BlockLayout:
                 contexts * self.context_dense * 4,
                 rows * self.candidate_dense * 4,
             )
-            at, out = _HEADER_WORDS * 4, []
+            at, out = HEADER_WORDS * 4, []
             for size in sizes:
                 out.append(at)
                 at += -(-size // _ALIGN) * _ALIGN
@@ -140,11 +140,11 @@ class RowBlock:
     @property
     def header(self) -> npt.NDArray[np.int32]:
         """int32[16]: magic, rows, contexts, the layout's five, oov_count; word 10 is the lane's."""
-        return self.buffer[: _HEADER_WORDS * 4].view(np.int32)
+        return self.buffer[: HEADER_WORDS * 4].view(np.int32)
 
     @property
     def oov_count(self) -> int:
-        return int(self.header[8])
+        return int(self.header[HeaderWord.OOV_COUNT])
 
     @classmethod
     def allocate(cls, layout: BlockLayout, rows: int, contexts: int = 1, oov_count: int = 0) -> Self:
@@ -155,7 +155,7 @@ class RowBlock:
     def formatted(cls, zeros: npt.NDArray[np.uint8], layout: BlockLayout, rows: int, contexts: int, oov_count: int = 0) -> Self:
         """A block over given memory (zeros, at least `layout.offsets(rows, contexts)[-1]` of them), header and all."""
         block = cls.over(zeros, layout, rows, contexts)
-        block.header[:9] = (_MAGIC, rows, contexts, *layout.header, oov_count)
+        block.header[: HeaderWord.OOV_COUNT + 1] = (_MAGIC, rows, contexts, *layout.header, oov_count)
         return block
 
     @classmethod
@@ -173,10 +173,12 @@ class RowBlock:
         buffer = np.frombuffer(data, np.uint8)
         if not buffer.flags.writeable:
             buffer = buffer.copy()
-        header = buffer[: _HEADER_WORDS * 4].view(np.int32) if buffer.size >= _HEADER_WORDS * 4 else np.zeros(0, np.int32)
-        if header.size == 0 or header[0] != _MAGIC or tuple(header[3:8].tolist()) != layout.header:
-            raise InputError("row block header", header[:8].tolist(), f"magic {_MAGIC} and columns {layout.header}")
-        rows, contexts = int(header[1]), int(header[2])
+        header = buffer[: HEADER_WORDS * 4].view(np.int32) if buffer.size >= HEADER_WORDS * 4 else np.zeros(0, np.int32)
+        columns = header[HeaderWord.COLUMNS : HeaderWord.OOV_COUNT].tolist()
+        if header.size == 0 or header[HeaderWord.MAGIC] != _MAGIC or tuple(columns) != layout.header:
+            got = header[: HeaderWord.OOV_COUNT].tolist()
+            raise InputError("row block header", got, f"magic {_MAGIC} and columns {layout.header}")
+        rows, contexts = int(header[HeaderWord.ROWS]), int(header[HeaderWord.CONTEXTS])
         if rows < 0 or contexts < 0 or buffer.size < layout.offsets(rows, contexts)[-1]:
             raise InputError("row block size", buffer.size, f"the bytes of {rows} rows and {contexts} contexts")
         block = cls.over(buffer, layout, rows, contexts)

@@ -18,11 +18,11 @@ from dpiframe_core.operators.wave_operands import DONE, chain_operands, cross_an
 from kernels.dense.activation import Activation
 from kernels.dense.head import Head
 from kernels.dense.linear import DENSE_DTYPE, Linear, column_alignment, padded
-from kernels.interaction import interaction
 from kernels.interaction.attention import Attention, AttentionColumns
 from kernels.interaction.cin import Cin
+from kernels.interaction.cross import CrossV1, mixture
 from kernels.interaction.dot import Dot
-from kernels.interaction.interaction import CrossV1
+from kernels.interaction.fm import fm
 from kernels.lookup.embedding import DeviceLookup
 from kernels.lookup.plan import Batch
 from kernels.waves.chain import Chain
@@ -88,7 +88,7 @@ class CudaOperators:
     def for_buffers(self, batch: Batch, rows: int, state: torch.Tensor, ahead: bool = False) -> dict[str, Operator]:
         """An operator for each node that reads `batch` and writes the first `rows` rows of the buffers it is given.
 
-        `state`: int32[8] on the device, which lookups fill and the operators after them read (common.cuh). `ahead`: the
+        `state`: int32[STATE_WORDS] on the device, which lookups fill and the operators after them read. `ahead`: the
         lookup, of which there is one, waits for rows that are staged after the launch.
         """
         return {n.name: self._operator(n, batch, rows, state, ahead) for n in self.graph.nodes}
@@ -248,9 +248,9 @@ class CudaOperators:
                     parts = [(ins[i], widths[node.inputs[i]], a.columns[i]) for i in range(n)]
                     bound(state, parts, ins[n:], rows, outs[0], values[DONE])
                 case _ if node.op == "mixture":
-                    interaction.mixture(state, ins[0], ins[1], rows, a.fields, a.dim, outs[0])
+                    mixture(state, ins[0], ins[1], rows, a.fields, a.dim, outs[0])
                 case _ if node.op == "fm":
-                    interaction.fm(state, ins[0], rows, a.offset, a.fields, a.dim, outs[0])
+                    fm(state, ins[0], rows, a.offset, a.fields, a.dim, outs[0])
                 case _:
                     run_plain(node, bound, [t[:, : widths[i]] for t, i in zip(ins, node.inputs, strict=True)], outs[0], widths)
 

@@ -6,7 +6,7 @@ import torch
 
 from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.operators.executor import Values
-from kernels.interaction.interaction import folded_cross
+from kernels.reference import folded_cross
 from kernels.waves.chain import Chain, ChainHead, ChainOperands, Link
 from kernels.waves.wave import Wave
 from kernels.waves.wave_jobs import CrossJob, FmJob, HeadOperands, LinearJob, Operands

@@ -132,7 +132,7 @@ class Fm:
 
 
 class CrossV1:
-    """DCN's cross network folded into one pass over x0, as `interaction.CrossV1`: x_l = a_l x_0 + c_l, where
+    """DCN's cross network folded into one pass over x0, as on a GPU (row_interactions.cuh): x_l = a_l x_0 + c_l, where
     a_{l+1} = a_l (1 + x_0^T w_l) + c_l^T w_l.
 
     Args:
@@ -140,12 +140,10 @@ class CrossV1:
     """
 
     def __init__(self, weights: torch.Tensor, biases: torch.Tensor, head: torch.Tensor | None) -> None:
-        w, b = weights.double(), biases.double()
-        self._layers = len(w)
-        c = torch.cat([torch.zeros_like(b[:1]), b.cumsum(0)])  # c_0 .. c_L
-        self._k = (c[:-1] * w).sum(1).float().unbind()
-        self._c = (c[-1] if head is None else head.double() @ c[-1]).float()
-        self._weights = weights if head is None else torch.cat([weights, head])
+        self._layers = len(weights)
+        vectors, k, c = reference.folded_cross(weights, biases, head)
+        self._weights, self._k = vectors.float(), k[: self._layers].float().unbind()
+        self._c = (c if head is None else k[self._layers :]).float()
         self._ones = (torch.arange(len(self._weights)) < self._layers).float()[:, None]
         self._head = head is not None
 

@@ -9,7 +9,7 @@
 #endif
 
 enum { PLACES = 6, REQUEST_OF_ROW = 0 };  // of RowBlock.places; odd sections have a row a context, even ones a row a row
-enum { STAGED_AT = 40, HEADER_BYTES = 64 };  // of the batch's memory: word 10 tells how many rows are staged
+enum { STAGED_ROWS = 10, HEADER_WORDS = 16 };  // batch_header.py
 enum { MANY = 512 };  // rows, from which on they are copied past the caches (put)
 enum { CHUNK = 256 };  // rows copied before that is told: 1 us of work (H200 host), about what a read over the bus takes
 
@@ -215,9 +215,9 @@ PyObject *dpi_replay_batch(PyObject *Py_UNUSED(module), PyObject *const *args, P
     Py_ssize_t held = 0;
     Piece *pieces = PyMem_Malloc(wanted * sizeof *pieces);
     if (pieces == NULL) PyErr_NoMemory();
-    int good = blocks && pieces && within(&batch.out, 0, HEADER_BYTES);
+    int good = blocks && pieces && within(&batch.out, 0, 4 * HEADER_WORDS);
     while (good && held < wanted && (good = appended(&batch, PyTuple_GET_ITEM(blocks, held), &pieces[held]))) ++held;
-    int32_t *staged = (int32_t *)((uint8_t *)batch.out.buf + STAGED_AT);
+    int32_t *staged = (int32_t *)batch.out.buf + STAGED_ROWS;
     batch.past_caches = batch.rows >= MANY;
     if (good && (batch.rows > bucket || (uintptr_t)staged % sizeof *staged)) {
         PyErr_Format(PyExc_ValueError, "batch: got %lld rows at %p, expected at most %lld at whole words",

@@ -14,7 +14,7 @@ extern "C" __global__ void bias_activation(
     let_dependents_start();
     wait_for_dependencies();
     const int c = (blockIdx.y * blockDim.x + threadIdx.x) * 4, r = blockIdx.x;
-    if (c >= width || r >= state[0]) return;
+    if (c >= width || r >= state[TRUE_ROWS]) return;
     float v[4], b[4] = {0.0f, 0.0f, 0.0f, 0.0f};
     load4(x + (long long)r * x_ld + c, v);
     if (bias) load4(bias + c, b);

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from kernels.runtime.launch import check_rows, launch, type_name
+from kernels.runtime.launch import check_rows, four_columns_a_thread, launch, type_name
 from kernels.runtime.source import kernel
 
 KINDS = {"identity": 0, "relu": 1, "sigmoid": 2, "tanh": 3, "gelu": 4, "gelu_tanh": 5, "prelu": 6, "dice": 7, "leaky_relu": 6}
@@ -46,13 +46,12 @@ class Activation:
         self._function = kernel("dense/activation", "bias_activation", constants, device.index or 0)
 
     def __call__(self, state: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None, rows: int, out: torch.Tensor) -> None:
-        """out[:n, :width] = activation(x + bias) for the first n = state[0] of `rows` rows; out may be x."""
+        """out[:n, :width] = activation(x + bias) for the first n = state[TRUE_ROWS] of `rows` rows; out may be x."""
         for name, t in (("x", x), ("out", out)):
             check_rows(f"activation {name}", t, rows, self._width)
-        threads = min(256, -(-self._width // 4 // 32) * 32 or 32)
         i32 = np.int32
         args = (
             state.data_ptr(), x.data_ptr(), i32(x.stride(0)), 0 if bias is None else bias.data_ptr(), self._params.data_ptr(),
             out.data_ptr(), i32(out.stride(0)), i32(self._width),
         )  # fmt: skip
-        launch(self._function, (rows, -(-self._width // (4 * threads))), threads, args)
+        launch(self._function, *four_columns_a_thread(rows, self._width), args)

@@ -1,7 +1,7 @@
 // Output of a model in one kernel: scores[b, t] = sigmoid(sum_p parts_p[b] . w_p[t] + bias[t] + sum_s logits_s[b]).
 //
 // One warp a row, 8 rows a block; scores are gathered in shared memory and leave as one run of consecutive words, because
-// `scores` is pinned host memory and single words would each cross the bus alone. Rows past state[0] are not written.
+// `scores` is pinned host memory and single words would each cross the bus alone. Rows past state[TRUE_ROWS] are not written.
 // Bytes: B * (sum of part widths * sizeof(X) + 4 * tasks).
 #include "runtime/common.cuh"
 
@@ -32,7 +32,7 @@ extern "C" __global__ void head(
     let_dependents_start();
     wait_for_dependencies();
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-    const int first = blockIdx.x * WARPS, row = first + warp, rows = state[0], batch = state[3];
+    const int first = blockIdx.x * WARPS, row = first + warp, rows = state[TRUE_ROWS], batch = state[BATCH_NUMBER];
     if (first >= rows) return;
     if (row < rows) {
         float logit[TASKS];

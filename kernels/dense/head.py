@@ -28,10 +28,11 @@ class Head:
         scores: torch.Tensor,
         done: torch.Tensor,
     ) -> None:
-        """scores float32[rows, tasks] (pinned host or device memory) for the first state[0] rows.
+        """scores float32[rows, tasks] (pinned host or device memory) for the first state[TRUE_ROWS] rows.
 
         Args:
-            state: int32[4] on the device. done: int32[>= rows / 8], pinned: gets the batch number (common.cuh, announce).
+            state: int32[STATE_WORDS] on the device, see state.py.
+            done: int32[>= rows / 8], pinned: gets the batch number (common.cuh, announce).
             parts: (tensor [>= rows, >= width], width, first column of the weight), at most 2.
             logits: float32[>= rows, 1 or tasks], at most 3.
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels.dense.activation import Activation
-from kernels.interaction.interaction import cross_v2_epilogue
+from kernels.dense.cross_epilogue import cross_epilogue
 from kernels.reference import activate_
 from kernels.runtime.gc_pause import uncollected
 from kernels.runtime.launch import check_rows, launch, own_stream, type_name
@@ -121,7 +121,7 @@ class Linear:
         """Writes out[B, padded(out)] from x[B, padded(in)] (and for a cross layer x0 and xl, of the same shape as out).
 
         Args:
-            state: int32[4] on the device, [0] the true number of rows; others may be left as the product.
+            state: int32[STATE_WORDS] on the device, see state.py; rows past TRUE_ROWS may be left as the product.
 
         float32 products follow `matmul_precision`.
         """
@@ -138,7 +138,7 @@ class Linear:
         torch.mm(x, weight, out=out)
         rows, width = out.shape
         if x0 is not None:
-            cross_v2_epilogue(state, x0, x if xl is None else xl, self._bias, rows, width, out)
+            cross_epilogue(state, x0, x if xl is None else xl, self._bias, rows, width, out)
             return
         if self._apart:
             self._apart(state, out, self._bias, rows, out)

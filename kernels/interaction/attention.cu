@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     __shared__ float reduced[2];
     let_dependents_start();
     wait_for_dependencies();
-    if ((int)blockIdx.x >= state[0]) return;
+    if ((int)blockIdx.x >= state[TRUE_ROWS]) return;
     x += (long long)blockIdx.x * x_ld;
     out += (long long)blockIdx.x * out_ld;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;

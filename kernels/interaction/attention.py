@@ -89,7 +89,7 @@ class Attention:
             self._function.max_dynamic_shared_size_bytes = self._shared_bytes
 
     def __call__(self, state: torch.Tensor, x: torch.Tensor, rows: int, out: torch.Tensor) -> None:
-        """out[rows, kept and pooled columns] from x for the first state[0] rows; both of the dtype given."""
+        """out[rows, kept and pooled columns] from x for the first state[TRUE_ROWS] rows; both of the dtype given."""
         check_rows("attention x", x, rows, self._columns.width)
         check_rows("attention out", out, rows, self._columns.out_width)
         i32 = np.int32

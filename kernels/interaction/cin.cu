@@ -41,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) cin_layer(
     extern __shared__ __align__(16) float sums[];  // [WK][WM * 32][PITCH]
     let_dependents_start();
     wait_for_dependencies();
-    const int first = blockIdx.x * ROWS, rows = min(ROWS, state[0] - first);
+    const int first = blockIdx.x * ROWS, rows = min(ROWS, state[TRUE_ROWS] - first);
     if (rows <= 0) return;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, wm = warp % WM, wk = warp / WM;
     const int group = lane >> 2, member = lane & 3;

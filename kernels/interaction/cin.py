@@ -81,7 +81,7 @@ class Cin:
     def __call__(
         self, state: torch.Tensor, x: torch.Tensor, rows: int, maps: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor
     ) -> None:
-        """out[rows, summed maps of all layers] from x[rows, fields * dim] for the first state[0] rows.
+        """out[rows, summed maps of all layers] from x[rows, fields * dim] for the first state[TRUE_ROWS] rows.
 
         maps: float32[>= rows, scratch_columns] twice, for the maps between layers.
         """

@@ -3,7 +3,7 @@
 //
 // A block has ROWS rows, its vectors in shared memory (float32, each padded so that neighbours lie in different banks). A
 // thread takes tiles of 2 x 2 pairs, 4 columns a step: 4 16-byte reads for 16 multiplications.
-// Bytes: B * (FIELDS * DIM + KEEP + pairs) * sizeof(X). Rows past state[0] are skipped.
+// Bytes: B * (FIELDS * DIM + KEEP + pairs) * sizeof(X). Rows past state[TRUE_ROWS] are skipped.
 #include "runtime/common.cuh"
 
 #ifndef X
@@ -26,7 +26,7 @@ extern "C" __global__ void dot(
     extern __shared__ __align__(16) float vectors[];  // [ROWS][2 * SIDE][PITCH]
     let_dependents_start();
     wait_for_dependencies();
-    const int row = blockIdx.x * ROWS, n = min(ROWS, state[0] - row);
+    const int row = blockIdx.x * ROWS, n = min(ROWS, state[TRUE_ROWS] - row);
     if (n <= 0) return;
     first += (long long)row * first_ld;
     second += (long long)row * second_ld;

@@ -38,7 +38,7 @@ class Dot:
             self._function.max_dynamic_shared_size_bytes = self._shared_bytes
 
     def __call__(self, state: torch.Tensor, parts: Sequence[tuple[torch.Tensor, int]], rows: int, out: torch.Tensor) -> None:
-        """out[rows, keep + pairs] from one or two values and their widths, side by side, for the first state[0] rows.
+        """out[rows, keep + pairs] from one or two values and their widths, side by side, for the first state[TRUE_ROWS] rows.
 
         Raises:
             ValueError: the parts are of another width or dtype.

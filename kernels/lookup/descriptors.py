@@ -46,8 +46,8 @@ def segment_descriptors(tables: Sequence[Sequence[Segment]], scales: Sequence[in
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """Device memory with two generations of segment descriptors, one after the other; a lane's state[1] picks one. After
-    a change lookups are to `place` themselves anew.
+    """Device memory with two generations of segment descriptors, one after the other; a lane's state[GENERATION] picks one.
+    After a change lookups are to `place` themselves anew.
 
     tables: uint8[2 * n_tables * 48]; segments: uint8[2 * n_segments * 16]; out_of_range: int64[1], ids refused so far.
     """

@@ -137,13 +137,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         at.candidate_numbers = staged_rows(candidate_numbers, CANDIDATE_NUMBERS, free + lines(R * CANDIDATE_BYTES + 124));
     };
     if (!AHEAD) {
-        if (recorder) true_rows = header[10];
+        if (recorder) true_rows = header[STAGED_ROWS];
         fetch_rows();
     }
 
     wait_for_dependencies();
-    const int batch = recorder ? state[3] : 0;
-    const Tables in = {*units, tables, segments, out_of_range, n_tables, n_segments, state[1] & 1};
+    const int batch = recorder ? state[BATCH_NUMBER] : 0;
+    const Tables in = {*units, tables, segments, out_of_range, n_tables, n_segments, state[GENERATION] & 1};
     Source own;
     const float* scales = nullptr;
     const auto take = [&](int unit) {
@@ -158,18 +158,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     if (AHEAD) {
         // The first block goes on when all rows are there, as its last thread passes on until then and a barrier needs all
         // threads: it reads its rows together with the last block, so nothing takes longer.
-        if (recorder) true_rows = pass_on(header + 10, state + 2);
-        else if (tid == THREADS - 1) wait_for_rows(state + 2, first + staged);
+        if (recorder) true_rows = pass_on(header + STAGED_ROWS, state + READY_ROWS);
+        else if (tid == THREADS - 1) wait_for_rows(state + READY_ROWS, first + staged);
         __syncthreads();
         // When all blocks have counted themselves, nobody passes on or waits any more. Other warps' reads cross the bus meanwhile.
-        if (tid == THREADS - 1 && count_up(state + 4) == (int)gridDim.x - 1) state[2] = state[4] = 0;
+        if (tid == THREADS - 1 && count_up(state + READY_BLOCKS) == (int)gridDim.x - 1) state[READY_ROWS] = state[READY_BLOCKS] = 0;
         fetch_rows();
     }
     asm volatile("cp.async.wait_all;" ::: "memory");
     const int n = __syncthreads_count(tid < staged && requests[tid] >= 0);  // its own copy; padding comes last
     if (recorder) {
-        state[0] = true_rows;
-        if (counts) state[3] = batch + 1;
+        state[TRUE_ROWS] = true_rows;
+        if (counts) state[BATCH_NUMBER] = batch + 1;
     }
     if (n == 0) return;
     if (CONTEXT_WORDS + CONTEXT_NUMBERS) {

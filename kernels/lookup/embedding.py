@@ -13,6 +13,7 @@ from kernels.lookup.plan import Batch, Kind, LookupPlan, Slot
 from kernels.lookup.tiling import Tiling, tiling
 from kernels.runtime.launch import check_rows, launch, type_name
 from kernels.runtime.source import kernel
+from kernels.runtime.state import STATE_WORDS
 
 _SHARED_LIMIT = 46 * 1024
 _DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
@@ -126,17 +127,17 @@ class DeviceLookup:
         counts: bool = True,
         ahead: bool = False,
     ) -> None:
-        """Writes x[:n, :x_width] and total[:n, 0] for the batch's n <= rows true rows, and n to state[0].
+        """Writes x[:n, :x_width] and total[:n, 0] for the batch's n <= rows true rows, and n to state[TRUE_ROWS].
 
         Args:
             batch: pinned host tensors (or device ones).
             rows: rows of the launch grid: the bucket.
             x: OUT[>= rows, >= x_width], row starts 16-byte aligned; None only if the plan has no x slots.
             total: float32[>= rows, 1]; None only if the plan has no first-order terms.
-            state: int32[4] on the device, see common.cuh; `ahead` int32[8].
+            state: int32[STATE_WORDS] on the device, see state.py.
             counts: False for a second lookup of one batch, which leaves the number alone.
-            ahead: rows may still be staged after the launch, for as long as the header's word 10 is negative
-                (wait_for_rows.cuh). Only for the one lookup of a batch.
+            ahead: rows may still be staged after the launch, for as long as the header's STAGED_ROWS is negative. Only for the
+                one lookup of a batch.
 
         Raises:
             ValueError: an operand does not fit the plan.
@@ -159,8 +160,9 @@ class DeviceLookup:
             if total is None or total.dtype != torch.float32 or total.stride(0) != 1:
                 raise ValueError("lookup total: got none or a wrong layout, expected float32[B, 1]")
             check_rows("lookup total", total, rows, 1)
-        if ahead and state.numel() < 8:
-            raise ValueError(f"lookup state: got {state.numel()} words, expected 8 for rows that are staged after the launch")
+        if ahead and state.numel() < STATE_WORDS:
+            got = f"{state.numel()} words"
+            raise ValueError(f"lookup state: got {got}, expected {STATE_WORDS} for rows that are staged after the launch")
         descriptors = self._descriptors
         t = self.tiling(rows, pinned=not (batch.candidate_ids.is_cuda or batch.context_ids.is_cuda))
         i32 = np.int32

@@ -73,9 +73,8 @@ __device__ __forceinline__ void store8(bf16* p, const float v[8]) {
     *reinterpret_cast<uint4*>(p) = make_uint4(w[0], w[1], w[2], w[3]);
 }
 
-// A lane's state, int32[8] on the device: [0] the batch's true rows, from the lookup for the kernels behind it; [1] which
-// generation of segment descriptors the lookup reads; [3] the batch's number, which the lookup counts. Of a lookup that runs
-// ahead of its rows, and 0 between such: [2] rows that are staged (wait_for_rows.cuh); [4] blocks whose rows are.
+// Words of a lane's state, int32 on the device: state.py says what each is.
+enum StateWord { TRUE_ROWS = 0, GENERATION = 1, READY_ROWS = 2, BATCH_NUMBER = 3, READY_BLOCKS = 4 };
 
 // Programmatic dependent launch: the next kernel may start and do what needs nothing of this one; and this one waits until all
 // kernels before it are done and their writes are visible. Every kernel calls both, first the one, then, before it touches
@@ -110,8 +109,8 @@ __device__ __forceinline__ int count_up(int* counter) {
 }
 
 // Tells the host that the scores of some rows are there, 2 to 3 us before the driver sees the end of the graph (H200): done is
-// pinned, a word for every 8 rows, and gets the batch's number (state[3], which the lookup counts). Called after a barrier
-// behind the writes of those scores, by one thread a word. No word is shared by blocks, so that none waits for another.
+// pinned, a word for every 8 rows, and gets the batch's number. Called after a barrier behind the writes of those
+// scores, by one thread a word. No word is shared by blocks, so that none waits for another.
 #define ROWS_A_WORD 8
 __device__ __forceinline__ void announce(int* done, int word, int batch) {
     asm volatile("st.release.sys.global.s32 [%0], %1;" ::"l"(done + word), "r"(batch) : "memory");

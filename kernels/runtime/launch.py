@@ -119,6 +119,12 @@ def _scalar(value: object) -> ctypes.c_int32 | ctypes.c_uint64:
     raise TypeError(f"kernel argument: got {type(value).__name__}, expected a pointer (int), np.int32 or a ctypes structure")
 
 
+def four_columns_a_thread(rows: int, width: int) -> tuple[tuple[int, int], int]:
+    """The blocks and threads of a kernel whose threads each take 4 columns of one row."""
+    threads = min(256, -(-width // 4 // 32) * 32 or 32)
+    return (rows, -(-width // (4 * threads))), threads
+
+
 def type_name(dtype: torch.dtype) -> str:
     """The C type of a float tensor.
 

@@ -178,7 +178,7 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
         store_value(x + i / rest * stride + link.depth + i % rest, 0.0f);
     }
     wait_for_dependencies();
-    const int rows = ROWS == 1 ? 1 : min(state[0], ROWS), batch = state[3];  // of one row x need not wait for their number
+    const int rows = ROWS == 1 ? 1 : min(state[TRUE_ROWS], ROWS), batch = state[BATCH_NUMBER];  // of one row x need not wait for their number
     if (!link.linked) {
         const int pieces = link.depth * (int)sizeof(X) / 16;
         for (int i = threadIdx.x; i < rows * pieces; i += THREADS) {
@@ -229,7 +229,7 @@ __device__ __forceinline__ void rows_of(Link link, const int* state, char* share
         link.bias = weights;
     }
     wait_for_dependencies();
-    const int row = threadIdx.x >> 5, rows = ROWS == 1 ? 1 : min(state[0], ROWS), batch = state[3];
+    const int row = threadIdx.x >> 5, rows = ROWS == 1 ? 1 : min(state[TRUE_ROWS], ROWS), batch = state[BATCH_NUMBER];
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
     if (row < rows) interact(link, row, [&](long long i, float logit) { put(link.out + i, logit, batch); });
@@ -238,7 +238,7 @@ __device__ __forceinline__ void rows_of(Link link, const int* state, char* share
 // The head: a warp a row adds up what all blocks have for it, always in the same order.
 __device__ __forceinline__ void conclude(const Head& head, const int* state) {
     wait_for_dependencies();
-    const int rows = min(state[0], ROWS), batch = state[3], row = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int rows = min(state[TRUE_ROWS], ROWS), batch = state[BATCH_NUMBER], row = threadIdx.x >> 5, lane = threadIdx.x & 31;
     if (row < rows) {
         for (int t = 0; t < TASKS; ++t) {
             float z = 0.0f;

@@ -115,15 +115,14 @@ class Chain:
         words: torch.Tensor,
         state: torch.Tensor,
     ) -> None:
-        """Writes the scores of the first state[0] rows.
+        """Writes the scores of the first state[TRUE_ROWS] rows.
 
         Args:
             given: one a link.
             logits: float32[rows, 1 or tasks], one for each None of the head's.
             rows: the bucket, at most 8. scores: float32[rows, tasks], pinned. done: int32[>= 1], pinned (common.cuh, announce).
             words: int64[>= self.words] of the device, zeros at first, of one batch in flight.
-            state: int32[4] on the device: [0] the true number of rows, [3] the batch's number, which none of the 2^32 batches
-                before had.
+            state: int32[STATE_WORDS] on the device, see state.py; none of the 2^32 batches before had its BATCH_NUMBER.
 
         Raises:
             ValueError: an operand does not fit.

@@ -144,7 +144,7 @@ __device__ __forceinline__ void linear(const Wave& wave, const Job& job, int blo
         if (s < product.spans) product.load_x(s);
         commit();
     }
-    const int rows = state[0], batch = state[3];
+    const int rows = state[TRUE_ROWS], batch = state[BATCH_NUMBER];
     if (m0 >= rows) {  // padding of the bucket
         wait_group<0>();
         return;

@@ -153,7 +153,7 @@ __device__ __forceinline__ void conclude(
 template <int WARPS_> __device__ __forceinline__ void rows_of(const Job& job, int block, const int* state) {
     wait_for_dependencies();
     const int row = block * WARPS_ + (threadIdx.x >> 5);
-    if (row >= state[0]) return;
+    if (row >= state[TRUE_ROWS]) return;
     const float scale = FP8 && job.kind == FM ? job.x_scale * job.x_scale : 1.0f;
     interact(job, row, [&](long long i, float logit) { static_cast<float*>(job.out)[i] = logit * scale; });
 }

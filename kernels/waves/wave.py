@@ -99,11 +99,11 @@ class Wave:
         return self._choice[rows].name
 
     def __call__(self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor) -> None:
-        """Writes every job's out for the first state[0] rows, and the scores if the wave ends in the head.
+        """Writes every job's out for the first state[TRUE_ROWS] rows, and the scores if the wave ends in the head.
 
         Args:
             operands: one a job; matrices in the dense dtype, widths padded as `dense.padded`, rows 16-byte aligned.
-            rows: of the launch grid: the bucket. state: int32[4] on the device, [0] the true number of rows.
+            rows: of the launch grid: the bucket. state: int32[STATE_WORDS] on the device, see state.py.
         """
         tiles = self.tiles_for(rows)
         known = next((t for t in tiles if t.name == self.recalled.get(rows)), tiles[0])
@@ -166,5 +166,5 @@ class Wave:
         launch(function, first, tile.threads, args, shared_bytes=tile.shared_bytes)
 
     def _function(self, tile: Tile | WideTile) -> Any:
-        file = "wave_wgmma" if isinstance(tile, WideTile) else "wave"
-        return kernel(file, file, self._constants | tile.constants, self._device.index or 0)
+        name = "wave_wgmma" if isinstance(tile, WideTile) else "wave"
+        return kernel(f"waves/{name}", name, self._constants | tile.constants, self._device.index or 0)

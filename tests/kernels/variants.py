@@ -29,7 +29,9 @@ _LOOKUPS = (*_PLAIN, _FLOAT | _AHEAD, _INT8 | _AHEAD, _FLOAT | _POOLED, _INT8 | 
 VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
     "lookup/embedding": ({}, *(_LOOKUP | own for own in _LOOKUPS)),
     "dense/linear": ({"X": "float"}, {"X": "bf16"}),
-    "interaction/interaction": (
+    "dense/cross_epilogue": ({"X": "float"}, {"X": "bf16"}),
+    "interaction/fm": ({"X": "float"}, {"X": "bf16"}),
+    "interaction/cross": (
         {"X": "float", "LAYERS": "1", "DOTS": "1"},
         {"X": "bf16", "LAYERS": "6", "DOTS": "7"},
         {"X": "float", "LAYERS": "32", "DOTS": "34"},

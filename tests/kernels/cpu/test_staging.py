@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpiframe_core.features.row_block import BlockLayout, RowBlock
+from kernels.lookup.batch_header import HeaderWord
 from kernels.lookup.id_record import IdRecord
 from kernels.runtime import c_build
 from kernels.runtime.replay import replay_batch
@@ -92,7 +93,7 @@ class Staged:
             patch.setattr(c_build, "blocks", lambda: None)
             rows = self.want.fill(blocks)
         self.want.request_of_row[rows:bucket] = -1
-        self.stage.header[10], self.want.header[10] = 7, rows
+        self.stage.header[HeaderWord.STAGED_ROWS], self.want.header[HeaderWord.STAGED_ROWS] = 7, rows
         at = self.stage.places
         rows_at = at[0], 4, at[2], LAYOUT.candidate_ids.nbytes, at[4], 4 * LAYOUT.candidate_dense
         contexts_at = at[1], LAYOUT.context_ids.nbytes, at[3], 4 * LAYOUT.context_dense

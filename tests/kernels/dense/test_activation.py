@@ -9,6 +9,7 @@ from kernels import reference
 from kernels.cpu import dense
 from tests import model_oracle
 from tests.backends import BACKENDS
+from tests.kernels.lane_state import lane_state
 
 KINDS = ["identity", "relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "leaky_relu", "prelu", "dice"]
 PARAMS = {"prelu": ("alpha",), "dice": ("alpha", "scale", "shift")}
@@ -43,7 +44,7 @@ def test_a_layer_applies_its_activation_to_the_product_and_bias(rows, width, out
         operand[:, :width] = torch.from_numpy(x)
         got = torch.full((rows, padded(out)), torch.nan, device=device)
         with torch.inference_mode(), matmul_precision("fp32"):
-            layer(operand, got, None, torch.tensor([rows, 0, 0, 7], dtype=torch.int32, device=device))
+            layer(operand, got, None, lane_state(rows, device))
         assert torch.isfinite(got).all(), "pad columns must stay finite"
     assert (np.abs(got.cpu().numpy()[:, :out] - want) <= bound).all()
 

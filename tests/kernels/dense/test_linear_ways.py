@@ -1,10 +1,15 @@
-"""Which ways a linear layer on a GPU may choose from, as far as that shows without one."""
+"""The ways in which a linear layer on a GPU can be computed: which there are, and that all give the same."""
 
 import shutil
 
+import numpy as np
 import pytest
+import torch
 
 from kernels.dense import linear
+from tests.kernels.lane_state import lane_state
+
+EPS = np.finfo(np.float32).eps
 
 
 @pytest.mark.parametrize(
@@ -21,3 +26,41 @@ def test_triton_is_offered_only_where_it_finds_a_c_compiler(
         assert ("no C compiler" in caplog.text) is not builds
     finally:
         linear._triton_builds.cache_clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "identity", "tanh"])
+@pytest.mark.parametrize(("rows", "width", "out"), [(1, 5, 3), (19, 429, 100), (64, 624, 624)])
+def test_every_way_to_compute_a_linear_layer_gives_the_same_result(rows, width, out, activation, cross, tf32):
+    from kernels.dense.linear import Linear, matmul_precision, padded
+
+    if cross and (width != out or activation != "identity"):
+        pytest.skip("a cross layer is square and has no activation")
+    rng = np.random.default_rng(rows)
+    x, w, b = (rng.standard_normal(s).astype(np.float32) for s in ((rows, width), (out, width), (out,)))
+    product = x.astype(np.float64) @ w.T.astype(np.float64) + b
+    act = {"relu": lambda z: np.maximum(z, 0), "identity": lambda z: z, "tanh": np.tanh}[activation]
+    want = x * product + x if cross else act(product)
+    terms = np.abs(x) @ np.abs(w).T + np.abs(b)
+    bound = 8 * EPS * (np.abs(x) * terms + np.abs(x) if cross else terms)
+    layer = Linear(
+        torch.from_numpy(w), torch.from_numpy(b), activation, torch.float32, torch.device("cuda", 0), cross=cross, tf32=tf32
+    )
+    operand = torch.zeros(rows, padded(width), device="cuda")
+    operand[:, :width] = torch.from_numpy(x)
+    precision = "tf32" if tf32 else "fp32"
+    if tf32:  # 10 fraction bits of each factor
+        bound = 4 * 2.0**-11 * (np.abs(x) * terms + np.abs(x) if cross else terms)
+    with torch.inference_mode(), matmul_precision(precision):
+        result = torch.full((rows, padded(out)), torch.nan, device="cuda")
+        ways = layer.ways(operand, result, operand if cross else None, lane_state(rows, "cuda"))
+        by_triton = sum(name.startswith("triton") for name in ways)
+        assert len(ways) - by_triton == (2 if cross else 4)
+        assert (by_triton > 0) == (tf32 and activation != "tanh")
+        for run in ways.values():
+            result.fill_(torch.nan)
+            run()
+            assert (np.abs(result[:, :out].cpu().numpy() - want) <= bound).all()
+            assert torch.isfinite(result).all(), "pad columns must stay finite"

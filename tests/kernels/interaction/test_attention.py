@@ -10,6 +10,7 @@ from dpiframe_core.graph.architecture import LeakyReLU, TargetAttention
 from kernels import reference
 from tests import model_oracle
 from tests.backends import BACKENDS
+from tests.kernels.lane_state import lane_state
 
 KINDS = ["relu", "sigmoid", "tanh", "prelu", "dice", "gelu", LeakyReLU(slope=0.2)]
 
@@ -70,7 +71,7 @@ def run(own, p, q, keys, mask, device, parts=1, dtype=torch.float32):
     joined = np.concatenate([marks, *x, mask, np.full((rows, 1), np.nan, np.float32)], 1)
     attention = Attention(columns, *how, dtype, torch.device(device))
     out = torch.full((rows + 1, 2 + 2 * dim + 1), torch.nan, device=device, dtype=dtype)
-    state = torch.tensor([rows, 0, 0, 7], dtype=torch.int32, device=device)
+    state = lane_state(rows, device)
     attention(state, torch.from_numpy(joined).to(device, dtype), rows, out)
     assert torch.isnan(out[rows:]).all()
     assert torch.isnan(out[:, -1]).all()

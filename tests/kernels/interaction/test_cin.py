@@ -7,6 +7,7 @@ import torch
 from kernels import reference
 from tests import model_oracle
 from tests.backends import BACKENDS
+from tests.kernels.lane_state import lane_state
 
 EPS = np.finfo(np.float32).eps
 SHAPES = [
@@ -47,7 +48,7 @@ def run(x, fields, dim, layers, activation, halves, device, precision="fp32", wa
     width = sum(n if not halves or k == len(layers) - 1 else n - n // 2 for k, n in enumerate(len(w) for w, _ in layers))
     maps = [torch.full((rows + 1, cin.scratch_columns), torch.nan, device=device) for _ in range(2)]
     out = torch.full((rows + 1, width + 1), torch.nan, device=device, dtype=dtype)
-    state = torch.tensor([rows, 0, 0, 7], dtype=torch.int32, device=device)
+    state = lane_state(rows, device)
     cin(state, wide, rows, (maps[0], maps[1]), out)
     assert torch.isnan(out[rows:]).all()
     assert torch.isnan(out[:, -1]).all()

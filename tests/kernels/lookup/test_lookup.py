@@ -9,12 +9,15 @@ import torch
 from kernels import reference
 from kernels.cpu.lookup import StackedLookup
 from kernels.lookup import embedding
+from kernels.lookup.batch_header import HEADER_WORDS, HeaderWord
 from kernels.lookup.descriptors import Segment, descriptors, segment_descriptors, whole
 from kernels.lookup.embedding import DeviceLookup
 from kernels.lookup.id_record import IdRecord, id_bytes
 from kernels.lookup.plan import ALWAYS_ROW_0, Batch, IdColumn, Kind, LookupPlan, Slot, TableShape
+from kernels.runtime.state import STATE_WORDS
 from tests.backends import BACKENDS
 from tests.kernels import host_cuda
+from tests.kernels.lane_state import lane_state
 
 F32, F16, I8 = torch.float32, torch.float16, torch.int8
 
@@ -49,8 +52,8 @@ def batch_of(plan, rows, contexts=1, ids=None, seed=0, capacity=None):
 
     request = np.full(capacity, -1, np.int32)
     request[:rows] = np.sort(rng.integers(0, contexts, rows))
-    header = np.zeros(16, np.int32)
-    header[10] = rows
+    header = np.zeros(HEADER_WORDS, np.int32)
+    header[HeaderWord.STAGED_ROWS] = rows
     arrays = (
         header,
         request,
@@ -137,10 +140,10 @@ class OnDevice:
         capacity = capacity or rows
         x = torch.full((capacity, -(-self.plan.x_width // 8) * 8), torch.nan, dtype=self.out_dtype, device=self.memory)
         total = torch.full((capacity, 1), torch.nan, device=self.memory)
-        state = torch.tensor([0, generation, 0, 5], dtype=torch.int32, device=self.memory)
+        state = lane_state(0, self.memory, batch_number=5, generation=generation)
         pinned = on_the_bus(self.plan, batch)
         self.lookup(pinned, capacity, x, total, state)
-        assert state.tolist() == [rows, generation, 0, 6]
+        assert torch.equal(state, lane_state(rows, self.memory, batch_number=6, generation=generation))
         self.padding = x[rows:].cpu(), total[rows:].cpu()
         return x[:rows, : self.plan.x_width].cpu(), total[:rows].cpu()
 
@@ -621,7 +624,7 @@ def test_what_a_lookup_compiles_ahead_is_what_its_launches_ask_for(on_host, monk
     compiled, rows = set(asked), buckets[-1]
     assert len(compiled) == len(calls) > 1
     asked.clear()
-    state, x, total = torch.zeros(8, dtype=torch.int32), torch.zeros(rows, 104), torch.zeros(rows, 1)
+    state, x, total = torch.zeros(STATE_WORDS, dtype=torch.int32), torch.zeros(rows, 104), torch.zeros(rows, 1)
     batch = on_the_bus(plan, batch_of(plan, rows))
     for bucket in buckets:
         host.lookup(batch, bucket, x, total, state, ahead=ahead)

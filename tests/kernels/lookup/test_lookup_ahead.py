@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.lookup.batch_header import HeaderWord
 from kernels.runtime.launch import overlapping
+from kernels.runtime.state import STATE_WORDS
+from tests.kernels.lane_state import lane_state
 from tests.kernels.lookup.test_lookup import OnDevice, batch_of, mixed_plan, on_the_bus, some_padding, tables_of
 
 pytestmark = pytest.mark.gpu
@@ -34,7 +37,7 @@ class Lane:
         self.batch = on_the_bus(plan, batch_of(plan, rows, contexts, ids=some_padding, capacity=bucket))
         self.pinned = {f.name: getattr(self.batch, f.name).numpy() for f in fields(self.batch)}
         self.true = {name: memory.copy() for name, memory in self.pinned.items()}
-        self.state = torch.zeros(8, dtype=torch.int32, device="cuda:0")
+        self.state = torch.zeros(STATE_WORDS, dtype=torch.int32, device="cuda:0")
         self.outs = [torch.zeros(bucket, width, device="cuda:0") for width in (-(-plan.x_width // 8) * 8, 1)]
         self.launches = 0
 
@@ -45,7 +48,7 @@ class Lane:
     def result(self):
         """All bits of both outputs, also where nothing was written; the state must be as a launch finds it."""
         torch.cuda.synchronize()
-        assert self.state.tolist() == [self.rows, 0, 0, self.launches, 0, 0, 0, 0]
+        assert torch.equal(self.state, lane_state(self.rows, "cuda:0", batch_number=self.launches))
         return [out.cpu().view(torch.int32) for out in self.outs]
 
     def clear(self):
@@ -56,7 +59,7 @@ class Lane:
     def poison(self):
         for name, value in POISON.items():
             self.pinned[name][:] = value
-        self.pinned["header"][10] = -1
+        self.pinned["header"][HeaderWord.STAGED_ROWS] = -1
 
     def stage(self, stops, pause_s=0.0):
         """Rows up to each stop in turn, each after its context; then the padding, and that all are there."""
@@ -68,14 +71,14 @@ class Lane:
                     self.pinned[name][contexts] = self.true[name][contexts]
                 for name in ROWS:
                     self.pinned[name][begin:stop] = self.true[name][begin:stop]
-                self.pinned["header"][10] = -1 - stop
+                self.pinned["header"][HeaderWord.STAGED_ROWS] = -1 - stop
                 begin = stop
                 time.sleep(pause_s)
             for name, memory in self.pinned.items():
                 if name != "header":
                     memory[:] = self.true[name]
         finally:  # else the device would wait for ever
-            self.pinned["header"][10] = self.rows
+            self.pinned["header"][HeaderWord.STAGED_ROWS] = self.rows
 
     def plain(self):
         """What a lookup that waits for nothing gives."""

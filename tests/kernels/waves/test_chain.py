@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.runtime.state import STATE_WORDS, StateWord
 from kernels.waves import chain as chain_module
 from kernels.waves.packed_weights import packed
 from tests.kernels import host_cuda
@@ -53,7 +54,7 @@ class Model:
         self.device = torch.device(device)
         self.chain = Chain(links, ChainHead(self.bias, (2, None, 3)), precision, self.device)
         self.words = torch.zeros(self.chain.words, dtype=torch.int64, device=device)
-        self.state = torch.zeros(4, dtype=torch.int32, device=device)
+        self.state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
 
     def normal(self, *shape):
         return torch.from_numpy(self.rng.standard_normal(shape)).float()
@@ -72,7 +73,7 @@ class Model:
         x, total = x.to(self.dtype).to(self.device), self.normal(bucket, 1).to(self.device)
         pinned = {"pin_memory": self.device.type == "cuda"}
         scores, done = torch.full((bucket, self.tasks), torch.nan, **pinned), torch.zeros(1, dtype=torch.int32, **pinned)
-        self.state[0], self.state[3] = rows, batch
+        self.state[StateWord.TRUE_ROWS], self.state[StateWord.BATCH_NUMBER] = rows, batch
         given = [ChainOperands(x), ChainOperands(x, x), *[ChainOperands(x)] * 2, ChainOperands(None), ChainOperands(None, x)]
         self.chain(given, [total], bucket, scores, done, self.words, self.state)
 

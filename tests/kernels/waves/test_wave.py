@@ -6,6 +6,7 @@ import torch
 
 from kernels.waves.wave_tiles import EXACT_TILES, MOST_HEAD_COLUMNS, STATIC_BYTES, TILES, WIDE_TILES, WideTile, tiles_for
 from tests.kernels import host_cuda
+from tests.kernels.lane_state import lane_state
 
 EPS = {"fp32": 2**-23, "tf32": 2**-10, "bf16": 2**-8}  # of a factor or an output; sums are float32
 
@@ -91,7 +92,7 @@ def check_products(width, rows, precision, tiles, device):
     (w, b), (w2, b2) = random_linear(rng, width, width), random_linear(rng, 37, width)
     wave = wave_on(device, [LinearJob(w, b, "identity", True), LinearJob(w2, b2, "relu")], None, precision)
     x0, x = put(rng, rows, width, dtype, device), put(rng, rows, width, dtype, device)
-    state = torch.tensor([rows, 0, 0, 7], dtype=torch.int32, device=device)
+    state = lane_state(rows, device)
     exact = [t.to(dtype).double().to(device) for t in (w, b, w2, b2)]
     xs, x0s = x[:, :width].double(), x0[:, :width].double()
     product = xs @ exact[0].T + exact[1]
@@ -148,7 +149,7 @@ def check_padding(precision, tiles, device):
     rng = np.random.default_rng(0)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     wave = wave_on(device, [LinearJob(*random_linear(rng, 100, 64))], None, precision)
-    x, state = put(rng, 512, 64, dtype, device), torch.tensor([130, 0, 0, 0], dtype=torch.int32, device=device)
+    x, state = put(rng, 512, 64, dtype, device), lane_state(130, device, batch_number=0)
     for tile in tiles:
         out = torch.full((512, 104), torch.nan, dtype=dtype, device=device)
         wave.run([Operands(x, out)], 512, None, state, tile)
@@ -189,7 +190,7 @@ def check_head(rows, tasks, precision, tolerance, tiles_of, device):
         torch.empty(rows * 20 * tasks, device=device),
         torch.zeros(-(-rows // 16), dtype=torch.int32, device=device),
     )
-    state = torch.tensor([rows, 0, 0, 7], dtype=torch.int32, device=device)
+    state = lane_state(rows, device)
     d = [t.double().to(device) for t in (w, b, w2, b2, v, v2, bias)]
     h = (x.double() @ d[0].T + d[1]).relu()
     crossed = x0.double() * (x.double() @ d[2].T + d[3]) + x.double()
@@ -221,7 +222,7 @@ def test_what_is_no_number_stays_none(precision):
     x = torch.ones(3, 8, device="cuda")
     x[0, 3:4].view(torch.int32)[:] = 0x7FFFFFFF
     x[1, 3] = torch.inf
-    state = torch.tensor([3, 0, 0, 0], dtype=torch.int32, device="cuda")
+    state = lane_state(3, "cuda", batch_number=0)
     for tile in wave.tiles_for(64):
         out = torch.zeros(3, 8, dtype=dtype, device="cuda")
         wave.run([Operands(x.to(dtype), out)], 3, None, state, tile)
@@ -262,7 +263,7 @@ def test_fp8_multiplies_what_its_numbers_mean(width, rows):
     columns = padded(width, fp8)
     x, x0 = (torch.zeros(rows, columns, device="cuda").index_copy_(1, torch.arange(width, device="cuda"),
              torch.from_numpy(rng.standard_normal((rows, width))).float().cuda() / s).to(fp8) for s in (sx, s0))  # fmt: skip
-    state = torch.tensor([rows, 0, 0, 7], dtype=torch.int32, device="cuda")
+    state = lane_state(rows, "cuda")
     xs, x0s = x[:, :width].double() * sx, x0[:, :width].double() * s0
     rounded = []
     for weight in (w, w2):
