@@ -21,7 +21,7 @@ SOURCES = {".py", ".cu", ".cuh", ".c", ".h"}
 # Files beside the rooms that every room of their floor and the floors above may read. They read only each other.
 COMMON = {
     "dpiframe_core/errors", "dpiframe_core/strict", "dpiframe_core/strict_yaml",
-    "deployments/config", "deployments/metrics",
+    "deployments/config", "deployments/metrics", "deployments/signals",
     "benchmarks/record", "benchmarks/timing", "benchmarks/run",
 }  # fmt: skip
 

@@ -14,11 +14,11 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 import torch
+from benchmarks.report.serving_report import serving as serving_table
 
 from benchmarks.record import record
 from benchmarks.report.results import Results
 from benchmarks.report.serving_aims import SERVING_CPU_AIMS, SERVING_GPU_AIMS, WIDE
-from benchmarks.report.serving_report import serving as serving_table
 from benchmarks.serving.host_cores import _turn, turns_per_s
 from benchmarks.serving.load import compiled, drive, joined, request_bytes
 from benchmarks.serving.payloads import FORMS, Payloads
