@@ -51,9 +51,10 @@ def bar_labels(bars: Sequence[Bar], room: float) -> tuple[BarLabel, ...]:
             found.append(BarLabel(i, "beside", bar.right + _AROUND))
         else:
             above.append(i)
-    above = sorted(sorted(above, key=lambda i: bars[i].left - bars[i].right)[: int(room / SPACING)])
-    reach = [text_width(bars[i].text, SIZE) * SLOPE + SPACING for i in above]
-    places = _spread([bars[i].middle for i in above], [room - r for r in reach])
+    reach = {i: text_width(bars[i].text, SIZE) * SLOPE + SPACING for i in above}
+    most = int((room - max(reach.values(), default=0)) / SPACING)
+    above = sorted(sorted(above, key=lambda i: bars[i].left - bars[i].right)[:most])
+    places = _spread([bars[i].middle for i in above], [room - reach[i] for i in above])
     found += [BarLabel(i, "above", x) for i, x in zip(above, places, strict=True)]
     return tuple(sorted(found, key=lambda label: label.bar))
 

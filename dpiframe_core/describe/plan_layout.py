@@ -81,7 +81,7 @@ def _in_bands(plan: Sequence[Launch], bands: int, beside: int) -> PlanLayout:
     }
     labels = [Label(box.x + box.width / 2, TOP / 2, f"stream {s}") for (_, s), box in lanes.items()]
     for (band, level), rows in at.levels.items():
-        middle = (g.top[rows[0]] + g.top[rows[-1]] + g.high[rows[-1]]) / 2
+        middle = g.top[rows[0]] + g.high[rows[0]] / 2  # of its first row, where no arrow passes
         labels.append(Label(g.left[at.first[band]] - LANE - LEVEL / 3, middle, str(level)))
     return PlanLayout(
         g.width,

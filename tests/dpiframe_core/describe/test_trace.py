@@ -51,7 +51,7 @@ def issued(session, at, scale=1):
     session.kernel("lookup", at + 20, 5, 13, 1000 * at)
     session.kernel(GEMM, at + 30, 8, 13, 1000 * at + 1)
     session.kernel(GEMM, at + 35, 9, 21, 1000 * at + 2)
-    session.kernel("dense/head", at + 60, 3, 13, 1000 * at + 3)
+    session.kernel("head", at + 60, 3, 13, 1000 * at + 3)
 
 
 def captured(session, at):
@@ -61,7 +61,7 @@ def captured(session, at):
     session.kernel("lookup", at + 9, 4, 13, 9000)
     session.kernel(GEMM, at + 14, 8, 13, 9000)
     session.kernel(GEMM, at + 15, 9, 30, 9000)
-    session.kernel("dense/head", at + 25, 3, 13, 9000)
+    session.kernel("head", at + 25, 3, 13, 9000)
 
 
 def spans_of(build, section="issued"):
@@ -133,7 +133,7 @@ def test_kernels_that_do_not_occur_equally_often_are_not_guessed():
     issued(session, 0)
     captured(session, 200)
     session.kernel(GEMM, 226, 1, 30, 9000)
-    session.kernel("dense/head", 228, 1, 13, 9000, grid=(8, 1, 1))
+    session.kernel("head", 228, 1, 13, 9000, grid=(8, 1, 1))
     named = named_after(timeline(session.events, "captured", LABELS), timeline(session.events, "issued", LABELS))
     assert [s[0] for s in on(named, "stream 0")] == [LOOKUP, "Kernel2", HEAD, "head"]
     assert [s[0] for s in on(named, "stream 1")] == ["Kernel2", "Kernel2"]
