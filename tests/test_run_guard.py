@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.deployments.server_process import IGNORING_SIGINT
-from tests.test_readme import ROOT
+from tests.docs.test_readme import ROOT
 
 # A stand-in for a server: a process in a session of its own, as Ray's are, whose parent has ended; and its state directory.
 STAND_IN = """

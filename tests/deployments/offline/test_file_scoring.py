@@ -27,8 +27,8 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.files.row_files import RowFile
 from dpiframe_core.graph.architecture import DCNv2, DeepFM
+from tests.docs.test_readme import ROOT, RUN, blocks
 from tests.runner import small_bundle
-from tests.test_readme import ROOT, RUN, blocks
 
 DPIFRAME = str(Path(sys.executable).with_name("dpiframe"))
 ROWS = 500

@@ -15,7 +15,7 @@ from deployments.serve.autoscaling import ReplicaLoad, Seen, decide, need
 from deployments.serve.load_meter import LoadMeter
 from deployments.serve.serve_policy import loads_of, reported
 from dpiframe_core.strict_yaml import load_yaml
-from tests.test_readme import blocks
+from tests.docs.test_readme import blocks
 
 ROOT = Path(__file__).parents[3]
 RULES = Autoscaling(min_replicas=1, max_replicas=8, up_after_s=2, down_after_s=60)

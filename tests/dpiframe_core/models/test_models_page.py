@@ -10,8 +10,8 @@ import pytest
 from dpiframe_core.graph.architecture import DCN, DeepFM, WideDeep
 from dpiframe_core.models.build import build_graph
 from tests import model_oracle
+from tests.docs.test_readme import blocks
 from tests.dpiframe_core.models.test_library_models import CASES
-from tests.test_readme import blocks
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "models.md").read_text()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.test_readme import ROOT, blocks
+from tests.docs.test_readme import ROOT, blocks
 
 SOURCE = ROOT / "docs" / "serving.md"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_readme import blocks
+from tests.docs.test_readme import blocks
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BLOCKS = blocks((ROOT / "docs" / "compile.md").read_text())
 
 

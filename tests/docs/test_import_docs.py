@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.docs.test_readme import FENCE, ROOT
 from tests.dpiframe_core.importers.peers import RUNS, library
 from tests.dpiframe_core.importers.test_dlrm import Facebook, TorchRec
-from tests.test_readme import FENCE, ROOT
 
 PAGES = sorted((ROOT / "docs").glob("import-*.md"))
 LIBRARIES = {"import-deepctr-torch": "deepctr_torch", "import-torch-rechub": "torch_rechub"}

@@ -11,9 +11,9 @@ from deployments.config import Limits
 from deployments.demo.export import build_demo_bundle
 from dpiframe_core.engine import Engine
 from tests.deployments.live_app import LiveApp
-from tests.test_readme import RUN, Block, blocks
+from tests.docs.test_readme import RUN, Block, blocks
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "protocol.md"
 BLOCKS = [block for block in blocks(PAGE.read_text()) if block.language in RUN]
 

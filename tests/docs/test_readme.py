@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 MOST_LINES = 140
 STAMP = ROOT / ".venv" / ".installed"

@@ -17,9 +17,9 @@ from deployments.demo.export import build_demo_bundle
 from dpiframe_core.engine import Engine
 from dpiframe_core.strict_yaml import load_yaml
 from tests.deployments.live_app import LiveApp
-from tests.test_readme import RUN, Block, blocks
+from tests.docs.test_readme import RUN, Block, blocks
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SAID = {  # page -> what each of its commands prints, or writes
     "requests": ['"scores":['],
     "tuning": ["max_batch_rows: 4096"],

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.test_readme import ROOT
 from tests.dpiframe_core.importers.peers import library
-from tests.test_readme import ROOT
 
 LIBRARIES = {"deepctr_torch_to_endpoint": "deepctr_torch", "fuxictr_to_endpoint": "fuxictr"}
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
