@@ -22,7 +22,7 @@ SOURCES = {".py", ".cu", ".cuh", ".c", ".h"}
 COMMON = {
     "dpiframe_core/errors", "dpiframe_core/strict", "dpiframe_core/strict_yaml",
     "deployments/config", "deployments/metrics", "deployments/signals",
-    "benchmarks/record", "benchmarks/timing", "benchmarks/run",
+    "benchmarks/record", "benchmarks/timing", "benchmarks/result_file",
 }  # fmt: skip
 
 ROOMS: dict[str, dict[str, str]] = {
