@@ -5,251 +5,13 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.device import ablation as stage_suites
-from benchmarks.device import embedding as embedding_suite
-from benchmarks.device import floor as floor_suite
-from benchmarks.device import latency as latency_suite
-from benchmarks.device import precision as precision_suite
-from benchmarks.device import utilisation as utilisation_suite
-from benchmarks.device import warmup as warmup_suite
-from benchmarks.run import RESULTS, Append, Device, Ids, Names, Out, Run, Seconds, names_in, numbers_in
+from benchmarks.device.commands import app as device_app
+from benchmarks.run import RESULTS
 from benchmarks.serving.commands import app as serving_app
-from benchmarks.systems import fbgemm, lookups
-from benchmarks.systems.embedding_cells import BATCHES, sweep
-from benchmarks.systems.workload import MODELS
-from dpiframe_core.bundle.bundle import read_bundle
-from dpiframe_core.engine.options import PRECISIONS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-app.add_typer(serving_app)  # its commands stand beside these
-
-_ALL = ",".join(MODELS)
-_EMBEDDING_BATCHES = ",".join(map(str, BATCHES))
-
-
-def _systems(text: str) -> list[str]:
-    names = names_in(text)
-    if any(n.startswith("fbgemm") for n in names):
-        fbgemm.require()  # now, not after minutes of measuring
-    return names
-
-
-@app.command()
-def latency(
-    models: Names = _ALL,
-    precisions: Names = "tf32,bf16,fp32",
-    batches: Names = "1,64,256,1024,4096",
-    systems: Names = "dpiframe,eager,stacked-eager,compile-captured",
-    buckets: Annotated[str, typer.Option(help="exact: captured for the batch; default: as serving captures")] = "exact",
-    with_floor: Annotated[bool, typer.Option("--floor", help="suite floor too, from the same calls")] = False,
-    gemm: Annotated[int, typer.Option(help="side of the product whose rate is the floor's")] = 8192,
-    device: Device = "auto",
-    seconds: Seconds = 0.3,
-    ids: Ids = "zipf",
-    seed: int = 0,
-    append: Append = False,
-    out: Out = None,
-) -> None:
-    """Whole models, host to host, of any of the seven systems that docs/benchmarks.md names."""
-    names = _systems(systems)
-    run = Run("latency", device, seed, out, append)
-    machine = None
-    if with_floor:
-        machine = floor_suite.measure(run.device, PRECISIONS[run.device.type], gemm)
-        run.add(floor_suite.machine_record(machine, gemm))
-    run.finish(
-        latency_suite.run(
-            names_in(models), names_in(precisions), numbers_in(batches), names, run.device, run.failed,
-            seconds=seconds, skew=ids, seed=seed, buckets=buckets, machine=machine,
-        )
-    )  # fmt: skip
-
-
-@app.command()
-def embedding(
-    batches: Names = _EMBEDDING_BATCHES,
-    dtypes: Names = "float32,float16,int8",
-    systems: Names = "",
-    only: Annotated[str, typer.Option(help="all, sweep (no cell of large tables) or large")] = "all",
-    max_rows: Annotated[int, typer.Option(help="of a table; 0: as Criteo has them, on a CPU a million")] = 0,
-    device: Device = "auto",
-    seconds: Seconds = 0.1,
-    seed: int = 0,
-    append: Append = False,
-    out: Out = None,
-) -> None:
-    """The lookup alone: batch, dim, fields, one-hot and multi-hot, Zipf and uniform ids, table dtype, one axis at a time."""
-    run = Run("embedding", device, seed, out, append)
-    names = _systems(systems or ",".join(lookups.SYSTEMS if run.device.type == "cuda" else lookups.SYSTEMS[:3]))
-    cells = [c for c in sweep(names_in(dtypes), numbers_in(batches)) if only == "all" or c.large == (only == "large")]
-    most = max_rows or None
-    if run.device.type == "cpu":  # host memory is no 141 GB, and no bandwidth is claimed for it
-        cells, most = [c for c in cells if not c.large and c.dtype != "int8"], max_rows or 1_000_000
-    run.finish(embedding_suite.run(cells, names, run.device, run.failed, seconds=seconds, seed=seed, max_rows=most))
-
-
-@app.command()
-def ablation(
-    models: Names = _ALL,
-    precisions: Names = "tf32",
-    batches: Names = "256,1024",
-    first_op: Annotated[bool, typer.Option(help="suite first_op too, on the same engines")] = False,
-    device: Device = "auto",
-    seconds: Seconds = 0.2,
-    ids: Ids = "zipf",
-    seed: int = 0,
-    append: Append = False,
-    out: Out = None,
-) -> None:
-    """Host to host, a component added at a time."""
-    run = Run("ablation", device, seed, out, append)
-    run.finish(
-        stage_suites.run(
-            ["ablation", *["first_op"] * first_op], names_in(models), names_in(precisions), numbers_in(batches), run.device,
-            run.failed, seconds=seconds, seed=seed, skew=ids,
-        )
-    )  # fmt: skip
-
-
-@app.command("first_op")
-def first_op(
-    models: Names = _ALL,
-    precisions: Names = "tf32",
-    batches: Names = "256,1024",
-    device: Device = "auto",
-    seconds: Seconds = 0.2,
-    ids: Ids = "zipf",
-    seed: int = 0,
-    append: Append = False,
-    out: Out = None,
-) -> None:
-    """From the first operator's launch to the end, as the paper measures."""
-    run = Run("first_op", device, seed, out, append)
-    run.finish(
-        stage_suites.run(
-            ["first_op"], names_in(models), names_in(precisions), numbers_in(batches), run.device, run.failed,
-            seconds=seconds, seed=seed, skew=ids,
-        )
-    )  # fmt: skip
-
-
-@app.command()
-def utilisation(
-    models: Names = "dcnv2,deepfm",
-    precisions: Names = "tf32",
-    batches: Names = "256,1024",
-    systems: Names = "dpiframe,eager,compile-captured",
-    lanes: Names = "1,2,4",
-    device: Device = "auto",
-    seconds: Seconds = 1.0,
-    ids: Ids = "zipf",
-    seed: int = 0,
-    append: Append = False,
-    out: Out = None,
-) -> None:
-    """Rows a second and SM activity in a saturated loop, by lanes."""
-    names = _systems(systems)
-    run = Run("utilisation", device, seed, out, append)
-    run.finish(
-        utilisation_suite.run(
-            names_in(models), names_in(precisions), numbers_in(batches), names, run.device, run.failed,
-            seconds=seconds, seed=seed, skew=ids, lanes=numbers_in(lanes),
-        )
-    )  # fmt: skip
-
-
-@app.command()
-def floor(
-    models: Names = _ALL,
-    precisions: Names = "bf16,tf32,fp32",
-    batches: Names = "1,64,256,1024,4096",
-    gemm: Annotated[int, typer.Option(help="side of the product whose rate is measured")] = 8192,
-    device: Device = "auto",
-    seconds: Seconds = 0.2,
-    ids: Ids = "zipf",
-    seed: int = 0,
-    append: Append = False,
-    out: Out = None,
-) -> None:
-    """Our latency against launch + bytes / bandwidth + operations / rate, all measured in this run."""
-    run = Run("floor", device, seed, out, append)
-    run.finish(
-        floor_suite.run(
-            names_in(models), names_in(precisions), numbers_in(batches), run.device, run.failed,
-            seconds=seconds, seed=seed, skew=ids, gemm=gemm,
-        )
-    )  # fmt: skip
-
-
-@app.command()
-def precision(
-    bundle: Path = Path("models/demo"),
-    held_out: Annotated[Path | None, typer.Option(help="npz of the held-out rows; drawn anew, and written, if absent")] = None,
-    rows: Annotated[int, typer.Option(help="of the demo's log, as the bundle was made")] = 300_000,
-    log_seed: int = 7,
-    precisions: Names = "",
-    device: Device = "auto",
-    seconds: Seconds = 0.3,
-    seed: int = 0,
-    append: Append = False,
-    out: Out = None,
-) -> None:
-    """Deviation, Kendall's tau and AUC of each precision on the demo model's held-out clicks (`dpiframe demo` makes it)."""
-    run = Run("precision", device, seed, out, append)
-    found = read_bundle(bundle)
-    data = precision_suite.held_out(found, held_out, rows=rows, seed=log_seed)
-    names = names_in(precisions) or list(PRECISIONS[run.device.type])
-    run.finish(precision_suite.run(found, data, names, run.device, run.failed, seconds=seconds))
-
-
-@app.command()
-def warmup(
-    models: Names = _ALL,
-    precisions: Names = "tf32",
-    max_batch_rows: int = 4096,
-    device: Device = "auto",
-    seed: int = 0,
-    append: Append = False,
-    out: Out = None,
-) -> None:
-    """Seconds until an engine is ready with all buckets, with and without what an earlier start left, and its memory."""
-    run = Run("warmup", device, seed, out, append)
-    options = {"max_batch_rows": max_batch_rows, "seed": seed}
-    run.finish(warmup_suite.run(names_in(models), names_in(precisions), run.device, run.failed, **options))
-
-
-@app.command()
-def http(
-    bundle: Path = Path("models/demo"),
-    rows: int = 100,
-    clients: Names = "1,16",
-    seconds: float = 8.0,
-    seed: int = 0,
-    append: Append = False,
-    out: Out = None,
-) -> None:
-    """The endpoint against uvicorn + FastAPI with the eager model, client to client."""
-    from benchmarks.serving import http as http_suite
-
-    run = Run("http", "auto", seed, out, append)
-    run.finish(http_suite.run(bundle, rows, numbers_in(clients), seconds, seed))
-
-
-@app.command()
-def score(
-    dims: Names = "8,16",
-    rows: int = 2_000_000,
-    repeats: int = 3,
-    device: Device = "auto",
-    seed: int = 0,
-    append: Append = False,
-    out: Out = None,
-) -> None:
-    """Offline: Parquet of encoded ids to Parquet of scores, through all of `dpiframe score`."""
-    from benchmarks.serving import offline_scoring as score_suite
-
-    run = Run("score", device, seed, out, append)
-    run.finish(score_suite.run(numbers_in(dims), rows, run.device, run.failed, repeats=repeats, seed=seed))
+app.add_typer(device_app)  # their commands stand beside `report`
+app.add_typer(serving_app)
 
 
 @app.command()
@@ -261,10 +23,13 @@ def report(
     """Writes each machine's RESULTS.md and plots, README's table and picture, and docs/performance.md, from the JSON alone."""
     from benchmarks.report import pages, results_page
 
-    for machine in [folder] if folder else sorted(p for p in RESULTS.iterdir() if p.is_dir()):
+    if folder:
+        typer.echo(results_page.write(folder))
+        return
+    for machine in sorted(p for p in RESULTS.iterdir() if p.is_dir()):
         results_page.write(machine)
         typer.echo(machine / "RESULTS.md")
-    for page in pages.write() if not folder else ():
+    for page in pages.write():
         typer.echo(page)
 
 

@@ -1,62 +1,50 @@
 """Suites `ablation` (host to host, a component added at a time) and `first_op` (from the first operator's launch on)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from benchmarks.record import Record, record
 from benchmarks.systems import stages as known
-from benchmarks.systems.cells import BATCHES_IN_ROTATION, Failed, check, offered
+from benchmarks.systems.cells import check
+from benchmarks.systems.model_sweep import ModelSweep
 from benchmarks.systems.stages import STAGES, Running, Stage
 from benchmarks.systems.systems import reference_scores
-from benchmarks.systems.workload import Workload, id_blocks, workload
+from benchmarks.systems.workload import Workload
 from benchmarks.timing import interleaved
 from dpiframe_core.features.row_block import RowBlock
 from kernels.dense.linear import matmul_precision
 
 
-def run(
-    suites: Sequence[str],
-    models: Sequence[str],
-    precisions: Sequence[str],
-    batches: Sequence[int],
-    device: torch.device,
-    failed: Failed,
-    *,
-    seconds: float,
-    seed: int,
-    skew: str = "zipf",
-    make: Callable[..., Workload] = workload,
-) -> Iterator[Record]:
+def run(suites: Sequence[str], sweep: ModelSweep) -> Iterator[Record]:
     """Yields a record a stage and cell for each of the suites ("ablation", "first_op"), which share what they run.
 
     The stages of a model run side by side, in interleaved rounds.
     """
     stages = [s for s in STAGES if "ablation" in suites or s.first_op]
-    for model in models:
-        w = make(model, device, seed=seed)
-        for precision in offered(precisions, device):
+    for w in sweep.workloads():
+        for precision in sweep.offered:
             with matmul_precision(precision):
-                running = dict(_started(stages, w, batches, precision, device, failed))
-                for rows in batches:
-                    blocks = id_blocks(w.schema, rows, BATCHES_IN_ROTATION, skew=skew, seed=seed + rows)
+                running = dict(_started(stages, sweep, w, precision))
+                for rows in sweep.batches:
+                    blocks = sweep.blocks(w, rows)
                     for suite in suites:
                         names = {s: s.name if suite == "ablation" else s.first_op for s in running}
                         own = {name: running[s][rows] for s, name in names.items() if name}
-                        yield from _cell(suite, w, precision, blocks, own, seconds, {"ids": skew})
+                        yield from _cell(suite, w, precision, blocks, own, sweep.seconds, {"ids": sweep.skew})
                 for built in running.values():
                     for r in built.values():
                         r.close()
 
 
 def _started(
-    stages: Sequence[Stage], w: Workload, batches: Sequence[int], precision: str, device: torch.device, failed: Failed
+    stages: Sequence[Stage], sweep: ModelSweep, w: Workload, precision: str
 ) -> Iterator[tuple[Stage, dict[int, Running]]]:
     for stage in stages:
         try:
-            yield stage, known.start(stage, w, batches, precision, device)
+            yield stage, known.start(stage, w, sweep.batches, precision, sweep.device)
         except Exception as error:
-            failed(f"{stage.name} {w.name} {precision}", error)
+            sweep.failed(f"{stage.name} {w.name} {precision}", error)
 
 
 def _cell(

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 
 from benchmarks.record import Record, record
-from benchmarks.systems.cells import BATCHES_IN_ROTATION, Failed, check, offered
+from benchmarks.systems.cells import check
+from benchmarks.systems.model_sweep import ModelSweep
 from benchmarks.systems.systems import dpiframe, reference_scores
-from benchmarks.systems.workload import Workload, id_blocks, wide_ids, workload
+from benchmarks.systems.workload import Workload, wide_ids
 from benchmarks.timing import Captured, interleaved
 from dpiframe_core.engine.options import PRECISIONS
 from dpiframe_core.features.row_block import RowBlock
@@ -56,48 +57,31 @@ class Needs:
         return min(machine.launch_us, machine.polled_us) + (seconds + self.host_bytes / machine.pinned_bytes_per_s) * 1e6
 
 
-def run(
-    models: Sequence[str],
-    precisions: Sequence[str],
-    batches: Sequence[int],
-    device: torch.device,
-    failed: Failed,
-    *,
-    seconds: float,
-    seed: int,
-    skew: str = "zipf",
-    make: Callable[..., Workload] = workload,
-    gemm: int = 8192,
-) -> Iterator[Record]:
+def run(sweep: ModelSweep, *, gemm: int = 8192) -> Iterator[Record]:
     """Yields the machine's record first, then one a cell with our latency and its ratio to the floor."""
-    precisions = offered(precisions, device)
-    machine = measure(device, PRECISIONS[device.type], gemm)
+    machine = measure(sweep.device, PRECISIONS[sweep.device.type], gemm)
     yield machine_record(machine, gemm)
-    for model in models:
-        w = make(model, device, seed=seed)
-        for precision in precisions:
-            for rows in batches:
-                blocks = id_blocks(w.schema, rows, BATCHES_IN_ROTATION, skew=skew, seed=seed + rows)
-                what = f"dpiframe {model} {precision} B={rows}"
+    for w in sweep.workloads():
+        for precision in sweep.offered:
+            for rows in sweep.batches:
+                what = f"dpiframe {w.name} {precision} B={rows}"
                 try:
-                    yield _cell(w, precision, blocks, machine, device, seconds, skew, what)
+                    yield _cell(sweep, w, precision, rows, machine, what)
                 except Exception as error:
-                    failed(what, error)
+                    sweep.failed(what, error)
 
 
-def _cell(
-    w: Workload, precision: str, blocks: list[RowBlock], machine: Machine, device: torch.device, seconds: float, skew: str,
-    what: str,
-) -> Record:  # fmt: skip
-    rows, count = blocks[0].rows, len(blocks)
+def _cell(sweep: ModelSweep, w: Workload, precision: str, rows: int, machine: Machine, what: str) -> Record:
+    blocks = sweep.blocks(w, rows)
+    count = len(blocks)
     with matmul_precision(precision):
-        system = dpiframe(w, rows, precision, device)
+        system = dpiframe(w, rows, precision, sweep.device)
         worst = max(check(system.score(b), reference_scores(w, b), precision, what) for b in blocks)
-        times = interleaved({"dpiframe": lambda i: system.score(blocks[i % count])}, seconds)["dpiframe"]
+        times = interleaved({"dpiframe": lambda i: system.score(blocks[i % count])}, sweep.seconds)["dpiframe"]
         device_us = system.device_us(blocks[0])
         system.close()
     own = {"times": times, "device_us": device_us, "max_abs_err": worst, **system.notes}
-    return floor_record(w, blocks, precision, machine, {"ids": skew, "buckets": "exact"}, own)
+    return floor_record(w, blocks, precision, machine, {"ids": sweep.skew, "buckets": "exact"}, own)
 
 
 def machine_record(machine: Machine, gemm: int) -> Record:

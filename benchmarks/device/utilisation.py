@@ -9,10 +9,11 @@ import torch
 
 from benchmarks.device.activity import GpuCounters, kernel_shares
 from benchmarks.record import Record, record
-from benchmarks.systems.cells import BATCHES_IN_ROTATION, Failed, check, offered
+from benchmarks.systems.cells import check
+from benchmarks.systems.model_sweep import ModelSweep
 from benchmarks.systems.names import is_compiled
 from benchmarks.systems.systems import System, build, dpiframe, forget_compiled, reference_scores
-from benchmarks.systems.workload import Workload, id_blocks, workload
+from benchmarks.systems.workload import Workload
 from benchmarks.timing import Times, times_of
 from dpiframe_core.features.row_block import RowBlock
 from kernels.dense.linear import matmul_precision
@@ -21,39 +22,25 @@ LANES = (1, 2, 4)
 _SETTLE_S = 0.2  # before the counters' first sample
 
 
-def run(
-    models: Sequence[str],
-    precisions: Sequence[str],
-    batches: Sequence[int],
-    systems: Sequence[str],
-    device: torch.device,
-    failed: Failed,
-    *,
-    seconds: float,
-    seed: int,
-    skew: str = "zipf",
-    lanes: Sequence[int] = LANES,
-    make: Callable[..., Workload] = workload,
-) -> Iterator[Record]:
+def run(sweep: ModelSweep, systems: Sequence[str], *, lanes: Sequence[int] = LANES) -> Iterator[Record]:
     """Yields a record a system (ours: a number of lanes) and cell. A peer has one caller: its buffers hold one batch."""
-    for model in models:
-        w = make(model, device, seed=seed)
-        for precision in offered(precisions, device):
-            for rows in batches:
+    for w in sweep.workloads():
+        for precision in sweep.offered:
+            for rows in sweep.batches:
                 if any(map(is_compiled, systems)):
                     forget_compiled()
-                blocks = id_blocks(w.schema, rows, BATCHES_IN_ROTATION, skew=skew, seed=seed + rows)
+                blocks = sweep.blocks(w, rows)
                 expected = [reference_scores(w, b) for b in blocks]
                 for name in systems:
                     for n in lanes if name == "dpiframe" else (1,):
-                        what = f"{name} {model} {precision} B={rows} lanes={n}"
+                        what = f"{name} {w.name} {precision} B={rows} lanes={n}"
                         try:
                             with matmul_precision(precision):
-                                system = _built(name, w, rows, precision, device, n)
-                            yield _measured(name, system, w, precision, blocks, expected, n, seconds, skew, device, what)
+                                system = _built(name, w, rows, precision, sweep.device, n)
+                            yield _measured(sweep, name, system, w, precision, blocks, expected, n, what)
                             system.close()
                         except Exception as error:
-                            failed(what, error)
+                            sweep.failed(what, error)
 
 
 def _built(name: str, w: Workload, rows: int, precision: str, device: torch.device, lanes: int) -> System:
@@ -63,6 +50,7 @@ def _built(name: str, w: Workload, rows: int, precision: str, device: torch.devi
 
 
 def _measured(
+    sweep: ModelSweep,
     name: str,
     system: System,
     w: Workload,
@@ -70,19 +58,17 @@ def _measured(
     blocks: Sequence[RowBlock],
     expected: Sequence[np.ndarray],
     lanes: int,
-    seconds: float,
-    skew: str,
-    device: torch.device,
     what: str,
 ) -> Record:
     rows, count = blocks[0].rows, len(blocks)
     with torch.inference_mode(), matmul_precision(precision):
         worst = max(check(system.score(b), e, precision, what) for b, e in zip(blocks, expected, strict=True))
-        shares = kernel_shares(lambda i: system.score(blocks[i % count])) if device.type == "cuda" else None
+        shares = kernel_shares(lambda i: system.score(blocks[i % count])) if sweep.device.type == "cuda" else None
         # torch's precision flags are the process's, so the threads below inherit them; its inference mode is a thread's own.
-        times, wall, counters = saturated(lambda i: system.score(blocks[i % count]), lanes, seconds, device)
+        times, wall, counters = saturated(lambda i: system.score(blocks[i % count]), lanes, sweep.seconds, sweep.device)
+    cell = {"ids": sweep.skew, "lanes": lanes}
     return record(
-        "utilisation", name, model=w.name, batch=rows, precision=precision, cell={"ids": skew, "lanes": lanes}, times=times,
+        "utilisation", name, model=w.name, batch=rows, precision=precision, cell=cell, times=times,
         rows_per_s=times.calls * rows / wall, max_abs_err=worst, **counters.shares,
         kernel_share=shares and round(shares[0], 4), kernel_union=shares and round(shares[1], 4),
     )  # fmt: skip

@@ -32,7 +32,8 @@ def latency(results: Results) -> list[str]:
     for precision in dict.fromkeys(r["precision"] for r in results.of("latency")):
         records = results.of("latency", precision=precision)
         systems = sorted(dict.fromkeys(r["system"] for r in records), key=lambda s: (SYSTEMS.index(known_as(s)), s))
-        rows, over = [], {s: [] for s in (*systems, "the best peer")}  # type: dict[str, list[float]]
+        rows = []
+        over: dict[str, list[float]] = {s: [] for s in (*systems, "the best peer")}
         for cell in results.cells("latency", precision=precision):
             r, ours, best = any_of(cell), cell.get("dpiframe"), best_peer(cell)
             figures = [f"{us(cell[s]['p50_us'])} ({us(cell[s]['p99_us'])})" if s in cell else "" for s in systems]

@@ -16,7 +16,7 @@ def models(results: Results, precision: str) -> list[str]:
     found = gains(results, precision=precision)
     rows = [
         [
-            MODEL_TITLES[g.model], g.batch, f"**{us(g.ours['p50_us'])}** ({us(g.ours['p99_us'])})", us(g.peer["p50_us"]),
+            MODEL_TITLES[g.model], g.batch, f"**{us(g.ours['p50_us'])}**\u00a0({us(g.ours['p99_us'])})", us(g.peer["p50_us"]),
             us(g.eager["p50_us"]) if g.eager else "", f"{g.over_peer:.2f}x", us(g.ours["device_us"]),
             f"{floors[g.model, g.batch]:.1f}x",
         ]

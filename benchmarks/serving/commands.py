@@ -84,3 +84,37 @@ def autoscaling(
         load_processes=load_processes, seed=seed,
     )  # fmt: skip
     run.finish(scaling.run(plan, typer.echo))
+
+
+@app.command()
+def http(
+    bundle: Path = Path("models/demo"),
+    rows: int = 100,
+    clients: Names = "1,16",
+    seconds: float = 8.0,
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """The endpoint against uvicorn + FastAPI with the eager model, client to client."""
+    from benchmarks.serving import http as http_suite
+
+    run = Run("http", "auto", seed, out, append)
+    run.finish(http_suite.run(bundle, rows, numbers_in(clients), seconds, seed))
+
+
+@app.command()
+def score(
+    dims: Names = "8,16",
+    rows: int = 2_000_000,
+    repeats: int = 3,
+    device: Device = "auto",
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """Offline: Parquet of encoded ids to Parquet of scores, through all of `dpiframe score`."""
+    from benchmarks.serving import offline_scoring as score_suite
+
+    run = Run("score", device, seed, out, append)
+    run.finish(score_suite.run(numbers_in(dims), rows, run.device, run.failed, repeats=repeats, seed=seed))

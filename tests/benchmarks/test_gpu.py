@@ -7,7 +7,7 @@ from benchmarks.device import ablation, embedding, floor, latency, utilisation
 from benchmarks.systems.embedding_cells import Cell
 from benchmarks.systems.gather import UNROLLS, Gather
 from benchmarks.timing import Captured
-from tests.benchmarks.tiny import make, unexpected
+from tests.benchmarks.tiny import cells, unexpected
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda", 0)
@@ -37,10 +37,7 @@ def test_captured_work_is_replayed_on_what_its_buffers_hold():
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_latency_tells_our_device_time(precision):
     names = ("dpiframe", "eager", "stacked-eager")
-    run = latency.run(
-        ["deepfm", "dcnv2"], [precision], [3], names, GPU, unexpected, seconds=0.01, skew="zipf", seed=0, make=make
-    )
-    found = list(run)
+    found = list(latency.run(cells(["deepfm", "dcnv2"], [precision], [3], GPU), names))
     assert [r["system"] for r in found] == [*names, *names]
     assert all((r["device_us"] is not None) == (r["system"] == "dpiframe") for r in found)
 
@@ -51,29 +48,29 @@ def test_latency_tells_our_device_time(precision):
 def test_compiled_peers_compute_the_source_model(system):
     if system.startswith("fbgemm"):
         pytest.importorskip("fbgemm_gpu")
-    run = latency.run(["deepfm"], ["bf16"], [16], [system], GPU, unexpected, seconds=0.01, skew="zipf", seed=0, make=make)
+    run = latency.run(cells(["deepfm"], ["bf16"], [16], GPU), [system])
     assert [(r["system"], r["device_us"] is not None) for r in run] == [(system, system.endswith("captured"))]
 
 
 def test_lookups_of_every_dtype_are_right_before_they_are_timed():
-    cells = [Cell(33, 16, 5, dtype=t) for t in ("float32", "float16", "int8")] + [
+    sizes = [Cell(33, 16, 5, dtype=t) for t in ("float32", "float16", "int8")] + [
         Cell(33, 8, 3, bag=4),
         Cell(512, 16, 2, large=True),
     ]
     names = ("dpiframe", "eager", "stacked-eager", "gather")
-    found = list(embedding.run(cells, names, GPU, unexpected, seconds=0.005, seed=0, max_rows=200))
+    found = list(embedding.run(sizes, names, GPU, unexpected, seconds=0.005, seed=0, max_rows=200))
     ours = ["dpiframe", "dpiframe-pinned", "eager", "stacked-eager", "stacked-captured"]
     assert [r["system"] for r in found] == [*ours * 5, *(f"gather-{u}" for u in UNROLLS)]
     assert all((r["device_us"] is None) == (r["system"] in ("eager", "stacked-eager")) for r in found)
 
 
 def test_the_other_suites_run():
-    common = {"seconds": 0.3, "seed": 0, "make": make}
-    stages = list(ablation.run(["ablation", "first_op"], ["dcnv2"], ["tf32"], [8], GPU, unexpected, **common))
+    stages = list(ablation.run(["ablation", "first_op"], cells(["dcnv2"], ["tf32"], [8], GPU, seconds=0.3)))
     assert {r["suite"] for r in stages} == {"ablation", "first_op"}
-    machine, cell = floor.run(["dcn"], ["bf16"], [8], GPU, unexpected, gemm=512, **common)
+    machine, cell = floor.run(cells(["dcn"], ["bf16"], [8], GPU, seconds=0.3), gemm=512)
     assert min(machine["launch_us"], machine["polled_us"]) > 0
     assert cell["ratio"] > 0
-    busy = list(utilisation.run(["dcn"], ["tf32"], [8], ["dpiframe", "eager"], GPU, unexpected, lanes=(1, 2), **common))
+    sweep = cells(["dcn"], ["tf32"], [8], GPU, seconds=0.3)
+    busy = list(utilisation.run(sweep, ["dpiframe", "eager"], lanes=(1, 2)))
     assert [r["cell"]["lanes"] for r in busy] == [1, 2, 1]
     assert all(0 < r["kernel_union"] <= r["kernel_share"] <= 4 for r in busy)

@@ -14,11 +14,11 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 import torch
-from benchmarks.report.serving_report import serving as serving_table
 
 from benchmarks.record import record
 from benchmarks.report.results import Results
 from benchmarks.report.serving_aims import SERVING_CPU_AIMS, SERVING_GPU_AIMS, WIDE
+from benchmarks.report.serving_tables import serving as serving_table
 from benchmarks.serving.host_cores import _turn, turns_per_s
 from benchmarks.serving.load import compiled, drive, joined, request_bytes
 from benchmarks.serving.payloads import FORMS, Payloads
@@ -266,6 +266,6 @@ def test_the_report_says_what_was_not_measured_and_where_the_generator_was_the_l
     limited = served("dpiframe", 100) | {"load_limited": True, "failed": {"429": 3}}
     skipped = record("serving", "triton", cell={"form": "rows"}, skipped="no JSON")
     results = Results({}, tuple({"file": "f", **r} for r in (limited, skipped)))
-    text = "\n".join(serving_table(results, lambda head, rows, figures: [" | ".join(map(str, row)) for row in rows]))
+    text = "\n".join(serving_table(results))
     assert "100* | 0.010 | 3 x 429" in text
     assert "Not measured: triton rows: no JSON." in text

@@ -23,7 +23,7 @@ from deployments.demo.export import build_demo_bundle
 from deployments.demo.train import TrainingPlan
 from dpiframe_core.bundle.bundle import read_bundle
 from kernels.cpu.dense import has_bf16
-from tests.benchmarks.tiny import SIZES, make, unexpected
+from tests.benchmarks.tiny import SIZES, cells, make, unexpected
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
@@ -31,11 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_latency_measures_every_system_of_a_cell_against_the_source_model():
     names = ("dpiframe", "eager", "stacked-eager")
-    found = list(
-        latency.run(
-            ["dcn", "deepfm"], ["fp32", "tf32"], [1, 5], names, CPU, unexpected, seconds=0.01, skew="zipf", seed=0, make=make
-        )
-    )
+    found = list(latency.run(cells(["dcn", "deepfm"], ["fp32", "tf32"], [1, 5], CPU), names))
     assert [(r["model"], r["batch"], r["system"]) for r in found] == [
         (m, b, s) for m in ("dcn", "deepfm") for b in (1, 5) for s in names
     ]
@@ -44,9 +40,7 @@ def test_latency_measures_every_system_of_a_cell_against_the_source_model():
 
 def test_latency_gives_our_ratio_to_the_floor_from_the_same_calls():
     machine = floor.Machine(0.0, 0.0, 1e10, 1e10, {"fp32": 1e10})
-    names, common = ("eager", "dpiframe"), {"seconds": 0.01, "skew": "zipf", "seed": 0, "make": make}
-    run = latency.run(["dcn"], ["fp32"], [2], names, CPU, unexpected, machine=machine, **common)
-    eager, ours, ratio = run
+    eager, ours, ratio = latency.run(cells(["dcn"], ["fp32"], [2], CPU), ("eager", "dpiframe"), machine=machine)
     assert [r["suite"] for r in (eager, ours, ratio)] == ["latency", "latency", "floor"]
     assert ratio["p50_us"] == ours["p50_us"]
     assert ratio["ratio"] == pytest.approx(ours["p50_us"] / ratio["floor_us"], rel=0.02, abs=0.001)
@@ -62,9 +56,8 @@ def test_a_system_that_fails_is_named_and_the_others_are_measured(monkeypatch):
 
     monkeypatch.setattr(known, "build", broken)
     names = ("eager", "nonsense", "dpiframe")
-    run = latency.run(["dcn"], ["fp32"], [3], names, CPU, lambda what, error: failures.append((what, str(error))), seconds=0.01,
-                      skew="zipf", seed=0, make=make)  # fmt: skip
-    assert [r["system"] for r in run] == ["dpiframe"]
+    sweep = cells(["dcn"], ["fp32"], [3], CPU, failed=lambda what, error: failures.append((what, str(error))))
+    assert [r["system"] for r in latency.run(sweep, names)] == ["dpiframe"]
     assert [what for what, _ in failures] == ["eager dcn fp32 B=3", "nonsense dcn fp32 B=3"]
     assert "got scores off by" in failures[0][1]
     assert "system: got 'nonsense', expected one of dpiframe, eager" in failures[1][1]
@@ -73,9 +66,7 @@ def test_a_system_that_fails_is_named_and_the_others_are_measured(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_peers_compute_the_source_model():
-    found = list(
-        latency.run(["dcnv2"], ["fp32"], [1, 3], ["compile"], CPU, unexpected, seconds=0.01, skew="zipf", seed=0, make=make)
-    )
+    found = list(latency.run(cells(["dcnv2"], ["fp32"], [1, 3], CPU), ["compile"]))
     assert [(r["batch"], r["max_abs_err"] <= 1e-5) for r in found] == [(1, True), (3, True)]
 
 
@@ -83,9 +74,7 @@ def test_compiled_peers_compute_the_source_model():
 @pytest.mark.filterwarnings("ignore")
 def test_fbgemm_computes_the_source_model():
     pytest.importorskip("fbgemm_gpu")
-    run = latency.run(
-        ["deepfm", "dcn"], ["fp32"], [3], ["fbgemm"], CPU, unexpected, seconds=0.01, skew="zipf", seed=0, make=make
-    )
+    run = latency.run(cells(["deepfm", "dcn"], ["fp32"], [3], CPU), ["fbgemm"])
     assert [r["max_abs_err"] <= 1e-5 for r in run] == [True, True]
 
 
@@ -155,7 +144,7 @@ def test_a_lookup_that_is_wrong_in_one_value_is_not_timed(monkeypatch):
 
 
 def test_both_stage_suites_run_their_stages_side_by_side():
-    run = ablation.run(["ablation", "first_op"], ["deepfm"], ["fp32"], [1, 4], CPU, unexpected, seconds=0.01, seed=0, make=make)
+    run = ablation.run(["ablation", "first_op"], cells(["deepfm"], ["fp32"], [1, 4], CPU))
     found = [(r["suite"], r["batch"], r["system"]) for r in run if r["max_abs_err"] <= 1e-5]
     stages = {"ablation": [s.name for s in STAGES], "first_op": [s.first_op for s in STAGES if s.first_op]}
     assert found == [(suite, b, name) for b in (1, 4) for suite, names in stages.items() for name in names]
@@ -170,9 +159,7 @@ def test_each_stage_adds_to_the_one_before_it():
 
 
 def test_saturated_lanes_count_the_rows_of_all_callers():
-    run = utilisation.run(
-        ["dcn"], ["fp32"], [4], ["dpiframe", "eager"], CPU, unexpected, seconds=0.1, seed=0, lanes=(1, 2), make=make
-    )
+    run = utilisation.run(cells(["dcn"], ["fp32"], [4], CPU, seconds=0.1), ["dpiframe", "eager"], lanes=(1, 2))
     found = [(r["system"], r["cell"]["lanes"], r["rows_per_s"] > 0, r["sm_active"]) for r in run]
     assert found == [("dpiframe", 1, True, None), ("dpiframe", 2, True, None), ("eager", 1, True, None)]
 
@@ -219,12 +206,12 @@ def test_a_model_needs_its_distinct_rows_its_weights_and_its_products():
 
 def test_floor_measures_the_machine_first_and_then_each_cell():
     precisions = ["fp32", "bf16"] if has_bf16() else ["fp32"]
-    machine, *cells = floor.run(["dcn"], precisions, [1, 4], CPU, unexpected, seconds=0.01, seed=0, make=make, gemm=64)
+    machine, *ratios = floor.run(cells(["dcn"], precisions, [1, 4], CPU), gemm=64)
     assert machine["operations_per_s"]["fp32"] > 0
     assert machine["copy_bytes_per_s"] > 0
-    for r in cells:
+    for r in ratios:
         assert r["ratio"] == pytest.approx(r["p50_us"] / r["floor_us"], rel=0.02, abs=0.001)  # it is rounded
-    assert [r["batch"] for r in cells if r["precision"] == "fp32"] == [1, 4]
+    assert [r["batch"] for r in ratios if r["precision"] == "fp32"] == [1, 4]
 
 
 def test_zipf_ids_follow_the_power_law_exactly():

@@ -1,0 +1,203 @@
+"""The commands of the suites that time models and lookups."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.device import ablation as stage_suites
+from benchmarks.device import embedding as embedding_suite
+from benchmarks.device import floor as floor_suite
+from benchmarks.device import latency as latency_suite
+from benchmarks.device import precision as precision_suite
+from benchmarks.device import utilisation as utilisation_suite
+from benchmarks.device import warmup as warmup_suite
+from benchmarks.run import Append, Device, Ids, Names, Out, Run, Seconds, names_in, numbers_in
+from benchmarks.systems import fbgemm, lookups
+from benchmarks.systems.embedding_cells import BATCHES
+from benchmarks.systems.embedding_cells import sweep as embedding_sweep
+from benchmarks.systems.model_sweep import ModelSweep
+from benchmarks.systems.workload import MODELS
+from dpiframe_core.bundle.bundle import read_bundle
+from dpiframe_core.engine.options import PRECISIONS
+
+app = typer.Typer()
+
+_ALL = ",".join(MODELS)
+_EMBEDDING_BATCHES = ",".join(map(str, BATCHES))
+
+
+def _systems(text: str) -> list[str]:
+    names = names_in(text)
+    if any(n.startswith("fbgemm") for n in names):
+        fbgemm.require()  # now, not after minutes of measuring
+    return names
+
+
+def _sweep(run: Run, models: str, precisions: str, batches: str, seconds: float, seed: int, ids: str) -> ModelSweep:
+    cells = names_in(models), names_in(precisions), numbers_in(batches)
+    return ModelSweep(*cells, device=run.device, failed=run.failed, seconds=seconds, seed=seed, skew=ids)
+
+
+@app.command()
+def latency(
+    models: Names = _ALL,
+    precisions: Names = "tf32,bf16,fp32",
+    batches: Names = "1,64,256,1024,4096",
+    systems: Names = "dpiframe,eager,stacked-eager,compile-captured",
+    buckets: Annotated[str, typer.Option(help="exact: captured for the batch; default: as serving captures")] = "exact",
+    with_floor: Annotated[bool, typer.Option("--floor", help="suite floor too, from the same calls")] = False,
+    gemm: Annotated[int, typer.Option(help="side of the product whose rate is the floor's")] = 8192,
+    device: Device = "auto",
+    seconds: Seconds = 0.3,
+    ids: Ids = "zipf",
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """Whole models, host to host, of any of the seven systems that docs/benchmarks.md names."""
+    names = _systems(systems)
+    run = Run("latency", device, seed, out, append)
+    sweep = _sweep(run, models, precisions, batches, seconds, seed, ids)
+    machine = None
+    if with_floor:
+        machine = floor_suite.measure(run.device, PRECISIONS[run.device.type], gemm)
+        run.add(floor_suite.machine_record(machine, gemm))
+    run.finish(latency_suite.run(sweep, names, buckets=buckets, machine=machine))
+
+
+@app.command()
+def embedding(
+    batches: Names = _EMBEDDING_BATCHES,
+    dtypes: Names = "float32,float16,int8",
+    systems: Names = "",
+    only: Annotated[str, typer.Option(help="all, sweep (no cell of large tables) or large")] = "all",
+    max_rows: Annotated[int, typer.Option(help="of a table; 0: as Criteo has them, on a CPU a million")] = 0,
+    device: Device = "auto",
+    seconds: Seconds = 0.1,
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """The lookup alone: batch, dim, fields, one-hot and multi-hot, Zipf and uniform ids, table dtype, one axis at a time."""
+    run = Run("embedding", device, seed, out, append)
+    names = _systems(systems or ",".join(lookups.SYSTEMS if run.device.type == "cuda" else lookups.SYSTEMS[:3]))
+    cells = [c for c in embedding_sweep(names_in(dtypes), numbers_in(batches)) if only == "all" or c.large == (only == "large")]
+    most = max_rows or None
+    if run.device.type == "cpu":  # host memory is no 141 GB, and no bandwidth is claimed for it
+        cells, most = [c for c in cells if not c.large and c.dtype != "int8"], max_rows or 1_000_000
+    run.finish(embedding_suite.run(cells, names, run.device, run.failed, seconds=seconds, seed=seed, max_rows=most))
+
+
+@app.command()
+def ablation(
+    models: Names = _ALL,
+    precisions: Names = "tf32",
+    batches: Names = "256,1024",
+    first_op: Annotated[bool, typer.Option(help="suite first_op too, on the same engines")] = False,
+    device: Device = "auto",
+    seconds: Seconds = 0.2,
+    ids: Ids = "zipf",
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """Host to host, a component added at a time."""
+    run = Run("ablation", device, seed, out, append)
+    sweep = _sweep(run, models, precisions, batches, seconds, seed, ids)
+    run.finish(stage_suites.run(["ablation", *["first_op"] * first_op], sweep))
+
+
+@app.command("first_op")
+def first_op(
+    models: Names = _ALL,
+    precisions: Names = "tf32",
+    batches: Names = "256,1024",
+    device: Device = "auto",
+    seconds: Seconds = 0.2,
+    ids: Ids = "zipf",
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """From the first operator's launch to the end, as the paper measures."""
+    run = Run("first_op", device, seed, out, append)
+    sweep = _sweep(run, models, precisions, batches, seconds, seed, ids)
+    run.finish(stage_suites.run(["first_op"], sweep))
+
+
+@app.command()
+def utilisation(
+    models: Names = "dcnv2,deepfm",
+    precisions: Names = "tf32",
+    batches: Names = "256,1024",
+    systems: Names = "dpiframe,eager,compile-captured",
+    lanes: Names = "1,2,4",
+    device: Device = "auto",
+    seconds: Seconds = 1.0,
+    ids: Ids = "zipf",
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """Rows a second and SM activity in a saturated loop, by lanes."""
+    names = _systems(systems)
+    run = Run("utilisation", device, seed, out, append)
+    sweep = _sweep(run, models, precisions, batches, seconds, seed, ids)
+    run.finish(utilisation_suite.run(sweep, names, lanes=numbers_in(lanes)))
+
+
+@app.command()
+def floor(
+    models: Names = _ALL,
+    precisions: Names = "bf16,tf32,fp32",
+    batches: Names = "1,64,256,1024,4096",
+    gemm: Annotated[int, typer.Option(help="side of the product whose rate is measured")] = 8192,
+    device: Device = "auto",
+    seconds: Seconds = 0.2,
+    ids: Ids = "zipf",
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """Our latency against launch + bytes / bandwidth + operations / rate, all measured in this run."""
+    run = Run("floor", device, seed, out, append)
+    sweep = _sweep(run, models, precisions, batches, seconds, seed, ids)
+    run.finish(floor_suite.run(sweep, gemm=gemm))
+
+
+@app.command()
+def precision(
+    bundle: Path = Path("models/demo"),
+    held_out: Annotated[Path | None, typer.Option(help="npz of the held-out rows; drawn anew, and written, if absent")] = None,
+    rows: Annotated[int, typer.Option(help="of the demo's log, as the bundle was made")] = 300_000,
+    log_seed: int = 7,
+    precisions: Names = "",
+    device: Device = "auto",
+    seconds: Seconds = 0.3,
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """Deviation, Kendall's tau and AUC of each precision on the demo model's held-out clicks (`dpiframe demo` makes it)."""
+    run = Run("precision", device, seed, out, append)
+    found = read_bundle(bundle)
+    data = precision_suite.held_out(found, held_out, rows=rows, seed=log_seed)
+    names = names_in(precisions) or list(PRECISIONS[run.device.type])
+    run.finish(precision_suite.run(found, data, names, run.device, run.failed, seconds=seconds))
+
+
+@app.command()
+def warmup(
+    models: Names = _ALL,
+    precisions: Names = "tf32",
+    max_batch_rows: int = 4096,
+    device: Device = "auto",
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """Seconds until an engine is ready with all buckets, with and without what an earlier start left, and its memory."""
+    run = Run("warmup", device, seed, out, append)
+    options = {"max_batch_rows": max_batch_rows, "seed": seed}
+    run.finish(warmup_suite.run(names_in(models), names_in(precisions), run.device, run.failed, **options))
