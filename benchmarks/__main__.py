@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.device.commands import app as device_app
-from benchmarks.run import RESULTS
+from benchmarks.records.run import RESULTS
 from benchmarks.serving.commands import app as serving_app
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from benchmarks.record import Record, record
+from benchmarks.records.record import Record, record
 from benchmarks.systems import stages as known
 from benchmarks.systems.cells import check
 from benchmarks.systems.model_sweep import ModelSweep

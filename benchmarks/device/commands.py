@@ -12,7 +12,7 @@ from benchmarks.device import latency as latency_suite
 from benchmarks.device import precision as precision_suite
 from benchmarks.device import utilisation as utilisation_suite
 from benchmarks.device import warmup as warmup_suite
-from benchmarks.run import Append, Device, Ids, Names, Out, Run, Seconds, names_in, numbers_in
+from benchmarks.records.run import Append, Device, Ids, Names, Out, Run, Seconds, names_in, numbers_in
 from benchmarks.systems import fbgemm, lookups
 from benchmarks.systems.embedding_cells import BATCHES
 from benchmarks.systems.embedding_cells import sweep as embedding_sweep

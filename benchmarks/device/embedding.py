@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from benchmarks.record import Record, record
+from benchmarks.records.record import Record, record
 from benchmarks.systems.cells import Failed
 from benchmarks.systems.embedding_cells import Cell
 from benchmarks.systems.lookups import Lookup, Task, candidates, wide_batch

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.record import Record, record
+from benchmarks.records.record import Record, record
 from benchmarks.systems.cells import check
 from benchmarks.systems.model_sweep import ModelSweep
 from benchmarks.systems.systems import dpiframe, reference_scores

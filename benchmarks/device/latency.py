@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from benchmarks.device.floor import Machine, floor_record
-from benchmarks.record import Record, record
+from benchmarks.records.record import Record, record
 from benchmarks.systems import systems as known
 from benchmarks.systems.cells import check
 from benchmarks.systems.model_sweep import ModelSweep

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from benchmarks.record import Record, record
+from benchmarks.records.record import Record, record
 from benchmarks.systems.cells import Failed, offered
 from benchmarks.timing import interleaved
 from dpiframe_core.bundle.bundle import Bundle

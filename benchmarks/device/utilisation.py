@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks.device.activity import GpuCounters, kernel_shares
-from benchmarks.record import Record, record
+from benchmarks.records.record import Record, record
 from benchmarks.systems.cells import check
 from benchmarks.systems.model_sweep import ModelSweep
 from benchmarks.systems.names import is_compiled

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.record import Record, record
+from benchmarks.records.record import Record, record
 from benchmarks.systems.cells import Failed, offered
 
 STARTS = ("cold", "again")

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.record import Record
+from benchmarks.records.record import Record
 from benchmarks.report.results import Results, any_of, gains, mean
 
 MODELS = 4

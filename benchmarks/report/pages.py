@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.records.run import RESULTS
 from benchmarks.report import performance, performance_serving, speed_chart
 from benchmarks.report.markdown import filled, table, times_over, us
 from benchmarks.report.results import Results, any_of, gains
 from benchmarks.report.serving_aims import measured
-from benchmarks.run import RESULTS
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/performance.md")

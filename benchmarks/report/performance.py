@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from benchmarks.record import Record
+from benchmarks.records.record import Record
 from benchmarks.report.markdown import table, times_over, us
 from benchmarks.report.results import Gain, Results, any_of, gains, mean
 from benchmarks.report.results_page import aims_of

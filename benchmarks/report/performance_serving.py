@@ -1,6 +1,6 @@
 """What docs/performance.md says of whole servers, from the stored results: a function a generated part."""
 
-from benchmarks.record import Record
+from benchmarks.records.record import Record
 from benchmarks.report.markdown import failures, table
 from benchmarks.report.results import Results
 from benchmarks.report.serving_aims import WIDE, measured

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from benchmarks.record import Record
+from benchmarks.records.record import Record
 from benchmarks.report import panels
 from benchmarks.report.results import Results, any_of, cell_name
 from benchmarks.systems.names import MODEL_TITLES, SYSTEMS, known_as

@@ -7,7 +7,7 @@ from math import exp, inf, log
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import Record, identity
+from benchmarks.records.record import Record, identity
 from benchmarks.systems.names import is_compiled
 
 

@@ -1,6 +1,6 @@
 """What suite `serving` aims at, judged from its records alone."""
 
-from benchmarks.record import Record
+from benchmarks.records.record import Record
 from benchmarks.report.aims import NOTHING, Aim, Judge, Verdict
 from benchmarks.report.results import Results
 from benchmarks.serving.payloads import FORMS

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.run import Append, Device, Names, Out, Run, Seconds, names_in, numbers_in
+from benchmarks.records.run import Append, Device, Names, Out, Run, Seconds, names_in, numbers_in
 from deployments.serve.host import cores
 from dpiframe_core.engine.options import DEFAULT_PRECISION
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.record import Record, record
+from benchmarks.records.record import Record, record
 from benchmarks.serving.http_load import load
 from benchmarks.serving.systems import first_answer, our_server, process, settle
 from benchmarks.timing import Times

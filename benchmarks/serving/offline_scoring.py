@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from benchmarks.record import Record, record
+from benchmarks.records.record import Record, record
 from benchmarks.systems.cells import Failed, check
 from benchmarks.systems.systems import golden
 from benchmarks.systems.torch_models import Model, TablePerField

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.record import Record, record
+from benchmarks.records.record import Record, record
 from benchmarks.serving.payloads import Payloads
 from benchmarks.timing import times_of
 from deployments.batching.batcher import RowBatcher, Scored

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import Record, record
+from benchmarks.records.record import Record, record
 from benchmarks.serving.load import drive, request_bytes
 from benchmarks.serving.payloads import Payloads
 from benchmarks.serving.systems import Running, first_answer, our_server, settle

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.record import Record, record
+from benchmarks.records.record import Record, record
 from benchmarks.serving.host_cores import turns_per_s
 from benchmarks.serving.load import Load, drive, request_bytes
 from benchmarks.serving.payloads import Payloads, scores_in

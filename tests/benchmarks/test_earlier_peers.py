@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.record import record
+from benchmarks.records.record import record
+from benchmarks.records.result_file import ResultFile
 from benchmarks.report.results import Results
-from benchmarks.result_file import ResultFile
 from benchmarks.systems.names import COMPILED
 from benchmarks.timing import Times
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.records.run import RESULTS
 from benchmarks.report import pages, results_page, speed_chart
 from benchmarks.report.markdown import filled, parts_of, times_over
 from benchmarks.report.results import Results
-from benchmarks.run import RESULTS
 
 MACHINES = sorted(p for p in RESULTS.iterdir() if p.is_dir())
 WRITE = "run `python -m benchmarks report`"

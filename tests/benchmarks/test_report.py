@@ -2,11 +2,11 @@
 
 import pytest
 
-from benchmarks.record import record
+from benchmarks.records.record import record
+from benchmarks.records.result_file import ResultFile
 from benchmarks.report import results_page
 from benchmarks.report.aims import CPU_AIMS, GPU_AIMS, NOTHING
 from benchmarks.report.results import Results
-from benchmarks.result_file import ResultFile
 from benchmarks.systems.embedding_cells import Cell
 from benchmarks.systems.workload import MODELS
 from benchmarks.timing import Times

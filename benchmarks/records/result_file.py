@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks import earlier_peers
-from benchmarks.record import Record, identity
+from benchmarks.records import earlier_peers
+from benchmarks.records.record import Record, identity
 
 _SAME = ("gpu", "commit")  # records of runs that agree in these may stand in one file
 
@@ -14,7 +14,7 @@ _SAME = ("gpu", "commit")  # records of runs that agree in these may stand in on
 class ResultFile:
     """A suite's JSON file, complete and valid after every `add`, so that a run cut short leaves what it had.
 
-    Compiled peers that the file has of earlier runs on such a machine stay, each with its own run (`benchmarks.earlier_peers`).
+    Compiled peers that the file has of earlier runs on such a machine stay, each with its own run (`earlier_peers`).
 
     Args:
         append: keep the records of other cells that stand there, if they are of the same commit and GPU.

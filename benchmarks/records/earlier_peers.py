@@ -6,7 +6,7 @@ How fast `torch.compile` is differs from run to run, by what Inductor chose and 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from benchmarks.record import Record, identity
+from benchmarks.records.record import Record, identity
 from benchmarks.systems.names import is_compiled
 
 SUITE = "latency"  # the one whose claims are about the fastest peer of all runs

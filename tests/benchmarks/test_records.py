@@ -5,10 +5,10 @@ import json
 import pytest
 import typer
 
-from benchmarks.record import record
+from benchmarks.records.record import record
+from benchmarks.records.result_file import ResultFile
+from benchmarks.records.run import Run
 from benchmarks.report.results import Results
-from benchmarks.result_file import ResultFile
-from benchmarks.run import Run
 from benchmarks.timing import Times, interleaved, times_of
 
 RUN = {"gpu": "NVIDIA H200", "commit": "abc", "date": "today"}

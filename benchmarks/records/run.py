@@ -8,10 +8,10 @@ from typing import Annotated
 import torch
 import typer
 
-from benchmarks.record import Record, run_facts
-from benchmarks.result_file import ResultFile
+from benchmarks.records.record import Record, run_facts
+from benchmarks.records.result_file import ResultFile
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 
 Names = Annotated[str, typer.Option(help="comma-separated")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
