@@ -32,8 +32,9 @@ lint: $(READY) ## ruff and mypy only.
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Not --quiet: it drops the warnings before --strict counts them.
 docs: $(READY) ## Build the site from docs/ into build/site; a broken link fails.
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## Remove what the other targets made, the demo model included.
 	rm -rf .venv build/site models/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

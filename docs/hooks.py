@@ -48,7 +48,7 @@ def mended(markdown: str, source: Path, place: str) -> str:
         if there := _place(target):
             return f"{match['text']}({posixpath.relpath(there, posixpath.dirname(place) or '.')}{match['anchor'] or ''})"
         name, text = target.relative_to(ROOT).as_posix(), match["text"][1:-1]
-        return f"`{name}`" if text.strip("`") == name else f"{text} (`{name}`)"
+        return f"`{name}`" if text.strip("`/") == name else f"{text} (`{name}`)"
 
     return _OUTER_LINK.sub(link, markdown)
 

@@ -28,6 +28,7 @@ def hooks() -> Any:
         ("![a picture](../benchmarks/results/h200/floor.png)", "![a picture](results/h200/floor.png)"),
         ("[configs/demo.yaml](../configs/demo.yaml)", "`configs/demo.yaml`"),
         ("[`configs/demo.yaml`](../configs/demo.yaml)", "`configs/demo.yaml`"),
+        ("[configs/](../configs)", "`configs`"),
         ("[the image](../Dockerfile)", "the image (`Dockerfile`)"),
         ("[errors](errors.md#x) and [there](https://x.org)", "[errors](errors.md#x) and [there](https://x.org)"),
     ],
