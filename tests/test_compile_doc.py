@@ -9,6 +9,8 @@ import pytest
 
 from tests.test_readme import blocks
 
+pytestmark = pytest.mark.bulk
+
 ROOT = Path(__file__).parents[1]
 BLOCKS = blocks((ROOT / "docs" / "compile.md").read_text())
 

@@ -30,6 +30,8 @@ from dpiframe_core.graph.architecture import DCNv2, DeepFM
 from tests.runner import small_bundle
 from tests.test_readme import ROOT, RUN, blocks
 
+pytestmark = pytest.mark.bulk
+
 DPIFRAME = str(Path(sys.executable).with_name("dpiframe"))
 ROWS = 500
 
