@@ -7,13 +7,18 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 TORCH ?= torch==2.13.0
 GPU_EXTRA ?= $(shell nvidia-smi >/dev/null 2>&1 && echo ,gpu)
 CONFIG ?=
+# A room whose tests `quick` runs, such as kernels/lookup; without one it runs the fast tests of all rooms.
+ROOM ?=
+# Each takes up to 2 GB; the one that starts Ray's clusters waits for them most of the time, so that even one core has use for two.
+WORKERS ?= 2
 
 BIN := .venv/bin
 READY := .venv/.installed
 PEERS := .venv/.peers
+IN_PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test lint docs clean
+.PHONY: help demo serve test quick lint docs clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
@@ -25,7 +30,11 @@ serve: $(READY) ## As demo, and keep serving until Ctrl-C; or serve CONFIG=confi
 	$(BIN)/dpiframe $(if $(CONFIG),serve --config $(CONFIG),demo --stay)
 
 test: lint docs $(PEERS) ## Linters, types, the docs' links and every test that this machine can run.
-	$(BIN)/pytest
+	$(BIN)/pytest $(IN_PARALLEL)
+
+quick: lint ## For who changes one room, in two minutes: lint, and its tests but for Ray's: quick ROOM=kernels/lookup; or all fast ones.
+	$(BIN)/pytest -q $(IN_PARALLEL) $(if $(ROOM),-m 'not ray' tests/$(ROOM) tests/test_layering.py tests/test_line_budget.py,\
+		-m 'not slow and not ray and not bulk')
 
 lint: $(READY) ## ruff and mypy only.
 	$(BIN)/ruff check .

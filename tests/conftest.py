@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from tests.made_once import made_once
 
-pytest_plugins = ["tests.run_plugin"]
+pytest_plugins = ["tests.run_plugin", "tests.run_workers"]
 
 # A deadline per example would be a timing test, and a flaky one on a busy machine.
 settings.register_profile("dpiframe", deadline=None)

@@ -13,6 +13,8 @@ import pytest
 from tests.deployments.server_process import IGNORING_SIGINT
 from tests.docs.test_readme import ROOT
 
+pytestmark = pytest.mark.bulk
+
 # A stand-in for a server: a process in a session of its own, as Ray's are, whose parent has ended; and its state directory.
 STAND_IN = """
 import os, pathlib, signal, subprocess, sys, time

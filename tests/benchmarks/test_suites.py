@@ -25,6 +25,8 @@ from dpiframe_core.bundle.bundle import read_bundle
 from kernels.cpu.dense import has_bf16
 from tests.benchmarks.tiny import SIZES, cells, make, unexpected
 
+pytestmark = pytest.mark.bulk
+
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.docs.test_readme import blocks
 
+pytestmark = pytest.mark.bulk
+
 ROOT = Path(__file__).parents[2]
 BLOCKS = blocks((ROOT / "docs" / "compile.md").read_text())
 

@@ -13,6 +13,8 @@ from dpiframe_core.engine import Engine
 from tests.deployments.live_app import LiveApp
 from tests.docs.test_readme import RUN, Block, blocks
 
+pytestmark = pytest.mark.bulk
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "protocol.md"
 BLOCKS = [block for block in blocks(PAGE.read_text()) if block.language in RUN]

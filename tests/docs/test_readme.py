@@ -42,6 +42,7 @@ BLOCKS = blocks(README.read_text()) if README.exists() else []
 
 
 @pytest.mark.slow
+@pytest.mark.ray  # the first of them, which builds the model that others need
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language in RUN], ids=lambda block: f"line-{block.line}")
 def test_a_code_block_of_the_readme_runs(block: Block) -> None:

@@ -5,6 +5,7 @@
 // memory, which is the process's, only the alignment is checked.
 #pragma once
 #include <cmath>
+#include <csetjmp>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -49,7 +50,7 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned pick) {
 namespace host {
 constexpr size_t STACK = 256 * 1024;
 struct Copy { unsigned to; const void* from; int bytes, group; };
-struct Fiber { ucontext_t context; bool done; int group; std::vector<Copy> copies; };
+struct Fiber { ucontext_t context; jmp_buf place; bool begun, done; int group; std::vector<Copy> copies; };
 alignas(1024) static char shared[228 * 1024];  // of the block, and where addresses in shared memory count from
 static std::vector<Fiber> fibers;
 static char* stacks;
@@ -71,6 +72,15 @@ static const char* failure;
     setcontext(&scheduler);
     abort();
 }
+// Never returns: the thread `current` goes on where it left its place, as swapcontext would have it, which calls the kernel twice.
+[[noreturn]] inline void go_on() {
+    Fiber& fiber = fibers[current];
+    threadIdx.x = current;
+    if (fiber.begun) _longjmp(fiber.place, 1);
+    fiber.begun = true;
+    setcontext(&fiber.context);
+    abort();
+}
 inline void yield() {
     if (++turns > 5000000) fail("threads that wait for each other for ever");
     chance = chance * 1664525u + 1013904223u;
@@ -78,8 +88,7 @@ inline void yield() {
     const int self = current;
     do current = (current + 1) % (int)fibers.size(); while (fibers[current].done);
     if (current == self) return;
-    threadIdx.x = current;
-    swapcontext(&fibers[self].context, &fibers[current].context);
+    if (_setjmp(fibers[self].place) == 0) go_on();
 }
 inline int living(int warp) {
     int n = 0;
@@ -111,8 +120,7 @@ inline void fiber() {
     fibers[current].done = true;
     if (--alive == 0) setcontext(&scheduler);
     do current = (current + 1) % (int)fibers.size(); while (fibers[current].done);
-    threadIdx.x = current;
-    setcontext(&fibers[current].context);
+    go_on();
 }
 inline void run_block(int threads) {
     fibers.assign(threads, {});
@@ -127,6 +135,7 @@ inline void run_block(int threads) {
         makecontext(&fibers[i].context, fiber, 0);
     }
     threadIdx = {0, 0, 0};
+    fibers[0].begun = true;
     swapcontext(&scheduler, &fibers[0].context);
     if (!under_way.empty() && !failure) failure = "a block that ends before its copies have come";
     under_way.clear();

@@ -132,7 +132,7 @@ def _build(file: str, name: str, constants: tuple[tuple[str, str], ...], made: P
         f'#include "{HEADER}"\n{translated(code)}\n'
         f'extern "C" const char* run(int blocks, int threads, size_t shared_bytes, void** args) {{ {run} }}\n'
     )
-    _gcc("-O1", "-pedantic-errors", "-shared", "-fPIC", str(source), "-o", str(made))
+    _gcc("-O1", "-U_FORTIFY_SOURCE", "-pedantic-errors", "-shared", "-fPIC", str(source), "-o", str(made))
 
 
 def _gcc(*options: str) -> str:

@@ -7,6 +7,8 @@ import pytest
 from kernels.runtime.source import ARCHITECTURE, FOLDER, compile_options, source
 from tests.kernels.variants import VARIANTS
 
+pytestmark = pytest.mark.bulk
+
 program = pytest.importorskip("cuda.core", reason="cuda-core is not installed")
 pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.kernels import host_cuda
 
+pytestmark = pytest.mark.bulk
+
 TWO_ARRIVALS = """
     asm("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(0), "n"(1));
     for (int i = 0; i < 2; ++i) asm("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(0), "r"(8));

@@ -10,6 +10,8 @@ import pytest
 from dpiframe_core.graph.architecture import DeepFM
 from tests.runner import small_bundle
 
+pytestmark = pytest.mark.bulk
+
 DPIFRAME = str(Path(sys.executable).with_name("dpiframe"))
 ROOT = Path(__file__).parents[3]
 

@@ -26,6 +26,8 @@ from dpiframe_core.errors import DeadlineExceeded, Unavailable
 from tests.deployments.fanin.doubles import FINGERPRINT, rows_of, with_scorer
 from tests.deployments.serving_doubles import LAYOUT, numbered, numbers, until
 
+pytestmark = pytest.mark.bulk
+
 ROOT = Path(__file__).parents[3]
 
 

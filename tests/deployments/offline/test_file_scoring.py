@@ -30,6 +30,8 @@ from dpiframe_core.graph.architecture import DCNv2, DeepFM
 from tests.docs.test_readme import ROOT, RUN, blocks
 from tests.runner import small_bundle
 
+pytestmark = pytest.mark.bulk
+
 DPIFRAME = str(Path(sys.executable).with_name("dpiframe"))
 ROWS = 500
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import cache
 
 import numpy as np
 import pytest
@@ -24,11 +25,14 @@ from tests.backends import BACKENDS
 from tests.dpiframe_core.compiler.modules import MODULES, DeepFM, Mlp, called, example, randomised, schema
 from tests.dpiframe_core.compiler.served import served_scores
 
+pytestmark = pytest.mark.bulk
+
 GPU_ONLY = [pytest.param("cuda:0", policy, marks=pytest.mark.gpu) for policy in ("waves", "breadth_first", "sequential")]
 
 
+@cache
 def compiled_of(name, dim=8):
-    """The module and what it was compiled to."""
+    """The module and what it was compiled to; neither is to be changed."""
     make, schema_of, options = MODULES[name]
     module, made = randomised(make(dim)), schema_of(dim)
     return module, made, options, compile_model(module, made, example(made), **options)

@@ -10,6 +10,8 @@ from dpiframe_core.features.schema import FeatureSchema, Numeric, Table
 from tests.dpiframe_core.compiler.modules import categorical, example, randomised
 from tests.dpiframe_core.compiler.served import served_scores
 
+pytestmark = pytest.mark.bulk
+
 REASON = "needs {}: pip install 'dpiframe[test-peers]'"
 
 

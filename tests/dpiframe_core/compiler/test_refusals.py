@@ -11,6 +11,8 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import FeatureSchema, Hash, Identity, Numeric, Table
 from tests.dpiframe_core.compiler.modules import Embeddings, Mixed, bag, called, example, mixed_schema, randomised, schema
 
+pytestmark = pytest.mark.bulk
+
 ROW = "expected each row to be computed from itself"
 BY_ROWS = f"got an operation along the batch, {ROW}"
 

@@ -8,6 +8,8 @@ from torch.nn import functional as F  # noqa: N812
 from dpiframe_core import compile as compile_model
 from tests.dpiframe_core.compiler.modules import Embeddings, example, randomised, schema
 
+pytestmark = pytest.mark.bulk
+
 LEFT, RIGHT = zip(*[(i, j) for i in range(4) for j in range(i + 1, 4)], strict=True)
 MASK = torch.tensor([[i == j for i in range(4)] for j in range(4)])
 

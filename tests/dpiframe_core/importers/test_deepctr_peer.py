@@ -25,6 +25,8 @@ from dpiframe_core.importers.state_dict import StateDict
 from dpiframe_core.importers.writing import write_import
 from tests.dpiframe_core.importers.peers import SAMPLES, library, needs_samples, randomized
 
+pytestmark = pytest.mark.bulk
+
 models = library("deepctr_torch.models")
 inputs = library("deepctr_torch.inputs")
 Sparse, Dense, VarLen = inputs.SparseFeat, inputs.DenseFeat, inputs.VarLenSparseFeat

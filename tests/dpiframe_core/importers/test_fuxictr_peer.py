@@ -19,7 +19,7 @@ from tests.dpiframe_core.importers.peers import SAMPLES, needs_samples
 
 zoo = pytest.importorskip("tests.dpiframe_core.importers.fuxi_zoo", reason="FuxiCTR is not installed", exc_type=ImportError)
 
-pytestmark = [needs_samples, pytest.mark.slow]
+pytestmark = [needs_samples, pytest.mark.bulk]
 
 LABEL = {"name": "label", "dtype": "float"}
 

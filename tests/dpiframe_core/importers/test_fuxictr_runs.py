@@ -25,7 +25,7 @@ from dpiframe_core.importers.writing import write_import
 from tests.deployments.server_process import Server, score
 from tests.dpiframe_core.importers.peers import RUNS, needs_runs
 
-pytestmark = needs_runs
+pytestmark = [needs_runs, pytest.mark.bulk]
 NAMES = ("deepfm_bn", "widedeep", "dcn", "dcnv2_parallel", "din")
 
 

@@ -14,6 +14,8 @@ from dpiframe_core.importers.state_dict import StateDict
 from dpiframe_core.importers.writing import write_import
 from tests.dpiframe_core.importers.peers import library, randomized
 
+pytestmark = pytest.mark.bulk
+
 ranking = library("torch_rechub.models.ranking")
 features = library("torch_rechub.basic.features")
 Sparse, Dense, Sequence = features.SparseFeature, features.DenseFeature, features.SequenceFeature

@@ -16,7 +16,7 @@ from tests.kernels.lookup.test_lookup import batch_of, in_records, plan_of, some
 
 F32 = torch.float32
 EPS = 2.0**-23
-pytestmark = pytest.mark.skipif(c_build.library() is None, reason="there is no C compiler")
+pytestmark = [pytest.mark.bulk, pytest.mark.skipif(c_build.library() is None, reason="there is no C compiler")]
 
 
 def arrays(batch):

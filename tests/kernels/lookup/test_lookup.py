@@ -575,12 +575,14 @@ def test_segments_that_do_not_ascend_are_refused():
         segment_descriptors([[Segment(0, 5), Segment(64, 5)]])
 
 
+@pytest.mark.bulk
 @pytest.mark.parametrize("int8", [(), (0, 1, 3, 4), range(7)], ids=["no-int8", "some", "all"])
 def test_on_the_host_too_the_kernel_matches_the_reference(on_host, int8):
     for width, rows in ((0, 1), (0, 19), (8, 129)):
         test_every_kind_of_slot_matches_the_reference(rows, int8, width, "host")
 
 
+@pytest.mark.bulk
 @pytest.mark.parametrize(("dim", "dtype"), [(1, F32), (16, F32), (16, F16), (20, torch.bfloat16)])
 def test_on_the_host_too_one_hot_gathers_are_bit_equal(on_host, dim, dtype):
     test_one_hot_gathers_are_bit_equal(53, dim, dtype, "host")
@@ -597,15 +599,18 @@ def test_whole_tables_are_one_segment_in_both_generations(on_host, int8):
     assert whole([], [], torch.device("cpu")).n_tables == 0
 
 
+@pytest.mark.bulk
 @MIXED
 def test_on_the_host_too_tables_that_moved_are_read_where_they_are(on_host, int8):
     test_tables_that_moved_are_read_where_they_are_once_they_are_placed(3, int8, "host")
 
 
+@pytest.mark.bulk
 def test_on_the_host_too_numbers_alone_are_copied(on_host):
     test_numbers_alone_are_copied(300, "host")
 
 
+@pytest.mark.bulk
 def test_on_the_host_too_an_id_outside_its_table_reads_the_oov_row_and_is_counted(on_host):
     for width, bad in WILD:
         test_an_id_outside_its_table_reads_the_oov_row_and_is_counted(width, bad, "host")

@@ -151,6 +151,7 @@ def on_host(monkeypatch, run_folder):
     host_cuda.put_under(monkeypatch, chain_module, run_folder)
 
 
+@pytest.mark.bulk
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("tasks", [1, 3])
 @pytest.mark.parametrize(("width", "hidden"), [(8, 16), (72, 200), (624, 1024)])

@@ -113,6 +113,7 @@ def test_every_tile_multiplies_and_crosses_exactly(width, rows, precision):
     check_products(width, rows, precision, (*TILES, *(EXACT_TILES if precision == "fp32" else WIDE_TILES)), "cuda:0")
 
 
+@pytest.mark.bulk
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_on_the_host_too_tiles_multiply_and_cross_exactly(on_host, precision):
     """The smallest tile, one whose warps split all of K, one with warps along rows and columns; for warpgroups those of shared
@@ -137,6 +138,7 @@ def test_rows_beyond_the_true_number_are_not_written(precision):
     check_padding(precision, (*TILES, *(EXACT_TILES if precision == "fp32" else WIDE_TILES)), "cuda:0")
 
 
+@pytest.mark.bulk
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_on_the_host_too_rows_beyond_the_true_number_are_not_written(on_host, precision):
     wide = EXACT_TILES if precision == "fp32" else WIDE_TILES
@@ -168,6 +170,7 @@ def test_the_head_behind_a_wave_sums_all_parts_and_logits_again_and_again(rows, 
     assert any(isinstance(t, WideTile) for t in tiles)
 
 
+@pytest.mark.bulk
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 2e-2)])
 def test_on_the_host_too_the_head_sums_all_parts_and_logits_again_and_again(on_host, precision, tolerance):
     for rows, tasks in ((1, 1), (70, 3)):
