@@ -54,7 +54,7 @@ DECIDES = {
     "deployments/fanin/rings.py",
     "deployments/fanin/handshake.py",
     "deployments/fanin/acceptor.py",
-    "deployments/fanin/engine_end.py",
+    "deployments/fanin/batcher.py",
     "deployments/fanin/connection.py",
     "deployments/fanin/scorer.py",
     "deployments/fanin/remote_engine.py",

@@ -22,10 +22,10 @@ import typer
 
 from deployments.config import parse_config
 from deployments.fanin.acceptor import Doorkeeper
-from deployments.fanin.engine_end import FanInEngine
+from deployments.fanin.batcher import FanInEngine
 from deployments.fanin.handshake import meeting_place
 from deployments.fanin.scorer import FanInScorer
-from deployments.serve.loading import load_engine
+from deployments.serve.loaded_models import load_engine
 from dpiframe_core.bundle.encoding_files import read_encoding
 from dpiframe_core.features.row_block import BatchResult, BlockLayout, RowBlock
 from kernels.lookup.id_record import IdRecord

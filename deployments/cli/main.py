@@ -65,7 +65,7 @@ def demo(
             from deployments.demo.export import build_demo_bundle
 
             build_demo_bundle(_DEMO_BUNDLE)
-        from deployments.demo.example import show_example
+        from deployments.cli.demo_command import show_example
         from deployments.serve.host import free_port_from
         from deployments.serve.launcher import running
 
@@ -108,7 +108,7 @@ def profile(
 ) -> None:
     """Trace one request through the engine, for ui.perfetto.dev: kernels by stream and operator, and the host's part."""
     with _one_line_errors():
-        from deployments.cli.profiling import write_profile
+        from deployments.cli.profile_command import write_profile
 
         _out.print(write_profile(bundle, batch, out, plot, device or "auto", precision), markup=False, soft_wrap=True)
 
@@ -127,7 +127,7 @@ def tune(
     if not measure and (device or precision):
         raise typer.BadParameter("--device and --precision say where to --measure, which was not asked for")
     with _one_line_errors():
-        from deployments.cli.tuning import write_tuning
+        from deployments.cli.tune_command import write_tuning
 
         tuning = write_tuning(bundle, histogram, out, buckets, (device or "auto", precision) if measure else None)
         _err.print(tuning.report(), markup=False, soft_wrap=True)
@@ -143,7 +143,7 @@ def quantize(
 ) -> None:
     """Write a copy of a bundle whose tables take fewer bytes; prints how far its scores on the golden rows are off."""
     with _one_line_errors():
-        from deployments.cli.quantizing import write_quantized
+        from deployments.cli.quantize_command import write_quantized
 
         _out.print(write_quantized(bundle, tables, out, only or ()).report(), markup=False, soft_wrap=True)
 

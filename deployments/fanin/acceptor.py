@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 
 from deployments.fanin import handshake
-from deployments.fanin.engine_end import FanInEngine, Peer
+from deployments.fanin.batcher import FanInEngine, Peer
 from deployments.fanin.handshake import Hello, Welcome
 from dpiframe_core.errors import Unavailable
 

@@ -11,9 +11,9 @@ import ray
 from deployments.config import DeploymentConfig
 from deployments.fanin.handshake import meeting_place
 from deployments.serve.load_meter import LoadMeter
-from deployments.serve.loading import load_engine
+from deployments.serve.loaded_models import load_engine
 from deployments.serve.ray_metrics import RayMetrics
-from deployments.serve.replica_parts import require_new, set_log_level
+from deployments.serve.replica_app import require_new, set_log_level
 from deployments.serve.serve_policy import reported
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class EngineReplica:
 
     async def __init__(self, config: DeploymentConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         from deployments.fanin.acceptor import Doorkeeper
-        from deployments.fanin.engine_end import FanInEngine
+        from deployments.fanin.batcher import FanInEngine
 
         self._config = config
         self._engines: list[Engine] = []

@@ -15,7 +15,7 @@ from deployments.fanin.handshake import meeting_place
 from deployments.http_api.serve_bypass import answered
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.serve.ray_metrics import RayMetrics
-from deployments.serve.replica_parts import app_of, require_new, set_log_level
+from deployments.serve.replica_app import app_of, require_new, set_log_level
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

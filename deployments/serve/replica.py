@@ -13,9 +13,9 @@ from deployments.config import DeploymentConfig
 from deployments.http_api.serve_bypass import answered
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.serve.load_meter import LoadMeter
-from deployments.serve.loading import load_engine
+from deployments.serve.loaded_models import load_engine
 from deployments.serve.ray_metrics import RayMetrics
-from deployments.serve.replica_parts import app_of, require_new, set_log_level
+from deployments.serve.replica_app import app_of, require_new, set_log_level
 from deployments.serve.serve_policy import reported
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from typing import Any
 
 from deployments.batching.batcher import Scored
 from deployments.batching.dispatcher import Run
+from deployments.fanin.batcher import FanInEngine, Peer
 from deployments.fanin.connection import Link
-from deployments.fanin.engine_end import FanInEngine, Peer
 from deployments.fanin.handshake import meeting_place
 from deployments.fanin.rings import Channel, shared_memory
 from deployments.fanin.scorer import FanInScorer

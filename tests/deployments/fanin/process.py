@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from deployments.fanin.acceptor import Doorkeeper
-from deployments.fanin.engine_end import FanInEngine
+from deployments.fanin.batcher import FanInEngine
 from deployments.fanin.handshake import meeting_place
 from deployments.fanin.scorer import FanInScorer
 from tests.deployments.fanin.doubles import FINGERPRINT

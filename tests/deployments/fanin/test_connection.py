@@ -12,7 +12,7 @@ import pytest
 
 from deployments.batching.batcher import Scored
 from deployments.fanin import connection
-from deployments.fanin.engine_end import Peer
+from deployments.fanin.batcher import Peer
 from deployments.fanin.rings import NO_DEADLINE, Ask, Channel, Status, shared_memory
 from dpiframe_core.errors import Overloaded
 from dpiframe_core.features.row_block import BatchResult, RowBlock

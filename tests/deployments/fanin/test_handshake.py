@@ -18,7 +18,7 @@ import pytest
 from deployments.config import MOST_ENGINES
 from deployments.fanin import handshake
 from deployments.fanin.acceptor import Doorkeeper
-from deployments.fanin.engine_end import FanInEngine
+from deployments.fanin.batcher import FanInEngine
 from deployments.fanin.handshake import Hello, Welcome, meeting_place
 from deployments.fanin.rings import Channel, shared_memory
 from deployments.fanin.scorer import FanInScorer, slab_bytes

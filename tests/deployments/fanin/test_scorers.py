@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from deployments.batching.batcher import RowBatcher, Scored, Scorer
 from deployments.batching.dispatcher import Lanes
-from deployments.fanin.engine_end import Peer
+from deployments.fanin.batcher import Peer
 from deployments.fanin.rings import SLOTS
 from deployments.fanin.scorer import FanInScorer
 from dpiframe_core.errors import DeadlineExceeded, Overloaded, Unavailable

@@ -13,7 +13,7 @@ import uvicorn
 from deployments.config import parse_config
 from deployments.http_api import serve_bypass
 from deployments.http_api.serve_bypass import Direct, Front, answered, middlewares, serve_directly
-from deployments.serve.replica_parts import OneRequestId
+from deployments.serve.replica_app import OneRequestId
 from tests.deployments.http_api.test_rude_clients import RUDE, call
 from tests.deployments.protocol.test_rest import listed
 from tests.deployments.serve.test_http_app import Service, expected, refused, request
