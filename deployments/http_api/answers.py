@@ -53,23 +53,10 @@ async def send_answer(answer: Answer, send: Callable[[MutableMapping[str, Any]],
     await send({"type": "http.response.body", "body": answer.body})
 
 
-def check_finite(scores: Floats) -> None:
-    """Raises InputError if a score is not finite: golden rows prove the weights sound, so the request's numbers overflow."""
-    finite = np.isfinite(scores)
-    if not finite.all():
-        row, task = np.unravel_index(int(np.argmin(finite)), finite.shape)
-        raise InputError(f"candidates[{row}]", float(scores[row, task]), "feature values for which the score is finite")
-
-
 def score_answer(
     model: ModelInfo, request_id: str, scores: Floats, oov_count: int, timing_ms: Mapping[str, float], top_k: int | None
 ) -> Answer:
-    """The answer to a scored request. `scores` is float32[n, tasks].
-
-    Raises:
-        InputError: a score is not finite.
-    """
-    check_finite(scores)
+    """The answer to a scored request. `scores` is float32[n, tasks], all finite."""
     body = {
         "model": model.name,
         "version": model.version,

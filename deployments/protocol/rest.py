@@ -28,7 +28,7 @@ from deployments.protocol.inference import SCORES, Inference, answer_parameters
 from deployments.protocol.request import InferRequest, parse
 from deployments.scoring.faults import first_error
 from deployments.scoring.scoring import Job
-from deployments.scoring.served_model import Served
+from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import DPIFrameError, InputError, Unavailable
 from dpiframe_core.features.row_block import Floats
 
@@ -156,7 +156,7 @@ def internal_error(request_id: str) -> Answer:
     return _json(500, request_id, {"error": answers.internal_message(request_id)}, "internal")
 
 
-def _scores_answer(served: Served, request: InferRequest, job: Job, scores: Floats) -> Answer:
+def _scores_answer(served: ServedModel, request: InferRequest, job: Job, scores: Floats) -> Answer:
     binary = request.parameters.binary_data_output
     if request.outputs and (asked := request.outputs[0].parameters.binary_data) is not None:
         binary = asked
