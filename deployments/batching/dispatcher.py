@@ -156,11 +156,9 @@ class Dispatcher(Generic[W]):
         Raises:
             KeyboardInterrupt, SystemExit: they came during the run, which has failed for that.
         """
-        fault = None
         with self.lock:
             batch = self._form() if self.short(limit_s) else None
-        if batch is not None:
-            fault = self._carry_out(batch, here=True)
+        fault = None if batch is None else self._carry_out(batch, here=True)
         if self.queue.rows:  # too much for this thread, or a lane meanwhile found all of them taken
             self.wake()
         if fault is not None and not isinstance(fault, Exception):
@@ -195,8 +193,7 @@ class Dispatcher(Generic[W]):
             if part.start == 0:
                 item.bound_at = bound_at
             blocks.append(item.block if whole else item.block.window(part.start, part.stop))
-        result: BatchResult | None = None
-        fault: BaseException | None = None
+        result, fault = None, None
         cpu_s = 0.0 if here else -time.thread_time()
         try:
             result = self._run(blocks)
@@ -218,12 +215,12 @@ class Dispatcher(Generic[W]):
             else:
                 self._times.ran_elsewhere(rows, now - bound_at, cpu_s)
         self._replies.finished(parts, result)
-        if self._on_batch is not None:
-            self._observe(rows, len(parts), result)
+        self._observe(rows, len(parts), result)
         return fault
 
     def _observe(self, rows: int, requests: int, result: BatchResult | None) -> None:
-        assert self._on_batch is not None
+        if self._on_batch is None:
+            return
         computed, device_ms = (0, 0.0) if result is None else (result.bucket, result.device_ms)
         seen = BatchSeen(rows, computed, requests, rows / self.queue.max_batch_rows, device_ms, failed=result is None)
         try:

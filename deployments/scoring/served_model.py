@@ -1,4 +1,4 @@
-"""A model that this process serves: what the ingress needs to know of it, and where its rows go. Knows no HTTP and no Ray."""
+"""A model that this process serves: what the routes need to know of it, and where its rows go. Knows no HTTP and no Ray."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

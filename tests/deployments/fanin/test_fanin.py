@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Process:
-    """One of `fanin_process`. Killed at the end if it still runs."""
+    """One of `process`. Killed at the end if it still runs."""
 
     def __init__(self, role: str, node: str) -> None:
         self.popen = subprocess.Popen(
