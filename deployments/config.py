@@ -1,17 +1,17 @@
 """The configuration of one deployment: one YAML file, parsed once into frozen data, unknown keys refused.
 
-It knows neither Ray nor FastAPI: `launcher` and `replica` turn it into processes, `ingress` enforces its `Limits`.
+It knows neither Ray nor FastAPI: `launcher` and `application` turn it into processes, `http_app` enforces its `Limits`.
 """
 
 import json
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from deployments.config_faults import fault_lines
 from dpiframe_core.errors import ConfigError, shown
 from dpiframe_core.strict import Name, Strict, Version
 from dpiframe_core.strict_yaml import load_yaml
@@ -224,33 +224,4 @@ def parse_config(data: object, source: str) -> DeploymentConfig:
         # Strict JSON mode: lists are tuples, but "8000" is no port and true no count.
         return DeploymentConfig.model_validate_json(json.dumps(data, default=str), strict=True)
     except ValidationError as error:
-        raise ConfigError("\n".join(dict.fromkeys(_lines(source, error)))) from None
-
-
-def _lines(source: str, error: ValidationError) -> Iterable[str]:
-    faults = error.errors(include_url=False)
-    inner = {fault["loc"][:i] for fault in faults for i in range(len(fault["loc"]))}
-    for fault in faults:
-        if fault["loc"] in inner and fault["loc"]:  # a list that lost a faulty item is then too short, which helps nobody
-            continue
-        where = [str(step) for step in fault["loc"]]
-        if fault["type"] == "value_error":  # our own validators word the whole rule
-            yield f"{source}: {'.'.join([*where, fault['msg'].removeprefix('Value error, ')])}"
-        elif fault["type"] == "extra_forbidden":
-            yield f"{source}: {'.'.join(where)}: got an unknown key, expected one of {', '.join(_keys(where[:-1]))}"
-        elif fault["type"] == "missing":
-            yield f"{source}: {'.'.join(where)}: got nothing, expected a value"
-        else:
-            rule = re.sub(r"^(Input|Tuple|String) should (be |have )?", "", fault["msg"])
-            yield f"{source}: {'.'.join(where)}: got {shown(fault['input'])}, expected {rule}"
-
-
-def _keys(where: list[str]) -> list[str]:
-    """The keys of the model that lies at `where`."""
-    model: type[BaseModel] = DeploymentConfig
-    for step in where:
-        if step in model.model_fields:
-            annotation = model.model_fields[step].annotation
-            found = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
-            model = found[0] if found else model
-    return sorted(model.model_fields)
+        raise ConfigError("\n".join(fault_lines(source, error, DeploymentConfig))) from None

@@ -1,9 +1,8 @@
-"""What the service reports about itself: two small records and the port that takes them. Knows no Ray and no Prometheus.
+"""What the service reports about itself: two small records and what gauges read. Knows no Ray and no Prometheus.
 
-Observing must cost less than a microsecond or two: both calls are made on hot paths (event loop and lane threads).
+Taking a record must cost less than a microsecond or two: they are made on hot paths (event loop and lane threads).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +13,7 @@ FILL_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1
 
 @dataclass(frozen=True, slots=True)
 class RequestSeen:
-    """One answered (or abandoned) request. Filled by the ingress.
+    """One answered (or abandoned) request. Filled by `Scoring`.
 
     `outcome` is "ok", "cancelled" or the code of an error; times are milliseconds, zero for steps that were not reached.
     """
@@ -31,7 +30,7 @@ class RequestSeen:
 
 @dataclass(frozen=True, slots=True)
 class BatchSeen:
-    """One run on a lane. Filled by the batcher. `fill` is rows over the most that a batch may hold.
+    """One run on a lane. Filled by `Dispatcher`. `fill` is rows over the most that a batch may hold.
 
     `computed_rows` are those of the bucket that ran, zero for a run that failed: what is above `rows` is padding.
     """
@@ -45,7 +44,7 @@ class BatchSeen:
 
 
 class Gauged(Protocol):
-    """Something that can say how many rows wait in it and how many are on the device."""
+    """Something that can say how many rows wait in it and are on the device, and for how long the device has been busy."""
 
     @property
     def queued_rows(self) -> int: ...
@@ -53,27 +52,5 @@ class Gauged(Protocol):
     @property
     def inflight_rows(self) -> int: ...
 
-
-class Metrics(Protocol):
-    """Where the records go."""
-
-    def request(self, seen: RequestSeen) -> None: ...
-
-    def batch_of(self, model: str) -> Callable[[BatchSeen], None]:
-        """The observer of a model's batches. It is called from whichever thread has run one."""
-
-    def watch(self, model: str, gauged: Gauged) -> None:
-        """Registers a model's gauges, read whenever the implementation likes."""
-
-
-class NoMetrics:
-    """Drops everything."""
-
-    def request(self, seen: RequestSeen) -> None:
-        pass
-
-    def batch_of(self, model: str) -> Callable[[BatchSeen], None]:
-        return lambda seen: None
-
-    def watch(self, model: str, gauged: Gauged) -> None:
-        pass
+    @property
+    def busy_s(self) -> float: ...

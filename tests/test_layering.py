@@ -21,7 +21,8 @@ SOURCES = {".py", ".cu", ".cuh", ".c", ".h"}
 # Files beside the rooms that every room of their floor and the floors above may read. They read only each other.
 COMMON = {
     "dpiframe_core/errors", "dpiframe_core/strict", "dpiframe_core/strict_yaml",
-    "deployments/config", "deployments/metrics", "deployments/signals",
+    "deployments/config", "deployments/config_faults", "deployments/metrics",
+    "deployments/processes", "deployments/signals",
     "benchmarks/timing",
 }  # fmt: skip
 
@@ -156,7 +157,6 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/features": "and an encoder",
     },
     "deployments/offline": {
-        "deployments/serve": "the cores of this host, the end of its processes",
         "dpiframe_core/bundle": "a job scores with a bundle",
         "dpiframe_core/engine": "on an engine of its own",
         "dpiframe_core/evaluation": "and reports how well",
@@ -164,7 +164,6 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/files": "of a file",
     },
     "deployments/demo": {
-        "deployments/serve": "the demo is served",
         "dpiframe_core/bundle": "its model is exported",
         "dpiframe_core/engine": "trained on one thread",
         "dpiframe_core/evaluation": "held against its data",
@@ -224,7 +223,7 @@ RAY = {
     *(f"deployments/serve/{name}.py" for name in _SERVING),
 }  # fmt: skip
 FASTAPI = {  # replicas name it as a type only
-    f"deployments/serve/{name}.py" for name in ("http_app", "replica", "replica_parts", "ingress_replica")
+    f"deployments/serve/{name}.py" for name in ("http_app", "replica", "replica_app", "ingress_replica")
 }
 GRPC = {"deployments/protocol/grpc_service.py"}
 TYPER = {f"deployments/cli/{name}.py" for name in ("main", "terminal", "score_command", "import_command")}
@@ -241,7 +240,7 @@ DECIDES = {
     "deployments/protocol", "deployments/fanin", "deployments/client", "deployments/http_api/score_route",
     "deployments/http_api/answers", "deployments/http_api/request_body", "deployments/http_api/arrow_body",
     "deployments/serve/http_app", "deployments/serve/openapi", "deployments/serve/autoscaling", "deployments/serve/load_meter",
-    "deployments/serve/serve_policy", "deployments/serve/host", "deployments/serve/loading",
+    "deployments/serve/serve_policy", "deployments/serve/host",
 }  # fmt: skip
 HEAVY = {"torch", "cupy", "ray", "triton"}
 MODEL_GRAPH = "dpiframe_core/models/model_graph.py"  # reads a bundle, whose tables are torch's

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.records.run import Append, Device, Names, Out, Run, Seconds, names_in, numbers_in
-from deployments.serve.host import cores
+from deployments.processes import cores
 from dpiframe_core.engine.options import DEFAULT_PRECISION
 
 app = typer.Typer()

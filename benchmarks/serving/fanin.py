@@ -21,11 +21,11 @@ import numpy as np
 import typer
 
 from deployments.config import parse_config
-from deployments.fanin.acceptor import Doorkeeper
-from deployments.fanin.engine_end import FanInEngine
+from deployments.fanin.acceptor import Acceptor
+from deployments.fanin.batcher import FanInBatcher
 from deployments.fanin.handshake import meeting_place
 from deployments.fanin.scorer import FanInScorer
-from deployments.serve.loading import load_engine
+from deployments.serve.loaded_models import load_engine
 from dpiframe_core.bundle.encoding_files import read_encoding
 from dpiframe_core.features.row_block import BatchResult, BlockLayout, RowBlock
 from kernels.lookup.id_record import IdRecord
@@ -71,16 +71,16 @@ def serve(setting: Setting, wire: Connection) -> None:
         engine = load_engine(config, config.models[0])
         run, layout, tasks = engine.run_batch, engine.schema.block_layout, len(engine.manifest.tasks)
         lanes, fingerprint = engine.lanes, engine.bundle.fingerprint
-    served = FanInEngine(
+    served = FanInBatcher(
         run, layout, tasks, fingerprint, max_batch_rows=_MAX_BATCH_ROWS, lanes=lanes, max_queued_rows=_MAX_QUEUED_ROWS
     )
-    keeper = Doorkeeper(meeting_place(_NAME, setting.node), {_NAME: served})
+    keeper = Acceptor(meeting_place(_NAME, setting.node), {_NAME: served})
     wire.send(None)
     wire.recv()
-    cpu, batches, busy = time.process_time(), served.board.counts.sum(), served.busy_s
+    cpu, batches, busy = time.process_time(), served.board.counts.sum(), served.dispatcher.busy_s
     wire.send(None)
     wire.recv()
-    wire.send((time.process_time() - cpu, int(served.board.counts.sum() - batches), served.busy_s - busy))
+    wire.send((time.process_time() - cpu, int(served.board.counts.sum() - batches), served.dispatcher.busy_s - busy))
     keeper.close(5)
 
 

@@ -23,7 +23,7 @@ from benchmarks.systems.torch_models import Model, TablePerField
 from benchmarks.systems.workload import CRITEO, Workload, id_blocks, workload
 from deployments.offline.file_scoring import score_file
 from deployments.offline.score_job import ScoreJob
-from deployments.serve.host import cores
+from deployments.processes import cores
 from dpiframe_core.bundle.bundle import write_bundle
 from dpiframe_core.bundle.manifest import Provenance
 from dpiframe_core.graph.architecture import DCNv2

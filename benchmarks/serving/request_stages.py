@@ -15,10 +15,12 @@ from typing import Any
 from benchmarks.records.record import Record, record
 from benchmarks.serving.payloads import Payloads
 from benchmarks.timing import times_of
-from deployments.batching.batcher import RowBatcher, Scored
+from deployments.batching.batcher import RowBatcher
+from deployments.batching.scorer import Scored
 from deployments.config import Limits
-from deployments.http_api.serve_bypass import Direct, Front
-from deployments.serve.http_app import Served, build_app
+from deployments.http_api.serve_bypass import BypassMiddleware, ServeBypass
+from deployments.scoring.served_model import ServedModel
+from deployments.serve.http_app import build_app
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.one_thread import one_thread
@@ -66,7 +68,7 @@ def _run(bundle: Path, device: str, forms: Sequence[str], candidates: Sequence[i
     engine.warmup()
     batcher = RowBatcher(engine.run_batch, max_batch_rows=engine.max_batch_rows, lanes=engine.lanes, max_queued_rows=65536)
     watched = _Watched(batcher)
-    served = Served.of(engine, watched, Limits(), name="demo", example=read.example)
+    served = ServedModel.of(engine, watched, Limits(), name="demo", example=read.example)
     app = build_app({"demo": served}, Limits())
     try:
         for rows in candidates:
@@ -98,7 +100,7 @@ async def _called(
     app: Any, watched: _Watched, form: str, headers: dict[str, str], bodies: Sequence[bytes]
 ) -> tuple[list[float], list[tuple[float, ...]]]:
     """Seconds of each call of the app, and of its `STEPS`."""
-    front = Front(app, Direct(app.state.score, app.state.infer, "", asyncio.get_running_loop()))
+    front = BypassMiddleware(app, ServeBypass(app.state.score, app.state.infer, "", asyncio.get_running_loop()))
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http", "root_path": "",
         "path": _PATHS[form], "raw_path": _PATHS[form].encode(), "query_string": b"", "client": ("127.0.0.1", 1),

@@ -1,7 +1,7 @@
-"""The late-binding row batcher as an ingress sees it: many requests in, each request's own scores out.
+"""The late-binding row batcher of one process: many requests in, each request's own scores out.
 
-Waits on an event loop for what the lane threads of `lanes` do, or has it do what is short itself. Knows no Ray, no FastAPI, no
-torch: the device is a blocking callable.
+Waits on an event loop for what the lane threads of a `Dispatcher` do, or does what is short itself. Knows no Ray, no FastAPI,
+no torch: the device is a blocking callable.
 """
 
 import asyncio
@@ -9,53 +9,16 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
-from deployments.batching.dispatcher import Lanes, Run
+from deployments.batching.dispatcher import Dispatcher, Run
+from deployments.batching.refusals import check_deadline, expired
 from deployments.batching.row_queue import Part, Ticket
+from deployments.batching.scorer import Scored
 from deployments.metrics import BatchSeen
-from dpiframe_core.errors import DeadlineExceeded, InputError, Unavailable
+from dpiframe_core.errors import InputError, Unavailable
 from dpiframe_core.features.row_block import BatchResult, BlockLayout, Floats, RowBlock
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Scored:
-    """A request's answer. Filled by a `Scorer`.
-
-    Attributes:
-        scores: float32[n, tasks], in the order of the block's rows.
-        queue_ms: from submission until its first rows were bound to a batch.
-        device_ms: the device time of the batches that held its rows, added up.
-    """
-
-    scores: Floats
-    queue_ms: float
-    device_ms: float
-
-
-class Scorer(Protocol):
-    """The port between an ingress and whatever scores its rows, in this process or in another one."""
-
-    async def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Scored: ...
-
-    def allocate(self, layout: BlockLayout, rows: int, contexts: int) -> RowBlock:
-        """A block of zeros to encode into, where the rows have the shortest way to the device. `submit` takes any block."""
-
-    @property
-    def accepting(self) -> bool: ...
-
-    @property
-    def queued_rows(self) -> int: ...
-
-    @property
-    def inflight_rows(self) -> int: ...
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds since the start in which the device had at least one batch: its growth over time is the busy share."""
 
 
 class _Reply:
@@ -107,32 +70,20 @@ class RowBatcher:
         self._open: set[_Ticket] = set()  # the event loop's
         self._drained = asyncio.Event()
         self._accepting = True
-        self._lanes: Lanes[_Reply] = Lanes(
+        self.dispatcher: Dispatcher[_Reply] = Dispatcher(
             run,
             self,
             max_batch_rows=max_batch_rows,
-            count=lanes,
+            lanes=lanes,
             max_queued_rows=max_queued_rows,
             clock=clock,
             on_batch=on_batch,
         )
-        self._lanes.start()
+        self.dispatcher.start()
 
     @property
     def accepting(self) -> bool:
         return self._accepting
-
-    @property
-    def queued_rows(self) -> int:
-        return self._lanes.queue.rows
-
-    @property
-    def inflight_rows(self) -> int:
-        return self._lanes.inflight_rows
-
-    @property
-    def busy_s(self) -> float:
-        return self._lanes.busy_s
 
     def allocate(self, layout: BlockLayout, rows: int, contexts: int) -> RowBlock:
         return RowBlock.allocate(layout, rows, contexts)
@@ -150,16 +101,16 @@ class RowBatcher:
         """
         self._loop = loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
-        now, lanes = self._clock(), self._lanes
+        now, dispatcher = self._clock(), self.dispatcher
         check_deadline(deadline, now, "before it was queued")
         ticket = Ticket(_Reply(block, loop.create_future()), block.rows, deadline, priority, now)
-        with lanes.lock:
+        with dispatcher.lock:
             if not self._accepting:
                 raise Unavailable("batcher: got a request after it was closed, expected it at another replica")
-            lanes.admit(ticket)
+            dispatcher.admit(ticket)
         self._open.add(ticket)
-        if not lanes.short(_HERE_S):
-            lanes.wake()
+        if not dispatcher.short(_HERE_S):
+            dispatcher.wake()
         elif not self._due:
             self._due = True
             loop.call_soon(self._run_here)
@@ -171,8 +122,8 @@ class RowBatcher:
             if timer is not None:
                 timer.cancel()
             if ticket.left:  # cancelled, expired or failed: what is not bound yet goes no further
-                with lanes.lock:
-                    lanes.queue.discard(ticket)
+                with dispatcher.lock:
+                    dispatcher.queue.discard(ticket)
             if not self.accepting:  # it may be the last one, with no batch to come that would tell
                 self._settle()
 
@@ -180,22 +131,16 @@ class RowBatcher:
         """Refuses new requests, gives what waits `drain_s` seconds to finish, then answers the rest with Unavailable."""
         if not self._accepting:
             return
-        with self._lanes.lock:
+        with self.dispatcher.lock:
             self._accepting = False
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_s):
                 self._settle()
                 await self._drained.wait()
-        self._lanes.stop()
+        self.dispatcher.stop()
         self._fail(list(self._open), f"batcher: got a request still open {drain_s:g} s into closing, expected all to be done")
 
-    # What those call who run batches.
-
-    def take_in(self, now: float) -> None:
-        """Nothing: `submit` queues at once."""
-
-    def formed(self, now: float) -> None:
-        """Nothing: who wants to know asks."""
+    # What whoever runs batches calls.
 
     def expired(self, tickets: list[_Ticket]) -> None:
         self._post(self._expire, tickets)
@@ -215,7 +160,7 @@ class RowBatcher:
 
     def _run_here(self) -> None:
         self._due = False
-        self._lanes.step_here(_HERE_S)
+        self.dispatcher.step_here(_HERE_S)
 
     def _deliver(self, parts: list[_Part], result: BatchResult | None) -> None:
         if result is None:
@@ -243,8 +188,8 @@ class RowBatcher:
                 ticket.item.future.set_exception(expired(where))
 
     def _settle(self) -> None:
-        with self._lanes.lock:
-            done = not self.queued_rows and not self.inflight_rows
+        with self.dispatcher.lock:
+            done = not self.dispatcher.queued_rows and not self.dispatcher.inflight_rows
         if done and all(ticket.item.future.done() for ticket in self._open):
             self._drained.set()
 
@@ -264,13 +209,3 @@ def _fill(part: _Part, scores: Floats, device_ms: float) -> None:
     if not reply.missing:
         waited = part.ticket.arrived if reply.bound_at is None else reply.bound_at
         reply.future.set_result(Scored(reply.scores, (waited - part.ticket.arrived) * 1e3, reply.device_ms))
-
-
-def check_deadline(deadline: float | None, now: float, where: str) -> None:
-    """Raises DeadlineExceeded if the deadline has passed."""
-    if deadline is not None and deadline <= now:
-        raise expired(where)
-
-
-def expired(where: str) -> DeadlineExceeded:
-    return DeadlineExceeded(f"deadline: got past it {where}, expected the scores before it")

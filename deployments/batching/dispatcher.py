@@ -1,8 +1,7 @@
 """Lane threads: each takes the next batch the moment it is free, runs it and hands the scores on, whoever submitted the rows.
 
 They pull, so that a busy event loop or transport never leaves the device without work. A thread that submits may run a short
-batch in their place. Knows no asyncio, no Ray, no torch: the device is a blocking callable, and where requests come from is a
-`Port`.
+batch in their place. Knows no asyncio, no Ray, no torch: the device is a blocking callable, and answers go to a `Replies`.
 """
 
 import logging
@@ -12,10 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from deployments.batching.row_queue import DrainRate, Part, RowQueue, Ticket, queue_full, retry_after_s
+from deployments.batching.device_load import DeviceLoad
+from deployments.batching.refusals import check_room
+from deployments.batching.row_queue import Part, RowQueue, Ticket
 from deployments.batching.run_times import RunTimes
 from deployments.metrics import BatchSeen
-from dpiframe_core.errors import InputError, Overloaded, TooLarge
 from dpiframe_core.features.row_block import BatchResult, RowBlock
 
 log = logging.getLogger(__name__)
@@ -33,20 +33,24 @@ class Waiting(Protocol):
 W = TypeVar("W", bound=Waiting)
 
 
-class Port(Protocol[W]):
-    """Where requests come from and their answers go. Called from lane threads, and from the one that calls `step_here`."""
-
-    def take_in(self, now: float) -> None:
-        """Admits what has arrived since. The lanes' lock is held, here and in `formed`."""
-
-    def formed(self, now: float) -> None:
-        """A batch was taken from the queue, or there was none to take."""
+class Replies(Protocol[W]):
+    """Where answers go. Called from lane threads, and from the one that calls `step_here`."""
 
     def expired(self, tickets: list[Ticket[W]]) -> None:
         """Their deadlines passed before all their rows were bound."""
 
     def finished(self, parts: list[Part[W]], result: BatchResult | None) -> None:
         """One run's scores, in the order of the parts; None if it failed."""
+
+
+class Source(Protocol):
+    """Where requests come from that nobody admits: it is asked before each batch. The dispatcher's lock is held."""
+
+    def take_in(self, now: float) -> None:
+        """Admits what has arrived since."""
+
+    def formed(self, now: float) -> None:
+        """A batch was taken from the queue, or there was none to take."""
 
 
 class _Batch(NamedTuple, Generic[W]):
@@ -59,21 +63,22 @@ class _Batch(NamedTuple, Generic[W]):
     more: bool
 
 
-class Lanes(Generic[W]):
-    """`count` threads between a queue and `run`, a blocking callable. At no time are more than `count` calls of it under way.
+class Dispatcher(Generic[W]):
+    """`lanes` threads between a queue and `run`, a blocking callable. At no time are more than `lanes` calls of it under way.
 
     Attributes:
-        lock: guards the queue; held for microseconds, never over a run.
+        lock: guards the queue and the load; held for microseconds, never over a run.
         wake_fd: an eventfd. Whoever has something for an idle lane writes to it, from any thread or process.
     """
 
     def __init__(
         self,
         run: Run,
-        port: Port[W],
+        replies: Replies[W],
+        source: Source | None = None,
         *,
         max_batch_rows: int,
-        count: int,
+        lanes: int,
         max_queued_rows: int,
         clock: Callable[[], float],
         on_batch: Callable[[BatchSeen], None] | None = None,
@@ -81,51 +86,37 @@ class Lanes(Generic[W]):
         self.lock = threading.Lock()
         self.queue: RowQueue[W] = RowQueue(max_batch_rows)
         self.max_queued_rows = max_queued_rows
-        self.inflight_rows = 0
+        self.load = DeviceLoad()
         self.wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
-        self._run, self._port, self._clock, self._on_batch = run, port, clock, on_batch
-        self._drain = DrainRate()
+        self._run, self._replies, self._source, self._clock, self._on_batch = run, replies, source, clock, on_batch
         self._times = RunTimes(max_batch_rows)
-        self._busy_s = self._busy_since = 0.0
-        self._idle = self._running = 0
+        self._idle = 0
         self._stopped = False
-        self.threads = [threading.Thread(target=self._work, name=f"lane-{i}", daemon=True) for i in range(count)]
-        self._alive = count
-        self._most_running = max(count, 1)  # without threads, whoever calls `step` is the lane
+        self.threads = [threading.Thread(target=self._work, name=f"lane-{i}", daemon=True) for i in range(lanes)]
+        self._alive = lanes
+        self._most_running = max(lanes, 1)  # without threads, whoever calls `step` is the lane
 
     def start(self) -> None:
         for thread in self.threads:
             thread.start()
 
     @property
-    def seconds_per_row(self) -> float | None:
-        """Of draining the queue while the device is busy; None before anything was measured."""
-        return self._drain.seconds_per_row
+    def queued_rows(self) -> int:
+        return self.queue.rows
+
+    @property
+    def inflight_rows(self) -> int:
+        return self.load.rows
 
     @property
     def busy_s(self) -> float:
-        """Seconds since the start during which at least one lane had a batch. Its growth over time is the busy share."""
+        """As `DeviceLoad.busy_s`, now."""
         with self.lock:
-            return self.busy_at(self._clock())
-
-    def busy_at(self, now: float) -> float:
-        """`busy_s`, for who holds the lock."""
-        return self._busy_s + (now - self._busy_since if self.inflight_rows else 0.0)
+            return self.load.busy_s(self._clock())
 
     def admit(self, ticket: Ticket[W]) -> None:
-        """Queues a request. The lock is held.
-
-        Raises:
-            InputError, TooLarge: it has no rows, or so many that they will never fit.
-            Overloaded: its rows do not fit into the bound on waiting rows.
-        """
-        waiting, rows, bound = self.queue.rows, ticket.rows, self.max_queued_rows
-        if rows < 1:
-            raise InputError("rows", rows, "at least 1")
-        if rows > bound:
-            raise TooLarge("rows", rows, f"at most {bound}, all that may wait at once")
-        if waiting + rows > bound:
-            raise Overloaded(queue_full(waiting, bound - rows), retry_after_s(waiting, self._drain.seconds_per_row))
+        """Queues a request. The lock is held. Raises as `check_room`."""
+        check_room(ticket.rows, self.queue.rows, self.max_queued_rows, self.load.seconds_per_row)
         self.queue.push(ticket)
 
     def wake(self) -> None:
@@ -146,7 +137,7 @@ class Lanes(Generic[W]):
     def short(self, limit_s: float) -> bool:
         """Whether all that waits is one batch, expected to run for at most `limit_s` seconds, and not all lanes have one."""
         rows = self.queue.rows
-        if not 1 <= rows <= self.queue.max_batch_rows or self._running == self._most_running:
+        if not 1 <= rows <= self.queue.max_batch_rows or self.load.batches == self._most_running:
             return False
         return self._times.expected(rows) <= limit_s
 
@@ -165,11 +156,9 @@ class Lanes(Generic[W]):
         Raises:
             KeyboardInterrupt, SystemExit: they came during the run, which has failed for that.
         """
-        fault = None
         with self.lock:
             batch = self._form() if self.short(limit_s) else None
-        if batch is not None:
-            fault = self._carry_out(batch, here=True)
+        fault = None if batch is None else self._carry_out(batch, here=True)
         if self.queue.rows:  # too much for this thread, or a lane meanwhile found all of them taken
             self.wake()
         if fault is not None and not isinstance(fault, Exception):
@@ -178,24 +167,21 @@ class Lanes(Generic[W]):
     def _form(self) -> _Batch[W]:
         """The next batch, counted as running; empty if nothing waits or all lanes have one. The lock is held."""
         now = self._clock()
-        if not self._stopped:
-            self._port.take_in(now)
-        parts, expired = self.queue.form(now) if self._running < self._most_running else ([], [])
+        if self._source is not None and not self._stopped:
+            self._source.take_in(now)
+        parts, expired = self.queue.form(now) if self.load.batches < self._most_running else ([], [])
         rows = sum(part.stop - part.start for part in parts)
         if parts:
-            if not self._running:
-                self._drain.busy_from(now)
-                self._busy_since = now
-            self._running += 1
-            self.inflight_rows += rows
-        self._port.formed(now)
+            self.load.started(rows, now)
+        if self._source is not None:
+            self._source.formed(now)
         return _Batch(parts, expired, rows, now, self.queue.rows > 0)
 
     def _carry_out(self, batch: _Batch[W], *, here: bool) -> BaseException | None:
         """Runs a batch and hands its scores on. Returns why the run failed, if it did."""
         parts, expired, rows, bound_at, more = batch
         if expired:
-            self._port.expired(expired)
+            self._replies.expired(expired)
         if not parts:
             return None
         if more:
@@ -207,8 +193,7 @@ class Lanes(Generic[W]):
             if part.start == 0:
                 item.bound_at = bound_at
             blocks.append(item.block if whole else item.block.window(part.start, part.stop))
-        result: BatchResult | None = None
-        fault: BaseException | None = None
+        result, fault = None, None
         cpu_s = 0.0 if here else -time.thread_time()
         try:
             result = self._run(blocks)
@@ -221,11 +206,7 @@ class Lanes(Generic[W]):
             cpu_s += time.thread_time()
         with self.lock:
             now = self._clock()
-            self._running -= 1
-            self.inflight_rows -= rows
-            self._drain.finished(rows, now)
-            if not self._running:
-                self._busy_s += now - self._busy_since
+            self.load.finished(rows, now)
             if result is None:  # before this lane forms its next batch: the rest of these requests is of no use
                 for part in parts:
                     self.queue.discard(part.ticket)
@@ -233,13 +214,13 @@ class Lanes(Generic[W]):
                 self._times.ran_here(rows, now - bound_at)
             else:
                 self._times.ran_elsewhere(rows, now - bound_at, cpu_s)
-        self._port.finished(parts, result)
-        if self._on_batch is not None:
-            self._observe(rows, len(parts), result)
+        self._replies.finished(parts, result)
+        self._observe(rows, len(parts), result)
         return fault
 
     def _observe(self, rows: int, requests: int, result: BatchResult | None) -> None:
-        assert self._on_batch is not None
+        if self._on_batch is None:
+            return
         computed, device_ms = (0, 0.0) if result is None else (result.bucket, result.device_ms)
         seen = BatchSeen(rows, computed, requests, rows / self.queue.max_batch_rows, device_ms, failed=result is None)
         try:
@@ -251,7 +232,7 @@ class Lanes(Generic[W]):
         while True:
             try:
                 found = self.step()
-            except Exception:  # a fault of the port; a lane that ends would leave the device idle for good
+            except Exception:  # a fault of the source; a lane that ends would leave the device idle for good
                 log.exception("a lane failed between two batches")
                 continue
             if found:

@@ -1,6 +1,6 @@
 """Which rows go into the next batch: the queue of waiting requests, as plain data and pure decisions.
 
-Knows no clock (callers pass `now`), no threads, no asyncio; `lanes` and `batching` add those.
+Knows no clock (callers pass `now`), no threads, no asyncio; `dispatcher` and `batcher` add those.
 """
 
 from collections import OrderedDict, defaultdict
@@ -110,37 +110,3 @@ class RowQueue(Generic[T]):
         self.rows -= ticket.left
         if not level:
             del self._levels[ticket.priority]
-
-
-class DrainRate:
-    """Rows per second that leave the device while it is busy: a ratio of two decaying sums, so that lanes that finish together
-    do not make a spike, and idle time does not count."""
-
-    def __init__(self) -> None:
-        self._rows = 0.0
-        self._seconds = 0.0
-        self._mark = 0.0
-
-    def busy_from(self, now: float) -> None:
-        """The first lane starts after all were idle."""
-        self._mark = now
-
-    def finished(self, rows: int, now: float) -> None:
-        self._rows = 0.8 * self._rows + rows
-        self._seconds = 0.8 * self._seconds + (now - self._mark)
-        self._mark = now
-
-    @property
-    def seconds_per_row(self) -> float | None:
-        """None before anything was measured."""
-        return self._seconds / self._rows if self._rows else None
-
-
-def retry_after_s(rows: int, seconds_per_row: float | None) -> float:
-    """How long `rows` rows will take to drain, between 1 ms and 60 s; 1 s before anything was measured."""
-    return 1.0 if seconds_per_row is None else min(max(rows * seconds_per_row, 0.001), 60.0)
-
-
-def queue_full(waiting: int, bound: int) -> str:
-    """The fault of a request with which more rows would wait than may."""
-    return f"queue: got {waiting} rows waiting, expected at most {bound}"

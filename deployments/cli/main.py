@@ -9,10 +9,7 @@ import typer
 
 from deployments.cli.import_command import import_app
 from deployments.cli.score_command import score
-from deployments.cli.terminal import BundlePath, Device, Precision
-from deployments.cli.terminal import err as _err
-from deployments.cli.terminal import one_line_errors as _one_line_errors
-from deployments.cli.terminal import stdout as _out
+from deployments.cli.terminal import BundlePath, Device, Precision, err, one_line_errors, stdout
 
 if TYPE_CHECKING:
     from deployments.config import DeploymentConfig
@@ -43,7 +40,7 @@ def serve(
     """Serve models over HTTP until Ctrl-C."""
     if (config is None) == (bundle is None):
         raise typer.BadParameter("expected either --config or --bundle")
-    with _one_line_errors(), _Progress() as progress:
+    with one_line_errors(), _Progress() as progress:
         from deployments.serve.launcher import running
 
         with running(_settings(config, bundle, host, port, device, precision), progress.step, address=address) as endpoint:
@@ -60,19 +57,19 @@ def demo(
     precision: Precision = None,
 ) -> None:
     """Build the demo model if it is absent, serve it, and score its example over HTTP."""
-    with _one_line_errors(), _Progress() as progress:
+    with one_line_errors(), _Progress() as progress:
         if not (_DEMO_BUNDLE / "model.yaml").exists():
             from deployments.demo.export import build_demo_bundle
 
             build_demo_bundle(_DEMO_BUNDLE)
-        from deployments.demo.example import show_example
+        from deployments.cli.demo_command import show_example
         from deployments.serve.host import free_port_from
         from deployments.serve.launcher import running
 
         config = _settings(None, _DEMO_BUNDLE, None, port or free_port_from(8000), device, precision)
         with running(config, progress.step) as endpoint:
             progress.finish()
-            show_example(endpoint, _DEMO_BUNDLE, _out)
+            show_example(endpoint.url, endpoint.config.device, _DEMO_BUNDLE, stdout)
             if stay:
                 _announce(endpoint)
                 _wait_for_interrupt()
@@ -84,17 +81,17 @@ def inspect(
     plot: Annotated[Path | None, typer.Option(help="Also draw the plan into this PNG file.")] = None,
 ) -> None:
     """Print a bundle's features, tables, graph, and its plan level by level."""
-    with _one_line_errors():
+    with one_line_errors():
         from dpiframe_core.bundle.bundle import read_bundle
         from dpiframe_core.describe.inspect import describe
 
         read = read_bundle(bundle)
-        _out.print(describe(read), markup=False, soft_wrap=True)
+        stdout.print(describe(read), markup=False, soft_wrap=True)
         if plot is not None:
             from dpiframe_core.describe.plan_plot import plot_plan
 
             plot_plan(read, plot)
-            _err.print(f"drawn: {plot}")
+            err.print(f"drawn: {plot}")
 
 
 @app.command()
@@ -107,10 +104,10 @@ def profile(
     precision: Precision = None,
 ) -> None:
     """Trace one request through the engine, for ui.perfetto.dev: kernels by stream and operator, and the host's part."""
-    with _one_line_errors():
-        from deployments.cli.profiling import write_profile
+    with one_line_errors():
+        from deployments.cli.profile_command import write_profile
 
-        _out.print(write_profile(bundle, batch, out, plot, device or "auto", precision), markup=False, soft_wrap=True)
+        stdout.print(write_profile(bundle, batch, out, plot, device or "auto", precision), markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -126,12 +123,12 @@ def tune(
     """Find the batch sizes to capture from those that the service met; prints the lines for its configuration."""
     if not measure and (device or precision):
         raise typer.BadParameter("--device and --precision say where to --measure, which was not asked for")
-    with _one_line_errors():
-        from deployments.cli.tuning import write_tuning
+    with one_line_errors():
+        from deployments.cli.tune_command import write_tuning
 
         tuning = write_tuning(bundle, histogram, out, buckets, (device or "auto", precision) if measure else None)
-        _err.print(tuning.report(), markup=False, soft_wrap=True)
-        _out.print(tuning.yaml(), markup=False, soft_wrap=True)
+        err.print(tuning.report(), markup=False, soft_wrap=True)
+        stdout.print(tuning.yaml(), markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -142,10 +139,10 @@ def quantize(
     only: Annotated[list[str] | None, typer.Option(help="A table to convert, once for each; all by default.")] = None,
 ) -> None:
     """Write a copy of a bundle whose tables take fewer bytes; prints how far its scores on the golden rows are off."""
-    with _one_line_errors():
-        from deployments.cli.quantizing import write_quantized
+    with one_line_errors():
+        from deployments.cli.quantize_command import write_quantized
 
-        _out.print(write_quantized(bundle, tables, out, only or ()).report(), markup=False, soft_wrap=True)
+        stdout.print(write_quantized(bundle, tables, out, only or ()).report(), markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -158,10 +155,10 @@ def check_config(files: Annotated[list[Path], typer.Argument(help="Deployment YA
     for file in files:
         try:
             read_config(file)
-            _out.print(f"{file}: ok")
+            stdout.print(f"{file}: ok")
         except ConfigError as error:
             faults += 1
-            _err.print(str(error), markup=False, soft_wrap=True)
+            err.print(str(error), markup=False, soft_wrap=True)
     if faults:
         raise typer.Exit(1)
 
@@ -180,17 +177,17 @@ class _Progress:
     def step(self, text: str) -> None:
         self.finish()
         self._text, self._start = text, time.monotonic()
-        if _err.is_terminal:
-            self._status = _err.status(text)
+        if err.is_terminal:
+            self._status = err.status(text)
             self._status.start()
         else:
-            _err.print(f"{text} ...", markup=False)
+            err.print(f"{text} ...", markup=False)
 
     def finish(self) -> None:
         if self._status is not None:
             self._status.stop()
             self._status = None
-            _err.print(f"{self._text}: {time.monotonic() - self._start:.1f} s", markup=False)
+            err.print(f"{self._text}: {time.monotonic() - self._start:.1f} s", markup=False)
 
 
 def _settings(
@@ -208,11 +205,11 @@ def _settings(
 
 
 def _announce(endpoint: "Endpoint") -> None:
-    _out.print(f"Serving at {endpoint.url}  (API: {endpoint.url}/docs)  Ctrl-C stops.", soft_wrap=True)
+    stdout.print(f"Serving at {endpoint.url}  (API: {endpoint.url}/docs)  Ctrl-C stops.", soft_wrap=True)
     if endpoint.config.grpc is not None:
-        _out.print(f"gRPC at {endpoint.config.http.host}:{endpoint.config.grpc.port}")
+        stdout.print(f"gRPC at {endpoint.config.http.host}:{endpoint.config.grpc.port}")
     if endpoint.metrics_url:
-        _out.print(f"Prometheus metrics at {endpoint.metrics_url}")
+        stdout.print(f"Prometheus metrics at {endpoint.metrics_url}")
 
 
 def _wait_for_interrupt() -> None:

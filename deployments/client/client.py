@@ -1,6 +1,6 @@
 """A typed client of the service, sync and async: columns in, float32[n, tasks] out, over the protocol's binary form.
 
-Owns connections; a request and its tries are `client_call`'s. Knows no server: it needs NumPy and httpx only.
+Owns connections; a request and its tries are `call`'s. Knows no server: it needs NumPy and httpx only.
 """
 
 import asyncio

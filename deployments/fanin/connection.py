@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deployments.batching.batcher import Scored, expired
-from deployments.batching.row_queue import queue_full, retry_after_s
+from deployments.batching.refusals import check_room, expired, queue_full, retry_after_s
+from deployments.batching.scorer import Scored
 from deployments.fanin import handshake
+from deployments.fanin.board import Board
 from deployments.fanin.handshake import Hello, Welcome
-from deployments.fanin.request_memory import Slab
-from deployments.fanin.rings import NO_DEADLINE, SLOTS, Ask, Board, Channel, Status, shared_memory
+from deployments.fanin.request_memory import RequestMemory
+from deployments.fanin.rings import NO_DEADLINE, SLOTS, Ask, Rings, Status
+from deployments.fanin.shared_memory import shared_memory
 from dpiframe_core.errors import Overloaded, Unavailable
 from dpiframe_core.features.row_block import Floats, RowBlock
 
@@ -22,78 +24,103 @@ _LINGER_S = 300e-6
 _RECENT = 0.25  # what the last lone request counts for in the time that the next one is expected to take
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Agreement:
+    """What an ingress has agreed on with an engine. Filled by `greet`; socket and descriptors are the connection's to close."""
+
+    index: int
+    sock: socket.socket
+    rings: Rings
+    board: Board
+    answer_fd: int
+    wake_fd: int
+    welcome: Welcome
+
+
+def greet(sock: socket.socket, index: int, hello: Hello, memory: RequestMemory) -> Agreement:
+    """Agrees with the engine that `handshake.connect` found. Blocks for some milliseconds, at worst seconds.
+
+    Raises:
+        OSError, Unavailable: it is gone, or refuses this ingress.
+    """
+    rings_fd, answer_fd = shared_memory("dpiframe-rings", Rings.NBYTES), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    fds: list[int] = []
+    try:
+        handshake.send(sock, hello, (memory.fd, rings_fd, answer_fd))
+        welcome, fds = handshake.receive(sock, Welcome, 2)
+        if welcome.refused or len(fds) != 2:
+            raise Unavailable(f"engine: {welcome.refused}")
+        sock.setblocking(False)
+        board_fd, wake_fd = fds
+        agreed = Agreement(index, sock, Rings(rings_fd), Board(board_fd, welcome.max_batch_rows), answer_fd, wake_fd, welcome)
+        os.close(board_fd)
+        return agreed
+    except BaseException:
+        sock.close()
+        for fd in (answer_fd, *fds):
+            os.close(fd)
+        raise
+    finally:
+        os.close(rings_fd)
+
+
 @dataclass(slots=True, eq=False)
-class _Sent:
-    """A request that the engine has. Until its answer comes, the block holds its bytes of the slab."""
+class SentRequest:
+    """A request that an engine has. Until its answer comes, the block holds its bytes of the request memory.
+
+    Attributes:
+        future: the answer. slot: its place at the engine. scores: where that writes them.
+        at: seconds on time.perf_counter. lone: no other one was there when it was sent.
+    """
 
     future: asyncio.Future[Scored]
+    slot: int
     block: RowBlock
     scores: Floats
-    at: float  # seconds, on time.perf_counter
+    at: float
     lone: bool
 
+    def expire(self) -> None:
+        """Its deadline has passed."""
+        if not self.future.done():
+            self.future.set_exception(expired("in the queue or on the device"))
 
-class Link:
+
+class Connection:
     """One engine as an ingress sees it.
 
     Attributes:
         index: of the engine's socket. welcome: what it said of itself. board: what it lets everybody know.
         alive: until the engine is gone; what was sent by then has failed with Unavailable.
-        failed_at: when its device last failed with a request of ours, in seconds on the clock of `attach`.
+        failed_at: when its device last failed with a request of ours, in seconds on `clock`.
     """
 
     def __init__(
-        self, index: int, slab: Slab, connection: socket.socket, channel: Channel, fds: tuple[int, int, int], welcome: Welcome
+        self,
+        agreed: Agreement,
+        memory: RequestMemory,
+        loop: asyncio.AbstractEventLoop,
+        lost: Callable[["Connection"], None],
+        clock: Callable[[], float],
     ) -> None:
-        self.index, self.welcome = index, welcome
-        self._slab, self._connection, self._channel = slab, connection, channel
-        self._answer_fd, board_fd, self._wake_fd = fds
-        self.board = Board(board_fd, welcome.max_batch_rows)
-        os.close(board_fd)
+        """Listens for answers from now on; `lost` is called once if the engine goes."""
+        self.index, self.welcome, self.board = agreed.index, agreed.welcome, agreed.board
+        self._sock, self._rings = agreed.sock, agreed.rings
+        self._answer_fd, self._wake_fd = agreed.answer_fd, agreed.wake_fd
+        self._memory, self._loop, self._lost, self._clock = memory, loop, lost, clock
         self._free = list(range(SLOTS))
-        self._sent: dict[int, _Sent] = {}
+        self._sent: dict[int, SentRequest] = {}
         self._asked_rows = 0
         self._lone_s = 0.0  # until a lone request is answered, lately
         self.alive = True
         self.failed_at = -math.inf
-
-    @classmethod
-    def greet(cls, connection: socket.socket, index: int, hello: Hello, slab: Slab) -> "Link":
-        """Agrees with the engine that `door.connect` found. Blocks for some milliseconds, at worst seconds.
-
-        Raises:
-            OSError, Unavailable: it is gone, or refuses this ingress.
-        """
-        channel_fd, answer_fd = (
-            shared_memory("dpiframe-channel", Channel.NBYTES),
-            os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK),
-        )
-        fds: list[int] = []
-        try:
-            handshake.send(connection, hello, (slab.fd, channel_fd, answer_fd))
-            welcome, fds = handshake.receive(connection, Welcome, 2)
-            if welcome.refused or len(fds) != 2:
-                raise Unavailable(f"engine: {welcome.refused}")
-            connection.setblocking(False)
-            return cls(index, slab, connection, Channel(channel_fd), (answer_fd, *fds), welcome)  # type: ignore[arg-type]
-        except BaseException:
-            connection.close()
-            for fd in (answer_fd, *fds):
-                os.close(fd)
-            raise
-        finally:
-            os.close(channel_fd)
-
-    def attach(self, loop: asyncio.AbstractEventLoop, lost: Callable[["Link"], None], clock: Callable[[], float]) -> None:
-        """Listens for answers from now on; `lost` is called once if the engine goes."""
-        self._loop, self._lost, self._clock = loop, lost, clock
-        loop.add_reader(self._answer_fd, self._answers)
-        loop.add_reader(self._connection, self._gone)
+        loop.add_reader(self._answer_fd, self._read_answers)
+        loop.add_reader(self._sock, self._engine_gone)
 
     @property
     def waiting_rows(self) -> int:
         """Rows that wait there, those that this ingress sent and the engine has not read yet among them."""
-        return self.board.queued_rows + self._asked_rows - self._channel.taken_rows
+        return self.board.queued_rows + self._asked_rows - self._rings.taken_rows
 
     @property
     def load(self) -> int:
@@ -103,67 +130,44 @@ class Link:
     def idle(self) -> bool:
         return not self._sent
 
-    def send(self, block: RowBlock, scores: Floats, deadline: float | None, arrived: float, priority: int) -> int:
-        """Asks for the scores of a block of the slab, with the room for them right behind it. Returns its slot.
+    def check_room(self, rows: int) -> None:
+        """Raises as `refusals.check_room`, for the rows that the engine lets wait."""
+        check_room(rows, self.waiting_rows, self.welcome.max_queued_rows, self.board.seconds_per_row)
+
+    def send(self, block: RowBlock, scores: Floats, deadline: float | None, arrived: float, priority: int) -> SentRequest:
+        """Asks for the scores of a block of the request memory, with the room for them right behind it.
 
         Raises:
-            Overloaded: the rows do not fit into the engine's bound, or it has as many requests as one ingress may have there.
+            Overloaded: the engine has as many requests as one ingress may have there.
         """
-        waiting, bound = self.waiting_rows, self.welcome.max_queued_rows
-        if waiting + block.rows > bound:
-            raise Overloaded(queue_full(waiting, bound - block.rows), retry_after_s(waiting, self.board.seconds_per_row))
         if not self._free:
             raise self.overloaded(f"requests: got {SLOTS + 1} of this ingress at one engine, expected at most {SLOTS}")
-        slot = self._free.pop()
-        at = self._slab.offset(block.buffer)
-        self._sent[slot] = _Sent(self._loop.create_future(), block, scores, time.perf_counter(), not self._sent)
+        slot, at = self._free.pop(), self._memory.offset(block.buffer) or 0
+        sent = SentRequest(self._loop.create_future(), slot, block, scores, time.perf_counter(), not self._sent)
+        self._sent[slot] = sent
         self._asked_rows += block.rows
-        self._channel.asks.put(
-            Ask.SCORE,
-            slot,
-            at or 0,
-            block.rows,
-            block.contexts,
-            NO_DEADLINE if deadline is None else deadline,
-            arrived,
-            priority,
-        )
-        self._channel.asks.publish()
+        until = NO_DEADLINE if deadline is None else deadline
+        self._rings.asks.put(Ask.SCORE, slot, at, block.rows, block.contexts, until, arrived, priority)
+        self._rings.asks.publish()
         os.eventfd_write(self._wake_fd, 1)
-        return slot
+        if sent.lone and self._lone_s <= _LINGER_S:
+            self._linger()
+        return sent
 
-    def future(self, slot: int) -> asyncio.Future[Scored]:
-        return self._sent[slot].future
-
-    def linger(self) -> None:
-        """Looks out for the answer to a lone request for at most 0.3 ms, if lately that was enough.
-
-        A GPU needs some 30 us, and an event loop that sleeps 50 us or more to wake up. No other request is open here meanwhile.
-        """
-        if len(self._sent) != 1 or self._lone_s > _LINGER_S:
-            return
-        give_up = time.perf_counter() + _LINGER_S
-        while not self._channel.answers.waiting:
-            if time.perf_counter() > give_up:
-                return
-            os.sched_yield()
-        self._answers()
-
-    def cancel(self, slot: int, future: asyncio.Future[Scored]) -> None:
+    def abandon(self, sent: SentRequest) -> None:
         """Nobody waits for a request any more: unless it has been answered, the engine is told."""
-        sent = self._sent.get(slot)
-        if sent is not None and sent.future is future:
-            self._channel.asks.put(Ask.CANCEL, slot, 0, 0, 0, 0.0, 0.0, 0)
-            self._channel.asks.publish()
+        if self._sent.get(sent.slot) is sent:
+            self._rings.asks.put(Ask.CANCEL, sent.slot, 0, 0, 0, 0.0, 0.0, 0)
+            self._rings.asks.publish()
 
     def close(self) -> None:
         """Leaves the engine; what it still has fails with Unavailable."""
         if not self.alive:
             return
         self.alive = False
-        for fd in (self._answer_fd, self._connection):
+        for fd in (self._answer_fd, self._sock):
             self._loop.remove_reader(fd)
-        self._connection.close()
+        self._sock.close()
         os.close(self._answer_fd)
         os.close(self._wake_fd)
         for sent in self._sent.values():
@@ -176,10 +180,22 @@ class Link:
         rows = max(self.waiting_rows, self.welcome.max_batch_rows)
         return Overloaded(fault, retry_after_s(rows, self.board.seconds_per_row))
 
-    def _answers(self) -> None:
+    def _linger(self) -> None:
+        """Looks out for the answer to a lone request for at most 0.3 ms; done if lately that was enough.
+
+        A GPU needs some 30 us, and an event loop that sleeps 50 us or more to wake up. No other request is open here meanwhile.
+        """
+        give_up = time.perf_counter() + _LINGER_S
+        while not self._rings.answers.waiting:
+            if time.perf_counter() > give_up:
+                return
+            os.sched_yield()
+        self._read_answers()
+
+    def _read_answers(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._answer_fd)
-        for slot, status, queue_ms, device_ms, retry_s in self._channel.answers.new():
+        for slot, status, queue_ms, device_ms, retry_s in self._rings.answers.new():
             sent = self._sent.pop(slot)
             self._free.append(slot)
             if sent.lone:
@@ -194,14 +210,14 @@ class Link:
             elif status == Status.EXPIRED:
                 future.set_exception(expired("in the queue"))
             elif status == Status.OVERLOADED:
-                bound = max(0, self.welcome.max_queued_rows - sent.block.rows)
-                future.set_exception(Overloaded(queue_full(self.waiting_rows, bound), retry_s))
+                most = max(0, self.welcome.max_queued_rows - sent.block.rows)
+                future.set_exception(queue_full(self.waiting_rows, most, retry_s))
             else:
                 message = "device: got an error on this request's batch, expected scores"
                 future.set_exception(Unavailable(message))
 
-    def _gone(self) -> None:
+    def _engine_gone(self) -> None:
         """The engine says nothing after its welcome: this is its end."""
-        self._answers()  # what it answered before
+        self._read_answers()  # what it answered before
         self.close()
         self._lost(self)

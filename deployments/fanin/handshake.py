@@ -25,7 +25,7 @@ _CREDENTIALS = Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class Hello(Strict):
-    """An ingress's request to be served. Comes with the slab, the channel and the eventfd that wakes the ingress.
+    """An ingress's request to be served. Comes with the request memory, the rings and the eventfd that wakes the ingress.
 
     Attributes:
         fingerprint: of the bundle that it encodes for, by which the engine knows that ids mean the same to both.
@@ -33,7 +33,7 @@ class Hello(Strict):
 
     model: str
     fingerprint: str
-    slab_bytes: Annotated[int, Field(gt=0, lt=2**48)]
+    memory_bytes: Annotated[int, Field(gt=0, lt=2**48)]
 
 
 class Welcome(Strict):
@@ -98,7 +98,7 @@ def check_user(other: socket.socket) -> None:
     """Raises Unavailable unless the process at the other end is of this user, as abstract names have no permissions."""
     _, uid, _ = _CREDENTIALS.unpack(other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     if uid != os.getuid():
-        raise Unavailable(f"door: got a process of user {uid}, expected one of user {os.getuid()}")
+        raise Unavailable(f"handshake: got a process of user {uid}, expected one of user {os.getuid()}")
 
 
 def send(to: socket.socket, message: Hello | Welcome, descriptors: Sequence[int]) -> None:
@@ -121,13 +121,13 @@ def receive(source: socket.socket, kind: type[Message], count: int) -> tuple[Mes
     fds = held.tolist()
     try:
         if not data:
-            raise Unavailable("door: got the end of the connection, expected a message")
+            raise Unavailable("handshake: got the end of the connection, expected a message")
         message = kind.model_validate_json(data, strict=True)
         if flags & (socket.MSG_CTRUNC | socket.MSG_TRUNC) or len(fds) not in (count, 0):
-            raise Unavailable(f"door: got {len(fds)} descriptors, expected {count}")
+            raise Unavailable(f"handshake: got {len(fds)} descriptors, expected {count}")
     except ValidationError as error:
         _close(fds)
-        raise Unavailable(f"door: {first_fault(error)}") from None
+        raise Unavailable(f"handshake: {first_fault(error)}") from None
     except Unavailable:
         _close(fds)
         raise

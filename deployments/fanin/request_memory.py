@@ -1,6 +1,6 @@
 """An ingress's rows in memory that an engine process can read: who gets which bytes of it, and when they are free again.
 
-The memory is a memfd: it has no name, so nothing can be left behind when a process is killed. Knows no requests.
+Knows no requests.
 """
 
 import mmap
@@ -12,6 +12,8 @@ from collections import deque
 
 import numpy as np
 import numpy.typing as npt
+
+from deployments.fanin.shared_memory import shared_memory
 
 _ALIGN = 64
 
@@ -58,7 +60,7 @@ class Extents:
             self._ends.insert(i, end)
 
 
-class Slab:
+class RequestMemory:
     """Memory that is shared with engine processes, given out as arrays. An array's bytes are free again when nobody has it.
 
     Any thread may take, since large requests are encoded on threads of their own.
@@ -66,11 +68,10 @@ class Slab:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.fd = os.memfd_create("dpiframe-slab", os.MFD_CLOEXEC)
-        os.ftruncate(self.fd, size)
-        self.memory = mmap.mmap(self.fd, size)
+        self.fd = shared_memory("dpiframe-requests", size)
+        self.mapped = mmap.mmap(self.fd, size)
         self._extents = Extents(size)
-        self._base = _address(np.frombuffer(self.memory, np.uint8, 1))
+        self._base = _address(np.frombuffer(self.mapped, np.uint8, 1))
         self._leases: dict[int, tuple[weakref.ref[Bytes], int]] = {}
         self._lock = threading.Lock()
         # A weak reference's callback may run anywhere, even where the lock is held: all that it may do is append.
@@ -90,13 +91,13 @@ class Slab:
             start = self._extents.take(size)
             if start is None:
                 return None
-            array = np.frombuffer(self.memory, np.uint8, size, start)
+            array = np.frombuffer(self.mapped, np.uint8, size, start)
             self._leases[start] = weakref.ref(array, lambda _: given_up.append(start)), size
         array.fill(0)
         return array
 
     def offset(self, array: Bytes) -> int | None:
-        """Where an array lies in the slab; None if it is of other memory."""
+        """Where an array lies in it; None if it is of other memory."""
         at = _address(array) - self._base
         return at if 0 <= at < self.size else None
 

@@ -1,24 +1,17 @@
-"""What an ingress and an engine process tell each other through shared memory: two rings of fixed-size entries, and a board.
+"""What an ingress and an engine process tell each other through shared memory: two rings of entries of one size each.
 
 A ring has one writer and one reader. An entry is written before the count that publishes it, and x86-64 lets nobody see these
 stores in another order; on processors that do, this needs fences, so `require_ordered_stores` refuses them.
 """
 
 import mmap
-import os
-import platform
 from enum import IntEnum
 from struct import Struct
 from typing import Any
 
-import numpy as np
+SLOTS = 4096  # requests of one ingress that one engine may have at a time; a ring never overflows, see `Rings`
 
-from dpiframe_core.engine.buckets import Counts
-from dpiframe_core.errors import ConfigError
-
-SLOTS = 4096  # requests of one ingress that one engine may have at a time; a ring never overflows, see `Channel`
-
-# kind, slot, offset of the block in the slab, rows, contexts, deadline and arrival (CLOCK_MONOTONIC seconds), priority.
+# kind, slot, offset of the block in the memory, rows, contexts, deadline and arrival (CLOCK_MONOTONIC seconds), priority.
 _ASK = Struct("<IIQIIddi4x")
 # slot, status, queue and device milliseconds, retry after (seconds).
 _ANSWER = Struct("<IIfff4x")
@@ -35,7 +28,7 @@ class Ask(IntEnum):
 
 
 class Status(IntEnum):
-    """How a request ended. Its slot and its bytes of the slab are the ingress's again."""
+    """How a request ended. Its slot and its bytes of the request memory are the ingress's again."""
 
     OK = 1
     CANCELLED = 2
@@ -86,7 +79,7 @@ class Ring:
         return [*self._entry.iter_unpack(ring[first * size :]), *self._entry.iter_unpack(ring[: last * size])]
 
 
-class Channel:
+class Rings:
     """The two rings between an ingress and an engine, in a memfd that the ingress makes.
 
     A slot is used again only after its answer was seen. By then its request was read; of its life before, at most a late CANCEL
@@ -110,63 +103,3 @@ class Channel:
     @taken_rows.setter
     def taken_rows(self, rows: int) -> None:
         self._taken_rows[0] = rows
-
-
-class Board:
-    """What an engine lets its ingresses know at any time, in a memfd that the engine makes and alone writes.
-
-    Attributes:
-        counts: int64[max_batch_rows + 1]: batches by their rows since the start.
-    """
-
-    def __init__(self, fd: int, max_batch_rows: int) -> None:
-        memory = mmap.mmap(fd, self.nbytes(max_batch_rows))
-        self._numbers = memoryview(memory)[:_LINE].cast("d")
-        self.counts: Counts = np.frombuffer(memory, np.int64, max_batch_rows + 1, _LINE)
-
-    @staticmethod
-    def nbytes(max_batch_rows: int) -> int:
-        return _LINE + 8 * (max_batch_rows + 1)
-
-    def write(self, queued_rows: int, inflight_rows: int, busy_s: float, seconds_per_row: float | None) -> None:
-        numbers = self._numbers
-        numbers[0], numbers[1], numbers[2], numbers[3] = queued_rows, inflight_rows, busy_s, seconds_per_row or 0.0
-
-    def leave(self) -> None:
-        """Asks the ingresses to go to other engines, if there are any."""
-        self._numbers[4] = 1.0
-
-    @property
-    def queued_rows(self) -> int:
-        return int(self._numbers[0])
-
-    @property
-    def inflight_rows(self) -> int:
-        return int(self._numbers[1])
-
-    @property
-    def busy_s(self) -> float:
-        return self._numbers[2]
-
-    @property
-    def seconds_per_row(self) -> float | None:
-        return self._numbers[3] or None
-
-    @property
-    def leaving(self) -> bool:
-        return self._numbers[4] != 0
-
-
-def shared_memory(name: str, nbytes: int) -> int:
-    """A file descriptor of `nbytes` zeros that lives as long as a descriptor or a mapping of it."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC)
-    os.ftruncate(fd, nbytes)
-    return fd
-
-
-def require_ordered_stores() -> None:
-    """Raises ConfigError on processors on which the rings would need fences that Python does not have."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        raise ConfigError(
-            f"topology: got 'fanin' on {platform.machine()}, expected x86-64 (see docs/serving.md), or 'colocated'"
-        )

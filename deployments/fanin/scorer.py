@@ -1,6 +1,6 @@
-"""The ingress's `Scorer` of the fan-in: sends each request to the engine process of this node with the fewest rows waiting.
+"""The `Scorer` of an ingress of the fan-in: sends each request to the engine process of this node with the fewest rows waiting.
 
-Owns the slab that requests are encoded into and the search for engines, which come and go. Knows no Ray and no HTTP.
+Owns the memory that requests are encoded into and the search for engines, which come and go. Knows no Ray and no HTTP.
 """
 
 import asyncio
@@ -12,15 +12,16 @@ from itertools import count
 
 import numpy as np
 
-from deployments.batching.batcher import Scored, check_deadline, expired
+from deployments.batching.refusals import check_deadline
+from deployments.batching.scorer import Scored
 from deployments.config import MOST_ENGINES
 from deployments.fanin import handshake
-from deployments.fanin.connection import Link
+from deployments.fanin.connection import Connection, greet
 from deployments.fanin.handshake import Hello, Welcome
-from deployments.fanin.request_memory import Slab
-from deployments.fanin.rings import require_ordered_stores
+from deployments.fanin.request_memory import RequestMemory
+from deployments.fanin.shared_memory import require_ordered_stores
 from dpiframe_core.engine.buckets import Counts
-from dpiframe_core.errors import InputError, TooLarge, Unavailable
+from dpiframe_core.errors import Unavailable
 from dpiframe_core.features.row_block import BlockLayout, Floats, RowBlock
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class FanInScorer:
 
     Args:
         model, fingerprint: what the engines must serve, and of which bundle.
-        most_rows: of all requests that may be here at once; the slab has room for them.
+        most_rows: of all requests that may be here at once; the memory has room for them.
     """
 
     def __init__(
@@ -52,9 +53,9 @@ class FanInScorer:
     ) -> None:
         require_ordered_stores()
         self._place, self._layout, self._tasks, self._clock = place, layout, tasks, clock
-        self._slab = Slab(slab_bytes(layout, tasks, most_rows))
-        self._hello = Hello(model=model, fingerprint=fingerprint, slab_bytes=self._slab.size)
-        self._links: list[Link] = []
+        self._memory = RequestMemory(memory_bytes(layout, tasks, most_rows))
+        self._hello = Hello(model=model, fingerprint=fingerprint, memory_bytes=self._memory.size)
+        self._connections: list[Connection] = []
         self._refused_until: dict[int, float] = {}
         self._changed = asyncio.Event()
         self._closing = False
@@ -62,12 +63,12 @@ class FanInScorer:
 
     @property
     def accepting(self) -> bool:
-        return bool(self._links) and not self._closing
+        return bool(self._connections) and not self._closing
 
     @property
     def engines(self) -> int:
         """How many are connected."""
-        return len(self._links)
+        return len(self._connections)
 
     @property
     def welcome(self) -> Welcome:
@@ -76,28 +77,16 @@ class FanInScorer:
         Raises:
             Unavailable: there is none.
         """
-        if not self._links:
+        if not self._connections:
             raise _no_engine()
-        return self._links[0].welcome
-
-    @property
-    def queued_rows(self) -> int:
-        return sum(link.waiting_rows for link in self._links)
-
-    @property
-    def inflight_rows(self) -> int:
-        return sum(link.board.inflight_rows for link in self._links)
-
-    @property
-    def busy_s(self) -> float:
-        return sum(link.board.busy_s for link in self._links)
+        return self._connections[0].welcome
 
     @property
     def batch_sizes(self) -> Counts:
         """int64[max_batch_rows + 1]: the batches of all engines here since their start, by rows."""
-        if not self._links:
+        if not self._connections:
             raise _no_engine()
-        each = [link.board.counts for link in self._links]
+        each = [c.board.counts for c in self._connections]
         counts = np.zeros(max(map(len, each)), np.int64)  # while a configuration is replaced, they may differ in length
         for one in each:
             counts[: len(one)] += one
@@ -105,22 +94,24 @@ class FanInScorer:
 
     async def found(self, engines: int) -> None:
         """Returns when so many are connected."""
-        while len(self._links) < engines:
+        while len(self._connections) < engines:
             self._changed.clear()
             await self._changed.wait()
 
     def allocate(self, layout: BlockLayout, rows: int, contexts: int) -> RowBlock:
-        """Room in the slab for a block and, right behind it, its scores.
+        """Room in the memory for a block and, right behind it, its scores.
 
         Raises:
-            Overloaded: the slab is full. Unavailable: there is no engine that could empty it.
+            Overloaded: it is full. Unavailable: there is no engine that could empty it.
         """
         size = layout.offsets(rows, contexts)[-1]
         size += rows * self._tasks * 4
-        memory = self._slab.take(size)
+        memory = self._memory.take(size)
         if memory is None:
-            free = self._slab.free_bytes
-            raise self._best().overloaded(f"slab: got {free} bytes free at this ingress, expected {size} in one piece")
+            free = self._memory.free_bytes
+            raise self._best().overloaded(
+                f"request memory: got {free} bytes free at this ingress, expected {size} in one piece"
+            )
         return RowBlock.formatted(memory, layout, rows, contexts)
 
     async def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Scored:
@@ -130,27 +121,20 @@ class FanInScorer:
         """
         now = self._clock()
         check_deadline(deadline, now, "before it was queued")
-        if block.rows < 1:
-            raise InputError("rows", block.rows, "at least 1")
-        link = self._best()
-        if block.rows > link.welcome.max_queued_rows:
-            raise TooLarge("rows", block.rows, f"at most {link.welcome.max_queued_rows}, all that may wait at once")
-        block, scores = self._placed(block)
-        slot = link.send(block, scores, deadline, now, priority)
-        future = link.future(slot)
-        link.linger()
+        connection = self._best()
+        connection.check_room(block.rows)
+        sent = connection.send(*self._placed(block), deadline, now, priority)
         timer = None
         if deadline is not None:
-            timer = asyncio.get_running_loop().call_later(deadline - now, _expire, future)
+            timer = asyncio.get_running_loop().call_later(deadline - now, sent.expire)
         try:
-            return await future
+            return await sent.future
         finally:
             if timer is not None:
                 timer.cancel()
-            if link.alive:
-                link.cancel(slot, future)
-            # A failure refers to this frame and the future to it: a cycle, which would hold bytes of the slab for long.
-            del block, scores, future
+            connection.abandon(sent)
+            # A failure refers to this frame and the future to it: a cycle, which would hold bytes of the memory for long.
+            del block, sent
 
     async def close(self) -> None:
         """Leaves all engines. Requests that are still open fail with Unavailable: close when none is left."""
@@ -158,28 +142,28 @@ class FanInScorer:
         self._search.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._search
-        for link in self._links:
-            link.close()
-        self._links.clear()
-        self._slab.close()
+        for connection in self._connections:
+            connection.close()
+        self._connections.clear()
+        self._memory.close()
 
-    def _best(self) -> Link:
-        if not self._links or self._closing:
+    def _best(self) -> Connection:
+        if not self._connections or self._closing:
             raise _no_engine()
-        if len(self._links) == 1:
-            return self._links[0]
+        if len(self._connections) == 1:
+            return self._connections[0]
         # An engine that fails all it is given at once has the shortest queue of all. Each second a few requests try it.
         since = self._clock() - _FAILED_S
-        return min(self._links, key=lambda link: (link.board.leaving, link.failed_at > since, link.load))
+        return min(self._connections, key=lambda c: (c.board.leaving, c.failed_at > since, c.load))
 
     def _placed(self, block: RowBlock) -> tuple[RowBlock, Floats]:
-        at = self._slab.offset(block.buffer)
+        at = self._memory.offset(block.buffer)
         if at is None:
             copy = self.allocate(self._layout, block.rows, block.contexts)
             copy.fill((block,))
-            block, at = copy, self._slab.offset(copy.buffer) or 0
+            block, at = copy, self._memory.offset(copy.buffer) or 0
         size = self._layout.offsets(block.rows, block.contexts)[-1]
-        return block, np.ndarray((block.rows, self._tasks), np.float32, self._slab.memory, at + size)
+        return block, np.ndarray((block.rows, self._tasks), np.float32, self._memory.mapped, at + size)
 
     async def _look(self) -> None:
         """Connects to engines that are new; leaves those that want it, once nothing of ours is there.
@@ -188,47 +172,42 @@ class FanInScorer:
         and one of the others in turn.
         """
         for turn in count():
-            known = {link.index for link in self._links if not link.board.leaving}
-            missed, most = 0, _MISSES if turn and self._links else MOST_ENGINES
+            known = {c.index for c in self._connections if not c.board.leaving}
+            missed, most = 0, _MISSES if turn and self._connections else MOST_ENGINES
             for index in range(MOST_ENGINES):
                 tried = missed < most or index == turn % MOST_ENGINES
                 if tried and index not in known and self._refused_until.get(index, 0.0) <= self._clock():
                     missed += not await self._connect(index)
-            staying = sum(not link.board.leaving for link in self._links)
-            for link in [link for link in self._links if staying and link.board.leaving and link.idle]:
-                link.close()
-                self._links.remove(link)
+            staying = sum(not c.board.leaving for c in self._connections)
+            for connection in [c for c in self._connections if staying and c.board.leaving and c.idle]:
+                connection.close()
+                self._connections.remove(connection)
             await asyncio.sleep(_LOOK_S)
 
     async def _connect(self, index: int) -> bool:
         """Whether anybody has that name."""
         try:
-            connection = handshake.connect(self._place, index)
-            link = await asyncio.to_thread(Link.greet, connection, index, self._hello, self._slab)
+            sock = handshake.connect(self._place, index)
+            agreed = await asyncio.to_thread(greet, sock, index, self._hello, self._memory)
         except ConnectionError:  # nobody, or no longer
             return False
         except Exception as error:  # of another bundle, or nothing that we know; the search must go on
             self._refused_until[index] = self._clock() + _REFUSED_S
             log.warning("engine %d: %s", index, error)
             return True
-        link.attach(asyncio.get_running_loop(), self._lose, self._clock)
-        self._links.append(link)
+        loop = asyncio.get_running_loop()
+        self._connections.append(Connection(agreed, self._memory, loop, self._lose, self._clock))
         self._changed.set()
         return True
 
-    def _lose(self, link: Link) -> None:
-        log.warning("engine %d is gone", link.index)
-        self._links.remove(link)
+    def _lose(self, connection: Connection) -> None:
+        log.warning("engine %d is gone", connection.index)
+        self._connections.remove(connection)
 
 
-def slab_bytes(layout: BlockLayout, tasks: int, rows: int) -> int:
+def memory_bytes(layout: BlockLayout, tasks: int, rows: int) -> int:
     """Bytes that hold requests of `rows` rows together, each row with its own context and each request's sections aligned."""
     return 2 * (rows * (layout.offsets(1024, 1024)[-1] // 1024 + 4 * tasks) + (1 << 19))
-
-
-def _expire(future: asyncio.Future[Scored]) -> None:
-    if not future.done():
-        future.set_exception(expired("in the queue or on the device"))
 
 
 def _no_engine() -> Unavailable:

@@ -6,27 +6,18 @@ Errors are `{"error": {"code", "message", "request_id"}}`, with "where", "got" a
 import math
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from pydantic_core import to_json
 
+from deployments.http_api.request_body import Header, Send
 from deployments.scoring.served_model import ModelInfo
 from dpiframe_core.errors import DPIFrameError, InputError, Overloaded
 from dpiframe_core.features.row_block import Floats
 
 _REQUEST_ID = re.compile(rb"[ -~]{1,128}")
-
-Header = tuple[bytes, bytes]
-
-
-class UnsupportedMediaType(InputError):
-    """The body comes in a form that this route does not read."""
-
-    status = 415
-    code = "unsupported_media_type"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,29 +38,16 @@ def request_id_of(headers: Iterable[Header]) -> str:
     return secrets.token_hex(8)
 
 
-async def send_answer(answer: Answer, send: Callable[[MutableMapping[str, Any]], Awaitable[None]]) -> None:
+async def send_answer(answer: Answer, send: Send) -> None:
     """Sends it over ASGI."""
     await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
     await send({"type": "http.response.body", "body": answer.body})
 
 
-def check_finite(scores: Floats) -> None:
-    """Raises InputError if a score is not finite: golden rows prove the weights sound, so the request's numbers overflow."""
-    finite = np.isfinite(scores)
-    if not finite.all():
-        row, task = np.unravel_index(int(np.argmin(finite)), finite.shape)
-        raise InputError(f"candidates[{row}]", float(scores[row, task]), "feature values for which the score is finite")
-
-
 def score_answer(
     model: ModelInfo, request_id: str, scores: Floats, oov_count: int, timing_ms: Mapping[str, float], top_k: int | None
 ) -> Answer:
-    """The answer to a scored request. `scores` is float32[n, tasks].
-
-    Raises:
-        InputError: a score is not finite.
-    """
-    check_finite(scores)
+    """The answer to a scored request. `scores` is float32[n, tasks], all finite."""
     body = {
         "model": model.name,
         "version": model.version,
@@ -81,7 +59,7 @@ def score_answer(
     if top_k is not None:
         best = np.argsort(-scores[:, 0], kind="stable")[:top_k]
         body["top_k"] = {"indices": best.tolist(), "scores": _by_task(model.tasks, scores[best])}
-    return _json(200, request_id, body, "ok")
+    return json_answer(200, request_id, body, "ok")
 
 
 def error_answer(error: DPIFrameError, request_id: str) -> Answer:
@@ -97,12 +75,12 @@ def error_answer(error: DPIFrameError, request_id: str) -> Answer:
         extra = (b"retry-after", b"%d" % max(1, math.ceil(ms / 1e3))), (b"retry-after-ms", b"%d" % max(1, ms))
     if error.status == 413:
         extra = ((b"connection", b"close"),)  # the rest of the body is not read
-    return _json(error.status, request_id, {"error": {**detail, "request_id": request_id}}, error.code, extra)
+    return json_answer(error.status, request_id, {"error": {**detail, "request_id": request_id}}, error.code, extra)
 
 
 def plain_error(status: int, code: str, message: str, request_id: str, extra: tuple[Header, ...] = ()) -> Answer:
     """An error without a class of its own: an unknown path, a wrong method, a fault of ours."""
-    return _json(status, request_id, {"error": {"code": code, "message": message, "request_id": request_id}}, code, extra)
+    return json_answer(status, request_id, {"error": {"code": code, "message": message, "request_id": request_id}}, code, extra)
 
 
 def internal_error(request_id: str) -> Answer:
@@ -121,7 +99,8 @@ def _by_task(tasks: Sequence[str], scores: Floats) -> list[float] | dict[str, li
     return {task: scores[:, i].tolist() for i, task in enumerate(tasks)}
 
 
-def _json(status: int, request_id: str, content: object, outcome: str, extra: tuple[Header, ...] = ()) -> Answer:
+def json_answer(status: int, request_id: str, content: object, outcome: str, extra: Iterable[Header] = ()) -> Answer:
+    """An answer whose body is `content` as JSON."""
     body = to_json(content)
     headers = (
         (b"content-type", b"application/json"),

@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from types import TracebackType
 from typing import Any, Self
 
-from deployments.http_api.answers import Header, UnsupportedMediaType
 from deployments.scoring.faults import Words
 from dpiframe_core.errors import InputError, TooLarge
 
@@ -16,10 +15,18 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Route = Callable[[Scope, Receive, Send], Awaitable[None]]
+Header = tuple[bytes, bytes]
 
 JSON, ARROW, BINARY = "application/json", "application/vnd.apache.arrow.stream", "application/octet-stream"
 _WBITS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}  # "deflate" means zlib's format, as RFC 9110 has it
 _WATCH_AFTER_S = 0.002  # most requests are answered sooner, and watching for a hang-up costs a task
+
+
+class UnsupportedMediaType(InputError):
+    """The body comes in a form that this route does not read."""
+
+    status = 415
+    code = "unsupported_media_type"
 
 
 class ClientGone(Exception):

@@ -14,7 +14,7 @@ from deployments.http_api.arrow_body import read_stream
 from deployments.http_api.request_body import ARROW, JSON, ClientGone, HangUp, Receive, Scope, Send, media_type, read_body
 from deployments.scoring.request_form import ScoreInput, addressed
 from deployments.scoring.scoring import Job, Scoring
-from deployments.scoring.served_model import Served, find
+from deployments.scoring.served_model import ServedModel, find
 from dpiframe_core.errors import DPIFrameError, InputError
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ _READ_ON_LOOP_BYTES = 512 * 1024  # of an Arrow stream, whose checks take about 
 class ScoreRoute:
     """The route, for all models of the process. `models` may change while it runs."""
 
-    def __init__(self, models: Mapping[str, Served], scoring: Scoring) -> None:
+    def __init__(self, models: Mapping[str, ServedModel], scoring: Scoring) -> None:
         self._models = models
         self._scoring = scoring
 
@@ -64,7 +64,7 @@ class ScoreRoute:
         timing_ms = job.timing_ms(self._scoring.total_ms(job))
         return answers.score_answer(served.info, job.request_id, scored.scores, job.oov_count, timing_ms, options.top_k)
 
-    def _parse(self, body: bytes) -> tuple[Served, ScoreInput]:
+    def _parse(self, body: bytes) -> tuple[ServedModel, ScoreInput]:
         """The model that the request is for, and the request in that model's form."""
         if len(self._models) == 1:
             served = find(self._models, None, None)
@@ -79,7 +79,7 @@ class ScoreRoute:
             raise
         return find(self._models, request.model, request.version), request
 
-    async def _read_arrow(self, body: bytes) -> tuple[Served, ScoreInput]:
+    async def _read_arrow(self, body: bytes) -> tuple[ServedModel, ScoreInput]:
         max_rows = self._scoring.limits.max_rows_per_request
         if len(body) < _READ_ON_LOOP_BYTES:
             stream = read_stream(body, max_rows)

@@ -7,6 +7,7 @@ Owns which requests these are, and the count of those that are open, which Serve
 import asyncio
 import itertools
 from dataclasses import dataclass
+from typing import ClassVar
 
 from starlette.middleware import Middleware
 
@@ -19,17 +20,24 @@ _FOR_SERVE = {b"x-request-timeout-seconds", b"x-request-disconnect-disabled"} | 
 
 
 @dataclass(slots=True, eq=False)
-class Direct:
-    """The routes of the replica in this process. `open`: requests on them that are not answered yet.
+class ServeBypass:
+    """The routes of a replica, which owns it. `open`: requests on them that are not answered yet.
 
     `prefix` is where the application is mounted, without a slash at its end; `loop` the event loop that its scorers belong to.
+    `installed`: that of this process's one replica, for Serve calls its hook without any argument.
     """
+
+    installed: ClassVar["ServeBypass | None"] = None
 
     score: Route
     infer: Route
     prefix: str
     loop: asyncio.AbstractEventLoop
     open: int = 0
+
+    def install(self) -> None:
+        """Puts it in front of the HTTP server that Serve starts next in this process."""
+        ServeBypass.installed = self
 
     def route(self, scope: Scope) -> Route | None:
         """The route of a request that needs nothing of Serve."""
@@ -44,35 +52,36 @@ class Direct:
             return None
         return None if any(name in _FOR_SERVE for name, _ in scope["headers"]) else route
 
+    async def answered(self, within_s: float) -> None:
+        """Waits until no request is open here.
 
-class Front:
+        Serve, when it drains, waits for those that it has seen itself. Its HTTP server waits for these too, but only as long as
+        the stop may last beyond the draining window: with `drain_s` for both, not at all.
+        """
+        give_up = self.loop.time() + within_s
+        while self.open and self.loop.time() < give_up:
+            await asyncio.sleep(0.01)
+
+
+class BypassMiddleware:
     """The outermost middleware of a replica's HTTP server."""
 
-    def __init__(self, app: Route, direct: Direct) -> None:
-        self._app, self._direct = app, direct
+    def __init__(self, app: Route, bypass: ServeBypass) -> None:
+        self._app, self._bypass = app, bypass
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        direct = self._direct
-        route = direct.route(scope)
+        bypass = self._bypass
+        route = bypass.route(scope)
         if route is None:
             await self._app(scope, receive, send)
             return
-        direct.open += 1
+        bypass.open += 1
         try:
-            if direct.prefix:
-                scope["root_path"] = scope.get("root_path", "") + direct.prefix  # as Serve does
+            if bypass.prefix:
+                scope["root_path"] = scope.get("root_path", "") + bypass.prefix  # as Serve does
             await route(scope, receive, send)
         finally:
-            direct.open -= 1
-
-
-_direct: Direct | None = None  # of this process's one replica: Serve calls the hook without any argument
-
-
-def serve_directly(score: Route, infer: Route, route_prefix: str) -> None:
-    """Called by a replica on its event loop, before Serve starts the HTTP server."""
-    global _direct
-    _direct = Direct(score, infer, route_prefix.rstrip("/"), asyncio.get_running_loop())
+            bypass.open -= 1
 
 
 def middlewares() -> list[Middleware]:
@@ -80,22 +89,10 @@ def middlewares() -> list[Middleware]:
 
     Nor is anything where Serve runs our code on another loop (without throughput mode), traces requests, or times them out.
     """
-    if _direct is None or _direct.loop is not asyncio.get_running_loop() or _serve_acts_on_each_request():
+    bypass = ServeBypass.installed
+    if bypass is None or bypass.loop is not asyncio.get_running_loop() or _serve_acts_on_each_request():
         return []
-    return [Middleware(Front, direct=_direct)]
-
-
-async def answered(within_s: float) -> None:
-    """Waits until no request is open here.
-
-    Serve, when it drains, waits for those that it has seen itself. Its HTTP server waits for these too, but only as long as the
-    stop may last beyond the draining window: with `drain_s` for both, not at all.
-    """
-    if _direct is None:
-        return
-    give_up = _direct.loop.time() + within_s
-    while _direct.open and _direct.loop.time() < give_up:
-        await asyncio.sleep(0.01)
+    return [Middleware(BypassMiddleware, bypass=bypass)]
 
 
 def _serve_acts_on_each_request() -> bool:

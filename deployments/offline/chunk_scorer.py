@@ -19,7 +19,7 @@ from dpiframe_core.files.table_rows import TableEncoder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Scored:
+class ScoredChunk:
     """Scored rows: float32[n, tasks], bool[n, tasks] if the job names labels, and how many raw values were unknown."""
 
     table: pa.Table
@@ -41,7 +41,7 @@ class ChunkScorer:
         self._encoder = TableEncoder(self._engine.encoder, job.encoded)
         self._plan = plan
 
-    def __call__(self, table: pa.Table, number: Callable[[int], int]) -> Scored:
+    def __call__(self, table: pa.Table, number: Callable[[int], int]) -> ScoredChunk:
         """Scores rows; `number` tells a row's number in the file, from 1, of its place in the table, from 0.
 
         Raises:
@@ -54,7 +54,7 @@ class ChunkScorer:
         block = self._encoder.encode(table, place)
         labels = [_label(table[name].combine_chunks(), partial(place, name)) for name in self._plan.labels]
         scores = self._engine.submit(block)
-        return Scored(table, scores, np.stack(labels, 1) if labels else None, block.oov_count)
+        return ScoredChunk(table, scores, np.stack(labels, 1) if labels else None, block.oov_count)
 
     def close(self) -> None:
         """Releases the engine."""

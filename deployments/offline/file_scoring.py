@@ -10,10 +10,10 @@ from contextlib import closing, nullcontext
 
 import torch
 
-from deployments.offline.chunk_scorer import ChunkScorer, Scored
+from deployments.offline.chunk_scorer import ChunkScorer, ScoredChunk
 from deployments.offline.score_job import ScoreJob, plan_job
 from deployments.offline.scored_file import ScoreReport, scored_file
-from deployments.serve.host import cores
+from deployments.processes import cores
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.one_thread import one_thread
 from dpiframe_core.files.row_files import Chunk, iter_chunks
@@ -46,9 +46,9 @@ def score_file(job: ScoreJob, progress: Progress, threads: int = 0) -> ScoreRepo
     return out.report(job.out)
 
 
-def _in_order(chunks: Iterable[Chunk], scorer: ChunkScorer, threads: int) -> Iterator[tuple[Chunk, Scored]]:
+def _in_order(chunks: Iterable[Chunk], scorer: ChunkScorer, threads: int) -> Iterator[tuple[Chunk, ScoredChunk]]:
     """Scores chunks on threads, at most two a thread under way, and yields them in the order in which they came."""
-    under_way: deque[tuple[Chunk, Future[Scored]]] = deque()
+    under_way: deque[tuple[Chunk, Future[ScoredChunk]]] = deque()
     with ThreadPoolExecutor(threads, "score") as pool:
         try:
             for chunk in chunks:

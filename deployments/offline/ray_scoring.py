@@ -1,4 +1,4 @@
-"""What `dpiframe score --engine ray` does: the same job as `scoring`, through Ray Data on a cluster.
+"""What `dpiframe score --engine ray` does: the same job as `file_scoring`, through Ray Data on a cluster.
 
 Tasks read the file's pieces (a CSV or JSON file is one), actors that have loaded the bundle once score them, and this process
 writes what they give back, in the order of the input. Bundle and input must lie at the same path on every node.
@@ -24,7 +24,7 @@ from deployments.offline.chunk_scorer import ChunkScorer
 from deployments.offline.file_scoring import Progress
 from deployments.offline.score_job import ScoreJob, ScorePlan, plan_job
 from deployments.offline.scored_file import ScoreReport, scored_file
-from deployments.serve.host import cores, killed_after
+from deployments.processes import cores, killed_after
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.errors import DPIFrameError, InputError
 from dpiframe_core.files.row_files import RowFile, iter_chunks, row_groups
@@ -59,7 +59,7 @@ def score_on_cluster(job: ScoreJob, progress: Progress, workers: int, address: s
 
     Raises:
         InputError, BundleError: as `plan_job` and `read_bundle`.
-        RayScoringError: a bad row, in the words of `scoring.score_file`; or a worker was lost, or no cluster answers.
+        RayScoringError: a bad row, in the words of `score_file`; or a worker was lost, or no cluster answers.
     """
     job = replace(job, bundle=job.bundle.resolve(), input=job.input.resolve())
     plan = plan_job(job, read_bundle(job.bundle).manifest)

@@ -1,6 +1,6 @@
 """The Open Inference Protocol's view of the served models, as plain data: metadata, statistics, an index, and inference itself.
 
-Knows neither HTTP nor gRPC: `infer_route` and `infer_grpc` give it both.
+Knows neither HTTP nor gRPC: `rest` and `grpc_service` give it both.
 """
 
 from collections.abc import Mapping
@@ -10,11 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from deployments.http_api import answers
 from deployments.protocol.input import encode
 from deployments.protocol.request import InferRequest
 from deployments.scoring.scoring import Job, Scoring
-from deployments.scoring.served_model import Served, find
+from deployments.scoring.served_model import ServedModel, find
 from deployments.scoring.statistics import ModelStatistics, Statistics
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.row_block import Floats
@@ -28,7 +27,7 @@ PLATFORM = "dpiframe"
 class Inference:
     """Answers the protocol's questions about `models`, which may change while it runs, and scores for it."""
 
-    def __init__(self, models: Mapping[str, Served], scoring: Scoring, statistics: Statistics) -> None:
+    def __init__(self, models: Mapping[str, ServedModel], scoring: Scoring, statistics: Statistics) -> None:
         self._models = models
         self._statistics = statistics
         self.scoring = scoring
@@ -68,7 +67,7 @@ class Inference:
                 index.append({"name": served.info.name, "version": served.info.version, "state": state, "reason": reason})
         return index
 
-    def find(self, job: Job, name: str, of_version: str) -> Served:
+    def find(self, job: Job, name: str, of_version: str) -> ServedModel:
         """The model of a request, noted in its job.
 
         Raises:
@@ -78,7 +77,7 @@ class Inference:
         job.model = served.info.name
         return served
 
-    async def infer(self, job: Job, served: Served, request: InferRequest, body_bytes: int) -> Floats:
+    async def infer(self, job: Job, served: ServedModel, request: InferRequest, body_bytes: int) -> Floats:
         """float32[n, tasks], all finite.
 
         Raises:
@@ -96,13 +95,12 @@ class Inference:
             values=request.values,
             body_bytes=body_bytes,
         )
-        answers.check_finite(scored.scores)
         return np.ascontiguousarray(scored.scores, "<f4")
 
-    def _served(self, name: str, of_version: str) -> Served:
+    def _served(self, name: str, of_version: str) -> ServedModel:
         return find(self._models, name, of_version or None)
 
-    def _stats(self, served: Served) -> dict[str, Any]:
+    def _stats(self, served: ServedModel) -> dict[str, Any]:
         info, seen = served.info, self._statistics.models.get(served.info.name) or ModelStatistics()
         batches = served.batch_sizes().counts
         times = {

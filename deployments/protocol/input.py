@@ -15,7 +15,7 @@ import pyarrow as pa
 from deployments.protocol.request import InferRequest
 from deployments.protocol.tensors import Tensor, numbers_of, texts_of
 from deployments.scoring.faults import Words
-from deployments.scoring.served_model import Served
+from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import InputError, TooLarge
 from dpiframe_core.features.preencoded import SECTIONS
 from dpiframe_core.features.raw_columns import Values
@@ -37,7 +37,7 @@ class RawColumn:
         return value.as_py() if isinstance(value, pa.Scalar) else value.tolist() if hasattr(value, "tolist") else value
 
 
-def encode(served: Served, request: InferRequest, max_rows: int) -> RowBlock:
+def encode(served: ServedModel, request: InferRequest, max_rows: int) -> RowBlock:
     """Encodes a request, whichever of the three forms it has.
 
     Raises:

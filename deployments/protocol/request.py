@@ -1,6 +1,6 @@
 """The inference request of the Open Inference Protocol: a JSON envelope that pydantic checks first, and the tensors after it.
 
-Owns names, shapes, datatypes, byte counts and parameters. Knows no model: which tensors it takes is for `infer_input`.
+Owns names, shapes, datatypes, byte counts and parameters. Knows no model: which tensors it takes is for `input`.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from deployments.scoring.faults import Words, first_error
 from dpiframe_core.errors import InputError
 from kernels.runtime.gc_pause import uncollected
 
-# As in `schema`: unknown keys are collected and refused by name, one at a time.
+# As in `bodies`: unknown keys are collected and refused by name, one at a time.
 _STRICT = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
 _COLLECT_BELOW_BYTES = 65_536
 _NAMES_SHOWN = 64

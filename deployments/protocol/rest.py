@@ -4,19 +4,20 @@ Owns paths, methods and the form of answers. Knows no FastAPI and no Ray.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import to_json
 
 from deployments.http_api import answers
-from deployments.http_api.answers import Answer, Header
+from deployments.http_api.answers import Answer, json_answer
 from deployments.http_api.request_body import (
     BINARY,
     JSON,
     ClientGone,
     HangUp,
+    Header,
     Receive,
     Scope,
     Send,
@@ -28,7 +29,7 @@ from deployments.protocol.inference import SCORES, Inference, answer_parameters
 from deployments.protocol.request import InferRequest, parse
 from deployments.scoring.faults import first_error
 from deployments.scoring.scoring import Job
-from deployments.scoring.served_model import Served
+from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import DPIFrameError, InputError, Unavailable
 from dpiframe_core.features.row_block import Floats
 
@@ -139,7 +140,7 @@ class InferRoute:
                     ready_only = _IndexRequest.model_validate_json(body or b"{}").ready
                 except ValidationError as error:
                     raise first_error(error) from None
-                return _json(200, request_id, inference.repository_index(ready_only), "ok")
+                return json_answer(200, request_id, inference.repository_index(ready_only), "ok")
         raise _NoRoute("route", "/v2/" + "/".join(path), "one of the protocol's that this server has (see /docs)")
 
 
@@ -149,14 +150,14 @@ def error_answer(error: DPIFrameError, request_id: str) -> Answer:
     extra = tuple(h for h in ours.headers if h[0] in (b"retry-after", b"retry-after-ms", b"connection"))
     if isinstance(error, _WrongMethod):
         extra = ((b"allow", error.allowed.encode()),)
-    return _json(ours.status, request_id, {"error": str(error)}, ours.outcome, extra)
+    return json_answer(ours.status, request_id, {"error": str(error)}, ours.outcome, extra)
 
 
 def internal_error(request_id: str) -> Answer:
-    return _json(500, request_id, {"error": answers.internal_message(request_id)}, "internal")
+    return json_answer(500, request_id, {"error": answers.internal_message(request_id)}, "internal")
 
 
-def _scores_answer(served: Served, request: InferRequest, job: Job, scores: Floats) -> Answer:
+def _scores_answer(served: ServedModel, request: InferRequest, job: Job, scores: Floats) -> Answer:
     binary = request.parameters.binary_data_output
     if request.outputs and (asked := request.outputs[0].parameters.binary_data) is not None:
         binary = asked
@@ -173,7 +174,7 @@ def _scores_answer(served: Served, request: InferRequest, job: Job, scores: Floa
         envelope["id"] = request.id
     envelope |= {"parameters": answer_parameters(job), "outputs": [output]}
     if not binary:
-        return _json(200, job.request_id, envelope, "ok")
+        return json_answer(200, job.request_id, envelope, "ok")
     header = to_json(envelope)
     kind = ((b"content-type", BINARY.encode()), (_ENVELOPE_LENGTH, b"%d" % len(header)))
     return Answer(200, (*kind, *_common(job.request_id, len(header) + len(raw))), header + raw, "ok")
@@ -204,7 +205,7 @@ def _only(method: str, scope: Scope, path: list[str]) -> list[str]:
 
 def _get(scope: Scope, path: list[str], ask: Callable[[], dict[str, Any]], request_id: str) -> Answer:
     _only("GET", scope, path)
-    return _json(200, request_id, ask(), "ok")
+    return json_answer(200, request_id, ask(), "ok")
 
 
 def _or_503(ready: bool, what: str) -> bool:
@@ -215,8 +216,3 @@ def _or_503(ready: bool, what: str) -> bool:
 
 def _common(request_id: str, size: int) -> tuple[Header, ...]:
     return (b"content-length", b"%d" % size), (b"x-request-id", request_id.encode("ascii"))
-
-
-def _json(status: int, request_id: str, content: object, outcome: str, extra: Iterable[Header] = ()) -> Answer:
-    body = to_json(content)
-    return Answer(status, ((b"content-type", b"application/json"), *_common(request_id, len(body)), *extra), body, outcome)

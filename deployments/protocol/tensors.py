@@ -25,7 +25,7 @@ _LENGTH = Struct("<I")
 
 
 class Tensor(NamedTuple):
-    """One named input. Filled by `infer_request`; its byte or value count fits its shape, but for text.
+    """One named input. Filled by `request`; its byte or value count fits its shape, but for text.
 
     Attributes:
         datatype: a key of `DTYPES`, or "BYTES".

@@ -8,11 +8,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deployments.batching.batcher import Scored, check_deadline
+import numpy as np
+
+from deployments.batching.refusals import check_deadline
+from deployments.batching.scorer import Scored
 from deployments.config import Limits
-from deployments.metrics import Metrics, RequestSeen
-from deployments.scoring.served_model import Served
-from dpiframe_core.features.row_block import RowBlock
+from deployments.metrics import RequestSeen
+from deployments.scoring.served_model import ServedModel
+from dpiframe_core.errors import InputError
+from dpiframe_core.features.row_block import Floats, RowBlock
 
 # Values above which a request is encoded on a thread. Below, a thread gains nothing: the interpreter lets it hold the loop
 # for 5 ms at a time anyway, and so many values take about that long.
@@ -38,11 +42,13 @@ class Job:
 
 
 class Scoring:
-    """Scores requests for every route of a process. `clock` is also the scorers'."""
+    """Scores requests for every route of a process. `clock` is also the scorers'. `on_request` is told of each that is over."""
 
-    def __init__(self, limits: Limits, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, limits: Limits, on_request: Callable[[RequestSeen], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.limits = limits
-        self._metrics = metrics
+        self._on_request = on_request
         self._clock = clock
 
     def begin(self, request_id: str) -> Job:
@@ -54,12 +60,12 @@ class Scoring:
     def finish(self, job: Job, outcome: str) -> None:
         """Counts a request. `outcome`: "ok", "cancelled" or the code of an error."""
         times = (job.queue_ms, job.encode_ms, job.device_ms, self.total_ms(job))
-        self._metrics.request(RequestSeen(job.model, outcome, job.rows, job.oov_count, *times))
+        self._on_request(RequestSeen(job.model, outcome, job.rows, job.oov_count, *times))
 
     async def score(
         self,
         job: Job,
-        served: Served,
+        served: ServedModel,
         encode: Callable[[], RowBlock],
         *,
         deadline_ms: float | None,
@@ -70,7 +76,7 @@ class Scoring:
         """Encodes and scores. `values` and `body_bytes`, about how much there is to encode, decide where that happens.
 
         Raises:
-            DPIFrameError: whatever `encode` or the scorer raise on purpose.
+            DPIFrameError: whatever `encode` or the scorer raise on purpose; InputError for a score that is not finite.
         """
         if deadline_ms is None:
             deadline_ms = self.limits.default_deadline_ms
@@ -85,4 +91,13 @@ class Scoring:
         job.encode_ms = (self._clock() - before) * 1e3
         scored = await served.scorer.submit(block, deadline, priority)
         job.queue_ms, job.device_ms = scored.queue_ms, scored.device_ms
+        _check_finite(scored.scores)
         return scored
+
+
+def _check_finite(scores: Floats) -> None:
+    """Raises InputError if a score is not finite: golden rows prove the weights sound, so the request's numbers overflow."""
+    finite = np.isfinite(scores)
+    if not finite.all():
+        row, task = np.unravel_index(int(np.argmin(finite)), finite.shape)
+        raise InputError(f"candidates[{row}]", float(scores[row, task]), "feature values for which the score is finite")

@@ -1,4 +1,4 @@
-"""A model that this process serves: what the ingress needs to know of it, and where its rows go. Knows no HTTP and no Ray."""
+"""A model that this process serves: what the routes need to know of it, and where its rows go. Knows no HTTP and no Ray."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any, Protocol, Self
 
 from pydantic import BaseModel
 
-from deployments.batching.batcher import Scorer
+from deployments.batching.scorer import Scorer
 from deployments.config import Limits
 from deployments.scoring.request_form import RequestForm
 from dpiframe_core.engine.buckets import BatchSizes, Counts, batch_sizes
@@ -67,8 +67,8 @@ class ModelList(BaseModel):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Served:
-    """One model at one version. Replacing a model is replacing its `Served` in the mapping that the app was built with."""
+class ServedModel:
+    """One model at one version. Replacing a model is replacing its `ServedModel` in the mapping that the app was built with."""
 
     info: ModelInfo
     encoder: Encoder
@@ -112,7 +112,7 @@ class Served:
         return cls(info, engine.encoder, EncodedReader(schema), scorer, RequestForm(info.name, schema, limits), sizes, example)
 
 
-def find(models: Mapping[str, Served], name: str | None, version: str | None) -> Served:
+def find(models: Mapping[str, ServedModel], name: str | None, version: str | None) -> ServedModel:
     """The model of that name; without a name, the only one.
 
     Raises:

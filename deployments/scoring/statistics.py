@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from deployments.metrics import BatchSeen, Gauged, Metrics, RequestSeen
+from deployments.metrics import RequestSeen
 
 
 @dataclass(slots=True)
@@ -24,14 +24,14 @@ class ModelStatistics:
 
 @dataclass(slots=True)
 class Statistics:
-    """A `Metrics` that adds requests up by model, and hands everything on to another one. Used from one event loop."""
+    """Adds requests up by model, and hands each record on to `then`. Used from one event loop."""
 
-    inner: Metrics
+    then: Callable[[RequestSeen], None]
     unix_time: Callable[[], float] = time.time
     models: dict[str, ModelStatistics] = field(default_factory=dict)
 
     def request(self, seen: RequestSeen) -> None:
-        self.inner.request(seen)
+        self.then(seen)
         of = self.models.setdefault(seen.model, ModelStatistics())
         if seen.outcome != "ok":
             of.fail += 1
@@ -44,9 +44,3 @@ class Statistics:
         of.encode_ms += seen.encode_ms
         of.device_ms += seen.device_ms
         of.last_unix_ms = int(self.unix_time() * 1e3)
-
-    def batch_of(self, model: str) -> Callable[[BatchSeen], None]:
-        return self.inner.batch_of(model)
-
-    def watch(self, model: str, gauged: Gauged) -> None:
-        self.inner.watch(model, gauged)

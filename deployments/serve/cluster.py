@@ -14,11 +14,10 @@ from pathlib import Path
 
 from deployments.config import DeploymentConfig
 from deployments.metrics import LATENCY_BOUNDS_MS
+from deployments.processes import cores, killed_after
 from deployments.serve.host import (
     WINDOW,
-    cores,
     free_ports,
-    killed_after,
     port_windows,
     require_free_port,
     stop_haproxy,

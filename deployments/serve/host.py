@@ -1,20 +1,18 @@
 """What a cluster needs of the host it runs on: free ports, the soft stop of HAProxy, the end of what is left. Knows no Ray."""
 
 import contextlib
-import os
 import random
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from deployments.processes import processes_of, signal_all
 from dpiframe_core.errors import ConfigError
 
 WINDOW = 100
 _PORTS = range(20_000, 32_000)  # below those that the kernel hands out for connections
-_RAY_STOP_S = 3.0  # for Ray's own shutdown, which takes half of that on an idle host
 
 
 def require_free_port(host: str, port: int, key: str = "http.port", hint: str = "; try --port") -> None:
@@ -34,11 +32,6 @@ def free_port_from(wished: int) -> int:
     except ConfigError:
         return free_ports(1)[0]
     return wished
-
-
-def cores() -> int:
-    """That this process may run on: with taskset or in a cpuset, fewer than the host has."""
-    return len(os.sched_getaffinity(0))
 
 
 def free_ports(count: int) -> list[int]:
@@ -83,43 +76,7 @@ def stop_haproxy(state: Path, patience_s: float) -> None:
 
     Deleting the application first, Serve's way, answers 404 for as long as the replicas drain, and ends in cut connections.
     """
-    for pid in _processes(state, b"haproxy"):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGUSR1)
+    signal_all(state, signal.SIGUSR1, b"haproxy")
     give_up = time.monotonic() + patience_s
-    while _processes(state, b"haproxy") and time.monotonic() < give_up:
+    while processes_of(state, b"haproxy") and time.monotonic() < give_up:
         time.sleep(0.02)
-
-
-@contextlib.contextmanager
-def killed_after(state: Path, patience_s: float = _RAY_STOP_S) -> Iterator[None]:
-    """Kills the processes of `state` at the end of the block, and within it once it has lasted `patience_s`.
-
-    For Ray's own shutdown: it waits for one process after another, on a busy host or disk for each of them long. Ray's agents
-    take up to half a minute to notice that their node is gone.
-    """
-    timer = threading.Timer(patience_s, _kill, [state])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        _kill(state)
-
-
-def _kill(state: Path) -> None:
-    for pid in _processes(state):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _processes(state: Path, program: bytes = b"") -> list[int]:
-    """Those whose environment names the directory `state`: a HAProxy that a reload has left to finish is among them."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            ours = os.fsencode(state) + b"/" in (folder / "environ").read_bytes()
-            if ours and (folder / "cmdline").read_bytes().split(b"\0")[0].endswith(program):
-                found.append(int(folder.name))
-    return found

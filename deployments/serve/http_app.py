@@ -4,7 +4,7 @@ Turns every error, FastAPI's own included, into the one error form. Knows no Ray
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -15,17 +15,15 @@ from starlette.routing import Mount, Route
 from deployments.config import Limits
 from deployments.http_api.answers import Answer, error_answer, internal_error, plain_error, request_id_of
 from deployments.http_api.score_route import ScoreRoute
-from deployments.metrics import Metrics, NoMetrics
+from deployments.metrics import RequestSeen
 from deployments.protocol.inference import Inference
 from deployments.protocol.rest import InferRoute
 from deployments.scoring.scoring import Scoring
-from deployments.scoring.served_model import ModelList, Served, find
+from deployments.scoring.served_model import ModelList, ServedModel, find
 from deployments.scoring.statistics import Statistics
 from deployments.serve.openapi import error_answers, protocol_pages, score_page
 from dpiframe_core.engine.buckets import BatchSizes
 from dpiframe_core.errors import DPIFrameError, Unavailable, shown
-
-__all__ = ["Served", "build_app"]
 
 log = logging.getLogger(__name__)
 
@@ -33,14 +31,13 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 _MODEL_ERRORS = {404: "no such model", 422: "several models are served, and none is named"}
 
 
-def build_app(models: Mapping[str, Served], limits: Limits, metrics: Metrics | None = None) -> FastAPI:
+def build_app(
+    models: Mapping[str, ServedModel], limits: Limits, on_request: Callable[[RequestSeen], None] = lambda seen: None
+) -> FastAPI:
     """An application over `models`, by the name that requests give. The mapping is read anew for each request."""
-    counted = Statistics(metrics or NoMetrics())
+    counted = Statistics(on_request)
     app = FastAPI(title="DPIFrame", summary="CTR model inference", redirect_slashes=False)
-    for name, served in models.items():
-        counted.watch(name, served.scorer)
-
-    scoring = Scoring(limits, counted)
+    scoring = Scoring(limits, counted.request)
     inference = Inference(models, scoring, counted)
     app.state.inference = inference
     # First, since the router asks one route after the other.
@@ -103,7 +100,7 @@ def _response(answer: Answer) -> Response:
     return response
 
 
-def _openapi(app: FastAPI, models: Mapping[str, Served]) -> dict[str, Any]:
+def _openapi(app: FastAPI, models: Mapping[str, ServedModel]) -> dict[str, Any]:
     """FastAPI's document, and in it the routes that FastAPI does not know."""
     if app.openapi_schema:
         return app.openapi_schema

@@ -12,16 +12,17 @@ from ray import serve
 
 from deployments.config import DeploymentConfig, ModelRef
 from deployments.fanin.handshake import meeting_place
-from deployments.http_api.serve_bypass import answered
 from deployments.protocol.grpc_service import GrpcMethods
+from deployments.serve.loaded_models import require_new
 from deployments.serve.ray_metrics import RayMetrics
-from deployments.serve.replica_parts import app_of, require_new, set_log_level
+from deployments.serve.replica_app import replica_app, set_log_level
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from deployments.fanin.scorer import FanInScorer
-    from deployments.scoring.served_model import Served
+    from deployments.http_api.serve_bypass import ServeBypass
+    from deployments.scoring.served_model import ServedModel
 
 
 @serve.ingress()
@@ -32,24 +33,26 @@ class IngressReplica(GrpcMethods):
         self._config = config
         self._engine = engine
         self._scorers: list[FanInScorer] = []
-        self._metrics = RayMetrics(gauges=False)  # the engine reports them
+        self._metrics = RayMetrics()  # of requests: the engine reports batches and what waits
+        self._bypass: ServeBypass | None = None
         set_log_level(config)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
-        models: dict[str, Served] = {}
+        models: dict[str, ServedModel] = {}
         node = ray.get_runtime_context().get_node_id()
         engines = expected_engines(self._config, ray.nodes(), node)
         for ref in self._config.models:
             name, served = await self._served(ref, node, engines)
             require_new(name, models)
             models[name] = served
-        return app_of(self, self._config, models, self._metrics)
+        app, self._bypass = replica_app(self, self._config, models, self._metrics.request)
+        return app
 
-    async def _served(self, ref: ModelRef, node: str, engines: int) -> "tuple[str, Served]":
+    async def _served(self, ref: ModelRef, node: str, engines: int) -> "tuple[str, ServedModel]":
         """A model, once as many engines of this node serve it as will."""
         from deployments.fanin.remote_engine import RemoteEngine
         from deployments.fanin.scorer import FanInScorer
-        from deployments.scoring.served_model import Served
+        from deployments.scoring.served_model import ServedModel
         from dpiframe_core.bundle.encoding_files import read_encoding
         from dpiframe_core.features.encoder import Encoder
 
@@ -70,10 +73,11 @@ class IngressReplica(GrpcMethods):
         encoder = await asyncio.to_thread(Encoder, schema, read.vocabularies)
         await scorer.found(engines)
         remote = RemoteEngine(manifest, encoder, scorer)
-        return name, Served.of(remote, scorer, config.limits, name=name, version=ref.version, example=read.example)
+        return name, ServedModel.of(remote, scorer, config.limits, name=name, version=ref.version, example=read.example)
 
     async def __del__(self) -> None:
-        await answered(self._config.drain_s)
+        if self._bypass is not None:
+            await self._bypass.answered(self._config.drain_s)
         for scorer in self._scorers:
             await scorer.close()
         self._metrics.close()

@@ -2,19 +2,9 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
+from deployments.metrics import Gauged
 from deployments.serve.autoscaling import ReplicaLoad
-
-
-class Busy(Protocol):
-    """The part of a `RowBatcher` that is metered. `busy_s` grows while it has a batch on the device."""
-
-    @property
-    def queued_rows(self) -> int: ...
-
-    @property
-    def busy_s(self) -> float: ...
 
 
 class LoadMeter:
@@ -29,12 +19,12 @@ class LoadMeter:
         self._cpu_s = cpu_clock()
         self._device_s = 0.0
 
-    def read(self, batchers: Sequence[Busy]) -> ReplicaLoad:
+    def read(self, models: Sequence[Gauged]) -> ReplicaLoad:
         now, cpu_s = self._clock(), self._cpu_clock()
-        device_s = sum(batcher.busy_s for batcher in batchers)
+        device_s = sum(model.busy_s for model in models)
         passed = max(now - self._at, 1e-6)
         load = ReplicaLoad(
-            queued_rows=sum(batcher.queued_rows for batcher in batchers),
+            queued_rows=sum(model.queued_rows for model in models),
             device_share=min(max(0.0, device_s - self._device_s) / passed, 1.0),
             loop_share=min(max(0.0, cpu_s - self._cpu_s) / passed, 1.0),
         )

@@ -7,7 +7,7 @@ from deployments.http_api.request_body import ARROW, BINARY
 from deployments.protocol.inference import SCORES
 from deployments.protocol.request import Envelope
 from deployments.scoring.request_form import openapi_schemas
-from deployments.scoring.served_model import Served
+from deployments.scoring.served_model import ServedModel
 
 Paths = dict[str, dict[str, Any]]
 
@@ -29,7 +29,7 @@ def error_answers(errors: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
     return {str(status): {"description": why, "content": _json(_ref("ErrorAnswer"))} for status, why in errors.items()}
 
 
-def score_page(models: Mapping[str, Served]) -> tuple[Paths, dict[str, Any]]:
+def score_page(models: Mapping[str, ServedModel]) -> tuple[Paths, dict[str, Any]]:
     """(the path of `/v1/score`, the schemas it refers to), with each model's true features."""
     requests, schemas = openapi_schemas([served.form for served in models.values()])
     examples = {name: {"value": served.example} for name, served in models.items() if served.example is not None}

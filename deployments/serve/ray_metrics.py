@@ -1,4 +1,4 @@
-"""`Metrics` through Ray Serve, hence on Ray's Prometheus port with Serve's own tags. The only metrics file that knows Ray.
+"""The service's metrics through Ray Serve, hence on Ray's Prometheus port with Serve's tags. Here alone metrics know Ray.
 
 A Ray metric call takes 2 to 6 us and a request needs seven of them, so requests leave a record in a queue, and a thread empties
 it once a second. Counters are added up first; histograms, which take one value a call, get an even sample of a busy second.
@@ -20,10 +20,9 @@ _OBSERVED = 500  # values a histogram gets of one second: at 3,000 requests a se
 
 
 class RayMetrics:
-    """Make it inside a replica. `close` reports what is left. Without `gauges`, rows that wait are left to another process."""
+    """Make it inside a replica. `close` reports what is left."""
 
-    def __init__(self, interval_s: float = 1.0, *, gauges: bool = True) -> None:
-        self._gauges = gauges
+    def __init__(self, interval_s: float = 1.0) -> None:
         model = ("model",)
         self._requests = metrics.Counter("dpiframe_requests", "Requests by outcome.", ("model", "outcome"))
         self._rows = metrics.Counter("dpiframe_rows", "Rows scored for requests.", model)
@@ -49,14 +48,16 @@ class RayMetrics:
         self._thread.start()
 
     def request(self, seen: RequestSeen) -> None:
+        """Any thread may call it."""
         self._seen.append(seen)
 
     def batch_of(self, model: str) -> Callable[[BatchSeen], None]:
+        """The observer of a model's batches, for whichever thread has run one."""
         return lambda seen: self._batches.append((model, seen))
 
     def watch(self, model: str, gauged: Gauged) -> None:
-        if self._gauges:
-            self._gauged[model] = gauged
+        """Registers a model's gauges, which are read each time that this reports."""
+        self._gauged[model] = gauged
 
     def close(self) -> None:
         self._stop.set()

@@ -3,34 +3,23 @@
 Serve calls it started only when every model is loaded, verified and warm, since from then on HAProxy sends it requests.
 """
 
-import asyncio
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ray import serve
 
 from deployments.config import DeploymentConfig
-from deployments.http_api.serve_bypass import answered
 from deployments.protocol.grpc_service import GrpcMethods
-from deployments.serve.load_meter import LoadMeter
-from deployments.serve.loading import load_engine
+from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
-from deployments.serve.replica_parts import app_of, require_new, set_log_level
-from deployments.serve.serve_policy import reported
+from deployments.serve.replica_app import replica_app, set_log_level
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from deployments.batching.batcher import RowBatcher
-    from dpiframe_core.engine.engine import Engine
+    from deployments.http_api.serve_bypass import ServeBypass
 
 # Everything that imports torch is imported where it is used: the launcher needs this module, but not the seconds that takes.
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Running:
-    engine: "Engine"
-    batcher: "RowBatcher"
 
 
 # The app depends on the schemas of the models, so Serve fetches it from `__serve_build_asgi_app__`, once the replica exists.
@@ -41,46 +30,47 @@ class Replica(GrpcMethods):
 
     def __init__(self, config: DeploymentConfig) -> None:
         self._config = config
-        self._running: list[_Running] = []
+        self._batchers: list[RowBatcher] = []
+        self._loaded = LoadedModels()
         self._metrics = RayMetrics()
-        self._meter = LoadMeter()
+        self._bypass: ServeBypass | None = None
         set_log_level(config)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
         from deployments.batching.batcher import RowBatcher
-        from deployments.scoring.served_model import Served
+        from deployments.scoring.served_model import ServedModel
 
-        models: dict[str, Served] = {}
-        for ref in self._config.models:
-            # Off the event loop: a load may take minutes, and a blocked loop cannot be told to stop.
-            engine = await asyncio.to_thread(load_engine, self._config, ref)
-            name = ref.name or engine.manifest.name
-            require_new(name, models)
+        config = self._config
+        models: dict[str, ServedModel] = {}
+        async for name, ref, engine in self._loaded.load(config):
             batcher = RowBatcher(
                 engine.run_batch,
                 max_batch_rows=engine.max_batch_rows,
                 lanes=engine.lanes,
-                max_queued_rows=self._config.batching.max_queued_rows,
+                max_queued_rows=config.batching.max_queued_rows,
                 on_batch=self._metrics.batch_of(name),
             )
-            self._running.append(_Running(engine, batcher))
-            models[name] = Served.of(
-                engine, batcher, self._config.limits, name=name, version=ref.version, example=engine.bundle.example
+            self._batchers.append(batcher)
+            self._loaded.meter(batcher.dispatcher)
+            self._metrics.watch(name, batcher.dispatcher)
+            models[name] = ServedModel.of(
+                engine, batcher, config.limits, name=name, version=ref.version, example=engine.bundle.example
             )
-        return app_of(self, self._config, models, self._metrics)
+        app, self._bypass = replica_app(self, config, models, self._metrics.request)
+        return app
 
     def check_health(self) -> None:
         """Asked by Serve; raising has this replica replaced, for a process whose CUDA context failed never recovers."""
-        for running in self._running:
-            running.engine.check()
+        self._loaded.check()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Asked by Serve, on the event loop, five times a look-back period; only where autoscaling is on."""
-        return reported(self._meter.read([running.batcher for running in self._running]))
+        return self._loaded.load_figures()
 
     async def __del__(self) -> None:
-        await answered(self._config.drain_s)
-        for running in self._running:
-            await running.batcher.close(self._config.drain_s)
-            await asyncio.to_thread(running.engine.close)
+        if self._bypass is not None:
+            await self._bypass.answered(self._config.drain_s)
+        for batcher in self._batchers:
+            await batcher.close(self._config.drain_s)
+        await self._loaded.close()
         self._metrics.close()

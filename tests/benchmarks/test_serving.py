@@ -30,7 +30,7 @@ from benchmarks.timing import Times
 from deployments.config import parse_config
 from deployments.demo.export import build_demo_bundle
 from deployments.demo.train import TrainingPlan
-from deployments.serve.host import cores
+from deployments.processes import cores
 from dpiframe_core.bundle.bundle import Bundle, read_bundle
 
 

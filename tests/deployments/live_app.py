@@ -13,11 +13,11 @@ import uvicorn
 
 from deployments.batching.batcher import RowBatcher
 from deployments.config import Limits
+from deployments.metrics import RequestSeen
 from deployments.protocol.grpc_service import GrpcMethods, add_to_server
-from deployments.scoring.served_model import Served
+from deployments.scoring.served_model import ServedModel
 from deployments.serve.http_app import build_app
 from dpiframe_core.engine.engine import Engine
-from tests.deployments.serve.test_http_app import Seen
 from tests.deployments.serving_doubles import FakeEngine
 
 LIMITS = Limits(max_body_bytes=200_000, max_rows_per_request=500)
@@ -37,7 +37,7 @@ class LiveApp:
     def __init__(self, *engines: FakeEngine | Engine, limits: Limits = LIMITS, max_queued_rows: int = 2000) -> None:
         self.engines = engines or (FakeEngine(),)
         self.limits, self.max_queued_rows = limits, max_queued_rows
-        self.seen = Seen()
+        self.seen: list[RequestSeen] = []
         self._up: Future[tuple[int, int]] = Future()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), name="live-app")
 
@@ -63,8 +63,10 @@ class LiveApp:
                 )
                 for e in self.engines
             }
-            self.models = {e.manifest.name: Served.of(e, self.batchers[e.manifest.name], self.limits) for e in self.engines}
-            app = build_app(self.models, self.limits, self.seen)
+            self.models = {
+                e.manifest.name: ServedModel.of(e, self.batchers[e.manifest.name], self.limits) for e in self.engines
+            }
+            app = build_app(self.models, self.limits, self.seen.append)
             config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off", access_log=False)
             self._server = server = uvicorn.Server(config)
             self.inference = app.state.inference

@@ -42,7 +42,7 @@ def run(
             if isinstance(device, FakeDevice):
                 device.release(1000)
             await batcher.close(drain_s=20)
-        await until(lambda: not any(thread.is_alive() for thread in batcher._lanes.threads))
+        await until(lambda: not any(thread.is_alive() for thread in batcher.dispatcher.threads))
 
     asyncio.run(main())
 
@@ -79,12 +79,12 @@ def test_what_waits_while_the_lane_is_busy_becomes_one_batch() -> None:
     async def body(batcher: RowBatcher) -> None:
         first = await occupy(batcher, device)
         waiting = [asyncio.create_task(batcher.submit(numbered(i, 3))) for i in range(3)]
-        await until(lambda: batcher.queued_rows == 9)
-        assert batcher.inflight_rows == 1
+        await until(lambda: batcher.dispatcher.queued_rows == 9)
+        assert batcher.dispatcher.inflight_rows == 1
         device.release(2)
         assert [rows_of(await task) for task in waiting] == [numbers(i, 3) for i in range(3)]
         await first
-        assert batcher.queued_rows == batcher.inflight_rows == 0
+        assert batcher.dispatcher.queued_rows == batcher.dispatcher.inflight_rows == 0
 
     run(device, body)
     assert device.batches == [numbers(999, 1), [n for i in range(3) for n in numbers(i, 3)]]
@@ -96,7 +96,7 @@ def test_two_lanes_hold_two_batches_at_once() -> None:
     async def body(batcher: RowBatcher) -> None:
         tasks = [asyncio.create_task(batcher.submit(numbered(i, 10))) for i in range(3)]
         await until(lambda: len(device.batches) == 2)
-        assert (batcher.inflight_rows, batcher.queued_rows) == (20, 10)
+        assert (batcher.dispatcher.inflight_rows, batcher.dispatcher.queued_rows) == (20, 10)
         device.release(3)
         await asyncio.gather(*tasks)
 
@@ -122,7 +122,7 @@ def test_an_expired_request_never_reaches_the_device() -> None:
         first = await occupy(batcher, device)
         late = asyncio.create_task(batcher.submit(numbered(1, 2), deadline=clock.now + 60))
         fine = asyncio.create_task(batcher.submit(numbered(2, 2), deadline=clock.now + 120))
-        await until(lambda: batcher.queued_rows == 4)
+        await until(lambda: batcher.dispatcher.queued_rows == 4)
         clock.now += 60
         device.release(2)
         with pytest.raises(DeadlineExceeded, match="deadline: got past it in the queue, expected the scores before it"):
@@ -144,7 +144,7 @@ def test_a_deadline_is_answered_while_the_device_is_still_busy() -> None:
         soon = batcher._clock() + 0.01
         with pytest.raises(DeadlineExceeded, match="in the queue"):
             await batcher.submit(numbered(1, 2), deadline=soon)
-        assert batcher.queued_rows == 0
+        assert batcher.dispatcher.queued_rows == 0
         assert not first.done()
 
     run(device, body)
@@ -160,12 +160,12 @@ def test_a_full_queue_refuses_with_the_time_it_needs_to_drain() -> None:
         await first
         first = await occupy(batcher, device)
         kept = asyncio.create_task(batcher.submit(numbered(1, 8)))
-        await until(lambda: batcher.queued_rows == 8)
+        await until(lambda: batcher.dispatcher.queued_rows == 8)
         with pytest.raises(Overloaded, match=r"queue: got 8 rows waiting, expected at most 6; retry after 4\.000 s") as refused:
             await batcher.submit(numbered(2, 6))
         assert refused.value.retry_after_s == pytest.approx(4.0)
         also = asyncio.create_task(batcher.submit(numbered(3, 4)))  # exactly full
-        await until(lambda: batcher.queued_rows == 12)
+        await until(lambda: batcher.dispatcher.queued_rows == 12)
         device.release(10)
         await asyncio.gather(first, kept, also)
 
@@ -189,9 +189,9 @@ def test_a_cancelled_request_is_dropped_before_it_is_bound() -> None:
         first = await occupy(batcher, device)
         doomed = asyncio.create_task(batcher.submit(numbered(1, 5)))
         other = asyncio.create_task(batcher.submit(numbered(2, 2)))
-        await until(lambda: batcher.queued_rows == 7)
+        await until(lambda: batcher.dispatcher.queued_rows == 7)
         doomed.cancel()
-        await until(lambda: batcher.queued_rows == 2)
+        await until(lambda: batcher.dispatcher.queued_rows == 2)
         device.release(2)
         assert rows_of(await other) == numbers(2, 2)
         await first
@@ -208,7 +208,7 @@ def test_the_rest_of_a_split_request_is_dropped_when_it_is_cancelled_half_way() 
         task = asyncio.create_task(batcher.submit(numbered(1, 30)))
         await until(lambda: len(device.batches) == 1)
         task.cancel()
-        await until(lambda: batcher.queued_rows == 0)
+        await until(lambda: batcher.dispatcher.queued_rows == 0)
         device.release(1)
         other = asyncio.create_task(batcher.submit(numbered(2, 3)))
         device.release(1)
@@ -224,7 +224,7 @@ def test_a_failed_run_fails_only_its_own_requests_and_the_batcher_lives_on(caplo
 
     async def body(batcher: RowBatcher) -> None:
         tasks = [asyncio.create_task(batcher.submit(numbered(i, 5))) for i in range(1, 6)]
-        await until(lambda: batcher.queued_rows + batcher.inflight_rows == 25)
+        await until(lambda: batcher.dispatcher.queued_rows + batcher.dispatcher.inflight_rows == 25)
         device.release(10)
         done = await asyncio.gather(*tasks, return_exceptions=True)
         failed = {i for i, result in enumerate(done, 1) if isinstance(result, Unavailable)}
@@ -274,7 +274,7 @@ def test_closing_finishes_what_waits_and_then_refuses() -> None:
 
     async def body(batcher: RowBatcher) -> None:
         tasks = [asyncio.create_task(batcher.submit(numbered(i, 10))) for i in range(3)]
-        await until(lambda: batcher.queued_rows == 20)
+        await until(lambda: batcher.dispatcher.queued_rows == 20)
         closing = asyncio.create_task(batcher.close(drain_s=20))
         await until(lambda: not batcher.accepting)
         with pytest.raises(Unavailable, match="batcher: got a request after it was closed, expected it at another replica"):
@@ -292,7 +292,7 @@ def test_closing_does_not_wait_for_what_has_expired_meanwhile() -> None:
     async def body(batcher: RowBatcher) -> None:
         first = await occupy(batcher, device)
         late = asyncio.create_task(batcher.submit(numbered(1, 2), deadline=clock.now + 600))
-        await until(lambda: batcher.queued_rows == 2)
+        await until(lambda: batcher.dispatcher.queued_rows == 2)
         closing = asyncio.create_task(batcher.close(drain_s=1000))
         await until(lambda: not batcher.accepting)
         clock.now += 600
@@ -311,7 +311,7 @@ def test_closing_answers_what_did_not_finish_in_time() -> None:
 
     async def body(batcher: RowBatcher) -> None:
         tasks = [asyncio.create_task(batcher.submit(numbered(i, 10))) for i in range(3)]
-        await until(lambda: batcher.queued_rows == 20)
+        await until(lambda: batcher.dispatcher.queued_rows == 20)
         await batcher.close(drain_s=0)
         for task in tasks:
             with pytest.raises(Unavailable, match="still open 0 s into closing"):
@@ -362,13 +362,13 @@ def test_the_event_loop_runs_what_is_short_itself_once_a_lane_has_shown_it_to_be
     async def body(batcher: RowBatcher) -> None:
         device.seconds = 0.0001
         for i in range(3):
-            busy = batcher.busy_s
+            busy = batcher.dispatcher.busy_s
             scored = await batcher.submit(numbered(i, 4))
             assert rows_of(scored) == numbers(i, 4)
             assert (scored.queue_ms, scored.device_ms) == (0.0, 1.0)
-            assert batcher.busy_s - busy == pytest.approx(0.0001)
-            assert batcher.queued_rows == batcher.inflight_rows == 0
-        assert batcher._lanes.seconds_per_row == pytest.approx(0.0001 / 4)
+            assert batcher.dispatcher.busy_s - busy == pytest.approx(0.0001)
+            assert batcher.dispatcher.queued_rows == batcher.dispatcher.inflight_rows == 0
+        assert batcher.dispatcher.load.seconds_per_row == pytest.approx(0.0001 / 4)
 
     run(device, body, clock=clock, on_batch=seen.append)
     assert device.on_the_loop == [False, True, True]
@@ -424,7 +424,7 @@ def test_a_run_that_fails_on_the_event_loop_answers_all_its_clients_and_the_next
         done = await asyncio.gather(*(batcher.submit(numbered(i, 3)) for i in (1, 2, 3)), return_exceptions=True)
         assert [str(error) for error in done] == ["device: got an error on this request's batch, expected scores"] * 3
         assert all(isinstance(error, Unavailable) for error in done)
-        assert batcher.queued_rows == batcher.inflight_rows == 0
+        assert batcher.dispatcher.queued_rows == batcher.dispatcher.inflight_rows == 0
         assert rows_of(await batcher.submit(numbered(4, 3))) == numbers(4, 3)
 
     run(device, body, clock=clock)
@@ -461,7 +461,7 @@ def test_who_hangs_up_when_the_event_loop_is_about_to_run_its_batch_harms_nobody
         await batcher.submit(numbered(0, 1))
         doomed, other = (asyncio.create_task(batcher.submit(numbered(i, 2))) for i in (1, 2))
         await asyncio.sleep(0)
-        assert batcher.queued_rows == 4
+        assert batcher.dispatcher.queued_rows == 4
         doomed.cancel()
         assert rows_of(await other) == numbers(2, 2)
         assert doomed.cancelled()
@@ -470,7 +470,7 @@ def test_who_hangs_up_when_the_event_loop_is_about_to_run_its_batch_harms_nobody
         alone.cancel()
         assert rows_of(await batcher.submit(numbered(4, 2))) == numbers(4, 2)
         assert alone.cancelled()
-        assert batcher.queued_rows == batcher.inflight_rows == 0
+        assert batcher.dispatcher.queued_rows == batcher.dispatcher.inflight_rows == 0
 
     run(device, body, clock=clock)
 
@@ -499,7 +499,7 @@ def test_closing_waits_for_what_the_event_loop_is_about_to_run() -> None:
         await batcher.submit(numbered(0, 2))
         task = asyncio.create_task(batcher.submit(numbered(1, 2)))
         await asyncio.sleep(0)
-        assert batcher.queued_rows == 2
+        assert batcher.dispatcher.queued_rows == 2
         await batcher.close(drain_s=20)
         assert rows_of(await task) == numbers(1, 2)
         batcher._run_here()  # one that was due yet would find nothing
@@ -514,21 +514,21 @@ def test_the_event_loop_counts_as_a_lane_so_that_it_never_waits_for_one() -> Non
     refused: list[bool] = []
 
     async def body(batcher: RowBatcher) -> None:
-        lanes = batcher._lanes
+        dispatcher = batcher.dispatcher
         await batcher.submit(numbered(0, 2))
-        await until(lambda: lanes._idle == 1)
+        await until(lambda: dispatcher._idle == 1)
 
         def during(blocks: Sequence[RowBlock]) -> BatchResult:
             if threading.get_ident() == device.loops and not refused:
                 late = Ticket(_Reply(numbered(2, 2), asyncio.get_running_loop().create_future()), 2, None, 0, clock.now)
-                with lanes.lock:
-                    lanes.admit(late)
-                    refused.append(not lanes._form().parts)
+                with dispatcher.lock:
+                    dispatcher.admit(late)
+                    refused.append(not dispatcher._form().parts)
                 waiting.append(late)
             return device(blocks)
 
         waiting: list[Ticket[_Reply]] = []
-        lanes._run = during
+        dispatcher._run = during
         assert rows_of(await batcher.submit(numbered(1, 2))) == numbers(1, 2)
         assert rows_of(await waiting[0].item.future) == numbers(2, 2)  # a lane was woken for it
 

@@ -1,8 +1,7 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.batching.row_queue import DrainRate, RowQueue, Ticket, retry_after_s
+from deployments.batching.row_queue import RowQueue, Ticket
 
 
 def ticket(name: str, rows: int, priority: int = 0, deadline: float | None = None) -> Ticket[str]:
@@ -187,23 +186,3 @@ def test_what_two_waiting_requests_are_given_differs_by_at_most_a_turn(
             both = then.keys() & later.keys()
             given_rows = [later[k] - then[k] for k in both]
             assert not given_rows or max(given_rows) - min(given_rows) <= turn_rows
-
-
-def test_the_drain_rate_counts_busy_time_only() -> None:
-    rate = DrainRate()
-    assert retry_after_s(1000, rate.seconds_per_row) == 1.0
-    for start in (0.0, 100.0, 200.0):  # 50 rows in half a second, then idle for long
-        rate.busy_from(start)
-        rate.finished(50, start + 0.5)
-    assert retry_after_s(1000, rate.seconds_per_row) == pytest.approx(10.0)
-    assert retry_after_s(0, rate.seconds_per_row) == 0.001
-    assert retry_after_s(10**9, rate.seconds_per_row) == 60.0
-
-
-def test_lanes_that_finish_together_count_as_one_stretch_of_time() -> None:
-    rate = DrainRate()
-    rate.busy_from(0.0)
-    for end in (1.0, 2.0, 3.0):
-        rate.finished(50, end)
-        rate.finished(50, end)
-    assert retry_after_s(100, rate.seconds_per_row) == pytest.approx(1.0, rel=0.2)

@@ -1,6 +1,6 @@
-"""Both ends of the fan-in in one process, without threads and without the door: a test decides when a lane takes a step.
+"""Both ends of the fan-in in one process, without threads and without an acceptor: a test decides when a lane takes a step.
 
-And an ingress for tests whose engine is behind a door.
+And an ingress for tests whose engine has one.
 """
 
 import asyncio
@@ -9,21 +9,24 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from deployments.batching.batcher import Scored
 from deployments.batching.dispatcher import Run
-from deployments.fanin.connection import Link
-from deployments.fanin.engine_end import FanInEngine, Peer
+from deployments.batching.scorer import Scored
+from deployments.fanin.batcher import FanInBatcher
+from deployments.fanin.board import Board
+from deployments.fanin.connection import Agreement, Connection
 from deployments.fanin.handshake import meeting_place
-from deployments.fanin.rings import Channel, shared_memory
+from deployments.fanin.peer import Peer
+from deployments.fanin.rings import Rings
 from deployments.fanin.scorer import FanInScorer
+from deployments.fanin.shared_memory import shared_memory
 from tests.deployments.serving_doubles import LAYOUT
 
 FINGERPRINT = "f" * 64
 
 
-def engine_of(run: Run, clock: Callable[[], float], *, max_batch_rows: int = 10, max_queued_rows: int = 1000) -> FanInEngine:
-    """An engine whose only lane is whoever calls `engine.lanes.step()`."""
-    return FanInEngine(
+def engine_of(run: Run, clock: Callable[[], float], *, max_batch_rows: int = 10, max_queued_rows: int = 1000) -> FanInBatcher:
+    """An engine whose only lane is whoever calls `engine.dispatcher.step()`."""
+    return FanInBatcher(
         run,
         LAYOUT,
         1,
@@ -40,20 +43,20 @@ def scorer_of(clock: Callable[[], float], most_rows: int = 1000) -> FanInScorer:
     return FanInScorer(f"\0dpiframe-test-{os.getpid()}", "m", FINGERPRINT, LAYOUT, 1, most_rows=most_rows, clock=clock)
 
 
-def connect(scorer: FanInScorer, engine: FanInEngine, index: int = 0) -> tuple[Link, Peer]:
-    """What the door does. To be called on the scorer's event loop."""
+def connect(scorer: FanInScorer, engine: FanInBatcher, index: int = 0) -> tuple[Connection, Peer]:
+    """What the acceptor does. To be called on the scorer's event loop."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    channel_fd = shared_memory("test", Channel.NBYTES)
+    rings_fd = shared_memory("test", Rings.NBYTES)
     answer_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    peer = Peer(there, os.dup(scorer._slab.fd), os.dup(channel_fd), os.dup(answer_fd), scorer._slab.size)
+    peer = Peer(there, os.dup(scorer._memory.fd), os.dup(rings_fd), os.dup(answer_fd), scorer._memory.size)
     engine.join(peer)
-    fds = answer_fd, os.dup(engine.board_fd), os.dup(engine.lanes.wake_fd)
     here.setblocking(False)
-    link = Link(index, scorer._slab, here, Channel(channel_fd), fds, engine.welcome)
-    os.close(channel_fd)
-    link.attach(asyncio.get_running_loop(), scorer._lose, scorer._clock)
-    scorer._links.append(link)
-    return link, peer
+    board = Board(engine.board_fd, engine.welcome.max_batch_rows)
+    agreed = Agreement(index, here, Rings(rings_fd), board, answer_fd, os.dup(engine.dispatcher.wake_fd), engine.welcome)
+    os.close(rings_fd)
+    connection = Connection(agreed, scorer._memory, asyncio.get_running_loop(), scorer._lose, scorer._clock)
+    scorer._connections.append(connection)
+    return connection, peer
 
 
 def with_scorer(node: str, body: Callable[[FanInScorer], Coroutine[Any, Any, None]]) -> None:

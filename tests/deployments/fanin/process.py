@@ -9,8 +9,8 @@ import json
 import sys
 from typing import Any
 
-from deployments.fanin.acceptor import Doorkeeper
-from deployments.fanin.engine_end import FanInEngine
+from deployments.fanin.acceptor import Acceptor
+from deployments.fanin.batcher import FanInBatcher
 from deployments.fanin.handshake import meeting_place
 from deployments.fanin.scorer import FanInScorer
 from tests.deployments.fanin.doubles import FINGERPRINT
@@ -19,15 +19,15 @@ from tests.deployments.serving_doubles import LAYOUT, FakeDevice, numbered
 
 def serve(node: str, stuck: bool) -> None:
     device = FakeDevice(open_=not stuck)
-    engine = FanInEngine(device, LAYOUT, 1, FINGERPRINT, max_batch_rows=16, lanes=2, max_queued_rows=10_000)
-    keeper = Doorkeeper(meeting_place("test", node), {"m": engine})
+    engine = FanInBatcher(device, LAYOUT, 1, FINGERPRINT, max_batch_rows=16, lanes=2, max_queued_rows=10_000)
+    acceptor = Acceptor(meeting_place("test", node), {"m": engine})
     say({"state": "ready"})
     for line in sys.stdin:
         if line != "state\n":
             break
-        rows = {"queued_rows": engine.queued_rows, "inflight_rows": engine.inflight_rows}
+        rows = {"queued_rows": engine.dispatcher.queued_rows, "inflight_rows": engine.dispatcher.inflight_rows}
         say({"peers": engine.peers, **rows, "batches": int(engine.board.counts.sum())})
-    keeper.close(drain_s=10)
+    acceptor.close(drain_s=10)
     say({"state": "closed"})
 
 

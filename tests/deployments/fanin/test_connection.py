@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from deployments.batching.batcher import Scored
-from deployments.fanin import connection
-from deployments.fanin.engine_end import Peer
-from deployments.fanin.rings import NO_DEADLINE, Ask, Channel, Status, shared_memory
+from deployments.batching.scorer import Scored
+from deployments.fanin import connection as connection_module
+from deployments.fanin.peer import Peer
+from deployments.fanin.rings import NO_DEADLINE, Ask, Rings, Status
+from deployments.fanin.shared_memory import shared_memory
 from dpiframe_core.errors import Overloaded
 from dpiframe_core.features.row_block import BatchResult, RowBlock
 from tests.deployments.fanin.doubles import connect, engine_of, rows_of, scorer_of
@@ -21,35 +22,36 @@ from tests.deployments.serving_doubles import LAYOUT, FakeDevice, numbered, numb
 
 
 def test_a_lone_request_is_looked_out_for_only_if_that_was_enough_lately(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_LINGER_S", 20.0)
+    monkeypatch.setattr(connection_module, "_LINGER_S", 20.0)
     engine = engine_of(FakeDevice(), time.monotonic)
     over = threading.Event()
 
     def lane() -> None:
         while not over.wait(0.001):
-            engine.lanes.step()
+            engine.dispatcher.step()
 
     async def main() -> None:
         scorer = scorer_of(time.monotonic)
-        link, peer = connect(scorer, engine)
-        asyncio.get_running_loop().remove_reader(link._answer_fd)  # nobody wakes the loop now
+        connection, peer = connect(scorer, engine)
+        asyncio.get_running_loop().remove_reader(connection._answer_fd)  # nobody wakes the loop now
         scored = await scorer.submit(numbered(3, 5))
         assert scored.scores[:, 0].tolist() == numbers(3, 5)
-        assert 0 < link._lone_s < 20
+        assert 0 < connection._lone_s < 20
 
-        link._lone_s = 21.0
+        connection._lone_s = 21.0
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(scorer.submit(numbered(4, 5)), 0.2)
-        link._answers()
-        link._lone_s = 0.0
-        link.send(*scorer._placed(numbered(5, 5)), None, time.monotonic(), 0)  # with another one there, they sleep
+        connection._read_answers()
+        connection._lone_s = 21.0
+        connection.send(*scorer._placed(numbered(5, 5)), None, time.monotonic(), 0)
+        connection._lone_s = 0.0  # but with that one there, the next ones sleep
         sent = [asyncio.create_task(scorer.submit(numbered(i, 5))) for i in (6, 7)]
         await asyncio.wait(sent, timeout=0.2)
         assert not any(task.done() for task in sent)
-        link._answers()
+        connection._read_answers()
         assert [(await task).scores[0, 0] for task in sent] == [6000, 7000]
         await scorer.close()
-        peer.connection.close()
+        peer.sock.close()
 
     thread = threading.Thread(target=lane)
     thread.start()
@@ -66,7 +68,7 @@ def test_the_device_is_given_the_rows_where_the_ingress_encoded_them_and_parts_o
     device = FakeDevice()
 
     def run(blocks: Sequence[RowBlock]) -> BatchResult:
-        given.extend(np.shares_memory(block.candidate_ids, peer.slab) for block in blocks)
+        given.extend(np.shares_memory(block.candidate_ids, peer.memory) for block in blocks)
         return device(blocks)
 
     engine = engine_of(run, time.monotonic)
@@ -79,7 +81,7 @@ def test_the_device_is_given_the_rows_where_the_ingress_encoded_them_and_parts_o
         block.fill((numbered(3, 25),))
         tasks = [asyncio.create_task(scorer.submit(b)) for b in (block, numbered(4, 2))]
         await asyncio.sleep(0)
-        while engine.lanes.step():
+        while engine.dispatcher.step():
             pass
         assert [rows_of(await task) for task in tasks] == [numbers(3, 25), numbers(4, 2)]
         await scorer.close()
@@ -88,7 +90,7 @@ def test_the_device_is_given_the_rows_where_the_ingress_encoded_them_and_parts_o
     asyncio.run(main())
     assert given == [True] * 4  # three parts, one of them beside the other request
     engine.close(0)
-    peer.connection.close()
+    peer.sock.close()
 
 
 def test_an_expiry_that_is_told_late_leaves_the_next_request_of_its_slot_alone() -> None:
@@ -96,33 +98,33 @@ def test_an_expiry_that_is_told_late_leaves_the_next_request_of_its_slot_alone()
     device = FakeDevice()
     engine = engine_of(device, lambda: now)
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    channel_fd, slab_fd = shared_memory("test", Channel.NBYTES), shared_memory("test", 1 << 16)
-    channel = Channel(channel_fd)
-    engine.join(Peer(there, slab_fd, channel_fd, os.eventfd(0, os.EFD_NONBLOCK), 1 << 16))
+    rings_fd, memory_fd = shared_memory("test", Rings.NBYTES), shared_memory("test", 1 << 16)
+    rings = Rings(rings_fd)
+    engine.join(Peer(there, memory_fd, rings_fd, os.eventfd(0, os.EFD_NONBLOCK), 1 << 16))
 
     def ask(kind: Ask, deadline: float = NO_DEADLINE) -> None:
-        channel.asks.put(kind, 0, 0, 1, 1, deadline, now, 0)
-        channel.asks.publish()
+        rings.asks.put(kind, 0, 0, 1, 1, deadline, now, 0)
+        rings.asks.publish()
 
     def answers() -> list[Status]:
-        return [Status(status) for _, status, *_ in channel.answers.new()]
+        return [Status(status) for _, status, *_ in rings.answers.new()]
 
-    lanes = engine.lanes
+    dispatcher = engine.dispatcher
     ask(Ask.SCORE, now + 1)
-    with lanes.lock:
+    with dispatcher.lock:
         engine.take_in(now)
         now += 2
-        parts, expired = lanes.queue.form(now)  # one lane finds it expired, and gives the lock away
+        parts, expired = dispatcher.queue.form(now)  # one lane finds it expired, and gives the lock away
         assert (parts, len(expired)) == ([], 1)
     ask(Ask.CANCEL)
-    with lanes.lock:
+    with dispatcher.lock:
         engine.take_in(now)  # another one reads that nobody waits for it any more
     assert answers() == [Status.CANCELLED]
     ask(Ask.SCORE)  # so the slot is free
-    with lanes.lock:
+    with dispatcher.lock:
         engine.take_in(now)
     engine.expired(expired)
-    assert lanes.step()
+    assert dispatcher.step()
     assert answers() == [Status.OK]
     assert device.batches == [[0]]
     engine.close(0)
@@ -137,27 +139,27 @@ def test_a_request_goes_to_the_engine_with_the_fewest_rows_and_to_one_that_leave
     async def main() -> None:
         scorer = scorer_of(time.monotonic)
         ends = [connect(scorer, engine, index) for index, engine in enumerate(engines)]
-        links = [link for link, _ in ends]
+        connections = [connection for connection, _ in ends]
         peers.extend(peer for _, peer in ends)
 
         async def goes_to(rows: int) -> int:
-            before = [link.waiting_rows for link in links]
+            before = [connection.waiting_rows for connection in connections]
             tasks.append(asyncio.create_task(scorer.submit(numbered(len(tasks), rows))))
             await asyncio.sleep(0)
-            after = [link.waiting_rows for link in links]
+            after = [connection.waiting_rows for connection in connections]
             return [b - a for a, b in zip(before, after, strict=True)].index(rows)
 
         tasks: list[asyncio.Task[Scored]] = []
         assert [await goes_to(rows) for rows in (5, 3, 1, 4)] == [0, 1, 2, 2]
         engines[1].board.leave()
         assert await goes_to(2) == 0
-        while engines[0].lanes.step():
+        while engines[0].dispatcher.step():
             pass
         engines[0].board.leave()
         engines[2].board.leave()
         assert await goes_to(6) == 0
         for engine in engines:
-            while engine.lanes.step():
+            while engine.dispatcher.step():
                 pass
         await asyncio.gather(*tasks)
         await scorer.close()
@@ -165,7 +167,7 @@ def test_a_request_goes_to_the_engine_with_the_fewest_rows_and_to_one_that_leave
     asyncio.run(main())
     for engine, peer in zip(engines, peers, strict=True):
         engine.close(0)
-        peer.connection.close()
+        peer.sock.close()
 
 
 def test_an_engine_that_fails_is_left_alone_for_a_second_though_its_queue_is_the_shortest() -> None:
@@ -184,7 +186,7 @@ def test_an_engine_that_fails_is_left_alone_for_a_second_though_its_queue_is_the
             task = asyncio.create_task(scorer.submit(numbered(number, 1)))
             await asyncio.sleep(0)
             before = [len(device.batches) for device in devices]
-            while any(engine.lanes.step() for engine in engines):
+            while any(engine.dispatcher.step() for engine in engines):
                 pass
             await asyncio.gather(task, return_exceptions=True)
             return [len(device.batches) - b for device, b in zip(devices, before, strict=True)].index(1)
@@ -193,7 +195,7 @@ def test_an_engine_that_fails_is_left_alone_for_a_second_though_its_queue_is_the
         assert await served_by(1) == 0  # which fails
         waiting = asyncio.create_task(scorer.submit(numbered(2, 5)))
         await asyncio.sleep(0)
-        assert scorer._links[1].load == 5
+        assert scorer._connections[1].load == 5
         now += 0.9
         assert await served_by(3) == 1
         await waiting
@@ -208,7 +210,7 @@ def test_an_engine_that_fails_is_left_alone_for_a_second_though_its_queue_is_the
     asyncio.run(main())
     for engine, peer in zip(engines, peers, strict=True):
         engine.close(0)
-        peer.connection.close()
+        peer.sock.close()
 
 
 def test_batches_of_engines_with_different_bounds_are_counted_together() -> None:
@@ -229,7 +231,7 @@ def test_batches_of_engines_with_different_bounds_are_counted_together() -> None
     asyncio.run(main())
     for engine, peer in zip(engines, peers, strict=True):
         engine.close(0)
-        peer.connection.close()
+        peer.sock.close()
 
 
 def test_a_request_without_a_free_slot_is_told_so_and_to_wait_for_a_batch() -> None:
@@ -238,15 +240,15 @@ def test_a_request_without_a_free_slot_is_told_so_and_to_wait_for_a_batch() -> N
 
     async def main() -> None:
         scorer = scorer_of(lambda: now)
-        link, peer = connect(scorer, engine)
-        engine.board.write(0, 0, 0.0, 0.5)
-        link._free.clear()
+        connection, peer = connect(scorer, engine)
+        engine.board.write(0, 0, 0.5)
+        connection._free.clear()
         message = "requests: got 4097 of this ingress at one engine, expected at most 4096; retry after 5.000 s"
         with pytest.raises(Overloaded, match=message) as refused:  # ten rows at half a second
             await scorer.submit(numbered(1, 1))
         assert refused.value.retry_after_s == 5.0
         await scorer.close()
         engine.close(0)
-        peer.connection.close()
+        peer.sock.close()
 
     asyncio.run(main())

@@ -19,7 +19,8 @@ import pytest
 
 from deployments.config import MOST_ENGINES
 from deployments.fanin import handshake
-from deployments.fanin.connection import Link
+from deployments.fanin import scorer as fanin_scorer
+from deployments.fanin.connection import Agreement
 from deployments.fanin.handshake import meeting_place
 from deployments.fanin.scorer import FanInScorer
 from dpiframe_core.errors import DeadlineExceeded, Unavailable
@@ -32,7 +33,7 @@ ROOT = Path(__file__).parents[3]
 
 
 class Process:
-    """One of `fanin_process`. Killed at the end if it still runs."""
+    """One of `process`. Killed at the end if it still runs."""
 
     def __init__(self, role: str, node: str) -> None:
         self.popen = subprocess.Popen(
@@ -97,8 +98,8 @@ def test_scores_of_another_process_are_the_requests_own_whether_encoded_in_place
         assert [rows_of(answer) for answer in answers[1:]] == [numbers(i, 1 + i % 40) for i in range(300)]
         assert scorer.batch_sizes.sum() == engine.state()["batches"]
         assert scorer.batch_sizes @ np.arange(17) == 40 + sum(1 + i % 40 for i in range(300))
-        assert (scorer.queued_rows, scorer.inflight_rows) == (0, 0)
-        assert scorer.busy_s > 0
+        board = scorer._connections[0].board
+        assert (board.queued_rows, board.inflight_rows) == (0, 0)
 
     with_scorer(node, body)
 
@@ -111,7 +112,7 @@ def test_the_death_of_the_engine_fails_what_it_had_at_once_and_the_next_engine_i
     async def body(scorer: FanInScorer) -> None:
         await scorer.found(1)
         tasks = [asyncio.create_task(scorer.submit(numbered(i, 30))) for i in range(5)]
-        await until(lambda: scorer.inflight_rows >= 30)
+        await until(lambda: scorer._connections[0].board.inflight_rows >= 30)
         first.kill()
         for task in tasks:
             with pytest.raises(Unavailable, match="engine: got its end with this request there, expected scores"):
@@ -122,7 +123,7 @@ def test_the_death_of_the_engine_fails_what_it_had_at_once_and_the_next_engine_i
         start("engine")
         await scorer.found(1)
         assert rows_of(await scorer.submit(numbered(8, 30))) == numbers(8, 30)
-        assert scorer._slab.free_bytes == scorer._slab.size
+        assert scorer._memory.free_bytes == scorer._memory.size
 
     with_scorer(node, body)
 
@@ -194,7 +195,7 @@ def test_the_last_engine_that_stops_serves_its_ingresses_until_they_leave(node: 
     async def body(scorer: FanInScorer) -> None:
         await scorer.found(1)
         engine.tell("close")
-        await until(lambda: scorer._links[0].board.leaving)
+        await until(lambda: scorer._connections[0].board.leaving)
         for i in range(20):
             assert rows_of(await scorer.submit(numbered(i, 10))) == numbers(i, 10)
 
@@ -208,7 +209,7 @@ def test_a_deadline_is_answered_while_every_lane_is_busy(node: str, start: Calla
     async def body(scorer: FanInScorer) -> None:
         await scorer.found(1)
         first = asyncio.create_task(scorer.submit(numbered(1, 32)))
-        await until(lambda: scorer.inflight_rows >= 16)
+        await until(lambda: scorer._connections[0].board.inflight_rows >= 16)
         with pytest.raises(DeadlineExceeded, match="deadline: got past it in the queue or on the device, expected the scores"):
             await scorer.submit(numbered(2, 3), deadline=time.monotonic() + 0.05)
         with pytest.raises(DeadlineExceeded, match="deadline: got past it before it was queued"):
@@ -222,15 +223,15 @@ def test_a_deadline_is_answered_while_every_lane_is_busy(node: str, start: Calla
 def test_what_goes_wrong_with_one_engine_does_not_end_the_search_for_others(
     node: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, start: Callable[[str], Process]
 ) -> None:
-    greet = Link.greet
+    greet = fanin_scorer.greet
 
-    def odd(connection: socket.socket, index: int, *rest: Any) -> Link:
+    def odd(sock: socket.socket, index: int, *rest: Any) -> Agreement:
         if index == 0:
-            connection.close()
+            sock.close()
             raise OverflowError("a board of 2**80 bytes")
-        return greet(connection, index, *rest)
+        return greet(sock, index, *rest)
 
-    monkeypatch.setattr(Link, "greet", odd)
+    monkeypatch.setattr(fanin_scorer, "greet", odd)
     start("engine")
 
     async def body(scorer: FanInScorer) -> None:
@@ -274,12 +275,12 @@ def test_all_names_are_tried_at_first_then_the_first_free_ones_always_and_the_ot
 
     async def main(connected: list[Any]) -> None:
         scorer = FanInScorer(meeting_place("test", node), "m", FINGERPRINT, LAYOUT, 1, most_rows=2000)
-        scorer._links = connected
+        scorer._connections = connected
         with monkeypatch.context() as patch, contextlib.suppress(asyncio.CancelledError):
             patch.setattr(handshake, "connect", refuse)
             patch.setattr("deployments.fanin.scorer.asyncio.sleep", sleep)
             await scorer._search
-        scorer._links = []
+        scorer._connections = []
         await scorer.close()
 
     asyncio.run(main([engine]))

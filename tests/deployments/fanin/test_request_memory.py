@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deployments.fanin.request_memory import Extents, Slab
+from deployments.fanin.request_memory import Extents, RequestMemory
 
 SIZE = 64 * 50
 
@@ -52,59 +52,59 @@ class ExtentsMachine(RuleBasedStateMachine):
 TestExtents = ExtentsMachine.TestCase
 
 
-def test_an_array_of_the_slab_is_of_zeros_even_where_another_was() -> None:
-    slab = Slab(4096)
-    first = slab.take(100)
+def test_an_array_of_it_is_of_zeros_even_where_another_was() -> None:
+    memory = RequestMemory(4096)
+    first = memory.take(100)
     assert first is not None
     first.fill(7)
     del first
-    second = slab.take(100)
+    second = memory.take(100)
     assert second is not None
-    assert slab.offset(second) == 0
+    assert memory.offset(second) == 0
     assert not second.any()
-    slab.close()
+    memory.close()
 
 
 def test_bytes_are_free_again_when_the_last_view_of_them_is_gone_in_whatever_thread() -> None:
-    slab = Slab(4096)
-    array = slab.take(4096)
+    memory = RequestMemory(4096)
+    array = memory.take(4096)
     assert array is not None
     view = np.ndarray((4,), np.float32, array.data, 64)
     del array
     gc.collect()
-    assert slab.take(64) is None
+    assert memory.take(64) is None
     held = [view]
     del view
     thread = threading.Thread(target=held.clear)
     thread.start()
     thread.join()
-    assert slab.free_bytes == 4096
-    assert slab.take(4096) is not None
-    slab.close()
+    assert memory.free_bytes == 4096
+    assert memory.take(4096) is not None
+    memory.close()
 
 
-def test_a_full_slab_gives_nothing_and_stays_as_it_is() -> None:
-    slab = Slab(4096)
-    kept = slab.take(4000)
-    assert slab.take(200) is None
-    assert slab.free_bytes == 4096 - 4032
+def test_a_full_memory_gives_nothing_and_stays_as_it_is() -> None:
+    memory = RequestMemory(4096)
+    kept = memory.take(4000)
+    assert memory.take(200) is None
+    assert memory.free_bytes == 4096 - 4032
     del kept
-    slab.close()
+    memory.close()
 
 
 def test_memory_of_others_has_no_offset() -> None:
-    slab = Slab(4096)
-    assert slab.offset(np.zeros(10, np.uint8)) is None
-    slab.close()
+    memory = RequestMemory(4096)
+    assert memory.offset(np.zeros(10, np.uint8)) is None
+    memory.close()
 
 
 def test_threads_that_take_and_let_go_at_once_never_share_bytes() -> None:
-    slab = Slab(1 << 16)
+    memory = RequestMemory(1 << 16)
     faults: list[int] = []
 
     def work(mark: int) -> None:
         for size in range(1, 400):
-            array = slab.take(size * 7)
+            array = memory.take(size * 7)
             if array is not None:
                 array.fill(mark)
                 if not (array == mark).all():
@@ -116,5 +116,5 @@ def test_threads_that_take_and_let_go_at_once_never_share_bytes() -> None:
     for thread in threads:
         thread.join()
     assert faults == []
-    assert slab.free_bytes == slab.size
-    slab.close()
+    assert memory.free_bytes == memory.size
+    memory.close()

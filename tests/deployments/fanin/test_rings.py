@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.fanin.rings import Board, Channel, Ring, require_ordered_stores, shared_memory
+from deployments.fanin.board import Board
+from deployments.fanin.rings import Ring, Rings
+from deployments.fanin.shared_memory import require_ordered_stores, shared_memory
 from dpiframe_core.errors import ConfigError
 
 ENTRY = Struct("<Id")
@@ -47,9 +49,9 @@ def test_a_ring_of_another_size_than_a_power_of_two_is_refused() -> None:
         Ring(memoryview(bytearray(1024)), ENTRY, 6)
 
 
-def test_both_sides_of_a_channel_see_what_the_other_wrote() -> None:
-    fd = shared_memory("test", Channel.NBYTES)
-    ingress, engine = Channel(fd), Channel(fd)
+def test_both_sides_of_the_rings_see_what_the_other_wrote() -> None:
+    fd = shared_memory("test", Rings.NBYTES)
+    ingress, engine = Rings(fd), Rings(fd)
     os.close(fd)
     ingress.asks.put(1, 4095, 2**40, 100, 1, 0.5, 0.25, -10)
     ingress.asks.publish()
@@ -66,10 +68,10 @@ def test_a_board_says_what_was_written_on_it() -> None:
     engine, ingress = Board(fd, 64), Board(fd, 64)
     os.close(fd)
     assert (ingress.queued_rows, ingress.seconds_per_row, ingress.leaving) == (0, None, False)
-    engine.write(7, 8, 1.5, 0.25)
+    engine.write(7, 8, 0.25)
     engine.counts[64] += 3
     engine.leave()
-    assert (ingress.queued_rows, ingress.inflight_rows, ingress.busy_s, ingress.seconds_per_row) == (7, 8, 1.5, 0.25)
+    assert (ingress.queued_rows, ingress.inflight_rows, ingress.seconds_per_row) == (7, 8, 0.25)
     assert ingress.counts[64] == 3
     assert ingress.leaving
 

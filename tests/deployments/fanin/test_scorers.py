@@ -11,9 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deployments.batching.batcher import RowBatcher, Scored, Scorer
-from deployments.batching.dispatcher import Lanes
-from deployments.fanin.engine_end import Peer
+from deployments.batching.batcher import RowBatcher
+from deployments.batching.dispatcher import Dispatcher
+from deployments.batching.scorer import Scored, Scorer
+from deployments.fanin.peer import Peer
 from deployments.fanin.rings import SLOTS
 from deployments.fanin.scorer import FanInScorer
 from dpiframe_core.errors import DeadlineExceeded, Overloaded, Unavailable
@@ -60,7 +61,7 @@ class ScorerMachine(RuleBasedStateMachine):
     def scorers(self) -> Sequence[Scorer]:
         raise NotImplementedError
 
-    def lanes(self) -> Lanes[Any]:
+    def dispatcher(self) -> Dispatcher[Any]:
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -68,7 +69,7 @@ class ScorerMachine(RuleBasedStateMachine):
 
     def turn(self) -> bool:
         """What a lane's thread does: one batch, if there is one."""
-        return self.lanes().step()
+        return self.dispatcher().step()
 
     # What is common.
 
@@ -163,7 +164,7 @@ class ScorerMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_bound_holds(self) -> None:
-        assert 0 <= self.lanes().queue.rows <= BOUND
+        assert 0 <= self.dispatcher().queue.rows <= BOUND
 
     @invariant()
     def every_answer_is_the_requests_own(self) -> None:
@@ -189,7 +190,7 @@ class ScorerMachine(RuleBasedStateMachine):
         self.pump()
         assert self.open() == [], "every request has its answer"
         self.every_answer_is_the_requests_own()
-        assert self.lanes().queue.rows == self.lanes().inflight_rows == 0
+        assert self.dispatcher().queue.rows == self.dispatcher().inflight_rows == 0
         self.stop()
         self.loop.close()
 
@@ -198,14 +199,14 @@ class ColocatedMachine(ScorerMachine):
     """Once a run has been seen to be short, the event loop runs batches too, until it meets a long one."""
 
     def start(self) -> None:
-        with mock.patch.object(Lanes, "start"):
+        with mock.patch.object(Dispatcher, "start"):
             self.batcher = RowBatcher(self.device, max_batch_rows=BATCH, lanes=1, max_queued_rows=BOUND, clock=lambda: self.now)
 
     def scorers(self) -> Sequence[Scorer]:
         return (self.batcher,)
 
-    def lanes(self) -> Lanes[Any]:
-        return self.batcher._lanes
+    def dispatcher(self) -> Dispatcher[Any]:
+        return self.batcher.dispatcher
 
     def turn(self) -> bool:
         with mock.patch.object(self.batcher, "_thread", 0):  # as if on a thread of its own: its answers are told later
@@ -252,8 +253,8 @@ class FanInMachine(ScorerMachine):
     def scorers(self) -> Sequence[Scorer]:
         return [scorer for scorer, _ in self.ingresses]
 
-    def lanes(self) -> Lanes[Any]:
-        return self.engine.lanes
+    def dispatcher(self) -> Dispatcher[Any]:
+        return self.engine.dispatcher
 
     @rule(during=st.booleans())
     def an_ingress_dies_and_another_comes(self, during: bool) -> None:
@@ -262,7 +263,7 @@ class FanInMachine(ScorerMachine):
         def die() -> None:
             scorer, peer = self.ingresses.pop(0)
             self.engine.leave(peer)
-            peer.connection.close()
+            peer.sock.close()
             for request in self.sent:
                 if request.where is scorer:
                     request.gone = True
@@ -272,7 +273,7 @@ class FanInMachine(ScorerMachine):
 
         if during:
             self.during = die
-            self.lanes().step()
+            self.dispatcher().step()
             if self.during is die:  # there was no batch
                 self.during = lambda: None
                 die()
@@ -284,14 +285,14 @@ class FanInMachine(ScorerMachine):
     def stop(self) -> None:
         self.sent.clear()
         for scorer, _ in self.ingresses:
-            (link,) = scorer._links
-            assert link.idle
-            assert sorted(link._free) == list(range(SLOTS))
-            assert scorer._slab.free_bytes == scorer._slab.size, "all memory has come back"
+            (connection,) = scorer._connections
+            assert connection.idle
+            assert sorted(connection._free) == list(range(SLOTS))
+            assert scorer._memory.free_bytes == scorer._memory.size, "all memory has come back"
             self.on_loop(scorer.close())
         self.engine.close(0)
         for _, peer in self.ingresses:
-            peer.connection.close()
+            peer.sock.close()
 
 
 TestColocated = ColocatedMachine.TestCase

@@ -143,7 +143,7 @@ def test_a_client_that_hangs_up_before_its_body_is_whole_is_forgotten() -> None:
         assert await call(service.app, [half, {"type": "http.disconnect"}]) == []
 
     service.run(body)
-    assert [seen.outcome for seen in service.seen.requests] == ["cancelled"]
+    assert [seen.outcome for seen in service.seen] == ["cancelled"]
     assert service.engines[0].batches == []
 
 
@@ -156,17 +156,17 @@ def test_a_client_that_hangs_up_while_it_waits_is_taken_out_of_the_queue() -> No
         first = asyncio.create_task(client.post("/v1/score", json=request(1)))
         await until(lambda: engine.batches == [1])
         neighbour = asyncio.create_task(client.post("/v1/score", json=request(2)))
-        await until(lambda: service.batchers["fake"].queued_rows == 2)
+        await until(lambda: service.batchers["fake"].dispatcher.queued_rows == 2)
         whole = {"type": "http.request", "body": json.dumps(request(5)).encode()}
         assert await call(service.app, [whole, {"type": "http.disconnect"}]) == []
-        assert service.batchers["fake"].queued_rows == 2
+        assert service.batchers["fake"].dispatcher.queued_rows == 2
         engine.go.set()
         assert (await neighbour).json()["scores"] == expected(2)
         await first
 
     service.run(body)
     assert engine.batches == [1, 2]
-    assert service.seen.requests[0].outcome == "cancelled"
+    assert service.seen[0].outcome == "cancelled"
 
 
 def test_a_cancellation_from_outside_is_not_taken_for_a_hang_up() -> None:

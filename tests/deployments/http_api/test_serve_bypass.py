@@ -11,9 +11,8 @@ import pytest
 import uvicorn
 
 from deployments.config import parse_config
-from deployments.http_api import serve_bypass
-from deployments.http_api.serve_bypass import Direct, Front, answered, middlewares, serve_directly
-from deployments.serve.replica_parts import OneRequestId
+from deployments.http_api.serve_bypass import _FOR_SERVE, BypassMiddleware, ServeBypass, middlewares
+from deployments.serve.replica_app import OneRequestId
 from tests.deployments.http_api.test_rude_clients import RUDE, call
 from tests.deployments.protocol.test_rest import listed
 from tests.deployments.serve.test_http_app import Service, expected, refused, request
@@ -37,7 +36,7 @@ Body = Callable[[httpx.AsyncClient], Awaitable[None]]
 @pytest.fixture(autouse=True)
 def no_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test is a process of its own, as a replica is."""
-    monkeypatch.setattr(serve_bypass, "_direct", None)
+    monkeypatch.setattr(ServeBypass, "installed", None)
 
 
 class Serve:
@@ -53,7 +52,7 @@ class Serve:
 
 
 class Fronted:
-    """A service with the front before it. `direct` and `serve` are there once it runs."""
+    """A service with the front before it. `bypass` and `serve` are there once it runs."""
 
     def __init__(self, *engines: FakeEngine, prefix: str = "/") -> None:
         self.service, self._prefix = Service(*engines), prefix
@@ -61,11 +60,10 @@ class Fronted:
     def run(self, body: Body) -> None:
         async def fronted(_: httpx.AsyncClient) -> None:
             state = self.service.app.state
-            serve_directly(state.score, state.infer, self._prefix)
-            assert serve_bypass._direct is not None
-            self.direct: Direct = serve_bypass._direct
+            prefix = self._prefix.rstrip("/")
+            self.bypass = ServeBypass(state.score, state.infer, prefix, asyncio.get_running_loop())
             self.serve = Serve(self.service.app)
-            self.app = Front(self.serve, self.direct)
+            self.app = BypassMiddleware(self.serve, self.bypass)
             async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test") as client:
                 await body(client)
 
@@ -100,7 +98,7 @@ def test_scoring_in_every_form_is_answered_without_serve_and_anything_else_by_it
         assert fronted.serve.paths == [path for _, path in others]
 
     fronted.run(body)
-    assert fronted.direct.open == 0
+    assert fronted.bypass.open == 0
 
 
 @pytest.mark.parametrize("header", FOR_SERVE)
@@ -121,7 +119,7 @@ def test_these_are_the_spellings_that_serve_knows() -> None:
 
     assert parse_request_timeout_header({b"x-request-timeout-seconds": b"5"}, None) == 5
     assert parse_disconnect_disabled_header({b"x-request-disconnect-disabled": b"?1"})
-    names = {name for name in serve_bypass._FOR_SERVE if name.startswith(b"serve")}
+    names = {name for name in _FOR_SERVE if name.startswith(b"serve")}
     assert {name.decode().replace("-", "_") for name in names} == {constants.SERVE_MULTIPLEXED_MODEL_ID}
     assert len(names) == 2 ** constants.SERVE_MULTIPLEXED_MODEL_ID.count("_")
 
@@ -173,18 +171,18 @@ def test_a_full_queue_a_passed_deadline_and_a_failed_device_are_answered_in_thei
         await until(lambda: engine.batches == [1])
         refused(await client.post("/v1/score", json=request(2, options={"deadline_ms": 20})), 504, "deadline_exceeded")
         waiting = asyncio.create_task(client.post("/v1/score", json=request(60)))
-        await until(lambda: fronted.service.batchers["fake"].queued_rows == 60)
+        await until(lambda: fronted.service.batchers["fake"].dispatcher.queued_rows == 60)
         full = await client.post("/v1/score", json=request(20))
         refused(full, 429, "overloaded")
         assert {"retry-after", "retry-after-ms"} <= set(full.headers)
-        assert fronted.direct.open == 2
+        assert fronted.bypass.open == 2
         engine.fault = RuntimeError("the device failed")
         engine.go.set()
         refused(await first, 503, "unavailable")
         refused(await waiting, 503, "unavailable")
 
     fronted.run(body)
-    assert (fronted.serve.paths, fronted.direct.open) == ([], 0)
+    assert (fronted.serve.paths, fronted.bypass.open) == ([], 0)
 
 
 @pytest.mark.parametrize("sent", [b"\xe9", b"caf\xc3\xa9", b"a" * 129, b" ", b""])
@@ -210,7 +208,7 @@ def test_a_client_that_hangs_up_is_taken_out_of_the_queue_and_is_open_no_longer(
         first = asyncio.create_task(client.post("/v1/score", json=request(1)))
         await until(lambda: engine.batches == [1])
         assert await call(fronted.app, [{"type": "http.request", "body": GOOD}, {"type": "http.disconnect"}]) == []
-        assert (fronted.direct.open, fronted.service.batchers["fake"].queued_rows) == (1, 0)
+        assert (fronted.bypass.open, fronted.service.batchers["fake"].dispatcher.queued_rows) == (1, 0)
         engine.go.set()
         assert (await first).json()["scores"] == expected(1)
 
@@ -230,9 +228,9 @@ def test_a_client_that_closes_its_socket_while_it_waits_is_open_no_longer() -> N
         await until(lambda: engine.batches == [1])
         _, writer = await asyncio.open_connection(*server.servers[0].sockets[0].getsockname())
         writer.write(b"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(GOOD), GOOD))
-        await until(lambda: fronted.service.batchers["fake"].queued_rows == 2)
+        await until(lambda: fronted.service.batchers["fake"].dispatcher.queued_rows == 2)
         writer.close()
-        await until(lambda: (fronted.service.batchers["fake"].queued_rows, fronted.direct.open) == (0, 1))
+        await until(lambda: (fronted.service.batchers["fake"].dispatcher.queued_rows, fronted.bypass.open) == (0, 1))
         engine.go.set()
         assert (await first).json()["scores"] == expected(1)
         server.should_exit = True
@@ -251,7 +249,7 @@ def test_websockets_and_lifespan_go_on_to_serve() -> None:
         async def behind(scope: Any, receive: Any, send: Any) -> None:
             seen.append(scope["type"])
 
-        app = Front(behind, fronted.direct)
+        app = BypassMiddleware(behind, fronted.bypass)
         await app({"type": "websocket", "path": "/v1/score", "headers": []}, None, None)  # type: ignore[arg-type]
         await app({"type": "lifespan"}, None, None)  # type: ignore[arg-type]
         assert seen == ["websocket", "lifespan"]
@@ -292,19 +290,22 @@ class Slow:
 @pytest.mark.parametrize("topology", ["colocated", "fanin"])
 def test_a_replica_that_stops_gives_an_open_request_its_scores_before_it_closes_anything(topology: str) -> None:
     from deployments.serve.ingress_replica import IngressReplica
-    from deployments.serve.replica import Replica, _Running
+    from deployments.serve.loaded_models import LoadedModels
+    from deployments.serve.replica import Replica
 
     fronted, closed = Fronted(), []
     config = parse_config({"models": [{"path": "m"}], "drain_s": 20}, "test")
 
     async def body(_: httpx.AsyncClient) -> None:
         slow = Slow(fronted.app)
-        await until(lambda: fronted.direct.open == 1)
+        await until(lambda: fronted.bypass.open == 1)
         [batcher] = fronted.service.batchers.values()
         metrics = SimpleNamespace(close=lambda: closed.append("metrics"))
-        engine = SimpleNamespace(close=lambda: closed.append("engine"))
+        loaded = LoadedModels()
+        loaded._engines["m"] = SimpleNamespace(close=lambda: closed.append("engine"))  # type: ignore[assignment]
         scorer = SimpleNamespace(close=lambda: batcher.close(0))
-        held = {"_config": config, "_metrics": metrics, "_running": [_Running(engine, batcher)], "_scorers": [scorer]}
+        held = {"_batchers": [batcher], "_loaded": loaded} if topology == "colocated" else {"_scorers": [scorer]}
+        held |= {"_config": config, "_metrics": metrics, "_bypass": fronted.bypass}
         kind = Replica if topology == "colocated" else IngressReplica
         stopping = asyncio.create_task(kind.__mro__[1].__del__(SimpleNamespace(**held)))  # [0] is Serve's wrapper
         for _ in range(5):
@@ -318,21 +319,19 @@ def test_a_replica_that_stops_gives_an_open_request_its_scores_before_it_closes_
     assert closed == (["engine", "metrics"] if topology == "colocated" else ["metrics"])
 
 
-def test_a_replica_waits_no_longer_than_it_may_and_not_at_all_for_nothing() -> None:
+def test_what_is_open_is_waited_for_no_longer_than_it_may_and_nothing_not_at_all() -> None:
     fronted = Fronted()
 
     async def body(_: httpx.AsyncClient) -> None:
-        await answered(1e9)
+        await fronted.bypass.answered(1e9)
         slow = Slow(fronted.app)
-        await until(lambda: fronted.direct.open == 1)
-        await answered(0.02)
-        assert fronted.direct.open == 1
+        await until(lambda: fronted.bypass.open == 1)
+        await fronted.bypass.answered(0.02)
+        assert fronted.bypass.open == 1
         assert await slow.finish() == expected(2)
-        await answered(1e9)
+        await fronted.bypass.answered(1e9)
 
     fronted.run(body)
-    serve_bypass._direct = None
-    asyncio.run(answered(1e9))  # a replica that has loaded nothing yet
 
 
 @pytest.fixture
@@ -352,17 +351,17 @@ async def hooked(*, replica: bool = True) -> list[Any]:
         pass
 
     if replica:
-        serve_directly(route, route, "/")
+        ServeBypass(route, route, "", asyncio.get_running_loop()).install()
     return [middleware.cls for middleware in middlewares()]
 
 
 def test_a_replica_has_the_front_and_a_proxy_nothing(cluster: SimpleNamespace) -> None:
     assert asyncio.run(hooked(replica=False)) == []
-    assert asyncio.run(hooked()) == [Front]
+    assert asyncio.run(hooked()) == [BypassMiddleware]
 
 
 def test_nothing_is_in_front_of_a_server_on_another_event_loop_than_the_scorers(cluster: SimpleNamespace) -> None:
-    assert asyncio.run(hooked()) == [Front]
+    assert asyncio.run(hooked()) == [BypassMiddleware]
     assert asyncio.run(hooked(replica=False)) == []  # as the one before, from a loop of its own
 
 

@@ -232,13 +232,15 @@ def test_a_full_queue_tells_grpcs_own_retry_policy_when_to_come_back() -> None:
         waiting, batcher = [], live.batchers["fake"]
         for rows, in_flight, queued in ((64, 64, 0), (450, 64, 450)):  # else the larger one may come first, and fill the batch
             waiting.append(send.future(infer(rows).SerializeToString()))
-            wait_until(lambda want=(in_flight, queued): (batcher.inflight_rows, batcher.queued_rows) == want)
+            wait_until(
+                lambda want=(in_flight, queued): (batcher.dispatcher.inflight_rows, batcher.dispatcher.queued_rows) == want
+            )
         error: Any = refused(
             channel, "ModelInfer", infer(100), grpc.StatusCode.RESOURCE_EXHAUSTED, "queue: got 450 rows waiting"
         )
         assert int(dict(error.trailing_metadata())["grpc-retry-pushback-ms"]) >= 1
         waiting[1].cancel()
-        wait_until(lambda: not batcher.queued_rows)
+        wait_until(lambda: not batcher.dispatcher.queued_rows)
         engine.go.set()
         assert scores(CLASSES["ModelInferResponse"].FromString(waiting[0].result(20))) == expected(64)
 

@@ -118,7 +118,7 @@ def test_binary_and_json_score_alike_and_answers_come_as_asked() -> None:
         assert set(answer.json()["parameters"]) == {"oov_count", "queue_ms", "encode_ms", "device_ms"}
 
     service = run(body)
-    assert [(seen.model, seen.outcome, seen.rows) for seen in service.seen.requests] == [("fake", "ok", 3)] * 4
+    assert [(seen.model, seen.outcome, seen.rows) for seen in service.seen] == [("fake", "ok", 3)] * 4
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_rude_request_in_json_is_refused_in_words(sent: Any, status: int, mess
         assert scores(await client.post(INFER, json=listed())) == expected()
 
     service = run(body)
-    assert [seen.outcome == "ok" for seen in service.seen.requests] == [False, True]
+    assert [seen.outcome == "ok" for seen in service.seen] == [False, True]
 
 
 def with_size(name: str, size: Any) -> tuple[bytes, dict[str, str]]:
@@ -387,7 +387,7 @@ def test_a_full_queue_says_when_to_come_back() -> None:
         first = asyncio.create_task(client.post(INFER, json=listed(1)))
         await until(lambda: engine.batches == [1])
         second = asyncio.create_task(client.post(INFER, json=listed(90)))
-        await until(lambda: service.batchers["fake"].queued_rows == 90)
+        await until(lambda: service.batchers["fake"].dispatcher.queued_rows == 90)
         answer = await client.post(INFER, json=listed(20))
         refused(answer, 429, "queue: got 90 rows waiting, expected at most 80")
         assert int(answer.headers["retry-after"]) >= 1
@@ -409,7 +409,7 @@ def test_a_fault_of_ours_is_500_and_tells_nothing() -> None:
 
     service = Service(limits=LIMITS)
     service.run(body)
-    assert service.seen.requests[0].outcome == "internal"
+    assert service.seen[0].outcome == "internal"
 
 
 def test_a_client_that_hangs_up_is_forgotten() -> None:
@@ -422,13 +422,13 @@ def test_a_client_that_hangs_up_is_forgotten() -> None:
         await until(lambda: engine.batches == [1])
         whole = {"type": "http.request", "body": json.dumps(listed(5)).encode()}
         assert await call(service.app, [whole, {"type": "http.disconnect"}], path=INFER) == []
-        assert service.batchers["fake"].queued_rows == 0
+        assert service.batchers["fake"].dispatcher.queued_rows == 0
         assert await call(service.app, [{"type": "http.disconnect"}], path=INFER) == []
         engine.go.set()
         assert scores(await first) == expected(1)
 
     service.run(body)
-    assert [seen.outcome for seen in service.seen.requests] == ["cancelled", "cancelled", "ok"]
+    assert [seen.outcome for seen in service.seen] == ["cancelled", "cancelled", "ok"]
 
 
 @pytest.mark.parametrize("path", ["/v2", "/v2/models/fake/infer"])

@@ -293,7 +293,7 @@ def test_a_full_queue_and_a_passed_deadline_have_their_statuses() -> None:
     with LiveApp(engine, max_queued_rows=500) as live, http.InferenceServerClient(live.address, concurrency=4) as client:
         waiting = [client.async_infer("fake", raw(http, 64)), client.async_infer("fake", raw(http, 400))]
         batcher: RowBatcher = live.batchers["fake"]
-        wait_until(lambda: batcher.queued_rows == 400)
+        wait_until(lambda: batcher.dispatcher.queued_rows == 400)
         with rpc.InferenceServerClient(live.grpc_address) as other:
             for one, kind, status in ((client, http, "429"), (other, rpc, "StatusCode.RESOURCE_EXHAUSTED")):
                 with pytest.raises(errors.InferenceServerException, match="queue: got 400 rows waiting") as caught:

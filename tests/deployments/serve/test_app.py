@@ -1,5 +1,6 @@
 """The Serve application that a configuration becomes, without a cluster."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_the_autoscaling_rules_reach_the_policy_that_serve_makes_of_its_configur
 
 def test_the_batching_of_the_configuration_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     from deployments.config import ModelRef, parse_config
-    from deployments.serve.loading import load_engine
+    from deployments.serve.loaded_models import load_engine
     from dpiframe_core.bundle import bundle
     from dpiframe_core.engine import engine
 
@@ -124,42 +125,58 @@ def test_unknown_arguments_of_a_serve_config_file_are_refused() -> None:
         deployment(device="cpu", lanes=2)
 
 
-def test_a_failed_engine_makes_the_replica_unhealthy() -> None:
-    from deployments.serve.replica import Replica, _Running
-
-    def failed() -> None:
-        raise Unavailable("engine: device cuda:0 failed: an illegal memory access")
-
-    well, ill = (_Running(SimpleNamespace(check=check), None) for check in (lambda: None, failed))
-    Replica.check_health(SimpleNamespace(_running=[well]))
-    with pytest.raises(Unavailable, match="engine: device cuda:0 failed"):
-        Replica.check_health(SimpleNamespace(_running=[well, ill]))
-
-
-def test_a_failed_engine_makes_the_engine_replica_of_the_fan_in_unhealthy() -> None:
+def replicas(loaded: Any) -> list[tuple[Any, Any]]:
+    """Either kind of replica that has engines, without its construction."""
     from deployments.serve.engine_replica import EngineReplica
+    from deployments.serve.replica import Replica
+
+    return [(Replica, SimpleNamespace(_loaded=loaded)), (EngineReplica, SimpleNamespace(_loaded=loaded, _acceptor=None))]
+
+
+def test_a_failed_engine_makes_a_replica_of_either_kind_unhealthy() -> None:
+    from deployments.serve.loaded_models import LoadedModels
 
     def failed() -> None:
         raise Unavailable("engine: device cuda:0 failed: an illegal memory access")
 
-    well, ill = (SimpleNamespace(check=check) for check in (lambda: None, failed))
-    EngineReplica.check_health(SimpleNamespace(_engines=[well], _door=None))
-    with pytest.raises(Unavailable, match="engine: device cuda:0 failed"):
-        EngineReplica.check_health(SimpleNamespace(_engines=[well, ill], _door=None))
+    loaded: Any = LoadedModels()
+    for kind, replica in replicas(loaded):
+        loaded._engines = {"well": SimpleNamespace(check=lambda: None)}
+        kind.check_health(replica)
+        loaded._engines["ill"] = SimpleNamespace(check=failed)
+        with pytest.raises(Unavailable, match="engine: device cuda:0 failed"):
+            kind.check_health(replica)
 
 
 def test_a_replica_of_either_kind_reports_its_load_over_all_models() -> None:
-    import asyncio
-
-    from deployments.serve.engine_replica import EngineReplica
     from deployments.serve.load_meter import LoadMeter
-    from deployments.serve.replica import Replica, _Running
+    from deployments.serve.loaded_models import LoadedModels
 
-    for kind in (Replica, EngineReplica):
+    for i in range(2):
         now = [0.0]
         models = [SimpleNamespace(queued_rows=3, busy_s=0.0), SimpleNamespace(queued_rows=4, busy_s=0.0)]
-        held = {"_running": [_Running(None, model) for model in models], "_served": dict(enumerate(models))}
-        replica: Any = SimpleNamespace(_meter=LoadMeter(lambda now=now: now[0], lambda: 0.0), **held)
+        loaded: Any = LoadedModels()
+        loaded._meter = LoadMeter(lambda now=now: now[0], lambda: 0.0)
+        for model in models:
+            loaded.meter(model)
+        kind, replica = replicas(loaded)[i]
         now[0], models[0].busy_s, models[1].busy_s = 10.0, 1.5, 0.5
         load = asyncio.run(kind.record_autoscaling_stats(replica))
         assert load == {"queued_rows": 7, "device_share": 0.2, "loop_share": 0}
+
+
+def test_models_are_loaded_in_their_order_under_distinct_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.config import parse_config
+    from deployments.serve import loaded_models
+
+    monkeypatch.setattr(
+        loaded_models, "load_engine", lambda config, ref: SimpleNamespace(manifest=SimpleNamespace(name=f"of {ref.path}"))
+    )
+
+    async def names(*models: dict[str, str]) -> list[str]:
+        loaded = loaded_models.LoadedModels()
+        return [name async for name, _, _ in loaded.load(parse_config({"models": list(models)}, "test"))]
+
+    assert asyncio.run(names({"path": "b"}, {"path": "a", "name": "c"})) == ["of b", "c"]
+    with pytest.raises(ConfigError, match=r"models: got 'of b' twice, expected distinct names \(give one of them"):
+        asyncio.run(names({"path": "b"}, {"path": "b"}))

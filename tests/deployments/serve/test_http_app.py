@@ -10,8 +10,8 @@ import pytest
 
 from deployments.batching.batcher import RowBatcher
 from deployments.config import Limits
-from deployments.metrics import Gauged, NoMetrics, RequestSeen
-from deployments.scoring.served_model import Served
+from deployments.metrics import RequestSeen
+from deployments.scoring.served_model import ServedModel
 from deployments.serve.http_app import build_app
 from dpiframe_core.engine.buckets import BatchSizes
 from dpiframe_core.errors import InputError
@@ -23,24 +23,12 @@ LIMITS = Limits(max_body_bytes=20_000, max_rows_per_request=100, max_row_dicts=5
 Body = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
-class Seen(NoMetrics):
-    def __init__(self) -> None:
-        self.requests: list[RequestSeen] = []
-        self.gauged: dict[str, Gauged] = {}
-
-    def request(self, seen: RequestSeen) -> None:
-        self.requests.append(seen)
-
-    def watch(self, model: str, gauged: Gauged) -> None:
-        self.gauged[model] = gauged
-
-
 class Service:
     """An app over fake engines, and a client of it that needs no socket."""
 
     def __init__(self, *engines: FakeEngine, limits: Limits = LIMITS, max_queued_rows: int = 1000) -> None:
         self.engines, self.limits, self.max_queued_rows = engines or (FakeEngine(),), limits, max_queued_rows
-        self.seen = Seen()
+        self.seen: list[RequestSeen] = []
 
     def run(self, body: Body) -> None:
         asyncio.run(self._main(body))
@@ -53,10 +41,12 @@ class Service:
             for e in self.engines
         }
         self.models = {
-            e.manifest.name: Served.of(e, self.batchers[e.manifest.name], self.limits, example={"candidates": {"item": [1]}})
+            e.manifest.name: ServedModel.of(
+                e, self.batchers[e.manifest.name], self.limits, example={"candidates": {"item": [1]}}
+            )
             for e in self.engines
         }
-        self.app = build_app(self.models, self.limits, self.seen)
+        self.app = build_app(self.models, self.limits, self.seen.append)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test") as client:
             try:
                 await body(client)
@@ -104,9 +94,8 @@ def test_scores_come_in_the_order_of_the_candidates_with_all_that_the_contract_n
         assert got["timing_ms"]["total"] >= got["timing_ms"]["encode"] > 0
 
     service.run(body)
-    [seen] = service.seen.requests
+    [seen] = service.seen
     assert (seen.model, seen.outcome, seen.rows, seen.device_ms) == ("fake", "ok", 4, 0.5)
-    assert service.seen.gauged == {"fake": service.batchers["fake"]}
 
 
 def test_row_objects_score_the_same() -> None:
@@ -206,7 +195,7 @@ def test_a_bad_request_is_refused_with_path_and_rule(
 
     service.run(body)
     assert service.engines[0].batches == []
-    assert [seen.outcome for seen in service.seen.requests] == [code]
+    assert [seen.outcome for seen in service.seen] == [code]
 
 
 def test_a_bad_request_does_not_touch_its_neighbours_in_the_same_batch() -> None:
@@ -227,7 +216,7 @@ def test_a_bad_request_does_not_touch_its_neighbours_in_the_same_batch() -> None
         for i, change in enumerate(bad):
             tasks.append(asyncio.create_task(client.post("/v1/score", json=request(3, 10 * i))))
             tasks.append(asyncio.create_task(client.post("/v1/score", content=json.dumps(request(**change)))))
-        await until(lambda: len(service.seen.requests) == 3 and service.batchers["fake"].queued_rows == 9)
+        await until(lambda: len(service.seen) == 3 and service.batchers["fake"].dispatcher.queued_rows == 9)
         engine.go.set()
         answers = await asyncio.gather(first, *tasks)
         assert answers[0].json()["scores"] == expected(1)
@@ -257,7 +246,7 @@ def test_a_score_that_overflows_is_the_requests_fault_and_its_neighbours_stand()
         over = request(2)
         over["candidates"] |= {"bias": [0.0, 3.4e38]}
         tasks = [asyncio.create_task(client.post("/v1/score", json=sent)) for sent in (request(2), over)]
-        await until(lambda: service.batchers["fake"].queued_rows == 4)
+        await until(lambda: service.batchers["fake"].dispatcher.queued_rows == 4)
         engine.go.set()
         good, ill = await asyncio.gather(*tasks)
         await first
@@ -317,7 +306,7 @@ def test_a_full_queue_answers_429_with_whole_and_precise_seconds() -> None:
         kept = [asyncio.create_task(client.post("/v1/score", json=request(8)))]
         await until(lambda: engine.batches == [8])
         kept.append(asyncio.create_task(client.post("/v1/score", json=request(8))))
-        await until(lambda: service.batchers["fake"].queued_rows == 8)
+        await until(lambda: service.batchers["fake"].dispatcher.queued_rows == 8)
         answer = await client.post("/v1/score", json=request(8))
         error = refused(answer, 429, "overloaded")
         assert answer.headers["retry-after"] == "1"
@@ -400,7 +389,7 @@ def test_replacing_a_model_in_the_mapping_reaches_the_next_request() -> None:
     service = Service()
 
     async def body(client: httpx.AsyncClient) -> None:
-        new = Served.of(FakeEngine(version="8"), service.batchers["fake"], LIMITS)
+        new = ServedModel.of(FakeEngine(version="8"), service.batchers["fake"], LIMITS)
         service.models["fake"] = new
         assert (await client.post("/v1/score", json=request())).json()["version"] == "8"
 

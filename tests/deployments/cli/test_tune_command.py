@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import yaml
 
-from deployments.cli.profiling import write_profile
-from deployments.cli.tuning import Measured, measure, read_batch_sizes, tune, write_tuning
+from deployments.cli.profile_command import write_profile
+from deployments.cli.tune_command import Measured, measure, read_batch_sizes, tune, write_tuning
 from deployments.config import parse_config
 from deployments.offline.output_file import check_outfile, write_outfile
 from dpiframe_core.bundle.bundle import Bundle

@@ -1,22 +1,22 @@
-"""What replicas of both topologies have in common: log levels, distinct names of models, and the app over what they serve.
+"""The app of a replica, as Serve mounts it: one request id an answer, scoring in front of Serve, gRPC from the same models.
 
 Knows no Ray, but for the header that Serve adds.
 """
 
+import asyncio
 import logging
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from deployments.config import DeploymentConfig
-from deployments.http_api.serve_bypass import serve_directly
-from deployments.metrics import Metrics
+from deployments.http_api.serve_bypass import ServeBypass
+from deployments.metrics import RequestSeen
 from deployments.protocol.grpc_service import GrpcMethods
-from dpiframe_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from deployments.scoring.served_model import Served
+    from deployments.scoring.served_model import ServedModel
 
 
 class OneRequestId:
@@ -40,19 +40,22 @@ def set_log_level(config: DeploymentConfig) -> None:
         logging.getLogger(package).setLevel(config.log_level.upper())
 
 
-def require_new(name: str, models: Container[str]) -> None:
-    """Raises ConfigError if a model of this name is there already."""
-    if name in models:
-        raise ConfigError(f"models: got {name!r} twice, expected distinct names (give one of them another `name`)")
+def replica_app(
+    replica: GrpcMethods,
+    config: DeploymentConfig,
+    models: "Mapping[str, ServedModel]",
+    on_request: Callable[[RequestSeen], None],
+) -> "tuple[FastAPI, ServeBypass]":
+    """The app for Serve, on whose event loop this is called, and what answers scoring requests in front of it, installed.
 
-
-def app_of(replica: GrpcMethods, config: DeploymentConfig, models: "Mapping[str, Served]", metrics: Metrics) -> "FastAPI":
-    """The app for Serve, on whose event loop this is called; the replica's gRPC methods answer from the same models."""
+    The replica owns both; its gRPC methods answer from the same models.
+    """
     from deployments.serve.http_app import build_app
 
-    app = build_app(models, config.limits, metrics)
+    app = build_app(models, config.limits, on_request)
     app.add_middleware(OneRequestId)
-    serve_directly(app.state.score, app.state.infer, config.route_prefix)
+    bypass = ServeBypass(app.state.score, app.state.infer, config.route_prefix.rstrip("/"), asyncio.get_running_loop())
+    bypass.install()
     replica.inference = app.state.inference
     replica.loopback_only = config.http.host == "127.0.0.1"
-    return app
+    return app, bypass

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deployments.cli.quantizing import write_quantized
+from deployments.cli.quantize_command import write_quantized
 from dpiframe_core.bundle.bundle import Bundle, read_bundle, write_bundle
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import GOLDEN_TOLERANCE, EngineOptions

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.serve.host import killed_after
+from deployments.processes import killed_after
 
 
 def sleeper(state: Path) -> subprocess.Popen[bytes]:

@@ -1,0 +1,50 @@
+"""Processes of this host: the cores that ours may run on, and those of a private Ray cluster, which it may leave behind."""
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+_RAY_STOP_S = 3.0  # for Ray's own shutdown, which takes half of that on an idle host
+
+
+def cores() -> int:
+    """That this process may run on: with taskset or in a cpuset, fewer than the host has."""
+    return len(os.sched_getaffinity(0))
+
+
+@contextlib.contextmanager
+def killed_after(state: Path, patience_s: float = _RAY_STOP_S) -> Iterator[None]:
+    """Kills the processes of `state` at the end of the block, and within it once it has lasted `patience_s`.
+
+    For Ray's own shutdown: it waits for one process after another, on a busy host or disk for each of them long. Ray's agents
+    take up to half a minute to notice that their node is gone.
+    """
+    timer = threading.Timer(patience_s, signal_all, [state, signal.SIGKILL])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        signal_all(state, signal.SIGKILL)
+
+
+def signal_all(state: Path, signum: signal.Signals, program: bytes = b"") -> None:
+    """Signals the processes of `state`."""
+    for pid in processes_of(state, program):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+
+
+def processes_of(state: Path, program: bytes = b"") -> list[int]:
+    """Those whose environment names the directory `state`: a HAProxy that a reload has left to finish is among them."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            ours = os.fsencode(state) + b"/" in (folder / "environ").read_bytes()
+            if ours and (folder / "cmdline").read_bytes().split(b"\0")[0].endswith(program):
+                found.append(int(folder.name))
+    return found
