@@ -1,7 +1,7 @@
 """How `pytest -n` divides the tests: what starts Ray stays with one worker, as does a file, and long files do not come last.
 
 Real clusters side by side would wait for each other's start longer than their tests do; the other workers compute meanwhile.
-A file's tests share its fixtures.
+So would tests of a GPU for its memory. A file's tests share its fixtures.
 """
 
 import os
@@ -24,11 +24,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     groups = {}
     for item in items:
-        group = next((name for name in ("ray", "gpu", "gpu2") if item.get_closest_marker(name)), "")
-        groups[item] = group or str(item.path.relative_to(config.rootpath))
+        kinds = ("ray", "ray"), ("gpu", "gpu"), ("gpu2", "gpu")
+        own = (group for mark, group in kinds if item.get_closest_marker(mark))
+        groups[item] = next(own, str(item.path.relative_to(config.rootpath)))
         item.add_marker(pytest.mark.xdist_group(groups[item]))
     # Workers take groups in this order: at the end there are files of a few fast tests for the one that is done first.
-    items.sort(key=lambda item: (groups[item] != "ray", item.path not in slow, -sizes[item.path]))
+    items.sort(key=lambda item: (groups[item] != "ray", groups[item] != "gpu", item.path not in slow, -sizes[item.path]))
 
 
 def pytest_runtestloop(session: pytest.Session) -> None:

@@ -88,6 +88,7 @@ def values_of(graph: Graph, dense: dict[str, torch.Tensor]) -> np.ndarray:
     return CpuLane(operators, breadth_first(graph, 4), SCHEMA.block_layout, graph.output).run([BLOCK]).scores
 
 
+@pytest.mark.bulk
 @given(st.integers(0, 2**32))
 def test_no_pass_changes_what_a_graph_computes(seed):
     graph = random_graph(random.Random(seed))
