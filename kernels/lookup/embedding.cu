@@ -58,7 +58,7 @@
 #include "lookup/row_loads.cuh"
 #include "lookup/pooling.cuh"
 
-__device__ __forceinline__ bool narrow(const Source& s) { return NARROW && (s.how >> 8 & 15) == 1; }
+__device__ __forceinline__ bool narrow(const Source& s) { return NARROW && HOW_WIDTH(s.how) == 1; }
 
 template <int N, typename T>
 __device__ __forceinline__ void write_columns(T* out, float v[N]) {

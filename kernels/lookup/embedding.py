@@ -8,29 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.lookup.descriptors import TABLE, Descriptors, record
+from kernels.lookup.descriptors import TABLE, Descriptors
 from kernels.lookup.plan import Batch, Kind, LookupPlan, Slot
 from kernels.lookup.tiling import Tiling, tiling
+from kernels.lookup.units import DTYPES, units_image, units_of
 from kernels.runtime.launch import check_rows, launch, type_name
 from kernels.runtime.source import kernel
 from kernels.runtime.state import STATE_WORDS
 
 _SHARED_LIMIT = 46 * 1024
-_DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
-_UNIT = record("id <u2, ids <u2, number <u2, row_bytes <u2, out <i4, how <i4")
-_FAR = record("oov <i8, table <i4, offset <i4")
-
-
-def _units_record(count: int) -> np.dtype[np.void]:
-    """Units of pooling.cuh."""
-    return np.dtype(
-        [("base", "<u8", (count, 2)), ("limit", "<i8", (count, 2)), ("unit", _UNIT, count), ("scale", "<u8", (count, 2)),
-         ("far", _FAR, count)]
-    )  # fmt: skip
-
-
-# The bytes of its word that an id at byte 0 takes, as __byte_perm selects them; 4 to 7 give zero. A byte further adds 0x11.
-_PICK = {1: 0x4440, 2: 0x4410, 4: 0x3210, 8: 0x3210}
 _TERM_BYTES = 36  # a first-order term's in shared memory: embedding.cu's Source and a scale
 
 
@@ -50,12 +36,10 @@ class DeviceLookup:
         self._descriptors, self._out_dtype, self._device = descriptors, out_dtype, descriptors.tables.device
         self._processors = torch.cuda.get_device_properties(self._device).multi_processor_count
         vector = _vector(plan, out_dtype)
-        units = [u for s in plan.x_slots for u in _units(plan, s, vector)]
-        totals = [u for s in plan.total_slots for u in _units(plan, s, 1)]
+        units = [u for s in plan.x_slots for u in units_of(plan, s, vector)]
+        totals = [u for s in plan.total_slots for u in units_of(plan, s, 1)]
         self.units, self.totals = len(units), len(totals)
-        self._image = np.zeros(1, _units_record(len(units) + len(totals)))
-        self._image["unit"][0] = np.array([unit for unit, _ in (*units, *totals)], _UNIT)
-        self._image["far"][0] = np.array([far for _, far in (*units, *totals)], _FAR)
+        self._image = units_image([*units, *totals])
         self._units = torch.zeros(self._image.nbytes, dtype=torch.uint8, device=self._device)
         self.place()
         sides = plan.context_ids, plan.candidate_ids
@@ -69,7 +53,7 @@ class DeviceLookup:
             "CONTEXT_BYTES": plan.context_ids.nbytes, "CANDIDATE_BYTES": plan.candidate_ids.nbytes,
             "CONTEXT_NUMBERS": plan.context_numbers, "CANDIDATE_NUMBERS": plan.candidate_numbers,
             "UNITS": len(units), "TOTALS": len(totals), "VEC": vector,
-            "NARROW": int(any(unit[-1] >> 8 & 15 < vector for unit, _ in units)),
+            "NARROW": int(any(u.how.width < vector for u in units)),
             "MASKS": int(any(s.kind == Kind.MASK for s in plan.x_slots)), "LARGEST": int(any(s.largest for s in plan.reads)),
             "DTYPES": _dtypes(plan, plan.x_slots), "TOTAL_DTYPES": _dtypes(plan, plan.total_slots),
             "OUT_FACTOR": f"{1 / out_scale!r}f",
@@ -193,29 +177,5 @@ def _vector(plan: LookupPlan, out_dtype: torch.dtype) -> int:
 
 def _dtypes(plan: LookupPlan, slots: Sequence[Slot]) -> int:
     """The bit set of the dtypes of the slots' tables."""
-    own = {_DTYPES[plan.tables[plan.columns[s.first].table].dtype] for s in slots if s.kind in (Kind.GATHER, Kind.SCALE)}
+    own = {DTYPES[plan.tables[plan.columns[s.first].table].dtype] for s in slots if s.kind in (Kind.GATHER, Kind.SCALE)}
     return sum(1 << dtype for dtype in own) or 1
-
-
-def _units(plan: LookupPlan, slot: Slot, vector: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The output vectors of a slot, as _UNIT and _FAR: `vector` columns wide where table rows and output columns stay aligned,
-    else 1.
-    """
-    number = 0
-    if slot.kind in (Kind.SCALE, Kind.COPY):
-        number = slot.number + plan.context_numbers if slot.number >= 0 else -1 - slot.number
-    if slot.kind == Kind.COPY:
-        return [((0, 0, number, 0, slot.out, slot.kind | 1 << 8), (0, 0, 0))]
-    column = plan.columns[slot.first]
-    dtype, dim = plan.tables[column.table].dtype, plan.tables[column.table].dim
-    at, id_bytes = plan.id_place(column)
-    how = slot.kind | column.may_pad << 5 | id_bytes << 12 | _PICK[id_bytes] << 16
-    if slot.kind == Kind.MASK:
-        return [((at, 1, 0, 0, slot.out, how | 1 << 8), (0, 0, 0))]
-    width = vector if dim % vector == 0 and slot.out % vector == 0 else 1
-    how |= _DTYPES[dtype] << 2 | slot.mean << 4 | slot.largest << 7 | width << 8
-    return [
-        ((at, slot.columns, number, dim * dtype.itemsize, slot.out + e, how | (e == 0) << 6),
-         (column.oov, column.table, e * dtype.itemsize))
-        for e in range(0, dim, width)
-    ]  # fmt: skip

@@ -6,8 +6,7 @@ struct __align__(16) Table {  // its first segment inline; scale, for `DeviceLoo
     unsigned long long base; long long end; long long rows; const float* scale; int next; int segments; long long unused;
 };
 struct Segment { unsigned long long base; long long end; };  // rows [end of the one before, end) lie at base
-// id: first byte among a row's [context | candidate] ids; number: place among its numbers; offset: bytes of a table's row.
-// how: kind | dtype << 2 | mean << 4 | may_pad << 5 | counted << 6 | largest << 7 | width << 8 | id_bytes << 12 | pick << 16
+// units.py says what the fields of a unit are.
 struct __align__(16) Unit { unsigned short id, ids, number, row_bytes; int out; int how; };
 struct __align__(16) Far { long long oov; int table; int offset; };  // for ids that the first segment does not hold
 // base, limit, scale: of either generation: a row of id < limit lies at base + id * row_bytes; scale is null but of int8. Copied
@@ -31,8 +30,8 @@ struct Staged {  // in shared memory
         const int i = at >> 2;
         const unsigned* word = candidate_ids + r * CANDIDATE_WORDS + i - CONTEXT_WORDS;
         if (CONTEXT_WORDS && i < CONTEXT_WORDS) word = context_ids + r * CONTEXT_WORDS + i;
-        const unsigned low = __byte_perm(*word, 0, (how >> 16) + 0x11 * (at & 3));
-        if constexpr (sizeof(ID) == 8) return (how >> 12 & 15) == 8 ? (ID)word[1] << 32 | low : low;
+        const unsigned low = __byte_perm(*word, 0, HOW_PICK(how) + 0x11 * (at & 3));
+        if constexpr (sizeof(ID) == 8) return HOW_ID_BYTES(how) == 8 ? (ID)word[1] << 32 | low : low;
         return low;
     }
     __device__ __forceinline__ float number(int r, int i) const {
@@ -54,8 +53,8 @@ __device__ __forceinline__ const char* far_row(unsigned long long any, int unit,
     const Segment* segments = in.segments + in.generation * in.n_segments;
     long long id = (long long)any;
     if (any >= (unsigned long long)t.rows) {
-        if (any == ~0ull >> (64 - 8 * (u.how >> 12 & 15)) && (u.how >> 5 & 1)) return nullptr;
-        if (u.how >> 6 & 1) atomicAdd(in.out_of_range, 1ull);
+        if (any == HOW_PADDING_ID(u.how) && HOW_MAY_PAD(u.how)) return nullptr;
+        if (HOW_COUNTED(u.how)) atomicAdd(in.out_of_range, 1ull);
         id = far.oov;
     }
     unsigned long long base = t.base;
@@ -107,10 +106,10 @@ __device__ __forceinline__ void begin(Raw<N, SET> raw[K], Of source, Row row, bo
 #pragma unroll
     for (int k = 0; k < K; ++k) {
         const Source& s = source(k);
-        if (NUMBERS && kind(s.how) == COPY) has[k] = false;
-        if (MASKS && kind(s.how) == MASK) has[k] = false;
+        if (NUMBERS && HOW_KIND(s.how) == COPY) has[k] = false;
+        if (MASKS && HOW_KIND(s.how) == MASK) has[k] = false;
         if (MOST > 1 && s.ids > 1) has[k] = false;
-        id[k] = has[k] && !(NUMBERS && kind(s.how) == SCALE) ? at.id(row(k), s.id, s.how) : 0;
+        id[k] = has[k] && !(NUMBERS && HOW_KIND(s.how) == SCALE) ? at.id(row(k), s.id, s.how) : 0;
     }
     fetch<N, SET, K>(raw, source, id, has, in);
 }
@@ -119,16 +118,16 @@ __device__ __forceinline__ void begin(Raw<N, SET> raw[K], Of source, Row row, bo
 template <int N, int SET>
 __device__ __forceinline__ void finish(
     float v[N], const Raw<N, SET>& raw, const Source& s, const float scale[N], int r, const Staged& at) {
-    if (NUMBERS && kind(s.how) == COPY) {
+    if (NUMBERS && HOW_KIND(s.how) == COPY) {
         v[0] = at.number(r, s.number);
         return;
     }
-    if (MASKS && kind(s.how) == MASK) {
-        const bool padding = at.id(r, s.id, s.how) == (ID)(~0ull >> (64 - 8 * (s.how >> 12 & 15)));
-        v[0] = padding && (s.how >> 5 & 1) ? 0.0f : 1.0f;
+    if (MASKS && HOW_KIND(s.how) == MASK) {
+        const bool padding = at.id(r, s.id, s.how) == (ID)HOW_PADDING_ID(s.how);
+        v[0] = padding && HOW_MAY_PAD(s.how) ? 0.0f : 1.0f;
         return;
     }
-    const float factor = NUMBERS && kind(s.how) == SCALE ? at.number(r, s.number) : 1.0f;
+    const float factor = NUMBERS && HOW_KIND(s.how) == SCALE ? at.number(r, s.number) : 1.0f;
     for (int k = 0; k < N; ++k) {
         v[k] = raw.value(s.how, k);
         if (SET >> I8) v[k] *= scale[k];
@@ -151,7 +150,7 @@ __device__ __forceinline__ void pool(float v[N], const Source& s, const float sc
 #pragma unroll
         for (int j = 0; j < K; ++j) {
             has[j] = c + j < s.ids;
-            id[j] = has[j] ? at.id(r, s.id + (c + j) * (s.how >> 12 & 15), s.how) : 0;
+            id[j] = has[j] ? at.id(r, s.id + (c + j) * HOW_ID_BYTES(s.how), s.how) : 0;
         }
         fetch<N, SET, K>(rows, [&](int) -> const Source& { return s; }, id, has, in);
 #pragma unroll
@@ -160,12 +159,12 @@ __device__ __forceinline__ void pool(float v[N], const Source& s, const float sc
                 ++found;
                 for (int k = 0; k < N; ++k) {
                     const float e = rows[j].value(s.how, k);
-                    if (LARGEST && (s.how >> 7 & 1)) v[k] = found > 1 ? fmaxf(v[k], e) : e;
+                    if (LARGEST && HOW_LARGEST(s.how)) v[k] = found > 1 ? fmaxf(v[k], e) : e;
                     else v[k] += e;
                 }
             }
     }
-    const float factor = (s.how >> 4 & 1) && found > 1 ? 1.0f / found : 1.0f;
+    const float factor = HOW_MEAN(s.how) && found > 1 ? 1.0f / found : 1.0f;
     for (int k = 0; k < N; ++k) {
         if (SET >> I8) v[k] *= scale[k];
         v[k] *= factor;

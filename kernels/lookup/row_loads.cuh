@@ -50,10 +50,22 @@ __device__ __forceinline__ void load_bytes(const char* p, unsigned* w) {
     }
 }
 
-__device__ __forceinline__ int kind(int how) { return how & 3; }
+// How a unit is read: fields of a word that units.py packs, whose How says what each is. No functions: with those the compiler
+// orders the whole kernel otherwise.
+#define HOW_KIND(how) ((how) & 3)
+#define HOW_DTYPE(how) ((how) >> 2 & 3)
+#define HOW_MEAN(how) ((how) >> 4 & 1)
+#define HOW_MAY_PAD(how) ((how) >> 5 & 1)
+#define HOW_COUNTED(how) ((how) >> 6 & 1)
+#define HOW_LARGEST(how) ((how) >> 7 & 1)
+#define HOW_WIDTH(how) ((how) >> 8 & 15)
+#define HOW_ID_BYTES(how) ((how) >> 12 & 15)
+#define HOW_PICK(how) ((how) >> 16)  // an id's bytes of its word, for __byte_perm
+#define HOW_PADDING_ID(how) (~0ull >> (64 - 8 * HOW_ID_BYTES(how)))
+
 // Whether a unit has dtype D; known at compile time where all of a set have one.
 template <int SET, int D>
-__device__ __forceinline__ bool is(int how) { return SET == 1 << D || ((SET >> D & 1) && (how >> 2 & 3) == D); }
+__device__ __forceinline__ bool is(int how) { return SET == 1 << D || ((SET >> D & 1) && HOW_DTYPE(how) == D); }
 
 template <int SET> __host__ __device__ constexpr int widest() { return SET & 1 ? 4 : SET & 6 ? 2 : 1; }
 
