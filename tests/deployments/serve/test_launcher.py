@@ -19,8 +19,9 @@ import numpy as np
 import pytest
 
 from deployments.config import parse_config
+from deployments.processes import cores
 from deployments.serve.cluster import FASTER, FLAGS, LaunchError, serve_settings
-from deployments.serve.host import cores, free_ports, port_windows
+from deployments.serve.host import free_ports, port_windows
 from deployments.serve.launcher import _cause
 from dpiframe_core.errors import ConfigError
 from tests.deployments.server_process import DPIFRAME, Server, outcomes_of_ctrl_c_under_load, score
