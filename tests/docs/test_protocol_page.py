@@ -1,6 +1,7 @@
 """Every code block of docs/protocol.md works, against the real app over the real engine of a small demo model."""
 
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from deployments.config import Limits
-from deployments.demo.export import build_demo_bundle
 from dpiframe_core.engine import Engine
 from tests.deployments.live_app import LiveApp
 from tests.docs.test_readme import RUN, Block, blocks
@@ -21,9 +21,9 @@ BLOCKS = [block for block in blocks(PAGE.read_text()) if block.language in RUN]
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveApp, Path]]:
+def page(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveApp, Path]]:
     folder = tmp_path_factory.mktemp("page")
-    build_demo_bundle(folder / "models" / "demo", rows=4000, progress=False)
+    shutil.copytree(demo_bundle, folder / "models" / "demo")
     engine = Engine.load(folder / "models" / "demo", "cpu")
     engine.warmup()
     with LiveApp(engine, limits=Limits()) as live:

@@ -3,6 +3,7 @@ of the configuration names is there, with the default that it says.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,6 @@ import pytest
 from pydantic import BaseModel
 
 from deployments.config import Autoscaling, Grpc, Limits, parse_config
-from deployments.demo.export import build_demo_bundle
 from dpiframe_core.engine import Engine
 from dpiframe_core.strict_yaml import load_yaml
 from tests.deployments.live_app import LiveApp
@@ -34,9 +34,9 @@ BLOCKS = [
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveApp, Path]]:
+def service(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveApp, Path]]:
     folder = tmp_path_factory.mktemp("pages")
-    build_demo_bundle(folder / "models" / "demo", rows=4000, progress=False)
+    shutil.copytree(demo_bundle, folder / "models" / "demo")
     (folder / "bin").mkdir()
     command = folder / "bin" / "dpiframe"  # this checkout's, whatever is installed
     command.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'from deployments.cli.main import app; app()' \"$@\"\n")
