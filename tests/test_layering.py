@@ -14,7 +14,7 @@ CUPY = {
     "kernels/runtime/source.py",
     "kernels/runtime/launch.py",
     "kernels/runtime/replay.py",
-    "dpiframe_core/engine/cuda_lane.py",
+    "dpiframe_core/engine/cuda_bucket.py",
 }
 _SERVING = ("app", "replica", "engine_replica", "ingress_replica", "launcher", "cluster", "ray_metrics", "front")
 RAY = {f"deployments/{name}.py" for name in (*_SERVING, "ray_scoring")}

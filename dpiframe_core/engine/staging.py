@@ -1,0 +1,36 @@
+"""Where a GPU lane's rows are put for its graphs to read: a row block in pinned memory, as large as the largest batch."""
+
+from collections.abc import Sequence
+
+import torch
+
+from dpiframe_core.features.row_block import BlockLayout, RowBlock
+from kernels.lookup.plan import Batch
+
+
+class Staging:
+    """One batch's rows at a time; who replays a graph in C copies rows there itself.
+
+    Attributes:
+        block: over the pinned memory. batch: the same, as tensors that kernels take.
+    """
+
+    def __init__(self, layout: BlockLayout, rows: int) -> None:
+        self._pinned = torch.zeros(layout.offsets(rows, rows)[-1], dtype=torch.uint8, pin_memory=True)
+        self.block = block = RowBlock.over(self._pinned.numpy(), layout, rows, rows)
+        sections = block.header, block.request_of_row, block.context_ids, block.candidate_ids
+        numbers = block.context_dense, block.candidate_dense
+        self.batch = Batch(*(torch.from_numpy(section) for section in (*sections, *numbers)))
+        self._rows_word = block.header[10:11]
+
+    def stage(self, blocks: Sequence[RowBlock], bucket: int) -> int:
+        """Copies the rows of the blocks; those behind, up to the bucket's, become padding. Returns the number of rows."""
+        rows = self.block.fill(blocks)
+        self._rows_word[0] = rows
+        self.block.request_of_row[rows:bucket] = -1
+        return rows
+
+    def stage_zeros(self, rows: int) -> None:
+        """Rows of the first context, for a run whose scores nobody reads."""
+        self._rows_word[0] = rows
+        self.block.request_of_row[:rows] = 0
