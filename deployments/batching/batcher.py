@@ -18,7 +18,8 @@ from deployments.batching.dispatcher import Lanes, Run
 from deployments.batching.row_queue import Part, Ticket
 from deployments.metrics import BatchSeen
 from dpiframe_core.errors import DeadlineExceeded, InputError, Unavailable
-from dpiframe_core.features.row_block import BatchResult, BlockLayout, Floats, RowBlock
+from dpiframe_core.features.block_layout import BlockLayout
+from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock
 
 
 @dataclass(frozen=True, slots=True, eq=False)

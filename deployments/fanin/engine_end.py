@@ -21,7 +21,8 @@ from deployments.fanin.request_memory import Bytes
 from deployments.fanin.rings import Ask, Board, Channel, Status
 from deployments.metrics import BatchSeen
 from dpiframe_core.errors import InputError, Overloaded
-from dpiframe_core.features.row_block import BatchResult, BlockLayout, RowBlock
+from dpiframe_core.features.block_layout import BlockLayout
+from dpiframe_core.features.row_block import BatchResult, RowBlock
 
 
 class Peer:

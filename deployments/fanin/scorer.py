@@ -21,7 +21,8 @@ from deployments.fanin.request_memory import Slab
 from deployments.fanin.rings import require_ordered_stores
 from dpiframe_core.engine.buckets import Counts
 from dpiframe_core.errors import InputError, TooLarge, Unavailable
-from dpiframe_core.features.row_block import BlockLayout, Floats, RowBlock
+from dpiframe_core.features.block_layout import BlockLayout
+from dpiframe_core.features.row_block import Floats, RowBlock
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,8 @@ from dpiframe_core.engine.calibration import Calibration, calibrated
 from dpiframe_core.engine.cuda_bucket import CapturedBucket, EagerBucket
 from dpiframe_core.engine.program import CudaProgram
 from dpiframe_core.engine.staging import Staging
-from dpiframe_core.features.row_block import BatchResult, BlockLayout, RowBlock
+from dpiframe_core.features.block_layout import BlockLayout
+from dpiframe_core.features.row_block import BatchResult, RowBlock
 from dpiframe_core.operators.executor import execute_on_streams
 from dpiframe_core.operators.workspace import Workspace, done_words
 from kernels.dense.linear import matmul_precision

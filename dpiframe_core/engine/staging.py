@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from dpiframe_core.features.row_block import BlockLayout, RowBlock
+from dpiframe_core.features.block_layout import BlockLayout
+from dpiframe_core.features.row_block import RowBlock
 from kernels.lookup.plan import Batch
 
 

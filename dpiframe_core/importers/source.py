@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.features.row_block import IdSection, RowBlock
+from dpiframe_core.features.block_layout import IdSection
+from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
 from dpiframe_core.features.vocabulary import VocabularyTable
 from dpiframe_core.graph.architecture import Architecture
