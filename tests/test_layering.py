@@ -166,4 +166,4 @@ def test_nothing_evaluates_text_or_unpickles(file: str) -> None:
     unpicklers = [
         n.name for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and "pickle.Unpickler" in map(ast.unparse, n.bases)
     ]
-    assert file == "dpiframe_core/importers/pickled.py" or not unpicklers
+    assert file == "dpiframe_core/importers/fuxictr/pickled_processor.py" or not unpicklers

@@ -16,7 +16,9 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import DCN, DIN, Architecture, DCNv2, DeepFM, TargetAttention, WideDeep, XDeepFM
 from dpiframe_core.importers.deepctr_columns import called, spec_of, takes_any_rows
 from dpiframe_core.importers.deepctr_layers import DeepCtrReader
-from dpiframe_core.importers.interactions import (
+from dpiframe_core.importers.model_spec import SpecFile, read_spec, with_vocabularies
+from dpiframe_core.importers.sequential_mlp import activation_kinds, read_linear
+from dpiframe_core.importers.source_interactions import (
     Attention,
     CompressedInteraction,
     CrossMatrix,
@@ -24,10 +26,8 @@ from dpiframe_core.importers.interactions import (
     CrossVector,
     factorization_machine,
 )
-from dpiframe_core.importers.layers import Activation, Parameters
-from dpiframe_core.importers.sequential import activation_kinds, read_linear
-from dpiframe_core.importers.source import Inputs, SourceModel
-from dpiframe_core.importers.spec import SpecFile, read_spec, with_vocabularies
+from dpiframe_core.importers.source_layers import Activation, Parameters
+from dpiframe_core.importers.source_model import Inputs, SourceModel
 from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
 
 Built = tuple[Architecture, Parameters, Callable[[Inputs], Tensor]]

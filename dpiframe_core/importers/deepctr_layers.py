@@ -8,10 +8,10 @@ from torch import Tensor
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import Architecture
-from dpiframe_core.importers.layers import Activation, Linear, Mlp, Parameters, side_by_side
-from dpiframe_core.importers.sequential import activation_kinds, read_linear, read_norm, read_prelu
-from dpiframe_core.importers.source import Inputs, SourceModel, tables_in_order
-from dpiframe_core.importers.spec import DenseFeature, SparseFeature, SpecFile, build_schema
+from dpiframe_core.importers.model_spec import DenseFeature, SparseFeature, SpecFile, build_schema
+from dpiframe_core.importers.sequential_mlp import activation_kinds, read_linear, read_norm, read_prelu
+from dpiframe_core.importers.source_layers import Activation, Linear, Mlp, Parameters, side_by_side
+from dpiframe_core.importers.source_model import Inputs, SourceModel, tables_in_order
 from dpiframe_core.importers.state_dict import StateDict
 
 

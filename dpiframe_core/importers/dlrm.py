@@ -13,11 +13,11 @@ from torch import Tensor
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import DLRM, Architecture, DLRMDCNv2
-from dpiframe_core.importers.interactions import CrossLowRank, pairs, pairs_from
-from dpiframe_core.importers.layers import Activation, Linear, Mlp, Parameters, with_columns
-from dpiframe_core.importers.sequential import read_linear
-from dpiframe_core.importers.source import Inputs, SourceModel, tables_in_order
-from dpiframe_core.importers.spec import DenseFeature, SparseFeature, SpecFile, build_schema, read_spec
+from dpiframe_core.importers.model_spec import DenseFeature, SparseFeature, SpecFile, build_schema, read_spec
+from dpiframe_core.importers.sequential_mlp import read_linear
+from dpiframe_core.importers.source_interactions import CrossLowRank, pairs, pairs_from
+from dpiframe_core.importers.source_layers import Activation, Linear, Mlp, Parameters, with_columns
+from dpiframe_core.importers.source_model import Inputs, SourceModel, tables_in_order
 from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
 
 _RELU = Activation("relu")

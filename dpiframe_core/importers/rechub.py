@@ -12,11 +12,11 @@ from torch import Tensor
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import DCN, Architecture, DCNv2, DeepFM, WideDeep
-from dpiframe_core.importers.interactions import CrossMatrix, CrossMixture, CrossVector, factorization_machine
-from dpiframe_core.importers.layers import Linear, Mlp, Parameters, spread
-from dpiframe_core.importers.sequential import activation_kinds, hidden_units, read_linear, read_mlp
-from dpiframe_core.importers.source import Inputs, SourceModel, tables_in_order
-from dpiframe_core.importers.spec import DenseFeature, SparseFeature, SpecFile, build_schema, read_spec
+from dpiframe_core.importers.model_spec import DenseFeature, SparseFeature, SpecFile, build_schema, read_spec
+from dpiframe_core.importers.sequential_mlp import activation_kinds, hidden_units, read_linear, read_mlp
+from dpiframe_core.importers.source_interactions import CrossMatrix, CrossMixture, CrossVector, factorization_machine
+from dpiframe_core.importers.source_layers import Linear, Mlp, Parameters, spread
+from dpiframe_core.importers.source_model import Inputs, SourceModel, tables_in_order
 from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
 
 Features = Sequence[SparseFeature | DenseFeature]

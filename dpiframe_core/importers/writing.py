@@ -23,7 +23,7 @@ from dpiframe_core.evaluation.parity import Parity, parity
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.importers.raw_rows import Columns, random_rows, read_expected, read_rows
-from dpiframe_core.importers.source import SourceModel
+from dpiframe_core.importers.source_model import SourceModel
 
 TOLERANCE = 1e-5  # on the probability, at float32, for every supported model and option
 _GOLDEN_ROWS, _EXAMPLE_ROWS, _PART = 64, 5, 1024

@@ -10,9 +10,9 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import Architecture
 from dpiframe_core.importers.fuxictr.features import Field, build_schema, build_vocabularies, fields_of
 from dpiframe_core.importers.fuxictr.files import FuxiRun
-from dpiframe_core.importers.layers import Activation, Linear, Mlp, Parameters
-from dpiframe_core.importers.sequential import activation_kinds, read_linear, read_mlp, read_norm
-from dpiframe_core.importers.source import Inputs, SourceModel, check_padding, required, tables_in_order
+from dpiframe_core.importers.sequential_mlp import activation_kinds, read_linear, read_mlp, read_norm
+from dpiframe_core.importers.source_layers import Activation, Linear, Mlp, Parameters
+from dpiframe_core.importers.source_model import Inputs, SourceModel, check_padding, required, tables_in_order
 from dpiframe_core.importers.state_dict import StateDict
 
 Built = tuple[Architecture, Parameters, Callable[[Inputs], Tensor]]

@@ -12,15 +12,15 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import DCN, DCNv2, DeepFM, WideDeep, XDeepFM
 from dpiframe_core.importers.fuxictr.files import FuxiRun
 from dpiframe_core.importers.fuxictr.layers import FuxiReader
-from dpiframe_core.importers.interactions import (
+from dpiframe_core.importers.source_interactions import (
     CompressedInteraction,
     CrossMatrix,
     CrossMixture,
     CrossVector,
     factorization_machine,
 )
-from dpiframe_core.importers.layers import Activation, Mlp, side_by_side
-from dpiframe_core.importers.source import Inputs, SourceModel
+from dpiframe_core.importers.source_layers import Activation, Mlp, side_by_side
+from dpiframe_core.importers.source_model import Inputs, SourceModel
 from dpiframe_core.importers.state_dict import StateDict
 
 

@@ -8,7 +8,7 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.importers.fuxictr.files import FuxiFiles, FuxiRun, read_run
 from dpiframe_core.importers.fuxictr.models import dcn, dcnv2, deepfm, wide_deep, xdeepfm
 from dpiframe_core.importers.fuxictr.sequences import din, dlrm
-from dpiframe_core.importers.source import SourceModel, required
+from dpiframe_core.importers.source_model import SourceModel, required
 from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
 
 _MODELS: Mapping[str, Callable[[FuxiRun, StateDict, Sequence[str]], SourceModel]] = {

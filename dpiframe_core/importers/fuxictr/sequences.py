@@ -9,9 +9,9 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import DIN, DLRM, TargetAttention
 from dpiframe_core.importers.fuxictr.files import FuxiRun
 from dpiframe_core.importers.fuxictr.layers import FuxiReader
-from dpiframe_core.importers.interactions import Attention, pairs, pairs_from
-from dpiframe_core.importers.layers import Mlp, with_columns
-from dpiframe_core.importers.source import Inputs, SourceModel
+from dpiframe_core.importers.source_interactions import Attention, pairs, pairs_from
+from dpiframe_core.importers.source_layers import Mlp, with_columns
+from dpiframe_core.importers.source_model import Inputs, SourceModel
 from dpiframe_core.importers.state_dict import StateDict
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import LeakyReLU, Plain
-from dpiframe_core.importers.layers import Activation, Linear, Mlp, Parameters
+from dpiframe_core.importers.source_layers import Activation, Linear, Mlp, Parameters
 
 
 @dataclass(frozen=True, slots=True, eq=False)
