@@ -1,6 +1,6 @@
 """Reads the published click logs, Criteo (Kaggle) and Avazu, into pyarrow tables, block by block, with nulls kept as nulls.
 
-Values stay raw (text and integers): turning them into ids is `encode`'s work. It knows no schema and no model.
+Values stay raw (text and integers): turning them into ids is `Encoder`'s work. It knows no schema and no model.
 """
 
 from __future__ import annotations

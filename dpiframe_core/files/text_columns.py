@@ -5,6 +5,7 @@ Knows no file format and no schema.
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -13,6 +14,11 @@ import pyarrow.compute as pc
 from dpiframe_core.errors import InputError
 
 Convert: TypeAlias = Callable[[pa.Array], pa.Array]
+
+
+def cell(file: Path, row: int, column: str) -> str:
+    """How errors name a cell of a file; `row` from 1."""
+    return f"{file}, row {row}, column {column}"
 
 
 def converted(column: pa.Array, convert: Convert, place: Callable[[int], str], expected: str) -> pa.Array:

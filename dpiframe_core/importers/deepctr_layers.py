@@ -1,17 +1,16 @@
 """What DeepCTR-Torch's models have in common, taken from a state dict: embeddings, the linear model, DNNs, the output bias."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.graph.architecture import Architecture
-from dpiframe_core.importers.model_spec import DenseFeature, SparseFeature, SpecFile, build_schema
+from dpiframe_core.importers.model_spec import DenseFeature, SparseFeature, SpecFile, spec_model
 from dpiframe_core.importers.sequential_mlp import activation_kinds, read_linear, read_norm, read_prelu
-from dpiframe_core.importers.source_layers import Activation, Linear, Mlp, Parameters, side_by_side
-from dpiframe_core.importers.source_model import Inputs, SourceModel, tables_in_order
+from dpiframe_core.importers.source_layers import Activation, Linear, Mlp, side_by_side
+from dpiframe_core.importers.source_model import Inputs, SourceLayers, SourceModel
 from dpiframe_core.importers.state_dict import StateDict
 
 
@@ -129,11 +128,8 @@ class DeepCtrReader:
         parts = [i.named(f.name) for f in self.embedded if f.pooling != "none" or f.max_values == 1]
         return torch.cat([*parts, *([] if interest is None else [interest]), *(i.named(f.name) for f in self.numbers)], 1)
 
-    def model(self, architecture: Architecture, dense: Parameters, logit: Callable[[Inputs], Tensor]) -> SourceModel:
-        name = self.file.spec.model
-        self.settings.finish(name)
-        self.weights.finish(f"DeepCTR-Torch's {name} with these features")
-        sizes = {table: (weight.shape[0], weight.shape[1]) for table, weight in self.tables.items()}
-        schema = build_schema(self.file, self.deep, sizes, self._first)
-        tables = tables_in_order(schema, self.tables)
-        return SourceModel("DeepCTR-Torch", name, architecture, schema, dense, tables, self.file.vocabularies, logit)
+    def model(self, layers: SourceLayers) -> SourceModel:
+        return spec_model(
+            "DeepCTR-Torch", self.file, layers, weights=self.weights, settings=self.settings, features=self.deep,
+            tables=self.tables, first_order=self._first,
+        )  # fmt: skip

@@ -20,7 +20,7 @@ from dpiframe_core.importers.source_interactions import (
     factorization_machine,
 )
 from dpiframe_core.importers.source_layers import Activation, Mlp, side_by_side
-from dpiframe_core.importers.source_model import Inputs, SourceModel
+from dpiframe_core.importers.source_model import Inputs, SourceLayers, SourceModel
 from dpiframe_core.importers.state_dict import StateDict
 
 
@@ -37,7 +37,7 @@ def deepfm(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceMo
     def logit(i: Inputs) -> Tensor:
         return i.first_order() + bias.double() + factorization_machine(i.fields()) + head(mlp(i.x()))
 
-    return r.model("DeepFM", (architecture, dense, logit), context, first_order=True)
+    return r.model("DeepFM", SourceLayers(architecture, dense, logit), context, first_order=True)
 
 
 def wide_deep(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceModel:
@@ -50,8 +50,8 @@ def wide_deep(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> Sourc
     def logit(i: Inputs) -> Tensor:
         return i.first_order() + head(mlp(i.x()))
 
-    built = architecture, mlp.parameters("deep") | head.parameters("head"), logit
-    return r.model("WideDeep", built, context, first_order=True)
+    layers = SourceLayers(architecture, mlp.parameters("deep") | head.parameters("head"), logit)
+    return r.model("WideDeep", layers, context, first_order=True)
 
 
 def xdeepfm(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceModel:
@@ -77,7 +77,7 @@ def xdeepfm(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceM
         return i.first_order() + pooled(cin(i.fields())) + deep
 
     dense = cin.parameters("cin") | mlp.parameters("deep") | head.parameters("head")
-    return r.model("xDeepFM", (architecture, dense, logit), context, first_order=True)
+    return r.model("xDeepFM", SourceLayers(architecture, dense, logit), context, first_order=True)
 
 
 def dcn(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceModel:
@@ -97,7 +97,7 @@ def dcn(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceModel
         return head(torch.cat([cross(x), *([mlp(x)] if mlp.units else [])], 1))
 
     dense = cross.parameters("cross") | mlp.parameters("deep") | head.parameters("head")
-    return r.model("DCN", (architecture, dense, logit), context, first_order=False)
+    return r.model("DCN", SourceLayers(architecture, dense, logit), context, first_order=False)
 
 
 def dcnv2(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceModel:
@@ -133,7 +133,7 @@ def dcnv2(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceMod
 
     dense = cross.parameters("cross") | first.parameters("deep") | head.parameters("head")
     dense |= second.parameters("parallel") if second else {}
-    return r.model("DCNv2", (architecture, dense, logit), context, first_order=False)
+    return r.model("DCNv2", SourceLayers(architecture, dense, logit), context, first_order=False)
 
 
 def matrices(r: FuxiReader, width: int, layers: int) -> CrossMatrix:

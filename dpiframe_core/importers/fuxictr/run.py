@@ -35,7 +35,7 @@ def fuxictr(files: FuxiFiles, context: Sequence[str] = ()) -> SourceModel:
 def fuxictr_model(run: FuxiRun, weights: StateDict, context: Sequence[str] = ()) -> SourceModel:
     """As `fuxictr`, of files already read."""
     where = str(run.files.config)
-    name = required(run.config, "model", where, (str,))
+    name = required(run.config, "model", f"{where}: model", (str,))
     if name not in _MODELS:
         raise InputError(f"{where}: model", name, f"one of {', '.join(_MODELS)}")
     task = run.config.get("task", "binary_classification")
