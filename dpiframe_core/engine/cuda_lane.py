@@ -176,7 +176,7 @@ class CudaLane:
         for bucket in self._ready:
             bucket.release()
         self._ready = []
-        self._workspace.release()
+        del self._workspace
         give_back(self._streams, self._device)
         self._streams = []
 

@@ -25,7 +25,7 @@ from dpiframe_core.engine.lane_pool import LanePool
 from dpiframe_core.engine.model_programs import model_programs
 from dpiframe_core.engine.options import DEFAULT_PRECISION, PRECISIONS, EngineOptions, WarmupReport
 from dpiframe_core.engine.program import CpuProgram, CudaProgram
-from dpiframe_core.engine.tuning import Tuning
+from dpiframe_core.engine.tuning import Tuning, engine_key
 from dpiframe_core.errors import InputError, Unavailable
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock
@@ -67,10 +67,8 @@ class Engine:
         self.graph = fuse(model_graph(bundle), options.fusion)
         self._store = EmbeddingStore(self.schema, bundle.tables, target, bundle.scales)
         self._programs = model_programs(bundle, self.graph, self._store, self.precision, options)
-        self._tuning = Tuning(
-            self._programs, self.buckets,
-            fingerprint=bundle.fingerprint, precision=self.precision, device=target, options=options,
-        )  # fmt: skip
+        key = engine_key(bundle.fingerprint, self.precision, target, options)
+        self._tuning = Tuning(self._programs, self.buckets, key)
         self._pool = LanePool([self._lane(target) for _ in range(self.lanes)])
         # A lane has one user at a time, so its own counts need no lock.
         self._batch_sizes = {lane: [0] * (self.max_batch_rows + 1) for lane in self._pool.lanes}
@@ -124,19 +122,14 @@ class Engine:
         for c in calibrations.values():
             log.info("bucket %d runs %s, %.2fx the next best of %s us", c.bucket, c.program, c.gain, dict(c.microseconds))
         return WarmupReport(
-            device=self.device,
-            precision=self.precision,
-            buckets=self.buckets,
-            lanes=self.lanes,
+            device=self.device, precision=self.precision, buckets=self.buckets, lanes=self.lanes,
             seconds=time.perf_counter() - start,
-            golden_error=error,
-            golden_tolerance=golden_tolerance(self.bundle, self.precision),
+            golden_error=error, golden_tolerance=golden_tolerance(self.bundle, self.precision),
             table_bytes=self._store.bytes_used,
             buffer_bytes=sum(lane.bytes_used for lane in self._pool.lanes if isinstance(lane, CudaLane)),
             captured_bytes=captured,
-            calibrations=tuple(calibrations[b] for b in sorted(calibrations)),
-            recalled=known,
-        )
+            calibrations=tuple(calibrations[b] for b in sorted(calibrations)), recalled=known,
+        )  # fmt: skip
 
     @property
     def out_of_range(self) -> int:

@@ -18,11 +18,10 @@ class Staging:
 
     def __init__(self, layout: BlockLayout, rows: int) -> None:
         self._pinned = torch.zeros(layout.offsets(rows, rows)[-1], dtype=torch.uint8, pin_memory=True)
-        self.block = block = RowBlock.over(self._pinned.numpy(), layout, rows, rows)
-        sections = block.header, block.request_of_row, block.context_ids, block.candidate_ids
-        numbers = block.context_dense, block.candidate_dense
-        self.batch = Batch(*(torch.from_numpy(section) for section in (*sections, *numbers)))
-        self._rows_word = block.header[10:11]
+        self.block = b = RowBlock.over(self._pinned.numpy(), layout, rows, rows)
+        sections = b.header, b.request_of_row, b.context_ids, b.candidate_ids, b.context_dense, b.candidate_dense
+        self.batch = Batch(*map(torch.from_numpy, sections))
+        self._rows_word = b.header[10:11]
 
     def stage(self, blocks: Sequence[RowBlock], bucket: int) -> int:
         """Copies the rows of the blocks; those behind, up to the bucket's, become padding. Returns the number of rows."""

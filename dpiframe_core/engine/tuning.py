@@ -16,41 +16,30 @@ class Tuning:
     """Which program each bucket runs. Lanes share it: the first to warm up fills `calibrations`, by bucket.
 
     Args:
-        programs: to choose from; of a CPU's there is no choice.
-        fingerprint, precision, device: of the bundle and what runs it, which choices depend on, beside the options.
+        programs: to choose from; of a CPU's there is no choice. key: where choices are kept from start to start, if they are.
     """
 
-    def __init__(
-        self,
-        programs: Sequence[CpuProgram | CudaProgram],
-        buckets: Sequence[int],
-        *,
-        fingerprint: str,
-        precision: str,
-        device: torch.device,
-        options: EngineOptions,
-    ) -> None:
+    def __init__(self, programs: Sequence[CpuProgram | CudaProgram], buckets: Sequence[int], key: TuningKey | None) -> None:
         self.programs = [p for p in programs if isinstance(p, CudaProgram)]
         self.calibrations: dict[int, Calibration] = {}
-        self._buckets, self._fingerprint, self._precision = tuple(buckets), fingerprint, precision
-        self._device, self._options = device, options
+        self._buckets, self._key = tuple(buckets), key
 
     def recall(self) -> int:
         """Takes over what an earlier warm-up found; for how many buckets it did."""
-        if self.programs and self._options.recall:
-            self.calibrations |= recall_choices(self.programs, load_choices(self._key()), self._buckets)
+        if self._key is not None:
+            self.calibrations |= recall_choices(self.programs, load_choices(self._key), self._buckets)
         return len(self.calibrations)
 
     def remember(self) -> None:
         """Keeps what was found for the next warm-up."""
-        if self.programs and self._options.recall:
-            store_choices(self._key(), warmup_choices(self.programs, self.calibrations))
+        if self._key is not None:
+            store_choices(self._key, warmup_choices(self.programs, self.calibrations))
 
-    def _key(self) -> TuningKey:
-        """Beside the bundle, how its graph is laid out."""
-        o = self._options
-        about = f"{self._fingerprint} {o.policy} {o.max_streams} {','.join(o.fusion)}"
-        return tuning_key(about, self._precision, self._device)
+
+def engine_key(fingerprint: str, precision: str, device: torch.device, o: EngineOptions) -> TuningKey | None:
+    """What a GPU's choices depend on: beside the bundle, how its graph is laid out. None where no choices are to be kept."""
+    about = f"{fingerprint} {o.policy} {o.max_streams} {','.join(o.fusion)}"
+    return tuning_key(about, precision, device) if device.type == "cuda" and o.recall else None
 
 
 def recall_choices(programs: Sequence[CudaProgram], known: Mapping[str, str], buckets: Sequence[int]) -> dict[int, Calibration]:

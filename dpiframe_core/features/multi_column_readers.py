@@ -96,12 +96,11 @@ def _hashes(encoders: list[Hash]) -> Read:
             return None
         texts = zip(encoders, columns, strict=True)
         digests = (map(mmh3.mmh3_32_uintdigest, map(str.encode, c), repeat(e.seed)) for e, c in texts)
-        k, n = len(columns), len(columns[0])
         try:
-            hashes = np.fromiter(chain.from_iterable(digests), np.int64, k * n).reshape(k, n)
+            hashes = np.fromiter(chain.from_iterable(digests), np.int64, len(columns) * len(columns[0]))
         except UnicodeEncodeError:
             return None
-        ids: Int64s = hashes % buckets + first
+        ids: Int64s = hashes.reshape(len(columns), -1) % buckets + first
         return ids
 
     return read

@@ -1,4 +1,4 @@
-"""Reads the published click logs, Criteo (Kaggle) and Avazu, into pyarrow tables, block by block, with nulls kept as nulls.
+"""Reads click logs in the form of Criteo (Kaggle) into pyarrow tables, block by block, with nulls kept as nulls.
 
 Values stay raw (text and integers): turning them into ids is `Encoder`'s work. It knows no schema and no model.
 """
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.files.text_columns import converted, integers, text
+from dpiframe_core.files.text_columns import converted, csv_bytes, integers, text
 
 _GZIP = b"\x1f\x8b"
 _FIRST_LINE_BYTES = 1 << 16
@@ -28,14 +28,12 @@ class ClickLogFormat:
     Attributes:
         columns: names in file order, `label` among them; a test file lacks the label, and so does the table read from it.
         integers: the columns whose values are integers (int64, null where the file has nothing); the others are text.
-        header: whether every file opens with a line of column names (else it may: that line is then recognised).
     """
 
     name: str
     label: str
     columns: tuple[str, ...]
     integers: frozenset[str]
-    header: bool
 
     @property
     def unlabelled(self) -> tuple[str, ...]:
@@ -50,23 +48,7 @@ CRITEO = ClickLogFormat(
     label="label",
     columns=("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))),
     integers=frozenset(("label", *(f"I{i}" for i in range(1, 14)))),
-    header=False,
 )
-
-# `id` is an opaque 64-bit number, at times above 2^63, hence text.
-AVAZU = ClickLogFormat(
-    name="Avazu",
-    label="click",
-    columns=(
-        "id", "click", "hour", "C1", "banner_pos", "site_id", "site_domain", "site_category", "app_id", "app_domain",
-        "app_category", "device_id", "device_ip", "device_model", "device_type", "device_conn_type",
-        *(f"C{i}" for i in range(14, 22)),
-    ),
-    integers=frozenset(
-        ("click", "hour", "C1", "banner_pos", "device_type", "device_conn_type", *(f"C{i}" for i in range(14, 22)))
-    ),
-    header=True,
-)  # fmt: skip
 
 
 def read_table(path: str | Path, log_format: ClickLogFormat = CRITEO) -> pa.Table:
@@ -86,31 +68,13 @@ def iter_batches(path: str | Path, log_format: ClickLogFormat = CRITEO, *, block
     path = Path(path)
     dialect = _sniff(path, log_format)
     bad_rows: list[pa.csv.InvalidRow] = []
-
-    def note(row: pa.csv.InvalidRow) -> str:
-        bad_rows.append(row)
-        return "error"
-
     first_line = line = 2 if dialect.header else 1
     try:
-        reader = pa.csv.open_csv(
-            _open(path),
-            # One thread: Arrow numbers the lines of bad rows only then.
-            read_options=pa.csv.ReadOptions(
-                use_threads=False, block_size=block_bytes, column_names=dialect.columns, skip_rows=first_line - 1
-            ),
-            parse_options=pa.csv.ParseOptions(
-                delimiter=dialect.delimiter,
-                quote_char=False if dialect.delimiter == "\t" else '"',
-                ignore_empty_lines=False,  # else the line numbers of later errors would be off
-                invalid_row_handler=note,
-            ),
-            # Bytes first, types after: Arrow's own conversion errors do not say which line is at fault.
-            convert_options=pa.csv.ConvertOptions(
-                column_types=dict.fromkeys(dialect.columns, pa.binary()), null_values=[""], strings_can_be_null=True
-            ),
-        )
-        while (raw := _next(reader)) is not None:
+        batches = csv_bytes(
+            _open(path), dialect.columns, dialect.delimiter, bad_rows, skip_rows=first_line - 1, block_bytes=block_bytes,
+            ignore_empty_lines=False,  # else the line numbers of later errors would be off
+        )  # fmt: skip
+        for raw in batches:
             yield _typed(raw, path, line, log_format)
             line += raw.num_rows
         if line == first_line:
@@ -155,20 +119,11 @@ def _sniff(path: Path, log_format: ClickLogFormat) -> _Dialect:
     for columns in (log_format.columns, log_format.unlabelled):
         if cells == columns:
             return _Dialect(delimiter, True, columns)
-    if log_format.header:
-        raise InputError(f"{path}, line 1", line, f"{log_format.name}'s header, {delimiter.join(log_format.columns)}")
     for columns in (log_format.columns, log_format.unlabelled):
         if len(cells) == len(columns):
             return _Dialect(delimiter, False, columns)
     counts = f"{len(log_format.columns)}, as {log_format.name} has (a test file: {len(log_format.unlabelled)})"
     raise InputError(f"{path}, line 1, columns", len(cells), counts)
-
-
-def _next(reader: pa.csv.CSVStreamingReader) -> pa.RecordBatch | None:
-    try:
-        return reader.read_next_batch()
-    except StopIteration:
-        return None
 
 
 def _typed(raw: pa.RecordBatch, path: Path, line: int, log_format: ClickLogFormat) -> pa.Table:

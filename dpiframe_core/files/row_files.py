@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.files.json_lines import JsonLines
-from dpiframe_core.files.text_columns import cell, converted, parser, text
+from dpiframe_core.files.text_columns import cell, converted, csv_bytes, parser, text
 
 FORMATS = (".csv", ".tsv", ".parquet", ".jsonl")
 _TEXT_BLOCK = 4 << 20  # bytes of text that are parsed at once
@@ -157,30 +157,15 @@ def _header(file: RowFile) -> tuple[list[str], str]:
 def _csv_batches(file: RowFile) -> Iterator[tuple[pa.Table, float]]:
     names, delimiter = _header(file)
     bad_rows: list[pa.csv.InvalidRow] = []
-
-    def note(row: pa.csv.InvalidRow) -> str:
-        bad_rows.append(row)
-        return "error"
-
     row, size = 1, max(1, file.path.stat().st_size)
+    wanted = [n for n in names if file.columns is None or n in file.columns]
     with file.path.open("rb") as source:
         try:
-            reader = pa.csv.open_csv(
-                source,
-                # One thread: Arrow numbers the lines of bad rows only then.
-                pa.csv.ReadOptions(use_threads=False, block_size=_TEXT_BLOCK, column_names=names, skip_rows=1),
-                pa.csv.ParseOptions(
-                    delimiter=delimiter, quote_char='"' if delimiter == "," else False,
-                    newlines_in_values=delimiter == ",", invalid_row_handler=note,
-                    ignore_empty_lines=len(names) > 1,  # of one column, a missing value
-                ),
-                # Bytes first, types after: Arrow's own conversion errors do not say which row is at fault.
-                pa.csv.ConvertOptions(
-                    column_types=dict.fromkeys(names, pa.binary()), null_values=[""], strings_can_be_null=True,
-                    include_columns=[n for n in names if file.columns is None or n in file.columns],
-                ),
+            batches = csv_bytes(
+                source, names, delimiter, bad_rows, skip_rows=1, block_bytes=_TEXT_BLOCK, wanted=wanted,
+                newlines_in_values=delimiter == ",", ignore_empty_lines=len(names) > 1,  # of one column, a missing value
             )  # fmt: skip
-            while (batch := next(reader, None)) is not None:
+            for batch in batches:
                 yield _parsed(file, batch, row), min(1.0, source.tell() / size)
                 row += batch.num_rows
         except pa.ArrowInvalid as error:

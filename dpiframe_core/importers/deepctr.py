@@ -64,28 +64,24 @@ def read_deepctr(file: SpecFile, weights: StateDict) -> SourceModel:
 
 
 def _wdl(r: DeepCtrReader) -> SourceLayers:
-    r.linear_model(required=True)
-    mlp, last = r.tower()
-    head, out = r.head([last]), r.bias
-
-    def logit(i: Inputs) -> Tensor:
-        return r.first_order(i) + last(mlp(r.deep_input(i))) + out
-
-    architecture = WideDeep(hidden_units=mlp.units, activation=mlp.activations)
-    return SourceLayers(architecture, mlp.parameters("deep") | head.parameters("head"), logit)
+    return _with_linear(r, WideDeep, pairwise=False)
 
 
 def _deepfm(r: DeepCtrReader) -> SourceLayers:
-    if not r.settings.take("use_fm", bool):
-        return _wdl(r)
+    pairwise = r.settings.take("use_fm", bool)
+    return _with_linear(r, DeepFM if pairwise else WideDeep, pairwise=pairwise)
+
+
+def _with_linear(r: DeepCtrReader, kind: type[WideDeep] | type[DeepFM], *, pairwise: bool) -> SourceLayers:
     r.linear_model(required=True)
     mlp, last = r.tower()
     head, out = r.head([last]), r.bias
 
     def logit(i: Inputs) -> Tensor:
-        return r.first_order(i) + factorization_machine(r.fields(i)) + last(mlp(r.deep_input(i))) + out
+        linear = r.first_order(i) + last(mlp(r.deep_input(i))) + out
+        return linear + factorization_machine(r.fields(i)) if pairwise else linear
 
-    architecture = DeepFM(hidden_units=mlp.units, activation=mlp.activations)
+    architecture = kind(hidden_units=mlp.units, activation=mlp.activations)
     return SourceLayers(architecture, mlp.parameters("deep") | head.parameters("head"), logit)
 
 

@@ -46,7 +46,7 @@ class DeepCtrReader:
             table = f.table or f.name
             if table not in self.tables:
                 self.tables[table] = weights.take(f"embedding_dict.{table}.weight", None, None)
-        self._first: dict[str, str] = {}
+        self.first: dict[str, str] = {}
         self.bias = weights.take("out.bias", 1).double()
 
     @property
@@ -78,12 +78,12 @@ class DeepCtrReader:
                 if f"{table}.w" not in self.tables:
                     rows = len(self.tables[table])
                     self.tables[f"{table}.w"] = self.weights.take(f"linear_model.embedding_dict.{table}.weight", rows, 1)
-                self._first[f.name] = f"{table}.w"
+                self.first[f.name] = f"{table}.w"
         numbers = [f.name for f in self._wide if isinstance(f, DenseFeature)]
         if numbers:
             weight = self.weights.take("linear_model.weight", len(numbers), 1)
             for name, one in zip(numbers, weight, strict=True):
-                self.tables[f"{name}.w"], self._first[name] = one[None, :], f"{name}.w"
+                self.tables[f"{name}.w"], self.first[name] = one[None, :], f"{name}.w"
         return bool(self._wide)
 
     def tower(self) -> tuple[Mlp, Linear]:
@@ -118,7 +118,7 @@ class DeepCtrReader:
 
     def first_order(self, i: Inputs) -> Tensor:
         """The linear model's logit; zero without it."""
-        return i.first_order() if self._first else torch.zeros(1, 1, dtype=torch.float64)
+        return i.first_order() if self.first else torch.zeros(1, 1, dtype=torch.float64)
 
     def fields(self, i: Inputs) -> Tensor:
         return torch.stack([i.named(f.name) for f in self.embedded], 1)
@@ -129,7 +129,4 @@ class DeepCtrReader:
         return torch.cat([*parts, *([] if interest is None else [interest]), *(i.named(f.name) for f in self.numbers)], 1)
 
     def model(self, layers: SourceLayers) -> SourceModel:
-        return spec_model(
-            "DeepCTR-Torch", self.file, layers, weights=self.weights, settings=self.settings, features=self.deep,
-            tables=self.tables, first_order=self._first,
-        )  # fmt: skip
+        return spec_model("DeepCTR-Torch", self, self.deep, layers)

@@ -100,6 +100,7 @@ class _Reader:
             if not found:
                 raise InputError(f"{file.where}: features", f"no {kind} ones", "some, as every DLRM has")
         self.tables: dict[str, Tensor] = {}
+        self.first: dict[str, str] = {}
 
     @property
     def dim(self) -> int:
@@ -153,7 +154,4 @@ class _Reader:
         return self.model(library, SourceLayers(architecture, dense, logit))
 
     def model(self, library: str, layers: SourceLayers) -> SourceModel:
-        return spec_model(
-            library, self.file, layers, weights=self.weights, settings=self.settings, features=[*self.numbers, *self.sparse],
-            tables=self.tables, first_order={}, pooling="sum",
-        )  # fmt: skip
+        return spec_model(library, self, [*self.numbers, *self.sparse], layers, pooling="sum")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 from torch import Tensor
@@ -209,29 +209,30 @@ def build_schema(
         raise InputError(file.where, first_fault(e), "features that a schema can express") from None
 
 
+class SpecReader(Protocol):
+    """A checkpoint that was read as a spec says. tables: name -> [rows, dim]. first: feature -> its table of linear weights."""
+
+    file: SpecFile
+    weights: StateDict
+    settings: Settings
+    tables: dict[str, Tensor]
+    first: dict[str, str]
+
+
 def spec_model(
-    library: str,
-    file: SpecFile,
-    layers: SourceLayers,
-    *,
-    weights: StateDict,
-    settings: Settings,
-    features: Sequence[SparseFeature | DenseFeature],
-    tables: Mapping[str, Tensor],
-    first_order: Mapping[str, str],
-    pooling: Pooling = "mean",
+    library: str, r: SpecReader, features: Sequence[SpecFeature], layers: SourceLayers, pooling: Pooling = "mean"
 ) -> SourceModel:
-    """The source model of what was taken from a checkpoint; features, first_order and pooling as `build_schema` has them.
+    """The source model of what a reader took, its features in the order of the model's input.
 
     Raises:
         InputError: parameters or settings are left over, or no schema can express the features.
     """
-    name = file.spec.model
-    settings.finish(name)
-    weights.finish(f"{library}'s {name} with these features")
-    sizes = {table: (weight.shape[0], weight.shape[1]) for table, weight in tables.items()}
-    schema = build_schema(file, features, sizes, first_order, pooling)
+    name = r.file.spec.model
+    r.settings.finish(name)
+    r.weights.finish(f"{library}'s {name} with these features")
+    sizes = {table: (weight.shape[0], weight.shape[1]) for table, weight in r.tables.items()}
+    schema = build_schema(r.file, features, sizes, r.first, pooling)
     return SourceModel(
         library=library, model=name, architecture=layers.architecture, schema=schema, dense=layers.dense,
-        tables=tables_in_order(schema, tables), vocabularies=file.vocabularies, logit=layers.logit,
+        tables=tables_in_order(schema, r.tables), vocabularies=r.file.vocabularies, logit=layers.logit,
     )  # fmt: skip

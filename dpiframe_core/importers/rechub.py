@@ -14,7 +14,13 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import DCN, DCNv2, DeepFM, WideDeep
 from dpiframe_core.importers.model_spec import DenseFeature, SparseFeature, SpecFile, read_spec, spec_model
 from dpiframe_core.importers.sequential_mlp import activation_kinds, hidden_units, read_linear, read_mlp
-from dpiframe_core.importers.source_interactions import CrossMatrix, CrossMixture, CrossVector, factorization_machine
+from dpiframe_core.importers.source_interactions import (
+    CrossMatrix,
+    CrossMixture,
+    CrossVector,
+    factorization_machine,
+    read_mixture,
+)
 from dpiframe_core.importers.source_layers import Linear, Mlp, spread
 from dpiframe_core.importers.source_model import Inputs, SourceLayers, SourceModel
 from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
@@ -104,10 +110,7 @@ class _Reader:
         return torch.cat([i.named(f.name) for f in features], 1)
 
     def model(self, layers: SourceLayers) -> SourceModel:
-        return spec_model(
-            "torch-rechub", self.file, layers, weights=self.weights, settings=self.settings, features=self.features,
-            tables=self.tables, first_order=self.first,
-        )  # fmt: skip
+        return spec_model("torch-rechub", self, self.features, layers)
 
 
 def _wide_deep(r: _Reader) -> SourceLayers:
@@ -192,16 +195,8 @@ def _matrices(r: _Reader, width: int) -> CrossMatrix:
 
 
 def _mixture(r: _Reader, width: int) -> CrossMixture:
-    layers, experts = r.weights.children("crossnet.u_list"), len(r.weights.children("crossnet.gating"))
-
-    def each(name: str, *shape: int | None) -> tuple[Tensor, ...]:
-        return tuple(r.weights.take(f"crossnet.{name}.{i}", *shape) for i in layers)
-
-    u = each("u_list", experts, width, None)
-    rank = u[0].shape[2]
-    v, c, biases = each("v_list", experts, width, rank), each("c_list", experts, rank, rank), each("bias", width, 1)
-    gates = torch.cat([r.weights.take(f"crossnet.gating.{e}.weight", 1, width) for e in range(experts)])
-    return CrossMixture(u, v, c, tuple(b[:, 0] for b in biases), gates)
+    layers, experts = len(r.weights.children("crossnet.u_list")), len(r.weights.children("crossnet.gating"))
+    return read_mixture(r.weights, ("u_list", "v_list", "c_list"), layers, experts, width)
 
 
 def _sparse_first(features: Features) -> list[SparseFeature | DenseFeature]:

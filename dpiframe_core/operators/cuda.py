@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -96,7 +97,7 @@ class CudaOperators:
             match self._kernels[node.name]:
                 case Linear() as linear:
                     ins, out = [values[i][:rows] for i in node.inputs], values[node.outputs[0]][:rows]
-                    linear.tune(x=ins[-1], out=out, x0=_x0(ins), state=state, xl=_xl(ins))
+                    linear.tune(out=out, state=state, **_linear_inputs(ins))
                 case Wave() as wave:
                     operands = job_operands(node, wave, values, rows)
                     wave.tune(operands, rows, head_operands(node, wave, values, rows, workspace), state)
@@ -156,21 +157,15 @@ class CudaOperators:
                     head = head_operands(node, kernel, values, rows, workspace)
                     kernel(job_operands(node, kernel, values, rows), rows, head, state)
                 case Chain():
-                    kernel(
-                        given=link_operands(node, kernel, values, rows),
-                        logits=given_logits(node, kernel, values, rows),
-                        rows=rows,
-                        scores=outs[0],
-                        done=workspace.done,
-                        words=workspace.links[node.name],
-                        state=state,
-                    )
+                    given, logits = link_operands(node, kernel, values, rows), given_logits(node, kernel, values, rows)
+                    words = workspace.links[node.name]
+                    kernel(given, logits, rows, scores=outs[0], done=workspace.done, words=words, state=state)
                 case DeviceLookup():
                     x = workspace.joined[node.name][:rows] if a.splits else outs[0] if a.concat else None
                     total = outs[-1] if a.total else None
                     kernel(workspace.batch, rows, x, total, state, counts=counts, ahead=ahead)
                 case Linear():
-                    kernel(x=ins[-1], out=outs[0], x0=_x0(ins), state=state, xl=_xl(ins))
+                    kernel(out=outs[0], state=state, **_linear_inputs(ins))
                 case Activation():
                     kernel(state, ins[0], None, rows, outs[0])
                 case Dot():
@@ -212,10 +207,6 @@ def _kept_exact(graph: Graph) -> set[str]:
     }
 
 
-def _x0(ins: list[torch.Tensor]) -> torch.Tensor | None:
+def _linear_inputs(ins: list[torch.Tensor]) -> dict[str, Any]:
     """A cross layer has inputs (x0, xl), one of low rank (x0, xl, x), a plain one (x)."""
-    return ins[0] if len(ins) > 1 else None
-
-
-def _xl(ins: list[torch.Tensor]) -> torch.Tensor | None:
-    return ins[1] if len(ins) > 1 else None
+    return {"x": ins[-1], "x0": ins[0] if len(ins) > 1 else None, "xl": ins[1] if len(ins) > 1 else None}

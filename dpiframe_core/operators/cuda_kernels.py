@@ -24,21 +24,8 @@ from kernels.waves.chain import Chain
 from kernels.waves.wave import Wave
 
 _TORCH = ("relu", "sigmoid", "tanh")  # activations that torch applies, where an ablation leaves them alone
-NodeKernel = (
-    DeviceLookup
-    | Linear
-    | CrossV1
-    | Head
-    | Wave
-    | Chain
-    | Activation
-    | Dot
-    | Cin
-    | Attention
-    | AtenOperator
-    | torch.Tensor
-    | None
-)
+_Layer = Linear | CrossV1 | Head | Wave | Chain | Activation | Dot | Cin | Attention
+NodeKernel = DeviceLookup | _Layer | AtenOperator | torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,16 +62,9 @@ class KernelMaker:
                 return Dot(a.fields, a.dim, a.keep, a.diagonal, dtype, device)
             case "cin":
                 return Cin(
-                    fields=a.fields,
-                    dim=a.dim,
-                    layers=cin_params(a, w),
-                    activation=a.activation,
-                    slope=a.slope,
-                    halves=a.halves,
-                    dtype=dtype,
-                    precision=self.precision,
-                    device=device,
-                )
+                    a.fields, a.dim, cin_params(a, w), activation=a.activation, slope=a.slope, halves=a.halves,
+                    dtype=dtype, precision=self.precision, device=device,
+                )  # fmt: skip
             case "attention":
                 return self._attention(node)
             case "cross_v2" | "cross_low_rank":
@@ -117,17 +97,11 @@ class KernelMaker:
         a, at = node.attrs, node.attrs.attended
         assert at is not None
         layers, out = attention_params(a, [self.dense[p] for p in node.params])
+        columns = AttentionColumns(at.length, at.dims, at.queries, at.keys, at.pooled, at.mask, at.kept)
         return Attention(
-            columns=AttentionColumns(at.length, at.dims, at.queries, at.keys, at.pooled, at.mask, at.kept),
-            layers=layers,
-            out=out,
-            activation=a.activation,
-            slope=a.slope,
-            output=at.output,
-            softmax=at.softmax,
-            dtype=DENSE_DTYPE[self.precision],
-            device=self.store.device,
-        )
+            columns, layers, out, activation=a.activation, slope=a.slope, output=at.output, softmax=at.softmax,
+            dtype=DENSE_DTYPE[self.precision], device=self.store.device,
+        )  # fmt: skip
 
     def _scale(self, value: str) -> float:
         return self.scales.get(value, 1.0)

@@ -32,19 +32,15 @@ def jobs_of(
         match n.op:
             case "linear" | "cross_v2":
                 out = n.outputs[0]
+                weight, bias = w[0].reshape(-1, w[0].shape[-1]), w[1] if len(w) == 2 else None
+                kept = out in read or out == graph.output or out not in share
+                x, x0, y = (scales.get(value, 1.0) for value in (n.inputs[-1], n.inputs[0], out))
                 jobs.append(
                     LinearJob(
-                        weight=w[0].reshape(-1, w[0].shape[-1]),
-                        bias=w[1] if len(w) == 2 else None,
-                        activation=a.activation,
-                        cross=n.op == "cross_v2",
-                        head=share.get(out),
-                        kept=out in read or out == graph.output or out not in share,
-                        x_scale=scales.get(n.inputs[-1], 1.0),
-                        x0_scale=scales.get(n.inputs[0], 1.0),
-                        out_scale=scales.get(out, 1.0),
+                        weight, bias, a.activation, cross=n.op == "cross_v2", head=share.get(out), kept=kept,
+                        x_scale=x, x0_scale=x0, out_scale=y,
                     )
-                )
+                )  # fmt: skip
             case "fm":
                 jobs.append(FmJob(a.offset, a.fields, a.dim, scales.get(n.inputs[0], 1.0)))
             case "cross_v1_head":
@@ -58,13 +54,9 @@ def job_operands(node: Node, wave: Wave, values: Values, rows: int) -> list[Oper
     given = []
     for n, job in zip(node.attrs.members, wave.jobs, strict=False):  # the head, if the wave has one, is no job
         kept = not isinstance(job, LinearJob) or job.kept
-        given.append(
-            Operands(
-                x=values[n.inputs[-1]][:rows],
-                out=values[n.outputs[0]][:rows] if kept else None,
-                x0=values[n.inputs[0]][:rows] if n.op == "cross_v2" else None,
-            )
-        )
+        out = values[n.outputs[0]][:rows] if kept else None
+        x0 = values[n.inputs[0]][:rows] if n.op == "cross_v2" else None
+        given.append(Operands(values[n.inputs[-1]][:rows], out=out, x0=x0))
     return given
 
 
@@ -73,13 +65,9 @@ def head_operands(node: Node, wave: Wave, values: Values, rows: int, workspace: 
     if not wave.has_head:
         return None
     head, sums = node.attrs.members[-1], workspace.head_sums[node.name]
-    return HeadOperands(
-        logits=[values[i][:rows] for i in head.inputs[len(head.attrs.columns) :]],
-        scores=values[head.outputs[0]][:rows],
-        done=workspace.done,
-        partial=sums.partial,
-        arrived=sums.arrived,
-    )
+    logits = [values[i][:rows] for i in head.inputs[len(head.attrs.columns) :]]
+    scores = values[head.outputs[0]][:rows]
+    return HeadOperands(logits, scores=scores, done=workspace.done, partial=sums.partial, arrived=sums.arrived)
 
 
 def chain_links(members: Sequence[Node], jobs: Sequence[Job]) -> list[Link]:

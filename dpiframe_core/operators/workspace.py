@@ -54,8 +54,3 @@ class Workspace:
         tensors += [t for sums in self.head_sums.values() for t in (sums.partial, sums.arrived)]
         memory = (t.untyped_storage() for t in tensors if t.is_cuda)  # a lookup's values share theirs
         return sum({m.data_ptr(): m.nbytes() for m in memory}.values())
-
-    def release(self) -> None:
-        """Drops the buffers that operators asked for."""
-        for buffers in (self.values, self.joined, self.maps, self.links, self.head_sums):
-            buffers.clear()

@@ -15,11 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from dpiframe_core.bundle.manifest import first_fault
 from dpiframe_core.errors import InputError, listed, shown
 from dpiframe_core.features.transforms import MinMax, Standardize
-from dpiframe_core.importers.fuxictr.pickled_processor import (
-    FeatureMapRecord,
-    Processor,
-    read_processor,
-)
+from dpiframe_core.importers.fuxictr.pickled_processor import FeatureMapRecord, Processor, read_processor
 from dpiframe_core.importers.fuxictr.processor import as_mapping, check_tokenizers, processor_normalizers
 from dpiframe_core.strict_yaml import load_yaml
 

@@ -18,6 +18,7 @@ from dpiframe_core.importers.source_interactions import (
     CrossMixture,
     CrossVector,
     factorization_machine,
+    read_mixture,
 )
 from dpiframe_core.importers.source_layers import Activation, Mlp, side_by_side
 from dpiframe_core.importers.source_model import Inputs, SourceLayers, SourceModel
@@ -107,7 +108,7 @@ def dcnv2(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceMod
         raise InputError(f"{r.where}: model_structure", structure, "stacked, parallel, stacked_parallel or crossnet_only")
     r.embeddings("embedding_layer.embedding_layer")
     width, layers = r.width, r.count("num_cross_layers")
-    cross = mixture(r, width, layers) if run.config.get("use_low_rank_mixture") else matrices(r, width, layers)
+    cross = _mixture(r, width, layers) if run.config.get("use_low_rank_mixture") else matrices(r, width, layers)
     mlps = {
         kind: r.mlp(f"{kind}_dnn", width, f"{kind}_dnn_hidden_units", "dnn_activations")
         for kind in ("stacked", "parallel")
@@ -144,13 +145,6 @@ def matrices(r: FuxiReader, width: int, layers: int) -> CrossMatrix:
     )
 
 
-def mixture(r: FuxiReader, width: int, layers: int) -> CrossMixture:
-    rank, experts = r.count("low_rank"), r.count("num_experts")
-
-    def each(name: str, *shape: int) -> tuple[Tensor, ...]:
-        return tuple(r.weights.take(f"crossnet.{name}.{i}", *shape) for i in range(layers))
-
-    u, v = each("U_list", experts, width, rank), each("V_list", experts, width, rank)
-    c, biases = each("C_list", experts, rank, rank), each("bias", width, 1)
-    gates = torch.cat([r.weights.take(f"crossnet.gating.{e}.weight", 1, width) for e in range(experts)])
-    return CrossMixture(u, v, c, tuple(b[:, 0] for b in biases), gates)
+def _mixture(r: FuxiReader, width: int, layers: int) -> CrossMixture:
+    lists, experts = ("U_list", "V_list", "C_list"), r.count("num_experts")
+    return read_mixture(r.weights, lists, layers, experts, width, r.count("low_rank"))
