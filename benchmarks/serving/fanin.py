@@ -27,7 +27,8 @@ from deployments.fanin.handshake import meeting_place
 from deployments.fanin.scorer import FanInScorer
 from deployments.serve.loaded_models import load_engine
 from dpiframe_core.bundle.encoding_files import read_encoding
-from dpiframe_core.features.row_block import BatchResult, BlockLayout, RowBlock
+from dpiframe_core.features.block_layout import BlockLayout
+from dpiframe_core.features.row_block import BatchResult, RowBlock
 from kernels.lookup.id_record import IdRecord
 
 _CRITEO = BlockLayout(IdRecord(), IdRecord((1,) * 21 + (2,) * 10 + (4,) * 8), 0, 0)  # a row of 76 bytes

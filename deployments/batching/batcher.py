@@ -18,7 +18,8 @@ from deployments.batching.row_queue import Part, Ticket
 from deployments.batching.scorer import Scored
 from deployments.metrics import BatchSeen
 from dpiframe_core.errors import InputError, Unavailable
-from dpiframe_core.features.row_block import BatchResult, BlockLayout, Floats, RowBlock
+from dpiframe_core.features.block_layout import BlockLayout
+from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock
 
 
 class _Reply:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
-from dpiframe_core.features.row_block import BlockLayout, Floats, RowBlock
+from dpiframe_core.features.block_layout import BlockLayout
+from dpiframe_core.features.row_block import Floats, RowBlock
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ import typer
 from deployments.cli.terminal import one_line_errors, stdout
 
 if TYPE_CHECKING:
-    from dpiframe_core.importers.source import SourceModel
+    from dpiframe_core.importers.source_model import SourceModel
 
 import_app = typer.Typer(no_args_is_help=True, help="Turn a model of another library into a bundle, with proof of parity.")
 

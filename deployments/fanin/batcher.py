@@ -19,7 +19,8 @@ from deployments.fanin.rings import NO_DEADLINE, Ask, Status
 from deployments.fanin.shared_memory import require_ordered_stores, shared_memory
 from deployments.metrics import BatchSeen
 from dpiframe_core.errors import InputError, Overloaded
-from dpiframe_core.features.row_block import BatchResult, BlockLayout, RowBlock
+from dpiframe_core.features.block_layout import BlockLayout
+from dpiframe_core.features.row_block import BatchResult, RowBlock
 
 
 class FanInBatcher:

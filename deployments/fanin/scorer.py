@@ -22,7 +22,8 @@ from deployments.fanin.request_memory import RequestMemory
 from deployments.fanin.shared_memory import require_ordered_stores
 from dpiframe_core.engine.buckets import Counts
 from dpiframe_core.errors import Unavailable
-from dpiframe_core.features.row_block import BlockLayout, Floats, RowBlock
+from dpiframe_core.features.block_layout import BlockLayout
+from dpiframe_core.features.row_block import Floats, RowBlock
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from deployments.protocol.tensors import Tensor, numbers_of, texts_of
 from deployments.scoring.faults import Words
 from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import InputError, TooLarge
-from dpiframe_core.features.preencoded import SECTIONS
-from dpiframe_core.features.raw_columns import Values
-from dpiframe_core.features.row_block import RowBlock, Section
+from dpiframe_core.features.block_layout import SECTIONS, Section
+from dpiframe_core.features.raw_columns import ColumnValues
+from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
 
 
@@ -27,7 +27,7 @@ from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
 class RawColumn:
     """A feature's raw values, one entry a row."""
 
-    values: Values
+    values: ColumnValues
     rows: int
 
     @property
@@ -57,7 +57,7 @@ def encode(served: ServedModel, request: InferRequest, max_rows: int) -> RowBloc
         return served.encoded.features({name: _array(tensor) for name, tensor in tensors.items()}, served.scorer.allocate)
     columns = _columns(schema, tensors, max_rows)
     rows = max(column.rows for column in columns.values())
-    candidates: dict[str, Values] = {}
+    candidates: dict[str, ColumnValues] = {}
     context: dict[str, object] = {}
     for name, column in columns.items():
         shared = column.rows == 1 and (rows > 1 or schema.feature(name).scope == "context")

@@ -17,7 +17,7 @@ from deployments.config import Limits
 from deployments.scoring.bodies import STRICT, Columns, ErrorAnswer, Options, Rows, ScoreAnswer, ScoreRequest, ScoreRest
 from deployments.scoring.faults import Words, first_error, key_shown, refuse_unknown
 from dpiframe_core.errors import InputError
-from dpiframe_core.features.raw_columns import Values, split_text
+from dpiframe_core.features.raw_columns import ColumnValues, split_text
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
 from kernels.runtime.gc_pause import uncollected
 
@@ -40,7 +40,7 @@ class ScoreInput:
     model: str | None
     version: str | None
     context: Mapping[str, object]
-    candidates: Mapping[str, Values]
+    candidates: Mapping[str, ColumnValues]
     options: Options
 
 
@@ -104,7 +104,7 @@ class RequestForm:
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, InputError):
             return None  # validated as JSON, it is said what and where
 
-    def parse_rest(self, rest: bytes, candidates: Mapping[str, Values]) -> ScoreInput:
+    def parse_rest(self, rest: bytes, candidates: Mapping[str, ColumnValues]) -> ScoreInput:
         """Validates what an Arrow stream says beside its columns.
 
         Raises:

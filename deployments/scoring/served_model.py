@@ -12,8 +12,8 @@ from deployments.scoring.request_form import RequestForm
 from dpiframe_core.engine.buckets import BatchSizes, Counts, batch_sizes
 from dpiframe_core.errors import InputError, ModelNotFound
 from dpiframe_core.features.encoder import Encoder
-from dpiframe_core.features.preencoded import EncodedReader
-from dpiframe_core.features.raw_columns import Values
+from dpiframe_core.features.preencoded import PreencodedReader
+from dpiframe_core.features.raw_columns import ColumnValues
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Feature, FeatureSchema, Table
 from dpiframe_core.graph.architecture import Architecture
@@ -72,13 +72,13 @@ class ServedModel:
 
     info: ModelInfo
     encoder: Encoder
-    encoded: EncodedReader
+    encoded: PreencodedReader
     scorer: Scorer
     form: RequestForm
     batch_sizes: Callable[[], BatchSizes]
     example: Mapping[str, Any] | None = None
 
-    def encode(self, candidates: Mapping[str, Values], context: Mapping[str, object]) -> RowBlock:
+    def encode(self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object]) -> RowBlock:
         """A request's rows, encoded where the scorer wants them."""
         return self.encoder.encode(candidates, context, self.scorer.allocate)
 
@@ -109,7 +109,8 @@ class ServedModel:
         def sizes() -> BatchSizes:
             return batch_sizes(info.name, info.version, engine.buckets, engine.batch_sizes)
 
-        return cls(info, engine.encoder, EncodedReader(schema), scorer, RequestForm(info.name, schema, limits), sizes, example)
+        form = RequestForm(info.name, schema, limits)
+        return cls(info, engine.encoder, PreencodedReader(schema), scorer, form, sizes, example)
 
 
 def find(models: Mapping[str, ServedModel], name: str | None, version: str | None) -> ServedModel:

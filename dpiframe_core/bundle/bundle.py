@@ -124,7 +124,7 @@ def write_bundle(
         BundleError: `path` is taken, or what was given would not make a readable bundle.
     """
     root = Path(path).absolute()
-    if (root.exists() or root.is_symlink()) and not (overwrite and not root.is_symlink() and (root / MANIFEST_FILE).is_file()):
+    if is_taken(root, overwrite):
         raise BundleError(f"{root}: got an existing path, expected a new one, or a bundle and overwrite=True")
     root.parent.mkdir(parents=True, exist_ok=True)
     staging = root.parent / f".{root.name}-{secrets.token_hex(4)}.new"
@@ -147,16 +147,11 @@ def write_bundle(
                 (staging / EXAMPLE_FILE).write_bytes(_example_json(example))
             try:
                 manifest = Manifest(
-                    name=name,
-                    version=version,
-                    architecture=architecture,
-                    tasks=tasks,
-                    precision=precision or Precision(),
-                    provenance=provenance,
+                    name=name, version=version, architecture=architecture, tasks=tasks, schema=feature_schema,
+                    precision=precision or Precision(), provenance=provenance,
                     golden=GoldenSpec(rows=golden.block.rows, tolerance=dict(golden_tolerance or {})),
-                    schema=feature_schema,
                     files={file: sha256(staging / file) for file in sorted(listed_files(staging))},
-                )
+                )  # fmt: skip
             except ValidationError as e:
                 raise BundleError(f"{MANIFEST_FILE}: {first_fault(e)}") from None
             (staging / MANIFEST_FILE).write_bytes(manifest_yaml(manifest))
@@ -165,6 +160,12 @@ def write_bundle(
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return manifest
+
+
+def is_taken(path: Path, overwrite: bool) -> bool:
+    """Whether no bundle may be written there: something else lies there, or a bundle that is not to be overwritten."""
+    replaced = overwrite and not path.is_symlink() and (path / MANIFEST_FILE).is_file()
+    return (path.exists() or path.is_symlink()) and not replaced
 
 
 def _read(root: Path, verify: bool) -> Bundle:
@@ -188,17 +189,14 @@ def _read(root: Path, verify: bool) -> Bundle:
     vocabularies = read_vocabularies(root, schema)
     tables = {table.name: read_table(root, table) for table in schema.tables}
     return Bundle(
-        path=root,
-        manifest=manifest,
-        dense=dense,
+        path=root, manifest=manifest, dense=dense, vocabularies=vocabularies,
         tables={name: weight for name, (weight, _) in tables.items()},
-        vocabularies=vocabularies,
         golden=golden_from_tensors(read_tensors(root, GOLDEN_FILE), schema, manifest.golden.rows, len(manifest.tasks)),
         example=read_example(root) if EXAMPLE_FILE in manifest.files else None,
         fingerprint=hashlib.sha256(text).hexdigest(),
         scales={name: scale for name, (_, scale) in tables.items() if scale is not None},
         graph=read_graph(root / GRAPH_FILE, schema, len(manifest.tasks)) if GRAPH_FILE in manifest.files else None,
-    )
+    )  # fmt: skip
 
 
 def _example_json(example: Mapping[str, Any]) -> bytes:

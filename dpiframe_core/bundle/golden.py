@@ -13,7 +13,8 @@ import torch
 
 from dpiframe_core.bundle.manifest import GOLDEN_FILE
 from dpiframe_core.errors import BundleError
-from dpiframe_core.features.row_block import Floats, IdSection, RowBlock
+from dpiframe_core.features.block_layout import IdSection
+from dpiframe_core.features.row_block import Floats, RowBlock
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.features.vocabulary import id_bound
 

@@ -61,21 +61,10 @@ class Compiled:
     ) -> Manifest:
         """Writes the bundle; vocabularies as the schema's encoders need them. Raises as `write_bundle`."""
         return write_bundle(
-            path,
-            name=name,
-            version=version,
-            architecture=GraphFile(),
-            feature_schema=self.schema,
-            dense=self.dense,
-            tables=self.tables,
-            vocabularies=vocabularies or {},
-            golden=self.golden,
-            provenance=provenance or Provenance(source="dpiframe_core.compile"),
-            tasks=tasks,
-            example=example,
-            graph=self.graph,
-            overwrite=overwrite,
-        )
+            path, name=name, version=version, architecture=GraphFile(), graph=self.graph, feature_schema=self.schema,
+            dense=self.dense, tables=self.tables, vocabularies=vocabularies or {}, golden=self.golden, example=example,
+            provenance=provenance or Provenance(source="dpiframe_core.compile"), tasks=tasks, overwrite=overwrite,
+        )  # fmt: skip
 
 
 def compile_module(

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
-from dpiframe_core.features.row_block import BatchResult, BlockLayout, RowBlock
+from dpiframe_core.features.block_layout import BlockLayout
+from dpiframe_core.features.row_block import BatchResult, RowBlock
 from dpiframe_core.graph.schedule import Plan
 from dpiframe_core.operators.cpu import CpuOperators
 from dpiframe_core.operators.executor import Values, execute

@@ -17,28 +17,19 @@ import torch
 from dpiframe_core.bundle.bundle import Bundle, read_bundle
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine.buckets import Counts, geometric_buckets, padding_waste
-from dpiframe_core.engine.calibration import Calibration
 from dpiframe_core.engine.cpu_lane import CpuLane
-from dpiframe_core.engine.cuda_lane import CudaLane, assembled
+from dpiframe_core.engine.cuda_lane import CudaLane
 from dpiframe_core.engine.device_name import target_device
-from dpiframe_core.engine.fp8 import FP8, check_fp8, measured_scales
+from dpiframe_core.engine.golden_check import check_golden_error, golden_error, golden_tolerance
 from dpiframe_core.engine.lane_pool import LanePool
-from dpiframe_core.engine.options import (
-    AUTO,
-    DEFAULT_PRECISION,
-    GOLDEN_TOLERANCE,
-    PRECISIONS,
-    WAVES,
-    EngineOptions,
-    WarmupReport,
-)
-from dpiframe_core.engine.program import CpuProgram, CudaProgram, cpu_program, cuda_programs, learned, recalled
-from dpiframe_core.engine.tuning_cache import ChoiceKey, choice_key, load, store
-from dpiframe_core.errors import BundleError, ConfigError, InputError, Unavailable
+from dpiframe_core.engine.model_programs import model_programs
+from dpiframe_core.engine.options import DEFAULT_PRECISION, PRECISIONS, EngineOptions, WarmupReport
+from dpiframe_core.engine.program import CpuProgram, CudaProgram
+from dpiframe_core.engine.tuning import Tuning, engine_key
+from dpiframe_core.errors import InputError, Unavailable
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock
 from dpiframe_core.graph.fusion import fuse
-from dpiframe_core.graph.waves import group_waves
 from dpiframe_core.models.model_graph import model_graph
 from kernels.runtime import c_build
 
@@ -75,8 +66,9 @@ class Engine:
             self.buckets = tuple(sorted({*options.buckets})) or geometric_buckets(self.max_batch_rows)
         self.graph = fuse(model_graph(bundle), options.fusion)
         self._store = EmbeddingStore(self.schema, bundle.tables, target, bundle.scales)
-        self._calibrations: dict[int, Calibration] = {}
-        self._programs = self._made_programs(target)
+        self._programs = model_programs(bundle, self.graph, self._store, self.precision, options)
+        key = engine_key(bundle.fingerprint, self.precision, target, options)
+        self._tuning = Tuning(self._programs, self.buckets, key)
         self._pool = LanePool([self._lane(target) for _ in range(self.lanes)])
         # A lane has one user at a time, so its own counts need no lock.
         self._batch_sizes = {lane: [0] * (self.max_batch_rows + 1) for lane in self._pool.lanes}
@@ -112,46 +104,32 @@ class Engine:
         start = time.perf_counter()
         c_build.blocks()  # built now, not at the first batch of several requests
         try:
-            programs = [p for p in self._programs if isinstance(p, CudaProgram)]
-            self._calibrations |= recalled(
-                programs, load(self._key()) if programs and self.options.recall else {}, self.buckets
-            )
-            known = len(self._calibrations)
+            known = self._tuning.recall()
             before = _free_bytes(self.device)
             for lane in self._pool.lanes:
                 lane.prepare()
             captured = max(0, before - _free_bytes(self.device))
-            error = max(self._golden_error(lane) for lane in self._pool.lanes)
-            if not error <= self.golden_tolerance:
-                way_out = (
-                    "" if self.precision == "fp32" else "; use a higher precision, or raise golden.tolerance in model.yaml"
-                )
-                raise BundleError(
-                    f"{self.bundle.path}: golden rows: got scores off by {error:.3g} at {self.precision} on {self.device}, "
-                    f"expected at most {self.golden_tolerance:.3g}{way_out}"
-                )
+            error = max(golden_error(lane, self.bundle.golden, self.max_batch_rows) for lane in self._pool.lanes)
+            check_golden_error(error, self.bundle, self.precision, self.device)
         except Exception as failure:
             self._failure = f"the warm-up failed: {failure}"
             raise
         if self._failure != _COLD:
             raise Unavailable(f"engine: {self._failure}")
-        if programs and self.options.recall:  # not before the golden rows came out: what computes wrongly must not come back
-            store(self._key(), learned(programs, self._calibrations))
+        self._tuning.remember()  # not before the golden rows came out: what computes wrongly must not come back
         self._failure = None
-        buffers = sum(lane.bytes_used for lane in self._pool.lanes if isinstance(lane, CudaLane))
-        for c in self._calibrations.values():
+        calibrations = self._tuning.calibrations
+        for c in calibrations.values():
             log.info("bucket %d runs %s, %.2fx the next best of %s us", c.bucket, c.program, c.gain, dict(c.microseconds))
         return WarmupReport(
-            self.device, self.precision, self.buckets, self.lanes, time.perf_counter() - start,
-            error, self.golden_tolerance, self._store.bytes_used, buffers, captured,
-            tuple(self._calibrations[b] for b in sorted(self._calibrations)), known,
+            device=self.device, precision=self.precision, buckets=self.buckets, lanes=self.lanes,
+            seconds=time.perf_counter() - start,
+            golden_error=error, golden_tolerance=golden_tolerance(self.bundle, self.precision),
+            table_bytes=self._store.bytes_used,
+            buffer_bytes=sum(lane.bytes_used for lane in self._pool.lanes if isinstance(lane, CudaLane)),
+            captured_bytes=captured,
+            calibrations=tuple(calibrations[b] for b in sorted(calibrations)), recalled=known,
         )  # fmt: skip
-
-    @property
-    def golden_tolerance(self) -> float:
-        """Largest deviation of a probability on the golden rows at which the engine still serves."""
-        overrides = {str(k): v for k, v in self.manifest.golden.tolerance.items()}
-        return overrides.get(self.precision, GOLDEN_TOLERANCE[self.precision])
 
     @property
     def out_of_range(self) -> int:
@@ -161,7 +139,7 @@ class Engine:
 
     def program(self, bucket: int) -> CpuProgram | CudaProgram:
         """What runs a bucket's batches (on a CPU: all batches). Settled by the warm-up."""
-        known = self._calibrations.get(bucket)
+        known = self._tuning.calibrations.get(bucket)
         return next((p for p in self._programs if known and p.name == known.program), self._programs[0])
 
     @property
@@ -223,7 +201,7 @@ class Engine:
         if block.rows <= step:
             return self.run_batch((block,), deadline, priority).scores
         parts = [block.window(i, min(i + step, block.rows)) for i in range(0, block.rows, step)]
-        return assembled([self.run_batch((part,), deadline, priority) for part in parts])
+        return np.concatenate([self.run_batch((part,), deadline, priority).scores for part in parts])
 
     def replay_us(self, block: RowBlock, repeats: int = 50) -> float | None:
         """Device-only time of one run in microseconds, its graph replayed back to back; None without captured graphs."""
@@ -250,48 +228,14 @@ class Engine:
             except RuntimeError:  # a failed device refuses even that
                 log.exception("releasing a lane of %s failed", self.device)
 
-    def _golden_error(self, lane: CpuLane | CudaLane) -> float:
-        """Largest deviation on the golden rows: all of them, and repeated so often that they fill each bucket of the lane."""
-        golden = self.bundle.golden
-        rows = golden.block.rows
-        step = min(rows, self.max_batch_rows)
-        spans = [[(i, min(i + step, rows))] for i in range(0, rows, step)]
-        for bucket in lane.buckets if isinstance(lane, CudaLane) else ():
-            whole, rest = divmod(bucket, rows)
-            spans.append([(0, rows)] * whole + [(0, rest)] * (rest > 0))
-        worst = 0.0
-        for parts in spans:
-            got = lane.run([golden.block.part(*span) for span in parts]).scores
-            want = np.concatenate([golden.scores[start:stop] for start, stop in parts])
-            worst = max(worst, float(np.abs(got - want).max()))
-        return worst
-
-    def _key(self) -> ChoiceKey:
-        """What the warm-up's choices depend on: beside the bundle, how its graph is laid out."""
-        o = self.options
-        about = f"{self.bundle.fingerprint} {o.policy} {o.max_streams} {','.join(o.fusion)}"
-        return choice_key(about, self.precision, torch.device(self.device))
-
-    def _made_programs(self, target: torch.device) -> tuple[CpuProgram | CudaProgram, ...]:
-        o, made = self.options, (self.graph, self.schema, self._store, self.bundle.dense)
-        if target.type == "cpu":
-            return (cpu_program(*made, self.precision, o.policy),)
-        if self.precision != FP8:
-            return cuda_programs(*made, self.precision, o.policy, o.max_streams)
-        if o.policy not in (AUTO, WAVES):
-            raise ConfigError(f"policy: got {o.policy!r} with precision fp8, expected {AUTO} or {WAVES}")
-        check_fp8(group_waves(self.graph), target)
-        (measured,) = cuda_programs(*made, "bf16", WAVES, o.max_streams)
-        scales = measured_scales(measured, self.schema.block_layout, self.bundle.golden.block, target)
-        return cuda_programs(*made, FP8, WAVES, o.max_streams, scales)
-
     def _lane(self, target: torch.device) -> CpuLane | CudaLane:
         layout, first = self.schema.block_layout, self._programs[0]
         if isinstance(first, CpuProgram):
             return CpuLane(first.operators, first.plan, layout, self.graph.output)
-        programs = [p for p in self._programs if isinstance(p, CudaProgram)]
-        calibrations, capture = self._calibrations, self.options.capture
-        return CudaLane(programs, layout, self.buckets, self.precision, target, calibrations, capture=capture)
+        return CudaLane(
+            self._tuning.programs, layout, self.buckets, self.precision, target, self._tuning.calibrations,
+            capture=self.options.capture,
+        )  # fmt: skip
 
 
 def _free_bytes(device: str) -> int:

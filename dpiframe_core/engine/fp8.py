@@ -7,7 +7,8 @@ import torch
 from dpiframe_core.engine.cuda_lane import CudaLane
 from dpiframe_core.engine.program import CudaProgram
 from dpiframe_core.errors import InputError
-from dpiframe_core.features.row_block import BlockLayout, RowBlock
+from dpiframe_core.features.block_layout import BlockLayout
+from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.graph.graph import Graph
 
 FP8 = "fp8"

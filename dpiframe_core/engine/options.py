@@ -22,10 +22,10 @@ class EngineOptions:
         lanes: batches in flight; 0: two on a GPU, one on a CPU (whose cores one batch already fills).
         buckets: rows of the captured graphs, () for geometric steps up to max_batch_rows.
         fusion: fusion passes to apply.
-        policy: "waves", a scheduling policy of `schedule`, or "auto": on a GPU whichever is fastest for each bucket.
+        policy: "waves", a scheduling policy of `graph.schedule`, or "auto": on a GPU whichever is fastest for each bucket.
         max_streams: most CUDA streams of a policy that uses them.
         capture: replay CUDA graphs; False issues every operator anew (for profiling and the ablation).
-        recall: take over what an earlier warm-up of this bundle on this GPU chose (`choices`), and keep what this one does.
+        recall: take over the choices of an earlier warm-up of this bundle on this GPU (`tuning_cache`), and keep this one's.
     """
 
     max_batch_rows: int = 4096

@@ -2,13 +2,12 @@
 fastest for each bucket (`calibration`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from dpiframe_core.embedding.store import EmbeddingStore
-from dpiframe_core.engine.calibration import Calibration
 from dpiframe_core.engine.options import AUTO, WAVES
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.chains import group_chain
@@ -99,19 +98,3 @@ def cuda_programs(
             continue
         programs.append(CudaProgram(name, graph, plan, operators, False))
     return tuple(programs)
-
-
-def recalled(programs: Sequence[CudaProgram], known: Mapping[str, str], buckets: Sequence[int]) -> dict[int, Calibration]:
-    """Takes over what an earlier warm-up `learned`, where it names what exists: operators' choices, and buckets' programs."""
-    for program in programs:
-        own = f"{program.operators_name}/"
-        program.operators.recall({k.removeprefix(own): v for k, v in known.items() if k.startswith(own)})
-    able = {b: {p.name for p in programs if p.operators.fits(b)} for b in buckets}
-    found = {b: known.get(f"program@{b}", "") for b in buckets}
-    return {b: Calibration(b, name, {}) for b, name in found.items() if name in able[b]}
-
-
-def learned(programs: Sequence[CudaProgram], calibrations: Mapping[int, Calibration]) -> dict[str, str]:
-    """What a warm-up found: choices by names such as "waves/wave.1@256", and "program@256"."""
-    choices = {f"{p.operators_name}/{k}": v for p in programs for k, v in p.operators.choices.items()}
-    return choices | {f"program@{b}": c.program for b, c in calibrations.items()}

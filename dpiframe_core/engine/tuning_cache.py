@@ -27,7 +27,7 @@ _MOST_BYTES = 2**20  # a model of 100 layers and 40 buckets takes 150 kB
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceKey:
+class TuningKey:
     """All that a choice depends on. `fingerprint` is the bundle's, `source` a hash of this repository's kernels.
 
     Bundle, precision and GPU name a cache's file; with any of the rest changed the file is stale and is written anew.
@@ -47,10 +47,10 @@ class ChoiceKey:
         return cache_folder() / f"choices-{name[:32]}.json"
 
 
-def choice_key(fingerprint: str, precision: str, device: torch.device) -> ChoiceKey:
+def tuning_key(fingerprint: str, precision: str, device: torch.device) -> TuningKey:
     """The key of a bundle at a precision on a device of this machine."""
     here = machine(device)
-    return ChoiceKey(fingerprint, precision, here.gpu, here.driver, here.torch, here.cupy, kernel_source_hash())
+    return TuningKey(fingerprint, precision, here.gpu, here.driver, here.torch, here.cupy, kernel_source_hash())
 
 
 @lru_cache
@@ -63,7 +63,7 @@ def kernel_source_hash() -> str:
     return digest.hexdigest()
 
 
-def load(key: ChoiceKey) -> dict[str, str]:
+def load_choices(key: TuningKey) -> dict[str, str]:
     """The choices stored under `key`, by names such as "deep.0@256"; none if there are none to be trusted."""
     try:
         return _read(key)
@@ -74,7 +74,7 @@ def load(key: ChoiceKey) -> dict[str, str]:
         return {}
 
 
-def store(key: ChoiceKey, choices: Mapping[str, str]) -> None:
+def store_choices(key: TuningKey, choices: Mapping[str, str]) -> None:
     """Adds choices to those stored under `key`; readers and other writers see the file before or after, never a part of it."""
     with suppress(OSError, ValueError, RecursionError, RuntimeError):
         choices = {**_read(key), **choices}
@@ -93,7 +93,7 @@ def store(key: ChoiceKey, choices: Mapping[str, str]) -> None:
         log.warning("choices of this warm-up are not kept for the next one: %s", error)
 
 
-def _read(key: ChoiceKey) -> dict[str, str]:
+def _read(key: TuningKey) -> dict[str, str]:
     """The choices of the key's file.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Raw values of one request -> `RowBlock`, exactly as `schema` documents each encoder.
+"""Raw values of one request -> `RowBlock`, exactly as `schema` documents each of its encoders.
 
 Owns the request as a whole: which features it must hold, where each goes. Knows nothing of HTTP, weights or devices.
 """
@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpiframe_core.errors import InputError
+from dpiframe_core.features.block_layout import BlockLayout, Column, IdSection, Section
 from dpiframe_core.features.feature_readers import MISSING, STAYS_FINITE, UNKNOWN, CategoryReader, NumberReader, no_lookup
-from dpiframe_core.features.multi_column_readers import joint_readers
-from dpiframe_core.features.raw_columns import Float64s, Int64s, Place, Values, column_length, read_numbers
-from dpiframe_core.features.row_block import BlockLayout, Column, IdSection, RowBlock, Section
+from dpiframe_core.features.multi_column_readers import multi_column_readers
+from dpiframe_core.features.raw_columns import ColumnValues, Float64s, Int64s, Place, column_length, read_numbers
+from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema
 from dpiframe_core.features.vocabulary import VocabularyTable, check_vocabularies, id_bound, vocabulary_name
 from kernels.lookup.batch_header import HeaderWord
@@ -44,14 +45,14 @@ class Encoder:
                 reader = NumberReader(f, np.array(f.buckets.boundaries if f.buckets else (), np.float64))
             place = Place(f"candidates.{f.name}", True), Place(f"context.{f.name}", False)
             self._fields[f.name] = _Field(f.name, schema.columns[f.name], reader, *place)
-        self._joint = joint_readers(schema, lookups)
+        self._multi_column = multi_column_readers(schema, lookups)
         self._context_names = frozenset(f.name for f in schema.features if f.scope == "context")
         ids: tuple[IdSection, ...] = ("context_ids", "candidate_ids")
         self._stand_ins = {section: own for section in ids if (own := _stand_ins(schema, section))[0].size}
 
     def encode(
         self,
-        candidates: Mapping[str, Values],
+        candidates: Mapping[str, ColumnValues],
         context: Mapping[str, object] = _NO_CONTEXT,
         allocate: Callable[[BlockLayout, int, int], RowBlock] = RowBlock.allocate,
     ) -> RowBlock:
@@ -75,7 +76,7 @@ class Encoder:
         for section, (unknown, _) in self._stand_ins.items():  # wide ids, with room for marks; a column is written at once
             sections[section] = np.empty((len(getattr(block, section)), len(unknown)), unknown.dtype, order="F")
         with np.errstate(all="ignore"):  # an overflow is found, and refused by name, in the result
-            joined = self._read_jointly(candidates, context, sections)
+            joined = self._read_together(candidates, context, sections)
             for field in self._fields.values():
                 if field.name not in joined:
                     column = field.column
@@ -89,12 +90,12 @@ class Encoder:
                 field.refuse_overflow(candidates, context, sections[column.section][:, column.start])
         return block
 
-    def _read_jointly(
-        self, candidates: Mapping[str, Values], context: Mapping[str, object], sections: dict[Section, npt.NDArray[Any]]
+    def _read_together(
+        self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object], sections: dict[Section, npt.NDArray[Any]]
     ) -> set[str]:
         """Fills the columns of the features that can be read together; returns their names."""
         joined: set[str] = set()
-        for reader in self._joint:
+        for reader in self._multi_column:
             columns = reader.columns(candidates, context)
             values = None if columns is None else reader.read(columns)
             if values is not None:
@@ -102,7 +103,7 @@ class Encoder:
                 joined.update(reader.names)
         return joined
 
-    def _check_names(self, candidates: Mapping[str, Values], context: Mapping[str, object]) -> int:
+    def _check_names(self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object]) -> int:
         """The number of rows, once every feature is there exactly once and all columns are equally long."""
         for where, given in (("candidates", candidates), ("context", context)):
             if not isinstance(given, Mapping):
@@ -139,14 +140,14 @@ class _Field:
     in_candidates: Place
     in_context: Place
 
-    def encode(self, candidates: Mapping[str, Values], context: Mapping[str, object]) -> Int64s | Float64s:
+    def encode(self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object]) -> Int64s | Float64s:
         """[n or 1, width]: ids, marks and padding, or numbers."""
         if self.name in candidates:
             return self.reader.encode(candidates[self.name], self.in_candidates)
         return self.reader.encode([context[self.name]], self.in_context)
 
     def refuse_overflow(
-        self, candidates: Mapping[str, Values], context: Mapping[str, object], encoded: npt.NDArray[Any]
+        self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object], encoded: npt.NDArray[Any]
     ) -> None:
         """Names the first value whose encoded form is not finite, if there is one."""
         if not np.isfinite(encoded).all():

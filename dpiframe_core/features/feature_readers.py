@@ -1,6 +1,6 @@
 """Readers of one feature: ids by vocabulary, hash, identity or bucket, and transformed numbers, a whole column at a time.
 
-They leave marks for unknown and missing values, which `encode` replaces for all features at once.
+They leave marks for unknown and missing values, which `encoder` replaces for all features at once.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,10 +14,10 @@ import numpy as np
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.raw_columns import (
+    ColumnValues,
     Float64s,
     Int64s,
     Place,
-    Values,
     as_list,
     distinct,
     null_mask,
@@ -50,7 +50,7 @@ class CategoryReader:
     bound: int
     lookup: Lookup
 
-    def encode(self, values: Values, place: Place) -> Int64s:
+    def encode(self, values: ColumnValues, place: Place) -> Int64s:
         """int64[n, max_values]: ids, marks and padding."""
         if self.feature.max_values == 1:
             return self._ids(values, place)[:, None]
@@ -59,7 +59,7 @@ class CategoryReader:
         flat, lengths, inside = read_bags(rows, place)
         return self._padded(self._ids(flat, inside), lengths, place)
 
-    def _ids(self, values: Values, place: Place) -> Int64s:
+    def _ids(self, values: ColumnValues, place: Place) -> Int64s:
         """int64[m]: ids and marks."""
         if self._by_object and (found := distinct(values)) is not None:
             with suppress(InputError):  # told below, of the row
@@ -71,7 +71,7 @@ class CategoryReader:
         """Whether every value becomes a Python object: text does, and what is hashed."""
         return isinstance(self.feature.encoder, Hash) or self.feature.values == "string"
 
-    def _ids_of(self, values: Values, place: Place) -> Int64s:
+    def _ids_of(self, values: ColumnValues, place: Place) -> Int64s:
         encoder = self.feature.encoder
         if self.feature.values == "string" and not isinstance(encoder, Identity):
             texts, null = read_texts(values, place)
@@ -128,7 +128,7 @@ class NumberReader:
     feature: Numeric
     boundaries: Float64s
 
-    def encode(self, values: Values, place: Place) -> Float64s | Int64s:
+    def encode(self, values: ColumnValues, place: Place) -> Float64s | Int64s:
         """float64[n, 1], or the buckets' ids int64[n, 1]."""
         numbers, missing = read_numbers(values, place)
         buckets = self.feature.buckets

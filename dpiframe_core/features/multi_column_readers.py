@@ -2,10 +2,11 @@
 
 `feature_readers` says what each value becomes; here many plain columns become it together, bit for bit the same, because a
 request of 100 candidates spends its time on 40 small columns rather than on 4,000 values. What is not plain (another type, a
-wrong value, not a list) makes a reader answer None, and the request goes the careful way, which also words the error.
+wrong value, not a list) makes a reader answer None, and the request goes the careful way, which also words the error; so
+do texts by vocabulary and numbers where C could not be built.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any, TypeAlias
@@ -14,9 +15,9 @@ import mmh3
 import numpy as np
 import numpy.typing as npt
 
+from dpiframe_core.features.block_layout import Section
 from dpiframe_core.features.feature_readers import Lookup
 from dpiframe_core.features.raw_columns import Float64s, Int64s
-from dpiframe_core.features.row_block import Section
 from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Hash, Numeric, Scope
 from dpiframe_core.features.transforms import Log, MinMax, Standardize
 from dpiframe_core.features.vocabulary import TextLookup, vocabulary_name
@@ -25,12 +26,9 @@ from kernels.runtime import c_build
 Columns: TypeAlias = Sequence[list[Any]]
 Read: TypeAlias = Callable[[Columns], npt.NDArray[Any] | None]
 
-_TEXT = {str, type(None)}
-_NUMBER = {int, float, type(None)}
-
 
 @dataclass(frozen=True, slots=True, eq=False)
-class JointReader:
+class MultiColumnReader:
     """Reads features of one scope and kind together. `at`: their columns in the block's section; `read`: [k, n] or None."""
 
     names: tuple[str, ...]
@@ -47,7 +45,7 @@ class JointReader:
         return columns if set(map(type, columns)) == {list} else None  # type: ignore[return-value]
 
 
-def joint_readers(schema: FeatureSchema, lookups: Mapping[str, Lookup]) -> list[JointReader]:
+def multi_column_readers(schema: FeatureSchema, lookups: Mapping[str, Lookup]) -> list[MultiColumnReader]:
     """A reader for every group of features of one scope that can be read together. `lookups`: by vocabulary name."""
     groups: dict[tuple[Any, ...], list[Feature]] = {}
     for f in schema.features:
@@ -55,10 +53,10 @@ def joint_readers(schema: FeatureSchema, lookups: Mapping[str, Lookup]) -> list[
             groups.setdefault((f.scope, *(type(t) for t in f.transforms)), []).append(f)
         elif isinstance(f, Categorical) and f.values == "string" and f.max_values == 1 and f.encoder.type != "identity":
             groups.setdefault((f.scope, f.encoder.type), []).append(f)
-    return [_joint(schema, lookups, members) for members in groups.values()]
+    return [_reader(schema, lookups, members) for members in groups.values()]
 
 
-def _joint(schema: FeatureSchema, lookups: Mapping[str, Lookup], members: list[Feature]) -> JointReader:
+def _reader(schema: FeatureSchema, lookups: Mapping[str, Lookup], members: list[Feature]) -> MultiColumnReader:
     places = [schema.columns[f.name] for f in members]
     numbers = [f for f in members if isinstance(f, Numeric)]
     categories = [f for f in members if isinstance(f, Categorical)]
@@ -71,18 +69,9 @@ def _joint(schema: FeatureSchema, lookups: Mapping[str, Lookup], members: list[F
     else:
         found = [lookups[vocabulary_name(f) or ""] for f in categories]
         read = _vocabularies([table for table in found if isinstance(table, TextLookup)])
-    return JointReader(
+    return MultiColumnReader(
         tuple(f.name for f in members), members[0].scope, places[0].section, np.array([p.start for p in places]), read
     )
-
-
-def _types(columns: Columns) -> set[type]:
-    return set(map(type, chain.from_iterable(columns)))
-
-
-def _stacked(parts: Iterable[Iterable[int]], columns: Columns) -> Int64s:
-    k, n = len(columns), len(columns[0])
-    return np.fromiter(chain.from_iterable(parts), np.int64, k * n).reshape(k, n)
 
 
 def _vocabularies(tables: list[TextLookup]) -> Read:
@@ -90,12 +79,10 @@ def _vocabularies(tables: list[TextLookup]) -> Read:
 
     def read(columns: Columns) -> Int64s | None:
         functions = c_build.blocks()
-        if functions is not None and all(type(ids) is dict for ids in dicts):
-            out = np.empty((len(columns), len(columns[0])), np.int64)
-            return out if functions.lookup(columns, dicts, unknown, out) else None
-        if not _types(columns) <= _TEXT:
+        if functions is None:
             return None
-        return _stacked((table.ids(c) for table, c in zip(tables, columns, strict=True)), columns)
+        out = np.empty((len(columns), len(columns[0])), np.int64)
+        return out if functions.lookup(columns, dicts, unknown, out) else None
 
     return read
 
@@ -105,15 +92,15 @@ def _hashes(encoders: list[Hash]) -> Read:
     first = np.array([[e.first_id] for e in encoders])
 
     def read(columns: Columns) -> Int64s | None:
-        if _types(columns) != {str}:
+        if set(map(type, chain.from_iterable(columns))) != {str}:
             return None
+        texts = zip(encoders, columns, strict=True)
+        digests = (map(mmh3.mmh3_32_uintdigest, map(str.encode, c), repeat(e.seed)) for e, c in texts)
         try:
-            digests = (
-                map(mmh3.mmh3_32_uintdigest, map(str.encode, c), repeat(e.seed)) for e, c in zip(encoders, columns, strict=True)
-            )
-            ids: Int64s = _stacked(digests, columns) % buckets + first
+            hashes = np.fromiter(chain.from_iterable(digests), np.int64, len(columns) * len(columns[0]))
         except UnicodeEncodeError:
             return None
+        ids: Int64s = hashes.reshape(len(columns), -1) % buckets + first
         return ids
 
     return read
@@ -125,19 +112,12 @@ def _numbers(features: list[Numeric]) -> Read:
 
     def read(columns: Columns) -> Float64s | None:
         functions = c_build.blocks()
-        if functions is not None:
-            out = np.empty((len(columns), len(columns[0])), np.float64)
-            nulls = functions.floats(columns, out)
-            if nulls < 0:
-                return None
-        else:
-            if not _types(columns) <= _NUMBER:
-                return None
-            try:
-                out = np.array(columns, np.float64)  # null becomes NaN
-            except OverflowError:
-                return None
-            nulls = sum(c.count(None) for c in columns)
+        if functions is None:
+            return None
+        out = np.empty((len(columns), len(columns[0])), np.float64)
+        nulls = functions.floats(columns, out)  # which become NaN
+        if nulls < 0:
+            return None
         missing = None
         if not np.isfinite(out).all():
             missing = np.isnan(out)

@@ -1,6 +1,6 @@
 """Requests whose values are ids and model-ready numbers already -> `RowBlock`: checked and copied at once.
 
-Owns that every id is a row of its tables and every number finite. `encode` does the same for raw values.
+Owns that every id is a row of its tables and every number finite. `encoder` does the same for raw values.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,14 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.features.row_block import BlockLayout, Floats, IdSection, RowBlock, Section
+from dpiframe_core.features.block_layout import SECTIONS, BlockLayout, IdSection, Section
+from dpiframe_core.features.row_block import Floats, RowBlock
 from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Identity
 from dpiframe_core.features.vocabulary import id_bound
 from kernels.lookup.batch_header import HeaderWord
 from kernels.lookup.id_record import IdRecord
 from kernels.runtime import c_build
 
-SECTIONS: tuple[Section, ...] = ("context_ids", "candidate_ids", "context_dense", "candidate_dense")
 _IDS: tuple[IdSection, ...] = ("context_ids", "candidate_ids")
 _CONTEXT: tuple[Section, ...] = ("context_ids", "context_dense")
 _CANDIDATE: tuple[Section, ...] = ("candidate_ids", "candidate_dense")
@@ -34,7 +34,7 @@ class _IdRule:
     Attributes:
         lowest: int64[C], -1 where a bag may be padded, else 0; above: int64[C], the first id that is no row.
         stand_in: int64[C], the id read instead of one out of range; -1 where that is refused.
-        names: of the columns' features. record: how they lie in a block; legal: all of this for `native`.
+        names: of the columns' features. record: how they lie in a block; legal: all of this for C (kernels/cpu/blocks.c).
     """
 
     lowest: npt.NDArray[np.int64]
@@ -55,7 +55,7 @@ class _IdRule:
         return np.where(legal, ids, self.stand_in), int(legal.size - np.count_nonzero(legal))
 
 
-class EncodedReader:
+class PreencodedReader:
     """Reads encoded requests of one schema. Immutable, so that threads may share it."""
 
     def __init__(self, schema: FeatureSchema) -> None:

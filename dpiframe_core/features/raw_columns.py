@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from dpiframe_core.errors import InputError
 
-Values: TypeAlias = Sequence[object] | npt.NDArray[Any] | pa.Array | pa.ChunkedArray
+ColumnValues: TypeAlias = Sequence[object] | npt.NDArray[Any] | pa.Array | pa.ChunkedArray
 Mask: TypeAlias = npt.NDArray[np.bool_] | None  # None: nothing is missing
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Float64s: TypeAlias = npt.NDArray[np.float64]
@@ -56,13 +56,13 @@ class Place:
         return f"{self.row(row)}[{i - (int(self.ends[row - 1]) if row else 0)}]"
 
 
-def column_length(values: Values, place: Place) -> int:
+def column_length(values: ColumnValues, place: Place) -> int:
     if not isinstance(values, _COLUMNS) or (isinstance(values, np.ndarray) and values.ndim == 0):
         raise InputError(place.root, values, _COLUMN)
     return len(values)
 
 
-def read_texts(values: Values, place: Place) -> tuple[list[str | None], bool]:
+def read_texts(values: ColumnValues, place: Place) -> tuple[list[str | None], bool]:
     """Text as it is, None where a value is missing, and whether one is. May be the caller's list: not to be written to."""
     plain, _ = _plain(values, place)
     if isinstance(plain, np.ndarray):
@@ -71,7 +71,7 @@ def read_texts(values: Values, place: Place) -> tuple[list[str | None], bool]:
     return plain, _has_null(plain, (str,), place, _TEXT)
 
 
-def read_integers(values: Values, place: Place) -> tuple[Int64s, Mask]:
+def read_integers(values: ColumnValues, place: Place) -> tuple[Int64s, Mask]:
     """int64[n]; 0 stands where a value is missing. May share the caller's memory: not to be written to."""
     plain, missing = _plain(values, place)
     if isinstance(plain, np.ndarray):
@@ -91,7 +91,7 @@ def read_integers(values: Values, place: Place) -> tuple[Int64s, Mask]:
         raise InputError(place.value(i), plain[i], _INTEGER) from None
 
 
-def read_numbers(values: Values, place: Place) -> tuple[Float64s, Mask]:
+def read_numbers(values: ColumnValues, place: Place) -> tuple[Float64s, Mask]:
     """float64[n], all finite; 0 stands where a value is missing. May share the caller's memory: not to be written to."""
     plain, missing = _plain(values, place)
     if isinstance(plain, np.ndarray):
@@ -113,9 +113,9 @@ def read_numbers(values: Values, place: Place) -> tuple[Float64s, Mask]:
     return numbers, missing
 
 
-def read_bags(values: Values, place: Place) -> tuple[Values, Int64s, Place]:
+def read_bags(values: ColumnValues, place: Place) -> tuple[ColumnValues, Int64s, Place]:
     """Lists of values -> (flat values, not yet read; int64[n] lengths, 0 for null; the place of the flat values)."""
-    flat: Values
+    flat: ColumnValues
     if isinstance(values, np.ndarray) and not isinstance(values, np.ma.MaskedArray) and values.ndim == 2:
         flat, lengths = values.reshape(-1), np.full(values.shape[0], values.shape[1], np.int64)
     elif isinstance(values, _ARROW) and _is_arrow_list(values.type):
@@ -131,7 +131,7 @@ def read_bags(values: Values, place: Place) -> tuple[Values, Int64s, Place]:
     return flat, lengths, Place(place.root, place.indexed, np.cumsum(lengths))
 
 
-def distinct(values: Values) -> tuple[pa.Array, npt.NDArray[np.int32]] | None:
+def distinct(values: ColumnValues) -> tuple[pa.Array, npt.NDArray[np.int32]] | None:
     """The different values of an Arrow column of text or integers, and int32[n] which of them each row has; else None.
 
     A file's columns repeat few values often, and what costs time is turning values into Python objects.
@@ -149,7 +149,7 @@ def distinct(values: Values) -> tuple[pa.Array, npt.NDArray[np.int32]] | None:
     return values.dictionary, values.indices.to_numpy().astype(np.int32, copy=False)
 
 
-def as_list(values: Values) -> list[object]:
+def as_list(values: ColumnValues) -> list[object]:
     """The rows of a column, one object each."""
     if isinstance(values, list):
         return values
@@ -173,7 +173,7 @@ _ARROW = (pa.Array, pa.ChunkedArray)
 _COLUMNS = (list, tuple, np.ndarray, *_ARROW)
 
 
-def _plain(values: Values, place: Place) -> tuple[list[Any] | npt.NDArray[Any], Mask]:
+def _plain(values: ColumnValues, place: Place) -> tuple[list[Any] | npt.NDArray[Any], Mask]:
     """A list, or a one-dimensional array of ints or floats with its mask. Whatever else holds values becomes a list."""
     if isinstance(values, list):
         return values, None

@@ -1,88 +1,24 @@
-"""Types that cross layers: the id/dense block of a request and the result of a batch. Plain NumPy, no torch, no CuPy."""
+"""What crosses layers: the rows of a request or a batch, and the result of a batch. Plain NumPy, no torch, no CuPy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Self
-from zlib import crc32
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from dpiframe_core.errors import InputError
+from dpiframe_core.features.block_layout import BlockLayout, Column, IdSection
 from kernels.lookup.batch_header import HEADER_WORDS, HeaderWord
 from kernels.lookup.id_record import IdRecord, Ids, Records
 from kernels.runtime import c_build
 
 _MAGIC = 0x44504902  # "DPI", layout version 2
-_ALIGN = 64
-_KNOWN_OFFSETS = 4096  # sizes of blocks; requests come in few of them
 
 Floats = npt.NDArray[np.float32]
-IdSection = Literal["context_ids", "candidate_ids"]
-Section = IdSection | Literal["context_dense", "candidate_dense"]
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """Where a feature lies in a `RowBlock`: columns [start, start + width) of a section."""
-
-    section: Section
-    start: int
-    width: int
-
-
-@dataclass(frozen=True)
-class BlockLayout:
-    """The ids and how many numbers the rows and contexts of a `RowBlock` have. Filled by `FeatureSchema.block_layout`."""
-
-    context_ids: IdRecord
-    candidate_ids: IdRecord
-    context_dense: int
-    candidate_dense: int
-
-    @cached_property
-    def id_dtype(self) -> np.dtype[np.int32] | np.dtype[np.int64]:
-        """Of widened ids: int32 while every table has fewer than 2^31 rows, else int64."""
-        return np.dtype(np.int64) if 8 in self.context_ids.widths + self.candidate_ids.widths else np.dtype(np.int32)
-
-    @cached_property
-    def header(self) -> tuple[int, int, int, int, int]:
-        """What a block's header tells of it: Cc, Ci, Dc, Di and a checksum of the id columns' widths."""
-        widths = self.context_ids.widths, self.candidate_ids.widths
-        return len(widths[0]), len(widths[1]), self.context_dense, self.candidate_dense, crc32(bytes(sum(widths, ()))) >> 1
-
-    def offsets(self, rows: int, contexts: int) -> tuple[int, int, int, int, int, int]:
-        """Byte offsets of (request_of_row, context_ids, candidate_ids, context_dense, candidate_dense) and the total size."""
-        known = self._known.get((rows, contexts))
-        if known is None:
-            sizes = (
-                rows * 4,
-                contexts * self.context_ids.nbytes,
-                rows * self.candidate_ids.nbytes,
-                contexts * self.context_dense * 4,
-                rows * self.candidate_dense * 4,
-            )
-            at, out = HEADER_WORDS * 4, []
-            for size in sizes:
-                out.append(at)
-                at += -(-size // _ALIGN) * _ALIGN
-            known = out[0], out[1], out[2], out[3], out[4], at
-            if len(self._known) < _KNOWN_OFFSETS:
-                self._known[rows, contexts] = known
-        return known
-
-    @cached_property
-    def sections(self) -> tuple[tuple[int, int], ...]:
-        """(index in `offsets`, bytes a row or context) of the sections that there are; odd ones are the contexts'."""
-        widths = 0, self.context_ids.nbytes, self.candidate_ids.nbytes, 4 * self.context_dense, 4 * self.candidate_dense
-        return tuple((i, width) for i, width in enumerate(widths) if width)
-
-    @cached_property
-    def _known(self) -> dict[tuple[int, int], tuple[int, int, int, int, int, int]]:
-        return {}
 
 
 @dataclass(eq=False)
@@ -91,7 +27,7 @@ class RowBlock:
 
     Row-major, so that joining requests into a batch and splitting an oversized one copy whole byte ranges, and so that the
     GPU reads the ids of a row from consecutive addresses. Context features are kept once per request: row `i` belongs to
-    context `request_of_row[i]`. Filled by `encode.Encoder`; a lane's pinned staging buffer is one too. Its fields never change;
+    context `request_of_row[i]`. Filled by `Encoder`; a lane's pinned staging buffer is one too. Its fields never change;
     it is not frozen, as that would cost a microsecond at each request.
 
     Attributes:

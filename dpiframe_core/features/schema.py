@@ -1,6 +1,6 @@
 """The feature schema of a model: which features it takes, how each becomes ids or numbers, and which tables they read.
 
-Pure data (pydantic, frozen, unknown keys refused). It knows nothing of values (`encode`) nor of weights (`bundle`).
+Pure data (pydantic, frozen, unknown keys refused). It knows nothing of values (`encoder`) nor of weights (`bundle`).
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dpiframe_core.features.row_block import BlockLayout, Column, Section
+from dpiframe_core.features.block_layout import SECTIONS, BlockLayout, Column, Section, section_of
 from dpiframe_core.features.transforms import Bucketize, Log, MinMax, Standardize
 from dpiframe_core.strict import Name, Strict
 from kernels.lookup.id_record import IdRecord, id_bytes
@@ -203,14 +203,9 @@ class FeatureSchema(Strict):
     @cached_property
     def columns(self) -> dict[str, Column]:
         """Feature name -> its place in a `RowBlock`. Features keep their order within each section."""
-        used: dict[Section, int] = {"context_ids": 0, "candidate_ids": 0, "context_dense": 0, "candidate_dense": 0}
-        out = {}
+        used, out = dict.fromkeys(SECTIONS, 0), {}
         for f in self.features:
-            section: Section
-            if f.scope == "context":
-                section = "context_ids" if f.is_id else "context_dense"
-            else:
-                section = "candidate_ids" if f.is_id else "candidate_dense"
+            section = section_of(f.scope, f.is_id)
             out[f.name] = Column(section, used[section], f.max_values)
             used[section] += f.max_values
         return out
@@ -218,7 +213,7 @@ class FeatureSchema(Strict):
     @cached_property
     def block_layout(self) -> BlockLayout:
         """Ids as narrow as the largest table of their feature allows."""
-        widths: dict[Section, list[int]] = {"context_ids": [], "candidate_ids": [], "context_dense": [], "candidate_dense": []}
+        widths: dict[Section, list[int]] = {section: [] for section in SECTIONS}
         for f in self.features:
             rows = max((self.table(name).rows for name in (f.table, f.first_order_table) if name is not None), default=0)
             widths[self.columns[f.name].section] += [id_bytes(rows)] * f.max_values

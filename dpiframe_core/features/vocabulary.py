@@ -3,7 +3,7 @@
 Knows the schema; knows nothing of requests.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -21,16 +21,13 @@ from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric, V
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextLookup:
-    """Text, or None, to ids by one dict: as an array, or one by one for callers that join several columns."""
+    """Text, or None, to ids by one dict; who looks up several columns at once takes the dicts."""
 
-    id_of: Mapping[str | None, int]
+    id_of: dict[str | None, int]
     unknown: int
 
     def __call__(self, texts: Sequence[str | None]) -> npt.NDArray[np.int64]:
-        return np.fromiter(self.ids(texts), np.int64, len(texts))
-
-    def ids(self, texts: Iterable[str | None]) -> Iterator[int]:
-        return map(self.id_of.get, texts, repeat(self.unknown))
+        return np.fromiter(map(self.id_of.get, texts, repeat(self.unknown)), np.int64, len(texts))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,6 +1,6 @@
 """Reads the published click logs, Criteo (Kaggle) and Avazu, into pyarrow tables, block by block, with nulls kept as nulls.
 
-Values stay raw (text and integers): turning them into ids is `encode`'s work. It knows no schema and no model.
+Values stay raw (text and integers): turning them into ids is `Encoder`'s work. It knows no schema and no model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.files.text_columns import converted, integers, text
+from dpiframe_core.files.text_columns import converted, csv_bytes, integers, text
 
 _GZIP = b"\x1f\x8b"
 _FIRST_LINE_BYTES = 1 << 16
@@ -86,31 +86,13 @@ def iter_batches(path: str | Path, log_format: ClickLogFormat = CRITEO, *, block
     path = Path(path)
     dialect = _sniff(path, log_format)
     bad_rows: list[pa.csv.InvalidRow] = []
-
-    def note(row: pa.csv.InvalidRow) -> str:
-        bad_rows.append(row)
-        return "error"
-
     first_line = line = 2 if dialect.header else 1
     try:
-        reader = pa.csv.open_csv(
-            _open(path),
-            # One thread: Arrow numbers the lines of bad rows only then.
-            read_options=pa.csv.ReadOptions(
-                use_threads=False, block_size=block_bytes, column_names=dialect.columns, skip_rows=first_line - 1
-            ),
-            parse_options=pa.csv.ParseOptions(
-                delimiter=dialect.delimiter,
-                quote_char=False if dialect.delimiter == "\t" else '"',
-                ignore_empty_lines=False,  # else the line numbers of later errors would be off
-                invalid_row_handler=note,
-            ),
-            # Bytes first, types after: Arrow's own conversion errors do not say which line is at fault.
-            convert_options=pa.csv.ConvertOptions(
-                column_types=dict.fromkeys(dialect.columns, pa.binary()), null_values=[""], strings_can_be_null=True
-            ),
-        )
-        while (raw := _next(reader)) is not None:
+        batches = csv_bytes(
+            _open(path), dialect.columns, dialect.delimiter, bad_rows, skip_rows=first_line - 1, block_bytes=block_bytes,
+            ignore_empty_lines=False,  # else the line numbers of later errors would be off
+        )  # fmt: skip
+        for raw in batches:
             yield _typed(raw, path, line, log_format)
             line += raw.num_rows
         if line == first_line:
@@ -162,13 +144,6 @@ def _sniff(path: Path, log_format: ClickLogFormat) -> _Dialect:
             return _Dialect(delimiter, False, columns)
     counts = f"{len(log_format.columns)}, as {log_format.name} has (a test file: {len(log_format.unlabelled)})"
     raise InputError(f"{path}, line 1, columns", len(cells), counts)
-
-
-def _next(reader: pa.csv.CSVStreamingReader) -> pa.RecordBatch | None:
-    try:
-        return reader.read_next_batch()
-    except StopIteration:
-        return None
 
 
 def _typed(raw: pa.RecordBatch, path: Path, line: int, log_format: ClickLogFormat) -> pa.Table:

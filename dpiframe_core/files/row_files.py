@@ -4,29 +4,21 @@ Owns formats and types; knows no schema and no model. A bad cell is named by fil
 """
 
 import csv
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.files.text_columns import converted, parser, text
+from dpiframe_core.files.json_lines import JsonLines
+from dpiframe_core.files.text_columns import cell, converted, csv_bytes, parser, text
 
 FORMATS = (".csv", ".tsv", ".parquet", ".jsonl")
 _TEXT_BLOCK = 4 << 20  # bytes of text that are parsed at once
 _PARQUET_BUFFER = 1 << 20  # bytes of a column that are read ahead, in place of the whole column of a row group
-_JSON_TYPES: dict[pa.DataType, tuple[set[type], str]] = {
-    pa.string(): ({str, type(None)}, "text or null"),
-    pa.int64(): ({int, type(None)}, "an integer or null"),
-    pa.float64(): ({int, float, type(None)}, "a number or null"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +49,12 @@ class RowFile:
 
     def place(self, column: str, row: int) -> str:
         """How errors name a cell; `row` from 1."""
-        return f"{self.path}, row {row}, column {column}"
+        return cell(self.path, row, column)
+
+    @property
+    def json_lines(self) -> JsonLines | None:
+        """The file as JSON lines, if it is one."""
+        return JsonLines(self.path, self.types, self.columns) if self.path.suffix.lower() == ".jsonl" else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,9 +75,8 @@ def column_names(file: RowFile) -> list[str]:
     if file.is_parquet:
         with _parquet(file) as parquet:
             names: list[str] = parquet.schema_arrow.names
-    elif file.path.suffix.lower() == ".jsonl":
-        with file.path.open("rb") as lines:
-            names = list(_object(file, next((line for line in lines if not line.isspace()), b""), 1))
+    elif (lines := file.json_lines) is not None:
+        names = lines.names()
     else:
         names = _header(file)[0]
     if twice := sorted({n for n in names if names.count(n) > 1}):
@@ -106,8 +102,8 @@ def iter_chunks(file: RowFile, chunk_rows: int, groups: Sequence[int] | None = N
     """
     if file.is_parquet:
         batches = _parquet_batches(file, chunk_rows, groups)
-    elif file.path.suffix.lower() == ".jsonl":
-        batches = _json_batches(file, chunk_rows)
+    elif (lines := file.json_lines) is not None:
+        batches = lines.batches(chunk_rows)
     else:
         batches = _csv_batches(file)
     row, waiting, count, done = first_row, list[pa.Table](), 0, 0.0
@@ -161,30 +157,15 @@ def _header(file: RowFile) -> tuple[list[str], str]:
 def _csv_batches(file: RowFile) -> Iterator[tuple[pa.Table, float]]:
     names, delimiter = _header(file)
     bad_rows: list[pa.csv.InvalidRow] = []
-
-    def note(row: pa.csv.InvalidRow) -> str:
-        bad_rows.append(row)
-        return "error"
-
     row, size = 1, max(1, file.path.stat().st_size)
+    wanted = [n for n in names if file.columns is None or n in file.columns]
     with file.path.open("rb") as source:
         try:
-            reader = pa.csv.open_csv(
-                source,
-                # One thread: Arrow numbers the lines of bad rows only then.
-                pa.csv.ReadOptions(use_threads=False, block_size=_TEXT_BLOCK, column_names=names, skip_rows=1),
-                pa.csv.ParseOptions(
-                    delimiter=delimiter, quote_char='"' if delimiter == "," else False,
-                    newlines_in_values=delimiter == ",", invalid_row_handler=note,
-                    ignore_empty_lines=len(names) > 1,  # of one column, a missing value
-                ),
-                # Bytes first, types after: Arrow's own conversion errors do not say which row is at fault.
-                pa.csv.ConvertOptions(
-                    column_types=dict.fromkeys(names, pa.binary()), null_values=[""], strings_can_be_null=True,
-                    include_columns=[n for n in names if file.columns is None or n in file.columns],
-                ),
+            batches = csv_bytes(
+                source, names, delimiter, bad_rows, skip_rows=1, block_bytes=_TEXT_BLOCK, wanted=wanted,
+                newlines_in_values=delimiter == ",", ignore_empty_lines=len(names) > 1,  # of one column, a missing value
             )  # fmt: skip
-            while (batch := next(reader, None)) is not None:
+            for batch in batches:
                 yield _parsed(file, batch, row), min(1.0, source.tell() / size)
                 row += batch.num_rows
         except pa.ArrowInvalid as error:
@@ -208,66 +189,3 @@ def _parsed(file: RowFile, batch: pa.RecordBatch, first_row: int) -> pa.Table:
 
         arrays[name] = converted(converted(column, text, place, "UTF-8 text"), convert, place, expected)
     return pa.table(arrays)
-
-
-def _json_batches(file: RowFile, rows: int) -> Iterator[tuple[pa.Table, float]]:
-    known = column_names(file)
-    names = [n for n in known if file.columns is None or n in file.columns]
-    schema: pa.Schema | None = None
-    size, first_row, read = max(1, file.path.stat().st_size), 1, 0
-    with file.path.open("rb") as source:
-        lines = (line for line in source if not line.isspace())
-        while batch := list(islice(lines, rows)):
-            objects = [_object(file, line, first_row + i) for i, line in enumerate(batch)]
-            for i, found in enumerate(objects):
-                if new := found.keys() - known:
-                    raise InputError(f"{file.path}, row {first_row + i}", min(new), "the keys of row 1, or some of them")
-            arrays = [_typed(file, name, [o.get(name) for o in objects], first_row, schema) for name in names]
-            table = pa.table(arrays, names=names)
-            schema = schema or table.schema
-            read += sum(map(len, batch))
-            yield table, read / size
-            first_row += len(batch)
-
-
-def _object(file: RowFile, line: bytes, row: int) -> dict[str, Any]:
-    with suppress(ValueError, RecursionError):  # UTF-8 and JSON errors are of the former, deep nesting of the latter
-        found = json.loads(line)
-        if isinstance(found, dict):
-            return found
-    raise InputError(f"{file.path}, row {row}", line.decode(errors="replace").rstrip("\n"), "a JSON object on one line")
-
-
-def _typed(file: RowFile, name: str, values: list[Any], first_row: int, schema: pa.Schema | None) -> pa.Array:
-    """A column of JSON values in its type; one that has none gets that of the first rows (text, if those have no value)."""
-    kind, single = file.types.get(name), None
-    if kind is None:
-        kind = None if schema is None else schema.field(name).type
-    else:
-        single = kind.value_type if pa.types.is_list(kind) else kind
-        accepted, expected = _JSON_TYPES[single]
-        if single != kind:
-            expected = f"a list, each value {expected}"
-            good = (v is None or (type(v) is list and accepted.issuperset(map(type, v))) for v in values)
-        else:
-            good = (type(v) in accepted for v in values)
-        for row, is_good in enumerate(good):
-            if not is_good:
-                raise InputError(file.place(name, first_row + row), values[row], expected)
-    try:
-        if single == pa.float64() == kind:  # Arrow would refuse integers above 2^53
-            values = [None if v is None else float(v) for v in values]
-        array = pa.array(values, kind)
-        return array.cast(pa.string()) if pa.types.is_null(array.type) else array
-    except (pa.ArrowException, OverflowError, UnicodeError) as error:
-        bad = next((i for i, v in enumerate(values) if not _fits(v, kind)), 0)
-        expected = f"what fits in {kind}" if kind else "values of one type"
-        raise InputError(file.place(name, first_row + bad), values[bad], f"{expected} ({error})") from error
-
-
-def _fits(value: object, kind: pa.DataType | None) -> bool:
-    try:
-        pa.array([value], kind)
-    except (pa.ArrowException, OverflowError, UnicodeError):
-        return False
-    return True

@@ -3,16 +3,23 @@
 Knows no file format and no schema.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv
 
 from dpiframe_core.errors import InputError
 
 Convert: TypeAlias = Callable[[pa.Array], pa.Array]
+
+
+def cell(file: Path, row: int, column: str) -> str:
+    """How errors name a cell of a file; `row` from 1."""
+    return f"{file}, row {row}, column {column}"
 
 
 def converted(column: pa.Array, convert: Convert, place: Callable[[int], str], expected: str) -> pa.Array:
@@ -26,6 +33,37 @@ def converted(column: pa.Array, convert: Convert, place: Callable[[int], str], e
     except pa.ArrowInvalid as error:
         row, got = _first_bad(column, convert)
         raise InputError(place(row), got, expected) from error
+
+
+def csv_bytes(
+    source: Any,
+    names: Sequence[str],
+    delimiter: str,
+    bad_rows: list[pa.csv.InvalidRow],
+    *,
+    skip_rows: int,
+    block_bytes: int,
+    wanted: Sequence[str] | None = None,
+    **parse: bool,
+) -> Iterator[pa.RecordBatch]:
+    """Batches of columns of bytes, null where empty. Rows of another number of columns go to `bad_rows` before Arrow's error.
+
+    Bytes first, types after (`converted`): Arrow's own conversion errors do not say which row is at fault.
+    """
+
+    def note(row: pa.csv.InvalidRow) -> str:
+        bad_rows.append(row)
+        return "error"
+
+    yield from pa.csv.open_csv(
+        source,
+        # One thread: Arrow numbers the lines of bad rows only then.
+        pa.csv.ReadOptions(use_threads=False, block_size=block_bytes, column_names=names, skip_rows=skip_rows),
+        pa.csv.ParseOptions(delimiter=delimiter, quote_char=delimiter == "," and '"', invalid_row_handler=note, **parse),
+        pa.csv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.binary()), null_values=[""], strings_can_be_null=True, include_columns=wanted
+        ),
+    )
 
 
 def text(column: pa.BinaryArray) -> pa.StringArray:

@@ -152,7 +152,7 @@ class DLRMDCNv2(Strict):
 
 
 class GraphFile(Strict):
-    """A model without a function of its own here: its op graph lies in the bundle's graph.json (`graphfile`)."""
+    """A model without a function of its own here: its op graph lies in the bundle's graph.json (`bundle.graph_file`)."""
 
     type: Literal["graph"] = "graph"
 

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, with_config
 from dpiframe_core.graph.aten_rules import RULES, Plain, Shape, Sizes
 
 MAX_RANK = 8
-_STRICT = with_config(ConfigDict(extra="forbid"))  # for `graphfile`, which reads these from JSON
+_STRICT = with_config(ConfigDict(extra="forbid"))  # for `bundle.graph_file`, which reads these from JSON
 
 
 @_STRICT

@@ -5,8 +5,8 @@ Every value of a chain but its scores stays within it, so only a graph of one lo
 
 from dataclasses import replace
 
-from dpiframe_core.graph.graph import Attrs, Graph, Node
-from dpiframe_core.graph.waves import MAX_LOGITS, MAX_TASKS
+from dpiframe_core.graph.graph import Graph
+from dpiframe_core.graph.waves import MAX_LOGITS, MAX_TASKS, grouped
 
 MAX_LINKS = 24  # of one launch (kernels/waves/chain.py)
 _LAYERS = ("linear", "cross_v2")
@@ -35,8 +35,4 @@ def group_chain(waves: Graph) -> Graph | None:
         return None
     if len(links) > MAX_LINKS or crosses > 1 or len(added) > MAX_LOGITS or waves.widths[waves.output] > MAX_TASKS:
         return None
-    inputs = tuple(dict.fromkeys(i for m in members for i in m.inputs if i in first.outputs))
-    modules = "+".join(dict.fromkeys(m.module for m in members))
-    params = tuple(p for m in members for p in m.params)
-    chain = Node("chain", "chain", inputs, head.outputs, modules, params, Attrs(members=tuple(members)))
-    return replace(waves, nodes=(first, chain))
+    return replace(waves, nodes=(first, grouped("chain", "chain", members, head.outputs)))

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, with_config
 from dpiframe_core.graph.aten import AtenCall, check_call
 
 Shape = tuple[int, ...]
-_STRICT = with_config(ConfigDict(extra="forbid"))  # for `graphfile`, which reads these from JSON
+_STRICT = with_config(ConfigDict(extra="forbid"))  # for `bundle.graph_file`, which reads these from JSON
 
 
 @_STRICT

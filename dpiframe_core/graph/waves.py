@@ -58,11 +58,16 @@ def _first_wave(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _wave(name: str, members: Sequence[Node]) -> Node:
-    made = [o for m in members for o in m.outputs]
+    return grouped(name, "wave", members, tuple(o for m in members for o in m.outputs))
+
+
+def grouped(name: str, op: str, members: Sequence[Node], outputs: tuple[str, ...]) -> Node:
+    """One node in the place of several; it reads what they do not make themselves."""
+    made = {o for m in members for o in m.outputs}
     inputs = tuple(dict.fromkeys(i for m in members for i in m.inputs if i not in made))
     modules = "+".join(dict.fromkeys(m.module for m in members))
     params = tuple(p for m in members for p in m.params)
-    return Node(name, "wave", inputs, tuple(made), modules, params, Attrs(members=tuple(members)))
+    return Node(name, op, inputs, outputs, modules, params, Attrs(members=tuple(members)))
 
 
 def _with_head(graph: Graph) -> Graph:

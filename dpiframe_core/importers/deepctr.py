@@ -16,7 +16,9 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import DCN, DIN, Architecture, DCNv2, DeepFM, TargetAttention, WideDeep, XDeepFM
 from dpiframe_core.importers.deepctr_columns import called, spec_of, takes_any_rows
 from dpiframe_core.importers.deepctr_layers import DeepCtrReader
-from dpiframe_core.importers.interactions import (
+from dpiframe_core.importers.model_spec import SpecFile, read_spec, with_vocabularies
+from dpiframe_core.importers.sequential_mlp import activation_kinds, read_linear
+from dpiframe_core.importers.source_interactions import (
     Attention,
     CompressedInteraction,
     CrossMatrix,
@@ -24,13 +26,9 @@ from dpiframe_core.importers.interactions import (
     CrossVector,
     factorization_machine,
 )
-from dpiframe_core.importers.layers import Activation, Parameters
-from dpiframe_core.importers.sequential import activation_kinds, read_linear
-from dpiframe_core.importers.source import Inputs, SourceModel
-from dpiframe_core.importers.spec import SpecFile, read_spec, with_vocabularies
+from dpiframe_core.importers.source_layers import Activation
+from dpiframe_core.importers.source_model import Inputs, SourceLayers, SourceModel
 from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
-
-Built = tuple[Architecture, Parameters, Callable[[Inputs], Tensor]]
 
 
 def deepctr_torch(model: Any) -> SourceModel:
@@ -57,49 +55,37 @@ def deepctr_torch_checkpoint(checkpoint: Path, spec: Path) -> SourceModel:
 
 def read_deepctr(file: SpecFile, weights: StateDict) -> SourceModel:
     """As the two above, of what they read."""
-    build = _MODELS.get(file.spec.model)
-    if build is None:
-        raise InputError(f"{file.where}: model", file.spec.model, f"one of {', '.join(_MODELS)}")
+    build = file.one_of(_MODELS)
     r = DeepCtrReader(file, weights)
     task = r.settings.take("task", str)
     if task != "binary":
         raise InputError(f"{file.where}: settings.task", task, "binary")
-    return r.model(*build(r))
+    return r.model(build(r))
 
 
-def _wdl(r: DeepCtrReader) -> Built:
+def _wdl(r: DeepCtrReader) -> SourceLayers:
+    return _with_linear(r, WideDeep, pairwise=False)
+
+
+def _deepfm(r: DeepCtrReader) -> SourceLayers:
+    pairwise = r.settings.take("use_fm", bool)
+    return _with_linear(r, DeepFM if pairwise else WideDeep, pairwise=pairwise)
+
+
+def _with_linear(r: DeepCtrReader, kind: type[WideDeep] | type[DeepFM], *, pairwise: bool) -> SourceLayers:
     r.linear_model(required=True)
     mlp, last = r.tower()
     head, out = r.head([last]), r.bias
 
     def logit(i: Inputs) -> Tensor:
-        return r.first_order(i) + last(mlp(r.deep_input(i))) + out
+        linear = r.first_order(i) + last(mlp(r.deep_input(i))) + out
+        return linear + factorization_machine(r.fields(i)) if pairwise else linear
 
-    return (
-        WideDeep(hidden_units=mlp.units, activation=mlp.activations),
-        mlp.parameters("deep") | head.parameters("head"),
-        logit,
-    )
+    architecture = kind(hidden_units=mlp.units, activation=mlp.activations)
+    return SourceLayers(architecture, mlp.parameters("deep") | head.parameters("head"), logit)
 
 
-def _deepfm(r: DeepCtrReader) -> Built:
-    if not r.settings.take("use_fm", bool):
-        return _wdl(r)
-    r.linear_model(required=True)
-    mlp, last = r.tower()
-    head, out = r.head([last]), r.bias
-
-    def logit(i: Inputs) -> Tensor:
-        return r.first_order(i) + factorization_machine(r.fields(i)) + last(mlp(r.deep_input(i))) + out
-
-    return (
-        DeepFM(hidden_units=mlp.units, activation=mlp.activations),
-        mlp.parameters("deep") | head.parameters("head"),
-        logit,
-    )
-
-
-def _xdeepfm(r: DeepCtrReader) -> Built:
+def _xdeepfm(r: DeepCtrReader) -> SourceLayers:
     r.linear_model(required=True)
     mlp, last = r.tower()
     halves, count, before = r.settings.take("cin_split_half", bool), len(r.embedded), len(r.embedded)
@@ -123,10 +109,10 @@ def _xdeepfm(r: DeepCtrReader) -> Built:
     architecture = XDeepFM(
         cin_units=cin.units, cin_activation=kind, cin_halves=halves, hidden_units=mlp.units, activation=mlp.activations
     )  # fmt: skip
-    return architecture, cin.parameters("cin") | mlp.parameters("deep") | head.parameters("head"), logit
+    return SourceLayers(architecture, cin.parameters("cin") | mlp.parameters("deep") | head.parameters("head"), logit)
 
 
-def _dcn(r: DeepCtrReader) -> Built:
+def _dcn(r: DeepCtrReader) -> SourceLayers:
     linear = r.linear_model(required=False)
     mlp = r.mlp()
     shape = r.weights.shape("crossnet.kernels")
@@ -147,7 +133,7 @@ def _dcn(r: DeepCtrReader) -> Built:
     return _crossed(r, architecture, cross, mlp)
 
 
-def _dcn_mix(r: DeepCtrReader) -> Built:
+def _dcn_mix(r: DeepCtrReader) -> SourceLayers:
     linear = r.linear_model(required=False)
     mlp, width = r.mlp(), r.width
     u = r.weights.take("crossnet.U_list", None, None, width, None)
@@ -164,7 +150,7 @@ def _dcn_mix(r: DeepCtrReader) -> Built:
     return _crossed(r, architecture, cross, mlp)
 
 
-def _crossed(r: DeepCtrReader, architecture: Architecture, cross: Any, mlp: Any) -> Built:
+def _crossed(r: DeepCtrReader, architecture: Architecture, cross: Any, mlp: Any) -> SourceLayers:
     last = read_linear(r.weights, "dnn_linear", r.width + mlp.units[-1], 1, bias=False)
     head, out = r.head([last]), r.bias
 
@@ -172,10 +158,10 @@ def _crossed(r: DeepCtrReader, architecture: Architecture, cross: Any, mlp: Any)
         x = r.deep_input(i)
         return r.first_order(i) + last(torch.cat([cross(x), mlp(x)], 1)) + out
 
-    return architecture, cross.parameters("cross") | mlp.parameters("deep") | head.parameters("head"), logit
+    return SourceLayers(architecture, cross.parameters("cross") | mlp.parameters("deep") | head.parameters("head"), logit)
 
 
-def _din(r: DeepCtrReader) -> Built:
+def _din(r: DeepCtrReader) -> SourceLayers:
     targets = r.settings.take("history_feature_list", list)
     softmax = r.settings.take("att_weight_normalization", bool)
     histories = [f"hist_{name}" for name in targets]
@@ -208,10 +194,10 @@ def _din(r: DeepCtrReader) -> Built:
         return last(mlp(r.deep_input(i, interest))) + out
 
     dense = unit.parameters("attention.0") | mlp.parameters("deep") | head.parameters("head")
-    return architecture, dense, logit
+    return SourceLayers(architecture, dense, logit)
 
 
-_MODELS: Mapping[str, Callable[[DeepCtrReader], Built]] = {
+_MODELS: Mapping[str, Callable[[DeepCtrReader], SourceLayers]] = {
     "WDL": _wdl,
     "DeepFM": _deepfm,
     "xDeepFM": _xdeepfm,

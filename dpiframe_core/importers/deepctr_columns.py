@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.importers.source import Inputs
-from dpiframe_core.importers.spec import DenseFeature, SparseFeature, Spec
+from dpiframe_core.importers.model_spec import DenseFeature, SparseFeature, Spec
+from dpiframe_core.importers.source_model import Inputs
 
 _ACTIVATIONS = {
     "ReLU": "relu", "Sigmoid": "sigmoid", "Tanh": "tanh", "Identity": "linear", "PReLU": "prelu", "Dice": "dice",

@@ -1,17 +1,16 @@
 """What DeepCTR-Torch's models have in common, taken from a state dict: embeddings, the linear model, DNNs, the output bias."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.graph.architecture import Architecture
-from dpiframe_core.importers.layers import Activation, Linear, Mlp, Parameters, side_by_side
-from dpiframe_core.importers.sequential import activation_kinds, read_linear, read_norm, read_prelu
-from dpiframe_core.importers.source import Inputs, SourceModel, tables_in_order
-from dpiframe_core.importers.spec import DenseFeature, SparseFeature, SpecFile, build_schema
+from dpiframe_core.importers.model_spec import DenseFeature, SparseFeature, SpecFile, spec_model
+from dpiframe_core.importers.sequential_mlp import activation_kinds, read_linear, read_norm, read_prelu
+from dpiframe_core.importers.source_layers import Activation, Linear, Mlp, side_by_side
+from dpiframe_core.importers.source_model import Inputs, SourceLayers, SourceModel
 from dpiframe_core.importers.state_dict import StateDict
 
 
@@ -47,7 +46,7 @@ class DeepCtrReader:
             table = f.table or f.name
             if table not in self.tables:
                 self.tables[table] = weights.take(f"embedding_dict.{table}.weight", None, None)
-        self._first: dict[str, str] = {}
+        self.first: dict[str, str] = {}
         self.bias = weights.take("out.bias", 1).double()
 
     @property
@@ -79,12 +78,12 @@ class DeepCtrReader:
                 if f"{table}.w" not in self.tables:
                     rows = len(self.tables[table])
                     self.tables[f"{table}.w"] = self.weights.take(f"linear_model.embedding_dict.{table}.weight", rows, 1)
-                self._first[f.name] = f"{table}.w"
+                self.first[f.name] = f"{table}.w"
         numbers = [f.name for f in self._wide if isinstance(f, DenseFeature)]
         if numbers:
             weight = self.weights.take("linear_model.weight", len(numbers), 1)
             for name, one in zip(numbers, weight, strict=True):
-                self.tables[f"{name}.w"], self._first[name] = one[None, :], f"{name}.w"
+                self.tables[f"{name}.w"], self.first[name] = one[None, :], f"{name}.w"
         return bool(self._wide)
 
     def tower(self) -> tuple[Mlp, Linear]:
@@ -119,7 +118,7 @@ class DeepCtrReader:
 
     def first_order(self, i: Inputs) -> Tensor:
         """The linear model's logit; zero without it."""
-        return i.first_order() if self._first else torch.zeros(1, 1, dtype=torch.float64)
+        return i.first_order() if self.first else torch.zeros(1, 1, dtype=torch.float64)
 
     def fields(self, i: Inputs) -> Tensor:
         return torch.stack([i.named(f.name) for f in self.embedded], 1)
@@ -129,11 +128,5 @@ class DeepCtrReader:
         parts = [i.named(f.name) for f in self.embedded if f.pooling != "none" or f.max_values == 1]
         return torch.cat([*parts, *([] if interest is None else [interest]), *(i.named(f.name) for f in self.numbers)], 1)
 
-    def model(self, architecture: Architecture, dense: Parameters, logit: Callable[[Inputs], Tensor]) -> SourceModel:
-        name = self.file.spec.model
-        self.settings.finish(name)
-        self.weights.finish(f"DeepCTR-Torch's {name} with these features")
-        sizes = {table: (weight.shape[0], weight.shape[1]) for table, weight in self.tables.items()}
-        schema = build_schema(self.file, self.deep, sizes, self._first)
-        tables = tables_in_order(schema, self.tables)
-        return SourceModel("DeepCTR-Torch", name, architecture, schema, dense, tables, self.file.vocabularies, logit)
+    def model(self, layers: SourceLayers) -> SourceModel:
+        return spec_model("DeepCTR-Torch", self, self.deep, layers)

@@ -4,7 +4,6 @@ Numbers go through a bottom MLP; its output and all embeddings meet in pairwise 
 those of the checkpoint; every activation is ReLU unless the settings say otherwise.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +11,12 @@ import torch
 from torch import Tensor
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.graph.architecture import DLRM, Architecture, DLRMDCNv2
-from dpiframe_core.importers.interactions import CrossLowRank, pairs, pairs_from
-from dpiframe_core.importers.layers import Activation, Linear, Mlp, Parameters, with_columns
-from dpiframe_core.importers.sequential import read_linear
-from dpiframe_core.importers.source import Inputs, SourceModel, tables_in_order
-from dpiframe_core.importers.spec import DenseFeature, SparseFeature, SpecFile, build_schema, read_spec
+from dpiframe_core.graph.architecture import DLRM, DLRMDCNv2
+from dpiframe_core.importers.model_spec import DenseFeature, SparseFeature, SpecFile, read_spec, spec_model
+from dpiframe_core.importers.sequential_mlp import read_linear
+from dpiframe_core.importers.source_interactions import CrossLowRank, pairs, pairs_from
+from dpiframe_core.importers.source_layers import Activation, Linear, Mlp, with_columns
+from dpiframe_core.importers.source_model import Inputs, SourceLayers, SourceModel
 from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
 
 _RELU = Activation("relu")
@@ -65,7 +64,7 @@ def read_torchrec(file: SpecFile, weights: StateDict) -> SourceModel:
         return head(top(cross(r.vectors(i, bottom).flatten(1))))
 
     dense = bottom.parameters("bottom") | cross.parameters("cross") | top.parameters("deep") | head.parameters("head")
-    return r.model("TorchRec", architecture, dense, logit)
+    return r.model("TorchRec", SourceLayers(architecture, dense, logit))
 
 
 def read_facebook(file: SpecFile, weights: StateDict) -> SourceModel:
@@ -101,6 +100,7 @@ class _Reader:
             if not found:
                 raise InputError(f"{file.where}: features", f"no {kind} ones", "some, as every DLRM has")
         self.tables: dict[str, Tensor] = {}
+        self.first: dict[str, str] = {}
 
     @property
     def dim(self) -> int:
@@ -151,15 +151,7 @@ class _Reader:
             return head(top(torch.cat([vectors[:, 0], pairs(vectors, upper=upper, diagonal=diagonal)], 1)))
 
         dense = bottom.parameters("bottom") | ours.parameters("deep") | our_head.parameters("head")
-        return self.model(library, architecture, dense, logit)
+        return self.model(library, SourceLayers(architecture, dense, logit))
 
-    def model(
-        self, library: str, architecture: Architecture, dense: Parameters, logit: Callable[[Inputs], Tensor]
-    ) -> SourceModel:
-        name = self.file.spec.model
-        self.settings.finish(name)
-        self.weights.finish(f"{library}'s {name} with these features")
-        sizes = {table: (weight.shape[0], weight.shape[1]) for table, weight in self.tables.items()}
-        schema = build_schema(self.file, [*self.numbers, *self.sparse], sizes, {}, pooling="sum")
-        tables = tables_in_order(schema, self.tables)
-        return SourceModel(library, name, architecture, schema, dense, tables, self.file.vocabularies, logit)
+    def model(self, library: str, layers: SourceLayers) -> SourceModel:
+        return spec_model(library, self, [*self.numbers, *self.sparse], layers, pooling="sum")

@@ -20,7 +20,7 @@ _CHUNK_ROWS = 1 << 16
 
 
 def read_rows(path: Path, schema: FeatureSchema, label: str | None) -> tuple[Columns, npt.NDArray[np.int64] | None]:
-    """The features' columns of a file of rows, as `rowfiles` reads it with the schema's splitters, and the labels if it has
+    """The features' columns of a file of rows, as `row_files` reads it with the schema's splitters, and the labels if it has
     such a column of zeros and ones.
 
     Raises:

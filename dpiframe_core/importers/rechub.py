@@ -11,16 +11,21 @@ import torch
 from torch import Tensor
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.graph.architecture import DCN, Architecture, DCNv2, DeepFM, WideDeep
-from dpiframe_core.importers.interactions import CrossMatrix, CrossMixture, CrossVector, factorization_machine
-from dpiframe_core.importers.layers import Linear, Mlp, Parameters, spread
-from dpiframe_core.importers.sequential import activation_kinds, hidden_units, read_linear, read_mlp
-from dpiframe_core.importers.source import Inputs, SourceModel, tables_in_order
-from dpiframe_core.importers.spec import DenseFeature, SparseFeature, SpecFile, build_schema, read_spec
+from dpiframe_core.graph.architecture import DCN, DCNv2, DeepFM, WideDeep
+from dpiframe_core.importers.model_spec import DenseFeature, SparseFeature, SpecFile, read_spec, spec_model
+from dpiframe_core.importers.sequential_mlp import activation_kinds, hidden_units, read_linear, read_mlp
+from dpiframe_core.importers.source_interactions import (
+    CrossMatrix,
+    CrossMixture,
+    CrossVector,
+    factorization_machine,
+    read_mixture,
+)
+from dpiframe_core.importers.source_layers import Linear, Mlp, spread
+from dpiframe_core.importers.source_model import Inputs, SourceLayers, SourceModel
 from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
 
 Features = Sequence[SparseFeature | DenseFeature]
-Built = tuple[Architecture, Parameters, Callable[[Inputs], Tensor]]
 
 
 def torch_rechub(checkpoint: Path, spec: Path) -> SourceModel:
@@ -34,11 +39,9 @@ def torch_rechub(checkpoint: Path, spec: Path) -> SourceModel:
 
 def read_rechub(file: SpecFile, weights: StateDict) -> SourceModel:
     """As `torch_rechub`, of what it reads."""
-    build = _MODELS.get(file.spec.model)
-    if build is None:
-        raise InputError(f"{file.where}: model", file.spec.model, f"one of {', '.join(_MODELS)}")
+    build = file.one_of(_MODELS)
     r = _Reader(file, weights)
-    return r.model(*build(r))
+    return r.model(build(r))
 
 
 class _Reader:
@@ -106,25 +109,19 @@ class _Reader:
     def joined(self, i: Inputs, features: Features) -> Tensor:
         return torch.cat([i.named(f.name) for f in features], 1)
 
-    def model(self, architecture: Architecture, dense: Parameters, logit: Callable[[Inputs], Tensor]) -> SourceModel:
-        name = self.file.spec.model
-        self.settings.finish(name)
-        self.weights.finish(f"torch-rechub's {name} with these features")
-        sizes = {table: (weight.shape[0], weight.shape[1]) for table, weight in self.tables.items()}
-        schema = build_schema(self.file, self.features, sizes, self.first)
-        tables = tables_in_order(schema, self.tables)
-        return SourceModel("torch-rechub", name, architecture, schema, dense, tables, self.file.vocabularies, logit)
+    def model(self, layers: SourceLayers) -> SourceModel:
+        return spec_model("torch-rechub", self, self.features, layers)
 
 
-def _wide_deep(r: _Reader) -> Built:
+def _wide_deep(r: _Reader) -> SourceLayers:
     return _with_linear(r, WideDeep, pairwise=False)
 
 
-def _deepfm(r: _Reader) -> Built:
+def _deepfm(r: _Reader) -> SourceLayers:
     return _with_linear(r, DeepFM, pairwise=True)
 
 
-def _with_linear(r: _Reader, kind: type[WideDeep] | type[DeepFM], *, pairwise: bool) -> Built:
+def _with_linear(r: _Reader, kind: type[WideDeep] | type[DeepFM], *, pairwise: bool) -> SourceLayers:
     wide, deep = r.part("wide"), r.part("deep")
     if pairwise:
         embedded = {f.name for f in r.features if isinstance(f, SparseFeature)}
@@ -145,10 +142,10 @@ def _with_linear(r: _Reader, kind: type[WideDeep] | type[DeepFM], *, pairwise: b
         return out + factorization_machine(torch.stack([i.named(f.name) for f in wide], 1)) if pairwise else out
 
     architecture = kind(hidden_units=mlp.units, activation=mlp.activations)
-    return architecture, ours.parameters("deep") | head.parameters("head"), logit
+    return SourceLayers(architecture, ours.parameters("deep") | head.parameters("head"), logit)
 
 
-def _dcn(r: _Reader) -> Built:
+def _dcn(r: _Reader) -> SourceLayers:
     width, layers = r.width(r.features), r.weights.children("cn.w")
     cross = CrossVector(
         tuple(r.weights.take(f"cn.w.{i}.weight", 1, width)[0] for i in layers),
@@ -162,10 +159,10 @@ def _dcn(r: _Reader) -> Built:
         return head(torch.cat([cross(x), mlp(x)], 1))
 
     architecture = DCN(cross_layers=len(layers), hidden_units=mlp.units, activation=mlp.activations)
-    return architecture, cross.parameters("cross") | mlp.parameters("deep") | head.parameters("head"), logit
+    return SourceLayers(architecture, cross.parameters("cross") | mlp.parameters("deep") | head.parameters("head"), logit)
 
 
-def _dcnv2(r: _Reader) -> Built:
+def _dcnv2(r: _Reader) -> SourceLayers:
     structure, width = r.settings.take("model_structure", str), r.width(r.features)
     if structure not in ("stacked", "parallel", "crossnet_only"):
         raise InputError(f"{r.where}: settings.model_structure", structure, "stacked, parallel or crossnet_only")
@@ -185,7 +182,7 @@ def _dcnv2(r: _Reader) -> Built:
         rank=cross.u[0].shape[2] if isinstance(cross, CrossMixture) else None,
         experts=len(cross.gates) if isinstance(cross, CrossMixture) else None, outer_bias=not mixture,
     )  # fmt: skip
-    return architecture, cross.parameters("cross") | mlp.parameters("deep") | head.parameters("head"), logit
+    return SourceLayers(architecture, cross.parameters("cross") | mlp.parameters("deep") | head.parameters("head"), logit)
 
 
 def _matrices(r: _Reader, width: int) -> CrossMatrix:
@@ -198,16 +195,8 @@ def _matrices(r: _Reader, width: int) -> CrossMatrix:
 
 
 def _mixture(r: _Reader, width: int) -> CrossMixture:
-    layers, experts = r.weights.children("crossnet.u_list"), len(r.weights.children("crossnet.gating"))
-
-    def each(name: str, *shape: int | None) -> tuple[Tensor, ...]:
-        return tuple(r.weights.take(f"crossnet.{name}.{i}", *shape) for i in layers)
-
-    u = each("u_list", experts, width, None)
-    rank = u[0].shape[2]
-    v, c, biases = each("v_list", experts, width, rank), each("c_list", experts, rank, rank), each("bias", width, 1)
-    gates = torch.cat([r.weights.take(f"crossnet.gating.{e}.weight", 1, width) for e in range(experts)])
-    return CrossMixture(u, v, c, tuple(b[:, 0] for b in biases), gates)
+    layers, experts = len(r.weights.children("crossnet.u_list")), len(r.weights.children("crossnet.gating"))
+    return read_mixture(r.weights, ("u_list", "v_list", "c_list"), layers, experts, width)
 
 
 def _sparse_first(features: Features) -> list[SparseFeature | DenseFeature]:
@@ -215,7 +204,7 @@ def _sparse_first(features: Features) -> list[SparseFeature | DenseFeature]:
     return sorted(features, key=lambda f: isinstance(f, DenseFeature))
 
 
-_MODELS: Mapping[str, Callable[[_Reader], Built]] = {
+_MODELS: Mapping[str, Callable[[_Reader], SourceLayers]] = {
     "WideDeep": _wide_deep,
     "DeepFM": _deepfm,
     "DCN": _dcn,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ValidationError
 
-from dpiframe_core.bundle.bundle import Golden, GoldenSpec, Manifest, Provenance, read_bundle, write_bundle
+from dpiframe_core.bundle.bundle import Golden, GoldenSpec, Manifest, Provenance, is_taken, read_bundle, write_bundle
 from dpiframe_core.bundle.bundle_files import move_into_place
 from dpiframe_core.bundle.manifest import MANIFEST_FILE, manifest_yaml
 from dpiframe_core.engine.engine import Engine
@@ -23,7 +23,7 @@ from dpiframe_core.evaluation.parity import Parity, parity
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.importers.raw_rows import Columns, random_rows, read_expected, read_rows
-from dpiframe_core.importers.source import SourceModel
+from dpiframe_core.importers.source_model import SourceModel
 
 TOLERANCE = 1e-5  # on the probability, at float32, for every supported model and option
 _GOLDEN_ROWS, _EXAMPLE_ROWS, _PART = 64, 5, 1024
@@ -69,7 +69,8 @@ def write_import(
     expected = None if expected is None else Path(expected)
     if expected is not None and rows is None:
         raise InputError("--expected", str(expected), "raw rows too: --golden-rows FILE")
-    _refuse_taken(out, overwrite)
+    if is_taken(out, overwrite):  # before any work: as `write_bundle` would
+        raise BundleError(f"{out}: got an existing path, expected a new one, or a bundle and --overwrite")
     schema = source.schema
     if rows is None:
         columns, labels = random_rows(schema, source.vocabularies, _GOLDEN_ROWS), None
@@ -136,9 +137,3 @@ def _example(source: SourceModel, columns: Columns) -> dict[str, Any]:
         "context": {name: values[0] for name, values in columns.items() if name in context},
         "candidates": {name: values[:_EXAMPLE_ROWS] for name, values in columns.items() if name not in context},
     }
-
-
-def _refuse_taken(out: Path, overwrite: bool) -> None:
-    """Before any work: as `write_bundle` would."""
-    if (out.exists() or out.is_symlink()) and not (overwrite and not out.is_symlink() and (out / MANIFEST_FILE).is_file()):
-        raise BundleError(f"{out}: got an existing path, expected a new one, or a bundle and --overwrite")

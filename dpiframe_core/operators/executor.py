@@ -1,5 +1,5 @@
 """Runs a plan: its steps in order, on its streams, with its events, and nothing else. What an operator does is bound elsewhere
-(`operators_cpu`, `operators_cuda`); in which order and where it runs was decided by `schedule`.
+(`operators.cpu`, `operators.cuda`); in which order and where it runs was decided by `graph.schedule`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

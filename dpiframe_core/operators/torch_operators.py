@@ -1,20 +1,17 @@
 """The small operators that fusion removes, on torch's own kernels: what an unfused ablation runs on a GPU."""
 
-from collections.abc import Mapping
-
 import torch
 
 from dpiframe_core.graph.graph import Node
 from kernels import reference
 
 
-def run_plain(node: Node, weight: object, ins: list[torch.Tensor], out: torch.Tensor, widths: Mapping[str, int]) -> None:
-    """Writes out[rows, >= width] from inputs cut to their widths; `weight`: of a bias node.
+def run_with_torch(node: Node, bias: torch.Tensor | None, ins: list[torch.Tensor], out: torch.Tensor) -> None:
+    """Writes out[rows, width] from inputs cut to their widths, too; bias: of a bias node.
 
     Raises:
         ValueError: an operator that the CUDA backend does not know.
     """
-    out = out[:, : widths[node.outputs[0]]]
     match node.op:
         case "concat":
             torch.cat(ins, 1, out=out) if out.is_contiguous() else out.copy_(torch.cat(ins, 1))
@@ -27,8 +24,8 @@ def run_plain(node: Node, weight: object, ins: list[torch.Tensor], out: torch.Te
         case "sum":
             torch.sum(ins[0], 1, keepdim=True, dtype=out.dtype, out=out)
         case "bias":
-            assert isinstance(weight, torch.Tensor)
-            torch.add(ins[0], weight, out=out)
+            assert bias is not None
+            torch.add(ins[0], bias, out=out)
         case "activation":
             reference.activate_(out.copy_(ins[0]), node.attrs.activation)
         case _:

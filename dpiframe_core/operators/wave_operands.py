@@ -1,4 +1,4 @@
-"""Binds the nodes of a wave or a chain to what their kernels take: jobs with weights, and the buffers of a launch."""
+"""Gives waves and chains what their kernels take: jobs with weights, and the buffers of a launch."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,12 +6,12 @@ import torch
 
 from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.operators.executor import Values
+from dpiframe_core.operators.workspace import Workspace
 from kernels.reference import folded_cross
 from kernels.waves.chain import Chain, ChainHead, ChainOperands, Link
 from kernels.waves.wave import Wave
 from kernels.waves.wave_jobs import CrossJob, FmJob, HeadOperands, LinearJob, Operands
 
-DONE = ":done"  # among a lane's buffers: int32[rows / 8], pinned, tells which batch's scores are there
 Job = LinearJob | FmJob | CrossJob
 
 
@@ -31,11 +31,16 @@ def jobs_of(
         w, a = [dense[p] for p in n.params], n.attrs
         match n.op:
             case "linear" | "cross_v2":
-                out, crosses = n.outputs[0], n.op == "cross_v2"
+                out = n.outputs[0]
                 weight, bias = w[0].reshape(-1, w[0].shape[-1]), w[1] if len(w) == 2 else None
                 kept = out in read or out == graph.output or out not in share
-                own = (scales.get(value, 1.0) for value in (n.inputs[-1], n.inputs[0], out))
-                jobs.append(LinearJob(weight, bias, a.activation, crosses, share.get(out), kept, *own))
+                x, x0, y = (scales.get(value, 1.0) for value in (n.inputs[-1], n.inputs[0], out))
+                jobs.append(
+                    LinearJob(
+                        weight, bias, a.activation, cross=n.op == "cross_v2", head=share.get(out), kept=kept,
+                        x_scale=x, x0_scale=x0, out_scale=y,
+                    )
+                )  # fmt: skip
             case "fm":
                 jobs.append(FmJob(a.offset, a.fields, a.dim, scales.get(n.inputs[0], 1.0)))
             case "cross_v1_head":
@@ -44,45 +49,61 @@ def jobs_of(
     return jobs, dense[head.params[1]] if head else None
 
 
-def wave_operands(node: Node, wave: Wave, values: Values, rows: int) -> tuple[list[Operands], int, HeadOperands | None]:
-    """What a wave's call takes but `state`."""
-    given, head = [], None
-    for n, job in zip(node.attrs.members, (*wave.jobs, None), strict=False):
-        ins, out = [values[i][:rows] for i in n.inputs], values[n.outputs[0]][:rows]
-        if job is None:
-            partial, arrived = values[f"{node.name}.partial"], values[f"{node.name}.arrived"]
-            head = HeadOperands(ins[len(n.attrs.columns) :], out, values[DONE], partial, arrived)
-            break
+def job_operands(node: Node, wave: Wave, values: Values, rows: int) -> list[Operands]:
+    """What each job of a wave reads and writes."""
+    given = []
+    for n, job in zip(node.attrs.members, wave.jobs, strict=False):  # the head, if the wave has one, is no job
         kept = not isinstance(job, LinearJob) or job.kept
-        given.append(Operands(ins[-1], out if kept else None, ins[0] if n.op == "cross_v2" else None))
-    return given, rows, head
+        out = values[n.outputs[0]][:rows] if kept else None
+        x0 = values[n.inputs[0]][:rows] if n.op == "cross_v2" else None
+        given.append(Operands(values[n.inputs[-1]][:rows], out=out, x0=x0))
+    return given
 
 
-def linked(members: Sequence[Node], jobs: Sequence[Job], bias: torch.Tensor | None) -> tuple[list[Link], ChainHead]:
-    """A chain's links and head, each with the numbers of the links that it reads."""
-    assert bias is not None
-    *nodes, head = members
-    made = {n.outputs[0]: i for i, n in enumerate(nodes)}
-    links = [Link(job, made.get(n.inputs[-1])) for n, job in zip(nodes, jobs, strict=True)]
-    return links, ChainHead(bias, tuple(made.get(i) for i in head.inputs[len(head.attrs.columns) :]))
+def head_operands(node: Node, wave: Wave, values: Values, rows: int, workspace: Workspace) -> HeadOperands | None:
+    """What the head reads and writes, if the wave ends in one."""
+    if not wave.has_head:
+        return None
+    head, sums = node.attrs.members[-1], workspace.head_sums[node.name]
+    logits = [values[i][:rows] for i in head.inputs[len(head.attrs.columns) :]]
+    scores = values[head.outputs[0]][:rows]
+    return HeadOperands(logits, scores=scores, done=workspace.done, partial=sums.partial, arrived=sums.arrived)
 
 
-def chain_operands(
-    node: Node, chain: Chain, values: Values, rows: int
-) -> tuple[list[ChainOperands], list[torch.Tensor], int, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a chain's call takes but `state`."""
-    *nodes, head = node.attrs.members
-    given: list[ChainOperands] = []
-    for n, link in zip(nodes, chain.links, strict=True):
+def chain_links(members: Sequence[Node], jobs: Sequence[Job]) -> list[Link]:
+    """A chain's links, each with the number of the link that it reads."""
+    made = _link_numbers(members)
+    return [Link(job, made.get(n.inputs[-1])) for n, job in zip(members[:-1], jobs, strict=True)]
+
+
+def chain_head(members: Sequence[Node], bias: torch.Tensor) -> ChainHead:
+    """A chain's head, with the numbers of the links that make its logits."""
+    head, made = members[-1], _link_numbers(members)
+    return ChainHead(bias, tuple(made.get(i) for i in head.inputs[len(head.attrs.columns) :]))
+
+
+def link_operands(node: Node, chain: Chain, values: Values, rows: int) -> list[ChainOperands]:
+    """What each link of a chain is given."""
+    given = []
+    for n, link in zip(node.attrs.members[:-1], chain.links, strict=True):
         x0 = values[n.inputs[0]][:rows] if n.op == "cross_v2" else None
         x = values[n.inputs[-1]][:rows] if link.x is None else None
         given.append(ChainOperands(x, x0))
+    return given
+
+
+def given_logits(node: Node, chain: Chain, values: Values, rows: int) -> list[torch.Tensor]:
+    """The logits of a chain's head that no link makes."""
+    head = node.attrs.members[-1]
     sources = zip(head.inputs[len(head.attrs.columns) :], chain.head.logits, strict=True)
-    logits = [values[i][:rows] for i, made in sources if made is None]
-    return given, logits, rows, values[head.outputs[0]][:rows], values[DONE], values[f"{node.name}.words"]
+    return [values[i][:rows] for i, made in sources if made is None]
 
 
 def cross_and_head(w: Sequence[torch.Tensor], offset: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Weights and biases [layers, width] of a cross network, and the head's weights [tasks, width] for its output."""
     weights, biases = torch.stack(list(w[0:-1:2])), torch.stack(list(w[1:-1:2]))
     return weights, biases, w[-1][:, offset : offset + weights.shape[1]]
+
+
+def _link_numbers(members: Sequence[Node]) -> dict[str, int]:
+    return {n.outputs[0]: i for i, n in enumerate(members[:-1])}

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from dpiframe_core.engine.buckets import Counts
+from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.encoder import Encoder
-from dpiframe_core.features.row_block import BatchResult, BlockLayout, RowBlock
+from dpiframe_core.features.row_block import BatchResult, RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table
 from dpiframe_core.features.transforms import Log
 from dpiframe_core.graph.architecture import DeepFM

@@ -10,7 +10,7 @@ import numpy as np
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
-from dpiframe_core.features.preencoded import EncodedReader
+from dpiframe_core.features.preencoded import PreencodedReader
 from dpiframe_core.features.row_block import Floats, RowBlock
 
 MAX_BATCH = 32  # requests; what a peer with a batcher of its own is told
@@ -25,7 +25,7 @@ class PeerModel:
         read = read_bundle(bundle)
         self.engine = Engine(read, device, None, EngineOptions(lanes=1))
         self.engine.warmup()
-        self._encoded = EncodedReader(read.manifest.feature_schema)
+        self._encoded = PreencodedReader(read.manifest.feature_schema)
 
     def rows(self, body: dict[str, Any]) -> RowBlock:
         """{"context": {..}, "candidates": [{..}, ..]}"""
@@ -47,7 +47,7 @@ class PeerModel:
         return self.sections(arrays)
 
     def sections(self, arrays: dict[str, Any]) -> RowBlock:
-        """Encoded arrays by section, as `EncodedReader.block` takes them."""
+        """Encoded arrays by section, as `PreencodedReader.block` takes them."""
         return self._encoded.block(arrays)
 
     def reader(self, form: str) -> Callable[[bytes], RowBlock]:

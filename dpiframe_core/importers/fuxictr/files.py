@@ -10,22 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from dpiframe_core.bundle.manifest import first_fault
 from dpiframe_core.errors import InputError, listed, shown
 from dpiframe_core.features.transforms import MinMax, Standardize
-from dpiframe_core.importers.pickled import (
-    BoundTransform,
-    FeatureMapRecord,
-    MinMaxScalerRecord,
-    NormalizerRecord,
-    Processor,
-    StandardScalerRecord,
-    TokenizerRecord,
-    read_processor,
-)
+from dpiframe_core.importers.fuxictr.pickled_processor import FeatureMapRecord, Processor, read_processor
+from dpiframe_core.importers.fuxictr.processor import as_mapping, check_tokenizers, processor_normalizers
 from dpiframe_core.strict_yaml import load_yaml
 
 Normalizer = Annotated[Standardize | MinMax, Field(discriminator="type")]
@@ -112,8 +103,8 @@ def read_run(files: FuxiFiles) -> FuxiRun:
     Raises:
         InputError: a file is damaged, or two of them are of different runs; with the names of what disagrees.
     """
-    config = _mapping(str(files.config), _yaml(files.config))
-    feature_map = _mapping(str(files.feature_map), _json(files.feature_map))
+    config = as_mapping(str(files.config), _yaml(files.config))
+    feature_map = as_mapping(str(files.feature_map), _json(files.feature_map))
     processor = None if files.processor is None else read_processor(files.processor)
     for where, owner in _data_sets(files, feature_map, processor).items():
         if config.get("dataset_id") is not None and owner != config["dataset_id"]:
@@ -128,7 +119,7 @@ def read_run(files: FuxiFiles) -> FuxiRun:
         )
     vocabularies = _vocabularies(files, features)
     if processor is not None:
-        _check_tokenizers(files, processor, vocabularies)
+        check_tokenizers(processor, str(files.processor), files.vocab.name, vocabularies)
     if files.normalizers is not None:
         try:
             normalizers = dict(_NORMALIZERS.validate_python(_yaml(files.normalizers)))
@@ -139,7 +130,7 @@ def read_run(files: FuxiFiles) -> FuxiRun:
             if name not in features:
                 raise InputError(f"{files.normalizers}: {name}", "a normaliser", f"one of a feature: {shown(list(features))}")
     else:
-        normalizers = {} if processor is None else _processor_normalizers(files, processor)
+        normalizers = {} if processor is None else processor_normalizers(processor, str(files.processor))
     labels = _names(f"{files.feature_map}: labels", feature_map.get("labels") or [])
     return FuxiRun(files, config, features, columns, vocabularies, normalizers, tuple(labels))
 
@@ -149,7 +140,7 @@ def _features(files: FuxiFiles, feature_map: Mapping[str, Any], config: Mapping[
     listed = feature_map.get("features")
     if not isinstance(listed, list) or not all(isinstance(f, dict) for f in listed):
         raise InputError(f"{files.feature_map}: features", listed, "a list of features")
-    features = {str(name): dict(_mapping(f"{files.feature_map}: {name}", spec)) for f in listed for name, spec in f.items()}
+    features = {str(name): dict(as_mapping(f"{files.feature_map}: {name}", spec)) for f in listed for name, spec in f.items()}
     used = _names(f"{files.config}: use_features", config.get("use_features") or list(features))
     for name in used:
         if name not in features:
@@ -158,7 +149,7 @@ def _features(files: FuxiFiles, feature_map: Mapping[str, Any], config: Mapping[
     if not isinstance(specs, list):
         raise InputError(where, specs, "a list of mappings with names")
     for spec in specs:
-        given = _mapping(where, spec).get("name")
+        given = as_mapping(where, spec).get("name")
         for name in _names(f"{where}: name", given if isinstance(given, list) else [given]):
             if name not in features:
                 raise InputError(where, name, f"a feature of {files.feature_map}")
@@ -184,14 +175,14 @@ def _columns(files: FuxiFiles, config: Mapping[str, Any], processor: Processor |
 
 
 def _vocabularies(files: FuxiFiles, features: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    raw = _mapping(str(files.vocab), _json(files.vocab))
+    raw = as_mapping(str(files.vocab), _json(files.vocab))
     needed = [name for name, spec in features.items() if spec.get("type") in ("categorical", "sequence")]
     missing = [name for name in needed if name not in raw]
     if missing:
         raise InputError(str(files.vocab), f"{len(missing)} vocabularies missing", f"one for each of {listed(missing)}")
     wrong = []
     for name in needed:
-        tokens = _mapping(f"{files.vocab}: {name}", raw[name])
+        tokens = as_mapping(f"{files.vocab}: {name}", raw[name])
         if not tokens or not all(type(i) is int and i >= 0 for i in tokens.values()) or "__OOV__" not in tokens:
             raise InputError(f"{files.vocab}: {name}", shown(tokens), "ids from 0 on, __OOV__ among them")
         size = max(tokens.values()) + 1
@@ -203,67 +194,12 @@ def _vocabularies(files: FuxiFiles, features: Mapping[str, Mapping[str, Any]]) -
     return {name: raw[name] for name in needed}
 
 
-def _check_tokenizers(files: FuxiFiles, processor: Processor, vocabularies: Mapping[str, Mapping[str, int]]) -> None:
-    made = _mapping(str(files.processor), processor.fields.get("processor_dict"))
-    wrong = []
-    for name, tokens in vocabularies.items():
-        tokenizer = made.get(f"{name}::tokenizer")
-        found = tokenizer.fields.get("vocab") if isinstance(tokenizer, TokenizerRecord) else None
-        if not isinstance(found, Mapping):
-            wrong.append(f"{name} (no tokenizer)")
-        elif {str(token): i for token, i in found.items()} != dict(tokens):
-            wrong.append(f"{name} (another vocabulary)")
-    if wrong:
-        got = f"{len(wrong)} other vocabularies than {files.vocab.name}"
-        raise InputError(str(files.processor), got, f"the same for {listed(wrong)}")
-
-
-def _processor_normalizers(files: FuxiFiles, processor: Processor) -> dict[str, Standardize | MinMax]:
-    out: dict[str, Standardize | MinMax] = {}
-    for key, record in _mapping(str(files.processor), processor.fields.get("processor_dict")).items():
-        name, _, kind = str(key).rpartition("::")
-        if kind == "normalizer":
-            scaler = record.fields.get("normalizer") if isinstance(record, NormalizerRecord) else None
-            out[name] = _transform(f"{files.processor}: {key}", scaler.scaler if isinstance(scaler, BoundTransform) else scaler)
-    return out
-
-
-def _transform(where: str, scaler: object) -> Standardize | MinMax:
-    def number(field: str) -> float:
-        values = getattr(scaler.fields.get(field), "values", None)  # type: ignore[attr-defined]
-        if not isinstance(values, np.ndarray) or values.shape != (1,):
-            raise InputError(f"{where}: {field}", shown(values), "one number")
-        return float(values[0])
-
-    try:
-        if isinstance(scaler, StandardScalerRecord):
-            return Standardize(mean=number("mean_"), std=number("scale_"))
-        if isinstance(scaler, MinMaxScalerRecord):
-            clip = bool(scaler.fields.get("clip", False))
-            if scaler.fields.get("feature_range") not in ((0, 1), [0, 1]):
-                raise InputError(f"{where}: feature_range", scaler.fields.get("feature_range"), "(0, 1)")
-            # sklearn computes x * scale_ + min_, which this is: a range of 0 has scale_ 1 there.
-            low, scale = number("data_min_"), number("scale_")
-            if scale == 0:
-                raise InputError(f"{where}: scale_", scale, "a fitted scaler")
-            return MinMax(minimum=low, maximum=low + 1 / scale, clip=clip)
-    except ValidationError as e:
-        raise InputError(where, first_fault(e), "a fitted scaler") from None
-    raise InputError(where, getattr(scaler, "kind", type(scaler).__name__), "a StandardScaler or MinMaxScaler")
-
-
 def _data_sets(files: FuxiFiles, feature_map: Mapping[str, Any], processor: Processor | None) -> dict[str, Any]:
     out = {str(files.feature_map): feature_map.get("dataset_id")}
     record = None if processor is None else processor.fields.get("feature_map")
     if isinstance(record, FeatureMapRecord):
         out[str(files.processor)] = record.fields.get("dataset_id")
     return out
-
-
-def _mapping(where: str, value: object) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InputError(where, shown(value), "a mapping of names")
-    return value
 
 
 def _names(where: str, value: object) -> list[str]:

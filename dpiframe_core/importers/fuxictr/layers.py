@@ -1,21 +1,18 @@
 """What FuxiCTR's models have in common, taken from a run's checkpoint: embeddings, linear weights, MLPs, activations."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.graph.architecture import Architecture
 from dpiframe_core.importers.fuxictr.features import Field, build_schema, build_vocabularies, fields_of
 from dpiframe_core.importers.fuxictr.files import FuxiRun
-from dpiframe_core.importers.layers import Activation, Linear, Mlp, Parameters
-from dpiframe_core.importers.sequential import activation_kinds, read_linear, read_mlp, read_norm
-from dpiframe_core.importers.source import Inputs, SourceModel, check_padding, required, tables_in_order
+from dpiframe_core.importers.sequential_mlp import activation_kinds, read_linear, read_mlp, read_norm
+from dpiframe_core.importers.source_layers import Activation, Linear, Mlp
+from dpiframe_core.importers.source_model import SourceLayers, SourceModel, check_padding, required, tables_in_order
 from dpiframe_core.importers.state_dict import StateDict
-
-Built = tuple[Architecture, Parameters, Callable[[Inputs], Tensor]]
 
 
 def read_dice(weights: StateDict, name: str, size: int) -> Activation:
@@ -28,14 +25,14 @@ class FuxiReader:
     """What the models have in common: fields, tables and first-order weights of one run."""
 
     def __init__(self, run: FuxiRun, weights: StateDict, unpooled: Sequence[str] = ()) -> None:
-        dim = required(run.config, "embedding_dim", str(run.files.config), (int,))
+        dim = required(run.config, "embedding_dim", f"{run.files.config}: embedding_dim", (int,))
         assert isinstance(dim, int)
         self.run, self.weights, self.where = run, weights, str(run.files.config)
         self.fields = fields_of(run, dim, unpooled)
         self.tables: dict[str, Tensor] = {}
 
     def setting(self, key: str, *kinds: type) -> object:
-        return required(self.run.config, key, self.where, kinds)
+        return required(self.run.config, key, f"{self.where}: {key}", kinds)
 
     def units(self, key: str) -> list[int]:
         units = self.setting(key, list)
@@ -114,8 +111,9 @@ class FuxiReader:
             check_padding(f"{self.weights.where}: {name}", weight)
         return weight
 
-    def model(self, name: str, built: Built, context: Sequence[str], *, first_order: bool, numbers: bool = True) -> SourceModel:
-        architecture, dense, logit = built
+    def model(
+        self, name: str, layers: SourceLayers, context: Sequence[str], *, first_order: bool, numbers: bool = True
+    ) -> SourceModel:
         self.weights.finish(f"FuxiCTR's {name} with these settings")
         for f in self.fields:
             if f.buckets is not None:  # its ids are places on the number line, not FuxiCTR's
@@ -124,6 +122,7 @@ class FuxiReader:
         schema = build_schema(self.run, self.fields, context, first_order, embedded_numbers=numbers)
         labels = self.run.labels
         return SourceModel(
-            "FuxiCTR", name, architecture, schema, dense, tables_in_order(schema, self.tables),
-            build_vocabularies(self.run, schema), logit, labels[0] if labels else None,
+            library="FuxiCTR", model=name, architecture=layers.architecture, schema=schema, dense=layers.dense,
+            tables=tables_in_order(schema, self.tables), vocabularies=build_vocabularies(self.run, schema),
+            logit=layers.logit, label=labels[0] if labels else None,
         )  # fmt: skip

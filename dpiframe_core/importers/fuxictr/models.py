@@ -12,15 +12,16 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import DCN, DCNv2, DeepFM, WideDeep, XDeepFM
 from dpiframe_core.importers.fuxictr.files import FuxiRun
 from dpiframe_core.importers.fuxictr.layers import FuxiReader
-from dpiframe_core.importers.interactions import (
+from dpiframe_core.importers.source_interactions import (
     CompressedInteraction,
     CrossMatrix,
     CrossMixture,
     CrossVector,
     factorization_machine,
+    read_mixture,
 )
-from dpiframe_core.importers.layers import Activation, Mlp, side_by_side
-from dpiframe_core.importers.source import Inputs, SourceModel
+from dpiframe_core.importers.source_layers import Activation, Mlp, side_by_side
+from dpiframe_core.importers.source_model import Inputs, SourceLayers, SourceModel
 from dpiframe_core.importers.state_dict import StateDict
 
 
@@ -37,7 +38,7 @@ def deepfm(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceMo
     def logit(i: Inputs) -> Tensor:
         return i.first_order() + bias.double() + factorization_machine(i.fields()) + head(mlp(i.x()))
 
-    return r.model("DeepFM", (architecture, dense, logit), context, first_order=True)
+    return r.model("DeepFM", SourceLayers(architecture, dense, logit), context, first_order=True)
 
 
 def wide_deep(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceModel:
@@ -50,8 +51,8 @@ def wide_deep(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> Sourc
     def logit(i: Inputs) -> Tensor:
         return i.first_order() + head(mlp(i.x()))
 
-    built = architecture, mlp.parameters("deep") | head.parameters("head"), logit
-    return r.model("WideDeep", built, context, first_order=True)
+    layers = SourceLayers(architecture, mlp.parameters("deep") | head.parameters("head"), logit)
+    return r.model("WideDeep", layers, context, first_order=True)
 
 
 def xdeepfm(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceModel:
@@ -77,7 +78,7 @@ def xdeepfm(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceM
         return i.first_order() + pooled(cin(i.fields())) + deep
 
     dense = cin.parameters("cin") | mlp.parameters("deep") | head.parameters("head")
-    return r.model("xDeepFM", (architecture, dense, logit), context, first_order=True)
+    return r.model("xDeepFM", SourceLayers(architecture, dense, logit), context, first_order=True)
 
 
 def dcn(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceModel:
@@ -97,7 +98,7 @@ def dcn(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceModel
         return head(torch.cat([cross(x), *([mlp(x)] if mlp.units else [])], 1))
 
     dense = cross.parameters("cross") | mlp.parameters("deep") | head.parameters("head")
-    return r.model("DCN", (architecture, dense, logit), context, first_order=False)
+    return r.model("DCN", SourceLayers(architecture, dense, logit), context, first_order=False)
 
 
 def dcnv2(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceModel:
@@ -107,7 +108,7 @@ def dcnv2(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceMod
         raise InputError(f"{r.where}: model_structure", structure, "stacked, parallel, stacked_parallel or crossnet_only")
     r.embeddings("embedding_layer.embedding_layer")
     width, layers = r.width, r.count("num_cross_layers")
-    cross = mixture(r, width, layers) if run.config.get("use_low_rank_mixture") else matrices(r, width, layers)
+    cross = _mixture(r, width, layers) if run.config.get("use_low_rank_mixture") else matrices(r, width, layers)
     mlps = {
         kind: r.mlp(f"{kind}_dnn", width, f"{kind}_dnn_hidden_units", "dnn_activations")
         for kind in ("stacked", "parallel")
@@ -133,7 +134,7 @@ def dcnv2(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceMod
 
     dense = cross.parameters("cross") | first.parameters("deep") | head.parameters("head")
     dense |= second.parameters("parallel") if second else {}
-    return r.model("DCNv2", (architecture, dense, logit), context, first_order=False)
+    return r.model("DCNv2", SourceLayers(architecture, dense, logit), context, first_order=False)
 
 
 def matrices(r: FuxiReader, width: int, layers: int) -> CrossMatrix:
@@ -144,13 +145,6 @@ def matrices(r: FuxiReader, width: int, layers: int) -> CrossMatrix:
     )
 
 
-def mixture(r: FuxiReader, width: int, layers: int) -> CrossMixture:
-    rank, experts = r.count("low_rank"), r.count("num_experts")
-
-    def each(name: str, *shape: int) -> tuple[Tensor, ...]:
-        return tuple(r.weights.take(f"crossnet.{name}.{i}", *shape) for i in range(layers))
-
-    u, v = each("U_list", experts, width, rank), each("V_list", experts, width, rank)
-    c, biases = each("C_list", experts, rank, rank), each("bias", width, 1)
-    gates = torch.cat([r.weights.take(f"crossnet.gating.{e}.weight", 1, width) for e in range(experts)])
-    return CrossMixture(u, v, c, tuple(b[:, 0] for b in biases), gates)
+def _mixture(r: FuxiReader, width: int, layers: int) -> CrossMixture:
+    lists, experts = ("U_list", "V_list", "C_list"), r.count("num_experts")
+    return read_mixture(r.weights, lists, layers, experts, width, r.count("low_rank"))

@@ -8,7 +8,7 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.importers.fuxictr.files import FuxiFiles, FuxiRun, read_run
 from dpiframe_core.importers.fuxictr.models import dcn, dcnv2, deepfm, wide_deep, xdeepfm
 from dpiframe_core.importers.fuxictr.sequences import din, dlrm
-from dpiframe_core.importers.source import SourceModel, required
+from dpiframe_core.importers.source_model import SourceModel, required
 from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
 
 _MODELS: Mapping[str, Callable[[FuxiRun, StateDict, Sequence[str]], SourceModel]] = {
@@ -35,7 +35,7 @@ def fuxictr(files: FuxiFiles, context: Sequence[str] = ()) -> SourceModel:
 def fuxictr_model(run: FuxiRun, weights: StateDict, context: Sequence[str] = ()) -> SourceModel:
     """As `fuxictr`, of files already read."""
     where = str(run.files.config)
-    name = required(run.config, "model", where, (str,))
+    name = required(run.config, "model", f"{where}: model", (str,))
     if name not in _MODELS:
         raise InputError(f"{where}: model", name, f"one of {', '.join(_MODELS)}")
     task = run.config.get("task", "binary_classification")

@@ -9,9 +9,9 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import DIN, DLRM, TargetAttention
 from dpiframe_core.importers.fuxictr.files import FuxiRun
 from dpiframe_core.importers.fuxictr.layers import FuxiReader
-from dpiframe_core.importers.interactions import Attention, pairs, pairs_from
-from dpiframe_core.importers.layers import Mlp, with_columns
-from dpiframe_core.importers.source import Inputs, SourceModel
+from dpiframe_core.importers.source_interactions import Attention, pairs, pairs_from
+from dpiframe_core.importers.source_layers import Mlp, with_columns
+from dpiframe_core.importers.source_model import Inputs, SourceLayers, SourceModel
 from dpiframe_core.importers.state_dict import StateDict
 
 
@@ -58,7 +58,7 @@ def din(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceModel
         parts = [interests[f.name] if f.name in interests else i.named(f.name) for f in r.fields]
         return head(mlp(torch.cat(parts, 1)))
 
-    return r.model("DIN", (architecture, dense, logit), context, first_order=False)
+    return r.model("DIN", SourceLayers(architecture, dense, logit), context, first_order=False)
 
 
 def dlrm(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceModel:
@@ -91,7 +91,7 @@ def dlrm(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> SourceMode
         vectors = torch.cat([i.fields(), z[:, None]], 1)
         return head(top(torch.cat([pairs(vectors, upper=True), z], 1)))
 
-    return r.model("DLRM", (architecture, dense, logit), context, first_order=False, numbers=False)
+    return r.model("DLRM", SourceLayers(architecture, dense, logit), context, first_order=False, numbers=False)
 
 
 def _groups(run: FuxiRun, key: str) -> list[list[str]]:

@@ -3,6 +3,7 @@
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
@@ -359,7 +360,7 @@ def test_a_failed_device_makes_the_engine_unavailable_until_it_is_replaced(bundl
     engine = started(bundle, "cuda:0")
     for lane in engine._pool.lanes:
         failing = Mock(side_effect=RuntimeError("CUDA error: unspecified launch failure"))
-        lane._ready = [type(lane._ready[0])(failing, failing, failing)] * len(lane.buckets)
+        lane._ready = [SimpleNamespace(run_batch=failing)] * len(lane.buckets)
     with pytest.raises(Unavailable, match="device cuda:0 failed: CUDA error: unspecified launch failure"):
         engine.submit(block_of(bundle, 1))
     with pytest.raises(Unavailable, match="unspecified launch failure"):

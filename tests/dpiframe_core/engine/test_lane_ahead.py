@@ -1,16 +1,21 @@
 """Lanes that launch large batches before their rows are staged: the same scores, to the bit, as of rows staged before."""
 
+import sys
 import threading
+from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
-from dpiframe_core.engine import cuda_lane
+from dpiframe_core.engine import cuda_bucket, cuda_lane
+from dpiframe_core.engine.cuda_bucket import CapturedBucket, EagerBucket
 from dpiframe_core.engine.cuda_lane import CudaLane
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
+from dpiframe_core.engine.staging import Staging
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.graph.architecture import DeepFM
 from tests import oracle
@@ -44,7 +49,7 @@ def test_large_buckets_of_one_lookup_are_launched_ahead(monkeypatch):
 
 def test_a_batch_goes_to_the_smallest_bucket_that_holds_it_with_a_word_for_every_eight_rows():
     schema, rng, ran = oracle.make_schema(), np.random.default_rng(0), []
-    ready = [cuda_lane._Ready(None, None, lambda words, blocks, b=b: ran.append((b, words, blocks))) for b in BUCKETS]
+    ready = [SimpleNamespace(run_batch=lambda words, blocks, b=b: ran.append((b, words, blocks))) for b in BUCKETS]
     switched = []
     own = SimpleNamespace(
         buckets=BUCKETS, _ready=ready, _generation=0, _switch=switched.append, _several=False,
@@ -62,20 +67,58 @@ def test_a_batch_goes_to_the_smallest_bucket_that_holds_it_with_a_word_for_every
     assert switched == [1]
 
 
-def test_without_c_rows_are_staged_in_python_before_the_run():
-    schema, rng, runs = oracle.make_schema(), np.random.default_rng(0), []
-    stage = RowBlock.allocate(schema.block_layout, 64, 64)
-    stage.request_of_row[:] = 7
-    own = SimpleNamespace(_stage=stage, _rows_word=stage.header[10:11])
+@pytest.fixture
+def staging():
+    """A lane's, in memory that is not pinned, of another batch's rows."""
+    block = RowBlock.allocate(oracle.make_schema().block_layout, 64, 64)
+    block.request_of_row[:] = 7
+    own = SimpleNamespace(block=block, _rows_word=block.header[10:11])
+    own.stage = partial(Staging.stage, own)
+    return own
+
+
+def test_rows_are_staged_and_those_behind_become_padding(staging):
+    schema, rng = oracle.make_schema(), np.random.default_rng(0)
     blocks = [oracle.make_block(schema, 5, 2, rng), oracle.make_block(schema, 3, 1, rng)]
-    CudaLane._stage_and_run(own, runs.append, 16, 1, blocks)
     want = RowBlock.allocate(schema.block_layout, 64, 64)
     want.request_of_row[:] = 7
     want.fill(blocks)
     want.request_of_row[8:16] = -1
     want.header[10] = 8
-    assert stage.buffer.tobytes() == want.buffer.tobytes()
-    assert runs == [1]
+    assert staging.stage(blocks, 16) == 8
+    assert staging.block.buffer.tobytes() == want.buffer.tobytes()
+
+
+@pytest.mark.parametrize("in_c", [False, True])
+def test_a_captured_bucket_stages_rows_itself_only_without_c(staging, in_c, monkeypatch):
+    runtime = SimpleNamespace(graphLaunch=lambda *handles: ran.append(("launch", *handles)))
+    for name, module in (("cupy", SimpleNamespace()), ("cupy.cuda", SimpleNamespace(runtime=runtime))):
+        monkeypatch.setitem(sys.modules, name, module)
+    ran = []
+    monkeypatch.setattr(cuda_bucket, "replay", lambda exec_, stream, done: ran.append)
+    monkeypatch.setattr(
+        cuda_bucket, "replay_batch", lambda *_, **__: (lambda words, blocks: ran.append("in C")) if in_c else None
+    )
+    graph, stream = Mock(raw_cuda_graph_exec=Mock(return_value=11)), SimpleNamespace(cuda_stream=22)
+    bucket = CapturedBucket(graph, stream, staging, 16, None, ahead=in_c)
+    block = oracle.make_block(oracle.make_schema(), 5, 2, np.random.default_rng(0))
+    bucket.run_batch(1, [block])
+    assert ran == (["in C"] if in_c else [1])
+    assert staging.block.request_of_row[4:17].tolist() == ([7] * 13 if in_c else [block.request_of_row[4], *[-1] * 11, 7])
+    bucket.launch()
+    assert ran[1:] == [("launch", 11, 22)]
+    assert bucket.ahead == in_c
+    bucket.release()
+    graph.reset.assert_called_once_with()
+
+
+def test_an_eager_bucket_stages_rows_then_issues_and_waits(staging):
+    ran, stream = [], Mock()
+    stream.synchronize.side_effect = lambda: ran.append("waited")
+    bucket = EagerBucket(lambda: ran.append(staging.block.header[10]), stream, staging, 16)
+    bucket.run_batch(1, [oracle.make_block(oracle.make_schema(), 5, 1, np.random.default_rng(0))])
+    assert ran == [5, "waited"]
+    assert not bucket.ahead
 
 
 @pytest.fixture(scope="module", params=["auto", "breadth_first"])
@@ -157,6 +200,6 @@ def test_a_lane_goes_on_after_blocks_that_cannot_be_staged_and_after_replays(eng
         with pytest.raises(ValueError, match="expected some of 64"):
             own.run([block, torn])
         assert own.replay_us(3000, 5) > 0  # would wait for ever if rows were told to be missing
-        assert own._state[[2, 4]].tolist() == [0, 0]
+        assert own._workspace.state[[2, 4]].tolist() == [0, 0]
     assert np.array_equal(own.run([block]).scores, want)
     torch.cuda.synchronize()

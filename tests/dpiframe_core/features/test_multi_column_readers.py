@@ -37,8 +37,8 @@ def schema() -> FeatureSchema:
 def encoders() -> tuple[Encoder, Encoder]:
     """(with the fast way, without it)."""
     fast, careful = (Encoder(schema(), {"v": VocabularyTable.of(KNOWN)}) for _ in range(2))
-    assert fast._joint
-    careful._joint = []
+    assert fast._multi_column
+    careful._multi_column = []
     return fast, careful
 
 

@@ -1,4 +1,4 @@
-"""Encoded requests: what lands in the block, and every rule of `EncodedReader`, word for word."""
+"""Encoded requests: what lands in the block, and every rule of `PreencodedReader`, word for word."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.encoder import Encoder
-from dpiframe_core.features.preencoded import EncodedReader
+from dpiframe_core.features.preencoded import PreencodedReader
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table
 from dpiframe_core.features.transforms import Bucketize
 
@@ -26,8 +26,8 @@ SCHEMA = FeatureSchema(
     ),
     tables=(Table(name="wide", rows=70_000, dim=4), Table(name="tiny", rows=100, dim=4)),
 )
-READER = EncodedReader(SCHEMA)
-HUGE = EncodedReader(
+READER = PreencodedReader(SCHEMA)
+HUGE = PreencodedReader(
     FeatureSchema(
         features=(Categorical(name="id", values="int", encoder=Identity(), table="t", max_values=2),),
         tables=(Table(name="t", rows=2**33, dim=1),),

@@ -5,8 +5,9 @@ import pytest
 
 from dpiframe_core.bundle.golden import Golden, golden_from_tensors
 from dpiframe_core.errors import InputError
+from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.encoder import Encoder
-from dpiframe_core.features.row_block import BlockLayout, RowBlock
+from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Numeric, Table
 from kernels.lookup.id_record import IdRecord
 

@@ -15,8 +15,8 @@ import yaml
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.errors import BundleError, InputError
 from dpiframe_core.importers.fuxictr.files import find_files
+from dpiframe_core.importers.fuxictr.pickled_processor import read_processor
 from dpiframe_core.importers.fuxictr.run import fuxictr
-from dpiframe_core.importers.pickled import read_processor
 from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
 from dpiframe_core.importers.writing import write_import
 from tests.dpiframe_core.importers.peers import RUNS, needs_runs

@@ -19,8 +19,8 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.importers.deepctr import deepctr_torch, read_deepctr
 from dpiframe_core.importers.deepctr_columns import spec_of
+from dpiframe_core.importers.model_spec import with_vocabularies
 from dpiframe_core.importers.raw_rows import random_rows, read_rows
-from dpiframe_core.importers.spec import with_vocabularies
 from dpiframe_core.importers.state_dict import StateDict
 from dpiframe_core.importers.writing import write_import
 from tests.dpiframe_core.importers.peers import SAMPLES, library, needs_samples, randomized

@@ -7,9 +7,9 @@ import torch
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.encoder import Encoder
+from dpiframe_core.importers.model_spec import DenseFeature, SparseFeature, Spec, with_vocabularies
 from dpiframe_core.importers.raw_rows import random_rows
 from dpiframe_core.importers.rechub import read_rechub
-from dpiframe_core.importers.spec import DenseFeature, SparseFeature, Spec, with_vocabularies
 from dpiframe_core.importers.state_dict import StateDict
 from dpiframe_core.importers.writing import write_import
 from tests.dpiframe_core.importers.peers import library, randomized

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpiframe_core.features.row_block import BlockLayout, RowBlock
+from dpiframe_core.features.block_layout import BlockLayout
+from dpiframe_core.features.row_block import RowBlock
 from kernels.lookup.batch_header import HeaderWord
 from kernels.lookup.id_record import IdRecord
 from kernels.runtime import c_build

@@ -15,10 +15,20 @@ import torch
 from torch import Tensor
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.features.row_block import IdSection, RowBlock
+from dpiframe_core.features.block_layout import IdSection
+from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
 from dpiframe_core.features.vocabulary import VocabularyTable
 from dpiframe_core.graph.architecture import Architecture
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourceLayers:
+    """What lies behind a source model's embeddings: our architecture and dense parameters for it, and its own logit."""
+
+    architecture: Architecture
+    dense: Mapping[str, Tensor]
+    logit: Callable[[Inputs], Tensor]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -138,14 +148,14 @@ def tables_in_order(schema: FeatureSchema, tables: Mapping[str, Tensor]) -> dict
 
 
 def required(config: Mapping[str, object], key: str, where: str, kinds: Sequence[type]) -> Any:
-    """A hyper-parameter that the checkpoint does not hold.
+    """A hyper-parameter that the checkpoint does not hold; `where` names it.
 
     Raises:
         InputError: it is not there or of another type.
     """
     if key not in config:
-        raise InputError(f"{where}: {key}", "nothing", "the hyper-parameter, which the checkpoint does not hold")
+        raise InputError(where, "nothing", "the hyper-parameter, which the checkpoint does not hold")
     value = config[key]
     if not isinstance(value, tuple(kinds)) or (isinstance(value, bool) and bool not in kinds):
-        raise InputError(f"{where}: {key}", value, " or ".join(kind.__name__ for kind in kinds))
+        raise InputError(where, value, " or ".join(kind.__name__ for kind in kinds))
     return value

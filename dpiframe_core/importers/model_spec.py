@@ -7,17 +7,22 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from pydantic import Discriminator, Field, Tag, ValidationError
+from torch import Tensor
 
 from dpiframe_core.bundle.manifest import first_fault
 from dpiframe_core.errors import InputError, shown
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Numeric, Pooling, Scope, Table, Vocabulary
 from dpiframe_core.features.transforms import Log, MinMax, Standardize
 from dpiframe_core.features.vocabulary import VocabularyTable
+from dpiframe_core.importers.source_model import SourceLayers, SourceModel, required, tables_in_order
+from dpiframe_core.importers.state_dict import StateDict
 from dpiframe_core.strict import Name, Strict
 from dpiframe_core.strict_yaml import load_yaml
+
+T = TypeVar("T")
 
 
 class SparseFeature(Strict):
@@ -83,13 +88,8 @@ class Settings:
 
     def take(self, key: str, *kinds: type) -> Any:
         """Raises InputError if it is not there or of another type."""
-        if key not in self._left:
-            raise InputError(
-                f"{self.where}: settings.{key}", "nothing", "the hyper-parameter, which the checkpoint does not hold"
-            )
-        value = self._left.pop(key)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-            raise InputError(f"{self.where}: settings.{key}", value, " or ".join(kind.__name__ for kind in kinds))
+        value = required(self._left, key, f"{self.where}: settings.{key}", kinds)
+        del self._left[key]
         return value
 
     def finish(self, model: str) -> None:
@@ -105,6 +105,16 @@ class SpecFile:
     where: str
     spec: Spec
     vocabularies: Mapping[str, VocabularyTable]
+
+    def one_of(self, models: Mapping[str, T]) -> T:
+        """What `models` has for the spec's model.
+
+        Raises:
+            InputError: nothing.
+        """
+        if self.spec.model not in models:
+            raise InputError(f"{self.where}: model", self.spec.model, f"one of {', '.join(models)}")
+        return models[self.spec.model]
 
     @property
     def settings(self) -> Settings:  # a new one each time: reading uses it up
@@ -197,3 +207,32 @@ def build_schema(
         return FeatureSchema(features=tuple(made), tables=tuple(tables))
     except ValidationError as e:
         raise InputError(file.where, first_fault(e), "features that a schema can express") from None
+
+
+class SpecReader(Protocol):
+    """A checkpoint that was read as a spec says. tables: name -> [rows, dim]. first: feature -> its table of linear weights."""
+
+    file: SpecFile
+    weights: StateDict
+    settings: Settings
+    tables: dict[str, Tensor]
+    first: dict[str, str]
+
+
+def spec_model(
+    library: str, r: SpecReader, features: Sequence[SpecFeature], layers: SourceLayers, pooling: Pooling = "mean"
+) -> SourceModel:
+    """The source model of what a reader took, its features in the order of the model's input.
+
+    Raises:
+        InputError: parameters or settings are left over, or no schema can express the features.
+    """
+    name = r.file.spec.model
+    r.settings.finish(name)
+    r.weights.finish(f"{library}'s {name} with these features")
+    sizes = {table: (weight.shape[0], weight.shape[1]) for table, weight in r.tables.items()}
+    schema = build_schema(r.file, features, sizes, r.first, pooling)
+    return SourceModel(
+        library=library, model=name, architecture=layers.architecture, schema=schema, dense=layers.dense,
+        tables=tables_in_order(schema, r.tables), vocabularies=r.file.vocabularies, logit=layers.logit,
+    )  # fmt: skip

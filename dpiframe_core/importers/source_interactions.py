@@ -1,6 +1,6 @@
 """Feature interactions as the source libraries have them: cross networks, FM, CIN, target attention.
 
-As in `layers`: `parameters` gives ours, `__call__` computes the library's own formula in float64.
+As in `source_layers`: `parameters` gives ours, `__call__` computes the library's own formula in float64.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import LeakyReLU, Plain
-from dpiframe_core.importers.layers import Activation, Linear, Mlp, Parameters
+from dpiframe_core.importers.source_layers import Activation, Linear, Mlp, Parameters
+from dpiframe_core.importers.state_dict import StateDict
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,6 +103,21 @@ class CrossMixture:
             out[f"{prefix}.{i}.v.weight"] = torch.cat([one.T for one in v]).float().contiguous()
             out[f"{prefix}.{i}.c.weight"] = _block_diagonal(c).float()
         return out | {f"{prefix}.gates.weight": self.gates.float().contiguous()}
+
+
+def read_mixture(
+    weights: StateDict, lists: tuple[str, str, str], layers: int, experts: int, width: int, rank: int | None = None
+) -> CrossMixture:
+    """Takes the parameters below `crossnet`, where `lists` name those of U, V and C."""
+
+    def each(name: str, *shape: int | None) -> tuple[Tensor, ...]:
+        return tuple(weights.take(f"crossnet.{name}.{i}", *shape) for i in range(layers))
+
+    u = each(lists[0], experts, width, rank)
+    rank = u[0].shape[2]
+    v, c, biases = each(lists[1], experts, width, rank), each(lists[2], experts, rank, rank), each("bias", width, 1)
+    gates = torch.cat([weights.take(f"crossnet.gating.{e}.weight", 1, width) for e in range(experts)])
+    return CrossMixture(u, v, c, tuple(b[:, 0] for b in biases), gates)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

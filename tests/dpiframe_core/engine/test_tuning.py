@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from dpiframe_core.engine.program import recalled
+from dpiframe_core.engine.tuning import recall_choices
 
 
 def program(name, most, heard):
@@ -17,6 +17,6 @@ def test_a_bucket_recalls_only_a_program_that_exists_and_takes_its_rows():
         "program@1": "chain", "program@64": "waves", "program@256": "chain", "program@512": "dreams",
         "waves/wave.1@64": "mma", "chain/x@1": "y", "streams/deep@64": "product",
     }  # fmt: skip
-    found = recalled(programs, known, (1, 8, 64, 256, 512))
+    found = recall_choices(programs, known, (1, 8, 64, 256, 512))
     assert {bucket: c.program for bucket, c in found.items()} == {1: "chain", 64: "waves"}
     assert (waves, chain) == ({"wave.1@64": "mma"}, {"x@1": "y"})

@@ -1,0 +1,37 @@
+"""Where a GPU lane's rows are put for its graphs to read: a row block in pinned memory, as large as the largest batch."""
+
+from collections.abc import Sequence
+
+import torch
+
+from dpiframe_core.features.block_layout import BlockLayout
+from dpiframe_core.features.row_block import RowBlock
+from kernels.lookup.batch_header import HeaderWord
+from kernels.lookup.plan import Batch
+
+
+class Staging:
+    """One batch's rows at a time; who replays a graph in C copies rows there itself.
+
+    Attributes:
+        block: over the pinned memory. batch: the same, as tensors that kernels take.
+    """
+
+    def __init__(self, layout: BlockLayout, rows: int) -> None:
+        self._pinned = torch.zeros(layout.offsets(rows, rows)[-1], dtype=torch.uint8, pin_memory=True)
+        self.block = b = RowBlock.over(self._pinned.numpy(), layout, rows, rows)
+        sections = b.header, b.request_of_row, b.context_ids, b.candidate_ids, b.context_dense, b.candidate_dense
+        self.batch = Batch(*map(torch.from_numpy, sections))
+        self._rows_word = b.header[HeaderWord.STAGED_ROWS : HeaderWord.STAGED_ROWS + 1]
+
+    def stage(self, blocks: Sequence[RowBlock], bucket: int) -> int:
+        """Copies the rows of the blocks; those behind, up to the bucket's, become padding. Returns the number of rows."""
+        rows = self.block.fill(blocks)
+        self._rows_word[0] = rows
+        self.block.request_of_row[rows:bucket] = -1
+        return rows
+
+    def stage_zeros(self, rows: int) -> None:
+        """Rows of the first context, for a run whose scores nobody reads."""
+        self._rows_word[0] = rows
+        self.block.request_of_row[:rows] = 0

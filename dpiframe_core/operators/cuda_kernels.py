@@ -1,0 +1,107 @@
+"""The kernel that computes a graph's node on a GPU, with the node's weights on it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from dpiframe_core.embedding.layout import plan_lookup
+from dpiframe_core.embedding.store import EmbeddingStore
+from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.graph.graph import Graph, Node
+from dpiframe_core.graph.interactions import attention_params, cin_params, linear_params
+from dpiframe_core.operators.aten_functions import AtenOperator
+from dpiframe_core.operators.wave_operands import chain_head, chain_links, cross_and_head, jobs_of
+from kernels.dense.activation import Activation
+from kernels.dense.head import Head
+from kernels.dense.linear import DENSE_DTYPE, Linear, column_alignment, padded
+from kernels.interaction.attention import Attention, AttentionColumns
+from kernels.interaction.cin import Cin
+from kernels.interaction.cross import CrossV1
+from kernels.interaction.dot import Dot
+from kernels.lookup.embedding import DeviceLookup
+from kernels.waves.chain import Chain
+from kernels.waves.wave import Wave
+
+_TORCH = ("relu", "sigmoid", "tanh")  # activations that torch applies, where an ablation leaves them alone
+_Layer = Linear | CrossV1 | Head | Wave | Chain | Activation | Dot | Cin | Attention
+NodeKernel = DeviceLookup | _Layer | AtenOperator | torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelMaker:
+    """Makes the kernels of one model: its graph and weights, and the precision at which they are computed.
+
+    scales: of values in fp8, by name.
+    """
+
+    graph: Graph
+    schema: FeatureSchema
+    store: EmbeddingStore
+    dense: Mapping[str, torch.Tensor]
+    precision: str
+    scales: Mapping[str, float]
+
+    def kernel(self, node: Node) -> NodeKernel:
+        """The node's kernel; for one that torch computes the bias that it adds, or None."""
+        w, a, tf32 = [self.dense[p] for p in node.params], node.attrs, self.precision == "tf32"
+        dtype, device = DENSE_DTYPE[self.precision], self.store.device
+        match node.op:
+            case "lookup":
+                plan = plan_lookup(node, self.schema, column_alignment(dtype))
+                assert self.store.descriptors is not None  # on a GPU they always are
+                return DeviceLookup(plan, self.store.descriptors, dtype, self._scale(node.outputs[0]))
+            case "linear":
+                weight, bias, params = linear_params(a, w)
+                weight = weight.reshape(-1, weight.shape[-1])
+                return Linear(weight, bias, a.activation, dtype, device, tf32=tf32, params=params, slope=a.slope)
+            case "activation" if a.activation not in _TORCH:
+                width = self.graph.widths[node.outputs[0]]
+                return Activation(a.activation, w, a.slope, width, padded(width, dtype), dtype, device)
+            case "dot":
+                return Dot(a.fields, a.dim, a.keep, a.diagonal, dtype, device)
+            case "cin":
+                return Cin(
+                    a.fields, a.dim, cin_params(a, w), activation=a.activation, slope=a.slope, halves=a.halves,
+                    dtype=dtype, precision=self.precision, device=device,
+                )  # fmt: skip
+            case "attention":
+                return self._attention(node)
+            case "cross_v2" | "cross_low_rank":
+                return Linear(w[0], w[1], "identity", dtype, device, cross=True, tf32=tf32)
+            case "cross_v1":
+                return CrossV1(torch.stack(w[0::2]), torch.stack(w[1::2]), None, dtype, device)
+            case "cross_v1_head":
+                weights, biases, head = cross_and_head(w, a.offset)
+                return CrossV1(weights, biases, head, dtype, device)
+            case "head":
+                weight = w[0].clone()
+                for part, column in zip(node.inputs, a.columns, strict=False):
+                    weight[:, column : column + self.graph.widths[part]] *= self._scale(part)
+                return Head(weight, w[1], dtype, device)
+            case "aten":
+                assert a.aten is not None  # the graph has checked it
+                return AtenOperator(a.aten, w, device)
+            case "bias":
+                return w[0].to(device, dtype)
+            case "wave":
+                jobs, bias = jobs_of(a.members, self.graph, self.dense, self.scales)
+                return Wave(jobs, bias, self.precision, device)
+            case "chain":
+                jobs, bias = jobs_of(a.members, self.graph, self.dense, self.scales)
+                assert bias is not None  # a chain ends in a head
+                return Chain(chain_links(a.members, jobs), chain_head(a.members, bias), self.precision, device)
+        return None
+
+    def _attention(self, node: Node) -> Attention:
+        a, at = node.attrs, node.attrs.attended
+        assert at is not None
+        layers, out = attention_params(a, [self.dense[p] for p in node.params])
+        columns = AttentionColumns(at.length, at.dims, at.queries, at.keys, at.pooled, at.mask, at.kept)
+        return Attention(
+            columns, layers, out, activation=a.activation, slope=a.slope, output=at.output, softmax=at.softmax,
+            dtype=DENSE_DTYPE[self.precision], device=self.store.device,
+        )  # fmt: skip
+
+    def _scale(self, value: str) -> float:
+        return self.scales.get(value, 1.0)

@@ -1,0 +1,56 @@
+"""The buffers of one batch in flight on a GPU, by what they are for. Knows no operator: those say what they need."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from dpiframe_core.operators.executor import Values
+from kernels.lookup.plan import Batch
+
+ROWS_A_DONE_WORD = 8  # of common.cuh
+
+
+def done_words(rows: int) -> int:
+    """How many words of `Workspace.done` tell of so many rows."""
+    return -(-rows // ROWS_A_DONE_WORD)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadSums:
+    """What the head behind a wave adds up in: partial float32[rows * column tiles * tasks], arrived int32[rows / 16], zeros."""
+
+    partial: torch.Tensor
+    arrived: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workspace:
+    """Fixed buffers for as many rows as a lane's largest bucket has; smaller buckets use their first rows. Filled by
+    `CudaOperators.allocate`; the programs of a lane share them, as one runs at a time.
+
+    Attributes:
+        batch: the staged rows, pinned. state: int32[8] on the device, which lookups fill and later operators read (common.cuh).
+        done: int32[done_words(rows)], pinned: the number of the batch whose scores are there.
+        values: value name -> float[rows, padded width].
+        joined: lookup node -> the matrix whose columns its outputs are, where it has several.
+        maps: CIN node -> float32 matrices for the maps between its layers.
+        links: chain node -> int64 words that its links wait for. head_sums: wave node, if it ends in a head.
+    """
+
+    batch: Batch
+    state: torch.Tensor
+    done: torch.Tensor
+    values: Values = field(default_factory=dict)
+    joined: dict[str, torch.Tensor] = field(default_factory=dict)
+    maps: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+    links: dict[str, torch.Tensor] = field(default_factory=dict)
+    head_sums: dict[str, HeadSums] = field(default_factory=dict)
+
+    @property
+    def bytes_used(self) -> int:
+        """Device memory of the values and of what operators need beside them."""
+        tensors = [*self.values.values(), *self.joined.values(), *self.links.values()]
+        tensors += [t for pair in self.maps.values() for t in pair]
+        tensors += [t for sums in self.head_sums.values() for t in (sums.partial, sums.arrived)]
+        memory = (t.untyped_storage() for t in tensors if t.is_cuda)  # a lookup's values share theirs
+        return sum({m.data_ptr(): m.nbytes() for m in memory}.values())
