@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.timing import Times
-from dpiframe_core.engine.machine import machine
+from dpiframe_core.machine.machine import machine
 
 Record = dict[str, Any]
 

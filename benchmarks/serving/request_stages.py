@@ -23,8 +23,8 @@ from deployments.scoring.served_model import ServedModel
 from deployments.serve.http_app import build_app
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.engine import Engine
-from dpiframe_core.engine.one_thread import one_thread
 from dpiframe_core.features.row_block import RowBlock
+from dpiframe_core.machine.one_thread import one_thread
 
 _WARM, _CALLS = 50, 400
 _PATHS = {"rows": "/v1/score", "columns": "/v1/score", "binary": "/v2/models/demo/infer"}

@@ -16,10 +16,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpiframe_core.engine.one_thread import one_thread
 from dpiframe_core.evaluation.quality import Labels
 from dpiframe_core.features.row_block import Floats, RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema
+from dpiframe_core.machine.one_thread import one_thread
 
 
 class DeepFM(nn.Module):

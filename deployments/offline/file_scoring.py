@@ -15,8 +15,8 @@ from deployments.offline.score_job import ScoreJob, plan_job
 from deployments.offline.scored_file import ScoreReport, scored_file
 from deployments.processes import cores
 from dpiframe_core.bundle.bundle import read_bundle
-from dpiframe_core.engine.one_thread import one_thread
 from dpiframe_core.files.row_files import Chunk, iter_chunks
+from dpiframe_core.machine.one_thread import one_thread
 
 Progress = Callable[[float | None, int], None]  # told which part of the input is done (0 to 1, if known) and how many rows
 

@@ -7,7 +7,7 @@ from dpiframe_core.compiler.emit import Const, Emitter
 from dpiframe_core.compiler.joins import cat, indexed, selected_at, stack
 from dpiframe_core.compiler.products import along, attention, einsum, matmul
 from dpiframe_core.compiler.strided import Frame, Refused, Size, Strided, frame_of, fresh, squeezed
-from dpiframe_core.graph.batch_norm import BatchNorm, fold_after
+from dpiframe_core.operators.batch_norm import BatchNorm, fold_after
 
 # fmt: off
 SAME_NAME = (

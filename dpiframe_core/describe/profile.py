@@ -24,12 +24,12 @@ from dpiframe_core.engine.buckets import geometric_buckets
 from dpiframe_core.engine.cpu_lane import CpuLane
 from dpiframe_core.engine.cuda_lane import CudaLane
 from dpiframe_core.engine.engine import Engine
-from dpiframe_core.engine.machine import machine
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.engine.program import CpuProgram, CudaProgram
 from dpiframe_core.engine.tuning_cache import kernel_source_hash
 from dpiframe_core.errors import Unavailable
 from dpiframe_core.features.sample import sample_block
+from dpiframe_core.machine.machine import machine
 from dpiframe_core.operators.executor import Operator, Values
 
 ISSUED, CAPTURED = "operator by operator", "captured graph"

@@ -24,6 +24,7 @@ from kernels.dense.linear import matmul_precision
 from kernels.runtime.gc_pause import uncollected
 from kernels.runtime.launch import give_back, own_stream
 from kernels.runtime.replay import stages
+from kernels.runtime.state import STATE_WORDS
 
 # Buckets from here on are launched first and staged while they start. A launch takes 5 us until the first kernel runs, but a
 # lookup that waits for its rows takes 2 us longer (H200): 256 rows came out 1.5 us slower that way, 1,024 1 to 2 us faster.
@@ -61,7 +62,7 @@ class CudaLane:
         self._streams = [own_stream(device) for _ in range(max(p.plan.streams for p in programs))]
         self._workspace = Workspace(
             batch=self._staging.batch,
-            state=torch.zeros(8, dtype=torch.int32, device=device),  # see kernels/runtime/common.cuh
+            state=torch.zeros(STATE_WORDS, dtype=torch.int32, device=device),
             done=torch.zeros(done_words(rows), dtype=torch.int32, pin_memory=True),
         )
         for program in programs:

@@ -19,7 +19,6 @@ from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine.buckets import Counts, geometric_buckets, padding_waste
 from dpiframe_core.engine.cpu_lane import CpuLane
 from dpiframe_core.engine.cuda_lane import CudaLane
-from dpiframe_core.engine.device_name import target_device
 from dpiframe_core.engine.golden_check import check_golden_error, golden_error, golden_tolerance
 from dpiframe_core.engine.lane_pool import LanePool
 from dpiframe_core.engine.model_programs import model_programs
@@ -30,6 +29,7 @@ from dpiframe_core.errors import InputError, Unavailable
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock
 from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.machine.device_name import target_device
 from dpiframe_core.models.model_graph import model_graph
 from kernels.runtime import c_build
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 import kernels
-from dpiframe_core.engine.machine import machine
+from dpiframe_core.machine.machine import machine
 from kernels.runtime.code_cache import cache_folder
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import Activation as ActivationKind
 from dpiframe_core.graph.architecture import LeakyReLU
-from dpiframe_core.graph.batch_norm import BatchNorm
 from dpiframe_core.importers.source_layers import Activation, Linear, Mlp
 from dpiframe_core.importers.state_dict import StateDict
+from dpiframe_core.operators.batch_norm import BatchNorm
 
 NORM_EPSILON = 1e-5  # of nn.BatchNorm1d, which no library here sets otherwise
 

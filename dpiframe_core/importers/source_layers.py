@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from dpiframe_core.graph.architecture import Activation as ActivationKind
 from dpiframe_core.graph.architecture import Activations, LeakyReLU
-from dpiframe_core.graph.batch_norm import BatchNorm, fold_after
+from dpiframe_core.operators.batch_norm import BatchNorm, fold_after
 
 Parameters = dict[str, Tensor]
 

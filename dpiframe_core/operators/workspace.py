@@ -29,7 +29,7 @@ class Workspace:
     `CudaOperators.allocate`; the programs of a lane share them, as one runs at a time.
 
     Attributes:
-        batch: the staged rows, pinned. state: int32[8] on the device, which lookups fill and later operators read (common.cuh).
+        batch: the staged rows, pinned. state: int32[STATE_WORDS] on the device, which lookups fill and later operators read.
         done: int32[done_words(rows)], pinned: the number of the batch whose scores are there.
         values: value name -> float[rows, padded width].
         joined: lookup node -> the matrix whose columns its outputs are, where it has several.

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dpiframe_core.graph.batch_norm import BatchNorm, fold_after
+from dpiframe_core.operators.batch_norm import BatchNorm, fold_after
 
 EPS64 = torch.finfo(torch.float64).eps
 
