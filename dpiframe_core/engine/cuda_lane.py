@@ -21,7 +21,7 @@ from dpiframe_core.operators.executor import Values, execute_on_streams
 from dpiframe_core.operators.wave_operands import DONE
 from kernels.dense.linear import matmul_precision
 from kernels.lookup.plan import Batch
-from kernels.runtime.gc_pause import uncollected
+from kernels.runtime.gc_pause import gc_paused
 from kernels.runtime.launch import give_back, own_stream
 from kernels.runtime.replay import replay, replay_batch, stages
 
@@ -146,7 +146,7 @@ class CudaLane:
 
     def _captured(self, program: CudaProgram, rows: int, pool: Any) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with uncollected(), torch.cuda.graph(graph, pool=pool, stream=self._streams[0], capture_error_mode="thread_local"):
+        with gc_paused(), torch.cuda.graph(graph, pool=pool, stream=self._streams[0], capture_error_mode="thread_local"):
             self._issue(program, rows)
         return graph
 

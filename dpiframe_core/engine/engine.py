@@ -110,7 +110,7 @@ class Engine:
         if self._failure != _COLD:
             raise Unavailable(f"engine: got a warm-up while {self._failure or 'serving'}, expected one after loading")
         start = time.perf_counter()
-        c_build.blocks()  # built now, not at the first batch of several requests
+        c_build.request_extension()  # built now, not at the first batch of several requests
         try:
             programs = [p for p in self._programs if isinstance(p, CudaProgram)]
             self._calibrations |= recalled(

@@ -89,10 +89,10 @@ def _vocabularies(tables: list[TextLookup]) -> Read:
     dicts, unknown = tuple(table.id_of for table in tables), tuple(table.unknown for table in tables)
 
     def read(columns: Columns) -> Int64s | None:
-        functions = c_build.blocks()
+        functions = c_build.request_extension()
         if functions is not None and all(type(ids) is dict for ids in dicts):
             out = np.empty((len(columns), len(columns[0])), np.int64)
-            return out if functions.lookup(columns, dicts, unknown, out) else None
+            return out if functions.column_ids(columns, dicts, unknown, out) else None
         if not _types(columns) <= _TEXT:
             return None
         return _stacked((table.ids(c) for table, c in zip(tables, columns, strict=True)), columns)
@@ -124,10 +124,10 @@ def _numbers(features: list[Numeric]) -> Read:
     steps = [_together(same) for same in zip(*(f.transforms for f in features), strict=True)]
 
     def read(columns: Columns) -> Float64s | None:
-        functions = c_build.blocks()
+        functions = c_build.request_extension()
         if functions is not None:
             out = np.empty((len(columns), len(columns[0])), np.float64)
-            nulls = functions.floats(columns, out)
+            nulls = functions.column_numbers(columns, out)
             if nulls < 0:
                 return None
         else:
