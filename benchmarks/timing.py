@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from kernels.runtime.gc_pause import uncollected
+from kernels.runtime.gc_pause import gc_paused
 
 _ROUNDS = 5
 
@@ -47,7 +47,7 @@ def interleaved(
                 break
         once = median(took)
         count[name] = max(least, min(2000, int(seconds / _ROUNDS / max(once, 1e-7))))
-    with uncollected():
+    with gc_paused():
         for turn in range(_ROUNDS):
             for name in list(calls)[:: -1 if turn % 2 else 1]:
                 call, own = calls[name], spent[name]
@@ -76,7 +76,7 @@ class Captured:
                 work()
             self.stream.synchronize()
             # Not torch.cuda.graph, which collects garbage and empties the allocator's cache for each capture.
-            with uncollected():
+            with gc_paused():
                 self._graph.capture_begin(capture_error_mode="thread_local")
                 self.holds = (*self.holds, work())
                 self._graph.capture_end()

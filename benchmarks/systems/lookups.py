@@ -11,7 +11,7 @@ from benchmarks.systems.embedding_cells import Cell
 from benchmarks.systems.fbgemm import TableBatch
 from benchmarks.systems.gather import UNROLLS, Gather
 from dpiframe_core.features.row_block import RowBlock
-from kernels.cpu.lookup import StackedLookup
+from kernels.cpu.lookup import PackedLookup
 from kernels.dense.linear import padded
 from kernels.lookup.batch_header import HeaderWord
 from kernels.lookup.descriptors import whole
@@ -77,7 +77,7 @@ def _dpiframe(task: Task) -> list[Candidate]:
     """The kernel itself; on a GPU with ids on the device (`dpiframe`) and in pinned memory (`dpiframe-pinned`)."""
     rows = task.cell.batch
     if task.device.type == "cpu":
-        stacked = StackedLookup(task.plan, task.tables)
+        stacked = PackedLookup(task.plan, task.tables)
         host = [(b.request_of_row, b.candidate_ids, b.context_ids, b.candidate_dense, b.context_dense) for b in task.blocks]
         return [Candidate(lambda i: stacked.read(*host[i])[0], "dpiframe")]  # type: ignore[arg-type,return-value]
     plan, tables, scales = _stored(task)

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from deployments.protocol.tensors import Tensor, check_size, flattened
 from deployments.scoring.faults import Words, first_error
 from dpiframe_core.errors import InputError
-from kernels.runtime.gc_pause import uncollected
+from kernels.runtime.gc_pause import gc_paused
 
 # As in `bodies`: unknown keys are collected and refused by name, one at a time.
 _STRICT = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
@@ -124,7 +124,7 @@ def parse(body: bytes, header_length: str | None) -> InferRequest:
             raise InputError("Inference-Header-Content-Length", header_length, rule)
         size = int(header_length)
     if size == len(body):
-        with uncollected() if size >= _COLLECT_BELOW_BYTES else nullcontext():
+        with gc_paused() if size >= _COLLECT_BELOW_BYTES else nullcontext():
             return _cut(_envelope(body), memoryview(body), size)
     if size > _KEPT_BYTES:
         return _cut(_envelope(body[:size]), memoryview(body), size)

@@ -21,7 +21,7 @@ from dpiframe_core.features.row_block import BatchResult, RowBlock
 from dpiframe_core.operators.executor import execute_on_streams
 from dpiframe_core.operators.workspace import Workspace, done_words
 from kernels.dense.linear import matmul_precision
-from kernels.runtime.gc_pause import uncollected
+from kernels.runtime.gc_pause import gc_paused
 from kernels.runtime.launch import give_back, own_stream
 from kernels.runtime.replay import stages
 from kernels.runtime.state import STATE_WORDS
@@ -120,7 +120,7 @@ class CudaLane:
 
     def _captured(self, program: CudaProgram, rows: int, pool: Any) -> CapturedBucket:
         graph, stream = torch.cuda.CUDAGraph(), self._streams[0]
-        with uncollected(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with gc_paused(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             self._issue(program, rows)
         done = self._workspace.done.numpy() if self._has_head else None
         return CapturedBucket(graph, stream, self._staging, rows, done, ahead=self._ahead(program, rows))

@@ -102,7 +102,7 @@ class Engine:
         if self._failure != _COLD:
             raise Unavailable(f"engine: got a warm-up while {self._failure or 'serving'}, expected one after loading")
         start = time.perf_counter()
-        c_build.blocks()  # built now, not at the first batch of several requests
+        c_build.request_extension()  # built now, not at the first batch of several requests
         try:
             known = self._tuning.recall()
             before = _free_bytes(self.device)

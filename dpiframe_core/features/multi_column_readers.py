@@ -78,11 +78,11 @@ def _vocabularies(tables: list[TextLookup]) -> Read:
     dicts, unknown = tuple(table.id_of for table in tables), tuple(table.unknown for table in tables)
 
     def read(columns: Columns) -> Int64s | None:
-        functions = c_build.blocks()
+        functions = c_build.request_extension()
         if functions is None:
             return None
         out = np.empty((len(columns), len(columns[0])), np.int64)
-        return out if functions.lookup(columns, dicts, unknown, out) else None
+        return out if functions.column_ids(columns, dicts, unknown, out) else None
 
     return read
 
@@ -111,11 +111,11 @@ def _numbers(features: list[Numeric]) -> Read:
     steps = [_together(same) for same in zip(*(f.transforms for f in features), strict=True)]
 
     def read(columns: Columns) -> Float64s | None:
-        functions = c_build.blocks()
+        functions = c_build.request_extension()
         if functions is None:
             return None
         out = np.empty((len(columns), len(columns[0])), np.float64)
-        nulls = functions.floats(columns, out)  # which become NaN
+        nulls = functions.column_numbers(columns, out)  # which become NaN
         if nulls < 0:
             return None
         missing = None

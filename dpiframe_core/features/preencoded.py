@@ -67,7 +67,7 @@ class PreencodedReader:
         }  # fmt: skip
         self._names = {section: _names(schema, section) for section in SECTIONS}
         self._rules = {section: _id_rule(schema, section) for section in _IDS}
-        c_build.blocks()  # built now, not at the first request
+        c_build.request_extension()  # built now, not at the first request
 
     def block(self, sections: Sections, allocate: Callable[[BlockLayout, int, int], RowBlock] = RowBlock.allocate) -> RowBlock:
         """A block of n >= 1 candidates.
@@ -128,10 +128,11 @@ class PreencodedReader:
 
     def _put_ids(self, ids: npt.NDArray[Any], block: RowBlock, part: int, section: IdSection) -> None:
         """`part`: of `block.places`."""
-        rule, functions = self._rules[section], c_build.blocks()
+        rule, functions = self._rules[section], c_build.request_extension()
         if functions is not None:
             at, record_bytes = block.places[part], rule.record.nbytes
-            if not functions.pack(rule.legal, ids, ids.itemsize == 8, len(ids), block.buffer, at, record_bytes):
+            illegal = functions.pack_ids(rule.legal, ids, ids.itemsize == 8, len(ids), block.buffer, at, record_bytes)
+            if illegal == 0:
                 return
         ids, replaced = rule.settled(ids, section)
         rule.record.pack(ids, getattr(block, section))
@@ -139,8 +140,8 @@ class PreencodedReader:
             block.header[HeaderWord.OOV_COUNT] += replaced
 
     def _put_numbers(self, numbers: Floats, block: RowBlock, part: int, section: Section) -> None:
-        functions = c_build.blocks()
-        if functions is not None and not functions.numbers(numbers, block.buffer, block.places[part]):
+        functions = c_build.request_extension()
+        if functions is not None and functions.copy_numbers(numbers, block.buffer, block.places[part]) == 0:
             return
         if np.count_nonzero(each := np.isfinite(numbers)) != each.size:
             row, column = np.unravel_index(int(np.argmin(each)), each.shape)

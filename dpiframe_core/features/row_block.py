@@ -156,7 +156,7 @@ class RowBlock:
 
     def fill(self, blocks: Sequence[RowBlock]) -> int:
         """Copies blocks of the same layout one after the other into the first rows and contexts. Returns the rows filled."""
-        if (functions := c_build.blocks()) is not None:
+        if (functions := c_build.request_extension()) is not None:
             return functions.fill(self.buffer, self.places, self.layout.sections, blocks)
         r = c = 0
         for b in blocks:

@@ -17,7 +17,7 @@ from dpiframe_core.operators.executor import Operator, Values
 from kernels import reference
 from kernels.cpu.dense import CrossV1, Fm, Head, Linear, has_bf16
 from kernels.cpu.first_layers import FirstLayers
-from kernels.cpu.lookup import StackedLookup
+from kernels.cpu.lookup import PackedLookup
 
 Compute = Callable[..., torch.Tensor]
 
@@ -47,7 +47,7 @@ class CpuOperators:
         self._weights = {name: t.float().contiguous() for name, t in dense.items()}
         readers = graph.consumers()
         self._lookups = [
-            (n, StackedLookup(plan_lookup(n, schema), store.tables, store.scales, self._x_dtype(n, readers)))
+            (n, PackedLookup(plan_lookup(n, schema), store.tables, store.scales, self._x_dtype(n, readers)))
             for n in graph.nodes
             if n.op == "lookup"
         ]
@@ -76,19 +76,19 @@ class CpuOperators:
         return self._pure | looked_up
 
     def _first_layers(
-        self, lookup: Node, native: StackedLookup, readers: Mapping[str, Sequence[Node]]
+        self, lookup: Node, packed: PackedLookup, readers: Mapping[str, Sequence[Node]]
     ) -> tuple[FirstLayers, Sequence[Node]] | None:
         """The lookup with its readers, and those: dense layers of its one output first, then FM of all of it; or None."""
         own = sorted(readers.get(lookup.outputs[0], ()), key=lambda n: n.op == "fm")
         dense, fms = [n for n in own if n.op == "linear"], [n for n in own if n.op == "fm"]
-        stacks, fields = native.float_stacks, native.plan.x_slots
-        if stacks is None or stacks.table is None or self._dtype != torch.float32 or len(lookup.attrs.outputs_of_concat()) != 1:
+        tables, fields = packed.float_tables, packed.plan.x_slots
+        if tables is None or tables.table is None or self._dtype != torch.float32 or len(lookup.attrs.outputs_of_concat()) != 1:
             return None
         if any(s.columns > 1 for s in fields):  # a bag
             return None
         if not dense or len(fms) > 1 or len(dense) + len(fms) < len(own) or lookup.outputs[0] not in dense[0].inputs:
             return None
-        whole = 0, len(fields), stacks.table.shape[1]
+        whole = 0, len(fields), tables.table.shape[1]
         if any((n.attrs.offset, n.attrs.fields, n.attrs.dim) != whole or any(not s.columns for s in fields) for n in fms):
             return None
         layers = []
@@ -97,7 +97,7 @@ class CpuOperators:
             weight, bias, params = linear_params(a, [self._weights[p] for p in n.params])
             make = partial(Linear, activation=a.activation, dtype=torch.float32, params=params, slope=a.slope)
             layers.append((weight.reshape(-1, weight.shape[-1]), bias, make))
-        return FirstLayers(native, layers, bool(fms)), own
+        return FirstLayers(packed, layers, bool(fms)), own
 
     def _x_dtype(self, lookup: Node, readers: Mapping[str, Sequence[Node]]) -> torch.dtype:
         """The dense layers' dtype if all that reads the embeddings are dense layers; what sums them wants them in full."""
@@ -195,7 +195,7 @@ def _attention(a: Attrs, w: Sequence[torch.Tensor]) -> Compute:
     return run
 
 
-def _look_up(lookup: StackedLookup, outputs: Sequence[str], widths: Sequence[int], block: RowBlock, values: Values) -> None:
+def _look_up(lookup: PackedLookup, outputs: Sequence[str], widths: Sequence[int], block: RowBlock, values: Values) -> None:
     ids = block.candidate_ids, block.context_ids
     x, total = lookup.read(block.request_of_row, *ids, block.candidate_dense, block.context_dense)
     parts = () if x is None else (x,) if len(widths) == 1 else (part.contiguous() for part in torch.split(x, list(widths), 1))

@@ -1,5 +1,5 @@
 // Row blocks filled from Python objects: ids and numbers that a client sent, checked and copied in one pass. Twin of
-// IdRecord.pack behind a comparison; built by native.py as a module of CPython, as its calls take a tenth of a microsecond
+// IdRecord.pack behind a comparison; built by c_build.py as a module of CPython, as its calls take a tenth of a microsecond
 // where NumPy's and ctypes' take one each.
 
 #include "runtime/module.h"
@@ -51,9 +51,9 @@ static int64_t packed(const Column *column, int64_t columns, const void *ids, in
     return illegal;
 }
 
-// pack(columns, ids, wide, rows, out, at, bytes): ids[rows, columns], of 8 bytes each if `wide`, else of 4, into records of so
+// pack_ids(columns, ids, wide, rows, out, at, bytes): ids[rows, columns], of 8 bytes each if `wide`, else of 4, into records of so
 // many bytes from byte `at` of `out` on. Gives how many ids are not legal; then what the records hold has no meaning.
-static PyObject *pack(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+static PyObject *pack_ids(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t shape[2], at, bytes;
     if (!counted(count, 7) || !integers(args + 2, 2, COUNTS, shape) || !integers(args + 5, 1, PLACES_END, &at) ||
         !integers(args + 6, 1, COUNTS, &bytes))
@@ -77,8 +77,8 @@ no_ids:
     return result;
 }
 
-// numbers(given, out, at): copies float32s to byte `at` of `out`. Gives how many are infinite or no numbers.
-static PyObject *numbers(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+// copy_numbers(given, out, at): copies float32s to byte `at` of `out`. Gives how many are infinite or no numbers.
+static PyObject *copy_numbers(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t at, found = 0;
     if (!counted(count, 3) || !integers(args + 2, 1, PLACES_END, &at)) return NULL;
     Py_buffer given, out;
@@ -98,10 +98,10 @@ no_out:
 }
 
 static PyMethodDef functions[] = {
-    {"floats", (PyCFunction)(void (*)(void))dpi_column_floats, METH_FASTCALL, NULL},
-    {"lookup", (PyCFunction)(void (*)(void))dpi_column_lookup, METH_FASTCALL, NULL},
-    {"pack", (PyCFunction)(void (*)(void))pack, METH_FASTCALL, NULL},
-    {"numbers", (PyCFunction)(void (*)(void))numbers, METH_FASTCALL, NULL},
+    {"column_numbers", (PyCFunction)(void (*)(void))dpi_column_numbers, METH_FASTCALL, NULL},
+    {"column_ids", (PyCFunction)(void (*)(void))dpi_column_ids, METH_FASTCALL, NULL},
+    {"pack_ids", (PyCFunction)(void (*)(void))pack_ids, METH_FASTCALL, NULL},
+    {"copy_numbers", (PyCFunction)(void (*)(void))copy_numbers, METH_FASTCALL, NULL},
     {"replay", (PyCFunction)(void (*)(void))dpi_replay, METH_FASTCALL, NULL},
     {"fill", (PyCFunction)(void (*)(void))dpi_fill, METH_FASTCALL, NULL},
     {"replay_batch", (PyCFunction)(void (*)(void))dpi_replay_batch, METH_FASTCALL, NULL},

@@ -36,9 +36,9 @@ static void closed(Table *t) {
     Py_DECREF(t->lists);
 }
 
-// floats(columns, out): lists of numbers and None, which becomes NaN, into float64[columns, values]. Gives how many were None;
+// column_numbers(columns, out): lists of numbers and None, which becomes NaN, into float64[columns, values]. Gives how many were None;
 // -1 if a value is of another type or too large.
-PyObject *dpi_column_floats(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+PyObject *dpi_column_numbers(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     Table t;
     if (!counted(count, 2) || !opened(args[0], args[1], &t)) return NULL;
     double *to = t.out.buf;
@@ -60,9 +60,9 @@ PyObject *dpi_column_floats(PyObject *Py_UNUSED(module), PyObject *const *args, 
     return PyLong_FromSsize_t(missing);
 }
 
-// lookup(columns, dicts, unknown, out): lists of text and None into int64[columns, values], by a dict and an id for what it
+// column_ids(columns, dicts, unknown, out): lists of text and None into int64[columns, values], by a dict and an id for what it
 // lacks, both a column's own. Gives whether all was text or None.
-PyObject *dpi_column_lookup(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+PyObject *dpi_column_ids(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     Table t;
     if (!counted(count, 4) || !opened(args[0], args[3], &t)) return NULL;
     int64_t *to = t.out.buf;

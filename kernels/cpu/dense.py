@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 
 from kernels import reference
-from kernels.cpu.openmp_pool import team
-from kernels.runtime.c_build import library
+from kernels.cpu.openmp_pool import pool_arguments
+from kernels.runtime.c_build import cpu_library
 
 _FM_DIM = 256  # of dense.c
 _FEW_ROWS, _SMALL_WEIGHT = 128, 1 << 18
@@ -56,8 +56,8 @@ class Linear:
         slices = next(n for n in (16, 8, 4, 2, 1) if out % n == 0)
         self._weight = weight.to(dtype).contiguous()
         self._bias = torch.zeros(out) if bias is None else bias.float().contiguous()
-        native = library() if dtype == torch.bfloat16 else None
-        self._run = None if native is None else partial(native.dpi_row, self._weight.data_ptr(), out, width)
+        library = cpu_library() if dtype == torch.bfloat16 else None
+        self._run = None if library is None else partial(library.dpi_row, self._weight.data_ptr(), out, width)
         plain = weight.float() if self._run is None else self._weight  # else nobody reads it as float32
         self._small = weight.numel() <= _SMALL_WEIGHT and dtype == torch.float32
         self._turned = plain.t().contiguous() if self._small else plain.t()
@@ -79,10 +79,10 @@ class Linear:
         """activation(x W^T + shares[request]), shares float32[contexts, out] in place of the bias; float32, by dense.c."""
         if len(shares) == 1:
             return self(x, shares[0])
-        native = library()
-        assert native is not None
+        library = cpu_library()
+        assert library is not None
         y, request = self._product(x, None), np.ascontiguousarray(request)
-        native.dpi_add_shared(y.data_ptr(), *y.shape, shares.data_ptr(), request.ctypes.data, self._relu)
+        library.dpi_add_shared(y.data_ptr(), *y.shape, shares.data_ptr(), request.ctypes.data, self._relu)
         return y if self._relu else self._activate(y)
 
     def _one_row(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,7 @@ class Linear:
         if self._run is None or x.shape != (1, width) or bias.shape != (out,) or not bias.is_contiguous():
             raise ValueError(f"layer: got x {tuple(x.shape)}, bias {tuple(bias.shape)}, expected (1, {width}) and ({out},)")
         y = torch.empty(1, out)
-        self._run(x.data_ptr(), bias.data_ptr(), self._relu, y.data_ptr(), *team())
+        self._run(x.data_ptr(), bias.data_ptr(), self._relu, y.data_ptr(), *pool_arguments())
         return y if self._relu else self._activate(y)
 
     def _is_small(self, x: torch.Tensor) -> bool:
@@ -117,8 +117,8 @@ class Fm:
 
     def __init__(self, offset: int, fields: int, dim: int) -> None:
         self._shape = offset, fields, dim
-        native = library()
-        self._run = native.dpi_fm if native is not None and dim <= _FM_DIM else None
+        library = cpu_library()
+        self._run = library.dpi_fm if library is not None and dim <= _FM_DIM else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32[rows, 1] of x[rows, >= offset + fields * dim]."""
@@ -127,7 +127,7 @@ class Fm:
         if self._run is None or x.stride(1) != 1:
             return reference.fm(x, offset, fields, dim)
         out = torch.empty(rows, 1)
-        self._run(x.data_ptr() + 4 * offset, rows, x.stride(0), fields, dim, out.data_ptr(), *team())
+        self._run(x.data_ptr() + 4 * offset, rows, x.stride(0), fields, dim, out.data_ptr(), *pool_arguments())
         return out
 
 

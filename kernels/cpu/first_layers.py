@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 from kernels.cpu.dense import Linear
-from kernels.cpu.float_lookup import FloatStacks, NativeFloats
-from kernels.cpu.lookup import StackedLookup
+from kernels.cpu.float_lookup import FloatLookup, FloatTables
+from kernels.cpu.lookup import PackedLookup
 from kernels.cpu.packed_tables import Floats
 from kernels.lookup.id_record import Records
 from kernels.lookup.plan import Kind, Slot
@@ -23,28 +23,28 @@ class FirstLayers:
     """Algebra, not approximation: scores differ from those of the layers one by one by float32's rounding.
 
     Args:
-        lookup: one with `float_stacks` that reads rows.
+        lookup: one with `float_tables` that reads rows.
         layers: weight[out, x_width], bias[out] or None, and what makes a layer of such.
         fm: whether FM's term of all of x is wanted.
     """
 
     def __init__(
-        self, lookup: StackedLookup, layers: Sequence[tuple[torch.Tensor, torch.Tensor | None, MakeLinear]], fm: bool
+        self, lookup: PackedLookup, layers: Sequence[tuple[torch.Tensor, torch.Tensor | None, MakeLinear]], fm: bool
     ) -> None:
-        stacks = lookup.float_stacks
-        assert stacks is not None
+        tables = lookup.float_tables
+        assert tables is not None
         self._count, self._fm = lookup.count, fm
-        slots = stacks.plan.x_slots
-        shared = [s for s in slots if _of_context(stacks, s)]
+        slots = tables.plan.x_slots
+        shared = [s for s in slots if _of_context(tables, s)]
         own = [s for s in slots if s not in shared] if shared else []
-        self._whole = _reader(stacks, slots)
-        self._of_whole = [make(_weight(stacks, slots, w), b) for w, b, make in layers]
+        self._whole = _reader(tables, slots)
+        self._of_whole = [make(_weight(tables, slots, w), b) for w, b, make in layers]
         self._apart = bool(own)
         if own:
-            self._own, self._shared = _reader(stacks, own), _reader(stacks, shared)
-            self._of_own = [make(_weight(stacks, own, w), None) for w, _, make in layers]
+            self._own, self._shared = _reader(tables, own), _reader(tables, shared)
+            self._of_own = [make(_weight(tables, own, w), None) for w, _, make in layers]
             self._of_shared = [
-                (_weight(stacks, shared, w).t().contiguous(), torch.zeros(len(w)) if b is None else b) for w, b, _ in layers
+                (_weight(tables, shared, w).t().contiguous(), torch.zeros(len(w)) if b is None else b) for w, b, _ in layers
             ]
 
     def __call__(
@@ -57,7 +57,7 @@ class FirstLayers:
     ) -> tuple[list[torch.Tensor], torch.Tensor | None, torch.Tensor | None]:
         """The layers' outputs [rows, out], the sum of first-order terms and FM's, float32[rows, 1], None for what there is not.
 
-        Arguments as `StackedLookup.read`.
+        Arguments as `PackedLookup.read`.
         """
         contexts = len(context_ids)
         apart = self._apart and len(request) >= contexts * _ROWS_OF_A_CONTEXT
@@ -74,28 +74,28 @@ class FirstLayers:
         return [layer.with_shares(x, s, request) for layer, s in zip(self._of_own, shares, strict=True)], total, fm
 
 
-def _of_context(stacks: FloatStacks, slot: Slot) -> bool:
-    return (slot.number if slot.kind != Kind.GATHER else stacks.plan.columns[slot.first].source) < 0
+def _of_context(tables: FloatTables, slot: Slot) -> bool:
+    return (slot.number if slot.kind != Kind.GATHER else tables.plan.columns[slot.first].source) < 0
 
 
-def _reader(stacks: FloatStacks, slots: Sequence[Slot]) -> NativeFloats:
+def _reader(tables: FloatTables, slots: Sequence[Slot]) -> FloatLookup:
     """Reads the slots side by side, the numeric ones as their number, last."""
     vectors, numbers = _parted(slots)
     starts = np.cumsum([0, *(s.dim for s in vectors)]).tolist()
     at = dict(zip(vectors, starts, strict=False))
-    to = [at.get(s, -1) for s in stacks.plan.x_slots if s.columns]
-    return NativeFloats(stacks, to, [(s.number, starts[-1] + i) for i, s in enumerate(numbers)], starts[-1] + len(numbers))
+    to = [at.get(s, -1) for s in tables.plan.x_slots if s.columns]
+    return FloatLookup(tables, to, [(s.number, starts[-1] + i) for i, s in enumerate(numbers)], starts[-1] + len(numbers))
 
 
-def _weight(stacks: FloatStacks, slots: Sequence[Slot], weight: torch.Tensor) -> torch.Tensor:
+def _weight(tables: FloatTables, slots: Sequence[Slot], weight: torch.Tensor) -> torch.Tensor:
     """A layer's weight for what `_reader` reads."""
-    assert stacks.table is not None
+    assert tables.table is not None
     vectors, numbers = _parted(slots)
     parts = [weight[:, s.out : s.out + s.dim] for s in vectors]
-    first_row = dict(zip((s for s in stacks.plan.x_slots if s.columns), stacks.rows.first_rows, strict=False))
+    first_row = dict(zip((s for s in tables.plan.x_slots if s.columns), tables.rows.first_rows, strict=False))
     for s in numbers:
         own = weight[:, s.out : s.out + s.dim].double()
-        vector = stacks.table[first_row[s]].double() if s.kind == Kind.SCALE else torch.ones(1, dtype=torch.float64)
+        vector = tables.table[first_row[s]].double() if s.kind == Kind.SCALE else torch.ones(1, dtype=torch.float64)
         parts.append((own @ vector).float()[:, None])
     return torch.cat(parts, 1)
 

@@ -1,4 +1,4 @@
-"""float32 stacks read by lookup.c straight from id records: rows times their numbers, plain numbers beside them, the
+"""float32 tables read by lookup.c straight from id records: rows times their numbers, plain numbers beside them, the
 first-order sum and FM's term, in one pass over a batch.
 """
 
@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.cpu.openmp_pool import team
+from kernels.cpu.openmp_pool import pool_arguments
 from kernels.cpu.packed_tables import Floats
-from kernels.cpu.rows_native import NativeRows, address
+from kernels.cpu.rows_c import RowsByC, address
 from kernels.lookup.id_record import Records
 from kernels.lookup.plan import NO_NUMBER, LookupPlan
 
@@ -28,7 +28,7 @@ class _Floats(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FloatStacks:
+class FloatTables:
     """What a batch's ids name, where one set of id columns serves all.
 
     Attributes:
@@ -38,33 +38,37 @@ class FloatStacks:
 
     library: ctypes.CDLL
     plan: LookupPlan
-    rows: NativeRows
+    rows: RowsByC
     table: torch.Tensor | None
     weights: torch.Tensor | None
     numbers: Sequence[int]
     weight_numbers: Sequence[int]
 
 
-class NativeFloats:
+class FloatLookup:
     """Args:
-    to: of each id column of the stacks, its first column of x, or -1; MORE, of a bag: added where the column before goes.
+    to: of each id column, its first column of x, or -1; MORE, of a bag: added where the column before goes.
     copies: (number, column of x). width: of x.
     """
 
-    def __init__(self, stacks: FloatStacks, to: Sequence[int], copies: Sequence[tuple[int, int]], width: int) -> None:
-        by_column = stacks.numbers, stacks.weight_numbers, to, [n for n, _ in copies], [c for _, c in copies]
-        held = [np.array(values, np.int32) for values in by_column]
-        table, weights, plan = stacks.table, stacks.weights, stacks.plan
+    def __init__(self, tables: FloatTables, to: Sequence[int], copies: Sequence[tuple[int, int]], width: int) -> None:
+        by_column = {
+            "number": tables.numbers, "weight_number": tables.weight_numbers, "to": to,
+            "copied": [n for n, _ in copies], "copied_to": [c for _, c in copies],
+        }  # fmt: skip
+        held = {name: np.array(values, np.int32) for name, values in by_column.items()}
+        table, weights, plan = tables.table, tables.weights, tables.plan
         dim = 0 if table is None else table.shape[1]
-        scaled = any(n != NO_NUMBER for n in (*stacks.numbers, *stacks.weight_numbers))
+        scaled = any(n != NO_NUMBER for n in (*tables.numbers, *tables.weight_numbers))
         plain = not scaled and list(to) == list(range(0, width, max(1, dim)))
         self._floats = _Floats(
-            dim, width, len(copies), plain, plan.candidate_numbers, plan.context_numbers,
-            None if table is None else table.data_ptr(), None if weights is None else weights.data_ptr(),
-            *(array.ctypes.data for array in held),
+            dim=dim, width=width, copies=len(copies), plain=plain,
+            candidate_numbers=plan.candidate_numbers, context_numbers=plan.context_numbers,
+            table=None if table is None else table.data_ptr(), weights=None if weights is None else weights.data_ptr(),
+            **{name: array.ctypes.data for name, array in held.items()},
         )  # fmt: skip
         self._held = held, table, weights  # what the struct points into
-        self._rows, self._run, self._address = stacks.rows, stacks.library.dpi_floats, ctypes.addressof(self._floats)
+        self._rows, self._run, self._address = tables.rows, tables.library.dpi_floats, ctypes.addressof(self._floats)
         self._numbers = plan.candidate_numbers + plan.context_numbers > 0
         self._x_width, self._sums = 0 if table is None else width, weights is not None
 
@@ -87,7 +91,8 @@ class NativeFloats:
         total = torch.empty(n, 1) if self._sums else None
         term = torch.empty(n, 1) if fm else None
         numbers = [np.ascontiguousarray(a) for a in (candidate_numbers, context_numbers)] if self._numbers else ()
-        ids, _held = self._rows.arguments(request, candidate_ids, context_ids)
-        where = [address(a) for a in numbers] or (None, None)
+        a = self._rows.arguments(request, candidate_ids, context_ids)
+        rows = a.rows, a.candidate, a.context, a.request, a.contexts
+        where = [address(n) for n in numbers] or (None, None)
         out = [None if t is None else t.data_ptr() for t in (x, total, term)]
-        return x, total, term, int(self._run(self._rows.stack, self._address, *ids, *where, *out, *team()))
+        return x, total, term, int(self._run(self._rows.address, self._address, *rows, *where, *out, *pool_arguments()))

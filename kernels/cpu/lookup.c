@@ -1,5 +1,5 @@
-// The lookup on a CPU: which rows of a stack of tables a batch's id records name, and those rows side by side or summed.
-// Twin of stack_rows.StackRows and of torch.embedding_bag; built by native.py, which knows no more of it than these signatures.
+// The lookup on a CPU: which rows of a packed table (several, one after the other) a batch's id records name, and those rows side
+// by side or summed. Twin of rows_numpy.py and of torch.embedding_bag; c_build.py knows no more of it than these signatures.
 //
 // An id is read as the 4-byte word of the record that holds it, shifted and masked: the same few instructions whatever its
 // width, so that a compiler makes one vectorised loop of all columns of a side.
@@ -25,7 +25,7 @@ typedef struct {
     const Stretch *stretch;
     const int32_t *word, *shift;
     const void *mask, *first, *rows, *oov, *pad, *pads;
-} Stack;
+} Columns;
 
 static inline uint32_t id_32(const uint8_t *record, int32_t word, int32_t shift, uint32_t mask) {
     return (((const Word *)record)[word] >> shift) & mask;
@@ -37,9 +37,9 @@ static inline uint64_t id_64(const uint8_t *record, int32_t word, int32_t shift,
 
 static const uint64_t NO_IDS = 0;  // the record of a side without ids, whose columns all read row 0
 
-// The rows of the stack, id[n, columns], for n rows from row `from` on; gives how many ids were outside their tables.
-#define STACK_ROWS(NAME, ID, READ)                                                                  \
-    static int64_t NAME(const Stack *s, int64_t from, int64_t n, const uint8_t *candidate, const uint8_t *context,  \
+// The rows of the packed table, id[n, columns], for n rows from row `from` on; gives how many ids were outside their tables.
+#define PACKED_ROWS(NAME, ID, READ)                                                                  \
+    static int64_t NAME(const Columns *s, int64_t from, int64_t n, const uint8_t *candidate, const uint8_t *context,  \
                         const int32_t *request, int64_t contexts, ID *restrict at) {                \
         const ID *restrict mask = s->mask, *restrict first = s->first, *restrict rows = s->rows;    \
         const ID *restrict oov = s->oov, *restrict pad = s->pad, *restrict pads = s->pads;          \
@@ -64,13 +64,13 @@ static const uint64_t NO_IDS = 0;  // the record of a side without ids, whose co
         return found;                                                                               \
     }
 
-STACK_ROWS(stack_rows_32, uint32_t, id_32)
-STACK_ROWS(stack_rows_64, uint64_t, id_64)
+PACKED_ROWS(packed_rows_32, uint32_t, id_32)
+PACKED_ROWS(packed_rows_64, uint64_t, id_64)
 
 enum { BLOCK = 1024 };  // ids that are worked out before their rows are read, and that a thread takes at a time
 
 typedef struct {
-    const Stack *stack;
+    const Columns *columns;
     int64_t wide, contexts, outside;
     const uint8_t *candidate, *context;
     const int32_t *request;
@@ -79,19 +79,19 @@ typedef struct {
 
 static void lookup_rows(void *task, int64_t from, int64_t to) {
     Lookup *t = task;
-    const Stack *s = t->stack;
+    const Columns *s = t->columns;
     int64_t outside, first = from * s->columns;
     const int64_t n = to - from, contexts = t->contexts;
     if (t->wide)
-        outside = stack_rows_64(s, from, n, t->candidate, t->context, t->request, contexts, (uint64_t *)t->at + first);
+        outside = packed_rows_64(s, from, n, t->candidate, t->context, t->request, contexts, (uint64_t *)t->at + first);
     else
-        outside = stack_rows_32(s, from, n, t->candidate, t->context, t->request, contexts, (uint32_t *)t->at + first);
+        outside = packed_rows_32(s, from, n, t->candidate, t->context, t->request, contexts, (uint32_t *)t->at + first);
     __atomic_fetch_add(&t->outside, outside, __ATOMIC_RELAXED);
 }
 
 // at: uint32 or (`wide`) uint64[n, columns]. request may be null if there is one context. Gives how many ids were outside their
 // tables.
-int64_t dpi_lookup(const Stack *s, int64_t wide, int64_t n, const uint8_t *candidate, const uint8_t *context,
+int64_t dpi_lookup(const Columns *s, int64_t wide, int64_t n, const uint8_t *candidate, const uint8_t *context,
                    const int32_t *request, int64_t contexts, void *at, Parallel parallel, int64_t threads) {
     Lookup task = {s, wide, contexts, 0, candidate, context, request, at};
     const int64_t step = 16 * BLOCK / (s->columns + 1) + 1;
@@ -99,7 +99,7 @@ int64_t dpi_lookup(const Stack *s, int64_t wide, int64_t n, const uint8_t *candi
     return task.outside;
 }
 
-// What the float32 rows of a stack become, column by column: times a number of the row (-1 - i: of its context; NO_NUMBER: 1),
+// What the float32 rows of a packed table become, column by column: times a number of the row (-1 - i: of its context; NO_NUMBER: 1),
 // at x's column `to` if that is not negative; MORE, of a bag: added where the column before goes. Then `copies` numbers
 // themselves. plain: no column has a number, and x is the rows side by side.
 typedef struct {
@@ -159,14 +159,14 @@ typedef struct {
 } Pass;
 
 // As many as BLOCK ids name if rows are narrow, or 64 kB if they are wide.
-static int64_t rows_at_once(const Stack *s, const Floats *f) {
+static int64_t rows_at_once(const Columns *s, const Floats *f) {
     const int64_t ids = f->dim > 16 ? 16 * BLOCK / f->dim : BLOCK;
     return s->columns < ids ? ids / s->columns : 1;
 }
 
 static void float_rows(void *task, int64_t from, int64_t end) {
     Pass *t = task;
-    const Stack *s = t->ids.stack;
+    const Columns *s = t->ids.columns;
     const Floats *f = t->floats;
     uint32_t block[MOST_COLUMNS];
     float by[MOST_COLUMNS];
@@ -179,7 +179,7 @@ static void float_rows(void *task, int64_t from, int64_t end) {
     for (int64_t r = from; r < end; ++r) {
         const int64_t done = (r - from) % step, rows = done ? 0 : r + step < end ? step : end - r;
         if (rows) {
-            outside += stack_rows_32(s, r, rows, t->ids.candidate, t->ids.context, t->ids.request, t->ids.contexts, block);
+            outside += packed_rows_32(s, r, rows, t->ids.candidate, t->ids.context, t->ids.request, t->ids.contexts, block);
             if (x && copied) copy_rows(block, rows * columns, table, dim, x + r * f->width);
             else if (x) for (int64_t i = 0; i < rows * columns; ++i) __builtin_prefetch(table + (int64_t)block[i] * dim);
         }
@@ -204,9 +204,9 @@ static void float_rows(void *task, int64_t from, int64_t end) {
     __atomic_fetch_add(&t->ids.outside, outside, __ATOMIC_RELAXED);
 }
 
-// As dpi_lookup for stacks of less than 2^31 float32 rows and at most 4096 columns; fm: 1/2 sum_d ((sum_i v_id)^2 -
+// As dpi_lookup for packed tables of less than 2^31 float32 rows and at most 4096 columns; fm: 1/2 sum_d ((sum_i v_id)^2 -
 // sum_i v_id^2) of all columns. x, total and fm may be null.
-int64_t dpi_floats(const Stack *s, const Floats *f, int64_t n, const uint8_t *candidate, const uint8_t *context,
+int64_t dpi_floats(const Columns *s, const Floats *f, int64_t n, const uint8_t *candidate, const uint8_t *context,
                    const int32_t *request, int64_t contexts, const float *candidate_numbers, const float *context_numbers,
                    float *x, float *total, float *fm, Parallel parallel, int64_t threads) {
     Pass task = {{s, 0, contexts, 0, candidate, context, request, NULL}, f, candidate_numbers, context_numbers, x, total, fm};

@@ -1,4 +1,4 @@
-"""The multi-table lookup on a CPU: tables of one dim and dtype stacked into one, so that a batch needs one gather per dim.
+"""The multi-table lookup on a CPU: tables of one dim and dtype packed into one, so that a batch needs one gather per dim.
 
 See `reference.lookup` for the plain version; a GPU runs `embedding` instead.
 """
@@ -11,21 +11,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.cpu.float_lookup import MORE, MOST_DIM, FloatStacks, NativeFloats
-from kernels.cpu.packed_tables import Floats, StackGroup, bag_maxima, by_shape, group_factors, number_place, stacked_tables
-from kernels.cpu.rows_native import NativeRows
-from kernels.cpu.rows_numpy import StackRows, place, runs
+from kernels.cpu.float_lookup import MORE, MOST_DIM, FloatLookup, FloatTables
+from kernels.cpu.packed_tables import Floats, PackedGroup, bag_maxima, by_shape, group_factors, number_place, packed_table
+from kernels.cpu.rows_c import RowsByC
+from kernels.cpu.rows_numpy import RowsByNumpy, place, runs
 from kernels.lookup.id_record import Records
 from kernels.lookup.plan import NO_NUMBER, Batch, Kind, LookupPlan, Slot
-from kernels.runtime.c_build import library
+from kernels.runtime.c_build import cpu_library
 
 _PREFETCH_FROM = 2048  # from so many ids on embedding_bag, which prefetches, beats a plain gather: 2.2 times on cold rows
 _MOST_COLUMNS = 4096  # of lookup.c
 _WIDE = np.dtype(np.int64)
 
 
-class StackedLookup:
-    """Owns the stacked copies of the tables. Safe to use from several threads.
+class PackedLookup:
+    """Owns the packed copies of the tables. Safe to use from several threads.
 
     Args:
         tables: [rows, dim] in the plan's order: float32, float16, bfloat16, or int8 with scales.
@@ -46,8 +46,8 @@ class StackedLookup:
         self.plan, self.out_of_range = plan, 0
         self._out_dtype = out_dtype
         self._counting = threading.Lock()
-        self._offsets: dict[tuple[StackGroup, torch.dtype], torch.Tensor] = {}
-        self._reads: dict[tuple[object, ...], tuple[StackRows, NativeRows | None]] = {}
+        self._offsets: dict[tuple[PackedGroup, torch.dtype], torch.Tensor] = {}
+        self._reads: dict[tuple[object, ...], tuple[RowsByNumpy, RowsByC | None]] = {}
         scales = scales or [None] * len(tables)
         self._x_groups = [self._group(slots, tables, scales) for slots in by_shape(plan, plan.x_slots)]
         self._total_groups = [
@@ -64,12 +64,12 @@ class StackedLookup:
         self._total_copies = torch.tensor([number for number, _ in copies[1]]) if copies[1] else None
         self._x_width = plan.x_width
         self._direct = not copies[0] and not masks and all(g.placed == ((0, 0, self._x_width),) for g in self._x_groups)
-        self.float_stacks, self._floats = self._float_stacks(), None
-        if self.float_stacks is not None:
+        self.float_tables, self._floats = self._tables_of_one_pass(), None
+        if self.float_tables is not None:
             to = [at for s in plan.x_slots if s.columns for at in (s.out, *[MORE] * (s.columns - 1))]
-            to = to or [-1] * self.float_stacks.rows.columns
+            to = to or [-1] * self.float_tables.rows.columns
             numbers = [(s.number, s.out) for s in plan.x_slots if s.kind == Kind.COPY]
-            self._floats = NativeFloats(self.float_stacks, to, numbers, self._x_width)
+            self._floats = FloatLookup(self.float_tables, to, numbers, self._x_width)
 
     def __call__(self, batch: Batch, rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """x[rows, x_width] and total float32[rows, 1], as `reference.lookup`; None for an output the plan lacks."""
@@ -97,9 +97,9 @@ class StackedLookup:
         numbers = candidate_numbers
         if self.plan.context_numbers:
             numbers = np.concatenate([candidate_numbers, context_numbers[request]], 1)
-        found: dict[StackRows, torch.Tensor] = {}
-        for reads, native in self._reads.values():
-            at, outside = (native or reads)(request, candidate_ids, context_ids)
+        found: dict[RowsByNumpy, torch.Tensor] = {}
+        for reads, by_c in self._reads.values():
+            at, outside = (by_c or reads)(request, candidate_ids, context_ids)
             found[reads] = torch.from_numpy(at)
             self._count(outside * reads.readers)
         x = total = None
@@ -133,16 +133,16 @@ class StackedLookup:
                 self.out_of_range += outside
 
     def count(self, outside: int) -> None:
-        """Adds ids that a pass over `float_stacks` found outside; each of their readers has read them."""
+        """Adds ids that a pass over `float_tables` found outside; each of their readers has read them."""
         self._count(outside * sum(reads.readers for reads, _ in self._reads.values()))
 
-    def _float_stacks(self) -> FloatStacks | None:
-        """What one native pass reads: float32 rows and sums of them, of one set of id columns; else None."""
+    def _tables_of_one_pass(self) -> FloatTables | None:
+        """What one pass of C reads: float32 rows and sums of them, of one set of id columns; else None."""
         groups = [*self._x_groups, *self._total_groups]
         if len(self._reads) != 1 or len(self._x_groups) > 1 or len(self._total_groups) > 1:
             return None
-        ((_, native),) = self._reads.values()
-        if native is None or (loaded := library()) is None or native.wide or not 0 < native.columns <= _MOST_COLUMNS:
+        ((_, by_c),) = self._reads.values()
+        if by_c is None or (library := cpu_library()) is None or by_c.wide or not 0 < by_c.columns <= _MOST_COLUMNS:
             return None
         if any(g.means or g.largest or g.weight.dtype != torch.float32 or g.weight.shape[1] > MOST_DIM for g in groups):
             return None
@@ -152,9 +152,9 @@ class StackedLookup:
         if self.plan.x_slots and not x_slots:
             return None
         table, weights = (groups[0].weight if groups else None for groups in (self._x_groups, self._total_groups))
-        of_weights = [s.number for s in total_slots for _ in range(s.columns)] or [NO_NUMBER] * native.columns
-        of_rows = [s.number for s in x_slots for _ in range(s.columns)] or [NO_NUMBER] * native.columns
-        return FloatStacks(loaded, self.plan, native, table, weights, of_rows, of_weights)
+        of_weights = [s.number for s in total_slots for _ in range(s.columns)] or [NO_NUMBER] * by_c.columns
+        of_rows = [s.number for s in x_slots for _ in range(s.columns)] or [NO_NUMBER] * by_c.columns
+        return FloatTables(library, self.plan, by_c, table, weights, of_rows, of_weights)
 
     def _x(self, pooled: Sequence[torch.Tensor], numbers: Floats) -> torch.Tensor:
         """The groups' columns and the plain numbers where x wants them."""
@@ -168,7 +168,7 @@ class StackedLookup:
             x[:, out : out + count] = torch.from_numpy(numbers[:, number : number + count])
         return x
 
-    def _pooled(self, group: StackGroup, at: torch.Tensor, numbers: Floats) -> torch.Tensor:
+    def _pooled(self, group: PackedGroup, at: torch.Tensor, numbers: Floats) -> torch.Tensor:
         """[rows, bags * dim]: the sums of the bags, in float32; bags of one id may keep their dtype."""
         rows, columns = at.shape
         weight, bags = group.weight, len(group.starts) - 1
@@ -191,7 +191,7 @@ class StackedLookup:
             values = torch.stack([values[:, a:b].sum(1) for a, b in pairwise(group.starts)], 1)
         return values.view(rows, -1)
 
-    def _bags(self, group: StackGroup, at: torch.Tensor) -> torch.Tensor:
+    def _bags(self, group: PackedGroup, at: torch.Tensor) -> torch.Tensor:
         """Where each bag of each row starts, and the last one ends; kept, as it depends on the number of rows alone."""
         (rows, columns), bags = at.shape, len(group.starts) - 1
         known = self._offsets.get((group, at.dtype))
@@ -207,25 +207,25 @@ class StackedLookup:
         tables: Sequence[torch.Tensor],
         scales: Sequence[torch.Tensor | None],
         one_bag: bool = False,
-    ) -> StackGroup:
-        """The stack and the constants for slots of one shape; with `one_bag` all of them are summed into one column."""
+    ) -> PackedGroup:
+        """The packed table and the constants for slots of one shape; with `one_bag` all of them are summed into one column."""
         plan = self.plan
         columns = [c for s in slots for c in plan.columns[s.first : s.first + s.columns]]
         used = list(dict.fromkeys(c.table for c in columns))
         first_row = dict(zip(used, np.cumsum([0, *(tables[t].shape[0] for t in used)]).tolist(), strict=False))
-        weight = stacked_tables([tables[t] for t in used])
+        weight = packed_table([tables[t] for t in used])
         first_rows = [first_row[c.table] for c in columns]
         key = (tuple((c.source, plan.tables[c.table].rows, c.oov, c.may_pad) for c in columns), tuple(first_rows), len(weight))
         if key not in self._reads:
             where = plan, columns, first_rows, len(weight) - 1
-            native = library()
-            self._reads[key] = StackRows(*where), None if native is None else NativeRows(native, *where)
+            library = cpu_library()
+            self._reads[key] = RowsByNumpy(*where), None if library is None else RowsByC(library, *where)
         reads = self._reads[key][0]
         reads.readers += 1
         starts = np.cumsum([0, *(s.columns for s in slots)]).tolist()
         dim = weight.shape[1]
         of_columns = [s for c in columns if (s := scales[c.table]) is not None]
-        return StackGroup(
+        return PackedGroup(
             reads,
             weight,
             torch.stack(of_columns).float() if weight.dtype == torch.int8 else None,

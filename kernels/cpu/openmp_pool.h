@@ -1,7 +1,7 @@
-// Rows of a pass over a batch, shared out among the threads that torch computes with (team.py).
+// Rows of a pass over a batch, shared out among the threads that torch computes with (openmp_pool.py).
 
-#ifndef DPI_TEAM_H
-#define DPI_TEAM_H
+#ifndef DPI_OPENMP_POOL_H
+#define DPI_OPENMP_POOL_H
 
 #include <stdint.h>
 

@@ -32,6 +32,6 @@ def ranked(mapped: Collection[str], torch_folder: Path) -> list[str]:
     return sorted(runtimes, key=lambda path: 0 if path.startswith(own) else 2 if path.startswith(packages) else 1)
 
 
-def team() -> tuple[int | None, int]:
-    """`pool` and how many of its threads the calling thread may have."""
+def pool_arguments() -> tuple[int | None, int]:
+    """`pool` and how many of its threads the calling thread may have: what C functions that share out rows take at last."""
     return pool(), torch.get_num_threads()

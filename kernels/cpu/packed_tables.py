@@ -1,4 +1,4 @@
-"""Groups of slots that one stack of tables serves on a CPU: which slots go together, the stack, and the rows' weights."""
+"""Tables packed into one for a group of slots, on a CPU: which slots go together, the packed table, the rows' weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.cpu.rows_numpy import Run, StackRows, place
+from kernels.cpu.rows_numpy import RowsByNumpy, Run, place
 from kernels.lookup.plan import Kind, LookupPlan, Slot
 
 Floats = npt.NDArray[np.float32]
@@ -17,10 +17,10 @@ _PAGE = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StackGroup:
+class PackedGroup:
     """Slots of one destination, dim and dtype, whose columns lie one slot after the other."""
 
-    reads: StackRows
+    reads: RowsByNumpy
     weight: torch.Tensor  # [sum of rows + 1, dim]; the last row is zero, for padded entries
     scale: torch.Tensor | None  # int8: float32[columns, dim]
     starts: tuple[int, ...]  # first column of each bag, and the end
@@ -31,7 +31,7 @@ class StackGroup:
     placed: tuple[Run, ...]  # from this group's pooled columns to x's
 
 
-def group_factors(group: StackGroup, at: torch.Tensor, numbers: Floats) -> torch.Tensor | None:
+def group_factors(group: PackedGroup, at: torch.Tensor, numbers: Floats) -> torch.Tensor | None:
     """float32[rows, columns]: what each row that is read is multiplied by: a number, or 1 / (values of its bag)."""
     if not group.scaled and not group.means:
         return None
@@ -52,7 +52,7 @@ def bag_maxima(values: torch.Tensor, padded: torch.Tensor, starts: Sequence[int]
     return largest.masked_fill_(empty[:, :, None], 0.0)
 
 
-def stacked_tables(tables: Sequence[torch.Tensor]) -> torch.Tensor:
+def packed_table(tables: Sequence[torch.Tensor]) -> torch.Tensor:
     """The tables' rows one after the other and a row of zeros, from a page's border on.
 
     NumPy asks the kernel for huge pages, torch does not: 1.45 times the speed on rows that no cache holds (33 M x 16 float32).

@@ -1,4 +1,6 @@
-"""Which rows of a stack of tables a batch's ids name: one vectorised pass over all id columns, whatever the ids."""
+"""Which rows of a packed table (several, one after the other) a batch's ids name: one vectorised pass over all id columns,
+whatever the ids.
+"""
 
 from collections.abc import Sequence
 
@@ -25,11 +27,11 @@ class _Tiled:
         return repeated[:rows]
 
 
-class StackRows:
-    """The id columns of a stack, for all groups of slots that read equal columns from stacks of equal tables.
+class RowsByNumpy:
+    """The id columns of a packed table, for all groups of slots that read equal columns of equal tables.
 
     Args:
-        first_rows: of each column's table, its first row within the stack. zero_row: the stack's row of padding.
+        first_rows: of each column's table, its first row within the packed one. zero_row: the row of padding.
 
     Attributes:
         readers: the groups that read these rows.

@@ -17,7 +17,7 @@ from torch import Tensor
 from kernels.dense.activation import Activation
 from kernels.dense.cross_epilogue import cross_epilogue
 from kernels.reference import activate_
-from kernels.runtime.gc_pause import uncollected
+from kernels.runtime.gc_pause import gc_paused
 from kernels.runtime.launch import check_rows, launch, own_stream, type_name
 from kernels.runtime.source import kernel
 
@@ -164,7 +164,7 @@ def fastest(ways: Ways, repeats: int = 10, rounds: int = 5) -> str:
         for name, way in ways.items():
             way()
             stream.synchronize()
-            with uncollected():
+            with gc_paused():
                 graphs[name].capture_begin(capture_error_mode="thread_local")
                 try:
                     for _ in range(repeats):

@@ -1,6 +1,6 @@
-"""Builds the .c files of this folder with the host's C compiler, once for a processor, and loads them: blocks.c, columns.c,
-staging.c and replay.c as a module of CPython, which needs its headers, the others as a library. Where they cannot be built,
-NumPy, torch and CuPy do the same, slower.
+"""Builds the .c files with the host's C compiler, once for a processor, and loads them: blocks.c, columns.c, staging.c and
+replay.c as an extension module of CPython, which needs its headers, lookup.c and dense.c as a library. Where they cannot be
+built, NumPy, torch and CuPy do the same, slower.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from kernels.runtime.code_cache import keep, kept
+from kernels.runtime.code_cache import find_code, store_code
 from kernels.runtime.source import FOLDER
 
 log = logging.getLogger(__name__)
@@ -37,17 +37,20 @@ Loaded = TypeVar("Loaded")
 Buffer = npt.NDArray[np.generic] | bytes | memoryview
 
 
-class Blocks(Protocol):
-    """The functions of the module, whose C says what they do. They raise ValueError rather than go beyond a buffer; `replay`
-    and `replay_batch` follow the addresses that they are given.
+class RequestExtension(Protocol):
+    """What requests need of C, whose comments say what it does. `pack_ids` and `copy_numbers` give how many values are wrong,
+    the replays CUDA's error codes: 0 is well. All raise ValueError rather than go beyond a buffer; but the replays follow the
+    addresses that they are given.
     """
 
-    def pack(self, columns: Buffer, ids: Buffer, wide: bool, rows: int, out: Buffer, at: int, record_bytes: int, /) -> int: ...
-    def floats(self, columns: Sequence[list[Any]], out: Buffer, /) -> int: ...
-    def lookup(
+    def pack_ids(
+        self, columns: Buffer, ids: Buffer, wide: bool, rows: int, out: Buffer, at: int, record_bytes: int, /
+    ) -> int: ...
+    def column_numbers(self, columns: Sequence[list[Any]], out: Buffer, /) -> int: ...
+    def column_ids(
         self, columns: Sequence[list[Any]], dicts: tuple[object, ...], unknown: tuple[int, ...], out: Buffer, /
     ) -> bool: ...
-    def numbers(self, given: Buffer, out: Buffer, at: int, /) -> int: ...
+    def copy_numbers(self, given: Buffer, out: Buffer, at: int, /) -> int: ...
     def fill(
         self, out: Buffer, places: tuple[int, ...], sections: tuple[tuple[int, int], ...], blocks: Sequence[object], /
     ) -> int: ...
@@ -59,14 +62,14 @@ class Blocks(Protocol):
 
 
 @cache
-def library() -> ctypes.CDLL | None:
+def cpu_library() -> ctypes.CDLL | None:
     """The functions of lookup.c and dense.c, or None where they cannot be built (which is said once, in the log)."""
     return _loaded(("cpu/lookup.c", "cpu/dense.c"), (), _bound, "CPU lookups")
 
 
 @cache
-def blocks() -> Blocks | None:
-    """The module of blocks.c and the files beside it, or None where it cannot be built (which is said once, in the log)."""
+def request_extension() -> RequestExtension | None:
+    """The module of blocks.c and the files that it names, or None where it cannot be built (which is said once, in the log)."""
     names = ("cpu/blocks.c", "cpu/columns.c", "cpu/staging.c", "runtime/replay.c")
     headers = f"-I{sysconfig.get_path('include')}"
     return _loaded(names, (headers, f"-DABI={sysconfig.get_config_var('SOABI')}"), _imported, "requests and graph replays")
@@ -84,12 +87,12 @@ def _bound(path: Path) -> ctypes.CDLL:
     return loaded
 
 
-def _imported(path: Path) -> Blocks:
+def _imported(path: Path) -> RequestExtension:
     name = "kernels.cpu.blocks"  # CPython puts it into sys.modules, whatever we do with it
     loader = ExtensionFileLoader(name, str(path))
     module = module_from_spec(ModuleSpec(name, loader, origin=str(path)))
     loader.exec_module(module)
-    return cast(Blocks, module)
+    return cast(RequestExtension, module)
 
 
 def _loaded(names: Sequence[str], options: Sequence[str], load: Callable[[Path], Loaded], users: str) -> Loaded | None:
@@ -114,7 +117,7 @@ def _built(command: Sequence[str], sources: Sequence[Path], *, anew: bool = Fals
     texts = [code.read_text() for code in (*sources, *sorted(FOLDER.rglob("*.h")))]
     key = sha256(repr((texts, command, _processor())).encode()).hexdigest()
     name = f"{sources[0].stem}-{key[:32]}.so"
-    if not anew and (found := kept(name)):
+    if not anew and (found := find_code(name)):
         return found
     with TemporaryDirectory(prefix="dpiframe-") as folder:
         made = Path(folder) / "made.so"
@@ -122,7 +125,7 @@ def _built(command: Sequence[str], sources: Sequence[Path], *, anew: bool = Fals
         done = subprocess.run(whole, capture_output=True, text=True, timeout=_BUILD_S, check=False)
         if done.returncode:
             raise RuntimeError((done.stderr.strip().splitlines() or [f"{command[0]} failed"])[0])
-        return keep(name, made.read_bytes())
+        return store_code(name, made.read_bytes())
 
 
 def _processor() -> str:

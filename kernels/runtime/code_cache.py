@@ -16,8 +16,8 @@ def cache_folder() -> Path:
     return (base if base.is_absolute() else Path.home() / ".cache") / "dpiframe"
 
 
-def kept(name: str) -> Path | None:
-    """A file that `keep` left there, or None."""
+def find_code(name: str) -> Path | None:
+    """A file that `store_code` left there, or None."""
     with suppress(OSError, RuntimeError):  # RuntimeError: there is no home directory
         path = cache_folder() / name
         if path.stat().st_size and _trusted(path.parent) and _trusted(path):
@@ -25,7 +25,7 @@ def kept(name: str) -> Path | None:
     return None
 
 
-def keep(name: str, data: bytes) -> Path:
+def store_code(name: str, data: bytes) -> Path:
     """Writes a file for this process and, where that can be done safely, for later ones."""
     with suppress(OSError, RuntimeError):
         folder = cache_folder()

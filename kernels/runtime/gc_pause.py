@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """No garbage is collected meanwhile, in whatever thread; where several do so at once, until the first of them ends.
 
     For lists of a large body, which have no cycles and are gone through again and again; and while a CUDA graph is captured, as

@@ -68,6 +68,9 @@ def overlapping() -> Iterator[None]:
     """Lets each kernel launched here start before the one ahead of it on the stream is done (programmatic dependent launch).
 
     Our kernels wait themselves, before they touch what others write. Only for work on one stream, and GPUs from sm_90 on.
+
+    Ambient, as torch's current stream is, and set beside it by who owns the stream: it says how work follows other work there.
+    As an argument it would go through every operator and launcher, of which none could decide it.
     """
     token = _OVERLAP.set(torch.cuda.get_device_capability()[0] >= 9)
     try:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 def stages() -> bool:
     """Whether `replay_batch` is there: C that could be built, and CUDA's runtime apart from torch."""
-    return c_build.blocks() is not None and _runtime() is not None
+    return c_build.request_extension() is not None and _runtime() is not None
 
 
 def replay(
@@ -35,7 +35,7 @@ def replay(
             are looked at for 2 ms, unless others want the core; then the driver waits.
         cuda: CUDA's runtime; by default torch's, whose calls its profiler sees.
     """
-    functions, cuda = c_build.blocks(), cuda or _runtime()
+    functions, cuda = c_build.request_extension(), cuda or _runtime()
     if functions is None or cuda is None:
         return lambda words: _plain(exec_, stream)
     given = _given(exec_, stream, done, cuda)
@@ -61,7 +61,7 @@ def replay_batch(
         stage: RowBlock's buffer and places, where the graph reads, and its layout's sections.
         ahead: the graph's lookup waits for its rows (wait_for_rows.cuh), which are copied while it starts.
     """
-    functions, cuda = c_build.blocks(), cuda or _runtime()
+    functions, cuda = c_build.request_extension(), cuda or _runtime()
     if functions is None or cuda is None:
         return None
     given = _given(exec_, stream, done, cuda)

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from kernels.runtime.code_cache import keep, kept
+from kernels.runtime.code_cache import find_code, store_code
 
 FOLDER = Path(__file__).resolve().parents[1]
 
@@ -71,7 +71,7 @@ def _cubin(file: str, code: str, options: tuple[str, ...]) -> Path:
 
     key = sha256(repr((code, options, nvrtc.getVersion())).encode()).hexdigest()
     name = f"{Path(file).name}-{key[:32]}.cubin"
-    if found := kept(name):
+    if found := find_code(name):
         return found
     program = nvrtc.createProgram(code, f"{file}.cu", (), ())
     try:
@@ -81,4 +81,4 @@ def _cubin(file: str, code: str, options: tuple[str, ...]) -> Path:
         raise RuntimeError(f"{file}.cu: {nvrtc.getProgramLog(program)}") from error
     finally:
         nvrtc.destroyProgram(program)
-    return keep(name, cubin)
+    return store_code(name, cubin)

@@ -1,7 +1,5 @@
 // All layers of a model in one launch, for up to 8 rows: where a wave (wave.cu) waits for the end of the one before it, here a
-// block waits for the very numbers it reads. A link of the chain is a layer; its blocks own 16 columns each. A layer's values
-// lie in memory with the batch's number beside each (Word), so that to read one is to know that it is there: no barrier, no
-// fence, and nothing to be cleared.
+// block waits for the very numbers it reads (awaited_values.cuh). A link of the chain is a layer; its blocks own 16 columns each.
 //
 // Grid: link l owns blocks [first_l, first_{l+1}), the last block is the head's. A block waits only for blocks of links before
 // its own. Blocks start in the order of their numbers (which CUDA does not promise, but every GPU so far does), so some block can
@@ -10,7 +8,7 @@
 //   2. x follows: what the lookup wrote, or words of the links before;
 //   3. out^T = W x^T on the tensor cores: 16 columns are the rows of an mma, up to 8 rows its columns; strict float32 on the
 //      CUDA cores. Warps split K.
-// Weights lie as the lanes take them (chain.py, packed): 1024 bytes for each 64 bytes of K, two steps of an mma. A lane's 16
+// Weights lie as the lanes take them (packed_weights.py): 1024 bytes for each 64 bytes of K, two steps of an mma. A lane's 16
 // bytes of x are its factors of both steps, for K may be summed in any order.
 // Bytes of a block: 16 * depth * sizeof(X) of weights, rows * depth * 8 of words.
 #ifndef X
@@ -27,13 +25,11 @@
 #define WARPS 16
 #define THREADS (32 * WARPS)
 #define COLUMNS 16
-#define IN_FLIGHT 4
 #define MAX_LINKS 24
-#include "runtime/common.cuh"
+#include "waves/awaited_values.cuh"
 #include "waves/epilogue.cuh"
-#include "dense/mma.cuh"
+#include "waves/few_row_products.cuh"
 
-struct __align__(8) Word { float value; int batch; };
 struct Link {
     const void* x;        // X[rows, x_ld]; of a link before: Word[ROWS, depth]
     const void* weight;   // LINEAR: packed; CROSS: float[DOTS, width]
@@ -57,106 +53,6 @@ struct Head {
     int slots;
 };
 struct Chain { Link links[MAX_LINKS]; Head head; int count; };
-
-typedef unsigned long long u64;
-__device__ __forceinline__ u64 word(const Word* at) {
-    u64 w;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(w) : "l"(at) : "memory");
-    return w;
-}
-__device__ __forceinline__ void put(Word* at, float value, int batch) {
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(at), "l"((u64)(unsigned)batch << 32 | __float_as_uint(value)) : "memory");
-}
-__device__ __forceinline__ float take(const Word* at, int batch) {
-    u64 w;
-    do w = word(at);
-    while ((int)(w >> 32) != batch);
-    return __uint_as_float((unsigned)w);
-}
-
-// Two neighbouring columns of x, in shared memory.
-__device__ __forceinline__ void put_pair(float* to, u64 a, u64 b) {
-    *reinterpret_cast<float2*>(to) = make_float2(__uint_as_float((unsigned)a), __uint_as_float((unsigned)b));
-}
-__device__ __forceinline__ void put_pair(bf16* to, u64 a, u64 b) {
-    unsigned w;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(__uint_as_float((unsigned)b)), "f"(__uint_as_float((unsigned)a)));
-    *reinterpret_cast<unsigned*>(to) = w;
-}
-
-// x of links before, as it comes: rows * depth words to X[rows][stride].
-__device__ __forceinline__ void take_rows(X* to, int stride, const Word* from, int rows, int depth, int batch) {
-    const int pairs = depth / 2, all = rows * pairs;
-    for (int first = threadIdx.x; first < all; first += THREADS * IN_FLIGHT) {
-        unsigned waiting = 0;
-#pragma unroll
-        for (int k = 0; k < IN_FLIGHT; ++k) waiting |= (unsigned)(first + k * THREADS < all) << k;
-        while (waiting) {
-            u64 a[IN_FLIGHT], b[IN_FLIGHT];
-#pragma unroll
-            for (int k = 0; k < IN_FLIGHT; ++k)
-                if (waiting >> k & 1)
-                    asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
-                                 : "=l"(a[k]), "=l"(b[k]) : "l"(from + 2 * (first + k * THREADS)) : "memory");
-#pragma unroll
-            for (int k = 0; k < IN_FLIGHT; ++k)
-                if (waiting >> k & 1 && (int)(a[k] >> 32) == batch && (int)(b[k] >> 32) == batch) {
-                    const int i = first + k * THREADS, r = ROWS == 1 ? 0 : i / pairs;
-                    put_pair(to + r * stride + 2 * (i - r * pairs), a[k], b[k]);
-                    waiting &= ~(1u << k);
-                }
-        }
-    }
-}
-
-// A warp's share of the products, of all rows and columns: sums[WARPS][ROWS][COLUMNS]. Rows beyond `rows` may be anything.
-__device__ __forceinline__ void multiply_all(const uint4* weights, const X* x, int stride, int groups, int rows, float* sums) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = lane >> 2;
-    float sum[2][4] = {};  // of the two steps: no product waits for another
-    for (int g = warp; g < groups; g += WARPS) {
-        const uint4 w[2] = {weights[g * 64 + lane], weights[g * 64 + 32 + lane]};
-        uint4 v = make_uint4(0, 0, 0, 0);
-        if (row < rows) v = reinterpret_cast<const uint4*>(x + row * stride)[g * 4 + (lane & 3)];
-#pragma unroll
-        for (int step = 0; step < 2; ++step) {
-            const unsigned a[4] = {w[step].x, w[step].y, w[step].z, w[step].w}, b[2] = {step ? v.z : v.x, step ? v.w : v.y};
-            multiply(sum[step], a, b, (X*)0);
-        }
-    }
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        const int n = (lane & 3) * 2 + (k & 1), m = (lane >> 2) + (k >> 1) * 8;
-        if (n < ROWS) sums[(warp * ROWS + n) * COLUMNS + m] = sum[0][k] + sum[1][k];
-    }
-}
-
-// Strict float32 by the CUDA cores: of so few rows that is fewer instructions than to split the factors and multiply thrice on the
-// tensor cores. Of a group's 16 words of K a lane multiplies four, for two columns and every row.
-__device__ __forceinline__ void multiply_exactly(const uint4* weights, const float* x, int stride, int groups, float* sums) {
-    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, column = lane >> 2, word = lane & 3;
-    const float4* w = reinterpret_cast<const float4*>(weights);
-    float low[ROWS] = {}, high[ROWS] = {};  // of the columns `column` and 8 further
-    for (int g = warp; g < groups; g += WARPS) {
-        const float4 a = w[g * 64 + lane], b = w[g * 64 + 32 + lane];
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            const float4 v = reinterpret_cast<const float4*>(x + r * stride)[g * 4 + word];
-            low[r] += (a.x * v.x + a.z * v.y) + (b.x * v.z + b.z * v.w);
-            high[r] += (a.y * v.x + a.w * v.y) + (b.y * v.z + b.w * v.w);
-        }
-    }
-#pragma unroll
-    for (int r = 0; r < ROWS; ++r) {
-        for (int step = 1; step < 4; step <<= 1) {
-            low[r] += __shfl_xor_sync(0xffffffffu, low[r], step);
-            high[r] += __shfl_xor_sync(0xffffffffu, high[r], step);
-        }
-        if (word == 0) {
-            sums[(warp * ROWS + r) * COLUMNS + column] = low[r];
-            sums[(warp * ROWS + r) * COLUMNS + column + 8] = high[r];
-        }
-    }
-}
 
 __device__ __forceinline__ void layer(const Link& link, const Head& head, int tile, const int* state, char* shared) {
     const int groups = (link.depth * (int)sizeof(X) + 63) / 64, stride = (groups | 1) * 64 / (int)sizeof(X);  // odd: no bank twice

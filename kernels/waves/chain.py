@@ -13,9 +13,9 @@ from kernels.dense.linear import DENSE_DTYPE, padded
 from kernels.runtime.launch import check_dense, check_rows, launch, shared_limit
 from kernels.runtime.source import kernel
 from kernels.waves.chain_arguments import MAX_LINKS, ChainArguments
-from kernels.waves.packed_weights import COLUMNS, Placed, PlacedCross, PlacedLinear, packed, placed
+from kernels.waves.packed_weights import COLUMNS, CrossWeights, JobWeights, LinearWeights, job_weights, packed
 from kernels.waves.wave_arguments import MAX_LOGITS, logit_steps
-from kernels.waves.wave_jobs import ACTIVATIONS, CrossJob, FmJob, LinearJob, job_constants
+from kernels.waves.wave_jobs import ACTIVATIONS, CrossJob, FmJob, JobKind, LinearJob, job_constants
 
 MOST_ROWS = 8  # of chain.cu
 _THREADS, _WARPS = 512, 16
@@ -64,16 +64,16 @@ class Chain:
         self.links, self.head, self.tasks = tuple(links), head, len(head.bias)
         self._device, self._dtype = device, DENSE_DTYPE[precision]
         self._bias = head.bias.float().contiguous().to(device)
-        self._held = [_packed(placed(link.job, self.tasks, precision, device)) for link in links]
+        self._weights = [_packed(job_weights(link.job, self.tasks, precision, device)) for link in links]
         read = {link.x for link in links} | set(head.logits)
         self._outs: list[int | None] = []  # where a link's words begin, if it has some
         self._slot: list[int] = []  # the head's first partial sum of each link
         self.words = self._slots = 0
-        for i, held in enumerate(self._held):
+        for i, own in enumerate(self._weights):
             self._outs.append(self.words if i in read else None)
             self._slot.append(self._slots)
-            self.words += (len(held.bias) if isinstance(held, PlacedLinear) else self.tasks) * MOST_ROWS if i in read else 0
-            self._slots += len(held.weight) if isinstance(held, PlacedLinear) and len(held.head) else 0
+            self.words += (len(own.bias) if isinstance(own, LinearWeights) else self.tasks) * MOST_ROWS if i in read else 0
+            self._slots += len(own.weight) if isinstance(own, LinearWeights) and len(own.head) else 0
         self._partial = self.words
         self.words += MOST_ROWS * self._slots * self.tasks
         self._constants = job_constants([link.job for link in links], self.tasks, self._dtype)
@@ -169,20 +169,20 @@ class Chain:
 
     def _describe(self, i: int, target: Any) -> int:
         """What does not change from launch to launch. Returns the link's blocks."""
-        job, held = self.links[i].job, self._held[i]
-        match job, held:
-            case LinearJob(), PlacedLinear():
-                target.width, target.depth = len(held.bias), self._depth(i)
-                target.weight, target.bias = held.weight.data_ptr(), held.bias.data_ptr()
-                target.head, target.slot = held.head.data_ptr() if len(held.head) else 0, self._slot[i]
+        job, own = self.links[i].job, self._weights[i]
+        match job, own:
+            case LinearJob(), LinearWeights():
+                target.width, target.depth = len(own.bias), self._depth(i)
+                target.weight, target.bias = own.weight.data_ptr(), own.bias.data_ptr()
+                target.head, target.slot = own.head.data_ptr() if len(own.head) else 0, self._slot[i]
                 target.activation = ACTIVATIONS.index(job.activation)
-                return len(held.weight)
+                return len(own.weight)
             case FmJob(), _:
-                target.kind, target.width, target.depth = 1, job.fields, job.dim
+                target.kind, target.width, target.depth = JobKind.FM, job.fields, job.dim
                 target.x += job.offset * self._dtype.itemsize
-            case CrossJob(), PlacedCross():
-                target.kind, target.width = 2, job.width
-                target.weight, target.bias = held.weights.data_ptr(), held.k.data_ptr()
+            case CrossJob(), CrossWeights():
+                target.kind, target.width = JobKind.CROSS, job.width
+                target.weight, target.bias = own.weights.data_ptr(), own.k.data_ptr()
         return 1
 
     def _given_x(self, link: int, x: torch.Tensor | None, rows: int) -> torch.Tensor:
@@ -198,8 +198,8 @@ class Chain:
 
     def _shared_bytes(self, rows: int) -> int:
         """Of the block that needs most: a layer's weights, x, and the sums of its warps; or a cross network's weights."""
-        groups = max((held.weight.shape[1] for held in self._held if isinstance(held, PlacedLinear)), default=0)
-        crosses = [held.weights.nbytes + held.k.nbytes for held in self._held if isinstance(held, PlacedCross)]
+        groups = max((own.weight.shape[1] for own in self._weights if isinstance(own, LinearWeights)), default=0)
+        crosses = [own.weights.nbytes + own.k.nbytes for own in self._weights if isinstance(own, CrossWeights)]
         return max((groups * 1024 + rows * (groups | 1) * 64 + _WARPS * rows * COLUMNS * 4, *crosses))
 
     def _function(self, rows: int) -> Any:
@@ -211,6 +211,6 @@ def _bucket(rows: int) -> int:
     return 1 << (rows - 1).bit_length()
 
 
-def _packed(held: Placed) -> Placed:
+def _packed(own: JobWeights) -> JobWeights:
     """With a layer's weights in the kernel's order alone."""
-    return replace(held, weight=packed(held.weight)) if isinstance(held, PlacedLinear) else held
+    return replace(own, weight=packed(own.weight)) if isinstance(own, LinearWeights) else own

@@ -13,7 +13,7 @@ COLUMNS, GROUP_WORDS = 16, 16  # of a tile of packed weights, and the 4-byte wor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlacedLinear:
+class LinearWeights:
     """weight[width, depth], bias[width], scale[width] of the products (fp8), head[tasks or 0, width]: zero-padded."""
 
     weight: torch.Tensor
@@ -23,22 +23,22 @@ class PlacedLinear:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlacedCross:
+class CrossWeights:
     """float32 weights[layers + tasks, width] and k[layers + tasks]."""
 
     weights: torch.Tensor
     k: torch.Tensor
 
 
-Placed = PlacedLinear | PlacedCross | None
+JobWeights = LinearWeights | CrossWeights | None
 
 
-def placed(job: LinearJob | FmJob | CrossJob, tasks: int, precision: str, device: torch.device) -> Placed:
+def job_weights(job: LinearJob | FmJob | CrossJob, tasks: int, precision: str, device: torch.device) -> JobWeights:
     """None for a job without weights."""
     if isinstance(job, FmJob):
         return None
     if isinstance(job, CrossJob):
-        return PlacedCross(job.weights.float().contiguous().to(device), job.k.float().contiguous().to(device))
+        return CrossWeights(job.weights.float().contiguous().to(device), job.k.float().contiguous().to(device))
     dtype = DENSE_DTYPE[precision]
     out, width = job.weight.shape
     rows, columns = padded(out, dtype), padded(width, dtype)
@@ -56,10 +56,10 @@ def placed(job: LinearJob | FmJob | CrossJob, tasks: int, precision: str, device
     head = torch.zeros(0 if job.head is None else tasks, rows, device=device)
     if job.head is not None:
         head[:, :out] = job.head.to(device)
-    return PlacedLinear(weight.to(dtype), bias, head, scale)
+    return LinearWeights(weight.to(dtype), bias, head, scale)
 
 
-def halves(weight: torch.Tensor) -> torch.Tensor:
+def tf32_halves(weight: torch.Tensor) -> torch.Tensor:
     """float32[2 * width, depth] of a float32[width, depth]: its numbers rounded to tf32, and below these what is left of them,
     itself rounded: together 23 binary digits. What would round to infinity is cut, and nothing is left of it (mma.cuh, split).
     """

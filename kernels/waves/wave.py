@@ -13,9 +13,9 @@ from kernels.dense.linear import DENSE_DTYPE, fastest
 from kernels.runtime.launch import check_dense, check_rows, launch, overlapping, shared_limit
 from kernels.runtime.source import kernel
 from kernels.runtime.tensor_map import tensor_map
-from kernels.waves.packed_weights import PlacedCross, PlacedLinear, halves, placed
+from kernels.waves.packed_weights import CrossWeights, LinearWeights, job_weights, tf32_halves
 from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, fill_head
-from kernels.waves.wave_jobs import ACTIVATIONS, CrossJob, FmJob, HeadOperands, LinearJob, Operands, job_constants
+from kernels.waves.wave_jobs import ACTIVATIONS, CrossJob, FmJob, HeadOperands, JobKind, LinearJob, Operands, job_constants
 from kernels.waves.wave_tiles import EXACT_TILES, MOST_HEAD_COLUMNS, STATIC_BYTES, WIDE_TILES, Tile, WideTile, tiles_for
 
 
@@ -44,14 +44,15 @@ class Wave:
         self._dtype = DENSE_DTYPE[precision]
         self._bias = None if bias is None else bias.float().contiguous().to(device)
         self.tasks = 1 if bias is None else len(bias)
-        self._held = [placed(job, self.tasks, precision, device) for job in self.jobs]
+        self._weights = [job_weights(job, self.tasks, precision, device) for job in self.jobs]
         self._constants = job_constants(jobs, self.tasks, self._dtype)
         self._constants |= {"HEAD": str(int(bias is not None)), "PASSES": "3" if precision == "fp32" else "1"}
         self._shared_limit = shared_limit(device)
         wide = EXACT_TILES if precision == "fp32" else WIDE_TILES
         self._wide = wide if torch.cuda.get_device_capability(device)[0] == 9 else ()
-        linear = {i: held.weight for i, held in enumerate(self._held) if self._wide and isinstance(held, PlacedLinear)}
-        self._factors = {i: halves(w) if precision == "fp32" else w for i, w in linear.items()}  # as wave_wgmma.cu takes them
+        linear = {i: own.weight for i, own in enumerate(self._weights) if self._wide and isinstance(own, LinearWeights)}
+        # As wave_wgmma.cu takes them.
+        self._wide_weights = {i: tf32_halves(w) if precision == "fp32" else w for i, w in linear.items()}
         self._choice: dict[int, Tile | WideTile] = {}
         self.recalled: dict[int, str] = {}  # names of choices made before, by rows; `tune` takes those that exist
 
@@ -62,7 +63,7 @@ class Wave:
     @property
     def most_slots(self) -> int:
         """Partial sums of the head a row, at most: with the narrowest tiles."""
-        return sum(-(-len(held.bias) // 16) for held in self._held if isinstance(held, PlacedLinear) and len(held.head))
+        return sum(-(-len(own.bias) // 16) for own in self._weights if isinstance(own, LinearWeights) and len(own.head))
 
     def tiles_for(self, rows: int) -> list[Tile | WideTile]:
         """See `wave_tiles.tiles_for`; those that this GPU's shared memory holds, and whose rows a warp sums up for a head."""
@@ -122,40 +123,40 @@ class Wave:
             raise ValueError(f"wave: got {'no ' if head is None else ''}operands of a head, expected the contrary")
         wave, maps, wide = WaveArguments(count=len(self.jobs)), MapArguments(), isinstance(tile, WideTile)
         first = slot = 0
-        for i, (job, given, held) in enumerate(zip(self.jobs, operands, self._held, strict=True)):
+        for i, (job, given, own) in enumerate(zip(self.jobs, operands, self._weights, strict=True)):
             target = wave.jobs[i]
             target.x, target.x_ld = given.x.data_ptr(), given.x.stride(0)
             target.out, target.out_ld = (0, 0) if given.out is None else (given.out.data_ptr(), given.out.stride(0))
             target.first = first
             if isinstance(job, LinearJob):
-                assert isinstance(held, PlacedLinear)
-                width, depth = held.weight.shape
+                assert isinstance(own, LinearWeights)
+                width, depth = own.weight.shape
                 check_dense("wave x", given.x, rows, depth, self._dtype)
                 if given.out is not None:
                     check_rows("wave out", given.out, rows, width)
-                target.weight, target.bias = held.weight.data_ptr(), held.bias.data_ptr()
-                target.scale = held.scale.data_ptr()
+                target.weight, target.bias = own.weight.data_ptr(), own.bias.data_ptr()
+                target.scale = own.scale.data_ptr()
                 target.x_scale, target.x0_scale, target.out_factor = job.x_scale, job.x0_scale, 1 / job.out_scale
-                target.head = held.head.data_ptr() if len(held.head) else 0
+                target.head = own.head.data_ptr() if len(own.head) else 0
                 target.width, target.depth, target.activation = width, depth, ACTIVATIONS.index(job.activation)
                 target.tiles, target.slot = -(-width // tile.columns), slot
                 if wide:
                     maps.x[i] = tensor_map(given.x[:rows, :depth], tile.rows)
-                    maps.weight[i] = tensor_map(self._factors[i], tile.columns)
+                    maps.weight[i] = tensor_map(self._wide_weights[i], tile.columns)
                 if given.x0 is not None:
                     target.x0, target.x0_ld = given.x0.data_ptr(), given.x0.stride(0)
-                slot += target.tiles if len(held.head) else 0
+                slot += target.tiles if len(own.head) else 0
                 first += target.tiles * -(-rows // tile.rows)
             elif isinstance(job, FmJob):
                 check_rows("wave fm x", given.x, rows, job.width)
-                target.kind, target.width, target.depth, target.x_scale = 1, job.fields, job.dim, job.x_scale
+                target.kind, target.width, target.depth, target.x_scale = JobKind.FM, job.fields, job.dim, job.x_scale
                 target.x += job.offset * given.x.element_size()
                 first += -(-rows // tile.row_warps)
             else:
-                target.kind, target.width = 2, job.width
+                target.kind, target.width = JobKind.CROSS, job.width
                 check_rows("wave cross x", given.x, rows, target.width)
-                assert isinstance(held, PlacedCross)
-                target.weight, target.bias = held.weights.data_ptr(), held.k.data_ptr()
+                assert isinstance(own, CrossWeights)
+                target.weight, target.bias = own.weights.data_ptr(), own.k.data_ptr()
                 first += -(-rows // tile.row_warps)
         if head is not None and self._bias is not None:
             fill_head(wave.head, head, self._bias, rows, slot, self.tasks)

@@ -2,12 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 
 import torch
 
 from kernels.runtime.launch import type_name
 
 ACTIVATIONS = ("identity", "relu", "sigmoid", "tanh")  # of a linear job; the kernels know them by their place
+
+
+class JobKind(IntEnum):
+    """As epilogue.cuh's Kind."""
+
+    LINEAR = 0
+    FM = 1
+    CROSS = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +73,7 @@ def job_constants(jobs: Sequence[LinearJob | FmJob | CrossJob], tasks: int, dtyp
     return {
         "X": type_name(dtype), "TASKS": str(tasks),
         "DOTS": str(len(cross.weights) if cross else 1), "LAYERS": str(cross.layers if cross else 1),
-        "PER_ROW": str(any(isinstance(job, FmJob) for job in jobs) + 2 * (cross is not None)),
+        "PER_ROW": str(JobKind.FM * any(isinstance(job, FmJob) for job in jobs) | JobKind.CROSS * (cross is not None)),
         "CROSSED": str(int(any(job.cross for job in linear))),
         "SMOOTH": str(int(any(job.activation in ("sigmoid", "tanh") for job in linear))),
     }  # fmt: skip

@@ -12,7 +12,7 @@ from kernels.lookup.plan import Kind
 from kernels.lookup.units import How
 from kernels.runtime.source import FOLDER
 from kernels.runtime.state import StateWord
-from kernels.waves.wave_jobs import ACTIVATIONS
+from kernels.waves.wave_jobs import ACTIVATIONS, JobKind
 
 
 def enum_of(file: str, name: str) -> dict[str, int]:
@@ -21,12 +21,16 @@ def enum_of(file: str, name: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("file", "numbers"),
-    [("runtime/common.cuh", StateWord), ("lookup/wait_for_rows.cuh", HeaderWord), ("lookup/pooling.cuh", Kind)],
+    ("file", "name", "twin"),
+    [
+        ("runtime/common.cuh", "StateWord", StateWord),
+        ("lookup/wait_for_rows.cuh", "HeaderWord", HeaderWord),
+        ("lookup/pooling.cuh", "Kind", Kind),
+        ("waves/epilogue.cuh", "Kind", JobKind),
+    ],
 )
-def test_an_enum_of_cuda_has_the_numbers_of_its_twin(file: str, numbers: type[IntEnum]) -> None:
-    ours = {word.name: int(word) for word in numbers}
-    theirs = enum_of(file, numbers.__name__)
+def test_an_enum_of_cuda_has_the_numbers_of_its_twin(file: str, name: str, twin: type[IntEnum]) -> None:
+    ours, theirs = {word.name: int(word) for word in twin}, enum_of(file, name)
     assert theirs
     assert theirs.items() <= ours.items()
 

@@ -9,7 +9,7 @@ import pytest
 from kernels.lookup.id_record import IdRecord
 from kernels.runtime import c_build
 
-BLOCKS = c_build.blocks()
+BLOCKS = c_build.request_extension()
 pytestmark = pytest.mark.skipif(BLOCKS is None, reason="there is no C compiler, or no headers of Python")
 
 RECORD = IdRecord((1, 4, 2, 8, 1, 2))
@@ -27,7 +27,7 @@ def ids_of(rows, dtype):
 
 
 def pack(ids, out, at=0):
-    return BLOCKS.pack(LEGAL, ids, ids.itemsize == 8, len(ids), out, at, RECORD.nbytes)
+    return BLOCKS.pack_ids(LEGAL, ids, ids.itemsize == 8, len(ids), out, at, RECORD.nbytes)
 
 
 @pytest.mark.parametrize("rows", [1, 63, 64, 65, 300])
@@ -62,28 +62,28 @@ def test_numbers_are_copied_and_those_that_are_none_are_counted():
     numbers = np.arange(40, dtype=np.float32)
     numbers[:3] = np.finfo(np.float32).max, -np.finfo(np.float32).max, np.finfo(np.float32).smallest_subnormal
     out = np.zeros(200, np.uint8)
-    assert BLOCKS.numbers(numbers, out, 8) == 0
+    assert BLOCKS.copy_numbers(numbers, out, 8) == 0
     assert out[8:168].tobytes() == numbers.tobytes()
     numbers[[0, 17, 39]] = np.nan, np.inf, -np.inf
-    assert BLOCKS.numbers(numbers, out, 8) == 3
+    assert BLOCKS.copy_numbers(numbers, out, 8) == 3
 
 
 def test_lists_of_numbers_become_floats_and_null_none():
     big = 2**53 + 1
     columns = [[1, 2.5, None], [-big, 1e300, float("inf")], [True, 0, 0]]
     out = np.zeros((2, 3))
-    assert BLOCKS.floats(columns[:2], out) == 1
+    assert BLOCKS.column_numbers(columns[:2], out) == 1
     np.testing.assert_array_equal(out, [[1, 2.5, np.nan], [float(-big), 1e300, np.inf]])
     for other in ([True, 0, 0], ["1", 0, 0], [10**400, 0, 0], [np.float64(1), 0, 0]):
-        assert BLOCKS.floats([columns[0], other], out) == -1
+        assert BLOCKS.column_numbers([columns[0], other], out) == -1
 
 
 def test_lists_of_text_become_the_ids_of_their_own_dicts():
     dicts, out = ({"a": 2, "ö": 2**40, None: 7}, {"a": 3}), np.zeros((2, 3), np.int64)
-    assert BLOCKS.lookup([["a", "ö", None], ["a", "b", None]], dicts, (1, 9), out) is True
+    assert BLOCKS.column_ids([["a", "ö", None], ["a", "b", None]], dicts, (1, 9), out) is True
     assert out.tolist() == [[2, 2**40, 7], [3, 9, 9]]
     for other in ([1, "a", "a"], [b"a", "a", "a"], ["a", "a", np.str_("a")]):
-        assert BLOCKS.lookup([["a"] * 3, other], dicts, (1, 9), out) is False
+        assert BLOCKS.column_ids([["a"] * 3, other], dicts, (1, 9), out) is False
 
 
 def block_of(rows, contexts, size, places=(0, 0, 64, 0, 0, 128)):
@@ -95,13 +95,13 @@ PLACES = (0, 0, 64, 0, 0, 128)
 FAULTS = {
     "no room for records": (ValueError, lambda: pack(ids_of(2, np.int32), np.zeros(2 * RECORD.nbytes - 1, np.uint8))),
     "records before the buffer": (ValueError, lambda: pack(ids_of(2, np.int32), np.zeros(100, np.uint8), -1)),
-    "other rows": (ValueError, lambda: BLOCKS.pack(LEGAL, ids_of(2, np.int32), False, 3, OUT, 0, RECORD.nbytes)),
-    "fewer arguments": (TypeError, lambda: BLOCKS.pack(LEGAL, OUT)),
+    "other rows": (ValueError, lambda: BLOCKS.pack_ids(LEGAL, ids_of(2, np.int32), False, 3, OUT, 0, RECORD.nbytes)),
+    "fewer arguments": (TypeError, lambda: BLOCKS.pack_ids(LEGAL, OUT)),
     "apart": (ValueError, lambda: pack(ids_of(4, np.int32)[::2], np.zeros(100, np.uint8))),
-    "read only": (ValueError, lambda: BLOCKS.numbers(np.zeros(2, np.float32), np.frombuffer(b"12345678", np.uint8), 0)),
-    "no room for numbers": (ValueError, lambda: BLOCKS.numbers(np.zeros(2, np.float32), OUT, 249)),
-    "a place that is none": (TypeError, lambda: BLOCKS.numbers(np.zeros(2, np.float32), OUT, "0")),
-    "no buffer": (TypeError, lambda: BLOCKS.numbers(None, OUT, 0)),
+    "read only": (ValueError, lambda: BLOCKS.copy_numbers(np.zeros(2, np.float32), np.frombuffer(b"12345678", np.uint8), 0)),
+    "no room for numbers": (ValueError, lambda: BLOCKS.copy_numbers(np.zeros(2, np.float32), OUT, 249)),
+    "a place that is none": (TypeError, lambda: BLOCKS.copy_numbers(np.zeros(2, np.float32), OUT, "0")),
+    "no buffer": (TypeError, lambda: BLOCKS.copy_numbers(None, OUT, 0)),
     "no place for rows": (ValueError, lambda: BLOCKS.fill(OUT, PLACES, ((2, 8),), [block_of(25, 1, 512)])),
     "a block that ends too soon": (ValueError, lambda: BLOCKS.fill(OUT, PLACES, ((2, 8),), [block_of(9, 1, 128)])),
     "fewer rows than none": (ValueError, lambda: BLOCKS.fill(OUT, PLACES, ((2, 8),), [block_of(-9, 1, 128)])),
@@ -109,14 +109,14 @@ FAULTS = {
     "a section that is none": (ValueError, lambda: BLOCKS.fill(OUT, PLACES, ((5, 8),), [block_of(1, 1, 128)])),
     "five sections": (TypeError, lambda: BLOCKS.fill(OUT, PLACES, ((1, 1),) * 6, [])),
     "five places": (TypeError, lambda: BLOCKS.fill(OUT, PLACES[:5], (), [])),
-    "columns of two lengths": (ValueError, lambda: BLOCKS.floats([[1.0], [1.0, 2.0]], OUT)),
-    "columns that are no lists": (ValueError, lambda: BLOCKS.floats([(1.0,)], OUT)),
-    "no columns": (TypeError, lambda: BLOCKS.floats(None, OUT)),
-    "other bytes than columns have": (ValueError, lambda: BLOCKS.floats([[1.0]], OUT)),
-    "no buffer for ids": (TypeError, lambda: BLOCKS.lookup([["a"]], ({},), (1,), None)),
-    "fewer dicts": (TypeError, lambda: BLOCKS.lookup([["a"]], (), (1,), np.zeros(1))),
-    "an id that is none": (TypeError, lambda: BLOCKS.lookup([["a"]], ({"a": "b"},), (1,), np.zeros(1))),
-    "an unknown that is none": (TypeError, lambda: BLOCKS.lookup([["a"]], ({},), ("a",), np.zeros(1))),
+    "columns of two lengths": (ValueError, lambda: BLOCKS.column_numbers([[1.0], [1.0, 2.0]], OUT)),
+    "columns that are no lists": (ValueError, lambda: BLOCKS.column_numbers([(1.0,)], OUT)),
+    "no columns": (TypeError, lambda: BLOCKS.column_numbers(None, OUT)),
+    "other bytes than columns have": (ValueError, lambda: BLOCKS.column_numbers([[1.0]], OUT)),
+    "no buffer for ids": (TypeError, lambda: BLOCKS.column_ids([["a"]], ({},), (1,), None)),
+    "fewer dicts": (TypeError, lambda: BLOCKS.column_ids([["a"]], (), (1,), np.zeros(1))),
+    "an id that is none": (TypeError, lambda: BLOCKS.column_ids([["a"]], ({"a": "b"},), (1,), np.zeros(1))),
+    "an unknown that is none": (TypeError, lambda: BLOCKS.column_ids([["a"]], ({},), ("a",), np.zeros(1))),
     "no blocks": (TypeError, lambda: BLOCKS.fill(OUT, PLACES, (), None)),
     "no block": (AttributeError, lambda: BLOCKS.fill(OUT, PLACES, (), [None])),
 }
@@ -142,7 +142,7 @@ def test_bytes_beyond_two_gigabytes_are_reached():
     far[2**31 + 64 : 2**31 + 88] = np.arange(24)
     assert BLOCKS.fill(OUT, PLACES, ((2, 8),), (block,)) == 3
     assert OUT[64:88].tolist() == list(range(24))
-    assert BLOCKS.numbers(np.ones(2, np.float32), far, 2**31 + 8) == 0
+    assert BLOCKS.copy_numbers(np.ones(2, np.float32), far, 2**31 + 8) == 0
     assert pack(ids_of(2, np.int32), far, 2**31 + 1024) == 0
 
 

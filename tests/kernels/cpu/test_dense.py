@@ -6,7 +6,7 @@ import torch
 
 from kernels.cpu import dense
 from kernels.cpu.dense import CrossV1, Head, Linear, has_bf16
-from kernels.runtime.c_build import library
+from kernels.runtime.c_build import cpu_library
 
 F32, BF16 = torch.float32, torch.bfloat16
 EPS = np.finfo(np.float32).eps
@@ -52,14 +52,14 @@ def test_a_bfloat16_layer_rounds_its_operands_and_result_alone(rows):
     got = Linear(weight, bias, "relu", BF16)(x.bfloat16())
     exact = rows == 1
     x64, b64 = (t.double().numpy() for t in (x.bfloat16(), bias if exact else bias.bfloat16()))
-    w64 = (weight if exact and library() is None else weight.bfloat16()).double().numpy()
+    w64 = (weight if exact and cpu_library() is None else weight.bfloat16()).double().numpy()
     want = np.maximum(x64 @ w64.T + b64, 0)
     terms = np.abs(x64) @ np.abs(w64).T + np.abs(b64)
     assert got.dtype == (F32 if exact else BF16)
     assert (np.abs(got.double().numpy() - want) <= 8 * EPS * terms + (0 if exact else 2.0**-8) * want).all()
 
 
-@pytest.mark.skipif(library() is None, reason="there is no C compiler")
+@pytest.mark.skipif(cpu_library() is None, reason="there is no C compiler")
 @pytest.mark.parametrize(("width", "out"), [(1, 1), (15, 7), (16, 4), (429, 1001), (2048, 600)])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("biased", [True, False])
@@ -74,7 +74,7 @@ def test_a_row_times_weights_of_bfloat16_is_exact_to_float32(width, out, activat
     assert (np.abs(got.numpy() - ACTIVATIONS[activation](x64 @ w64.T + b64)) <= 8 * EPS * (terms + 1)).all()
 
 
-@pytest.mark.skipif(library() is None, reason="there is no C compiler")
+@pytest.mark.skipif(cpu_library() is None, reason="there is no C compiler")
 def test_a_row_that_is_not_the_layers_is_refused_and_a_bias_may_lie_anywhere():
     rng = np.random.default_rng(0)
     weight, biases, x = draw(rng, 8, 5), draw(rng, 8, 3), draw(rng, 1, 5)

@@ -9,14 +9,14 @@ import torch
 from kernels import reference
 from kernels.cpu.dense import Linear
 from kernels.cpu.first_layers import FirstLayers
-from kernels.cpu.lookup import StackedLookup
+from kernels.cpu.lookup import PackedLookup
 from kernels.lookup.plan import ALWAYS_ROW_0, IdColumn, Kind, Slot, TableShape
 from kernels.runtime import c_build
 from tests.kernels.lookup.test_lookup import batch_of, in_records, plan_of, some_padding, tables_of
 
 F32 = torch.float32
 EPS = 2.0**-23
-pytestmark = [pytest.mark.bulk, pytest.mark.skipif(c_build.library() is None, reason="there is no C compiler")]
+pytestmark = [pytest.mark.bulk, pytest.mark.skipif(c_build.cpu_library() is None, reason="there is no C compiler")]
 
 
 def arrays(batch):
@@ -54,7 +54,7 @@ def test_layers_and_fm_are_those_of_the_embeddings(rows, contexts, activation, c
     plan = plan_of_both_sides(dim, copies)
     tables, batch = tables_of(plan), batch_of(plan, rows, contexts, ids=some_padding)
     x, total = (t.double() for t in reference.lookup(plan, tables, batch, rows))
-    lookup, wants_fm = StackedLookup(plan, tables), copies == 0
+    lookup, wants_fm = PackedLookup(plan, tables), copies == 0
     generator = torch.Generator().manual_seed(rows)
     weights = [torch.randn(out, plan.x_width, generator=generator) for out in (33, 16)]
     biases = [torch.randn(33, generator=generator), None]
@@ -85,7 +85,7 @@ def test_ids_outside_are_counted_as_the_lookup_alone_counts_them(rows, contexts)
     plan = plan_of_both_sides(16, 0)
     tables = tables_of(plan)
     batch = in_records(plan, batch_of(plan, rows, contexts, ids=lambda rng, n, size: rng.integers(0, 2 * size + 9, n)))
-    alone, along = StackedLookup(plan, tables), StackedLookup(plan, tables)
+    alone, along = PackedLookup(plan, tables), PackedLookup(plan, tables)
     alone(batch, rows)
     first = FirstLayers(along, [(torch.ones(4, plan.x_width), None, partial(Linear, activation="relu", dtype=F32))], True)
     first(*arrays(batch))

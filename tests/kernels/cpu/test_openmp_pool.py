@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.cpu import float_lookup, openmp_pool, rows_native
-from kernels.cpu.float_lookup import NativeFloats
-from kernels.cpu.lookup import StackedLookup
-from kernels.cpu.rows_native import NativeRows
+from kernels.cpu import float_lookup, openmp_pool, rows_c
+from kernels.cpu.float_lookup import FloatLookup
+from kernels.cpu.lookup import PackedLookup
+from kernels.cpu.rows_c import RowsByC
 from kernels.lookup.plan import ALWAYS_ROW_0, IdColumn, Kind, Slot, TableShape
-from kernels.runtime.c_build import library
+from kernels.runtime.c_build import cpu_library
 from tests.kernels.cpu.test_first_layers import arrays
 from tests.kernels.lookup.test_lookup import batch_of, in_records, plan_of, tables_of
 from tests.kernels.runtime.test_c_build import wild
 
-pytestmark = pytest.mark.skipif(library() is None, reason="there is no C compiler")
+pytestmark = pytest.mark.skipif(cpu_library() is None, reason="there is no C compiler")
 F32 = torch.float32
 ROWS = 3001
 
@@ -35,8 +35,8 @@ def alone(monkeypatch):
     """Has the C code run in the calling thread."""
 
     def now():
-        for module in (float_lookup, rows_native):
-            monkeypatch.setattr(module, "team", lambda: (None, 1))
+        for module in (float_lookup, rows_c):
+            monkeypatch.setattr(module, "pool_arguments", lambda: (None, 1))
 
     return now
 
@@ -64,8 +64,8 @@ def test_floats_of_several_threads_are_those_of_one(threads, alone, dim, context
     columns += [IdColumn(c.source, 9 + i, 1) for i, c in enumerate(columns)]
     x = [Slot(Kind.GATHER, dim, i * dim, i, 1) for i in range(9)]
     plan = plan_of(tables, columns, x, [Slot(Kind.GATHER, 1, 0, 9 + i, 1) for i in range(9)], candidate=6, context=3)
-    stacks = StackedLookup(plan, tables_of(plan)).float_stacks
-    reader = NativeFloats(stacks, [s.out for s in plan.x_slots], [], plan.x_width)
+    stacks = PackedLookup(plan, tables_of(plan)).float_tables
+    reader = FloatLookup(stacks, [s.out for s in plan.x_slots], [], plan.x_width)
     batch = arrays(in_records(plan, batch_of(plan, ROWS, contexts, ids=wild)))
     got = reader(*batch, True)
     alone()
@@ -80,7 +80,7 @@ def test_rows_of_several_threads_are_those_of_one(threads, alone, zero_row):
     plan = plan_of(
         [TableShape(200, 4, F32)], [IdColumn(0, 0, 3), IdColumn(ALWAYS_ROW_0, 0, 0), IdColumn(1, 0, 5)], [], candidate=2
     )
-    rows = NativeRows(library(), plan, plan.columns, [0, 1000, 2000], zero_row)
+    rows = RowsByC(cpu_library(), plan, plan.columns, [0, 1000, 2000], zero_row)
     ids = arrays(in_records(plan, batch_of(plan, 50_000, ids=wild)))[:3]
     got, outside = rows(*ids)
     alone()
@@ -93,7 +93,7 @@ def test_threads_that_look_up_at_once_do_not_meet(threads):
     plan = plan_of([TableShape(500, 8, F32)] * 3, [IdColumn(i, i, 1) for i in range(3)],
                    [Slot(Kind.GATHER, 8, 8 * i, i, 1) for i in range(3)], candidate=3)  # fmt: skip
     tables = tables_of(plan)
-    lookup, wrong = StackedLookup(plan, tables), []
+    lookup, wrong = PackedLookup(plan, tables), []
 
     def one(seed):
         batch = batch_of(plan, ROWS + seed, ids=lambda rng, n, size: rng.integers(0, size, n))
@@ -111,6 +111,6 @@ def test_without_a_pool_one_thread_does_it_all(monkeypatch):
     monkeypatch.setattr(openmp_pool, "_RUNTIMES", ("no such runtime",))
     openmp_pool.pool.cache_clear()
     try:
-        assert openmp_pool.team() == (None, torch.get_num_threads())
+        assert openmp_pool.pool_arguments() == (None, torch.get_num_threads())
     finally:
         openmp_pool.pool.cache_clear()

@@ -17,7 +17,7 @@ from kernels.lookup.id_record import IdRecord
 from kernels.runtime import c_build
 from kernels.runtime.replay import replay_batch
 
-pytestmark = pytest.mark.skipif(c_build.blocks() is None, reason="there is no C compiler, or no headers of Python")
+pytestmark = pytest.mark.skipif(c_build.request_extension() is None, reason="there is no C compiler, or no headers of Python")
 LAYOUT = BlockLayout(IdRecord((4, 2)), IdRecord((4, 2, 1)), 1, 2)
 # A launch starts a thread that watches the header as the device would, and compares what is told to be there with what should.
 DRIVER = """
@@ -91,7 +91,7 @@ class Staged:
         self.stage, self.want = (RowBlock.over(np.full(LAYOUT.offsets(capacity, capacity)[-1], 0xA5, np.uint8), LAYOUT,
                                                capacity, capacity) for _ in range(2))  # fmt: skip
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(c_build, "blocks", lambda: None)
+            patch.setattr(c_build, "request_extension", lambda: None)
             rows = self.want.fill(blocks)
         self.want.request_of_row[rows:bucket] = -1
         self.stage.header[HeaderWord.STAGED_ROWS], self.want.header[HeaderWord.STAGED_ROWS] = 7, rows
@@ -233,11 +233,11 @@ def test_staging_keeps_no_reference_to_what_it_read(library):
 
 def test_what_is_no_replay_is_refused():
     with pytest.raises(ValueError, match="replay: got 3 bytes, expected 48"):
-        c_build.blocks().replay_batch(b"abc", 1, 64, True, bytearray(64), GOOD.places, (), [])
+        c_build.request_extension().replay_batch(b"abc", 1, 64, True, bytearray(64), GOOD.places, (), [])
     with pytest.raises(TypeError, match="arguments: got 2, expected 8"):
-        c_build.blocks().replay_batch(bytes(48), 1)
+        c_build.request_extension().replay_batch(bytes(48), 1)
 
 
 def test_without_c_there_is_none(monkeypatch):
-    monkeypatch.setattr(c_build, "blocks", lambda: None)
+    monkeypatch.setattr(c_build, "request_extension", lambda: None)
     assert replay_batch(1, 2, None, 64, (GOOD.buffer, GOOD.places, ()), ahead=True) is None

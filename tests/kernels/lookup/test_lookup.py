@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from kernels import reference
-from kernels.cpu.lookup import StackedLookup
+from kernels.cpu.lookup import PackedLookup
 from kernels.lookup import embedding
 from kernels.lookup.batch_header import HEADER_WORDS, HeaderWord
 from kernels.lookup.descriptors import Segment, descriptors, segment_descriptors, whole
@@ -116,7 +116,7 @@ class OnDevice:
         self.plan, self.device, self.out_dtype = plan, device, out_dtype
         scales = scales_of(plan)
         if device == "cpu":
-            self.lookup = StackedLookup(plan, tables, scales, out_dtype)
+            self.lookup = PackedLookup(plan, tables, scales, out_dtype)
             return
         target = self.memory = torch.device("cpu" if device == "host" else device)
         self.tables = [t.to(target) for t in tables]
@@ -502,7 +502,7 @@ def test_int8_rows_times_their_scales_are_exact(dim, rows):
     tables = [torch.randint(-128, 128, (t.rows, dim), generator=generator).to(t.dtype) for t in shapes]
     scales = [None if t.dtype == F32 else torch.rand(dim, generator=generator) for t in shapes]
     batch = batch_of(plan, rows)
-    x, _ = StackedLookup(plan, tables, scales)(in_records(plan, batch), rows)
+    x, _ = PackedLookup(plan, tables, scales)(in_records(plan, batch), rows)
     read = [t[batch.candidate_ids[:, i].long()].float() for i, t in enumerate(tables)]
     assert torch.equal(x, torch.cat([r if s is None else r * s for r, s in zip(read, scales, strict=True)], 1))
 
@@ -515,7 +515,7 @@ def test_int8_tables_read_as_their_float32_values_in_every_kind_of_slot(rows):
     tables = [torch.randint(-128, 128, (t.rows, t.dim), generator=generator, dtype=torch.int8) for t in small.tables]
     scales = [torch.rand(t.dim, generator=generator) / 64 for t in small.tables]
     batch = batch_of(plan, rows, contexts=min(rows, 5), ids=some_padding)
-    lookup = StackedLookup(small, tables, scales)
+    lookup = PackedLookup(small, tables, scales)
     wide = [t.float() * s for t, s in zip(tables, scales, strict=True)]
     want_x, want_total = reference.lookup(plan, wide, batch, rows)
     x, total = lookup(in_records(small, batch), rows)

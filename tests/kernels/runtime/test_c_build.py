@@ -12,8 +12,8 @@ import torch
 from kernels import reference
 from kernels.cpu import lookup
 from kernels.cpu.dense import Fm
-from kernels.cpu.rows_native import NativeRows
-from kernels.cpu.rows_numpy import StackRows
+from kernels.cpu.rows_c import RowsByC
+from kernels.cpu.rows_numpy import RowsByNumpy
 from kernels.lookup.id_record import IdRecord
 from kernels.lookup.plan import ALWAYS_ROW_0, IdColumn, Kind, Slot, TableShape
 from kernels.runtime import c_build
@@ -28,7 +28,7 @@ from tests.kernels.lookup.test_lookup import (
     tables_of,
 )
 
-LIBRARY = c_build.library()
+LIBRARY = c_build.cpu_library()
 needs_compiler = pytest.mark.skipif(LIBRARY is None, reason="there is no C compiler")
 F32 = torch.float32
 
@@ -51,8 +51,8 @@ def test_ids_of_every_width_and_side_name_the_rows_that_numpy_names(width, zero_
     first = [0, 1, 40, zero_row - 300, 7, 50, zero_row - 254, 41]
     batch = in_records(plan, batch_of(plan, rows, contexts, ids=wild))
     ids = batch.request_of_row.numpy(), batch.candidate_ids.numpy(), batch.context_ids.numpy()
-    want, want_outside = StackRows(plan, columns, first, zero_row)(*ids)
-    got, outside = NativeRows(LIBRARY, plan, columns, first, zero_row)(*ids)
+    want, want_outside = RowsByNumpy(plan, columns, first, zero_row)(*ids)
+    got, outside = RowsByC(LIBRARY, plan, columns, first, zero_row)(*ids)
     assert got.tolist() == want.tolist()
     assert outside == want_outside
 
@@ -63,7 +63,7 @@ def test_the_farthest_ids_of_eight_bytes_read_the_oov_row():
     ids = np.array([[2**31 + 4], [2**31 + 5], [-1], [-7], [2**63 - 1], [-(2**63)], [0]])
     records = np.zeros((7, 8), np.uint8)
     plan.candidate_ids.pack(ids, records)
-    rows = NativeRows(LIBRARY, plan, plan.columns, [100], 2**31 + 105)
+    rows = RowsByC(LIBRARY, plan, plan.columns, [100], 2**31 + 105)
     got, outside = rows(np.zeros(7, np.int32), records, np.zeros((1, 0), np.uint8))
     assert got[:, 0].tolist() == [2**31 + 104, 109, 109, 109, 109, 109, 100]
     assert outside == 5
@@ -80,11 +80,11 @@ def test_one_call_reads_and_sums_what_two_ways_read_and_sum(rows, dim, monkeypat
     x = [Slot(Kind.GATHER, dim, i * dim, i, 1) for i in range(39)]
     plan = plan_of(tables, columns, x, [Slot(Kind.GATHER, 1, 0, 39 + i, 1) for i in range(39)], candidate=39)
     values, batch = tables_of(plan), batch_of(plan, rows, ids=wild)
-    fast = lookup.StackedLookup(plan, values)
-    assert fast.float_stacks is not None
-    monkeypatch.setattr(lookup, "library", lambda: None)
-    slow = lookup.StackedLookup(plan, values)
-    assert slow.float_stacks is None
+    fast = lookup.PackedLookup(plan, values)
+    assert fast.float_tables is not None
+    monkeypatch.setattr(lookup, "cpu_library", lambda: None)
+    slow = lookup.PackedLookup(plan, values)
+    assert slow.float_tables is None
     got, want = (lookup(in_records(plan, batch), rows) for lookup in (fast, slow))
     assert torch.equal(got[0], want[0])
     torch.testing.assert_close(got[1], want[1], rtol=0, atol=39 * 8 * 2.0**-23)
@@ -109,8 +109,8 @@ def test_bags_are_summed_in_the_same_call(rows, dim):
     x.append(Slot(Kind.COPY, 1, 4 * dim, number=0))
     plan = plan_of(tables, columns, x, total, candidate=8, candidate_numbers=1)
     values, batch = tables_of(plan), batch_of(plan, rows, ids=some_padding)
-    stacked = lookup.StackedLookup(plan, values)
-    assert stacked.float_stacks is not None
+    stacked = lookup.PackedLookup(plan, values)
+    assert stacked.float_tables is not None
     got_x, got_total = stacked(in_records(plan, batch), rows)
     want_x, want_total = (t.double() for t in reference.lookup(plan, values, batch, rows))
     torch.testing.assert_close(got_x.double(), want_x, rtol=0, atol=4 * 8 * 2.0**-23)
@@ -120,10 +120,10 @@ def test_bags_are_summed_in_the_same_call(rows, dim):
 @pytest.mark.parametrize("int8", [(), (0, 1, 3, 4), range(7)])
 @pytest.mark.parametrize("rows", [1, 19, 1031])
 def test_without_a_compiler_every_kind_of_slot_is_read_all_the_same(rows, int8, monkeypatch):
-    monkeypatch.setattr(lookup, "library", lambda: None)
+    monkeypatch.setattr(lookup, "cpu_library", lambda: None)
     plan = mixed_plan(int8)
     tables, batch = tables_of(plan), batch_of(plan, rows, contexts=min(rows, 5), ids=some_padding)
-    x, total = lookup.StackedLookup(plan, tables, scales_of(plan))(in_records(plan, batch), rows)
+    x, total = lookup.PackedLookup(plan, tables, scales_of(plan))(in_records(plan, batch), rows)
     want_x, want_total = expected(plan, tables, scales_of(plan), batch, rows)
     torch.testing.assert_close(x, want_x, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(total, want_total, rtol=1e-6, atol=1e-6)
@@ -133,7 +133,7 @@ def test_without_a_compiler_every_kind_of_slot_is_read_all_the_same(rows, int8, 
 def test_a_model_of_numbers_alone_reads_no_record():
     plan = plan_of([TableShape(1, 4, F32)], [IdColumn(ALWAYS_ROW_0, 0, 0)], [])
     assert plan.candidate_ids == IdRecord()
-    at, outside = NativeRows(LIBRARY, plan, plan.columns, [5], 6)(
+    at, outside = RowsByC(LIBRARY, plan, plan.columns, [5], 6)(
         np.zeros(3, np.int32), np.zeros((3, 0), np.uint8), np.zeros((1, 0), np.uint8)
     )
     assert (at.tolist(), outside) == ([[5]] * 3, 0)
@@ -142,7 +142,7 @@ def test_a_model_of_numbers_alone_reads_no_record():
 @needs_compiler
 def test_records_of_another_plan_are_refused():
     plan = plan_of([TableShape(9, 4, F32)], [IdColumn(0, 0, 0)], [], candidate=1)
-    rows = NativeRows(LIBRARY, plan, plan.columns, [0], 9)
+    rows = RowsByC(LIBRARY, plan, plan.columns, [0], 9)
     with pytest.raises(ValueError, match=r"lookup ids: got .*int32.*, \(2, 4\).*, expected uint8 \(\(2, 4\), \(1, 0\)\)"):
         rows(np.zeros(2, np.int32), np.zeros((2, 4), np.int32), np.zeros((1, 0), np.uint8))
 
@@ -163,25 +163,25 @@ def test_fm_is_the_sum_over_all_pairs(rows, fields, dim):
 def fresh(tmp_path, monkeypatch):
     """No cache but an empty one, and a library that has not been asked for."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    c_build.library.cache_clear()
+    c_build.cpu_library.cache_clear()
     yield tmp_path / "cache" / "dpiframe"
-    c_build.library.cache_clear()
+    c_build.cpu_library.cache_clear()
 
 
 @needs_compiler
 def test_it_is_built_once_and_kept_for_the_next_process(fresh, monkeypatch):
-    assert c_build.library() is not None
+    assert c_build.cpu_library() is not None
     (kept,) = fresh.iterdir()
-    c_build.library.cache_clear()
+    c_build.cpu_library.cache_clear()
     monkeypatch.setattr(c_build.subprocess, "run", None)
-    assert c_build.library() is not None
+    assert c_build.cpu_library() is not None
     assert [kept] == list(fresh.iterdir())
 
 
 @needs_compiler
 def test_a_cache_that_cannot_be_written_is_done_without(fresh):
     fresh.parent.write_text("a file where a folder should be")
-    assert c_build.library() is not None
+    assert c_build.cpu_library() is not None
 
 
 @needs_compiler
@@ -197,10 +197,10 @@ def test_a_kept_file_that_cannot_be_loaded_is_built_anew(fresh, left):
 @needs_compiler
 def test_a_compiler_may_have_options(fresh, monkeypatch):
     monkeypatch.setenv("CC", "cc -pipe")
-    assert c_build.library() is not None
+    assert c_build.cpu_library() is not None
 
 
-@pytest.mark.skipif(c_build.blocks() is None, reason="there is no C compiler, or no headers of Python")
+@pytest.mark.skipif(c_build.request_extension() is None, reason="there is no C compiler, or no headers of Python")
 def test_a_module_of_another_ones_name_stays_what_it_is():
     assert "blocks" not in sys.modules
 
@@ -213,5 +213,5 @@ def test_a_compiler_that_lacks_or_fails_is_told_and_done_without(fresh, tmp_path
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("CC", compiler)
     with caplog.at_level(logging.INFO, "kernels.runtime.c_build"):
-        assert c_build.library() is None
+        assert c_build.cpu_library() is None
     assert ("no luck" if compiler == "broken" else "no C compiler") in caplog.text

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from kernels.runtime.code_cache import keep, kept
+from kernels.runtime.code_cache import find_code, store_code
 
 NAME = "thing.so"
 
@@ -16,45 +16,45 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_what_was_kept_is_found_again(folder):
-    assert kept(NAME) is None
-    made = keep(NAME, b"code")
+    assert find_code(NAME) is None
+    made = store_code(NAME, b"code")
     assert made == folder / NAME
-    assert kept(NAME) == made
+    assert find_code(NAME) == made
     assert made.read_bytes() == b"code"
     assert [p.name for p in folder.iterdir()] == [NAME]
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o702])
 def test_a_folder_that_others_may_write_is_neither_read_nor_written(folder, mode):
-    keep(NAME, b"code")
+    store_code(NAME, b"code")
     folder.chmod(mode)
-    assert kept(NAME) is None
-    elsewhere = keep("other.so", b"code")
+    assert find_code(NAME) is None
+    elsewhere = store_code("other.so", b"code")
     assert elsewhere.parent != folder
     assert elsewhere.read_bytes() == b"code"
     folder.chmod(0o700)
-    assert kept(NAME) == folder / NAME
+    assert find_code(NAME) == folder / NAME
 
 
 def test_a_file_that_others_may_write_is_not_read(folder):
-    keep(NAME, b"code").chmod(0o666)
-    assert kept(NAME) is None
+    store_code(NAME, b"code").chmod(0o666)
+    assert find_code(NAME) is None
 
 
 def test_a_link_is_not_followed(folder, tmp_path):
-    keep(NAME, b"code")
+    store_code(NAME, b"code")
     (tmp_path / "theirs.so").write_bytes(b"bad")
     (folder / NAME).unlink()
     (folder / NAME).symlink_to(tmp_path / "theirs.so")
-    assert kept(NAME) is None
+    assert find_code(NAME) is None
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_another_users_file_is_not_read(folder):
-    os.chown(keep(NAME, b"code"), 12345, -1)
-    assert kept(NAME) is None
+    os.chown(store_code(NAME, b"code"), 12345, -1)
+    assert find_code(NAME) is None
 
 
 def test_an_empty_file_is_no_code(folder):
-    keep(NAME, b"")
-    assert kept(NAME) is None
+    store_code(NAME, b"")
+    assert find_code(NAME) is None

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from kernels.runtime.gc_pause import uncollected
+from kernels.runtime.gc_pause import gc_paused
 
 
 class Cycle:
@@ -18,7 +18,7 @@ class Cycle:
 def test_garbage_stays_however_much_there_is():
     ended = []
     gc.collect()
-    with uncollected():
+    with gc_paused():
         for _ in range(20_000):  # far beyond the collector's thresholds
             Cycle(ended)
         assert not ended
@@ -28,12 +28,12 @@ def test_garbage_stays_however_much_there_is():
 
 
 def test_the_collector_is_as_it_was_after_an_error_and_if_it_was_off():
-    with pytest.raises(ZeroDivisionError), uncollected():
+    with pytest.raises(ZeroDivisionError), gc_paused():
         raise ZeroDivisionError
     assert gc.isenabled()
     gc.disable()
     try:
-        with uncollected():
+        with gc_paused():
             pass
         assert not gc.isenabled()
     finally:

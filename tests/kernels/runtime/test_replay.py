@@ -11,7 +11,7 @@ import torch
 from kernels.runtime import c_build
 from kernels.runtime.replay import replay
 
-pytestmark = pytest.mark.skipif(c_build.blocks() is None, reason="there is no C compiler, or no headers of Python")
+pytestmark = pytest.mark.skipif(c_build.request_extension() is None, reason="there is no C compiler, or no headers of Python")
 EXEC, STREAM = 1000, 2000
 DRIVER = """
 #include <stddef.h>
@@ -129,7 +129,7 @@ def test_as_many_words_are_looked_at_as_there_are(fake, words):
 @pytest.mark.parametrize("way", ["c", "plain"])
 def test_a_captured_graph_is_replayed_and_waited_for(way, monkeypatch):
     if way == "plain":
-        monkeypatch.setattr(c_build, "blocks", lambda: None)
+        monkeypatch.setattr(c_build, "request_extension", lambda: None)
     x, out = torch.ones(1000, device="cuda"), torch.zeros(1000, pin_memory=True)
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     with torch.cuda.graph(graph, stream=stream):

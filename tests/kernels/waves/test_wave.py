@@ -36,13 +36,13 @@ def test_every_number_of_rows_has_tiles():
 
 
 def test_the_halves_of_a_weight_are_tf32_and_add_up_to_its_digits():
-    from kernels.waves.packed_weights import halves
+    from kernels.waves.packed_weights import tf32_halves
 
     rng = np.random.default_rng(0)
     weight = torch.from_numpy(rng.standard_normal((40, 24)) * 10.0 ** rng.integers(-20, 20, (40, 24))).float()
     weight[3, :5] = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.finfo(torch.float32).max])
     weight[4, :2].view(torch.int32)[:] = torch.tensor([0x7FFFFFFF, 0x7F800001])  # NaN that cutting would make -0 or infinity
-    both = halves(weight)
+    both = tf32_halves(weight)
     high, low = both.double()[:40], both.double()[40:]
     assert (both[~both.isnan()].view(torch.int32) & 0x1FFF == 0).all()
     assert torch.equal(high.isnan(), weight.isnan())

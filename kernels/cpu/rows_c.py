@@ -1,12 +1,13 @@
-"""The same as `stack_rows` by lookup.c, straight from id records."""
+"""The same as rows_numpy.py by lookup.c, straight from id records."""
 
 import ctypes
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kernels.cpu.openmp_pool import team
+from kernels.cpu.openmp_pool import pool_arguments
 from kernels.lookup.id_record import Ids, Records
 from kernels.lookup.plan import ALWAYS_ROW_0, IdColumn, LookupPlan
 
@@ -15,7 +16,7 @@ class _Stretch(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int32) for name in ("context", "start", "stop")]
 
 
-class _Stack(ctypes.Structure):
+class _Columns(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("columns", "stretches", "candidate_bytes", "context_bytes")),
         ("stretch", ctypes.POINTER(_Stretch)),
@@ -23,8 +24,19 @@ class _Stack(ctypes.Structure):
     ]
 
 
-class NativeRows:
-    """Arguments as `StackRows`; `library`: of `native`."""
+class RecordArguments(NamedTuple):
+    """A batch's records as lookup.c takes them: addresses, None where there is none. held: the arrays they point into."""
+
+    rows: int
+    candidate: int | None
+    context: int | None
+    request: int | None
+    contexts: int
+    held: tuple[npt.NDArray[np.generic], ...]
+
+
+class RowsByC:
+    """Arguments as `RowsByNumpy`; `library`: `cpu_library`."""
 
     def __init__(
         self, library: ctypes.CDLL, plan: LookupPlan, columns: Sequence[IdColumn], first_rows: Sequence[int], zero_row: int
@@ -32,41 +44,47 @@ class NativeRows:
         places = [_place(plan, c) for c in columns]
         self.wide = zero_row >= 2**31 or any(width == 8 for _, _, width in places)
         self._dtype = np.dtype(np.int64 if self.wide else np.int32)
-        made = _stretches([context for context, _, _ in places])
+        stretches = _stretches([context for context, _, _ in places])
         oov = [first + c.oov for first, c in zip(first_rows, columns, strict=True)]
-        by_column: list[Sequence[int]] = [
-            [2 ** (8 * width) - 1 for _, _, width in places], first_rows, [plan.tables[c.table].rows for c in columns],
-            oov, [zero_row if c.may_pad else o for o, c in zip(oov, columns, strict=True)], [c.may_pad for c in columns],
-        ]  # fmt: skip
         unsigned = np.uint64 if self.wide else np.uint32
-        constants = [
-            *(
-                np.array(values, np.int32)
-                for values in ([byte // 4 for _, byte, _ in places], [byte % 4 * 8 for _, byte, _ in places])
-            ),
-            *(np.array(np.minimum(np.array(values, np.uint64), np.iinfo(unsigned).max), unsigned) for values in by_column),
-        ]
+        by_column: dict[str, Sequence[int]] = {
+            "mask": [2 ** (8 * width) - 1 for _, _, width in places],
+            "first": first_rows,
+            "rows": [plan.tables[c.table].rows for c in columns],
+            "oov": oov,
+            "pad": [zero_row if c.may_pad else o for o, c in zip(oov, columns, strict=True)],
+            "pads": [c.may_pad for c in columns],
+        }
+        constants = {
+            "word": np.array([byte // 4 for _, byte, _ in places], np.int32),
+            "shift": np.array([byte % 4 * 8 for _, byte, _ in places], np.int32),
+            **{
+                name: np.minimum(np.array(values, np.uint64), np.iinfo(unsigned).max).astype(unsigned)
+                for name, values in by_column.items()
+            },
+        }
         self.first_rows = tuple(first_rows)
-        self._held = constants, made  # what the struct points into
+        self._held = constants, stretches  # what the struct points into
         self._bytes = plan.candidate_ids.nbytes, plan.context_ids.nbytes
-        self._stack = _Stack(len(columns), len(made), *self._bytes, made, *(c.ctypes.data for c in constants))
-        self.stack, self.columns, self._run = ctypes.addressof(self._stack), len(columns), library.dpi_lookup
+        self._columns = _Columns(
+            columns=len(columns), stretches=len(stretches), candidate_bytes=self._bytes[0], context_bytes=self._bytes[1],
+            stretch=stretches, **{name: array.ctypes.data for name, array in constants.items()},
+        )  # fmt: skip
+        self.address, self.columns, self._run = ctypes.addressof(self._columns), len(columns), library.dpi_lookup
 
     def __call__(self, request: npt.NDArray[np.int32], candidate_ids: Records, context_ids: Records) -> tuple[Ids, int]:
-        """As `StackRows`.
+        """As `RowsByNumpy`.
 
         Raises:
             ValueError: arrays that are not of the plan's records.
         """
         at: Ids = np.empty((len(request), self.columns), self._dtype)
-        ids, _held = self.arguments(request, candidate_ids, context_ids)
-        return at, int(self._run(self.stack, self.wide, *ids, address(at), *team()))
+        a = self.arguments(request, candidate_ids, context_ids)
+        rows = a.rows, a.candidate, a.context, a.request, a.contexts
+        return at, int(self._run(self.address, self.wide, *rows, address(at), *pool_arguments()))
 
-    def arguments(
-        self, request: npt.NDArray[np.int32], candidate_ids: Records, context_ids: Records
-    ) -> tuple[tuple[int | None, ...], tuple[npt.NDArray[np.generic], ...]]:
-        """n, candidate, context, request and contexts as lookup.c takes them, and the arrays that those point into.
-
+    def arguments(self, request: npt.NDArray[np.int32], candidate_ids: Records, context_ids: Records) -> RecordArguments:
+        """
         Raises:
             ValueError: arrays that are not of the plan's records.
         """
@@ -79,10 +97,14 @@ class NativeRows:
             candidate_ids, context_ids = np.ascontiguousarray(candidate_ids), np.ascontiguousarray(context_ids)
             request = np.ascontiguousarray(request)
         has_candidate, has_context = self._bytes
-        return (
-            rows, address(candidate_ids) if has_candidate else None, address(context_ids) if has_context else None,
-            address(request) if contexts != 1 else None, contexts,
-        ), (request, candidate_ids, context_ids)  # fmt: skip
+        return RecordArguments(
+            rows,
+            address(candidate_ids) if has_candidate else None,
+            address(context_ids) if has_context else None,
+            address(request) if contexts != 1 else None,
+            contexts,
+            (request, candidate_ids, context_ids),
+        )
 
 
 def address(array: npt.NDArray[np.generic]) -> int:
