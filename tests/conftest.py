@@ -42,8 +42,8 @@ def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "numpy":
-            patch.setattr(c_build, "blocks", lambda: None)
-        elif c_build.blocks() is None:
+            patch.setattr(c_build, "request_extension", lambda: None)
+        elif c_build.request_extension() is None:
             pytest.skip("there is no C compiler, or no headers of Python")
         yield
 
