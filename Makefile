@@ -9,13 +9,13 @@ GPU_EXTRA ?= $(shell nvidia-smi >/dev/null 2>&1 && echo ,gpu)
 CONFIG ?=
 # A room whose tests `quick` runs, such as kernels/lookup; without one it runs the fast tests of all rooms.
 ROOM ?=
-# Each takes up to 2 GB; the one that starts Ray's clusters waits for them most of the time, so that even one core has use for two.
-WORKERS ?= 2
+# Of the tests. Each takes up to 2 GB; one starts Ray's clusters and waits for them most of the time. Those of a GPU want it alone.
+WORKERS ?= $(if $(GPU_EXTRA),1,2)
 
 BIN := .venv/bin
 READY := .venv/.installed
 PEERS := .venv/.peers
-IN_PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+IN_PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test quick lint docs clean

@@ -53,7 +53,7 @@ class Server:
         if error is not None:
             self.kill()
         elif self.process.poll() is None:
-            self.stop(signal.SIGTERM)
+            self.stop(signal.SIGTERM, within_s=60)  # not what is claimed here
 
     def wait_for(self, text: str) -> Self:
         """Until it says that."""
