@@ -1,6 +1,4 @@
-"""The plain torch version of every kernel: short, obvious, any float dtype. The CPU path takes from here what
-`stacked` and `dense_cpu` do not do better.
-"""
+"""The plain torch version of every kernel: short, obvious, any float dtype. `kernels.cpu` takes what it does not do better."""
 
 from collections.abc import Sequence
 

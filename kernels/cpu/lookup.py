@@ -1,6 +1,6 @@
 """The multi-table lookup on a CPU: tables of one dim and dtype packed into one, so that a batch needs one gather per dim.
 
-See `reference.lookup` for the plain version; a GPU runs `embedding` instead.
+See `reference.lookup` for the plain version; a GPU runs lookup/embedding.py instead.
 """
 
 import threading

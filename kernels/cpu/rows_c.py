@@ -46,23 +46,19 @@ class RowsByC:
         self._dtype = np.dtype(np.int64 if self.wide else np.int32)
         stretches = _stretches([context for context, _, _ in places])
         oov = [first + c.oov for first, c in zip(first_rows, columns, strict=True)]
-        unsigned = np.uint64 if self.wide else np.uint32
-        by_column: dict[str, Sequence[int]] = {
-            "mask": [2 ** (8 * width) - 1 for _, _, width in places],
-            "first": first_rows,
-            "rows": [plan.tables[c.table].rows for c in columns],
-            "oov": oov,
+        by_column = {
+            "mask": [2 ** (8 * width) - 1 for _, _, width in places], "first": first_rows,
+            "rows": [plan.tables[c.table].rows for c in columns], "oov": oov,
             "pad": [zero_row if c.may_pad else o for o, c in zip(oov, columns, strict=True)],
             "pads": [c.may_pad for c in columns],
+        }  # fmt: skip
+        unsigned = np.uint64 if self.wide else np.uint32
+        most = np.iinfo(unsigned).max
+        constants: dict[str, npt.NDArray[np.generic]] = {
+            name: np.minimum(np.array(values, np.uint64), most).astype(unsigned) for name, values in by_column.items()
         }
-        constants = {
-            "word": np.array([byte // 4 for _, byte, _ in places], np.int32),
-            "shift": np.array([byte % 4 * 8 for _, byte, _ in places], np.int32),
-            **{
-                name: np.minimum(np.array(values, np.uint64), np.iinfo(unsigned).max).astype(unsigned)
-                for name, values in by_column.items()
-            },
-        }
+        constants["word"] = np.array([byte // 4 for _, byte, _ in places], np.int32)
+        constants["shift"] = np.array([byte % 4 * 8 for _, byte, _ in places], np.int32)
         self.first_rows = tuple(first_rows)
         self._held = constants, stretches  # what the struct points into
         self._bytes = plan.candidate_ids.nbytes, plan.context_ids.nbytes
@@ -98,13 +94,9 @@ class RowsByC:
             request = np.ascontiguousarray(request)
         has_candidate, has_context = self._bytes
         return RecordArguments(
-            rows,
-            address(candidate_ids) if has_candidate else None,
-            address(context_ids) if has_context else None,
-            address(request) if contexts != 1 else None,
-            contexts,
-            (request, candidate_ids, context_ids),
-        )
+            rows, address(candidate_ids) if has_candidate else None, address(context_ids) if has_context else None,
+            address(request) if contexts != 1 else None, contexts, held=(request, candidate_ids, context_ids),
+        )  # fmt: skip
 
 
 def address(array: npt.NDArray[np.generic]) -> int:

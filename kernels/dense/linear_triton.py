@@ -1,4 +1,4 @@
-"""Linear layers and DCN-V2 layers as one Triton kernel each, epilogue included: further ways for `dense.Linear` to choose from.
+"""Linear layers and DCN-V2 layers as one Triton kernel each, epilogue included: further ways that `linear.Linear` has.
 
 Imported only where there is a GPU: Triton comes with torch's CUDA builds.
 """

@@ -1,5 +1,5 @@
 """What a whole multi-table lookup does, planned ahead as plain data: which id columns read which tables, and where each result
-lands. Knows no weights and no device. `embedding` runs it on a GPU, `stacked` on a CPU, `reference` slowly anywhere.
+lands. Knows no weights and no device. embedding.py runs it on a GPU, cpu/lookup.py on a CPU, `reference` slowly anywhere.
 """
 
 from dataclasses import dataclass, replace

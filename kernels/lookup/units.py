@@ -3,7 +3,7 @@ device.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -75,29 +75,16 @@ def units_of(plan: LookupPlan, slot: Slot, vector: int) -> list[Unit]:
     if slot.kind == Kind.MASK:
         return [Unit(How(slot.kind, may_pad=column.may_pad, id_bytes=id_bytes), slot.out, id=at, ids=1)]
     width = vector if dim % vector == 0 and slot.out % vector == 0 else 1
-    return [
-        Unit(
-            How(
-                slot.kind,
-                dtype=DTYPES[dtype],
-                mean=slot.mean,
-                may_pad=column.may_pad,
-                counted=e == 0,
-                largest=slot.largest,
-                width=width,
-                id_bytes=id_bytes,
-            ),
-            slot.out + e,
-            id=at,
-            ids=slot.columns,
-            number=number,
-            row_bytes=dim * dtype.itemsize,
-            table=column.table,
-            oov=column.oov,
-            offset=e * dtype.itemsize,
-        )
-        for e in range(0, dim, width)
-    ]
+    how = How(
+        slot.kind, dtype=DTYPES[dtype], mean=slot.mean, may_pad=column.may_pad, largest=slot.largest, width=width,
+        id_bytes=id_bytes,
+    )  # fmt: skip
+    first = Unit(
+        replace(how, counted=True), slot.out, id=at, ids=slot.columns, number=number, row_bytes=dim * dtype.itemsize,
+        table=column.table, oov=column.oov,
+    )  # fmt: skip
+    others = (replace(first, how=how, out=slot.out + e, offset=e * dtype.itemsize) for e in range(width, dim, width))
+    return [first, *others]
 
 
 def units_image(units: Sequence[Unit]) -> np.ndarray:

@@ -103,7 +103,7 @@ class Wave:
         """Writes every job's out for the first state[TRUE_ROWS] rows, and the scores if the wave ends in the head.
 
         Args:
-            operands: one a job; matrices in the dense dtype, widths padded as `dense.padded`, rows 16-byte aligned.
+            operands: one a job; matrices in the dense dtype, widths padded as `linear.padded`, rows 16-byte aligned.
             rows: of the launch grid: the bucket. state: int32[STATE_WORDS] on the device, see state.py.
         """
         tiles = self.tiles_for(rows)
