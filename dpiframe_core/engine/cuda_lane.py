@@ -24,7 +24,7 @@ from kernels.dense.linear import matmul_precision
 from kernels.runtime.gc_pause import gc_paused
 from kernels.runtime.launch import give_back, own_stream
 from kernels.runtime.replay import stages
-from kernels.runtime.state import STATE_WORDS
+from kernels.runtime.state import STATE_WORDS, StateWord
 
 # Buckets from here on are launched first and staged while they start. A launch takes 5 us until the first kernel runs, but a
 # lookup that waits for its rows takes 2 us longer (H200): 256 rows came out 1.5 us slower that way, 1,024 1 to 2 us faster.
@@ -184,7 +184,7 @@ class CudaLane:
     def _switch(self, generation: int) -> None:
         """Later runs of this lane read the other generation of segment descriptors."""
         with torch.cuda.stream(self._streams[0]):
-            self._workspace.state[1:2].fill_(generation)
+            self._workspace.state[StateWord.GENERATION].fill_(generation)
         self._generation = generation
 
     def _issue(self, program: CudaProgram, rows: int) -> None:

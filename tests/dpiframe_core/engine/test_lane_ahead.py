@@ -18,6 +18,7 @@ from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.engine.staging import Staging
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.graph.architecture import DeepFM
+from kernels.lookup.batch_header import HeaderWord
 from tests import oracle
 from tests.runner import small_bundle
 
@@ -72,7 +73,7 @@ def staging():
     """A lane's, in memory that is not pinned, of another batch's rows."""
     block = RowBlock.allocate(oracle.make_schema().block_layout, 64, 64)
     block.request_of_row[:] = 7
-    own = SimpleNamespace(block=block, _rows_word=block.header[10:11])
+    own = SimpleNamespace(block=block, _rows_word=block.header[HeaderWord.STAGED_ROWS : HeaderWord.STAGED_ROWS + 1])
     own.stage = partial(Staging.stage, own)
     return own
 
@@ -84,7 +85,7 @@ def test_rows_are_staged_and_those_behind_become_padding(staging):
     want.request_of_row[:] = 7
     want.fill(blocks)
     want.request_of_row[8:16] = -1
-    want.header[10] = 8
+    want.header[HeaderWord.STAGED_ROWS] = 8
     assert staging.stage(blocks, 16) == 8
     assert staging.block.buffer.tobytes() == want.buffer.tobytes()
 
@@ -115,7 +116,7 @@ def test_a_captured_bucket_stages_rows_itself_only_without_c(staging, in_c, monk
 def test_an_eager_bucket_stages_rows_then_issues_and_waits(staging):
     ran, stream = [], Mock()
     stream.synchronize.side_effect = lambda: ran.append("waited")
-    bucket = EagerBucket(lambda: ran.append(staging.block.header[10]), stream, staging, 16)
+    bucket = EagerBucket(lambda: ran.append(staging.block.header[HeaderWord.STAGED_ROWS]), stream, staging, 16)
     bucket.run_batch(1, [oracle.make_block(oracle.make_schema(), 5, 1, np.random.default_rng(0))])
     assert ran == [5, "waited"]
     assert not bucket.ahead

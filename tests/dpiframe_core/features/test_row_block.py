@@ -9,6 +9,7 @@ from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Numeric, Table
+from kernels.lookup.batch_header import HeaderWord
 from kernels.lookup.id_record import IdRecord
 
 pytestmark = pytest.mark.usefixtures("both_ways")
@@ -149,7 +150,7 @@ def test_a_width_of_the_context_is_not_one_of_the_candidates() -> None:
 
 def test_a_block_of_the_layout_before_is_refused() -> None:
     block = RowBlock.allocate(MIXED.block_layout, 2)
-    block.header[0] -= 1
+    block.header[HeaderWord.MAGIC] -= 1
     with pytest.raises(InputError, match="row block header"):
         RowBlock.from_bytes(block.buffer, MIXED.block_layout)
 

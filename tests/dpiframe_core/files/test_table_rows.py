@@ -13,6 +13,7 @@ from dpiframe_core.features.schema import Categorical, FeatureSchema, Hash, Iden
 from dpiframe_core.features.transforms import Bucketize, Log
 from dpiframe_core.features.vocabulary import VocabularyTable
 from dpiframe_core.files.table_rows import TableEncoder, column_types, missing_features
+from kernels.lookup.batch_header import HeaderWord
 
 SCHEMA = FeatureSchema(
     features=(
@@ -79,7 +80,7 @@ def test_encoded_columns_are_taken_as_they_are(kind: pa.DataType) -> None:
     columns["seen"][2] = []  # nothing reads as missing does
     got = TableEncoder(ENCODER, encoded=True).encode(table_of(columns, **ids, price=pa.float32()), place)
     want = ENCODER.encode(RAW)
-    want.header[8] = 0  # out-of-vocabulary values are not told from others any more
+    want.header[HeaderWord.OOV_COUNT] = 0  # out-of-vocabulary values are not told from others any more
     assert_equal(got, want)
 
 
