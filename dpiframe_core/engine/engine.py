@@ -109,6 +109,7 @@ class Engine:
             for lane in self._pool.lanes:
                 lane.prepare()
             captured = max(0, before - _free_bytes(self.device))
+            buffers = sum(lane.bytes_used for lane in self._pool.lanes if isinstance(lane, CudaLane))
             error = max(golden_error(lane, self.bundle.golden, self.max_batch_rows) for lane in self._pool.lanes)
             check_golden_error(error, self.bundle, self.precision, self.device)
         except Exception as failure:
@@ -126,8 +127,7 @@ class Engine:
             seconds=time.perf_counter() - start,
             golden_error=error, golden_tolerance=golden_tolerance(self.bundle, self.precision),
             table_bytes=self._store.bytes_used,
-            buffer_bytes=sum(lane.bytes_used for lane in self._pool.lanes if isinstance(lane, CudaLane)),
-            captured_bytes=captured,
+            buffer_bytes=buffers, captured_bytes=captured,
             calibrations=tuple(calibrations[b] for b in sorted(calibrations)), recalled=known,
         )  # fmt: skip
 

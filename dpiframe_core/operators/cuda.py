@@ -49,6 +49,7 @@ class CudaOperators:
         scales: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self.graph, self._device = graph, store.device
+        self._store = store  # owns the tables, of which lookups hold the addresses alone
         self.dtype = DENSE_DTYPE[precision]
         maker = KernelMaker(graph, schema, store, dense, precision, scales)
         self._kernels: dict[str, NodeKernel] = {n.name: maker.kernel(n) for n in graph.nodes}

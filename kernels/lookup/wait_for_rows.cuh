@@ -1,8 +1,9 @@
 // How a lookup that was launched ahead of its rows waits for them. The host stages rows while the kernel starts, and tells in a
-// pinned word of the batch's header how many (batch_header.py says how). One thread of the grid reads that word and passes it on in device memory: reads of one host line queue up at 40 ns each (H200). From the
-// host's stores to a block's reads leads a chain of releases and acquires, with the block's own barrier at its end.
-// The grid may be larger than the device: waiting blocks then need the one that passes on to run. As the first of the grid it
-// starts first (which CUDA does not promise, but every GPU so far does), and it waits for the host alone.
+// pinned word of the batch's header how many (batch_header.py says how). One thread of the grid reads that word and passes it
+// on in device memory: reads of one host line queue up at 40 ns each (H200). From the host's stores to a block's reads leads a
+// chain of releases and acquires, with the block's own barrier at its end. The grid may be larger than the device: waiting
+// blocks then need the one that passes on to run. As the first of the grid it starts first (which CUDA does not promise, but
+// every GPU so far does), and it waits for the host alone.
 #pragma once
 #include "runtime/common.cuh"
 

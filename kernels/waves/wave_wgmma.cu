@@ -72,7 +72,7 @@ __device__ __forceinline__ void copy_all(
     wait_for_dependencies();
 #pragma unroll 1
     for (int c = 0; c < ahead; ++c) copy_x(c);  // of padding too, rather than wait for the number of rows first
-    if (m0 >= state[TRUE_ROWS]) {                       // padding of the bucket: the block may not end before its copies have
+    if (m0 >= state[TRUE_ROWS]) {  // padding of the bucket: the block may not end before its copies have
         for (int s = 0; s < ahead; ++s) wait(full + 8 * s, 0);
         return;
     }
