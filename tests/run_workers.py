@@ -5,6 +5,7 @@ A file's tests share its fixtures. xdist's own groups say the same, but not with
 """
 
 import os
+import re
 import sys
 from collections import Counter
 from functools import cache
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+_BULK = re.compile(r"^pytestmark = .*pytest\.mark\.bulk", re.MULTILINE)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,6 +26,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def starts_ray(file: Path) -> bool:
     """Some test in it does, as it says: who gives out the tests knows their names alone."""
     return "pytest.mark.ray" in file.read_text()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A file of which nothing would be run is not imported: the libraries that models are compared with take long."""
+    left_out = "not bulk" in config.option.markexpr and collection_path.suffix == ".py"
+    return True if left_out and _BULK.search(collection_path.read_text()) else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -33,6 +33,8 @@ from deployments.demo.train import TrainingPlan
 from deployments.processes import cores
 from dpiframe_core.bundle.bundle import Bundle, read_bundle
 
+pytestmark = pytest.mark.bulk
+
 
 class Served(BaseHTTPRequestHandler):
     """Keeps the bodies it gets. One in three requests is refused if `refuse` is set; the first one waits `stall_s`."""

@@ -50,6 +50,7 @@ def test_a_link_to_no_file_is_a_warning(hooks: Any, caplog: pytest.LogCaptureFix
     assert caplog.messages == ["serving.md: got a link to ../configs/gone.yaml, expected a file of the repository"]
 
 
+@pytest.mark.bulk
 def test_the_imports_of_the_api_pages_work() -> None:
     pages = sorted((ROOT / "docs" / "api").glob("*.md"))
     imports = [line for page in pages for line in re.findall(r"from \w+(?:\.\w+)* import [^`\n]+", page.read_text())]

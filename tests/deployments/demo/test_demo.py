@@ -20,6 +20,8 @@ from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.files.click_logs import read_table
 from tests import oracle
 
+pytestmark = pytest.mark.bulk
+
 PLAN = TrainingPlan(hidden_units=(16, 8), epochs=1)
 
 

@@ -202,6 +202,7 @@ def test_at_a_constant_load_replicas_settle_and_stay(work: float, start: int, st
     assert settled[0] >= min(16, math.ceil(work / 0.95))
 
 
+@pytest.mark.bulk
 @given(st.floats(0.1, 4), st.lists(st.floats(0.93, 1.07), min_size=300, max_size=300))
 def test_a_few_per_cent_of_noise_do_not_bring_a_replica_and_take_it_away(work: float, noise: list[float]) -> None:
     plant = Plant(replace_rules(down_after_s=10), start_s=5)

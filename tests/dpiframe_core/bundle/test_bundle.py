@@ -456,6 +456,7 @@ def test_a_pipe_is_not_waited_for(bundle: Path) -> None:
     assert refusal(bundle) == "dense.safetensors: got a link or a special file, expected a regular one"
 
 
+@pytest.mark.bulk
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(data=st.data())
 def test_any_flipped_byte_is_noticed_and_without_hashes_does_no_other_harm(pristine: Path, data: st.DataObject) -> None:

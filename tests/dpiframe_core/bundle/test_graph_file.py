@@ -18,6 +18,8 @@ from dpiframe_core.models.build import build_graph
 from tests import oracle
 from tests.dpiframe_core.compiler.test_modules import compiled_of
 
+pytestmark = pytest.mark.bulk
+
 UNITS = st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple)
 ACTIVATIONS = st.sampled_from(["relu", "sigmoid", "tanh", "identity"])
 ARCHITECTURES = st.one_of(

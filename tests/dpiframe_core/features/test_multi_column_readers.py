@@ -68,6 +68,7 @@ def test_plain_requests_encode_to_the_same_bits(request_):
     np.testing.assert_array_equal(fast.encode(*request_).buffer, careful.encode(*request_).buffer)
 
 
+@pytest.mark.bulk
 @given(requests(st.one_of(TEXT, st.integers(), st.just("\ud800")), NUMBER))
 def test_faulty_requests_get_the_same_error(request_):
     outcomes = []

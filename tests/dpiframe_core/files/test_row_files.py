@@ -187,6 +187,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         RowFile(tmp_path / "no.csv")
 
 
+@pytest.mark.bulk
 @pytest.mark.parametrize("ending", [".csv", ".parquet", ".jsonl"])
 def test_arrows_memory_does_not_grow_with_the_file(tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The most that Arrow holds at a time, for a file and for one four times as long. One row group, the worst there is."""

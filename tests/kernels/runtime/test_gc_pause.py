@@ -15,6 +15,7 @@ class Cycle:
         self.ended.append(True)
 
 
+@pytest.mark.bulk
 def test_garbage_stays_however_much_there_is():
     ended = []
     gc.collect()
