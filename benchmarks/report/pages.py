@@ -22,7 +22,7 @@ _MACHINES = {
 
 
 def write() -> list[Path]:
-    """Writes every machine's page and pictures, both pages and their picture, once all texts are made; returns the pages."""
+    """Writes every machine's page and pictures, both pages and a picture, after all texts are made; returns what it wrote."""
     machines = {p: Results.read(p) for p in sorted(RESULTS.iterdir()) if p.is_dir()}
     texts = {folder / "RESULTS.md": results_page.page(results) for folder, results in machines.items()}
     texts |= {ROOT / page: written_anew(page) for page in PAGES}
@@ -31,7 +31,7 @@ def write() -> list[Path]:
     for folder, results in machines.items():
         results_page.draw(results, folder)
     speed_chart.draw(Results.read(RESULTS / "h200"), PICTURE)
-    return list(texts)
+    return [*texts, PICTURE] if PICTURE.exists() else list(texts)
 
 
 def written_anew(page: str) -> str:
