@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from benchmarks.device.commands import app as device_app
-from benchmarks.records.run import RESULTS
 from benchmarks.serving.commands import app as serving_app
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -26,9 +25,6 @@ def report(
     if folder:
         typer.echo(results_page.write(folder))
         return
-    for machine in sorted(p for p in RESULTS.iterdir() if p.is_dir()):
-        results_page.write(machine)
-        typer.echo(machine / "RESULTS.md")
     for page in pages.write():
         typer.echo(page)
 

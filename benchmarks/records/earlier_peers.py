@@ -3,6 +3,7 @@
 How fast `torch.compile` is differs from run to run, by what Inductor chose and by the host. The one to beat is the fastest.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,12 +21,12 @@ def fastest_peers(runs: Iterable[Stored]) -> list[dict[str, Any]]:
         for r in stored["records"]:
             if r["suite"] != SUITE or not is_compiled(r["system"]) or not r["p50_us"]:
                 continue
-            key = (*identity(r), r.get("products"))
+            key = identity(r)
             if key not in found or r["p50_us"] < found[key][1]["p50_us"]:
                 found[key] = stored, r
-    kept: dict[int, dict[str, Any]] = {}
+    kept: dict[str, dict[str, Any]] = {}
     for stored, r in found.values():
-        kept.setdefault(id(stored), {"run": stored["run"], "records": []})["records"].append(r)
+        kept.setdefault(json.dumps(stored["run"]), {"run": stored["run"], "records": []})["records"].append(r)
     return list(kept.values())
 
 

@@ -76,9 +76,14 @@ def record(
     }
 
 
+def title(r: Record) -> str:
+    """A system that was told to choose among fewer products is another one: `compile-captured (ATEN)`."""
+    return r["system"] + (f" ({r['products']})" if r.get("products") else "")
+
+
 def identity(r: Record) -> tuple[Any, ...]:
-    """(system, then what names the cell)."""
-    return r["system"], r["suite"], r["model"], r["batch"], r["precision"], json.dumps(r.get("cell", {}), sort_keys=True)
+    """(system as `title` says it, then what names the cell)."""
+    return title(r), r["suite"], r["model"], r["batch"], r["precision"], json.dumps(r.get("cell", {}), sort_keys=True)
 
 
 def _processor() -> str:

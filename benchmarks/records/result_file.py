@@ -2,13 +2,12 @@
 
 import json
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from benchmarks.records import earlier_peers
-from benchmarks.records.record import Record, identity
-
-_SAME = ("gpu", "commit")  # records of runs that agree in these may stand in one file
+from benchmarks.records.record import Record, identity, title
 
 
 class ResultFile:
@@ -17,7 +16,14 @@ class ResultFile:
     Compiled peers that the file has of earlier runs on such a machine stay, each with its own run (`earlier_peers`).
 
     Args:
-        append: keep the records of other cells that stand there, if they are of the same commit and GPU.
+        append: keep the records of other cells that stand there, if they are of the same commit and machine.
+
+    Attributes:
+        dropped: what stands there that will not stay, in words: another machine's records, another commit's if they were to
+            stay, or no records at all.
+
+    Raises:
+        ValueError: what stands there holds no results, and is to be appended to.
     """
 
     def __init__(self, path: Path, run: Mapping[str, Any], *, append: bool = False) -> None:
@@ -25,28 +31,45 @@ class ResultFile:
         self.records: list[Record] = []
         self.earlier_peers: list[dict[str, Any]] = []
         self.dropped: str | None = None
+        self._run_before: Mapping[str, Any] = self.run  # of the records that are appended to
         if not path.exists():
             return
-        stored = json.loads(path.read_text())
-        if append and all(stored["run"].get(k) == self.run.get(k) for k in _SAME):
-            self.records, self.earlier_peers = stored["records"], stored.get("earlier_peers", [])
+        stored = _stored(path)
+        if stored is None:
+            if append:
+                raise ValueError(f"{path}: got a file that holds no results, expected one to append to")
+            self.dropped = "what stands there and holds no results"
             return
-        if append:
-            self.dropped = ", ".join(f"{k} {stored['run'].get(k)}" for k in _SAME)
-        if _machine(stored["run"]) == _machine(self.run):
+        before = stored["run"]
+        same_machine, same_commit = _machine(before) == _machine(self.run), before.get("commit") == self.run.get("commit")
+        if not same_machine or (append and not same_commit):
+            kind = "gpu" if before.get("gpu") else "cpu"
+            self.dropped = f"records of {kind} {before.get(kind)}, commit {before.get('commit')}"
+        if append and same_machine and same_commit:
+            self.records, self.earlier_peers, self._run_before = stored["records"], stored.get("earlier_peers", []), before
+        elif same_machine:
             self.earlier_peers = earlier_peers.of_file(stored)
 
     def add(self, new: Record) -> None:
         """Puts a record in the place of the one of the same cell and system, if any, and writes the file."""
         at = [identity(r) for r in self.records]
         if identity(new) in at:
-            self.records[at.index(identity(new))] = new
+            place = at.index(identity(new))
+            self._keep(self.records[place], new)
+            self.records[place] = new
         else:
             self.records.append(new)
         cell = [r for r in self.records if identity(r)[1:] == identity(new)[1:] and r["p50_us"]]
         for r in cell:
-            r["speedup_vs"] = {o["system"]: round(o["p50_us"] / r["p50_us"], 3) for o in cell if o is not r}
+            r["speedup_vs"] = {title(o): round(o["p50_us"] / r["p50_us"], 3) for o in cell if o is not r}
         self.write()
+
+    def _keep(self, old: Record, new: Record) -> None:
+        """A compiled peer of a run before that a slower one replaces is still the one to beat."""
+        if self._run_before == self.run or (new["p50_us"] or inf) <= (old["p50_us"] or inf):
+            return
+        before = {"run": self._run_before, "records": [old]}
+        self.earlier_peers = earlier_peers.fastest_peers([*self.earlier_peers, before])
 
     def write(self) -> None:
         """A line a record, so that a change of one shows as one."""
@@ -56,6 +79,18 @@ class ResultFile:
         unfinished = self.path.with_suffix(".part")
         unfinished.write_text(f'{{"run": {json.dumps(self.run)},\n {_lines(self.records, "  ")}{more}}}\n')
         unfinished.replace(self.path)
+
+
+def _stored(path: Path) -> dict[str, Any] | None:
+    """What a file of ours holds; None of another's, or of one that was cut short."""
+    try:
+        stored: dict[str, Any] = json.loads(path.read_text())
+        for part in (stored, *stored.get("earlier_peers", ())):
+            part["run"].keys()
+            list(map(identity, part["records"]))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return stored
 
 
 def _lines(records: list[Record], indent: str) -> str:

@@ -17,7 +17,7 @@ Names = Annotated[str, typer.Option(help="comma-separated")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 Seconds = Annotated[float, typer.Option(help="of timing, a system and cell")]
 Ids = Annotated[str, typer.Option(help="zipf or uniform")]
-Append = Annotated[bool, typer.Option(help="keep the file's records of other cells, if they are of this commit and GPU")]
+Append = Annotated[bool, typer.Option(help="keep the file's records of other cells, if they are of this commit and machine")]
 Out = Annotated[Path | None, typer.Option(help="JSON file; default results/<h200, .. or cpu>/<suite>.json")]
 
 
@@ -40,7 +40,7 @@ class Run:
             path = self._path if not self._files else self._path.with_name(f"{suite}.json")
             self._files[suite] = file = ResultFile(path, self._facts, append=self._append)
             if file.dropped:
-                typer.echo(f"{path}: records of {file.dropped} will be replaced")
+                typer.echo(f"{path}: {file.dropped} will be replaced")
         return self._files[suite]
 
     def failed(self, what: str, error: Exception) -> None:

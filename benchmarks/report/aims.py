@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.records.record import Record
-from benchmarks.report.results import Results, any_of, gains, mean
+from benchmarks.report.results import Results, any_of, cell_name, gains, mean
 
 MODELS = 4
 ALL_BATCHES = (1, 64, 256, 1024, 4096)
@@ -41,8 +41,8 @@ def _gains(values: Sequence[float], expected: int, *, average: float = 0.0, leas
 
 def _over(peer: str, precision: str, batches: Sequence[int], **limits: float) -> Judge:
     def judge(results: Results) -> Verdict:
-        cells = [c for c in results.cells("latency", precision=precision) if any_of(c)["batch"] in batches]
-        pairs = [(c[peer], c["dpiframe"]) for c in cells if peer in c and "dpiframe" in c]
+        cells = [c for c in results.usual("latency", "dpiframe", peer, precision=precision) if any_of(c)["batch"] in batches]
+        pairs = [(c[peer], c["dpiframe"]) for c in cells]
         return _gains([p["p50_us"] / ours["p50_us"] for p, ours in pairs], MODELS * len(batches), **limits)
 
     return judge
@@ -58,7 +58,8 @@ def _over_best(precisions: Sequence[str], batches: Sequence[int], **limits: floa
 
 def _floor(precision: str, most: float, batches: Callable[[int], bool]) -> Judge:
     def judge(results: Results) -> Verdict:
-        ratios = [r["ratio"] for r in results.latest("floor", precision=precision, system="dpiframe") if batches(r["batch"])]
+        found = [c["dpiframe"] for c in results.usual("floor", "dpiframe", precision=precision)]
+        ratios = [r["ratio"] for r in found if batches(r["batch"])]
         if not ratios:
             return NOTHING
         expected = MODELS * sum(map(batches, ALL_BATCHES))
@@ -75,7 +76,7 @@ def _lookup(least: float, ours: str, peer: str, time: str, where: Callable[[Reco
         over = {}
         for cell in results.cells("embedding", bag=1, large=False, ids="zipf"):
             r = any_of(cell)
-            if where(r) and ours in cell and peer in cell:
+            if where(r) and all(s in cell and cell[s][time] for s in (ours, peer)):
                 over[f"{r['cell']['dtype']} B={r['batch']}"] = cell[peer][time] / cell[ours][time]
         if not over:
             return NOTHING
@@ -119,8 +120,10 @@ def _bandwidth(results: Results) -> Verdict:
 def _lanes(results: Results) -> Verdict:
     over = {}
     for r in results.of("utilisation", system="dpiframe", lanes=1):
+        if cell_name(r):
+            continue
         same = results.of("utilisation", system="dpiframe", model=r["model"], batch=r["batch"], precision=r["precision"])
-        more = [o["rows_per_s"] for o in same if o["cell"]["lanes"] > 1]
+        more = [o["rows_per_s"] for o in same if o["cell"]["lanes"] > 1 and not cell_name(o)]
         if more:
             over[f"{r['model']} {r['precision']} B={r['batch']}"] = max(more) / r["rows_per_s"]
     if not over:

@@ -38,19 +38,21 @@ def latency(results: Results) -> list[str]:
             r, ours, best = any_of(cell), cell.get("dpiframe"), best_peer(cell)
             figures = [f"{us(cell[s]['p50_us'])} ({us(cell[s]['p99_us'])})" if s in cell else "" for s in systems]
             device, gain = "", ""
+            usual = not cell_name(r)
             if ours and best and has_compiled(cell):
                 gain = f"{best['p50_us'] / ours['p50_us']:.2f}x"
-                over["the best peer"].append(best["p50_us"] / ours["p50_us"])
-            for s in cell.keys() - {"dpiframe"} if ours else ():
+                over["the best peer"] += [best["p50_us"] / ours["p50_us"]] * usual
+            for s in cell.keys() - {"dpiframe"} if ours and usual else ():
                 over[s].append(cell[s]["p50_us"] / ours["p50_us"])
             if ours and ours["device_us"]:
                 device = f"{ours['device_us']:.1f}"
             rows.append([r["model"], cell_name(r) + str(r["batch"]), *figures, device, gain])
         text += ["", f"### {precision}", "", *table(["model", "B", *systems, "device", "over the best peer"], rows)]
         gains = [f"{s}: {mean(v):.2f}x (least {min(v):.2f}x)" for s, v in over.items() if v]
-        worst = max((r["max_abs_err"] for r in records if r["system"] == "dpiframe"), default=0.0)
+        errors = [r["max_abs_err"] for r in records if r["system"] == "dpiframe"]
+        deviation = [f"Largest deviation of a probability: {max(errors):.1e}."] if errors else []
         over_each = [f"Over each, geometric mean: {', '.join(gains)}."] * bool(gains)
-        text += ["", *over_each, f"Largest deviation of a probability: {worst:.1e}."]
+        text += ["", *over_each, *deviation]
     return text
 
 
@@ -87,7 +89,7 @@ def stages(suite: str) -> Callable[[Results], list[str]]:
             for s in stages:
                 gain = f" ({eager['p50_us'] / cell[s]['p50_us']:.1f}x)" if eager and s in cell and s != "eager" else ""
                 figures.append(f"{us(cell[s]['p50_us'])}{gain}" if s in cell else "")
-            rows.append([r["model"], r["precision"], r["batch"], *figures])
+            rows.append([r["model"], r["precision"], cell_name(r) + str(r["batch"]), *figures])
         return [_STAGES[suite], "", *table(["model", "", "B", *stages], rows, figures=2)]
 
     return stage_table
@@ -100,7 +102,9 @@ def utilisation(results: Results) -> list[str]:
     for r in results.of("utilisation"):
         figures = [f"{r[k]:.1%}" if r[k] is not None else "" for k in shares]
         times = [f"{r['rows_per_s'] / 1e6:.2f}", f"{r['p50_us']:.0f} ({r['p99_us']:.0f})"]
-        rows.append([r["model"], r["precision"], r["system"], r["batch"], r["cell"]["lanes"], *times, *figures])
+        rows.append(
+            [r["model"], r["precision"], r["system"], cell_name(r) + str(r["batch"]), r["cell"]["lanes"], *times, *figures]
+        )
     head = ["model", "", "system", "B", "lanes", "M rows/s", "p50 (p99) us", *shares.values()]
     return [_UTILISATION, "", *table(head, rows, figures=3)]
 
@@ -118,9 +122,8 @@ def floor(results: Results) -> list[str]:
     rows = []
     for r in sorted(results.latest("floor", system="dpiframe"), key=lambda r: PRECISIONS["cuda"].index(r["precision"])):
         device = f"{r['device_us']:.1f}" if r["device_us"] else ""
-        rows.append(
-            [r["model"], r["precision"], r["batch"], f"{r['p50_us']:.1f}", device, f"{r['floor_us']:.1f}", f"{r['ratio']:.2f}x"]
-        )
+        name = [r["model"], r["precision"], cell_name(r) + str(r["batch"])]
+        rows.append([*name, f"{r['p50_us']:.1f}", device, f"{r['floor_us']:.1f}", f"{r['ratio']:.2f}x"])
     return [*text, "", *table(["model", "", "B", "p50 us", "device us", "floor us", "p50 over floor"], rows, figures=2)]
 
 

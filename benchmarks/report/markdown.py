@@ -10,12 +10,17 @@ _PART = re.compile(r"<!-- generated: (?P<name>[\w-]+) -->\n(?P<text>.*?)<!-- end
 
 
 def table(head: Sequence[Any], rows: Iterable[Sequence[Any]], figures: int = 1) -> list[str]:
-    """A table; columns from number `figures` on are aligned to the right."""
+    """A table, nothing if it has no rows; columns from number `figures` on are aligned to the right."""
+    rows = list(rows)
+    if not rows:
+        return []
     line = "|" + "".join("---|" if i < figures else "---:|" for i in range(len(head)))
     return [f"| {' | '.join(map(str, head))} |", line, *(f"| {' | '.join(map(str, row))} |" for row in rows)]
 
 
-def us(value: float) -> str:
+def us(value: float | None) -> str:
+    if value is None:
+        return ""
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 

@@ -1,13 +1,13 @@
 """README.md and docs/performance.md: which of their parts come from the stored results, and what writes them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.records.run import RESULTS
-from benchmarks.report import performance, performance_serving, speed_chart
+from benchmarks.report import performance, performance_serving, results_page, speed_chart
 from benchmarks.report.markdown import filled, table, times_over, us
 from benchmarks.report.results import Results, any_of, gains
-from benchmarks.report.serving_aims import measured
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/performance.md")
@@ -22,11 +22,16 @@ _MACHINES = {
 
 
 def write() -> list[Path]:
-    """Writes the generated parts of both pages and the picture; returns what it wrote."""
-    for page in PAGES:
-        (ROOT / page).write_text(written_anew(page))
+    """Writes every machine's page and pictures, both pages and a picture, after all texts are made; returns what it wrote."""
+    machines = {p: Results.read(p) for p in sorted(RESULTS.iterdir()) if p.is_dir()}
+    texts = {folder / "RESULTS.md": results_page.page(results) for folder, results in machines.items()}
+    texts |= {ROOT / page: written_anew(page) for page in PAGES}
+    for path, text in texts.items():
+        path.write_text(text)
+    for folder, results in machines.items():
+        results_page.draw(results, folder)
     speed_chart.draw(Results.read(RESULTS / "h200"), PICTURE)
-    return [*(ROOT / page for page in PAGES), PICTURE]
+    return [*texts, PICTURE] if PICTURE.exists() else list(texts)
 
 
 def written_anew(page: str) -> str:
@@ -64,34 +69,60 @@ def parts(stored: Mapping[str, Results], records: str) -> dict[str, list[str]]:
 
 
 def summary(h200: Results, cpu: Results, records: str) -> list[str]:
-    """The README's table: six rows, each with a link to its record."""
-    rows: list[Sequence[str]] = []
+    """The README's table: six rows, each with a link to its record; a row of which nothing was measured is left out."""
+    found = [*(_call(h200, precision) for precision in ("tf32", "bf16")), _lookup(h200), *_http(h200), _cpu_call(cpu)]
+    rows = [[row.what, f"[{row.ours}]({records}/{row.link})", row.over] for row in found if row]
+    return table(["", "DPIFrame", "times as fast as the peer"], rows)
 
-    def add(what: str, link: str, ours: str, peer: str) -> None:
-        rows.append([what, f"[{ours}]({records}/{link})", peer])
 
-    for precision in ("tf32", "bf16"):
-        found = gains(h200, precision=precision)
-        times = [g.ours["p50_us"] for g in found]
-        over = times_over([g.over_peer for g in found])
-        what = f"A call, {precision}: four models, 1 to 4,096 candidates"
-        add(what, f"h200/RESULTS.md#{precision}", f"{us(min(times))} to {us(max(times))} µs", over)
-    lookups = [c for c in h200.cells("embedding", dtype="float16", dim=16, fields=26, bag=1, ids="zipf", large=False)
-               if any_of(c)["batch"] in (1024, 16384)]  # fmt: skip
-    ours = [c["dpiframe"]["device_us"] for c in lookups]
-    fbgemm = [f"{c['fbgemm-captured']['device_us'] / t:.1f}x" for c, t in zip(lookups, ours, strict=True)]
+@dataclass(frozen=True, slots=True)
+class _Row:
+    what: str
+    link: str  # below the results
+    ours: str
+    over: str
+
+
+def _call(h200: Results, precision: str) -> _Row | None:
+    found = gains(h200, precision=precision)
+    if not found:
+        return None
+    times = [g.ours["p50_us"] for g in found]
+    what = f"A call, {precision}: four models, 1 to 4,096 candidates"
+    ours = f"{us(min(times))} to {us(max(times))} µs"
+    return _Row(what, f"h200/RESULTS.md#{precision}", ours, times_over([g.over_peer for g in found]))
+
+
+def _lookup(h200: Results) -> _Row | None:
+    times = {}
+    for cell in h200.cells("embedding", dtype="float16", dim=16, fields=26, bag=1, ids="zipf", large=False):
+        ours, fbgemm = (cell[s]["device_us"] if s in cell else None for s in ("dpiframe", "fbgemm-captured"))
+        if ours and fbgemm:
+            times[any_of(cell)["batch"]] = f"{ours:.1f}", f"{fbgemm / ours:.1f}x"
+    if not {1024, 16384} <= times.keys():
+        return None
+    ours, over = (" and ".join(both) for both in zip(times[1024], times[16384], strict=True))
     what = "The lookup alone: 26 fp16 tables, 1,024 and 16,384 rows"
-    add(what, "h200/RESULTS.md#embedding", f"{ours[0]:.1f} and {ours[1]:.1f} µs", f"{' and '.join(fbgemm)}, FBGEMM")
-    serving = [r for r in measured(h200, batch=100, form="binary") if r["file"] == "serving.json"]
-    best = performance_serving.best_closed([r for r in serving if r["system"] == "dpiframe-fanin"])
-    (lone,) = (r for r in serving if r["system"] == "dpiframe" and r["cell"]["connections"] == 1 and not r["cell"]["rate"])
+    return _Row(what, "h200/RESULTS.md#embedding", f"{ours} µs", f"{over}, FBGEMM")
+
+
+def _http(h200: Results) -> list[_Row]:
+    link, peer, rows = "h200/RESULTS.md#serving", "not measured", []
+    best = performance_serving.best_closed(performance_serving.lone_gpu(h200, batch=100, system="dpiframe-fanin"))
+    lone = performance_serving.lone_gpu(h200, batch=100, system="dpiframe", connections=1, rate=0)
     if best:
         rate = f"{best['requests_per_s']:,.0f}/s, p99 {best['p99_us'] / 1e3:.1f} ms"
-        add("HTTP requests of 100 candidates, one GPU and 16 cores", "h200/RESULTS.md#serving", rate, "not measured")
-    add("One such request, a lone client", "h200/RESULTS.md#serving", f"{lone['p50_us'] / 1e3:.2f} ms", "not measured")
-    pairs = [(c["compile"]["p50_us"], c["dpiframe"]["p50_us"]) for c in cpu.cells("latency", precision="fp32")]
-    times = [ours for _, ours in pairs]
-    over = times_over([theirs / ours for theirs, ours in pairs])
-    what = "A call on two CPU cores, fp32: the same models"
-    add(what, "cpu/RESULTS.md#fp32", f"{min(times) / 1e3:.1f} to {max(times) / 1e3:.0f} ms", f"{over}, torch.compile")
-    return table(["", "DPIFrame", "times as fast as the peer"], rows)
+        rows.append(_Row("HTTP requests of 100 candidates, one GPU and 16 cores", link, rate, peer))
+    if lone:
+        rows.append(_Row("One such request, a lone client", link, f"{lone[-1]['p50_us'] / 1e3:.2f} ms", peer))
+    return rows
+
+
+def _cpu_call(cpu: Results) -> _Row | None:
+    cells = cpu.usual("latency", "dpiframe", "compile", precision="fp32")
+    if not cells:
+        return None
+    times = [c["dpiframe"]["p50_us"] for c in cells]
+    over = times_over([c["compile"]["p50_us"] / c["dpiframe"]["p50_us"] for c in cells])
+    ours = f"{min(times) / 1e3:.1f} to {max(times) / 1e3:.0f} ms"
+    return _Row("A call on two CPU cores, fp32: the same models", "cpu/RESULTS.md#fp32", ours, f"{over}, torch.compile")

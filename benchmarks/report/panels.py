@@ -63,8 +63,10 @@ def same_heights(panels: Sequence[Axes]) -> None:
 
 
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One for all panels, below them."""
+    """One for all panels, below them. None where nothing was drawn."""
     handles = {label: handle for a in axes for handle, label in zip(*a.get_legend_handles_labels(), strict=True)}
+    if not handles:
+        return
     figure.legend(
         handles.values(),
         handles.keys(),

@@ -4,21 +4,26 @@ from collections.abc import Sequence
 
 from benchmarks.records.record import Record
 from benchmarks.report.markdown import table, times_over, us
-from benchmarks.report.results import Gain, Results, any_of, gains, mean
+from benchmarks.report.results import Gain, Results, any_of, cell_name, gains, mean
 from benchmarks.report.results_page import aims_of
 from benchmarks.systems.names import COMPILED, MODEL_TITLES
 from benchmarks.systems.workload import MODELS
 
+_CPU_LOOKUPS = ("dpiframe", "eager", "stacked-eager")
+
 
 def models(results: Results, precision: str) -> list[str]:
     """A call of each model: ours, the fastest peer, eager PyTorch, and the floor."""
-    floors = {(r["model"], r["batch"]): r["ratio"] for r in results.latest("floor", precision=precision, system="dpiframe")}
+    measured = [cell["dpiframe"] for cell in results.usual("floor", "dpiframe", precision=precision)]
+    floors = {(r["model"], r["batch"]): f"{r['ratio']:.1f}x" for r in measured}
     found = gains(results, precision=precision)
+    if not found:
+        return []
     rows = [
         [
             MODEL_TITLES[g.model], g.batch, f"**{us(g.ours['p50_us'])}**\u00a0({us(g.ours['p99_us'])})", us(g.peer["p50_us"]),
             us(g.eager["p50_us"]) if g.eager else "", f"{g.over_peer:.2f}x", us(g.ours["device_us"]),
-            f"{floors[g.model, g.batch]:.1f}x",
+            floors.get((g.model, g.batch), ""),
         ]
         for g in found
     ]  # fmt: skip
@@ -28,28 +33,28 @@ def models(results: Results, precision: str) -> list[str]:
 
 def _over(found: Sequence[Gain]) -> str:
     eager = [g.over_eager for g in found if g.over_eager]
-    return (
-        f"Over the strongest peer {times_over([g.over_peer for g in found])}, over eager PyTorch "
-        f"{mean(eager):.0f}x ({min(eager):.1f}x to {max(eager):.0f}x)."
-    )
+    over_eager = f", over eager PyTorch {mean(eager):.0f}x ({min(eager):.1f}x to {max(eager):.0f}x)" if eager else ""
+    return f"Over the strongest peer {times_over([g.over_peer for g in found])}{over_eager}."
 
 
 def fp8(results: Results) -> list[str]:
-    found = results.of("latency", precision="fp8", system="dpiframe")
+    found = [cell["dpiframe"] for cell in results.usual("latency", "dpiframe", precision="fp8")]
     batches = sorted({r["batch"] for r in found})
     times = {(r["model"], r["batch"]): us(r["p50_us"]) for r in found}
-    rows = [[MODEL_TITLES[m], *(times.get((m, b), "") for b in batches)] for m in MODELS]
+    rows = [[MODEL_TITLES[m], *(times.get((m, b), "") for b in batches)] for m in MODELS if m in {r["model"] for r in found}]
     return table(["candidates", *batches], rows)
 
 
 def all_peers(results: Results) -> list[str]:
     """How far the captured, compiled model is behind the fastest of six peers of one run."""
     rows, behind = [], []
-    for cell in results.cells("latency"):
+    for cell in results.usual("latency", "dpiframe", "compile-captured"):
         r, theirs = any_of(cell), {s: r for s, r in cell.items() if s != "dpiframe"}
         behind.append(theirs["compile-captured"]["p50_us"] / min(t["p50_us"] for t in theirs.values()))
-        times = [us(theirs[s]["p50_us"]) for s in ("eager", "stacked-eager", *COMPILED)]
+        times = [us(theirs[s]["p50_us"]) if s in theirs else "" for s in ("eager", "stacked-eager", *COMPILED)]
         rows.append([MODEL_TITLES[r["model"]], r["precision"], r["batch"], us(cell["dpiframe"]["p50_us"]), *times])
+    if not behind:
+        return []
     first = sum(b == 1 for b in behind)
     note = (
         f"`compile-captured` is the fastest peer in {first} of {len(behind)} cells and at most {max(behind) - 1:.1%} behind it."
@@ -68,9 +73,9 @@ def lookup(results: Results) -> list[str]:
     rows = []
     for cell in results.cells("embedding"):
         r = any_of(cell)
-        if not _is_shown(r):
+        ours, theirs = (cell[s]["device_us"] if s in cell else None for s in ("dpiframe", "fbgemm-captured"))
+        if not _is_shown(r) or not ours or not theirs:
             continue
-        ours, theirs = cell["dpiframe"]["device_us"], cell["fbgemm-captured"]["device_us"]
         name = [r["cell"]["dtype"], r["cell"]["dim"], r["batch"]]
         rows.append([*name, f"**{ours:.1f}**", f"{theirs:.1f}", f"{theirs / ours:.1f}x", us(cell["dpiframe"]["p50_us"])])
     rows.sort(key=lambda row: (("float32", "float16", "int8").index(row[0]), row[1], row[2]))
@@ -80,8 +85,10 @@ def lookup(results: Results) -> list[str]:
 def large_tables(results: Results) -> list[str]:
     rows = []
     for cell in results.cells("embedding", large=True):
+        gather = max((r["bytes_per_s"] for s, r in cell.items() if s.startswith("gather")), default=0)
+        if not gather or "dpiframe" not in cell:
+            continue
         ours = cell["dpiframe"]["bytes_per_s"]
-        gather = max(r["bytes_per_s"] for s, r in cell.items() if s.startswith("gather"))
         c = any_of(cell)["cell"]
         rows.append([c["dtype"], c["dim"], f"{ours / 1e9:.0f}", f"{gather / 1e9:.0f}", f"{ours / gather:.0%}"])
     return table(["tables", "dim", "GB/s", "a plain gather's GB/s", "share"], rows)
@@ -90,21 +97,22 @@ def large_tables(results: Results) -> list[str]:
 def ablation(results: Results) -> list[str]:
     stages = list(dict.fromkeys(r["system"] for r in results.of("ablation")))
     rows = []
-    for cell in results.cells("ablation"):
+    for cell in results.usual("ablation"):
         r = any_of(cell)
-        rows.append([MODEL_TITLES[r["model"]], r["batch"], *(us(cell[s]["p50_us"]) for s in stages)])
+        rows.append([MODEL_TITLES[r["model"]], r["batch"], *(us(cell[s]["p50_us"]) if s in cell else "" for s in stages)])
     return table(["model", "candidates", *stages], rows)
 
 
 def lanes(results: Results) -> list[str]:
     rows = []
-    for r in results.of("utilisation"):
+    for r in (r for r in results.of("utilisation") if not cell_name(r)):
         who = (
             f"DPIFrame, {r['cell']['lanes']} lane" + "s" * (r["cell"]["lanes"] > 1)
             if r["system"] == "dpiframe"
             else r["system"]
         )
-        figures = [f"{r['rows_per_s'] / 1e6:.2f}", f"{us(r['p50_us'])} ({us(r['p99_us'])})", f"{r['sm_active']:.0%}"]
+        active = f"{r['sm_active']:.0%}" if r["sm_active"] is not None else ""
+        figures = [f"{r['rows_per_s'] / 1e6:.2f}", f"{us(r['p50_us'])} ({us(r['p99_us'])})", active]
         rows.append([MODEL_TITLES[r["model"]], r["batch"], who, *figures])
     return table(["model", "candidates", "", "M rows/s", "p50 (p99) us", "multiprocessors active"], rows, figures=3)
 
@@ -119,7 +127,8 @@ def precision(results: Results) -> list[str]:
 
 def warmup(results: Results) -> list[str]:
     seconds = {(r["model"], r["cell"]["start"]): f"{r['seconds']:.1f} s" for r in results.of("warmup")}
-    rows = [[MODEL_TITLES[m], seconds[m, "cold"], seconds[m, "again"]] for m in MODELS]
+    found = [(m, [seconds.get((m, start), "") for start in ("cold", "again")]) for m in MODELS]
+    rows = [[MODEL_TITLES[m], *starts] for m, starts in found if any(starts)]
     return table(["model", "no caches", "a second start"], rows)
 
 
@@ -130,20 +139,20 @@ def cpu_models(machines: Sequence[tuple[str, str, Results]]) -> list[str]:
         for kind in ("fp32", "bf16"):
             over = {}
             for peer in ("eager", "compile"):
-                pairs = [(c[peer], c["dpiframe"]) for c in results.cells("latency", precision=kind)]
-                over[peer] = [theirs["p50_us"] / ours["p50_us"] for theirs, ours in pairs]
-            if over["eager"]:
-                rows.append([f"[{name}]({link}#{kind})", kind, times_over(over["eager"]), times_over(over["compile"])])
+                cells = results.usual("latency", "dpiframe", peer, precision=kind)
+                over[peer] = [c[peer]["p50_us"] / c["dpiframe"]["p50_us"] for c in cells]
+            if any(over.values()):
+                rows.append([f"[{name}]({link}#{kind})", kind, *(times_over(o) if o else "" for o in over.values())])
     return table(["two cores of", "", "over eager", "over `torch.compile`"], rows, figures=2)
 
 
 def cpu_lookup(machines: Sequence[tuple[str, str, Results]]) -> list[str]:
-    rows = []
+    times = {}
     for name, link, results in machines:
-        cells = results.cells("embedding", dtype="float32", dim=16, fields=26, bag=1, ids="zipf")
-        for system in ("dpiframe", "eager", "stacked-eager") if cells else ():
-            rows.append([f"[{name}]({link}#embedding)", system, *(us(c[system]["p50_us"]) for c in cells)])
-            batches = [any_of(c)["batch"] for c in cells]
+        for r in results.of("embedding", dtype="float32", dim=16, fields=26, bag=1, ids="zipf", large=False):
+            times.setdefault((f"[{name}]({link}#embedding)", r["system"]), {})[r["batch"]] = us(r["p50_us"])
+    batches = sorted({batch for of_batch in times.values() for batch in of_batch})
+    rows = [[*who, *(times[who].get(batch, "") for batch in batches)] for who in times if who[1] in _CPU_LOOKUPS]
     return table(["two cores of", "rows", *batches], rows, figures=2)
 
 

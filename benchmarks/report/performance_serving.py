@@ -21,22 +21,25 @@ def best_closed(records: list[Record]) -> Record | None:
     return max(whole, key=lambda r: r["requests_per_s"], default=None)
 
 
+def lone_gpu(results: Results, **fixed: object) -> list[Record]:
+    """The demo model on a host of one GPU, binary bodies."""
+    return measured(results, file="serving.json", model="demo", form="binary", gpus=1, **fixed)
+
+
 def topologies(results: Results) -> list[str]:
     """One GPU, binary bodies: a lone client, the most requests, and half of that offered at random times."""
     rows = []
     for system in OURS:
         for candidates in sorted({r["batch"] for r in measured(results, system=system)}):
-            found = [
-                r for r in measured(results, system=system, batch=candidates, form="binary") if r["file"] == "serving.json"
-            ]
-            (lone,) = (r for r in found if r["cell"]["connections"] == 1 and not r["cell"]["rate"])
+            found = lone_gpu(results, system=system, batch=candidates)
+            lone = [r for r in found if r["cell"]["connections"] == 1 and not r["cell"]["rate"]]
             best = best_closed(found)
             offered = [r for r in found if r["cell"]["rate"]]
             if not best or not offered:
                 continue
             half = min(offered, key=lambda r: abs(r["cell"]["rate"] - best["requests_per_s"] / 2))
             most = f"{best['requests_per_s']:,.0f} ({best['p99_us'] / 1e3:.1f} ms)"
-            alone, rows_per_s = f"{lone['p50_us'] / 1e3:.2f} ms", f"{best['rows_per_s'] / 1e6:.1f} M"
+            alone, rows_per_s = f"{lone[-1]['p50_us'] / 1e3:.2f} ms" if lone else "", f"{best['rows_per_s'] / 1e6:.1f} M"
             rows.append([_TOPOLOGIES[system], candidates, alone, most, rows_per_s, _times(half)])
     head = ["topology", "candidates", "a lone client, p50", "requests/s at most (p99)", "rows/s", "p50 (p99) at half of it"]
     return table(head, rows, figures=1)
@@ -51,17 +54,15 @@ def gpus(results: Results) -> list[str]:
     loops = {r["cell"]["gpus"]: r["turns_per_s"] for r in results.of("serving", system="python-loops")}
     rows = []
     for model, candidates, about in (("demo", 100, "the demo model"), (WIDE, 1000, "dense layers 4,096 wide")):
-        rates = {}
-        for count in loops:
-            best = best_closed(
-                measured(results, file="serving-gpus.json", model=model, gpus=count, batch=candidates, form="binary")
-            )
-            if best:
-                rates[count] = best
+        found = measured(results, file="serving-gpus.json", model=model, batch=candidates, form="binary")
+        counts = sorted({r["cell"]["gpus"] for r in found})
+        best = {count: best_closed([r for r in found if r["cell"]["gpus"] == count]) for count in counts}
+        rates = {count: r for count, r in best.items() if r}
         for count, r in rates.items():
-            over = r["requests_per_s"] / rates[1]["requests_per_s"]
+            over = f"{r['requests_per_s'] / rates[1]['requests_per_s']:.2f}x" if 1 in rates else ""
+            cores = f"{loops[count] / loops[1]:.2f}x" if {1, count} <= loops.keys() else ""
             figures = [f"{r['requests_per_s']:,.0f}", f"{r['rows_per_s'] / 1e6:.1f}", f"{r['p99_us'] / 1e3:.1f}"]
-            rows.append([about, candidates, count, *figures, f"{over:.2f}x", f"{loops[count] / loops[1]:.2f}x"])
+            rows.append([about, candidates, count, *figures, over, cores])
     head = ["", "candidates", "GPUs", "requests/s", "M rows/s", "p99 ms", "over one GPU", "loops of Python on these cores"]
     return table(head, rows, figures=1)
 
@@ -84,6 +85,8 @@ def servers(results: Results) -> list[str]:
     rows = []
     for system, name in _SERVERS.items():
         found = [r for r in measured(results, system=system, batch=100) if not r["cell"]["rate"]]
+        if not found:
+            continue
         rates = {r["cell"]["form"]: f"{r['requests_per_s']:,.0f}" for r in found if r["cell"]["connections"] == 64}
         lone = [r for r in found if r["cell"]["connections"] == 1 and r["cell"]["form"] == "binary"]
         alone = f"{lone[0]['p50_us'] / 1e3:.2f} ms" if lone else "none"
@@ -95,6 +98,6 @@ def offline(results: Results) -> list[str]:
     rates: dict[int, dict[str, float]] = {}
     for r in results.of("score"):
         rates.setdefault(r["cell"]["dim"], {})[r["system"]] = r["rows_per_s"] / 1e6
-    systems = list(next(iter(rates.values())))
-    rows = [[dim, *(f"{found[s]:.2f}" for s in systems)] for dim, found in rates.items()]
+    systems = list(dict.fromkeys(s for found in rates.values() for s in found))
+    rows = [[dim, *(f"{found[s]:.2f}" if s in found else "" for s in systems)] for dim, found in rates.items()]
     return table(["dim", *systems], rows)

@@ -36,9 +36,11 @@ def _values(records: Iterable[Record], key: str) -> list:  # type: ignore[type-a
 
 def _latency(results: Results) -> Named:
     for precision in _values(results.of("latency"), "precision"):
-        cells = [c for c in results.cells("latency", precision=precision) if not cell_name(any_of(c))]
+        cells = results.usual("latency", precision=precision)
+        if not cells:
+            continue
         models = _values(map(any_of, cells), "model")
-        figure, axes = panels.grid(f"Latency of a call, host to host, {precision} (median, microseconds)", max(1, len(models)))
+        figure, axes = panels.grid(f"Latency of a call, host to host, {precision} (median, microseconds)", len(models))
         for a, model in zip(axes, models, strict=False):
             own = [c for c in cells if any_of(c)["model"] == model]
             systems = sorted({s for c in own for s in c}, key=lambda s: (SYSTEMS.index(known_as(s)), s))
@@ -53,11 +55,7 @@ def _latency(results: Results) -> Named:
 
 def _speedup(results: Results, precision: str) -> Named:
     """The paper's first picture: how many times faster than eager, by model and batch."""
-    cells = [
-        c
-        for c in results.cells("latency", precision=precision)
-        if {"dpiframe", "eager"} <= c.keys() and not cell_name(any_of(c))
-    ]
+    cells = results.usual("latency", "dpiframe", "eager", precision=precision)
     if not cells:
         return
     groups: dict[str, dict[str, float]] = {}
@@ -75,6 +73,8 @@ def _speedup(results: Results, precision: str) -> Named:
 def _embedding(results: Results) -> Named:
     dtypes = [d for d in _values(results.of("embedding"), "dtype") if d != "int8"]
     axes_of = {"batch": "rows", "dim": "dim", "fields": "fields"}
+    if not dtypes:
+        return
     timed = any(r["device_us"] for r in results.of("embedding"))
     shown = ("dpiframe", "fbgemm-captured", "stacked-captured") if timed else ("dpiframe", "eager", "stacked-eager", "fbgemm")
     for key, what in (("device_us", "device time"), ("p50_us", "a call")):
@@ -85,7 +85,7 @@ def _embedding(results: Results) -> Named:
             if key == "device_us"
             else ("dpiframe", "dpiframe-pinned", "eager", "stacked-eager", "fbgemm", "fbgemm-captured")
         )
-        figure, axes = panels.grid(f"The lookup alone, {what} (microseconds)", 3, rows=max(1, len(dtypes)))
+        figure, axes = panels.grid(f"The lookup alone, {what} (microseconds)", 3, rows=len(dtypes))
         places = iter(axes)
         for dtype in dtypes:
             records = [
@@ -113,11 +113,14 @@ def _on_axis(r: Record, axis: str) -> bool:
 
 def _stages(suite: str, title: str) -> Callable[[Results], Named]:
     def figures(results: Results) -> Named:
-        batches = _values(results.of(suite), "batch")
+        records = [r for r in results.of(suite) if not cell_name(r)]
+        batches = _values(records, "batch")
+        if not batches:
+            return
         figure, axes = panels.grid(title, 1, rows=len(batches), width=9.5, height=2.6)
         for a, batch in zip(axes, batches, strict=True):
             groups: dict[str, dict[str, float]] = {}
-            for r in results.of(suite, batch=batch):
+            for r in (r for r in records if r["batch"] == batch):
                 groups.setdefault(f"{MODEL_TITLES.get(r['model'], r['model'])}, {r['precision']}", {})[r["system"]] = r[
                     "p50_us"
                 ]
@@ -133,7 +136,9 @@ def _stages(suite: str, title: str) -> Callable[[Results], Named]:
 
 
 def _utilisation(results: Results) -> Named:
-    records = results.of("utilisation")
+    records = [r for r in results.of("utilisation") if not cell_name(r)]
+    if not records:
+        return
     figure, axes = panels.grid("Saturated: as many callers as lanes, no pause", 2, width=4.8)
     names = {id(r): f"{MODEL_TITLES.get(r['model'], r['model'])} {r['precision']}, {r['batch']} rows" for r in records}
     lines: dict[str, dict[float, float]] = {}
@@ -158,9 +163,11 @@ def _utilisation(results: Results) -> Named:
 
 
 def _floor(results: Results) -> Named:
-    records = results.latest("floor", system="dpiframe")
+    records = [cell["dpiframe"] for cell in results.usual("floor", "dpiframe")]
     precisions = _values(records, "precision")
-    figure, axes = panels.grid("Median latency over the hardware's floor", max(1, len(precisions)))
+    if not precisions:
+        return
+    figure, axes = panels.grid("Median latency over the hardware's floor", len(precisions))
     for a, precision in zip(axes, precisions, strict=False):
         own = [r for r in records if r["precision"] == precision]
         lines = {

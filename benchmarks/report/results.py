@@ -7,7 +7,7 @@ from math import exp, inf, log
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records.record import Record, identity
+from benchmarks.records.record import Record, identity, title
 from benchmarks.systems.names import is_compiled
 
 
@@ -15,7 +15,7 @@ from benchmarks.systems.names import is_compiled
 class Results:
     """What a folder holds. `runs`: the run-level facts by `file` of their records; files of one suite are read as one, by name.
 
-    A system that was told to choose among fewer products is another one: `compile-captured (ATEN)`.
+    Systems are named as `title` has them.
     """
 
     runs: Mapping[str, Mapping[str, Any]]
@@ -26,12 +26,12 @@ class Results:
         runs, records = {}, []
         for file in sorted(folder.glob("*.json")):
             stored = json.loads(file.read_text())
-            earlier = {f"{file.name}, peers of {e['run']['date']}": e for e in stored.get("earlier_peers", ())}
+            peers = stored.get("earlier_peers", ())
+            earlier = {f"{file.name}, peers of {e['run']['date']}, commit {e['run']['commit']}": e for e in peers}
             for name, part in ({file.name: stored} | earlier).items():
                 runs[name] = part["run"]
                 for r in part["records"]:
-                    chosen_of = f" ({r['products']})" if r.get("products") else ""
-                    records.append({**r, "file": name, "system": r["system"] + chosen_of})
+                    records.append({**r, "file": name, "system": title(r)})
         return cls(runs, tuple(records))
 
     def of(self, suite: str, **fixed: object) -> list[Record]:
@@ -53,6 +53,11 @@ class Results:
                 cell[system] = r
         models = list(dict.fromkeys(r["model"] for r in self.records))
         return sorted(found.values(), key=lambda c: (models.index((m := any_of(c))["model"]), m["model"] and m["batch"]))
+
+    def usual(self, suite: str, *systems: str, **fixed: object) -> list[dict[str, Record]]:
+        """Those that nothing sets apart (`cell_name`) and that have all of these systems: for tables without a label."""
+        found = self.cells(suite, **fixed)
+        return [cell for cell in found if set(systems) <= cell.keys() and not cell_name(any_of(cell))]
 
     def latest(self, suite: str, **fixed: object) -> list[Record]:
         """One system's records, the last file's where several have a cell. In the order of `cells`."""
@@ -84,11 +89,11 @@ class Gain:
 
 
 def gains(results: Results, **fixed: object) -> list[Gain]:
-    """Cells of suite `latency` that have us and a compiled peer. In the order of `cells`."""
+    """Usual cells of suite `latency` that have us and a compiled peer. In the order of `cells`."""
     found = []
-    for cell in results.cells("latency", **fixed):
-        ours, best = cell.get("dpiframe"), best_peer(cell)
-        if ours and best and has_compiled(cell):
+    for cell in results.usual("latency", "dpiframe", **fixed):
+        ours, best = cell["dpiframe"], best_peer(cell)
+        if best and has_compiled(cell):
             found.append(Gain(ours["model"], ours["batch"], ours["precision"], ours, best, cell.get("eager")))
     return found
 
@@ -115,7 +120,7 @@ def mean(values: Iterable[float]) -> float:
 
 
 def cell_name(r: Record) -> str:
-    """What else sets a latency cell apart from the usual one."""
+    """What else sets a model's cell apart from the usual one."""
     own = r["cell"]
     ids = "uniform ids, " if own.get("ids") == "uniform" else ""
     return ids + ("serving buckets, " if own.get("buckets") == "default" else "")

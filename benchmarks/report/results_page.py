@@ -26,10 +26,15 @@ def write(folder: Path) -> str:
     """Writes `folder`/RESULTS.md and the PNGs that it shows; returns the text."""
     results = Results.read(folder)
     text = page(results)
+    (folder / "RESULTS.md").write_text(text)
+    draw(results, folder)
+    return text
+
+
+def draw(results: Results, folder: Path) -> None:
+    """Writes the PNGs that the page of these results shows."""
     for suite in _shown(results):
         plots.draw(suite, results, folder)
-    (folder / "RESULTS.md").write_text(text)
-    return text
 
 
 def page(results: Results) -> str:
@@ -54,7 +59,8 @@ def _runs(results: Results, suite: str) -> list[str]:
         versions = [("driver", run["driver"]), ("torch", run["torch"]), ("CuPy", run["cupy"]), ("FBGEMM", run.get("fbgemm"))]
         host = [("host", run["cpu"])] if run["gpu"] else []
         known = ", ".join(f"{k} {v}" for k, v in versions + host if v)
-        out.append(f"- {name}: {run['gpu'] or run['cpu']}, {known}, commit {run['commit']}, {run['date']}.")
+        file = name.removesuffix(f", commit {run['commit']}")  # it is said anyway
+        out.append(f"- {file}: {run['gpu'] or run['cpu']}, {known}, commit {run['commit']}, {run['date']}.")
     return out
 
 

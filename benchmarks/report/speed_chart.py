@@ -26,8 +26,10 @@ def speeds(results: Results) -> Speeds:
 
 
 def draw(results: Results, path: Path) -> None:
-    """Writes the PNG, with its numbers as the image's description."""
+    """Writes the PNG, with its numbers as the image's description. Nothing, where nothing was measured."""
     shown = speeds(results)
+    if not shown:
+        return
     figure = Figure(figsize=(8, 5.2), layout="constrained", facecolor="white")
     figure.suptitle("One call on an H200: times as fast as the strongest peer", x=0.028, ha="left", fontsize=13, color=_INK)
     top = max(v for models in shown.values() for sizes in models.values() for v in sizes.values())
@@ -39,7 +41,7 @@ def draw(results: Results, path: Path) -> None:
             for j, (candidates, gain) in enumerate(sizes.items()):
                 at = i * (len(sizes) + 1) + j
                 label = f"{candidates}" if (row, i) == (1, 0) else None
-                axes.bar(at, gain, 0.9, color=SHADES[j], label=label)
+                axes.bar(at, gain, 0.9, color=SHADES[j % len(SHADES)], label=label)
                 axes.text(at, gain + 0.04, f"{gain:.2f}", ha="center", va="bottom", fontsize=8, color=_INK)
         centre = (len(sizes) - 1) / 2
         axes.set_xticks([i * (len(sizes) + 1) + centre for i in range(len(models))], list(models), fontsize=10, color=_INK)

@@ -44,7 +44,7 @@ class Peer:
     extra: bool = True
 
     def command(self, python: str, bundle: Path, port: int, device: str, form: str) -> list[str]:
-        return [python, "-m", f"benchmarks.serving_peers.{self.program}", str(bundle), str(port), device, form]
+        return [python, "-m", f"benchmarks.serving.peers.{self.program}", str(bundle), str(port), device, form]
 
 
 _NO_JSON = "its clients send tensors, not feature values"

@@ -59,6 +59,37 @@ def test_cells_that_are_appended_leave_the_kept_peers_as_they_are(tmp_path):
     assert len(stored["records"]) == 1
 
 
+def test_fewer_products_that_are_appended_leave_the_fastest_peer(tmp_path):
+    path = tmp_path / "latency.json"
+    run(path, FIRST, measured("dpiframe", 10), measured("compile-captured", 15))
+    run(path, FIRST | {"date": "Tuesday"}, measured("compile-captured", 30, products="ATEN"), append=True)
+    (cell,) = Results.read(tmp_path).cells("latency")
+    assert {s: r["p50_us"] for s, r in cell.items()} == {"dpiframe": 10, "compile-captured": 15, "compile-captured (ATEN)": 30}
+
+
+@pytest.mark.parametrize(("again", "kept"), [(30, [15]), (12, [])])
+def test_a_peer_that_is_appended_again_and_slower_leaves_the_faster_one_with_its_run(tmp_path, again, kept):
+    path = tmp_path / "latency.json"
+    run(path, FIRST, measured("compile-captured", 15), measured("compile-captured", 50, batch=1))
+    both = measured("compile-captured", again), measured("compile-captured", 60, batch=1)
+    stored = run(path, FIRST | {"date": "Tuesday"}, *both, append=True)
+    assert [r["p50_us"] for r in stored["records"]] == [again, 60]
+    (earlier,) = stored["earlier_peers"]  # one run, not one a record
+    assert earlier["run"] == FIRST
+    assert sorted(r["p50_us"] for r in earlier["records"]) == [*kept, 50]
+    assert min(r["p50_us"] for c in Results.read(tmp_path).cells("latency", batch=256) for r in c.values()) == min(15, again)
+
+
+def test_earlier_runs_of_one_second_are_told_apart_by_their_commit(tmp_path):
+    file = ResultFile(tmp_path / "latency.json", SECOND)
+    for batch, commit in ((1, "abc"), (64, "xyz")):
+        earlier = {"run": FIRST | {"commit": commit}, "records": [measured("compile-captured", 15, batch=batch)]}
+        file.earlier_peers.append(earlier)
+    file.add(measured("dpiframe", 10))
+    results = Results.read(tmp_path)
+    assert {r["batch"]: results.runs[r["file"]]["commit"] for r in results.records} == {256: "def", 1: "abc", 64: "xyz"}
+
+
 @pytest.mark.parametrize("other", [{"gpu": "another"}, {"gpu": None}, {"gpu": None, "cpu": "another"}])
 def test_a_peer_of_another_machine_is_not_kept(tmp_path, other):
     path = tmp_path / "latency.json"

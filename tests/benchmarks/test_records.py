@@ -70,7 +70,53 @@ def test_records_of_another_commit_or_gpu_are_not_mixed_in(tmp_path):
     for other in ({"commit": "def"}, {"gpu": "another"}):
         file = ResultFile(tmp_path / "latency.json", RUN | other, append=True)
         assert file.records == []
-        assert file.dropped == "gpu NVIDIA H200, commit abc"
+        assert file.dropped == "records of gpu NVIDIA H200, commit abc"
+
+
+def test_records_of_another_processor_are_not_mixed_in_where_there_is_no_gpu(tmp_path):
+    path, here = tmp_path / "latency.json", RUN | {"gpu": None, "cpu": "one"}
+    ResultFile(path, here).add(entry("eager", 90.0))
+    assert ResultFile(path, here, append=True).records
+    file = ResultFile(path, here | {"cpu": "another"}, append=True)
+    assert file.records == []
+    assert file.dropped == "records of cpu one, commit abc"
+
+
+def test_a_run_that_replaces_records_says_so_if_they_are_another_machines(tmp_path, capsys):
+    path = tmp_path / "latency.json"
+    ResultFile(path, RUN).add(entry("eager", 90.0))
+    assert ResultFile(path, RUN | {"commit": "def"}).dropped is None
+    assert ResultFile(path, RUN | {"gpu": "another"}).dropped == "records of gpu NVIDIA H200, commit abc"
+    Run("latency", "cpu", 0, path, append=False)
+    assert "records of gpu NVIDIA H200, commit abc will be replaced" in capsys.readouterr().out
+
+
+FOREIGN = ['{"run": {"gpu"', "[]", "{}", '{"run": [], "records": []}', '{"run": {}, "records": [1]}', "\0"]
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_a_file_that_holds_no_results_is_replaced_with_a_word_said(tmp_path, capsys, text):
+    path = tmp_path / "latency.json"
+    path.write_text(text)
+    Run("latency", "cpu", 0, path, append=False).add(entry("eager", 90.0))
+    assert "what stands there and holds no results will be replaced" in capsys.readouterr().out
+    assert [r["system"] for r in stored(path)["records"]] == ["eager"]
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_a_file_that_holds_no_results_is_not_appended_to(tmp_path, text):
+    path = tmp_path / "latency.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"got a file that holds no results, expected one to append to$"):
+        Run("latency", "cpu", 0, path, append=True)
+    assert path.read_text() == text
+
+
+def test_one_system_with_fewer_products_is_another_one_in_the_comparison(tmp_path):
+    file = ResultFile(tmp_path / "latency.json", RUN)
+    for r in (entry("dpiframe", 10.0), entry("compile", 15.0), entry("compile", 30.0, products="ATEN")):
+        file.add(r)
+    assert file.records[0]["speedup_vs"] == {"compile": 1.5, "compile (ATEN)": 3.0}
 
 
 def test_results_are_found_by_record_and_cell_fields(tmp_path):

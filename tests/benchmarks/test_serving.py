@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -271,3 +272,9 @@ def test_the_report_says_what_was_not_measured_and_where_the_generator_was_the_l
     text = "\n".join(serving_table(results))
     assert "100* | 0.010 | 3 x 429" in text
     assert "Not measured: triton rows: no JSON." in text
+
+
+@pytest.mark.parametrize("peer", PEERS.values(), ids=PEERS.keys())
+def test_the_module_that_a_peers_command_runs_is_there(peer) -> None:
+    command = peer.command("python", Path("bundle"), 8000, "cpu", "rows")
+    assert find_spec(command[command.index("-m") + 1]) is not None
