@@ -6,10 +6,10 @@ Every value of a chain but its scores stays within it, so only a graph of one lo
 from dataclasses import replace
 
 from dpiframe_core.graph.graph import Graph
-from dpiframe_core.graph.waves import MAX_LOGITS, MAX_TASKS, grouped
+from dpiframe_core.graph.waves import CROSS_LAYERS, MAX_LOGITS, MAX_TASKS, grouped
 
 MAX_LINKS = 24  # of one launch (kernels/waves/chain.py)
-_LAYERS = ("linear", "cross_v2")
+_LAYERS = ("linear", *CROSS_LAYERS)
 
 
 def group_chain(waves: Graph) -> Graph | None:
@@ -22,7 +22,8 @@ def group_chain(waves: Graph) -> Graph | None:
     layers, logits = set[str](), set(first.outputs)
     for link in links:
         if link.op in _LAYERS:
-            if link.inputs[-1] not in layers.union(first.outputs) or not set(link.inputs[:-1]).issubset(first.outputs):
+            x0, *read = link.inputs if link.op in CROSS_LAYERS else (first.outputs[0], *link.inputs)
+            if x0 not in first.outputs or not set(read).issubset(layers.union(first.outputs)):
                 return None
             layers.add(link.outputs[0])
         elif link.inputs[0] in first.outputs:

@@ -163,7 +163,7 @@ def fuse_head(graph: Graph) -> Graph:
 
 
 def _may_be_logit(graph: Graph, maker: Node, value: str, consumers: dict[str, list[Node]]) -> bool:
-    if graph.widths[value] not in (1, graph.widths[graph.output]) or maker.op in ("linear", "cross_v2"):
+    if graph.widths[value] not in (1, graph.widths[graph.output]) or maker.op in ("linear", "cross_v2", "cross_low_rank"):
         return False
     if maker.op == "lookup":  # of its outputs the sum alone is float32 at every precision
         return bool(maker.attrs.total) and value == maker.outputs[-1]

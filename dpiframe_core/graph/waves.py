@@ -14,11 +14,12 @@ from dpiframe_core.graph.schedule import levels
 MAX_TASKS, MAX_DOTS = 8, 16  # a thread keeps a sum for each in a register
 # What one launch takes (kernels/waves/wave.py).
 MAX_JOBS, MAX_LOGITS = 8, 3
+CROSS_LAYERS = ("cross_v2", "cross_low_rank")
 ACTIVATIONS = ("identity", "relu", "sigmoid", "tanh")
 
 
 def group_waves(graph: Graph) -> Graph:
-    """The graph with a `wave` node for each level's linear and DCN-V2 layers, FMs and folded cross networks.
+    """The graph with a `wave` node for each level's linear and DCN-V2 layers (of any rank), FMs and folded cross networks.
 
     Nodes of other kinds stay as they are. A wave's members keep their order; values keep their names.
     """
@@ -44,7 +45,7 @@ def _fits(node: Node, graph: Graph) -> bool:
             return node.attrs.activation in ACTIVATIONS
         case "cross_v1_head":
             return node.attrs.layers + graph.widths[node.outputs[0]] <= MAX_DOTS
-    return node.op in ("cross_v2", "fm")
+    return node.op in (*CROSS_LAYERS, "fm")
 
 
 def _first_wave(nodes: Sequence[Node]) -> list[Node]:
@@ -76,7 +77,7 @@ def _with_head(graph: Graph) -> Graph:
     if head.op != "head" or len(graph.nodes) < 2:
         return graph
     wave, parts = graph.nodes[-2], head.inputs[: len(head.attrs.columns)]
-    products = {m.outputs[0] for m in wave.attrs.members if m.op in ("linear", "cross_v2")}
+    products = {m.outputs[0] for m in wave.attrs.members if m.op in ("linear", *CROSS_LAYERS)}
     logits = head.inputs[len(parts) :]
     if not products.issuperset(parts) or len(set(parts)) < len(parts) or not parts:
         return graph

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from dpiframe_core.graph.graph import Graph, Node
+from dpiframe_core.graph.waves import CROSS_LAYERS
 from dpiframe_core.operators.executor import Values
 from dpiframe_core.operators.workspace import Workspace
 from kernels.reference import folded_cross
@@ -30,15 +31,17 @@ def jobs_of(
     for n in members:
         w, a = [dense[p] for p in n.params], n.attrs
         match n.op:
-            case "linear" | "cross_v2":
+            case "linear" | "cross_v2" | "cross_low_rank":
                 out = n.outputs[0]
                 weight, bias = w[0].reshape(-1, w[0].shape[-1]), w[1] if len(w) == 2 else None
                 kept = out in read or out == graph.output or out not in share
-                x, x0, y = (scales.get(value, 1.0) for value in (n.inputs[-1], n.inputs[0], out))
+                cross = n.op in CROSS_LAYERS
+                x0, xl = n.inputs[:2] if cross else n.inputs * 2
+                x_scale, x0_scale, xl_scale, out_scale = (scales.get(value, 1.0) for value in (n.inputs[-1], x0, xl, out))
                 jobs.append(
                     LinearJob(
-                        weight, bias, a.activation, cross=n.op == "cross_v2", head=share.get(out), kept=kept,
-                        x_scale=x, x0_scale=x0, out_scale=y,
+                        weight, bias, a.activation, cross=cross, head=share.get(out), kept=kept,
+                        x_scale=x_scale, x0_scale=x0_scale, xl_scale=xl_scale, out_scale=out_scale,
                     )
                 )  # fmt: skip
             case "fm":
@@ -55,8 +58,8 @@ def job_operands(node: Node, wave: Wave, values: Values, rows: int) -> list[Oper
     for n, job in zip(node.attrs.members, wave.jobs, strict=False):  # the head, if the wave has one, is no job
         kept = not isinstance(job, LinearJob) or job.kept
         out = values[n.outputs[0]][:rows] if kept else None
-        x0 = values[n.inputs[0]][:rows] if n.op == "cross_v2" else None
-        given.append(Operands(values[n.inputs[-1]][:rows], out=out, x0=x0))
+        x0, xl = (values[i][:rows] for i in n.inputs[:2]) if n.op in CROSS_LAYERS else (None, None)
+        given.append(Operands(values[n.inputs[-1]][:rows], out=out, x0=x0, xl=xl))
     return given
 
 
@@ -71,9 +74,10 @@ def head_operands(node: Node, wave: Wave, values: Values, rows: int, workspace: 
 
 
 def chain_links(members: Sequence[Node], jobs: Sequence[Job]) -> list[Link]:
-    """A chain's links, each with the number of the link that it reads."""
+    """A chain's links, each with the numbers of the links that it reads."""
     made = _link_numbers(members)
-    return [Link(job, made.get(n.inputs[-1])) for n, job in zip(members[:-1], jobs, strict=True)]
+    low_rank = [n.inputs[1] if n.op == "cross_low_rank" else "" for n in members]
+    return [Link(job, made.get(n.inputs[-1]), made.get(xl)) for n, xl, job in zip(members[:-1], low_rank, jobs, strict=False)]
 
 
 def chain_head(members: Sequence[Node], bias: torch.Tensor) -> ChainHead:
@@ -86,9 +90,10 @@ def link_operands(node: Node, chain: Chain, values: Values, rows: int) -> list[C
     """What each link of a chain is given."""
     given = []
     for n, link in zip(node.attrs.members[:-1], chain.links, strict=True):
-        x0 = values[n.inputs[0]][:rows] if n.op == "cross_v2" else None
+        x0 = values[n.inputs[0]][:rows] if n.op in CROSS_LAYERS else None
+        xl = values[n.inputs[1]][:rows] if n.op == "cross_low_rank" and link.xl is None else None
         x = values[n.inputs[-1]][:rows] if link.x is None else None
-        given.append(ChainOperands(x, x0))
+        given.append(ChainOperands(x, x0, xl))
     return given
 
 

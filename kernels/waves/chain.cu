@@ -34,11 +34,12 @@ struct Link {
     const void* x;        // X[rows, x_ld]; of a link before: Word[ROWS, depth]
     const void* weight;   // LINEAR: packed; CROSS: float[DOTS, width]
     const float* bias;    // LINEAR: [width]; CROSS: [DOTS]
-    const X* x0;          // of a DCN-V2 layer x0 * (W x + b) + x, else null
+    const X* x0;          // of a DCN-V2 layer x0 * (W x + b) + xl, else null
+    const void* xl;       // of one of low rank, where x is V xl: X[rows, xl_ld], of a link before Word[ROWS, width]; null: x itself
     Word* out;            // [ROWS, width], of FM [ROWS], of CROSS [ROWS, TASKS]; null if only the head reads it
     const float* head;    // [TASKS, width]: the head's weights for these columns, or null
-    int linked;           // whether x is of a link before
-    int x_ld, x0_ld;
+    int linked, xl_linked;  // whether x and xl are of links before
+    int x_ld, x0_ld, xl_ld;
     int width, depth;     // columns of out and of x, multiples of 8; FM: fields and dim
     int kind, activation;
     int first, slot;      // block; of the head's partial sums
@@ -97,7 +98,13 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
     if (r < ROWS) {
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) v += sums[(w * ROWS + r) * COLUMNS + threadIdx.x % COLUMNS];
-        if (CROSSED && link.x0 && own && r < rows) v = x0 * v + load_value(x + r * stride + column);
+        if (CROSSED && link.x0 && own && r < rows) {
+            float xl;
+            if (!link.xl) xl = load_value(x + r * stride + column);
+            else if (!link.xl_linked) xl = load_value(static_cast<const X*>(link.xl) + (long long)r * link.xl_ld + column);
+            else xl = take(static_cast<const Word*>(link.xl) + (long long)r * link.width + column, batch);
+            v = x0 * v + xl;
+        }
     }
     v = activated(v, link.activation);
     if (link.head) {

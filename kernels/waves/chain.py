@@ -23,10 +23,13 @@ _THREADS, _WARPS = 512, 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Link:
-    """A job of a chain. x: the number of the link, before this one, whose values it reads; None: it is given x."""
+    """A job of a chain. x: the number of the link, before this one, whose values it reads; None: it is given x. xl: the same of
+    a cross layer's last input, if that is not x.
+    """
 
     job: LinearJob | FmJob | CrossJob
     x: int | None = None
+    xl: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,10 +42,13 @@ class ChainHead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChainOperands:
-    """What a link is given: x in the dense dtype, rows 16-byte aligned, unless a link before makes it; a cross layer's x0."""
+    """What a link is given: x in the dense dtype, rows 16-byte aligned, unless a link before makes it; a cross layer's x0, and
+    its xl, unless that is x or a link before makes it.
+    """
 
     x: torch.Tensor | None
     x0: torch.Tensor | None = None
+    xl: torch.Tensor | None = None
 
 
 class Chain:
@@ -65,7 +71,7 @@ class Chain:
         self._device, self._dtype = device, DENSE_DTYPE[precision]
         self._bias = head.bias.float().contiguous().to(device)
         self._weights = [_packed(job_weights(link.job, self.tasks, precision, device)) for link in links]
-        read = {link.x for link in links} | set(head.logits)
+        read = {number for link in links for number in (link.x, link.xl)} | set(head.logits)
         self._outs: list[int | None] = []  # where a link's words begin, if it has some
         self._slot: list[int] = []  # the head's first partial sum of each link
         self.words = self._slots = 0
@@ -89,6 +95,8 @@ class Chain:
                 case LinearJob(weight=weight), LinearJob(weight=before) if weight.shape[1] != before.shape[0]:
                     got = f"{weight.shape[1]} columns of link {link.x}"
                     raise ValueError(f"chain link {i}: got {got}, expected its {before.shape[0]}")
+                case LinearJob(weight=weight), _ if link.xl is not None and not _makes(links, link.xl, i, weight.shape[0]):
+                    raise ValueError(f"chain link {i}: got xl of link {link.xl}, expected a layer as wide before it")
                 case ((FmJob() | CrossJob()), None) if i not in head.logits:
                     raise ValueError(f"chain link {i}: got no reader, expected it to be one of the head's logits")
                 case ((FmJob() | CrossJob()), LinearJob()):
@@ -145,14 +153,28 @@ class Chain:
             if crosses != (operands.x0 is not None):
                 raise ValueError(f"chain link {i}: got {'no ' if crosses else ''}x0, expected the contrary")
             if operands.x0 is not None:
-                check_rows(f"chain link {i} x0", operands.x0, rows, self._depth(i))
+                check_rows(f"chain link {i} x0", operands.x0, rows, self._width(i))
                 target.x0, target.x0_ld = operands.x0.data_ptr(), operands.x0.stride(0)
+            self._fill_xl(i, target, operands.xl, base, rows)
             first += self._describe(i, target)
         self._fill_head(chain.head, iter(logits), base, scores, done)
         function, shared = self._function(_bucket(rows)), self._shared_bytes(_bucket(rows))
         if function.max_dynamic_shared_size_bytes < shared:
             function.max_dynamic_shared_size_bytes = shared
         launch(function, first + 1, _THREADS, (chain, state.data_ptr()), shared_bytes=shared)
+
+    def _fill_xl(self, i: int, target: Any, given: torch.Tensor | None, base: int, rows: int) -> None:
+        """A cross layer's last input; without one it is x."""
+        link = self.links[i]
+        if link.xl is not None:
+            before = self._outs[link.xl]
+            assert before is not None
+            target.xl_linked, target.xl = 1, base + 8 * before
+        elif given is not None:
+            check_dense(f"chain link {i} xl", given, rows, self._width(i), self._dtype)
+            target.xl, target.xl_ld = given.data_ptr(), given.stride(0)
+        elif target.x0 and self._width(i) != self._depth(i):
+            raise ValueError(f"chain link {i}: got no xl, expected one as wide as the layer")
 
     def _fill_head(self, target: Any, given: Any, base: int, scores: torch.Tensor, done: torch.Tensor) -> None:
         target.partial, target.slots, target.bias = base + 8 * self._partial, self._slots, self._bias.data_ptr()
@@ -196,6 +218,12 @@ class Chain:
         job = self.links[link].job
         return padded(job.weight.shape[1], self._dtype) if isinstance(job, LinearJob) else job.width
 
+    def _width(self, link: int) -> int:
+        """Columns that a layer makes."""
+        job = self.links[link].job
+        assert isinstance(job, LinearJob)
+        return padded(job.weight.shape[0], self._dtype)
+
     def _shared_bytes(self, rows: int) -> int:
         """Of the block that needs most: a layer's weights, x, and the sums of its warps; or a cross network's weights."""
         groups = max((own.weight.shape[1] for own in self._weights if isinstance(own, LinearWeights)), default=0)
@@ -209,6 +237,11 @@ class Chain:
 def _bucket(rows: int) -> int:
     """Rows that the kernel is compiled for."""
     return 1 << (rows - 1).bit_length()
+
+
+def _makes(links: Sequence[Link], link: int, before: int, width: int) -> bool:
+    """Whether a link is a layer of so many columns ahead of the one numbered `before`."""
+    return link < before and isinstance(job := links[link].job, LinearJob) and job.weight.shape[0] == width
 
 
 def _packed(own: JobWeights) -> JobWeights:

@@ -15,12 +15,13 @@ struct Job {
     const void* weight;        // LINEAR: X[width, depth]; CROSS: float[DOTS, width]
     const float* bias;         // LINEAR: [width]; CROSS: [DOTS]
     const float* scale;        // [width]: what the products are multiplied by, where X is fp8
-    const X* x0;               // of a DCN-V2 layer x0 * (W x + b) + x, else null
+    const X* x0;               // of a DCN-V2 layer x0 * (W x + b) + xl, else null
+    const X* xl;               // of one: x itself, or of low rank, where x is V xl, another value
     void* out;                 // X[rows, out_ld], float[rows, ..] of FM and CROSS; null if only the head reads it
     const float* head;         // [TASKS, width]: the head's weights for these columns, or null
-    float x_scale, x0_scale;   // a value is what lies in memory times its scale (fp8; of x for cross layers and FM)
+    float x_scale, x0_scale, xl_scale;  // a value is what lies in memory times its scale (fp8; of x for FM)
     float out_factor;          // one over that of out
-    int x_ld, x0_ld, out_ld;
+    int x_ld, x0_ld, xl_ld, out_ld;
     int width, depth;          // columns of out and of x, multiples of 8; FM: fields and dim
     int kind, activation;
     int first, tiles;          // first block; column tiles
@@ -104,7 +105,7 @@ __device__ __forceinline__ void conclude(
                 const int row = m0 + from + (i + u) * STEP;
                 if (row >= rows) continue;
                 first[u] = four(job.x0 + (long long)row * job.x0_ld + column);
-                last[u] = four(job.x + (long long)row * job.x_ld + column);
+                last[u] = four(job.xl + (long long)row * job.xl_ld + column);
             }
         }
 #pragma unroll
@@ -127,7 +128,7 @@ __device__ __forceinline__ void conclude(
                 widen4(first[u], a);
                 widen4(last[u], b);
                 if (FP8)
-                    for (int k = 0; k < 4; ++k) a[k] *= job.x0_scale, b[k] *= job.x_scale;
+                    for (int k = 0; k < 4; ++k) a[k] *= job.x0_scale, b[k] *= job.xl_scale;
                 for (int k = 0; k < 4; ++k) v[k] = a[k] * v[k] + b[k];
             }
             for (int k = 0; k < 4; ++k) v[k] = activated(v[k], job.activation);

@@ -136,15 +136,21 @@ class Wave:
                     check_rows("wave out", given.out, rows, width)
                 target.weight, target.bias = own.weight.data_ptr(), own.bias.data_ptr()
                 target.scale = own.scale.data_ptr()
-                target.x_scale, target.x0_scale, target.out_factor = job.x_scale, job.x0_scale, 1 / job.out_scale
+                target.x0_scale, target.xl_scale, target.out_factor = job.x0_scale, job.xl_scale, 1 / job.out_scale
                 target.head = own.head.data_ptr() if len(own.head) else 0
                 target.width, target.depth, target.activation = width, depth, ACTIVATIONS.index(job.activation)
                 target.tiles, target.slot = -(-width // tile.columns), slot
                 if wide:
                     maps.x[i] = tensor_map(given.x[:rows, :depth], tile.rows)
                     maps.weight[i] = tensor_map(self._wide_weights[i], tile.columns)
-                if given.x0 is not None:
-                    target.x0, target.x0_ld = given.x0.data_ptr(), given.x0.stride(0)
+                if job.cross:
+                    x0, xl = given.x0, given.x if given.xl is None else given.xl
+                    if x0 is None:
+                        raise ValueError("wave cross layer: got no x0, expected one")
+                    check_dense("wave x0", x0, rows, width, self._dtype)
+                    check_dense("wave xl", xl, rows, width, self._dtype)
+                    target.x0, target.x0_ld = x0.data_ptr(), x0.stride(0)
+                    target.xl, target.xl_ld = xl.data_ptr(), xl.stride(0)
                 slot += target.tiles if len(own.head) else 0
                 first += target.tiles * -(-rows // tile.rows)
             elif isinstance(job, FmJob):

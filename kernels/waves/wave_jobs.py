@@ -21,8 +21,9 @@ class JobKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearJob:
-    """activation(x W^T + b), or with `cross` x0 * (x W^T + b) + x. weight[out, in], bias[out]; head[tasks, out]: the head's
-    weights for this value, if the head reads it within this wave; kept: whether anything else reads it.
+    """activation(x W^T + b), or with `cross` x0 * (x W^T + b) + xl, where xl is x unless another value is given.
+    weight[out, in], bias[out]; head[tasks, out]: the head's weights for this value, if the head reads it within this wave;
+    kept: whether anything else reads it.
 
     *_scale, for fp8: a value is what lies in memory times its scale.
     """
@@ -35,6 +36,7 @@ class LinearJob:
     kept: bool = True
     x_scale: float = 1.0
     x0_scale: float = 1.0
+    xl_scale: float = 1.0
     out_scale: float = 1.0
 
 
@@ -81,11 +83,14 @@ def job_constants(jobs: Sequence[LinearJob | FmJob | CrossJob], tasks: int, dtyp
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operands:
-    """Of one job: x, a cross layer's first input x0, and out (None if only the head reads it)."""
+    """Of one job: x, a cross layer's first input x0 and, if it is not x, its last one xl, and out (None if only the head
+    reads it).
+    """
 
     x: torch.Tensor
     out: torch.Tensor | None
     x0: torch.Tensor | None = None
+    xl: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

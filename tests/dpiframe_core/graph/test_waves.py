@@ -23,6 +23,7 @@ MODELS = {
     "dcnv2-parallel": DCNv2(cross_layers=3, hidden_units=(24, 8, 4)),
     "dcnv2-uneven": DCNv2(cross_layers=2, hidden_units=(24, 8, 4)),
     "dcnv2-stacked": DCNv2(cross_layers=3, hidden_units=(24,), structure="stacked"),
+    "dcnv2-low-rank": DCNv2(cross_layers=2, rank=3, hidden_units=(24, 8)),
 }
 
 
@@ -69,6 +70,10 @@ def test_no_member_of_a_wave_waits_for_another_but_the_head(name, left_out):
         ("deepfm-1-layer", [("lookup",), ("fm", "deep.0"), ("head",)]),  # the head reads fm, of its own wave, as a logit
         ("dcn", [("lookup",), ("cross", "deep.0"), ("deep.1", "head")]),
         ("dcnv2-parallel", [("lookup",), ("cross.0", "deep.0"), ("cross.1", "deep.1"), ("cross.2", "deep.2", "head")]),
+        (
+            "dcnv2-low-rank",
+            [("lookup",), ("cross.0.v", "deep.0"), ("cross.0", "deep.1"), ("cross.1.v",), ("cross.1",), ("head",)],
+        ),
         ("dcnv2-uneven", [("lookup",), ("cross.0", "deep.0"), ("cross.1", "deep.1"), ("deep.2",), ("head",)]),
     ],
 )

@@ -136,6 +136,13 @@ def test_lower_precisions_stay_within_their_documented_deviation(name, precision
     check(name, "cuda:0", sizes=((64, 4), (1, 1)), precision=precision, atol=atol, waves=waves)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "atol"), [("fp32", 1e-5), ("tf32", 1e-3), ("bf16", 1e-2)])
+def test_a_chain_scores_layers_of_low_rank_as_the_oracle_does(precision, atol):
+    sizes = tuple((rows, min(rows, 2)) for rows in (*range(1, 9), 3, 1, 8))
+    check("dcnv2-low-rank", "cuda:0", sizes=sizes, atol=atol, seed=2, precision=precision, buckets=(1, 2, 4, 8), chain=True)
+
+
 KINDS = ["relu", "sigmoid", "tanh", "identity", "gelu", "gelu_tanh", "prelu", "dice", LeakyReLU(slope=0.3)]
 
 

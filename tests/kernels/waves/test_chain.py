@@ -30,7 +30,9 @@ def test_packed_weights_lie_as_the_lanes_of_an_mma_take_them(shape, dtype):
 
 
 class Model:
-    """Two layers beside two DCN-V2 layers, an FM, DCN's folded cross network, and a head of three logits over the last two."""
+    """Two layers beside two DCN-V2 layers and two of low rank, an FM, DCN's folded cross network, and a head of three logits
+    over the last of each.
+    """
 
     def __init__(self, width, hidden, tasks, precision, seed=0, device="cuda:0"):
         from kernels.waves.chain import Chain, ChainHead, Link
@@ -41,7 +43,8 @@ class Model:
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.deep = [self.layer(hidden, width), self.layer(hidden // 2, hidden)]
         self.cross = [self.layer(width, width), self.layer(width, width)]
-        self.shares = self.normal(tasks, hidden // 2) / 20, self.normal(tasks, width) / 20
+        self.low = [(*self.layer(width, 24), self.layer(24, width)[0]) for _ in range(2)]
+        self.shares = self.normal(tasks, hidden // 2) / 20, self.normal(tasks, width) / 20, self.normal(tasks, width) / 20
         self.bias, self.dots, self.k = self.normal(tasks), self.normal(2 + tasks, width) / width, self.normal(2 + tasks)
         links = [
             Link(LinearJob(*self.deep[0], "relu")),
@@ -50,6 +53,10 @@ class Model:
             Link(CrossJob(self.dots, self.k, 2)),
             Link(LinearJob(*self.deep[1], "tanh", False, self.shares[0], False), 0),
             Link(LinearJob(*self.cross[1], "identity", True, self.shares[1], False), 1),
+            Link(LinearJob(self.low[0][2], None)),
+            Link(LinearJob(*self.low[0][:2], cross=True), 6),
+            Link(LinearJob(self.low[1][2], None), 7),
+            Link(LinearJob(*self.low[1][:2], cross=True, head=self.shares[2], kept=False), 8, 7),
         ]
         self.device = torch.device(device)
         self.chain = Chain(links, ChainHead(self.bias, (2, None, 3)), precision, self.device)
@@ -75,6 +82,7 @@ class Model:
         scores, done = torch.full((bucket, self.tasks), torch.nan, **pinned), torch.zeros(1, dtype=torch.int32, **pinned)
         self.state[StateWord.TRUE_ROWS], self.state[StateWord.BATCH_NUMBER] = rows, batch
         given = [ChainOperands(x), ChainOperands(x, x), *[ChainOperands(x)] * 2, ChainOperands(None), ChainOperands(None, x)]
+        given += [ChainOperands(x), ChainOperands(None, x, x), ChainOperands(None), ChainOperands(None, x)]
         self.chain(given, [total], bucket, scores, done, self.words, self.state)
 
         def check():
@@ -98,14 +106,18 @@ class Model:
         crossed = x
         for w, b in cross:
             crossed = x * (crossed @ w.T + b) + crossed
+        low = x
+        for u, b, v in self.low:
+            u, v = u.to(self.dtype).double(), v.to(self.dtype).double()
+            low = x * (low @ v.T @ u.T + b.double()) + low
         fields = x.reshape(len(x), -1, 8)
         fm = 0.5 * (fields.sum(1).square() - fields.square().sum(1)).sum(1, keepdim=True)
         dots, k, a = x @ self.dots.double().T, self.k.double(), 1.0
         for layer in range(2):
             a = a + a * dots[:, layer] + k[layer]
         logit = a[:, None] * dots[:, 2:] + k[2:]
-        z = h @ self.shares[0].double().T + crossed @ self.shares[1].double().T + self.bias.double() + fm + total + logit
-        return torch.sigmoid(z)
+        parts = zip((h, crossed, low), self.shares, strict=True)
+        return torch.sigmoid(sum(part @ share.double().T for part, share in parts) + self.bias.double() + fm + total + logit)
 
 
 @pytest.mark.gpu
@@ -177,6 +189,8 @@ def test_what_does_not_fit_is_refused(on_host, monkeypatch):
         Chain([Link(layer)], ChainHead(bias, (0,)), "fp32", device)
     with pytest.raises(ValueError, match="chain link 1: got 24 columns of link 0, expected its 8"):
         Chain([Link(layer), Link(LinearJob(torch.ones(8, 24), None), 0)], ChainHead(bias), "fp32", device)
+    with pytest.raises(ValueError, match="chain link 1: got xl of link 0, expected a layer as wide before it"):
+        Chain([Link(layer), Link(LinearJob(torch.ones(16, 8), None, cross=True), 0, 0)], ChainHead(bias), "fp32", device)
     with pytest.raises(ValueError, match="chain link 1: got x of link 0, expected it to be given"):
         Chain([Link(layer), Link(FmJob(0, 1, 8), 0)], ChainHead(bias, (1,)), "fp32", device)
     with pytest.raises(ValueError, match="chain link 0: got no reader, expected it to be one of the head's logits"):
@@ -206,4 +220,11 @@ def test_what_does_not_fit_is_refused(on_host, monkeypatch):
         crossing([ChainOperands(x)], [], 8, *rest)
     with pytest.raises(ValueError, match="chain link 0 x0: got shape"):
         crossing([ChainOperands(x, narrow)], [], 8, *rest)
+    up = LinearJob(torch.ones(16, 8), None, cross=True, head=torch.ones(1, 16))
+    low_rank = Chain([Link(up)], ChainHead(bias), "fp32", device)
+    wide_x0 = torch.zeros(9, 16)
+    with pytest.raises(ValueError, match="chain link 0: got no xl, expected one as wide as the layer"):
+        low_rank([ChainOperands(x, wide_x0)], [], 8, *rest)
+    with pytest.raises(ValueError, match="chain link 0 xl: got shape"):
+        low_rank([ChainOperands(x, wide_x0, x)], [], 8, *rest)
     assert not launched

@@ -84,24 +84,30 @@ def on_host(monkeypatch, run_folder):
 
 
 def check_products(width, rows, precision, tiles, device):
-    """A DCN-V2 layer and a plain one side by side, in every tile."""
+    """A DCN-V2 layer, a plain one and a DCN-V2 layer of low rank side by side, in every tile."""
     from kernels.waves.wave_jobs import LinearJob, Operands
 
     rng = np.random.default_rng(width + rows)
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     (w, b), (w2, b2) = random_linear(rng, width, width), random_linear(rng, 37, width)
-    wave = wave_on(device, [LinearJob(w, b, "identity", True), LinearJob(w2, b2, "relu")], None, precision)
-    x0, x = put(rng, rows, width, dtype, device), put(rng, rows, width, dtype, device)
+    u, b3 = random_linear(rng, width, 24)
+    jobs = [LinearJob(w, b, "identity", True), LinearJob(w2, b2, "relu"), LinearJob(u, b3, cross=True)]
+    wave = wave_on(device, jobs, None, precision)
+    x0, x, v = (put(rng, rows, n, dtype, device) for n in (width, width, 24))
     state = lane_state(rows, device)
-    exact = [t.to(dtype).double().to(device) for t in (w, b, w2, b2)]
+    exact = [t.to(dtype).double().to(device) for t in (w, b, w2, b2, u, b3)]
     xs, x0s = x[:, :width].double(), x0[:, :width].double()
-    product = xs @ exact[0].T + exact[1]
-    want = x0s * product + xs, (xs @ exact[2].T + exact[3]).relu()
-    scale = x0s.abs() * (xs.abs() @ exact[0].abs().T + 1) + xs.abs(), xs.abs() @ exact[2].abs().T + 1
+    product, low = xs @ exact[0].T + exact[1], v.double() @ exact[4].T + exact[5]
+    want = x0s * product + xs, (xs @ exact[2].T + exact[3]).relu(), x0s * low + xs
+    scale = (
+        x0s.abs() * (xs.abs() @ exact[0].abs().T + 1) + xs.abs(),
+        xs.abs() @ exact[2].abs().T + 1,
+        x0s.abs() * (v.double().abs() @ exact[4].abs().T + 1) + xs.abs(),
+    )
     for tile in tiles:
-        outs = [torch.full((rows, -(-n // 8) * 8), torch.nan, dtype=dtype, device=device) for n in (width, 37)]
-        wave.run([Operands(x, outs[0], x0), Operands(x, outs[1])], rows, None, state, tile)
-        for out, expected, terms, n in zip(outs, want, scale, (width, 37), strict=True):
+        outs = [torch.full((rows, -(-n // 8) * 8), torch.nan, dtype=dtype, device=device) for n in (width, 37, width)]
+        wave.run([Operands(x, outs[0], x0), Operands(x, outs[1]), Operands(v, outs[2], x0, x)], rows, None, state, tile)
+        for out, expected, terms, n in zip(outs, want, scale, (width, 37, width), strict=True):
             assert ((out[:, :n].double() - expected).abs() <= 2 * EPS[precision] * terms).all(), tile.name
 
 
@@ -256,31 +262,35 @@ def test_fp8_multiplies_what_its_numbers_mean(width, rows):
         pytest.skip("this GPU does not multiply fp8")
     rng, fp8 = np.random.default_rng(width + rows), torch.float8_e4m3fn
     (w, b), (w2, b2) = random_linear(rng, width, width), random_linear(rng, 37, width)
-    sx, s0, so = 0.02, 0.03, 0.25
+    u, _ = random_linear(rng, width, 16)
+    sx, s0, sv, so = 0.02, 0.03, 0.015, 0.25
     jobs = [
         LinearJob(w, b, "identity", True, x_scale=sx, x0_scale=s0, out_scale=so),
         LinearJob(w2, b2, "relu", x_scale=sx, out_scale=so),
+        LinearJob(u, b, cross=True, x_scale=sv, x0_scale=s0, xl_scale=sx, out_scale=so),
         FmJob(0, width // 8, 8, sx),
     ]
     wave = Wave(jobs, None, "fp8", torch.device("cuda", 0))
-    columns = padded(width, fp8)
-    x, x0 = (torch.zeros(rows, columns, device="cuda").index_copy_(1, torch.arange(width, device="cuda"),
-             torch.from_numpy(rng.standard_normal((rows, width))).float().cuda() / s).to(fp8) for s in (sx, s0))  # fmt: skip
+    x, x0, v = (torch.zeros(rows, padded(n, fp8), device="cuda").index_copy_(1, torch.arange(n, device="cuda"),
+                torch.from_numpy(rng.standard_normal((rows, n))).float().cuda() / s).to(fp8)
+                for n, s in ((width, sx), (width, s0), (16, sv)))  # fmt: skip
     state = lane_state(rows, "cuda")
     xs, x0s = x[:, :width].double() * sx, x0[:, :width].double() * s0
     rounded = []
-    for weight in (w, w2):
+    for weight in (w, w2, u):
         scale = weight.abs().amax(1, keepdim=True) / 448
         rounded.append(((weight / scale).to(fp8).double() * scale.double()).cuda())
     product = xs @ rounded[0].T + b.double().cuda()
-    want = x0s * product + xs, (xs @ rounded[1].T + b2.double().cuda()).relu()
-    v = xs.reshape(rows, -1, 8)
-    pairs = 0.5 * (v.sum(1).square() - v.square().sum(1)).sum(1, keepdim=True)
+    low = v.double() * sv @ rounded[2].T + b.double().cuda()
+    want = x0s * product + xs, (xs @ rounded[1].T + b2.double().cuda()).relu(), x0s * low + xs
+    fields = xs.reshape(rows, -1, 8)
+    pairs = 0.5 * (fields.sum(1).square() - fields.square().sum(1)).sum(1, keepdim=True)
     for tile in (*TILES, *WIDE_TILES):
-        outs = [torch.full((rows, padded(n, fp8)), torch.nan, device="cuda").to(fp8) for n in (width, 37)]
+        outs = [torch.full((rows, padded(n, fp8)), torch.nan, device="cuda").to(fp8) for n in (width, 37, width)]
         fm = torch.full((rows, 1), torch.nan, device="cuda")
-        wave.run([Operands(x, outs[0], x0), Operands(x, outs[1]), Operands(x, fm)], rows, None, state, tile)
-        for out, expected, n in zip(outs, want, (width, 37), strict=True):
+        given = [Operands(x, outs[0], x0), Operands(x, outs[1]), Operands(v, outs[2], x0, x), Operands(x, fm)]
+        wave.run(given, rows, None, state, tile)
+        for out, expected, n in zip(outs, want, (width, 37, width), strict=True):
             got = out[:, :n].double() * so
             # Half a unit in the last of 4 digits; 2^-10 below the normal numbers; sums, which tensor cores cut to 14 bits.
             room = expected.abs() / 16 + so * 2.0**-10 + 2e-3 * xs.abs().sum(1, keepdim=True) / width**0.5
