@@ -109,7 +109,7 @@ def mlp(x, p, prefix, units, activation):
     return x
 
 
-def cross(x0, p, layers, rank, experts):
+def cross(x0, p, layers, rank, experts, outer_bias=False):
     xl = x0
     for layer in range(layers):
         weight, bias = p[f"cross.{layer}.weight"], p[f"cross.{layer}.bias"]
@@ -124,7 +124,7 @@ def cross(x0, p, layers, rank, experts):
             xl = mixed + xl
             continue
         product = xl @ weight.T if rank is None else (xl @ p[f"cross.{layer}.v.weight"].T) @ weight.T
-        xl = x0 * (product + bias) + xl
+        xl = x0 * product + bias + xl if outer_bias else x0 * (product + bias) + xl
     return xl
 
 
@@ -208,7 +208,7 @@ def scores(schema, a, dense, tables, block):
             h = mlp(np.concatenate([of[f.name] for f in schema.features], 1), p, "deep", a.hidden_units, a.activation)
         case DCNv2():
             x = np.concatenate(list(of.values()), 1)
-            xl = cross(x, p, a.cross_layers, a.rank, a.experts)
+            xl = cross(x, p, a.cross_layers, a.rank, a.experts, a.outer_bias)
             stacked = a.structure in ("stacked", "stacked_parallel")
             h = [mlp(xl, p, "deep", a.hidden_units, a.activation)] if stacked else [xl]
             if a.structure == "parallel":

@@ -61,21 +61,37 @@ def fuse_linear_activation(graph: Graph) -> Graph:
     return graph
 
 
-def fuse_cross_v2(graph: Graph) -> Graph:
-    """x0 * (W xl + b) + xl, three nodes a layer -> cross_v2; with another value, V xl, in the product: cross_low_rank."""
+def fuse_linear_bias(graph: Graph) -> Graph:
+    """linear without a bias, then bias -> one linear."""
     consumers = graph.consumers()
     for n in graph.nodes:
-        if n.op != "linear" or len(n.params) != 2 or n.attrs.activation != "identity":
+        bias = _only(consumers, n, "bias")
+        if bias and n.op == "linear" and len(n.params) == 1 and n.outputs[0] != graph.output:
+            fused = replace(n, outputs=bias.outputs, params=(*n.params, *bias.params))
+            return fuse_linear_bias(_rebuilt(graph, {n.name, bias.name}, [fused]))
+    return graph
+
+
+def fuse_cross_v2(graph: Graph) -> Graph:
+    """x0 * (W xl + b) + xl, three nodes a layer, or x0 * (W xl) + b + xl, four -> cross_v2; with another value, V xl, in the
+    product: cross_low_rank.
+    """
+    consumers = graph.consumers()
+    for n in graph.nodes:
+        if n.op != "linear" or len(graph.params[n.params[0]]) != 2 or n.attrs.activation != "identity":
             continue
         mul = _only(consumers, n, "mul")
-        add = mul and _only(consumers, mul, "add")
+        bias = _only(consumers, mul, "bias") if mul and len(n.params) == 1 else None
+        last = bias or mul
+        add = last and _only(consumers, last, "add")
         v = n.inputs[0]
-        if not mul or not add or mul.inputs[1] != n.outputs[0] or len(add.inputs) != 2 or len(set(add.inputs)) != 2:
+        if not mul or not last or not add or mul.inputs[1] != n.outputs[0] or len(add.inputs) != 2 or len(set(add.inputs)) != 2:
             continue
-        (xl,) = (i for i in add.inputs if i != mul.outputs[0])
+        (xl,) = (i for i in add.inputs if i != last.outputs[0])
         op, inputs = ("cross_v2", (mul.inputs[0], xl)) if xl == v else ("cross_low_rank", (mul.inputs[0], xl, v))
-        fused = Node(n.name, op, inputs, add.outputs, n.module, n.params)
-        gone = {n.name, mul.name, add.name}
+        params = (*n.params, *(bias.params if bias else ()))
+        fused = Node(n.name, op, inputs, add.outputs, n.module, params, Attrs(outer_bias=bias is not None))
+        gone = {n.name, mul.name, last.name, add.name}
         if graph.widths[n.outputs[0]] == graph.widths[xl] and _sealed(graph, gone, [fused]):
             return fuse_cross_v2(_rebuilt(graph, gone, [fused]))
     return graph
@@ -172,6 +188,7 @@ def _may_be_logit(graph: Graph, maker: Node, value: str, consumers: dict[str, li
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "lookup": fuse_lookup,
+    "linear_bias": fuse_linear_bias,
     "linear_activation": fuse_linear_activation,
     "cross_v2": fuse_cross_v2,
     "cross_v1": fuse_cross_v1,

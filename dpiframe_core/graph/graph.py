@@ -64,6 +64,7 @@ class Attrs:
     total: tuple[Source, ...] = ()
     activation: str = "identity"
     slope: float = 0.0
+    outer_bias: bool = False
     fields: int = 0
     dim: int = 0
     offset: int = 0
@@ -113,8 +114,8 @@ class Node:
     fused only:
     cross_v1        (x0) -> [w]; all layers                             w[w], b[w] a layer layers
     cross_v1_head   (x0) -> [tasks]: x_L W[:, offset:]^T, x_L unwritten .., W[tasks, *]   layers, offset
-    cross_v2        (x0, xl) -> [w]: x0 * (W xl + b) + xl               W[w, w], b[w]
-    cross_low_rank  (x0, xl, v[r]) -> [w]: x0 * (W v + b) + xl          W[w, r], b[w]
+    cross_v2        (x0, xl) -> [w]: x0 * (W xl + b) + xl               W[w, w] (b[w])    outer_bias: x0 * (W xl) + b + xl
+    cross_low_rank  (x0, xl, v[r]) -> [w]: x0 * (W v + b) + xl          W[w, r] (b[w])    outer_bias
     head            (part.., logit..) -> [tasks], sigmoid applied       W[tasks, *] (b)   columns (of W, a part)
     wave            nodes that run side by side, perhaps the head behind ..               members
     chain           nodes that run one after the other, the head last   ..               members

@@ -15,7 +15,7 @@ MAX_TASKS, MAX_DOTS = 8, 16  # a thread keeps a sum for each in a register
 # What one launch takes (kernels/waves/wave.py).
 MAX_JOBS, MAX_LOGITS = 8, 3
 CROSS_LAYERS = ("cross_v2", "cross_low_rank")
-ACTIVATIONS = ("identity", "relu", "sigmoid", "tanh")
+ACTIVATIONS = ("identity", "relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "leaky_relu", "prelu", "dice")
 
 
 def group_waves(graph: Graph) -> Graph:

@@ -148,7 +148,7 @@ class CpuOperators:
             case "mixture":
                 return lambda x, gates: reference.mixture(x.float(), gates.float())
             case "cross_v2" | "cross_low_rank":
-                return _cross_v2(self._linear(a, w))
+                return _cross_v2(self._linear(a, w[:1]), w[1]) if a.outer_bias else _cross_v2(self._linear(a, w))
             case "cross_v1":
                 return CrossV1(torch.stack(w[0::2]), torch.stack(w[1::2]), None)
             case "cross_v1_head":
@@ -160,10 +160,11 @@ class CpuOperators:
         raise ValueError(f"graph node {node.name}: got op {node.op!r}, expected one that the CPU backend knows")
 
 
-def _cross_v2(product: Compute) -> Compute:
+def _cross_v2(product: Compute, outer_bias: torch.Tensor | None = None) -> Compute:
     def run(x0: torch.Tensor, xl: torch.Tensor, v: torch.Tensor | None = None) -> torch.Tensor:
         y = product(xl if v is None else v)
-        return torch.addcmul(xl, x0, y, out=y)
+        y = torch.addcmul(xl, x0, y, out=y)
+        return y if outer_bias is None else y.add_(outer_bias)
 
     return run
 

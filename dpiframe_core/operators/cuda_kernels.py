@@ -68,7 +68,8 @@ class KernelMaker:
             case "attention":
                 return self._attention(node)
             case "cross_v2" | "cross_low_rank":
-                return Linear(w[0], w[1], "identity", dtype, device, cross=True, tf32=tf32)
+                bias = w[1] if len(w) > 1 else None
+                return Linear(w[0], bias, "identity", dtype, device, cross=True, outer_bias=a.outer_bias, tf32=tf32)
             case "cross_v1":
                 return CrossV1(torch.stack(w[0::2]), torch.stack(w[1::2]), None, dtype, device)
             case "cross_v1_head":

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from dpiframe_core.graph.graph import Graph, Node
+from dpiframe_core.graph.interactions import linear_params
 from dpiframe_core.graph.waves import CROSS_LAYERS
 from dpiframe_core.operators.executor import Values
 from dpiframe_core.operators.workspace import Workspace
@@ -33,7 +34,8 @@ def jobs_of(
         match n.op:
             case "linear" | "cross_v2" | "cross_low_rank":
                 out = n.outputs[0]
-                weight, bias = w[0].reshape(-1, w[0].shape[-1]), w[1] if len(w) == 2 else None
+                weight, bias, params = linear_params(a, w)
+                weight = weight.reshape(-1, weight.shape[-1])
                 kept = out in read or out == graph.output or out not in share
                 cross = n.op in CROSS_LAYERS
                 x0, xl = n.inputs[:2] if cross else n.inputs * 2
@@ -41,6 +43,7 @@ def jobs_of(
                 jobs.append(
                     LinearJob(
                         weight, bias, a.activation, cross=cross, head=share.get(out), kept=kept,
+                        params=params, slope=a.slope, outer_bias=a.outer_bias,
                         x_scale=x_scale, x0_scale=x0_scale, xl_scale=xl_scale, out_scale=out_scale,
                     )
                 )  # fmt: skip

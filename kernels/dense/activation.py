@@ -10,6 +10,8 @@ from kernels.runtime.source import kernel
 
 KINDS = {"identity": 0, "relu": 1, "sigmoid": 2, "tanh": 3, "gelu": 4, "gelu_tanh": 5, "prelu": 6, "dice": 7, "leaky_relu": 6}
 
+SHAPED = ("leaky_relu", "prelu", "dice")  # whose units have parameters
+
 
 def unit_params(
     activation: str, params: Sequence[torch.Tensor], slope: float, units: int, width: int, device: torch.device

@@ -8,10 +8,18 @@ from kernels.runtime.source import kernel
 
 
 def cross_epilogue(
-    state: torch.Tensor, x0: torch.Tensor, xl: torch.Tensor, bias: torch.Tensor, rows: int, width: int, out: torch.Tensor
+    state: torch.Tensor,
+    x0: torch.Tensor,
+    xl: torch.Tensor,
+    bias: torch.Tensor,
+    rows: int,
+    width: int,
+    out: torch.Tensor,
+    *,
+    outer_bias: bool = False,
 ) -> None:
-    """out[:rows, :width] = x0 * (out + bias) + xl for the first state[TRUE_ROWS] rows, in place on the product W xl. Widths and
-    strides are multiples of 4.
+    """out[:rows, :width] = x0 * (out + bias) + xl, with `outer_bias` x0 * out + bias + xl, for the first state[TRUE_ROWS] rows,
+    in place on the product W xl. Widths and strides are multiples of 4.
     """
     for name, t in (("x0", x0), ("xl", xl), ("out", out)):
         check_rows(f"cross_v2 {name}", t, rows, width)
@@ -19,6 +27,6 @@ def cross_epilogue(
     i32 = np.int32
     args = (
         state.data_ptr(), x0.data_ptr(), xl.data_ptr(), bias.data_ptr(), out.data_ptr(),
-        i32(x0.stride(0)), i32(xl.stride(0)), i32(out.stride(0)), i32(width),
+        i32(x0.stride(0)), i32(xl.stride(0)), i32(out.stride(0)), i32(width), i32(outer_bias),
     )  # fmt: skip
     launch(function, *four_columns_a_thread(rows, width), args)

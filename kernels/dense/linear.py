@@ -49,7 +49,8 @@ def _triton_builds() -> bool:
 
 
 class Linear:
-    """activation(x W^T + b), or a DCN-V2 layer x0 * (x W^T + b) + xl (xl is x unless given), with weights on one device.
+    """activation(x W^T + b), or a DCN-V2 layer x0 * (x W^T + b) + xl (xl is x unless given), with `outer_bias`
+    x0 * (x W^T) + b + xl, with weights on one device.
 
     Owns weight[out, in] and bias[out] in the dense dtype, `padded` with zeros, in both storage orders. No one
     way is fast throughout (tf32, 64 x 624 x 624 on an H200: 18.9 us by cuBLAS with its bias epilogue, 6.4 us without, 4.8 us by
@@ -65,12 +66,13 @@ class Linear:
         device: torch.device,
         *,
         cross: bool = False,
+        outer_bias: bool = False,
         tf32: bool = False,
         params: Sequence[Tensor] = (),
         slope: float = 0.0,
     ) -> None:
         out, width = weight.shape
-        self.activation, self.cross = activation, cross
+        self.activation, self.cross, self._outer_bias = activation, cross, outer_bias
         # Triton multiplies float32 in tf32 only: strict float32 stays with cuBLAS.
         self._triton = (dtype == torch.bfloat16 or tf32) and activation in ("relu", "identity") and _triton_builds()
         self._weight = torch.zeros(padded(out), padded(width), dtype=dtype, device=device)
@@ -100,7 +102,8 @@ class Linear:
             relu = self.activation == "relu"
             for tile in TILES:
                 if tile.rows <= max(16, 2 * x.shape[0]):
-                    ways[tile.name] = partial(linear, x, self._weight, self._bias, out, x0, x if xl is None else xl, relu, tile)
+                    crossed = x0, x if xl is None else xl, self._outer_bias
+                    ways[tile.name] = partial(linear, x, self._weight, self._bias, out, *crossed, relu, tile)
         return ways
 
     def tune(self, x: Tensor, out: Tensor, x0: Tensor | None, state: Tensor, xl: Tensor | None = None) -> str:
@@ -138,7 +141,7 @@ class Linear:
         torch.mm(x, weight, out=out)
         rows, width = out.shape
         if x0 is not None:
-            cross_epilogue(state, x0, x if xl is None else xl, self._bias, rows, width, out)
+            cross_epilogue(state, x0, x if xl is None else xl, self._bias, rows, width, out, outer_bias=self._outer_bias)
             return
         if self._apart:
             self._apart(state, out, self._bias, rows, out)

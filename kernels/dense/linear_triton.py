@@ -39,7 +39,7 @@ TILES = (
 @triton.jit(do_not_specialize=["M"])  # type: ignore[untyped-decorator]  # else it is compiled anew for numbers of rows
 def _linear(  # type: ignore[no-untyped-def]
     x, w, bias, x0, xl, out, M, N, K, x_ld, w_ld, x0_ld, xl_ld, out_ld,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RELU: tl.constexpr, CROSS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, RELU: tl.constexpr, CROSS: tl.constexpr, OUTER: tl.constexpr,
 ):  # fmt: skip
     """out[M, N] = epilogue(x[M, K] w[N, K]^T + bias); one block a tile of out, column tiles first."""
     rows = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
@@ -56,12 +56,15 @@ def _linear(  # type: ignore[no-untyped-def]
         sums = tl.dot(a, b, sums, input_precision="tf32")
         x_tile += BK
         w_tile += BK
-    sums += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
+    if not OUTER:
+        sums += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     ok = row_ok & column_ok
     if CROSS:
         first = tl.load(x0 + rows[:, None] * x0_ld + columns[None, :], mask=ok, other=0.0).to(tl.float32)
         last = tl.load(xl + rows[:, None] * xl_ld + columns[None, :], mask=ok, other=0.0).to(tl.float32)
         sums = first * sums + last
+    if OUTER:
+        sums += tl.load(bias + columns, mask=columns < N, other=0.0).to(tl.float32)[None, :]
     if RELU:
         sums = tl.where(sums < 0.0, 0.0, sums)
     tl.store(out + rows[:, None] * out_ld + columns[None, :], sums.to(out.dtype.element_ty), mask=ok)
@@ -74,10 +77,12 @@ def linear(
     out: torch.Tensor,
     x0: torch.Tensor | None,
     xl: torch.Tensor,
+    outer_bias: bool,
     relu: bool,
     tile: Tile,
 ) -> None:
-    """out[B, N] = relu?(x[B, K] weight[N, K]^T + bias), or with x0 a DCN-V2 layer x0 * (x weight^T + bias) + xl.
+    """out[B, N] = relu?(x[B, K] weight[N, K]^T + bias), or with x0 a DCN-V2 layer x0 * (x weight^T + bias) + xl, with
+    `outer_bias` x0 * (x weight^T) + bias + xl.
 
     float32 operands are multiplied in tf32. K and N are multiples of 8, rows 16-byte aligned.
     """
@@ -86,6 +91,6 @@ def linear(
     _linear[grid](
         x, weight, bias, x if x0 is None else x0, xl, out, rows, columns, width,
         x.stride(0), weight.stride(0), 0 if x0 is None else x0.stride(0), xl.stride(0), out.stride(0),
-        BM=tile.rows, BN=tile.columns, BK=tile.depth, RELU=relu, CROSS=x0 is not None,
+        BM=tile.rows, BN=tile.columns, BK=tile.depth, RELU=relu, CROSS=x0 is not None, OUTER=outer_bias,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

@@ -19,8 +19,8 @@
 #define DOTS 1     // of DCN's folded cross network
 #define LAYERS 1
 #define PER_ROW 3  // bits of FM and CROSS
-#define CROSSED 1  // whether there are DCN-V2 layers
-#define SMOOTH 1
+#define CROSSED 3  // of DCN-V2 layers: 1, with an outer bias 3
+#define KINDS 252
 #endif
 #define WARPS 16
 #define THREADS (32 * WARPS)
@@ -34,6 +34,7 @@ struct Link {
     const void* x;        // X[rows, x_ld]; of a link before: Word[ROWS, depth]
     const void* weight;   // LINEAR: packed; CROSS: float[DOTS, width]
     const float* bias;    // LINEAR: [width]; CROSS: [DOTS]
+    const float* shape;   // [3, width] of PRELU and DICE (activation.cuh), or null
     const X* x0;          // of a DCN-V2 layer x0 * (W x + b) + xl, else null
     const void* xl;       // of one of low rank, where x is V xl: X[rows, xl_ld], of a link before Word[ROWS, width]; null: x itself
     Word* out;            // [ROWS, width], of FM [ROWS], of CROSS [ROWS, TASKS]; null if only the head reads it
@@ -42,6 +43,7 @@ struct Link {
     int x_ld, x0_ld, xl_ld;
     int width, depth;     // columns of out and of x, multiples of 8; FM: fields and dim
     int kind, activation;
+    int outer;            // whether the bias is added behind the product with x0
     int first, slot;      // block; of the head's partial sums
 };
 struct Head {
@@ -67,6 +69,8 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
     const int r = threadIdx.x / COLUMNS, column = tile * COLUMNS + threadIdx.x % COLUMNS;  // of the sum that the thread ends up with
     const bool own = r < ROWS && column < link.width;
     const float bias = own ? link.bias[column] : 0.0f;
+    Shape shape = {0.0f, 0.0f, 0.0f};
+    if (SHAPED && own && link.shape) shape = shape_of<HAS(DICE) ? DICE : PRELU>(link.shape, link.width, column);
     float share[TASKS];
 #pragma unroll
     for (int t = 0; t < TASKS; ++t) share[t] = own && link.head ? link.head[t * link.width + column] : 0.0f;
@@ -94,7 +98,8 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
     __syncthreads();
     if (threadIdx.x >= (ROWS == 1 ? 32 : ROWS * COLUMNS)) return;  // whole warps
 
-    float v = bias;
+    const bool outer = CROSSED > 1 && link.outer;
+    float v = outer ? 0.0f : bias;
     if (r < ROWS) {
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) v += sums[(w * ROWS + r) * COLUMNS + threadIdx.x % COLUMNS];
@@ -104,9 +109,10 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
             else if (!link.xl_linked) xl = load_value(static_cast<const X*>(link.xl) + (long long)r * link.xl_ld + column);
             else xl = take(static_cast<const Word*>(link.xl) + (long long)r * link.width + column, batch);
             v = x0 * v + xl;
+            if (outer) v += bias;
         }
     }
-    v = activated(v, link.activation);
+    v = activated(v, link.activation, shape);
     if (link.head) {
 #pragma unroll
         for (int t = 0; t < TASKS; ++t) {

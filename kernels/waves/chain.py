@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from kernels.dense.activation import KINDS
 from kernels.dense.linear import DENSE_DTYPE, padded
 from kernels.runtime.launch import check_dense, check_rows, launch, shared_limit
 from kernels.runtime.source import kernel
 from kernels.waves.chain_arguments import MAX_LINKS, ChainArguments
 from kernels.waves.packed_weights import COLUMNS, CrossWeights, JobWeights, LinearWeights, job_weights, packed
 from kernels.waves.wave_arguments import MAX_LOGITS, logit_steps
-from kernels.waves.wave_jobs import ACTIVATIONS, CrossJob, FmJob, JobKind, LinearJob, job_constants
+from kernels.waves.wave_jobs import CrossJob, FmJob, JobKind, LinearJob, job_constants
 
 MOST_ROWS = 8  # of chain.cu
 _THREADS, _WARPS = 512, 16
@@ -197,7 +198,8 @@ class Chain:
                 target.width, target.depth = len(own.bias), self._depth(i)
                 target.weight, target.bias = own.weight.data_ptr(), own.bias.data_ptr()
                 target.head, target.slot = own.head.data_ptr() if len(own.head) else 0, self._slot[i]
-                target.activation = ACTIVATIONS.index(job.activation)
+                target.activation, target.outer = KINDS[job.activation], int(job.outer_bias)
+                target.shape = own.shape.data_ptr() if len(own.shape) else 0
                 return len(own.weight)
             case FmJob(), _:
                 target.kind, target.width, target.depth = JobKind.FM, job.fields, job.dim

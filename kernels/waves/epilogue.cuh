@@ -1,19 +1,24 @@
 // What the kernels that compute layers share: kinds of jobs, what follows a product, and jobs that take a warp a row. The including
-// file defines X, SMOOTH (whether some activation is sigmoid or tanh), PER_ROW (bits of FM and CROSS), and of CROSS jobs DOTS and
+// file defines X, KINDS (bits of the activations beyond RELU that layers have), PER_ROW (bits of FM and CROSS), and of CROSS jobs DOTS and
 // LAYERS: code is fetched anew in every launch, and what no layer needs is left out.
 #pragma once
+#include "dense/activation.cuh"
 #include "interaction/row_interactions.cuh"
 
 #define MAX_LOGITS 3  // of a head
+#define HAS(kind) (KINDS >> kind & 1)
+#define SHAPED (HAS(PRELU) || HAS(DICE))  // whether some activation has parameters
 
 enum Kind { LINEAR = 0, FM = 1, CROSS = 2 };
-enum Activation { IDENTITY = 0, RELU = 1, SIGMOID = 2, TANH = 3 };
 
-__device__ __forceinline__ float activated(float v, int activation) {
-    if (activation == RELU) return v < 0.0f ? 0.0f : v;  // keeps NaN, as torch does
-    if (!SMOOTH) return v;
-    if (activation == SIGMOID) return 1.0f / (1.0f + expf(-v));
-    if (activation == TANH) return tanhf(v);
+__device__ __forceinline__ float activated(float v, int kind, const Shape& shape) {
+    if (kind == RELU_) return activate<RELU_>(v, shape);
+    if (HAS(SIGMOID_) && kind == SIGMOID_) return activate<SIGMOID_>(v, shape);
+    if (HAS(TANH_) && kind == TANH_) return activate<TANH_>(v, shape);
+    if (HAS(GELU) && kind == GELU) return activate<GELU>(v, shape);
+    if (HAS(GELU_TANH) && kind == GELU_TANH) return activate<GELU_TANH>(v, shape);
+    if (HAS(PRELU) && kind == PRELU) return activate<PRELU>(v, shape);
+    if (HAS(DICE) && kind == DICE) return activate<DICE>(v, shape);
     return v;
 }
 

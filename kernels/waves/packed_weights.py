@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as f
 
+from kernels.dense.activation import SHAPED, unit_params
 from kernels.dense.linear import DENSE_DTYPE, padded
 from kernels.waves.wave_jobs import CrossJob, FmJob, LinearJob
 
@@ -14,12 +15,15 @@ COLUMNS, GROUP_WORDS = 16, 16  # of a tile of packed weights, and the 4-byte wor
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearWeights:
-    """weight[width, depth], bias[width], scale[width] of the products (fp8), head[tasks or 0, width]: zero-padded."""
+    """weight[width, depth], bias[width], head[tasks or 0, width], scale[width] of the products (fp8), shape[3 or 0, width]: an
+    activation's parameters (`unit_params`). Zero-padded.
+    """
 
     weight: torch.Tensor
     bias: torch.Tensor
     head: torch.Tensor
     scale: torch.Tensor
+    shape: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +60,10 @@ def job_weights(job: LinearJob | FmJob | CrossJob, tasks: int, precision: str, d
     head = torch.zeros(0 if job.head is None else tasks, rows, device=device)
     if job.head is not None:
         head[:, :out] = job.head.to(device)
-    return LinearWeights(weight.to(dtype), bias, head, scale)
+    shape = torch.zeros(0, rows, device=device)
+    if job.activation in SHAPED:
+        shape = unit_params(job.activation, job.params, job.slope, out, rows, device)
+    return LinearWeights(weight.to(dtype), bias, head, scale, shape)
 
 
 def tf32_halves(weight: torch.Tensor) -> torch.Tensor:

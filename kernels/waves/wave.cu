@@ -24,8 +24,8 @@
 #define LAYERS 1
 #define HEAD 1
 #define PER_ROW 3
-#define CROSSED 1
-#define SMOOTH 1
+#define CROSSED 3
+#define KINDS 252
 #endif
 #define WARPS (WM * WN * WK)
 #define THREADS (32 * WARPS)

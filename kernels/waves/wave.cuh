@@ -1,7 +1,8 @@
 // What every kernel that computes a wave shares: its arguments, and what is done with a tile's products once they are there.
 // The including file defines X, BM, BN, TASKS, DOTS, LAYERS, THREADS (that take part in the epilogue) and SYNC (for them), and
 // what the wave's jobs need, for code is fetched anew in every launch and what is left out is not waited for (H200: the epilogue
-// took 4,000 cycles with all activations unrolled into it): HEAD, PER_ROW (bits of FM and CROSS), CROSSED (DCN-V2 layers), SMOOTH (sigmoid or tanh).
+// took 4,000 cycles with all activations unrolled into it): HEAD, PER_ROW (bits of FM and CROSS), CROSSED (DCN-V2 layers:
+// 1, with an outer bias 3), KINDS (bits of activations).
 #pragma once
 #include "runtime/common.cuh"
 #include "waves/epilogue.cuh"
@@ -14,6 +15,7 @@ struct Job {
     const X* x;                // [rows, x_ld]
     const void* weight;        // LINEAR: X[width, depth]; CROSS: float[DOTS, width]
     const float* bias;         // LINEAR: [width]; CROSS: [DOTS]
+    const float* shape;        // [3, width] of PRELU and DICE (activation.cuh), or null
     const float* scale;        // [width]: what the products are multiplied by, where X is fp8
     const X* x0;               // of a DCN-V2 layer x0 * (W x + b) + xl, else null
     const X* xl;               // of one: x itself, or of low rank, where x is V xl, another value
@@ -24,6 +26,7 @@ struct Job {
     int x_ld, x0_ld, xl_ld, out_ld;
     int width, depth;          // columns of out and of x, multiples of 8; FM: fields and dim
     int kind, activation;
+    int outer;                 // whether the bias is added behind the product with x0
     int first, tiles;          // first block; column tiles
     int slot;                  // of the head's partial sums
 };
@@ -94,9 +97,14 @@ template <int PARTS>
 __device__ __forceinline__ void conclude(
     const Head& head, const Job& job, const Columns& own, const float* products, int m0, int n0, int tile_column, int rows,
     int batch) {
-    constexpr int EACH = (BM * ROW_THREADS + THREADS - 1) / THREADS, MOST = CROSSED ? 16 / (int)sizeof(X) : 4, AT_ONCE = EACH < MOST ? EACH : MOST;
+    constexpr int EACH = (BM * ROW_THREADS + THREADS - 1) / THREADS;
+    constexpr int MOST = CROSSED && KINDS < 1 << GELU ? 16 / (int)sizeof(X) : 4, AT_ONCE = EACH < MOST ? EACH : MOST;
     const int column = n0 + own.column, from = threadIdx.x / ROW_THREADS;
     constexpr int STEP = THREADS / ROW_THREADS;
+    const bool outer = CROSSED > 1 && job.outer;
+    Shape shape[SHAPED ? 4 : 1];  // read here: kept beside the sums of the products it would take their registers
+    if (SHAPED && own.there && job.shape)
+        for (int k = 0; k < 4; ++k) shape[k] = shape_of<HAS(DICE) ? DICE : PRELU>(job.shape, job.width, column + k);
     for (int i = 0; i < EACH; i += AT_ONCE) {
         Four<X> first[AT_ONCE], last[AT_ONCE];
         if (CROSSED && own.there && job.x0) {  // all of these reads are on their way before the first is used
@@ -115,14 +123,14 @@ __device__ __forceinline__ void conclude(
             const bool valid = own.there && row < rows;
             float v[4];
 #pragma unroll
-            for (int k = 0; k < 4; ++k) v[k] = FP8 ? 0.0f : own.bias[k];
+            for (int k = 0; k < 4; ++k) v[k] = FP8 || outer ? 0.0f : own.bias[k];
             for (int w = 0; w < PARTS; ++w) {
                 float p[4];
                 load4(products + (w * BM + r) * (BN + 8) + own.column, p);
                 for (int k = 0; k < 4; ++k) v[k] += p[k];
             }
             if (FP8)
-                for (int k = 0; k < 4; ++k) v[k] = v[k] * own.scale[k] + own.bias[k];
+                for (int k = 0; k < 4; ++k) v[k] = v[k] * own.scale[k] + (outer ? 0.0f : own.bias[k]);
             if (CROSSED && valid && job.x0) {
                 float a[4], b[4];
                 widen4(first[u], a);
@@ -130,8 +138,10 @@ __device__ __forceinline__ void conclude(
                 if (FP8)
                     for (int k = 0; k < 4; ++k) a[k] *= job.x0_scale, b[k] *= job.xl_scale;
                 for (int k = 0; k < 4; ++k) v[k] = a[k] * v[k] + b[k];
+                if (outer)
+                    for (int k = 0; k < 4; ++k) v[k] += own.bias[k];
             }
-            for (int k = 0; k < 4; ++k) v[k] = activated(v[k], job.activation);
+            for (int k = 0; k < 4; ++k) v[k] = activated(v[k], job.activation, shape[SHAPED ? k : 0]);
             if (HEAD && job.head) {
                 for (int t = 0; t < TASKS; ++t) {
                     float dot = 0.0f;

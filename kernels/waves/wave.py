@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from kernels.dense.activation import KINDS
 from kernels.dense.linear import DENSE_DTYPE, fastest
 from kernels.runtime.launch import check_dense, check_rows, launch, overlapping, shared_limit
 from kernels.runtime.source import kernel
 from kernels.runtime.tensor_map import tensor_map
 from kernels.waves.packed_weights import CrossWeights, LinearWeights, job_weights, tf32_halves
 from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, fill_head
-from kernels.waves.wave_jobs import ACTIVATIONS, CrossJob, FmJob, HeadOperands, JobKind, LinearJob, Operands, job_constants
+from kernels.waves.wave_jobs import CrossJob, FmJob, HeadOperands, JobKind, LinearJob, Operands, job_constants
 from kernels.waves.wave_tiles import EXACT_TILES, MOST_HEAD_COLUMNS, STATIC_BYTES, WIDE_TILES, Tile, WideTile, tiles_for
 
 
@@ -138,7 +139,8 @@ class Wave:
                 target.scale = own.scale.data_ptr()
                 target.x0_scale, target.xl_scale, target.out_factor = job.x0_scale, job.xl_scale, 1 / job.out_scale
                 target.head = own.head.data_ptr() if len(own.head) else 0
-                target.width, target.depth, target.activation = width, depth, ACTIVATIONS.index(job.activation)
+                target.width, target.depth, target.activation = width, depth, KINDS[job.activation]
+                target.shape, target.outer = own.shape.data_ptr() if len(own.shape) else 0, int(job.outer_bias)
                 target.tiles, target.slot = -(-width // tile.columns), slot
                 if wide:
                     maps.x[i] = tensor_map(given.x[:rows, :depth], tile.rows)

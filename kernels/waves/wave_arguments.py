@@ -12,10 +12,10 @@ MAX_JOBS, MAX_LOGITS = 8, 3  # of wave.cuh
 
 class JobArguments(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "scale", "x0", "xl", "out", "head")),
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "shape", "scale", "x0", "xl", "out", "head")),
         *((name, ctypes.c_float) for name in ("x_scale", "x0_scale", "xl_scale", "out_factor")),
         *((name, ctypes.c_int) for name in ("x_ld", "x0_ld", "xl_ld", "out_ld", "width", "depth")),
-        *((name, ctypes.c_int) for name in ("kind", "activation", "first", "tiles", "slot")),
+        *((name, ctypes.c_int) for name in ("kind", "activation", "outer", "first", "tiles", "slot")),
     )
 
 

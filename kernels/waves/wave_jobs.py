@@ -6,9 +6,8 @@ from enum import IntEnum
 
 import torch
 
+from kernels.dense.activation import KINDS
 from kernels.runtime.launch import type_name
-
-ACTIVATIONS = ("identity", "relu", "sigmoid", "tanh")  # of a linear job; the kernels know them by their place
 
 
 class JobKind(IntEnum):
@@ -25,6 +24,7 @@ class LinearJob:
     weight[out, in], bias[out]; head[tasks, out]: the head's weights for this value, if the head reads it within this wave;
     kept: whether anything else reads it.
 
+    params, slope: of the activation, as `reference.activate_` takes them. outer_bias: of a cross layer: x0 * (x W^T) + b + xl.
     *_scale, for fp8: a value is what lies in memory times its scale.
     """
 
@@ -34,6 +34,9 @@ class LinearJob:
     cross: bool = False
     head: torch.Tensor | None = None
     kept: bool = True
+    params: Sequence[torch.Tensor] = ()
+    slope: float = 0.0
+    outer_bias: bool = False
     x_scale: float = 1.0
     x0_scale: float = 1.0
     xl_scale: float = 1.0
@@ -76,8 +79,8 @@ def job_constants(jobs: Sequence[LinearJob | FmJob | CrossJob], tasks: int, dtyp
         "X": type_name(dtype), "TASKS": str(tasks),
         "DOTS": str(len(cross.weights) if cross else 1), "LAYERS": str(cross.layers if cross else 1),
         "PER_ROW": str(JobKind.FM * any(isinstance(job, FmJob) for job in jobs) | JobKind.CROSS * (cross is not None)),
-        "CROSSED": str(int(any(job.cross for job in linear))),
-        "SMOOTH": str(int(any(job.activation in ("sigmoid", "tanh") for job in linear))),
+        "CROSSED": str(max((1 + 2 * job.outer_bias for job in linear if job.cross), default=0)),
+        "KINDS": str(sum(1 << kind for kind in {KINDS[job.activation] for job in linear} if kind > KINDS["relu"])),
     }  # fmt: skip
 
 

@@ -17,8 +17,8 @@
 #define LAYERS 1
 #define HEAD 1
 #define PER_ROW 3
-#define CROSSED 1
-#define SMOOTH 1
+#define CROSSED 3
+#define KINDS 252
 #endif
 #define WM (BM / 64)
 #define THREADS (128 * WM * WK)  // that multiply; one warp more copies

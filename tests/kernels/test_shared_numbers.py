@@ -12,7 +12,7 @@ from kernels.lookup.plan import Kind
 from kernels.lookup.units import How
 from kernels.runtime.source import FOLDER
 from kernels.runtime.state import StateWord
-from kernels.waves.wave_jobs import ACTIVATIONS, JobKind
+from kernels.waves.wave_jobs import JobKind
 
 
 def enum_of(file: str, name: str) -> dict[str, int]:
@@ -39,8 +39,6 @@ def test_activations_have_the_numbers_that_their_kernels_know() -> None:
     alone = {key.rstrip("_").lower(): number for key, number in enum_of("dense/activation.cuh", "Kinds").items()}
     assert alone.pop("as_is") == KINDS["identity"]
     assert alone.items() <= KINDS.items()
-    in_waves = {key.lower(): number for key, number in enum_of("waves/epilogue.cuh", "Activation").items()}
-    assert in_waves == {name: place for place, name in enumerate(ACTIVATIONS)}
 
 
 FIELD = re.compile(r"#define HOW_(\w+)\(how\) \(\(how\)(?: >> (\d+))?(?: & (\d+))?\)")

@@ -57,6 +57,11 @@ CASES = {
         {"embedded_numbers": 2, "buckets": 1, "numbers": 1},
     ),
     "dcnv2-low-rank": (DCNv2(structure="parallel", cross_layers=2, rank=3, hidden_units=(16,)), {}),
+    "dcnv2-outer-bias": (DCNv2(cross_layers=3, outer_bias=True, hidden_units=(16, 8), activation="gelu"), {"numbers": 1}),
+    "dcnv2-low-rank-outer-bias": (
+        DCNv2(cross_layers=2, rank=5, outer_bias=True, hidden_units=(16,), activation="prelu", structure="stacked"),
+        {},
+    ),
     "dcnv2-mixture": (DCNv2(structure="stacked", cross_layers=2, rank=3, experts=4, hidden_units=(16,)), {"dim": 10}),
     "dcnv2-one-expert": (DCNv2(structure="crossnet_only", cross_layers=1, rank=8, experts=1), {}),
     "numbers-only": (DCNv2(structure="parallel", cross_layers=1, hidden_units=(5,)), {"one_hot": 0, "numbers": 6}),
@@ -138,9 +143,10 @@ def test_lower_precisions_stay_within_their_documented_deviation(name, precision
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "atol"), [("fp32", 1e-5), ("tf32", 1e-3), ("bf16", 1e-2)])
-def test_a_chain_scores_layers_of_low_rank_as_the_oracle_does(precision, atol):
+@pytest.mark.parametrize("name", ["dcnv2-low-rank", "dcnv2-outer-bias", "dcnv2-low-rank-outer-bias"])
+def test_a_chain_scores_layers_of_low_rank_as_the_oracle_does(name, precision, atol):
     sizes = tuple((rows, min(rows, 2)) for rows in (*range(1, 9), 3, 1, 8))
-    check("dcnv2-low-rank", "cuda:0", sizes=sizes, atol=atol, seed=2, precision=precision, buckets=(1, 2, 4, 8), chain=True)
+    check(name, "cuda:0", sizes=sizes, atol=atol, seed=2, precision=precision, buckets=(1, 2, 4, 8), chain=True)
 
 
 KINDS = ["relu", "sigmoid", "tanh", "identity", "gelu", "gelu_tanh", "prelu", "dice", LeakyReLU(slope=0.3)]

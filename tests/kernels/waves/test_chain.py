@@ -42,19 +42,20 @@ class Model:
         self.width, self.tasks, self.precision = width, tasks, precision
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self.deep = [self.layer(hidden, width), self.layer(hidden // 2, hidden)]
+        self.dice = self.normal(hidden), self.normal(hidden), self.normal(hidden)
         self.cross = [self.layer(width, width), self.layer(width, width)]
         self.low = [(*self.layer(width, 24), self.layer(24, width)[0]) for _ in range(2)]
         self.shares = self.normal(tasks, hidden // 2) / 20, self.normal(tasks, width) / 20, self.normal(tasks, width) / 20
         self.bias, self.dots, self.k = self.normal(tasks), self.normal(2 + tasks, width) / width, self.normal(2 + tasks)
         links = [
-            Link(LinearJob(*self.deep[0], "relu")),
+            Link(LinearJob(*self.deep[0], "dice", params=self.dice)),
             Link(LinearJob(*self.cross[0], "identity", True)),
             Link(FmJob(0, width // 8, 8)),
             Link(CrossJob(self.dots, self.k, 2)),
             Link(LinearJob(*self.deep[1], "tanh", False, self.shares[0], False), 0),
             Link(LinearJob(*self.cross[1], "identity", True, self.shares[1], False), 1),
             Link(LinearJob(self.low[0][2], None)),
-            Link(LinearJob(*self.low[0][:2], cross=True), 6),
+            Link(LinearJob(*self.low[0][:2], cross=True, outer_bias=True), 6),
             Link(LinearJob(self.low[1][2], None), 7),
             Link(LinearJob(*self.low[1][:2], cross=True, head=self.shares[2], kept=False), 8, 7),
         ]
@@ -102,14 +103,16 @@ class Model:
 
     def wanted(self, x, total):
         deep, cross = ([(w.to(self.dtype).double(), b.double()) for w, b in layers] for layers in (self.deep, self.cross))
-        h = torch.tanh((x @ deep[0][0].T + deep[0][1]).relu() @ deep[1][0].T + deep[1][1])
+        alpha, scale, shift = (t.double() for t in self.dice)
+        h = x @ deep[0][0].T + deep[0][1]
+        h = torch.tanh(h * (alpha + (1 - alpha) * torch.sigmoid(scale * h + shift)) @ deep[1][0].T + deep[1][1])
         crossed = x
         for w, b in cross:
             crossed = x * (crossed @ w.T + b) + crossed
         low = x
-        for u, b, v in self.low:
-            u, v = u.to(self.dtype).double(), v.to(self.dtype).double()
-            low = x * (low @ v.T @ u.T + b.double()) + low
+        for (u, b, v), outer in zip(self.low, (1, 0), strict=True):  # the first one's bias is outside of its product with x0
+            u, v, b = u.to(self.dtype).double(), v.to(self.dtype).double(), b.double()
+            low = x * (low @ v.T @ u.T + b * (1 - outer)) + b * outer + low
         fields = x.reshape(len(x), -1, 8)
         fm = 0.5 * (fields.sum(1).square() - fields.square().sum(1)).sum(1, keepdim=True)
         dots, k, a = x @ self.dots.double().T, self.k.double(), 1.0

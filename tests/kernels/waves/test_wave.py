@@ -84,7 +84,7 @@ def on_host(monkeypatch, run_folder):
 
 
 def check_products(width, rows, precision, tiles, device):
-    """A DCN-V2 layer, a plain one and a DCN-V2 layer of low rank side by side, in every tile."""
+    """A DCN-V2 layer, a plain one, and DCN-V2 layers of low rank, one with its bias outside, side by side, in every tile."""
     from kernels.waves.wave_jobs import LinearJob, Operands
 
     rng = np.random.default_rng(width + rows)
@@ -92,22 +92,24 @@ def check_products(width, rows, precision, tiles, device):
     (w, b), (w2, b2) = random_linear(rng, width, width), random_linear(rng, 37, width)
     u, b3 = random_linear(rng, width, 24)
     jobs = [LinearJob(w, b, "identity", True), LinearJob(w2, b2, "relu"), LinearJob(u, b3, cross=True)]
+    jobs.append(LinearJob(u, b3, cross=True, outer_bias=True))
     wave = wave_on(device, jobs, None, precision)
     x0, x, v = (put(rng, rows, n, dtype, device) for n in (width, width, 24))
     state = lane_state(rows, device)
     exact = [t.to(dtype).double().to(device) for t in (w, b, w2, b2, u, b3)]
     xs, x0s = x[:, :width].double(), x0[:, :width].double()
     product, low = xs @ exact[0].T + exact[1], v.double() @ exact[4].T + exact[5]
-    want = x0s * product + xs, (xs @ exact[2].T + exact[3]).relu(), x0s * low + xs
+    want = x0s * product + xs, (xs @ exact[2].T + exact[3]).relu(), x0s * low + xs, x0s * (low - exact[5]) + exact[5] + xs
     scale = (
         x0s.abs() * (xs.abs() @ exact[0].abs().T + 1) + xs.abs(),
         xs.abs() @ exact[2].abs().T + 1,
-        x0s.abs() * (v.double().abs() @ exact[4].abs().T + 1) + xs.abs(),
+        *[(x0s.abs() + 1) * (v.double().abs() @ exact[4].abs().T + 1) + xs.abs()] * 2,
     )
     for tile in tiles:
-        outs = [torch.full((rows, -(-n // 8) * 8), torch.nan, dtype=dtype, device=device) for n in (width, 37, width)]
-        wave.run([Operands(x, outs[0], x0), Operands(x, outs[1]), Operands(v, outs[2], x0, x)], rows, None, state, tile)
-        for out, expected, terms, n in zip(outs, want, scale, (width, 37, width), strict=True):
+        outs = [torch.full((rows, -(-n // 8) * 8), torch.nan, dtype=dtype, device=device) for n in (width, 37, width, width)]
+        given = [Operands(x, outs[0], x0), Operands(x, outs[1]), *(Operands(v, out, x0, x) for out in outs[2:])]
+        wave.run(given, rows, None, state, tile)
+        for out, expected, terms, n in zip(outs, want, scale, (width, 37, width, width), strict=True):
             assert ((out[:, :n].double() - expected).abs() <= 2 * EPS[precision] * terms).all(), tile.name
 
 
@@ -131,6 +133,69 @@ def test_on_the_host_too_tiles_multiply_and_cross_exactly(on_host, precision):
     assert len(tiles) >= 5
     for width, rows in ((8, 1), (72, 17), (200, 70), (624, 130)):
         check_products(width, rows, precision, tiles, "cpu")
+
+
+def normal(rng, *shape):
+    return torch.from_numpy(rng.standard_normal(shape)).float()
+
+
+def activations(rng, units):
+    """Each kind with its parameters, and its formula in float64."""
+    alpha, scale, shift = normal(rng, units), normal(rng, units), normal(rng, units)
+    a, s, t = (v.double() for v in (alpha, scale, shift))
+    return {
+        "relu": ((), lambda v: v.clamp(min=0)),
+        "sigmoid": ((), lambda v: 1 / (1 + (-v).exp())),
+        "tanh": ((), lambda v: v.tanh()),
+        "gelu": ((), lambda v: v * (1 + torch.special.erf(v / 2**0.5)) / 2),
+        "gelu_tanh": ((), lambda v: v * (1 + ((2 / np.pi) ** 0.5 * (v + 0.044715 * v**3)).tanh()) / 2),
+        "leaky_relu": ((), lambda v: torch.where(v < 0, 0.3 * v, v)),
+        "prelu": ((alpha,), lambda v: torch.where(v < 0, a * v, v)),
+        "dice": ((alpha, scale, shift), lambda v: v * (a + (1 - a) / (1 + (-s * v - t).exp()))),
+    }
+
+
+def check_activations(rows, precision, tiles, device):
+    """A layer of each activation, side by side."""
+    from kernels.waves.wave_jobs import LinearJob, Operands
+
+    rng = np.random.default_rng(rows)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    kinds, (w, b) = activations(rng, 37), random_linear(rng, 37, 72)
+    wave = wave_on(device, [LinearJob(w, b, k, params=p, slope=0.3) for k, (p, _) in kinds.items()], None, precision)
+    x = put(rng, rows, 72, dtype, device)
+    exact = x.cpu().double() @ w.to(dtype).double().T + b.double()
+    room = 8 * EPS[precision] * (x.cpu().double().abs() @ w.double().abs().T + 1)  # a formula's slope is less than 4 here
+    for tile in tiles:
+        outs = [torch.full((rows, 40), torch.nan, dtype=dtype, device=device) for _ in kinds]
+        wave.run([Operands(x, out) for out in outs], rows, None, lane_state(rows, device), tile)
+        for out, (kind, (_, formula)) in zip(outs, kinds.items(), strict=True):
+            assert ((out[:, :37].cpu().double() - formula(exact)).abs() <= room).all(), (tile.name, kind)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize("rows", [1, 300])
+def test_every_activation_follows_its_product(rows, precision):
+    check_activations(rows, precision, (*TILES, *(EXACT_TILES if precision == "fp32" else WIDE_TILES)), "cuda:0")
+
+
+@pytest.mark.bulk
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_on_the_host_too_every_activation_follows_its_product(on_host, precision):
+    wide = EXACT_TILES if precision == "fp32" else WIDE_TILES
+    check_activations(70, precision, (TILES[0], shared_k(wide)), "cpu")
+
+
+def test_a_wave_is_compiled_for_its_own_activations_alone():
+    from kernels.waves.wave_jobs import LinearJob, job_constants
+
+    def kinds(*names):
+        return int(job_constants([LinearJob(torch.ones(8, 8), None, n) for n in names], 1, torch.float32)["KINDS"])
+
+    assert kinds("identity", "relu") == 0
+    assert kinds("relu", "sigmoid", "dice", "dice") == 1 << 2 | 1 << 7
+    assert kinds("leaky_relu") == kinds("prelu")
 
 
 def shared_k(tiles):
