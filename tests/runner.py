@@ -9,10 +9,12 @@ from dpiframe_core.engine.cpu_lane import CpuLane
 from dpiframe_core.engine.cuda_lane import CudaLane
 from dpiframe_core.engine.program import CudaProgram, cuda_programs
 from dpiframe_core.graph.fusion import PASSES, fuse
+from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.schedule import breadth_first
 from dpiframe_core.models.build import build_graph
 from dpiframe_core.operators.cpu import CpuOperators
 from dpiframe_core.operators.cuda import CudaOperators
+from kernels.dense.linear import DENSE_DTYPE, column_alignment
 from tests import oracle
 
 
@@ -53,6 +55,8 @@ class Model:
     def __init__(self, schema, architecture, dense, tensors, device, *, precision="fp32", tasks=1, buckets=(1, 16, 64),
                  passes=tuple(PASSES), policy=breadth_first, plan=None, capture=True, waves=False, chain=False):  # fmt: skip
         self.graph = fuse(build_graph(architecture, schema, tasks), passes)
+        if device != "cpu":
+            self.graph = place(self.graph, column_alignment(DENSE_DTYPE[precision]))
         self.plan = plan(self.graph) if plan else policy(self.graph, 4)
         weights = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in dense.items()}
         target = torch.device(device)

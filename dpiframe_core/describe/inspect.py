@@ -7,7 +7,8 @@ from dpiframe_core.bundle.bundle import Bundle
 from dpiframe_core.describe.plan_launches import operator_text
 from dpiframe_core.features.schema import Categorical, Feature
 from dpiframe_core.graph.fusion import fuse
-from dpiframe_core.graph.graph import Graph, Node
+from dpiframe_core.graph.graph import JOINED, Graph, Node
+from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.schedule import Plan, breadth_first
 from dpiframe_core.graph.waves import group_waves
 from dpiframe_core.models.model_graph import model_graph
@@ -17,7 +18,8 @@ def describe(bundle: Bundle, max_streams: int = 4) -> str:
     """A page about a bundle, for people."""
     m = bundle.manifest
     unfused = model_graph(bundle)
-    graph = fuse(unfused)
+    graph = place(fuse(unfused))
+    operators = [n for n in graph.nodes if n.op != JOINED]
     plan = breadth_first(graph, max_streams)
     dense = unfused.parameter_count
     return "\n\n".join(
@@ -26,7 +28,7 @@ def describe(bundle: Bundle, max_streams: int = 4) -> str:
             f"{dense:,} dense parameters, tasks {', '.join(m.tasks)}\n{bundle.path}",
             _tables(bundle),
             _features(m.feature_schema.features),
-            f"Graph: {len(unfused.nodes)} operators, {len(graph.nodes)} after fusion\n{_graph(graph)}",
+            f"Graph: {len(unfused.nodes)} operators, {len(operators)} after fusion\n{_graph(graph)}",
             f"Plan: {plan.policy}, {plan.streams} stream(s), {plan.events - 1} event(s) between them\n{_plan(graph, plan)}",
             f"Waves, one launch each, which a GPU runs instead where that is faster\n{_waves(group_waves(graph))}",
         )
@@ -66,7 +68,8 @@ def _module_rank(graph: Graph, node: Node) -> int:
 def _waves(graph: Graph) -> str:
     rows = [("launch", "operators side by side", "modules")]
     for n in graph.nodes:
-        rows.append((n.name, ", ".join(m.name for m in n.attrs.members or (n,)), n.module))
+        if n.op != JOINED:
+            rows.append((n.name, ", ".join(m.name for m in n.attrs.members or (n,)), n.module))
     return _columns(rows)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from dpiframe_core.graph.graph import Graph, Node
+from dpiframe_core.graph.graph import JOINED, Graph, Node
 from dpiframe_core.graph.schedule import Plan, levels
 
 
@@ -40,6 +40,8 @@ def operator_text(node: Node) -> str:
         return f"lookup of {len({s.feature for s in a.concat})} features" + (
             f" + {len(a.total)} first-order terms" if a.total else ""
         )
+    if node.op == JOINED:
+        return "joined as it is written (a CPU copies)"
     if node.op == "linear" and a.activation != "identity":
         return f"linear + {a.activation}"
     if a.aten is not None:

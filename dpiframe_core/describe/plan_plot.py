@@ -12,6 +12,7 @@ from dpiframe_core.describe.plan_launches import launches
 from dpiframe_core.describe.plan_layout import MOST_WIDTH, PlanLayout, plan_layout
 from dpiframe_core.graph.fusion import fuse
 from dpiframe_core.graph.graph import Graph
+from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.schedule import breadth_first, sequential
 from dpiframe_core.graph.waves import group_waves
 from dpiframe_core.models.model_graph import model_graph
@@ -27,7 +28,7 @@ _NOTE = (
 
 def plot_plan(bundle: Bundle, path: str | Path, max_streams: int = 4) -> None:
     """Writes the picture; the file's ending picks the format (PNG, SVG, PDF)."""
-    graph, m = fuse(model_graph(bundle)), bundle.manifest
+    graph, m = place(fuse(model_graph(bundle))), bundle.manifest
     colors = module_colors(n.module for n in graph.nodes)
     draw_plan(f"{m.name} ({m.architecture.type})", plan_sections(graph, max_streams), colors).save(path)
 

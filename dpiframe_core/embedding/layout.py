@@ -1,6 +1,7 @@
 """Turns a graph's lookup node into a `LookupPlan`: which id columns of a `RowBlock` read which tables, landing where."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -16,15 +17,18 @@ def table_dtype(name: str) -> torch.dtype:
     return _DTYPES[name]
 
 
-def plan_lookup(node: Node, schema: FeatureSchema, align: int = 1) -> LookupPlan:
+def plan_lookup(node: Node, schema: FeatureSchema, firsts: Sequence[int] | None = None) -> LookupPlan:
     """The plan of a `lookup` node, made once, ahead of all batches. Tables are numbered in the schema's order.
 
-    `align`: the outputs that it writes side by side begin at multiples of so many columns (`output_columns`).
+    firsts: the first column of each output (but the total) in the matrix that it writes; None: one output behind the other.
     """
     columns: list[IdColumn] = []
     layout = schema.block_layout
     x_slots: list[Slot] = []
-    for sources, first in zip(node.attrs.outputs_of_concat(), output_columns(node, align), strict=True):
+    outputs = node.attrs.outputs_of_concat()
+    if firsts is None:
+        firsts = [0, *accumulate(sum(s.width for s in sources) for sources in outputs)][: len(outputs)]
+    for sources, first in zip(outputs, firsts, strict=True):
         x_slots += _slots(sources, schema, columns, first)
     return LookupPlan(
         tables=tuple(TableShape(t.rows, t.dim, table_dtype(t.dtype)) for t in schema.tables),
@@ -36,15 +40,6 @@ def plan_lookup(node: Node, schema: FeatureSchema, align: int = 1) -> LookupPlan
         context_numbers=layout.context_dense,
         candidate_numbers=layout.candidate_dense,
     )
-
-
-def output_columns(node: Node, align: int) -> list[int]:
-    """The first column of each output of a lookup among all that it writes side by side."""
-    first, at = [], 0
-    for sources in node.attrs.outputs_of_concat():
-        first.append(at)
-        at += -(-sum(s.width for s in sources) // align) * align
-    return first
 
 
 def _slots(sources: Sequence[Source], schema: FeatureSchema, columns: list[IdColumn], out: int) -> list[Slot]:

@@ -9,7 +9,9 @@ from dpiframe_core.engine.options import AUTO, WAVES, EngineOptions
 from dpiframe_core.engine.program import CpuProgram, CudaProgram, cpu_program, cuda_programs
 from dpiframe_core.errors import ConfigError
 from dpiframe_core.graph.graph import Graph
+from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.waves import group_waves
+from kernels.dense.linear import DENSE_DTYPE, column_alignment
 
 
 def model_programs(
@@ -28,7 +30,7 @@ def model_programs(
         return programs(precision=precision, policy=policy)
     if policy not in (AUTO, WAVES):
         raise ConfigError(f"policy: got {policy!r} with precision fp8, expected {AUTO} or {WAVES}")
-    check_fp8(group_waves(graph), store.device)
+    check_fp8(group_waves(place(graph, column_alignment(DENSE_DTYPE[FP8]))), store.device)
     (measured,) = programs(precision="bf16", policy=WAVES)
     scales = measured_scales(measured, schema.block_layout, bundle.golden.block, store.device)
     return programs(precision=FP8, policy=WAVES, scales=scales)

@@ -11,15 +11,17 @@ from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine.options import AUTO, WAVES
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.chains import group_chain
-from dpiframe_core.graph.graph import Graph
+from dpiframe_core.graph.graph import JOINED, Graph
+from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.schedule import POLICIES, Plan
 from dpiframe_core.graph.waves import group_waves
 from dpiframe_core.operators.cpu import CpuOperators
 from dpiframe_core.operators.cuda import CudaOperators
+from kernels.dense.linear import DENSE_DTYPE, column_alignment
 
 CHAIN = "chain"
 # Computed by our kernels alone.
-OWN_OPS = {"lookup", "wave", "chain", "head", "fm", "cross_v1", "cross_v1_head", "dot", "cin", "attention", "mixture"}
+OWN_OPS = {JOINED, "lookup", "wave", "chain", "head", "fm", "cross_v1", "cross_v1_head", "dot", "cin", "attention", "mixture"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +78,7 @@ def cuda_programs(
 
     scales: of the values in fp8, which only waves compute with.
     """
+    graph = place(graph, column_alignment(DENSE_DTYPE[precision]))
     programs: list[CudaProgram] = []
     if policy in (AUTO, WAVES) and torch.cuda.get_device_capability(store.device)[0] >= 8:
         waves = group_waves(graph)

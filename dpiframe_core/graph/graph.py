@@ -87,6 +87,7 @@ class Attrs:
         return tuple(parts)
 
 
+JOINED = "joined"  # the op for which nothing runs
 # The parameters of an activation, by its kind; each has one value a unit. Others have none.
 ACTIVATION_PARAMS: dict[str, tuple[str, ...]] = {"prelu": ("alpha",), "dice": ("alpha", "scale", "shift")}
 
@@ -99,6 +100,7 @@ class Node:
     op              inputs -> outputs                                   params            attrs
     lookup          () -> concat[w] .., total[1] (any may be absent)                      concat, splits, total
     concat, add     (a, b, ..) -> [sum of widths], [width]
+    joined          as concat, on a GPU: nothing runs for it, as its inputs are written side by side (`placement`)
     mul             (a[w], b[w or 1]) -> [w]
     sum             (a[w]) -> [1]
     linear          (a[w]) -> [out]                                     W[out, w] (b[out]) activation
@@ -188,9 +190,16 @@ class Graph:
         return out
 
     def predecessors(self) -> dict[str, tuple[str, ...]]:
-        """Node name -> names of the nodes whose values it reads."""
+        """Node name -> names of the nodes whose values it reads. Joined nodes, for which nothing runs, are not there: who reads
+        one waits for all that make its inputs.
+        """
         made_by = self.producers()
-        return {n.name: tuple(dict.fromkeys(made_by[i].name for i in n.inputs)) for n in self.nodes}
+
+        def makers(value: str) -> list[str]:
+            node = made_by[value]
+            return [m for i in node.inputs for m in makers(i)] if node.op == JOINED else [node.name]
+
+        return {n.name: tuple(dict.fromkeys(m for i in n.inputs for m in makers(i))) for n in self.nodes if n.op != JOINED}
 
     @property
     def parameter_count(self) -> int:

@@ -8,7 +8,7 @@ before it still runs. The head joins the last wave if that makes all it reads.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dpiframe_core.graph.graph import Attrs, Graph, Node
+from dpiframe_core.graph.graph import JOINED, Attrs, Graph, Node
 from dpiframe_core.graph.schedule import levels
 
 MAX_TASKS, MAX_DOTS = 8, 16  # a thread keeps a sum for each in a register
@@ -26,7 +26,8 @@ def group_waves(graph: Graph) -> Graph:
     by_level: dict[int, list[Node]] = {}
     level = levels(graph.predecessors())
     for node in graph.nodes:
-        by_level.setdefault(level[node.name], []).append(node)
+        if node.op != JOINED:
+            by_level.setdefault(level[node.name], []).append(node)
     nodes: list[Node] = []
     for number in sorted(by_level):
         waiting = [n for n in by_level[number] if _fits(n, graph)]
@@ -35,8 +36,18 @@ def group_waves(graph: Graph) -> Graph:
             members = _first_wave(waiting)
             waiting = [n for n in waiting if n not in members]
             nodes.append(_wave(f"wave.{len(nodes)}", members))
-    grouped = replace(graph, nodes=tuple(nodes))
+    grouped = replace(graph, nodes=_with_joined(nodes, [n for n in graph.nodes if n.op == JOINED]))
     return _with_head(grouped)
+
+
+def _with_joined(nodes: Sequence[Node], joined: Sequence[Node]) -> tuple[Node, ...]:
+    """Each joined node as soon as its inputs are there."""
+    made, out = set[str](), list[Node]()
+    for node in nodes:
+        out.append(node)
+        made.update(node.outputs)
+        out += [n for n in joined if n not in out and made.issuperset(n.inputs)]
+    return tuple(out)
 
 
 def _fits(node: Node, graph: Graph) -> bool:

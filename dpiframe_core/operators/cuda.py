@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from dpiframe_core.embedding.layout import output_columns
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.fusion import PLAIN_LOGITS
-from dpiframe_core.graph.graph import Graph, Node
+from dpiframe_core.graph.graph import JOINED, Graph, Node
+from dpiframe_core.graph.placement import matrices
 from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.cuda_kernels import KernelMaker, NodeKernel
 from dpiframe_core.operators.executor import Operator, Values
@@ -51,8 +51,9 @@ class CudaOperators:
         self.graph, self._device = graph, store.device
         self._store = store  # owns the tables, of which lookups hold the addresses alone
         self.dtype = DENSE_DTYPE[precision]
-        maker = KernelMaker(graph, schema, store, dense, precision, scales)
-        self._kernels: dict[str, NodeKernel] = {n.name: maker.kernel(n) for n in graph.nodes}
+        self._matrices = {m.name: m for m in matrices(graph, column_alignment(self.dtype))}
+        maker = KernelMaker(graph, schema, store, dense, precision, scales, self._matrices)
+        self._kernels: dict[str, NodeKernel] = {n.name: maker.kernel(n) for n in graph.nodes if n.op != JOINED}
         self._counting = next((n.name for n in graph.nodes if n.op == "lookup"), None)  # ids out of range count once
         # Sums that feed the head's logits stay float32; everything a GEMM may read has the dense dtype.
         self._logits = {
@@ -65,10 +66,12 @@ class CudaOperators:
 
     def allocate(self, workspace: Workspace, rows: int) -> None:
         """Adds the buffers that these operators need for up to `rows` rows to those that other programs of the lane have."""
+        for name, matrix in self._matrices.items():
+            if name not in workspace.joined:
+                joined = workspace.joined[name] = self._zeros(rows, matrix.columns, dtype=self.dtype)
+                workspace.values.update({value: joined[:, first:end] for value, (first, end) in matrix.spans.items()})
         for node in self.graph.nodes:
-            match self._kernels[node.name]:
-                case DeviceLookup() if node.attrs.splits and node.name not in workspace.joined:
-                    self._allocate_joined(node, workspace, rows)
+            match self._kernels.get(node.name):
                 case Cin() as cin:
                     first, second = (self._zeros(rows, cin.scratch_columns) for _ in range(2))
                     workspace.maps[node.name] = first, second
@@ -89,13 +92,13 @@ class CudaOperators:
 
         ahead: the lookup, of which there is one, waits for rows that are staged after the launch.
         """
-        return {n.name: self._operator(n, workspace, rows, ahead) for n in self.graph.nodes}
+        return {n.name: self._operator(n, workspace, rows, ahead) for n in self.graph.nodes if n.op != JOINED}
 
     def tune(self, workspace: Workspace, rows: int) -> None:
         """Chooses how each linear layer is computed for `rows` rows, once for all lanes."""
         values, state = workspace.values, workspace.state
         for node in self.graph.nodes:
-            match self._kernels[node.name]:
+            match self._kernels.get(node.name):
                 case Linear() as linear:
                     ins, out = [values[i][:rows] for i in node.inputs], values[node.outputs[0]][:rows]
                     linear.tune(out=out, state=state, **_linear_inputs(ins))
@@ -135,15 +138,6 @@ class CudaOperators:
 
     def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.zeros(*shape, dtype=dtype, device=self._device)
-
-    def _allocate_joined(self, node: Node, workspace: Workspace, rows: int) -> None:
-        """A lookup's outputs are columns of one matrix, which it writes as a whole."""
-        firsts = output_columns(node, column_alignment(self.dtype))
-        widths = [padded(self.graph.widths[o], self.dtype) for o in node.outputs]
-        ends = [first + width for first, width in zip(firsts, widths, strict=False)]
-        joined = workspace.joined[node.name] = self._zeros(rows, ends[-1], dtype=self.dtype)
-        for output, first, end in zip(node.outputs, firsts, ends, strict=False):
-            workspace.values[output] = joined[:, first:end]
 
     def _operator(self, node: Node, workspace: Workspace, rows: int, ahead: bool) -> Operator:
         """Closes over the node's kernel. Values are looked up when the operator is issued, cut to the bucket's rows."""

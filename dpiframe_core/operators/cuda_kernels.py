@@ -10,11 +10,12 @@ from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.graph.interactions import attention_params, cin_params, linear_params
+from dpiframe_core.graph.placement import Matrix
 from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.wave_operands import chain_head, chain_links, cross_and_head, jobs_of
 from kernels.dense.activation import Activation
 from kernels.dense.head import Head
-from kernels.dense.linear import DENSE_DTYPE, Linear, column_alignment, padded
+from kernels.dense.linear import DENSE_DTYPE, Linear, padded
 from kernels.interaction.attention import Attention, AttentionColumns
 from kernels.interaction.cin import Cin
 from kernels.interaction.cross import CrossV1
@@ -32,7 +33,7 @@ NodeKernel = DeviceLookup | _Layer | AtenOperator | torch.Tensor | None
 class KernelMaker:
     """Makes the kernels of one model: its graph and weights, and the precision at which they are computed.
 
-    scales: of values in fp8, by name.
+    scales: of values in fp8, by name. matrices: by name, those in which several values lie.
     """
 
     graph: Graph
@@ -41,6 +42,7 @@ class KernelMaker:
     dense: Mapping[str, torch.Tensor]
     precision: str
     scales: Mapping[str, float]
+    matrices: Mapping[str, Matrix]
 
     def kernel(self, node: Node) -> NodeKernel:
         """The node's kernel; for one that torch computes the bias that it adds, or None."""
@@ -48,7 +50,9 @@ class KernelMaker:
         dtype, device = DENSE_DTYPE[self.precision], self.store.device
         match node.op:
             case "lookup":
-                plan = plan_lookup(node, self.schema, column_alignment(dtype))
+                spans = self.matrices[node.name].spans if a.splits else {}
+                firsts = [spans[o][0] for o in node.outputs if o in spans] if a.splits else None
+                plan = plan_lookup(node, self.schema, firsts)
                 assert self.store.descriptors is not None  # on a GPU they always are
                 return DeviceLookup(plan, self.store.descriptors, dtype, self._scale(node.outputs[0]))
             case "linear":

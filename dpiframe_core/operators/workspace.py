@@ -32,7 +32,7 @@ class Workspace:
         batch: the staged rows, pinned. state: int32[STATE_WORDS] on the device, which lookups fill and later operators read.
         done: int32[done_words(rows)], pinned: the number of the batch whose scores are there.
         values: value name -> float[rows, padded width].
-        joined: lookup node -> the matrix whose columns its outputs are, where it has several.
+        joined: name of a `placement.Matrix` -> that matrix, of whose columns several values are views.
         maps: CIN node -> float32 matrices for the maps between its layers.
         links: chain node -> int64 words that its links wait for. head_sums: wave node, if it ends in a head.
     """

@@ -10,9 +10,11 @@ from dpiframe_core.engine.options import GOLDEN_TOLERANCE, EngineOptions
 from dpiframe_core.errors import ConfigError, InputError
 from dpiframe_core.graph.architecture import DCN, DCNv2, DeepFM, WideDeep
 from dpiframe_core.graph.fusion import PASSES, fuse
+from dpiframe_core.graph.placement import Matrix
 from dpiframe_core.graph.waves import group_waves
 from dpiframe_core.models.build import build_graph
-from tests import oracle
+from tests import model_oracle, oracle
+from tests.dpiframe_core.bundle.test_library_bundles import bundle_of
 from tests.runner import small_bundle
 
 MODELS = {
@@ -27,6 +29,26 @@ MODELS = {
 def test_a_scale_leaves_room_for_four_times_what_was_seen():
     scales = scales_of({"x": 2.0, "nothing": 0.0})
     assert scales == {"x": 4 * 2.0 / MOST, "nothing": 1.0}
+
+
+def test_values_of_one_matrix_have_one_scale():
+    matrix = Matrix("lookup", 48, {"x0": (0, 32), "bottom": (0, 16), "numbers": (32, 48), "never written": (48, 48)})
+    scales = scales_of({"x0": 1.5, "bottom": 0.5, "numbers": 2.0, "else": 1.0}, [matrix])
+    assert scales == {"else": 4 * 1.0 / MOST} | dict.fromkeys(("x0", "bottom", "numbers"), 4 * 2.0 / MOST)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["dcnv2-low-rank", "dcnv2-low-rank-outer-bias", "dlrm-dcnv2-16"])
+def test_fp8_scores_of_low_rank_layers_stay_within_its_documented_deviation(name, tmp_path):
+    if torch.cuda.get_device_capability() < (8, 9):
+        pytest.skip("this GPU does not multiply fp8")
+    path, schema, architecture, dense, tables = bundle_of(tmp_path / "b", name)
+    engine = Engine.load(path, "cuda", "fp8", max_batch_rows=64)
+    engine.warmup()
+    block = oracle.make_block(schema, 57, 5, np.random.default_rng(3))
+    want = model_oracle.scores(schema, architecture, dense, tables, block)
+    assert 0 < np.abs(engine.submit(block) - want).max() <= GOLDEN_TOLERANCE["fp8"]
+    engine.close()
 
 
 @pytest.mark.gpu

@@ -51,6 +51,10 @@ CASES = {
     "dlrm-itself": (DLRM(bottom_units=(10,), hidden_units=(), self_interaction=True), {"numbers": 1, "dim": 10}),
     "dlrm-dcnv2": (DLRMDCNv2(bottom_units=(12, 8), cross_layers=2, rank=5, hidden_units=(16,)), {"numbers": 4}),
     "dlrm-dcnv2-full": (DLRMDCNv2(bottom_units=(8,), cross_layers=2, hidden_units=(16,)), {"numbers": 4}),
+    "dlrm-dcnv2-16": (
+        DLRMDCNv2(bottom_units=(24, 16), cross_layers=3, rank=16, hidden_units=(40, 24), activation="gelu_tanh"),
+        {"numbers": 13, "dim": 16},
+    ),
     "dcnv2-crossnet-only": (DCNv2(structure="crossnet_only", cross_layers=3), {"numbers": 2}),
     "dcnv2-both": (
         DCNv2(structure="stacked_parallel", cross_layers=2, hidden_units=(16, 8), parallel_hidden_units=(7,)),
