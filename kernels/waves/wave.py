@@ -17,7 +17,18 @@ from kernels.runtime.tensor_map import tensor_map
 from kernels.waves.packed_weights import CrossWeights, LinearWeights, job_weights, tf32_halves
 from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, fill_head
 from kernels.waves.wave_jobs import CrossJob, FmJob, HeadOperands, JobKind, LinearJob, Operands, job_constants
-from kernels.waves.wave_tiles import EXACT_TILES, MOST_HEAD_COLUMNS, STATIC_BYTES, WIDE_TILES, Tile, WideTile, tiles_for
+from kernels.waves.wave_tiles import (
+    EXACT_TILES,
+    MOST_HEAD_COLUMNS,
+    PERSISTENT_TILES,
+    STATIC_BYTES,
+    WIDE_TILES,
+    AnyTile,
+    PersistentTile,
+    Tile,
+    WideTile,
+    tiles_for,
+)
 
 
 class Wave:
@@ -49,12 +60,13 @@ class Wave:
         self._constants = job_constants(jobs, self.tasks, self._dtype)
         self._constants |= {"HEAD": str(int(bias is not None)), "PASSES": "3" if precision == "fp32" else "1"}
         self._shared_limit = shared_limit(device)
-        wide = EXACT_TILES if precision == "fp32" else WIDE_TILES
+        wide = EXACT_TILES if precision == "fp32" else (*WIDE_TILES, *(() if self.has_head else PERSISTENT_TILES))
+        self._processors = torch.cuda.get_device_properties(device).multi_processor_count
         self._wide = wide if torch.cuda.get_device_capability(device)[0] == 9 else ()
         linear = {i: own.weight for i, own in enumerate(self._weights) if self._wide and isinstance(own, LinearWeights)}
         # As wave_wgmma.cu takes them.
         self._wide_weights = {i: tf32_halves(w) if precision == "fp32" else w for i, w in linear.items()}
-        self._choice: dict[int, Tile | WideTile] = {}
+        self._choice: dict[int, AnyTile] = {}
         self.recalled: dict[int, str] = {}  # names of choices made before, by rows; `tune` takes those that exist
 
     @property
@@ -66,7 +78,7 @@ class Wave:
         """Partial sums of the head a row, at most: with the narrowest tiles."""
         return sum(-(-len(own.bias) // 16) for own in self._weights if isinstance(own, LinearWeights) and len(own.head))
 
-    def tiles_for(self, rows: int) -> list[Tile | WideTile]:
+    def tiles_for(self, rows: int) -> list[AnyTile]:
         """See `wave_tiles.tiles_for`; those that this GPU's shared memory holds, and whose rows a warp sums up for a head."""
         return [
             t
@@ -92,7 +104,7 @@ class Wave:
                 self._choice[rows] = tiles[self.recalled[rows]]
                 return self.recalled[rows]
 
-            def way(tile: Tile | WideTile) -> None:
+            def way(tile: AnyTile) -> None:
                 with overlapping():
                     self.run(operands, rows, head, state, tile)
 
@@ -113,7 +125,7 @@ class Wave:
         self.run(operands, rows, head, state, tile)
 
     def run(
-        self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor, tile: Tile | WideTile
+        self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor, tile: AnyTile
     ) -> None:
         """One launch with a given tile.
 
@@ -122,7 +134,7 @@ class Wave:
         """
         if (head is None) != (self._bias is None):
             raise ValueError(f"wave: got {'no ' if head is None else ''}operands of a head, expected the contrary")
-        wave, maps, wide = WaveArguments(count=len(self.jobs)), MapArguments(), isinstance(tile, WideTile)
+        wave, maps, wide = WaveArguments(count=len(self.jobs)), MapArguments(), not isinstance(tile, Tile)
         first = slot = 0
         for i, (job, given, own) in enumerate(zip(self.jobs, operands, self._weights, strict=True)):
             target = wave.jobs[i]
@@ -168,12 +180,14 @@ class Wave:
                 first += -(-rows // tile.row_warps)
         if head is not None and self._bias is not None:
             fill_head(wave.head, head, self._bias, rows, slot, self.tasks)
+        wave.blocks = first
+        blocks = min(first, self._processors) if isinstance(tile, PersistentTile) else first
         function = self._function(tile)
         if function.max_dynamic_shared_size_bytes < tile.shared_bytes:
             function.max_dynamic_shared_size_bytes = tile.shared_bytes
         args = (maps, wave, state.data_ptr()) if wide else (wave, state.data_ptr(), np.int32(rows))
-        launch(function, first, tile.threads, args, shared_bytes=tile.shared_bytes)
+        launch(function, blocks, tile.threads, args, shared_bytes=tile.shared_bytes)
 
-    def _function(self, tile: Tile | WideTile) -> Any:
-        name = "wave_wgmma" if isinstance(tile, WideTile) else "wave"
+    def _function(self, tile: AnyTile) -> Any:
+        name = {Tile: "wave", WideTile: "wave_wgmma", PersistentTile: "wave_persistent"}[type(tile)]
         return kernel(f"waves/{name}", name, self._constants | tile.constants, self._device.index or 0)

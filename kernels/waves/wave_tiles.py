@@ -46,6 +46,36 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
+class PersistentTile:
+    """Of wave_persistent.cu (sm_90a): rows and columns of a tile, and 128-byte buffers of K."""
+
+    rows: int
+    columns: int
+    stages: int
+
+    @property
+    def name(self) -> str:
+        return f"persistent-{self.rows}x{self.columns}-s{self.stages}"
+
+    @property
+    def threads(self) -> int:
+        return self.rows * 2 + 128
+
+    @property
+    def row_warps(self) -> int:
+        return self.rows // 16
+
+    @property
+    def shared_bytes(self) -> int:
+        slices = 4 * self.rows * 40  # 16 rows of 32 columns, and 8 more against bank conflicts, for each warp
+        return self.stages * (self.rows + self.columns) * 128 + slices + 1024  # to align the ring
+
+    @property
+    def constants(self) -> dict[str, str]:
+        return {"BM": str(self.rows), "BN": str(self.columns), "STAGES": str(self.stages)}
+
+
+@dataclass(frozen=True, slots=True)
 class WideTile:
     """Of wave_wgmma.cu (sm_90a): rows and columns of a block's tile; warpgroups along K, for each 64 rows; and 128-byte buffers
     of K, a multiple of these. passes: 3 for float32 as exact as its own arithmetic, in whose buffers two tf32 halves of the
@@ -112,6 +142,10 @@ WIDE_TILES = (
     WideTile(128, 128, 1, 6),
     WideTile(128, 256, 1, 4),
 )
+PERSISTENT_TILES = (
+    PersistentTile(128, 256, 4),
+    PersistentTile(128, 128, 6),
+)
 EXACT_TILES = (
     WideTile(64, 64, 1, 4, 3),
     WideTile(64, 64, 2, 4, 3),
@@ -120,8 +154,13 @@ EXACT_TILES = (
 )
 
 
-def tiles_for(rows: int, wide: Sequence[WideTile] = ()) -> list[Tile | WideTile]:
+AnyTile = Tile | WideTile | PersistentTile
+MOST_STARTS = 1024  # rows from which on blocks may stay
+
+
+def tiles_for(rows: int, wide: Sequence[WideTile | PersistentTile] = ()) -> list[AnyTile]:
     """The tiles worth trying for a number of rows: none that is mostly padding, none far too small. `wide`: those that the GPU
     and the precision allow."""
-    tiles: list[Tile | WideTile] = [t for t in TILES if t.rows <= max(16, 2 * rows) and t.rows * 32 >= min(rows, 2048)]
-    return tiles + [t for t in wide if rows >= 64 and t.rows <= rows]
+    tiles: list[AnyTile] = [t for t in TILES if t.rows <= max(16, 2 * rows) and t.rows * 32 >= min(rows, 2048)]
+    least = {WideTile: 64, PersistentTile: MOST_STARTS}
+    return tiles + [t for t in wide if rows >= least[type(t)] and t.rows <= rows]

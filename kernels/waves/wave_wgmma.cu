@@ -30,27 +30,8 @@
 #define SYNC() asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory")
 #include "waves/wave.cuh"
 #include "dense/mma.cuh"
+#include "waves/tile_copies.cuh"
 #include "waves/wgmma.cuh"
-
-struct alignas(64) TensorMap { unsigned long long words[16]; };
-struct Maps { TensorMap x[MAX_JOBS], weight[MAX_JOBS]; };
-
-__device__ __forceinline__ void expect(unsigned barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void arrive(unsigned barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void wait(unsigned barrier, int parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier),
-        "r"(parity) : "memory");
-}
-__device__ __forceinline__ void copy_tile(unsigned to, const TensorMap* map, unsigned barrier, int column, int row) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
-        "l"(map), "r"(barrier), "r"(column), "r"(row) : "memory");
-}
 
 __device__ __forceinline__ void copy_all(
     const TensorMap* x, const TensorMap* weight, int width, int m0, int n0, int chunks, const int* state, unsigned ring, unsigned full,
@@ -179,15 +160,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) wave_wgmma(
     const int chunks = (job.depth + CHUNK - 1) / CHUNK;
     const unsigned ring = ((unsigned)__cvta_generic_to_shared(shared) + 1023) & ~1023u;
     const unsigned full = (unsigned)__cvta_generic_to_shared(barriers), empty = full + 8 * STAGES;
-    if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; ++s) {  // a buffer is full when both factors have come
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(full + 8 * s), "n"(2) : "memory");
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(empty + 8 * s), "n"(WM * RELEASES) : "memory");
-        }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    }
-    __syncthreads();
+    make_barriers<WM * RELEASES>(full, empty);
     if (threadIdx.x >= THREADS) {
         if (threadIdx.x == THREADS) copy_all(&maps.x[j], &maps.weight[j], job.width, m0, n0, chunks, state, ring, full, empty);
         return;

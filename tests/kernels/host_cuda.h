@@ -172,6 +172,7 @@ inline int __syncthreads_count(int mine) {
     host::counts[(round + 2) % 3] = 0;  // all have read the last round's; nobody counts there before all have come to the next
     return host::counts[round % 3];
 }
+inline void __syncwarp() { host::exchanged({}); }
 inline void __nanosleep(unsigned) { host::yield(); }
 template <typename T> T atomicAdd(T* at, T more) { const T before = *at; *at += more; return before; }
 template <typename T> T __shfl_sync(unsigned, T v, int lane) {
@@ -210,6 +211,12 @@ NOTHING(fence_proxy_async_shared)
 NOTHING(wgmma_fence_sync_aligned)
 NOTHING(wgmma_commit_group_sync_aligned)
 NOTHING(wgmma_wait_group_sync_aligned)
+NOTHING(setmaxnreg_dec_sync_aligned_u32)
+NOTHING(setmaxnreg_inc_sync_aligned_u32)
+inline void cp_async_bulk_prefetch_L2_global(const void* from, int bytes) {
+    aligned(from, 16);
+    if (bytes % 16) host::fail("a prefetch of bytes that are no multiple of 16");
+}
 inline host::Fiber& own() { return host::fibers[host::current]; }
 inline void cp_async_cg_shared_global(unsigned to, const void* from, int bytes = 16) {
     if (bytes) aligned(from, 16);
@@ -383,6 +390,8 @@ template <int N, int PER, typename Value, typename... A> void wgmma(Value value,
     template <typename... A> void name(A&&... given) { wgmma<n, per>(value, given...); }
 WGMMA(wgmma_mma_async_sync_aligned_m64n64k8_f32_tf32_tf32, 64, 1, [](unsigned v, int) { return tf32(v); })
 WGMMA(wgmma_mma_async_sync_aligned_m64n128k8_f32_tf32_tf32, 128, 1, [](unsigned v, int) { return tf32(v); })
+WGMMA(wgmma_mma_async_sync_aligned_m64n256k8_f32_tf32_tf32, 256, 1, [](unsigned v, int) { return tf32(v); })
 WGMMA(wgmma_mma_async_sync_aligned_m64n64k16_f32_bf16_bf16, 64, 2, bf16)
+WGMMA(wgmma_mma_async_sync_aligned_m64n256k16_f32_bf16_bf16, 256, 2, bf16)
 WGMMA(wgmma_mma_async_sync_aligned_m64n128k16_f32_bf16_bf16, 128, 2, bf16)
 }  // namespace ptx

@@ -1,10 +1,21 @@
 """Waves: every tile against float64 products of the rounded factors, jobs side by side, and the head behind them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
-from kernels.waves.wave_tiles import EXACT_TILES, MOST_HEAD_COLUMNS, STATIC_BYTES, TILES, WIDE_TILES, WideTile, tiles_for
+from kernels.waves.wave_tiles import (
+    EXACT_TILES,
+    MOST_HEAD_COLUMNS,
+    PERSISTENT_TILES,
+    STATIC_BYTES,
+    TILES,
+    WIDE_TILES,
+    WideTile,
+    tiles_for,
+)
 from tests.kernels import host_cuda
 from tests.kernels.lane_state import lane_state
 
@@ -12,7 +23,7 @@ EPS = {"fp32": 2**-23, "tf32": 2**-10, "bf16": 2**-8}  # of a factor or an outpu
 
 
 def test_every_tile_fits_a_multiprocessor_and_divides_into_its_warps():
-    for tile in (*TILES, *WIDE_TILES, *EXACT_TILES):
+    for tile in (*TILES, *WIDE_TILES, *EXACT_TILES, *PERSISTENT_TILES):
         assert tile.shared_bytes + STATIC_BYTES <= 227 * 1024
         assert tile.threads <= 1024
     for wide in (*WIDE_TILES, *EXACT_TILES):
@@ -28,7 +39,7 @@ def test_every_tile_fits_a_multiprocessor_and_divides_into_its_warps():
 
 def test_every_number_of_rows_has_tiles():
     for rows in (1, 2, 15, 16, 17, 64, 1000, 4096, 65536):
-        for wide in ((), WIDE_TILES, EXACT_TILES):
+        for wide in ((), (*WIDE_TILES, *PERSISTENT_TILES), EXACT_TILES):
             own = tiles_for(rows, wide)
             smallest = 99 * 1024 - STATIC_BYTES  # of shared memory, on GPUs from sm_86 on
             assert any(t.shared_bytes <= smallest and t.columns <= MOST_HEAD_COLUMNS for t in own)
@@ -67,6 +78,10 @@ def put(rng, rows, width, dtype, device="cuda"):
     x = torch.zeros(rows, padded(width), device=device)
     x[:, :width] = torch.from_numpy(rng.standard_normal((rows, width))).float()
     return x.to(dtype)
+
+
+def wide_tiles(precision):
+    return EXACT_TILES if precision == "fp32" else (*WIDE_TILES, *PERSISTENT_TILES)
 
 
 def wave_on(device, *what):
@@ -118,7 +133,7 @@ def check_products(width, rows, precision, tiles, device):
 @pytest.mark.parametrize("rows", [1, 17, 127, 300])
 @pytest.mark.parametrize("width", [8, 72, 624, 1030])
 def test_every_tile_multiplies_and_crosses_exactly(width, rows, precision):
-    check_products(width, rows, precision, (*TILES, *(EXACT_TILES if precision == "fp32" else WIDE_TILES)), "cuda:0")
+    check_products(width, rows, precision, (*TILES, *wide_tiles(precision)), "cuda:0")
 
 
 @pytest.mark.bulk
@@ -177,7 +192,7 @@ def check_activations(rows, precision, tiles, device):
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("rows", [1, 300])
 def test_every_activation_follows_its_product(rows, precision):
-    check_activations(rows, precision, (*TILES, *(EXACT_TILES if precision == "fp32" else WIDE_TILES)), "cuda:0")
+    check_activations(rows, precision, (*TILES, *wide_tiles(precision)), "cuda:0")
 
 
 @pytest.mark.bulk
@@ -198,6 +213,40 @@ def test_a_wave_is_compiled_for_its_own_activations_alone():
     assert kinds("leaky_relu") == kinds("prelu")
 
 
+@pytest.mark.bulk
+@pytest.mark.parametrize("tile", PERSISTENT_TILES, ids=lambda t: t.name)
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_on_the_host_too_blocks_that_stay_take_tile_after_tile(on_host, monkeypatch, tile, precision):
+    """Two blocks for all tiles of four jobs, of more and of fewer chunks of K than the ring holds."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=2))
+    for width, rows in ((72, 17), (300, 130)):
+        check_products(width, rows, precision, (tile,), "cpu")
+    check_activations(150, precision, (tile,), "cpu")
+    check_padding(precision, (tile,), "cpu")
+
+
+@pytest.mark.bulk
+def test_on_the_host_too_blocks_that_stay_compute_rows_beside_tiles(on_host, monkeypatch):
+    """An FM between two layers: a block goes from tiles to rows and back."""
+    from kernels.waves.wave_jobs import FmJob, LinearJob, Operands
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=3))
+    rng = np.random.default_rng(0)
+    layers, rows = [random_linear(rng, 40, 64) for _ in range(2)], 140
+    wave = wave_on("cpu", [LinearJob(*layers[0]), FmJob(0, 8, 8), LinearJob(*layers[1])], None, "bf16")
+    x, outs = put(rng, rows, 64, torch.bfloat16, "cpu"), [torch.full((rows, 40), torch.nan).bfloat16() for _ in range(2)]
+    fm = torch.full((rows, 1), torch.nan)
+    operands = [Operands(x, outs[0]), Operands(x, fm), Operands(x, outs[1])]
+    wave.run(operands, rows, None, lane_state(131, "cpu"), PERSISTENT_TILES[0])
+    for out, (w, b) in zip(outs, layers, strict=True):
+        want = x[:131].double() @ w.bfloat16().double().T + b.double()
+        assert ((out[:131].double() - want).abs() <= 2 * EPS["bf16"] * (want.abs() + 1)).all()
+        assert out[131:].isnan().all()
+    fields = x[:131].double().reshape(131, 8, 8)
+    pairs = 0.5 * (fields.sum(1).square() - fields.square().sum(1)).sum(1, keepdim=True)
+    np.testing.assert_allclose(fm[:131].double(), pairs, rtol=1e-4, atol=1e-4)
+
+
 def shared_k(tiles):
     """The first one whose K warpgroups share."""
     return next(t for t in tiles if isinstance(t, WideTile) and t.along_k > 1)
@@ -206,7 +255,7 @@ def shared_k(tiles):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_rows_beyond_the_true_number_are_not_written(precision):
-    check_padding(precision, (*TILES, *(EXACT_TILES if precision == "fp32" else WIDE_TILES)), "cuda:0")
+    check_padding(precision, (*TILES, *wide_tiles(precision)), "cuda:0")
 
 
 @pytest.mark.bulk
@@ -350,7 +399,7 @@ def test_fp8_multiplies_what_its_numbers_mean(width, rows):
     want = x0s * product + xs, (xs @ rounded[1].T + b2.double().cuda()).relu(), x0s * low + xs
     fields = xs.reshape(rows, -1, 8)
     pairs = 0.5 * (fields.sum(1).square() - fields.square().sum(1)).sum(1, keepdim=True)
-    for tile in (*TILES, *WIDE_TILES):
+    for tile in (*TILES, *WIDE_TILES, *PERSISTENT_TILES):
         outs = [torch.full((rows, padded(n, fp8)), torch.nan, device="cuda").to(fp8) for n in (width, 37, width)]
         fm = torch.full((rows, 1), torch.nan, device="cuda")
         given = [Operands(x, outs[0], x0), Operands(x, outs[1]), Operands(v, outs[2], x0, x), Operands(x, fm)]
