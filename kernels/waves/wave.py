@@ -19,6 +19,7 @@ from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, 
 from kernels.waves.wave_jobs import CrossJob, FmJob, HeadOperands, JobKind, LinearJob, Operands, job_constants
 from kernels.waves.wave_tiles import (
     EXACT_TILES,
+    MANY_ROWS,
     MOST_HEAD_COLUMNS,
     PERSISTENT_TILES,
     STATIC_BYTES,
@@ -29,6 +30,8 @@ from kernels.waves.wave_tiles import (
     WideTile,
     tiles_for,
 )
+
+LIBRARY = "library"  # the name of cuBLAS's way
 
 
 class Wave:
@@ -66,7 +69,8 @@ class Wave:
         linear = {i: own.weight for i, own in enumerate(self._weights) if self._wide and isinstance(own, LinearWeights)}
         # As wave_wgmma.cu takes them.
         self._wide_weights = {i: tf32_halves(w) if precision == "fp32" else w for i, w in linear.items()}
-        self._choice: dict[int, AnyTile] = {}
+        self._library_bias = self._for_library(precision)
+        self._choice: dict[int, str] = {}
         self.recalled: dict[int, str] = {}  # names of choices made before, by rows; `tune` takes those that exist
 
     @property
@@ -86,10 +90,15 @@ class Wave:
             if t.shared_bytes + STATIC_BYTES <= self._shared_limit and not (self.has_head and t.columns > MOST_HEAD_COLUMNS)
         ]
 
+    def ways(self, rows: int) -> dict[str, AnyTile | None]:
+        """By name, the tiles for a number of rows, and None: a product by cuBLAS, for many rows and one layer alone."""
+        ways: dict[str, AnyTile | None] = {t.name: t for t in self.tiles_for(rows)}
+        return ways | ({LIBRARY: None} if self._library_bias is not None and rows >= MANY_ROWS else {})
+
     @property
     def choices(self) -> dict[int, str]:
-        """By rows, the name of the tile chosen."""
-        return {rows: tile.name for rows, tile in self._choice.items()}
+        """By rows, the name of the way chosen."""
+        return dict(self._choice)
 
     def compile(self, buckets: Sequence[int]) -> list[Callable[[], object]]:
         """Calls that compile and load what the buckets may need, one a kernel; they may run side by side."""
@@ -97,20 +106,16 @@ class Wave:
         return [partial(self._function, tile) for tile in tiles]
 
     def tune(self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor) -> str:
-        """Times the tiles on these operands and keeps the fastest for this number of rows. Returns its name."""
+        """Times the ways on these operands and keeps the fastest for this number of rows. Returns its name."""
         if rows not in self._choice:
-            tiles = {t.name: t for t in self.tiles_for(rows)}
-            if self.recalled.get(rows) in tiles:
-                self._choice[rows] = tiles[self.recalled[rows]]
-                return self.recalled[rows]
+            ways, known = self.ways(rows), self.recalled.get(rows, "")
 
-            def way(tile: AnyTile) -> None:
+            def run(way: AnyTile | None) -> None:
                 with overlapping():
-                    self.run(operands, rows, head, state, tile)
+                    self.run(operands, rows, head, state, way)
 
-            name = fastest({name: lambda t=t: way(t) for name, t in tiles.items()})  # type: ignore[misc]
-            self._choice[rows] = tiles[name]
-        return self._choice[rows].name
+            self._choice[rows] = known if known in ways else fastest({name: partial(run, way) for name, way in ways.items()})
+        return self._choice[rows]
 
     def __call__(self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor) -> None:
         """Writes every job's out for the first state[TRUE_ROWS] rows, and the scores if the wave ends in the head.
@@ -119,19 +124,22 @@ class Wave:
             operands: one a job; matrices in the dense dtype, widths padded as `linear.padded`, rows 16-byte aligned.
             rows: of the launch grid: the bucket. state: int32[STATE_WORDS] on the device, see state.py.
         """
-        tiles = self.tiles_for(rows)
-        known = next((t for t in tiles if t.name == self.recalled.get(rows)), tiles[0])
-        tile = self._choice.get(rows, known)
-        self.run(operands, rows, head, state, tile)
+        ways = self.ways(rows)
+        known = self.recalled.get(rows, "")
+        name = self._choice.get(rows, known if known in ways else next(iter(ways)))
+        self.run(operands, rows, head, state, ways[name])
 
     def run(
-        self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor, tile: AnyTile
+        self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor, tile: AnyTile | None
     ) -> None:
-        """One launch with a given tile.
+        """One launch with a given tile, or with None by cuBLAS.
 
         Raises:
             ValueError: an operand does not fit.
         """
+        if tile is None:
+            self._run_by_library(operands[0])
+            return
         if (head is None) != (self._bias is None):
             raise ValueError(f"wave: got {'no ' if head is None else ''}operands of a head, expected the contrary")
         wave, maps, wide = WaveArguments(count=len(self.jobs)), MapArguments(), not isinstance(tile, Tile)
@@ -187,6 +195,31 @@ class Wave:
             function.max_dynamic_shared_size_bytes = tile.shared_bytes
         args = (maps, wave, state.data_ptr()) if wide else (wave, state.data_ptr(), np.int32(rows))
         launch(function, blocks, tile.threads, args, shared_bytes=tile.shared_bytes)
+
+    def _for_library(self, precision: str) -> torch.Tensor | None:
+        """The bias as cuBLAS takes it, if the wave is one layer that it computes in one call.
+
+        It waits for all of the kernel before it, and whoever comes behind waits for it: the rule of common.cuh holds.
+        """
+        job, own = self.jobs[0], self._weights[0]
+        if len(self.jobs) > 1 or self.has_head or precision == "fp8" or not isinstance(job, LinearJob) or job.cross:
+            return None
+        assert isinstance(own, LinearWeights)
+        return own.bias.to(self._dtype) if job.activation in ("identity", "relu") else None
+
+    def _run_by_library(self, given: Operands) -> None:
+        """All rows, padding too; float32 products follow `matmul_precision`."""
+        job, own = self.jobs[0], self._weights[0]
+        assert isinstance(job, LinearJob)
+        assert isinstance(own, LinearWeights)
+        assert given.out is not None
+        assert self._library_bias is not None
+        (width, depth), weight = own.weight.shape, own.weight.t()
+        x, out = given.x[:, :depth], given.out[:, :width]
+        if job.activation == "relu":
+            torch._addmm_activation(self._library_bias, x, weight, out=out)
+        else:
+            torch.addmm(self._library_bias, x, weight, out=out)
 
     def _function(self, tile: AnyTile) -> Any:
         name = {Tile: "wave", WideTile: "wave_wgmma", PersistentTile: "wave_persistent"}[type(tile)]

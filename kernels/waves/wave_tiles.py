@@ -155,12 +155,12 @@ EXACT_TILES = (
 
 
 AnyTile = Tile | WideTile | PersistentTile
-MOST_STARTS = 1024  # rows from which on blocks may stay
+MANY_ROWS = 1024  # from which on blocks that stay may be worth while, and a library's own kernels
 
 
 def tiles_for(rows: int, wide: Sequence[WideTile | PersistentTile] = ()) -> list[AnyTile]:
     """The tiles worth trying for a number of rows: none that is mostly padding, none far too small. `wide`: those that the GPU
     and the precision allow."""
     tiles: list[AnyTile] = [t for t in TILES if t.rows <= max(16, 2 * rows) and t.rows * 32 >= min(rows, 2048)]
-    least = {WideTile: 64, PersistentTile: MOST_STARTS}
+    least = {WideTile: 64, PersistentTile: MANY_ROWS}
     return tiles + [t for t in wide if rows >= least[type(t)] and t.rows <= rows]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.waves.wave import LIBRARY
 from kernels.waves.wave_tiles import (
     EXACT_TILES,
     MOST_HEAD_COLUMNS,
@@ -245,6 +246,48 @@ def test_on_the_host_too_blocks_that_stay_compute_rows_beside_tiles(on_host, mon
     fields = x[:131].double().reshape(131, 8, 8)
     pairs = 0.5 * (fields.sum(1).square() - fields.square().sum(1)).sum(1, keepdim=True)
     np.testing.assert_allclose(fm[:131].double(), pairs, rtol=1e-4, atol=1e-4)
+
+
+def check_library(precision, device):
+    from kernels.waves.wave_jobs import LinearJob, Operands
+
+    rng, dtype = np.random.default_rng(0), torch.bfloat16 if precision == "bf16" else torch.float32
+    x = put(rng, 1030, 136, dtype, device)[:, :72]  # columns of a wider matrix
+    for activation, (w, b) in (("relu", random_linear(rng, 37, 72)), ("identity", random_linear(rng, 40, 70))):
+        wave = wave_on(device, [LinearJob(w, b, activation)], None, precision)
+        out = torch.full((1030, 80), torch.nan, dtype=dtype, device=device)
+        wave.run([Operands(x, out[:, :40])], 1030, None, lane_state(1030, device), wave.ways(1030)[LIBRARY])
+        product = x[:, : w.shape[1]].cpu().double() @ w.to(dtype).double().T + b.double()
+        room = 2 * EPS[precision] * (x[:, : w.shape[1]].cpu().double().abs() @ w.double().abs().T + 1)
+        got, want = out[:, : len(b)].cpu().double(), product.relu() if activation == "relu" else product
+        assert ((got - want).abs() <= room).all()
+        assert out[:, :40].isfinite().all(), "pad columns must stay finite"
+        assert out[:, 40:].isnan().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_cublas_computes_one_layer_of_many_rows(precision):
+    from kernels.dense.linear import matmul_precision
+
+    with torch.inference_mode(), matmul_precision(precision):
+        check_library(precision, "cuda:0")
+
+
+def test_on_the_host_too_a_library_computes_one_layer_of_many_rows(on_host):
+    check_library("fp32", "cpu")
+
+
+def test_cublas_is_a_way_for_one_plain_layer_of_many_rows_alone(on_host):
+    from kernels.waves.wave_jobs import LinearJob
+
+    layer, crossed = LinearJob(torch.ones(8, 8), None, "relu"), LinearJob(torch.ones(8, 8), None, cross=True)
+    smooth = LinearJob(torch.ones(8, 8), None, "dice", params=[torch.ones(8)] * 3)
+    assert LIBRARY in wave_on("cpu", [layer], None, "bf16").ways(1024)
+    assert LIBRARY not in wave_on("cpu", [layer], None, "bf16").ways(1000)
+    for jobs, bias, precision in (([layer] * 2, None, "bf16"), ([layer], torch.ones(1), "bf16"), ([crossed], None, "bf16")):
+        assert LIBRARY not in wave_on("cpu", jobs, bias, precision).ways(4096)
+    assert LIBRARY not in wave_on("cpu", [smooth], None, "bf16").ways(4096)
 
 
 def shared_k(tiles):
