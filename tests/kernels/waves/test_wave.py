@@ -422,7 +422,7 @@ def test_fp8_multiplies_what_its_numbers_mean(width, rows):
     u, _ = random_linear(rng, width, 16)
     sx, s0, sv, so = 0.02, 0.03, 0.015, 0.25
     jobs = [
-        LinearJob(w, b, "identity", True, x_scale=sx, x0_scale=s0, out_scale=so),
+        LinearJob(w, b, "identity", True, x_scale=sx, x0_scale=s0, xl_scale=sx, out_scale=so),
         LinearJob(w2, b2, "relu", x_scale=sx, out_scale=so),
         LinearJob(u, b, cross=True, x_scale=sv, x0_scale=s0, xl_scale=sx, out_scale=so),
         FmJob(0, width // 8, 8, sx),
