@@ -27,7 +27,6 @@ from kernels.waves.wave_tiles import (
     AnyTile,
     PersistentTile,
     Tile,
-    WideTile,
     tiles_for,
 )
 
@@ -222,5 +221,4 @@ class Wave:
             torch.addmm(self._library_bias, x, weight, out=out)
 
     def _function(self, tile: AnyTile) -> Any:
-        name = {Tile: "wave", WideTile: "wave_wgmma", PersistentTile: "wave_persistent"}[type(tile)]
-        return kernel(f"waves/{name}", name, self._constants | tile.constants, self._device.index or 0)
+        return kernel(f"waves/{tile.kernel}", tile.kernel, self._constants | tile.constants, self._device.index or 0)

@@ -23,8 +23,16 @@
 #define CHUNK (128 / (int)sizeof(X))
 #define STAGE_BYTES ((BM + BN) * 128)
 #define PIECE BN
+#ifndef SLICE
 #define SLICE 32
+#endif
+#ifndef BRING
+#define BRING 1
+#endif
 #define PITCH (SLICE + 8)
+#define ROW_LANES (SLICE / 8)           // that conclude a row of a slice, 8 columns each
+#define PASS_ROWS (32 / ROW_LANES)      // that a warp concludes at once
+#define PASSES_OF_16 (16 / PASS_ROWS)
 #define SYNC() asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory")
 #include "waves/wave.cuh"
 #include "waves/tile_copies.cuh"
@@ -72,7 +80,7 @@ __device__ __forceinline__ void copy_tiles(
                 for (; c < ahead; ++c) copy_x(c);
             rows = state[TRUE_ROWS];
         }
-        if (CROSSED && job.x0) {
+        if (BRING && CROSSED && job.x0) {
             const int bytes = min(BN, job.width - t.n0) * (int)sizeof(X);
             for (int row = t.m0 + lane; row < min(t.m0 + BM, rows); row += 32) {
                 bring_to_l2(job.x0 + (long long)row * job.x0_ld + t.n0, bytes);
@@ -110,15 +118,15 @@ __device__ __forceinline__ void multiply_tile(float* sums, int chunks, int at, u
     if (releases) arrive(empty + 8 * ((at + chunks - 1) % STAGES));
 }
 
-// Of 8 columns of the two rows that a thread concludes at once: x0 and xl of a cross layer.
+// Of 8 columns of the rows that a thread concludes: x0 and xl of a cross layer.
 struct Crossed {
-    Eight<X> x0[2], xl[2];
+    Eight<X> x0[PASSES_OF_16], xl[PASSES_OF_16];
     __device__ __forceinline__ void load(const Job& job, int row, int column, int rows) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            if (column >= job.width || row + 8 * h >= rows) continue;
-            x0[h] = eight(job.x0 + (long long)(row + 8 * h) * job.x0_ld + column);
-            xl[h] = eight(job.xl + (long long)(row + 8 * h) * job.xl_ld + column);
+        for (int h = 0; h < PASSES_OF_16; ++h, row += PASS_ROWS) {
+            if (column >= job.width || row >= rows) continue;
+            x0[h] = eight(job.x0 + (long long)row * job.x0_ld + column);
+            xl[h] = eight(job.xl + (long long)row * job.xl_ld + column);
         }
     }
 };
@@ -127,7 +135,7 @@ struct Crossed {
 // own float[16][PITCH] in shared memory.
 __device__ __forceinline__ void conclude_rows(const Job& job, const float* sums, float* slice, int m0, int n0, int rows) {
     constexpr int SLICES = BN / SLICE;
-    const int lane = threadIdx.x & 31, r = lane >> 2, c = (lane & 3) * 8;
+    const int lane = threadIdx.x & 31, r = lane / ROW_LANES, c = lane % ROW_LANES * 8;
     const bool crosses = CROSSED && job.x0, outer = CROSSED > 1 && job.outer;
     Crossed crossed[2];
     if (crosses) crossed[0].load(job, m0 + r, n0 + c, rows);
@@ -138,7 +146,7 @@ __device__ __forceinline__ void conclude_rows(const Job& job, const float* sums,
 #pragma unroll
         for (int n = 0; n < SLICE / 8; ++n) {
             const float* from = sums + (p * (SLICE / 8) + n) * 4;
-            float* to = slice + r * PITCH + n * 8 + (lane & 3) * 2;
+            float* to = slice + (lane >> 2) * PITCH + n * 8 + (lane & 3) * 2;  // as the sums lie over the lanes
             *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
             *reinterpret_cast<float2*>(to + 8 * PITCH) = make_float2(from[2], from[3]);
         }
@@ -153,11 +161,11 @@ __device__ __forceinline__ void conclude_rows(const Job& job, const float* sums,
         if (SHAPED && job.shape)
             for (int k = 0; k < 8; ++k) shape[k] = shape_of<HAS(DICE) ? DICE : PRELU>(job.shape, job.width, column + k);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const int row = m0 + r + 8 * h;
+        for (int h = 0; h < PASSES_OF_16; ++h) {
+            const int own = r + h * PASS_ROWS, row = m0 + own;
             if (row >= rows) continue;
             float v[8], a[8], b[8];
-            load4(slice + (r + 8 * h) * PITCH + c, v), load4(slice + (r + 8 * h) * PITCH + c + 4, v + 4);
+            load4(slice + own * PITCH + c, v), load4(slice + own * PITCH + c + 4, v + 4);
             for (int k = 0; k < 8; ++k) v[k] = (FP8 ? v[k] * scale[k] : v[k]) + (outer ? 0.0f : bias[k]);
             if (crosses) {
                 widen8(crossed[p & 1].x0[h], a);

@@ -20,6 +20,10 @@ class Tile:
     stages: int
 
     @property
+    def kernel(self) -> str:
+        return "wave"
+
+    @property
     def name(self) -> str:
         return f"mma-{self.rows}x{self.columns}-w{'x'.join(map(str, self.warps))}-k{self.span}-s{self.stages}"
 
@@ -52,6 +56,10 @@ class PersistentTile:
     rows: int
     columns: int
     stages: int
+
+    @property
+    def kernel(self) -> str:
+        return "wave_persistent"
 
     @property
     def name(self) -> str:
@@ -87,6 +95,10 @@ class WideTile:
     along_k: int
     stages: int
     passes: int = 1
+
+    @property
+    def kernel(self) -> str:
+        return "wave_wgmma"
 
     @property
     def name(self) -> str:
