@@ -22,6 +22,29 @@ __device__ __forceinline__ void copy_tile(unsigned to, const TensorMap* map, uns
         "l"(map), "r"(barrier), "r"(column), "r"(row) : "memory");
 }
 
+// The same for every block of a cluster, at the same places of each one's shared memory.
+template <int BLOCKS>
+__device__ __forceinline__ void copy_tile_to_all(unsigned to, const TensorMap* map, unsigned barrier, int column, int row) {
+    if (BLOCKS == 1) return copy_tile(to, map, barrier, column, row);
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], "
+        "[%2], %5;" ::"r"(to), "l"(map), "r"(barrier), "r"(column), "r"(row), "h"((unsigned short)((1 << BLOCKS) - 1)) : "memory");
+}
+template <int BLOCKS> __device__ __forceinline__ void arrive_at_all(unsigned barrier) {
+    if (BLOCKS == 1) return arrive(barrier);
+#pragma unroll
+    for (int b = 0; b < BLOCKS; ++b) {
+        unsigned there;
+        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(barrier), "r"(b));
+        asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
+    }
+}
+template <int BLOCKS> __device__ __forceinline__ void meet_cluster() {
+    if (BLOCKS == 1) return;
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
 __device__ __forceinline__ void bring_to_l2(const void* from, int bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }

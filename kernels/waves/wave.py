@@ -25,7 +25,6 @@ from kernels.waves.wave_tiles import (
     STATIC_BYTES,
     WIDE_TILES,
     AnyTile,
-    PersistentTile,
     Tile,
     tiles_for,
 )
@@ -163,7 +162,7 @@ class Wave:
                 target.tiles, target.slot = -(-width // tile.columns), slot
                 if wide:
                     maps.x[i] = tensor_map(given.x[:rows, :depth], tile.rows)
-                    maps.weight[i] = tensor_map(self._wide_weights[i], tile.columns)
+                    maps.weight[i] = tensor_map(self._wide_weights[i], tile.columns // tile.cluster)
                 if job.cross:
                     x0, xl = given.x0, given.x if given.xl is None else given.xl
                     if x0 is None:
@@ -173,22 +172,21 @@ class Wave:
                     target.x0, target.x0_ld = x0.data_ptr(), x0.stride(0)
                     target.xl, target.xl_ld = xl.data_ptr(), xl.stride(0)
                 slot += target.tiles if len(own.head) else 0
-                first += target.tiles * -(-rows // tile.rows)
+                first += target.tiles * -(-rows // (tile.rows * tile.cluster))
             elif isinstance(job, FmJob):
                 check_rows("wave fm x", given.x, rows, job.width)
                 target.kind, target.width, target.depth, target.x_scale = JobKind.FM, job.fields, job.dim, job.x_scale
                 target.x += job.offset * given.x.element_size()
-                first += -(-rows // tile.row_warps)
+                first += -(-rows // (tile.row_warps * tile.cluster))
             else:
                 target.kind, target.width = JobKind.CROSS, job.width
                 check_rows("wave cross x", given.x, rows, target.width)
                 assert isinstance(own, CrossWeights)
                 target.weight, target.bias = own.weights.data_ptr(), own.k.data_ptr()
-                first += -(-rows // tile.row_warps)
+                first += -(-rows // (tile.row_warps * tile.cluster))
         if head is not None and self._bias is not None:
             fill_head(wave.head, head, self._bias, rows, slot, self.tasks)
-        wave.blocks = first
-        blocks = min(first, self._processors) if isinstance(tile, PersistentTile) else first
+        wave.units, blocks = first, tile.blocks(first, self._processors)
         function = self._function(tile)
         if function.max_dynamic_shared_size_bytes < tile.shared_bytes:
             function.max_dynamic_shared_size_bytes = tile.shared_bytes

@@ -1,15 +1,18 @@
 // A wave as wave_wgmma.cu computes it, for thousands of rows: blocks stay, one a multiprocessor, and take tile after tile. So the
 // factors of the next tile are copied while one is concluded, and x0 and xl of a cross layer come to the L2 while it is multiplied.
 //
-// Grid: as many blocks as there are multiprocessors, or tiles. Block i takes the tiles i, i + grid, .. of the jobs, whose tiles lie
-// one after the other as the blocks of wave.cu. One warp copies. Each of the BM / 64 warpgroups multiplies 64 rows and all columns of
-// a tile; a warp concludes its 16 rows alone, SLICE columns at once, by way of shared memory, where a thread finds 8 columns of a row.
-// Bytes of a tile: (BM + BN) * depth * sizeof(X) from L2, BM * BN * sizeof(X) out.
+// Grid: as many blocks as there are multiprocessors, or tiles, in clusters of CLUSTER. A cluster's tiles lie below one another: each
+// block copies its share of the weights to all of them. Cluster i takes the units i, i + clusters, .. of the jobs, which lie one
+// after the other as the blocks of wave.cu, each of CLUSTER tiles. One warp copies. Each of the BM / 64 warpgroups multiplies 64
+// rows and all columns of a tile; a warp concludes its 16 rows alone, SLICE columns at once, by way of shared memory, where a
+// thread finds 8 columns of a row.
+// Bytes of a tile: (BM + BN / CLUSTER) * depth * sizeof(X) from L2, BM * BN * sizeof(X) out.
 #ifndef X
 #define X bf16
 #define BM 128
 #define BN 256
 #define STAGES 4
+#define CLUSTER 2
 #define TASKS 1
 #define DOTS 1
 #define LAYERS 1
@@ -40,16 +43,19 @@
 
 static_assert(!HEAD, "a wave that ends in a head has other tiles");
 
+__device__ __forceinline__ int block_rank() { return CLUSTER > 1 ? blockIdx.x % CLUSTER : 0; }
+
 // A tile of some job.
 struct Tile {
-    int job, m0, n0, chunks;  // chunks of 128 bytes of K; 0: the job is no product
+    int job, first, m0, n0, chunks;  // first: row of the cluster; chunks of 128 bytes of K, 0: the job is no product
 
-    __device__ __forceinline__ Tile(const Wave& wave, int block) : job(0), m0(0), n0(0), chunks(0) {
-        while (job + 1 < wave.count && block >= wave.jobs[job + 1].first) ++job;
+    __device__ __forceinline__ Tile(const Wave& wave, int unit) : job(0), first(0), m0(0), n0(0), chunks(0) {
+        while (job + 1 < wave.count && unit >= wave.jobs[job + 1].first) ++job;
         const Job& of = wave.jobs[job];
         if (PER_ROW && of.kind != LINEAR) return;
-        const int tile = block - of.first;
-        m0 = tile / of.tiles * BM, n0 = tile % of.tiles * BN, chunks = (of.depth + CHUNK - 1) / CHUNK;
+        const int own = unit - of.first;
+        first = own / of.tiles * (CLUSTER * BM), m0 = first + block_rank() * BM;
+        n0 = own % of.tiles * BN, chunks = (of.depth + CHUNK - 1) / CHUNK;
     }
 };
 
@@ -59,17 +65,20 @@ __device__ __forceinline__ void copy_tiles(
     const Maps& maps, const Wave& wave, const int* state, unsigned ring, unsigned full, unsigned empty) {
     const int lane = threadIdx.x & 31;
     int at = 0, rows = -1;  // at: chunks so far, which go round the ring
-    for (int block = blockIdx.x; block < wave.blocks; block += gridDim.x) {
-        const Tile t(wave, block);
-        if (t.chunks == 0 || (rows >= 0 && t.m0 >= rows)) continue;
+    for (int unit = blockIdx.x / CLUSTER; unit < wave.units; unit += gridDim.x / CLUSTER) {
+        const Tile t(wave, unit);
+        if (t.chunks == 0 || (rows >= 0 && t.first >= rows)) continue;
         const Job& job = wave.jobs[t.job];
-        const auto copy = [&](const TensorMap* map, int c, int row, int offset, int bytes) {
+        const auto copy_x = [&](int c) {
             const int s = (at + c) % STAGES;
-            expect(full + 8 * s, bytes);
-            copy_tile(ring + s * STAGE_BYTES + offset, map, full + 8 * s, c * CHUNK, row);
+            expect(full + 8 * s, BM * 128);
+            copy_tile(ring + s * STAGE_BYTES, &maps.x[t.job], full + 8 * s, c * CHUNK, t.m0);
         };
-        const auto copy_x = [&](int c) { copy(&maps.x[t.job], c, t.m0, 0, BM * 128); };
-        const auto copy_weight = [&](int c) { copy(&maps.weight[t.job], c, t.n0, BM * 128, BN * 128); };
+        const auto copy_weight = [&](int c) {  // this block's share
+            const int s = (at + c) % STAGES, share = block_rank() * (BN / CLUSTER);
+            expect(full + 8 * s, BN * 128);
+            copy_tile_to_all<CLUSTER>(ring + s * STAGE_BYTES + (BM + share) * 128, &maps.weight[t.job], full + 8 * s, c * CHUNK, t.n0 + share);
+        };
         int c = 0;
         if (rows < 0) {
             const int ahead = min(STAGES, t.chunks);
@@ -111,11 +120,11 @@ __device__ __forceinline__ void multiply_tile(float* sums, int chunks, int at, u
         for (int k = 0; k < 4; ++k) multiply(sums, a + 2 * k, b + 2 * k);
         commit_products();
         wait_products<1>();
-        if (c > 0 && releases) arrive(empty + 8 * ((at + c - 1) % STAGES));
+        if (c > 0 && releases) arrive_at_all<CLUSTER>(empty + 8 * ((at + c - 1) % STAGES));
     }
     wait_products<0>();
     come<BN / 2>(sums);
-    if (releases) arrive(empty + 8 * ((at + chunks - 1) % STAGES));
+    if (releases) arrive_at_all<CLUSTER>(empty + 8 * ((at + chunks - 1) % STAGES));
 }
 
 // Of 8 columns of the rows that a thread concludes: x0 and xl of a cross layer.
@@ -182,32 +191,34 @@ __device__ __forceinline__ void conclude_rows(const Job& job, const float* sums,
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS + 128) wave_persistent(
+extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS + 128) wave_persistent(
     const __grid_constant__ Maps maps, const __grid_constant__ Wave wave, const int* state) {
-    extern __shared__ __align__(1024) char shared[];
-    __shared__ __align__(8) unsigned long long barriers[2 * STAGES];
+    extern __shared__ __align__(1024) char shared[];  // the ring, the warps' slices, barriers
     let_dependents_start();
     const unsigned start = (unsigned)__cvta_generic_to_shared(shared), ring = (start + 1023) & ~1023u;
-    const unsigned full = (unsigned)__cvta_generic_to_shared(barriers), empty = full + 8 * STAGES;
-    make_barriers<WARPGROUPS>(full, empty);
+    constexpr int SLICES = STAGES * STAGE_BYTES, BARRIERS = SLICES + THREADS / 32 * 16 * PITCH * 4;
+    const unsigned full = ring + BARRIERS, empty = full + 8 * STAGES;
+    make_barriers<WARPGROUPS * CLUSTER>(full, empty);
+    meet_cluster<CLUSTER>();  // nobody copies to a block whose barriers are not there
     if (threadIdx.x >= THREADS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");
         if (threadIdx.x < THREADS + 32) copy_tiles(maps, wave, state, ring, full, empty);
+        meet_cluster<CLUSTER>();
         return;
     }
     asm volatile("setmaxnreg.inc.sync.aligned.u32 232;");
-    float* slice = reinterpret_cast<float*>(shared + (ring - start) + STAGES * STAGE_BYTES) + (threadIdx.x >> 5) * 16 * PITCH;
+    float* slice = reinterpret_cast<float*>(shared + (ring - start) + SLICES) + (threadIdx.x >> 5) * 16 * PITCH;
     wait_for_dependencies();
     const int rows = state[TRUE_ROWS];
     int at = 0;
-    for (int block = blockIdx.x; block < wave.blocks; block += gridDim.x) {
-        const Tile t(wave, block);
+    for (int unit = blockIdx.x / CLUSTER; unit < wave.units; unit += gridDim.x / CLUSTER) {
+        const Tile t(wave, unit);
         const Job& job = wave.jobs[t.job];
         if (PER_ROW && t.chunks == 0) {
-            rows_of<THREADS / 32>(job, block - job.first, state);
+            rows_of<THREADS / 32>(job, (unit - job.first) * CLUSTER + block_rank(), state);
             continue;
         }
-        if (at > 0 && t.m0 >= rows) continue;  // see copy_tiles
+        if (at > 0 && t.first >= rows) continue;  // see copy_tiles
         float sums[BN / 2];
 #pragma unroll
         for (int i = 0; i < BN / 2; ++i) sums[i] = 0.0f;
@@ -215,4 +226,5 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128) wave_persistent(
         at += t.chunks;
         conclude_rows(job, sums, slice, t.m0 + (threadIdx.x >> 5) * 16, t.n0, rows);
     }
+    meet_cluster<CLUSTER>();  // nobody goes while another block may still tell it of a buffer
 }

@@ -24,6 +24,15 @@ class Tile:
         return "wave"
 
     @property
+    def cluster(self) -> int:
+        """Blocks of a unit of work."""
+        return 1
+
+    def blocks(self, units: int, processors: int) -> int:
+        """Those of a launch: one a unit."""
+        return units
+
+    @property
     def name(self) -> str:
         return f"mma-{self.rows}x{self.columns}-w{'x'.join(map(str, self.warps))}-k{self.span}-s{self.stages}"
 
@@ -51,11 +60,14 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class PersistentTile:
-    """Of wave_persistent.cu (sm_90a): rows and columns of a tile, and 128-byte buffers of K."""
+    """Of wave_persistent.cu (sm_90a): rows and columns of a tile, 128-byte buffers of K, and the blocks of a cluster, whose
+    tiles lie below one another.
+    """
 
     rows: int
     columns: int
     stages: int
+    cluster: int = 1
 
     @property
     def kernel(self) -> str:
@@ -63,7 +75,7 @@ class PersistentTile:
 
     @property
     def name(self) -> str:
-        return f"persistent-{self.rows}x{self.columns}-s{self.stages}"
+        return f"persistent-{self.rows}x{self.columns}-s{self.stages}-c{self.cluster}"
 
     @property
     def threads(self) -> int:
@@ -76,11 +88,16 @@ class PersistentTile:
     @property
     def shared_bytes(self) -> int:
         slices = 4 * self.rows * 40  # 16 rows of 32 columns, and 8 more against bank conflicts, for each warp
-        return self.stages * (self.rows + self.columns) * 128 + slices + 1024  # to align the ring
+        return self.stages * ((self.rows + self.columns) * 128 + 16) + slices + 1024  # two barriers a buffer; to align the ring
 
     @property
     def constants(self) -> dict[str, str]:
-        return {"BM": str(self.rows), "BN": str(self.columns), "STAGES": str(self.stages)}
+        sizes = {"BM": str(self.rows), "BN": str(self.columns), "STAGES": str(self.stages)}
+        return sizes | {"CLUSTER": str(self.cluster)}
+
+    def blocks(self, units: int, processors: int) -> int:
+        """Those of a launch: as many clusters as the GPU runs at once, or as there are units of work."""
+        return min(units, processors // self.cluster) * self.cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +116,15 @@ class WideTile:
     @property
     def kernel(self) -> str:
         return "wave_wgmma"
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of a unit of work."""
+        return 1
+
+    def blocks(self, units: int, processors: int) -> int:
+        """Those of a launch: one a unit."""
+        return units
 
     @property
     def name(self) -> str:
@@ -156,7 +182,8 @@ WIDE_TILES = (
 )
 PERSISTENT_TILES = (
     PersistentTile(128, 256, 4),
-    PersistentTile(128, 128, 6),
+    PersistentTile(128, 256, 4, 2),
+    PersistentTile(128, 128, 6, 2),
 )
 EXACT_TILES = (
     WideTile(64, 64, 1, 4, 3),

@@ -1,4 +1,4 @@
-// What a kernel of this repository needs of CUDA, on one thread of the host: blocks one after the other, a block's threads as
+// What a kernel of this repository needs of CUDA, on one thread of the host: clusters of blocks one after the other, their threads as
 // fibers that take turns wherever they wait for each other. host_cuda.py turns each asm statement into a call of ptx::<opcode>,
 // outputs first. A launch returns what went wrong, or null. Copies into shared memory are done as late as they may be: those of a
 // thread when it waits for them, those of tensors in any order, some turns later. Races of threads go unnoticed, and of global
@@ -21,6 +21,7 @@
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __shared__ static
 
@@ -51,19 +52,24 @@ namespace host {
 constexpr size_t STACK = 256 * 1024;
 struct Copy { unsigned to; const void* from; int bytes, group; };
 struct Fiber { ucontext_t context; jmp_buf place; bool begun, done; int group; std::vector<Copy> copies; };
-alignas(1024) static char shared[228 * 1024];  // of the block, and where addresses in shared memory count from
-static std::vector<Fiber> fibers;
+constexpr int MOST_BLOCKS = 2;        // of a cluster
+constexpr size_t LIMIT = 228 * 1024;
+alignas(1024) static char memory[MOST_BLOCKS][LIMIT];
+static char* shared = memory[0];      // of the block whose thread runs, and where addresses in shared memory count from
+static std::vector<Fiber> fibers;     // of all blocks of a cluster
+static int per_block, first_block;
 static char* stacks;
 static int size;                   // of the dynamic shared memory
 static ucontext_t scheduler;
-static int current, alive, turns;
+static int current, alive, alive_of[MOST_BLOCKS], turns;
+inline int rank() { return current / per_block; }  // in the cluster
 struct Meeting { int came = 0, round = 0; uint32_t words[2][32][8]; };
-struct TensorCopy { unsigned to; const unsigned long long* map; unsigned barrier; long long column, row; };
+struct TensorCopy { char* shared; unsigned to; const unsigned long long* map; unsigned barrier; long long column, row; };
 static std::vector<TensorCopy> under_way;
 static unsigned chance;
 inline void deliver();
-static Meeting block, named;       // of __syncthreads and bar.sync
-static int counts[3];              // of __syncthreads_count
+static Meeting block[MOST_BLOCKS], named[MOST_BLOCKS], cluster;  // of __syncthreads, bar.sync and barrier.cluster
+static int counts[MOST_BLOCKS][3];                               // of __syncthreads_count
 static std::vector<Meeting> warps;
 
 static const char* failure;
@@ -75,7 +81,7 @@ static const char* failure;
 // Never returns: the thread `current` goes on where it left its place, as swapcontext would have it, which calls the kernel twice.
 [[noreturn]] inline void go_on() {
     Fiber& fiber = fibers[current];
-    threadIdx.x = current;
+    threadIdx.x = current % per_block, blockIdx.x = first_block + rank(), shared = memory[rank()];
     if (fiber.begun) _longjmp(fiber.place, 1);
     fiber.begun = true;
     setcontext(&fiber.context);
@@ -118,14 +124,18 @@ static void (*body)();
 inline void fiber() {
     body();
     fibers[current].done = true;
+    --alive_of[rank()];
     if (--alive == 0) setcontext(&scheduler);
     do current = (current + 1) % (int)fibers.size(); while (fibers[current].done);
     go_on();
 }
-inline void run_block(int threads) {
+inline void run_blocks(int first, int blocks) {
+    const int threads = blocks * per_block;
+    first_block = first, blockIdx = {first, 0, 0}, shared = memory[0];
     fibers.assign(threads, {});
     warps.assign((threads + 31) / 32, {});
-    block = named = {};
+    for (int b = 0; b < blocks; ++b) block[b] = named[b] = {}, alive_of[b] = per_block;
+    cluster = {};
     memset(counts, 0, sizeof counts);
     alive = threads, current = turns = 0;
     for (int i = 0; i < threads; ++i) {
@@ -141,36 +151,38 @@ inline void run_block(int threads) {
     under_way.clear();
 }
 template <typename... A, size_t... I>
-void launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, void** args, std::index_sequence<I...>) {
+void launch(int of_cluster, void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, void** args, std::index_sequence<I...>) {
     static std::tuple<void (*)(A...), void**> call;
     call = {kernel, args};
     body = [] { std::get<0>(call)(*static_cast<std::remove_reference_t<A>*>(std::get<1>(call)[I])...); };
     gridDim = {blocks, 1, 1}, blockDim = {threads, 1, 1};
     failure = nullptr;
     size = (int)shared_bytes;
-    stacks = new char[threads * STACK];  // not initialised: pages that no thread reaches are never there
-    for (int b = 0; b < blocks && !failure; ++b) {
-        blockIdx = {b, 0, 0};
-        memset(shared, 0xff, shared_bytes);  // NaN: what nobody wrote must not count
-        run_block(threads);
+    per_block = threads;
+    stacks = new char[of_cluster * threads * STACK];  // not initialised: pages that no thread reaches are never there
+    for (int b = 0; b < blocks && !failure; b += of_cluster) {
+        for (int i = 0; i < of_cluster; ++i) memset(memory[i], 0xff, shared_bytes);  // NaN: what nobody wrote must not count
+        run_blocks(b, of_cluster);
     }
     delete[] stacks;
 }
 template <typename... A>
-const char* launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, void** args) {
-    if (shared_bytes > sizeof shared) return "more shared memory than there is";
-    launch(kernel, blocks, threads, shared_bytes, args, std::index_sequence_for<A...>());
+const char* launch(int of_cluster, void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, void** args) {
+    if (shared_bytes > LIMIT) return "more shared memory than there is";
+    if (of_cluster > MOST_BLOCKS || blocks % of_cluster) return "blocks that are no whole clusters";
+    launch(of_cluster, kernel, blocks, threads, shared_bytes, args, std::index_sequence_for<A...>());
     return failure;
 }
 }  // namespace host
 
-inline void __syncthreads() { host::meet(host::block, [] { return host::alive; }); }
+inline void __syncthreads() { host::meet(host::block[host::rank()], [] { return host::alive_of[host::rank()]; }); }
 inline int __syncthreads_count(int mine) {
-    const int round = host::block.round;
-    host::counts[round % 3] += mine != 0;
+    const int round = host::block[host::rank()].round;
+    int* const counts = host::counts[host::rank()];
+    counts[round % 3] += mine != 0;
     __syncthreads();
-    host::counts[(round + 2) % 3] = 0;  // all have read the last round's; nobody counts there before all have come to the next
-    return host::counts[round % 3];
+    counts[(round + 2) % 3] = 0;  // all have read the last round's; nobody counts there before all have come to the next
+    return counts[round % 3];
 }
 inline void __syncwarp() { host::exchanged({}); }
 inline void __nanosleep(unsigned) { host::yield(); }
@@ -309,11 +321,11 @@ MMA(mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32, 1, [](unsigned v, int) {
 MMA(mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32, 2, bf16)
 
 inline void bar_sync(int threads) {
-    host::meet(host::named, [threads] { return threads; });
+    host::meet(host::named[host::rank()], [threads] { return threads; });
 }
 
 struct Barrier { unsigned char expected, pending, phase, unused; int bytes; };  // an mbarrier
-inline Barrier& barrier(unsigned at) { return *reinterpret_cast<Barrier*>(host::shared + (int)at); }
+inline Barrier& barrier(unsigned at, char* shared = host::shared) { return *reinterpret_cast<Barrier*>(shared + (int)at); }
 inline void settle(Barrier& b) {
     if (b.pending || b.bytes) return;
     b.phase ^= 1;
@@ -323,6 +335,18 @@ inline void mbarrier_init_shared(unsigned at, int count) { barrier(at) = {(unsig
 inline void mbarrier_arrive_shared(unsigned at) {
     if (barrier(at).pending-- == 0) host::fail("an arrival too many at a barrier");
     settle(barrier(at));
+}
+constexpr unsigned REMOTE = 1 << 24;  // in front of an address in another block's shared memory: which one, and 1
+inline void mov_u32(unsigned& rank) { rank = host::rank(); }  // of %cluster_ctarank
+inline void mapa_shared(unsigned& to, unsigned at, unsigned rank) { to = at | REMOTE * (rank + 1); }
+inline void mbarrier_arrive_release_cluster_shared(unsigned at) {
+    Barrier& b = barrier(at % REMOTE, host::memory[at / REMOTE - 1]);
+    if (b.pending-- == 0) host::fail("an arrival too many at a barrier");
+    settle(b);
+}
+NOTHING(barrier_cluster_arrive_release)
+inline void barrier_cluster_wait_acquire() {
+    host::meet(host::cluster, [] { return host::alive; });
 }
 inline void mbarrier_arrive_expect_tx_shared(unsigned at, int bytes) {
     barrier(at).bytes += bytes;
@@ -336,7 +360,16 @@ inline unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
 inline void cp_async_bulk_tensor_2d_shared(unsigned to, const void* map, unsigned at, int column, int row) {
     const auto* m = static_cast<const unsigned long long*>(map);
     memset(within(to, m[4] * 128, 1024), 0xff, m[4] * 128);
-    host::under_way.push_back({to, m, at, column, row});
+    host::under_way.push_back({host::shared, to, m, at, column, row});
+}
+inline void cp_async_bulk_tensor_2d_shared(unsigned to, const void* map, unsigned at, int column, int row, unsigned short blocks) {
+    const auto* m = static_cast<const unsigned long long*>(map);
+    within(to, m[4] * 128, 1024);
+    for (int b = 0; b < host::MOST_BLOCKS; ++b)
+        if (blocks >> b & 1) {
+            memset(host::memory[b] + to, 0xff, m[4] * 128);
+            host::under_way.push_back({host::memory[b], to, m, at, column, row});
+        }
 }
 }  // namespace ptx
 inline void host::deliver() {  // one of the copies that are under way: in some blocks the last, and slowly, in others the first, or any
@@ -348,10 +381,10 @@ inline void host::deliver() {  // one of the copies that are under way: in some 
         for (int byte = 0; byte < 128; ++byte) {
             const long long from = c.row + r, offset = c.column * (long long)m[5] + byte;
             const bool there = from < (long long)m[1] && offset < (long long)m[2];
-            shared[ptx::swizzled(c.to + r * 128 + byte)] = there ? reinterpret_cast<const char*>(m[0])[from * m[3] + offset] : 0;
+            c.shared[ptx::swizzled(c.to + r * 128 + byte)] = there ? reinterpret_cast<const char*>(m[0])[from * m[3] + offset] : 0;
         }
-    ptx::barrier(c.barrier).bytes -= m[4] * 128;
-    ptx::settle(ptx::barrier(c.barrier));
+    ptx::barrier(c.barrier, c.shared).bytes -= m[4] * 128;
+    ptx::settle(ptx::barrier(c.barrier, c.shared));
 }
 namespace ptx {
 // d[64, N] += a b^T over 32 bytes of K, for the warpgroup of the thread. given: d, then descriptors of a and b; or d, four

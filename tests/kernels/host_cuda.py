@@ -126,7 +126,8 @@ def _built(file: str, name: str, constants: tuple[tuple[str, str], ...], folder:
 def _build(file: str, name: str, constants: tuple[tuple[str, str], ...], made: Path) -> None:
     defines = [f"-D{k}={v}" for k, v in (*constants, ("__CUDA_ARCH__", "900"))]
     code = _gcc("-E", "-P", *defines, f"-I{FOLDER}", "-x", "c++", str(FOLDER / f"{file}.cu"))
-    run = f"return host::launch({name}, blocks, threads, shared_bytes, args);"
+    cluster = dict(constants).get("CLUSTER", "1")
+    run = f"return host::launch({cluster}, {name}, blocks, threads, shared_bytes, args);"
     source = made.with_suffix(".cpp")
     source.write_text(
         f'#include "{HEADER}"\n{translated(code)}\n'

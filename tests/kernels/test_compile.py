@@ -34,7 +34,7 @@ def test_every_kernel_compiles_in_every_variant(file: str, variant: int, archite
     if architecture == "sm_80" and "fp8" in VARIANTS[file][variant].values():
         pytest.skip("fp8 is for sm_89 on")
     cubin = compiled(code, VARIANTS[file][variant], ARCHITECTURE.get(file, architecture))
-    for name in re.findall(r'extern "C" __global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(', code):
+    for name in re.findall(r'extern "C" __global__ void (?:__\w+__\([^)]*\) )*(\w+)\(', code):
         assert name.encode() in cubin
 
 
@@ -46,9 +46,7 @@ def test_a_kernel_that_is_no_cpp_does_not_compile() -> None:
 def test_every_cuda_file_has_variants_and_every_kernel_is_asked_for_by_its_own_name() -> None:
     files = {str(path.relative_to(FOLDER))[:-3]: path.read_text() for path in FOLDER.rglob("*.cu")}
     assert files.keys() == VARIANTS.keys()
-    names = {
-        name for code in files.values() for name in re.findall(r"__global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(", code)
-    }
+    names = {name for code in files.values() for name in re.findall(r"__global__ void (?:__\w+__\([^)]*\) )*(\w+)\(", code)}
     asked = "".join(path.read_text() for path in FOLDER.rglob("*.py"))
     assert {name for name in names if f'"{name}"' not in asked} == set()
 
