@@ -11,6 +11,7 @@ from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.graph.interactions import attention_params, cin_params, linear_params
 from dpiframe_core.operators.aten_functions import AtenOperator
+from dpiframe_core.operators.region import Region
 from dpiframe_core.operators.wave_operands import chain_head, chain_links, cross_and_head, jobs_of
 from kernels.dense.activation import Activation
 from kernels.dense.head import Head
@@ -24,7 +25,7 @@ from kernels.waves.chain import Chain
 from kernels.waves.wave import Wave
 
 _TORCH = ("relu", "sigmoid", "tanh")  # activations that torch applies, where an ablation leaves them alone
-_Layer = Linear | CrossV1 | Head | Wave | Chain | Activation | Dot | Cin | Attention
+_Layer = Linear | CrossV1 | Head | Wave | Chain | Activation | Dot | Cin | Attention | Region
 NodeKernel = DeviceLookup | _Layer | AtenOperator | torch.Tensor | None
 
 
@@ -84,6 +85,8 @@ class KernelMaker:
                 return AtenOperator(a.aten, w, device)
             case "bias":
                 return w[0].to(device, dtype)
+            case "region":
+                return Region(node, self.graph, self.dense, dtype, device)
             case "wave":
                 jobs, bias = jobs_of(a.members, self.graph, self.dense, self.scales)
                 return Wave(jobs, bias, self.precision, device)
