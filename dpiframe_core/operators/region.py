@@ -63,7 +63,7 @@ class Region:
                 warnings.simplefilter("ignore")  # of torch about its own parts
                 self._compiled(*given)
         except Exception as error:
-            raise RegionFailed(f"{self.name}: {error}") from error
+            raise RegionFailed(f"{self.name}: {_first_paragraph(error)}") from error
 
     def _compute(self, ins: list[torch.Tensor], outs: list[torch.Tensor]) -> None:
         values = {name: t[:, :width] for name, t, width in zip(self._inputs, ins, self._input_widths, strict=True)}
@@ -71,6 +71,11 @@ class Region:
             values[output] = compute(*[values[i] for i in inputs])
         for name, t, width in zip(self._outputs, outs, self._output_widths, strict=True):
             t[:, :width].copy_(values[name])
+
+
+def _first_paragraph(error: Exception) -> str:
+    """On one line; torch goes on with advice on how to report it."""
+    return " ".join(str(error).split("\n\n")[0].split())
 
 
 def _computation(node: Node, dense: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device) -> Compute:
