@@ -72,7 +72,7 @@ def test_inductor_compiles_a_region_once_for_all_numbers_of_rows(monkeypatch, tm
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     for rows in (17, 1, 2, 30):
         (got,) = run(region, node, {"x": x, "b": x}, rows)
-        torch.testing.assert_close(got, (x.double().exp() + x)[:rows].float(), rtol=1e-6, atol=0)
+        torch.testing.assert_close(got, (x.double().exp() + x)[:rows].float(), rtol=1e-5, atol=1e-6)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before + 1
 
 
