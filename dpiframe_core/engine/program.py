@@ -21,7 +21,20 @@ from kernels.dense.linear import triton_builds
 
 CHAIN = "chain"
 # Computed by our kernels alone.
-OWN_OPS = {"lookup", "wave", "chain", "head", "fm", "cross_v1", "cross_v1_head", "dot", "cin", "attention", "mixture"}
+OWN_OPS = {
+    "lookup",
+    "wave",
+    "chain",
+    "head",
+    "fm",
+    "cross_v1",
+    "cross_v1_head",
+    "dot",
+    "cin",
+    "attention",
+    "field_attention",
+    "mixture",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

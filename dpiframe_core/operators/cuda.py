@@ -25,6 +25,7 @@ from kernels.interaction.attention import Attention
 from kernels.interaction.cin import Cin
 from kernels.interaction.cross import CrossV1, mixture
 from kernels.interaction.dot import Dot
+from kernels.interaction.field_attention import FieldAttention
 from kernels.interaction.fm import fm
 from kernels.lookup.embedding import DeviceLookup
 from kernels.waves.chain import Chain
@@ -175,6 +176,8 @@ class CudaOperators:
                 case Cin():
                     first, second = workspace.maps[node.name]
                     kernel(state, ins[0][:, a.offset :], rows, (first[:rows], second[:rows]), outs[0])
+                case FieldAttention():
+                    kernel(state, ins[0][:, a.offset :], rows, outs[0])
                 case Attention():
                     kernel(state, ins[0], rows, outs[0])
                 case AtenOperator():
