@@ -14,6 +14,7 @@ from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.cuda_kernels import KernelMaker, NodeKernel
 from dpiframe_core.operators.executor import Operator, Values
+from dpiframe_core.operators.region import Region
 from dpiframe_core.operators.torch_operators import run_with_torch
 from dpiframe_core.operators.wave_operands import given_logits, head_operands, job_operands, link_operands
 from dpiframe_core.operators.workspace import HeadSums, Workspace
@@ -24,6 +25,7 @@ from kernels.interaction.attention import Attention
 from kernels.interaction.cin import Cin
 from kernels.interaction.cross import CrossV1, mixture
 from kernels.interaction.dot import Dot
+from kernels.interaction.field_attention import FieldAttention
 from kernels.interaction.fm import fm
 from kernels.lookup.embedding import DeviceLookup
 from kernels.waves.chain import Chain
@@ -174,10 +176,14 @@ class CudaOperators:
                 case Cin():
                     first, second = workspace.maps[node.name]
                     kernel(state, ins[0][:, a.offset :], rows, (first[:rows], second[:rows]), outs[0])
+                case FieldAttention():
+                    kernel(state, ins[0][:, a.offset :], rows, outs[0])
                 case Attention():
                     kernel(state, ins[0], rows, outs[0])
                 case AtenOperator():
                     kernel.into(ins, outs[0])
+                case Region():
+                    kernel([values[i] for i in node.inputs], [values[o] for o in node.outputs], rows)
                 case CrossV1():
                     kernel(state, ins[0], rows, outs[0])
                 case Head():
@@ -199,10 +205,14 @@ def _kept_exact(graph: Graph) -> set[str]:
     """Values that stay float32 and unpadded beside those of known operators: logits of a head that operators of torch make, and
     what generic ones hand to generic ones alone (logarithms and sums do not bear bfloat16 in between).
     """
-    readers, members = graph.consumers(), [m for n in graph.nodes for m in (n.attrs.members or (n,))]
+    members = [m for n in graph.nodes for m in (n.attrs.members or (n,))]
     heads, made_by = [m for m in members if m.op == "head"], {o: m for m in members for o in m.outputs}
+    readers: dict[str, list[Node]] = {}
+    for m in members:
+        for i in m.inputs:
+            readers.setdefault(i, []).append(m)
     logits = {i for head in heads for i in head.inputs[len(head.attrs.columns) :]}
-    generic = {o for n in graph.nodes if n.op == "aten" for o in n.outputs}
+    generic = {o for m in members if m.op == "aten" for o in m.outputs}
     return {v for v in logits if made_by[v].op in PLAIN_LOGITS} | {
         v for v in generic if all(n.op == "aten" for n in readers.get(v, []))
     }

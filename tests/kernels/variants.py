@@ -21,6 +21,7 @@ _CIN = {"M": "39", "DIM": "16", "NF": "8", "ACTIVATION": "1"}
 _ATTENTION = {"LENGTH": "50", "DIMS": "32,16", "QUERIES": "0,32", "KEYS": "48,1648", "POOLED": "48,80", "PARTS": "2"}
 _ATTENTION |= {"DIM": "48", "MASK": "2448", "KEPT": "{0,0,48},{2500,96,8}", "UNITS": "64,16", "LAYERS": "2"}
 _ATTENTION |= {"ACTIVATION": "7", "OUTPUT": "0"}
+_FIELDS = {"FIELDS": "39", "HEADS": "2", "SIZE": "16", "RESIDUAL": "1", "ACTIVATION": "1", "SCALE": "0.36f"}
 _AHEAD = {"AHEAD": "1", "CONTEXT_BYTES": "8", "CONTEXT_NUMBERS": "1", "CANDIDATE_NUMBERS": "2"}
 _POOLED = {"MOST": "10", "LARGEST": "1", "MASKS": "1", "NARROW": "1"}
 _PLAIN = (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | {"OUT": "float"}, _FLOAT | _FP8, _INT8 | _FP8)
@@ -53,6 +54,10 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
     "interaction/attention": (
         _ATTENTION | {"X": "float", "FORMED": "1", "SOFTMAX": "1"},
         _ATTENTION | {"X": "bf16", "FORMED": "0", "SOFTMAX": "0", "MASK": "-1", "KEPT": "{0,0,0}"},
+    ),
+    "interaction/field_attention": tuple(
+        _FIELDS | {"X": x, "DIM": dim, "PASSES": passes}
+        for x, dim, passes in (("bf16", "32", "1"), ("bf16", "10", "1"), ("float", "32", "1"), ("float", "16", "3"))
     ),
     "waves/chain": tuple(
         _CHAIN | {"X": x, "PASSES": passes, "ROWS": rows}
