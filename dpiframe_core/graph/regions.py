@@ -1,36 +1,33 @@
 """Groups the generic operators of a graph into regions, of each of which a compiler makes few kernels. Plain data.
 
 An `aten` node alone is a launch of one of torch's kernels, and a trip of its values through memory: AutoInt's three attention
-layers are 30. What such nodes hand to one another, and the small and linear operators between them, form a region. Every other
-operator has a kernel of its own, and stays.
+layers are 30. What such nodes hand to one another, and the small operators between them, form a region. Every other operator has
+a kernel of its own, and stays; linear layers too, which waves run side by side.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.graph.waves import grouped
 
 # What a region may hold; `operators.region` has what each computes.
-REGION_OPS = frozenset({"aten", "concat", "add", "mul", "sum", "bias", "activation", "linear"})
+REGION_OPS = frozenset({"aten", "concat", "add", "mul", "sum", "bias", "activation"})
 
 
 def group_regions(graph: Graph) -> Graph:
     """The graph with a `region` node in the place of each connected group of `REGION_OPS` nodes that has an `aten` node in it.
 
     No path leads from a region out of it and back: members have the same number of changes, between operators that a region may
-    hold and others, on the longest way to them. Linear layers at a region's begin or end stay outside, where waves run them
-    side by side. Members keep their order; values that only members read are gone.
+    hold and others, on the longest way to them. Members keep their order; values that only members read are gone.
     """
     read_by, regions = graph.consumers(), list[Node]()
     for members in _connected(graph):
-        inner = _without_outer_layers(members, read_by)
-        if not any(n.op == "aten" for n in inner):
+        if not any(n.op == "aten" for n in members):
             continue
-        inside = {n.name for n in inner}
+        inside = {n.name for n in members}
         read = {o for o, readers in read_by.items() if any(r.name not in inside for r in readers)} | {graph.output}
-        kept = tuple(o for n in inner for o in n.outputs if o in read)
-        regions.append(grouped(f"region.{len(regions)}", "region", inner, kept))
+        kept = tuple(o for n in members for o in n.outputs if o in read)
+        regions.append(grouped(f"region.{len(regions)}", "region", members, kept))
     gone = {m.name for r in regions for m in r.attrs.members}
     return replace(graph, nodes=_ordered([*regions, *(n for n in graph.nodes if n.name not in gone)], graph))
 
@@ -52,23 +49,6 @@ def _connected(graph: Graph) -> list[list[Node]]:
         if n.name in group_of:
             groups.setdefault(group_of[n.name], []).append(n)
     return list(groups.values())
-
-
-def _without_outer_layers(members: Sequence[Node], read_by: Mapping[str, Sequence[Node]]) -> list[Node]:
-    """Those that are left when linear layers which read no other member, or are read by none, are taken away one by one."""
-    left = {n.name: n for n in members}
-    while True:
-        made = {o for n in left.values() for o in n.outputs}
-        outer = [
-            n.name
-            for n in left.values()
-            if n.op == "linear"
-            and (made.isdisjoint(n.inputs) or not any(r.name in left for o in n.outputs for r in read_by.get(o, ())))
-        ]
-        if not outer:
-            return list(left.values())
-        for name in outer:
-            del left[name]
 
 
 def _ordered(nodes: list[Node], graph: Graph) -> tuple[Node, ...]:

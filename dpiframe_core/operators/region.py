@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from dpiframe_core.graph.graph import Graph, Node
-from dpiframe_core.graph.interactions import linear_params
 from dpiframe_core.operators.aten_functions import AtenOperator
 from kernels import reference
 from kernels.runtime.code_cache import code_folder
@@ -90,12 +89,6 @@ def _computation(node: Node, dense: Mapping[str, torch.Tensor], dtype: torch.dty
             assert a.aten is not None  # the graph has checked it
             call = AtenOperator(a.aten, w, device, dtype if a.aten.op in _PRODUCTS else torch.float32)
             return lambda *ins: call(ins)
-        case "linear":
-            weight, bias, params = linear_params(a, w)
-            weight, added = weight.reshape(-1, weight.shape[-1]).to(dtype), None if bias is None else bias.to(dtype)
-            return lambda x: reference.activate_(
-                reference.linear(x.to(dtype), weight, added, "identity").float(), a.activation, params, a.slope
-            )
         case "activation":
             return lambda x: reference.activate_(x.float().clone(), a.activation, w, a.slope)
         case "concat":

@@ -46,18 +46,12 @@ def test_a_path_through_another_operator_divides_a_region():
     assert [n.name for n in grouped.nodes] == ["lookup", "region.0", "fm", "region.1"]
 
 
-def test_linear_layers_at_the_ends_stay_outside_and_those_between_do_not():
-    nodes = [
-        linear("in1", "x"),
-        linear("in2", "in1"),
-        generic("a", "in2"),
-        linear("mid", "a"),
-        generic("b", "mid"),
-        linear("out", "b"),
-    ]
-    grouped = group_regions(graph_of(*nodes))
-    assert regions(grouped) == [{"a", "mid", "b"}]
-    assert [n.op for n in group_waves(grouped).nodes] == ["lookup", "wave", "wave", "region", "wave"]
+def test_linear_layers_stay_outside_for_waves_to_run_side_by_side():
+    nodes = [linear("in", "x"), generic("a", "in"), linear("mid1", "a"), linear("mid2", "a"), generic("b", "mid1", "mid2")]
+    grouped = group_waves(group_regions(graph_of(*nodes, linear("out", "b"))))
+    assert regions(grouped) == [{"a"}, {"b"}]
+    assert [n.op for n in grouped.nodes] == ["lookup", "wave", "region", "wave", "region", "wave"]
+    assert [m.name for m in grouped.nodes[3].attrs.members] == ["mid1", "mid2"]
 
 
 def test_a_graph_without_generic_operators_stays_as_it_is():
