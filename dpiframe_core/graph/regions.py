@@ -1,8 +1,8 @@
 """Groups the generic operators of a graph into regions, of each of which a compiler makes few kernels. Plain data.
 
 An `aten` node alone is a launch of one of torch's kernels, and a trip of its values through memory: AutoInt's three attention
-layers are 30. What such nodes hand to one another, and the small operators between them, form a region. Every other operator has
-a kernel of its own, and stays; linear layers too, which waves run side by side.
+layers are 30. What such nodes hand to one another, and the small operators between them, form a region. Every other operator
+has a kernel of its own, and stays; linear layers too, which waves run side by side.
 """
 
 from dataclasses import replace
