@@ -18,7 +18,8 @@ from benchmarks.systems import systems as known
 from benchmarks.systems.embedding_cells import Cell, sweep
 from benchmarks.systems.fbgemm import TableBatch, require
 from benchmarks.systems.stages import STAGES
-from benchmarks.systems.workload import _zipf_cdf, id_blocks, schema_of, wide_ids
+from benchmarks.workloads.blocks import _zipf_cdf, drawn_blocks, wide_ids
+from benchmarks.workloads.workload import schema_of
 from deployments.demo.export import build_demo_bundle
 from deployments.demo.train import TrainingPlan
 from dpiframe_core.bundle.bundle import read_bundle
@@ -192,7 +193,7 @@ def test_the_floor_adds_up_what_must_move_and_be_computed():
 
 def test_a_model_needs_its_distinct_rows_its_weights_and_its_products():
     w = make("deepfm", CPU, seed=0)
-    (block,) = id_blocks(w.schema, 4, 1)
+    (block,) = drawn_blocks(w.schema, 4, 1)
     ids = np.zeros_like(wide_ids(block))
     ids[0, 0] = 3
     block.set_ids("candidate_ids", ids)
@@ -219,14 +220,14 @@ def test_floor_measures_the_machine_first_and_then_each_cell():
 def test_zipf_ids_follow_the_power_law_exactly():
     assert _zipf_cdf(2)[0] == pytest.approx(1 / (1 + 2**-1.1))
     schema = schema_of((2,), 4)
-    (block,) = id_blocks(schema, 20_000, 1, seed=1)
+    (block,) = drawn_blocks(schema, 20_000, 1, seed=1)
     share = float((wide_ids(block) == 0).mean())
     assert abs(share - 1 / (1 + 2**-1.1)) < 4 * 0.5 / 20_000**0.5
 
 
 def test_ids_of_every_feature_lie_in_its_table():
     for skew in ("zipf", "uniform"):
-        (block,) = id_blocks(schema_of(SIZES, 4, bag=3), 200, 1, skew=skew)
+        (block,) = drawn_blocks(schema_of(SIZES, 4, bag=3), 200, 1, skew=skew)
         by_feature = wide_ids(block).reshape(200, len(SIZES), 3)
         assert (by_feature.min((0, 2)) >= 0).all()
         assert (by_feature.max((0, 2)) < SIZES).all()
