@@ -60,7 +60,7 @@ def _over_best(precisions: Sequence[str], batches: Sequence[int], **limits: floa
 
 
 def _each_over_best(precision: str, average: float) -> Judge:
-    """Every architecture by itself, over all its models, contexts and batches. Nothing before one beside the four is measured."""
+    """Every architecture by itself, over all its models, contexts and batches. Nothing where only the four are measured."""
     expected: dict[str, int] = {}
     for model in MODEL_TITLES:
         expected[architecture_of(model)] = expected.get(architecture_of(model), 0) + cells_of(model)

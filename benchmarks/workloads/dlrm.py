@@ -87,7 +87,7 @@ class Model(nn.Module):
         assert isinstance(a, DLRM | DLRMDCNv2)
         bags = [f.max_values for f in w.schema.features if f.table]
         self.dtype, self.dim = dtype, a.bottom_units[-1]
-        self.embed = Stacked(w.embedding_tables, bags) if form.stacked else _per_field(w, bags, form)
+        self.embed = (Stacked if form.stacked else TablePerField)(w.embedding_tables, bags, exact=form.exact)
         self.bottom, self.deep = (Mlp(w.dense, prefix, w.device, dtype) for prefix in ("bottom", "deep"))
         self.head = linear(w.dense, "head", w.device, dtype)
         if isinstance(a, DLRMDCNv2):
@@ -107,7 +107,3 @@ class Model(nn.Module):
             dots = torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1)
             x = torch.cat([z0, dots.index_select(1, self.below)], 1)
         return torch.sigmoid(self.head(self.deep(x)).float())
-
-
-def _per_field(w: Workload, bags: Sequence[int], form: Form) -> TablePerField:
-    return TablePerField(w.embedding_tables, bags, exact=form.exact)

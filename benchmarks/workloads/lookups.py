@@ -36,28 +36,28 @@ class TablePerField(nn.Module):
 
 
 class Stacked(nn.Module):
-    """All tables stacked into one, ids shifted: a single gather, or a single embedding_bag."""
+    """All tables stacked into one, ids shifted: a single gather, or a single embedding_bag. exact: as of `TablePerField`."""
 
-    def __init__(self, tables: Sequence[torch.Tensor], bags: Sequence[int] | None = None) -> None:
+    def __init__(self, tables: Sequence[torch.Tensor], bags: Sequence[int] | None = None, *, exact: bool = False) -> None:
         super().__init__()
-        bags = list(bags or [1] * len(tables))
+        self.bags = bags = list(bags or [1] * len(tables))
+        self.exact = exact
         device = tables[0].device
         self.weight = nn.Parameter(stacked(tables), requires_grad=False)
         starts = torch.tensor([0, *(t.shape[0] for t in tables[:-1])]).cumsum(0)
         self.register_buffer("starts", starts.repeat_interleave(torch.tensor(bags)).to(device))
-        self.fields = len(tables)
         if max(bags) > 1:
             first = torch.tensor([0, *bags[:-1]]).cumsum(0).to(device)
             rows = torch.arange(_MOST_ROWS, device=device)[:, None]
             self.register_buffer("bag_starts", (rows * sum(bags) + first).flatten())
-        else:
-            self.bag_starts = None
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         shifted = ids + self.starts
-        if self.bag_starts is None:
+        if max(self.bags) == 1:
             return embedding(shifted, self.weight).flatten(1)
-        starts = self.bag_starts[: len(ids) * self.fields]
+        if self.exact:
+            return torch.cat([embedding(own, self.weight).float().sum(1) for own in shifted.split(self.bags, 1)], 1)
+        starts = self.bag_starts[: len(ids) * len(self.bags)]
         return embedding_bag(shifted.flatten(), self.weight, starts, mode="sum").view(len(ids), -1)
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -298,3 +299,34 @@ def test_offline_scoring_is_measured_file_to_file_and_checked_against_the_eager_
     assert [r["system"] for r in found] == ["eager", "dpiframe-one-thread", "dpiframe"]
     assert all(r["rows_per_s"] > 0 and len(r["rows_per_s_runs"]) == 2 and r["max_abs_err"] < 1e-6 for r in found)
     assert all(r["cell"]["fields"] == len(SIZES) and r["cell"]["rows"] == 700 for r in found)
+
+
+def test_latency_has_a_cell_for_each_number_of_contexts_that_a_batch_can_have():
+    sweep = cells(["din-50", "dlrm"], ["fp32"], [1, 6], CPU, contexts=(1, 4))
+    found = list(latency.run(sweep, ("dpiframe", "eager", "stacked-eager")))
+    assert all(r["max_abs_err"] <= 1e-5 for r in found)
+    measured = [(r["model"], r["batch"], r["cell"].get("contexts")) for r in found if r["system"] == "dpiframe"]
+    assert measured == [("din-50", 1, 1), ("din-50", 6, 1), ("din-50", 6, 4), ("dlrm", 1, None), ("dlrm", 6, None)]
+
+
+def test_a_sweep_that_caps_tables_says_so_in_its_cells():
+    sweep = replace(cells(["dlrm"], ["fp32"], [2], CPU), most_rows=5)
+    (r,) = latency.run(sweep, ["eager"])
+    assert (r["cell"]["max_rows"], r["largest_table_rows"]) == (5, 5)
+
+
+def test_mlperfs_shape_is_saturated_in_a_suite_of_its_own():
+    sweep = cells(["mlperf"], ["fp32"], [8], CPU, seconds=0.05)
+    found = list(utilisation.run(sweep, ["dpiframe", "eager"], lanes=(1,), suite="mlperf"))
+    assert [(r["suite"], r["system"], r["rows_per_s"] > 0) for r in found] == [
+        ("mlperf", "dpiframe", True), ("mlperf", "eager", True)
+    ]  # fmt: skip
+    assert {r["largest_table_rows"] for r in found} == {max(SIZES)}
+
+
+def test_fbgemm_and_the_floor_refuse_a_model_that_they_are_not_written_for():
+    w = make("dlrm", CPU, seed=0)
+    with pytest.raises(ValueError, match=r"^fbgemm: got dlrm, expected one of Wide&Deep, DeepFM, DCN and DCN-V2$"):
+        known.build("fbgemm", w, 4, "fp32", CPU)
+    with pytest.raises(ValueError, match=r"^floor: got dlrm, expected one of"):
+        floor.needs_of(w, drawn_blocks(w.schema, 4, 1), "fp32")

@@ -118,8 +118,20 @@ def test_lookups_of_both_forms_give_the_rows(bags):
     weights = list(tables.values())
     split = ids.split(list(bags or [1] * 5), 1)
     expected = torch.cat([t[own.long()].sum(1) for t, own in zip(weights, split, strict=True)], 1)
-    for lookup in (TablePerField(weights, bags), TablePerField(weights, bags, exact=True), Stacked(weights, bags)):
+    for lookup in (TablePerField(weights, bags), Stacked(weights, bags)):
         torch.testing.assert_close(lookup(ids), expected)
+
+
+@pytest.mark.parametrize("form", [TablePerField, Stacked])
+def test_float16_rows_are_summed_in_float32_if_it_is_to_be_exact(form):
+    tables = list(drawn_tables(schema_of(SIZES, 8, dtype="float16"), CPU, 0).values())
+    ids = torch.cat([torch.randint(0, n, (6, bag)) for n, bag in zip(SIZES, BAGS, strict=True)], 1).int()
+    split = zip(tables, ids.split(list(BAGS), 1), strict=True)
+    expected = torch.cat([t.double()[own.long()].sum(1) for t, own in split], 1)
+    found = form(tables, BAGS, exact=True)(ids)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-6)
+    assert (form(tables, BAGS)(ids).double() - expected).abs().max() > 1e-6  # they come out as float16
 
 
 def test_tables_that_lie_side_by_side_are_stacked_without_a_copy():

@@ -24,8 +24,8 @@ _TINY = {
 }
 
 
-def make(name, device, *, seed):
-    return workload(name, device, seed=seed, **_TINY.get(name, _FIELDS))
+def make(name, device, *, seed, **size):
+    return workload(name, device, seed=seed, **_TINY.get(name, _FIELDS) | size)
 
 
 def unexpected(what, error):
