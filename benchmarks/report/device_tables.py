@@ -7,9 +7,9 @@ from benchmarks.report.results import Results, any_of, best_peer, cell_name, has
 from benchmarks.systems.names import SYSTEMS, known_as
 from dpiframe_core.engine.options import PRECISIONS
 
-_LATENCY = """Microseconds, host to host, median (p99): ids in host memory to scores in host memory, one call at a time. The four
-models read tables of Criteo Kaggle (39 fields, dim 16), MLP 1024-512-256; docs/benchmarks.md has the others. Eight batches in
-rotation. Every system's scores were checked against the float32 source model in the same run. `device`: ours alone, on the
+_LATENCY = """Microseconds, host to host, median (p99): ids in host memory to scores in host memory, one call at a time. The
+four models read tables of Criteo Kaggle (39 fields, dim 16), MLP 1024-512-256; docs/benchmarks.md has the others. Eight batches
+in rotation. Every system's scores were checked against the float32 source model in the same run. `device`: ours alone, on the
 device, one graph after the other. A system that several runs have in a cell stands with the last of them, a compiled peer with
 the fastest. `(ATEN)`: Inductor chose among cuBLAS's products alone.
 "Over the best peer" is over the fastest of the row, of whichever run; it stands only where a compiled one was measured."""
