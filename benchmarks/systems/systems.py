@@ -53,7 +53,7 @@ def build(
     if name.startswith("fbgemm"):
         return (captured if by_hand else called)(_table_batched(w, rows, dtype, mode), inputs, rows, device)
     if by_hand and name == "compile-mapped":
-        system = mapped(torch.compile(_storing(w.module(form)), mode=mode), inputs, rows, device)
+        system = mapped(torch.compile(storing(w.module(form)), mode=mode), inputs, rows, device)
     else:
         system = (captured if by_hand else called)(_compiled(w.module(form), mode), inputs, rows, device)
     return replace(system, notes={**system.notes, **_fewer_products()})
@@ -108,7 +108,7 @@ def dpiframe(
     return System(engine.submit, engine.close, engine.replay_us, notes=notes)
 
 
-def _storing(model: nn.Module) -> Callable[..., None]:
+def storing(model: nn.Module) -> Callable[..., None]:
     """The model with the scores' place among its arguments, so that its last kernel writes there."""
 
     def store(out: torch.Tensor, *inputs: torch.Tensor) -> None:

@@ -8,7 +8,6 @@ from benchmarks.systems.embedding_cells import Cell
 from benchmarks.systems.gather import UNROLLS, Gather
 from benchmarks.systems.torch_calls import as_device_memory
 from benchmarks.timing import Captured
-from benchmarks.workloads.models import MODELS
 from tests.benchmarks.tiny import cells, unexpected
 
 pytestmark = pytest.mark.gpu
@@ -44,10 +43,10 @@ def test_latency_tells_our_device_time(precision):
     assert all((r["device_us"] is not None) == (r["system"] == "dpiframe") for r in found)
 
 
-@pytest.mark.parametrize("model", MODELS)
-def test_every_model_is_measured_beside_its_eager_peers(model):
+@pytest.mark.parametrize("model", ["xdeepfm", "dlrm", "din-50", "mlperf", "autoint"])
+def test_models_with_numbers_bags_and_histories_are_measured_beside_their_eager_peers(model):
     names = ("dpiframe", "eager", "stacked-eager")
-    found = list(latency.run(cells([model], ["tf32", "bf16"], [33], GPU, contexts=(1, 4)), names))
+    found = list(latency.run(cells([model], ["bf16"], [33], GPU, contexts=(1, 4)), names))
     assert {r["system"] for r in found} == set(names)
     assert {r["cell"].get("contexts", 1) for r in found} == ({1, 4} if model.startswith("din") else {1})
 

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from benchmarks.systems.names import MODEL_TITLES, PAPER_MODELS, WITH_CONTEXTS, cells_of
+from benchmarks.systems.systems import storing
 from benchmarks.workloads import dlrm as dlrm_workloads
 from benchmarks.workloads.blocks import drawn_blocks
 from benchmarks.workloads.compiled import MODULES
@@ -87,6 +88,19 @@ def test_bf16_forms_stay_near_the_formula_and_give_float32_scores(name):
             found = w.module(Form(is_stacked, torch.bfloat16))(*inputs)
         assert found.dtype == torch.float32
         np.testing.assert_allclose(found.numpy(), true_scores(w, block), rtol=0, atol=GOLDEN_TOLERANCE["bf16"])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_stacked_form_is_one_graph_to_torch_compile_and_writes_where_it_is_told(name):
+    w = make(name, CPU, seed=0)
+    contexts = 2 if w.has_contexts else 1
+    (block,) = drawn_blocks(w.schema, 8, 1, contexts=contexts)
+    inputs = PeerInputs.of(w.schema, 8, contexts).tensors(block, CPU)
+    module, out = w.module(Form(stacked=True)), torch.full((8, 1), torch.nan)
+    torch._dynamo.reset()
+    with torch.inference_mode():
+        torch.compile(storing(module), fullgraph=True, backend="aot_eager")(out, *inputs)
+        assert torch.equal(out, module(*inputs))
 
 
 def test_models_have_titles_and_count_their_cells():
