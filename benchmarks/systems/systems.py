@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import nn
 
 from benchmarks.systems.fbgemm import TableBatch
 from benchmarks.systems.names import SYSTEMS
@@ -50,12 +49,14 @@ def build(
         return called(w.module(form), inputs, rows, device, compiled=False)
     by_hand = name.endswith(("-captured", "-mapped")) and device.type == "cuda"
     mode = "default" if device.type == "cpu" else "max-autotune-no-cudagraphs" if by_hand else "max-autotune"
-    if name.startswith("fbgemm"):
-        return (captured if by_hand else called)(_table_batched(w, rows, dtype, mode), inputs, rows, device)
-    if by_hand and name == "compile-mapped":
-        system = mapped(torch.compile(storing(w.module(form)), mode=mode), inputs, rows, device)
-    else:
-        system = (captured if by_hand else called)(_compiled(w.module(form), mode), inputs, rows, device)
+    lookup, model = _table_batched(w, rows, dtype) if name.startswith("fbgemm") else (None, w.module(form))
+    if not by_hand:
+        compute = _compiled(model, mode)
+        system = called((lambda ids: compute(lookup(ids))) if lookup else compute, inputs, rows, device)
+        return replace(system, notes=_fewer_products())
+    store = torch.compile(storing(model), mode=mode)
+    call = mapped if name.endswith("-mapped") else captured
+    system = call((lambda out, ids: store(out, lookup(ids))) if lookup else store, inputs, rows, device)
     return replace(system, notes={**system.notes, **_fewer_products()})
 
 
@@ -108,8 +109,10 @@ def dpiframe(
     return System(engine.submit, engine.close, engine.replay_us, notes=notes)
 
 
-def storing(model: nn.Module) -> Callable[..., None]:
-    """The model with the scores' place among its arguments, so that its last kernel writes there."""
+def storing(model: Compute) -> Callable[..., None]:
+    """The model with the scores' place among its arguments, so that its last kernel writes there. Captured and mapped systems
+    compile the same: the second finds what Inductor made for the first.
+    """
 
     def store(out: torch.Tensor, *inputs: torch.Tensor) -> None:
         out.copy_(model(*inputs))
@@ -129,8 +132,8 @@ def _compiled(model: Compute, mode: str) -> Compute:
     return compute
 
 
-def _table_batched(w: Workload, rows: int, dtype: torch.dtype, mode: str) -> Compute:
-    """FBGEMM for all lookups, first-order terms included (one launch of mixed dims beats two), then the compiled dense part.
+def _table_batched(w: Workload, rows: int, dtype: torch.dtype) -> tuple[Compute, Compute]:
+    """FBGEMM for all lookups, first-order terms included (one launch of mixed dims beats two), and the dense part behind it.
 
     Raises:
         ValueError: the model is not one of those that take a matrix of embeddings.
@@ -146,8 +149,7 @@ def _table_batched(w: Workload, rows: int, dtype: torch.dtype, mode: str) -> Com
         wide = looked_up[:, dims::4][:, :fields] if first_order else None
         return model.dense_part(looked_up[:, :dims], wide)
 
-    compiled = _compiled(dense, mode)
     if not first_order:
-        return lambda ids: compiled(batch(batch.indices(ids)))
+        return lambda ids: batch(batch.indices(ids)), dense
     # The same ids once more for the first-order tables, still in the one kernel that reorders them.
-    return lambda ids: compiled(batch(ids.t().expand(2, fields, rows).reshape(-1)))
+    return lambda ids: batch(ids.t().expand(2, fields, rows).reshape(-1)), dense

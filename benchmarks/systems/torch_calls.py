@@ -52,14 +52,15 @@ def called(compute: Compute, inputs: PeerInputs, rows: int, device: torch.device
     return System(score, first_op_s=first_op_s)
 
 
-def captured(compute: Compute, inputs: PeerInputs, rows: int, device: torch.device) -> System:
+def captured(store: Store, inputs: PeerInputs, rows: int, device: torch.device) -> System:
     """The same with both copies in one CUDA graph captured by hand: what a good engineer builds."""
     pinned, buffer, out = _buffers(inputs, rows, device)
-    given = inputs.views(buffer)
+    given, scores = inputs.views(buffer), torch.zeros(rows, 1, device=device)
 
     def work() -> None:
         buffer.copy_(pinned, non_blocking=True)
-        out.copy_(compute(*given), non_blocking=True)
+        store(scores, *given)
+        out.copy_(scores, non_blocking=True)
 
     return _replayed(Captured(work), inputs, pinned, out)
 
