@@ -190,14 +190,17 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "deployments/client": {},
     # Benchmarks may read all of the product; the table holds their own rooms alone.
-    "benchmarks/systems": {},
+    "benchmarks/workloads": {},
+    "benchmarks/systems": {"benchmarks/workloads": "a system scores a workload's batches with its weights"},
     "benchmarks/records": {"benchmarks/systems": "which systems are compiled peers"},
     "benchmarks/device": {
         "benchmarks/systems": "systems and cells that are measured",
+        "benchmarks/workloads": "on models and batches",
         "benchmarks/records": "a suite writes records",
     },
     "benchmarks/serving": {
-        "benchmarks/systems": "cells, and the workload that a served model gets",
+        "benchmarks/systems": "cells that are measured",
+        "benchmarks/workloads": "the model that is scored offline",
         "benchmarks/records": "a suite writes records",
     },
     "benchmarks/serving/peers": {},
