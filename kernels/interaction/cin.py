@@ -12,7 +12,7 @@ import torch
 
 from kernels.dense.activation import KINDS
 from kernels.dense.linear import fastest
-from kernels.interaction.cin_wgmma import CinTile, LayerOperands, WgmmaLayer, pitch, takes, tiles_for
+from kernels.interaction.cin_wgmma import TILES, CinTile, LayerOperands, WgmmaLayer, pitch, takes
 from kernels.runtime.launch import check_rows, launch, overlapping, type_name
 from kernels.runtime.source import kernel
 
@@ -97,11 +97,22 @@ class Cin:
         """float32 columns a row of each of the two buffers that hold the maps between layers."""
         return pitch(max(1, *(layer.next_maps for layer in self._layers))) * self._dim
 
+    @property
+    def tiles(self) -> list[CinTile]:
+        """Those of cin_wgmma.cu that take all layers."""
+        wide = [layer.wide for layer in self._layers if layer.wide]
+        return [t for t in TILES if wide and all(layer.fits(t) for layer in wide)]
+
     def tiles_for(self, rows: int) -> dict[str, CinTile | None]:
-        """What is worth trying for a number of rows, by name. None: cin.cu."""
-        column_blocks = max(-(-layer.units // 128) for layer in self._layers)
-        tiles = tiles_for(rows, self._dim, column_blocks, self._processors) if self._wide else []
-        return {t.name: t for t in tiles} | {"mma": None}
+        """What is worth trying for a number of rows, by name: of each height the tile that shares a sum among most blocks, if
+        each has a processor to itself; None is cin.cu.
+        """
+        column_blocks = max(layer.wide.column_blocks for layer in self._layers if layer.wide) if self.tiles else 1
+        of_height: dict[int, CinTile] = {}
+        for t in self.tiles:  # in the order of their shares
+            if t.shares == 1 or t.blocks(rows, self._dim, column_blocks) <= self._processors:
+                of_height[t.warpgroups] = t
+        return {t.name: t for t in of_height.values()} | {"mma": None}
 
     @property
     def choices(self) -> dict[int, str]:

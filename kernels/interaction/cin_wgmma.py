@@ -12,9 +12,8 @@ from kernels.dense.activation import KINDS
 from kernels.runtime.launch import launch, type_name
 from kernels.runtime.source import kernel
 
-MOST_FIELDS = 60  # beyond, a lane's quarter of them and its sums are more than its registers
 _LEAST_FIELDS = 5
-_RING_BYTES, _MOST_STAGES, _BARRIER_BYTES = 200 * 1024, 8, 256
+_RING_BYTES, _BARRIER_BYTES = 200 * 1024, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,23 +27,21 @@ class CinTile:
     def name(self) -> str:
         return f"wgmma-{64 * self.warpgroups}-s{self.shares}"
 
+    @property
+    def steps(self) -> int:
+        """Of a chunk, at most: a lane keeps the factors of two in registers, of which four warpgroups leave it 128."""
+        return 1 if self.warpgroups == 4 else 5
+
     def blocks(self, rows: int, dim: int, column_blocks: int) -> int:
         return -(-rows // (64 * self.warpgroups // dim)) * column_blocks * self.shares
 
 
-TILES = tuple(CinTile(warpgroups, shares) for warpgroups in (2, 1) for shares in (1, 2, 4, 8))
+TILES = tuple(CinTile(warpgroups, shares) for warpgroups in (4, 2, 1) for shares in (1, 2, 4, 8))
 
 
 def takes(fields: int, dim: int) -> bool:
-    """Whether there is a tile for such rows."""
-    return _LEAST_FIELDS <= fields <= MOST_FIELDS and dim <= 64 * max(t.warpgroups for t in TILES)
-
-
-def tiles_for(rows: int, dim: int, column_blocks: int, processors: int) -> list[CinTile]:
-    """Those worth trying for a number of rows: of each height the one that shares most among the processors that there are."""
-    fitting = [t for t in TILES if 64 * t.warpgroups >= dim]
-    sharing = [t for t in fitting if t.shares == 1 or t.blocks(rows, dim, column_blocks) <= processors]
-    return [max((t for t in sharing if t.warpgroups == n), key=lambda t: t.shares) for n in {t.warpgroups: 0 for t in sharing}]
+    """Whether there are tiles for such rows."""
+    return fields >= _LEAST_FIELDS and dim <= 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,20 +76,20 @@ class WgmmaLayer:
         self.column_blocks = -(-self._units // 128)
         self._columns = -(-self._units // (16 * self.column_blocks)) * 16
         weights = symmetric_steps(weight, fields) if first else steps(weight, maps, fields)
-        self._groups, count = weights.shape[1:3]
+        self._groups, self._steps = weights.shape[1:3]
         self._before_pitch = pitch(maps)
         self._weights = packed(weights, self._columns, dtype).to(device)
-        products = dtype.itemsize // 2
-        # Registers that are left for factors, of two chunks of steps.
-        room = 150 - self._columns // 2 - 2 * (-(-fields // 4)) - 8 * products
-        chunks = 2 * -(-count // (2 * max(2, min(5, room // (8 * products)))))
-        stage_bytes = -(-count // chunks) * products * self._columns * 32
-        stages = min(_MOST_STAGES, _RING_BYTES // stage_bytes)
-        self._ring_bytes = stages * stage_bytes
+        self._fields, self._products = fields, dtype.itemsize // 2
         self._constants = {
             "X": type_name(dtype), "FIRST": str(int(first)), "M": str(fields), "DIM": str(dim), "COLUMNS": str(self._columns),
-            "CHUNKS": str(chunks), "STAGES": str(stages), "ACTIVATION": str(KINDS[activation]),
+            "ACTIVATION": str(KINDS[activation]),
         }  # fmt: skip
+
+    def fits(self, tile: CinTile) -> bool:
+        """Whether a tile holds a row's columns, and a lane its sums, fields and factors in registers (as ptxas has them)."""
+        factors = 2 * -(-self._steps // self._chunks(tile)) * 4 * self._products
+        kept = self._columns // 2 + 2 * -(-self._fields // 4) + 8 * self._products + factors
+        return self._dim <= 64 * tile.warpgroups and (tile.warpgroups < 4 or kept <= 120 - 14 * self._products)
 
     def __call__(self, state: torch.Tensor, at: LayerOperands, rows: int, tile: CinTile) -> None:
         words = 4 // at.x.element_size()  # of the dense dtype in a float32
@@ -105,19 +102,31 @@ class WgmmaLayer:
             i32(at.pooled.stride(0)), i32(self._direct), self._slope.data_ptr(),
         )  # fmt: skip
         blocks, shared_bytes = tile.blocks(rows, self._dim, self.column_blocks), self._shared_bytes(tile)
-        launch(self.function(tile), blocks, 128 * tile.warpgroups + 32, args, shared_bytes=shared_bytes, cluster=tile.shares)
+        launch(self.function(tile), blocks, 128 * tile.warpgroups, args, shared_bytes=shared_bytes, cluster=tile.shares)
 
     def function(self, tile: CinTile) -> Any:
         """The kernel, compiled and loaded."""
-        own = {"WARPGROUPS": str(tile.warpgroups), "SHARES": str(tile.shares)}
+        own = {"WARPGROUPS": str(tile.warpgroups), "SHARES": str(tile.shares), "CHUNKS": str(self._chunks(tile))}
+        own |= {"STAGES": str(self._stages(tile))}
         function = kernel("interaction/cin_wgmma", "cin_wgmma", self._constants | own, self._slope.device.index or 0)
         if function.max_dynamic_shared_size_bytes < self._shared_bytes(tile):
             function.max_dynamic_shared_size_bytes = self._shared_bytes(tile)
         return function
 
+    def _chunks(self, tile: CinTile) -> int:
+        """Of a group's steps: an even number, as factors are formed in two places in turn, and no more than there are steps."""
+        return min(2 * -(-self._steps // (2 * tile.steps)), self._steps // 2 * 2)
+
+    def _stage_bytes(self, tile: CinTile) -> int:
+        return -(-self._steps // self._chunks(tile)) * self._products * self._columns * 32
+
+    def _stages(self, tile: CinTile) -> int:
+        return min(8 if tile.steps > 1 else 16, _RING_BYTES // self._stage_bytes(tile))
+
     def _shared_bytes(self, tile: CinTile) -> int:
         """The barriers and the ring, in whose place all sums of a block lie in the end."""
-        return _BARRIER_BYTES + max(self._ring_bytes, 4 * 64 * tile.warpgroups * (self._columns + 8))
+        ring = self._stages(tile) * self._stage_bytes(tile)
+        return _BARRIER_BYTES + max(ring, 4 * 64 * tile.warpgroups * (self._columns + 8))
 
 
 def pitch(maps: int) -> int:
