@@ -5,6 +5,7 @@ cin_wgmma.cu, whichever is faster for a number of rows. See `reference.cin`.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -104,15 +105,21 @@ class Cin:
         return [t for t in TILES if wide and all(layer.fits(t) for layer in wide)]
 
     def tiles_for(self, rows: int) -> dict[str, CinTile | None]:
-        """What is worth trying for a number of rows, by name: of each height the tile that shares a sum among most blocks, if
-        each has a processor to itself; None is cin.cu.
+        """What is worth trying for a number of rows, by name; None is cin.cu.
+
+        Of each height the tile that shares a sum among most blocks, if each has a processor to itself; and a narrower one where
+        the wider one leaves half of them idle.
         """
-        column_blocks = max(layer.wide.column_blocks for layer in self._layers if layer.wide) if self.tiles else 1
-        of_height: dict[int, CinTile] = {}
-        for t in self.tiles:  # in the order of their shares
-            if t.shares == 1 or t.blocks(rows, self._dim, column_blocks) <= self._processors:
-                of_height[t.warpgroups] = t
-        return {t.name: t for t in of_height.values()} | {"mma": None}
+        units = max(layer.units for layer in self._layers)
+        chosen: dict[tuple[int, int], CinTile] = {}
+        idle = True
+        for (warpgroups, columns), shapes in groupby(self.tiles, key=lambda t: (t.warpgroups, t.columns)):
+            if columns == 128 or idle:
+                first, *rest = shapes  # in the order of their shares
+                fitting = [first, *(t for t in rest if t.blocks(rows, self._dim, units) <= self._processors)]
+                chosen[warpgroups, columns] = fitting[-1]
+                idle = 2 * fitting[-1].blocks(rows, self._dim, units) <= self._processors
+        return {t.name: t for t in chosen.values()} | {"mma": None}
 
     @property
     def choices(self) -> dict[int, str]:

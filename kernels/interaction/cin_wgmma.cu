@@ -16,6 +16,7 @@
 #define M 39          // 5 or more
 #define DIM 16
 #define COLUMNS 128   // a multiple of 16
+#define WIDTH 128     // maps as packed, all of the layer and padding
 #define WARPGROUPS 2
 #define SHARES 1
 #define CHUNKS 2      // of a group's steps; even
@@ -33,7 +34,7 @@
 #define PRODUCTS ((int)sizeof(X) / 2)              // of a step
 #define STEP_BYTES (PRODUCTS * COLUMNS * 32)
 #define STAGE_BYTES (MOST * STEP_BYTES)
-#define GROUP_BYTES (STEPS * STEP_BYTES)
+#define GROUP_BYTES (STEPS * PRODUCTS * WIDTH * 32)  // of all maps
 #define THREADS (128 * WARPGROUPS)
 #define ROWS (64 * WARPGROUPS / DIM)
 #define PITCH (COLUMNS + 8)
@@ -55,12 +56,12 @@ __device__ __forceinline__ unsigned product(unsigned a, unsigned b, const float*
 }
 // xk of one place and four i.
 typedef unsigned Maps[2 * PRODUCTS];
-__device__ __forceinline__ void load_maps(Maps to, const bf16* p, bool there) {
-    const uint2 v = there ? *reinterpret_cast<const uint2*>(p) : uint2{0, 0};
+__device__ __forceinline__ void load_maps(unsigned* to, const bf16* p) {
+    const uint2 v = *reinterpret_cast<const uint2*>(p);
     to[0] = v.x, to[1] = v.y;
 }
-__device__ __forceinline__ void load_maps(unsigned* to, const float* p, bool there) {
-    const uint4 v = there ? *reinterpret_cast<const uint4*>(p) : uint4{0, 0, 0, 0};
+__device__ __forceinline__ void load_maps(unsigned* to, const float* p) {
+    const uint4 v = *reinterpret_cast<const uint4*>(p);
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 __device__ __forceinline__ void put_pair(bf16* p, float v, float w) {
@@ -70,34 +71,32 @@ __device__ __forceinline__ void put_pair(bf16* p, float v, float w) {
 }
 __device__ __forceinline__ void put_pair(float* p, float v, float w) { *reinterpret_cast<float2*>(p) = make_float2(v, w); }
 
-// A lane's two places: its fields, and the current group's xk.
+// A lane's two places: its fields, and the current group's xk. Those of rows that are none are another row's: nobody reads their sums.
 struct Places {
     unsigned own[2][OWN];
     Maps at[2], soon[2];
     const X* xk[2];
-    bool there[2];
 
-    __device__ __forceinline__ void begin(const X* x0, int x0_ld, const X* maps, int maps_ld, int pitch, int first, int rows, int g) {
+    __device__ __forceinline__ void begin(const X* x0, int x0_ld, const X* maps, int maps_ld, int pitch, int first, int last, int g) {
         const int lane = threadIdx.x & 31;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int place = (threadIdx.x >> 5) * 16 + r * 8 + (lane >> 2), b = place / DIM, d = place % DIM;
-            there[r] = b < rows;
-            const long long row = first + (there[r] ? b : 0);
-            if (!FIRST) xk[r] = maps + row * maps_ld + (long long)d * pitch;
+            const long long row = min(first + b, last);
+            if (!FIRST) xk[r] = maps + row * maps_ld + (long long)d * pitch + 4 * g;
 #pragma unroll
             for (int t = 0; t < OWN; ++t) {
                 const int j = 4 * (FIRST ? (t + g) % OWN : t) + (lane & 3);
-                own[r][t] = there[r] && j < M ? word(x0 + row * x0_ld + j * DIM + d) : 0u;
+                own[r][t] = j < M ? word(x0 + row * x0_ld + j * DIM + d) : 0u;
             }
         }
-        prefetch(g, true);
+        prefetch(false);
         step();
     }
-    __device__ __forceinline__ void prefetch(int g, bool more) {  // of maps that lie in memory
+    __device__ __forceinline__ void prefetch(bool further) {  // of maps that lie in memory
         if (FIRST) return;
 #pragma unroll
-        for (int r = 0; r < 2; ++r) load_maps(soon[r], xk[r] + 4 * g, there[r] && more);
+        for (int r = 0; r < 2; ++r) load_maps(soon[r], xk[r] += further ? 4 : 0);
     }
     __device__ __forceinline__ void step() {  // to the group that was prefetched, or that the fields have come to
 #pragma unroll
@@ -136,9 +135,12 @@ template <int CHUNK> __device__ __forceinline__ void form(Factors& a, const Plac
 
 // A chunk's weights on their way into a buffer. One thread copies, ahead of the products by what the ring holds.
 template <int CHUNK> __device__ __forceinline__ void copy_chunk(unsigned ring, unsigned full, int stage, const char* group) {
-    constexpr int BYTES = (STEP_OF(CHUNK + 1) - STEP_OF(CHUNK)) * STEP_BYTES;
-    expect(full + 8 * stage, BYTES);
-    copy_bytes(ring + stage * STAGE_BYTES, group + STEP_OF(CHUNK) * STEP_BYTES, BYTES, full + 8 * stage);
+    constexpr int COPIES = (STEP_OF(CHUNK + 1) - STEP_OF(CHUNK)) * PRODUCTS, JOINED = COLUMNS == WIDTH ? COPIES : 1;
+    expect(full + 8 * stage, COPIES * COLUMNS * 32);
+    const char* from = group + STEP_OF(CHUNK) * PRODUCTS * WIDTH * 32;
+#pragma unroll
+    for (int n = 0; n < COPIES; n += JOINED)
+        copy_bytes(ring + stage * STAGE_BYTES + n * COLUMNS * 32, from + n * WIDTH * 32, JOINED * COLUMNS * 32, full + 8 * stage);
 }
 template <int N> __device__ __forceinline__ void fill(unsigned ring, unsigned full, const char* weights, int groups) {
     if constexpr (N < STAGES) {
@@ -184,7 +186,7 @@ template <int CHUNK> __device__ __forceinline__ void multiply_chunks(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) cin_wgmma(
-    const int* state, const X* x0, int x0_ld, const X* xk, int xk_ld, int xk_pitch, int groups, const char* weights,
+    const int* state, int bucket, const X* x0, int x0_ld, const X* xk, int xk_ld, int xk_pitch, int groups, const char* weights,
     const float* __restrict__ bias, int units, X* __restrict__ next, int next_ld, int next_pitch, int next_maps,
     X* __restrict__ pooled, int pooled_ld, int direct, const float* __restrict__ params) {
     extern __shared__ __align__(1024) char shared[];
@@ -193,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) cin_wgmma(
     const int first = tile / blocks * ROWS, map0 = tile % blocks * COLUMNS;
     const int from = groups * rank / SHARES, to = groups * (rank + 1) / SHARES;
     const unsigned full = (unsigned)__cvta_generic_to_shared(shared), empty = full + 8 * STAGES, ring = full + BARRIER_BYTES;
-    const char* own = weights + ((long long)(tile % blocks) * groups + from) * GROUP_BYTES;
+    const char* own = weights + (long long)from * GROUP_BYTES + map0 * 32;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) begin_barrier(full + 8 * s, 1), begin_barrier(empty + 8 * s, WARPGROUPS);
         show_barriers();
@@ -201,8 +203,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) cin_wgmma(
     }
     __syncthreads();
     wait_for_dependencies();
-    const int rows = min(ROWS, state[TRUE_ROWS] - first);
-    if (rows <= 0) {  // padding of the bucket: the block may not end before its copies have
+    Places p;  // of padding too, rather than wait for the number of rows first
+    p.begin(x0, x0_ld, xk, xk_ld, xk_pitch, first, bucket - 1, from);
+    Factors a[2];
+    form<0>(a[0], p);
+    if (first >= state[TRUE_ROWS]) {  // padding of the bucket: the block may not end before its copies have
         for (int s = 0; threadIdx.x == 0 && s < min(STAGES, (to - from) * CHUNKS); ++s) wait(full + 8 * s, 0);
         return;
     }
@@ -210,14 +215,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) cin_wgmma(
     float sums[COLUMNS / 2];
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; ++i) sums[i] = 0.0f;
-    Places p;
-    p.begin(x0, x0_ld, xk, xk_ld, xk_pitch, first, rows, from);
-    Factors a[2];
-    form<0>(a[0], p);
     Turn turn;
 #pragma unroll 1
     for (int g = from; g < to; ++g) {
-        p.prefetch(g + 1, g + 1 < to);
+        p.prefetch(g + 1 < to);
         multiply_chunks<0>(sums, a, p, turn, g - from, to - from, ring, full, empty, own);
         own += GROUP_BYTES;
         if (FIRST) p.rotate();
@@ -240,6 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) cin_wgmma(
         asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
         asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
     } else __syncthreads();
+    const int rows = min(ROWS, state[TRUE_ROWS] - first);
     constexpr int HERE = COLUMNS / SHARES;  // maps that this block adds up
     const float slope = params[0];
 #pragma unroll 2

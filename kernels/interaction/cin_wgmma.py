@@ -13,30 +13,37 @@ from kernels.runtime.launch import launch, type_name
 from kernels.runtime.source import kernel
 
 _LEAST_FIELDS = 5
-_RING_BYTES, _BARRIER_BYTES = 200 * 1024, 256
+_MOST_STAGES, _BARRIER_BYTES = 16, 256  # a stage has two barriers
 
 
 @dataclass(frozen=True, slots=True)
 class CinTile:
-    """Warpgroups of a block, 64 places (b, d) each; blocks that share a sum, a cluster."""
+    """Warpgroups of a block, 64 places (b, d) each; maps of a block, at most; blocks that share a sum, a cluster."""
 
     warpgroups: int
+    columns: int
     shares: int
 
     @property
     def name(self) -> str:
-        return f"wgmma-{64 * self.warpgroups}-s{self.shares}"
+        return f"wgmma-{64 * self.warpgroups}x{self.columns}-s{self.shares}"
 
-    @property
-    def steps(self) -> int:
-        """Of a chunk, at most: a lane keeps the factors of two in registers, of which four warpgroups leave it 128."""
-        return 1 if self.warpgroups == 4 else 5
+    def column_blocks(self, units: int) -> int:
+        return -(-units // self.columns)
 
-    def blocks(self, rows: int, dim: int, column_blocks: int) -> int:
-        return -(-rows // (64 * self.warpgroups // dim)) * column_blocks * self.shares
+    def blocks(self, rows: int, dim: int, units: int) -> int:
+        return -(-rows // (64 * self.warpgroups // dim)) * self.column_blocks(units) * self.shares
+
+    def block_columns(self, units: int) -> int:
+        """Of a layer: as few as its column blocks need, in multiples of 16."""
+        return -(-units // (16 * self.column_blocks(units))) * 16
 
 
-TILES = tuple(CinTile(warpgroups, shares) for warpgroups in (4, 2, 1) for shares in (1, 2, 4, 8))
+TILES = tuple(
+    CinTile(warpgroups, columns, shares)
+    for warpgroups, columns in ((4, 128), (2, 128), (1, 128), (1, 64), (1, 32))
+    for shares in (1, 2, 4, 8)
+)
 
 
 def takes(fields: int, dim: int) -> bool:
@@ -73,60 +80,64 @@ class WgmmaLayer:
         self._units, self._bias, self._slope, self._dim = len(weight), bias, slope, dim
         self._next_maps, self._direct, self._first = next_maps, direct, first
         maps, device = weight.shape[1] // fields, slope.device
-        self.column_blocks = -(-self._units // 128)
-        self._columns = -(-self._units // (16 * self.column_blocks)) * 16
         weights = symmetric_steps(weight, fields) if first else steps(weight, maps, fields)
         self._groups, self._steps = weights.shape[1:3]
         self._before_pitch = pitch(maps)
-        self._weights = packed(weights, self._columns, dtype).to(device)
+        width = max(t.block_columns(self._units) * t.column_blocks(self._units) for t in TILES)
+        self._weights = packed(weights, width, dtype).to(device)
         self._fields, self._products = fields, dtype.itemsize // 2
         self._constants = {
-            "X": type_name(dtype), "FIRST": str(int(first)), "M": str(fields), "DIM": str(dim), "COLUMNS": str(self._columns),
+            "X": type_name(dtype), "FIRST": str(int(first)), "M": str(fields), "DIM": str(dim), "WIDTH": str(width),
             "ACTIVATION": str(KINDS[activation]),
         }  # fmt: skip
 
     def fits(self, tile: CinTile) -> bool:
         """Whether a tile holds a row's columns, and a lane its sums, fields and factors in registers (as ptxas has them)."""
         factors = 2 * -(-self._steps // self._chunks(tile)) * 4 * self._products
-        kept = self._columns // 2 + 2 * -(-self._fields // 4) + 8 * self._products + factors
+        kept = tile.block_columns(self._units) // 2 + 2 * -(-self._fields // 4) + 8 * self._products + factors
         return self._dim <= 64 * tile.warpgroups and (tile.warpgroups < 4 or kept <= 120 - 14 * self._products)
 
     def __call__(self, state: torch.Tensor, at: LayerOperands, rows: int, tile: CinTile) -> None:
         words = 4 // at.x.element_size()  # of the dense dtype in a float32
         i32 = np.int32
         args = (
-            state.data_ptr(), at.x.data_ptr(), i32(at.x.stride(0)), at.before.data_ptr(), i32(at.before.stride(0) * words),
-            i32(self._before_pitch), i32(self._groups), self._weights.data_ptr(),
+            state.data_ptr(), i32(rows), at.x.data_ptr(), i32(at.x.stride(0)), at.before.data_ptr(),
+            i32(at.before.stride(0) * words), i32(self._before_pitch), i32(self._groups), self._weights.data_ptr(),
             0 if self._bias is None else self._bias.data_ptr(), i32(self._units), at.following.data_ptr(),
             i32(at.following.stride(0) * words), i32(pitch(self._next_maps)), i32(self._next_maps), at.pooled.data_ptr(),
             i32(at.pooled.stride(0)), i32(self._direct), self._slope.data_ptr(),
         )  # fmt: skip
-        blocks, shared_bytes = tile.blocks(rows, self._dim, self.column_blocks), self._shared_bytes(tile)
+        blocks, shared_bytes = tile.blocks(rows, self._dim, self._units), self._shared_bytes(tile)
         launch(self.function(tile), blocks, 128 * tile.warpgroups, args, shared_bytes=shared_bytes, cluster=tile.shares)
 
     def function(self, tile: CinTile) -> Any:
         """The kernel, compiled and loaded."""
         own = {"WARPGROUPS": str(tile.warpgroups), "SHARES": str(tile.shares), "CHUNKS": str(self._chunks(tile))}
-        own |= {"STAGES": str(self._stages(tile))}
+        own |= {"COLUMNS": str(tile.block_columns(self._units)), "STAGES": str(self._stages(tile))}
         function = kernel("interaction/cin_wgmma", "cin_wgmma", self._constants | own, self._slope.device.index or 0)
         if function.max_dynamic_shared_size_bytes < self._shared_bytes(tile):
             function.max_dynamic_shared_size_bytes = self._shared_bytes(tile)
         return function
 
     def _chunks(self, tile: CinTile) -> int:
-        """Of a group's steps: an even number, as factors are formed in two places in turn, and no more than there are steps."""
-        return min(2 * -(-self._steps // (2 * tile.steps)), self._steps // 2 * 2)
+        """Of a group's steps: an even number, as factors are formed in two places in turn, and no more than there are steps.
+
+        A lane has 128 registers beside three other warpgroups, which bear the factors of two products; else those of ten.
+        """
+        most = 1 if tile.warpgroups == 4 else 5 // self._products
+        return min(2 * -(-self._steps // (2 * most)), self._steps // 2 * 2)
 
     def _stage_bytes(self, tile: CinTile) -> int:
-        return -(-self._steps // self._chunks(tile)) * self._products * self._columns * 32
+        return -(-self._steps // self._chunks(tile)) * self._products * tile.block_columns(self._units) * 32
 
     def _stages(self, tile: CinTile) -> int:
-        return min(8 if tile.steps > 1 else 16, _RING_BYTES // self._stage_bytes(tile))
+        """Of one warpgroup so many that the next layer's block finds room beside this one's, and is filled meanwhile."""
+        return min(_MOST_STAGES, (100 if tile.warpgroups == 1 else 200) * 1024 // self._stage_bytes(tile))
 
     def _shared_bytes(self, tile: CinTile) -> int:
         """The barriers and the ring, in whose place all sums of a block lie in the end."""
         ring = self._stages(tile) * self._stage_bytes(tile)
-        return _BARRIER_BYTES + max(ring, 4 * 64 * tile.warpgroups * (self._columns + 8))
+        return _BARRIER_BYTES + max(ring, 4 * 64 * tile.warpgroups * (tile.block_columns(self._units) + 8))
 
 
 def pitch(maps: int) -> int:
@@ -157,18 +168,17 @@ def symmetric_steps(weight: torch.Tensor, fields: int) -> torch.Tensor:
     return out
 
 
-def packed(weights: torch.Tensor, columns: int, dtype: torch.dtype) -> torch.Tensor:
-    """[column blocks, groups, steps, products, columns / 8, 2, 8, 16 bytes] of [units, groups, steps, 4 maps, 4 fields].
+def packed(weights: torch.Tensor, width: int, dtype: torch.dtype) -> torch.Tensor:
+    """[groups, steps, products, width / 8, 2, 8, 16 bytes] of [units, groups, steps, 4 maps, 4 fields].
 
     Of K a lane `member` has in its two words of 16 bytes apart, of bf16: maps (0, 1) and (2, 3), of float32, whose steps are
     two products: maps 0 and 1, then 2 and 3; all with the field `member`.
     """
     units, groups, count = weights.shape[:3]
-    wide = torch.zeros(-(-units // columns) * columns, *weights.shape[1:])
+    wide = torch.zeros(width, *weights.shape[1:])
     wide[:units] = weights
-    if dtype == torch.bfloat16:  # block, tile, n, group, step, half of K, map, field -> .., tile, half, n, field, map
-        parts = wide.view(-1, columns // 8, 8, groups, count, 2, 2, 4)
-        return parts.permute(0, 3, 4, 1, 5, 2, 7, 6).contiguous().to(dtype)
+    if dtype == torch.bfloat16:  # tile, n, group, step, half of K, map, field -> .., tile, half, n, field, map
+        return wide.view(-1, 8, groups, count, 2, 2, 4).permute(2, 3, 0, 4, 1, 6, 5).contiguous().to(dtype)
     rounded = ((wide.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)  # to tf32; the tensor cores would cut
-    parts = torch.where(wide.isfinite(), rounded, wide).view(-1, columns // 8, 8, groups, count, 2, 2, 4)
-    return parts.permute(0, 3, 4, 5, 1, 6, 2, 7).contiguous()  # block, group, step, product, tile, half, n, field
+    parts = torch.where(wide.isfinite(), rounded, wide).view(-1, 8, groups, count, 2, 2, 4)
+    return parts.permute(2, 3, 4, 0, 5, 1, 6).contiguous()  # group, step, product, tile, half, n, field

@@ -51,7 +51,7 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         for x, first, p, wm, wk in (("float", "1", "3", "1", "8"), ("float", "0", "1", "8", "1"), ("bf16", "1", "1", "2", "4"))
     ),
     "interaction/cin_wgmma": tuple(
-        {"DIM": "16", "ACTIVATION": "1", "X": x, "FIRST": first, "M": fields, "COLUMNS": columns}
+        {"DIM": "16", "ACTIVATION": "1", "X": x, "FIRST": first, "M": fields, "COLUMNS": columns, "WIDTH": "128"}
         | {"WARPGROUPS": warpgroups, "SHARES": shares, "CHUNKS": chunks, "STAGES": "4"}
         for x, first, fields, columns, warpgroups, shares, chunks in (
             ("bf16", "1", "39", "128", "2", "1", "2"),

@@ -127,7 +127,7 @@ def check_precision(precision, fields, dim, units, halves, rows, tiles, device, 
 @pytest.mark.parametrize("rows", [1, 19, 300])
 @pytest.mark.parametrize(("fields", "dim", "units", "halves"), [*(s for s in SHAPES if s[0] >= 5), (80, 16, (40, 130), True)])
 def test_lower_precisions_lose_no_more_than_their_digits(fields, dim, units, halves, rows, precision):
-    tiles = CinTile(4, 2), CinTile(2, 4), CinTile(1, 8), CinTile(1 + (dim > 64), 1), None
+    tiles = CinTile(4, 128, 2), CinTile(2, 128, 4), CinTile(1, 128, 8), CinTile(1 + (dim > 64), 128, 1), CinTile(1, 32, 8), None
     check_precision(precision, fields, dim, units, halves, rows, tiles, "cuda:0")
     check_precision(precision, fields, dim, units, halves, rows, tiles[:-1], "cuda:0", "relu", False, 64)
 
@@ -145,13 +145,14 @@ def on_host(monkeypatch, run_folder):
 @pytest.mark.parametrize(
     ("fields", "dim", "units", "halves", "rows", "tile"),
     [
-        (5, 4, (3, 6, 4), False, 17, CinTile(1, 1)),
-        (7, 10, (6, 4, 3), True, 19, CinTile(2, 2)),
-        (8, 16, (16, 16), False, 3, CinTile(1, 2)),
-        (13, 3, (10, 130), True, 50, CinTile(2, 4)),
-        (9, 65, (20, 8), False, 2, CinTile(2, 1)),
-        (12, 7, (20, 8), False, 39, CinTile(4, 2)),
-        (39, 16, (20, 64), True, 5, CinTile(1, 8)),
+        (5, 4, (3, 6, 4), False, 17, CinTile(1, 128, 1)),
+        (7, 10, (6, 4, 3), True, 19, CinTile(2, 128, 2)),
+        (8, 16, (16, 16), False, 3, CinTile(1, 128, 2)),
+        (13, 3, (10, 130), True, 50, CinTile(2, 128, 4)),
+        (6, 5, (40, 20), False, 13, CinTile(1, 32, 2)),
+        (9, 65, (20, 8), False, 2, CinTile(2, 128, 1)),
+        (12, 7, (20, 8), False, 39, CinTile(4, 128, 2)),
+        (39, 16, (20, 64), True, 5, CinTile(1, 128, 8)),
     ],
 )
 def test_on_the_host_too_tiles_lose_no_more_than_their_digits(on_host, fields, dim, units, halves, rows, tile, precision):
