@@ -1,5 +1,6 @@
-// What a kernel of this repository needs of CUDA, on one thread of the host: blocks one after the other, a block's threads as
-// fibers that take turns wherever they wait for each other. host_cuda.py turns each asm statement into a call of ptx::<opcode>,
+// What a kernel of this repository needs of CUDA, on one thread of the host: blocks one after the other (those of a cluster go on
+// where all wait for it, and may have no static shared memory), a block's threads as fibers that take turns wherever they wait
+// for each other. host_cuda.py turns each asm statement into a call of ptx::<opcode>,
 // outputs first. A launch returns what went wrong, or null. Copies into shared memory are done as late as they may be: those of a
 // thread when it waits for them, those of tensors in any order, some turns later. Races of threads go unnoticed, and of global
 // memory, which is the process's, only the alignment is checked.
@@ -133,7 +134,7 @@ struct Block {
 };
 static int waiting, round_of_cluster;  // threads of the block that wait for its cluster
 static std::vector<Block> blocks;
-inline void exchange(int other) {  // the running block with what is kept of another, or of none
+inline void trade_places(int other) {  // the running block with what is kept of another, or of none
     Block& b = blocks[other];
     fibers.swap(b.fibers), warps.swap(b.warps), under_way.swap(b.under_way);
     std::swap(block, b.block), std::swap(named, b.named), std::swap(counts, b.counts), std::swap(alive, b.alive);
@@ -178,12 +179,12 @@ inline void run_cluster(int first, int threads) {
         living = 0;
         for (rank = 0; rank < cluster && !failure; ++rank) {
             blockIdx = {first + rank, 0, 0};
-            exchange(rank);
+            trade_places(rank);
             if (!begun) begin_block(threads, stacks + rank * threads * STACK);
             else waiting = 0, ++round_of_cluster;
             if (alive > 0) run_block();
             living += alive > 0;
-            exchange(rank);
+            trade_places(rank);
         }
     }
     under_way.clear();
@@ -437,10 +438,10 @@ template <int PER, typename Value, typename... A> void wgmma(Value value, A&... 
     const auto lanes = registers ? host::exchanged(own) : nullptr;
     const auto word = [&](unsigned long long descriptor, int row, int k) {
         unsigned w;
-        const unsigned first = (descriptor & 0x3fff) * 16, right = (descriptor >> 16 & 0x3fff) * 16, down = (descriptor >> 32 & 0x3fff) * 16;
-        const bool swizzle = descriptor >> 62 == 1;  // of 128 bytes; or none: matrices of 8 rows of 16 bytes
-        const unsigned plain = first + row / 8 * down + k / 4 * right + row % 8 * 16 + k % 4 * 4;
-        memcpy(&w, host::shared + (swizzle ? swizzled(first + row * 128 + k * 4) : plain), 4);
+        const auto bytes = [&](int bit) { return (unsigned)(descriptor >> bit & 0x3fff) * 16; };
+        const bool rows_of_128 = descriptor >> 62 == 1;  // and swizzled; else matrices of 8 rows of 16 bytes
+        const unsigned plain = bytes(0) + row / 8 * bytes(32) + k / 4 * bytes(16) + row % 8 * 16 + k % 4 * 4;
+        memcpy(&w, host::shared + (rows_of_128 ? swizzled(bytes(0) + row * 128 + k * 4) : plain), 4);
         return w;
     };
     for (int i = 0; i < N / 2; ++i) {

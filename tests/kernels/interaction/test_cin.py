@@ -160,6 +160,37 @@ def test_on_the_host_too_tiles_lose_no_more_than_their_digits(on_host, fields, d
     check_precision(precision, fields, dim, units, halves, rows, [tile], "cpu", "relu", fields % 2 == 1, 40)
 
 
+def check_whole_numbers(device, tiles):
+    """Small enough for 8 digits all along: what is left out, or taken twice, shows."""
+    rng = np.random.default_rng(1)
+    fields, dim, units, rows = 39, 4, (20, 17), 20
+    x = rng.integers(-1, 2, (rows, fields * dim)).astype(np.float32)
+    layers, p, before = [], {}, fields
+    for k, n in enumerate(units):
+        weight = (rng.integers(-1, 2, (n, before * fields)) * (rng.random((n, before * fields)) < 0.05)).astype(np.float32)
+        layers.append((torch.from_numpy(weight), None))
+        p[f"cin.{k}.weight"] = weight.astype(np.float64)
+        before = n // 2
+    want = model_oracle.cin(x.astype(np.float64).reshape(rows, fields, dim), p, units, "identity", True, False)
+    assert np.abs(want).max() <= 256
+    assert (want != 0).mean() > 0.8
+    for precision in ("tf32", "bf16"):
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        cin = cin_on(device, fields, dim, layers, "identity", True, precision)
+        for tile in tiles:
+            assert np.array_equal(run_tile(cin, x, 10 + 17, tile, device, dtype), want), (precision, tile)
+
+
+@pytest.mark.gpu
+def test_whole_numbers_come_out_exactly():
+    check_whole_numbers("cuda:0", (CinTile(4, 128, 1), CinTile(2, 128, 2), CinTile(1, 128, 8), None))
+
+
+@pytest.mark.bulk
+def test_on_the_host_too_whole_numbers_come_out_exactly(on_host):
+    check_whole_numbers("cpu", (CinTile(2, 128, 1), CinTile(1, 128, 4)))
+
+
 @pytest.mark.gpu
 def test_more_columns_than_a_block_takes_are_refused():
     from kernels.interaction.cin import Cin
