@@ -107,19 +107,18 @@ class Cin:
     def tiles_for(self, rows: int) -> dict[str, CinTile | None]:
         """What is worth trying for a number of rows, by name; None is cin.cu.
 
-        Of each height the tile that shares a sum among most blocks, if each has a processor to itself; and a narrower one where
+        Of each shape the tile that shares a sum among most blocks, if each has a processor to itself; and a narrower one where
         the wider one leaves half of them idle.
         """
         units = max(layer.units for layer in self._layers)
-        chosen: dict[tuple[int, int], CinTile] = {}
+        chosen: list[CinTile] = []
         idle = True
-        for (warpgroups, columns), shapes in groupby(self.tiles, key=lambda t: (t.warpgroups, t.columns)):
+        for (_, columns, _), shapes in groupby(self.tiles, key=lambda t: (t.warpgroups, t.columns, t.resident)):
             if columns == 128 or idle:
                 first, *rest = shapes  # in the order of their shares
-                fitting = [first, *(t for t in rest if t.blocks(rows, self._dim, units) <= self._processors)]
-                chosen[warpgroups, columns] = fitting[-1]
-                idle = 2 * fitting[-1].blocks(rows, self._dim, units) <= self._processors
-        return {t.name: t for t in chosen.values()} | {"mma": None}
+                chosen.append([first, *(t for t in rest if t.blocks(rows, self._dim, units) <= self._processors)][-1])
+                idle = 2 * chosen[-1].blocks(rows, self._dim, units) <= self._processors
+        return {t.name: t for t in chosen} | {"mma": None}
 
     @property
     def choices(self) -> dict[int, str]:

@@ -19,6 +19,7 @@
 #define WIDTH 128     // maps as packed, all of the layer and padding
 #define WARPGROUPS 2
 #define SHARES 1
+#define RESIDENT 1    // blocks that a multiprocessor has room for
 #define CHUNKS 2      // of a group's steps; even
 #define STAGES 8
 #define ACTIVATION 1
@@ -185,7 +186,7 @@ template <int CHUNK> __device__ __forceinline__ void multiply_chunks(
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) cin_wgmma(
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) cin_wgmma(
     const int* state, int bucket, const X* x0, int x0_ld, const X* xk, int xk_ld, int xk_pitch, int groups, const char* weights,
     const float* __restrict__ bias, int units, X* __restrict__ next, int next_ld, int next_pitch, int next_maps,
     X* __restrict__ pooled, int pooled_ld, int direct, const float* __restrict__ params) {

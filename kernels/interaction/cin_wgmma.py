@@ -18,15 +18,23 @@ _MOST_STAGES, _BARRIER_BYTES = 16, 256  # a stage has two barriers
 
 @dataclass(frozen=True, slots=True)
 class CinTile:
-    """Warpgroups of a block, 64 places (b, d) each; maps of a block, at most; blocks that share a sum, a cluster."""
+    """Warpgroups of a block, 64 places (b, d) each; maps of a block, at most; blocks that a multiprocessor has room for; blocks
+    that share a sum, a cluster.
+    """
 
     warpgroups: int
     columns: int
+    resident: int
     shares: int
 
     @property
     def name(self) -> str:
-        return f"wgmma-{64 * self.warpgroups}x{self.columns}-s{self.shares}"
+        return f"wgmma-{64 * self.warpgroups}x{self.columns}-r{self.resident}-s{self.shares}"
+
+    @property
+    def narrow(self) -> bool:
+        """Whether a lane has 128 registers alone."""
+        return self.warpgroups * self.resident >= 4
 
     def column_blocks(self, units: int) -> int:
         return -(-units // self.columns)
@@ -40,8 +48,8 @@ class CinTile:
 
 
 TILES = tuple(
-    CinTile(warpgroups, columns, shares)
-    for warpgroups, columns in ((4, 128), (2, 128), (1, 128), (1, 64), (1, 32))
+    CinTile(warpgroups, columns, resident, shares)
+    for warpgroups, columns, resident in ((4, 128, 1), (2, 128, 1), (2, 128, 2), (1, 128, 2), (1, 64, 2), (1, 32, 2))
     for shares in (1, 2, 4, 8)
 )
 
@@ -95,7 +103,7 @@ class WgmmaLayer:
         """Whether a tile holds a row's columns, and a lane its sums, fields and factors in registers (as ptxas has them)."""
         factors = 2 * -(-self._steps // self._chunks(tile)) * 4 * self._products
         kept = tile.block_columns(self._units) // 2 + 2 * -(-self._fields // 4) + 8 * self._products + factors
-        return self._dim <= 64 * tile.warpgroups and (tile.warpgroups < 4 or kept <= 120 - 14 * self._products)
+        return self._dim <= 64 * tile.warpgroups and (not tile.narrow or kept <= 120 - 14 * self._products)
 
     def __call__(self, state: torch.Tensor, at: LayerOperands, rows: int, tile: CinTile) -> None:
         words = 4 // at.x.element_size()  # of the dense dtype in a float32
@@ -112,8 +120,12 @@ class WgmmaLayer:
 
     def function(self, tile: CinTile) -> Any:
         """The kernel, compiled and loaded."""
-        own = {"WARPGROUPS": str(tile.warpgroups), "SHARES": str(tile.shares), "CHUNKS": str(self._chunks(tile))}
-        own |= {"COLUMNS": str(tile.block_columns(self._units)), "STAGES": str(self._stages(tile))}
+        own = {"WARPGROUPS": str(tile.warpgroups), "SHARES": str(tile.shares), "RESIDENT": str(tile.resident)}
+        own |= {
+            "CHUNKS": str(self._chunks(tile)),
+            "COLUMNS": str(tile.block_columns(self._units)),
+            "STAGES": str(self._stages(tile)),
+        }
         function = kernel("interaction/cin_wgmma", "cin_wgmma", self._constants | own, self._slope.device.index or 0)
         if function.max_dynamic_shared_size_bytes < self._shared_bytes(tile):
             function.max_dynamic_shared_size_bytes = self._shared_bytes(tile)
@@ -122,17 +134,17 @@ class WgmmaLayer:
     def _chunks(self, tile: CinTile) -> int:
         """Of a group's steps: an even number, as factors are formed in two places in turn, and no more than there are steps.
 
-        A lane has 128 registers beside three other warpgroups, which bear the factors of two products; else those of ten.
+        128 registers bear the factors of two products, more of them those of ten.
         """
-        most = 1 if tile.warpgroups == 4 else 5 // self._products
+        most = 1 if tile.narrow else 5 // self._products
         return min(2 * -(-self._steps // (2 * most)), self._steps // 2 * 2)
 
     def _stage_bytes(self, tile: CinTile) -> int:
         return -(-self._steps // self._chunks(tile)) * self._products * tile.block_columns(self._units) * 32
 
     def _stages(self, tile: CinTile) -> int:
-        """Of one warpgroup so many that the next layer's block finds room beside this one's, and is filled meanwhile."""
-        return min(_MOST_STAGES, (100 if tile.warpgroups == 1 else 200) * 1024 // self._stage_bytes(tile))
+        """Where there is room for two blocks, the next layer's is filled beside this one's."""
+        return min(_MOST_STAGES, 200 * 1024 // tile.resident // self._stage_bytes(tile))
 
     def _shared_bytes(self, tile: CinTile) -> int:
         """The barriers and the ring, in whose place all sums of a block lie in the end."""

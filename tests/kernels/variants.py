@@ -52,7 +52,7 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
     ),
     "interaction/cin_wgmma": tuple(
         {"DIM": "16", "ACTIVATION": "1", "X": x, "FIRST": first, "M": fields, "COLUMNS": columns, "WIDTH": "128"}
-        | {"WARPGROUPS": warpgroups, "SHARES": shares, "CHUNKS": chunks, "STAGES": "4"}
+        | {"WARPGROUPS": warpgroups, "SHARES": shares, "CHUNKS": chunks, "STAGES": "4", "RESIDENT": "1"}
         for x, first, fields, columns, warpgroups, shares, chunks in (
             ("bf16", "1", "39", "128", "2", "1", "2"),
             ("bf16", "0", "39", "128", "1", "8", "2"),
