@@ -94,13 +94,17 @@ class CudaOperators:
         return {n.name: self._operator(n, workspace, rows, ahead) for n in self.graph.nodes}
 
     def tune(self, workspace: Workspace, rows: int) -> None:
-        """Chooses how each linear layer is computed for `rows` rows, once for all lanes."""
+        """Chooses how products are computed for `rows` rows, once for all lanes."""
         values, state = workspace.values, workspace.state
         for node in self.graph.nodes:
             match self._kernels[node.name]:
                 case Linear() as linear:
                     ins, out = [values[i][:rows] for i in node.inputs], values[node.outputs[0]][:rows]
                     linear.tune(out=out, state=state, **_linear_inputs(ins))
+                case Cin() as cin:
+                    x, out = values[node.inputs[0]][:rows, node.attrs.offset :], values[node.outputs[0]][:rows]
+                    first, second = workspace.maps[node.name]
+                    cin.tune(state, x, rows, (first[:rows], second[:rows]), out)
                 case Wave() as wave:
                     operands = job_operands(node, wave, values, rows)
                     wave.tune(operands, rows, head_operands(node, wave, values, rows, workspace), state)
@@ -108,7 +112,7 @@ class CudaOperators:
     @property
     def choices(self) -> dict[str, str]:
         """What `tune` chose, by names such as "deep.0@256"."""
-        tuned = {name: kernel for name, kernel in self._kernels.items() if isinstance(kernel, Linear | Wave)}
+        tuned = {name: kernel for name, kernel in self._kernels.items() if isinstance(kernel, Linear | Wave | Cin)}
         return {f"{name}@{rows}": choice for name, kernel in tuned.items() for rows, choice in kernel.choices.items()}
 
     def recall(self, choices: Mapping[str, str]) -> None:
@@ -116,7 +120,7 @@ class CudaOperators:
         for key, choice in choices.items():
             name, _, rows = key.rpartition("@")
             kernel = self._kernels.get(name)
-            if isinstance(kernel, Linear | Wave) and rows.isdecimal():
+            if isinstance(kernel, Linear | Wave | Cin) and rows.isdecimal():
                 kernel.recalled[int(rows)] = choice
 
     def compile(self, buckets: Mapping[int, bool]) -> list[Callable[[], object]]:
@@ -127,7 +131,7 @@ class CudaOperators:
         for kernel in self._kernels.values():
             if isinstance(kernel, DeviceLookup):
                 calls += kernel.compile(buckets, pinned=True)
-            elif isinstance(kernel, Wave | Chain):
+            elif isinstance(kernel, Wave | Chain | Cin):
                 calls += kernel.compile([*buckets])
         return calls
 

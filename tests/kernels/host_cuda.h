@@ -1,9 +1,11 @@
-// What a kernel of this repository needs of CUDA, on one thread of the host: blocks one after the other, a block's threads as
-// fibers that take turns wherever they wait for each other. host_cuda.py turns each asm statement into a call of ptx::<opcode>,
+// What a kernel of this repository needs of CUDA, on one thread of the host: blocks one after the other (those of a cluster go on
+// where all wait for it, and may have no static shared memory), a block's threads as fibers that take turns wherever they wait
+// for each other. host_cuda.py turns each asm statement into a call of ptx::<opcode>,
 // outputs first. A launch returns what went wrong, or null. Copies into shared memory are done as late as they may be: those of a
 // thread when it waits for them, those of tensors in any order, some turns later. Races of threads go unnoticed, and of global
 // memory, which is the process's, only the alignment is checked.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <csetjmp>
 #include <cstdint>
@@ -66,6 +68,9 @@ static Meeting block, named;       // of __syncthreads and bar.sync
 static int counts[3];              // of __syncthreads_count
 static std::vector<Meeting> warps;
 
+static std::vector<char> away[8];  // shared memory of a cluster's blocks, but of the one that runs
+static int rank, cluster;          // of the block in its cluster; blocks of one
+
 static const char* failure;
 [[noreturn]] inline void fail(const char* why) {  // leaves all threads where they are
     failure = why;
@@ -122,44 +127,85 @@ inline void fiber() {
     do current = (current + 1) % (int)fibers.size(); while (fibers[current].done);
     go_on();
 }
-inline void run_block(int threads) {
+// What a block of a cluster leaves where the next one runs: a block runs until all its threads wait for the cluster, or are done.
+struct Block {
+    std::vector<Fiber> fibers; std::vector<Meeting> warps; std::vector<TensorCopy> under_way;
+    Meeting block, named; int counts[3], alive, current, waiting, round;
+};
+static int waiting, round_of_cluster;  // threads of the block that wait for its cluster
+static std::vector<Block> blocks;
+inline void trade_places(int other) {  // the running block with what is kept of another, or of none
+    Block& b = blocks[other];
+    fibers.swap(b.fibers), warps.swap(b.warps), under_way.swap(b.under_way);
+    std::swap(block, b.block), std::swap(named, b.named), std::swap(counts, b.counts), std::swap(alive, b.alive);
+    std::swap(current, b.current), std::swap(waiting, b.waiting), std::swap(round_of_cluster, b.round);
+    away[other].resize(size);
+    std::swap_ranges(shared, shared + size, away[other].data());
+}
+inline void wait_for_cluster() {
+    const int round = round_of_cluster, self = current;
+    ++waiting;
+    while (round_of_cluster == round) {
+        if (waiting < alive) yield();
+        else if (_setjmp(fibers[self].place) == 0) current = self, setcontext(&scheduler);
+    }
+}
+inline void begin_block(int threads, char* own_stacks) {
+    memset(shared, 0xff, size);  // NaN: what nobody wrote must not count
     fibers.assign(threads, {});
     warps.assign((threads + 31) / 32, {});
     block = named = {};
     memset(counts, 0, sizeof counts);
-    alive = threads, current = turns = 0;
+    alive = threads, current = turns = waiting = round_of_cluster = 0;
     for (int i = 0; i < threads; ++i) {
         getcontext(&fibers[i].context);
-        fibers[i].context.uc_stack = {stacks + i * STACK, 0, STACK};
+        fibers[i].context.uc_stack = {own_stacks + i * STACK, 0, STACK};
         fibers[i].context.uc_link = nullptr;
         makecontext(&fibers[i].context, fiber, 0);
     }
-    threadIdx = {0, 0, 0};
-    fibers[0].begun = true;
-    swapcontext(&scheduler, &fibers[0].context);
-    if (!under_way.empty() && !failure) failure = "a block that ends before its copies have come";
+}
+inline void run_block() {  // until it ends or waits for its cluster
+    static bool left;
+    turns = 0, left = false;
+    getcontext(&scheduler);
+    if (!left) left = true, go_on();
+    if (alive == 0 && !under_way.empty() && !failure) failure = "a block that ends before its copies have come";
+    if (alive == 0) under_way.clear();
+}
+inline void run_cluster(int first, int threads) {
+    blocks.assign(cluster, {});
+    int living = cluster;
+    for (bool begun = false; living > 0 && !failure; begun = true) {
+        living = 0;
+        for (rank = 0; rank < cluster && !failure; ++rank) {
+            blockIdx = {first + rank, 0, 0};
+            trade_places(rank);
+            if (!begun) begin_block(threads, stacks + rank * threads * STACK);
+            else waiting = 0, ++round_of_cluster;
+            if (alive > 0) run_block();
+            living += alive > 0;
+            trade_places(rank);
+        }
+    }
     under_way.clear();
 }
 template <typename... A, size_t... I>
-void launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, void** args, std::index_sequence<I...>) {
+void launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, int together, void** args, std::index_sequence<I...>) {
     static std::tuple<void (*)(A...), void**> call;
     call = {kernel, args};
     body = [] { std::get<0>(call)(*static_cast<std::remove_reference_t<A>*>(std::get<1>(call)[I])...); };
     gridDim = {blocks, 1, 1}, blockDim = {threads, 1, 1};
     failure = nullptr;
-    size = (int)shared_bytes;
-    stacks = new char[threads * STACK];  // not initialised: pages that no thread reaches are never there
-    for (int b = 0; b < blocks && !failure; ++b) {
-        blockIdx = {b, 0, 0};
-        memset(shared, 0xff, shared_bytes);  // NaN: what nobody wrote must not count
-        run_block(threads);
-    }
+    size = (int)shared_bytes, cluster = together;
+    stacks = new char[cluster * threads * STACK];  // not initialised: pages that no thread reaches are never there
+    for (int b = 0; b < blocks && !failure; b += cluster) run_cluster(b, threads);
     delete[] stacks;
 }
 template <typename... A>
-const char* launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, void** args) {
+const char* launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, int cluster, void** args) {
     if (shared_bytes > sizeof shared) return "more shared memory than there is";
-    launch(kernel, blocks, threads, shared_bytes, args, std::index_sequence_for<A...>());
+    if (cluster > 8 || blocks % cluster) return "blocks that make no whole clusters";
+    launch(kernel, blocks, threads, shared_bytes, cluster, args, std::index_sequence_for<A...>());
     return failure;
 }
 }  // namespace host
@@ -301,6 +347,23 @@ void mma(float* c[4], const unsigned a[4], const unsigned b[2], Value value) {
 MMA(mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32, 1, [](unsigned v, int) { return tf32(v); })
 MMA(mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32, 2, bf16)
 
+inline void mul_rn_bf16x2(unsigned& z, unsigned a, unsigned b) {
+    z = bf16_of(bf16(a, 1) * bf16(b, 1)) << 16 | bf16_of(bf16(a, 0) * bf16(b, 0));
+}
+inline void cvt_rna_tf32_f32(unsigned& z, float v) {
+    z = v != v ? 0x7fffffffu : (__float_as_uint(v) + 0x1000u) & 0xffffe000u;
+}
+
+NOTHING(barrier_cluster_arrive_release_aligned)
+inline void barrier_cluster_wait_acquire_aligned() { host::wait_for_cluster(); }
+inline void mapa_shared(unsigned& other, unsigned at, int rank) { other = at | (rank + 1) << 20; }
+inline void ld_shared(float& x, float& y, unsigned at) {  // ::cluster, of an address by mapa
+    const int rank = (int)(at >> 20) - 1;
+    const char* from = within(at & 0xfffff, 8);
+    if (rank != host::rank) from = host::away[rank].data() + (at & 0xfffff);
+    memcpy(&x, from, 4), memcpy(&y, from + 4, 4);
+}
+
 inline void bar_sync(int threads) {
     host::meet(host::named, [threads] { return threads; });
 }
@@ -331,27 +394,37 @@ inline void cp_async_bulk_tensor_2d_shared(unsigned to, const void* map, unsigne
     memset(within(to, m[4] * 128, 1024), 0xff, m[4] * 128);
     host::under_way.push_back({to, m, at, column, row});
 }
+// Consecutive bytes: a tensor copy without a map.
+inline void cp_async_bulk_shared(unsigned to, const void* from, int bytes, unsigned at) {
+    aligned(from, 16);
+    if (bytes % 16 || bytes == 0) host::fail("a copy of bytes that are no multiple of 16");
+    memset(within(to, bytes, 16), 0xff, bytes);
+    host::under_way.push_back({to, (const unsigned long long*)from, at, bytes, -1});
+}
 }  // namespace ptx
 inline void host::deliver() {  // one of the copies that are under way: in some blocks the last, and slowly, in others the first, or any
     const size_t n = under_way.size(), order[] = {n - 1, 0, chance / 7 % n}, i = order[blockIdx.x % 3];
     const TensorCopy c = under_way[i];
     under_way.erase(under_way.begin() + i);
     const unsigned long long* m = c.map;
-    for (long long r = 0; r < (long long)m[4]; ++r)
+    const bool bytes = c.row == -1;
+    if (bytes) memcpy(shared + c.to, m, c.column);
+    for (long long r = 0; !bytes && r < (long long)m[4]; ++r)
         for (int byte = 0; byte < 128; ++byte) {
             const long long from = c.row + r, offset = c.column * (long long)m[5] + byte;
             const bool there = from < (long long)m[1] && offset < (long long)m[2];
             shared[ptx::swizzled(c.to + r * 128 + byte)] = there ? reinterpret_cast<const char*>(m[0])[from * m[3] + offset] : 0;
         }
-    ptx::barrier(c.barrier).bytes -= m[4] * 128;
+    ptx::barrier(c.barrier).bytes -= bytes ? c.column : m[4] * 128;
     ptx::settle(ptx::barrier(c.barrier));
 }
 namespace ptx {
 // d[64, N] += a b^T over 32 bytes of K, for the warpgroup of the thread. given: d, then descriptors of a and b; or d, four
-// registers, a descriptor, and whether d counts.
-template <int N, int PER, typename Value, typename... A> void wgmma(Value value, A&... given) {
+// registers, a descriptor, and whether d counts (1 if it is not given).
+template <int PER, typename Value, typename... A> void wgmma(Value value, A&... given) {
+    constexpr int N = 2 * (std::is_same_v<A, float> + ...);
     float* d[N / 2];
-    unsigned long long rest[6];
+    unsigned long long rest[6] = {0, 0, 0, 0, 0, 1};
     int floats = 0, others = 0;
     const auto sort = [&](auto& v) {
         if constexpr (std::is_same_v<decltype(v), float&>) d[floats++] = &v;
@@ -365,7 +438,10 @@ template <int N, int PER, typename Value, typename... A> void wgmma(Value value,
     const auto lanes = registers ? host::exchanged(own) : nullptr;
     const auto word = [&](unsigned long long descriptor, int row, int k) {
         unsigned w;
-        memcpy(&w, host::shared + swizzled((descriptor & 0x3fff) * 16 + row * 128 + k * 4), 4);
+        const auto bytes = [&](int bit) { return (unsigned)(descriptor >> bit & 0x3fff) * 16; };
+        const bool rows_of_128 = descriptor >> 62 == 1;  // and swizzled; else matrices of 8 rows of 16 bytes
+        const unsigned plain = bytes(0) + row / 8 * bytes(32) + k / 4 * bytes(16) + row % 8 * 16 + k % 4 * 4;
+        memcpy(&w, host::shared + (rows_of_128 ? swizzled(bytes(0) + row * 128 + k * 4) : plain), 4);
         return w;
     };
     for (int i = 0; i < N / 2; ++i) {
@@ -379,10 +455,8 @@ template <int N, int PER, typename Value, typename... A> void wgmma(Value value,
         *d[i] = (float)sum;
     }
 }
-#define WGMMA(name, n, per, value) \
-    template <typename... A> void name(A&&... given) { wgmma<n, per>(value, given...); }
-WGMMA(wgmma_mma_async_sync_aligned_m64n64k8_f32_tf32_tf32, 64, 1, [](unsigned v, int) { return tf32(v); })
-WGMMA(wgmma_mma_async_sync_aligned_m64n128k8_f32_tf32_tf32, 128, 1, [](unsigned v, int) { return tf32(v); })
-WGMMA(wgmma_mma_async_sync_aligned_m64n64k16_f32_bf16_bf16, 64, 2, bf16)
-WGMMA(wgmma_mma_async_sync_aligned_m64n128k16_f32_bf16_bf16, 128, 2, bf16)
+#define WGMMA(name, per, value) \
+    template <typename... A> void name(A&&... given) { wgmma<per>(value, given...); }
+WGMMA(wgmma_mma_async_sync_aligned_m64k8_f32_tf32_tf32, 1, [](unsigned v, int) { return tf32(v); })
+WGMMA(wgmma_mma_async_sync_aligned_m64k16_f32_bf16_bf16, 2, bf16)
 }  // namespace ptx

@@ -51,6 +51,17 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         _CIN | {"X": x, "FIRST": first, "PASSES": p, "WM": wm, "WK": wk}
         for x, first, p, wm, wk in (("float", "1", "3", "1", "8"), ("float", "0", "1", "8", "1"), ("bf16", "1", "1", "2", "4"))
     ),
+    "interaction/cin_wgmma": tuple(
+        {"DIM": "16", "ACTIVATION": "1", "X": x, "FIRST": first, "M": fields, "COLUMNS": columns, "WIDTH": "128"}
+        | {"WARPGROUPS": warpgroups, "SHARES": shares, "CHUNKS": chunks, "STAGES": "4", "RESIDENT": "1"}
+        for x, first, fields, columns, warpgroups, shares, chunks in (
+            ("bf16", "1", "39", "128", "2", "1", "2"),
+            ("bf16", "0", "39", "128", "1", "8", "2"),
+            ("float", "0", "39", "112", "2", "2", "4"),
+            ("float", "1", "7", "16", "1", "4", "2"),
+            ("bf16", "0", "39", "128", "4", "2", "10"),
+        )
+    ),
     "interaction/attention": (
         _ATTENTION | {"X": "float", "FORMED": "1", "SOFTMAX": "1"},
         _ATTENTION | {"X": "bf16", "FORMED": "0", "SOFTMAX": "0", "MASK": "-1", "KEPT": "{0,0,0}"},
