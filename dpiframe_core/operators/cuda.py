@@ -29,6 +29,8 @@ from kernels.lookup.embedding import DeviceLookup
 from kernels.waves.chain import Chain
 from kernels.waves.wave import Wave
 
+_TUNED = Linear | Wave | Attention  # ways of computing, chosen by measurement
+
 
 class CudaOperators:
     """The weights of one model on one GPU. Lanes and buckets share them and bind their own buffers (`for_buffers`).
@@ -92,7 +94,7 @@ class CudaOperators:
         return {n.name: self._operator(n, workspace, rows, ahead) for n in self.graph.nodes}
 
     def tune(self, workspace: Workspace, rows: int) -> None:
-        """Chooses how each linear layer is computed for `rows` rows, once for all lanes."""
+        """Chooses how each layer and attention is computed for `rows` rows, once for all lanes."""
         values, state = workspace.values, workspace.state
         for node in self.graph.nodes:
             match self._kernels[node.name]:
@@ -102,11 +104,13 @@ class CudaOperators:
                 case Wave() as wave:
                     operands = job_operands(node, wave, values, rows)
                     wave.tune(operands, rows, head_operands(node, wave, values, rows, workspace), state)
+                case Attention() as attention:
+                    attention.tune(state, values[node.inputs[0]][:rows], rows, values[node.outputs[0]][:rows])
 
     @property
     def choices(self) -> dict[str, str]:
         """What `tune` chose, by names such as "deep.0@256"."""
-        tuned = {name: kernel for name, kernel in self._kernels.items() if isinstance(kernel, Linear | Wave)}
+        tuned = {name: kernel for name, kernel in self._kernels.items() if isinstance(kernel, _TUNED)}
         return {f"{name}@{rows}": choice for name, kernel in tuned.items() for rows, choice in kernel.choices.items()}
 
     def recall(self, choices: Mapping[str, str]) -> None:
@@ -114,7 +118,7 @@ class CudaOperators:
         for key, choice in choices.items():
             name, _, rows = key.rpartition("@")
             kernel = self._kernels.get(name)
-            if isinstance(kernel, Linear | Wave) and rows.isdecimal():
+            if isinstance(kernel, _TUNED) and rows.isdecimal():
                 kernel.recalled[int(rows)] = choice
 
     def compile(self, buckets: Mapping[int, bool]) -> list[Callable[[], object]]:
@@ -125,7 +129,7 @@ class CudaOperators:
         for kernel in self._kernels.values():
             if isinstance(kernel, DeviceLookup):
                 calls += kernel.compile(buckets, pinned=True)
-            elif isinstance(kernel, Wave | Chain):
+            elif isinstance(kernel, Wave | Chain | Attention):
                 calls += kernel.compile([*buckets])
         return calls
 
