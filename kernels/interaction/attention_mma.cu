@@ -9,7 +9,7 @@
 //      of a left factor, which is that of the pooled sum too: keys go through no shared memory. M is formed fragment by fragment
 //      from two loads, which halves the products of [k, q * k]. 16 units of a layer at a time become the left factor of the layer
 //      behind it, again in registers: of m16n8's sums each lane has two neighbouring columns, which is what bf16 asks for; for
-//      tf32 the units are renumbered, in the weights. Tiles without keys are not computed.
+//      tf32 the units are renumbered, in the weights. Groups of tiles without keys are not computed.
 //   3. The groups of a row are added up in order.
 // Activations inside use the approximation of tanh, off by 2^-11 (activation.cuh): less than what rounding h to the factors'
 // digits loses.
@@ -66,7 +66,7 @@ __host__ __device__ constexpr int units_start(int i) {
     return i == 0 ? factor_start(LAYERS) : units_start(i - 1) + 4 * 8 * tiles(i - 1);
 }
 constexpr int OUT_START = units_start(LAYERS), WEIGHT_WORDS = OUT_START + 8 * tiles(LAYERS - 1) + 4;
-constexpr int C_PITCH = 8 * tiles(0) + 8, PARTIAL = COLUMNS + 2;  // behind a group's sums: its largest score, the sum of weights
+constexpr int C_PITCH = 8 * tiles(0) + 8, Q_PITCH = 4 * STEPS, PARTIAL = COLUMNS + 2;  // behind a group's sums: its largest score, the sum of weights
 
 struct Lane { int group, member; };  // the row of a factor, and which of its four threads
 __device__ __forceinline__ Lane own_lane() { return {(int)(threadIdx.x & 31) >> 2, (int)threadIdx.x & 3}; }
@@ -79,13 +79,13 @@ __device__ __forceinline__ unsigned word_of(const bf16* x, int column, int colum
     return low | high << 16;
 }
 
-// A thread's words of a key or a query whose parts begin at x + at(p), two a step; of aligned parts four at once, for two steps.
+// A thread's words of a key or a query whose parts begin at at(p), two a step; of aligned parts four at once, for two steps.
 template <int P = 0, typename At>
-__device__ __forceinline__ void load_words(unsigned* w, const X* x, At at, bool there) {
+__device__ __forceinline__ void load_words(unsigned* w, At at, bool there) {
     if constexpr (P < PARTS) {
         constexpr int FIRST = 2 * steps_before(P), N = part_steps(P), PAIRED = aligned[P] ? N / 2 * 2 : 0;
         const int member = own_lane().member;
-        const X* from = x + at(P);
+        const X* from = at(P);
 #pragma unroll
         for (int s = 0; s < N; ++s) {
             unsigned* to = w + FIRST + 2 * s;
@@ -101,7 +101,7 @@ __device__ __forceinline__ void load_words(unsigned* w, const X* x, At at, bool 
                     to[j] = there ? word_of(from, (s * 8 + member * 2 + j) * EACH, dims[P]) : 0u;
             }
         }
-        load_words<P + 1>(w, x, at, there);
+        load_words<P + 1>(w, at, there);
     }
 }
 // Where the sum of column e of the keys lies in a group's: [word][column of the word][member].
@@ -176,7 +176,7 @@ __device__ __forceinline__ void begin(float sums[4], const float* bias) {  // of
 // time and go into the sums of I + 1 at once. Layer 0 starts from c, and its weights depend on the query's words q.
 template <int I>
 __device__ __forceinline__ void layers(
-    const unsigned (*a)[steps(I)][4], const unsigned* q, const float* c, const float* weights, float (*scores)[2]) {
+    const unsigned (*a)[steps(I)][4], const uint2* q, const float* c, const float* weights, float (*scores)[2]) {
     constexpr bool LAST = I == LAYERS - 1;
     constexpr int NEXT = LAST ? 1 : tiles(LAST ? I : I + 1), PAIRS = tiles(I) / 2;
     const int lane = threadIdx.x & 31;
@@ -201,10 +201,11 @@ __device__ __forceinline__ void layers(
             if constexpr (I == 0) {
                 const uint4* at = factors + (s * PAIRS + pair) * 64;
                 const uint4 key = at[0], product = at[32];
-                b[0][0] = formed(key.x, product.x, q[2 * s], (const X*)nullptr);
-                b[0][1] = formed(key.y, product.y, q[2 * s + 1], (const X*)nullptr);
-                b[1][0] = formed(key.z, product.z, q[2 * s], (const X*)nullptr);
-                b[1][1] = formed(key.w, product.w, q[2 * s + 1], (const X*)nullptr);
+                const uint2 asked = q[s * 4];
+                b[0][0] = formed(key.x, product.x, asked.x, (const X*)nullptr);
+                b[0][1] = formed(key.y, product.y, asked.y, (const X*)nullptr);
+                b[1][0] = formed(key.z, product.z, asked.x, (const X*)nullptr);
+                b[1][1] = formed(key.w, product.w, asked.y, (const X*)nullptr);
             } else {
                 const uint4 both = factors[(s * PAIRS + pair) * 32];
                 b[0][0] = both.x, b[0][1] = both.y, b[1][0] = both.z, b[1][1] = both.w;
@@ -264,22 +265,24 @@ __device__ __forceinline__ int sum_over_groups(float* v) {
 }
 __host__ __device__ constexpr int left_of(int n, int step = 16) { return step < 4 ? n : left_of(n % 2 ? n : n / 2, step / 2); }
 
-// One group of keys of a row: its weighted sum, and with SOFTMAX its largest score and the sum of its weights.
+// One group of keys of a row: its weighted sum, and with SOFTMAX its largest score and the sum of its weights. as_is: 0x3210,
+// which the compiler must not know: a left factor lies in four neighbouring registers, of which a load fills two, and where it
+// saw only copies it made them anew for every 16 units (137 of 325 instructions).
 __device__ __forceinline__ void weigh(
-    const X* x, int l0, const unsigned (&there)[KEY_TILES], const float* c, const float* weights, float* partial) {
+    const X* x, int l0, const unsigned (&there)[KEY_TILES], const uint2* q, const float* c, const float* weights, unsigned as_is, float* partial) {
     const Lane lane = own_lane();
-    unsigned k[KEY_TILES][STEPS][4], q[WORDS];
+    unsigned k[KEY_TILES][STEPS][4];
 #pragma unroll
     for (int m = 0; m < KEY_TILES; ++m)
         for (int h = 0; h < 2; ++h) {
             const int place = 8 * h + lane.group;
             unsigned w[WORDS];
-            load_words(w, x, [&](int p) { return keys[p] + (l0 + 16 * m + place) * dims[p]; }, there[m] >> place & 1);
-            for (int i = 0; i < WORDS; ++i) k[m][i / 2][h + i % 2 * 2] = w[i];
+            const auto at = [&](int p) { return x + (keys[p] + (l0 + lane.group) * dims[p]) + (16 * m + 8 * h) * dims[p]; };
+            load_words(w, at, there[m] >> place & 1);
+            for (int i = 0; i < WORDS; ++i) k[m][i / 2][h + i % 2 * 2] = __byte_perm(w[i], 0u, as_is);
         }
-    load_words(q, x, [](int p) { return queries[p]; }, true);
     float scores[KEY_TILES][2] = {};
-    layers<0>(k, q, c, weights, scores);
+    layers<0>(k, q + lane.member, c, weights, scores);
 
     float most = -3.0e38f, sum = 0.0f;
 #pragma unroll
@@ -315,16 +318,20 @@ __device__ __forceinline__ void weigh(
     for (int i = 0; i < left_of(WORDS * EACH); ++i) partial[(first + i) * 4 + lane.member] = v[i];
 }
 
-// c of 16 units for the rows of a pass.
-__device__ __forceinline__ void multiply_queries(const X* x, int x_ld, int n, int pair, const float* weights, float* c) {
+// c of 16 units for the rows of a pass, and with the first of them the queries' words.
+__device__ __forceinline__ void multiply_queries(
+    const X* x, int x_ld, int n, int pair, const float* weights, float* c, uint2* asked) {
     const Lane lane = own_lane();
     unsigned a[STEPS][4];
     for (int h = 0; h < 2; ++h) {
         const int r = 8 * h + lane.group;
         unsigned w[WORDS];
-        load_words(w, x + (long long)r * x_ld, [](int p) { return queries[p]; }, r < n);
+        load_words(w, [&](int p) { return x + (long long)r * x_ld + queries[p]; }, r < n);
 #pragma unroll
         for (int i = 0; i < WORDS; ++i) a[i / 2][h + i % 2 * 2] = w[i];
+        if (pair == 0 && r < ROWS)
+#pragma unroll
+            for (int s = 0; s < STEPS; ++s) asked[r * Q_PITCH + s * 4 + lane.member] = make_uint2(w[2 * s], w[2 * s + 1]);
     }
     float sums[2][4];
     for (int t = 0; t < 2; ++t) begin(sums[t], weights + units_start(0) + 16 * pair + 8 * t);
@@ -346,7 +353,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_mma(
     extern __shared__ __align__(16) char shared[];
     float* weights = reinterpret_cast<float*>(shared);                       // [WEIGHT_WORDS]
     float* c = weights + WEIGHT_WORDS;                                       // [16][C_PITCH]
-    float* partial = c + 16 * C_PITCH;                                       // [ROWS * GROUPS][PARTIAL]
+    uint2* asked = reinterpret_cast<uint2*>(c + 16 * C_PITCH);               // [ROWS][Q_PITCH]
+    float* partial = reinterpret_cast<float*>(asked + ROWS * Q_PITCH);       // [ROWS * GROUPS][PARTIAL]
     unsigned* present = reinterpret_cast<unsigned*>(partial + ROWS * GROUPS * PARTIAL);  // [ROWS][MASK_WORDS]
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     let_dependents_start();
@@ -354,6 +362,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_mma(
     for (int i = threadIdx.x; i < WEIGHT_WORDS / 4; i += THREADS) copy16(to + 16 * i, packed + i);
     wait_for_dependencies();
     const int rows = state[TRUE_ROWS], share = (rows + (int)gridDim.x - 1) / (int)gridDim.x;
+    const unsigned as_is = 0x3210u | (unsigned)rows >> 31;
     const int end = min(rows, ((int)blockIdx.x + 1) * share);
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
@@ -365,7 +374,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_mma(
         constexpr int PAIRS = tiles(0) / 2;
         for (int task = warp; task < PAIRS + n * (MASK_WORDS + 1); task += WARPS) {
             if (task < PAIRS) {
-                multiply_queries(own, x_ld, n, task, weights, c);
+                multiply_queries(own, x_ld, n, task, weights, c, asked);
             } else if (task < PAIRS + n * MASK_WORDS) {
                 const int r = (task - PAIRS) / MASK_WORDS, w = (task - PAIRS) % MASK_WORDS, l = 32 * w + lane;
                 const bool is = l < LENGTH && (MASK < 0 || load_value(own + (long long)r * x_ld + MASK + l) != 0.0f);
@@ -388,7 +397,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_mma(
                 any |= there[m];
             }
             if (any) {
-                weigh(own + (long long)r * x_ld, 16 * tile, there, c + r * C_PITCH, weights, sums);
+                weigh(own + (long long)r * x_ld, 16 * tile, there, asked + r * Q_PITCH, c + r * C_PITCH, weights, as_is, sums);
             } else {
                 for (int i = lane; i < COLUMNS; i += 32) sums[i] = 0.0f;
                 if (lane == 0) sums[COLUMNS] = -3.0e38f, sums[COLUMNS + 1] = 0.0f;

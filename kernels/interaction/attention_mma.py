@@ -15,7 +15,7 @@ from kernels.runtime.launch import check_dense, launch, shared_limit, type_name
 from kernels.runtime.source import kernel
 
 _MOST_ROWS = 16  # of a pass: of one product with the weights of the query
-_OTHER_REGISTERS = 56  # beside factors and sums: addresses, and loads on their way
+_OTHER_REGISTERS = 52  # beside factors and sums: addresses, and loads on their way
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,9 @@ class MmaAttention:
     def _shared_bytes(self, tile: KeyTile, rows: int) -> int:
         groups = -(-self._columns.length // (16 * tile.key_tiles))
         constants = 16 * (8 * self._sizes.tiles[0] + 8)
-        sums, present = rows * groups * (self._sizes.columns + 2), rows * -(-groups * tile.key_tiles // 2)
-        return 4 * (self._weights.numel() + constants + sums + present)
+        queries, sums = rows * 8 * self._sizes.steps, rows * groups * (self._sizes.columns + 2)
+        present = rows * -(-groups * tile.key_tiles // 2)
+        return 4 * (self._weights.numel() + constants + queries + sums + present)
 
     def _registers(self, tile: KeyTile) -> int:
         """That a thread needs, about: keys and query, sums of 16 units, those of every second layer, and these as factors."""
