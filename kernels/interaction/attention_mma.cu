@@ -265,22 +265,29 @@ __device__ __forceinline__ int sum_over_groups(float* v) {
 }
 __host__ __device__ constexpr int left_of(int n, int step = 16) { return step < 4 ? n : left_of(n % 2 ? n : n / 2, step / 2); }
 
+// The thread's words of a group of keys from key l0 on, of those that there are.
+__device__ __forceinline__ void load_keys(unsigned (*w)[2][WORDS], const X* x, int l0, const unsigned (&there)[KEY_TILES]) {
+    const int group = own_lane().group;
+#pragma unroll
+    for (int m = 0; m < KEY_TILES; ++m)
+        for (int h = 0; h < 2; ++h) {
+            const auto at = [&](int p) { return x + (keys[p] + (l0 + group) * dims[p]) + (16 * m + 8 * h) * dims[p]; };
+            load_words(w[m][h], at, there[m] >> (8 * h + group) & 1);
+        }
+}
+
 // One group of keys of a row: its weighted sum, and with SOFTMAX its largest score and the sum of its weights. as_is: 0x3210,
 // which the compiler must not know: a left factor lies in four neighbouring registers, of which a load fills two, and where it
 // saw only copies it made them anew for every 16 units (137 of 325 instructions).
 __device__ __forceinline__ void weigh(
-    const X* x, int l0, const unsigned (&there)[KEY_TILES], const uint2* q, const float* c, const float* weights, unsigned as_is, float* partial) {
+    const unsigned (*w)[2][WORDS], const unsigned (&there)[KEY_TILES], const uint2* q, const float* c, const float* weights,
+    unsigned as_is, float* partial) {
     const Lane lane = own_lane();
     unsigned k[KEY_TILES][STEPS][4];
 #pragma unroll
     for (int m = 0; m < KEY_TILES; ++m)
-        for (int h = 0; h < 2; ++h) {
-            const int place = 8 * h + lane.group;
-            unsigned w[WORDS];
-            const auto at = [&](int p) { return x + (keys[p] + (l0 + lane.group) * dims[p]) + (16 * m + 8 * h) * dims[p]; };
-            load_words(w, at, there[m] >> place & 1);
-            for (int i = 0; i < WORDS; ++i) k[m][i / 2][h + i % 2 * 2] = __byte_perm(w[i], 0u, as_is);
-        }
+        for (int h = 0; h < 2; ++h)
+            for (int i = 0; i < WORDS; ++i) k[m][i / 2][h + i % 2 * 2] = __byte_perm(w[m][h][i], 0u, as_is);
     float scores[KEY_TILES][2] = {};
     layers<0>(k, q + lane.member, c, weights, scores);
 
@@ -309,8 +316,8 @@ __device__ __forceinline__ void weigh(
         v[i] = 0.0f;
         for (int m = 0; m < KEY_TILES; ++m)
             for (int h = 0; h < 2; ++h) {
-                const unsigned w = k[m][i / EACH / 2][h + i / EACH % 2 * 2];
-                v[i] += scores[m][h] * __uint_as_float(EACH == 1 ? w : i % 2 ? w & 0xffff0000u : w << 16);
+                const unsigned word = k[m][i / EACH / 2][h + i / EACH % 2 * 2];
+                v[i] += scores[m][h] * __uint_as_float(EACH == 1 ? word : i % 2 ? word & 0xffff0000u : word << 16);
             }
     }
     const int first = sum_over_groups<WORDS * EACH>(v);
@@ -371,6 +378,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_mma(
         const int n = min(ROWS, end - first);
         const X* own = x + (long long)first * x_ld;
         X* own_out = out + (long long)first * out_ld;
+        unsigned words[KEY_TILES][2][WORDS], there[KEY_TILES];  // of the next group; of the first one on its way ahead of its mask
+        for (int m = 0; m < KEY_TILES; ++m) {
+            const int left = LENGTH - 16 * (warp % GROUPS * KEY_TILES + m);
+            there[m] = warp >= n * GROUPS || left <= 0 ? 0u : left < 16 ? 0xffffu >> (16 - left) : 0xffffu;
+        }
+        load_keys(words, own + (long long)(warp / GROUPS) * x_ld, 16 * (warp % GROUPS * KEY_TILES), there);
         constexpr int PAIRS = tiles(0) / 2;
         for (int task = warp; task < PAIRS + n * (MASK_WORDS + 1); task += WARPS) {
             if (task < PAIRS) {
@@ -388,20 +401,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_mma(
             }
         }
         __syncthreads();
-        for (int item = warp; item < n * GROUPS; item += WARPS) {
+        const auto find = [&](int item) {
             const int r = item / GROUPS, tile = item % GROUPS * KEY_TILES;
+            unsigned any = 0;
+            for (int m = 0; m < KEY_TILES; ++m)
+                any |= there[m] = present[r * MASK_WORDS + (tile + m) / 2] >> (tile + m) % 2 * 16 & 0xffffu;
+            return any != 0;
+        };
+        for (int item = warp; item < n * GROUPS; item += WARPS) {
+            const int r = item / GROUPS, next = item + WARPS;
             float* sums = partial + item * PARTIAL;
-            unsigned there[KEY_TILES], any = 0;
-            for (int m = 0; m < KEY_TILES; ++m) {
-                there[m] = present[r * MASK_WORDS + (tile + m) / 2] >> (tile + m) % 2 * 16 & 0xffffu;
-                any |= there[m];
-            }
-            if (any) {
-                weigh(own + (long long)r * x_ld, 16 * tile, there, asked + r * Q_PITCH, c + r * C_PITCH, weights, as_is, sums);
+            if (find(item)) {
+                weigh(words, there, asked + r * Q_PITCH, c + r * C_PITCH, weights, as_is, sums);
             } else {
                 for (int i = lane; i < COLUMNS; i += 32) sums[i] = 0.0f;
                 if (lane == 0) sums[COLUMNS] = -3.0e38f, sums[COLUMNS + 1] = 0.0f;
             }
+            if (next >= n * GROUPS) break;
+            find(next);
+            load_keys(words, own + (long long)(next / GROUPS) * x_ld, 16 * (next % GROUPS * KEY_TILES), there);
         }
         __syncthreads();
         for (int i = threadIdx.x; i < n * DIM; i += THREADS) {
