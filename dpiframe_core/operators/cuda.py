@@ -31,6 +31,8 @@ from kernels.lookup.embedding import DeviceLookup
 from kernels.waves.chain import Chain
 from kernels.waves.wave import Wave
 
+_TUNED = Linear | Wave | Cin | Attention
+
 
 class CudaOperators:
     """The weights of one model on one GPU. Lanes and buckets share them and bind their own buffers (`for_buffers`).
@@ -108,11 +110,13 @@ class CudaOperators:
                 case Wave() as wave:
                     operands = job_operands(node, wave, values, rows)
                     wave.tune(operands, rows, head_operands(node, wave, values, rows, workspace), state)
+                case Attention() as attention:
+                    attention.tune(state, values[node.inputs[0]][:rows], rows, values[node.outputs[0]][:rows])
 
     @property
     def choices(self) -> dict[str, str]:
         """What `tune` chose, by names such as "deep.0@256"."""
-        tuned = {name: kernel for name, kernel in self._kernels.items() if isinstance(kernel, Linear | Wave | Cin)}
+        tuned = {name: kernel for name, kernel in self._kernels.items() if isinstance(kernel, _TUNED)}
         return {f"{name}@{rows}": choice for name, kernel in tuned.items() for rows, choice in kernel.choices.items()}
 
     def recall(self, choices: Mapping[str, str]) -> None:
@@ -120,7 +124,7 @@ class CudaOperators:
         for key, choice in choices.items():
             name, _, rows = key.rpartition("@")
             kernel = self._kernels.get(name)
-            if isinstance(kernel, Linear | Wave | Cin) and rows.isdecimal():
+            if isinstance(kernel, _TUNED) and rows.isdecimal():
                 kernel.recalled[int(rows)] = choice
 
     def compile(self, buckets: Mapping[int, bool]) -> list[Callable[[], object]]:
@@ -131,7 +135,7 @@ class CudaOperators:
         for kernel in self._kernels.values():
             if isinstance(kernel, DeviceLookup):
                 calls += kernel.compile(buckets, pinned=True)
-            elif isinstance(kernel, Wave | Chain | Cin):
+            elif isinstance(kernel, Wave | Chain | Cin | Attention):
                 calls += kernel.compile([*buckets])
         return calls
 

@@ -16,7 +16,8 @@ from dpiframe_core.operators.wave_operands import chain_head, chain_links, cross
 from kernels.dense.activation import Activation
 from kernels.dense.head import Head
 from kernels.dense.linear import DENSE_DTYPE, Linear, column_alignment, padded
-from kernels.interaction.attention import Attention, AttentionColumns
+from kernels.interaction.attention import Attention
+from kernels.interaction.attention_columns import AttentionColumns
 from kernels.interaction.cin import Cin
 from kernels.interaction.cross import CrossV1
 from kernels.interaction.dot import Dot
@@ -111,7 +112,7 @@ class KernelMaker:
         columns = AttentionColumns(at.length, at.dims, at.queries, at.keys, at.pooled, at.mask, at.kept)
         return Attention(
             columns, layers, out, activation=a.activation, slope=a.slope, output=at.output, softmax=at.softmax,
-            dtype=DENSE_DTYPE[self.precision], device=self.store.device,
+            precision=self.precision, device=self.store.device,
         )  # fmt: skip
 
     def _scale(self, value: str) -> float:

@@ -1,53 +1,34 @@
-"""DIN's target attention on a GPU (attention.cu). See `reference.attention`."""
+"""DIN's target attention on a GPU: a block a row (attention.cu), or in tf32 and bf16 on the tensor cores (attention_mma.py),
+whichever is fastest for a number of rows. See `reference.attention`.
+"""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 
 from kernels.dense.activation import KINDS, unit_params
+from kernels.dense.linear import DENSE_DTYPE, fastest
+from kernels.interaction.attention_columns import AttentionColumns, listed
+from kernels.interaction.attention_mma import MmaAttention
+from kernels.interaction.attention_weights import Layer
 from kernels.reference import split_attention
-from kernels.runtime.launch import check_rows, launch, shared_limit, type_name
+from kernels.runtime.launch import check_rows, launch, overlapping, shared_limit, type_name
 from kernels.runtime.source import kernel
 
 _THREADS, _WARPS, _POSITIONS = 128, 4, 4
 _STATIC_BYTES = 1024  # that the kernel has beside, rounded up
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionColumns:
-    """Where a row's parts lie. Each of `dims` is a part of the query and of the keys, whose sum is the keys' dim.
-
-    length: of the sequence. queries, keys, pooled: the first column of each part's dims[i] in x, of its length * dims[i] in x,
-    and of its interest in out. mask: the first of `length` columns of x, -1: none. kept: (x column, out column, count).
-    """
-
-    length: int
-    dims: tuple[int, ...]
-    queries: tuple[int, ...]
-    keys: tuple[int, ...]
-    pooled: tuple[int, ...]
-    mask: int
-    kept: tuple[tuple[int, int, int], ...]
-
-    @property
-    def width(self) -> int:
-        """Columns of x that are read."""
-        own = [k + self.length * d for k, d in zip(self.keys, self.dims, strict=True)]
-        own += [q + d for q, d in zip(self.queries, self.dims, strict=True)] + [at + n for at, _, n in self.kept]
-        return max(*own, self.mask + self.length if self.mask >= 0 else 0)
-
-    @property
-    def out_width(self) -> int:
-        return max(*(p + d for p, d in zip(self.pooled, self.dims, strict=True)), *(to + n for _, to, n in self.kept), 0)
+BLOCK_A_ROW = "block-a-row"  # the way of attention.cu; others are tiles of attention_mma.py
 
 
 class Attention:
-    """A target attention with its weights on one device, float32 whatever x's dtype.
+    """A target attention with its weights on one device.
 
     Args:
         layers, out, activation, slope, output, softmax: as `reference.attention`.
+        precision: "fp32" and "bf16" values are summed in float32; "tf32" and "bf16" allow products of these on tensor cores.
 
     Raises:
         ValueError: a row does not fit into shared memory.
@@ -56,16 +37,16 @@ class Attention:
     def __init__(
         self,
         columns: AttentionColumns,
-        layers: Sequence[tuple[torch.Tensor, torch.Tensor, Sequence[torch.Tensor]]],
+        layers: Sequence[Layer],
         out: tuple[torch.Tensor, torch.Tensor],
         activation: str,
         slope: float,
         output: str,
         softmax: bool,
-        dtype: torch.dtype,
+        precision: str,
         device: torch.device,
     ) -> None:
-        self._columns, dim = columns, sum(columns.dims)
+        self._columns, self._device, self._dtype, dim = columns, device, DENSE_DTYPE[precision], columns.dim
         units = [len(bias) for _, bias, _ in layers]
         self._weights = _packed(layers, out, activation, slope, dim).to(device)
         aligned, widest = -(-dim // 4) * 4, -(-max(units) // 4) * 4
@@ -76,29 +57,74 @@ class Attention:
         self._shared_bytes = fixed + (4 * aligned * (units[0] + 1) if formed else 0)
         if self._shared_bytes > limit:
             raise ValueError(f"attention: got {fixed} bytes of scores and buffers a row, expected <= {limit}")
-        constants = {
-            "X": type_name(dtype), "LENGTH": str(columns.length), "DIMS": _listed(columns.dims), "DIM": str(dim),
-            "QUERIES": _listed(columns.queries), "KEYS": _listed(columns.keys), "POOLED": _listed(columns.pooled),
-            "PARTS": str(len(columns.dims)), "MASK": str(columns.mask),
-            "KEPT": ",".join(f"{{{_listed(k)}}}" for k in columns.kept) or "{0,0,0}",
-            "UNITS": _listed(units), "LAYERS": str(len(units)), "ACTIVATION": str(KINDS[activation]),
-            "OUTPUT": str(KINDS[output]), "SOFTMAX": str(int(softmax)), "FORMED": str(int(formed)),
+        self._constants = columns.constants | {
+            "X": type_name(self._dtype), "UNITS": listed(units), "LAYERS": str(len(units)), "SOFTMAX": str(int(softmax)),
+            "ACTIVATION": str(KINDS[activation]), "OUTPUT": str(KINDS[output]), "FORMED": str(int(formed)),
         }  # fmt: skip
-        self._function = kernel("interaction/attention", "attention", constants, device.index or 0)
-        if self._function.max_dynamic_shared_size_bytes < self._shared_bytes:
-            self._function.max_dynamic_shared_size_bytes = self._shared_bytes
+        self._mma: MmaAttention | None = None
+        if precision in ("tf32", "bf16"):
+            how = activation, slope, output, softmax, self._dtype, device
+            self._mma = MmaAttention(columns, layers, out, *how)
+        self._choice: dict[int, str] = {}
+        self.recalled: dict[int, str] = {}  # names of choices made before, by rows; `tune` takes those that exist
+
+    @property
+    def ways(self) -> list[str]:
+        """Names of the ways to compute it, the one that is taken unless measured first."""
+        return [*(self._mma.tiles if self._mma else ()), BLOCK_A_ROW]
+
+    @property
+    def choices(self) -> dict[int, str]:
+        """By rows, the name of the way chosen."""
+        return dict(self._choice)
+
+    def compile(self, buckets: Sequence[int]) -> list[Callable[[], object]]:
+        """Calls that compile and load what the buckets may need, one a kernel; they may run side by side."""
+        known = {self.recalled.get(rows) for rows in buckets}
+        ways = [way for way in self.ways if way in known or not known <= {*self.ways}]
+        return [self._mma.compile(way) if self._mma and way != BLOCK_A_ROW else self._function for way in ways]
+
+    def tune(self, state: torch.Tensor, x: torch.Tensor, rows: int, out: torch.Tensor) -> str:
+        """Times the ways on these operands and keeps the fastest for this number of rows. Returns its name."""
+        if rows not in self._choice:
+            known = self.recalled.get(rows, "")
+
+            def way(name: str) -> None:
+                with overlapping():
+                    self.run(name, state, x, rows, out)
+
+            one = known if known in self.ways else self.ways[0] if len(self.ways) == 1 else ""
+            self._choice[rows] = one or fastest({name: partial(way, name) for name in self.ways})
+        return self._choice[rows]
 
     def __call__(self, state: torch.Tensor, x: torch.Tensor, rows: int, out: torch.Tensor) -> None:
-        """out[rows, kept and pooled columns] from x for the first state[TRUE_ROWS] rows; both of the dtype given."""
+        """out[rows, kept and pooled columns] from x for the first state[TRUE_ROWS] rows; both of the precision's dtype."""
+        known = self.recalled.get(rows, "")
+        self.run(self._choice.get(rows, known if known in self.ways else self.ways[0]), state, x, rows, out)
+
+    def run(self, way: str, state: torch.Tensor, x: torch.Tensor, rows: int, out: torch.Tensor) -> None:
+        """The same in a given way."""
         check_rows("attention x", x, rows, self._columns.width)
         check_rows("attention out", out, rows, self._columns.out_width)
+        if x.dtype != self._dtype or out.dtype != self._dtype:
+            raise ValueError(f"attention: got {x.dtype} and {out.dtype}, expected {self._dtype}")
+        if way != BLOCK_A_ROW:
+            assert self._mma is not None
+            self._mma.run(self._mma.tiles[way], state, x, rows, out)
+            return
         i32 = np.int32
         args = (state.data_ptr(), x.data_ptr(), i32(x.stride(0)), self._weights.data_ptr(), out.data_ptr(), i32(out.stride(0)))
-        launch(self._function, rows, _THREADS, args, shared_bytes=self._shared_bytes)
+        launch(self._function(), rows, _THREADS, args, shared_bytes=self._shared_bytes)
+
+    def _function(self) -> Any:
+        function = kernel("interaction/attention", "attention", self._constants, self._device.index or 0)
+        if function.max_dynamic_shared_size_bytes < self._shared_bytes:
+            function.max_dynamic_shared_size_bytes = self._shared_bytes
+        return function
 
 
 def _packed(
-    layers: Sequence[tuple[torch.Tensor, torch.Tensor, Sequence[torch.Tensor]]],
+    layers: Sequence[Layer],
     out: tuple[torch.Tensor, torch.Tensor],
     activation: str,
     slope: float,
@@ -118,7 +144,3 @@ def _packed(
         shapes = unit_params(activation, [p.float().cpu() for p in params], slope, units, units, torch.device("cpu"))
         parts += [bias, shapes.reshape(-1)]
     return torch.cat([*parts, *(t.float().cpu().reshape(-1) for t in out)])
-
-
-def _listed(values: Sequence[int]) -> str:
-    return ",".join(map(str, values))

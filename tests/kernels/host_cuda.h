@@ -227,6 +227,15 @@ template <typename T> T __shfl_sync(unsigned, T v, int lane) {
     return v;
 }
 template <typename T> T __shfl_xor_sync(unsigned mask, T v, int flip) { return __shfl_sync(mask, v, host::current % 32 ^ flip); }
+inline unsigned __ballot_sync(unsigned, int is) {
+    host::Words own{};
+    own.w[0] = is != 0;
+    const auto lanes = host::exchanged(own);
+    unsigned all = 0;
+    for (int i = 0; i < 32; ++i) all |= lanes[i][0] << i;
+    return all;
+}
+inline void __syncwarp() { host::exchanged({}); }
 // Static variables of a block lie near, on either side.
 template <typename T> unsigned long long __cvta_generic_to_shared(const T* p) { return (const char*)p - host::shared; }
 
@@ -309,6 +318,10 @@ inline void atom_add_acq_rel_gpu_global_s32(int& before, int* at) { before = (*a
 inline void cvt_f32_f16(float& f, unsigned short h) { _Float16 v; memcpy(&v, &h, 2); f = (float)v; }
 template <typename H> void cvt_rn_bf16_f32(H& h, float v) { h = (H)bf16_of(v); }
 inline void cvt_rn_bf16x2_f32(unsigned& w, float high, float low) { w = bf16_of(high) << 16 | bf16_of(low); }
+inline void tanh_approx_f32(float& t, float v) { t = __uint_as_float(__float_as_uint(tanhf(v)) & 0xfffff000u); }  // off by 2^-11
+inline void fma_rn_bf16x2(unsigned& d, unsigned a, unsigned b, unsigned c) {
+    d = bf16_of(bf16(a, 1) * bf16(b, 1) + bf16(c, 1)) << 16 | bf16_of(bf16(a, 0) * bf16(b, 0) + bf16(c, 0));
+}
 template <typename... A> void unsupported(A&&...) { host::fail("an instruction that host_cuda.h lacks"); }
 
 inline void ldmatrix_sync_aligned_m8n8_x4_shared_b16(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned address) {

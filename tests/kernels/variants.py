@@ -22,6 +22,7 @@ _ATTENTION = {"LENGTH": "50", "DIMS": "32,16", "QUERIES": "0,32", "KEYS": "48,16
 _ATTENTION |= {"DIM": "48", "MASK": "2448", "KEPT": "{0,0,48},{2500,96,8}", "UNITS": "64,16", "LAYERS": "2"}
 _ATTENTION |= {"ACTIVATION": "7", "OUTPUT": "0"}
 _FIELDS = {"FIELDS": "39", "HEADS": "2", "SIZE": "16", "RESIDUAL": "1", "ACTIVATION": "1", "SCALE": "0.36f"}
+_KEY_TILE = {"ALIGNED": "1,0", "KEY_TILES": "2", "WARPS": "8", "BLOCKS": "1", "ROWS": "16"}
 _AHEAD = {"AHEAD": "1", "CONTEXT_BYTES": "8", "CONTEXT_NUMBERS": "1", "CANDIDATE_NUMBERS": "2"}
 _POOLED = {"MOST": "10", "LARGEST": "1", "MASKS": "1", "NARROW": "1"}
 _PLAIN = (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | {"OUT": "float"}, _FLOAT | _FP8, _INT8 | _FP8)
@@ -69,6 +70,13 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
     "interaction/field_attention": tuple(
         _FIELDS | {"X": x, "DIM": dim, "PASSES": passes}
         for x, dim, passes in (("bf16", "32", "1"), ("bf16", "10", "1"), ("float", "32", "1"), ("float", "16", "3"))
+    ),
+    "interaction/attention_mma": (
+        {},
+        *(_ATTENTION | _KEY_TILE | {"X": x, "SOFTMAX": softmax} for x, softmax in (("float", "1"), ("bf16", "0"))),
+        _ATTENTION
+        | _KEY_TILE
+        | {"X": "bf16", "SOFTMAX": "1", "MASK": "-1", "UNITS": "36,20,10", "LAYERS": "3", "KEY_TILES": "1"},
     ),
     "waves/chain": tuple(
         _CHAIN | {"X": x, "PASSES": passes, "ROWS": rows}
