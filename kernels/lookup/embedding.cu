@@ -34,6 +34,10 @@
 #define DTYPES 15         // bit set of the dtypes of x's tables
 #define TOTAL_DTYPES 15   // and of the first-order ones
 #define MOST 4            // most ids that one unit pools
+#define PARTS 3           // of bags, see bags.cuh
+#define JOINS 1           // bags of several parts
+#define TEAM 4            // threads that take a part together
+#define FLIGHT 8          // rows of a part that a thread has in flight
 #define GROUP 8           // lanes that sum a row's first-order terms: a power of two up to 32
 #define UNIT_THREADS 256  // whole warps
 #define TOTAL_THREADS 32  // whole warps
@@ -57,17 +61,11 @@
 #include "lookup/wait_for_rows.cuh"
 #include "lookup/row_loads.cuh"
 #include "lookup/pooling.cuh"
+#if PARTS
+#include "lookup/bags.cuh"
+#endif
 
 __device__ __forceinline__ bool narrow(const Source& s) { return NARROW && HOW_WIDTH(s.how) == 1; }
-
-template <int N, typename T>
-__device__ __forceinline__ void write_columns(T* out, float v[N]) {
-    if (sizeof(T) == 1)
-        for (int j = 0; j < N; ++j) v[j] *= OUT_FACTOR;
-    if constexpr (N == 1) store_value(out, v[0]);
-    else if constexpr (N % 8 == 0 && sizeof(T) == 2) for (int j = 0; j < N; j += 8) store8(out + j, v + j);
-    else for (int j = 0; j < N; j += 4) store4(out + j, v + j);
-}
 
 template <int N>
 __device__ __forceinline__ void write_unit(
@@ -155,6 +153,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         terms[j] = source_of(UNITS + j, in);
         if (TOTAL_DTYPES >> I8) read_scales<1>(term_scales + j, scales_at<TOTAL_DTYPES>(UNITS + j, in));
     }
+#if PARTS
+    char* own_bags = free + lines(R * CANDIDATE_BYTES + 124) + lines(R * CANDIDATE_NUMBERS * 4 + 124);
+    const Bags bags = {reinterpret_cast<Part*>(own_bags), reinterpret_cast<int*>(own_bags + (PARTS + JOINS) * sizeof(Part)),
+                       reinterpret_cast<float*>(own_bags + (PARTS + JOINS) * sizeof(Part) + 16)};
+#pragma unroll 1
+    for (int j = tid; j < PARTS + JOINS; j += THREADS) {
+        const int unit = UNITS + TOTALS + j;
+        bags.parts[j] = {source_of(unit, in), scales_at<DTYPES>(unit, in), in.units.unit[unit].out, 0};
+    }
+    if (tid == 0) *bags.drawn = 0;
+#endif
     if (AHEAD) {
         // The first block goes on when all rows are there, as its last thread passes on until then and a barrier needs all
         // threads: it reads its rows together with the last block, so nothing takes longer.
@@ -192,6 +201,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
             if (narrow(own)) write_unit<1>(own, scales, lane, n, x, ld, at, in);
             else write_unit<VEC>(own, scales, lane, n, x, ld, at, in);
         }
+#if PARTS
+        pool_bags<VEC, DTYPES>(bags, n, R, x, ld, at, in);
+#endif
         return;
     }
     // Whole warps stay together in this loop, for the shuffles.
