@@ -23,54 +23,63 @@ class BagParts:
     """Units as bags.cuh reads them: `team` threads take one, each a vector of its columns.
 
     parts: runs of a bag's ids, those of the most ids first; `number` is the place of a part's sum among `sums` of a row, or
-    says that it is the whole bag. joins: bags of several parts: of `ids` sums, from `number` on. columns: of a sum.
+    says that it is the whole bag. singles: of one id. joins: bags of several parts: of `ids` sums, from `number` on. columns:
+    of a sum.
     """
 
     team: int = 1
     columns: int = 0
     sums: int = 0
     parts: tuple[Unit, ...] = ()
+    singles: tuple[Unit, ...] = ()
     joins: tuple[Unit, ...] = ()
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """In the order of their records."""
+        return *self.parts, *self.singles, *self.joins
 
     def shared_bytes(self, rows: int) -> int:
         """Of a block: parts, joins, the counter, and sums, each with its number of rows."""
-        records = len(self.parts) + len(self.joins)
+        records = len(self.units)
         return records * PART_BYTES + 16 + rows * self.sums * (self.columns + 4) * 4 if records else 0
 
 
 def bag_parts(plan: LookupPlan, vector: int) -> tuple[BagParts, list[Slot]]:
-    """The parts of all bags of x whose columns are vectors, and the slots that are none. No parts where they would not fit."""
-    bags = [s for s in plan.x_slots if s.kind == Kind.GATHER and s.columns > 1 and s.dim % vector == s.out % vector == 0]
-    others = [s for s in plan.x_slots if s not in bags]
+    """The parts of all bags of x whose columns are vectors, with the slots of one id beside them; and the slots that are
+    neither. No parts where there is no bag, or where they would not fit.
+    """
+    wide = [s for s in plan.x_slots if s.kind == Kind.GATHER and s.dim % vector == s.out % vector == 0]
     most = MOST_IDS
-    while bags:
-        made = _cut(plan, bags, vector, most)
-        if len(made.parts) + len(made.joins) > _MOST_RECORDS:
+    while any(s.columns > 1 for s in wide):
+        made = _cut(plan, wide, vector, most)
+        if len(made.units) > _MOST_RECORDS:
             break
         if made.shared_bytes(1) - made.shared_bytes(0) <= _MOST_SUM_BYTES:
-            return made, others
+            return made, [s for s in plan.x_slots if s not in wide]
         most *= 2
     return BagParts(), list(plan.x_slots)
 
 
-def _cut(plan: LookupPlan, bags: Sequence[Slot], vector: int, most: int) -> BagParts:
-    together = gcd(*(s.dim // vector for s in bags))
+def _cut(plan: LookupPlan, slots: Sequence[Slot], vector: int, most: int) -> BagParts:
+    together = gcd(*(s.dim // vector for s in slots))
     team = next(t for t in range(min(_WARP, together), 0, -1) if together % t == 0)
     parts: list[Unit] = []
+    singles: list[Unit] = []
     joins: list[Unit] = []
     sums = 0
-    for slot in bags:
+    for slot in slots:
         runs = list(_runs(slot.columns, most))
         for unit in units_of(plan, slot, vector)[::team]:
             if len(runs) == 1:
-                parts.append(replace(unit, number=_WHOLE_BAG))
+                (parts if slot.columns > 1 else singles).append(replace(unit, number=_WHOLE_BAG))
                 continue
             joins.append(replace(unit, ids=len(runs), number=sums))
             for begin, end in runs:
                 parts.append(replace(unit, id=unit.id + begin * unit.how.id_bytes, ids=end - begin, number=sums))
                 sums += 1
     parts.sort(key=lambda part: part.ids, reverse=True)
-    return BagParts(team, team * vector, sums, tuple(parts), tuple(joins))
+    return BagParts(team, team * vector, sums, tuple(parts), tuple(singles), tuple(joins))
 
 
 def _runs(ids: int, most: int) -> Iterator[tuple[int, int]]:

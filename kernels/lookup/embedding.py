@@ -41,11 +41,11 @@ class DeviceLookup:
         units = [u for s in others for u in units_of(plan, s, vector)]
         totals = [u for s in plan.total_slots for u in units_of(plan, s, 1)]
         self.units, self.totals = len(units), len(totals)
-        self._image = units_image([*units, *totals, *self.bags.parts, *self.bags.joins], self.bags.columns)
+        self._image = units_image([*units, *totals, *self.bags.units], self.bags.columns)
         self._units = torch.zeros(self._image.nbytes, dtype=torch.uint8, device=self._device)
         self.place()
         sides = plan.context_ids, plan.candidate_ids
-        self._context_bytes = 4 + plan.context_ids.nbytes + plan.context_numbers * 4
+        self._context_bytes = plan.context_ids.nbytes + plan.context_numbers * 4
         self._candidate_bytes = plan.candidate_ids.nbytes, plan.candidate_numbers * 4
         if self._shared_bytes(1) > _SHARED_LIMIT:
             raise ValueError(f"lookup: got {self._shared_bytes(1)} bytes of terms, ids, numbers, expected <= {_SHARED_LIMIT}")
@@ -59,7 +59,8 @@ class DeviceLookup:
             "MASKS": int(any(s.kind == Kind.MASK for s in plan.x_slots)), "LARGEST": int(any(s.largest for s in plan.reads)),
             "DTYPES": _dtypes(plan, plan.x_slots), "TOTAL_DTYPES": _dtypes(plan, plan.total_slots),
             "OUT_FACTOR": f"{1 / out_scale!r}f",
-            "MOST": self._most, "PARTS": len(self.bags.parts), "JOINS": len(self.bags.joins),
+            "MOST": self._most, "PARTS": len(self.bags.parts), "SINGLES": len(self.bags.singles),
+            "JOINS": len(self.bags.joins),
             "TEAM": self.bags.team, "FLIGHT": FLIGHT,
         }  # fmt: skip
 
@@ -85,9 +86,15 @@ class DeviceLookup:
         return replace(t, rows=next(r for r in range(min(t.rows, threads), 0, -1) if self._shared_bytes(r) <= _SHARED_LIMIT))
 
     def _shared_bytes(self, rows: int) -> int:
-        own = self.totals * _TERM_BYTES + rows * self._context_bytes
-        lines = sum(-(-size // 128) * 128 for size in (own, *(rows * size + 124 for size in self._candidate_bytes)))
-        return lines + self.bags.shared_bytes(rows)
+        buffers = 2 if self.bags.parts else 1
+        own = self.totals * _TERM_BYTES + rows * (4 * buffers + self._context_bytes)
+        staged = sum(_lines(rows * size + 124) for size in self._candidate_bytes)
+        return _lines(own) + buffers * staged + self.bags.shared_bytes(rows)
+
+    def _blocks(self, rows: int, t: Tiling, ahead: bool) -> int:
+        """Blocks with bags take rows in turns where all are there: no more of them than run at once."""
+        every = -(-rows // t.rows)
+        return min(every, self._processors * t.blocks) if self.bags.parts and not ahead else every
 
     def _kernel(self, t: Tiling, ahead: bool) -> Any:
         sizes = {
@@ -159,7 +166,7 @@ class DeviceLookup:
         i32 = np.int32
         launch(
             self._kernel(t, ahead),
-            -(-rows // t.rows),
+            self._blocks(rows, t, ahead),
             t.unit_threads + t.total_threads,
             (
                 batch.header.data_ptr(), batch.request_of_row.data_ptr(),
@@ -173,6 +180,10 @@ class DeviceLookup:
             ),
             shared_bytes=self._shared_bytes(t.rows),
         )  # fmt: skip
+
+
+def _lines(size: int) -> int:
+    return -(-size // 128) * 128
 
 
 def _vector(plan: LookupPlan, out_dtype: torch.dtype) -> int:

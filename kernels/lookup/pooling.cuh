@@ -11,7 +11,7 @@ struct __align__(16) Unit { unsigned short id, ids, number, row_bytes; int out; 
 struct __align__(16) Far { long long oov; int table; int offset; };  // for ids that the first segment does not hold
 // base, limit, scale: of either generation: a row of id < limit lies at base + id * row_bytes; scale is null but of int8. Copied
 // from the tables, so that one read leads to rows; side by side, so that a warp's reads are whole lines.
-#define RECORDS (UNITS + TOTALS + PARTS + JOINS)
+#define RECORDS (UNITS + TOTALS + PARTS + SINGLES + JOINS)
 struct __align__(16) Units {
     unsigned long long base[RECORDS][2], limit[RECORDS][2];
     Unit unit[RECORDS];
