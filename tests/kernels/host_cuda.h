@@ -236,6 +236,7 @@ inline unsigned __ballot_sync(unsigned, int is) {
     return all;
 }
 inline void __syncwarp() { host::exchanged({}); }
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
 // Static variables of a block lie near, on either side.
 template <typename T> unsigned long long __cvta_generic_to_shared(const T* p) { return (const char*)p - host::shared; }
 
@@ -315,6 +316,9 @@ inline void st_release_gpu_global_s32(int* at, int v) { *at = v; }
 inline void ld_acquire_sys_global_s32(int& v, const int* at) { v = *at; host::yield(); }
 inline void ld_acquire_gpu_global_s32(int& v, const int* at) { v = *at; host::yield(); }
 inline void atom_add_acq_rel_gpu_global_s32(int& before, int* at) { before = (*at)++; }
+inline void dp4a_s32_s32(int& sum, unsigned a, int b) {
+    for (int i = 0; i < 32; i += 8) sum += (signed char)(a >> i) * (signed char)(b >> i);
+}
 inline void cvt_f32_f16(float& f, unsigned short h) { _Float16 v; memcpy(&v, &h, 2); f = (float)v; }
 template <typename H> void cvt_rn_bf16_f32(H& h, float v) { h = (H)bf16_of(v); }
 inline void cvt_rn_bf16x2_f32(unsigned& w, float high, float low) { w = bf16_of(high) << 16 | bf16_of(low); }
