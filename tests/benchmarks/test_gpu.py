@@ -43,6 +43,7 @@ def test_latency_tells_our_device_time(precision):
     assert all((r["device_us"] is not None) == (r["system"] == "dpiframe") for r in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["xdeepfm", "dlrm", "din-50", "mlperf", "autoint"])
 def test_models_with_numbers_bags_and_histories_are_measured_beside_their_eager_peers(model):
     names = ("dpiframe", "eager", "stacked-eager")
