@@ -9,7 +9,7 @@ from dpiframe_core.graph.aten import AtenCall, Constant, Window, contiguous
 from dpiframe_core.graph.aten_rules import Shape
 from dpiframe_core.graph.graph import Attrs, FieldHeads, Graph, Node
 
-# What its kernel takes (kernels/interaction/field_attention.py); columns begin 8 bytes aligned.
+# What its kernel takes (kernels/attention/field_attention.py); columns begin 8 bytes aligned.
 MOST_FIELDS, MOST_DIM, MOST_SIZE, ALIGNMENT = 64, 64, 32, 4
 
 

@@ -18,14 +18,14 @@ from dpiframe_core.operators.region import Region
 from dpiframe_core.operators.torch_operators import run_with_torch
 from dpiframe_core.operators.wave_operands import given_logits, head_operands, job_operands, link_operands
 from dpiframe_core.operators.workspace import HeadSums, Workspace
+from kernels.attention.attention import Attention
+from kernels.attention.field_attention import FieldAttention
 from kernels.dense.activation import Activation
 from kernels.dense.head import Head
 from kernels.dense.linear import DENSE_DTYPE, Linear, column_alignment, padded
-from kernels.interaction.attention import Attention
 from kernels.interaction.cin import Cin
 from kernels.interaction.cross import CrossV1, mixture
 from kernels.interaction.dot import Dot
-from kernels.interaction.field_attention import FieldAttention
 from kernels.interaction.fm import fm
 from kernels.lookup.embedding import DeviceLookup
 from kernels.waves.chain import Chain

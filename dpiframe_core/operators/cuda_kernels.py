@@ -13,15 +13,15 @@ from dpiframe_core.graph.interactions import attention_params, cin_params, field
 from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.region import Region
 from dpiframe_core.operators.wave_operands import chain_head, chain_links, cross_and_head, jobs_of
+from kernels.attention.attention import Attention
+from kernels.attention.attention_columns import AttentionColumns
+from kernels.attention.field_attention import FieldAttention
 from kernels.dense.activation import Activation
 from kernels.dense.head import Head
 from kernels.dense.linear import DENSE_DTYPE, Linear, column_alignment, padded
-from kernels.interaction.attention import Attention
-from kernels.interaction.attention_columns import AttentionColumns
 from kernels.interaction.cin import Cin
 from kernels.interaction.cross import CrossV1
 from kernels.interaction.dot import Dot
-from kernels.interaction.field_attention import FieldAttention
 from kernels.lookup.embedding import DeviceLookup
 from kernels.waves.chain import Chain
 from kernels.waves.wave import Wave

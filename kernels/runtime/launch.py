@@ -113,7 +113,9 @@ def launch(
     """
     values = [a if isinstance(a, ctypes.Structure) else _scalar(a) for a in args]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-    attributes = (_Attribute * 2)((_SERIALIZATION, 0, (int(_OVERLAP.get()),)), (_CLUSTER, 0, (cluster, 1, 1)))
+    attributes = (_Attribute * 2)()
+    attributes[0] = _Attribute(_SERIALIZATION, 0, (int(_OVERLAP.get()),))
+    attributes[1] = _Attribute(_CLUSTER, 0, (cluster, 1, 1))
     x, y = (blocks, 1) if isinstance(blocks, int) else blocks
     stream = torch.cuda.current_stream().cuda_stream
     count = 2 if cluster > 1 else 1  # of attributes: GPUs before sm_90 know no clusters

@@ -70,15 +70,15 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
             ("bf16", "0", "39", "128", "4", "2", "10"),
         )
     ),
-    "interaction/attention": (
+    "attention/attention": (
         _ATTENTION | {"X": "float", "FORMED": "1", "SOFTMAX": "1"},
         _ATTENTION | {"X": "bf16", "FORMED": "0", "SOFTMAX": "0", "MASK": "-1", "KEPT": "{0,0,0}"},
     ),
-    "interaction/field_attention": tuple(
+    "attention/field_attention": tuple(
         _FIELDS | {"X": x, "DIM": dim, "PASSES": passes}
         for x, dim, passes in (("bf16", "32", "1"), ("bf16", "10", "1"), ("float", "32", "1"), ("float", "16", "3"))
     ),
-    "interaction/attention_mma": (
+    "attention/attention_mma": (
         {},
         *(_ATTENTION | _KEY_TILE | {"X": x, "SOFTMAX": softmax} for x, softmax in (("float", "1"), ("bf16", "0"))),
         _ATTENTION

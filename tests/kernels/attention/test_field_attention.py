@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from kernels import reference
-from kernels.interaction import field_attention
+from kernels.attention import field_attention
 from tests.backends import BACKENDS
 from tests.kernels.host_cuda import put_under
 from tests.kernels.lane_state import lane_state

@@ -54,7 +54,7 @@ class FieldAttention:
             "RESIDUAL": str(len(projections) - 3), "ACTIVATION": str(KINDS[activation]),
             "PASSES": "3" if precision == "fp32" else "1", "SCALE": f"{scale * log2(np.e):.9e}f",
         }  # fmt: skip
-        self._function = kernel("interaction/field_attention", "field_attention", constants, device.index or 0)
+        self._function = kernel("attention/field_attention", "field_attention", constants, device.index or 0)
 
     def __call__(self, state: torch.Tensor, x: torch.Tensor, rows: int, out: torch.Tensor) -> None:
         """out[rows, fields * heads * size] from x[rows, fields * dim], both of the dtype given, for the first state[TRUE_ROWS]
