@@ -14,13 +14,15 @@ from dpiframe_core.graph.placement import matrices
 from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.cuda_kernels import KernelMaker, NodeKernel
 from dpiframe_core.operators.executor import Operator, Values
+from dpiframe_core.operators.region import Region
 from dpiframe_core.operators.torch_operators import run_with_torch
 from dpiframe_core.operators.wave_operands import given_logits, head_operands, job_operands, link_operands
 from dpiframe_core.operators.workspace import HeadSums, Workspace
+from kernels.attention.attention import Attention
+from kernels.attention.field_attention import FieldAttention
 from kernels.dense.activation import Activation
 from kernels.dense.head import Head
 from kernels.dense.linear import DENSE_DTYPE, Linear, column_alignment, padded
-from kernels.interaction.attention import Attention
 from kernels.interaction.cin import Cin
 from kernels.interaction.cross import CrossV1, mixture
 from kernels.interaction.dot import Dot
@@ -28,6 +30,8 @@ from kernels.interaction.fm import fm
 from kernels.lookup.embedding import DeviceLookup
 from kernels.waves.chain import Chain
 from kernels.waves.wave import Wave
+
+_TUNED = Linear | Wave | Cin | Attention
 
 
 class CudaOperators:
@@ -95,21 +99,27 @@ class CudaOperators:
         return {n.name: self._operator(n, workspace, rows, ahead) for n in self.graph.nodes if n.op != JOINED}
 
     def tune(self, workspace: Workspace, rows: int) -> None:
-        """Chooses how each linear layer is computed for `rows` rows, once for all lanes."""
+        """Chooses how products are computed for `rows` rows, once for all lanes."""
         values, state = workspace.values, workspace.state
         for node in self.graph.nodes:
             match self._kernels.get(node.name):
                 case Linear() as linear:
                     ins, out = [values[i][:rows] for i in node.inputs], values[node.outputs[0]][:rows]
                     linear.tune(out=out, state=state, **_linear_inputs(ins))
+                case Cin() as cin:
+                    x, out = values[node.inputs[0]][:rows, node.attrs.offset :], values[node.outputs[0]][:rows]
+                    first, second = workspace.maps[node.name]
+                    cin.tune(state, x, rows, (first[:rows], second[:rows]), out)
                 case Wave() as wave:
                     operands = job_operands(node, wave, values, rows)
                     wave.tune(operands, rows, head_operands(node, wave, values, rows, workspace), state)
+                case Attention() as attention:
+                    attention.tune(state, values[node.inputs[0]][:rows], rows, values[node.outputs[0]][:rows])
 
     @property
     def choices(self) -> dict[str, str]:
         """What `tune` chose, by names such as "deep.0@256"."""
-        tuned = {name: kernel for name, kernel in self._kernels.items() if isinstance(kernel, Linear | Wave)}
+        tuned = {name: kernel for name, kernel in self._kernels.items() if isinstance(kernel, _TUNED)}
         return {f"{name}@{rows}": choice for name, kernel in tuned.items() for rows, choice in kernel.choices.items()}
 
     def recall(self, choices: Mapping[str, str]) -> None:
@@ -117,7 +127,7 @@ class CudaOperators:
         for key, choice in choices.items():
             name, _, rows = key.rpartition("@")
             kernel = self._kernels.get(name)
-            if isinstance(kernel, Linear | Wave) and rows.isdecimal():
+            if isinstance(kernel, _TUNED) and rows.isdecimal():
                 kernel.recalled[int(rows)] = choice
 
     def compile(self, buckets: Mapping[int, bool]) -> list[Callable[[], object]]:
@@ -128,7 +138,7 @@ class CudaOperators:
         for kernel in self._kernels.values():
             if isinstance(kernel, DeviceLookup):
                 calls += kernel.compile(buckets, pinned=True)
-            elif isinstance(kernel, Wave | Chain):
+            elif isinstance(kernel, Wave | Chain | Cin | Attention):
                 calls += kernel.compile([*buckets])
         return calls
 
@@ -168,10 +178,14 @@ class CudaOperators:
                 case Cin():
                     first, second = workspace.maps[node.name]
                     kernel(state, ins[0][:, a.offset :], rows, (first[:rows], second[:rows]), outs[0])
+                case FieldAttention():
+                    kernel(state, ins[0][:, a.offset :], rows, outs[0])
                 case Attention():
                     kernel(state, ins[0], rows, outs[0])
                 case AtenOperator():
                     kernel.into(ins, outs[0])
+                case Region():
+                    kernel([values[i] for i in node.inputs], [values[o] for o in node.outputs], rows)
                 case CrossV1():
                     kernel(state, ins[0], rows, outs[0])
                 case Head():
@@ -193,10 +207,14 @@ def _kept_exact(graph: Graph) -> set[str]:
     """Values that stay float32 and unpadded beside those of known operators: logits of a head that operators of torch make, and
     what generic ones hand to generic ones alone (logarithms and sums do not bear bfloat16 in between).
     """
-    readers, members = graph.consumers(), [m for n in graph.nodes for m in (n.attrs.members or (n,))]
+    members = [m for n in graph.nodes for m in (n.attrs.members or (n,))]
     heads, made_by = [m for m in members if m.op == "head"], {o: m for m in members for o in m.outputs}
+    readers: dict[str, list[Node]] = {}
+    for m in members:
+        for i in m.inputs:
+            readers.setdefault(i, []).append(m)
     logits = {i for head in heads for i in head.inputs[len(head.attrs.columns) :]}
-    generic = {o for n in graph.nodes if n.op == "aten" for o in n.outputs}
+    generic = {o for m in members if m.op == "aten" for o in m.outputs}
     return {v for v in logits if made_by[v].op in PLAIN_LOGITS} | {
         v for v in generic if all(n.op == "aten" for n in readers.get(v, []))
     }

@@ -9,14 +9,17 @@ from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.graph import Graph, Node
-from dpiframe_core.graph.interactions import attention_params, cin_params, linear_params
+from dpiframe_core.graph.interactions import attention_params, cin_params, field_projections, linear_params
 from dpiframe_core.graph.placement import Matrix
 from dpiframe_core.operators.aten_functions import AtenOperator
+from dpiframe_core.operators.region import Region
 from dpiframe_core.operators.wave_operands import chain_head, chain_links, cross_and_head, jobs_of
+from kernels.attention.attention import Attention
+from kernels.attention.attention_columns import AttentionColumns
+from kernels.attention.field_attention import FieldAttention
 from kernels.dense.activation import Activation
 from kernels.dense.head import Head
 from kernels.dense.linear import DENSE_DTYPE, Linear, padded
-from kernels.interaction.attention import Attention, AttentionColumns
 from kernels.interaction.cin import Cin
 from kernels.interaction.cross import CrossV1
 from kernels.interaction.dot import Dot
@@ -25,7 +28,7 @@ from kernels.waves.chain import Chain
 from kernels.waves.wave import Wave
 
 _TORCH = ("relu", "sigmoid", "tanh")  # activations that torch applies, where an ablation leaves them alone
-_Layer = Linear | CrossV1 | Head | Wave | Chain | Activation | Dot | Cin | Attention
+_Layer = Linear | CrossV1 | Head | Wave | Chain | Activation | Dot | Cin | Attention | FieldAttention | Region
 NodeKernel = DeviceLookup | _Layer | AtenOperator | torch.Tensor | None
 
 
@@ -71,6 +74,13 @@ class KernelMaker:
                 )  # fmt: skip
             case "attention":
                 return self._attention(node)
+            case "field_attention":
+                heads, own = a.field_heads, field_projections(a, w)
+                assert heads is not None
+                return FieldAttention(
+                    a.fields, heads.heads, own, scale=heads.scale, activation=a.activation, dtype=dtype,
+                    precision=self.precision, device=device,
+                )  # fmt: skip
             case "cross_v2" | "cross_low_rank":
                 bias = w[1] if len(w) > 1 else None
                 return Linear(w[0], bias, "identity", dtype, device, cross=True, outer_bias=a.outer_bias, tf32=tf32)
@@ -89,6 +99,8 @@ class KernelMaker:
                 return AtenOperator(a.aten, w, device)
             case "bias":
                 return w[0].to(device, dtype)
+            case "region":
+                return Region(node, self.graph, self.dense, dtype, device)
             case "wave":
                 jobs, bias = jobs_of(a.members, self.graph, self.dense, self.scales)
                 return Wave(jobs, bias, self.precision, device)
@@ -105,7 +117,7 @@ class KernelMaker:
         columns = AttentionColumns(at.length, at.dims, at.queries, at.keys, at.pooled, at.mask, at.kept)
         return Attention(
             columns, layers, out, activation=a.activation, slope=a.slope, output=at.output, softmax=at.softmax,
-            dtype=DENSE_DTYPE[self.precision], device=self.store.device,
+            precision=self.precision, device=self.store.device,
         )  # fmt: skip
 
     def _scale(self, value: str) -> float:

@@ -53,3 +53,15 @@ def tiling(rows: int, units: int, totals: int, processors: int, pinned: bool, po
     blocks = 1 if grid <= processors else min(2, resident(unit_threads))
     group = next(g for g in (8, 16, 32) if totals <= 8 * g or g == 32)
     return Tiling(wanted, unit_threads, total_threads, group, blocks)
+
+
+def bag_tiling(rows: int, units: int, totals: int, bag_threads: int, processors: int) -> Tiling:
+    """The tiling of a launch whose bags are cut into parts (bag_parts.py).
+
+    units: output vectors that are of no bag. bag_threads: that the parts of one row take.
+    """
+    wanted = min(8, -(-rows // processors))
+    threads = max(units, bag_threads * wanted)
+    unit_threads = min(320, -(-threads // 32) * 32)
+    group = next(g for g in (8, 16, 32) if totals <= 8 * g or g == 32)
+    return Tiling(wanted, unit_threads, 64 if totals else 0, group, 2)

@@ -1,21 +1,11 @@
 // Tiles of matrices by the tensor memory accelerator (sm_90 on), through a ring of STAGES buffers: `full` counts the bytes that
 // have come, `empty` who is done with a buffer. The including file defines MAX_JOBS and STAGES.
 #pragma once
+#include "runtime/mbarrier.cuh"
 
 struct alignas(64) TensorMap { unsigned long long words[16]; };
 struct Maps { TensorMap x[MAX_JOBS], weight[MAX_JOBS]; };
 
-__device__ __forceinline__ void expect(unsigned barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void arrive(unsigned barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void wait(unsigned barrier, int parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier),
-        "r"(parity) : "memory");
-}
 __device__ __forceinline__ void copy_tile(unsigned to, const TensorMap* map, unsigned barrier, int column, int row) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
@@ -53,11 +43,10 @@ __device__ __forceinline__ void bring_to_l2(const void* from, int bytes) {
 template <int COUNT> __device__ __forceinline__ void make_barriers(unsigned full, unsigned empty) {
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(full + 8 * s), "n"(2) : "memory");
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(empty + 8 * s), "n"(COUNT) : "memory");
+            begin_barrier(full + 8 * s, 2);
+            begin_barrier(empty + 8 * s, COUNT);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        show_barriers();
     }
     __syncthreads();
 }

@@ -191,7 +191,7 @@ class Wave:
         if function.max_dynamic_shared_size_bytes < tile.shared_bytes:
             function.max_dynamic_shared_size_bytes = tile.shared_bytes
         args = (maps, wave, state.data_ptr()) if wide else (wave, state.data_ptr(), np.int32(rows))
-        launch(function, blocks, tile.threads, args, shared_bytes=tile.shared_bytes)
+        launch(function, blocks, tile.threads, args, shared_bytes=tile.shared_bytes, cluster=tile.cluster)
 
     def _for_library(self, precision: str) -> torch.Tensor | None:
         """The bias as cuBLAS takes it, if the wave is one layer that it computes in one call.

@@ -191,7 +191,7 @@ __device__ __forceinline__ void conclude_rows(const Job& job, const float* sums,
     }
 }
 
-extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(THREADS + 128) wave_persistent(
+extern "C" __global__ void __launch_bounds__(THREADS + 128) wave_persistent(
     const __grid_constant__ Maps maps, const __grid_constant__ Wave wave, const int* state) {
     extern __shared__ __align__(1024) char shared[];  // the ring, the warps' slices, barriers
     let_dependents_start();

@@ -1,9 +1,10 @@
-// What a kernel of this repository needs of CUDA, on one thread of the host: clusters of blocks one after the other, their threads as
-// fibers that take turns wherever they wait for each other. host_cuda.py turns each asm statement into a call of ptx::<opcode>,
-// outputs first. A launch returns what went wrong, or null. Copies into shared memory are done as late as they may be: those of a
+// What a kernel of this repository needs of CUDA, on one thread of the host: clusters of blocks one after the other (those of more
+// than one block may have no static shared memory), a cluster's threads as fibers that take turns wherever they wait for each
+// other. host_cuda.py turns each asm statement into a call of ptx::<opcode>, outputs first. A launch returns what went wrong, or null. Copies into shared memory are done as late as they may be: those of a
 // thread when it waits for them, those of tensors in any order, some turns later. Races of threads go unnoticed, and of global
 // memory, which is the process's, only the alignment is checked.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <csetjmp>
 #include <cstdint>
@@ -21,7 +22,6 @@
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(...)
-#define __cluster_dims__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __shared__ static
 
@@ -52,24 +52,24 @@ namespace host {
 constexpr size_t STACK = 256 * 1024;
 struct Copy { unsigned to; const void* from; int bytes, group; };
 struct Fiber { ucontext_t context; jmp_buf place; bool begun, done; int group; std::vector<Copy> copies; };
-constexpr int MOST_BLOCKS = 2;        // of a cluster
+constexpr int MOST_BLOCKS = 8;     // of a cluster
 constexpr size_t LIMIT = 228 * 1024;
 alignas(1024) static char memory[MOST_BLOCKS][LIMIT];
-static char* shared = memory[0];      // of the block whose thread runs, and where addresses in shared memory count from
-static std::vector<Fiber> fibers;     // of all blocks of a cluster
-static int per_block, first_block;
+static char* shared = memory[0];   // of the block whose thread runs, and where addresses in shared memory count from
+static std::vector<Fiber> fibers;  // of all blocks of a cluster
+static int per_block, first_block, cluster;  // threads of a block; the first block; blocks
 static char* stacks;
 static int size;                   // of the dynamic shared memory
 static ucontext_t scheduler;
 static int current, alive, alive_of[MOST_BLOCKS], turns;
-inline int rank() { return current / per_block; }  // in the cluster
+inline int rank() { return current / per_block; }  // of the block in its cluster
 struct Meeting { int came = 0, round = 0; uint32_t words[2][32][8]; };
 struct TensorCopy { char* shared; unsigned to; const unsigned long long* map; unsigned barrier; long long column, row; };
 static std::vector<TensorCopy> under_way;
 static unsigned chance;
 inline void deliver();
-static Meeting block[MOST_BLOCKS], named[MOST_BLOCKS], cluster;  // of __syncthreads, bar.sync and barrier.cluster
-static int counts[MOST_BLOCKS][3];                               // of __syncthreads_count
+static Meeting block[MOST_BLOCKS], named[MOST_BLOCKS], of_cluster;  // of __syncthreads, bar.sync and barrier.cluster
+static int counts[MOST_BLOCKS][3];                                  // of __syncthreads_count
 static std::vector<Meeting> warps;
 
 static const char* failure;
@@ -129,48 +129,47 @@ inline void fiber() {
     do current = (current + 1) % (int)fibers.size(); while (fibers[current].done);
     go_on();
 }
-inline void run_blocks(int first, int blocks) {
-    const int threads = blocks * per_block;
-    first_block = first, blockIdx = {first, 0, 0}, shared = memory[0];
-    fibers.assign(threads, {});
-    warps.assign((threads + 31) / 32, {});
-    for (int b = 0; b < blocks; ++b) block[b] = named[b] = {}, alive_of[b] = per_block;
-    cluster = {};
+inline void run_cluster(int first, int threads) {
+    const int blocks = cluster, all = blocks * threads;
+    for (int b = 0; b < blocks; ++b) {
+        memset(memory[b], 0xff, size);  // NaN: what nobody wrote must not count
+        block[b] = named[b] = {}, alive_of[b] = threads;
+    }
+    of_cluster = {};
+    first_block = first, per_block = threads;
+    fibers.assign(all, {});
+    warps.assign((all + 31) / 32, {});
     memset(counts, 0, sizeof counts);
-    alive = threads, current = turns = 0;
-    for (int i = 0; i < threads; ++i) {
+    alive = all, current = turns = 0;
+    for (int i = 0; i < all; ++i) {
         getcontext(&fibers[i].context);
         fibers[i].context.uc_stack = {stacks + i * STACK, 0, STACK};
         fibers[i].context.uc_link = nullptr;
         makecontext(&fibers[i].context, fiber, 0);
     }
-    threadIdx = {0, 0, 0};
+    threadIdx = {0, 0, 0}, blockIdx = {first, 0, 0}, shared = memory[0];
     fibers[0].begun = true;
     swapcontext(&scheduler, &fibers[0].context);
     if (!under_way.empty() && !failure) failure = "a block that ends before its copies have come";
     under_way.clear();
 }
 template <typename... A, size_t... I>
-void launch(int of_cluster, void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, void** args, std::index_sequence<I...>) {
+void launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, int together, void** args, std::index_sequence<I...>) {
     static std::tuple<void (*)(A...), void**> call;
     call = {kernel, args};
     body = [] { std::get<0>(call)(*static_cast<std::remove_reference_t<A>*>(std::get<1>(call)[I])...); };
     gridDim = {blocks, 1, 1}, blockDim = {threads, 1, 1};
     failure = nullptr;
-    size = (int)shared_bytes;
-    per_block = threads;
-    stacks = new char[of_cluster * threads * STACK];  // not initialised: pages that no thread reaches are never there
-    for (int b = 0; b < blocks && !failure; b += of_cluster) {
-        for (int i = 0; i < of_cluster; ++i) memset(memory[i], 0xff, shared_bytes);  // NaN: what nobody wrote must not count
-        run_blocks(b, of_cluster);
-    }
+    size = (int)shared_bytes, cluster = together;
+    stacks = new char[cluster * threads * STACK];  // not initialised: pages that no thread reaches are never there
+    for (int b = 0; b < blocks && !failure; b += cluster) run_cluster(b, threads);
     delete[] stacks;
 }
 template <typename... A>
-const char* launch(int of_cluster, void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, void** args) {
+const char* launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, int cluster, void** args) {
     if (shared_bytes > LIMIT) return "more shared memory than there is";
-    if (of_cluster > MOST_BLOCKS || blocks % of_cluster) return "blocks that are no whole clusters";
-    launch(of_cluster, kernel, blocks, threads, shared_bytes, args, std::index_sequence_for<A...>());
+    if (cluster > MOST_BLOCKS || blocks % cluster) return "blocks that make no whole clusters";
+    launch(kernel, blocks, threads, shared_bytes, cluster, args, std::index_sequence_for<A...>());
     return failure;
 }
 }  // namespace host
@@ -184,7 +183,6 @@ inline int __syncthreads_count(int mine) {
     counts[(round + 2) % 3] = 0;  // all have read the last round's; nobody counts there before all have come to the next
     return counts[round % 3];
 }
-inline void __syncwarp() { host::exchanged({}); }
 inline void __nanosleep(unsigned) { host::yield(); }
 template <typename T> T atomicAdd(T* at, T more) { const T before = *at; *at += more; return before; }
 template <typename T> T __shfl_sync(unsigned, T v, int lane) {
@@ -194,6 +192,16 @@ template <typename T> T __shfl_sync(unsigned, T v, int lane) {
     return v;
 }
 template <typename T> T __shfl_xor_sync(unsigned mask, T v, int flip) { return __shfl_sync(mask, v, host::current % 32 ^ flip); }
+inline unsigned __ballot_sync(unsigned, int is) {
+    host::Words own{};
+    own.w[0] = is != 0;
+    const auto lanes = host::exchanged(own);
+    unsigned all = 0;
+    for (int i = 0; i < 32; ++i) all |= lanes[i][0] << i;
+    return all;
+}
+inline void __syncwarp() { host::exchanged({}); }
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
 // Static variables of a block lie near, on either side.
 template <typename T> unsigned long long __cvta_generic_to_shared(const T* p) { return (const char*)p - host::shared; }
 
@@ -279,9 +287,16 @@ inline void st_release_gpu_global_s32(int* at, int v) { *at = v; }
 inline void ld_acquire_sys_global_s32(int& v, const int* at) { v = *at; host::yield(); }
 inline void ld_acquire_gpu_global_s32(int& v, const int* at) { v = *at; host::yield(); }
 inline void atom_add_acq_rel_gpu_global_s32(int& before, int* at) { before = (*at)++; }
+inline void dp4a_s32_s32(int& sum, unsigned a, int b) {
+    for (int i = 0; i < 32; i += 8) sum += (signed char)(a >> i) * (signed char)(b >> i);
+}
 inline void cvt_f32_f16(float& f, unsigned short h) { _Float16 v; memcpy(&v, &h, 2); f = (float)v; }
 template <typename H> void cvt_rn_bf16_f32(H& h, float v) { h = (H)bf16_of(v); }
 inline void cvt_rn_bf16x2_f32(unsigned& w, float high, float low) { w = bf16_of(high) << 16 | bf16_of(low); }
+inline void tanh_approx_f32(float& t, float v) { t = __uint_as_float(__float_as_uint(tanhf(v)) & 0xfffff000u); }  // off by 2^-11
+inline void fma_rn_bf16x2(unsigned& d, unsigned a, unsigned b, unsigned c) {
+    d = bf16_of(bf16(a, 1) * bf16(b, 1) + bf16(c, 1)) << 16 | bf16_of(bf16(a, 0) * bf16(b, 0) + bf16(c, 0));
+}
 template <typename... A> void unsupported(A&&...) { host::fail("an instruction that host_cuda.h lacks"); }
 
 inline void ldmatrix_sync_aligned_m8n8_x4_shared_b16(unsigned& a, unsigned& b, unsigned& c, unsigned& d, unsigned address) {
@@ -320,6 +335,26 @@ void mma(float* c[4], const unsigned a[4], const unsigned b[2], Value value) {
 MMA(mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32, 1, [](unsigned v, int) { return tf32(v); })
 MMA(mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32, 2, bf16)
 
+inline void mul_rn_bf16x2(unsigned& z, unsigned a, unsigned b) {
+    z = bf16_of(bf16(a, 1) * bf16(b, 1)) << 16 | bf16_of(bf16(a, 0) * bf16(b, 0));
+}
+inline void cvt_rna_tf32_f32(unsigned& z, float v) {
+    z = v != v ? 0x7fffffffu : (__float_as_uint(v) + 0x1000u) & 0xffffe000u;
+}
+
+NOTHING(barrier_cluster_arrive_release_aligned)
+inline void barrier_cluster_wait_acquire_aligned() {
+    host::meet(host::of_cluster, [] { return host::alive; });
+}
+NOTHING(barrier_cluster_arrive_release)
+inline void barrier_cluster_wait_acquire() { barrier_cluster_wait_acquire_aligned(); }
+inline void mapa_shared(unsigned& other, unsigned at, int rank) { other = at | (rank + 1) << 20; }
+inline char* of_block(unsigned at) { return host::memory[(at >> 20) - 1]; }  // ::cluster, of an address by mapa
+inline void ld_shared(float& x, float& y, unsigned at) {
+    const char* from = of_block(at) + (within(at & 0xfffff, 8) - host::shared);
+    memcpy(&x, from, 4), memcpy(&y, from + 4, 4);
+}
+
 inline void bar_sync(int threads) {
     host::meet(host::named[host::rank()], [threads] { return threads; });
 }
@@ -332,22 +367,12 @@ inline void settle(Barrier& b) {
     b.pending = b.expected;
 }
 inline void mbarrier_init_shared(unsigned at, int count) { barrier(at) = {(unsigned char)count, (unsigned char)count, 0, 0, 0}; }
-inline void mbarrier_arrive_shared(unsigned at) {
-    if (barrier(at).pending-- == 0) host::fail("an arrival too many at a barrier");
-    settle(barrier(at));
-}
-constexpr unsigned REMOTE = 1 << 24;  // in front of an address in another block's shared memory: which one, and 1
-inline void mov_u32(unsigned& rank) { rank = host::rank(); }  // of %cluster_ctarank
-inline void mapa_shared(unsigned& to, unsigned at, unsigned rank) { to = at | REMOTE * (rank + 1); }
-inline void mbarrier_arrive_release_cluster_shared(unsigned at) {
-    Barrier& b = barrier(at % REMOTE, host::memory[at / REMOTE - 1]);
+inline void arrive(Barrier& b) {
     if (b.pending-- == 0) host::fail("an arrival too many at a barrier");
     settle(b);
 }
-NOTHING(barrier_cluster_arrive_release)
-inline void barrier_cluster_wait_acquire() {
-    host::meet(host::cluster, [] { return host::alive; });
-}
+inline void mbarrier_arrive_shared(unsigned at) { arrive(barrier(at)); }
+inline void mbarrier_arrive_release_cluster_shared(unsigned at) { arrive(barrier(at & 0xfffff, of_block(at))); }
 inline void mbarrier_arrive_expect_tx_shared(unsigned at, int bytes) {
     barrier(at).bytes += bytes;
     mbarrier_arrive_shared(at);
@@ -365,11 +390,18 @@ inline void cp_async_bulk_tensor_2d_shared(unsigned to, const void* map, unsigne
 inline void cp_async_bulk_tensor_2d_shared(unsigned to, const void* map, unsigned at, int column, int row, unsigned short blocks) {
     const auto* m = static_cast<const unsigned long long*>(map);
     within(to, m[4] * 128, 1024);
-    for (int b = 0; b < host::MOST_BLOCKS; ++b)
+    for (int b = 0; b < host::cluster; ++b)
         if (blocks >> b & 1) {
             memset(host::memory[b] + to, 0xff, m[4] * 128);
             host::under_way.push_back({host::memory[b], to, m, at, column, row});
         }
+}
+// Consecutive bytes: a tensor copy without a map.
+inline void cp_async_bulk_shared(unsigned to, const void* from, int bytes, unsigned at) {
+    aligned(from, 16);
+    if (bytes % 16 || bytes == 0) host::fail("a copy of bytes that are no multiple of 16");
+    memset(within(to, bytes, 16), 0xff, bytes);
+    host::under_way.push_back({host::shared, to, (const unsigned long long*)from, at, bytes, -1});
 }
 }  // namespace ptx
 inline void host::deliver() {  // one of the copies that are under way: in some blocks the last, and slowly, in others the first, or any
@@ -377,21 +409,25 @@ inline void host::deliver() {  // one of the copies that are under way: in some 
     const TensorCopy c = under_way[i];
     under_way.erase(under_way.begin() + i);
     const unsigned long long* m = c.map;
-    for (long long r = 0; r < (long long)m[4]; ++r)
+    const bool bytes = c.row == -1;
+    if (bytes) memcpy(c.shared + c.to, m, c.column);
+    for (long long r = 0; !bytes && r < (long long)m[4]; ++r)
         for (int byte = 0; byte < 128; ++byte) {
             const long long from = c.row + r, offset = c.column * (long long)m[5] + byte;
             const bool there = from < (long long)m[1] && offset < (long long)m[2];
             c.shared[ptx::swizzled(c.to + r * 128 + byte)] = there ? reinterpret_cast<const char*>(m[0])[from * m[3] + offset] : 0;
         }
-    ptx::barrier(c.barrier, c.shared).bytes -= m[4] * 128;
-    ptx::settle(ptx::barrier(c.barrier, c.shared));
+    ptx::Barrier& barrier = ptx::barrier(c.barrier, c.shared);
+    barrier.bytes -= bytes ? c.column : m[4] * 128;
+    ptx::settle(barrier);
 }
 namespace ptx {
 // d[64, N] += a b^T over 32 bytes of K, for the warpgroup of the thread. given: d, then descriptors of a and b; or d, four
-// registers, a descriptor, and whether d counts.
-template <int N, int PER, typename Value, typename... A> void wgmma(Value value, A&... given) {
+// registers, a descriptor, and whether d counts (1 if it is not given).
+template <int PER, typename Value, typename... A> void wgmma(Value value, A&... given) {
+    constexpr int N = 2 * (std::is_same_v<A, float> + ...);
     float* d[N / 2];
-    unsigned long long rest[6];
+    unsigned long long rest[6] = {0, 0, 0, 0, 0, 1};
     int floats = 0, others = 0;
     const auto sort = [&](auto& v) {
         if constexpr (std::is_same_v<decltype(v), float&>) d[floats++] = &v;
@@ -405,7 +441,10 @@ template <int N, int PER, typename Value, typename... A> void wgmma(Value value,
     const auto lanes = registers ? host::exchanged(own) : nullptr;
     const auto word = [&](unsigned long long descriptor, int row, int k) {
         unsigned w;
-        memcpy(&w, host::shared + swizzled((descriptor & 0x3fff) * 16 + row * 128 + k * 4), 4);
+        const auto bytes = [&](int bit) { return (unsigned)(descriptor >> bit & 0x3fff) * 16; };
+        const bool rows_of_128 = descriptor >> 62 == 1;  // and swizzled; else matrices of 8 rows of 16 bytes
+        const unsigned plain = bytes(0) + row / 8 * bytes(32) + k / 4 * bytes(16) + row % 8 * 16 + k % 4 * 4;
+        memcpy(&w, host::shared + (rows_of_128 ? swizzled(bytes(0) + row * 128 + k * 4) : plain), 4);
         return w;
     };
     for (int i = 0; i < N / 2; ++i) {
@@ -419,12 +458,8 @@ template <int N, int PER, typename Value, typename... A> void wgmma(Value value,
         *d[i] = (float)sum;
     }
 }
-#define WGMMA(name, n, per, value) \
-    template <typename... A> void name(A&&... given) { wgmma<n, per>(value, given...); }
-WGMMA(wgmma_mma_async_sync_aligned_m64n64k8_f32_tf32_tf32, 64, 1, [](unsigned v, int) { return tf32(v); })
-WGMMA(wgmma_mma_async_sync_aligned_m64n128k8_f32_tf32_tf32, 128, 1, [](unsigned v, int) { return tf32(v); })
-WGMMA(wgmma_mma_async_sync_aligned_m64n256k8_f32_tf32_tf32, 256, 1, [](unsigned v, int) { return tf32(v); })
-WGMMA(wgmma_mma_async_sync_aligned_m64n64k16_f32_bf16_bf16, 64, 2, bf16)
-WGMMA(wgmma_mma_async_sync_aligned_m64n256k16_f32_bf16_bf16, 256, 2, bf16)
-WGMMA(wgmma_mma_async_sync_aligned_m64n128k16_f32_bf16_bf16, 128, 2, bf16)
+#define WGMMA(name, per, value) \
+    template <typename... A> void name(A&&... given) { wgmma<per>(value, given...); }
+WGMMA(wgmma_mma_async_sync_aligned_m64k8_f32_tf32_tf32, 1, [](unsigned v, int) { return tf32(v); })
+WGMMA(wgmma_mma_async_sync_aligned_m64k16_f32_bf16_bf16, 2, bf16)
 }  // namespace ptx

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.lookup.tiling import tiling
+from kernels.lookup.tiling import bag_tiling, tiling
 
 ROWS, PROCESSORS, PINNED, POOLED = st.integers(1, 1 << 17), st.integers(1, 200), st.booleans(), st.booleans()
 UNITS, TOTALS = st.integers(0, 4000), st.integers(1, 300)
@@ -77,3 +77,13 @@ def test_blocks_have_few_rows(rows, units, totals, processors, pinned, pooled):
 def test_measured_best_rows_and_threads_of_an_h200(rows, units, pinned, pooled, expected):
     t = tiling(rows, units, 0, 132, pinned, pooled)
     assert (t.rows, t.unit_threads) == expected
+
+
+@given(ROWS, UNITS, TOTALS, st.integers(1, 5000), PROCESSORS)
+def test_blocks_of_parts_have_few_rows_and_registers_for_their_reads(rows, units, totals, bag_threads, processors):
+    t = bag_tiling(rows, units, totals, bag_threads, processors)
+    threads = t.unit_threads + t.total_threads
+    assert t.unit_threads % 32 == t.total_threads % 32 == 0
+    assert 32 <= threads <= 1024
+    assert 65536 // (t.blocks * threads) >= 80  # registers a thread
+    assert 1 <= t.rows <= 8

@@ -100,8 +100,8 @@ __device__ __forceinline__ float* others(float* in, float* out, const float* __r
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention(
     const int* state, const X* x, int x_ld, const float* __restrict__ weights, X* __restrict__ out, int out_ld) {
-    extern __shared__ __align__(16) float shared[];
-    float* scores = shared;                                      // [LENGTH]
+    extern __shared__ __align__(16) char shared[];
+    float* scores = reinterpret_cast<float*>(shared);            // [LENGTH]
     float* query = scores + (LENGTH + 3) / 4 * 4;                // [COLUMNS]
     float* constant = query + COLUMNS;                           // [units[0]]
     float* buffers = constant + (units[0] + 3) / 4 * 4;          // [WARPS][POSITIONS][COLUMNS + 2 * WIDEST]
