@@ -36,6 +36,7 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "kernels/interaction": {
         "kernels/runtime": "its kernels are compiled and launched",
+        "kernels/reference": "a cross network is folded as the plain version does",
         "kernels/dense": "activations and products inside CIN",
     },
     "kernels/attention": {
