@@ -38,8 +38,10 @@
 #define PASSES_OF_16 (16 / PASS_ROWS)
 #define SYNC() asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory")
 #include "waves/wave.cuh"
-#include "waves/tile_copies.cuh"
+#include "runtime/tile_copies.cuh"
 #include "waves/wgmma.cuh"
+
+struct Maps { TensorMap x[MAX_JOBS], weight[MAX_JOBS]; };
 
 static_assert(!HEAD, "a wave that ends in a head has other tiles");
 
@@ -198,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 128) wave_persistent(
     const unsigned start = (unsigned)__cvta_generic_to_shared(shared), ring = (start + 1023) & ~1023u;
     constexpr int SLICES = STAGES * STAGE_BYTES, BARRIERS = SLICES + THREADS / 32 * 16 * PITCH * 4;
     const unsigned full = ring + BARRIERS, empty = full + 8 * STAGES;
-    make_barriers<WARPGROUPS * CLUSTER>(full, empty);
+    make_barriers(STAGES, WARPGROUPS * CLUSTER, full, empty);
     meet_cluster<CLUSTER>();  // nobody copies to a block whose barriers are not there
     if (threadIdx.x >= THREADS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 40;");

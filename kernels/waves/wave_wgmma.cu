@@ -30,8 +30,10 @@
 #define SYNC() asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory")
 #include "waves/wave.cuh"
 #include "dense/mma.cuh"
-#include "waves/tile_copies.cuh"
+#include "runtime/tile_copies.cuh"
 #include "waves/wgmma.cuh"
+
+struct Maps { TensorMap x[MAX_JOBS], weight[MAX_JOBS]; };
 
 __device__ __forceinline__ void copy_all(
     const TensorMap* x, const TensorMap* weight, int width, int m0, int n0, int chunks, const int* state, unsigned ring, unsigned full,
@@ -160,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) wave_wgmma(
     const int chunks = (job.depth + CHUNK - 1) / CHUNK;
     const unsigned ring = ((unsigned)__cvta_generic_to_shared(shared) + 1023) & ~1023u;
     const unsigned full = (unsigned)__cvta_generic_to_shared(barriers), empty = full + 8 * STAGES;
-    make_barriers<WM * RELEASES>(full, empty);
+    make_barriers(STAGES, WM * RELEASES, full, empty);
     if (threadIdx.x >= THREADS) {
         if (threadIdx.x == THREADS) copy_all(&maps.x[j], &maps.weight[j], job.width, m0, n0, chunks, state, ring, full, empty);
         return;

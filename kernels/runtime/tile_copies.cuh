@@ -1,10 +1,9 @@
-// Tiles of matrices by the tensor memory accelerator (sm_90 on), through a ring of STAGES buffers: `full` counts the bytes that
-// have come, `empty` who is done with a buffer. The including file defines MAX_JOBS and STAGES.
+// Tiles of matrices by the tensor memory accelerator (sm_90 on), for a block or a cluster of blocks, through a ring of buffers whose
+// barriers `full` count the bytes that have come, and `empty` who is done with a buffer.
 #pragma once
 #include "runtime/mbarrier.cuh"
 
 struct alignas(64) TensorMap { unsigned long long words[16]; };
-struct Maps { TensorMap x[MAX_JOBS], weight[MAX_JOBS]; };
 
 __device__ __forceinline__ void copy_tile(unsigned to, const TensorMap* map, unsigned barrier, int column, int row) {
     asm volatile(
@@ -39,12 +38,12 @@ __device__ __forceinline__ void bring_to_l2(const void* from, int bytes) {
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
-// By the whole block. A buffer is full when both factors have come, and empty when COUNT have let it go.
-template <int COUNT> __device__ __forceinline__ void make_barriers(unsigned full, unsigned empty) {
+// By the whole block, for so many buffers. One is full when both factors have come, and empty when `releases` have let it go.
+__device__ __forceinline__ void make_barriers(int buffers, int releases, unsigned full, unsigned empty) {
     if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; ++s) {
+        for (int s = 0; s < buffers; ++s) {
             begin_barrier(full + 8 * s, 2);
-            begin_barrier(empty + 8 * s, COUNT);
+            begin_barrier(empty + 8 * s, releases);
         }
         show_barriers();
     }
