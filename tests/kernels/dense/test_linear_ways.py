@@ -20,17 +20,17 @@ def test_triton_is_offered_only_where_it_finds_a_c_compiler(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if name == compiler else None)
     monkeypatch.setenv("CC", named)
-    linear._triton_builds.cache_clear()
+    linear.triton_builds.cache_clear()
     try:
-        assert linear._triton_builds() is builds
+        assert linear.triton_builds() is builds
         assert ("no C compiler" in caplog.text) is not builds
     finally:
-        linear._triton_builds.cache_clear()
+        linear.triton_builds.cache_clear()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("tf32", [False, True])
-@pytest.mark.parametrize("cross", [False, True])
+@pytest.mark.parametrize("cross", ["", "cross", "outer bias"])
 @pytest.mark.parametrize("activation", ["relu", "identity", "tanh"])
 @pytest.mark.parametrize(("rows", "width", "out"), [(1, 5, 3), (19, 429, 100), (64, 624, 624)])
 def test_every_way_to_compute_a_linear_layer_gives_the_same_result(rows, width, out, activation, cross, tf32):
@@ -42,17 +42,21 @@ def test_every_way_to_compute_a_linear_layer_gives_the_same_result(rows, width, 
     x, w, b = (rng.standard_normal(s).astype(np.float32) for s in ((rows, width), (out, width), (out,)))
     product = x.astype(np.float64) @ w.T.astype(np.float64) + b
     act = {"relu": lambda z: np.maximum(z, 0), "identity": lambda z: z, "tanh": np.tanh}[activation]
-    want = x * product + x if cross else act(product)
     terms = np.abs(x) @ np.abs(w).T + np.abs(b)
-    bound = 8 * EPS * (np.abs(x) * terms + np.abs(x) if cross else terms)
+    want = act(product)
+    if cross:
+        outside = b - x * b if cross == "outer bias" else 0.0
+        want, terms = x * product + outside + x, np.abs(x) * terms + np.abs(outside) + np.abs(x)
+    bound = 8 * EPS * terms
     layer = Linear(
-        torch.from_numpy(w), torch.from_numpy(b), activation, torch.float32, torch.device("cuda", 0), cross=cross, tf32=tf32
-    )
+        torch.from_numpy(w), torch.from_numpy(b), activation, torch.float32, torch.device("cuda", 0), cross=bool(cross),
+        outer_bias=cross == "outer bias", tf32=tf32,
+    )  # fmt: skip
     operand = torch.zeros(rows, padded(width), device="cuda")
     operand[:, :width] = torch.from_numpy(x)
     precision = "tf32" if tf32 else "fp32"
     if tf32:  # 10 fraction bits of each factor
-        bound = 4 * 2.0**-11 * (np.abs(x) * terms + np.abs(x) if cross else terms)
+        bound = 4 * 2.0**-11 * terms
     with torch.inference_mode(), matmul_precision(precision):
         result = torch.full((rows, padded(out)), torch.nan, device="cuda")
         ways = layer.ways(operand, result, operand if cross else None, lane_state(rows, "cuda"))
