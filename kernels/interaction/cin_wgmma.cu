@@ -1,5 +1,5 @@
 // A layer of the compressed interaction network as cin.cu computes it (its formula stands there), in bf16 or tf32, by warpgroup
-// instructions (wgmma, sm_90a), whose left factor is formed in registers and whose right one is copied into shared memory.
+// instructions (wgmma, sm_90a), whose left factor is formed in registers and whose right one a warp copies into shared memory.
 //
 // A place is a (b, d). A block takes 64 places a warpgroup, of whole rows b, and COLUMNS maps n. SHARES blocks, a cluster, split
 // the sum over i; then they split the maps, and each adds up its own over all shares, in their order.
@@ -36,11 +36,12 @@
 #define STEP_BYTES (PRODUCTS * COLUMNS * 32)
 #define STAGE_BYTES (MOST * STEP_BYTES)
 #define GROUP_BYTES (STEPS * PRODUCTS * WIDTH * 32)  // of all maps
-#define THREADS (128 * WARPGROUPS)
+#define THREADS (128 * WARPGROUPS)                 // that multiply; one warp more copies
 #define ROWS (64 * WARPGROUPS / DIM)
 #define PITCH (COLUMNS + 8)
 #define BARRIER_BYTES 256
-static_assert(CHUNKS % 2 == 0 && CHUNKS <= STEPS && STAGES > 2 && STAGES * 16 <= BARRIER_BYTES && COLUMNS % (2 * SHARES) == 0, "");
+#define SYNC() asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory")
+static_assert(CHUNKS % 2 == 0 && CHUNKS <= STEPS && STAGES * 16 <= BARRIER_BYTES && COLUMNS % (2 * SHARES) == 0, "");
 
 // A number as a register takes it: bf16 twice.
 __device__ __forceinline__ unsigned word(const bf16* p) { return *p * 0x10001u; }
@@ -134,35 +135,47 @@ template <int CHUNK> __device__ __forceinline__ void form(Factors& a, const Plac
                 a[t - STEP_OF(CHUNK)][h][e] = product(p.own[e & 1][t], p.at[e & 1][2 * h + (e >> 1)], (const X*)nullptr);
 }
 
-// A chunk's weights on their way into a buffer. One thread copies, ahead of the products by what the ring holds.
-template <int CHUNK> __device__ __forceinline__ void copy_chunk(unsigned ring, unsigned full, int stage, const char* group) {
-    constexpr int COPIES = (STEP_OF(CHUNK + 1) - STEP_OF(CHUNK)) * PRODUCTS, JOINED = COLUMNS == WIDTH ? COPIES : 1;
-    expect(full + 8 * stage, COPIES * COLUMNS * 32);
-    const char* from = group + STEP_OF(CHUNK) * PRODUCTS * WIDTH * 32;
-#pragma unroll
-    for (int n = 0; n < COPIES; n += JOINED)
-        copy_bytes(ring + stage * STAGE_BYTES + n * COLUMNS * 32, from + n * WIDTH * 32, JOINED * COLUMNS * 32, full + 8 * stage);
-}
-template <int N> __device__ __forceinline__ void fill(unsigned ring, unsigned full, const char* weights, int groups) {
-    if constexpr (N < STAGES) {
-        if (N / CHUNKS >= groups) return;
-        copy_chunk<N % CHUNKS>(ring, full, N, weights + N / CHUNKS * GROUP_BYTES);
-        fill<N + 1>(ring, full, weights, groups);
-    }
-}
-
-// The buffer of a chunk, those of the two chunks before, and which of its uses this is.
+// A buffer of the ring, the one before, and which of its uses this is.
 struct Turn {
-    int stage = 0, last = 0, freed = 0, parity = 0;
+    int stage = 0, last = 0, parity = 0;
     __device__ __forceinline__ void next() {
-        freed = last, last = stage;
+        last = stage;
         if (++stage == STAGES) stage = 0, parity ^= 1;
     }
 };
 
+// One thread copies all chunks of a share; a copy for each product, or of all at once where they lie side by side.
+__device__ __forceinline__ void copy_all(
+    const char* from, int groups, const int* state, int first, unsigned ring, unsigned full, unsigned empty) {
+    const int chunks = groups * CHUNKS, ahead = min(STAGES, chunks);
+    Turn turn;
+    int c = 0;
+    const auto copy = [&] {
+        const int products = (STEP_OF(c + 1) - STEP_OF(c)) * PRODUCTS, joined = COLUMNS == WIDTH ? products : 1;
+        expect(full + 8 * turn.stage, products * COLUMNS * 32);
+        for (int n = 0; n < products; n += joined) {
+            copy_bytes(ring + turn.stage * STAGE_BYTES + n * COLUMNS * 32, from, joined * COLUMNS * 32, full + 8 * turn.stage);
+            from += joined * WIDTH * 32;
+        }
+        c = c + 1 == CHUNKS ? 0 : c + 1;
+        turn.next();
+    };
+#pragma unroll 1
+    for (int n = 0; n < ahead; ++n) copy();
+    wait_for_dependencies();
+    if (first >= state[TRUE_ROWS]) {  // padding of the bucket: the block may not end before its copies have
+        for (int s = 0; s < ahead; ++s) wait(full + 8 * s, 0);
+        return;
+    }
+#pragma unroll 1
+    for (int n = ahead; n < chunks; ++n) {
+        wait(empty + 8 * turn.stage, turn.parity ^ 1);
+        copy();
+    }
+}
+
 template <int CHUNK> __device__ __forceinline__ void multiply_chunks(
-    float* sums, Factors (&a)[2], Places& p, Turn& turn, int done, int groups, unsigned ring, unsigned full, unsigned empty,
-    const char* group) {
+    float* sums, Factors (&a)[2], Places& p, Turn& turn, bool first, unsigned ring, unsigned full, unsigned empty) {
     if constexpr (CHUNK < CHUNKS) {
         wait(full + 8 * turn.stage, turn.parity);
         const unsigned long long b = described(ring + turn.stage * STAGE_BYTES);
@@ -173,20 +186,14 @@ template <int CHUNK> __device__ __forceinline__ void multiply_chunks(
             for (int h = 0; h < PRODUCTS; ++h) multiply(sums, a[CHUNK & 1][t][h], b + (t * PRODUCTS + h) * (COLUMNS * 32 >> 4));
         commit_products();
         wait_products<1>();  // those of the chunk before, whose factors are overwritten now
-        if ((CHUNK > 0 || done > 0) && (threadIdx.x & 127) == 0) arrive(empty + 8 * turn.last);
-        // The buffer of two chunks ago, which the slowest warpgroup has left by now as a rule.
-        constexpr int AHEAD = CHUNK + STAGES - 2;
-        if ((CHUNK > 1 || done > 0) && done + AHEAD / CHUNKS < groups && threadIdx.x == 0) {
-            wait(empty + 8 * turn.freed, turn.parity ^ (turn.freed > turn.stage));
-            copy_chunk<AHEAD % CHUNKS>(ring, full, turn.freed, group + AHEAD / CHUNKS * GROUP_BYTES);
-        }
+        if ((CHUNK > 0 || !first) && (threadIdx.x & 127) == 0) arrive(empty + 8 * turn.last);
         turn.next();
         if constexpr (CHUNK + 1 < CHUNKS) form<CHUNK + 1>(a[(CHUNK + 1) & 1], p);
-        multiply_chunks<CHUNK + 1>(sums, a, p, turn, done, groups, ring, full, empty, group);
+        multiply_chunks<CHUNK + 1>(sums, a, p, turn, first, ring, full, empty);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) cin_wgmma(
+extern "C" __global__ void __launch_bounds__(THREADS + 32, RESIDENT) cin_wgmma(
     const int* state, int bucket, const X* x0, int x0_ld, const X* xk, int xk_ld, int xk_pitch, int groups, const char* weights,
     const float* __restrict__ bias, int units, X* __restrict__ next, int next_ld, int next_pitch, int next_maps,
     X* __restrict__ pooled, int pooled_ld, int direct, const float* __restrict__ params) {
@@ -196,22 +203,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) cin_wgmma(
     const int first = tile / blocks * ROWS, map0 = tile % blocks * COLUMNS;
     const int from = groups * rank / SHARES, to = groups * (rank + 1) / SHARES;
     const unsigned full = (unsigned)__cvta_generic_to_shared(shared), empty = full + 8 * STAGES, ring = full + BARRIER_BYTES;
-    const char* own = weights + (long long)from * GROUP_BYTES + map0 * 32;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) begin_barrier(full + 8 * s, 1), begin_barrier(empty + 8 * s, WARPGROUPS);
         show_barriers();
-        fill<0>(ring, full, own, to - from);
     }
     __syncthreads();
+    if (threadIdx.x >= THREADS) {
+        const char* own = weights + (long long)from * GROUP_BYTES + map0 * 32;
+        if (threadIdx.x == THREADS) copy_all(own, to - from, state, first, ring, full, empty);
+        return;
+    }
     wait_for_dependencies();
     Places p;  // of padding too, rather than wait for the number of rows first
     p.begin(x0, x0_ld, xk, xk_ld, xk_pitch, first, bucket - 1, from);
     Factors a[2];
     form<0>(a[0], p);
-    if (first >= state[TRUE_ROWS]) {  // padding of the bucket: the block may not end before its copies have
-        for (int s = 0; threadIdx.x == 0 && s < min(STAGES, (to - from) * CHUNKS); ++s) wait(full + 8 * s, 0);
-        return;
-    }
+    if (first >= state[TRUE_ROWS]) return;
 
     float sums[COLUMNS / 2];
 #pragma unroll
@@ -220,15 +227,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) cin_wgmma(
 #pragma unroll 1
     for (int g = from; g < to; ++g) {
         p.prefetch(g + 1 < to);
-        multiply_chunks<0>(sums, a, p, turn, g - from, to - from, ring, full, empty, own);
-        own += GROUP_BYTES;
+        multiply_chunks<0>(sums, a, p, turn, g == from, ring, full, empty);
         if (FIRST) p.rotate();
         p.step();
         form<0>(a[0], p);
     }
     wait_products<0>();
     come<COLUMNS / 2>(sums);
-    __syncthreads();
+    SYNC();
 
     float* table = reinterpret_cast<float*>(shared + BARRIER_BYTES);  // [64 * WARPGROUPS][PITCH], in the ring's place
     const int lane = threadIdx.x & 31;
@@ -241,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) cin_wgmma(
     if (SHARES > 1) {
         asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
         asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-    } else __syncthreads();
+    } else SYNC();
     const int rows = min(ROWS, state[TRUE_ROWS] - first);
     constexpr int HERE = COLUMNS / SHARES;  // maps that this block adds up
     const float slope = params[0];
@@ -268,7 +274,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) cin_wgmma(
                      n + 1 < next_maps ? v.y : 0.0f);
     }
     if (SHARES > 1) asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    __syncthreads();
+    SYNC();
     for (int k = threadIdx.x; k < rows * HERE; k += THREADS) {
         const int b = k / HERE, column = rank * HERE + k % HERE, n = map0 + column;
         if (n < direct || n >= units) continue;

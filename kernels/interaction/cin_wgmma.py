@@ -12,29 +12,26 @@ from kernels.dense.activation import KINDS
 from kernels.runtime.launch import launch, type_name
 from kernels.runtime.source import kernel
 
-_LEAST_FIELDS = 5
+_LEAST_FIELDS, _MOST_FIELDS = 5, 56  # of more, a lane's quarter and its sums and factors are more than 168 registers
 _MOST_STAGES, _BARRIER_BYTES = 16, 256  # a stage has two barriers
 
 
 @dataclass(frozen=True, slots=True)
 class CinTile:
-    """Warpgroups of a block, 64 places (b, d) each; maps of a block, at most; blocks that a multiprocessor has room for; blocks
-    that share a sum, a cluster.
-    """
+    """Warpgroups of a block, 64 places (b, d) each; maps of a block, at most; blocks that share a sum, a cluster."""
 
     warpgroups: int
     columns: int
-    resident: int
     shares: int
 
     @property
     def name(self) -> str:
-        return f"wgmma-{64 * self.warpgroups}x{self.columns}-r{self.resident}-s{self.shares}"
+        return f"wgmma-{64 * self.warpgroups}x{self.columns}-s{self.shares}"
 
     @property
-    def narrow(self) -> bool:
-        """Whether a lane has 128 registers alone."""
-        return self.warpgroups * self.resident >= 4
+    def resident(self) -> int:
+        """Blocks that a multiprocessor has room for: where it is two, the next layer's is filled beside this one's."""
+        return 2 // self.warpgroups
 
     def column_blocks(self, units: int) -> int:
         return -(-units // self.columns)
@@ -48,15 +45,15 @@ class CinTile:
 
 
 TILES = tuple(
-    CinTile(warpgroups, columns, resident, shares)
-    for warpgroups, columns, resident in ((4, 128, 1), (2, 128, 1), (2, 128, 2), (1, 128, 2), (1, 64, 2), (1, 32, 2))
+    CinTile(warpgroups, columns, shares)
+    for warpgroups, columns in ((2, 128), (1, 128), (1, 64), (1, 32))
     for shares in (1, 2, 4, 8)
 )
 
 
 def takes(fields: int, dim: int) -> bool:
     """Whether there are tiles for such rows."""
-    return fields >= _LEAST_FIELDS and dim <= 128
+    return _LEAST_FIELDS <= fields <= _MOST_FIELDS and dim <= 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,17 +90,13 @@ class WgmmaLayer:
         self._before_pitch = pitch(maps)
         width = max(t.block_columns(self._units) * t.column_blocks(self._units) for t in TILES)
         self._weights = packed(weights, width, dtype).to(device)
-        self._fields, self._products = fields, dtype.itemsize // 2
+        self._products = dtype.itemsize // 2
+        # Of a group's steps; even, as factors are formed in two places in turn. A lane's registers bear those of ten products.
+        self._chunks = 2 * -(-self._steps // (2 * (5 // self._products)))
         self._constants = {
             "X": type_name(dtype), "FIRST": str(int(first)), "M": str(fields), "DIM": str(dim), "WIDTH": str(width),
             "ACTIVATION": str(KINDS[activation]),
         }  # fmt: skip
-
-    def fits(self, tile: CinTile) -> bool:
-        """Whether a tile holds a row's columns, and a lane its sums, fields and factors in registers (as ptxas has them)."""
-        factors = 2 * -(-self._steps // self._chunks(tile)) * 4 * self._products
-        kept = tile.block_columns(self._units) // 2 + 2 * -(-self._fields // 4) + 8 * self._products + factors
-        return self._dim <= 64 * tile.warpgroups and (not tile.narrow or kept <= 120 - 14 * self._products)
 
     def __call__(self, state: torch.Tensor, at: LayerOperands, rows: int, tile: CinTile) -> None:
         words = 4 // at.x.element_size()  # of the dense dtype in a float32
@@ -116,13 +109,13 @@ class WgmmaLayer:
             i32(at.pooled.stride(0)), i32(self._direct), self._slope.data_ptr(),
         )  # fmt: skip
         blocks, shared_bytes = tile.blocks(rows, self._dim, self._units), self._shared_bytes(tile)
-        launch(self.function(tile), blocks, 128 * tile.warpgroups, args, shared_bytes=shared_bytes, cluster=tile.shares)
+        launch(self.function(tile), blocks, 128 * tile.warpgroups + 32, args, shared_bytes=shared_bytes, cluster=tile.shares)
 
     def function(self, tile: CinTile) -> Any:
         """The kernel, compiled and loaded."""
         own = {"WARPGROUPS": str(tile.warpgroups), "SHARES": str(tile.shares), "RESIDENT": str(tile.resident)}
         own |= {
-            "CHUNKS": str(self._chunks(tile)),
+            "CHUNKS": str(self._chunks),
             "COLUMNS": str(tile.block_columns(self._units)),
             "STAGES": str(self._stages(tile)),
         }
@@ -131,19 +124,10 @@ class WgmmaLayer:
             function.max_dynamic_shared_size_bytes = self._shared_bytes(tile)
         return function
 
-    def _chunks(self, tile: CinTile) -> int:
-        """Of a group's steps: an even number, as factors are formed in two places in turn, and no more than there are steps.
-
-        128 registers bear the factors of two products, more of them those of ten.
-        """
-        most = 1 if tile.narrow else 5 // self._products
-        return min(2 * -(-self._steps // (2 * most)), self._steps // 2 * 2)
-
     def _stage_bytes(self, tile: CinTile) -> int:
-        return -(-self._steps // self._chunks(tile)) * self._products * tile.block_columns(self._units) * 32
+        return -(-self._steps // self._chunks) * self._products * tile.block_columns(self._units) * 32
 
     def _stages(self, tile: CinTile) -> int:
-        """Where there is room for two blocks, the next layer's is filled beside this one's."""
         return min(_MOST_STAGES, 200 * 1024 // tile.resident // self._stage_bytes(tile))
 
     def _shared_bytes(self, tile: CinTile) -> int:
