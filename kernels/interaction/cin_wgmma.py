@@ -12,7 +12,7 @@ from kernels.dense.activation import KINDS
 from kernels.runtime.launch import launch, type_name
 from kernels.runtime.source import kernel
 
-_LEAST_FIELDS, _MOST_FIELDS = 5, 56  # of more, a lane's quarter and its sums and factors are more than 168 registers
+_LEAST_FIELDS, _MOST_FIELDS = 5, 48  # of more, a lane's quarter and its sums and factors are more than 168 registers
 _MOST_STAGES, _BARRIER_BYTES = 16, 256  # a stage has two barriers
 
 
