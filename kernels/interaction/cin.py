@@ -112,7 +112,7 @@ class Cin:
         units = max(layer.units for layer in self._layers)
         chosen: list[CinTile] = []
         idle = True
-        for (_, columns), shapes in groupby(self.tiles, key=lambda t: (t.warpgroups, t.columns)):
+        for (_, columns, _), shapes in groupby(self.tiles, key=lambda t: (t.warpgroups, t.columns, t.together)):
             if columns == 128 or idle:
                 first, *rest = shapes  # in the order of their shares
                 chosen.append([first, *(t for t in rest if t.blocks(rows, self._dim, units) <= self._processors)][-1])

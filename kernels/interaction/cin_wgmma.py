@@ -18,26 +18,35 @@ _MOST_STAGES, _BARRIER_BYTES = 16, 256  # a stage has two barriers
 
 @dataclass(frozen=True, slots=True)
 class CinTile:
-    """Warpgroups of a block, 64 places (b, d) each; maps of a block, at most; blocks that share a sum, a cluster."""
+    """Warpgroups of a block, 64 places (b, d) each; maps of a block, at most; blocks of a cluster that share a sum, and that
+    copy the same weights for each other.
+    """
 
     warpgroups: int
     columns: int
     shares: int
+    together: int = 1
 
     @property
     def name(self) -> str:
-        return f"wgmma-{64 * self.warpgroups}x{self.columns}-s{self.shares}"
+        return f"wgmma-{64 * self.warpgroups}x{self.columns}-s{self.shares}-t{self.together}"
 
     @property
     def resident(self) -> int:
         """Blocks that a multiprocessor has room for: where it is two, the next layer's is filled beside this one's."""
         return 2 // self.warpgroups
 
+    @property
+    def cluster(self) -> int:
+        """Blocks of one."""
+        return self.shares * self.together
+
     def column_blocks(self, units: int) -> int:
         return -(-units // self.columns)
 
     def blocks(self, rows: int, dim: int, units: int) -> int:
-        return -(-rows // (64 * self.warpgroups // dim)) * self.column_blocks(units) * self.shares
+        clusters = -(-rows // (64 * self.warpgroups // dim * self.together)) * self.column_blocks(units)
+        return clusters * self.cluster
 
     def block_columns(self, units: int) -> int:
         """Of a layer: as few as its column blocks need, in multiples of 16."""
@@ -45,9 +54,10 @@ class CinTile:
 
 
 TILES = tuple(
-    CinTile(warpgroups, columns, shares)
-    for warpgroups, columns in ((2, 128), (1, 128), (1, 64), (1, 32))
+    CinTile(warpgroups, columns, shares, together)
+    for warpgroups, columns, together in ((2, 128, 1), (2, 128, 2), (1, 128, 1), (1, 128, 2), (1, 64, 1), (1, 32, 1))
     for shares in (1, 2, 4, 8)
+    if shares * together <= 8
 )
 
 
@@ -109,11 +119,18 @@ class WgmmaLayer:
             i32(at.pooled.stride(0)), i32(self._direct), self._slope.data_ptr(),
         )  # fmt: skip
         blocks, shared_bytes = tile.blocks(rows, self._dim, self._units), self._shared_bytes(tile)
-        launch(self.function(tile), blocks, 128 * tile.warpgroups + 32, args, shared_bytes=shared_bytes, cluster=tile.shares)
+        launch(
+            self.function(tile),
+            blocks,
+            128 * tile.warpgroups + 32,
+            args,
+            shared_bytes=shared_bytes,
+            cluster=tile.cluster,
+        )
 
     def function(self, tile: CinTile) -> Any:
         """The kernel, compiled and loaded."""
-        own = {"WARPGROUPS": str(tile.warpgroups), "SHARES": str(tile.shares), "RESIDENT": str(tile.resident)}
+        own = {"WARPGROUPS": str(tile.warpgroups), "SHARES": str(tile.shares), "TOGETHER": str(tile.together)}
         own |= {
             "CHUNKS": str(self._chunks),
             "COLUMNS": str(tile.block_columns(self._units)),

@@ -52,12 +52,19 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
     ),
     "interaction/cin_wgmma": tuple(
         {"DIM": "16", "ACTIVATION": "1", "X": x, "FIRST": first, "M": fields, "COLUMNS": columns, "WIDTH": "128"}
-        | {"WARPGROUPS": warpgroups, "SHARES": shares, "CHUNKS": chunks, "STAGES": "4", "RESIDENT": "1"}
-        for x, first, fields, columns, warpgroups, shares, chunks in (
-            ("bf16", "1", "39", "128", "2", "1", "2"),
-            ("bf16", "0", "39", "128", "1", "8", "2"),
-            ("float", "0", "39", "112", "2", "2", "4"),
-            ("float", "1", "7", "16", "1", "4", "2"),
+        | {
+            "WARPGROUPS": warpgroups,
+            "SHARES": shares,
+            "CHUNKS": chunks,
+            "STAGES": "4",
+            "RESIDENT": resident,
+            "TOGETHER": together,
+        }
+        for x, first, fields, columns, warpgroups, shares, chunks, resident, together in (
+            ("bf16", "1", "39", "128", "2", "1", "2", "1", "2"),
+            ("bf16", "0", "39", "128", "1", "8", "2", "2", "1"),
+            ("float", "0", "39", "112", "2", "2", "6", "1", "2"),
+            ("float", "1", "7", "16", "1", "4", "2", "2", "1"),
         )
     ),
     "interaction/attention": (

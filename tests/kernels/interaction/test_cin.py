@@ -125,11 +125,11 @@ def check_precision(precision, fields, dim, units, halves, rows, tiles, device, 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("rows", [1, 19, 300])
-@pytest.mark.parametrize(("fields", "dim", "units", "halves"), [*(s for s in SHAPES if s[0] >= 5), (48, 16, (40, 130), True)])
+@pytest.mark.parametrize(("fields", "dim", "units", "halves"), [*(s for s in SHAPES if s[0] >= 5), (48, 16, (10, 130), True)])
 def test_lower_precisions_lose_no_more_than_their_digits(fields, dim, units, halves, rows, precision):
     tiles = [CinTile(2, 128, 4), CinTile(1, 128, 8)]
     if fields in (13, 39):  # a kernel takes most of a second to compile
-        tiles += [CinTile(2, 128, 1), CinTile(1, 64, 2), CinTile(1, 32, 8)]
+        tiles += [CinTile(2, 128, 1), CinTile(2, 128, 2, 2), CinTile(1, 128, 1, 2), CinTile(1, 32, 8)]
     check_precision(precision, fields, dim, units, halves, rows, [*tiles, None], "cuda:0")
     check_precision(precision, fields, dim, units, halves, rows, tiles, "cuda:0", "identity", False, 64)
 
@@ -154,7 +154,9 @@ def on_host(monkeypatch, run_folder):
         (6, 5, (40, 20), False, 13, CinTile(1, 32, 2)),
         (9, 65, (20, 8), False, 2, CinTile(2, 128, 1)),
         (12, 7, (20, 8), True, 39, CinTile(1, 64, 1)),
+        (10, 8, (36, 8), True, 25, CinTile(2, 128, 1, 2)),
         (39, 16, (20, 64), True, 5, CinTile(1, 128, 8)),
+        (39, 16, (24, 16), False, 5, CinTile(1, 128, 2, 2)),
     ],
 )
 def test_on_the_host_too_tiles_lose_no_more_than_their_digits(on_host, fields, dim, units, halves, rows, tile, precision):
