@@ -21,7 +21,6 @@
 #define WARPGROUPS 2
 #define SHARES 1
 #define TOGETHER 1    // blocks that copy for each other
-#define RESIDENT 1    // blocks that a multiprocessor has room for
 #define CHUNKS 2      // of a group's steps; even
 #define STAGES 8
 #define ACTIVATION 1
@@ -43,6 +42,7 @@
 #define PITCH (COLUMNS + 8)
 #define BARRIER_BYTES 256
 #define SYNC() asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory")
+#define RESIDENT (2 / WARPGROUPS)  // blocks that a multiprocessor has room for
 #define CLUSTER (SHARES * TOGETHER)
 #define SAME_SHARE (((1 << CLUSTER) - 1) / ((1 << SHARES) - 1))  // ranks of the blocks that have share 0
 static_assert(CHUNKS % 2 == 0 && CHUNKS <= STEPS && STAGES * 16 <= BARRIER_BYTES && COLUMNS % (2 * SHARES) == 0, "");
