@@ -93,7 +93,7 @@ class WgmmaLayer:
         next_maps: int, direct: int, activation: str, dtype: torch.dtype,
     ) -> None:  # fmt: skip
         self._units, self._bias, self._slope, self._dim = len(weight), bias, slope, dim
-        self._next_maps, self._direct, self._first = next_maps, direct, first
+        self._next_maps, self._direct = next_maps, direct
         maps, device = weight.shape[1] // fields, slope.device
         weights = symmetric_steps(weight, fields) if first else steps(weight, maps, fields)
         self._groups, self._steps = weights.shape[1:3]
@@ -118,27 +118,18 @@ class WgmmaLayer:
             i32(at.following.stride(0) * words), i32(pitch(self._next_maps)), i32(self._next_maps), at.pooled.data_ptr(),
             i32(at.pooled.stride(0)), i32(self._direct), self._slope.data_ptr(),
         )  # fmt: skip
-        blocks, shared_bytes = tile.blocks(rows, self._dim, self._units), self._shared_bytes(tile)
-        launch(
-            self.function(tile),
-            blocks,
-            128 * tile.warpgroups + 32,
-            args,
-            shared_bytes=shared_bytes,
-            cluster=tile.cluster,
-        )
+        blocks, threads = tile.blocks(rows, self._dim, self._units), 128 * tile.warpgroups + 32
+        launch(self.function(tile), blocks, threads, args, shared_bytes=self.shared_bytes(tile), cluster=tile.cluster)
 
     def function(self, tile: CinTile) -> Any:
         """The kernel, compiled and loaded."""
-        own = {"WARPGROUPS": str(tile.warpgroups), "SHARES": str(tile.shares), "TOGETHER": str(tile.together)}
-        own |= {
-            "CHUNKS": str(self._chunks),
-            "COLUMNS": str(tile.block_columns(self._units)),
-            "STAGES": str(self._stages(tile)),
-        }
+        own = {
+            "WARPGROUPS": str(tile.warpgroups), "SHARES": str(tile.shares), "TOGETHER": str(tile.together),
+            "CHUNKS": str(self._chunks), "COLUMNS": str(tile.block_columns(self._units)), "STAGES": str(self._stages(tile)),
+        }  # fmt: skip
         function = kernel("interaction/cin_wgmma", "cin_wgmma", self._constants | own, self._slope.device.index or 0)
-        if function.max_dynamic_shared_size_bytes < self._shared_bytes(tile):
-            function.max_dynamic_shared_size_bytes = self._shared_bytes(tile)
+        if function.max_dynamic_shared_size_bytes < self.shared_bytes(tile):
+            function.max_dynamic_shared_size_bytes = self.shared_bytes(tile)
         return function
 
     def _stage_bytes(self, tile: CinTile) -> int:
@@ -147,7 +138,7 @@ class WgmmaLayer:
     def _stages(self, tile: CinTile) -> int:
         return min(_MOST_STAGES, 200 * 1024 // tile.resident // self._stage_bytes(tile))
 
-    def _shared_bytes(self, tile: CinTile) -> int:
+    def shared_bytes(self, tile: CinTile) -> int:
         """The barriers and the ring, in whose place all sums of a block lie in the end."""
         ring = self._stages(tile) * self._stage_bytes(tile)
         return _BARRIER_BYTES + max(ring, 4 * 64 * tile.warpgroups * (tile.block_columns(self._units) + 8))

@@ -1,5 +1,7 @@
 """The compressed interaction network: kernel and plain twin against the float64 formula, term by term."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -162,6 +164,25 @@ def on_host(monkeypatch, run_folder):
 def test_on_the_host_too_tiles_lose_no_more_than_their_digits(on_host, fields, dim, units, halves, rows, tile, precision):
     assert tile in cin_on("cpu", fields, dim, case(fields, dim, units, halves, True, 1)[0], "relu", halves, precision).tiles
     check_precision(precision, fields, dim, units, halves, rows, [tile], "cpu", "relu", fields % 2 == 1, 40)
+
+
+def test_every_number_of_rows_has_a_few_tiles_of_whole_clusters_that_fit_a_multiprocessor(on_host):
+    for precision, (fields, dim, units, halves) in product(("tf32", "bf16"), SHAPES):
+        layers = case(fields, dim, units, halves, True, 1)[0]
+        cin = cin_on("cpu", fields, dim, layers, "relu", halves, precision)
+        assert bool(cin.tiles) == (5 <= fields and dim <= 128)
+        for rows in (1, 2, 19, 128, 1000, 70000):
+            ways = cin.tiles_for(rows)
+            assert ways.pop("mma") is None
+            assert set(ways.values()) <= set(cin.tiles)
+            assert len(ways) <= 6
+            assert {t.warpgroups for t in ways.values()} == {t.warpgroups for t in cin.tiles}
+            for tile, n in product(ways.values(), units):
+                assert tile.cluster <= 8
+                assert tile.blocks(rows, dim, n) % tile.cluster == 0
+                assert tile.block_columns(n) % (2 * tile.shares) == 0
+        for tile, layer in product(cin.tiles, cin._layers):
+            assert tile.resident * (layer.wide.shared_bytes(tile) + 1024) <= 228 * 1024
 
 
 def check_whole_numbers(device, tiles):
