@@ -18,6 +18,7 @@ _WIDE_TILES = (WIDE_TILES[0].constants, WIDE_TILES[-1].constants)
 
 _DOT = {"FIELDS": "27", "KEEP": "10", "DIAGONAL": "0"}
 _CIN = {"M": "39", "DIM": "16", "NF": "8", "ACTIVATION": "1"}
+_WIDE_CIN = {"DIM": "16", "ACTIVATION": "1", "WIDTH": "128", "STAGES": "4"}
 _ATTENTION = {"LENGTH": "50", "DIMS": "32,16", "QUERIES": "0,32", "KEYS": "48,1648", "POOLED": "48,80", "PARTS": "2"}
 _ATTENTION |= {"DIM": "48", "MASK": "2448", "KEPT": "{0,0,48},{2500,96,8}", "UNITS": "64,16", "LAYERS": "2"}
 _ATTENTION |= {"ACTIVATION": "7", "OUTPUT": "0"}
@@ -60,14 +61,12 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         for x, first, p, wm, wk in (("float", "1", "3", "1", "8"), ("float", "0", "1", "8", "1"), ("bf16", "1", "1", "2", "4"))
     ),
     "interaction/cin_wgmma": tuple(
-        {"DIM": "16", "ACTIVATION": "1", "X": x, "FIRST": first, "M": fields, "COLUMNS": columns, "WIDTH": "128"}
-        | {"WARPGROUPS": warpgroups, "SHARES": shares, "CHUNKS": chunks, "STAGES": "4", "RESIDENT": "1"}
-        for x, first, fields, columns, warpgroups, shares, chunks in (
-            ("bf16", "1", "39", "128", "2", "1", "2"),
-            ("bf16", "0", "39", "128", "1", "8", "2"),
-            ("float", "0", "39", "112", "2", "2", "4"),
-            ("float", "1", "7", "16", "1", "4", "2"),
-            ("bf16", "0", "39", "128", "4", "2", "10"),
+        _WIDE_CIN | {"X": x, "FIRST": first, "M": m, "COLUMNS": n, "WARPGROUPS": w, "SHARES": s, "TOGETHER": t, "CHUNKS": c}
+        for x, first, m, n, w, s, t, c in (
+            ("bf16", "1", "39", "128", "2", "1", "2", "2"),
+            ("bf16", "0", "39", "128", "1", "8", "1", "2"),
+            ("float", "0", "39", "112", "2", "2", "2", "6"),
+            ("float", "1", "7", "16", "1", "4", "1", "2"),
         )
     ),
     "attention/attention": (
