@@ -92,8 +92,12 @@ def check(plan, device, rows, ids=some_padding, out_dtype=F32, bound=8 * 2.0**-2
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", [F32, F16, BF16, I8])
-@pytest.mark.parametrize("dims", [(4,), (8,), (16,), (64,), (128,), (10,), (40, 16), (12, 3, 64)], ids=str)
+@pytest.mark.parametrize(
+    ("dims", "dtype"),
+    [((4,), F32), ((4,), I8), ((8,), F16), ((16,), I8), ((16,), F32), ((64,), F16), ((128,), BF16), ((128,), I8), ((10,), F16),
+     ((40, 16), F16), ((40, 16), I8), ((12, 3, 64), F32), ((12, 3, 64), I8)],
+    ids=str,
+)  # fmt: skip
 def test_bags_of_any_length_and_dim_are_pooled_in_one_launch(dims, dtype, device):
     check(bags_plan(LENGTHS, dims, dtype), device, 11)
 
@@ -101,9 +105,9 @@ def test_bags_of_any_length_and_dim_are_pooled_in_one_launch(dims, dtype, device
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("out_dtype", [F32, BF16])
 @pytest.mark.parametrize("dtype", [F32, F16, I8])
-@pytest.mark.parametrize("rows", [1, 9, 300])
+@pytest.mark.parametrize("rows", [9, 300])
 def test_the_bags_of_mlperf(rows, dtype, out_dtype, device):
-    if device == "host" and rows > 9:
+    if device == "host" and (rows > 9 or dtype == F32):
         pytest.skip("a GPU has the time")
     plan = bags_plan(MLPERF, (128,), dtype, poolings=[{}])
     lookup, _, _ = check(plan, device, rows, lambda rng, n, size: rng.integers(0, size, n), out_dtype)
@@ -177,7 +181,7 @@ def test_padding_rows_of_a_bucket_are_not_written(device):
 
 
 @pytest.mark.parametrize("vector", [4, 8, 16])
-@pytest.mark.parametrize("dims", [(16,), (128,), (16, 80), (272,), (20, 3)], ids=str)
+@pytest.mark.parametrize("dims", [(16,), (128,), (16, 80), (272,), (20, 12)], ids=str)
 def test_parts_cover_every_id_of_every_column_once(dims, vector):
     plan = bags_plan((*MLPERF, 1000), dims, I8)
     bags, others = bag_parts(plan, vector)
@@ -201,11 +205,11 @@ def test_parts_cover_every_id_of_every_column_once(dims, vector):
     assert [part.ids for part in bags.parts] == sorted((part.ids for part in bags.parts), reverse=True)
 
 
-def test_sums_of_a_row_stay_small_and_too_many_parts_are_none():
+def test_sums_of_a_row_stay_small_and_too_many_parts_or_no_long_bag_are_none():
     plan = bags_plan((100,) * 60, (128,), F16)
     bags, _ = bag_parts(plan, 8)
     assert bags.shared_bytes(1) - bags.shared_bytes(0) <= 8192
     assert {part.ids for part in bags.parts} == {100}
-    many = bags_plan((2,) * 400, (16,), F16)
-    assert bag_parts(many, 8) == (BagParts(), list(many.x_slots))
+    for none in (bags_plan((17,) * 400, (16,), F16), bags_plan((16,) * 40, (16,), F16), bags_plan((1,) * 9, (16,), F16)):
+        assert bag_parts(none, 8) == (BagParts(), list(none.x_slots))
     assert cut.PART_BYTES % 16 == 0
