@@ -10,8 +10,10 @@ from kernels.lookup import bag_parts as cut
 from kernels.lookup import embedding
 from kernels.lookup.bag_parts import BagParts, bag_parts
 from kernels.lookup.plan import IdColumn, Kind, Slot, TableShape
+from kernels.runtime.state import STATE_WORDS
 from tests.kernels import host_cuda
-from tests.kernels.lookup.test_lookup import OnDevice, batch_of, plan_of, scales_of, some_padding, tables_of
+from tests.kernels.lane_state import lane_state
+from tests.kernels.lookup.test_lookup import OnDevice, batch_of, on_the_bus, plan_of, scales_of, some_padding, tables_of
 
 F32, F16, BF16, I8 = torch.float32, torch.float16, torch.bfloat16, torch.int8
 MLPERF = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)  # ids a feature, DLRM-DCNv2
@@ -178,6 +180,20 @@ def test_padding_rows_of_a_bucket_are_not_written(device):
     lookup = OnDevice(plan, tables_of(plan), device)
     lookup(batch_of(plan, 21, contexts=2, capacity=64), 21, capacity=64)
     assert torch.isnan(lookup.padding[0]).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_launch_ahead_of_its_rows_gives_the_same_bits(device):
+    plan = bags_plan((100, 3, 1, 40), (16,), F16, context=(1,), first_order=True)
+    lookup, batch, rows = OnDevice(plan, tables_of(plan), device), batch_of(plan, 50, contexts=3, ids=some_padding), 50
+    want = lookup(batch, rows)
+    x, total = torch.full((rows, 64), torch.nan, device=lookup.memory), torch.full((rows, 1), torch.nan, device=lookup.memory)
+    state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=lookup.memory)
+    for turn in range(1, 3):
+        lookup.lookup(on_the_bus(plan, batch), rows, x, total, state, ahead=True)
+        assert torch.equal(state, lane_state(rows, lookup.memory, batch_number=turn))
+        assert torch.equal(x.cpu(), want[0])
+        assert torch.equal(total.cpu(), want[1])
 
 
 @pytest.mark.parametrize("vector", [4, 8, 16])
