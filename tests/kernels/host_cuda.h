@@ -318,6 +318,10 @@ inline void ld_global_nc_v4_u32(unsigned& a, unsigned& b, unsigned& c, unsigned&
 inline void ld_global_nc_v2_u64(unsigned long long& a, unsigned long long& b, const unsigned long long* p) {
     aligned(p, 16), a = p[0], b = p[1];
 }
+template <typename P> void st_global_v4_b32(P* at, unsigned a, unsigned b, unsigned c, unsigned d) {
+    const unsigned words[] = {a, b, c, d};
+    aligned(at, 16), memcpy(at, words, 16);
+}
 template <typename W, typename P> void ld_relaxed_gpu_global_u64(W& w, P at) { memcpy(&w, at, 8); host::yield(); }
 template <typename P, typename W> void st_relaxed_gpu_global_u64(P at, W w) { memcpy((void*)at, &w, 8); }
 template <typename W, typename P> void ld_relaxed_gpu_global_v2_u64(W& a, W& b, P at) {

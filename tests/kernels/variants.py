@@ -26,14 +26,14 @@ _FIELDS = {"FIELDS": "39", "HEADS": "2", "SIZE": "16", "RESIDUAL": "1", "ACTIVAT
 _KEY_TILE = {"ALIGNED": "1,0", "KEY_TILES": "2", "WARPS": "8", "BLOCKS": "1", "ROWS": "16"}
 _AHEAD = {"AHEAD": "1", "CONTEXT_BYTES": "8", "CONTEXT_NUMBERS": "1", "CANDIDATE_NUMBERS": "2"}
 _POOLED = {"MOST": "10", "LARGEST": "1", "MASKS": "1", "NARROW": "1"}
-_PLAIN = (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | {"OUT": "float"}, _FLOAT | _FP8, _INT8 | _FP8)
 # MLPerf's DLRM: 12 features of one id and 14 of up to 100, 128 columns each; and bags of several dtypes, 20 columns each.
-_BAGS = {"CANDIDATE_BYTES": "760", "TOTALS": "0", "TOTAL_THREADS": "0", "UNIT_THREADS": "320", "BLOCKS": "2"}
+_BAGS = {"CANDIDATE_BYTES": "760", "TOTALS": "0", "TOTAL_THREADS": "0", "UNIT_THREADS": "384", "BLOCKS": "2"}
 _BAGS |= {"UNITS": "0", "PARTS": "17", "SINGLES": "12", "JOINS": "1", "OUT": "bf16", "ID": "unsigned", "TOTAL_DTYPES": "1"}
 _BAGS16 = _BAGS | {"VEC": "8", "TEAM": "16", "DTYPES": "2"}
 _BAGS8 = _BAGS | {"VEC": "16", "TEAM": "8", "DTYPES": "8"}
-_BAGS_MIXED = _BAGS | _POOLED | {"UNITS": "60", "VEC": "4", "TEAM": "5", "DTYPES": "15", "OUT": "float"}
-_BAGS_MIXED |= {"ID": "unsigned long long"}
+_BAGS_MIXED = _BAGS | _POOLED | {"UNITS": "60", "VEC": "4", "TEAM": "5", "DTYPES": "15", "OUT": "float", "UNIT_THREADS": "320"}
+_BAGS_MIXED |= _AHEAD | {"ID": "unsigned long long", "TOTALS": "39", "TOTAL_THREADS": "64", "AHEAD": "1"}
+_PLAIN = (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | {"OUT": "float"}, _FLOAT | _FP8, _INT8 | _FP8)
 _LOOKUPS = (_BAGS16, _BAGS8, _BAGS_MIXED, *_PLAIN, _FLOAT | _AHEAD, _INT8 | _AHEAD, _FLOAT | _POOLED, _INT8 | _POOLED | _AHEAD)
 
 VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
