@@ -100,9 +100,8 @@ class Cin:
 
     @property
     def tiles(self) -> list[CinTile]:
-        """Those of cin_wgmma.cu that take all layers."""
-        wide = [layer.wide for layer in self._layers if layer.wide]
-        return [t for t in TILES if wide and all(layer.fits(t) for layer in wide)]
+        """Those of cin_wgmma.cu that hold a row's columns."""
+        return [t for t in TILES if self._wide and self._dim <= 64 * t.warpgroups]
 
     def tiles_for(self, rows: int) -> dict[str, CinTile | None]:
         """What is worth trying for a number of rows, by name; None is cin.cu.
@@ -113,7 +112,7 @@ class Cin:
         units = max(layer.units for layer in self._layers)
         chosen: list[CinTile] = []
         idle = True
-        for (_, columns, _), shapes in groupby(self.tiles, key=lambda t: (t.warpgroups, t.columns, t.resident)):
+        for (_, columns, _), shapes in groupby(self.tiles, key=lambda t: (t.warpgroups, t.columns, t.together)):
             if columns == 128 or idle:
                 first, *rest = shapes  # in the order of their shares
                 chosen.append([first, *(t for t in rest if t.blocks(rows, self._dim, units) <= self._processors)][-1])

@@ -12,35 +12,41 @@ from kernels.dense.activation import KINDS
 from kernels.runtime.launch import launch, type_name
 from kernels.runtime.source import kernel
 
-_LEAST_FIELDS = 5
+_LEAST_FIELDS, _MOST_FIELDS = 5, 48  # of more, a lane's quarter and its sums and factors are more than 168 registers
 _MOST_STAGES, _BARRIER_BYTES = 16, 256  # a stage has two barriers
 
 
 @dataclass(frozen=True, slots=True)
 class CinTile:
-    """Warpgroups of a block, 64 places (b, d) each; maps of a block, at most; blocks that a multiprocessor has room for; blocks
-    that share a sum, a cluster.
+    """Warpgroups of a block, 64 places (b, d) each; maps of a block, at most; blocks of a cluster that share a sum, and that
+    copy the same weights for each other.
     """
 
     warpgroups: int
     columns: int
-    resident: int
     shares: int
+    together: int = 1
 
     @property
     def name(self) -> str:
-        return f"wgmma-{64 * self.warpgroups}x{self.columns}-r{self.resident}-s{self.shares}"
+        return f"wgmma-{64 * self.warpgroups}x{self.columns}-s{self.shares}-t{self.together}"
 
     @property
-    def narrow(self) -> bool:
-        """Whether a lane has 128 registers alone."""
-        return self.warpgroups * self.resident >= 4
+    def resident(self) -> int:
+        """Blocks that a multiprocessor has room for: where it is two, the next layer's is filled beside this one's."""
+        return 2 // self.warpgroups
+
+    @property
+    def cluster(self) -> int:
+        """Blocks of one."""
+        return self.shares * self.together
 
     def column_blocks(self, units: int) -> int:
         return -(-units // self.columns)
 
     def blocks(self, rows: int, dim: int, units: int) -> int:
-        return -(-rows // (64 * self.warpgroups // dim)) * self.column_blocks(units) * self.shares
+        clusters = -(-rows // (64 * self.warpgroups // dim * self.together)) * self.column_blocks(units)
+        return clusters * self.cluster
 
     def block_columns(self, units: int) -> int:
         """Of a layer: as few as its column blocks need, in multiples of 16."""
@@ -48,15 +54,16 @@ class CinTile:
 
 
 TILES = tuple(
-    CinTile(warpgroups, columns, resident, shares)
-    for warpgroups, columns, resident in ((4, 128, 1), (2, 128, 1), (2, 128, 2), (1, 128, 2), (1, 64, 2), (1, 32, 2))
+    CinTile(warpgroups, columns, shares, together)
+    for warpgroups, columns, together in ((2, 128, 1), (2, 128, 2), (1, 128, 1), (1, 128, 2), (1, 64, 1), (1, 32, 1))
     for shares in (1, 2, 4, 8)
+    if shares * together <= 8
 )
 
 
 def takes(fields: int, dim: int) -> bool:
     """Whether there are tiles for such rows."""
-    return fields >= _LEAST_FIELDS and dim <= 128
+    return _LEAST_FIELDS <= fields <= _MOST_FIELDS and dim <= 128
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,24 +93,20 @@ class WgmmaLayer:
         next_maps: int, direct: int, activation: str, dtype: torch.dtype,
     ) -> None:  # fmt: skip
         self._units, self._bias, self._slope, self._dim = len(weight), bias, slope, dim
-        self._next_maps, self._direct, self._first = next_maps, direct, first
+        self._next_maps, self._direct = next_maps, direct
         maps, device = weight.shape[1] // fields, slope.device
         weights = symmetric_steps(weight, fields) if first else steps(weight, maps, fields)
         self._groups, self._steps = weights.shape[1:3]
         self._before_pitch = pitch(maps)
         width = max(t.block_columns(self._units) * t.column_blocks(self._units) for t in TILES)
         self._weights = packed(weights, width, dtype).to(device)
-        self._fields, self._products = fields, dtype.itemsize // 2
+        self._products = dtype.itemsize // 2
+        # Of a group's steps; even, as factors are formed in two places in turn. A lane's registers bear those of ten products.
+        self._chunks = 2 * -(-self._steps // (2 * (5 // self._products)))
         self._constants = {
             "X": type_name(dtype), "FIRST": str(int(first)), "M": str(fields), "DIM": str(dim), "WIDTH": str(width),
             "ACTIVATION": str(KINDS[activation]),
         }  # fmt: skip
-
-    def fits(self, tile: CinTile) -> bool:
-        """Whether a tile holds a row's columns, and a lane its sums, fields and factors in registers (as ptxas has them)."""
-        factors = 2 * -(-self._steps // self._chunks(tile)) * 4 * self._products
-        kept = tile.block_columns(self._units) // 2 + 2 * -(-self._fields // 4) + 8 * self._products + factors
-        return self._dim <= 64 * tile.warpgroups and (not tile.narrow or kept <= 120 - 14 * self._products)
 
     def __call__(self, state: torch.Tensor, at: LayerOperands, rows: int, tile: CinTile) -> None:
         words = 4 // at.x.element_size()  # of the dense dtype in a float32
@@ -115,38 +118,27 @@ class WgmmaLayer:
             i32(at.following.stride(0) * words), i32(pitch(self._next_maps)), i32(self._next_maps), at.pooled.data_ptr(),
             i32(at.pooled.stride(0)), i32(self._direct), self._slope.data_ptr(),
         )  # fmt: skip
-        blocks, shared_bytes = tile.blocks(rows, self._dim, self._units), self._shared_bytes(tile)
-        launch(self.function(tile), blocks, 128 * tile.warpgroups, args, shared_bytes=shared_bytes, cluster=tile.shares)
+        blocks, threads = tile.blocks(rows, self._dim, self._units), 128 * tile.warpgroups + 32
+        launch(self.function(tile), blocks, threads, args, shared_bytes=self.shared_bytes(tile), cluster=tile.cluster)
 
     def function(self, tile: CinTile) -> Any:
         """The kernel, compiled and loaded."""
-        own = {"WARPGROUPS": str(tile.warpgroups), "SHARES": str(tile.shares), "RESIDENT": str(tile.resident)}
-        own |= {
-            "CHUNKS": str(self._chunks(tile)),
-            "COLUMNS": str(tile.block_columns(self._units)),
-            "STAGES": str(self._stages(tile)),
-        }
+        own = {
+            "WARPGROUPS": str(tile.warpgroups), "SHARES": str(tile.shares), "TOGETHER": str(tile.together),
+            "CHUNKS": str(self._chunks), "COLUMNS": str(tile.block_columns(self._units)), "STAGES": str(self._stages(tile)),
+        }  # fmt: skip
         function = kernel("interaction/cin_wgmma", "cin_wgmma", self._constants | own, self._slope.device.index or 0)
-        if function.max_dynamic_shared_size_bytes < self._shared_bytes(tile):
-            function.max_dynamic_shared_size_bytes = self._shared_bytes(tile)
+        if function.max_dynamic_shared_size_bytes < self.shared_bytes(tile):
+            function.max_dynamic_shared_size_bytes = self.shared_bytes(tile)
         return function
 
-    def _chunks(self, tile: CinTile) -> int:
-        """Of a group's steps: an even number, as factors are formed in two places in turn, and no more than there are steps.
-
-        128 registers bear the factors of two products, more of them those of ten.
-        """
-        most = 1 if tile.narrow else 5 // self._products
-        return min(2 * -(-self._steps // (2 * most)), self._steps // 2 * 2)
-
     def _stage_bytes(self, tile: CinTile) -> int:
-        return -(-self._steps // self._chunks(tile)) * self._products * tile.block_columns(self._units) * 32
+        return -(-self._steps // self._chunks) * self._products * tile.block_columns(self._units) * 32
 
     def _stages(self, tile: CinTile) -> int:
-        """Where there is room for two blocks, the next layer's is filled beside this one's."""
         return min(_MOST_STAGES, 200 * 1024 // tile.resident // self._stage_bytes(tile))
 
-    def _shared_bytes(self, tile: CinTile) -> int:
+    def shared_bytes(self, tile: CinTile) -> int:
         """The barriers and the ring, in whose place all sums of a block lie in the end."""
         ring = self._stages(tile) * self._stage_bytes(tile)
         return _BARRIER_BYTES + max(ring, 4 * 64 * tile.warpgroups * (tile.block_columns(self._units) + 8))

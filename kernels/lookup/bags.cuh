@@ -134,7 +134,15 @@ __device__ __forceinline__ void write_scaled(float v[N], const float scale[N], f
         if (SET >> I8) v[k] *= scale[k];
         v[k] *= factor;
     }
-    write_columns<N>(x, v);
+    if constexpr (sizeof(OUT) == 2 && N % 8 == 0) {
+        for (int k = 0; k < N; k += 8) {  // not store8, of which the compiler makes four stores here
+            unsigned w[4];
+            for (int i = 0; i < 4; ++i) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w[i]) : "f"(v[k + 2 * i + 1]), "f"(v[k + 2 * i]));
+            asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(x + k), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+        }
+    } else {
+        write_columns<N>(x, v);
+    }
 }
 template <int N, int SET>
 __device__ __forceinline__ void read_scales(float scale[N], const Part& part, int column) {
@@ -149,6 +157,7 @@ __device__ __forceinline__ void pool_bags(
     const int lane = threadIdx.x % 32, team = lane / TEAM, column = lane % TEAM * N;
     const auto draw = [&] { return __shfl_sync(ALL, lane == 0 ? atomicAdd(drawn, TEAMS) : 0, 0); };
     const auto shift_of = [&](int how) { return column * (is<SET, F32>(how) ? 4 : is<SET, I8>(how) ? 1 : 2); };
+    const auto to = [&](int r, const Part& part) { return x + ((long long)r * ld + part.out + column); };
     const int pairs = PARTS * n, first_single = (pairs + TEAMS - 1) / TEAMS * TEAMS;
     int first = draw();
 #pragma unroll 1
@@ -167,11 +176,11 @@ __device__ __forceinline__ void pool_bags(
         if (s.number == WHOLE_BAG) {
             float scale[N];
             read_scales<N, SET>(scale, part, column);
-            write_scaled<N, SET>(v, scale, mean_factor(s.how, sum.rows), x + (long long)r * ld + part.out + column);
+            write_scaled<N, SET>(v, scale, mean_factor(s.how, sum.rows), to(r, part));
         } else {
-            float* to = bags.sums + (s.number * R + r) * SUM_WORDS;
-            for (int k = 0; k < N; k += 4) store4(to + column + k, v + k);
-            if (column == 0) to[TEAM * VEC] = __uint_as_float((unsigned)sum.rows);
+            float* sums = bags.sums + (s.number * R + r) * SUM_WORDS;
+            for (int k = 0; k < N; k += 4) store4(sums + column + k, v + k);
+            if (column == 0) sums[TEAM * VEC] = __uint_as_float((unsigned)sum.rows);
         }
     }
     const unsigned groups = (n + FLIGHT - 1) / FLIGHT, singles = SINGLES * groups;
@@ -189,12 +198,13 @@ __device__ __forceinline__ void pool_bags(
         for (int j = 0; j < FLIGHT; ++j) rows[j].load(s.how, flight.at(j) + shift_of(s.how));
         float scale[N];
         read_scales<N, SET>(scale, part, column);
+        if (!mine) continue;
+        // Backwards, so that those beyond n are written over by the n-th: with a branch each row would be read behind the one before.
 #pragma unroll
-        for (int j = 0; j < FLIGHT; ++j) {
-            if (!mine || r + j >= n) break;
+        for (int j = FLIGHT - 1; j >= 0; --j) {
             float v[N];
             for (int k = 0; k < N; ++k) v[k] = rows[j].value(s.how, k);
-            write_scaled<N, SET>(v, scale, 1.0f, x + (long long)(r + j) * ld + part.out + column);
+            write_scaled<N, SET>(v, scale, 1.0f, to(min(r + j, n - 1), part));
         }
     }
     if (!JOINS) return;
@@ -219,6 +229,6 @@ __device__ __forceinline__ void pool_bags(
             }
             rows += more;
         }
-        write_scaled<N, SET>(v, scale, mean_factor(bag.source.how, rows), x + (long long)r * ld + bag.out + column);
+        write_scaled<N, SET>(v, scale, mean_factor(bag.source.how, rows), to(r, bag));
     }
 }

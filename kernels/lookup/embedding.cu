@@ -206,7 +206,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         if (more) fetch_rows(next, min(R, bucket - next), ~turn & 1);
         OUT* own_x = x + (long long)first * ld;
         if (tid < UNIT_THREADS) {
-            for (int i = tid; i < UNITS * LANES; i += UNIT_THREADS) {
+            for (int i = tid; UNITS && i < UNITS * LANES; i += UNIT_THREADS) {
                 const int lane = i / (UNITS + !UNITS);
                 if (IN_TURNS ? turn > 0 || i != tid : UNITS * LANES > UNIT_THREADS && i != tid) take(i);
                 if (narrow(own)) write_unit<1>(own, scales, lane, n, own_x, ld, here, in);
@@ -220,7 +220,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         }
         // Whole warps stay together in this loop, for the shuffles.
         const int lane = tid % 32, member = lane % GROUP;
-        for (int base = (tid - UNIT_THREADS) / 32 * (32 / GROUP); tid >= UNIT_THREADS && base < n; base += TOTAL_THREADS / GROUP) {
+        const int end = IN_TURNS && (!TOTALS || tid < UNIT_THREADS) ? (int)0x80000000 : n;
+        for (int base = (tid - UNIT_THREADS) / 32 * (32 / GROUP); base < end; base += TOTAL_THREADS / GROUP) {
             const int r = base + lane / GROUP;
             float sum = 0.0f;
             for (int from = member; r < n && from < TOTALS; from += GROUP * (TERMS + !TERMS)) {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.lookup.bag_parts import FLIGHT, bag_parts
+from kernels.lookup.bag_parts import FLIGHT, LONG, bag_parts
 from kernels.lookup.descriptors import TABLE, Descriptors
 from kernels.lookup.plan import Batch, Kind, LookupPlan, Slot
 from kernels.lookup.tiling import Tiling, bag_tiling, tiling
@@ -79,7 +79,7 @@ class DeviceLookup:
     def tiling(self, rows: int, pinned: bool) -> Tiling:
         """How a launch for `rows` rows is cut, with no more rows a block than its shared memory and threads hold."""
         if self.bags.parts:
-            t = bag_tiling(rows, self.units, self.totals, len(self.bags.parts) * self.bags.team, self._processors)
+            t = bag_tiling(rows, self.units, self.totals, len(self.bags.parts) * self.bags.team, self._processors, pinned)
         else:
             t = tiling(rows, self.units, self.totals, self._processors, pinned, self._most > 1)
         threads = t.unit_threads + t.total_threads  # one of them reads each row's request
@@ -187,12 +187,12 @@ def _lines(size: int) -> int:
 
 
 def _vector(plan: LookupPlan, out_dtype: torch.dtype) -> int:
-    """Columns of a wide unit: 8 where that makes 16-byte stores and no load is wider, else 4. With bags, whose reads count and
-    not the stores, as many as make 16-byte loads.
+    """Columns of a wide unit: 8 where that makes 16-byte stores and no load is wider, else 4. With long bags, whose reads count
+    and not the stores, as many as make 16-byte loads.
     """
     wide = [s for s in plan.x_slots if s.dim % 4 == 0 and s.out % 4 == 0]
     most_bytes = max((plan.tables[plan.columns[s.first].table].dtype.itemsize for s in wide), default=1)
-    most = 16 // most_bytes if any(s.columns > 1 for s in wide) else 8 if out_dtype.itemsize <= 2 and most_bytes <= 2 else 4
+    most = 16 // most_bytes if any(s.columns > LONG for s in wide) else 8 if out_dtype.itemsize <= 2 and most_bytes <= 2 else 4
     return next(v for v in (16, 8, 4) if v <= most and all(s.dim % v == 0 and s.out % v == 0 for s in wide))
 
 

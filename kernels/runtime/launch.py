@@ -45,6 +45,10 @@ class _Attribute(ctypes.Structure):
     _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint * 16))
 
 
+def _attribute(key: int, *value: int) -> _Attribute:
+    return _Attribute(key, 0, (ctypes.c_uint * 16)(*value))
+
+
 class _Config(ctypes.Structure):
     """CUlaunchConfig."""
 
@@ -113,9 +117,7 @@ def launch(
     """
     values = [a if isinstance(a, ctypes.Structure) else _scalar(a) for a in args]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-    attributes = (_Attribute * 2)()
-    attributes[0] = _Attribute(_SERIALIZATION, 0, (int(_OVERLAP.get()),))
-    attributes[1] = _Attribute(_CLUSTER, 0, (cluster, 1, 1))
+    attributes = (_Attribute * 2)(_attribute(_SERIALIZATION, int(_OVERLAP.get())), _attribute(_CLUSTER, cluster, 1, 1))
     x, y = (blocks, 1) if isinstance(blocks, int) else blocks
     stream = torch.cuda.current_stream().cuda_stream
     count = 2 if cluster > 1 else 1  # of attributes: GPUs before sm_90 know no clusters

@@ -22,16 +22,13 @@ __device__ __forceinline__ void copy_tile_to_all(unsigned to, const TensorMap* m
 template <int BLOCKS> __device__ __forceinline__ void arrive_at_all(unsigned barrier) {
     if (BLOCKS == 1) return arrive(barrier);
 #pragma unroll
-    for (int b = 0; b < BLOCKS; ++b) {
-        unsigned there;
-        asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(barrier), "r"(b));
-        asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(there) : "memory");
-    }
+    for (int b = 0; b < BLOCKS; ++b) arrive_there(of_block(barrier, b));
 }
 template <int BLOCKS> __device__ __forceinline__ void meet_cluster() {
     if (BLOCKS == 1) return;
-    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+    __syncwarp();  // by whole warps
+    arrive_at_cluster();
+    wait_for_cluster();
 }
 
 __device__ __forceinline__ void bring_to_l2(const void* from, int bytes) {

@@ -4,7 +4,6 @@
 // thread when it waits for them, those of tensors in any order, some turns later. Races of threads go unnoticed, and of global
 // memory, which is the process's, only the alignment is checked.
 #pragma once
-#include <algorithm>
 #include <cmath>
 #include <csetjmp>
 #include <cstdint>
@@ -88,7 +87,7 @@ static const char* failure;
     abort();
 }
 inline void yield() {
-    if (++turns > 5000000) fail("threads that wait for each other for ever");
+    if (++turns > 5000000 * cluster) fail("threads that wait for each other for ever");
     chance = chance * 1664525u + 1013904223u;
     if (!under_way.empty() && chance >> (blockIdx.x % 3 ? 26 : 19) == 0) deliver();  // one turn in 64, or in 8,192
     const int self = current;
@@ -275,6 +274,10 @@ inline void ld_global_nc_v4_u32(unsigned& a, unsigned& b, unsigned& c, unsigned&
 inline void ld_global_nc_v2_u64(unsigned long long& a, unsigned long long& b, const unsigned long long* p) {
     aligned(p, 16), a = p[0], b = p[1];
 }
+template <typename P> void st_global_v4_b32(P* at, unsigned a, unsigned b, unsigned c, unsigned d) {
+    const unsigned words[] = {a, b, c, d};
+    aligned(at, 16), memcpy(at, words, 16);
+}
 template <typename W, typename P> void ld_relaxed_gpu_global_u64(W& w, P at) { memcpy(&w, at, 8); host::yield(); }
 template <typename P, typename W> void st_relaxed_gpu_global_u64(P at, W w) { memcpy((void*)at, &w, 8); }
 template <typename W, typename P> void ld_relaxed_gpu_global_v2_u64(W& a, W& b, P at) {
@@ -346,13 +349,13 @@ NOTHING(barrier_cluster_arrive_release_aligned)
 inline void barrier_cluster_wait_acquire_aligned() {
     host::meet(host::of_cluster, [] { return host::alive; });
 }
-NOTHING(barrier_cluster_arrive_release)
-inline void barrier_cluster_wait_acquire() { barrier_cluster_wait_acquire_aligned(); }
 inline void mapa_shared(unsigned& other, unsigned at, int rank) { other = at | (rank + 1) << 20; }
-inline char* of_block(unsigned at) { return host::memory[(at >> 20) - 1]; }  // ::cluster, of an address by mapa
-inline void ld_shared(float& x, float& y, unsigned at) {
-    const char* from = of_block(at) + (within(at & 0xfffff, 8) - host::shared);
-    memcpy(&x, from, 4), memcpy(&y, from + 4, 4);
+inline char* in_cluster(unsigned at, int bytes) {  // an address by mapa
+    within(at & 0xfffff, bytes);
+    return host::memory[(at >> 20) - 1] + (at & 0xfffff);
+}
+inline void ld_shared(float& x, float& y, unsigned at) {  // ::cluster
+    memcpy(&x, in_cluster(at, 8), 4), memcpy(&y, in_cluster(at, 8) + 4, 4);
 }
 
 inline void bar_sync(int threads) {
@@ -372,7 +375,7 @@ inline void arrive(Barrier& b) {
     settle(b);
 }
 inline void mbarrier_arrive_shared(unsigned at) { arrive(barrier(at)); }
-inline void mbarrier_arrive_release_cluster_shared(unsigned at) { arrive(barrier(at & 0xfffff, of_block(at))); }
+inline void mbarrier_arrive_release_cluster_shared(unsigned at) { arrive(*reinterpret_cast<Barrier*>(in_cluster(at, 8))); }
 inline void mbarrier_arrive_expect_tx_shared(unsigned at, int bytes) {
     barrier(at).bytes += bytes;
     mbarrier_arrive_shared(at);
@@ -381,27 +384,25 @@ inline void mbarrier_try_wait_parity_shared(unsigned at, int parity) {
     while (barrier(at).phase == parity) host::yield();
 }
 inline unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
+// To the same address in all blocks whose ranks are given, a copy each.
+inline void begin_copies(unsigned to, const void* map, unsigned at, long long column, long long row, size_t bytes, int alignment, unsigned ranks) {
+    within(to, bytes, alignment);
+    for (int r = 0; r < host::cluster; ++r) {
+        if (!(ranks >> r & 1)) continue;
+        memset(host::memory[r] + to, 0xff, bytes);
+        host::under_way.push_back({host::memory[r], to, static_cast<const unsigned long long*>(map), at, column, row});
+    }
+}
+inline unsigned own_rank() { return 1u << host::rank(); }
 // A tile of rows of 128 bytes; zeros beyond the matrix. map: see host_cuda.py, tensor_map.
-inline void cp_async_bulk_tensor_2d_shared(unsigned to, const void* map, unsigned at, int column, int row) {
-    const auto* m = static_cast<const unsigned long long*>(map);
-    memset(within(to, m[4] * 128, 1024), 0xff, m[4] * 128);
-    host::under_way.push_back({host::shared, to, m, at, column, row});
+inline void cp_async_bulk_tensor_2d_shared(unsigned to, const void* map, unsigned at, int column, int row, unsigned ranks = own_rank()) {
+    begin_copies(to, map, at, column, row, static_cast<const unsigned long long*>(map)[4] * 128, 1024, ranks);
 }
-inline void cp_async_bulk_tensor_2d_shared(unsigned to, const void* map, unsigned at, int column, int row, unsigned short blocks) {
-    const auto* m = static_cast<const unsigned long long*>(map);
-    within(to, m[4] * 128, 1024);
-    for (int b = 0; b < host::cluster; ++b)
-        if (blocks >> b & 1) {
-            memset(host::memory[b] + to, 0xff, m[4] * 128);
-            host::under_way.push_back({host::memory[b], to, m, at, column, row});
-        }
-}
-// Consecutive bytes: a tensor copy without a map.
-inline void cp_async_bulk_shared(unsigned to, const void* from, int bytes, unsigned at) {
+// Consecutive bytes, a copy of a tensor without a map.
+inline void cp_async_bulk_shared(unsigned to, const void* from, int bytes, unsigned at, unsigned ranks = own_rank()) {
     aligned(from, 16);
     if (bytes % 16 || bytes == 0) host::fail("a copy of bytes that are no multiple of 16");
-    memset(within(to, bytes, 16), 0xff, bytes);
-    host::under_way.push_back({host::shared, to, (const unsigned long long*)from, at, bytes, -1});
+    begin_copies(to, from, at, bytes, -1, bytes, 16, ranks);
 }
 }  // namespace ptx
 inline void host::deliver() {  // one of the copies that are under way: in some blocks the last, and slowly, in others the first, or any

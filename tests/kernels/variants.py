@@ -18,6 +18,7 @@ _WIDE_TILES = (WIDE_TILES[0].constants, WIDE_TILES[-1].constants)
 
 _DOT = {"FIELDS": "27", "KEEP": "10", "DIAGONAL": "0"}
 _CIN = {"M": "39", "DIM": "16", "NF": "8", "ACTIVATION": "1"}
+_WIDE_CIN = {"DIM": "16", "ACTIVATION": "1", "WIDTH": "128", "STAGES": "4"}
 _ATTENTION = {"LENGTH": "50", "DIMS": "32,16", "QUERIES": "0,32", "KEYS": "48,1648", "POOLED": "48,80", "PARTS": "2"}
 _ATTENTION |= {"DIM": "48", "MASK": "2448", "KEPT": "{0,0,48},{2500,96,8}", "UNITS": "64,16", "LAYERS": "2"}
 _ATTENTION |= {"ACTIVATION": "7", "OUTPUT": "0"}
@@ -25,14 +26,14 @@ _FIELDS = {"FIELDS": "39", "HEADS": "2", "SIZE": "16", "RESIDUAL": "1", "ACTIVAT
 _KEY_TILE = {"ALIGNED": "1,0", "KEY_TILES": "2", "WARPS": "8", "BLOCKS": "1", "ROWS": "16"}
 _AHEAD = {"AHEAD": "1", "CONTEXT_BYTES": "8", "CONTEXT_NUMBERS": "1", "CANDIDATE_NUMBERS": "2"}
 _POOLED = {"MOST": "10", "LARGEST": "1", "MASKS": "1", "NARROW": "1"}
-_PLAIN = (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | {"OUT": "float"}, _FLOAT | _FP8, _INT8 | _FP8)
 # MLPerf's DLRM: 12 features of one id and 14 of up to 100, 128 columns each; and bags of several dtypes, 20 columns each.
-_BAGS = {"CANDIDATE_BYTES": "760", "TOTALS": "0", "TOTAL_THREADS": "0", "UNIT_THREADS": "320", "BLOCKS": "2"}
+_BAGS = {"CANDIDATE_BYTES": "760", "TOTALS": "0", "TOTAL_THREADS": "0", "UNIT_THREADS": "384", "BLOCKS": "2"}
 _BAGS |= {"UNITS": "0", "PARTS": "17", "SINGLES": "12", "JOINS": "1", "OUT": "bf16", "ID": "unsigned", "TOTAL_DTYPES": "1"}
 _BAGS16 = _BAGS | {"VEC": "8", "TEAM": "16", "DTYPES": "2"}
 _BAGS8 = _BAGS | {"VEC": "16", "TEAM": "8", "DTYPES": "8"}
-_BAGS_MIXED = _BAGS | _POOLED | {"UNITS": "60", "VEC": "4", "TEAM": "5", "DTYPES": "15", "OUT": "float"}
-_BAGS_MIXED |= {"ID": "unsigned long long"}
+_BAGS_MIXED = _BAGS | _POOLED | {"UNITS": "60", "VEC": "4", "TEAM": "5", "DTYPES": "15", "OUT": "float", "UNIT_THREADS": "320"}
+_BAGS_MIXED |= _AHEAD | {"ID": "unsigned long long", "TOTALS": "39", "TOTAL_THREADS": "64", "AHEAD": "1"}
+_PLAIN = (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | {"OUT": "float"}, _FLOAT | _FP8, _INT8 | _FP8)
 _LOOKUPS = (_BAGS16, _BAGS8, _BAGS_MIXED, *_PLAIN, _FLOAT | _AHEAD, _INT8 | _AHEAD, _FLOAT | _POOLED, _INT8 | _POOLED | _AHEAD)
 
 VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
@@ -60,14 +61,12 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         for x, first, p, wm, wk in (("float", "1", "3", "1", "8"), ("float", "0", "1", "8", "1"), ("bf16", "1", "1", "2", "4"))
     ),
     "interaction/cin_wgmma": tuple(
-        {"DIM": "16", "ACTIVATION": "1", "X": x, "FIRST": first, "M": fields, "COLUMNS": columns, "WIDTH": "128"}
-        | {"WARPGROUPS": warpgroups, "SHARES": shares, "CHUNKS": chunks, "STAGES": "4", "RESIDENT": "1"}
-        for x, first, fields, columns, warpgroups, shares, chunks in (
-            ("bf16", "1", "39", "128", "2", "1", "2"),
-            ("bf16", "0", "39", "128", "1", "8", "2"),
-            ("float", "0", "39", "112", "2", "2", "4"),
-            ("float", "1", "7", "16", "1", "4", "2"),
-            ("bf16", "0", "39", "128", "4", "2", "10"),
+        _WIDE_CIN | {"X": x, "FIRST": first, "M": m, "COLUMNS": n, "WARPGROUPS": w, "SHARES": s, "TOGETHER": t, "CHUNKS": c}
+        for x, first, m, n, w, s, t, c in (
+            ("bf16", "1", "39", "128", "2", "1", "2", "2"),
+            ("bf16", "0", "39", "128", "1", "8", "1", "2"),
+            ("float", "0", "39", "112", "2", "2", "2", "6"),
+            ("float", "1", "7", "16", "1", "4", "1", "2"),
         )
     ),
     "attention/attention": (
