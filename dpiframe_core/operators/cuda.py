@@ -71,6 +71,8 @@ class CudaOperators:
             match self._kernels[node.name]:
                 case DeviceLookup() if node.attrs.splits and node.name not in workspace.joined:
                     self._allocate_joined(node, workspace, rows)
+                case DeviceLookup() as lookup if lookup.once:
+                    workspace.context_rows[node.name] = self._zeros(rows, dtype=torch.int32)
                 case Cin() as cin:
                     first, second = (self._zeros(rows, cin.scratch_columns) for _ in range(2))
                     workspace.maps[node.name] = first, second
@@ -105,7 +107,8 @@ class CudaOperators:
                     operands = job_operands(node, wave, values, rows)
                     wave.tune(operands, rows, head_operands(node, wave, values, rows, workspace), state)
                 case Attention() as attention:
-                    attention.tune(state, values[node.inputs[0]][:rows], rows, values[node.outputs[0]][:rows])
+                    x, out = values[node.inputs[0]][:rows], values[node.outputs[0]][:rows]
+                    attention.tune(state, x, rows, out, self._context_rows(node, workspace))
 
     @property
     def choices(self) -> dict[str, str]:
@@ -149,6 +152,10 @@ class CudaOperators:
         for output, first, end in zip(node.outputs, firsts, ends, strict=False):
             workspace.values[output] = joined[:, first:end]
 
+    def _context_rows(self, attention: Node, workspace: Workspace) -> torch.Tensor | None:
+        """In which rows of its input an attention finds its keys, where a lookup writes these but once a context."""
+        return workspace.context_rows.get(self.graph.producers()[attention.inputs[0]].name)
+
     def _operator(self, node: Node, workspace: Workspace, rows: int, ahead: bool) -> Operator:
         """Closes over the node's kernel. Values are looked up when the operator is issued, cut to the bucket's rows."""
         kernel, a, widths, state = self._kernels[node.name], node.attrs, self.graph.widths, workspace.state
@@ -168,7 +175,8 @@ class CudaOperators:
                 case DeviceLookup():
                     x = workspace.joined[node.name][:rows] if a.splits else outs[0] if a.concat else None
                     total = outs[-1] if a.total else None
-                    kernel(workspace.batch, rows, x, total, state, counts=counts, ahead=ahead)
+                    own = workspace.context_rows.get(node.name)
+                    kernel(workspace.batch, rows, x, total, state, counts=counts, ahead=ahead, context_rows=own)
                 case Linear():
                     kernel(out=outs[0], state=state, **_linear_inputs(ins))
                 case Activation():
@@ -179,7 +187,7 @@ class CudaOperators:
                     first, second = workspace.maps[node.name]
                     kernel(state, ins[0][:, a.offset :], rows, (first[:rows], second[:rows]), outs[0])
                 case Attention():
-                    kernel(state, ins[0], rows, outs[0])
+                    kernel(state, ins[0], rows, outs[0], self._context_rows(node, workspace))
                 case AtenOperator():
                     kernel.into(ins, outs[0])
                 case CrossV1():

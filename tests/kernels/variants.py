@@ -6,7 +6,7 @@ from kernels.waves.wave_tiles import EXACT_TILES, TILES, WIDE_TILES
 _LOOKUP = {"CONTEXT_BYTES": "0", "CANDIDATE_BYTES": "76", "CONTEXT_NUMBERS": "0", "CANDIDATE_NUMBERS": "0", "TOTALS": "39"}
 _LOOKUP |= {"NARROW": "0", "MOST": "1", "MASKS": "0", "LARGEST": "0"}
 _LOOKUP |= {"GROUP": "8", "UNIT_THREADS": "320", "TOTAL_THREADS": "64", "BLOCKS": "2"}
-_LOOKUP |= {"OUT_FACTOR": "1.0f", "AHEAD": "0"}
+_LOOKUP |= {"OUT_FACTOR": "1.0f", "AHEAD": "0", "ONCE": "{0,0}"}
 _FLOAT = {"ID": "unsigned", "OUT": "float", "UNITS": "156", "VEC": "4", "DTYPES": "1", "TOTAL_DTYPES": "1"}
 _INT8 = {"ID": "unsigned long long", "OUT": "bf16", "UNITS": "78", "VEC": "8", "DTYPES": "8", "TOTAL_DTYPES": "8"}
 _FP8 = {"OUT": "fp8", "OUT_FACTOR": "0.25f"}
@@ -23,9 +23,10 @@ _ATTENTION |= {"DIM": "48", "MASK": "2448", "KEPT": "{0,0,48},{2500,96,8}", "UNI
 _ATTENTION |= {"ACTIVATION": "7", "OUTPUT": "0"}
 _KEY_TILE = {"ALIGNED": "1,0", "KEY_TILES": "2", "WARPS": "8", "BLOCKS": "1", "ROWS": "16"}
 _AHEAD = {"AHEAD": "1", "CONTEXT_BYTES": "8", "CONTEXT_NUMBERS": "1", "CANDIDATE_NUMBERS": "2"}
+_ONCE = {"CONTEXT_BYTES": "100", "MASKS": "1", "NARROW": "1", "ONCE": "{64,1664},{1728,1778}"}
 _POOLED = {"MOST": "10", "LARGEST": "1", "MASKS": "1", "NARROW": "1"}
 _PLAIN = (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | {"OUT": "float"}, _FLOAT | _FP8, _INT8 | _FP8)
-_LOOKUPS = (*_PLAIN, _FLOAT | _AHEAD, _INT8 | _AHEAD, _FLOAT | _POOLED, _INT8 | _POOLED | _AHEAD)
+_LOOKUPS = (*_PLAIN, _FLOAT | _AHEAD, _INT8 | _AHEAD, _FLOAT | _AHEAD | _ONCE, _FLOAT | _POOLED, _INT8 | _POOLED | _AHEAD)
 
 VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
     "lookup/embedding": ({}, *(_LOOKUP | own for own in _LOOKUPS)),
