@@ -156,7 +156,7 @@ class DeviceLookup:
                 raise ValueError("lookup total: got none or a wrong layout, expected float32[B, 1]")
             check_rows("lookup total", total, rows, 1)
         if self.once and (context_rows is None or context_rows.dtype != torch.int32 or len(context_rows) < rows):
-            got = context_rows if context_rows is None else (context_rows.dtype, tuple(context_rows.shape))
+            got = "None" if context_rows is None else f"{context_rows.dtype} {tuple(context_rows.shape)}"
             raise ValueError(f"lookup context rows: got {got}, expected int32[>= {rows}]")
         if ahead and state.numel() < STATE_WORDS:
             got = f"{state.numel()} words"
