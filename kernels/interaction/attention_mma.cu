@@ -385,7 +385,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_mma(
             const int left = LENGTH - 16 * (warp % GROUPS * KEY_TILES + m);
             there[m] = warp >= n * GROUPS || left <= 0 ? 0u : left < 16 ? 0xffffu >> (16 - left) : 0xffffu;
         }
-        if (warp < n * GROUPS) load_keys(words, history(warp / GROUPS), 16 * (warp % GROUPS * KEY_TILES), there);
+        load_keys(words, history(min(warp / GROUPS, n - 1)), 16 * (warp % GROUPS * KEY_TILES), there);
         constexpr int PAIRS = tiles(0) / 2;
         for (int task = warp; task < PAIRS + n * (MASK_WORDS + 1); task += WARPS) {
             if (task < PAIRS) {
