@@ -180,6 +180,25 @@ def split_attention(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, t
     return (q + difference).to(weight.dtype), (k - difference).to(weight.dtype), product.to(weight.dtype)
 
 
+def field_attention(
+    x: torch.Tensor,
+    fields: int,
+    heads: int,
+    projections: Sequence[tuple[torch.Tensor, torch.Tensor | None]],
+    scale: float,
+    activation: str,
+) -> torch.Tensor:
+    """activation(softmax(scale Q K^T) V + R), head by head (Song et al. 2019, eq. 5 to 8); R is nothing without its projection.
+
+    x[B, fields * dim], projections (weight[heads * size, dim], bias) of Q, K, V (and R) -> [B, fields * heads * size].
+    """
+    v = x.reshape(len(x), fields, -1)
+    q, k, values, *rest = (torch.nn.functional.linear(v, w, b) for w, b in projections)
+    q, k, values = (t.view(len(x), fields, heads, -1).transpose(1, 2) for t in (q, k, values))
+    y = (torch.softmax((q @ k.transpose(2, 3)) * scale, 3) @ values).transpose(1, 2).reshape(len(x), fields, -1)
+    return activate_(y + rest[0] if rest else y, activation).flatten(1)
+
+
 def mixture(x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
     """softmax(gates[B, n])[i] times the i-th of n equal parts of x[B, n * r]."""
     return (x.view(len(x), gates.shape[1], -1) * torch.softmax(gates, 1)[:, :, None]).view(x.shape)

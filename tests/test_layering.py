@@ -36,8 +36,13 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "kernels/interaction": {
         "kernels/runtime": "its kernels are compiled and launched",
-        "kernels/reference": "attention forms its inputs as the plain version does",
-        "kernels/dense": "activations inside CIN and attention",
+        "kernels/reference": "a cross network is folded as the plain version does",
+        "kernels/dense": "activations and products inside CIN",
+    },
+    "kernels/attention": {
+        "kernels/runtime": "its kernels are compiled and launched",
+        "kernels/reference": "it forms its inputs as the plain version does",
+        "kernels/dense": "activations and products",
     },
     "kernels/waves": {
         "kernels/runtime": "its kernels are compiled and launched; matrices come by tensor maps",
@@ -75,7 +80,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "kernels/lookup": "the lookup on a GPU",
         "kernels/reference": "the plain operators of an ablation",
         "kernels/dense": "products, activations, heads",
-        "kernels/interaction": "FM, cross, dot, CIN, attention",
+        "kernels/interaction": "FM, cross, dot, CIN",
+        "kernels/attention": "attention over a sequence, and over fields",
         "kernels/waves": "waves and chains",
         "kernels/cpu": "the lookup and the first layers on a CPU",
     },
@@ -190,14 +196,17 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "deployments/client": {},
     # Benchmarks may read all of the product; the table holds their own rooms alone.
-    "benchmarks/systems": {},
+    "benchmarks/workloads": {},
+    "benchmarks/systems": {"benchmarks/workloads": "a system scores a workload's batches with its weights"},
     "benchmarks/records": {"benchmarks/systems": "which systems are compiled peers"},
     "benchmarks/device": {
         "benchmarks/systems": "systems and cells that are measured",
+        "benchmarks/workloads": "on models and batches",
         "benchmarks/records": "a suite writes records",
     },
     "benchmarks/serving": {
-        "benchmarks/systems": "cells, and the workload that a served model gets",
+        "benchmarks/systems": "cells that are measured",
+        "benchmarks/workloads": "the model that is scored offline",
         "benchmarks/records": "a suite writes records",
     },
     "benchmarks/serving/peers": {},

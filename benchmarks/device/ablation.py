@@ -10,8 +10,8 @@ from benchmarks.systems.cells import check
 from benchmarks.systems.model_sweep import ModelSweep
 from benchmarks.systems.stages import STAGES, Running, Stage
 from benchmarks.systems.systems import reference_scores
-from benchmarks.systems.workload import Workload
 from benchmarks.timing import interleaved
+from benchmarks.workloads.workload import Workload
 from dpiframe_core.features.row_block import RowBlock
 from kernels.dense.linear import matmul_precision
 
@@ -57,7 +57,7 @@ def _cell(
     cell: dict[str, str],
 ) -> Iterator[Record]:
     rows, count = blocks[0].rows, len(blocks)
-    expected = [reference_scores(w, b) for b in blocks]
+    expected = reference_scores(w, blocks)
     worst, calls = {}, {}
     with torch.inference_mode():
         for name, r in running.items():

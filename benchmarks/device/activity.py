@@ -79,7 +79,7 @@ def kernel_shares(call: Callable[[int], object], calls: int = 50) -> tuple[float
     from torch.autograd import DeviceType
 
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         for i in range(calls):
             call(i)
         torch.cuda.synchronize()

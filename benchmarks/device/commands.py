@@ -17,13 +17,19 @@ from benchmarks.systems import fbgemm, lookups
 from benchmarks.systems.embedding_cells import BATCHES
 from benchmarks.systems.embedding_cells import sweep as embedding_sweep
 from benchmarks.systems.model_sweep import ModelSweep
-from benchmarks.systems.workload import MODELS
+from benchmarks.systems.names import BATCHES as MODEL_BATCHES
+from benchmarks.systems.names import CONTEXTS, PAPER_MODELS
+from benchmarks.workloads.models import MODELS
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.options import PRECISIONS
 
 app = typer.Typer()
 
-_ALL = ",".join(MODELS)
+_ALL, _FOUR = ",".join(MODELS), ",".join(PAPER_MODELS)
+_BATCHES, _CONTEXTS = (",".join(map(str, sizes)) for sizes in (MODEL_BATCHES, CONTEXTS))
+_PEERS = "dpiframe,eager,compile-captured,compile-mapped"
+MaxRows = Annotated[int, typer.Option(help="most rows of a table; 0: as published (MLPerf's are 52 GB)")]
+Contexts = Annotated[str, typer.Option(help="of a batch, comma-separated, for models whose rows share features")]
 _EMBEDDING_BATCHES = ",".join(map(str, BATCHES))
 
 
@@ -34,17 +40,32 @@ def _systems(text: str) -> list[str]:
     return names
 
 
-def _sweep(run: Run, models: str, precisions: str, batches: str, seconds: float, seed: int, ids: str) -> ModelSweep:
-    cells = names_in(models), names_in(precisions), numbers_in(batches)
-    return ModelSweep(*cells, device=run.device, failed=run.failed, seconds=seconds, seed=seed, skew=ids)
+def _sweep(
+    run: Run,
+    models: str,
+    precisions: str,
+    batches: str,
+    seconds: float,
+    seed: int,
+    ids: str,
+    *,
+    contexts: str = "1",
+    max_rows: int = 0,
+) -> ModelSweep:
+    return ModelSweep(
+        names_in(models), names_in(precisions), numbers_in(batches), device=run.device, failed=run.failed, seconds=seconds,
+        seed=seed, skew=ids, contexts=numbers_in(contexts), most_rows=max_rows or None,
+    )  # fmt: skip
 
 
 @app.command()
 def latency(
     models: Names = _ALL,
     precisions: Names = "tf32,bf16,fp32",
-    batches: Names = "1,64,256,1024,4096",
-    systems: Names = "dpiframe,eager,stacked-eager,compile-captured",
+    batches: Names = _BATCHES,
+    contexts: Contexts = _CONTEXTS,
+    max_rows: MaxRows = 0,
+    systems: Names = "dpiframe,eager,stacked-eager,compile-captured,compile-mapped",
     buckets: Annotated[str, typer.Option(help="exact: captured for the batch; default: as serving captures")] = "exact",
     with_floor: Annotated[bool, typer.Option("--floor", help="suite floor too, from the same calls")] = False,
     gemm: Annotated[int, typer.Option(help="side of the product whose rate is the floor's")] = 8192,
@@ -55,10 +76,10 @@ def latency(
     append: Append = False,
     out: Out = None,
 ) -> None:
-    """Whole models, host to host, of any of the seven systems that docs/benchmarks.md names."""
+    """Whole models, host to host, of any of the eight systems that docs/benchmarks.md names."""
     names = _systems(systems)
     run = Run("latency", device, seed, out, append)
-    sweep = _sweep(run, models, precisions, batches, seconds, seed, ids)
+    sweep = _sweep(run, models, precisions, batches, seconds, seed, ids, contexts=contexts, max_rows=max_rows)
     machine = None
     if with_floor:
         machine = floor_suite.measure(run.device, PRECISIONS[run.device.type], gemm)
@@ -91,7 +112,7 @@ def embedding(
 
 @app.command()
 def ablation(
-    models: Names = _ALL,
+    models: Names = _FOUR,
     precisions: Names = "tf32",
     batches: Names = "256,1024",
     first_op: Annotated[bool, typer.Option(help="suite first_op too, on the same engines")] = False,
@@ -110,7 +131,7 @@ def ablation(
 
 @app.command("first_op")
 def first_op(
-    models: Names = _ALL,
+    models: Names = _FOUR,
     precisions: Names = "tf32",
     batches: Names = "256,1024",
     device: Device = "auto",
@@ -131,7 +152,7 @@ def utilisation(
     models: Names = "dcnv2,deepfm",
     precisions: Names = "tf32",
     batches: Names = "256,1024",
-    systems: Names = "dpiframe,eager,compile-captured",
+    systems: Names = _PEERS,
     lanes: Names = "1,2,4",
     device: Device = "auto",
     seconds: Seconds = 1.0,
@@ -148,10 +169,31 @@ def utilisation(
 
 
 @app.command()
+def mlperf(
+    precisions: Names = "bf16,tf32",
+    batches: Names = "1024,8192,16384",
+    max_rows: MaxRows = 0,
+    systems: Names = _PEERS,
+    lanes: Names = "1,2,4",
+    device: Device = "auto",
+    seconds: Seconds = 1.0,
+    ids: Ids = "zipf",
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """MLPerf's DLRM-DCNv2, pairs a second from ids in host memory, by lanes, as `utilisation` saturates it."""
+    names = _systems(systems)
+    run = Run("mlperf", device, seed, out, append)
+    sweep = _sweep(run, "mlperf", precisions, batches, seconds, seed, ids, max_rows=max_rows)
+    run.finish(utilisation_suite.run(sweep, names, lanes=numbers_in(lanes), suite="mlperf"))
+
+
+@app.command()
 def floor(
-    models: Names = _ALL,
+    models: Names = _FOUR,
     precisions: Names = "bf16,tf32,fp32",
-    batches: Names = "1,64,256,1024,4096",
+    batches: Names = _BATCHES,
     gemm: Annotated[int, typer.Option(help="side of the product whose rate is measured")] = 8192,
     device: Device = "auto",
     seconds: Seconds = 0.2,
@@ -189,7 +231,7 @@ def precision(
 
 @app.command()
 def warmup(
-    models: Names = _ALL,
+    models: Names = _FOUR,
     precisions: Names = "tf32",
     max_batch_rows: int = 4096,
     device: Device = "auto",

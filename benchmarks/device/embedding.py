@@ -14,8 +14,9 @@ from benchmarks.records.record import Record, record
 from benchmarks.systems.cells import Failed
 from benchmarks.systems.embedding_cells import Cell
 from benchmarks.systems.lookups import Lookup, Task, candidates, wide_batch
-from benchmarks.systems.workload import id_blocks, schema_of, wide_ids
 from benchmarks.timing import Captured, interleaved
+from benchmarks.workloads.blocks import drawn_blocks, wide_ids
+from benchmarks.workloads.workload import schema_of
 from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.graph.graph import Attrs, Node, Source
@@ -59,7 +60,7 @@ def _task(cell: Cell, sizes: tuple[int, ...], tables: list[torch.Tensor], device
     sources = tuple(Source(f.name, f.table, cell.dim) for f in schema.features)
     plan = plan_lookup(Node("lookup", "lookup", (), ("x",), "embedding", attrs=Attrs(concat=sources)), schema)
     count = 4 if cell.large else max(2, min(8, 32768 // cell.batch))
-    blocks = id_blocks(schema, cell.batch, count, skew=cell.ids, seed=seed + cell.batch)
+    blocks = drawn_blocks(schema, cell.batch, count, skew=cell.ids, seed=seed + cell.batch)
     ids = [torch.from_numpy(wide_ids(b)).to(device) for b in blocks]
     return Task(cell, device, plan, tables, blocks, ids)
 

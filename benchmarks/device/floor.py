@@ -19,8 +19,10 @@ from benchmarks.records.record import Record, record
 from benchmarks.systems.cells import check
 from benchmarks.systems.model_sweep import ModelSweep
 from benchmarks.systems.systems import dpiframe, reference_scores
-from benchmarks.systems.workload import Workload, wide_ids
 from benchmarks.timing import Captured, interleaved
+from benchmarks.workloads.blocks import wide_ids
+from benchmarks.workloads.paper import FOUR
+from benchmarks.workloads.workload import Workload
 from dpiframe_core.engine.options import PRECISIONS
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.models.build import build_graph
@@ -76,7 +78,8 @@ def _cell(sweep: ModelSweep, w: Workload, precision: str, rows: int, machine: Ma
     count = len(blocks)
     with matmul_precision(precision):
         system = dpiframe(w, rows, precision, sweep.device)
-        worst = max(check(system.score(b), reference_scores(w, b), precision, what) for b in blocks)
+        expected = reference_scores(w, blocks)
+        worst = max(check(system.score(b), e, precision, what) for b, e in zip(blocks, expected, strict=True))
         times = interleaved({"dpiframe": lambda i: system.score(blocks[i % count])}, sweep.seconds)["dpiframe"]
         device_us = system.device_us(blocks[0])
         system.close()
@@ -112,7 +115,13 @@ def floor_record(
 
 
 def needs_of(w: Workload, blocks: Sequence[RowBlock], precision: str) -> Needs:
-    """Mean over the batches. A table row that several rows of a batch read counts once; activations count as nothing."""
+    """Mean over the batches. A table row that several rows of a batch read counts once; activations count as nothing.
+
+    Raises:
+        ValueError: the model is not one of those whose weights each take part in one product a row.
+    """
+    if not isinstance(w.architecture, FOUR):
+        raise ValueError(f"floor: got {w.name}, expected one of Wide&Deep, DeepFM, DCN and DCN-V2")
     shapes = build_graph(w.architecture, w.schema).params
     weights = sum(prod(s) for s in shapes.values()) * _WEIGHT_BYTES[precision]
     products = sum(prod(s) for name, s in shapes.items() if name.endswith("weight"))

@@ -1,6 +1,7 @@
 """Suite `latency`: models x precisions x batches x systems, host to host, each held against the strict float32 source model."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -9,10 +10,26 @@ from benchmarks.records.record import Record, record
 from benchmarks.systems import systems as known
 from benchmarks.systems.cells import check
 from benchmarks.systems.model_sweep import ModelSweep
-from benchmarks.systems.names import is_compiled
-from benchmarks.systems.workload import Workload
+from benchmarks.systems.names import PAPER_MODELS, is_compiled
+from benchmarks.systems.system import System
 from benchmarks.timing import interleaved
+from benchmarks.workloads.workload import Workload
 from kernels.dense.linear import matmul_precision
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One of the suite: a batch of `rows` rows of `contexts` contexts."""
+
+    w: Workload
+    precision: str
+    rows: int
+    contexts: int
+
+    def of(self, system: str) -> str:
+        """A system in the cell, as failures name it."""
+        contexts = f" contexts={self.contexts}" if self.w.has_contexts else ""
+        return f"{system} {self.w.name} {self.precision} B={self.rows}{contexts}"
 
 
 def run(
@@ -20,33 +37,32 @@ def run(
 ) -> Iterator[Record]:
     """Yields a record a measurement, a cell (model, precision, batch) at a time, its systems interleaved.
 
-    machine: its limits, to yield our records of suite `floor` too.
+    machine: its limits, to yield our records of suite `floor` too, of the models that it counts.
     """
     for w in sweep.workloads():
         for precision in sweep.offered:
-            for rows in sweep.batches:
+            for rows, contexts in sweep.sizes(w):
                 with matmul_precision(precision):
-                    yield from _cell(sweep, w, precision, rows, systems, buckets, machine)
+                    yield from _cell(sweep, Cell(w, precision, rows, contexts), systems, buckets, machine)
         del w  # its tables go before those of the next model come
 
 
-def _cell(
-    sweep: ModelSweep, w: Workload, precision: str, rows: int, names: Sequence[str], buckets: str, machine: Machine | None
-) -> Iterator[Record]:
+def _cell(sweep: ModelSweep, at: Cell, names: Sequence[str], buckets: str, machine: Machine | None) -> Iterator[Record]:
     if any(map(is_compiled, names)):
         known.forget_compiled()
-    blocks = sweep.blocks(w, rows)
-    expected = [known.reference_scores(w, b) for b in blocks]
-    built: dict[str, known.System] = {}
+    w, precision, rows = at.w, at.precision, at.rows
+    blocks = sweep.blocks(w, rows, at.contexts)
+    expected = known.reference_scores(w, blocks)
+    built: dict[str, System] = {}
     worst: dict[str, float] = {}
     for name in names:
-        what = f"{name} {w.name} {precision} B={rows}"
         try:
-            system = known.build(name, w, rows, precision, sweep.device, buckets=buckets)
+            system = known.build(name, w, rows, precision, sweep.device, contexts=at.contexts, buckets=buckets)
             with torch.inference_mode():
-                worst[name] = max(check(system.score(b), e, precision, what) for b, e in zip(blocks, expected, strict=True))
+                scores = zip(map(system.score, blocks), expected, strict=True)
+                worst[name] = max(check(s, e, precision, at.of(name)) for s, e in scores)
         except Exception as error:
-            sweep.failed(what, error)
+            sweep.failed(at.of(name), error)
             continue
         built[name] = system
     count = len(blocks)
@@ -54,10 +70,10 @@ def _cell(
         calls = {name: lambda i, s=system: s.score(blocks[i % count]) for name, system in built.items()}
         times = interleaved(calls, sweep.seconds)
         device_us = {name: system.device_us(blocks[0]) for name, system in built.items()}
-    cell = {"ids": sweep.skew, "buckets": buckets}
+    cell = sweep.cell(w, at.contexts) | {"buckets": buckets}
     for name, system in built.items():
         system.close()
         own = {"times": times[name], "device_us": device_us[name], "max_abs_err": worst[name], **system.notes}
-        yield record("latency", name, model=w.name, batch=rows, precision=precision, cell=cell, **own)
-        if machine and name == "dpiframe":
+        yield record("latency", name, model=w.name, batch=rows, precision=precision, cell=cell, **own, **w.facts)
+        if machine and name == "dpiframe" and w.name in PAPER_MODELS:
             yield floor_record(w, blocks, precision, machine, cell, own)

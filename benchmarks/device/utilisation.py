@@ -1,8 +1,11 @@
-"""Suite `utilisation`: rows a second and how busy the GPU is when as many threads call as there are lanes, without a pause."""
+"""Suites `utilisation` and `mlperf`: rows a second, and how busy the GPU is, when as many threads call as there are lanes,
+without a pause. `mlperf` is that of MLPerf's shape, where a row is a pair of a user and an item.
+"""
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,9 +15,10 @@ from benchmarks.records.record import Record, record
 from benchmarks.systems.cells import check
 from benchmarks.systems.model_sweep import ModelSweep
 from benchmarks.systems.names import is_compiled
-from benchmarks.systems.systems import System, build, dpiframe, forget_compiled, reference_scores
-from benchmarks.systems.workload import Workload
+from benchmarks.systems.system import System
+from benchmarks.systems.systems import build, dpiframe, forget_compiled, reference_scores
 from benchmarks.timing import Times, times_of
+from benchmarks.workloads.workload import Workload
 from dpiframe_core.features.row_block import RowBlock
 from kernels.dense.linear import matmul_precision
 
@@ -22,56 +26,59 @@ LANES = (1, 2, 4)
 _SETTLE_S = 0.2  # before the counters' first sample
 
 
-def run(sweep: ModelSweep, systems: Sequence[str], *, lanes: Sequence[int] = LANES) -> Iterator[Record]:
+def run(
+    sweep: ModelSweep, systems: Sequence[str], *, lanes: Sequence[int] = LANES, suite: str = "utilisation"
+) -> Iterator[Record]:
     """Yields a record a system (ours: a number of lanes) and cell. A peer has one caller: its buffers hold one batch."""
     for w in sweep.workloads():
         for precision in sweep.offered:
-            for rows in sweep.batches:
+            for rows, contexts in sweep.sizes(w):
                 if any(map(is_compiled, systems)):
                     forget_compiled()
-                blocks = sweep.blocks(w, rows)
-                expected = [reference_scores(w, b) for b in blocks]
+                blocks = sweep.blocks(w, rows, contexts)
+                expected = reference_scores(w, blocks)
                 for name in systems:
                     for n in lanes if name == "dpiframe" else (1,):
                         what = f"{name} {w.name} {precision} B={rows} lanes={n}"
                         try:
                             with matmul_precision(precision):
-                                system = _built(name, w, rows, precision, sweep.device, n)
-                            yield _measured(sweep, name, system, w, precision, blocks, expected, n, what)
+                                system = _built(name, w, rows, contexts, precision, sweep.device, n)
+                            found = _measured(sweep, system, precision, blocks, expected, n, what)
+                            cell = sweep.cell(w, contexts) | {"lanes": n}
+                            named = {"model": w.name, "batch": rows, "precision": precision, "cell": cell}
+                            yield record(suite, name, **named, **found, **w.facts)
                             system.close()
                         except Exception as error:
                             sweep.failed(what, error)
+        del w  # its tables go before those of the next model come
 
 
-def _built(name: str, w: Workload, rows: int, precision: str, device: torch.device, lanes: int) -> System:
+def _built(name: str, w: Workload, rows: int, contexts: int, precision: str, device: torch.device, lanes: int) -> System:
     if name == "dpiframe":
         return dpiframe(w, rows, precision, device, lanes=lanes)
-    return build(name, w, rows, precision, device)
+    return build(name, w, rows, precision, device, contexts=contexts)
 
 
 def _measured(
     sweep: ModelSweep,
-    name: str,
     system: System,
-    w: Workload,
     precision: str,
     blocks: Sequence[RowBlock],
     expected: Sequence[np.ndarray],
     lanes: int,
     what: str,
-) -> Record:
+) -> dict[str, Any]:
+    """What a record says of the saturated system."""
     rows, count = blocks[0].rows, len(blocks)
     with torch.inference_mode(), matmul_precision(precision):
         worst = max(check(system.score(b), e, precision, what) for b, e in zip(blocks, expected, strict=True))
         shares = kernel_shares(lambda i: system.score(blocks[i % count])) if sweep.device.type == "cuda" else None
         # torch's precision flags are the process's, so the threads below inherit them; its inference mode is a thread's own.
         times, wall, counters = saturated(lambda i: system.score(blocks[i % count]), lanes, sweep.seconds, sweep.device)
-    cell = {"ids": sweep.skew, "lanes": lanes}
-    return record(
-        "utilisation", name, model=w.name, batch=rows, precision=precision, cell=cell, times=times,
-        rows_per_s=times.calls * rows / wall, max_abs_err=worst, **counters.shares,
-        kernel_share=shares and round(shares[0], 4), kernel_union=shares and round(shares[1], 4),
-    )  # fmt: skip
+    return {
+        "times": times, "rows_per_s": times.calls * rows / wall, "max_abs_err": worst, **counters.shares,
+        "kernel_share": shares and round(shares[0], 4), "kernel_union": shares and round(shares[1], 4), **system.notes,
+    }  # fmt: skip
 
 
 def saturated(

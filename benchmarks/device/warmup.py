@@ -48,12 +48,12 @@ def _started(
 ) -> dict[str, Any]:
     os.environ |= {"XDG_CACHE_HOME": caches, "CUPY_CACHE_DIR": f"{caches}/cupy", "TRITON_CACHE_DIR": f"{caches}/triton"}
     from benchmarks.systems.systems import golden
-    from benchmarks.systems.workload import CRITEO, workload
+    from benchmarks.workloads.models import workload
     from dpiframe_core.engine.engine import Engine
     from dpiframe_core.engine.options import EngineOptions
     from kernels.dense.linear import matmul_precision
 
-    w = workload(model, torch.device(device), sizes=sizes or CRITEO, seed=seed)
+    w = workload(model, torch.device(device), seed=seed, **({"sizes": sizes} if sizes else {}))
     with matmul_precision("fp32"):
         rows = golden(w)
     engine = Engine(w.bundle(rows), device, precision, EngineOptions(max_batch_rows=max_batch_rows))

@@ -3,15 +3,15 @@
 from collections.abc import Callable
 
 from benchmarks.report.markdown import table, us
-from benchmarks.report.results import Results, any_of, best_peer, cell_name, has_compiled, mean
+from benchmarks.report.results import Results, any_of, best_peer, cell_name, has_compiled, mean, model_name
 from benchmarks.systems.names import SYSTEMS, known_as
 from dpiframe_core.engine.options import PRECISIONS
 
-_LATENCY = """Microseconds, host to host, median (p99): ids in host memory to scores in host memory, one call at a time. Tables
-of Criteo Kaggle (39 fields, dim 16), MLP 1024-512-256, eight batches in rotation. Every system's scores were checked against
-the float32 source model in the same run. `device`: ours alone, on the device, one graph after the other. A system that several
-runs have in a cell stands with the last of them, a compiled peer with the fastest. `(ATEN)`: Inductor chose among cuBLAS's
-products alone (docs/benchmarks.md).
+_LATENCY = """Microseconds, host to host, median (p99): ids in host memory to scores in host memory, one call at a time. The
+four models read tables of Criteo Kaggle (39 fields, dim 16), MLP 1024-512-256; docs/benchmarks.md has the others. Eight batches
+in rotation. Every system's scores were checked against the float32 source model in the same run. `device`: ours alone, on the
+device, one graph after the other. A system that several runs have in a cell stands with the last of them, a compiled peer with
+the fastest. `(ATEN)`: Inductor chose among cuBLAS's products alone.
 "Over the best peer" is over the fastest of the row, of whichever run; it stands only where a compiled one was measured."""
 _EMBEDDING = """Microseconds, median. `device` is device time, many launches in one graph; `call` is a launch and the wait for
 it, all with ids on the device but for `pinned`, where our kernel reads them from host memory as the engine has it.
@@ -23,6 +23,8 @@ _STAGES = {
 _UTILISATION = """As many threads as lanes call without a pause. SM active, occupancy and DRAM active are the GPU's own counters
 over the loop; kernels by CUPTI over fifty calls in a row: their times added up over streams, and the time with any of them
 running, both over the wall time (which profiling lengthens)."""
+_MLPERF = """MLPerf's DLRM-DCNv2: 13 numbers and 26 tables of dim 128, float16, bags of 1 to 100 ids, 214 a pair; {tables}.
+From ids in host memory to scores in host memory, as many callers as lanes, as in `utilisation`."""
 _FLOOR = """`floor` = graph launch and wait + (distinct table rows + weights) / copy bandwidth + (ids + scores) / pinned-memory
 bandwidth + operations / rate, all measured in the same run."""
 
@@ -46,7 +48,7 @@ def latency(results: Results) -> list[str]:
                 over[s].append(cell[s]["p50_us"] / ours["p50_us"])
             if ours and ours["device_us"]:
                 device = f"{ours['device_us']:.1f}"
-            rows.append([r["model"], cell_name(r) + str(r["batch"]), *figures, device, gain])
+            rows.append([model_name(r), cell_name(r) + str(r["batch"]), *figures, device, gain])
         text += ["", f"### {precision}", "", *table(["model", "B", *systems, "device", "over the best peer"], rows)]
         gains = [f"{s}: {mean(v):.2f}x (least {min(v):.2f}x)" for s, v in over.items() if v]
         errors = [r["max_abs_err"] for r in records if r["system"] == "dpiframe"]
@@ -96,17 +98,26 @@ def stages(suite: str) -> Callable[[Results], list[str]]:
 
 
 def utilisation(results: Results) -> list[str]:
+    return [_UTILISATION, "", *_saturated(results, "utilisation", "rows")]
+
+
+def mlperf(results: Results) -> list[str]:
+    """MLPerf's shape, where a row is a pair."""
+    r = results.of("mlperf")[0]
+    tables = f"the largest of {r['largest_table_rows']:,} rows, {r['table_bytes'] / 1e9:.1f} GB in all"
+    return [_MLPERF.format(tables=tables), "", *_saturated(results, "mlperf", "pairs")]
+
+
+def _saturated(results: Results, suite: str, what: str) -> list[str]:
     shares = {"sm_active": "SM active", "sm_occupancy": "occupancy", "dram_active": "DRAM active",
               "kernel_share": "kernels, sum", "kernel_union": "kernels, any"}  # fmt: skip
     rows = []
-    for r in results.of("utilisation"):
+    for r in results.of(suite):
         figures = [f"{r[k]:.1%}" if r[k] is not None else "" for k in shares]
         times = [f"{r['rows_per_s'] / 1e6:.2f}", f"{r['p50_us']:.0f} ({r['p99_us']:.0f})"]
-        rows.append(
-            [r["model"], r["precision"], r["system"], cell_name(r) + str(r["batch"]), r["cell"]["lanes"], *times, *figures]
-        )
-    head = ["model", "", "system", "B", "lanes", "M rows/s", "p50 (p99) us", *shares.values()]
-    return [_UTILISATION, "", *table(head, rows, figures=3)]
+        name = [model_name(r), r["precision"], r["system"], cell_name(r) + str(r["batch"]), r["cell"]["lanes"]]
+        rows.append([*name, *times, *figures])
+    return table(["model", "", "system", "B", "lanes", f"M {what}/s", "p50 (p99) us", *shares.values()], rows, figures=3)
 
 
 def floor(results: Results) -> list[str]:

@@ -8,6 +8,7 @@ from benchmarks.records.run import RESULTS
 from benchmarks.report import performance, performance_serving, results_page, speed_chart
 from benchmarks.report.markdown import filled, table, times_over, us
 from benchmarks.report.results import Results, any_of, gains
+from benchmarks.systems.names import PAPER_MODELS
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/performance.md")
@@ -84,7 +85,7 @@ class _Row:
 
 
 def _call(h200: Results, precision: str) -> _Row | None:
-    found = gains(h200, precision=precision)
+    found = [g for g in gains(h200, precision=precision) if g.model in PAPER_MODELS]
     if not found:
         return None
     times = [g.ours["p50_us"] for g in found]

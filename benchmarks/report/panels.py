@@ -10,7 +10,8 @@ from benchmarks.systems.names import known_as
 
 COLOURS = {
     "dpiframe": "#D1495B", "dpiframe-pinned": "#E8A0A8", "eager": "#8D99AE", "stacked-eager": "#5C677D", "compile": "#7EB09B",
-    "compile-captured": "#2E7D5B", "fbgemm": "#8AB6D6", "fbgemm-captured": "#2B6CA3", "stacked-captured": "#3D4452",
+    "compile-captured": "#2E7D5B", "compile-mapped": "#14532D",
+    "fbgemm": "#8AB6D6", "fbgemm-captured": "#2B6CA3", "stacked-captured": "#3D4452",
 }  # fmt: skip
 SHADES = ("#F2C4C9", "#E8959E", "#DC6573", "#BE3A4C", "#7F2433")  # light to dark: few rows to many
 LANES = ("#EDB6BC", "#DE7F8A", "#D1495B", "#9A2E3D")

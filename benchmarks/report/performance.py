@@ -4,31 +4,49 @@ from collections.abc import Sequence
 
 from benchmarks.records.record import Record
 from benchmarks.report.markdown import table, times_over, us
-from benchmarks.report.results import Gain, Results, any_of, cell_name, gains, mean
+from benchmarks.report.results import Gain, Results, any_of, cell_name, gains, mean, model_title
 from benchmarks.report.results_page import aims_of
-from benchmarks.systems.names import COMPILED, MODEL_TITLES
-from benchmarks.systems.workload import MODELS
+from benchmarks.systems.names import COMPILED, MODEL_TITLES, PAPER_MODELS
 
 _CPU_LOOKUPS = ("dpiframe", "eager", "stacked-eager")
 
 
 def models(results: Results, precision: str) -> list[str]:
-    """A call of each model: ours, the fastest peer, eager PyTorch, and the floor."""
+    """A call of each of the four models: ours, the fastest peer, eager PyTorch, and the floor. The other models in short."""
     measured = [cell["dpiframe"] for cell in results.usual("floor", "dpiframe", precision=precision)]
     floors = {(r["model"], r["batch"]): f"{r['ratio']:.1f}x" for r in measured}
-    found = gains(results, precision=precision)
+    measured_gains = gains(results, precision=precision)
+    found = [g for g in measured_gains if g.model in PAPER_MODELS]
+    more = _more_models([g for g in measured_gains if g.model not in PAPER_MODELS])
     if not found:
-        return []
+        return more
     rows = [
         [
-            MODEL_TITLES[g.model], g.batch, f"**{us(g.ours['p50_us'])}**\u00a0({us(g.ours['p99_us'])})", us(g.peer["p50_us"]),
+            g.title, g.batch, f"**{us(g.ours['p50_us'])}**\u00a0({us(g.ours['p99_us'])})", us(g.peer["p50_us"]),
             us(g.eager["p50_us"]) if g.eager else "", f"{g.over_peer:.2f}x", us(g.ours["device_us"]),
             floors.get((g.model, g.batch), ""),
         ]
         for g in found
     ]  # fmt: skip
     head = ["model", "candidates", "DPIFrame", "strongest peer", "eager", "over the peer", "device alone", "over the floor"]
-    return [_over(found), "", *table(head, rows)]
+    return [_over(found), "", *table(head, rows), *([""] if more else []), *more]
+
+
+def _more_models(found: Sequence[Gain]) -> list[str]:
+    """A row a model and number of contexts: a call of ours by candidates, and how many times as fast as the strongest peer."""
+    batches = sorted({g.batch for g in found})
+    by_model: dict[str, dict[int, Gain]] = {}
+    for g in found:
+        by_model.setdefault(g.title, {})[g.batch] = g
+    rows = [
+        [
+            title,
+            *(f"**{us(own[b].ours['p50_us'])}** ({own[b].over_peer:.2f}x)" if b in own else "" for b in batches),
+            f"{mean(g.over_peer for g in own.values()):.2f}x",
+        ]
+        for title, own in by_model.items()
+    ]
+    return table(["candidates", *batches, "over the peer"], rows)
 
 
 def _over(found: Sequence[Gain]) -> str:
@@ -40,26 +58,28 @@ def _over(found: Sequence[Gain]) -> str:
 def fp8(results: Results) -> list[str]:
     found = [cell["dpiframe"] for cell in results.usual("latency", "dpiframe", precision="fp8")]
     batches = sorted({r["batch"] for r in found})
-    times = {(r["model"], r["batch"]): us(r["p50_us"]) for r in found}
-    rows = [[MODEL_TITLES[m], *(times.get((m, b), "") for b in batches)] for m in MODELS if m in {r["model"] for r in found}]
+    times = {(model_title(r), r["batch"]): us(r["p50_us"]) for r in found}
+    rows = [[title, *(times.get((title, b), "") for b in batches)] for title in dict.fromkeys(t for t, _ in times)]
     return table(["candidates", *batches], rows)
 
 
 def all_peers(results: Results) -> list[str]:
     """How far the captured, compiled model is behind the fastest of six peers of one run."""
     rows, behind = [], []
+    measured = {r["system"] for r in results.of("latency")}
+    peers = [s for s in ("eager", "stacked-eager", *COMPILED) if s in measured]
     for cell in results.usual("latency", "dpiframe", "compile-captured"):
         r, theirs = any_of(cell), {s: r for s, r in cell.items() if s != "dpiframe"}
         behind.append(theirs["compile-captured"]["p50_us"] / min(t["p50_us"] for t in theirs.values()))
-        times = [us(theirs[s]["p50_us"]) if s in theirs else "" for s in ("eager", "stacked-eager", *COMPILED)]
-        rows.append([MODEL_TITLES[r["model"]], r["precision"], r["batch"], us(cell["dpiframe"]["p50_us"]), *times])
+        times = [us(theirs[s]["p50_us"]) if s in theirs else "" for s in peers]
+        rows.append([model_title(r), r["precision"], r["batch"], us(cell["dpiframe"]["p50_us"]), *times])
     if not behind:
         return []
     first = sum(b == 1 for b in behind)
     note = (
         f"`compile-captured` is the fastest peer in {first} of {len(behind)} cells and at most {max(behind) - 1:.1%} behind it."
     )
-    head = ["model", "", "candidates", "DPIFrame then", "eager", "stacked-eager", *COMPILED]
+    head = ["model", "", "candidates", "DPIFrame then", *peers]
     return [note, "", *table(head, rows, figures=2)]
 
 
@@ -99,7 +119,7 @@ def ablation(results: Results) -> list[str]:
     rows = []
     for cell in results.usual("ablation"):
         r = any_of(cell)
-        rows.append([MODEL_TITLES[r["model"]], r["batch"], *(us(cell[s]["p50_us"]) if s in cell else "" for s in stages)])
+        rows.append([model_title(r), r["batch"], *(us(cell[s]["p50_us"]) if s in cell else "" for s in stages)])
     return table(["model", "candidates", *stages], rows)
 
 
@@ -113,7 +133,7 @@ def lanes(results: Results) -> list[str]:
         )
         active = f"{r['sm_active']:.0%}" if r["sm_active"] is not None else ""
         figures = [f"{r['rows_per_s'] / 1e6:.2f}", f"{us(r['p50_us'])} ({us(r['p99_us'])})", active]
-        rows.append([MODEL_TITLES[r["model"]], r["batch"], who, *figures])
+        rows.append([model_title(r), r["batch"], who, *figures])
     return table(["model", "candidates", "", "M rows/s", "p50 (p99) us", "multiprocessors active"], rows, figures=3)
 
 
@@ -127,7 +147,7 @@ def precision(results: Results) -> list[str]:
 
 def warmup(results: Results) -> list[str]:
     seconds = {(r["model"], r["cell"]["start"]): f"{r['seconds']:.1f} s" for r in results.of("warmup")}
-    found = [(m, [seconds.get((m, start), "") for start in ("cold", "again")]) for m in MODELS]
+    found = [(m, [seconds.get((m, start), "") for start in ("cold", "again")]) for m in MODEL_TITLES]
     rows = [[MODEL_TITLES[m], *starts] for m, starts in found if any(starts)]
     return table(["model", "no caches", "a second start"], rows)
 

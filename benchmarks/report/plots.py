@@ -7,8 +7,10 @@ from matplotlib.figure import Figure
 
 from benchmarks.records.record import Record
 from benchmarks.report import panels
-from benchmarks.report.results import Results, any_of, cell_name
+from benchmarks.report.results import Results, any_of, cell_name, model_title
 from benchmarks.systems.names import MODEL_TITLES, SYSTEMS, known_as
+
+_COLUMNS = 5  # of panels, a model each
 
 
 def draw(suite: str, results: Results, folder: Path) -> list[Path]:
@@ -39,14 +41,20 @@ def _latency(results: Results) -> Named:
         cells = results.usual("latency", precision=precision)
         if not cells:
             continue
-        models = _values(map(any_of, cells), "model")
-        figure, axes = panels.grid(f"Latency of a call, host to host, {precision} (median, microseconds)", len(models))
-        for a, model in zip(axes, models, strict=False):
-            own = [c for c in cells if any_of(c)["model"] == model]
+        titles = list(dict.fromkeys(model_title(any_of(c)) for c in cells))
+        columns = min(len(titles), _COLUMNS)
+        rows = -(-len(titles) // columns)
+        title = f"Latency of a call, host to host, {precision} (median, microseconds)"
+        figure, axes = panels.grid(title, columns, rows=rows)
+        for a in axes[len(titles) :]:
+            a.set_axis_off()
+        axes = axes[: len(titles)]
+        for a, model in zip(axes, titles, strict=True):
+            own = [c for c in cells if model_title(any_of(c)) == model]
             systems = sorted({s for c in own for s in c}, key=lambda s: (SYSTEMS.index(known_as(s)), s))
             times = {s: {c[s]["batch"]: c[s]["p50_us"] for c in own if s in c} for s in systems}
             panels.lines(a, times, "rows", also_at=_values(map(any_of, cells), "batch"))
-            a.set_title(MODEL_TITLES.get(model, model), fontsize=9)
+            a.set_title(model, fontsize=9)
         panels.same_heights(axes)
         panels.legend(figure, axes)
         yield f"latency-{precision}", figure
@@ -62,8 +70,9 @@ def _speedup(results: Results, precision: str) -> Named:
     for cell in cells:
         r = any_of(cell)
         gain = cell["eager"]["p50_us"] / cell["dpiframe"]["p50_us"]
-        groups.setdefault(MODEL_TITLES.get(r["model"], r["model"]), {})[f"B = {r['batch']}"] = gain
-    figure, axes = panels.grid(f"Speed-up over eager PyTorch with a table per field, {precision}", 1, width=8.5)
+        groups.setdefault(model_title(r), {})[f"B = {r['batch']}"] = gain
+    title = f"Speed-up over eager PyTorch with a table per field, {precision}"
+    figure, axes = panels.grid(title, 1, width=max(8.5, 1.7 * len(groups)))
     sizes = dict.fromkeys(name for g in groups.values() for name in g)
     panels.bars(axes[0], groups, dict(zip(sizes, panels.SHADES, strict=False)), "%.0fx")
     panels.legend(figure, axes)

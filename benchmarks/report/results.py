@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.records.record import Record, identity, title
-from benchmarks.systems.names import is_compiled
+from benchmarks.systems.names import MODEL_TITLES, is_compiled
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Results:
         ]
 
     def cells(self, suite: str, **fixed: object) -> list[dict[str, Record]]:
-        """The same by cell: system -> record. In the order of the file, but a model's cells together, by rows.
+        """The same by cell: system -> record. In the order of the file, but a model's cells together, by contexts and rows.
 
         Of a system that several runs have in a cell the last; of a compiled peer the fastest, for it is the one to beat.
         """
@@ -52,7 +52,7 @@ class Results:
             if not before or not is_compiled(system) or (r["p50_us"] or inf) < (before["p50_us"] or inf):
                 cell[system] = r
         models = list(dict.fromkeys(r["model"] for r in self.records))
-        return sorted(found.values(), key=lambda c: (models.index((m := any_of(c))["model"]), m["model"] and m["batch"]))
+        return sorted(found.values(), key=lambda c: _place(any_of(c), models))
 
     def usual(self, suite: str, *systems: str, **fixed: object) -> list[dict[str, Record]]:
         """Those that nothing sets apart (`cell_name`) and that have all of these systems: for tables without a label."""
@@ -78,6 +78,10 @@ class Gain:
     ours: Record
     peer: Record
     eager: Record | None
+
+    @property
+    def title(self) -> str:
+        return model_title(self.ours)
 
     @property
     def over_peer(self) -> float:
@@ -119,8 +123,25 @@ def mean(values: Iterable[float]) -> float:
     return exp(sum(logs) / len(logs))
 
 
+def model_name(r: Record) -> str:
+    """The model, and how many contexts a batch has, if they are several."""
+    contexts = r["cell"].get("contexts", 1)
+    return f"{r['model']}, {contexts} contexts" if contexts > 1 else r["model"]
+
+
+def model_title(r: Record) -> str:
+    """The same as papers write it."""
+    return model_name(r | {"model": MODEL_TITLES.get(r["model"], r["model"])})
+
+
+def _place(r: Record, models: list[str | None]) -> tuple[int, int, int]:
+    """Where a cell stands among others. Lookups, which have no model, keep their order."""
+    return models.index(r["model"]), r["cell"].get("contexts", 1), (r["batch"] or 0) if r["model"] else 0
+
+
 def cell_name(r: Record) -> str:
     """What else sets a model's cell apart from the usual one."""
     own = r["cell"]
+    capped = f"tables of {own['max_rows']} rows at most, " if own.get("max_rows") else ""
     ids = "uniform ids, " if own.get("ids") == "uniform" else ""
-    return ids + ("serving buckets, " if own.get("buckets") == "default" else "")
+    return capped + ids + ("serving buckets, " if own.get("buckets") == "default" else "")

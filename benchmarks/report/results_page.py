@@ -16,7 +16,8 @@ Written by `python -m benchmarks report` from the JSON files in this folder; not
 _TABLES: Mapping[str, Callable[[Results], list[str]]] = {
     "latency": device_tables.latency, "embedding": device_tables.embedding,
     "ablation": device_tables.stages("ablation"), "first_op": device_tables.stages("first_op"),
-    "utilisation": device_tables.utilisation, "floor": device_tables.floor, "precision": device_tables.precision,
+    "utilisation": device_tables.utilisation, "mlperf": device_tables.mlperf,
+    "floor": device_tables.floor, "precision": device_tables.precision,
     "warmup": device_tables.warmup, "http": serving_tables.http, "serving": serving_tables.serving,
     "serving_stages": serving_tables.stages, "autoscaling": serving_tables.autoscaling, "score": serving_tables.score,
 }  # fmt: skip

@@ -19,8 +19,9 @@ import torch
 from benchmarks.records.record import Record, record
 from benchmarks.systems.cells import Failed, check
 from benchmarks.systems.systems import golden
-from benchmarks.systems.torch_models import Model, TablePerField
-from benchmarks.systems.workload import CRITEO, Workload, id_blocks, workload
+from benchmarks.workloads.blocks import drawn_blocks
+from benchmarks.workloads.models import workload
+from benchmarks.workloads.workload import CRITEO, Form, Workload
 from deployments.offline.file_scoring import score_file
 from deployments.offline.score_job import ScoreJob
 from deployments.processes import cores
@@ -95,7 +96,7 @@ def _job(folder: Path, w: Workload, rows: int, device: torch.device, seed: int) 
         folder / "bundle", name=w.name, version="benchmark", architecture=w.architecture, feature_schema=w.schema,
         dense=w.dense, tables=w.tables, vocabularies={}, golden=golden(w), provenance=Provenance(source="benchmarks"),
     )  # fmt: skip
-    (block,) = id_blocks(w.schema, _DRAWN, 1, seed=seed)
+    (block,) = drawn_blocks(w.schema, _DRAWN, 1, seed=seed)
     ids = block.wide_ids("candidate_ids")
     table = pa.table({f.name: ids[:, i] for i, f in enumerate(w.schema.features)})
     with pq.ParquetWriter(folder / "rows.parquet", table.schema) as writer:
@@ -107,7 +108,7 @@ def _job(folder: Path, w: Workload, rows: int, device: torch.device, seed: int) 
 def _eager(job: ScoreJob, w: Workload, device: torch.device) -> float:
     """Rows a second of the script."""
     torch.set_num_threads(cores())
-    model = Model(_on(w, device), TablePerField, torch.float32).eval()
+    model = _on(w, device).module(Form(stacked=False))
     start, rows = time.perf_counter(), 0
     writer: pq.ParquetWriter | None = None
     with torch.inference_mode(), matmul_precision("fp32"), pq.ParquetFile(job.input) as file:

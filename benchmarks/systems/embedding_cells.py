@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from itertools import cycle, islice
 from typing import Any
 
-from benchmarks.systems.workload import CRITEO
+from benchmarks.workloads.workload import CRITEO
 
 BATCHES = (1, 16, 64, 256, 1024, 4096, 16384, 65536)
 DIMS = (4, 16, 32, 64, 128)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from benchmarks.systems.systems import build, golden
-from benchmarks.systems.workload import Workload
+from benchmarks.workloads.workload import Workload
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.features.row_block import RowBlock

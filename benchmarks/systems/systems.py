@@ -1,46 +1,40 @@
-"""The systems that are compared. Each takes a batch from host memory to scores in host memory, as a server would call it."""
+"""The systems that are compared, by name. Each takes a batch from host memory to scores in host memory, as a server would."""
 
 import os
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from benchmarks.systems.fbgemm import TableBatch
 from benchmarks.systems.names import SYSTEMS
-from benchmarks.systems.torch_models import Model, Stacked, TablePerField
-from benchmarks.systems.workload import Workload, id_blocks, wide_ids
-from benchmarks.timing import Captured
+from benchmarks.systems.system import System
+from benchmarks.systems.torch_calls import Compute, called, captured, mapped
+from benchmarks.workloads.blocks import drawn_blocks
+from benchmarks.workloads.inputs import PeerInputs
+from benchmarks.workloads.paper import FOUR, Model
+from benchmarks.workloads.workload import SOURCE, Form, Workload
 from dpiframe_core.bundle.bundle import Golden
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.features.row_block import RowBlock
 from kernels.dense.linear import matmul_precision
 
-Score = Callable[[RowBlock], np.ndarray]
-Compute = Callable[[torch.Tensor], torch.Tensor]  # ids int32[rows, fields] on the device -> probabilities [rows, 1]
+_GOLDEN_ROWS, _GOLDEN_CONTEXTS = 64, 4
 
 
-@dataclass(frozen=True, eq=False)
-class System:
-    """A way to score, host to host, to be called under `torch.inference_mode`. `close` frees what it holds.
-
-    device_us: device-only time of one call, replayed back to back; None where it cannot be told from the launches.
-    first_op_s: seconds of one call from its first operator's launch, the ids being there, to the scores in host memory.
-    notes: what its records say besides.
-    """
-
-    score: Score
-    close: Callable[[], None] = lambda: None
-    device_us: Callable[[RowBlock], float | None] = lambda block: None
-    first_op_s: Callable[[RowBlock], float] | None = None
-    notes: Mapping[str, object] = field(default_factory=dict)
-
-
-def build(name: str, w: Workload, rows: int, precision: str, device: torch.device, *, buckets: str = "exact") -> System:
-    """A system by name, ready for batches of `rows` rows. The caller holds `matmul_precision(precision)`.
+def build(
+    name: str,
+    w: Workload,
+    rows: int,
+    precision: str,
+    device: torch.device,
+    *,
+    contexts: int = 1,
+    buckets: str = "exact",
+) -> System:
+    """A system by name, ready for batches of `rows` rows of `contexts`. The caller holds `matmul_precision(precision)`.
 
     torch compiles for one shape: the caller resets dynamo before it builds for another (`forget_compiled`).
     """
@@ -49,14 +43,20 @@ def build(name: str, w: Workload, rows: int, precision: str, device: torch.devic
     if name not in SYSTEMS:
         raise ValueError(f"system: got {name!r}, expected one of {', '.join(SYSTEMS)}")
     dtype = torch.bfloat16 if precision in ("bf16", "fp8") else torch.float32  # the least that torch models compute in
+    inputs = PeerInputs.of(w.schema, rows, contexts)
+    form = Form(stacked=name != "eager", dtype=dtype, exact=precision == "fp32")
     if name in ("eager", "stacked-eager"):
-        return _called(Model(w, TablePerField if name == "eager" else Stacked, dtype).eval(), rows, w, device, compiled=False)
-    captured = name.endswith("-captured") and device.type == "cuda"
-    mode = "default" if device.type == "cpu" else "max-autotune-no-cudagraphs" if captured else "max-autotune"
-    wrap = _captured if captured else _called
-    if name.startswith("fbgemm"):
-        return wrap(_table_batched(w, rows, dtype, mode), rows, w, device)
-    system = wrap(_compiled(Model(w, Stacked, dtype).eval(), mode), rows, w, device)
+        return called(w.module(form), inputs, rows, device, compiled=False)
+    by_hand = name.endswith(("-captured", "-mapped")) and device.type == "cuda"
+    mode = "default" if device.type == "cpu" else "max-autotune-no-cudagraphs" if by_hand else "max-autotune"
+    lookup, model = _table_batched(w, rows, dtype) if name.startswith("fbgemm") else (None, w.module(form))
+    if not by_hand:
+        compute = _compiled(model, mode)
+        system = called((lambda ids: compute(lookup(ids))) if lookup else compute, inputs, rows, device)
+        return replace(system, notes=_fewer_products())
+    store = torch.compile(storing(model), mode=mode)
+    call = mapped if name.endswith("-mapped") else captured
+    system = call((lambda out, ids: store(out, lookup(ids))) if lookup else store, inputs, rows, device)
     return replace(system, notes={**system.notes, **_fewer_products()})
 
 
@@ -73,15 +73,17 @@ def forget_compiled() -> None:
 
 def golden(w: Workload) -> Golden:
     """Golden rows by the eager model in strict float32: the source model that all systems are held against."""
-    (block,) = id_blocks(w.schema, 64, 1, seed=99)
-    return Golden(block, reference_scores(w, block))
+    contexts = _GOLDEN_CONTEXTS if w.has_contexts else 1
+    (block,) = drawn_blocks(w.schema, _GOLDEN_ROWS, 1, contexts=contexts, seed=99)
+    return Golden(block, reference_scores(w, [block])[0])
 
 
-def reference_scores(w: Workload, block: RowBlock) -> np.ndarray:
-    """float32[rows, 1] of the source model in strict float32."""
-    device = next(iter(w.tables.values())).device
+def reference_scores(w: Workload, blocks: list[RowBlock]) -> list[np.ndarray]:
+    """float32[rows, 1] of each batch by the source model in strict float32."""
+    source = w.module(SOURCE)
     with torch.inference_mode(), matmul_precision("fp32"):
-        return Model(w, TablePerField, torch.float32)(torch.from_numpy(wide_ids(block)).long().to(device)).cpu().numpy()
+        given = [PeerInputs.of(w.schema, b.rows, b.contexts).tensors(b, w.device) for b in blocks]
+        return [source(*tensors).cpu().numpy() for tensors in given]
 
 
 def dpiframe(
@@ -94,7 +96,7 @@ def dpiframe(
     lanes: int = 1,
 ) -> System:
     """The engine through `Engine.submit`, as the service calls it. buckets: "exact": `rows`; "default": as serving."""
-    most = max(rows, 64)  # the golden rows
+    most = max(rows, _GOLDEN_ROWS)
     options = EngineOptions(
         max_batch_rows=4096 if buckets == "default" else most,
         buckets=() if buckets == "default" else tuple(sorted({rows, most})),
@@ -107,86 +109,37 @@ def dpiframe(
     return System(engine.submit, engine.close, engine.replay_us, notes=notes)
 
 
-def _called(compute: Compute, rows: int, w: Workload, device: torch.device, *, compiled: bool = True) -> System:
-    """ids in one copy from pinned memory into a fixed buffer, one call, scores back into pinned memory."""
-    if device.type == "cpu":
+def storing(model: Compute) -> Callable[..., None]:
+    """The model with the scores' place among its arguments, so that its last kernel writes there. Captured and mapped systems
+    compile the same: the second finds what Inductor made for the first.
+    """
 
-        def score_on_cpu(block: RowBlock) -> np.ndarray:
-            return compute(torch.from_numpy(wide_ids(block))).numpy()
+    def store(out: torch.Tensor, *inputs: torch.Tensor) -> None:
+        out.copy_(model(*inputs))
 
-        return System(score_on_cpu, first_op_s=lambda block: _seconds(lambda: score_on_cpu(block)))
-    pinned, ids, out = _buffers(rows, w, device)
-    if compiled:  # torch's own CUDA graphs copy an input into a buffer of theirs unless its address is known to stay
-        torch._dynamo.mark_static_address(ids, guard=False)
-    staging, result, stream = pinned.numpy(), out.numpy(), torch.cuda.current_stream()
-
-    def put(block: RowBlock) -> None:
-        staging[:] = wide_ids(block)
-        ids.copy_(pinned, non_blocking=True)
-
-    def finish() -> None:
-        out.copy_(compute(ids), non_blocking=True)
-        stream.synchronize()
-
-    def score(block: RowBlock) -> np.ndarray:
-        put(block)
-        finish()
-        return result.copy()
-
-    def first_op_s(block: RowBlock) -> float:
-        put(block)
-        stream.synchronize()
-        return _seconds(finish)
-
-    return System(score, first_op_s=first_op_s)
+    return store
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
-
-
-def _captured(compute: Compute, rows: int, w: Workload, device: torch.device) -> System:
-    """The same with both copies in one CUDA graph captured by hand: what a good engineer builds."""
-    pinned, ids, out = _buffers(rows, w, device)
-    staging, result = pinned.numpy(), out.numpy()
-
-    def work() -> None:
-        ids.copy_(pinned, non_blocking=True)
-        out.copy_(compute(ids), non_blocking=True)
-
-    graph = Captured(work)
-
-    def score(block: RowBlock) -> np.ndarray:
-        staging[:] = wide_ids(block)
-        graph()
-        return result.copy()
-
-    return System(score, graph.close, lambda block: graph.device_us())
-
-
-def _buffers(rows: int, w: Workload, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Pinned ids, ids on the device, pinned scores."""
-    fields = len(w.schema.features)
-    pinned = torch.zeros(rows, fields, dtype=torch.int32, pin_memory=True)
-    return pinned, torch.zeros(rows, fields, dtype=torch.int32, device=device), torch.zeros(rows, 1, pin_memory=True)
-
-
-def _compiled(model: Callable[[torch.Tensor], torch.Tensor], mode: str) -> Compute:
+def _compiled(model: Compute, mode: str) -> Compute:
     compiled = torch.compile(model, mode=mode)
     if mode != "max-autotune":
         return compiled
 
-    def compute(x: torch.Tensor) -> torch.Tensor:
+    def compute(*inputs: torch.Tensor) -> torch.Tensor:
         torch.compiler.cudagraph_mark_step_begin()  # the last call's output has been read
-        return compiled(x)
+        return compiled(*inputs)
 
     return compute
 
 
-def _table_batched(w: Workload, rows: int, dtype: torch.dtype, mode: str) -> Compute:
-    """FBGEMM for all lookups, first-order terms included (one launch of mixed dims beats two), then the compiled dense part."""
+def _table_batched(w: Workload, rows: int, dtype: torch.dtype) -> tuple[Compute, Compute]:
+    """FBGEMM for all lookups, first-order terms included (one launch of mixed dims beats two), and the dense part behind it.
+
+    Raises:
+        ValueError: the model is not one of those that take a matrix of embeddings.
+    """
+    if not isinstance(w.architecture, FOUR):
+        raise ValueError(f"fbgemm: got {w.name}, expected one of Wide&Deep, DeepFM, DCN and DCN-V2")
     fields, dims = len(w.schema.features), sum(t.shape[1] for t in w.embedding_tables)
     batch = TableBatch([*w.embedding_tables, *w.first_order_tables], rows, dtype)
     model = Model(w, None, dtype).eval()
@@ -196,8 +149,7 @@ def _table_batched(w: Workload, rows: int, dtype: torch.dtype, mode: str) -> Com
         wide = looked_up[:, dims::4][:, :fields] if first_order else None
         return model.dense_part(looked_up[:, :dims], wide)
 
-    compiled = _compiled(dense, mode)
     if not first_order:
-        return lambda ids: compiled(batch(batch.indices(ids)))
+        return lambda ids: batch(batch.indices(ids)), dense
     # The same ids once more for the first-order tables, still in the one kernel that reorders them.
-    return lambda ids: compiled(batch(ids.t().expand(2, fields, rows).reshape(-1)))
+    return lambda ids: batch(ids.t().expand(2, fields, rows).reshape(-1)), dense

@@ -2,6 +2,7 @@
 flight: staging, activation buffers, streams and captured graphs. Two lanes overlap: one copies while the other computes.
 """
 
+import logging
 import os
 import time
 from bisect import bisect_left
@@ -19,12 +20,15 @@ from dpiframe_core.engine.staging import Staging
 from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import BatchResult, RowBlock
 from dpiframe_core.operators.executor import execute_on_streams
+from dpiframe_core.operators.region import RegionFailed
 from dpiframe_core.operators.workspace import Workspace, done_words
 from kernels.dense.linear import matmul_precision
 from kernels.runtime.gc_pause import gc_paused
 from kernels.runtime.launch import give_back, own_stream
 from kernels.runtime.replay import stages
 from kernels.runtime.state import STATE_WORDS, StateWord
+
+log = logging.getLogger(__name__)
 
 # Buckets from here on are launched first and staged while they start. A launch takes 5 us until the first kernel runs, but a
 # lookup that waits for its rows takes 2 us longer (H200): 256 rows came out 1.5 us slower that way, 1,024 1 to 2 us faster.
@@ -102,11 +106,12 @@ class CudaLane:
     def _prepared(self, rows: int, pool: Any) -> CapturedBucket | EagerBucket:
         """A bucket's program: the one that was found fastest before, or is found so now."""
         known = self._calibrations.get(rows)
-        programs = [self._programs[known.program]] if known else [p for p in self._programs.values() if p.operators.fits(rows)]
-        for program in programs:
-            self._issue(program, rows)  # loads modules and makes cuBLAS pick its algorithms, which capture forbids
-            self._streams[0].synchronize()
-            program.operators.tune(self._workspace, rows)
+        if known and known.program not in self._programs:
+            known = None
+        wanted = [self._programs[known.program]] if known else [p for p in self._programs.values() if p.operators.fits(rows)]
+        programs = [p for p in wanted if self._tuned(p, rows)]
+        if not programs:  # what an earlier warm-up chose cannot be had any more
+            return self._prepared(rows, pool)
         if not self._capture:
             return EagerBucket(partial(self._issue_alone, programs[0], rows), self._streams[0], self._staging, rows)
         captured = {program.name: self._captured(program, rows, pool) for program in programs}
@@ -117,6 +122,20 @@ class CudaLane:
             if name != known.program:
                 one.release()
         return captured[known.program]
+
+    def _tuned(self, program: CudaProgram, rows: int) -> bool:
+        """Whether a program can run. One whose regions do not compile is dropped, for there are others."""
+        try:
+            self._issue(program, rows)  # loads modules and makes cuBLAS pick its algorithms, which capture forbids
+        except RegionFailed as failure:
+            if len(self._programs) == 1:
+                raise
+            log.warning("%s; the other ways to run the model are left", failure)
+            del self._programs[program.name]
+            return False
+        self._streams[0].synchronize()
+        program.operators.tune(self._workspace, rows)
+        return True
 
     def _captured(self, program: CudaProgram, rows: int, pool: Any) -> CapturedBucket:
         graph, stream = torch.cuda.CUDAGraph(), self._streams[0]

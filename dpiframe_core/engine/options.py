@@ -7,7 +7,7 @@ from dpiframe_core.errors import ConfigError
 from dpiframe_core.graph.fusion import PASSES
 from dpiframe_core.graph.schedule import POLICIES
 
-AUTO, WAVES = "auto", "waves"
+AUTO, WAVES, REGIONS = "auto", "waves", "regions"
 PRECISIONS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "tf32", "bf16", "fp8")}
 DEFAULT_PRECISION = {"cpu": "fp32", "cuda": "tf32"}
 GOLDEN_TOLERANCE = {"fp32": 1e-5, "tf32": 1e-3, "bf16": 1e-2, "fp8": 3e-2}  # on the probability, against the float32 source
@@ -22,7 +22,7 @@ class EngineOptions:
         lanes: batches in flight; 0: two on a GPU, one on a CPU (whose cores one batch already fills).
         buckets: rows of the captured graphs, () for geometric steps up to max_batch_rows.
         fusion: fusion passes to apply.
-        policy: "waves", a scheduling policy of `graph.schedule`, or "auto": on a GPU whichever is fastest for each bucket.
+        policy: "waves", "regions", a scheduling policy of `graph.schedule`, or "auto": on a GPU the fastest for each bucket.
         max_streams: most CUDA streams of a policy that uses them.
         capture: replay CUDA graphs; False issues every operator anew (for profiling and the ablation).
         recall: take over the choices of an earlier warm-up of this bundle on this GPU (`tuning_cache`), and keep this one's.
@@ -44,8 +44,8 @@ class EngineOptions:
             raise ConfigError(f"lanes: got {self.lanes}, expected at least 0")
         if self.buckets and (min(self.buckets) < 1 or max(self.buckets) != self.max_batch_rows):
             raise ConfigError(f"buckets: got {self.buckets}, expected sizes from 1 up to max_batch_rows {self.max_batch_rows}")
-        if self.policy not in (AUTO, WAVES, *POLICIES):
-            raise ConfigError(f"policy: got {self.policy!r}, expected one of {', '.join((AUTO, WAVES, *POLICIES))}")
+        if self.policy not in (AUTO, WAVES, REGIONS, *POLICIES):
+            raise ConfigError(f"policy: got {self.policy!r}, expected one of {', '.join((AUTO, WAVES, REGIONS, *POLICIES))}")
 
 
 @dataclass(frozen=True, slots=True)

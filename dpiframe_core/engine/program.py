@@ -8,18 +8,33 @@ from dataclasses import dataclass
 import torch
 
 from dpiframe_core.embedding.store import EmbeddingStore
-from dpiframe_core.engine.options import AUTO, WAVES
+from dpiframe_core.engine.options import AUTO, REGIONS, WAVES
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.chains import group_chain
 from dpiframe_core.graph.graph import Graph
+from dpiframe_core.graph.regions import group_regions
 from dpiframe_core.graph.schedule import POLICIES, Plan
 from dpiframe_core.graph.waves import group_waves
 from dpiframe_core.operators.cpu import CpuOperators
 from dpiframe_core.operators.cuda import CudaOperators
+from kernels.dense.linear import triton_builds
 
 CHAIN = "chain"
 # Computed by our kernels alone.
-OWN_OPS = {"lookup", "wave", "chain", "head", "fm", "cross_v1", "cross_v1_head", "dot", "cin", "attention", "mixture"}
+OWN_OPS = {
+    "lookup",
+    "wave",
+    "chain",
+    "head",
+    "fm",
+    "cross_v1",
+    "cross_v1_head",
+    "dot",
+    "cin",
+    "attention",
+    "field_attention",
+    "mixture",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +52,7 @@ class CudaProgram:
     """One way for a GPU to run a model.
 
     Attributes:
-        name: "waves", "chain", or the scheduling policy of a graph whose modules run on streams.
+        name: "waves", "chain", "regions", or the scheduling policy of a graph whose modules run on streams.
         overlap: its kernels may start before the ones ahead of them are done (`kernels.runtime.launch.overlapping`).
     """
 
@@ -50,7 +65,7 @@ class CudaProgram:
     @property
     def operators_name(self) -> str:
         """Programs that share operators share what those chose."""
-        return self.name if self.name in (WAVES, CHAIN) else "streams"
+        return self.name if self.name in (WAVES, CHAIN, REGIONS) else "streams"
 
 
 def cpu_program(
@@ -71,8 +86,8 @@ def cuda_programs(
     max_streams: int,
     scales: Mapping[str, float] | None = None,
 ) -> tuple[CudaProgram, ...]:
-    """The programs to choose from: for "auto" waves, a chain (which takes few rows), breadth-first streams and one stream; else
-    the one that is named.
+    """The programs to choose from: for "auto" waves, a chain (which takes few rows), breadth-first streams, one stream, and for
+    graphs with generic operators regions of them, where Inductor has a C compiler; else the one that is named.
 
     scales: of the values in fp8, which only waves compute with.
     """
@@ -88,10 +103,14 @@ def cuda_programs(
         if policy == AUTO and not scales and chain is not None:
             plan = POLICIES["sequential"](chain, 1)
             programs.append(CudaProgram(CHAIN, chain, plan, CudaOperators(chain, schema, store, dense, precision), True))
-    if (policy == WAVES or scales) and programs:
+    regions = group_waves(group_regions(graph))
+    if policy in (AUTO, REGIONS) and any(n.op == "region" for n in regions.nodes) and triton_builds():
+        plan = POLICIES["breadth_first"](regions, max_streams)
+        programs.append(CudaProgram(REGIONS, regions, plan, CudaOperators(regions, schema, store, dense, precision), False))
+    if (policy in (WAVES, REGIONS) or scales) and programs:
         return tuple(programs)
     operators = CudaOperators(graph, schema, store, dense, precision)
-    names = ("breadth_first", "sequential") if policy in (AUTO, WAVES) else (policy,)
+    names = (policy,) if policy in POLICIES else ("breadth_first", "sequential")
     for name in names:
         plan = POLICIES[name](graph, max_streams)
         if name == "sequential" and any(p.plan.steps == plan.steps for p in programs):

@@ -7,6 +7,7 @@ streams. Each pass can be left out (`passes`), which is how the ablation measure
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from dpiframe_core.graph.field_attention import fuse_field_attention
 from dpiframe_core.graph.graph import Attrs, Graph, Node
 
 # What the head kernel takes (kernels/dense/head.cu).
@@ -176,6 +177,7 @@ PASSES: dict[str, Callable[[Graph], Graph]] = {
     "cross_v2": fuse_cross_v2,
     "cross_v1": fuse_cross_v1,
     "head": fuse_head,
+    "field_attention": fuse_field_attention,
 }
 
 

@@ -56,6 +56,19 @@ class Attended:
 
 @_STRICT
 @dataclass(frozen=True, slots=True)
+class FieldHeads:
+    """Of attention over fields: heads of `size` columns, what the logits of softmax are multiplied by, and which of the
+    projections Q, K, V, and R where there is a residual, have a bias.
+    """
+
+    heads: int
+    size: int
+    scale: float
+    biases: tuple[bool, ...]
+
+
+@_STRICT
+@dataclass(frozen=True, slots=True)
 class Attrs:
     """The few constants that some ops need; which op reads which is said at `Node`."""
 
@@ -75,6 +88,7 @@ class Attrs:
     units: tuple[int, ...] = ()
     halves: bool = False
     attended: Attended | None = None
+    field_heads: FieldHeads | None = None
     aten: AtenCall | None = None
 
     def outputs_of_concat(self) -> tuple[tuple[Source, ...], ...]:
@@ -111,6 +125,8 @@ class Node:
     mixture         (a[fields * dim], g[fields]) -> [fields * dim]                        fields, dim
     aten            (a, b, ..) -> [product of its sizes]                any               aten
     fused only:
+    field_attention (x[w]) -> [fields * heads * size]                   W[heads * size, dim] (b) fields, dim, offset,
+                                                                        each projection   field_heads, activation
     cross_v1        (x0) -> [w]; all layers                             w[w], b[w] a layer layers
     cross_v1_head   (x0) -> [tasks]: x_L W[:, offset:]^T, x_L unwritten .., W[tasks, *]   layers, offset
     cross_v2        (x0, xl) -> [w]: x0 * (W xl + b) + xl               W[w, w], b[w]

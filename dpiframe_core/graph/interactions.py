@@ -101,6 +101,13 @@ def cin_params(a: Attrs, params: Sequence[T]) -> list[tuple[T, T | None]]:
     return list(zip(params[0::2], params[1::2], strict=True))
 
 
+def field_projections(attrs: Attrs, params: Sequence[T]) -> list[tuple[T, T | None]]:
+    """(weight, bias or None) of each projection of an attention over fields, from its node's parameters."""
+    assert attrs.field_heads is not None
+    left = iter(params)
+    return [(next(left), next(left) if biased else None) for biased in attrs.field_heads.biases]
+
+
 def attention_params(a: Attrs, params: Sequence[T]) -> tuple[list[tuple[T, T, Sequence[T]]], tuple[T, T]]:
     """Weight, bias and the parameters of the activation of each layer of an `attention` node; its output's weight and bias."""
     step = 2 + len(ACTIVATION_PARAMS.get(a.activation, ()))

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from dpiframe_core.graph.aten import AtenCall, Window, contiguous
-from dpiframe_core.graph.aten_rules import Plain, Shape
+from dpiframe_core.graph.aten_rules import Plain
+from dpiframe_core.operators.windows import window
 
 Function = Callable[..., torch.Tensor]
 
@@ -77,11 +78,14 @@ class AtenOperator:
 
     Args:
         params: the node's, float32, in its order.
+        dtype: of the operands.
     """
 
-    def __init__(self, call: AtenCall, params: Sequence[torch.Tensor], device: torch.device) -> None:
-        self._call = call
-        self._params = [p.to(device, torch.float32).contiguous() for p in params]
+    def __init__(
+        self, call: AtenCall, params: Sequence[torch.Tensor], device: torch.device, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self._call, self._dtype = call, dtype
+        self._params = [p.to(device, dtype).contiguous() for p in params]
         # A tensor from here on: to make one of a tuple would be a copy from the host in every call.
         self._args = [_argument(a, device if call.op == "aten.index_select" else None) for a in call.args]
         self._writes = WRITES.get(call.op)
@@ -93,8 +97,8 @@ class AtenOperator:
 
     def into(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> None:
         """The same, written into the first columns of `out`, any float dtype."""
-        rows, sizes = len(out), self._call.sizes
-        target = _window(out, rows, sizes, contiguous(sizes), 0)
+        sizes = self._call.sizes
+        target = window(out, sizes, contiguous(sizes))
         if self._writes and out.dtype == torch.float32:
             self._writes(*self._operands(inputs), *self._args, out=target)
         else:
@@ -105,19 +109,13 @@ class AtenOperator:
         operands = []
         for operand in self._call.operands:
             if isinstance(operand, Window):
-                found = _window(inputs[operand.value], rows, operand.sizes, operand.strides, operand.offset).float()
+                found = window(inputs[operand.value], operand.sizes, operand.strides, operand.offset).to(self._dtype)
             else:
                 found = self._params[operand.param]
                 if self._call.op == "aten.cat":
                     found = found.expand(rows, *found.shape)
             operands.append(found)
         return operands
-
-
-def _window(values: torch.Tensor, rows: int, sizes: Shape, strides: Shape, offset: int) -> torch.Tensor:
-    if values.shape[1] > 1 and values.stride(1) != 1:  # a result that some product left transposed
-        values = values.contiguous()
-    return values.as_strided((rows, *sizes), (values.stride(0), *strides), values.storage_offset() + offset)
 
 
 def _argument(value: Plain, indices_on: torch.device | None) -> object:

@@ -11,7 +11,7 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.graph import Attrs, Graph, Node
-from dpiframe_core.graph.interactions import attention_params, cin_params, linear_params
+from dpiframe_core.graph.interactions import attention_params, cin_params, field_projections, linear_params
 from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.executor import Operator, Values
 from kernels import reference
@@ -145,6 +145,12 @@ class CpuOperators:
                 return lambda x: reference.cin(x[:, span].float(), a.fields, a.dim, maps, a.activation, a.slope, a.halves)
             case "attention":
                 return _attention(a, w)
+            case "field_attention":
+                heads, own, span = a.field_heads, field_projections(a, w), slice(a.offset, a.offset + a.fields * a.dim)
+                assert heads is not None
+                return lambda x: reference.field_attention(
+                    x[:, span].float(), a.fields, heads.heads, own, heads.scale, a.activation
+                )
             case "mixture":
                 return lambda x, gates: reference.mixture(x.float(), gates.float())
             case "cross_v2" | "cross_low_rank":

@@ -14,13 +14,15 @@ from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.cuda_kernels import KernelMaker, NodeKernel
 from dpiframe_core.operators.executor import Operator, Values
+from dpiframe_core.operators.region import Region
 from dpiframe_core.operators.torch_operators import run_with_torch
 from dpiframe_core.operators.wave_operands import given_logits, head_operands, job_operands, link_operands
 from dpiframe_core.operators.workspace import HeadSums, Workspace
+from kernels.attention.attention import Attention
+from kernels.attention.field_attention import FieldAttention
 from kernels.dense.activation import Activation
 from kernels.dense.head import Head
 from kernels.dense.linear import DENSE_DTYPE, Linear, column_alignment, padded
-from kernels.interaction.attention import Attention
 from kernels.interaction.cin import Cin
 from kernels.interaction.cross import CrossV1, mixture
 from kernels.interaction.dot import Dot
@@ -29,7 +31,7 @@ from kernels.lookup.embedding import DeviceLookup
 from kernels.waves.chain import Chain
 from kernels.waves.wave import Wave
 
-_TUNED = Linear | Wave | Attention  # ways of computing, chosen by measurement
+_TUNED = Linear | Wave | Cin | Attention
 
 
 class CudaOperators:
@@ -96,13 +98,17 @@ class CudaOperators:
         return {n.name: self._operator(n, workspace, rows, ahead) for n in self.graph.nodes}
 
     def tune(self, workspace: Workspace, rows: int) -> None:
-        """Chooses how each layer and attention is computed for `rows` rows, once for all lanes."""
+        """Chooses how products are computed for `rows` rows, once for all lanes."""
         values, state = workspace.values, workspace.state
         for node in self.graph.nodes:
             match self._kernels[node.name]:
                 case Linear() as linear:
                     ins, out = [values[i][:rows] for i in node.inputs], values[node.outputs[0]][:rows]
                     linear.tune(out=out, state=state, **_linear_inputs(ins))
+                case Cin() as cin:
+                    x, out = values[node.inputs[0]][:rows, node.attrs.offset :], values[node.outputs[0]][:rows]
+                    first, second = workspace.maps[node.name]
+                    cin.tune(state, x, rows, (first[:rows], second[:rows]), out)
                 case Wave() as wave:
                     operands = job_operands(node, wave, values, rows)
                     wave.tune(operands, rows, head_operands(node, wave, values, rows, workspace), state)
@@ -132,7 +138,7 @@ class CudaOperators:
         for kernel in self._kernels.values():
             if isinstance(kernel, DeviceLookup):
                 calls += kernel.compile(buckets, pinned=True)
-            elif isinstance(kernel, Wave | Chain | Attention):
+            elif isinstance(kernel, Wave | Chain | Cin | Attention):
                 calls += kernel.compile([*buckets])
         return calls
 
@@ -186,10 +192,14 @@ class CudaOperators:
                 case Cin():
                     first, second = workspace.maps[node.name]
                     kernel(state, ins[0][:, a.offset :], rows, (first[:rows], second[:rows]), outs[0])
+                case FieldAttention():
+                    kernel(state, ins[0][:, a.offset :], rows, outs[0])
                 case Attention():
                     kernel(state, ins[0], rows, outs[0], self._context_rows(node, workspace))
                 case AtenOperator():
                     kernel.into(ins, outs[0])
+                case Region():
+                    kernel([values[i] for i in node.inputs], [values[o] for o in node.outputs], rows)
                 case CrossV1():
                     kernel(state, ins[0], rows, outs[0])
                 case Head():
@@ -211,10 +221,14 @@ def _kept_exact(graph: Graph) -> set[str]:
     """Values that stay float32 and unpadded beside those of known operators: logits of a head that operators of torch make, and
     what generic ones hand to generic ones alone (logarithms and sums do not bear bfloat16 in between).
     """
-    readers, members = graph.consumers(), [m for n in graph.nodes for m in (n.attrs.members or (n,))]
+    members = [m for n in graph.nodes for m in (n.attrs.members or (n,))]
     heads, made_by = [m for m in members if m.op == "head"], {o: m for m in members for o in m.outputs}
+    readers: dict[str, list[Node]] = {}
+    for m in members:
+        for i in m.inputs:
+            readers.setdefault(i, []).append(m)
     logits = {i for head in heads for i in head.inputs[len(head.attrs.columns) :]}
-    generic = {o for n in graph.nodes if n.op == "aten" for o in n.outputs}
+    generic = {o for m in members if m.op == "aten" for o in m.outputs}
     return {v for v in logits if made_by[v].op in PLAIN_LOGITS} | {
         v for v in generic if all(n.op == "aten" for n in readers.get(v, []))
     }

@@ -9,15 +9,17 @@ from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.graph import Graph, Node
-from dpiframe_core.graph.interactions import attention_params, cin_params, linear_params
+from dpiframe_core.graph.interactions import attention_params, cin_params, field_projections, linear_params
 from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.context_columns import context_columns
+from dpiframe_core.operators.region import Region
 from dpiframe_core.operators.wave_operands import chain_head, chain_links, cross_and_head, jobs_of
+from kernels.attention.attention import Attention
+from kernels.attention.attention_columns import AttentionColumns
+from kernels.attention.field_attention import FieldAttention
 from kernels.dense.activation import Activation
 from kernels.dense.head import Head
 from kernels.dense.linear import DENSE_DTYPE, Linear, column_alignment, padded
-from kernels.interaction.attention import Attention
-from kernels.interaction.attention_columns import AttentionColumns
 from kernels.interaction.cin import Cin
 from kernels.interaction.cross import CrossV1
 from kernels.interaction.dot import Dot
@@ -26,7 +28,7 @@ from kernels.waves.chain import Chain
 from kernels.waves.wave import Wave
 
 _TORCH = ("relu", "sigmoid", "tanh")  # activations that torch applies, where an ablation leaves them alone
-_Layer = Linear | CrossV1 | Head | Wave | Chain | Activation | Dot | Cin | Attention
+_Layer = Linear | CrossV1 | Head | Wave | Chain | Activation | Dot | Cin | Attention | FieldAttention | Region
 NodeKernel = DeviceLookup | _Layer | AtenOperator | torch.Tensor | None
 
 
@@ -70,6 +72,13 @@ class KernelMaker:
                 )  # fmt: skip
             case "attention":
                 return self._attention(node)
+            case "field_attention":
+                heads, own = a.field_heads, field_projections(a, w)
+                assert heads is not None
+                return FieldAttention(
+                    a.fields, heads.heads, own, scale=heads.scale, activation=a.activation, dtype=dtype,
+                    precision=self.precision, device=device,
+                )  # fmt: skip
             case "cross_v2" | "cross_low_rank":
                 return Linear(w[0], w[1], "identity", dtype, device, cross=True, tf32=tf32)
             case "cross_v1":
@@ -87,6 +96,8 @@ class KernelMaker:
                 return AtenOperator(a.aten, w, device)
             case "bias":
                 return w[0].to(device, dtype)
+            case "region":
+                return Region(node, self.graph, self.dense, dtype, device)
             case "wave":
                 jobs, bias = jobs_of(a.members, self.graph, self.dense, self.scales)
                 return Wave(jobs, bias, self.precision, device)

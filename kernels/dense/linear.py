@@ -40,7 +40,7 @@ def padded(width: int, dtype: torch.dtype = torch.float32) -> int:
 
 
 @cache
-def _triton_builds() -> bool:
+def triton_builds() -> bool:
     """Whether there is a C compiler, with which Triton builds each kernel's launcher. Without one, cuBLAS's ways are left."""
     found = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     if not found:
@@ -72,7 +72,7 @@ class Linear:
         out, width = weight.shape
         self.activation, self.cross = activation, cross
         # Triton multiplies float32 in tf32 only: strict float32 stays with cuBLAS.
-        self._triton = (dtype == torch.bfloat16 or tf32) and activation in ("relu", "identity") and _triton_builds()
+        self._triton = (dtype == torch.bfloat16 or tf32) and activation in ("relu", "identity") and triton_builds()
         self._weight = torch.zeros(padded(out), padded(width), dtype=dtype, device=device)
         self._weight[:out, :width] = weight.to(device)
         self._transposed = self._weight.t().contiguous()

@@ -1,1 +1,1 @@
-"""Feature interactions: factorization machine, cross networks, pairwise dots, CIN, target attention."""
+"""Feature interactions: factorization machine, cross networks, pairwise dots, CIN."""

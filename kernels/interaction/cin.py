@@ -1,14 +1,20 @@
-"""xDeepFM's compressed interaction network on a GPU (cin.cu), a launch a layer. See `reference.cin`."""
+"""xDeepFM's compressed interaction network on a GPU, a launch a layer: by cin.cu, or in bf16 and tf32 on sm_90 by a tile of
+cin_wgmma.cu, whichever is faster for a number of rows. See `reference.cin`.
+"""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 import torch
 
 from kernels.dense.activation import KINDS
-from kernels.runtime.launch import check_rows, launch, type_name
+from kernels.dense.linear import fastest
+from kernels.interaction.cin_wgmma import TILES, CinTile, LayerOperands, WgmmaLayer, pitch, takes
+from kernels.runtime.launch import check_rows, launch, overlapping, type_name
 from kernels.runtime.source import kernel
 
 _WARPS = 8
@@ -26,6 +32,11 @@ class _Layer:
     next_maps: int  # that go into the layer after
     direct: int  # the first map that is summed
     pooled: int  # the column of its sum
+    wide: WgmmaLayer | None  # the same for warpgroups, where they take it
+
+    @property
+    def column_blocks(self) -> int:
+        return -(-self.units // (8 * self.columns))
 
 
 class Cin:
@@ -61,6 +72,9 @@ class Cin:
             "PASSES": "3" if precision == "fp32" else "1",
         }  # fmt: skip
         self._layers: list[_Layer] = []
+        self._wide = precision != "fp32" and torch.cuda.get_device_capability(device)[0] == 9 and takes(fields, dim)
+        self._choice: dict[int, CinTile | None] = {}  # None: cin.cu
+        self.recalled: dict[int, str] = {}  # names of choices made before, by rows; `tune` takes those that exist
         maps = fields
         for k, (weight, bias) in enumerate(layers):
             units, last = len(weight), k == len(layers) - 1
@@ -70,13 +84,77 @@ class Cin:
             kept = None if bias is None else bias.float().contiguous().to(device)
             direct = going_on if halves and not last else 0
             pooled = self._layers[-1].pooled + self._layers[-1].units - self._layers[-1].direct if self._layers else 0
-            self._layers.append(_Layer(packed, kept, maps, units, columns, 0 if last else going_on, direct, pooled))
+            next_maps, wide = 0 if last else going_on, None
+            if self._wide:
+                wide = WgmmaLayer(
+                    weight, kept, self._slope, first=k == 0, fields=fields, dim=dim, next_maps=next_maps, direct=direct,
+                    activation=activation, dtype=dtype,
+                )  # fmt: skip
+            self._layers.append(_Layer(packed, kept, maps, units, columns, next_maps, direct, pooled, wide))
             maps = going_on
 
     @property
     def scratch_columns(self) -> int:
         """float32 columns a row of each of the two buffers that hold the maps between layers."""
-        return max(1, *(layer.next_maps for layer in self._layers)) * self._dim
+        return pitch(max(1, *(layer.next_maps for layer in self._layers))) * self._dim
+
+    @property
+    def tiles(self) -> list[CinTile]:
+        """Those of cin_wgmma.cu that hold a row's columns."""
+        return [t for t in TILES if self._wide and self._dim <= 64 * t.warpgroups]
+
+    def tiles_for(self, rows: int) -> dict[str, CinTile | None]:
+        """What is worth trying for a number of rows, by name; None is cin.cu.
+
+        Of each shape the tile that shares a sum among most blocks, if each has a processor to itself; and a narrower one where
+        the wider one leaves half of them idle.
+        """
+        units = max(layer.units for layer in self._layers)
+        chosen: list[CinTile] = []
+        idle = True
+        for (_, columns, _), shapes in groupby(self.tiles, key=lambda t: (t.warpgroups, t.columns, t.together)):
+            if columns == 128 or idle:
+                first, *rest = shapes  # in the order of their shares
+                chosen.append([first, *(t for t in rest if t.blocks(rows, self._dim, units) <= self._processors)][-1])
+                idle = 2 * chosen[-1].blocks(rows, self._dim, units) <= self._processors
+        return {t.name: t for t in chosen} | {"mma": None}
+
+    @property
+    def choices(self) -> dict[int, str]:
+        """By rows, the name of the way chosen."""
+        return {rows: tile.name if tile else "mma" for rows, tile in self._choice.items()}
+
+    def compile(self, buckets: Sequence[int]) -> list[Callable[[], object]]:
+        """Calls that compile and load what the buckets may need, one a kernel; they may run side by side."""
+        calls: dict[tuple[object, ...], Callable[[], object]] = {}
+        for rows in buckets:
+            for name, tile in self.tiles_for(rows).items():
+                if self.recalled.get(rows) not in (None, name):
+                    continue
+                for k, layer in enumerate(self._layers):
+                    if tile and layer.wide:
+                        calls[tile, k] = partial(layer.wide.function, tile)
+                    else:
+                        warps = self._row_warps(rows, layer.column_blocks)
+                        calls[warps, k] = partial(self._kernel, k == 0, layer.columns, warps)
+        return list(calls.values())
+
+    def tune(
+        self, state: torch.Tensor, x: torch.Tensor, rows: int, maps: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor
+    ) -> str:
+        """Times what there is on these operands and keeps the fastest for this number of rows. Returns its name."""
+        if rows not in self._choice:
+            tiles = self.tiles_for(rows)
+
+            def way(tile: CinTile | None) -> None:
+                with overlapping():
+                    self.run(state, x, rows, maps, out, tile)
+
+            name = self.recalled.get(rows, "")
+            if name not in tiles:
+                name = "mma" if len(tiles) == 1 else fastest({n: partial(way, tile) for n, tile in tiles.items()})
+            self._choice[rows] = tiles[name]
+        return self.choices[rows]
 
     def __call__(
         self, state: torch.Tensor, x: torch.Tensor, rows: int, maps: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor
@@ -85,28 +163,40 @@ class Cin:
 
         maps: float32[>= rows, scratch_columns] twice, for the maps between layers.
         """
+        tiles = self.tiles_for(rows)
+        known = tiles.get(self.recalled.get(rows, ""), next(iter(tiles.values())))
+        self.run(state, x, rows, maps, out, self._choice.get(rows, known))
+
+    def run(
+        self, state: torch.Tensor, x: torch.Tensor, rows: int, maps: tuple[torch.Tensor, torch.Tensor], out: torch.Tensor,
+        tile: CinTile | None,
+    ) -> None:  # fmt: skip
+        """The same by a given tile, or by cin.cu."""
         check_rows("cin x", x, rows, self._fields * self._dim)
         check_rows("cin out", out, rows, self._layers[-1].pooled + self._layers[-1].units)
         for t in maps:
             check_rows("cin maps", t, rows, self.scratch_columns)
         before = x
         for k, layer in enumerate(self._layers):
-            warps = self._row_warps(rows, -(-layer.units // (8 * layer.columns)))
-            following = maps[k % 2]
-            i32 = np.int32
-            args = (
-                state.data_ptr(), x.data_ptr(), i32(x.stride(0)), before.data_ptr(), i32(before.stride(0)), i32(layer.maps),
-                layer.weights.data_ptr(), 0 if layer.bias is None else layer.bias.data_ptr(), i32(layer.units),
-                following.data_ptr(), i32(following.stride(0)), i32(layer.next_maps),
-                out.data_ptr() + layer.pooled * out.element_size(), i32(out.stride(0)), i32(layer.direct),
-                self._slope.data_ptr(),
-            )  # fmt: skip
-            blocks = -(-rows // (32 * warps // self._dim)), -(-layer.units // (8 * layer.columns))
-            shared_bytes = 4 * 32 * _WARPS * (8 * layer.columns + 1)
-            launch(
-                self._kernel(k == 0, layer.columns, warps, shared_bytes), blocks, 32 * _WARPS, args, shared_bytes=shared_bytes
-            )
-            before = following
+            operands = LayerOperands(x, before, maps[k % 2], out[:, layer.pooled :])
+            if tile and layer.wide:
+                layer.wide(state, operands, rows, tile)
+            else:
+                self._launch(state, operands, rows, layer, k == 0)
+            before = maps[k % 2]
+
+    def _launch(self, state: torch.Tensor, at: LayerOperands, rows: int, layer: _Layer, first: bool) -> None:
+        warps = self._row_warps(rows, layer.column_blocks)
+        i32 = np.int32
+        args = (
+            state.data_ptr(), at.x.data_ptr(), i32(at.x.stride(0)), at.before.data_ptr(), i32(at.before.stride(0)),
+            i32(layer.maps), layer.weights.data_ptr(), 0 if layer.bias is None else layer.bias.data_ptr(), i32(layer.units),
+            at.following.data_ptr(), i32(at.following.stride(0)), i32(layer.next_maps), at.pooled.data_ptr(),
+            i32(at.pooled.stride(0)), i32(layer.direct), self._slope.data_ptr(),
+        )  # fmt: skip
+        blocks = -(-rows // (32 * warps // self._dim)), layer.column_blocks
+        function = self._kernel(first, layer.columns, warps)
+        launch(function, blocks, 32 * _WARPS, args, shared_bytes=_shared_bytes(layer.columns))
 
     def _row_warps(self, rows: int, column_blocks: int) -> int:
         """Warps of a block side by side over rows, as many as leave a block for every processor; the rest split the sum."""
@@ -114,12 +204,17 @@ class Cin:
         filling = [w for w in fitting if -(-rows // (32 * w // self._dim)) * column_blocks >= self._processors]
         return filling[0] if filling else fitting[-1]
 
-    def _kernel(self, first: bool, columns: int, warps: int, shared_bytes: int) -> Any:
+    def _kernel(self, first: bool, columns: int, warps: int) -> Any:
         own = {"FIRST": str(int(first)), "NF": str(columns), "WM": str(warps), "WK": str(_WARPS // warps)}
         function = kernel("interaction/cin", "cin_layer", self._constants | own, self._device.index or 0)
-        if function.max_dynamic_shared_size_bytes < shared_bytes:
-            function.max_dynamic_shared_size_bytes = shared_bytes
+        if function.max_dynamic_shared_size_bytes < _shared_bytes(columns):
+            function.max_dynamic_shared_size_bytes = _shared_bytes(columns)
         return function
+
+
+def _shared_bytes(columns: int) -> int:
+    """All warps' sums of a block."""
+    return 4 * 32 * _WARPS * (8 * columns + 1)
 
 
 def packed_weight(weight: torch.Tensor, maps: int, fields: int, columns: int) -> torch.Tensor:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from kernels.lookup.bag_parts import FLIGHT, LONG, bag_parts
 from kernels.lookup.descriptors import TABLE, Descriptors
 from kernels.lookup.plan import Batch, Kind, LookupPlan, Slot
-from kernels.lookup.tiling import Tiling, tiling
+from kernels.lookup.tiling import Tiling, bag_tiling, tiling
 from kernels.lookup.units import DTYPES, units_image, units_of
 from kernels.runtime.launch import check_rows, launch, type_name
 from kernels.runtime.source import kernel
@@ -45,18 +46,19 @@ class DeviceLookup:
         self._descriptors, self._out_dtype, self._device = descriptors, out_dtype, descriptors.tables.device
         self._processors = torch.cuda.get_device_properties(self._device).multi_processor_count
         vector = _vector(plan, out_dtype)
-        units = [u for s in plan.x_slots for u in units_of(plan, s, vector)]
+        self.bags, others = bag_parts(plan, vector)
+        units = [u for s in others for u in units_of(plan, s, vector)]
         totals = [u for s in plan.total_slots for u in units_of(plan, s, 1)]
         self.units, self.totals = len(units), len(totals)
-        self._image = units_image([*units, *totals])
+        self._image = units_image([*units, *totals, *self.bags.units], self.bags.columns)
         self._units = torch.zeros(self._image.nbytes, dtype=torch.uint8, device=self._device)
         self.place()
         sides = plan.context_ids, plan.candidate_ids
-        self._context_bytes = 4 + plan.context_ids.nbytes + plan.context_numbers * 4
+        self._context_bytes = plan.context_ids.nbytes + plan.context_numbers * 4
         self._candidate_bytes = plan.candidate_ids.nbytes, plan.candidate_numbers * 4
         if self._shared_bytes(1) > _SHARED_LIMIT:
             raise ValueError(f"lookup: got {self._shared_bytes(1)} bytes of terms, ids, numbers, expected <= {_SHARED_LIMIT}")
-        self._most = max(1, *(s.columns for s in (*plan.x_slots, *plan.total_slots)))
+        self._most = max([1, *(s.columns for s in (*others, *plan.total_slots))])
         self._constants = {
             "ID": "unsigned long long" if any(8 in side.widths for side in sides) else "unsigned", "OUT": type_name(out_dtype),
             "CONTEXT_BYTES": plan.context_ids.nbytes, "CANDIDATE_BYTES": plan.candidate_ids.nbytes,
@@ -66,7 +68,10 @@ class DeviceLookup:
             "MASKS": int(any(s.kind == Kind.MASK for s in plan.x_slots)), "LARGEST": int(any(s.largest for s in plan.reads)),
             "DTYPES": _dtypes(plan, plan.x_slots), "TOTAL_DTYPES": _dtypes(plan, plan.total_slots),
             "OUT_FACTOR": f"{1 / out_scale!r}f",
-            "MOST": self._most, "ONCE": ",".join(f"{{{first},{end}}}" for first, end in self.once) or "{0,0}",
+            "MOST": self._most, "PARTS": len(self.bags.parts), "SINGLES": len(self.bags.singles),
+            "JOINS": len(self.bags.joins),
+            "TEAM": self.bags.team, "FLIGHT": FLIGHT,
+            "ONCE": ",".join(f"{{{first},{end}}}" for first, end in self.once) or "{0,0}",
         }  # fmt: skip
 
     def place(self) -> None:
@@ -83,13 +88,23 @@ class DeviceLookup:
 
     def tiling(self, rows: int, pinned: bool) -> Tiling:
         """How a launch for `rows` rows is cut, with no more rows a block than its shared memory and threads hold."""
-        t = tiling(rows, self.units, self.totals, self._processors, pinned, self._most > 1)
+        if self.bags.parts:
+            t = bag_tiling(rows, self.units, self.totals, len(self.bags.parts) * self.bags.team, self._processors, pinned)
+        else:
+            t = tiling(rows, self.units, self.totals, self._processors, pinned, self._most > 1)
         threads = t.unit_threads + t.total_threads  # one of them reads each row's request
         return replace(t, rows=next(r for r in range(min(t.rows, threads), 0, -1) if self._shared_bytes(r) <= _SHARED_LIMIT))
 
     def _shared_bytes(self, rows: int) -> int:
-        own = self.totals * _TERM_BYTES + rows * self._context_bytes
-        return sum(-(-size // 128) * 128 for size in (own, *(rows * size + 124 for size in self._candidate_bytes)))
+        buffers = 2 if self.bags.parts else 1
+        own = self.totals * _TERM_BYTES + rows * (4 * buffers + self._context_bytes)
+        staged = sum(_lines(rows * size + 124) for size in self._candidate_bytes)
+        return _lines(own) + buffers * staged + self.bags.shared_bytes(rows)
+
+    def _blocks(self, rows: int, t: Tiling, ahead: bool) -> int:
+        """Blocks with bags take rows in turns where all are there: no more of them than run at once."""
+        every = -(-rows // t.rows)
+        return min(every, self._processors * t.blocks) if self.bags.parts and not ahead else every
 
     def _kernel(self, t: Tiling, ahead: bool) -> Any:
         sizes = {
@@ -166,7 +181,7 @@ class DeviceLookup:
         i32 = np.int32
         launch(
             self._kernel(t, ahead),
-            -(-rows // t.rows),
+            self._blocks(rows, t, ahead),
             t.unit_threads + t.total_threads,
             (
                 batch.header.data_ptr(), batch.request_of_row.data_ptr(),
@@ -183,11 +198,18 @@ class DeviceLookup:
         )  # fmt: skip
 
 
+def _lines(size: int) -> int:
+    return -(-size // 128) * 128
+
+
 def _vector(plan: LookupPlan, out_dtype: torch.dtype) -> int:
-    """Columns of a wide unit: 8 where that makes 16-byte stores and no load is wider, else 4."""
+    """Columns of a wide unit: 8 where that makes 16-byte stores and no load is wider, else 4. With long bags, whose reads count
+    and not the stores, as many as make 16-byte loads.
+    """
     wide = [s for s in plan.x_slots if s.dim % 4 == 0 and s.out % 4 == 0]
-    narrow_rows = all(plan.tables[plan.columns[s.first].table].dtype.itemsize <= 2 for s in wide)
-    return 8 if out_dtype.itemsize <= 2 and narrow_rows and all(s.dim % 8 == 0 and s.out % 8 == 0 for s in wide) else 4
+    most_bytes = max((plan.tables[plan.columns[s.first].table].dtype.itemsize for s in wide), default=1)
+    most = 16 // most_bytes if any(s.columns > LONG for s in wide) else 8 if out_dtype.itemsize <= 2 and most_bytes <= 2 else 4
+    return next(v for v in (16, 8, 4) if v <= most and all(s.dim % v == 0 and s.out % v == 0 for s in wide))
 
 
 def _dtypes(plan: LookupPlan, slots: Sequence[Slot]) -> int:

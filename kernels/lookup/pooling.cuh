@@ -11,11 +11,15 @@ struct __align__(16) Unit { unsigned short id, ids, number, row_bytes; int out; 
 struct __align__(16) Far { long long oov; int table; int offset; };  // for ids that the first segment does not hold
 // base, limit, scale: of either generation: a row of id < limit lies at base + id * row_bytes; scale is null but of int8. Copied
 // from the tables, so that one read leads to rows; side by side, so that a warp's reads are whole lines.
+#define RECORDS (UNITS + TOTALS + PARTS + SINGLES + JOINS)
 struct __align__(16) Units {
-    unsigned long long base[UNITS + TOTALS][2], limit[UNITS + TOTALS][2];
-    Unit unit[UNITS + TOTALS];
-    unsigned long long scale[UNITS + TOTALS][2];
-    Far far[UNITS + TOTALS];
+    unsigned long long base[RECORDS][2], limit[RECORDS][2];
+    Unit unit[RECORDS];
+    unsigned long long scale[RECORDS][2];
+    Far far[RECORDS];
+#if PARTS
+    float zeros[TEAM * VEC];  // bags.cuh reads them where there is no row
+#endif
 };
 struct __align__(16) Source {  // a unit, of the batch's generation
     const char* base; unsigned long long limit; unsigned short id, ids, number, row_bytes; int unit; int how;
@@ -151,6 +155,7 @@ __device__ __forceinline__ void pool(float v[N], const Source& s, const float sc
         for (int j = 0; j < K; ++j) {
             has[j] = c + j < s.ids;
             id[j] = has[j] ? at.id(r, s.id + (c + j) * HOW_ID_BYTES(s.how), s.how) : 0;
+            if (HOW_MAY_PAD(s.how) && id[j] == (ID)HOW_PADDING_ID(s.how)) has[j] = false;
         }
         fetch<N, SET, K>(rows, [&](int) -> const Source& { return s; }, id, has, in);
 #pragma unroll
@@ -198,4 +203,13 @@ __device__ __forceinline__ void read_scales(float scale[N], const float* from) {
     } else {
         for (int k = 0; k < N; ++k) scale[k] = from[k];
     }
+}
+
+template <int N, typename T>
+__device__ __forceinline__ void write_columns(T* out, float v[N]) {
+    if (sizeof(T) == 1)
+        for (int j = 0; j < N; ++j) v[j] *= OUT_FACTOR;
+    if constexpr (N == 1) store_value(out, v[0]);
+    else if constexpr (N % 8 == 0 && sizeof(T) == 2) for (int j = 0; j < N; j += 8) store8(out + j, v + j);
+    else for (int j = 0; j < N; j += 4) store4(out + j, v + j);
 }

@@ -24,7 +24,7 @@ class How:
     """How a unit is read, in one word, whose fields row_loads.cuh names alike (HOW_*).
 
     dtype: of `DTYPES`. mean, largest: how several ids are pooled. may_pad: an id of all ones is padding. counted: ids outside
-    their table are counted here, by one unit of a slot. width: output columns. id_bytes: of each of its ids.
+    their table are counted here, by one unit of a slot. width: output columns, 15 for any more. id_bytes: of each of its ids.
     """
 
     kind: Kind
@@ -39,7 +39,7 @@ class How:
     @property
     def word(self) -> int:
         flags = self.mean << 4 | self.may_pad << 5 | self.counted << 6 | self.largest << 7
-        return self.kind | self.dtype << 2 | flags | self.width << 8 | self.id_bytes << 12 | _PICK[self.id_bytes] << 16
+        return self.kind | self.dtype << 2 | flags | min(self.width, 15) << 8 | self.id_bytes << 12 | _PICK[self.id_bytes] << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +87,13 @@ def units_of(plan: LookupPlan, slot: Slot, vector: int) -> list[Unit]:
     return [first, *others]
 
 
-def units_image(units: Sequence[Unit]) -> np.ndarray:
-    """pooling.cuh's Units, one record; where tables lie is 0 yet."""
+def units_image(units: Sequence[Unit], zeros: int) -> np.ndarray:
+    """pooling.cuh's Units, one record, with so many zeros; where tables lie is 0 yet."""
     n = len(units)
     both_generations = n, 2
     image = np.zeros(1, np.dtype([
         ("base", "<u8", both_generations), ("limit", "<i8", both_generations), ("unit", _UNIT, n),
-        ("scale", "<u8", both_generations), ("far", _FAR, n),
+        ("scale", "<u8", both_generations), ("far", _FAR, n), ("zeros", "<f4", zeros),
     ]))  # fmt: skip
     image["unit"][0] = np.array([(u.id, u.ids, u.number, u.row_bytes, u.out, u.how.word) for u in units], _UNIT)
     image["far"][0] = np.array([(u.oov, u.table, u.offset) for u in units], _FAR)

@@ -35,6 +35,16 @@ def store_code(name: str, data: bytes) -> Path:
     return _written(data, Path(_own_folder().name))
 
 
+def code_folder(name: str) -> Path:
+    """A folder there for code that another library keeps; where none can be had safely, one of this process alone."""
+    with suppress(OSError, RuntimeError):
+        folder = cache_folder() / name
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if _trusted(folder.parent) and _trusted(folder):
+            return folder
+    return Path(_own_folder().name) / name
+
+
 def _trusted(path: Path) -> bool:
     """Whether this user or root owns it and nobody else may write it. A link is not followed."""
     found = path.lstat()

@@ -42,7 +42,11 @@ def give_back(streams: list[torch.cuda.Stream], device: torch.device) -> None:
 class _Attribute(ctypes.Structure):
     """CUlaunchAttribute: a union of 64 bytes behind its name."""
 
-    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint), ("rest", ctypes.c_byte * 60))
+    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint * 16))
+
+
+def _attribute(key: int, *value: int) -> _Attribute:
+    return _Attribute(key, 0, (ctypes.c_uint * 16)(*value))
 
 
 class _Config(ctypes.Structure):
@@ -58,6 +62,7 @@ class _Config(ctypes.Structure):
     )
 
 
+_CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 _SERIALIZATION = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _SHARED_OPTIN = 97  # cudaDevAttrMaxSharedMemoryPerBlockOptin
 _OVERLAP = ContextVar("overlap", default=False)
@@ -93,22 +98,30 @@ def driver() -> Any:
 
 
 def launch(
-    kernel: Any, blocks: int | tuple[int, int], threads: int, args: tuple[object, ...], *, shared_bytes: int = 0
+    kernel: Any,
+    blocks: int | tuple[int, int],
+    threads: int,
+    args: tuple[object, ...],
+    *,
+    shared_bytes: int = 0,
+    cluster: int = 1,
 ) -> None:
     """Puts a kernel on torch's current stream (also while that stream is being captured).
 
     Args:
         args: int (a pointer), np.int32, or a ctypes structure that the kernel takes by value.
+        cluster: neighbouring blocks that run at the same time and may read each other's shared memory (sm_90 on): at most 8.
 
     Raises:
         RuntimeError: CUDA refused the launch.
     """
     values = [a if isinstance(a, ctypes.Structure) else _scalar(a) for a in args]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-    overlap = _Attribute(_SERIALIZATION, 0, int(_OVERLAP.get()))
+    attributes = (_Attribute * 2)(_attribute(_SERIALIZATION, int(_OVERLAP.get())), _attribute(_CLUSTER, cluster, 1, 1))
     x, y = (blocks, 1) if isinstance(blocks, int) else blocks
     stream = torch.cuda.current_stream().cuda_stream
-    config = _Config((x, y, 1), (threads, 1, 1), shared_bytes, stream, ctypes.addressof(overlap), 1)
+    count = 2 if cluster > 1 else 1  # of attributes: GPUs before sm_90 know no clusters
+    config = _Config((x, y, 1), (threads, 1, 1), shared_bytes, stream, ctypes.addressof(attributes), count)
     code = driver().cuLaunchKernelEx(ctypes.byref(config), ctypes.c_void_p(kernel.kernel.ptr), pointers, None)
     if code != 0:
         raise RuntimeError(f"launch of {kernel.name}: got CUDA error {code} for {blocks} blocks of {threads} threads")

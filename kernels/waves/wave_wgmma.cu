@@ -30,22 +30,12 @@
 #define SYNC() asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory")
 #include "waves/wave.cuh"
 #include "dense/mma.cuh"
+#include "runtime/mbarrier.cuh"
 #include "waves/wgmma.cuh"
 
 struct alignas(64) TensorMap { unsigned long long words[16]; };
 struct Maps { TensorMap x[MAX_JOBS], weight[MAX_JOBS]; };
 
-__device__ __forceinline__ void expect(unsigned barrier, int bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void arrive(unsigned barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-__device__ __forceinline__ void wait(unsigned barrier, int parity) {
-    asm volatile(
-        "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n@!done bra again;\n}" ::"r"(barrier),
-        "r"(parity) : "memory");
-}
 __device__ __forceinline__ void copy_tile(unsigned to, const TensorMap* map, unsigned barrier, int column, int row) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
@@ -181,11 +171,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) wave_wgmma(
     const unsigned full = (unsigned)__cvta_generic_to_shared(barriers), empty = full + 8 * STAGES;
     if (threadIdx.x == 0) {
         for (int s = 0; s < STAGES; ++s) {  // a buffer is full when both factors have come
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(full + 8 * s), "n"(2) : "memory");
-            asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(empty + 8 * s), "n"(WM * RELEASES) : "memory");
+            begin_barrier(full + 8 * s, 2);
+            begin_barrier(empty + 8 * s, WM * RELEASES);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        show_barriers();
     }
     __syncthreads();
     if (threadIdx.x >= THREADS) {

@@ -2,14 +2,12 @@
 // 128. Factors lie in shared memory, in rows of 128 bytes as the tensor memory accelerator swizzles them, or `a` in registers.
 // The including file defines X and PIECE.
 #pragma once
-#include "runtime/common.cuh"
+#include "dense/warpgroup.cuh"
 
 // Groups of 8 rows lie 1024 bytes apart; the matrix begins at a multiple of that, or 32 bytes of K further.
 __device__ __forceinline__ unsigned long long described(unsigned address) {
     return ((address & 0x3ffff) >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
-#define D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define D16(i) D4(i), D4(i + 4), D4(i + 8), D4(i + 12)
 #define N32 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define N64 N32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 __device__ __forceinline__ void multiply(float* d, unsigned long long a, unsigned long long b) {
@@ -36,7 +34,6 @@ __device__ __forceinline__ void multiply(float* d, unsigned long long a, unsigne
 #endif
 }
 
-#define A4(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 // float32 to be taken as tf32, `a` as PTX lays out m16n8k8 over the lanes of each of the four warps. ADD: 0 begins anew.
 template <int ADD> __device__ __forceinline__ void multiply(float* d, const unsigned a[4], unsigned long long b) {
 #if PIECE == 128
@@ -46,13 +43,4 @@ template <int ADD> __device__ __forceinline__ void multiply(float* d, const unsi
     asm volatile("wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 " N32 "}, {%32, %33, %34, %35}, %36, %37, 1, 1;"
                  : D16(0), D16(16) : A4(a), "l"(b), "n"(ADD));
 #endif
-}
-__device__ __forceinline__ void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void wait_products() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-template <int N> __device__ __forceinline__ void come(float* d) {  // no use of the sums is moved ahead of this
-#pragma unroll
-    for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }

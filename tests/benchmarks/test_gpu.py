@@ -6,6 +6,7 @@ import torch
 from benchmarks.device import ablation, embedding, floor, latency, utilisation
 from benchmarks.systems.embedding_cells import Cell
 from benchmarks.systems.gather import UNROLLS, Gather
+from benchmarks.systems.torch_calls import as_device_memory
 from benchmarks.timing import Captured
 from tests.benchmarks.tiny import cells, unexpected
 
@@ -43,13 +44,42 @@ def test_latency_tells_our_device_time(precision):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("model", ["xdeepfm", "dlrm", "din-50", "mlperf", "autoint"])
+def test_models_with_numbers_bags_and_histories_are_measured_beside_their_eager_peers(model):
+    names = ("dpiframe", "eager", "stacked-eager")
+    found = list(latency.run(cells([model], ["bf16"], [33], GPU, contexts=(1, 4)), names))
+    assert {r["system"] for r in found} == set(names)
+    assert {r["cell"].get("contexts", 1) for r in found} == ({1, 4} if model.startswith("din") else {1})
+
+
+def test_pinned_memory_is_read_and_written_by_kernels_in_place():
+    pinned, out = torch.arange(100, dtype=torch.int32, pin_memory=True), torch.zeros(100, dtype=torch.int32, pin_memory=True)
+    here, there = as_device_memory(pinned), as_device_memory(out)
+    assert (here.device, there.device) == (GPU, GPU)
+    graph = Captured(lambda: torch.add(here, 1, out=there), holds=(pinned, out))
+    pinned += 5
+    graph()
+    assert torch.equal(out, torch.arange(100, dtype=torch.int32) + 6)
+    graph.close()
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("system", ["compile", "compile-captured", "fbgemm", "fbgemm-captured"])
+@pytest.mark.parametrize("system", ["compile", "compile-captured", "compile-mapped", "fbgemm", "fbgemm-captured"])
 def test_compiled_peers_compute_the_source_model(system):
     if system.startswith("fbgemm"):
         pytest.importorskip("fbgemm_gpu")
     run = latency.run(cells(["deepfm"], ["bf16"], [16], GPU), [system])
-    assert [(r["system"], r["device_us"] is not None) for r in run] == [(system, system.endswith("captured"))]
+    assert [(r["system"], r["device_us"] is not None) for r in run] == [(system, system.endswith(("captured", "mapped")))]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model", ["din-50", "mlperf", "dlrm", "xdeepfm"])
+def test_mapped_peers_compute_models_with_numbers_bags_and_histories(model):
+    found = list(latency.run(cells([model], ["bf16"], [16], GPU, contexts=(1, 4)), ["compile-mapped"]))
+    assert {r["inputs"] for r in found} <= {"in_place", "by_a_kernel"}
+    assert len(found) == (2 if model == "din-50" else 1)
 
 
 def test_lookups_of_every_dtype_are_right_before_they_are_timed():

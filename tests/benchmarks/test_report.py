@@ -8,7 +8,7 @@ from benchmarks.report import results_page
 from benchmarks.report.aims import CPU_AIMS, GPU_AIMS, NOTHING
 from benchmarks.report.results import Results
 from benchmarks.systems.embedding_cells import Cell
-from benchmarks.systems.workload import MODELS
+from benchmarks.systems.names import PAPER_MODELS as MODELS
 from benchmarks.timing import Times
 
 RUN = {

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from benchmarks.systems import systems as known
 from benchmarks.systems.embedding_cells import Cell, sweep
 from benchmarks.systems.fbgemm import TableBatch, require
 from benchmarks.systems.stages import STAGES
-from benchmarks.systems.workload import _zipf_cdf, id_blocks, schema_of, wide_ids
+from benchmarks.workloads.blocks import _zipf_cdf, drawn_blocks, wide_ids
+from benchmarks.workloads.workload import schema_of
 from deployments.demo.export import build_demo_bundle
 from deployments.demo.train import TrainingPlan
 from dpiframe_core.bundle.bundle import read_bundle
@@ -192,7 +194,7 @@ def test_the_floor_adds_up_what_must_move_and_be_computed():
 
 def test_a_model_needs_its_distinct_rows_its_weights_and_its_products():
     w = make("deepfm", CPU, seed=0)
-    (block,) = id_blocks(w.schema, 4, 1)
+    (block,) = drawn_blocks(w.schema, 4, 1)
     ids = np.zeros_like(wide_ids(block))
     ids[0, 0] = 3
     block.set_ids("candidate_ids", ids)
@@ -219,14 +221,14 @@ def test_floor_measures_the_machine_first_and_then_each_cell():
 def test_zipf_ids_follow_the_power_law_exactly():
     assert _zipf_cdf(2)[0] == pytest.approx(1 / (1 + 2**-1.1))
     schema = schema_of((2,), 4)
-    (block,) = id_blocks(schema, 20_000, 1, seed=1)
+    (block,) = drawn_blocks(schema, 20_000, 1, seed=1)
     share = float((wide_ids(block) == 0).mean())
     assert abs(share - 1 / (1 + 2**-1.1)) < 4 * 0.5 / 20_000**0.5
 
 
 def test_ids_of_every_feature_lie_in_its_table():
     for skew in ("zipf", "uniform"):
-        (block,) = id_blocks(schema_of(SIZES, 4, bag=3), 200, 1, skew=skew)
+        (block,) = drawn_blocks(schema_of(SIZES, 4, bag=3), 200, 1, skew=skew)
         by_feature = wide_ids(block).reshape(200, len(SIZES), 3)
         assert (by_feature.min((0, 2)) >= 0).all()
         assert (by_feature.max((0, 2)) < SIZES).all()
@@ -297,3 +299,34 @@ def test_offline_scoring_is_measured_file_to_file_and_checked_against_the_eager_
     assert [r["system"] for r in found] == ["eager", "dpiframe-one-thread", "dpiframe"]
     assert all(r["rows_per_s"] > 0 and len(r["rows_per_s_runs"]) == 2 and r["max_abs_err"] < 1e-6 for r in found)
     assert all(r["cell"]["fields"] == len(SIZES) and r["cell"]["rows"] == 700 for r in found)
+
+
+def test_latency_has_a_cell_for_each_number_of_contexts_that_a_batch_can_have():
+    sweep = cells(["din-50", "dlrm"], ["fp32"], [1, 6], CPU, contexts=(1, 4))
+    found = list(latency.run(sweep, ("dpiframe", "eager", "stacked-eager")))
+    assert all(r["max_abs_err"] <= 1e-5 for r in found)
+    measured = [(r["model"], r["batch"], r["cell"].get("contexts")) for r in found if r["system"] == "dpiframe"]
+    assert measured == [("din-50", 1, 1), ("din-50", 6, 1), ("din-50", 6, 4), ("dlrm", 1, None), ("dlrm", 6, None)]
+
+
+def test_a_sweep_that_caps_tables_says_so_in_its_cells():
+    sweep = replace(cells(["dlrm"], ["fp32"], [2], CPU), most_rows=5)
+    (r,) = latency.run(sweep, ["eager"])
+    assert (r["cell"]["max_rows"], r["largest_table_rows"]) == (5, 5)
+
+
+def test_mlperfs_shape_is_saturated_in_a_suite_of_its_own():
+    sweep = cells(["mlperf"], ["fp32"], [8], CPU, seconds=0.05)
+    found = list(utilisation.run(sweep, ["dpiframe", "eager"], lanes=(1,), suite="mlperf"))
+    assert [(r["suite"], r["system"], r["rows_per_s"] > 0) for r in found] == [
+        ("mlperf", "dpiframe", True), ("mlperf", "eager", True)
+    ]  # fmt: skip
+    assert {r["largest_table_rows"] for r in found} == {max(SIZES)}
+
+
+def test_fbgemm_and_the_floor_refuse_a_model_that_they_are_not_written_for():
+    w = make("dlrm", CPU, seed=0)
+    with pytest.raises(ValueError, match=r"^fbgemm: got dlrm, expected one of Wide&Deep, DeepFM, DCN and DCN-V2$"):
+        known.build("fbgemm", w, 4, "fp32", CPU)
+    with pytest.raises(ValueError, match=r"^floor: got dlrm, expected one of"):
+        floor.needs_of(w, drawn_blocks(w.schema, 4, 1), "fp32")

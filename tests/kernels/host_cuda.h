@@ -1,9 +1,11 @@
-// What a kernel of this repository needs of CUDA, on one thread of the host: blocks one after the other, a block's threads as
-// fibers that take turns wherever they wait for each other. host_cuda.py turns each asm statement into a call of ptx::<opcode>,
+// What a kernel of this repository needs of CUDA, on one thread of the host: blocks one after the other (those of a cluster go on
+// where all wait for it, and may have no static shared memory), a block's threads as fibers that take turns wherever they wait
+// for each other. host_cuda.py turns each asm statement into a call of ptx::<opcode>,
 // outputs first. A launch returns what went wrong, or null. Copies into shared memory are done as late as they may be: those of a
 // thread when it waits for them, those of tensors in any order, some turns later. Races of threads go unnoticed, and of global
 // memory, which is the process's, only the alignment is checked.
 #pragma once
+#include <algorithm>
 #include <cmath>
 #include <csetjmp>
 #include <cstdint>
@@ -58,13 +60,17 @@ static int size;                   // of the dynamic shared memory
 static ucontext_t scheduler;
 static int current, alive, turns;
 struct Meeting { int came = 0, round = 0; uint32_t words[2][32][8]; };
-struct TensorCopy { unsigned to; const unsigned long long* map; unsigned barrier; long long column, row; };
+struct TensorCopy { unsigned to; const unsigned long long* map; unsigned barrier; long long column, row; unsigned ranks; };
 static std::vector<TensorCopy> under_way;
 static unsigned chance;
 inline void deliver();
 static Meeting block, named;       // of __syncthreads and bar.sync
 static int counts[3];              // of __syncthreads_count
 static std::vector<Meeting> warps;
+
+static std::vector<char> away[8];  // shared memory of a cluster's blocks, but of the one that runs
+static int rank, cluster, slice;   // of the block in its cluster; blocks of one; turns since another had its time
+inline char* memory_of(int r) { return r == rank ? shared : away[r].data(); }
 
 static const char* failure;
 [[noreturn]] inline void fail(const char* why) {  // leaves all threads where they are
@@ -81,8 +87,13 @@ static const char* failure;
     setcontext(&fiber.context);
     abort();
 }
+inline void leave() {  // for the other blocks of the cluster; the thread goes on when they have had their time
+    slice = 0;
+    if (_setjmp(fibers[current].place) == 0) setcontext(&scheduler);
+}
 inline void yield() {
-    if (++turns > 5000000) fail("threads that wait for each other for ever");
+    if (++turns > 5000000 * cluster) fail("threads that wait for each other for ever");
+    if (cluster > 1 && ++slice > 5000) return leave();
     chance = chance * 1664525u + 1013904223u;
     if (!under_way.empty() && chance >> (blockIdx.x % 3 ? 26 : 19) == 0) deliver();  // one turn in 64, or in 8,192
     const int self = current;
@@ -122,44 +133,93 @@ inline void fiber() {
     do current = (current + 1) % (int)fibers.size(); while (fibers[current].done);
     go_on();
 }
-inline void run_block(int threads) {
+// What a block of a cluster leaves where another runs: each runs for some turns, or until all its threads wait for the cluster.
+struct Block {
+    std::vector<Fiber> fibers; std::vector<Meeting> warps; std::vector<TensorCopy> under_way;
+    Meeting block, named; int counts[3], alive, current, waiting, round;
+};
+static int waiting, round_of_cluster;  // threads of the block that wait for its cluster
+static std::vector<Block> blocks;
+inline void trade_places(int other) {  // the running block with what is kept of another, or of none
+    Block& b = blocks[other];
+    fibers.swap(b.fibers), warps.swap(b.warps), under_way.swap(b.under_way);
+    std::swap(block, b.block), std::swap(named, b.named), std::swap(counts, b.counts), std::swap(alive, b.alive);
+    std::swap(current, b.current), std::swap(waiting, b.waiting), std::swap(round_of_cluster, b.round);
+    away[other].resize(size);
+    std::swap_ranges(shared, shared + size, away[other].data());
+}
+inline void wait_for_cluster() {
+    const int round = round_of_cluster, self = current;
+    ++waiting;
+    while (round_of_cluster == round) {
+        if (waiting < alive) yield();
+        else {
+            while (!under_way.empty()) deliver();
+            current = self, leave();
+        }
+    }
+}
+inline void begin_block(int threads, char* own_stacks) {
+    memset(shared, 0xff, size);  // NaN: what nobody wrote must not count
     fibers.assign(threads, {});
     warps.assign((threads + 31) / 32, {});
     block = named = {};
     memset(counts, 0, sizeof counts);
-    alive = threads, current = turns = 0;
+    alive = threads, current = waiting = round_of_cluster = 0;
     for (int i = 0; i < threads; ++i) {
         getcontext(&fibers[i].context);
-        fibers[i].context.uc_stack = {stacks + i * STACK, 0, STACK};
+        fibers[i].context.uc_stack = {own_stacks + i * STACK, 0, STACK};
         fibers[i].context.uc_link = nullptr;
         makecontext(&fibers[i].context, fiber, 0);
     }
-    threadIdx = {0, 0, 0};
-    fibers[0].begun = true;
-    swapcontext(&scheduler, &fibers[0].context);
-    if (!under_way.empty() && !failure) failure = "a block that ends before its copies have come";
+}
+inline void run_block() {  // until it ends or leaves
+    static bool left;
+    left = false;
+    getcontext(&scheduler);
+    if (!left) left = true, go_on();
+    if (alive == 0 && !under_way.empty() && !failure) failure = "a block that ends before its copies have come";
+    if (alive == 0) under_way.clear();
+}
+inline void run_cluster(int first, int threads) {
+    blocks.assign(cluster, {});
+    turns = slice = 0;
+    int living = cluster;
+    for (bool begun = false; living > 0 && !failure; begun = true) {
+        const bool met = std::all_of(blocks.begin(), blocks.end(), [](const Block& b) { return b.waiting == b.alive; });
+        living = 0;
+        for (rank = 0; rank < cluster && !failure; ++rank) {
+            const Block& own = blocks[rank];
+            if (!begun || (own.alive > 0 && (met || own.waiting < own.alive))) {
+                blockIdx = {first + rank, 0, 0};
+                trade_places(rank);
+                if (!begun) begin_block(threads, stacks + rank * threads * STACK);
+                else if (met) waiting = 0, ++round_of_cluster;
+                run_block();
+                trade_places(rank);
+            }
+            living += own.alive > 0;
+        }
+    }
     under_way.clear();
 }
 template <typename... A, size_t... I>
-void launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, void** args, std::index_sequence<I...>) {
+void launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, int together, void** args, std::index_sequence<I...>) {
     static std::tuple<void (*)(A...), void**> call;
     call = {kernel, args};
     body = [] { std::get<0>(call)(*static_cast<std::remove_reference_t<A>*>(std::get<1>(call)[I])...); };
     gridDim = {blocks, 1, 1}, blockDim = {threads, 1, 1};
     failure = nullptr;
-    size = (int)shared_bytes;
-    stacks = new char[threads * STACK];  // not initialised: pages that no thread reaches are never there
-    for (int b = 0; b < blocks && !failure; ++b) {
-        blockIdx = {b, 0, 0};
-        memset(shared, 0xff, shared_bytes);  // NaN: what nobody wrote must not count
-        run_block(threads);
-    }
+    size = (int)shared_bytes, cluster = together;
+    stacks = new char[cluster * threads * STACK];  // not initialised: pages that no thread reaches are never there
+    for (int b = 0; b < blocks && !failure; b += cluster) run_cluster(b, threads);
     delete[] stacks;
 }
 template <typename... A>
-const char* launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, void** args) {
+const char* launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, int cluster, void** args) {
     if (shared_bytes > sizeof shared) return "more shared memory than there is";
-    launch(kernel, blocks, threads, shared_bytes, args, std::index_sequence_for<A...>());
+    if (cluster > 8 || blocks % cluster) return "blocks that make no whole clusters";
+    launch(kernel, blocks, threads, shared_bytes, cluster, args, std::index_sequence_for<A...>());
     return failure;
 }
 }  // namespace host
@@ -190,6 +250,7 @@ inline unsigned __ballot_sync(unsigned, int is) {
     return all;
 }
 inline void __syncwarp() { host::exchanged({}); }
+inline int __popc(unsigned v) { return __builtin_popcount(v); }
 // Static variables of a block lie near, on either side.
 template <typename T> unsigned long long __cvta_generic_to_shared(const T* p) { return (const char*)p - host::shared; }
 
@@ -257,6 +318,10 @@ inline void ld_global_nc_v4_u32(unsigned& a, unsigned& b, unsigned& c, unsigned&
 inline void ld_global_nc_v2_u64(unsigned long long& a, unsigned long long& b, const unsigned long long* p) {
     aligned(p, 16), a = p[0], b = p[1];
 }
+template <typename P> void st_global_v4_b32(P* at, unsigned a, unsigned b, unsigned c, unsigned d) {
+    const unsigned words[] = {a, b, c, d};
+    aligned(at, 16), memcpy(at, words, 16);
+}
 template <typename W, typename P> void ld_relaxed_gpu_global_u64(W& w, P at) { memcpy(&w, at, 8); host::yield(); }
 template <typename P, typename W> void st_relaxed_gpu_global_u64(P at, W w) { memcpy((void*)at, &w, 8); }
 template <typename W, typename P> void ld_relaxed_gpu_global_v2_u64(W& a, W& b, P at) {
@@ -269,6 +334,9 @@ inline void st_release_gpu_global_s32(int* at, int v) { *at = v; }
 inline void ld_acquire_sys_global_s32(int& v, const int* at) { v = *at; host::yield(); }
 inline void ld_acquire_gpu_global_s32(int& v, const int* at) { v = *at; host::yield(); }
 inline void atom_add_acq_rel_gpu_global_s32(int& before, int* at) { before = (*at)++; }
+inline void dp4a_s32_s32(int& sum, unsigned a, int b) {
+    for (int i = 0; i < 32; i += 8) sum += (signed char)(a >> i) * (signed char)(b >> i);
+}
 inline void cvt_f32_f16(float& f, unsigned short h) { _Float16 v; memcpy(&v, &h, 2); f = (float)v; }
 template <typename H> void cvt_rn_bf16_f32(H& h, float v) { h = (H)bf16_of(v); }
 inline void cvt_rn_bf16x2_f32(unsigned& w, float high, float low) { w = bf16_of(high) << 16 | bf16_of(low); }
@@ -314,6 +382,24 @@ void mma(float* c[4], const unsigned a[4], const unsigned b[2], Value value) {
 MMA(mma_sync_aligned_m16n8k8_row_col_f32_tf32_tf32_f32, 1, [](unsigned v, int) { return tf32(v); })
 MMA(mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32, 2, bf16)
 
+inline void mul_rn_bf16x2(unsigned& z, unsigned a, unsigned b) {
+    z = bf16_of(bf16(a, 1) * bf16(b, 1)) << 16 | bf16_of(bf16(a, 0) * bf16(b, 0));
+}
+inline void cvt_rna_tf32_f32(unsigned& z, float v) {
+    z = v != v ? 0x7fffffffu : (__float_as_uint(v) + 0x1000u) & 0xffffe000u;
+}
+
+NOTHING(barrier_cluster_arrive_release_aligned)
+inline void barrier_cluster_wait_acquire_aligned() { host::wait_for_cluster(); }
+inline void mapa_shared(unsigned& other, unsigned at, int rank) { other = at | (rank + 1) << 20; }
+inline char* in_cluster(unsigned at, int bytes) {  // an address by mapa
+    within(at & 0xfffff, bytes);
+    return host::memory_of((int)(at >> 20) - 1) + (at & 0xfffff);
+}
+inline void ld_shared(float& x, float& y, unsigned at) {  // ::cluster
+    memcpy(&x, in_cluster(at, 8), 4), memcpy(&y, in_cluster(at, 8) + 4, 4);
+}
+
 inline void bar_sync(int threads) {
     host::meet(host::named, [threads] { return threads; });
 }
@@ -326,10 +412,12 @@ inline void settle(Barrier& b) {
     b.pending = b.expected;
 }
 inline void mbarrier_init_shared(unsigned at, int count) { barrier(at) = {(unsigned char)count, (unsigned char)count, 0, 0, 0}; }
-inline void mbarrier_arrive_shared(unsigned at) {
-    if (barrier(at).pending-- == 0) host::fail("an arrival too many at a barrier");
-    settle(barrier(at));
+inline void arrive(Barrier& b) {
+    if (b.pending-- == 0) host::fail("an arrival too many at a barrier");
+    settle(b);
 }
+inline void mbarrier_arrive_shared(unsigned at) { arrive(barrier(at)); }
+inline void mbarrier_arrive_release_cluster_shared(unsigned at) { arrive(*reinterpret_cast<Barrier*>(in_cluster(at, 8))); }
 inline void mbarrier_arrive_expect_tx_shared(unsigned at, int bytes) {
     barrier(at).bytes += bytes;
     mbarrier_arrive_shared(at);
@@ -342,7 +430,19 @@ inline unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
 inline void cp_async_bulk_tensor_2d_shared(unsigned to, const void* map, unsigned at, int column, int row) {
     const auto* m = static_cast<const unsigned long long*>(map);
     memset(within(to, m[4] * 128, 1024), 0xff, m[4] * 128);
-    host::under_way.push_back({to, m, at, column, row});
+    host::under_way.push_back({to, m, at, column, row, 1u << host::rank});
+}
+// Consecutive bytes, a copy of a tensor without a map; to the same address in all blocks whose ranks are given.
+inline void cp_async_bulk_shared(unsigned to, const void* from, int bytes, unsigned at, unsigned ranks) {
+    aligned(from, 16);
+    if (bytes % 16 || bytes == 0) host::fail("a copy of bytes that are no multiple of 16");
+    within(to, bytes, 16);
+    for (int r = 0; r < host::cluster; ++r)
+        if (ranks >> r & 1) memset(host::memory_of(r) + to, 0xff, bytes);
+    host::under_way.push_back({to, (const unsigned long long*)from, at, bytes, -1, ranks});
+}
+inline void cp_async_bulk_shared(unsigned to, const void* from, int bytes, unsigned at) {
+    cp_async_bulk_shared(to, from, bytes, at, 1u << host::rank);
 }
 }  // namespace ptx
 inline void host::deliver() {  // one of the copies that are under way: in some blocks the last, and slowly, in others the first, or any
@@ -350,6 +450,16 @@ inline void host::deliver() {  // one of the copies that are under way: in some 
     const TensorCopy c = under_way[i];
     under_way.erase(under_way.begin() + i);
     const unsigned long long* m = c.map;
+    if (c.row == -1) {
+        for (int r = 0; r < cluster; ++r) {
+            if (!(c.ranks >> r & 1)) continue;
+            memcpy(memory_of(r) + c.to, m, c.column);
+            auto& b = *reinterpret_cast<ptx::Barrier*>(memory_of(r) + c.barrier);
+            b.bytes -= c.column;
+            ptx::settle(b);
+        }
+        return;
+    }
     for (long long r = 0; r < (long long)m[4]; ++r)
         for (int byte = 0; byte < 128; ++byte) {
             const long long from = c.row + r, offset = c.column * (long long)m[5] + byte;
@@ -361,10 +471,11 @@ inline void host::deliver() {  // one of the copies that are under way: in some 
 }
 namespace ptx {
 // d[64, N] += a b^T over 32 bytes of K, for the warpgroup of the thread. given: d, then descriptors of a and b; or d, four
-// registers, a descriptor, and whether d counts.
-template <int N, int PER, typename Value, typename... A> void wgmma(Value value, A&... given) {
+// registers, a descriptor, and whether d counts (1 if it is not given).
+template <int PER, typename Value, typename... A> void wgmma(Value value, A&... given) {
+    constexpr int N = 2 * (std::is_same_v<A, float> + ...);
     float* d[N / 2];
-    unsigned long long rest[6];
+    unsigned long long rest[6] = {0, 0, 0, 0, 0, 1};
     int floats = 0, others = 0;
     const auto sort = [&](auto& v) {
         if constexpr (std::is_same_v<decltype(v), float&>) d[floats++] = &v;
@@ -378,7 +489,10 @@ template <int N, int PER, typename Value, typename... A> void wgmma(Value value,
     const auto lanes = registers ? host::exchanged(own) : nullptr;
     const auto word = [&](unsigned long long descriptor, int row, int k) {
         unsigned w;
-        memcpy(&w, host::shared + swizzled((descriptor & 0x3fff) * 16 + row * 128 + k * 4), 4);
+        const auto bytes = [&](int bit) { return (unsigned)(descriptor >> bit & 0x3fff) * 16; };
+        const bool rows_of_128 = descriptor >> 62 == 1;  // and swizzled; else matrices of 8 rows of 16 bytes
+        const unsigned plain = bytes(0) + row / 8 * bytes(32) + k / 4 * bytes(16) + row % 8 * 16 + k % 4 * 4;
+        memcpy(&w, host::shared + (rows_of_128 ? swizzled(bytes(0) + row * 128 + k * 4) : plain), 4);
         return w;
     };
     for (int i = 0; i < N / 2; ++i) {
@@ -392,10 +506,8 @@ template <int N, int PER, typename Value, typename... A> void wgmma(Value value,
         *d[i] = (float)sum;
     }
 }
-#define WGMMA(name, n, per, value) \
-    template <typename... A> void name(A&&... given) { wgmma<n, per>(value, given...); }
-WGMMA(wgmma_mma_async_sync_aligned_m64n64k8_f32_tf32_tf32, 64, 1, [](unsigned v, int) { return tf32(v); })
-WGMMA(wgmma_mma_async_sync_aligned_m64n128k8_f32_tf32_tf32, 128, 1, [](unsigned v, int) { return tf32(v); })
-WGMMA(wgmma_mma_async_sync_aligned_m64n64k16_f32_bf16_bf16, 64, 2, bf16)
-WGMMA(wgmma_mma_async_sync_aligned_m64n128k16_f32_bf16_bf16, 128, 2, bf16)
+#define WGMMA(name, per, value) \
+    template <typename... A> void name(A&&... given) { wgmma<per>(value, given...); }
+WGMMA(wgmma_mma_async_sync_aligned_m64k8_f32_tf32_tf32, 1, [](unsigned v, int) { return tf32(v); })
+WGMMA(wgmma_mma_async_sync_aligned_m64k16_f32_bf16_bf16, 2, bf16)
 }  // namespace ptx

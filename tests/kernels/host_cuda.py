@@ -37,10 +37,10 @@ class HostKernel:
         self.max_dynamic_shared_size_bytes = 0
         self._run = _built(file, name, tuple(sorted(constants.items())), folder)
 
-    def __call__(self, blocks: int, threads: int, args: Sequence[object], shared_bytes: int) -> None:
+    def __call__(self, blocks: int, threads: int, args: Sequence[object], shared_bytes: int, cluster: int = 1) -> None:
         values = [a if isinstance(a, ctypes.Structure) else _scalar(a) for a in args]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        failure = self._run(blocks, threads, ctypes.c_size_t(shared_bytes), pointers)
+        failure = self._run(blocks, threads, ctypes.c_size_t(shared_bytes), cluster, pointers)
         assert failure is None, failure.decode()
 
 
@@ -65,10 +65,12 @@ def tensor_map(matrix: torch.Tensor, rows: int) -> "ctypes.Array[ctypes.c_uint64
     return (ctypes.c_uint64 * 16)(*words)
 
 
-def launch(kernel: HostKernel, blocks: int, threads: int, args: Sequence[object], *, shared_bytes: int = 0) -> None:
+def launch(
+    kernel: HostKernel, blocks: int, threads: int, args: Sequence[object], *, shared_bytes: int = 0, cluster: int = 1
+) -> None:
     """In the place of `kernels.runtime.launch.launch`."""
     assert shared_bytes <= max(48 * 1024, kernel.max_dynamic_shared_size_bytes)
-    kernel(blocks, threads, args, shared_bytes)
+    kernel(blocks, threads, args, shared_bytes, cluster)
 
 
 def translated(code: str) -> str:
@@ -110,7 +112,7 @@ def _call(statement: str) -> str:
             end = _closing(part, found.end())
             operands.append(part[found.end() : end])
             at = end + 1
-    name = opcode[0].replace(".", "_")
+    name = re.sub(r"_m64n\d+k", "_m64k", opcode[0].replace(".", "_"))  # wgmma: its sums tell how many columns
     return f"ptx::{name if name in _KNOWN else 'unsupported'}({', '.join(operands)})"
 
 
@@ -126,11 +128,11 @@ def _built(file: str, name: str, constants: tuple[tuple[str, str], ...], folder:
 def _build(file: str, name: str, constants: tuple[tuple[str, str], ...], made: Path) -> None:
     defines = [f"-D{k}={v}" for k, v in (*constants, ("__CUDA_ARCH__", "900"))]
     code = _gcc("-E", "-P", *defines, f"-I{FOLDER}", "-x", "c++", str(FOLDER / f"{file}.cu"))
-    run = f"return host::launch({name}, blocks, threads, shared_bytes, args);"
+    run = f"return host::launch({name}, blocks, threads, shared_bytes, cluster, args);"
     source = made.with_suffix(".cpp")
     source.write_text(
         f'#include "{HEADER}"\n{translated(code)}\n'
-        f'extern "C" const char* run(int blocks, int threads, size_t shared_bytes, void** args) {{ {run} }}\n'
+        f'extern "C" const char* run(int blocks, int threads, size_t shared_bytes, int cluster, void** args) {{ {run} }}\n'
     )
     _gcc("-O1", "-U_FORTIFY_SOURCE", "-pedantic-errors", "-shared", "-fPIC", str(source), "-o", str(made))
 

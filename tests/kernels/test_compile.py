@@ -61,8 +61,8 @@ def test_constants_that_the_launchers_give_are_those_of_the_variants() -> None:
     }
     given["waves/wave"] |= given["waves/wave_tiles"] | given["waves/wave_jobs"]
     given["waves/chain"] |= given["waves/wave_jobs"]
-    for file in ("interaction/attention", "interaction/attention_mma"):
-        given[file] |= given["interaction/attention_columns"]
+    for file in ("attention/attention", "attention/attention_mma"):
+        given[file] |= given["attention/attention_columns"]
     given["waves/wave_wgmma"] = given["waves/wave"] - {"WM", "WN", "SPAN"}
     for file, variants in VARIANTS.items():
         assert given[file] == {name for constants in variants for name in constants}, file

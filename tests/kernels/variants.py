@@ -6,7 +6,8 @@ from kernels.waves.wave_tiles import EXACT_TILES, TILES, WIDE_TILES
 _LOOKUP = {"CONTEXT_BYTES": "0", "CANDIDATE_BYTES": "76", "CONTEXT_NUMBERS": "0", "CANDIDATE_NUMBERS": "0", "TOTALS": "39"}
 _LOOKUP |= {"NARROW": "0", "MOST": "1", "MASKS": "0", "LARGEST": "0"}
 _LOOKUP |= {"GROUP": "8", "UNIT_THREADS": "320", "TOTAL_THREADS": "64", "BLOCKS": "2"}
-_LOOKUP |= {"OUT_FACTOR": "1.0f", "AHEAD": "0", "ONCE": "{0,0}"}
+_LOOKUP |= {"OUT_FACTOR": "1.0f", "AHEAD": "0", "PARTS": "0", "SINGLES": "0", "JOINS": "0", "TEAM": "1", "FLIGHT": "8"}
+_LOOKUP |= {"ONCE": "{0,0}"}
 _FLOAT = {"ID": "unsigned", "OUT": "float", "UNITS": "156", "VEC": "4", "DTYPES": "1", "TOTAL_DTYPES": "1"}
 _INT8 = {"ID": "unsigned long long", "OUT": "bf16", "UNITS": "78", "VEC": "8", "DTYPES": "8", "TOTAL_DTYPES": "8"}
 _FP8 = {"OUT": "fp8", "OUT_FACTOR": "0.25f"}
@@ -18,15 +19,25 @@ _WIDE_TILES = (WIDE_TILES[0].constants, WIDE_TILES[-1].constants)
 
 _DOT = {"FIELDS": "27", "KEEP": "10", "DIAGONAL": "0"}
 _CIN = {"M": "39", "DIM": "16", "NF": "8", "ACTIVATION": "1"}
+_WIDE_CIN = {"DIM": "16", "ACTIVATION": "1", "WIDTH": "128", "STAGES": "4"}
 _ATTENTION = {"LENGTH": "50", "DIMS": "32,16", "QUERIES": "0,32", "KEYS": "48,1648", "POOLED": "48,80", "PARTS": "2"}
 _ATTENTION |= {"DIM": "48", "MASK": "2448", "KEPT": "{0,0,48},{2500,96,8}", "UNITS": "64,16", "LAYERS": "2"}
 _ATTENTION |= {"ACTIVATION": "7", "OUTPUT": "0"}
+_FIELDS = {"FIELDS": "39", "HEADS": "2", "SIZE": "16", "RESIDUAL": "1", "ACTIVATION": "1", "SCALE": "0.36f"}
 _KEY_TILE = {"ALIGNED": "1,0", "KEY_TILES": "2", "WARPS": "8", "BLOCKS": "1", "ROWS": "16"}
 _AHEAD = {"AHEAD": "1", "CONTEXT_BYTES": "8", "CONTEXT_NUMBERS": "1", "CANDIDATE_NUMBERS": "2"}
 _ONCE = {"CONTEXT_BYTES": "100", "MASKS": "1", "NARROW": "1", "ONCE": "{64,1664},{1728,1778}"}
 _POOLED = {"MOST": "10", "LARGEST": "1", "MASKS": "1", "NARROW": "1"}
+# MLPerf's DLRM: 12 features of one id and 14 of up to 100, 128 columns each; and bags of several dtypes, 20 columns each.
+_BAGS = {"CANDIDATE_BYTES": "760", "TOTALS": "0", "TOTAL_THREADS": "0", "UNIT_THREADS": "384", "BLOCKS": "2"}
+_BAGS |= {"UNITS": "0", "PARTS": "17", "SINGLES": "12", "JOINS": "1", "OUT": "bf16", "ID": "unsigned", "TOTAL_DTYPES": "1"}
+_BAGS16 = _BAGS | {"VEC": "8", "TEAM": "16", "DTYPES": "2"}
+_BAGS8 = _BAGS | {"VEC": "16", "TEAM": "8", "DTYPES": "8"}
+_BAGS_MIXED = _BAGS | _POOLED | {"UNITS": "60", "VEC": "4", "TEAM": "5", "DTYPES": "15", "OUT": "float", "UNIT_THREADS": "320"}
+_BAGS_MIXED |= _AHEAD | {"ID": "unsigned long long", "TOTALS": "39", "TOTAL_THREADS": "64", "AHEAD": "1"}
 _PLAIN = (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | {"OUT": "float"}, _FLOAT | _FP8, _INT8 | _FP8)
-_LOOKUPS = (*_PLAIN, _FLOAT | _AHEAD, _INT8 | _AHEAD, _FLOAT | _AHEAD | _ONCE, _FLOAT | _POOLED, _INT8 | _POOLED | _AHEAD)
+_LOOKUPS = (_BAGS16, _BAGS8, _BAGS_MIXED, *_PLAIN, _FLOAT | _AHEAD, _INT8 | _AHEAD, _FLOAT | _AHEAD | _ONCE)
+_LOOKUPS += (_FLOAT | _POOLED, _INT8 | _POOLED | _AHEAD)
 
 VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
     "lookup/embedding": ({}, *(_LOOKUP | own for own in _LOOKUPS)),
@@ -52,11 +63,24 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         _CIN | {"X": x, "FIRST": first, "PASSES": p, "WM": wm, "WK": wk}
         for x, first, p, wm, wk in (("float", "1", "3", "1", "8"), ("float", "0", "1", "8", "1"), ("bf16", "1", "1", "2", "4"))
     ),
-    "interaction/attention": (
+    "interaction/cin_wgmma": tuple(
+        _WIDE_CIN | {"X": x, "FIRST": first, "M": m, "COLUMNS": n, "WARPGROUPS": w, "SHARES": s, "TOGETHER": t, "CHUNKS": c}
+        for x, first, m, n, w, s, t, c in (
+            ("bf16", "1", "39", "128", "2", "1", "2", "2"),
+            ("bf16", "0", "39", "128", "1", "8", "1", "2"),
+            ("float", "0", "39", "112", "2", "2", "2", "6"),
+            ("float", "1", "7", "16", "1", "4", "1", "2"),
+        )
+    ),
+    "attention/attention": (
         _ATTENTION | {"X": "float", "FORMED": "1", "SOFTMAX": "1"},
         _ATTENTION | {"X": "bf16", "FORMED": "0", "SOFTMAX": "0", "MASK": "-1", "KEPT": "{0,0,0}"},
     ),
-    "interaction/attention_mma": (
+    "attention/field_attention": tuple(
+        _FIELDS | {"X": x, "DIM": dim, "PASSES": passes}
+        for x, dim, passes in (("bf16", "32", "1"), ("bf16", "10", "1"), ("float", "32", "1"), ("float", "16", "3"))
+    ),
+    "attention/attention_mma": (
         {},
         *(_ATTENTION | _KEY_TILE | {"X": x, "SOFTMAX": softmax} for x, softmax in (("float", "1"), ("bf16", "0"))),
         _ATTENTION

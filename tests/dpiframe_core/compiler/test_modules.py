@@ -27,7 +27,9 @@ from tests.dpiframe_core.compiler.served import served_scores
 
 pytestmark = pytest.mark.bulk
 
-GPU_ONLY = [pytest.param("cuda:0", policy, marks=pytest.mark.gpu) for policy in ("waves", "breadth_first", "sequential")]
+GPU_ONLY = [
+    pytest.param("cuda:0", policy, marks=pytest.mark.gpu) for policy in ("waves", "regions", "breadth_first", "sequential")
+]
 
 
 @cache

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.lookup.tiling import tiling
+from kernels.lookup.tiling import bag_tiling, tiling
 
 ROWS, PROCESSORS, PINNED, POOLED = st.integers(1, 1 << 17), st.integers(1, 200), st.booleans(), st.booleans()
 UNITS, TOTALS = st.integers(0, 4000), st.integers(1, 300)
@@ -77,3 +77,24 @@ def test_blocks_have_few_rows(rows, units, totals, processors, pinned, pooled):
 def test_measured_best_rows_and_threads_of_an_h200(rows, units, pinned, pooled, expected):
     t = tiling(rows, units, 0, 132, pinned, pooled)
     assert (t.rows, t.unit_threads) == expected
+
+
+@given(ROWS, UNITS, TOTALS, st.integers(1, 5000), PROCESSORS, PINNED)
+def test_blocks_of_parts_have_few_rows_and_registers(rows, units, totals, bag_threads, processors, pinned):
+    t = bag_tiling(rows, units, totals, bag_threads, processors, pinned)
+    threads = t.unit_threads + t.total_threads
+    assert t.unit_threads % 32 == t.total_threads % 32 == 0
+    assert 32 <= threads <= 1024
+    assert 65536 // (t.blocks * threads) >= 80  # registers a thread
+    assert 1 <= t.rows <= 8
+
+
+@pytest.mark.parametrize(
+    ("rows", "pinned", "expected"),
+    [(64, True, 1), (256, False, 2), (1024, False, 4), (1024, True, 4), (4096, False, 8), (8192, True, 4), (16384, False, 8)],
+)
+def test_measured_best_rows_of_mlperfs_bags(rows, pinned, expected):
+    """17 parts of 16 vectors a row."""
+    t = bag_tiling(rows, 0, 0, 17 * 16, 132, pinned)
+    assert (t.rows, t.blocks) == (expected, 2)
+    assert t.unit_threads == min(384, 17 * 16 * expected // 32 * 32 + 32 * (17 * 16 * expected % 32 > 0))

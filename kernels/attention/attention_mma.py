@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from kernels.attention.attention_columns import AttentionColumns, listed
+from kernels.attention.attention_weights import Layer, mma_sizes, packed_weights
 from kernels.dense.activation import KINDS
-from kernels.interaction.attention_columns import AttentionColumns, listed
-from kernels.interaction.attention_weights import Layer, mma_sizes, packed_weights
 from kernels.runtime.launch import check_dense, launch, shared_limit, type_name
 from kernels.runtime.source import kernel
 
@@ -83,7 +83,7 @@ class MmaAttention:
     def _function(self, tile: KeyTile) -> Any:
         sizes = {"KEY_TILES": tile.key_tiles, "WARPS": tile.warps, "BLOCKS": tile.blocks, "ROWS": self._rows(tile)}
         constants = self._constants | {name: str(size) for name, size in sizes.items()}
-        function = kernel("interaction/attention_mma", "attention_mma", constants, self._device.index or 0)
+        function = kernel("attention/attention_mma", "attention_mma", constants, self._device.index or 0)
         shared_bytes = self._shared_bytes(tile, self._rows(tile))
         if function.max_dynamic_shared_size_bytes < shared_bytes:
             function.max_dynamic_shared_size_bytes = shared_bytes

@@ -55,8 +55,8 @@ class Run:
     """An attention on a device, and rows for it. first: the column at which parts begin in x."""
 
     def __init__(self, own, p, q, keys, mask, device, precision="fp32", parts=1, first=2):
-        from kernels.interaction.attention import Attention
-        from kernels.interaction.attention_columns import AttentionColumns
+        from kernels.attention.attention import Attention
+        from kernels.attention.attention_columns import AttentionColumns
 
         (rows, length, self.dim), self.first = keys.shape, first
         ends = np.linspace(0, self.dim, parts + 1).astype(int).tolist()  # uneven parts, in x in reverse order
@@ -186,7 +186,7 @@ def test_the_first_layer_is_split_without_loss():
 @pytest.fixture
 def on_host(monkeypatch, run_folder):
     """The kernels' own code, run on the host."""
-    from kernels.interaction import attention, attention_mma
+    from kernels.attention import attention, attention_mma
 
     for module in (attention, attention_mma):
         host_cuda.put_under(monkeypatch, module, run_folder)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from kernels.attention.attention_columns import AttentionColumns, listed
+from kernels.attention.attention_mma import MmaAttention
+from kernels.attention.attention_weights import Layer
 from kernels.dense.activation import KINDS, unit_params
 from kernels.dense.linear import DENSE_DTYPE, fastest
-from kernels.interaction.attention_columns import AttentionColumns, listed
-from kernels.interaction.attention_mma import MmaAttention
-from kernels.interaction.attention_weights import Layer
 from kernels.reference import split_attention
 from kernels.runtime.launch import check_rows, launch, overlapping, shared_limit, type_name
 from kernels.runtime.source import kernel
@@ -137,7 +137,7 @@ class Attention:
         launch(self._function(), rows, _THREADS, args, shared_bytes=self._shared_bytes)
 
     def _function(self) -> Any:
-        function = kernel("interaction/attention", "attention", self._constants, self._device.index or 0)
+        function = kernel("attention/attention", "attention", self._constants, self._device.index or 0)
         if function.max_dynamic_shared_size_bytes < self._shared_bytes:
             function.max_dynamic_shared_size_bytes = self._shared_bytes
         return function

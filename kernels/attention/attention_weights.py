@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from kernels.attention.attention_columns import AttentionColumns
 from kernels.dense.activation import unit_params
-from kernels.interaction.attention_columns import AttentionColumns
 from kernels.reference import split_attention
 
 Layer = tuple[torch.Tensor, torch.Tensor, Sequence[torch.Tensor]]  # weight, bias, parameters of the activation

@@ -1,0 +1,181 @@
+"""Finds attention over a row's fields among generic operators (AutoInt's interacting layer, Song et al. 2019, eq. 5 to 8), and
+makes one operator of it. Graph in, graph out; nothing executable.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from dpiframe_core.graph.aten import AtenCall, Constant, Window, contiguous
+from dpiframe_core.graph.aten_rules import Shape
+from dpiframe_core.graph.graph import Attrs, FieldHeads, Graph, Node
+
+# What its kernel takes (kernels/attention/field_attention.py); columns begin 8 bytes aligned.
+MOST_FIELDS, MOST_DIM, MOST_SIZE, ALIGNMENT = 64, 64, 32, 4
+
+
+def fuse_field_attention(graph: Graph) -> Graph:
+    """Linear layers Q, K, V of each field, softmax(scale Q K^T) V head by head, and R and ReLU behind become one operator."""
+    found = _Finder(graph.producers(), graph.consumers())
+    for softmax in graph.nodes:
+        layer = found.around(softmax) if _is(softmax, "softmax") else None
+        if layer is None:
+            continue
+        nodes, fused = layer
+        gone = {n.name for n in nodes}
+        last = max(i for i, n in enumerate(graph.nodes) if n.name in gone)
+        left = [fused if i == last else n for i, n in enumerate(graph.nodes) if i == last or n.name not in gone]
+        return fuse_field_attention(replace(graph, nodes=tuple(left)))
+    return graph
+
+
+@dataclass(frozen=True, slots=True)
+class _Finder:
+    """Looks about in a graph: value name -> the node that makes it, and those that read it."""
+
+    made_by: Mapping[str, Node]
+    read_by: Mapping[str, Sequence[Node]]
+
+    def around(self, softmax: Node) -> tuple[list[Node], Node] | None:
+        """The nodes of the layer whose weights a softmax makes, and the one that computes them all; None if there is none."""
+        sizes = _call(softmax).sizes
+        if len(sizes) != 3 or sizes[1] != sizes[2] or sizes[1] > MOST_FIELDS or _call(softmax).args != (3,):
+            return None
+        heads, fields = sizes[:2]
+        scaled, product, scale = self._scaled(softmax)
+        weighted = self._reader(softmax)
+        if not weighted or not (_is(product, "matmul") and _is(weighted, "matmul")):
+            return None
+        size = _call(weighted).sizes[-1]
+        width, square = heads * size, (heads, fields, fields)
+        values = [
+            _view(product, 0, (heads, fields, size), (size, width, 1)),
+            _view(product, 1, (heads, size, fields), (size, 1, width)),
+            _view(weighted, 1, (heads, fields, size), (size, width, 1)),
+        ]
+        if _view(weighted, 0, square, contiguous(square)) != softmax.outputs[0] or size > MOST_SIZE:
+            return None
+        nodes = [softmax, *scaled, product, weighted]
+        early = self._relu_behind(weighted)
+        nodes += [early] if early else []
+        if heads > 1:  # a step that puts the heads side by side
+            joined = self._reader(nodes[-1])
+            if not joined or not _is(joined, "clone"):
+                return None
+            if _view(joined, 0, (fields, heads, size), (size, fields * size, 1)) != nodes[-1].outputs[0]:
+                return None
+            nodes.append(joined)
+        added = self._reader(nodes[-1])
+        other = None if early or added is None else _other_term(added, nodes[-1].outputs[0], (fields, width))
+        if added and other and _is(self.made_by[other], "linear"):
+            values, nodes = [*values, other], [*nodes, added]
+        projections = [self.made_by[v] for v in values if v is not None]
+        x = self._common_input(projections, fields, width)
+        if x is None or len({p.name for p in projections}) < len(values):
+            return None
+        late = None if early else self._relu_behind(nodes[-1])
+        nodes += [late] if late else []
+        attrs = Attrs(
+            fields=fields, dim=x[1].sizes[1], offset=x[1].offset, activation="relu" if early or late else "identity",
+            field_heads=FieldHeads(heads, size, scale, tuple(len(p.params) == 2 for p in projections)),
+        )  # fmt: skip
+        params = tuple(name for p in projections for name in p.params)
+        fused = Node(f"{softmax.name}.layer", "field_attention", (x[0],), nodes[-1].outputs, softmax.module, params, attrs)
+        return [*nodes, *projections], fused
+
+    def _reader(self, node: Node) -> Node | None:
+        """The node that reads a node's value, if there is but one."""
+        readers = self.read_by.get(node.outputs[0], ())
+        return readers[0] if len(readers) == 1 else None
+
+    def _relu_behind(self, node: Node) -> Node | None:
+        """The ReLU that alone reads a node's value."""
+        after = self._reader(node)
+        return after if after and after.op == "activation" and after.attrs.activation == "relu" else None
+
+    def _scaled(self, softmax: Node) -> tuple[list[Node], Node, float]:
+        """The nodes that do nothing but scale a softmax's logits, the one before them, and what they multiply by together."""
+        nodes, node, scale = list[Node](), softmax, 1.0
+        while True:
+            count = self._elements(node)
+            before = self.made_by[node.inputs[0]]
+            if count is None or self._reader(before) is not node:
+                return nodes, softmax, scale
+            factor = _factor(before)
+            if factor is None:
+                return nodes, before, scale
+            nodes, node, scale = [*nodes, before], before, scale * factor
+
+    def _elements(self, node: Node) -> int | None:
+        """How many elements a node's first operand has, if it is all of a value in order."""
+        operand = _call(node).operands[0]
+        if not isinstance(operand, Window) or operand.offset or not _same(operand, operand.sizes, contiguous(operand.sizes)):
+            return None
+        made = self.made_by[node.inputs[operand.value]]
+        whole = made.op == "aten" and _count(_call(made).sizes) == _count(operand.sizes)
+        return _count(operand.sizes) if whole else None
+
+    def _common_input(self, projections: Sequence[Node], fields: int, width: int) -> tuple[str, Window] | None:
+        """The value, and the window of its fields, that all linear layers read; None where one is none, or read by others."""
+        found = set[tuple[str, Window]]()
+        for p in projections:
+            if not _is(p, "linear") or _call(p).sizes != (fields, width) or not self._reader(p):
+                return None
+            x, *constants = _call(p).operands
+            if not isinstance(x, Window) or constants != [Constant(i) for i in range(len(p.params))]:
+                return None
+            found.add((p.inputs[x.value], x))
+        if len(found) != 1:
+            return None
+        (value, x) = found.pop()
+        fits = len(x.sizes) == 2 and x.sizes[1] <= MOST_DIM and x.offset % ALIGNMENT == 0
+        return (value, x) if fits and _same(x, (fields, x.sizes[1]), (x.sizes[1], 1)) else None
+
+
+def _call(node: Node) -> AtenCall:
+    assert node.attrs.aten is not None
+    return node.attrs.aten
+
+
+def _is(node: Node, op: str) -> bool:
+    return node.op == "aten" and _call(node).op == f"aten.{op}"
+
+
+def _count(sizes: Shape) -> int:
+    count = 1
+    for size in sizes:
+        count *= size
+    return count
+
+
+def _same(w: Window, sizes: Shape, strides: Shape) -> bool:
+    """Whether a window has these sizes and strides; along a dimension of one element it goes nowhere."""
+    return w.sizes == sizes and all(n == 1 or s == t for n, s, t in zip(sizes, w.strides, strides, strict=True))
+
+
+def _view(node: Node, i: int, sizes: Shape, strides: Shape) -> str | None:
+    """The value of which operand i is such a window, from its first column on; None if it is another."""
+    operand = _call(node).operands[i]
+    fits = isinstance(operand, Window) and not operand.offset and _same(operand, sizes, strides)
+    return node.inputs[operand.value] if isinstance(operand, Window) and fits else None
+
+
+def _other_term(node: Node, value: str, sizes: Shape) -> str | None:
+    """What is added to a value of these sizes, element by element; None if the node does another thing."""
+    if node.op == "add":
+        terms = list[str | None](node.inputs)
+    elif _is(node, "add"):
+        terms = [_view(node, i, sizes, contiguous(sizes)) for i in (0, 1)]
+    else:
+        return None
+    others = [t for t in terms if t != value]
+    return others[0] if len(terms) == 2 and len(others) == 1 else None
+
+
+def _factor(node: Node) -> float | None:
+    """What a node multiplies by, if it does nothing else."""
+    if not (_is(node, "mul.Scalar") or _is(node, "div.Scalar")):
+        return None
+    (by,) = _call(node).args
+    if not isinstance(by, int | float) or not by:
+        return None
+    return float(by) if _is(node, "mul.Scalar") else 1.0 / by

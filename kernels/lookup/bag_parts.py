@@ -1,0 +1,90 @@
+"""How the bags of a plan are cut into parts of about as many ids each, which threads take one by one (bags.cuh): so none reads
+a long bag alone. Knows no device.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import gcd
+
+from kernels.lookup.plan import Kind, LookupPlan, Slot
+from kernels.lookup.units import Unit, units_of
+
+FLIGHT = 8  # rows of a part that a thread has in flight
+LONG = 16  # ids of a bag: where none has more, a thread a column vector reads them as fast, and 13 % faster at 1,024 x 26 x 10
+MOST_IDS = 4 * FLIGHT  # of a part: a bag of 100 makes four, and a row's partial sums take 2 kB (128 columns)
+PART_BYTES = 48  # of a part and of a join in shared memory: bags.cuh's Part
+_MOST_RECORDS = 320  # parts and joins, in 15 kB of shared memory
+_MOST_SUM_BYTES = 8192  # of a row
+_WARP = 32
+_WHOLE_BAG = 0xFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class BagParts:
+    """Units as bags.cuh reads them: `team` threads take one, each a vector of its columns.
+
+    parts: runs of a bag's ids, those of the most ids first; `number` is the place of a part's sum among `sums` of a row, or
+    says that it is the whole bag. singles: of one id. joins: bags of several parts: of `ids` sums, from `number` on. columns:
+    of a sum.
+    """
+
+    team: int = 1
+    columns: int = 0
+    sums: int = 0
+    parts: tuple[Unit, ...] = ()
+    singles: tuple[Unit, ...] = ()
+    joins: tuple[Unit, ...] = ()
+
+    @property
+    def units(self) -> tuple[Unit, ...]:
+        """In the order of their records."""
+        return *self.parts, *self.singles, *self.joins
+
+    def shared_bytes(self, rows: int) -> int:
+        """Of a block: parts, joins, the counter, and sums, each with its number of rows."""
+        records = len(self.units)
+        return records * PART_BYTES + 16 + rows * self.sums * (self.columns + 4) * 4 if records else 0
+
+
+def bag_parts(plan: LookupPlan, vector: int) -> tuple[BagParts, list[Slot]]:
+    """The parts of all bags of x whose columns are vectors, with the slots of one id beside them; and the slots that are
+    neither. No parts where no bag is long, or where they would not fit.
+    """
+    wide = [s for s in plan.x_slots if s.kind == Kind.GATHER and s.dim % vector == s.out % vector == 0]
+    most = MOST_IDS
+    while any(s.columns > LONG for s in wide):
+        made = _cut(plan, wide, vector, most)
+        if len(made.units) > _MOST_RECORDS:
+            break
+        if made.shared_bytes(1) - made.shared_bytes(0) <= _MOST_SUM_BYTES:
+            return made, [s for s in plan.x_slots if s not in wide]
+        most *= 2
+    return BagParts(), list(plan.x_slots)
+
+
+def _cut(plan: LookupPlan, slots: Sequence[Slot], vector: int, most: int) -> BagParts:
+    together = gcd(*(s.dim // vector for s in slots))
+    team = next(t for t in range(min(_WARP, together), 0, -1) if together % t == 0)
+    parts: list[Unit] = []
+    singles: list[Unit] = []
+    joins: list[Unit] = []
+    sums = 0
+    for slot in slots:
+        runs = list(_runs(slot.columns, most))
+        for unit in units_of(plan, slot, vector)[::team]:
+            if len(runs) == 1:
+                (parts if slot.columns > 1 else singles).append(replace(unit, number=_WHOLE_BAG))
+                continue
+            joins.append(replace(unit, ids=len(runs), number=sums))
+            for begin, end in runs:
+                parts.append(replace(unit, id=unit.id + begin * unit.how.id_bytes, ids=end - begin, number=sums))
+                sums += 1
+    parts.sort(key=lambda part: part.ids, reverse=True)
+    return BagParts(team, team * vector, sums, tuple(parts), tuple(singles), tuple(joins))
+
+
+def _runs(ids: int, most: int) -> Iterator[tuple[int, int]]:
+    """`ids` in runs of at most `most`, of about as many reads of `FLIGHT` ids each."""
+    reads, count = -(-ids // FLIGHT), -(-ids // most)
+    for i in range(count):
+        yield reads * i // count * FLIGHT, min(ids, reads * (i + 1) // count * FLIGHT)

@@ -1,0 +1,114 @@
+"""Pages, pictures and aims cope with the models beside the four: sequences by contexts, MLPerf's shape, compiled modules."""
+
+import pytest
+
+from benchmarks.records.record import record
+from benchmarks.records.result_file import ResultFile
+from benchmarks.records.run import RESULTS
+from benchmarks.report import pages, performance, results_page, speed_chart
+from benchmarks.report.aims import GPU_AIMS, NOTHING
+from benchmarks.report.results import Results, gains
+from benchmarks.systems.names import BATCHES, CONTEXTS, MODEL_TITLES, PAPER_MODELS, WITH_CONTEXTS
+from benchmarks.timing import Times
+from tests.benchmarks.test_report import RUN
+
+EACH, OWN = "every architecture over the best peer, tf32", "bf16 over our own tf32 where products rule, B >= 1024"
+
+
+def latency(system, p50, model, batch, contexts, precision="tf32"):
+    cell = {"ids": "zipf", "buckets": "exact"} | ({"contexts": contexts} if model in WITH_CONTEXTS else {})
+    times = Times(p50, p50, 9)
+    return record("latency", system, model=model, batch=batch, precision=precision, cell=cell, times=times, max_abs_err=0.0)
+
+
+def every_cell(models=MODEL_TITLES):
+    for model in models:
+        for batch in BATCHES:
+            yield from ((model, batch, n) for n in (CONTEXTS if model in WITH_CONTEXTS else (1,)) if n <= batch)
+
+
+def measured(gain=lambda model, batch: 2.0, models=MODEL_TITLES):
+    """Results of every cell: ours 10 us, compile-captured slower than compile-mapped, which is `gain` times ours."""
+    found = []
+    for where in every_cell(models):
+        over = gain(*where[:2])
+        peers = {"eager": 900, "compile-captured": 10 * over + 1, "compile-mapped": 10 * over}
+        found += [latency("dpiframe", 10, *where), *(latency(s, us, *where) for s, us in peers.items())]
+    return Results({}, tuple(found))
+
+
+def verdict(what, results):
+    (aim,) = [a for a in GPU_AIMS if a.what == what]
+    return aim.judge(results)
+
+
+def test_the_best_of_captured_and_mapped_is_the_best_peer():
+    found = gains(measured())
+    assert {g.peer["system"] for g in found} == {"compile-mapped"}
+    assert len(found) == len(list(every_cell())) == 5 * (len(MODEL_TITLES) - 2) + 13 * 2
+
+
+def test_every_architecture_must_reach_the_mean_by_itself():
+    assert verdict(EACH, measured()).met is True
+    one_slow = verdict(EACH, measured(lambda model, batch: 1.4 if model == "autoint" else 2.0))
+    assert one_slow.met is False
+    assert one_slow.figure.startswith("least mean 1.40x (autoint), least 1.40x (autoint B=1), 91 of 91 cells")
+    # DIN's two lengths are one architecture
+    halves = {"din-50": 1.2, "din-200": 2.0}
+    assert verdict(EACH, measured(lambda model, batch: halves.get(model, 2.0))).met is True
+
+
+def test_no_cell_of_any_architecture_may_be_slower_than_its_peer():
+    found = verdict(EACH, measured(lambda model, batch: 0.99 if (model, batch) == ("dlrm", 64) else 2.0))
+    assert found.met is False
+    assert "least 0.99x (dlrm B=64)" in found.figure
+
+
+def test_architectures_that_lack_leave_the_aim_open_and_the_four_alone_do_not_raise_it():
+    assert verdict(EACH, measured(models=PAPER_MODELS)) == NOTHING
+    assert verdict(EACH, measured(models=[*PAPER_MODELS, "dlrm"])).met is None
+    assert verdict(EACH, measured(lambda *at: 1.4, models=["dlrm"])).met is False  # its own cells are all there
+
+
+@pytest.mark.parametrize(("slowest", "met"), [(1.3, True), (1.29, False)])
+def test_bf16_is_held_against_our_own_tf32_where_products_rule(slowest, met):
+    cells = [c for c in every_cell(["xdeepfm", "mlperf", "din-50", "din-200"]) if c[1] >= 1024]
+    times = {cell: slowest if cell == cells[-1] else 1.5 for cell in cells}
+    records = [r for c, t in times.items() for r in (latency("dpiframe", 10 * t, *c), latency("dpiframe", 10, *c, "bf16"))]
+    found = verdict(OWN, Results({}, tuple(records)))
+    assert (found.met, found.figure.endswith("(16 of 16 cells)")) == (met, True)
+    assert verdict(OWN, Results({}, tuple(r for r in records if r["batch"] == 1024))).met is not True
+
+
+def test_other_models_stand_in_a_table_of_their_own_and_in_no_claim_about_the_four():
+    h200 = Results.read(RESULTS / "h200")
+    new = [r for r in measured().records if r["model"] not in PAPER_MODELS]
+    more = Results({**h200.runs, "new.json": RUN}, (*h200.records, *({**r, "file": "new.json"} for r in new)))
+    before, after = performance.models(h200, "tf32"), performance.models(more, "tf32")
+    assert after[: len(before)] == before
+    table = "\n".join(after[len(before) :])
+    assert "| candidates | 1 | 64 | 256 | 1024 | 4096 | over the peer |" in table
+    assert "| DIN, 50 items, 32 contexts |  | **10.0** (2.00x) |" in table
+    assert "| MLPerf's DLRM-DCNv2 | **10.0** (2.00x) |" in table
+    assert speed_chart.speeds(more) == speed_chart.speeds(h200)
+    assert pages.summary(more, more, "") == pages.summary(h200, more, "")
+    old = [a.what for a in GPU_AIMS if a.judge(h200) != NOTHING]
+    assert [w for w in old if verdict(w, more) != verdict(w, h200)] == []
+
+
+def test_a_machines_page_and_pictures_hold_all_models(tmp_path):
+    file = ResultFile(tmp_path / "latency-tf32.json", RUN)
+    file.records = list(measured().records)
+    file.write()
+    own = {"largest_table_rows": 40_000_000, "table_bytes": 52_300_000_000, "sm_active": 0.9, "sm_occupancy": None}
+    shares = dict.fromkeys(("dram_active", "kernel_share", "kernel_union"))
+    ResultFile(tmp_path / "mlperf.json", RUN).add(
+        record("mlperf", "dpiframe", model="mlperf", batch=8192, precision="bf16", cell={"ids": "zipf", "lanes": 2},
+               times=Times(800, 900, 9), rows_per_s=12_500_000, **own, **shares)
+    )  # fmt: skip
+    text = results_page.write(tmp_path)
+    assert "| din-200, 4 contexts | 1024 | 10.0 (10.0) | 900 (900) | 21.0 (21.0) | 20.0 (20.0) |  | 2.00x |" in text
+    assert "the largest of 40,000,000 rows, 52.3 GB in all" in text
+    assert "| mlperf | bf16 | dpiframe | 8192 | 2 | 12.50 | 800 (900) | 90.0% |" in text
+    assert (tmp_path / "latency-tf32.png").exists()
+    assert results_page.page(Results.read(tmp_path)) == text

@@ -1,0 +1,231 @@
+"""Bags of very different lengths in one lookup: cut into parts, pooled by the kernel, against sums in float64."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.lookup import bag_parts as cut
+from kernels.lookup import embedding
+from kernels.lookup.bag_parts import BagParts, bag_parts
+from kernels.lookup.plan import IdColumn, Kind, Slot, TableShape
+from kernels.runtime.state import STATE_WORDS
+from tests.kernels import host_cuda
+from tests.kernels.lane_state import lane_state
+from tests.kernels.lookup.test_lookup import OnDevice, batch_of, on_the_bus, plan_of, scales_of, some_padding, tables_of
+
+F32, F16, BF16, I8 = torch.float32, torch.float16, torch.bfloat16, torch.int8
+MLPERF = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)  # ids a feature, DLRM-DCNv2
+LENGTHS = (100, 1, 2, 33, 7, 8, 9, 64, 1, 31)
+POOLINGS = {}, {"mean": True}, {"largest": True}  # sum, mean, max
+DEVICES = [pytest.param("host", id="host", marks=pytest.mark.bulk), pytest.param("cuda:0", id="cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(autouse=True)
+def on_host(request, monkeypatch, run_folder):
+    if request.node.get_closest_marker("gpu") is None:
+        host_cuda.put_under(monkeypatch, embedding, run_folder)
+
+
+def bags_plan(lengths, dims, dtype=F32, context=(), width=0, first_order=False, rows=97, poolings=POOLINGS):
+    """A feature a length, each with a table of its own of the next of the dims, pooled in the next of the ways; `context`:
+    which are of the context.
+    """
+    sides, columns, slots, totals, out = {True: 0, False: 0}, [], [], [], 0
+    shapes = [TableShape(rows + 7 * i, dims[i % len(dims)], dtype) for i in range(len(lengths))]
+    for i, length in enumerate(lengths):
+        side = i in context
+        sources = [-1 - (sides[side] + j) if side else sides[side] + j for j in range(length)]
+        pooling = poolings[i % len(poolings)] if length > 1 else {}
+        slots.append(Slot(Kind.GATHER, shapes[i].dim, out, len(columns), length, **pooling))
+        columns += [IdColumn(s, i, 5, True) for s in sources]
+        sides[side] += length
+        out += shapes[i].dim
+    if first_order:
+        for slot in slots[:]:
+            totals.append(replace(slot, dim=1, out=0, first=len(columns)))
+            own = columns[slot.first : slot.first + slot.columns]
+            columns += [replace(c, table=len(shapes)) for c in own]
+            shapes.append(TableShape(shapes[own[0].table].rows, 1, F32))
+    return plan_of(shapes, columns, slots, totals, sides[True], sides[False], width=width)
+
+
+def pooled(plan, tables, batch, rows, slots):
+    """Each slot's columns from the formula, in float64, and the sum of its terms' magnitudes."""
+    scales = scales_of(plan)
+    out, magnitude = [], []
+    for slot in slots:
+        at = [c.source for c in plan.columns[slot.first : slot.first + slot.columns]]
+        table = plan.columns[slot.first].table
+        values = tables[table].double() * (1.0 if scales[table] is None else scales[table].double())
+        context = batch.context_ids[batch.request_of_row[:rows].long()]
+        ids = torch.stack([context[:, -1 - s] if s < 0 else batch.candidate_ids[:rows, s] for s in at], 1).long()
+        there = ids != -1
+        ids = torch.where((ids >= len(values)) | (ids < -1), plan.columns[slot.first].oov, ids)
+        read = values[ids.clamp(min=0)] * there[:, :, None]
+        count = there.sum(1, keepdim=True).clamp(min=1) if slot.mean else 1
+        if slot.largest:
+            most = values[ids.clamp(min=0)].masked_fill(~there[:, :, None], -torch.inf).amax(1)
+            out.append(torch.where(there.any(1, keepdim=True), most, 0.0))
+        else:
+            out.append(read.sum(1) / count)
+        magnitude.append(read.abs().sum(1) / count)
+    return out, magnitude
+
+
+def check(plan, device, rows, ids=some_padding, out_dtype=F32, bound=8 * 2.0**-23, tables=None, refused=0):
+    tables = tables or tables_of(plan)
+    batch = batch_of(plan, rows, contexts=min(rows, 5), ids=ids)
+    lookup = OnDevice(plan, tables, device, out_dtype)
+    x, total = lookup(batch, rows)
+    out, magnitude = pooled(plan, tables, batch, rows, plan.x_slots)
+    want, allowed = torch.cat(out, 1), bound * torch.cat(magnitude, 1) + 1e-30
+    if out_dtype != F32:
+        allowed += 2.0**-8 * want.abs()
+    assert not torch.isnan(x).any()
+    assert ((x.double() - want).abs() <= allowed).all()
+    if plan.total_slots:
+        out, magnitude = pooled(plan, tables, batch, rows, plan.total_slots)
+        assert ((total.double() - sum(out)).abs() <= bound * sum(magnitude)).all()
+    again, _ = lookup(batch, rows)
+    assert torch.equal(x, again)
+    return lookup, batch, x
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("dims", "dtype"),
+    [((4,), F32), ((4,), I8), ((8,), F16), ((16,), I8), ((16,), F32), ((64,), F16), ((128,), BF16), ((128,), I8), ((10,), F16),
+     ((40, 16), F16), ((40, 16), I8), ((12, 3, 64), F32), ((12, 3, 64), I8)],
+    ids=str,
+)  # fmt: skip
+def test_bags_of_any_length_and_dim_are_pooled_in_one_launch(dims, dtype, device):
+    check(bags_plan(LENGTHS, dims, dtype), device, 11)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("out_dtype", [F32, BF16])
+@pytest.mark.parametrize("dtype", [F32, F16, I8])
+@pytest.mark.parametrize("rows", [9, 300])
+def test_the_bags_of_mlperf(rows, dtype, out_dtype, device):
+    if device == "host" and (rows > 9 or dtype == F32):
+        pytest.skip("a GPU has the time")
+    plan = bags_plan(MLPERF, (128,), dtype, poolings=[{}])
+    lookup, _, _ = check(plan, device, rows, lambda rng, n, size: rng.integers(0, size, n), out_dtype)
+    bags = lookup.lookup.bags
+    assert len(bags.joins) == 1
+    assert bags.team == 128 // (16 // dtype.itemsize)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_ids_of_every_width_context_and_first_order_bags(width, device):
+    plan = bags_plan(LENGTHS, (16,), F16, context=(0, 2, 5), width=width, first_order=True)
+    check(plan, device, 21)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [F32, I8])
+def test_empty_bags_are_zero_whatever_lies_beside_them(dtype, device):
+    """Parts of a bag that are all padding count for nothing, nor does a bag of such parts."""
+    plan = bags_plan((100, 100, 100, 40, 3, 40), (16,), dtype)
+    tables = [-t.abs() - 1 if dtype == F32 else t.clamp(max=-1) for t in tables_of(plan)]  # a zero among maxima would win
+    empty = {*range(300), 300, 339, 342, *range(343, 380)}
+    drawn = iter([np.full(2, -1) if c in empty else np.array([3, -1]) for c in range(383)])
+    _, _, x = check(plan, device, 2, lambda rng, n, size: next(drawn), tables=tables)
+    assert torch.equal(x[:, :48], torch.zeros(2, 48))
+    assert torch.equal(x[1], torch.zeros(96))
+    assert (x[0, 48:] < 0).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_an_id_outside_its_table_is_counted_once_whoever_shares_its_row(width, device):
+    plan = bags_plan((100, 2, 1), (128,), F16, width=width)
+    plan = replace(plan, columns=tuple(replace(c, oov=5) for c in plan.columns))
+    lookup, _, _ = check(plan, device, 3, lambda rng, n, size: np.where(np.arange(n) == 1, 120, 7))
+    assert lookup.out_of_range == 2 * 103
+    lookup.descriptors.out_of_range.zero_()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [F16, I8])
+def test_bags_over_tables_in_segments_and_of_both_generations(dtype, device):
+    plan = bags_plan((100, 5, 1, 40), (64, 16), dtype, first_order=True)
+    tables, batch = tables_of(plan), batch_of(plan, 9, ids=some_padding)
+    whole, pieces = (OnDevice(plan, tables, device, segments=segments) for segments in (1, 5))
+    for generation in (0, 1):
+        for a, b in zip(whole(batch, 9, generation=generation), pieces(batch, 9, generation=generation), strict=True):
+            assert torch.equal(a, b)
+    moved = whole.other if dtype != I8 else None
+    if moved is not None:
+        out, magnitude = pooled(plan, [t.cpu() for t in moved], batch, 9, plan.x_slots)
+        got = whole(batch, 9, generation=1)[0].double()
+        assert ((got - torch.cat(out, 1)).abs() <= 2.0**-20 * torch.cat(magnitude, 1)).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_rows_of_a_batch_come_out_alike_wherever_they_lie(device):
+    """Which block has a row, and which warp takes a part, changes no bit."""
+    plan = bags_plan(MLPERF, (64,), F16, poolings=POOLINGS[1:])
+    rows = 40 if device == "host" else 3000
+    _, _, x = check(plan, device, rows, lambda rng, n, size: np.resize(np.random.default_rng(size).integers(0, size, 8), n))
+    assert torch.equal(x, x[torch.arange(rows) % 8])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_padding_rows_of_a_bucket_are_not_written(device):
+    plan = bags_plan((100, 3, 1), (16,), F16)
+    lookup = OnDevice(plan, tables_of(plan), device)
+    lookup(batch_of(plan, 21, contexts=2, capacity=64), 21, capacity=64)
+    assert torch.isnan(lookup.padding[0]).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_launch_ahead_of_its_rows_gives_the_same_bits(device):
+    plan = bags_plan((100, 3, 1, 40), (16,), F16, context=(1,), first_order=True)
+    lookup, batch, rows = OnDevice(plan, tables_of(plan), device), batch_of(plan, 50, contexts=3, ids=some_padding), 50
+    want = lookup(batch, rows)
+    x, total = torch.full((rows, 64), torch.nan, device=lookup.memory), torch.full((rows, 1), torch.nan, device=lookup.memory)
+    state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=lookup.memory)
+    for turn in range(1, 3):
+        lookup.lookup(on_the_bus(plan, batch), rows, x, total, state, ahead=True)
+        assert torch.equal(state, lane_state(rows, lookup.memory, batch_number=turn))
+        assert torch.equal(x.cpu(), want[0])
+        assert torch.equal(total.cpu(), want[1])
+
+
+@pytest.mark.parametrize("vector", [4, 8, 16])
+@pytest.mark.parametrize("dims", [(16,), (128,), (16, 80), (272,), (20, 12)], ids=str)
+def test_parts_cover_every_id_of_every_column_once(dims, vector):
+    plan = bags_plan((*MLPERF, 1000), dims, I8)
+    bags, others = bag_parts(plan, vector)
+    covered = {}
+    for part in (*bags.parts, *bags.singles):
+        for i in range(part.ids):
+            for c in range(bags.columns):
+                key = part.id + i * part.how.id_bytes, part.out + c
+                assert key not in covered
+                covered[key] = part
+    for slot in plan.x_slots:
+        at, width = plan.id_place(plan.columns[slot.first])
+        keys = [(at + i * width, slot.out + c) for i in range(slot.columns) for c in range(slot.dim)]
+        assert (slot in others) == (not any(key in covered for key in keys))
+        assert (slot in others) == (slot.dim % vector > 0 or slot.out % vector > 0)
+        if slot not in others:
+            assert all(key in covered for key in keys)
+            assert sum(covered[key].how.counted for key in keys) == slot.columns * bags.columns
+    assert sorted(part.number for part in bags.parts if part.number < 0xFFFF) == list(range(bags.sums))
+    assert sorted(j.number + i for j in bags.joins for i in range(j.ids)) == list(range(bags.sums))
+    assert [part.ids for part in bags.parts] == sorted((part.ids for part in bags.parts), reverse=True)
+
+
+def test_sums_of_a_row_stay_small_and_too_many_parts_or_no_long_bag_are_none():
+    plan = bags_plan((100,) * 60, (128,), F16)
+    bags, _ = bag_parts(plan, 8)
+    assert bags.shared_bytes(1) - bags.shared_bytes(0) <= 8192
+    assert {part.ids for part in bags.parts} == {100}
+    for none in (bags_plan((17,) * 400, (16,), F16), bags_plan((16,) * 40, (16,), F16), bags_plan((1,) * 9, (16,), F16)):
+        assert bag_parts(none, 8) == (BagParts(), list(none.x_slots))
+    assert cut.PART_BYTES % 16 == 0
