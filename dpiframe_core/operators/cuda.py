@@ -76,6 +76,8 @@ class CudaOperators:
                 workspace.values.update({value: joined[:, first:end] for value, (first, end) in matrix.spans.items()})
         for node in self.graph.nodes:
             match self._kernels.get(node.name):
+                case DeviceLookup() as lookup if lookup.once and node.name not in workspace.context_rows:
+                    workspace.context_rows[node.name] = self._zeros(rows, dtype=torch.int32)
                 case Cin() as cin:
                     first, second = (self._zeros(rows, cin.scratch_columns) for _ in range(2))
                     workspace.maps[node.name] = first, second
@@ -114,7 +116,8 @@ class CudaOperators:
                     operands = job_operands(node, wave, values, rows)
                     wave.tune(operands, rows, head_operands(node, wave, values, rows, workspace), state)
                 case Attention() as attention:
-                    attention.tune(state, values[node.inputs[0]][:rows], rows, values[node.outputs[0]][:rows])
+                    x, out = values[node.inputs[0]][:rows], values[node.outputs[0]][:rows]
+                    attention.tune(state, x, rows, out, self._context_rows(node, workspace))
 
     @property
     def choices(self) -> dict[str, str]:
@@ -149,6 +152,10 @@ class CudaOperators:
     def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.zeros(*shape, dtype=dtype, device=self._device)
 
+    def _context_rows(self, attention: Node, workspace: Workspace) -> torch.Tensor | None:
+        """In which rows of its input an attention finds its keys, where a lookup writes these but once a context."""
+        return workspace.context_rows.get(self.graph.producers()[attention.inputs[0]].name)
+
     def _operator(self, node: Node, workspace: Workspace, rows: int, ahead: bool) -> Operator:
         """Closes over the node's kernel. Values are looked up when the operator is issued, cut to the bucket's rows."""
         kernel, a, widths, state = self._kernels[node.name], node.attrs, self.graph.widths, workspace.state
@@ -168,7 +175,8 @@ class CudaOperators:
                 case DeviceLookup():
                     x = workspace.joined[node.name][:rows] if a.splits else outs[0] if a.concat else None
                     total = outs[-1] if a.total else None
-                    kernel(workspace.batch, rows, x, total, state, counts=counts, ahead=ahead)
+                    own = workspace.context_rows.get(node.name)
+                    kernel(workspace.batch, rows, x, total, state, counts=counts, ahead=ahead, context_rows=own)
                 case Linear():
                     kernel(out=outs[0], state=state, **_linear_inputs(ins))
                 case Activation():
@@ -181,7 +189,7 @@ class CudaOperators:
                 case FieldAttention():
                     kernel(state, ins[0][:, a.offset :], rows, outs[0])
                 case Attention():
-                    kernel(state, ins[0], rows, outs[0])
+                    kernel(state, ins[0], rows, outs[0], self._context_rows(node, workspace))
                 case AtenOperator():
                     kernel.into(ins, outs[0])
                 case Region():

@@ -12,6 +12,7 @@ from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.graph.interactions import attention_params, cin_params, field_projections, linear_params
 from dpiframe_core.graph.placement import Matrix
 from dpiframe_core.operators.aten_functions import AtenOperator
+from dpiframe_core.operators.context_columns import context_columns
 from dpiframe_core.operators.region import Region
 from dpiframe_core.operators.wave_operands import chain_head, chain_links, cross_and_head, jobs_of
 from kernels.attention.attention import Attention
@@ -57,7 +58,8 @@ class KernelMaker:
                 firsts = [spans[o][0] for o in node.outputs if o in spans] if a.splits else None
                 plan = plan_lookup(node, self.schema, firsts)
                 assert self.store.descriptors is not None  # on a GPU they always are
-                return DeviceLookup(plan, self.store.descriptors, dtype, self._scale(node.outputs[0]))
+                once = context_columns(self.graph, node, self.schema)
+                return DeviceLookup(plan, self.store.descriptors, dtype, self._scale(node.outputs[0]), once)
             case "linear":
                 weight, bias, params = linear_params(a, w)
                 weight = weight.reshape(-1, weight.shape[-1])

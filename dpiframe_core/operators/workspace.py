@@ -32,6 +32,7 @@ class Workspace:
         batch: the staged rows, pinned. state: int32[STATE_WORDS] on the device, which lookups fill and later operators read.
         done: int32[done_words(rows)], pinned: the number of the batch whose scores are there.
         values: value name -> float[rows, padded width].
+        context_rows: lookup node -> int32[rows], where it writes some columns but once a context (`context_columns`).
         joined: name of a `placement.Matrix` -> that matrix, of whose columns several values are views.
         maps: CIN node -> float32 matrices for the maps between its layers.
         links: chain node -> int64 words that its links wait for. head_sums: wave node, if it ends in a head.
@@ -41,6 +42,7 @@ class Workspace:
     state: torch.Tensor
     done: torch.Tensor
     values: Values = field(default_factory=dict)
+    context_rows: dict[str, torch.Tensor] = field(default_factory=dict)
     joined: dict[str, torch.Tensor] = field(default_factory=dict)
     maps: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     links: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -49,7 +51,7 @@ class Workspace:
     @property
     def bytes_used(self) -> int:
         """Device memory of the values and of what operators need beside them."""
-        tensors = [*self.values.values(), *self.joined.values(), *self.links.values()]
+        tensors = [*self.values.values(), *self.context_rows.values(), *self.joined.values(), *self.links.values()]
         tensors += [t for pair in self.maps.values() for t in pair]
         tensors += [t for sums in self.head_sums.values() for t in (sums.partial, sums.arrived)]
         memory = (t.untyped_storage() for t in tensors if t.is_cuda)  # a lookup's values share theirs

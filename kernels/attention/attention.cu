@@ -99,7 +99,8 @@ __device__ __forceinline__ float* others(float* in, float* out, const float* __r
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) attention(
-    const int* state, const X* x, int x_ld, const float* __restrict__ weights, X* __restrict__ out, int out_ld) {
+    const int* state, const X* x, int x_ld, const int* context_rows, const float* __restrict__ weights, X* __restrict__ out,
+    int out_ld) {
     extern __shared__ __align__(16) char shared[];
     float* scores = reinterpret_cast<float*>(shared);            // [LENGTH]
     float* query = scores + (LENGTH + 3) / 4 * 4;                // [COLUMNS]
@@ -112,6 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     let_dependents_start();
     wait_for_dependencies();
     if ((int)blockIdx.x >= state[TRUE_ROWS]) return;
+    const X* history = x + (long long)(context_rows ? context_rows[blockIdx.x] : blockIdx.x) * x_ld;  // where keys and mask are
     x += (long long)blockIdx.x * x_ld;
     out += (long long)blockIdx.x * out_ld;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -139,14 +141,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     for (int l0 = warp * POSITIONS; l0 < LENGTH; l0 += WARPS * POSITIONS) {
         bool any = MASK < 0;
         if (MASK >= 0)
-            for (int p = 0; p < POSITIONS; ++p) any |= l0 + p < LENGTH && load_value(x + MASK + l0 + p) != 0.0f;
+            for (int p = 0; p < POSITIONS; ++p) any |= l0 + p < LENGTH && load_value(history + MASK + l0 + p) != 0.0f;
         if (!any) {  // the whole warp
             if (lane < POSITIONS && l0 + lane < LENGTH) scores[l0 + lane] = 0.0f;
             continue;
         }
         for (int i = lane; i < POSITIONS * COLUMNS; i += 32) {
             const int p = i / COLUMNS, e = i % COLUMNS;
-            own[i] = l0 + p < LENGTH && e < DIM ? load_value(x + key_column(l0 + p, e)) : 0.0f;
+            own[i] = l0 + p < LENGTH && e < DIM ? load_value(history + key_column(l0 + p, e)) : 0.0f;
         }
         __syncwarp();
         float* h = own + POSITIONS * COLUMNS;
@@ -159,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
             for (int u = lane; u < units[LAYERS - 1]; u += 32) sum += last[u] * h[p * WIDEST + u];
             sum = warp_sum(sum);
             if (lane == 0) {
-                const float mask = MASK < 0 ? 1.0f : load_value(x + MASK + l0 + p);
+                const float mask = MASK < 0 ? 1.0f : load_value(history + MASK + l0 + p);
                 scores[l0 + p] = activate<OUTPUT>(sum + last[units[LAYERS - 1]], Shape{}) * mask;
             }
         }
@@ -171,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
     if (SOFTMAX) {
         float most = -3.0e38f, sum = 0.0f;
         for (int l = threadIdx.x; l < LENGTH; l += THREADS) {
-            if (MASK >= 0 && load_value(x + MASK + l) == 0.0f) scores[l] = -1.0e9f;
+            if (MASK >= 0 && load_value(history + MASK + l) == 0.0f) scores[l] = -1.0e9f;
             most = fmaxf(most, scores[l]);
         }
         for (int step = 16; step > 0; step >>= 1) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, step));
@@ -201,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attention(
         float sum = 0.0f;
         if (e < DIM && turn < SHARE)
             for (int l = turn; l < LENGTH; l += SHARE)
-                if (scores[l] != 0.0f) sum += scores[l] * load_value(x + key_column(l, e));
+                if (scores[l] != 0.0f) sum += scores[l] * load_value(history + key_column(l, e));
         if (SHARE > 1) {
             partial[threadIdx.x] = sum;
             __syncthreads();

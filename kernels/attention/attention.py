@@ -84,36 +84,56 @@ class Attention:
         ways = [way for way in self.ways if way in known or not known <= {*self.ways}]
         return [self._mma.compile(way) if self._mma and way != BLOCK_A_ROW else self._function for way in ways]
 
-    def tune(self, state: torch.Tensor, x: torch.Tensor, rows: int, out: torch.Tensor) -> str:
+    def tune(
+        self, state: torch.Tensor, x: torch.Tensor, rows: int, out: torch.Tensor, context_rows: torch.Tensor | None = None
+    ) -> str:
         """Times the ways on these operands and keeps the fastest for this number of rows. Returns its name."""
         if rows not in self._choice:
             known = self.recalled.get(rows, "")
 
             def way(name: str) -> None:
                 with overlapping():
-                    self.run(name, state, x, rows, out)
+                    self.run(name, state, x, rows, out, context_rows)
 
             one = known if known in self.ways else self.ways[0] if len(self.ways) == 1 else ""
             self._choice[rows] = one or fastest({name: partial(way, name) for name in self.ways})
         return self._choice[rows]
 
-    def __call__(self, state: torch.Tensor, x: torch.Tensor, rows: int, out: torch.Tensor) -> None:
-        """out[rows, kept and pooled columns] from x for the first state[TRUE_ROWS] rows; both of the precision's dtype."""
-        known = self.recalled.get(rows, "")
-        self.run(self._choice.get(rows, known if known in self.ways else self.ways[0]), state, x, rows, out)
+    def __call__(
+        self, state: torch.Tensor, x: torch.Tensor, rows: int, out: torch.Tensor, context_rows: torch.Tensor | None = None
+    ) -> None:
+        """out[rows, kept and pooled columns] from x for the first state[TRUE_ROWS] rows; both of the precision's dtype.
 
-    def run(self, way: str, state: torch.Tensor, x: torch.Tensor, rows: int, out: torch.Tensor) -> None:
+        context_rows: int32[>= rows]: for each row the one of x whose keys and mask are its own; by default the row itself.
+        """
+        known = self.recalled.get(rows, "")
+        self.run(self._choice.get(rows, known if known in self.ways else self.ways[0]), state, x, rows, out, context_rows)
+
+    def run(
+        self,
+        way: str,
+        state: torch.Tensor,
+        x: torch.Tensor,
+        rows: int,
+        out: torch.Tensor,
+        context_rows: torch.Tensor | None = None,
+    ) -> None:
         """The same in a given way."""
         check_rows("attention x", x, rows, self._columns.width)
         check_rows("attention out", out, rows, self._columns.out_width)
         if x.dtype != self._dtype or out.dtype != self._dtype:
             raise ValueError(f"attention: got {x.dtype} and {out.dtype}, expected {self._dtype}")
+        if context_rows is not None and (context_rows.dtype != torch.int32 or len(context_rows) < rows):
+            got = f"{context_rows.dtype} {tuple(context_rows.shape)}"
+            raise ValueError(f"attention context rows: got {got}, expected int32[>= {rows}]")
+        history = 0 if context_rows is None else context_rows.data_ptr()
         if way != BLOCK_A_ROW:
             assert self._mma is not None
-            self._mma.run(self._mma.tiles[way], state, x, rows, out)
+            self._mma.run(self._mma.tiles[way], state, x, rows, out, history)
             return
         i32 = np.int32
-        args = (state.data_ptr(), x.data_ptr(), i32(x.stride(0)), self._weights.data_ptr(), out.data_ptr(), i32(out.stride(0)))
+        given = state.data_ptr(), x.data_ptr(), i32(x.stride(0)), history
+        args = (*given, self._weights.data_ptr(), out.data_ptr(), i32(out.stride(0)))
         launch(self._function(), rows, _THREADS, args, shared_bytes=self._shared_bytes)
 
     def _function(self) -> Any:

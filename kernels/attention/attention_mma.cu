@@ -356,7 +356,8 @@ __device__ __forceinline__ void multiply_queries(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_mma(
-    const int* state, const X* x, int x_ld, const uint4* __restrict__ packed, X* __restrict__ out, int out_ld) {
+    const int* state, const X* x, int x_ld, const int* context_rows, const uint4* __restrict__ packed, X* __restrict__ out,
+    int out_ld) {
     extern __shared__ __align__(16) char shared[];
     float* weights = reinterpret_cast<float*>(shared);                       // [WEIGHT_WORDS]
     float* c = weights + WEIGHT_WORDS;                                       // [16][C_PITCH]
@@ -378,19 +379,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_mma(
         const int n = min(ROWS, end - first);
         const X* own = x + (long long)first * x_ld;
         X* own_out = out + (long long)first * out_ld;
+        const auto history = [&](int r) { return x + (long long)(context_rows ? context_rows[first + r] : first + r) * x_ld; };
         unsigned words[KEY_TILES][2][WORDS], there[KEY_TILES];  // of the next group; of the first one on its way ahead of its mask
         for (int m = 0; m < KEY_TILES; ++m) {
             const int left = LENGTH - 16 * (warp % GROUPS * KEY_TILES + m);
             there[m] = warp >= n * GROUPS || left <= 0 ? 0u : left < 16 ? 0xffffu >> (16 - left) : 0xffffu;
         }
-        load_keys(words, own + (long long)(warp / GROUPS) * x_ld, 16 * (warp % GROUPS * KEY_TILES), there);
+        load_keys(words, history(min(warp / GROUPS, n - 1)), 16 * (warp % GROUPS * KEY_TILES), there);
         constexpr int PAIRS = tiles(0) / 2;
         for (int task = warp; task < PAIRS + n * (MASK_WORDS + 1); task += WARPS) {
             if (task < PAIRS) {
                 multiply_queries(own, x_ld, n, task, weights, c, asked);
             } else if (task < PAIRS + n * MASK_WORDS) {
                 const int r = (task - PAIRS) / MASK_WORDS, w = (task - PAIRS) % MASK_WORDS, l = 32 * w + lane;
-                const bool is = l < LENGTH && (MASK < 0 || load_value(own + (long long)r * x_ld + MASK + l) != 0.0f);
+                const bool is = l < LENGTH && (MASK < 0 || load_value(history(r) + MASK + l) != 0.0f);
                 const unsigned all = __ballot_sync(0xffffffffu, is);
                 if (lane == 0) present[r * MASK_WORDS + w] = all;
             } else {
@@ -419,7 +421,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_mma(
             }
             if (next >= n * GROUPS) break;
             find(next);
-            load_keys(words, own + (long long)(next / GROUPS) * x_ld, 16 * (next % GROUPS * KEY_TILES), there);
+            load_keys(words, history(next / GROUPS), 16 * (next % GROUPS * KEY_TILES), there);
         }
         __syncthreads();
         for (int i = threadIdx.x; i < n * DIM; i += THREADS) {

@@ -70,11 +70,12 @@ class MmaAttention:
         """A call that compiles and loads a tile's kernel."""
         return partial(self._function, self.tiles[tile])
 
-    def run(self, tile: KeyTile, state: torch.Tensor, x: torch.Tensor, rows: int, out: torch.Tensor) -> None:
-        """As Attention's call, in a given tile; rows of x are aligned to 16 bytes."""
+    def run(self, tile: KeyTile, state: torch.Tensor, x: torch.Tensor, rows: int, out: torch.Tensor, context_rows: int) -> None:
+        """As Attention's call, in a given tile; rows of x are aligned to 16 bytes. context_rows: where they lie, or 0."""
         check_dense("attention x", x, rows, self._columns.width, self._dtype)
         i32 = np.int32
-        args = (state.data_ptr(), x.data_ptr(), i32(x.stride(0)), self._weights.data_ptr(), out.data_ptr(), i32(out.stride(0)))
+        given = state.data_ptr(), x.data_ptr(), i32(x.stride(0)), context_rows
+        args = (*given, self._weights.data_ptr(), out.data_ptr(), i32(out.stride(0)))
         blocks = min(rows, self._processors * tile.blocks)
         shared_bytes = self._shared_bytes(tile, self._rows(tile))
         launch(self._function(tile), blocks, 32 * tile.warps, args, shared_bytes=shared_bytes)

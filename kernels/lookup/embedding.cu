@@ -45,6 +45,7 @@
 #define BLOCKS 2          // of a multiprocessor, that registers must allow
 #define OUT_FACTOR 1.0f   // what values are multiplied by where OUT is fp8: one over its scale
 #define AHEAD 0           // whether rows may still be staged after the launch
+#define ONCE {0, 0}       // columns of x, [first, end), that are written but in the first of a block's neighbouring rows of a context
 #endif
 #if AHEAD
 #define STAGED            // the host writes it while the kernel runs: no read may move ahead of the wait, or be one of constants
@@ -70,10 +71,20 @@
 
 __device__ __forceinline__ bool narrow(const Source& s) { return NARROW && HOW_WIDTH(s.how) == 1; }
 
+__device__ constexpr int once[][2] = {ONCE};
+__device__ __forceinline__ bool is_once(int column) {
+    bool is = false;
+    for (int i = 0; i < (int)(sizeof(once) / sizeof(once[0])); ++i) is |= once[i][0] <= column && column < once[i][1];
+    return is;
+}
+__device__ __forceinline__ bool repeats(const int* requests, int r) { return r > 0 && requests[r] == requests[r - 1]; }
+
 template <int N>
 __device__ __forceinline__ void write_unit(
-    const Source& s, const float* scales, int lane, int n, OUT* x, int ld, const Staged& at, const Tables& in) {
-    x += in.units.unit[s.unit].out;
+    const Source& s, const float* scales, int lane, int n, OUT* x, int ld, const int* requests, const Staged& at, const Tables& in) {
+    const int column = in.units.unit[s.unit].out;
+    const auto left_out = [&](int r) { return is_once(column) && repeats(requests, r); };
+    x += column;
     float scale[N];
     read_scales<N>(scale, scales);  // on their way together with the first rows
     if (MOST > 1 && s.ids > 1) {
@@ -89,13 +100,18 @@ __device__ __forceinline__ void write_unit(
         Raw<N, DTYPES> raw[UNROLL];
         bool has[UNROLL];
 #pragma unroll
-        for (int k = 0; k < UNROLL; ++k) has[k] = first + k * LANES < n;
+        for (int k = 0; k < UNROLL; ++k) {
+            const int r = first + k * LANES;
+            has[k] = r < n;
+            if (has[k] && left_out(r)) has[k] = HOW_COUNTED(s.how) && at.id(r, s.id, s.how) >= (ID)s.limit;  // but counted in each row
+        }
         begin<N, DTYPES, UNROLL>(
             raw, [&](int) -> const Source& { return s; }, [&](int k) { return first + k * LANES; }, has, at, in);
 #pragma unroll
         for (int k = 0; k < UNROLL; ++k) {
             const int r = first + k * LANES;
             if (r >= n) break;
+            if (left_out(r)) continue;
             float v[N];
             finish<N, DTYPES>(v, raw[k], s, scale, r, at);
             write_columns<N>(x + (long long)r * ld, v);
@@ -113,6 +129,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     const Units* __restrict__ units,       // of x, then first-order terms
     OUT* __restrict__ x, int ld, float* __restrict__ total, unsigned long long* out_of_range,
     int* __restrict__ state,               // device, see common.cuh
+    int* __restrict__ context_rows,        // of ONCE: for each row that in which its context's columns are
     int bucket, int R, int counts) {
     extern __shared__ __align__(128) char shared[];  // whole lines, of which what is staged may take one more (row_loads.cuh)
     Source* terms = reinterpret_cast<Source*>(shared);                     // [TOTALS]
@@ -188,11 +205,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
             if (counts) state[BATCH_NUMBER] = batch + 1;
         }
         if (n == 0) return;
+        const int* asking = requests + (turn & 1) * R;
+        if (once[0][1] > 0 && tid < n) {
+            int r = tid;
+            while (repeats(asking, r)) --r;
+            context_rows[first + tid] = first + r;
+        }
         if (CONTEXT_WORDS + CONTEXT_NUMBERS) {
             constexpr int EACH = CONTEXT_WORDS + CONTEXT_NUMBERS + !(CONTEXT_WORDS + CONTEXT_NUMBERS);
             for (int i = tid; i < n * EACH; i += THREADS) {
                 const int r = i / EACH, c = i - r * EACH, number = c - CONTEXT_WORDS;
-                const long long q = requests[(turn & 1) * R + r];
+                const long long q = asking[r];
                 if (number < 0) copy_word(own_context_ids + r * CONTEXT_WORDS + c, context_ids + q * CONTEXT_WORDS + c);
                 else copy_word(own_context_numbers + r * CONTEXT_NUMBERS + number, context_numbers + q * CONTEXT_NUMBERS + number);
             }
@@ -209,8 +232,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
             for (int i = tid; UNITS && i < UNITS * LANES; i += UNIT_THREADS) {
                 const int lane = i / (UNITS + !UNITS);
                 if (IN_TURNS ? turn > 0 || i != tid : UNITS * LANES > UNIT_THREADS && i != tid) take(i);
-                if (narrow(own)) write_unit<1>(own, scales, lane, n, own_x, ld, here, in);
-                else write_unit<VEC>(own, scales, lane, n, own_x, ld, here, in);
+                if (narrow(own)) write_unit<1>(own, scales, lane, n, own_x, ld, asking, here, in);
+                else write_unit<VEC>(own, scales, lane, n, own_x, ld, asking, here, in);
             }
 #if PARTS
             if (tid == 0) bags.drawn[~turn & 1] = 0;

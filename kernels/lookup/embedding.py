@@ -27,13 +27,22 @@ class DeviceLookup:
 
     Args:
         out_dtype: float32, bfloat16 or float8_e4m3fn, of x. out_scale: of the latter: a value is what is written times it.
+        once: columns of x, [first, end), of unpooled ids of a context and their masks, which are written but in some of the
+            context's rows: `context_rows` of a call tells in which.
 
     Raises:
         ValueError: a row has more ids, numbers and first-order terms than shared memory holds.
     """
 
-    def __init__(self, plan: LookupPlan, descriptors: Descriptors, out_dtype: torch.dtype, out_scale: float = 1.0) -> None:
-        self.plan = plan
+    def __init__(
+        self,
+        plan: LookupPlan,
+        descriptors: Descriptors,
+        out_dtype: torch.dtype,
+        out_scale: float = 1.0,
+        once: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        self.plan, self.once = plan, tuple(once)
         self._descriptors, self._out_dtype, self._device = descriptors, out_dtype, descriptors.tables.device
         self._processors = torch.cuda.get_device_properties(self._device).multi_processor_count
         vector = _vector(plan, out_dtype)
@@ -62,6 +71,7 @@ class DeviceLookup:
             "MOST": self._most, "PARTS": len(self.bags.parts), "SINGLES": len(self.bags.singles),
             "JOINS": len(self.bags.joins),
             "TEAM": self.bags.team, "FLIGHT": FLIGHT,
+            "ONCE": ",".join(f"{{{first},{end}}}" for first, end in self.once) or "{0,0}",
         }  # fmt: skip
 
     def place(self) -> None:
@@ -124,6 +134,7 @@ class DeviceLookup:
         *,
         counts: bool = True,
         ahead: bool = False,
+        context_rows: torch.Tensor | None = None,
     ) -> None:
         """Writes x[:n, :x_width] and total[:n, 0] for the batch's n <= rows true rows, and n to state[TRUE_ROWS].
 
@@ -136,6 +147,7 @@ class DeviceLookup:
             counts: False for a second lookup of one batch, which leaves the number alone.
             ahead: rows may still be staged after the launch, for as long as the header's STAGED_ROWS is negative. Only for the
                 one lookup of a batch.
+            context_rows: int32[>= rows] on the device: gets for each row the one whose columns `once` are its context's.
 
         Raises:
             ValueError: an operand does not fit the plan.
@@ -158,6 +170,9 @@ class DeviceLookup:
             if total is None or total.dtype != torch.float32 or total.stride(0) != 1:
                 raise ValueError("lookup total: got none or a wrong layout, expected float32[B, 1]")
             check_rows("lookup total", total, rows, 1)
+        if self.once and (context_rows is None or context_rows.dtype != torch.int32 or len(context_rows) < rows):
+            got = "None" if context_rows is None else f"{context_rows.dtype} {tuple(context_rows.shape)}"
+            raise ValueError(f"lookup context rows: got {got}, expected int32[>= {rows}]")
         if ahead and state.numel() < STATE_WORDS:
             got = f"{state.numel()} words"
             raise ValueError(f"lookup state: got {got}, expected {STATE_WORDS} for rows that are staged after the launch")
@@ -176,7 +191,8 @@ class DeviceLookup:
                 i32(descriptors.n_tables), i32(descriptors.n_segments), self._units.data_ptr(),
                 0 if x is None else x.data_ptr(), i32(0 if x is None else x.stride(0)),
                 0 if total is None else total.data_ptr(),
-                descriptors.out_of_range.data_ptr(), state.data_ptr(), i32(rows), i32(t.rows), i32(counts),
+                descriptors.out_of_range.data_ptr(), state.data_ptr(), 0 if context_rows is None else context_rows.data_ptr(),
+                i32(rows), i32(t.rows), i32(counts),
             ),
             shared_bytes=self._shared_bytes(t.rows),
         )  # fmt: skip

@@ -73,20 +73,27 @@ class Run:
         )  # fmt: skip
         marks = np.tile(np.float32([3, 4, *[np.nan] * (first - 2)]), (rows, 1))
         joined = np.concatenate([marks, *x, mask], 1)
+        starts = [*zip(spans, dims, strict=True), (at, 1)]
+        self.history = np.concatenate([np.arange(start, start + length * width) for start, width in starts])
         self.x = np.concatenate([joined, np.full((rows, 8 - joined.shape[1] % 8), np.nan, np.float32)], 1)
         self.attention = Attention(columns, *weights_of(own, p), precision, torch.device(device))
         self.device, self.dtype = device, DTYPE[precision]
 
-    def __call__(self, way=None, rows=None, padding=0):
-        """The interest of the rows, again and again up to `rows`, behind which there is padding."""
+    def __call__(self, way=None, rows=None, padding=0, context_rows=None):
+        """The interest of the rows, again and again up to `rows`, behind which there is padding. context_rows: of each row, the
+        only ones that have a history.
+        """
         given = np.resize(self.x, (len(self.x) if rows is None else rows, self.x.shape[1]))
+        if context_rows is not None:
+            given[np.ix_(np.setdiff1d(np.arange(len(given)), context_rows), self.history)] = np.nan
+            context_rows = torch.tensor(context_rows, dtype=torch.int32, device=self.device)
         given = torch.from_numpy(np.concatenate([given, np.full((padding, self.x.shape[1]), np.nan, np.float32)]))
         given, rows, dim = given.to(self.device, self.dtype), len(given) - padding, self.dim
         out = torch.full((rows + padding + 1, 2 + 2 * dim + 1), torch.nan, device=self.device, dtype=self.dtype)
         if way is None:
-            self.attention(lane_state(rows, self.device), given, rows + padding, out)
+            self.attention(lane_state(rows, self.device), given, rows + padding, out, context_rows)
         else:
-            self.attention.run(way, lane_state(rows, self.device), given, rows + padding, out)
+            self.attention.run(way, lane_state(rows, self.device), given, rows + padding, out, context_rows)
         assert torch.isnan(out[rows:]).all()
         assert torch.isnan(out[:, -1]).all()
         assert torch.equal(out[:rows, :2], given[:rows, :2])
@@ -209,6 +216,32 @@ def check_whole_numbers(own, dim, length, all_rows, precision, device, most_ways
     for way in (*ways, "block-a-row"):
         for rows in all_rows:
             assert np.array_equal(one(way, rows, padding=3), np.resize(want, (rows, dim))), (way, rows)
+
+
+def check_contexts(precision, device, most_ways=None):
+    """Rows that find their keys and mask in another row's columns."""
+    own, dim, length = unit((16, 9), "relu"), 32, 40
+    p, q, keys, mask = whole_numbers(own, dim, length, 19)
+    mask[-1] = 1
+    at = np.sort(np.random.default_rng(0).integers(0, 6, 19)) * 3
+    at = np.minimum(at, np.arange(19))
+    p64 = {name: value.astype(np.float64) for name, value in p.items()}
+    want = model_oracle.attention(q.astype(np.float64), keys[at].astype(np.float64), mask[at], p64, "u", own)
+    want = torch.from_numpy(want).to(DTYPE[precision]).float().numpy()
+    one = Run(own, p, q, keys, mask, device, precision, first=8)
+    for way in (*one.mma_ways(most_ways), "block-a-row"):
+        assert np.array_equal(one(way, context_rows=at), want), way
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_rows_of_a_context_share_one_rows_keys(precision):
+    check_contexts(precision, "cuda:0")
+
+
+@pytest.mark.bulk
+def test_on_the_host_too_rows_of_a_context_share_one_rows_keys(on_host):
+    check_contexts("bf16", "cpu", 1)
 
 
 SHAPES = [  # dim, parts, length, units, the column at which parts begin

@@ -112,7 +112,7 @@ def expected(plan, tables, scales, batch, rows):
 class OnDevice:
     """A lookup on either backend: x and total (on the CPU), NaN wherever nothing was written. "host": a GPU's, by `on_host`."""
 
-    def __init__(self, plan, tables, device, out_dtype=F32, segments=1):
+    def __init__(self, plan, tables, device, out_dtype=F32, segments=1, once=()):
         self.plan, self.device, self.out_dtype = plan, device, out_dtype
         scales = scales_of(plan)
         if device == "cpu":
@@ -128,7 +128,7 @@ class OnDevice:
             segment_descriptors([_segments(t, segments) for t in self.other], _addresses(self.other_scales)),
         )
         self.descriptors = descriptors(generations, target)
-        self.lookup = DeviceLookup(plan, self.descriptors, out_dtype)
+        self.lookup = DeviceLookup(plan, self.descriptors, out_dtype, once=once)
 
     @property
     def out_of_range(self):
@@ -142,7 +142,8 @@ class OnDevice:
         total = torch.full((capacity, 1), torch.nan, device=self.memory)
         state = lane_state(0, self.memory, batch_number=5, generation=generation)
         pinned = on_the_bus(self.plan, batch)
-        self.lookup(pinned, capacity, x, total, state)
+        self.context_rows = torch.full((capacity,), -1, dtype=torch.int32, device=self.memory) if self.lookup.once else None
+        self.lookup(pinned, capacity, x, total, state, context_rows=self.context_rows)
         assert torch.equal(state, lane_state(rows, self.memory, batch_number=6, generation=generation))
         self.padding = x[rows:].cpu(), total[rows:].cpu()
         return x[:rows, : self.plan.x_width].cpu(), total[:rows].cpu()
@@ -381,6 +382,30 @@ def test_a_sequence_is_rows_side_by_side_and_its_mask_tells_ids_from_padding(row
     assert lookup.out_of_range == 0
 
 
+@pytest.mark.parametrize("device", BACKENDS[1:])
+@pytest.mark.parametrize("dtype", [F32, I8])
+@pytest.mark.parametrize(("rows", "contexts"), [(1, 1), (53, 1), (53, 5), (300, 290), (1031, 4)])
+def test_columns_of_a_context_are_written_once_where_they_are_wanted_once(rows, contexts, dtype, device):
+    plan = sequence_plan(True, dtype=dtype)
+    tables = tables_of(plan)
+    batch = batch_of(plan, rows, contexts, lambda rng, n, size: rng.integers(-1, size + 2, n), capacity=rows + 3)
+    plain, once = OnDevice(plan, tables, device), OnDevice(plan, tables, device, once=((1, 19), (19, 25)))
+    every, _ = plain(batch, rows, capacity=rows + 3)
+    x, _ = once(batch, rows, capacity=rows + 3)
+    row, request = torch.arange(rows), batch.request_of_row[:rows]
+    context_rows = once.context_rows.cpu()
+    assert (context_rows[rows:] == -1).all()
+    at = context_rows[:rows].long()
+    assert torch.equal(x[:, :1], every[:, :1])
+    assert torch.equal(x[at, 1:25], every[:, 1:25])
+    assert torch.equal(request[at], request)
+    assert torch.equal(at[at], at)
+    assert x[at != row, 1:25].isnan().all()
+    assert (at == row).sum() <= contexts + rows // 4  # more than 4 rows a block
+    assert once.out_of_range == plain.out_of_range
+    assert plain.out_of_range or rows == 1
+
+
 @pytest.mark.parametrize("device", BACKENDS)
 def test_an_id_outside_its_table_is_an_id_to_the_mask(device):
     plan = sequence_plan(False)
@@ -614,6 +639,20 @@ def test_on_the_host_too_numbers_alone_are_copied(on_host):
 def test_on_the_host_too_an_id_outside_its_table_reads_the_oov_row_and_is_counted(on_host):
     for width, bad in WILD:
         test_an_id_outside_its_table_reads_the_oov_row_and_is_counted(width, bad, "host")
+
+
+@pytest.mark.bulk
+def test_on_the_host_too_columns_of_a_context_are_written_once(on_host):
+    for rows, contexts in ((1, 1), (53, 1), (53, 5), (300, 290)):
+        test_columns_of_a_context_are_written_once_where_they_are_wanted_once(rows, contexts, F32, "host")
+
+
+def test_context_rows_are_asked_for(on_host):
+    plan = sequence_plan(True)
+    lookup = OnDevice(plan, tables_of(plan), "host", once=((1, 19),)).lookup
+    batch = on_the_bus(plan, batch_of(plan, 2))
+    with pytest.raises(ValueError, match=r"lookup context rows: got None, expected int32\[>= 2\]"):
+        lookup(batch, 2, torch.zeros(2, 32), torch.zeros(2, 1), torch.zeros(STATE_WORDS, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("ahead", [False, True])
