@@ -10,8 +10,8 @@ from kernels.lookup.plan import Kind, LookupPlan, Slot
 from kernels.lookup.units import Unit, units_of
 
 FLIGHT = 8  # rows of a part that a thread has in flight
-# Ids of a long bag. Where none is, a thread a column vector reads them as fast: 1,024 x 26 bags of 10, dim 16, 13 % faster. Rows
-# of several vectors by parts: bags of 10, dim 128, float16, 1,024 rows 19.6 us became 13.9, bags of 3 7.1 became 8.2 (H200).
+# Ids of a long bag. Where none is, a thread a column vector reads them as fast: 1,024 x 26 bags of 10, dim 16, 13 % faster.
+# Rows of several vectors by parts: bags of 10, dim 128, float16, 1,024 rows 19.6 us became 13.9, of 3 7.1 became 8.2 (H200).
 LONG, LONG_WIDE, WIDE_VECTORS = 16, 8, 4
 MOST_IDS = 4 * FLIGHT  # of a part: a bag of 100 makes four, and a row's partial sums take 2 kB (128 columns)
 PART_BYTES = 48  # of a part and of a join in shared memory: bags.cuh's Part
