@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 # Buckets from here on are launched first and staged while they start. A launch takes 5 us until the first kernel runs, but a
 # lookup that waits for its rows takes 2 us longer (H200): 256 rows came out 1.5 us slower that way, 1,024 1 to 2 us faster.
 AHEAD_ROWS = 512
-# Not if they have so many bytes: the lookup's blocks would hold the processors, which another lane's products could use, for the
-# 50 us and more that the host copies.
+# Not if they have so many bytes: the lookup's blocks would hold the processors, which another lane's products could use, for
+# the 50 us and more that the host copies.
 AHEAD_BYTES = 2**20
 
 
