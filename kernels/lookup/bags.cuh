@@ -16,7 +16,7 @@
 struct __align__(16) Part { Source source; const float* scales; int out; int unused; };
 struct Bags {  // in shared memory
     Part* parts;  // [PARTS], then [SINGLES], then [JOINS]: whole bags, of `ids` sums from place `number` on
-    int* drawn;   // [2], in turns: how many pairs of a part and a row were taken
+    int* drawn;   // how many pairs of a part and a row were taken
     float* sums;  // [places][R][SUM_WORDS]
 };
 
@@ -153,9 +153,9 @@ __device__ __forceinline__ float mean_factor(int how, int rows) { return HOW_MEA
 // All bags of the block's n rows, and all features of one id, by the first UNIT_THREADS threads. x: of the block's first row.
 template <int N, int SET>
 __device__ __forceinline__ void pool_bags(
-    const Bags& bags, int* drawn, int n, int R, OUT* x, int ld, const Staged& at, const Tables& in) {
+    const Bags& bags, int n, int R, OUT* x, int ld, const Staged& at, const Tables& in) {
     const int lane = threadIdx.x % 32, team = lane / TEAM, column = lane % TEAM * N;
-    const auto draw = [&] { return __shfl_sync(ALL, lane == 0 ? atomicAdd(drawn, TEAMS) : 0, 0); };
+    const auto draw = [&] { return __shfl_sync(ALL, lane == 0 ? atomicAdd(bags.drawn, TEAMS) : 0, 0); };
     const auto shift_of = [&](int how) { return column * (is<SET, F32>(how) ? 4 : is<SET, I8>(how) ? 1 : 2); };
     const auto to = [&](int r, const Part& part) { return x + ((long long)r * ld + part.out + column); };
     const int pairs = PARTS * n, first_single = (pairs + TEAMS - 1) / TEAMS * TEAMS;

@@ -57,9 +57,7 @@
 #define CANDIDATE_WORDS (CANDIDATE_BYTES / 4)
 #define NUMBERS (CONTEXT_NUMBERS + CANDIDATE_NUMBERS)
 #define THREADS (UNIT_THREADS + TOTAL_THREADS)
-#define BUFFERS (1 + (PARTS && !AHEAD))  // of rows
 #define LANES (UNITS && UNITS < UNIT_THREADS ? UNIT_THREADS / UNITS : 1)
-#define IN_TURNS (PARTS && !AHEAD)  // blocks take rows again and again, and have the next ones on their way
 #define TERMS ((TOTALS + GROUP - 1) / GROUP < 8 ? (TOTALS + GROUP - 1) / GROUP : 8)  // of a lane, in flight
 
 #include "lookup/wait_for_rows.cuh"
@@ -134,32 +132,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     extern __shared__ __align__(128) char shared[];  // whole lines, of which what is staged may take one more (row_loads.cuh)
     Source* terms = reinterpret_cast<Source*>(shared);                     // [TOTALS]
     float* term_scales = reinterpret_cast<float*>(terms + TOTALS);         // [TOTALS]
-    int* requests = reinterpret_cast<int*>(term_scales + TOTALS);          // [BUFFERS][R]
-    unsigned* own_context_ids = reinterpret_cast<unsigned*>(requests + BUFFERS * R);  // [R][CONTEXT_WORDS]
+    int* requests = reinterpret_cast<int*>(term_scales + TOTALS);          // [R]
+    unsigned* own_context_ids = reinterpret_cast<unsigned*>(requests + R); // [R][CONTEXT_WORDS]
     float* own_context_numbers = reinterpret_cast<float*>(own_context_ids + R * CONTEXT_WORDS);  // [R][CONTEXT_NUMBERS]
-    char* free = shared + lines(TOTALS * (sizeof(Source) + 4) + R * 4 * (BUFFERS + CONTEXT_WORDS + CONTEXT_NUMBERS));
-    const int buffer_bytes = lines(R * CANDIDATE_BYTES + 124) + lines(R * CANDIDATE_NUMBERS * 4 + 124);
+    char* free = shared + lines(TOTALS * (sizeof(Source) + 4) + R * 4 * (1 + CONTEXT_WORDS + CONTEXT_NUMBERS));
     let_dependents_start();
 
-    const int tid = threadIdx.x;
-    int first = blockIdx.x * R, staged = min(R, bucket - first);
+    const int tid = threadIdx.x, first = blockIdx.x * R, staged = min(R, bucket - first);
     const bool recorder = blockIdx.x == 0 && tid == THREADS - 1;
     int true_rows = 0;
     Staged at = {own_context_ids, nullptr, own_context_numbers, nullptr};
     // Padding too, rather than wait for request_of_row to cross the bus first. It goes to shared memory as well: in a register its
     // sign was wanted before the other reads had started, which then came a trip over the bus later (1.3 us, H200).
-    const auto fetch_rows = [&](int first, int staged, int buffer) {
-        char* to = free + buffer * buffer_bytes;
-        if (tid < staged) copy_word(requests + buffer * R + tid, request_of_row + first + tid);
+    const auto fetch_rows = [&] {
+        if (tid < staged) copy_word(requests + tid, request_of_row + first + tid);
         const auto staged_rows = [&](const auto* rows, int words, char* to) {
             return stage(rows + (long long)first * words, staged * words, first * words, (bucket - first - staged) * words, to);
         };
-        at.candidate_ids = staged_rows(candidate_ids, CANDIDATE_WORDS, to);
-        at.candidate_numbers = staged_rows(candidate_numbers, CANDIDATE_NUMBERS, to + lines(R * CANDIDATE_BYTES + 124));
+        at.candidate_ids = staged_rows(candidate_ids, CANDIDATE_WORDS, free);
+        at.candidate_numbers = staged_rows(candidate_numbers, CANDIDATE_NUMBERS, free + lines(R * CANDIDATE_BYTES + 124));
     };
     if (!AHEAD) {
         if (recorder) true_rows = header[STAGED_ROWS];
-        fetch_rows(first, staged, 0);
+        fetch_rows();
     }
 
     wait_for_dependencies();
@@ -177,7 +172,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         if (TOTAL_DTYPES >> I8) read_scales<1>(term_scales + j, scales_at<TOTAL_DTYPES>(UNITS + j, in));
     }
 #if PARTS
-    char* own_bags = free + BUFFERS * buffer_bytes;
+    char* own_bags = free + lines(R * CANDIDATE_BYTES + 124) + lines(R * CANDIDATE_NUMBERS * 4 + 124);
     const Bags bags = {reinterpret_cast<Part*>(own_bags), reinterpret_cast<int*>(own_bags + (PARTS + SINGLES + JOINS) * sizeof(Part)),
                        reinterpret_cast<float*>(own_bags + (PARTS + SINGLES + JOINS) * sizeof(Part) + 16)};
 #pragma unroll 1
@@ -185,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         const int unit = UNITS + TOTALS + j;
         bags.parts[j] = {source_of(unit, in), scales_at<DTYPES>(unit, in), in.units.unit[unit].out, 0};
     }
-    if (tid == 0) bags.drawn[0] = 0;
+    if (tid == 0) *bags.drawn = 0;
 #endif
     if (AHEAD) {
         // The first block goes on when all rows are there, as its last thread passes on until then and a barrier needs all
@@ -195,86 +190,74 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         __syncthreads();
         // When all blocks have counted themselves, nobody passes on or waits any more. Other warps' reads cross the bus meanwhile.
         if (tid == THREADS - 1 && count_up(state + READY_BLOCKS) == (int)gridDim.x - 1) state[READY_ROWS] = state[READY_BLOCKS] = 0;
-        fetch_rows(first, staged, 0);
+        fetch_rows();
     }
-    for (int turn = 0;; ++turn) {  // one alone but IN_TURNS
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    const int n = __syncthreads_count(tid < staged && requests[tid] >= 0);  // its own copy; padding comes last
+    if (recorder) {
+        state[TRUE_ROWS] = true_rows;
+        if (counts) state[BATCH_NUMBER] = batch + 1;
+    }
+    if (n == 0) return;
+    if (once[0][1] > 0 && tid < n) {
+        int r = tid;
+        while (repeats(requests, r)) --r;
+        context_rows[first + tid] = first + r;
+    }
+    if (CONTEXT_WORDS + CONTEXT_NUMBERS) {
+        constexpr int EACH = CONTEXT_WORDS + CONTEXT_NUMBERS + !(CONTEXT_WORDS + CONTEXT_NUMBERS);
+        for (int i = tid; i < n * EACH; i += THREADS) {
+            const int r = i / EACH, c = i - r * EACH, number = c - CONTEXT_WORDS;
+            const long long q = requests[r];
+            if (number < 0) copy_word(own_context_ids + r * CONTEXT_WORDS + c, context_ids + q * CONTEXT_WORDS + c);
+            else copy_word(own_context_numbers + r * CONTEXT_NUMBERS + number, context_numbers + q * CONTEXT_NUMBERS + number);
+        }
         asm volatile("cp.async.wait_all;" ::: "memory");
-        const int n = __syncthreads_count(tid < staged && requests[(turn & 1) * R + tid] >= 0);  // its own copy; padding comes last
-        if (recorder && turn == 0) {
-            state[TRUE_ROWS] = true_rows;
-            if (counts) state[BATCH_NUMBER] = batch + 1;
-        }
-        if (n == 0) return;
-        const int* asking = requests + (turn & 1) * R;
-        if (once[0][1] > 0 && tid < n) {
-            int r = tid;
-            while (repeats(asking, r)) --r;
-            context_rows[first + tid] = first + r;
-        }
-        if (CONTEXT_WORDS + CONTEXT_NUMBERS) {
-            constexpr int EACH = CONTEXT_WORDS + CONTEXT_NUMBERS + !(CONTEXT_WORDS + CONTEXT_NUMBERS);
-            for (int i = tid; i < n * EACH; i += THREADS) {
-                const int r = i / EACH, c = i - r * EACH, number = c - CONTEXT_WORDS;
-                const long long q = asking[r];
-                if (number < 0) copy_word(own_context_ids + r * CONTEXT_WORDS + c, context_ids + q * CONTEXT_WORDS + c);
-                else copy_word(own_context_numbers + r * CONTEXT_NUMBERS + number, context_numbers + q * CONTEXT_NUMBERS + number);
-            }
-            asm volatile("cp.async.wait_all;" ::: "memory");
-            __syncthreads();
-        }
+        __syncthreads();
+    }
 
-        const Staged here = at;
-        const int next = first + gridDim.x * R;
-        const bool more = IN_TURNS && n == staged && next < bucket;
-        if (more) fetch_rows(next, min(R, bucket - next), ~turn & 1);
-        OUT* own_x = x + (long long)first * ld;
-        if (tid < UNIT_THREADS) {
-            for (int i = tid; UNITS && i < UNITS * LANES; i += UNIT_THREADS) {
-                const int lane = i / (UNITS + !UNITS);
-                if (IN_TURNS ? turn > 0 || i != tid : UNITS * LANES > UNIT_THREADS && i != tid) take(i);
-                if (narrow(own)) write_unit<1>(own, scales, lane, n, own_x, ld, asking, here, in);
-                else write_unit<VEC>(own, scales, lane, n, own_x, ld, asking, here, in);
-            }
+    if (tid < UNIT_THREADS) {
+        x += (long long)first * ld;
+        for (int i = tid; UNITS && i < UNITS * LANES; i += UNIT_THREADS) {
+            const int lane = i / (UNITS + !UNITS);
+            if (UNITS * LANES > UNIT_THREADS && i != tid) take(i);
+            if (narrow(own)) write_unit<1>(own, scales, lane, n, x, ld, requests, at, in);
+            else write_unit<VEC>(own, scales, lane, n, x, ld, requests, at, in);
+        }
 #if PARTS
-            if (tid == 0) bags.drawn[~turn & 1] = 0;
-            pool_bags<VEC, DTYPES>(bags, bags.drawn + (turn & 1), n, R, own_x, ld, here, in);
+        pool_bags<VEC, DTYPES>(bags, n, R, x, ld, at, in);
 #endif
-            if (!IN_TURNS) return;
-        }
-        // Whole warps stay together in this loop, for the shuffles.
-        const int lane = tid % 32, member = lane % GROUP;
-        const int end = IN_TURNS && (!TOTALS || tid < UNIT_THREADS) ? (int)0x80000000 : n;
-        for (int base = (tid - UNIT_THREADS) / 32 * (32 / GROUP); base < end; base += TOTAL_THREADS / GROUP) {
-            const int r = base + lane / GROUP;
-            float sum = 0.0f;
-            for (int from = member; r < n && from < TOTALS; from += GROUP * (TERMS + !TERMS)) {
-                Raw<1, TOTAL_DTYPES> raw[TERMS + !TERMS];
-                bool has[TERMS + !TERMS];
-                const auto term = [&](int k) -> const Source& { return terms[min(from + k * GROUP, TOTALS - 1)]; };
+        return;
+    }
+    // Whole warps stay together in this loop, for the shuffles.
+    const int lane = tid % 32, member = lane % GROUP;
+    for (int base = (tid - UNIT_THREADS) / 32 * (32 / GROUP); base < n; base += TOTAL_THREADS / GROUP) {
+        const int r = base + lane / GROUP;
+        float sum = 0.0f;
+        for (int from = member; r < n && from < TOTALS; from += GROUP * (TERMS + !TERMS)) {
+            Raw<1, TOTAL_DTYPES> raw[TERMS + !TERMS];
+            bool has[TERMS + !TERMS];
+            const auto term = [&](int k) -> const Source& { return terms[min(from + k * GROUP, TOTALS - 1)]; };
 #pragma unroll
-                for (int k = 0; k < TERMS; ++k) has[k] = from + k * GROUP < TOTALS;
-                begin<1, TOTAL_DTYPES, TERMS + !TERMS>(raw, term, [&](int) { return r; }, has, here, in);
+            for (int k = 0; k < TERMS; ++k) has[k] = from + k * GROUP < TOTALS;
+            begin<1, TOTAL_DTYPES, TERMS + !TERMS>(raw, term, [&](int) { return r; }, has, at, in);
 #pragma unroll
-                for (int k = 0; k < TERMS; ++k) {
-                    if (from + k * GROUP >= TOTALS) break;
-                    if (MOST > 1 && term(k).ids > 1) continue;
-                    float v[1];
-                    finish<1, TOTAL_DTYPES>(v, raw[k], term(k), term_scales + from + k * GROUP, r, here);
-                    sum += v[0];
-                }
-#pragma unroll 1
-                for (int k = 0; MOST > 1 && k < TERMS && from + k * GROUP < TOTALS; ++k) {
-                    if (term(k).ids <= 1) continue;
-                    float v[1];
-                    pool<1, TOTAL_DTYPES>(v, term(k), term_scales + from + k * GROUP, r, here, in);
-                    sum += v[0];
-                }
+            for (int k = 0; k < TERMS; ++k) {
+                if (from + k * GROUP >= TOTALS) break;
+                if (MOST > 1 && term(k).ids > 1) continue;
+                float v[1];
+                finish<1, TOTAL_DTYPES>(v, raw[k], term(k), term_scales + from + k * GROUP, r, at);
+                sum += v[0];
             }
-            for (int step = GROUP / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
-            if (member == 0 && r < n) total[first + r] = sum;
+#pragma unroll 1
+            for (int k = 0; MOST > 1 && k < TERMS && from + k * GROUP < TOTALS; ++k) {
+                if (term(k).ids <= 1) continue;
+                float v[1];
+                pool<1, TOTAL_DTYPES>(v, term(k), term_scales + from + k * GROUP, r, at, in);
+                sum += v[0];
+            }
         }
-        if (!more) return;
-        first = next;
-        staged = min(R, bucket - first);
+        for (int step = GROUP / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        if (member == 0 && r < n) total[first + r] = sum;
     }
 }

@@ -96,15 +96,9 @@ class DeviceLookup:
         return replace(t, rows=next(r for r in range(min(t.rows, threads), 0, -1) if self._shared_bytes(r) <= _SHARED_LIMIT))
 
     def _shared_bytes(self, rows: int) -> int:
-        buffers = 2 if self.bags.parts else 1
-        own = self.totals * _TERM_BYTES + rows * (4 * buffers + self._context_bytes)
+        own = self.totals * _TERM_BYTES + rows * (4 + self._context_bytes)
         staged = sum(_lines(rows * size + 124) for size in self._candidate_bytes)
-        return _lines(own) + buffers * staged + self.bags.shared_bytes(rows)
-
-    def _blocks(self, rows: int, t: Tiling, ahead: bool) -> int:
-        """Blocks with bags take rows in turns where all are there: no more of them than run at once."""
-        every = -(-rows // t.rows)
-        return min(every, self._processors * t.blocks) if self.bags.parts and not ahead else every
+        return _lines(own) + staged + self.bags.shared_bytes(rows)
 
     def _kernel(self, t: Tiling, ahead: bool) -> Any:
         sizes = {
@@ -181,7 +175,7 @@ class DeviceLookup:
         i32 = np.int32
         launch(
             self._kernel(t, ahead),
-            self._blocks(rows, t, ahead),
+            -(-rows // t.rows),
             t.unit_threads + t.total_threads,
             (
                 batch.header.data_ptr(), batch.request_of_row.data_ptr(),

@@ -62,7 +62,7 @@ def bag_tiling(rows: int, units: int, totals: int, bag_threads: int, processors:
     H200: MLPerf's bags, 64 and 128 columns, float16 and int8, uniform and Zipf ids, 1,024 to 16,384 rows; 48 tilings.
     """
     wanted = min(4 if pinned or rows <= 16 * processors else 8, -(-rows // processors))
-    unit_threads = min(384, -(-max(units, bag_threads * wanted) // 32) * 32)
+    unit_threads = min(320, -(-max(units, bag_threads * wanted) // 32) * 32)
     group = next(g for g in (8, 16, 32) if totals <= 8 * g or g == 32)
     total_threads = 64 if totals else 0
-    return Tiling(wanted, unit_threads - total_threads if unit_threads == 384 else unit_threads, total_threads, group, 2)
+    return Tiling(wanted, unit_threads - total_threads if unit_threads == 320 else unit_threads, total_threads, group, 2)

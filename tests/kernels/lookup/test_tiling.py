@@ -97,4 +97,4 @@ def test_measured_best_rows_of_mlperfs_bags(rows, pinned, expected):
     """17 parts of 16 vectors a row."""
     t = bag_tiling(rows, 0, 0, 17 * 16, 132, pinned)
     assert (t.rows, t.blocks) == (expected, 2)
-    assert t.unit_threads == min(384, 17 * 16 * expected // 32 * 32 + 32 * (17 * 16 * expected % 32 > 0))
+    assert t.unit_threads == min(320, 17 * 16 * expected // 32 * 32 + 32 * (17 * 16 * expected % 32 > 0))
