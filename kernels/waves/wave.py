@@ -1,5 +1,6 @@
 """One wave of a model's graph in one launch (wave.cu): linear and DCN-V2 layers, FM, folded cross network, and the head behind
-the last one. Every member has its twin in `reference`; the tile that computes a wave is chosen by measurement.
+the last one. Every member has its twin in `reference`; what computes a wave is chosen by measurement: a tile, or for one plain
+layer of many rows cuBLAS.
 """
 
 from collections.abc import Callable, Sequence
