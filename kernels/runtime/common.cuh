@@ -55,15 +55,6 @@ __device__ __forceinline__ void widen4(const Four<fp8>& q, float v[4]) {
     widen_fp8((unsigned short)q.raw, v);
     widen_fp8((unsigned short)(q.raw >> 16), v + 2);
 }
-// Eight of them, as wide loads bring them.
-template <typename T> struct Eight { Four<T> half[2]; };
-template <> struct __align__(16) Eight<bf16> { Four<bf16> half[2]; };
-template <> struct __align__(8) Eight<fp8> { Four<fp8> half[2]; };
-template <typename T> __device__ __forceinline__ Eight<T> eight(const T* p) { return *reinterpret_cast<const Eight<T>*>(p); }
-template <typename T> __device__ __forceinline__ void widen8(const Eight<T>& q, float v[8]) {
-    widen4(q.half[0], v);
-    widen4(q.half[1], v + 4);
-}
 template <typename T> __device__ __forceinline__ void load4(const T* p, float v[4]) { widen4(four(p), v); }
 __device__ __forceinline__ void store4(float* p, const float v[4]) {
     *reinterpret_cast<float4*>(p) = make_float4(v[0], v[1], v[2], v[3]);
@@ -75,14 +66,6 @@ __device__ __forceinline__ void store4(bf16* p, const float v[4]) {
 }
 __device__ __forceinline__ void store4(fp8* p, const float v[4]) {
     *reinterpret_cast<unsigned*>(p) = pack_fp8(v[0], v[1]) | (unsigned)pack_fp8(v[2], v[3]) << 16;
-}
-__device__ __forceinline__ void store8(float* p, const float v[8]) {
-    store4(p, v);
-    store4(p + 4, v + 4);
-}
-__device__ __forceinline__ void store8(fp8* p, const float v[8]) {
-    *reinterpret_cast<uint2*>(p) = make_uint2(pack_fp8(v[0], v[1]) | (unsigned)pack_fp8(v[2], v[3]) << 16,
-                                              pack_fp8(v[4], v[5]) | (unsigned)pack_fp8(v[6], v[7]) << 16);
 }
 __device__ __forceinline__ void store8(bf16* p, const float v[8]) {
     unsigned w[4];

@@ -40,7 +40,7 @@ struct Head {
     int steps[MAX_LOGITS];     // 0: one logit for all tasks; else TASKS logits a row
     int slots, expected;       // 0: no head in this wave
 };
-struct Wave { Job jobs[MAX_JOBS]; Head head; int count, units; };  // units: blocks or clusters of all jobs
+struct Wave { Job jobs[MAX_JOBS]; Head head; int count; };
 
 // The block that is last to finish a group of rows adds up what all blocks left for it, 8 lanes a row, always in the same order.
 #define GROUP (BM > 64 ? BM : 64)

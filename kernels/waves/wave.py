@@ -1,5 +1,6 @@
 """One wave of a model's graph in one launch (wave.cu): linear and DCN-V2 layers, FM, folded cross network, and the head behind
-the last one. Every member has its twin in `reference`; the tile that computes a wave is chosen by measurement.
+the last one. Every member has its twin in `reference`; what computes a wave is chosen by measurement: a tile, or for one plain
+layer of many rows cuBLAS.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,14 +19,14 @@ from kernels.waves.packed_weights import CrossWeights, LinearWeights, job_weight
 from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, fill_head
 from kernels.waves.wave_jobs import CrossJob, FmJob, HeadOperands, JobKind, LinearJob, Operands, job_constants
 from kernels.waves.wave_tiles import (
+    CROSSED_TILES,
     EXACT_TILES,
     MANY_ROWS,
     MOST_HEAD_COLUMNS,
-    PERSISTENT_TILES,
     STATIC_BYTES,
     WIDE_TILES,
-    AnyTile,
     Tile,
+    WideTile,
     tiles_for,
 )
 
@@ -61,8 +62,8 @@ class Wave:
         self._constants = job_constants(jobs, self.tasks, self._dtype)
         self._constants |= {"HEAD": str(int(bias is not None)), "PASSES": "3" if precision == "fp32" else "1"}
         self._shared_limit = shared_limit(device)
-        wide = EXACT_TILES if precision == "fp32" else (*WIDE_TILES, *(() if self.has_head else PERSISTENT_TILES))
-        self._processors = torch.cuda.get_device_properties(device).multi_processor_count
+        crosses = any(isinstance(job, LinearJob) and job.cross for job in jobs)
+        wide = EXACT_TILES if precision == "fp32" else (*WIDE_TILES, *(CROSSED_TILES if crosses else ()))
         self._wide = wide if torch.cuda.get_device_capability(device)[0] == 9 else ()
         linear = {i: own.weight for i, own in enumerate(self._weights) if self._wide and isinstance(own, LinearWeights)}
         # As wave_wgmma.cu takes them.
@@ -80,7 +81,7 @@ class Wave:
         """Partial sums of the head a row, at most: with the narrowest tiles."""
         return sum(-(-len(own.bias) // 16) for own in self._weights if isinstance(own, LinearWeights) and len(own.head))
 
-    def tiles_for(self, rows: int) -> list[AnyTile]:
+    def tiles_for(self, rows: int) -> list[Tile | WideTile]:
         """See `wave_tiles.tiles_for`; those that this GPU's shared memory holds, and whose rows a warp sums up for a head."""
         return [
             t
@@ -88,9 +89,9 @@ class Wave:
             if t.shared_bytes + STATIC_BYTES <= self._shared_limit and not (self.has_head and t.columns > MOST_HEAD_COLUMNS)
         ]
 
-    def ways(self, rows: int) -> dict[str, AnyTile | None]:
+    def ways(self, rows: int) -> dict[str, Tile | WideTile | None]:
         """By name, the tiles for a number of rows, and None: a product by cuBLAS, for many rows and one layer alone."""
-        ways: dict[str, AnyTile | None] = {t.name: t for t in self.tiles_for(rows)}
+        ways: dict[str, Tile | WideTile | None] = {t.name: t for t in self.tiles_for(rows)}
         return ways | ({LIBRARY: None} if self._library_bias is not None and rows >= MANY_ROWS else {})
 
     @property
@@ -108,7 +109,7 @@ class Wave:
         if rows not in self._choice:
             ways, known = self.ways(rows), self.recalled.get(rows, "")
 
-            def run(way: AnyTile | None) -> None:
+            def run(way: Tile | WideTile | None) -> None:
                 with overlapping():
                     self.run(operands, rows, head, state, way)
 
@@ -128,7 +129,12 @@ class Wave:
         self.run(operands, rows, head, state, ways[name])
 
     def run(
-        self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor, tile: AnyTile | None
+        self,
+        operands: Sequence[Operands],
+        rows: int,
+        head: HeadOperands | None,
+        state: torch.Tensor,
+        tile: Tile | WideTile | None,
     ) -> None:
         """One launch with a given tile, or with None by cuBLAS.
 
@@ -140,7 +146,7 @@ class Wave:
             return
         if (head is None) != (self._bias is None):
             raise ValueError(f"wave: got {'no ' if head is None else ''}operands of a head, expected the contrary")
-        wave, maps, wide = WaveArguments(count=len(self.jobs)), MapArguments(), not isinstance(tile, Tile)
+        wave, maps, wide = WaveArguments(count=len(self.jobs)), MapArguments(), isinstance(tile, WideTile)
         first = slot = 0
         for i, (job, given, own) in enumerate(zip(self.jobs, operands, self._weights, strict=True)):
             target = wave.jobs[i]
@@ -162,7 +168,7 @@ class Wave:
                 target.tiles, target.slot = -(-width // tile.columns), slot
                 if wide:
                     maps.x[i] = tensor_map(given.x[:rows, :depth], tile.rows)
-                    maps.weight[i] = tensor_map(self._wide_weights[i], tile.columns // tile.cluster)
+                    maps.weight[i] = tensor_map(self._wide_weights[i], tile.columns)
                 if job.cross:
                     x0, xl = given.x0, given.x if given.xl is None else given.xl
                     if x0 is None:
@@ -172,26 +178,25 @@ class Wave:
                     target.x0, target.x0_ld = x0.data_ptr(), x0.stride(0)
                     target.xl, target.xl_ld = xl.data_ptr(), xl.stride(0)
                 slot += target.tiles if len(own.head) else 0
-                first += target.tiles * -(-rows // (tile.rows * tile.cluster))
+                first += target.tiles * -(-rows // tile.rows)
             elif isinstance(job, FmJob):
                 check_rows("wave fm x", given.x, rows, job.width)
                 target.kind, target.width, target.depth, target.x_scale = JobKind.FM, job.fields, job.dim, job.x_scale
                 target.x += job.offset * given.x.element_size()
-                first += -(-rows // (tile.row_warps * tile.cluster))
+                first += -(-rows // tile.row_warps)
             else:
                 target.kind, target.width = JobKind.CROSS, job.width
                 check_rows("wave cross x", given.x, rows, target.width)
                 assert isinstance(own, CrossWeights)
                 target.weight, target.bias = own.weights.data_ptr(), own.k.data_ptr()
-                first += -(-rows // (tile.row_warps * tile.cluster))
+                first += -(-rows // tile.row_warps)
         if head is not None and self._bias is not None:
             fill_head(wave.head, head, self._bias, rows, slot, self.tasks)
-        wave.units, blocks = first, tile.blocks(first, self._processors)
         function = self._function(tile)
         if function.max_dynamic_shared_size_bytes < tile.shared_bytes:
             function.max_dynamic_shared_size_bytes = tile.shared_bytes
         args = (maps, wave, state.data_ptr()) if wide else (wave, state.data_ptr(), np.int32(rows))
-        launch(function, blocks, tile.threads, args, shared_bytes=tile.shared_bytes, cluster=tile.cluster)
+        launch(function, first, tile.threads, args, shared_bytes=tile.shared_bytes)
 
     def _for_library(self, precision: str) -> torch.Tensor | None:
         """The bias as cuBLAS takes it, if the wave is one layer that it computes in one call.
@@ -218,5 +223,6 @@ class Wave:
         else:
             torch.addmm(self._library_bias, x, weight, out=out)
 
-    def _function(self, tile: AnyTile) -> Any:
-        return kernel(f"waves/{tile.kernel}", tile.kernel, self._constants | tile.constants, self._device.index or 0)
+    def _function(self, tile: Tile | WideTile) -> Any:
+        name = "wave_wgmma" if isinstance(tile, WideTile) else "wave"
+        return kernel(f"waves/{name}", name, self._constants | tile.constants, self._device.index or 0)

@@ -34,7 +34,7 @@ class MapArguments(ctypes.Structure):
 
 
 class WaveArguments(ctypes.Structure):
-    _fields_ = (("jobs", JobArguments * MAX_JOBS), ("head", HeadArguments), ("count", ctypes.c_int), ("units", ctypes.c_int))
+    _fields_ = (("jobs", JobArguments * MAX_JOBS), ("head", HeadArguments), ("count", ctypes.c_int))
 
 
 def fill_head(target: HeadArguments, head: HeadOperands, bias: torch.Tensor, rows: int, slots: int, tasks: int) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 STATIC_BYTES = 1024  # of shared memory, beside the ring, at most
+MANY_ROWS = 1024  # from which on a library's own kernels may be worth while
 MOST_HEAD_COLUMNS = 128  # of a tile whose rows are dotted with a head: 32 threads of 4 columns, which one warp adds up
 
 
@@ -18,19 +19,6 @@ class Tile:
     warps: tuple[int, int, int]
     span: int
     stages: int
-
-    @property
-    def kernel(self) -> str:
-        return "wave"
-
-    @property
-    def cluster(self) -> int:
-        """Blocks of a unit of work."""
-        return 1
-
-    def blocks(self, units: int, processors: int) -> int:
-        """Those of a launch: one a unit."""
-        return units
 
     @property
     def name(self) -> str:
@@ -59,52 +47,10 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class PersistentTile:
-    """Of wave_persistent.cu (sm_90a): rows and columns of a tile, 128-byte buffers of K, and the blocks of a cluster, whose
-    tiles lie below one another.
-    """
-
-    rows: int
-    columns: int
-    stages: int
-    cluster: int = 1
-
-    @property
-    def kernel(self) -> str:
-        return "wave_persistent"
-
-    @property
-    def name(self) -> str:
-        return f"persistent-{self.rows}x{self.columns}-s{self.stages}-c{self.cluster}"
-
-    @property
-    def threads(self) -> int:
-        return self.rows * 2 + 128
-
-    @property
-    def row_warps(self) -> int:
-        return self.rows // 16
-
-    @property
-    def shared_bytes(self) -> int:
-        slices = 4 * self.rows * 40  # 16 rows of 32 columns, and 8 more against bank conflicts, for each warp
-        return self.stages * ((self.rows + self.columns) * 128 + 16) + slices + 1024  # two barriers a buffer; to align the ring
-
-    @property
-    def constants(self) -> dict[str, str]:
-        sizes = {"BM": str(self.rows), "BN": str(self.columns), "STAGES": str(self.stages)}
-        return sizes | {"CLUSTER": str(self.cluster)}
-
-    def blocks(self, units: int, processors: int) -> int:
-        """Those of a launch: as many clusters as the GPU runs at once, or as there are units of work."""
-        return min(units, processors // self.cluster) * self.cluster
-
-
-@dataclass(frozen=True, slots=True)
 class WideTile:
     """Of wave_wgmma.cu (sm_90a): rows and columns of a block's tile; warpgroups along K, for each 64 rows; and 128-byte buffers
     of K, a multiple of these. passes: 3 for float32 as exact as its own arithmetic, in whose buffers two tf32 halves of the
-    weights lie.
+    weights lie. brings: x0 and xl of cross layers to the L2, ahead of their use.
     """
 
     rows: int
@@ -112,23 +58,12 @@ class WideTile:
     along_k: int
     stages: int
     passes: int = 1
-
-    @property
-    def kernel(self) -> str:
-        return "wave_wgmma"
-
-    @property
-    def cluster(self) -> int:
-        """Blocks of a unit of work."""
-        return 1
-
-    def blocks(self, units: int, processors: int) -> int:
-        """Those of a launch: one a unit."""
-        return units
+    brings: bool = False
 
     @property
     def name(self) -> str:
-        return f"wgmma{self.passes if self.passes > 1 else ''}-{self.rows}x{self.columns}-w{self.along_k}-s{self.stages}"
+        kind, end = f"wgmma{self.passes if self.passes > 1 else ''}", "-p" if self.brings else ""
+        return f"{kind}-{self.rows}x{self.columns}-w{self.along_k}-s{self.stages}{end}"
 
     @property
     def threads(self) -> int:
@@ -147,7 +82,7 @@ class WideTile:
     @property
     def constants(self) -> dict[str, str]:
         sizes = {"BM": str(self.rows), "BN": str(self.columns), "STAGES": str(self.stages)}
-        return sizes | {"WK": str(self.along_k), "PASSES": str(self.passes)}
+        return sizes | {"WK": str(self.along_k), "PASSES": str(self.passes), "BRINGS": str(int(self.brings))}
 
 
 TILES = (
@@ -180,11 +115,8 @@ WIDE_TILES = (
     WideTile(128, 128, 1, 6),
     WideTile(128, 256, 1, 4),
 )
-PERSISTENT_TILES = (
-    PersistentTile(128, 256, 4),
-    PersistentTile(128, 256, 4, 2),
-    PersistentTile(128, 128, 6, 2),
-)
+# Beside these where there are cross layers.
+CROSSED_TILES = (WideTile(128, 128, 1, 3, brings=True), WideTile(128, 256, 1, 4, brings=True))
 EXACT_TILES = (
     WideTile(64, 64, 1, 4, 3),
     WideTile(64, 64, 2, 4, 3),
@@ -193,13 +125,8 @@ EXACT_TILES = (
 )
 
 
-AnyTile = Tile | WideTile | PersistentTile
-MANY_ROWS = 1024  # from which on blocks that stay may be worth while, and a library's own kernels
-
-
-def tiles_for(rows: int, wide: Sequence[WideTile | PersistentTile] = ()) -> list[AnyTile]:
+def tiles_for(rows: int, wide: Sequence[WideTile] = ()) -> list[Tile | WideTile]:
     """The tiles worth trying for a number of rows: none that is mostly padding, none far too small. `wide`: those that the GPU
     and the precision allow."""
-    tiles: list[AnyTile] = [t for t in TILES if t.rows <= max(16, 2 * rows) and t.rows * 32 >= min(rows, 2048)]
-    least = {WideTile: 64, PersistentTile: MANY_ROWS}
-    return tiles + [t for t in wide if rows >= least[type(t)] and t.rows <= rows]
+    tiles: list[Tile | WideTile] = [t for t in TILES if t.rows <= max(16, 2 * rows) and t.rows * 32 >= min(rows, 2048)]
+    return tiles + [t for t in wide if rows >= 64 and t.rows <= rows]

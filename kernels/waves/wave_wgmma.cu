@@ -19,6 +19,7 @@
 #define PER_ROW 3
 #define CROSSED 3
 #define KINDS 252
+#define BRINGS 0
 #endif
 #define WM (BM / 64)
 #define THREADS (128 * WM * WK)  // that multiply; one warp more copies
@@ -30,10 +31,17 @@
 #define SYNC() asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory")
 #include "waves/wave.cuh"
 #include "dense/mma.cuh"
-#include "runtime/tile_copies.cuh"
+#include "runtime/mbarrier.cuh"
 #include "waves/wgmma.cuh"
 
+struct alignas(64) TensorMap { unsigned long long words[16]; };
 struct Maps { TensorMap x[MAX_JOBS], weight[MAX_JOBS]; };
+
+__device__ __forceinline__ void copy_tile(unsigned to, const TensorMap* map, unsigned barrier, int column, int row) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(column), "r"(row) : "memory");
+}
 
 __device__ __forceinline__ void copy_all(
     const TensorMap* x, const TensorMap* weight, int width, int m0, int n0, int chunks, const int* state, unsigned ring, unsigned full,
@@ -145,6 +153,17 @@ __device__ __forceinline__ void multiply_exactly(float* sums, int chunks, unsign
     }
 }
 
+// Starts a tile's lines of x0 and xl on their way to the L2, where they are when the products are there.
+__device__ __forceinline__ void bring_to_l2(const Job& job, int m0, int n0, int rows) {
+    constexpr int LINES = BN / CHUNK;  // of 128 bytes, of a row
+    for (int i = threadIdx.x; i < BM * LINES; i += THREADS) {
+        const int row = m0 + i / LINES, column = n0 + i % LINES * CHUNK;
+        if (row >= rows || column >= job.width) continue;
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(job.x0 + (long long)row * job.x0_ld + column));
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(job.xl + (long long)row * job.xl_ld + column));
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS + 32) wave_wgmma(
     const __grid_constant__ Maps maps, const __grid_constant__ Wave wave, const int* state) {
     extern __shared__ __align__(1024) char shared[];
@@ -162,7 +181,14 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) wave_wgmma(
     const int chunks = (job.depth + CHUNK - 1) / CHUNK;
     const unsigned ring = ((unsigned)__cvta_generic_to_shared(shared) + 1023) & ~1023u;
     const unsigned full = (unsigned)__cvta_generic_to_shared(barriers), empty = full + 8 * STAGES;
-    make_barriers(STAGES, WM * RELEASES, full, empty);
+    if (threadIdx.x == 0) {
+        for (int s = 0; s < STAGES; ++s) {  // a buffer is full when both factors have come
+            begin_barrier(full + 8 * s, 2);
+            begin_barrier(empty + 8 * s, WM * RELEASES);
+        }
+        show_barriers();
+    }
+    __syncthreads();
     if (threadIdx.x >= THREADS) {
         if (threadIdx.x == THREADS) copy_all(&maps.x[j], &maps.weight[j], job.width, m0, n0, chunks, state, ring, full, empty);
         return;
@@ -171,6 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) wave_wgmma(
     wait_for_dependencies();
     const int rows = state[TRUE_ROWS], batch = state[BATCH_NUMBER];
     if (m0 >= rows) return;
+    if (BRINGS && job.x0) bring_to_l2(job, m0, n0, rows);
     Sums sums;
 #pragma unroll
     for (int p = 0; p < BN / PIECE; ++p)

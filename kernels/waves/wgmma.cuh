@@ -1,5 +1,5 @@
-// Products of a warpgroup on the tensor cores (wgmma, sm_90a): d[64 rows, PIECE columns] += a b^T over 32 bytes of K, PIECE 64,
-// 128 or 256. Factors lie in shared memory, in rows of 128 bytes as the tensor memory accelerator swizzles them, or `a` in registers.
+// Products of a warpgroup on the tensor cores (wgmma, sm_90a): d[64 rows, PIECE columns] += a b^T over 32 bytes of K, PIECE 64 or
+// 128. Factors lie in shared memory, in rows of 128 bytes as the tensor memory accelerator swizzles them, or `a` in registers.
 // The including file defines X and PIECE.
 #pragma once
 #include "dense/warpgroup.cuh"
@@ -10,21 +10,8 @@ __device__ __forceinline__ unsigned long long described(unsigned address) {
 }
 #define N32 "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
 #define N64 N32 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define N128 N64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95" \
-    ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
-#define D64(i) D16(i), D16(i + 16), D16(i + 32), D16(i + 48)
 __device__ __forceinline__ void multiply(float* d, unsigned long long a, unsigned long long b) {
-#if PIECE == 256
-    if (sizeof(X) == 1)
-        asm volatile("wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 " N128 "}, %128, %129, 1, 1, 1;"
-                     : D64(0), D64(64) : "l"(a), "l"(b));
-    else if (sizeof(X) == 2)
-        asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 " N128 "}, %128, %129, 1, 1, 1, 0, 0;"
-                     : D64(0), D64(64) : "l"(a), "l"(b));
-    else
-        asm volatile("wgmma.mma_async.sync.aligned.m64n256k8.f32.tf32.tf32 " N128 "}, %128, %129, 1, 1, 1;"
-                     : D64(0), D64(64) : "l"(a), "l"(b));
-#elif PIECE == 128
+#if PIECE == 128
     if (sizeof(X) == 1)
         asm volatile("wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 " N64 "}, %64, %65, 1, 1, 1;"
                      : D16(0), D16(16), D16(32), D16(48) : "l"(a), "l"(b));
@@ -47,7 +34,6 @@ __device__ __forceinline__ void multiply(float* d, unsigned long long a, unsigne
 #endif
 }
 
-#if PIECE < 256  // else no registers are left for factors
 // float32 to be taken as tf32, `a` as PTX lays out m16n8k8 over the lanes of each of the four warps. ADD: 0 begins anew.
 template <int ADD> __device__ __forceinline__ void multiply(float* d, const unsigned a[4], unsigned long long b) {
 #if PIECE == 128
@@ -58,4 +44,3 @@ template <int ADD> __device__ __forceinline__ void multiply(float* d, const unsi
                  : D16(0), D16(16) : A4(a), "l"(b), "n"(ADD));
 #endif
 }
-#endif

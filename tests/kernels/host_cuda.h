@@ -1,8 +1,9 @@
 // What a kernel of this repository needs of CUDA, on one thread of the host: clusters of blocks one after the other (those of more
 // than one block may have no static shared memory), a cluster's threads as fibers that take turns wherever they wait for each
-// other. host_cuda.py turns each asm statement into a call of ptx::<opcode>, outputs first. A launch returns what went wrong, or null. Copies into shared memory are done as late as they may be: those of a
-// thread when it waits for them, those of tensors in any order, some turns later. Races of threads go unnoticed, and of global
-// memory, which is the process's, only the alignment is checked.
+// other. host_cuda.py turns each asm statement into a call of ptx::<opcode>, outputs first. A launch returns what went wrong, or
+// null. Copies into shared memory are done as late as they may be: those of a thread when it waits for them, those of tensors in
+// any order, some turns later. Races of threads go unnoticed, and of global memory, which is the process's, only the alignment is
+// checked.
 #pragma once
 #include <cmath>
 #include <csetjmp>
@@ -230,12 +231,7 @@ NOTHING(fence_proxy_async_shared)
 NOTHING(wgmma_fence_sync_aligned)
 NOTHING(wgmma_commit_group_sync_aligned)
 NOTHING(wgmma_wait_group_sync_aligned)
-NOTHING(setmaxnreg_dec_sync_aligned_u32)
-NOTHING(setmaxnreg_inc_sync_aligned_u32)
-inline void cp_async_bulk_prefetch_L2_global(const void* from, int bytes) {
-    aligned(from, 16);
-    if (bytes % 16) host::fail("a prefetch of bytes that are no multiple of 16");
-}
+NOTHING(prefetch_global_L2)
 inline host::Fiber& own() { return host::fibers[host::current]; }
 inline void cp_async_cg_shared_global(unsigned to, const void* from, int bytes = 16) {
     if (bytes) aligned(from, 16);
@@ -385,7 +381,8 @@ inline void mbarrier_try_wait_parity_shared(unsigned at, int parity) {
 }
 inline unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
 // To the same address in all blocks whose ranks are given, a copy each.
-inline void begin_copies(unsigned to, const void* map, unsigned at, long long column, long long row, size_t bytes, int alignment, unsigned ranks) {
+inline void begin_copies(
+    unsigned to, const void* map, unsigned at, long long column, long long row, size_t bytes, int alignment, unsigned ranks) {
     within(to, bytes, alignment);
     for (int r = 0; r < host::cluster; ++r) {
         if (!(ranks >> r & 1)) continue;
@@ -395,8 +392,8 @@ inline void begin_copies(unsigned to, const void* map, unsigned at, long long co
 }
 inline unsigned own_rank() { return 1u << host::rank(); }
 // A tile of rows of 128 bytes; zeros beyond the matrix. map: see host_cuda.py, tensor_map.
-inline void cp_async_bulk_tensor_2d_shared(unsigned to, const void* map, unsigned at, int column, int row, unsigned ranks = own_rank()) {
-    begin_copies(to, map, at, column, row, static_cast<const unsigned long long*>(map)[4] * 128, 1024, ranks);
+inline void cp_async_bulk_tensor_2d_shared(unsigned to, const void* map, unsigned at, int column, int row) {
+    begin_copies(to, map, at, column, row, static_cast<const unsigned long long*>(map)[4] * 128, 1024, own_rank());
 }
 // Consecutive bytes, a copy of a tensor without a map.
 inline void cp_async_bulk_shared(unsigned to, const void* from, int bytes, unsigned at, unsigned ranks = own_rank()) {

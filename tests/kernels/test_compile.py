@@ -61,8 +61,7 @@ def test_constants_that_the_launchers_give_are_those_of_the_variants() -> None:
     given["waves/chain"] |= given["waves/wave_jobs"]
     for file in ("attention/attention", "attention/attention_mma"):
         given[file] |= given["attention/attention_columns"]
-    given["waves/wave_persistent"] = given["waves/wave"] - {"WM", "WN", "WK", "SPAN"}
-    given["waves/wave"] -= {"CLUSTER"}
     given["waves/wave_wgmma"] = given["waves/wave"] - {"WM", "WN", "SPAN"}
+    given["waves/wave"] -= {"BRINGS"}
     for file, variants in VARIANTS.items():
         assert given[file] == {name for constants in variants for name in constants}, file

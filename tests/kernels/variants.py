@@ -1,6 +1,6 @@
 """Representatives of the sets of compile-time constants that the kernels are built with; the compile test walks this table."""
 
-from kernels.waves.wave_tiles import EXACT_TILES, PERSISTENT_TILES, TILES, WIDE_TILES
+from kernels.waves.wave_tiles import CROSSED_TILES, EXACT_TILES, TILES, WIDE_TILES
 
 # The Criteo lookup: 39 ids, 16 columns each, first-order weights; all float32, or int8 rows.
 _LOOKUP = {"CONTEXT_BYTES": "0", "CANDIDATE_BYTES": "76", "CONTEXT_NUMBERS": "0", "CANDIDATE_NUMBERS": "0", "TOTALS": "39"}
@@ -15,7 +15,7 @@ _FP8 = {"OUT": "fp8", "OUT_FACTOR": "0.25f"}
 _WAVE = {"TASKS": "2", "DOTS": "7", "LAYERS": "6", "HEAD": "1", "PER_ROW": "3", "CROSSED": "3", "KINDS": "252"}
 _CHAIN = {name: value for name, value in _WAVE.items() if name != "HEAD"}
 _TILES = (TILES[0].constants, TILES[-1].constants)
-_WIDE_TILES = (WIDE_TILES[0].constants, WIDE_TILES[-1].constants)
+_WIDE_TILES = (WIDE_TILES[0].constants, WIDE_TILES[-1].constants, CROSSED_TILES[0].constants)
 
 _DOT = {"FIELDS": "27", "KEEP": "10", "DIAGONAL": "0"}
 _CIN = {"M": "39", "DIM": "16", "NF": "8", "ACTIVATION": "1"}
@@ -95,11 +95,6 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
     "waves/wave_wgmma": (
         *(_WAVE | {"X": x, **sizes} for x in ("float", "bf16", "fp8") for sizes in _WIDE_TILES),
         *(_WAVE | {"X": "float", **tile.constants} for tile in EXACT_TILES),
-    ),
-    "waves/wave_persistent": tuple(
-        _WAVE | {"HEAD": "0", "X": x, "PASSES": "1", **tile.constants}
-        for x in ("float", "bf16", "fp8")
-        for tile in PERSISTENT_TILES
     ),
     "dense/head": tuple({"X": x, "TASKS": tasks} for x, tasks in (("float", "1"), ("bf16", "1"), ("float", "3"), ("fp8", "1"))),
 }

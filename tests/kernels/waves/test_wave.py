@@ -1,16 +1,14 @@
 """Waves: every tile against float64 products of the rounded factors, jobs side by side, and the head behind them."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 
 from kernels.waves.wave import LIBRARY
 from kernels.waves.wave_tiles import (
+    CROSSED_TILES,
     EXACT_TILES,
     MOST_HEAD_COLUMNS,
-    PERSISTENT_TILES,
     STATIC_BYTES,
     TILES,
     WIDE_TILES,
@@ -24,7 +22,7 @@ EPS = {"fp32": 2**-23, "tf32": 2**-10, "bf16": 2**-8}  # of a factor or an outpu
 
 
 def test_every_tile_fits_a_multiprocessor_and_divides_into_its_warps():
-    for tile in (*TILES, *WIDE_TILES, *EXACT_TILES, *PERSISTENT_TILES):
+    for tile in (*TILES, *WIDE_TILES, *EXACT_TILES, *CROSSED_TILES):
         assert tile.shared_bytes + STATIC_BYTES <= 227 * 1024
         assert tile.threads <= 1024
     for wide in (*WIDE_TILES, *EXACT_TILES):
@@ -40,7 +38,7 @@ def test_every_tile_fits_a_multiprocessor_and_divides_into_its_warps():
 
 def test_every_number_of_rows_has_tiles():
     for rows in (1, 2, 15, 16, 17, 64, 1000, 4096, 65536):
-        for wide in ((), (*WIDE_TILES, *PERSISTENT_TILES), EXACT_TILES):
+        for wide in ((), (*WIDE_TILES, *CROSSED_TILES), EXACT_TILES):
             own = tiles_for(rows, wide)
             smallest = 99 * 1024 - STATIC_BYTES  # of shared memory, on GPUs from sm_86 on
             assert any(t.shared_bytes <= smallest and t.columns <= MOST_HEAD_COLUMNS for t in own)
@@ -82,7 +80,7 @@ def put(rng, rows, width, dtype, device="cuda"):
 
 
 def wide_tiles(precision):
-    return EXACT_TILES if precision == "fp32" else (*WIDE_TILES, *PERSISTENT_TILES)
+    return EXACT_TILES if precision == "fp32" else (*WIDE_TILES, *CROSSED_TILES)
 
 
 def wave_on(device, *what):
@@ -146,6 +144,7 @@ def test_on_the_host_too_tiles_multiply_and_cross_exactly(on_host, precision):
     tiles = [TILES[0], *(t for t in TILES if t.name in ("mma-32x32-w1x1x8-k4-s6", "mma-64x64-w2x2x1-k1-s4"))]
     wide = EXACT_TILES if precision == "fp32" else WIDE_TILES
     tiles += [*(t for t in wide if t.along_k > 1), next(t for t in wide if (t.rows, t.columns) == (128, 128))]
+    tiles += () if precision == "fp32" else CROSSED_TILES[:1]
     assert len(tiles) >= 5
     for width, rows in ((8, 1), (72, 17), (200, 70), (624, 130)):
         check_products(width, rows, precision, tiles, "cpu")
@@ -212,40 +211,6 @@ def test_a_wave_is_compiled_for_its_own_activations_alone():
     assert kinds("identity", "relu") == 0
     assert kinds("relu", "sigmoid", "dice", "dice") == 1 << 2 | 1 << 7
     assert kinds("leaky_relu") == kinds("prelu")
-
-
-@pytest.mark.bulk
-@pytest.mark.parametrize("tile", PERSISTENT_TILES, ids=lambda t: t.name)
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_on_the_host_too_blocks_that_stay_take_tile_after_tile(on_host, monkeypatch, tile, precision):
-    """Two blocks for all tiles of four jobs, of more and of fewer chunks of K than the ring holds."""
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=2))
-    for width, rows in ((72, 17), (300, 130)):
-        check_products(width, rows, precision, (tile,), "cpu")
-    check_activations(150, precision, (tile,), "cpu")
-    check_padding(precision, (tile,), "cpu")
-
-
-@pytest.mark.bulk
-def test_on_the_host_too_blocks_that_stay_compute_rows_beside_tiles(on_host, monkeypatch):
-    """An FM between two layers: a block goes from tiles to rows and back."""
-    from kernels.waves.wave_jobs import FmJob, LinearJob, Operands
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=3))
-    rng = np.random.default_rng(0)
-    layers, rows = [random_linear(rng, 40, 64) for _ in range(2)], 140
-    wave = wave_on("cpu", [LinearJob(*layers[0]), FmJob(0, 8, 8), LinearJob(*layers[1])], None, "bf16")
-    x, outs = put(rng, rows, 64, torch.bfloat16, "cpu"), [torch.full((rows, 40), torch.nan).bfloat16() for _ in range(2)]
-    fm = torch.full((rows, 1), torch.nan)
-    operands = [Operands(x, outs[0]), Operands(x, fm), Operands(x, outs[1])]
-    wave.run(operands, rows, None, lane_state(131, "cpu"), PERSISTENT_TILES[0])
-    for out, (w, b) in zip(outs, layers, strict=True):
-        want = x[:131].double() @ w.bfloat16().double().T + b.double()
-        assert ((out[:131].double() - want).abs() <= 2 * EPS["bf16"] * (want.abs() + 1)).all()
-        assert out[131:].isnan().all()
-    fields = x[:131].double().reshape(131, 8, 8)
-    pairs = 0.5 * (fields.sum(1).square() - fields.square().sum(1)).sum(1, keepdim=True)
-    np.testing.assert_allclose(fm[:131].double(), pairs, rtol=1e-4, atol=1e-4)
 
 
 def check_library(precision, device):
@@ -442,7 +407,7 @@ def test_fp8_multiplies_what_its_numbers_mean(width, rows):
     want = x0s * product + xs, (xs @ rounded[1].T + b2.double().cuda()).relu(), x0s * low + xs
     fields = xs.reshape(rows, -1, 8)
     pairs = 0.5 * (fields.sum(1).square() - fields.square().sum(1)).sum(1, keepdim=True)
-    for tile in (*TILES, *WIDE_TILES, *PERSISTENT_TILES):
+    for tile in (*TILES, *WIDE_TILES, *CROSSED_TILES):
         outs = [torch.full((rows, padded(n, fp8)), torch.nan, device="cuda").to(fp8) for n in (width, 37, width)]
         fm = torch.full((rows, 1), torch.nan, device="cuda")
         given = [Operands(x, outs[0], x0), Operands(x, outs[1]), Operands(v, outs[2], x0, x), Operands(x, fm)]
