@@ -60,7 +60,7 @@ static int size;                   // of the dynamic shared memory
 static ucontext_t scheduler;
 static int current, alive, turns;
 struct Meeting { int came = 0, round = 0; uint32_t words[2][32][8]; };
-struct TensorCopy { unsigned to; const unsigned long long* map; unsigned barrier; long long column, row; unsigned ranks; };
+struct TensorCopy { unsigned to; const unsigned long long* map; unsigned barrier; long long column, row; };
 static std::vector<TensorCopy> under_way;
 static unsigned chance;
 inline void deliver();
@@ -69,8 +69,7 @@ static int counts[3];              // of __syncthreads_count
 static std::vector<Meeting> warps;
 
 static std::vector<char> away[8];  // shared memory of a cluster's blocks, but of the one that runs
-static int rank, cluster, slice;   // of the block in its cluster; blocks of one; turns since another had its time
-inline char* memory_of(int r) { return r == rank ? shared : away[r].data(); }
+static int rank, cluster;          // of the block in its cluster; blocks of one
 
 static const char* failure;
 [[noreturn]] inline void fail(const char* why) {  // leaves all threads where they are
@@ -87,13 +86,8 @@ static const char* failure;
     setcontext(&fiber.context);
     abort();
 }
-inline void leave() {  // for the other blocks of the cluster; the thread goes on when they have had their time
-    slice = 0;
-    if (_setjmp(fibers[current].place) == 0) setcontext(&scheduler);
-}
 inline void yield() {
-    if (++turns > 5000000 * cluster) fail("threads that wait for each other for ever");
-    if (cluster > 1 && ++slice > 5000) return leave();
+    if (++turns > 5000000) fail("threads that wait for each other for ever");
     chance = chance * 1664525u + 1013904223u;
     if (!under_way.empty() && chance >> (blockIdx.x % 3 ? 26 : 19) == 0) deliver();  // one turn in 64, or in 8,192
     const int self = current;
@@ -133,7 +127,7 @@ inline void fiber() {
     do current = (current + 1) % (int)fibers.size(); while (fibers[current].done);
     go_on();
 }
-// What a block of a cluster leaves where another runs: each runs for some turns, or until all its threads wait for the cluster.
+// What a block of a cluster leaves where the next one runs: a block runs until all its threads wait for the cluster, or are done.
 struct Block {
     std::vector<Fiber> fibers; std::vector<Meeting> warps; std::vector<TensorCopy> under_way;
     Meeting block, named; int counts[3], alive, current, waiting, round;
@@ -153,10 +147,7 @@ inline void wait_for_cluster() {
     ++waiting;
     while (round_of_cluster == round) {
         if (waiting < alive) yield();
-        else {
-            while (!under_way.empty()) deliver();
-            current = self, leave();
-        }
+        else if (_setjmp(fibers[self].place) == 0) current = self, setcontext(&scheduler);
     }
 }
 inline void begin_block(int threads, char* own_stacks) {
@@ -165,7 +156,7 @@ inline void begin_block(int threads, char* own_stacks) {
     warps.assign((threads + 31) / 32, {});
     block = named = {};
     memset(counts, 0, sizeof counts);
-    alive = threads, current = waiting = round_of_cluster = 0;
+    alive = threads, current = turns = waiting = round_of_cluster = 0;
     for (int i = 0; i < threads; ++i) {
         getcontext(&fibers[i].context);
         fibers[i].context.uc_stack = {own_stacks + i * STACK, 0, STACK};
@@ -173,9 +164,9 @@ inline void begin_block(int threads, char* own_stacks) {
         makecontext(&fibers[i].context, fiber, 0);
     }
 }
-inline void run_block() {  // until it ends or leaves
+inline void run_block() {  // until it ends or waits for its cluster
     static bool left;
-    left = false;
+    turns = 0, left = false;
     getcontext(&scheduler);
     if (!left) left = true, go_on();
     if (alive == 0 && !under_way.empty() && !failure) failure = "a block that ends before its copies have come";
@@ -183,28 +174,24 @@ inline void run_block() {  // until it ends or leaves
 }
 inline void run_cluster(int first, int threads) {
     blocks.assign(cluster, {});
-    turns = slice = 0;
     int living = cluster;
     for (bool begun = false; living > 0 && !failure; begun = true) {
-        const bool met = std::all_of(blocks.begin(), blocks.end(), [](const Block& b) { return b.waiting == b.alive; });
         living = 0;
         for (rank = 0; rank < cluster && !failure; ++rank) {
-            const Block& own = blocks[rank];
-            if (!begun || (own.alive > 0 && (met || own.waiting < own.alive))) {
-                blockIdx = {first + rank, 0, 0};
-                trade_places(rank);
-                if (!begun) begin_block(threads, stacks + rank * threads * STACK);
-                else if (met) waiting = 0, ++round_of_cluster;
-                run_block();
-                trade_places(rank);
-            }
-            living += own.alive > 0;
+            blockIdx = {first + rank, 0, 0};
+            trade_places(rank);
+            if (!begun) begin_block(threads, stacks + rank * threads * STACK);
+            else waiting = 0, ++round_of_cluster;
+            if (alive > 0) run_block();
+            living += alive > 0;
+            trade_places(rank);
         }
     }
     under_way.clear();
 }
 template <typename... A, size_t... I>
-void launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, int together, void** args, std::index_sequence<I...>) {
+void launch(
+    void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, int together, void** args, std::index_sequence<I...>) {
     static std::tuple<void (*)(A...), void**> call;
     call = {kernel, args};
     body = [] { std::get<0>(call)(*static_cast<std::remove_reference_t<A>*>(std::get<1>(call)[I])...); };
@@ -371,12 +358,11 @@ inline void cvt_rna_tf32_f32(unsigned& z, float v) {
 NOTHING(barrier_cluster_arrive_release_aligned)
 inline void barrier_cluster_wait_acquire_aligned() { host::wait_for_cluster(); }
 inline void mapa_shared(unsigned& other, unsigned at, int rank) { other = at | (rank + 1) << 20; }
-inline char* in_cluster(unsigned at, int bytes) {  // an address by mapa
-    within(at & 0xfffff, bytes);
-    return host::memory_of((int)(at >> 20) - 1) + (at & 0xfffff);
-}
-inline void ld_shared(float& x, float& y, unsigned at) {  // ::cluster
-    memcpy(&x, in_cluster(at, 8), 4), memcpy(&y, in_cluster(at, 8) + 4, 4);
+inline void ld_shared(float& x, float& y, unsigned at) {  // ::cluster, of an address by mapa
+    const int rank = (int)(at >> 20) - 1;
+    const char* from = within(at & 0xfffff, 8);
+    if (rank != host::rank) from = host::away[rank].data() + (at & 0xfffff);
+    memcpy(&x, from, 4), memcpy(&y, from + 4, 4);
 }
 
 inline void bar_sync(int threads) {
@@ -391,12 +377,10 @@ inline void settle(Barrier& b) {
     b.pending = b.expected;
 }
 inline void mbarrier_init_shared(unsigned at, int count) { barrier(at) = {(unsigned char)count, (unsigned char)count, 0, 0, 0}; }
-inline void arrive(Barrier& b) {
-    if (b.pending-- == 0) host::fail("an arrival too many at a barrier");
-    settle(b);
+inline void mbarrier_arrive_shared(unsigned at) {
+    if (barrier(at).pending-- == 0) host::fail("an arrival too many at a barrier");
+    settle(barrier(at));
 }
-inline void mbarrier_arrive_shared(unsigned at) { arrive(barrier(at)); }
-inline void mbarrier_arrive_release_cluster_shared(unsigned at) { arrive(*reinterpret_cast<Barrier*>(in_cluster(at, 8))); }
 inline void mbarrier_arrive_expect_tx_shared(unsigned at, int bytes) {
     barrier(at).bytes += bytes;
     mbarrier_arrive_shared(at);
@@ -409,19 +393,14 @@ inline unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
 inline void cp_async_bulk_tensor_2d_shared(unsigned to, const void* map, unsigned at, int column, int row) {
     const auto* m = static_cast<const unsigned long long*>(map);
     memset(within(to, m[4] * 128, 1024), 0xff, m[4] * 128);
-    host::under_way.push_back({to, m, at, column, row, 1u << host::rank});
+    host::under_way.push_back({to, m, at, column, row});
 }
-// Consecutive bytes, a copy of a tensor without a map; to the same address in all blocks whose ranks are given.
-inline void cp_async_bulk_shared(unsigned to, const void* from, int bytes, unsigned at, unsigned ranks) {
+// Consecutive bytes: a tensor copy without a map.
+inline void cp_async_bulk_shared(unsigned to, const void* from, int bytes, unsigned at) {
     aligned(from, 16);
     if (bytes % 16 || bytes == 0) host::fail("a copy of bytes that are no multiple of 16");
-    within(to, bytes, 16);
-    for (int r = 0; r < host::cluster; ++r)
-        if (ranks >> r & 1) memset(host::memory_of(r) + to, 0xff, bytes);
-    host::under_way.push_back({to, (const unsigned long long*)from, at, bytes, -1, ranks});
-}
-inline void cp_async_bulk_shared(unsigned to, const void* from, int bytes, unsigned at) {
-    cp_async_bulk_shared(to, from, bytes, at, 1u << host::rank);
+    memset(within(to, bytes, 16), 0xff, bytes);
+    host::under_way.push_back({to, (const unsigned long long*)from, at, bytes, -1});
 }
 }  // namespace ptx
 inline void host::deliver() {  // one of the copies that are under way: in some blocks the last, and slowly, in others the first, or any
@@ -429,23 +408,15 @@ inline void host::deliver() {  // one of the copies that are under way: in some 
     const TensorCopy c = under_way[i];
     under_way.erase(under_way.begin() + i);
     const unsigned long long* m = c.map;
-    if (c.row == -1) {
-        for (int r = 0; r < cluster; ++r) {
-            if (!(c.ranks >> r & 1)) continue;
-            memcpy(memory_of(r) + c.to, m, c.column);
-            auto& b = *reinterpret_cast<ptx::Barrier*>(memory_of(r) + c.barrier);
-            b.bytes -= c.column;
-            ptx::settle(b);
-        }
-        return;
-    }
-    for (long long r = 0; r < (long long)m[4]; ++r)
+    const bool bytes = c.row == -1;
+    if (bytes) memcpy(shared + c.to, m, c.column);
+    for (long long r = 0; !bytes && r < (long long)m[4]; ++r)
         for (int byte = 0; byte < 128; ++byte) {
             const long long from = c.row + r, offset = c.column * (long long)m[5] + byte;
             const bool there = from < (long long)m[1] && offset < (long long)m[2];
             shared[ptx::swizzled(c.to + r * 128 + byte)] = there ? reinterpret_cast<const char*>(m[0])[from * m[3] + offset] : 0;
         }
-    ptx::barrier(c.barrier).bytes -= m[4] * 128;
+    ptx::barrier(c.barrier).bytes -= bytes ? c.column : m[4] * 128;
     ptx::settle(ptx::barrier(c.barrier));
 }
 namespace ptx {
