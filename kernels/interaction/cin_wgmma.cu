@@ -10,7 +10,7 @@
 // registers.
 // Weights come packed in that order (cin_wgmma.py), a chunk of steps at a time, through a ring of STAGES buffers: `full`
 // counts the bytes that have come, `empty` the warpgroups that are done. The first are filled before the kernel waits for the
-// one before it. A warp of its own copies: a thread of the products that did so held them up.
+// one before it. A warp of its own copies.
 // Bytes of a block: weights COLUMNS * K / SHARES * sizeof(X) from L2, K as padded; maps 64 * WARPGROUPS * (in + out) *
 // sizeof(X).
 #ifndef X
