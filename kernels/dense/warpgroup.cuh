@@ -1,4 +1,4 @@
-// What all products of a warpgroup need (wgmma, sm_90a), whatever their factors: the order of their issue, and lists of registers.
+// What all products of a warpgroup need (wgmma, sm_90a), whatever their factors: their order, and lists of registers.
 #pragma once
 #include "runtime/common.cuh"
 

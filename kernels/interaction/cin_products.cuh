@@ -1,12 +1,12 @@
-// Products of a warpgroup (wgmma, sm_90a): d[64, COLUMNS] += a b^T over 32 bytes of K, COLUMNS a multiple of 16 up to 128. `a` lies
-// in registers, of bf16 as PTX lays out m16n8k16 over the lanes of each of the four warps, of float32 as m16n8k8. b lies in shared
-// memory without a swizzle: 8 rows of 16 bytes, the same rows' other 16 bytes, then the next 8 rows. The including file defines
-// X and COLUMNS.
+// Products of a warpgroup (wgmma, sm_90a): d[64, COLUMNS] += a b^T over 32 bytes of K, COLUMNS a multiple of 16 up to 128. `a`
+// lies in registers, of bf16 as PTX lays out m16n8k16 over the lanes of each of the four warps, of float32 as m16n8k8. b lies
+// in shared memory without a swizzle: 8 rows of 16 bytes, the same rows' other 16 bytes, then the next 8 rows. The including
+// file defines X and COLUMNS.
 #pragma once
 #include "dense/warpgroup.cuh"
 
 __device__ __forceinline__ unsigned long long described(unsigned address) {
-    return ((address & 0x3ffff) >> 4) | 128ull >> 4 << 16 | 256ull >> 4 << 32;  // bytes to the other 16 of K, to the next 8 rows
+    return ((address & 0x3ffff) >> 4) | 128ull >> 4 << 16 | 256ull >> 4 << 32;  // to the other 16 bytes, to 8 rows on
 }
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)

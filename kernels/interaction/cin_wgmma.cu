@@ -1,16 +1,18 @@
 // A layer of the compressed interaction network as cin.cu computes it (its formula stands there), in bf16 or tf32, by warpgroup
 // instructions (wgmma, sm_90a), whose left factor is formed in registers and whose right one a warp copies into shared memory.
 //
-// A place is a (b, d). A block takes 64 places a warpgroup, of whole rows b, and COLUMNS maps n. SHARES blocks of a cluster split
-// the sum over i; then they split the maps, and each adds up its own over all shares, in their order. TOGETHER of its blocks have
-// the same share of neighbouring places: each copies a part of the weights to all of them.
+// A place is a (b, d). A block takes 64 places a warpgroup, of whole rows b, and COLUMNS maps n. SHARES blocks, a cluster,
+// split the sum over i; then they split the maps, and each adds up its own over all shares, in their order.
 // Of x0 a lane keeps the fields j = 4 t + member, t < OWN, of its two places. K advances by groups of four i, and in them by
-// steps t: a lane multiplies its own field t with four xk[b, i, d], and padding is to multiples of 4, in i and in j alone. A step is
-// the K of one product of bf16, of two of tf32. The first layer, whose xk is x0, takes W[i, j] + W[j, i] at once: the group i =
-// 4 g .. 4 g + 3 meets the groups of fields g .. g + OWN / 2, modulo OWN, and the fields rotate through the registers.
-// Weights come packed in that order (cin_wgmma.py), a chunk of steps a copy, through a ring of STAGES buffers: `full` counts the
-// bytes that have come, `empty` the warpgroups that are done. The first are filled before the kernel waits for the one before it.
-// Bytes of a block: weights COLUMNS * K / SHARES * sizeof(X) from L2, K as padded; maps 64 * WARPGROUPS * (in + out) * sizeof(X).
+// steps t: a lane multiplies its own field t with four xk[b, i, d], and padding is to multiples of 4, in i and in j alone. A
+// step is the K of one product of bf16, of two of tf32. The first layer, whose xk is x0, takes W[i, j] + W[j, i] at once: the
+// group i = 4 g .. 4 g + 3 meets the groups of fields g .. g + OWN / 2, modulo OWN, and the fields rotate through the
+// registers.
+// Weights come packed in that order (cin_wgmma.py), a chunk of steps at a time, through a ring of STAGES buffers: `full`
+// counts the bytes that have come, `empty` the warpgroups that are done. The first are filled before the kernel waits for the
+// one before it. A warp of its own copies.
+// Bytes of a block: weights COLUMNS * K / SHARES * sizeof(X) from L2, K as padded; maps 64 * WARPGROUPS * (in + out) *
+// sizeof(X).
 #ifndef X
 #define X bf16
 #define FIRST 1       // xk is x0; else maps of the layer before, [rows, DIM, maps]
@@ -20,7 +22,6 @@
 #define WIDTH 128     // maps as packed, all of the layer and padding
 #define WARPGROUPS 2
 #define SHARES 1
-#define TOGETHER 1    // blocks that copy for each other
 #define CHUNKS 2      // of a group's steps; even
 #define STAGES 8
 #define ACTIVATION 1
@@ -39,12 +40,10 @@
 #define GROUP_BYTES (STEPS * PRODUCTS * WIDTH * 32)  // of all maps
 #define THREADS (128 * WARPGROUPS)                 // that multiply; one warp more copies
 #define ROWS (64 * WARPGROUPS / DIM)
+#define RESIDENT (2 / WARPGROUPS)                  // blocks that a multiprocessor has room for
 #define PITCH (COLUMNS + 8)
 #define BARRIER_BYTES 256
 #define SYNC() asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory")
-#define RESIDENT (2 / WARPGROUPS)  // blocks that a multiprocessor has room for
-#define CLUSTER (SHARES * TOGETHER)
-#define SAME_SHARE (((1 << CLUSTER) - 1) / ((1 << SHARES) - 1))  // ranks of the blocks that have share 0
 static_assert(CHUNKS % 2 == 0 && CHUNKS <= STEPS && STAGES * 16 <= BARRIER_BYTES && COLUMNS % (2 * SHARES) == 0, "");
 
 // A number as a register takes it: bf16 twice.
@@ -77,13 +76,25 @@ __device__ __forceinline__ void put_pair(bf16* p, float v, float w) {
 }
 __device__ __forceinline__ void put_pair(float* p, float v, float w) { *reinterpret_cast<float2*>(p) = make_float2(v, w); }
 
-// A lane's two places: its fields, and the current group's xk. Those of rows that are none are another row's: nobody reads their sums.
+// Blocks of a cluster: all meet; what lies at an address of shared memory, but in the block of a rank.
+__device__ __forceinline__ void arrive_at_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ __forceinline__ float2 load_there(unsigned address, int rank) {
+    unsigned there;
+    float2 v;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(there) : "memory");
+    return v;
+}
+
+// A lane's two places: its fields, and the current group's xk. Beyond the rows they are another row's; nobody reads their sums.
 struct Places {
     unsigned own[2][OWN];
     Maps at[2], soon[2];
     const X* xk[2];
 
-    __device__ __forceinline__ void begin(const X* x0, int x0_ld, const X* maps, int maps_ld, int pitch, int first, int last, int g) {
+    __device__ __forceinline__ void begin(
+        const X* x0, int x0_ld, const X* maps, int maps_ld, int pitch, int first, int last, int g) {
         const int lane = threadIdx.x & 31;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -114,7 +125,8 @@ struct Places {
             }
 #pragma unroll
             for (int w = 0; w < 2 * PRODUCTS; ++w)
-                at[r][w] = !FIRST ? soon[r][w] : PRODUCTS == 2 ? four[w] : __byte_perm(four[2 * w & 3], four[(2 * w + 1) & 3], 0x7610);
+                if (!FIRST) at[r][w] = soon[r][w];
+                else at[r][w] = PRODUCTS == 2 ? four[w] : __byte_perm(four[2 * w & 3], four[(2 * w + 1) & 3], 0x7610);
         }
     }
     __device__ __forceinline__ void rotate() {
@@ -150,18 +162,15 @@ struct Turn {
 
 // One thread copies all chunks of a share; a copy for each product, or of all at once where they lie side by side.
 __device__ __forceinline__ void copy_all(
-    const char* from, int groups, const int* state, int first, int share, int part, unsigned ring, unsigned full, unsigned empty) {
+    const char* from, int groups, const int* state, int first, unsigned ring, unsigned full, unsigned empty) {
     const int chunks = groups * CHUNKS, ahead = min(STAGES, chunks);
     Turn turn;
     int c = 0;
     const auto copy = [&] {
         const int products = (STEP_OF(c + 1) - STEP_OF(c)) * PRODUCTS, joined = COLUMNS == WIDTH ? products : 1;
         expect(full + 8 * turn.stage, products * COLUMNS * 32);
-        const int bytes = joined * COLUMNS * 32 / TOGETHER;
         for (int n = 0; n < products; n += joined) {
-            const unsigned to = ring + turn.stage * STAGE_BYTES + n * COLUMNS * 32 + part * bytes;
-            if (TOGETHER > 1) copy_bytes(to, from + part * bytes, bytes, full + 8 * turn.stage, SAME_SHARE << share);
-            else copy_bytes(to, from, bytes, full + 8 * turn.stage);
+            copy_bytes(ring + turn.stage * STAGE_BYTES + n * COLUMNS * 32, from, joined * COLUMNS * 32, full + 8 * turn.stage);
             from += joined * WIDTH * 32;
         }
         c = c + 1 == CHUNKS ? 0 : c + 1;
@@ -193,10 +202,7 @@ template <int CHUNK> __device__ __forceinline__ void multiply_chunks(
             for (int h = 0; h < PRODUCTS; ++h) multiply(sums, a[CHUNK & 1][t][h], b + (t * PRODUCTS + h) * (COLUMNS * 32 >> 4));
         commit_products();
         wait_products<1>();  // those of the chunk before, whose factors are overwritten now
-        if ((CHUNK > 0 || !first) && (threadIdx.x & 127) < TOGETHER) {
-            if (TOGETHER > 1) arrive_there(empty + 8 * turn.last);
-            else arrive(empty + 8 * turn.last);
-        }
+        if ((CHUNK > 0 || !first) && (threadIdx.x & 127) == 0) arrive(empty + 8 * turn.last);
         turn.next();
         if constexpr (CHUNK + 1 < CHUNKS) form<CHUNK + 1>(a[(CHUNK + 1) & 1], p);
         multiply_chunks<CHUNK + 1>(sums, a, p, turn, first, ring, full, empty);
@@ -209,20 +215,18 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, RESIDENT) cin_wgmma(
     X* __restrict__ pooled, int pooled_ld, int direct, const float* __restrict__ params) {
     extern __shared__ __align__(1024) char shared[];
     let_dependents_start();
-    const int blocks = (units + COLUMNS - 1) / COLUMNS, cluster = blockIdx.x / CLUSTER, map0 = cluster % blocks * COLUMNS;
-    const int share = blockIdx.x % SHARES, part = blockIdx.x / SHARES % TOGETHER;
-    const int cluster_first = cluster / blocks * (TOGETHER * ROWS), first = cluster_first + part * ROWS;
-    const int from = groups * share / SHARES, to = groups * (share + 1) / SHARES;
+    const int blocks = (units + COLUMNS - 1) / COLUMNS, rank = blockIdx.x % SHARES, tile = blockIdx.x / SHARES;
+    const int first = tile / blocks * ROWS, map0 = tile % blocks * COLUMNS;
+    const int from = groups * rank / SHARES, to = groups * (rank + 1) / SHARES;
     const unsigned full = (unsigned)__cvta_generic_to_shared(shared), empty = full + 8 * STAGES, ring = full + BARRIER_BYTES;
     if (threadIdx.x == 0) {
-        for (int s = 0; s < STAGES; ++s) begin_barrier(full + 8 * s, 1), begin_barrier(empty + 8 * s, WARPGROUPS * TOGETHER);
+        for (int s = 0; s < STAGES; ++s) begin_barrier(full + 8 * s, 1), begin_barrier(empty + 8 * s, WARPGROUPS);
         show_barriers();
     }
-    if (TOGETHER > 1) arrive_at_cluster(), wait_for_cluster();
-    else __syncthreads();
+    __syncthreads();
     if (threadIdx.x >= THREADS) {
         const char* own = weights + (long long)from * GROUP_BYTES + map0 * 32;
-        if (threadIdx.x == THREADS) copy_all(own, to - from, state, cluster_first, share, part, ring, full, empty);
+        if (threadIdx.x == THREADS) copy_all(own, to - from, state, first, ring, full, empty);
         return;
     }
     wait_for_dependencies();
@@ -230,17 +234,16 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, RESIDENT) cin_wgmma(
     p.begin(x0, x0_ld, xk, xk_ld, xk_pitch, first, bucket - 1, from);
     Factors a[2];
     form<0>(a[0], p);
-    if (cluster_first >= state[TRUE_ROWS]) return;
+    if (first >= state[TRUE_ROWS]) return;
 
     float sums[COLUMNS / 2];
 #pragma unroll
     for (int i = 0; i < COLUMNS / 2; ++i) sums[i] = 0.0f;
     Turn turn;
-    const unsigned freed = TOGETHER > 1 ? of_block(empty, (threadIdx.x & 127) % TOGETHER * SHARES + share) : empty;
 #pragma unroll 1
     for (int g = from; g < to; ++g) {
         p.prefetch(g + 1 < to);
-        multiply_chunks<0>(sums, a, p, turn, g == from, ring, full, freed);
+        multiply_chunks<0>(sums, a, p, turn, g == from, ring, full, empty);
         if (FIRST) p.rotate();
         p.step();
         form<0>(a[0], p);
@@ -257,42 +260,40 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, RESIDENT) cin_wgmma(
         *reinterpret_cast<float2*>(at) = make_float2(sums[4 * n], sums[4 * n + 1]);
         *reinterpret_cast<float2*>(at + 8 * PITCH) = make_float2(sums[4 * n + 2], sums[4 * n + 3]);
     }
-    if (CLUSTER > 1) arrive_at_cluster();
-    if (SHARES > 1) wait_for_cluster();
+    if (SHARES > 1) arrive_at_cluster(), wait_for_cluster();
     else SYNC();
     const int rows = min(ROWS, state[TRUE_ROWS] - first);
     constexpr int HERE = COLUMNS / SHARES;  // maps that this block adds up
     const float slope = params[0];
 #pragma unroll 2
     for (int k = threadIdx.x; k < rows * DIM * (HERE / 2); k += THREADS) {
-        const int place = k / (HERE / 2), column = share * HERE + k % (HERE / 2) * 2, n = map0 + column;
+        const int place = k / (HERE / 2), column = rank * HERE + k % (HERE / 2) * 2, n = map0 + column;
         float2* at = reinterpret_cast<float2*>(table + place * PITCH + column);
         float2 v = {0.0f, 0.0f};
         if (SHARES == 1) v = *at;
 #pragma unroll
         for (int q = 0; SHARES > 1 && q < SHARES; ++q) {
-            const unsigned there = of_block((unsigned)__cvta_generic_to_shared(at), part * SHARES + q);
-            float2 other;
-            asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(other.x), "=f"(other.y) : "r"(there) : "memory");
-            v.x += other.x, v.y += other.y;
+            const float2 part = load_there((unsigned)__cvta_generic_to_shared(at), q);
+            v.x += part.x, v.y += part.y;
         }
         if (bias) v.x += n < units ? bias[n] : 0.0f, v.y += n + 1 < units ? bias[n + 1] : 0.0f;
         v.x = activate<ACTIVATION>(v.x, Shape{slope, 0.0f, 0.0f});
         v.y = activate<ACTIVATION>(v.y, Shape{slope, 0.0f, 0.0f});
         *at = v;
-        if (n < next_pitch)  // zeros beyond the maps: they meet zero weights
-            put_pair(next + (long long)(first + place / DIM) * next_ld + place % DIM * next_pitch + n, n < next_maps ? v.x : 0.0f,
-                     n + 1 < next_maps ? v.y : 0.0f);
+        if (n < next_pitch) {  // zeros beyond the maps: they meet zero weights
+            X* p = next + (long long)(first + place / DIM) * next_ld + place % DIM * next_pitch + n;
+            put_pair(p, n < next_maps ? v.x : 0.0f, n + 1 < next_maps ? v.y : 0.0f);
+        }
     }
     if (SHARES > 1) arrive_at_cluster();
     SYNC();
     for (int k = threadIdx.x; k < rows * HERE; k += THREADS) {
-        const int b = k / HERE, column = share * HERE + k % HERE, n = map0 + column;
+        const int b = k / HERE, column = rank * HERE + k % HERE, n = map0 + column;
         if (n < direct || n >= units) continue;
         float sum = 0.0f;
 #pragma unroll 4
         for (int d = 0; d < DIM; ++d) sum += table[(b * DIM + d) * PITCH + column];
         store_value(pooled + (long long)(first + b) * pooled_ld + n - direct, sum);
     }
-    if (CLUSTER > 1) wait_for_cluster();  // others may still read this block's sums, or free its buffers
+    if (SHARES > 1) wait_for_cluster();  // others may still read this block's sums
 }

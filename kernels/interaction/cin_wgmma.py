@@ -18,35 +18,26 @@ _MOST_STAGES, _BARRIER_BYTES = 16, 256  # a stage has two barriers
 
 @dataclass(frozen=True, slots=True)
 class CinTile:
-    """Warpgroups of a block, 64 places (b, d) each; maps of a block, at most; blocks of a cluster that share a sum, and that
-    copy the same weights for each other.
-    """
+    """Warpgroups of a block, 64 places (b, d) each; maps of a block, at most; blocks that share a sum, a cluster."""
 
     warpgroups: int
     columns: int
     shares: int
-    together: int = 1
 
     @property
     def name(self) -> str:
-        return f"wgmma-{64 * self.warpgroups}x{self.columns}-s{self.shares}-t{self.together}"
+        return f"wgmma-{64 * self.warpgroups}x{self.columns}-s{self.shares}"
 
     @property
     def resident(self) -> int:
         """Blocks that a multiprocessor has room for: where it is two, the next layer's is filled beside this one's."""
         return 2 // self.warpgroups
 
-    @property
-    def cluster(self) -> int:
-        """Blocks of one."""
-        return self.shares * self.together
-
     def column_blocks(self, units: int) -> int:
         return -(-units // self.columns)
 
     def blocks(self, rows: int, dim: int, units: int) -> int:
-        clusters = -(-rows // (64 * self.warpgroups // dim * self.together)) * self.column_blocks(units)
-        return clusters * self.cluster
+        return -(-rows // (64 * self.warpgroups // dim)) * self.column_blocks(units) * self.shares
 
     def block_columns(self, units: int) -> int:
         """Of a layer: as few as its column blocks need, in multiples of 16."""
@@ -54,10 +45,9 @@ class CinTile:
 
 
 TILES = tuple(
-    CinTile(warpgroups, columns, shares, together)
-    for warpgroups, columns, together in ((2, 128, 1), (2, 128, 2), (1, 128, 1), (1, 128, 2), (1, 64, 1), (1, 32, 1))
+    CinTile(warpgroups, columns, shares)
+    for warpgroups, columns in ((2, 128), (1, 128), (1, 64), (1, 32))
     for shares in (1, 2, 4, 8)
-    if shares * together <= 8
 )
 
 
@@ -119,12 +109,12 @@ class WgmmaLayer:
             i32(at.pooled.stride(0)), i32(self._direct), self._slope.data_ptr(),
         )  # fmt: skip
         blocks, threads = tile.blocks(rows, self._dim, self._units), 128 * tile.warpgroups + 32
-        launch(self.function(tile), blocks, threads, args, shared_bytes=self.shared_bytes(tile), cluster=tile.cluster)
+        launch(self.function(tile), blocks, threads, args, shared_bytes=self.shared_bytes(tile), cluster=tile.shares)
 
     def function(self, tile: CinTile) -> Any:
         """The kernel, compiled and loaded."""
         own = {
-            "WARPGROUPS": str(tile.warpgroups), "SHARES": str(tile.shares), "TOGETHER": str(tile.together),
+            "WARPGROUPS": str(tile.warpgroups), "SHARES": str(tile.shares),
             "CHUNKS": str(self._chunks), "COLUMNS": str(tile.block_columns(self._units)), "STAGES": str(self._stages(tile)),
         }  # fmt: skip
         function = kernel("interaction/cin_wgmma", "cin_wgmma", self._constants | own, self._slope.device.index or 0)

@@ -64,12 +64,12 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         for x, first, p, wm, wk in (("float", "1", "3", "1", "8"), ("float", "0", "1", "8", "1"), ("bf16", "1", "1", "2", "4"))
     ),
     "interaction/cin_wgmma": tuple(
-        _WIDE_CIN | {"X": x, "FIRST": first, "M": m, "COLUMNS": n, "WARPGROUPS": w, "SHARES": s, "TOGETHER": t, "CHUNKS": c}
-        for x, first, m, n, w, s, t, c in (
-            ("bf16", "1", "39", "128", "2", "1", "2", "2"),
-            ("bf16", "0", "39", "128", "1", "8", "1", "2"),
-            ("float", "0", "39", "112", "2", "2", "2", "6"),
-            ("float", "1", "7", "16", "1", "4", "1", "2"),
+        _WIDE_CIN | {"X": x, "FIRST": first, "M": m, "COLUMNS": n, "WARPGROUPS": w, "SHARES": s, "CHUNKS": c}
+        for x, first, m, n, w, s, c in (
+            ("bf16", "1", "39", "128", "2", "1", "2"),
+            ("bf16", "0", "39", "128", "1", "8", "2"),
+            ("float", "0", "39", "112", "2", "2", "6"),
+            ("float", "1", "7", "16", "1", "4", "2"),
         )
     ),
     "attention/attention": (

@@ -131,7 +131,7 @@ def check_precision(precision, fields, dim, units, halves, rows, tiles, device, 
 def test_lower_precisions_lose_no_more_than_their_digits(fields, dim, units, halves, rows, precision):
     tiles = [CinTile(2, 128, 4), CinTile(1, 128, 8)]
     if fields in (13, 39):  # a kernel takes most of a second to compile
-        tiles += [CinTile(2, 128, 1), CinTile(2, 128, 2, 2), CinTile(1, 128, 1, 2), CinTile(1, 32, 8)]
+        tiles += [CinTile(2, 128, 1), CinTile(2, 128, 2), CinTile(1, 128, 1), CinTile(1, 32, 8)]
     check_precision(precision, fields, dim, units, halves, rows, [*tiles, None], "cuda:0")
     check_precision(precision, fields, dim, units, halves, rows, tiles, "cuda:0", "identity", False, 64)
 
@@ -156,9 +156,8 @@ def on_host(monkeypatch, run_folder):
         (6, 5, (40, 20), False, 13, CinTile(1, 32, 2)),
         (9, 65, (20, 8), False, 2, CinTile(2, 128, 1)),
         (12, 7, (20, 8), True, 39, CinTile(1, 64, 1)),
-        (10, 8, (36, 8), True, 25, CinTile(2, 128, 1, 2)),
+        (10, 8, (36, 8), True, 25, CinTile(2, 128, 1)),
         (39, 16, (20, 64), True, 5, CinTile(1, 128, 8)),
-        (39, 16, (24, 16), False, 5, CinTile(1, 128, 2, 2)),
     ],
 )
 def test_on_the_host_too_tiles_lose_no_more_than_their_digits(on_host, fields, dim, units, halves, rows, tile, precision):
@@ -175,11 +174,11 @@ def test_every_number_of_rows_has_a_few_tiles_of_whole_clusters_that_fit_a_multi
             ways = cin.tiles_for(rows)
             assert ways.pop("mma") is None
             assert set(ways.values()) <= set(cin.tiles)
-            assert len(ways) <= 6
+            assert len(ways) <= 4
             assert {t.warpgroups for t in ways.values()} == {t.warpgroups for t in cin.tiles}
             for tile, n in product(ways.values(), units):
-                assert tile.cluster <= 8
-                assert tile.blocks(rows, dim, n) % tile.cluster == 0
+                assert tile.shares <= 8
+                assert tile.blocks(rows, dim, n) % tile.shares == 0
                 assert tile.block_columns(n) % (2 * tile.shares) == 0
         for tile, layer in product(cin.tiles, cin._layers):
             assert tile.resident * (layer.wide.shared_bytes(tile) + 1024) <= 228 * 1024
