@@ -15,9 +15,8 @@ def models(results: Results, precision: str) -> list[str]:
     """A call of each of the four models: ours, the fastest peer, eager PyTorch, and the floor. The other models in short."""
     measured = [cell["dpiframe"] for cell in results.usual("floor", "dpiframe", precision=precision)]
     floors = {(r["model"], r["batch"]): f"{r['ratio']:.1f}x" for r in measured}
-    measured_gains = gains(results, precision=precision)
-    found = [g for g in measured_gains if g.model in PAPER_MODELS]
-    more = _more_models([g for g in measured_gains if g.model not in PAPER_MODELS])
+    found = [g for g in gains(results, precision=precision) if g.model in PAPER_MODELS]
+    more = _more_models(results, precision)
     if not found:
         return more
     rows = [
@@ -32,21 +31,23 @@ def models(results: Results, precision: str) -> list[str]:
     return [_over(found), "", *table(head, rows), *([""] if more else []), *more]
 
 
-def _more_models(found: Sequence[Gain]) -> list[str]:
+def _more_models(results: Results, precision: str) -> list[str]:
     """A row a model and number of contexts: a call of ours by candidates, and how many times as fast as the strongest peer."""
-    batches = sorted({g.batch for g in found})
-    by_model: dict[str, dict[int, Gain]] = {}
-    for g in found:
-        by_model.setdefault(g.title, {})[g.batch] = g
-    rows = [
-        [
-            title,
-            *(f"**{us(own[b].ours['p50_us'])}** ({own[b].over_peer:.2f}x)" if b in own else "" for b in batches),
-            f"{mean(g.over_peer for g in own.values()):.2f}x",
-        ]
-        for title, own in by_model.items()
-    ]
-    return table(["candidates", *batches, "over the peer"], rows)
+    cells = [c["dpiframe"] for c in results.usual("latency", "dpiframe", precision=precision)]
+    ours = {(model_title(r), r["batch"]): us(r["p50_us"]) for r in cells if r["model"] not in PAPER_MODELS}
+    if not ours:
+        return []
+    over = {(g.title, g.batch): g.over_peer for g in gains(results, precision=precision)}
+    batches = sorted({batch for _, batch in ours})
+    rows = []
+    for title in dict.fromkeys(title for title, _ in ours):
+        figures = []
+        for at in ((title, batch) for batch in batches):
+            figures.append(f"**{ours[at]}**" + (f" ({over[at]:.2f}x)" if at in over else "") if at in ours else "")
+        own = [over[title, b] for b in batches if (title, b) in over]
+        rows.append([title, *figures, f"{mean(own):.2f}x" if own else ""])
+    note = "Other models. In brackets: over the strongest peer, where a compiled one was measured; last, its geometric mean."
+    return [note, "", *table(["candidates", *batches, "over the peer"], rows)]
 
 
 def _over(found: Sequence[Gain]) -> str:

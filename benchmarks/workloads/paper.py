@@ -109,8 +109,9 @@ class Model(nn.Module):
 
 
 class XDeepFMModel(nn.Module):
-    """CIN, MLP and first-order terms. As users write it: an outer product [rows, h * m, dim] and a Conv1d of width 1. Stacked:
-    the same product laid out as [rows * dim, h * m], which makes each layer one matrix product.
+    """CIN, MLP and first-order terms. As users write it: an outer product [rows, h * m, dim], and a product with it a row (a
+    Conv1d of width 1 is the same, but takes tf32 whatever it is told). Stacked: the outer product laid out as [rows * dim,
+    h * m], which makes each layer one matrix product.
     """
 
     def __init__(self, w: Workload, lookup: type[TablePerField | Stacked], form: Form) -> None:
@@ -127,19 +128,19 @@ class XDeepFMModel(nn.Module):
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.embed(ids).to(self.dtype)
         v = x.view(-1, self.fields, self.dim)
-        pooled = self._by_products(v) if self.stacked else self._by_convolution(v)
+        pooled = self._by_layer(v) if self.stacked else self._by_row(v)
         logit = self.head(torch.cat([pooled, self.deep(x)], 1)).float()
         return torch.sigmoid(logit + self.wide(ids).float().sum(1, keepdim=True))
 
-    def _by_convolution(self, x0: torch.Tensor) -> torch.Tensor:
+    def _by_row(self, x0: torch.Tensor) -> torch.Tensor:
         xk, pooled = x0, []
         for layer in self.maps:
             z = torch.einsum("bhd,bmd->bhmd", xk, x0).flatten(1, 2)
-            xk = nn.functional.conv1d(z, layer.weight[:, :, None], layer.bias)
+            xk = torch.matmul(layer.weight, z) + layer.bias[:, None]
             pooled.append(xk.sum(2))
         return torch.cat(pooled, 1)
 
-    def _by_products(self, v: torch.Tensor) -> torch.Tensor:
+    def _by_layer(self, v: torch.Tensor) -> torch.Tensor:
         x0 = v.transpose(1, 2).reshape(-1, self.fields)
         xk, pooled = x0, []
         for layer in self.maps:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.records.record import record
+from benchmarks.records.record import record, title
 from benchmarks.records.result_file import ResultFile
 from benchmarks.records.run import RESULTS
 from benchmarks.report import pages, performance, results_page, speed_chart
@@ -94,6 +94,51 @@ def test_other_models_stand_in_a_table_of_their_own_and_in_no_claim_about_the_fo
     assert pages.summary(more, more, "") == pages.summary(h200, more, "")
     old = [a.what for a in GPU_AIMS if a.judge(h200) != NOTHING]
     assert [w for w in old if verdict(w, more) != verdict(w, h200)] == []
+
+
+def partial():
+    """As a short run leaves them: peers at 1,024 rows alone, of some models; eager here and there; one cell without us."""
+    for r in measured(lambda model, batch: 1.3).records:
+        is_peer, contexts = r["system"].startswith("compile"), r["cell"].get("contexts", 1)
+        peered = r["batch"] == 1024 and contexts == (4 if r["model"] in WITH_CONTEXTS else 1) and r["model"] != "mlperf"
+        dropped = (r["system"], r["model"], r["batch"]) == ("dpiframe", "masknet", 64)
+        if r["model"] not in PAPER_MODELS and not dropped and (not is_peer or peered):
+            yield r | ({"products": "ATEN"} if is_peer else {})
+
+
+def test_cells_without_peers_stand_without_a_claim(tmp_path):
+    file = ResultFile(tmp_path / "models-tf32.json", RUN)
+    file.records = list(partial())
+    file.write()
+    text = results_page.write(tmp_path)
+    results = Results.read(tmp_path)
+    assert {g.batch for g in gains(results)} == {1024}
+    assert "| din-50, 4 contexts | 1024 | 10.0 (10.0) | 900 (900) | 14.0 (14.0) | 13.0 (13.0) |  | 1.30x |" in text
+    assert "| din-50 | 1024 | 10.0 (10.0) | 900 (900) |  |  |  |  |" in text
+    assert "| masknet | 64 |  | 900 (900) |  |  |  |  |" in text
+    found = verdict(EACH, results)
+    assert (found.met, found.figure.split(", ")[-1]) == (None, "10 of 91 cells")
+    *_, note, _, head, _, first = performance.models(results, "tf32")[:5]
+    assert note.startswith("Other models. In brackets: over the strongest peer, where")
+    assert head == "| candidates | 1 | 64 | 256 | 1024 | 4096 | over the peer |"
+    rows = "\n".join(performance.models(results, "tf32"))
+    assert "| xDeepFM | **10.0** | **10.0** | **10.0** | **10.0** (1.30x) | **10.0** | 1.30x |" in rows
+    assert "| MaskNet | **10.0** |  | **10.0** | **10.0** (1.30x) | **10.0** | 1.30x |" in rows
+    assert "| MLPerf's DLRM-DCNv2 | **10.0** | **10.0** | **10.0** | **10.0** | **10.0** |  |" in rows
+    assert "| DIN, 50 items, 32 contexts |  | **10.0** | **10.0** | **10.0** | **10.0** |  |" in rows
+    assert first.startswith("| DCN-V2 stacked |")
+
+
+def test_all_pages_build_with_a_file_of_partial_records_beside_the_stored_ones():
+    h200 = Results.read(RESULTS / "h200")
+    more = tuple({**r, "file": "models-tf32.json", "system": title(r)} for r in partial())
+    stored = {p.name: Results.read(p) for p in RESULTS.iterdir() if p.is_dir()}
+    both = Results({**h200.runs, "models-tf32.json": RUN}, (*h200.records, *more))
+    before, after = pages.parts(stored, ""), pages.parts(stored | {"h200": both}, "")
+    assert [name for name in before if before[name] != after[name]] == ["models-tf32"]
+    assert after["models-tf32"][: len(before["models-tf32"])] == before["models-tf32"]
+    text = results_page.page(both)
+    assert text.index("| wide_deep | 1 |") < text.index("| dcnv2-stacked | 1 |")
 
 
 def test_a_machines_page_and_pictures_hold_all_models(tmp_path):
