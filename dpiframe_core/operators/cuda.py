@@ -154,7 +154,9 @@ class CudaOperators:
 
     def _context_rows(self, attention: Node, workspace: Workspace) -> torch.Tensor | None:
         """In which rows of its input an attention finds its keys, where a lookup writes these but once a context."""
-        return workspace.context_rows.get(self.graph.producers()[attention.inputs[0]].name)
+        maker = self.graph.producers()[attention.inputs[0]].name
+        lookup = self._kernels.get(maker)  # another program's of the lane may have the same name, and write each row
+        return workspace.context_rows[maker] if isinstance(lookup, DeviceLookup) and lookup.once else None
 
     def _operator(self, node: Node, workspace: Workspace, rows: int, ahead: bool) -> Operator:
         """Closes over the node's kernel. Values are looked up when the operator is issued, cut to the bucket's rows."""
@@ -175,7 +177,7 @@ class CudaOperators:
                 case DeviceLookup():
                     x = workspace.joined[node.name][:rows] if a.splits else outs[0] if a.concat else None
                     total = outs[-1] if a.total else None
-                    own = workspace.context_rows.get(node.name)
+                    own = workspace.context_rows[node.name] if kernel.once else None
                     kernel(workspace.batch, rows, x, total, state, counts=counts, ahead=ahead, context_rows=own)
                 case Linear():
                     kernel(out=outs[0], state=state, **_linear_inputs(ins))

@@ -36,7 +36,10 @@ class KeyTile:
         return min(255, 65536 // (32 * self.warps * self.blocks) // 8 * 8)
 
 
-KEY_TILES = (KeyTile(2, 8), KeyTile(1, 16), KeyTile(1, 8), KeyTile(2, 8, 2), KeyTile(1, 8, 2), KeyTile(2, 12), KeyTile(4, 8))
+KEY_TILES = (
+    KeyTile(2, 8), KeyTile(1, 16), KeyTile(1, 8), KeyTile(2, 4, 2), KeyTile(4, 4, 2), KeyTile(1, 8, 2), KeyTile(2, 12),
+    KeyTile(2, 8, 2),
+)  # fmt: skip
 
 
 class MmaAttention:
