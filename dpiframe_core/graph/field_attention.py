@@ -2,7 +2,7 @@
 makes one operator of it. Graph in, graph out; nothing executable.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dpiframe_core.graph.aten import AtenCall, Constant, Window, contiguous
@@ -29,6 +29,14 @@ def fuse_field_attention(graph: Graph) -> Graph:
 
 
 @dataclass(frozen=True, slots=True)
+class _Projection:
+    """What a linear layer of each field computes for one side of attention: its columns from `first` on."""
+
+    layer: Node
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Finder:
     """Looks about in a graph: value name -> the node that makes it, and those that read it."""
 
@@ -47,10 +55,10 @@ class _Finder:
             return None
         size = _call(weighted).sizes[-1]
         width, square = heads * size, (heads, fields, fields)
-        values = [
-            _view(product, 0, (heads, fields, size), (size, width, 1)),
-            _view(product, 1, (heads, size, fields), (size, 1, width)),
-            _view(weighted, 1, (heads, fields, size), (size, width, 1)),
+        found = [
+            self._projection(product, 0, (heads, fields, size), lambda whole: (size, whole, 1)),
+            self._projection(product, 1, (heads, size, fields), lambda whole: (size, 1, whole)),
+            self._projection(weighted, 1, (heads, fields, size), lambda whole: (size, whole, 1)),
         ]
         if _view(weighted, 0, square, contiguous(square)) != softmax.outputs[0] or size > MOST_SIZE:
             return None
@@ -65,22 +73,22 @@ class _Finder:
                 return None
             nodes.append(joined)
         added = self._reader(nodes[-1])
-        other = None if early or added is None else _other_term(added, nodes[-1].outputs[0], (fields, width))
-        if added and other and _is(self.made_by[other], "linear"):
-            values, nodes = [*values, other], [*nodes, added]
-        projections = [self.made_by[v] for v in values if v is not None]
-        x = self._common_input(projections, fields, width)
-        if x is None or len({p.name for p in projections}) < len(values):
+        other = None if early or added is None else self._other_term(added, nodes[-1].outputs[0], (fields, width))
+        if added and other:
+            found, nodes = [*found, other], [*nodes, added]
+        projections = [p for p in found if p is not None]
+        x = self._common_input(projections, nodes, fields)
+        if x is None or len({(p.layer.name, p.first) for p in projections}) < len(found):
             return None
         late = None if early else self._relu_behind(nodes[-1])
         nodes += [late] if late else []
         attrs = Attrs(
             fields=fields, dim=x[1].sizes[1], offset=x[1].offset, activation="relu" if early or late else "identity",
-            field_heads=FieldHeads(heads, size, scale, tuple(len(p.params) == 2 for p in projections)),
+            field_heads=FieldHeads(heads, size, scale, *_rows_of(projections)),
         )  # fmt: skip
-        params = tuple(name for p in projections for name in p.params)
+        params = tuple(name for p in projections for name in p.layer.params)
         fused = Node(f"{softmax.name}.layer", "field_attention", (x[0],), nodes[-1].outputs, softmax.module, params, attrs)
-        return [*nodes, *projections], fused
+        return [*nodes, *(p.layer for p in projections)], fused
 
     def _reader(self, node: Node) -> Node | None:
         """The node that reads a node's value, if there is but one."""
@@ -114,21 +122,50 @@ class _Finder:
         whole = made.op == "aten" and _count(_call(made).sizes) == _count(operand.sizes)
         return _count(operand.sizes) if whole else None
 
-    def _common_input(self, projections: Sequence[Node], fields: int, width: int) -> tuple[str, Window] | None:
-        """The value, and the window of its fields, that all linear layers read; None where one is none, or read by others."""
-        found = set[tuple[str, Window]]()
+    def _projection(self, node: Node, i: int, sizes: Shape, strides: Callable[[int], Shape]) -> _Projection | None:
+        """What operand i takes of a linear layer of each field, whose width tells the strides; None if it takes another."""
+        operand = _call(node).operands[i]
+        layer = self.made_by[node.inputs[operand.value]] if isinstance(operand, Window) else None
+        if layer is None or not _is(layer, "linear") or len(_call(layer).sizes) != 2:
+            return None
+        assert isinstance(operand, Window)
+        return _Projection(layer, operand.offset) if _same(operand, sizes, strides(_call(layer).sizes[1])) else None
+
+    def _other_term(self, node: Node, value: str, sizes: Shape) -> _Projection | None:
+        """The projection that is added to a value of these sizes; None if the node does another thing."""
+        if node.op == "add" and len(node.inputs) == 2 and value in node.inputs:
+            (other,) = set(node.inputs) - {value} or {value}
+            layer = self.made_by[other]
+            return _Projection(layer, 0) if _is(layer, "linear") and _call(layer).sizes == sizes else None
+        if not _is(node, "add"):
+            return None
+        for i in (0, 1):
+            if _view(node, 1 - i, sizes, contiguous(sizes)) == value:
+                return self._projection(node, i, sizes, lambda whole: (whole, 1))
+        return None
+
+    def _common_input(
+        self, projections: Sequence[_Projection], nodes: Sequence[Node], fields: int
+    ) -> tuple[str, Window] | None:
+        """The value, and the window of its fields, that all linear layers read; None where they differ or others read them."""
+        found, inside = set[tuple[str, Window]](), {n.name for n in nodes}
         for p in projections:
-            if not _is(p, "linear") or _call(p).sizes != (fields, width) or not self._reader(p):
+            x, *constants = _call(p.layer).operands
+            if any(n.name not in inside for n in self.read_by[p.layer.outputs[0]]) or _call(p.layer).sizes[0] != fields:
                 return None
-            x, *constants = _call(p).operands
-            if not isinstance(x, Window) or constants != [Constant(i) for i in range(len(p.params))]:
+            if not isinstance(x, Window) or constants != [Constant(i) for i in range(len(p.layer.params))]:
                 return None
-            found.add((p.inputs[x.value], x))
+            found.add((p.layer.inputs[x.value], x))
         if len(found) != 1:
             return None
         (value, x) = found.pop()
         fits = len(x.sizes) == 2 and x.sizes[1] <= MOST_DIM and x.offset % ALIGNMENT == 0
         return (value, x) if fits and _same(x, (fields, x.sizes[1]), (x.sizes[1], 1)) else None
+
+
+def _rows_of(projections: Sequence[_Projection]) -> tuple[tuple[bool, ...], tuple[int, ...]]:
+    """Which have a bias, and the first row of each."""
+    return tuple(len(p.layer.params) == 2 for p in projections), tuple(p.first for p in projections)
 
 
 def _call(node: Node) -> AtenCall:
@@ -157,18 +194,6 @@ def _view(node: Node, i: int, sizes: Shape, strides: Shape) -> str | None:
     operand = _call(node).operands[i]
     fits = isinstance(operand, Window) and not operand.offset and _same(operand, sizes, strides)
     return node.inputs[operand.value] if isinstance(operand, Window) and fits else None
-
-
-def _other_term(node: Node, value: str, sizes: Shape) -> str | None:
-    """What is added to a value of these sizes, element by element; None if the node does another thing."""
-    if node.op == "add":
-        terms = list[str | None](node.inputs)
-    elif _is(node, "add"):
-        terms = [_view(node, i, sizes, contiguous(sizes)) for i in (0, 1)]
-    else:
-        return None
-    others = [t for t in terms if t != value]
-    return others[0] if len(terms) == 2 and len(others) == 1 else None
 
 
 def _factor(node: Node) -> float | None:

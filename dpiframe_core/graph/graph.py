@@ -57,14 +57,15 @@ class Attended:
 @_STRICT
 @dataclass(frozen=True, slots=True)
 class FieldHeads:
-    """Of attention over fields: heads of `size` columns, what the logits of softmax are multiplied by, and which of the
-    projections Q, K, V, and R where there is a residual, have a bias.
+    """Of attention over fields: heads of `size` columns, what the logits of softmax are multiplied by, and of the projections
+    Q, K, V, and R where there is a residual, which have a bias, and the first row that each has of its parameters.
     """
 
     heads: int
     size: int
     scale: float
     biases: tuple[bool, ...]
+    firsts: tuple[int, ...]
 
 
 @_STRICT

@@ -3,12 +3,19 @@ attention, a mixture of experts. Graph nodes only, their shapes checked.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Protocol, Self, TypeVar
 
 from dpiframe_core.graph.builder import GraphBuilder
 from dpiframe_core.graph.graph import ACTIVATION_PARAMS, Attended, Attrs, Node
 
 T = TypeVar("T")
+
+
+class _Rows(Protocol):
+    def __getitem__(self, rows: slice, /) -> Self: ...
+
+
+R = TypeVar("R", bound=_Rows)
 
 
 def dot(
@@ -101,11 +108,15 @@ def cin_params(a: Attrs, params: Sequence[T]) -> list[tuple[T, T | None]]:
     return list(zip(params[0::2], params[1::2], strict=True))
 
 
-def field_projections(attrs: Attrs, params: Sequence[T]) -> list[tuple[T, T | None]]:
-    """(weight, bias or None) of each projection of an attention over fields, from its node's parameters."""
-    assert attrs.field_heads is not None
-    left = iter(params)
-    return [(next(left), next(left) if biased else None) for biased in attrs.field_heads.biases]
+def field_projections(attrs: Attrs, params: Sequence[R]) -> list[tuple[R, R | None]]:
+    """(weight, bias or None) of each projection of an attention over fields, from its node's parameters: rows of theirs."""
+    heads = attrs.field_heads
+    assert heads is not None
+    left, projections = iter(params), []
+    for biased, first in zip(heads.biases, heads.firsts, strict=True):
+        own = slice(first, first + heads.heads * heads.size)
+        projections.append((next(left)[own], next(left)[own] if biased else None))
+    return projections
 
 
 def attention_params(a: Attrs, params: Sequence[T]) -> tuple[list[tuple[T, T, Sequence[T]]], tuple[T, T]]:

@@ -41,6 +41,21 @@ class Interacting(nn.Module):
         return y * q.mean((1, 2, 3))[:, None, None] if self.reads_twice else y
 
 
+class Chunked(nn.Module):
+    """The same with one linear layer for all projections, cut into parts."""
+
+    def __init__(self, dim, *, heads=HEADS, size=SIZE, bias=False):
+        super().__init__()
+        self.heads, self.size = heads, size
+        self.project = nn.Linear(dim, 4 * heads * size, bias=bias)
+
+    def forward(self, x):
+        q, k, v, residual = self.project(x).chunk(4, 2)
+        q, k, v = (t.unflatten(2, (self.heads, self.size)).transpose(1, 2) for t in (q, k, v))
+        mixed = torch.matmul(torch.matmul(q, k.transpose(2, 3)).mul(0.3).softmax(3), v)
+        return torch.relu(mixed.transpose(1, 2).flatten(2) + residual)
+
+
 class Model(nn.Module):
     def __init__(self, *layers):
         super().__init__()
@@ -65,6 +80,17 @@ def fused(*layers):
 def test_a_layer_becomes_one_operator_and_scores_the_same(options, tmp_path):
     compiled, graph = fused(Interacting(DIM, **options), Interacting(HEADS * SIZE, **options))
     assert [n.op for n in graph.nodes] == ["lookup", "field_attention", "field_attention", "head"]
+    compiled.write(tmp_path / "b", name="autoint")
+    engine = Engine.load(tmp_path / "b", "cpu")
+    assert engine.warmup().golden_error < 1e-6
+    engine.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": True}, {"heads": 1, "size": 8}])
+def test_projections_of_one_layer_are_found_by_their_columns(options, tmp_path):
+    compiled, graph = fused(Chunked(DIM, **options), Chunked(HEADS * SIZE, **options))
+    assert [n.op for n in graph.nodes] == ["lookup", "field_attention", "field_attention", "head"]
+    assert graph.nodes[1].attrs.field_heads.firsts == (0, 8, 16, 24)
     compiled.write(tmp_path / "b", name="autoint")
     engine = Engine.load(tmp_path / "b", "cpu")
     assert engine.warmup().golden_error < 1e-6
