@@ -33,9 +33,6 @@ log = logging.getLogger(__name__)
 # Buckets from here on are launched first and staged while they start. A launch takes 5 us until the first kernel runs, but a
 # lookup that waits for its rows takes 2 us longer (H200): 256 rows came out 1.5 us slower that way, 1,024 1 to 2 us faster.
 AHEAD_ROWS = 512
-# Not if they have so many bytes: the lookup's blocks would hold the processors, which another lane's products could use, for
-# the 50 us and more that the host copies.
-AHEAD_BYTES = 2**20
 
 
 class CudaLane:
@@ -64,7 +61,6 @@ class CudaLane:
         self._calibrations = calibrations
         self.buckets = tuple(sorted(buckets))
         rows, graph = self.buckets[-1], programs[0].graph
-        self._row_bytes = layout.candidate_ids.nbytes + 4 * layout.candidate_dense
         self._generation = 0
         self._staging = Staging(layout, rows)
         self._streams = [own_stream(device) for _ in range(max(p.plan.streams for p in programs))]
@@ -153,9 +149,7 @@ class CudaLane:
 
         Not with CUDA_LAUNCH_BLOCKING=1: such a launch returns when the graph is done, and that waits for rows to be staged.
         """
-        if rows < AHEAD_ROWS or rows * self._row_bytes > AHEAD_BYTES or not self._capture or not self._has_head:
-            return False
-        if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
+        if rows < AHEAD_ROWS or not self._capture or not self._has_head or os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
             return False
         return sum(n.op == "lookup" for n in program.graph.nodes) == 1 and stages()
 
