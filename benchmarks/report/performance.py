@@ -6,7 +6,7 @@ from benchmarks.records.record import Record
 from benchmarks.report.markdown import table, times_over, us
 from benchmarks.report.results import Gain, Results, any_of, cell_name, gains, mean, model_title
 from benchmarks.report.results_page import aims_of
-from benchmarks.systems.names import COMPILED, MODEL_TITLES, PAPER_MODELS
+from benchmarks.systems.names import COMPILED, MODEL_TITLES, PAPER_MODELS, is_compiled
 
 _CPU_LOOKUPS = ("dpiframe", "eager", "stacked-eager")
 
@@ -33,8 +33,8 @@ def models(results: Results, precision: str) -> list[str]:
 
 def _more_models(results: Results, precision: str) -> list[str]:
     """A row a model and number of contexts: a call of ours by candidates, and how many times as fast as the strongest peer."""
-    cells = [c["dpiframe"] for c in results.usual("latency", "dpiframe", precision=precision)]
-    ours = {(model_title(r), r["batch"]): us(r["p50_us"]) for r in cells if r["model"] not in PAPER_MODELS}
+    cells = [c for c in results.usual("latency", "dpiframe", precision=precision) if c["dpiframe"]["model"] not in PAPER_MODELS]
+    ours = {(model_title(c["dpiframe"]), c["dpiframe"]["batch"]): us(c["dpiframe"]["p50_us"]) for c in cells}
     if not ours:
         return []
     over = {(g.title, g.batch): g.over_peer for g in gains(results, precision=precision)}
@@ -47,6 +47,9 @@ def _more_models(results: Results, precision: str) -> list[str]:
         own = [over[title, b] for b in batches if (title, b) in over]
         rows.append([title, *figures, f"{mean(own):.2f}x" if own else ""])
     note = "Other models. In brackets: over the strongest peer, where a compiled one was measured; last, its geometric mean."
+    compiled = {system for c in cells for system in c if is_compiled(system)}
+    if compiled and all(system.endswith("(ATEN)") for system in compiled):
+        note += " These peers chose among cuBLAS's products alone; Inductor's whole search may find faster ones."
     return [note, "", *table(["candidates", *batches, "over the peer"], rows)]
 
 
