@@ -130,6 +130,7 @@ class CudaLane:
         except RegionFailed as failure:
             if len(self._programs) == 1:
                 raise
+            torch.cuda.synchronize(self._device)  # what was issued of it on other streams writes into buffers of the others
             log.warning("%s; the other ways to run the model are left", failure)
             del self._programs[program.name]
             return False

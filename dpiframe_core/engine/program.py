@@ -23,20 +23,9 @@ from kernels.dense.linear import DENSE_DTYPE, column_alignment, triton_builds
 CHAIN = "chain"
 # Computed by our kernels alone.
 OWN_OPS = {
-    JOINED,
-    "lookup",
-    "wave",
-    "chain",
-    "head",
-    "fm",
-    "cross_v1",
-    "cross_v1_head",
-    "dot",
-    "cin",
-    "attention",
-    "field_attention",
+    JOINED, "lookup", "wave", "chain", "head", "fm", "cross_v1", "cross_v1_head", "dot", "cin", "attention", "field_attention",
     "mixture",
-}
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)

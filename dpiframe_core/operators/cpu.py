@@ -1,6 +1,6 @@
 """Binds each operator of a graph to torch on the CPU: the whole product runs on it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -14,12 +14,11 @@ from dpiframe_core.graph.graph import Attrs, Graph, Node
 from dpiframe_core.graph.interactions import attention_params, cin_params, field_projections, linear_params
 from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.executor import Operator, Values
+from dpiframe_core.operators.torch_operators import Compute, small_operator
 from kernels import reference
 from kernels.cpu.dense import CrossV1, Fm, Head, Linear, has_bf16
 from kernels.cpu.first_layers import FirstLayers
 from kernels.cpu.lookup import PackedLookup
-
-Compute = Callable[..., torch.Tensor]
 
 
 class CpuOperators:
@@ -117,18 +116,8 @@ class CpuOperators:
         """
         a, w = node.attrs, [self._weights[p] for p in node.params]
         match node.op:
-            case "concat":
-                return lambda *parts: torch.cat(parts, 1)
-            case "add":
-                return lambda first, *rest: sum(rest, start=first)
-            case "mul":
-                return torch.mul
-            case "sum":
-                return lambda x: x.float().sum(1, keepdim=True)
-            case "bias":
-                return lambda x: x + w[0]
-            case "activation":
-                return lambda x: reference.activate_(x.clone(), a.activation, w, a.slope)
+            case "concat" | "add" | "mul" | "sum" | "bias" | "activation":
+                return small_operator(node, w)
             case "aten":
                 assert a.aten is not None  # the graph has checked it
                 call = AtenOperator(a.aten, w, torch.device("cpu"))

@@ -2,16 +2,15 @@
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.operators.aten_functions import AtenOperator
-from kernels import reference
+from dpiframe_core.operators.torch_operators import Compute, small_operator
 from kernels.runtime.code_cache import code_folder
 
-Compute = Callable[..., torch.Tensor]
 # Whose factors take the dense dtype. All else is float32: exponents, logarithms and norms do not bear bfloat16.
 _PRODUCTS = frozenset({"aten.linear", "aten.matmul", "aten.einsum"})
 # All regions of a process are the same lines of Python: what differs from one to the next is no reason to give up, nor to take
@@ -83,22 +82,9 @@ def _computation(node: Node, dense: Mapping[str, torch.Tensor], dtype: torch.dty
     Raises:
         ValueError: an operator that no region holds.
     """
-    a, w = node.attrs, [dense[p].to(device, torch.float32) for p in node.params]
-    match node.op:
-        case "aten":
-            assert a.aten is not None  # the graph has checked it
-            call = AtenOperator(a.aten, w, device, dtype if a.aten.op in _PRODUCTS else torch.float32)
-            return lambda *ins: call(ins)
-        case "activation":
-            return lambda x: reference.activate_(x.float().clone(), a.activation, w, a.slope)
-        case "concat":
-            return lambda *parts: torch.cat([p.float() for p in parts], 1)
-        case "add":
-            return lambda first, *rest: sum(rest, start=first.float())
-        case "mul":
-            return lambda x, y: x.float() * y
-        case "sum":
-            return lambda x: x.float().sum(1, keepdim=True)
-        case "bias":
-            return lambda x: x.float() + w[0]
-    raise ValueError(f"graph node {node.name}: got op {node.op!r}, expected one that a region holds")
+    aten, w = node.attrs.aten, [dense[p].to(device, torch.float32) for p in node.params]
+    if aten is not None:
+        call = AtenOperator(aten, w, device, dtype if aten.op in _PRODUCTS else torch.float32)
+        return lambda *ins: call(ins)
+    small = small_operator(node, w)
+    return lambda *ins: small(*(x.float() for x in ins))

@@ -1,9 +1,36 @@
-"""The small operators that fusion removes, on torch's own kernels: what an unfused ablation runs on a GPU."""
+"""The small operators that fusion removes, by torch: on a CPU, in regions, and in an unfused ablation on a GPU."""
+
+from collections.abc import Callable, Sequence
 
 import torch
 
 from dpiframe_core.graph.graph import Node
 from kernels import reference
+
+Compute = Callable[..., torch.Tensor]
+
+
+def small_operator(node: Node, w: Sequence[torch.Tensor]) -> Compute:
+    """A function of the node's input values, float[rows, width] each, with its parameters.
+
+    Raises:
+        ValueError: an operator that is none of these.
+    """
+    a = node.attrs
+    match node.op:
+        case "concat":
+            return lambda *parts: torch.cat(parts, 1)
+        case "add":
+            return lambda first, *rest: sum(rest, start=first)
+        case "mul":
+            return torch.mul
+        case "sum":
+            return lambda x: x.float().sum(1, keepdim=True)
+        case "bias":
+            return lambda x: x + w[0]
+        case "activation":
+            return lambda x: reference.activate_(x.clone(), a.activation, w, a.slope)
+    raise ValueError(f"graph node {node.name}: got op {node.op!r}, expected one that torch computes alone")
 
 
 def run_with_torch(node: Node, bias: torch.Tensor | None, ins: list[torch.Tensor], out: torch.Tensor) -> None:

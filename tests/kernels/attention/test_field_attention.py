@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from dpiframe_core.graph import field_attention as in_graphs
 from kernels import reference
 from kernels.attention import field_attention
 from tests.backends import BACKENDS
@@ -101,6 +102,11 @@ def test_many_rows_are_each_their_own_and_the_same_again(rows):
     assert (run(*args) == first).all()
     some = [0, rows // 2, rows - 1]
     assert (run(x[some], *args[1:]) == first[some]).all()
+
+
+def test_the_search_in_graphs_looks_for_what_the_kernel_takes():
+    own = field_attention.MOST_FIELDS, field_attention.MOST_DIM, field_attention.MOST_SIZE
+    assert own == (in_graphs.MOST_FIELDS, in_graphs.MOST_DIM, in_graphs.MOST_SIZE)
 
 
 @pytest.mark.parametrize("device", BACKENDS)
