@@ -1,6 +1,6 @@
 """Builds the .c files with the host's C compiler, once for a processor, and loads them: blocks.c, columns.c, staging.c,
-copy_threads.c and replay.c as an extension module of CPython, which needs its headers, lookup.c and dense.c as a library. Where they cannot be
-built, NumPy, torch and CuPy do the same, slower.
+copy_threads.c and replay.c as an extension module of CPython, which needs its headers, lookup.c and dense.c as a library. Where
+they cannot be built, NumPy, torch and CuPy do the same, slower.
 """
 
 import ctypes
