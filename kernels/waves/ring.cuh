@@ -3,7 +3,7 @@
 // including file defines X, BM, BN, STAGES, WM and WK (warpgroups along the rows and along K), PIECE and STAGE_BYTES.
 #pragma once
 #include "runtime/mbarrier.cuh"
-#include "waves/wgmma.cuh"
+#include "dense/wgmma.cuh"
 
 #define CHUNK (128 / (int)sizeof(X))
 static_assert(STAGES % WK == 0 && STAGES > WK, "a buffer passes between warpgroups");

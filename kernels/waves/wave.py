@@ -11,14 +11,13 @@ import numpy as np
 import torch
 
 from kernels.dense.activation import KINDS
+from kernels.dense.library import ACTIVATIONS, LIBRARY, run_by_library
 from kernels.dense.linear import DENSE_DTYPE, fastest
 from kernels.runtime.launch import check_dense, check_rows, launch, overlapping, shared_limit
 from kernels.runtime.source import kernel
 from kernels.runtime.tensor_map import tensor_map
-from kernels.waves.crossed import crossed_arguments
-from kernels.waves.library import LIBRARY, library_bias, run_by_library
 from kernels.waves.packed_weights import CrossWeights, LinearWeights, job_weights, tf32_halves
-from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, fill_head
+from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, crossed_arguments, fill_head
 from kernels.waves.wave_jobs import CrossJob, FmJob, HeadOperands, JobKind, LinearJob, Operands, job_constants
 from kernels.waves.wave_tiles import (
     CROSSED_TILES,
@@ -72,7 +71,7 @@ class Wave:
         linear = {i: own.weight for i, own in enumerate(self._weights) if self._wide and isinstance(own, LinearWeights)}
         # As wave_wgmma.cu takes them.
         self._wide_weights = {i: tf32_halves(w) if precision == "fp32" else w for i, w in linear.items()}
-        self._library_bias = library_bias(self.jobs[0], self._weights[0], precision) if alone else None
+        self._library_bias = self._for_library(precision) if alone else None
         self._choice: dict[int, str] = {}
         self.recalled: dict[int, str] = {}  # names of choices made before, by rows; `tune` takes those that exist
 
@@ -146,8 +145,7 @@ class Wave:
             ValueError: an operand does not fit.
         """
         if tile is None:
-            assert self._library_bias is not None
-            run_by_library(self.jobs[0], self._weights[0], self._library_bias, operands[0])
+            self._run_by_library(operands[0])
             return
         if isinstance(tile, CrossedTile):
             self._run_alone(operands[0], rows, state, tile)
@@ -197,10 +195,26 @@ class Wave:
         if head is not None and self._bias is not None:
             fill_head(wave.head, head, self._bias, rows, slot, self.tasks)
         function = self._function(tile)
-        if function.max_dynamic_shared_size_bytes < tile.shared_bytes:
-            function.max_dynamic_shared_size_bytes = tile.shared_bytes
         args = (maps, wave, state.data_ptr()) if wide else (wave, state.data_ptr(), np.int32(rows))
         launch(function, first, tile.threads, args, shared_bytes=tile.shared_bytes)
+
+    def _for_library(self, precision: str) -> torch.Tensor | None:
+        """The bias as cuBLAS takes it, if the wave is one layer that it computes in one call."""
+        job, own = self.jobs[0], self._weights[0]
+        if precision == "fp8" or not isinstance(job, LinearJob) or job.cross or job.activation not in ACTIVATIONS:
+            return None
+        assert isinstance(own, LinearWeights)
+        return own.bias.to(self._dtype)
+
+    def _run_by_library(self, given: Operands) -> None:
+        """All rows, padding too."""
+        job, own = self.jobs[0], self._weights[0]
+        assert isinstance(job, LinearJob)
+        assert isinstance(own, LinearWeights)
+        assert given.out is not None
+        assert self._library_bias is not None
+        width, depth = own.weight.shape
+        run_by_library(given.x[:, :depth], own.weight, self._library_bias, job.activation, given.out[:, :width])
 
     def _crossed(self, given: Operands, rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """x0 and xl of a cross layer."""
@@ -224,15 +238,15 @@ class Wave:
         x, *others = (tensor_map(matrix, tile.rows) for matrix in by_rows)
         layer = crossed_arguments((x, tensor_map(own.weight, tile.columns), *others), job, own, tile)
         function = self._function(tile)
-        if function.max_dynamic_shared_size_bytes < tile.shared_bytes:
-            function.max_dynamic_shared_size_bytes = tile.shared_bytes
         blocks, args = layer.tiles * -(-rows // tile.rows), (layer, state.data_ptr())
         launch(function, blocks, tile.threads, args, shared_bytes=tile.shared_bytes)
 
     def _function(self, tile: AnyTile) -> Any:
-        device = self._device.index or 0
+        name, constants = "wave_wgmma" if isinstance(tile, WideTile) else "wave", self._constants
         if isinstance(tile, CrossedTile):
-            constants = {"X": self._constants["X"], "OUTER": str(int(self._constants["CROSSED"] == "3"))}
-            return kernel("waves/crossed_wgmma", "crossed_wgmma", constants | tile.constants, device)
-        name = "wave_wgmma" if isinstance(tile, WideTile) else "wave"
-        return kernel(f"waves/{name}", name, self._constants | tile.constants, device)
+            name, outer = "crossed_wgmma", str(int(constants["CROSSED"] == "3"))
+            constants = {"X": constants["X"], "OUTER": outer}
+        function = kernel(f"waves/{name}", name, constants | tile.constants, self._device.index or 0)
+        if function.max_dynamic_shared_size_bytes < tile.shared_bytes:
+            function.max_dynamic_shared_size_bytes = tile.shared_bytes
+        return function

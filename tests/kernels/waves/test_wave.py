@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.waves.library import LIBRARY
+from kernels.dense.library import LIBRARY
 from kernels.waves.wave_tiles import (
     CROSSED_TILES,
     EXACT_TILES,
