@@ -18,6 +18,7 @@ from kernels.runtime.tensor_map import tensor_map
 from kernels.waves.packed_weights import CrossWeights, LinearWeights, job_weights, tf32_halves
 from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, fill_head
 from kernels.waves.wave_jobs import CrossJob, FmJob, HeadOperands, JobKind, LinearJob, Operands, job_constants
+from kernels.waves.wave_shares import wave_shares
 from kernels.waves.wave_tiles import (
     CROSSED_TILES,
     EXACT_TILES,
@@ -52,8 +53,9 @@ class Wave:
         precision: str,
         device: torch.device,
     ) -> None:
-        if len(jobs) > MAX_JOBS:
-            raise ValueError(f"wave: got {len(jobs)} jobs, expected at most {MAX_JOBS}")
+        shared = sum(isinstance(job, LinearJob) and job.shared is not None for job in jobs)
+        if len(jobs) + shared > MAX_JOBS:
+            raise ValueError(f"wave: got {len(jobs)} jobs and {shared} of shares, expected at most {MAX_JOBS}")
         self.jobs, self._device = tuple(jobs), device
         self._dtype = DENSE_DTYPE[precision]
         self._bias = None if bias is None else bias.float().contiguous().to(device)
@@ -61,6 +63,7 @@ class Wave:
         self._weights = [job_weights(job, self.tasks, precision, device) for job in self.jobs]
         self._constants = job_constants(jobs, self.tasks, self._dtype)
         self._constants |= {"HEAD": str(int(bias is not None)), "PASSES": "3" if precision == "fp32" else "1"}
+        self._constants |= {"SHARES": str(int(shared > 0))}
         self._shared_limit = shared_limit(device)
         crosses = any(isinstance(job, LinearJob) and job.cross for job in jobs)
         wide = EXACT_TILES if precision == "fp32" else (*WIDE_TILES, *(CROSSED_TILES if crosses else ()))
@@ -68,6 +71,7 @@ class Wave:
         linear = {i: own.weight for i, own in enumerate(self._weights) if self._wide and isinstance(own, LinearWeights)}
         # As wave_wgmma.cu takes them.
         self._wide_weights = {i: tf32_halves(w) if precision == "fp32" else w for i, w in linear.items()}
+        self._shares = wave_shares(self.jobs, self._weights, self._wide_weights)
         self._library_bias = self._for_library(precision)
         self._choice: dict[int, str] = {}
         self.recalled: dict[int, str] = {}  # names of choices made before, by rows; `tune` takes those that exist
@@ -146,10 +150,22 @@ class Wave:
             return
         if (head is None) != (self._bias is None):
             raise ValueError(f"wave: got {'no ' if head is None else ''}operands of a head, expected the contrary")
-        wave, maps, wide = WaveArguments(count=len(self.jobs)), MapArguments(), isinstance(tile, WideTile)
+        shares, wide = len(self._shares), isinstance(tile, WideTile)
+        wave, maps = WaveArguments(count=shares + len(self.jobs)), MapArguments()
         first = slot = 0
+        for at, share in enumerate(self._shares):  # first, as others wait for them
+            target = wave.jobs[at]
+            own_shares = operands[share.job].shares
+            if own_shares is None:
+                raise ValueError("wave: got no operands of shares, expected some")
+            share.fill(target, wave.jobs[shares + share.job], own_shares, rows, tile.columns)
+            if wide:
+                assert share.wide_weight is not None
+                maps.x[at] = tensor_map(own_shares.x[: target.most], tile.rows)
+                maps.weight[at] = tensor_map(share.wide_weight, tile.columns)
+            target.first, first = first, first + target.tiles * -(-target.most // tile.rows)
         for i, (job, given, own) in enumerate(zip(self.jobs, operands, self._weights, strict=True)):
-            target = wave.jobs[i]
+            target = wave.jobs[shares + i]
             target.x, target.x_ld = given.x.data_ptr(), given.x.stride(0)
             target.out, target.out_ld = (0, 0) if given.out is None else (given.out.data_ptr(), given.out.stride(0))
             target.first = first
@@ -167,8 +183,8 @@ class Wave:
                 target.shape, target.outer = own.shape.data_ptr() if len(own.shape) else 0, int(job.outer_bias)
                 target.tiles, target.slot = -(-width // tile.columns), slot
                 if wide:
-                    maps.x[i] = tensor_map(given.x[:rows, :depth], tile.rows)
-                    maps.weight[i] = tensor_map(self._wide_weights[i], tile.columns)
+                    maps.x[shares + i] = tensor_map(given.x[:rows, :depth], tile.rows)
+                    maps.weight[shares + i] = tensor_map(self._wide_weights[i], tile.columns)
                 if job.cross:
                     x0, xl = given.x0, given.x if given.xl is None else given.xl
                     if x0 is None:
@@ -204,7 +220,7 @@ class Wave:
         It waits for all of the kernel before it, and whoever comes behind waits for it: the rule of common.cuh holds.
         """
         job, own = self.jobs[0], self._weights[0]
-        if len(self.jobs) > 1 or self.has_head or precision == "fp8" or not isinstance(job, LinearJob) or job.cross:
+        if len(self.jobs) > 1 or self.has_head or precision == "fp8" or not isinstance(job, LinearJob) or job.cross or job.shared:
             return None
         assert isinstance(own, LinearWeights)
         return own.bias.to(self._dtype) if job.activation in ("identity", "relu") else None

@@ -16,6 +16,8 @@ class JobArguments(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("x_scale", "x0_scale", "xl_scale", "out_factor")),
         *((name, ctypes.c_int) for name in ("x_ld", "x0_ld", "xl_ld", "out_ld", "width", "depth")),
         *((name, ctypes.c_int) for name in ("kind", "activation", "outer", "first", "tiles", "slot")),
+        *((name, ctypes.c_int) for name in ("cut", "skipped", "most")),
+        *((name, ctypes.c_void_p) for name in ("context_of_row", "shares", "shares_done")),
     )
 
 

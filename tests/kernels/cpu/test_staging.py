@@ -95,6 +95,7 @@ class Staged:
             rows = self.want.fill(blocks)
         self.want.request_of_row[rows:bucket] = -1
         self.stage.header[HeaderWord.STAGED_ROWS], self.want.header[HeaderWord.STAGED_ROWS] = 7, rows
+        self.want.header[HeaderWord.STAGED_CONTEXTS] = sum(b.contexts for b in blocks)
         at = self.stage.places
         rows_at = at[0], 4, at[2], LAYOUT.candidate_ids.nbytes, at[4], 4 * LAYOUT.candidate_dense
         contexts_at = at[1], LAYOUT.context_ids.nbytes, at[3], 4 * LAYOUT.context_dense
