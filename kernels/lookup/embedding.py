@@ -152,8 +152,7 @@ class DeviceLookup:
                 one lookup of a batch.
             context_rows: int32[>= rows] on the device: gets for each row the one whose columns `once` are its context's; with
                 `shared` its context.
-            shared_x: [contexts, columns of `shared`], as x, without gaps: gets the columns of each context but for those that it
-                has no room for.
+            shared_x: [contexts, columns of `shared`], as x, without gaps: gets those of each context that it has room for.
 
         Raises:
             ValueError: an operand does not fit the plan.
@@ -176,12 +175,19 @@ class DeviceLookup:
             if total is None or total.dtype != torch.float32 or total.stride(0) != 1:
                 raise ValueError("lookup total: got none or a wrong layout, expected float32[B, 1]")
             check_rows("lookup total", total, rows, 1)
-        if (self.once or self.shared) and (context_rows is None or context_rows.dtype != torch.int32 or len(context_rows) < rows):
+        if (self.once or self.shared) and (
+            context_rows is None or context_rows.dtype != torch.int32 or len(context_rows) < rows
+        ):
             got = "None" if context_rows is None else f"{context_rows.dtype} {tuple(context_rows.shape)}"
             raise ValueError(f"lookup context rows: got {got}, expected int32[>= {rows}]")
         if self.shared:
             width = self.shared[1] - self.shared[0]
-            if shared_x is None or shared_x.dtype != self._out_dtype or not shared_x.is_contiguous() or shared_x.shape[1] != width:
+            if (
+                shared_x is None
+                or shared_x.dtype != self._out_dtype
+                or not shared_x.is_contiguous()
+                or shared_x.shape[1] != width
+            ):
                 got = "None" if shared_x is None else f"{shared_x.dtype} {tuple(shared_x.shape)}"
                 raise ValueError(f"lookup shared x: got {got}, expected contiguous {self._out_dtype} [contexts, {width}]")
         if ahead and state.numel() < STATE_WORDS:

@@ -220,7 +220,14 @@ class Wave:
         It waits for all of the kernel before it, and whoever comes behind waits for it: the rule of common.cuh holds.
         """
         job, own = self.jobs[0], self._weights[0]
-        if len(self.jobs) > 1 or self.has_head or precision == "fp8" or not isinstance(job, LinearJob) or job.cross or job.shared:
+        if (
+            len(self.jobs) > 1
+            or self.has_head
+            or precision == "fp8"
+            or not isinstance(job, LinearJob)
+            or job.cross
+            or job.shared
+        ):
             return None
         assert isinstance(own, LinearWeights)
         return own.bias.to(self._dtype) if job.activation in ("identity", "relu") else None

@@ -27,8 +27,8 @@ class LinearJob:
     weight[out, in], bias[out]; head[tasks, out]: the head's weights for this value, if the head reads it within this wave;
     kept: whether anything else reads it.
 
-    shared: columns of x, [first, end), that are of a context: what they add to the product is computed once a context. Multiples
-    of `chunk_columns`.
+    shared: columns of x, [first, end), that are of a context, multiples of `chunk_columns`: what they add to the product is
+    computed once a context.
 
     params, slope: of the activation, as `reference.activate_` takes them. outer_bias: of a cross layer: x0 * (x W^T) + b + xl.
     *_scale, for fp8: a value is what lies in memory times its scale.
@@ -110,8 +110,9 @@ class ShareOperands:
 
     Attributes:
         x: [contexts, end - first], as the job's x: these columns of each context, of which `most_contexts` are computed.
-        context_of_row: int32[rows]. shares: float32[contexts, out], scratch. done: int32[share_marks(rows, out)] of its own, zeros
-            at first: the numbers of batches (state[BATCH_NUMBER], which goes up) whose shares are there.
+        context_of_row: int32[rows]. shares: float32[contexts, out], scratch.
+        done: int32[share_marks(rows, out)] of its own, zeros at first: numbers of batches (state[BATCH_NUMBER], which goes up)
+            whose shares are there.
     """
 
     x: torch.Tensor
@@ -126,7 +127,7 @@ def chunk_columns(dtype: torch.dtype) -> int:
 
 
 def most_contexts(rows: int) -> int:
-    """Of a batch of so many rows that has shares: with 16 rows a context and more they cost little beside the rows' products."""
+    """Of a batch of so many rows that has shares: with 16 rows a context or more they cost little beside the products."""
     return -(-rows // ROWS_A_CONTEXT)
 
 
