@@ -89,7 +89,7 @@ struct Columns {
         for (int k = 0; k < 4; ++k) bias[k] = 0.0f;
         for (int t = 0; t < TASKS; ++t)
             for (int k = 0; k < 4; ++k) share[t][k] = 0.0f;
-        if (!there) return;
+        if (!there || is_share(job)) return;
         load4(job.bias + n0 + column, bias);
         if (FP8) load4(job.scale + n0 + column, scale);
         if (HEAD && job.head)

@@ -15,10 +15,9 @@ from kernels.dense.linear import DENSE_DTYPE, fastest
 from kernels.runtime.launch import check_dense, check_rows, launch, overlapping, shared_limit
 from kernels.runtime.source import kernel
 from kernels.runtime.tensor_map import tensor_map
-from kernels.waves.packed_weights import CrossWeights, LinearWeights, job_weights, tf32_halves
-from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, fill_head
+from kernels.waves.packed_weights import CrossWeights, LinearWeights, job_weights, share_weights, tf32_halves
+from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, fill_head, fill_share
 from kernels.waves.wave_jobs import CrossJob, FmJob, HeadOperands, JobKind, LinearJob, Operands, job_constants
-from kernels.waves.wave_shares import wave_shares
 from kernels.waves.wave_tiles import (
     CROSSED_TILES,
     EXACT_TILES,
@@ -71,7 +70,7 @@ class Wave:
         linear = {i: own.weight for i, own in enumerate(self._weights) if self._wide and isinstance(own, LinearWeights)}
         # As wave_wgmma.cu takes them.
         self._wide_weights = {i: tf32_halves(w) if precision == "fp32" else w for i, w in linear.items()}
-        self._shares = wave_shares(self.jobs, self._weights, self._wide_weights)
+        self._shares = share_weights(self.jobs, self._weights, self._wide_weights)
         self._library_bias = self._for_library(precision)
         self._choice: dict[int, str] = {}
         self.recalled: dict[int, str] = {}  # names of choices made before, by rows; `tune` takes those that exist
@@ -158,7 +157,7 @@ class Wave:
             own_shares = operands[share.job].shares
             if own_shares is None:
                 raise ValueError("wave: got no operands of shares, expected some")
-            share.fill(target, wave.jobs[shares + share.job], own_shares, rows, tile.columns)
+            fill_share(target, wave.jobs[shares + share.job], share, own_shares, rows, tile.columns)
             if wide:
                 assert share.wide_weight is not None
                 maps.x[at] = tensor_map(own_shares.x[: target.most], tile.rows)
