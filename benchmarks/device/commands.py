@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.device import ablation as stage_suites
+from benchmarks.device import contexts as contexts_suite
 from benchmarks.device import embedding as embedding_suite
 from benchmarks.device import floor as floor_suite
 from benchmarks.device import latency as latency_suite
@@ -206,6 +207,27 @@ def floor(
     run = Run("floor", device, seed, out, append)
     sweep = _sweep(run, models, precisions, batches, seconds, seed, ids)
     run.finish(floor_suite.run(sweep, gemm=gemm))
+
+
+@app.command()
+def contexts(
+    models: Names = _FOUR,
+    precisions: Names = "tf32,bf16",
+    batches: Names = "256,1000,4096",
+    contexts: Contexts = "1,4,32,256",
+    max_rows: MaxRows = 0,
+    device: Device = "auto",
+    seconds: Seconds = 0.3,
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """The paper's models with half of their fields from the context: what rows share, computed for each row and once."""
+    run = Run("contexts", device, seed, out, append)
+    given = names_in(models), names_in(precisions), numbers_in(batches), numbers_in(contexts)
+    run.finish(
+        contexts_suite.run(*given, run.device, run.failed, seconds=seconds, seed=seed, most_rows=max_rows or None)
+    )  # fmt: skip
 
 
 @app.command()

@@ -42,10 +42,15 @@ def paper_model(
     sizes: Sequence[int] = CRITEO,
     most_rows: int | None = None,
     architecture: Architecture | None = None,
+    of_context: int = 0,
 ) -> Workload:
-    """A model of `ARCHITECTURES`, or a given one of those kinds. sizes: rows of each field's table."""
+    """A model of `ARCHITECTURES`, or a given one of those kinds. sizes: rows of each field's table. of_context: how many of the
+    fields, the first ones, are a context's.
+    """
     a = architecture or ARCHITECTURES[name]
-    schema = schema_of(capped(sizes, most_rows), dim, first_order=isinstance(a, WideDeep | DeepFM | XDeepFM))
+    schema = schema_of(
+        capped(sizes, most_rows), dim, first_order=isinstance(a, WideDeep | DeepFM | XDeepFM), of_context=of_context
+    )
     dense = drawn_dense(shapes_of(a, schema), seed)
     if isinstance(a, DCNv2) and a.experts:
         for layer in range(a.cross_layers):  # experts see nothing of one another
@@ -55,7 +60,20 @@ def paper_model(
 
 def written(w: Workload, form: Form) -> nn.Module:
     lookup = Stacked if form.stacked else TablePerField
-    return XDeepFMModel(w, lookup, form) if isinstance(w.architecture, XDeepFM) else Model(w, lookup, form.dtype)
+    model = XDeepFMModel(w, lookup, form) if isinstance(w.architecture, XDeepFM) else Model(w, lookup, form.dtype)
+    return OfContexts(model) if w.has_contexts else model
+
+
+class OfContexts(nn.Module):
+    """A model whose first fields are of each row's context: their ids are given to every row."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, own: torch.Tensor, context: torch.Tensor, request_of_row: torch.Tensor | None = None) -> torch.Tensor:
+        shared = context.expand(len(own), -1) if request_of_row is None else context[request_of_row]
+        return self.model(torch.cat([shared, own], 1))
 
 
 class Model(nn.Module):

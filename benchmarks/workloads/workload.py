@@ -114,13 +114,18 @@ def categorical(name: str, table: str | None = None, first: str | None = None, *
 
 
 def schema_of(
-    sizes: Sequence[int], dim: int, *, first_order: bool = False, dtype: str = "float32", bag: int = 1
+    sizes: Sequence[int], dim: int, *, first_order: bool = False, dtype: str = "float32", bag: int = 1, of_context: int = 0
 ) -> FeatureSchema:
-    """One identity feature a size, all candidate-scoped, with `bag` ids each, summed."""
+    """One identity feature a size, with `bag` ids each, summed. The first `of_context` are of a context."""
     tables = [Table(name=f"C{i}", rows=n, dim=dim, dtype=dtype) for i, n in enumerate(sizes)]  # type: ignore[arg-type]
     if first_order:
         tables += [Table(name=f"w{i}", rows=n, dim=1) for i, n in enumerate(sizes)]
-    features = [categorical(f"C{i}", first=f"w{i}" if first_order else None, max_values=bag) for i in range(len(sizes))]
+    features = [
+        categorical(
+            f"C{i}", first=f"w{i}" if first_order else None, max_values=bag, scope="context" if i < of_context else "candidate"
+        )
+        for i in range(len(sizes))
+    ]  # fmt: skip
     return FeatureSchema(features=tuple(features), tables=tuple(tables))
 
 

@@ -22,16 +22,16 @@ class Staging:
         self.block = b = RowBlock.over(self._pinned.numpy(), layout, rows, rows)
         sections = b.header, b.request_of_row, b.context_ids, b.candidate_ids, b.context_dense, b.candidate_dense
         self.batch = Batch(*map(torch.from_numpy, sections))
-        self._rows_word = b.header[HeaderWord.STAGED_ROWS : HeaderWord.STAGED_ROWS + 1]
+        self._words = b.header[HeaderWord.STAGED_ROWS : HeaderWord.STAGED_CONTEXTS + 1]
 
     def stage(self, blocks: Sequence[RowBlock], bucket: int) -> int:
         """Copies the rows of the blocks; those behind, up to the bucket's, become padding. Returns the number of rows."""
         rows = self.block.fill(blocks)
-        self._rows_word[0] = rows
+        self._words[:] = rows, sum(b.contexts for b in blocks)
         self.block.request_of_row[rows:bucket] = -1
         return rows
 
     def stage_zeros(self, rows: int) -> None:
         """Rows of the first context, for a run whose scores nobody reads."""
-        self._rows_word[0] = rows
+        self._words[:] = rows, 1
         self.block.request_of_row[:rows] = 0

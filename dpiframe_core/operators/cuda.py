@@ -12,6 +12,7 @@ from dpiframe_core.graph.fusion import PLAIN_LOGITS
 from dpiframe_core.graph.graph import JOINED, Graph, Node
 from dpiframe_core.graph.placement import matrices
 from dpiframe_core.operators.aten_functions import AtenOperator
+from dpiframe_core.operators.context_shares import SHARED_ROWS, ContextShares
 from dpiframe_core.operators.cuda_kernels import KernelMaker, NodeKernel
 from dpiframe_core.operators.executor import Operator, Values
 from dpiframe_core.operators.region import Region
@@ -30,6 +31,7 @@ from kernels.interaction.fm import fm
 from kernels.lookup.embedding import DeviceLookup
 from kernels.waves.chain import Chain
 from kernels.waves.wave import Wave
+from kernels.waves.wave_jobs import ShareOperands, most_contexts, share_marks
 
 _TUNED = Linear | Wave | Cin | Attention
 
@@ -41,6 +43,7 @@ class CudaOperators:
         precision: "fp32" (strict), "tf32" (float32 tensors, tf32 products), "bf16" (bfloat16 values and weights; sums,
             logits and scores stay float32) or "fp8" (e4m3 in their place; for graphs that `fp8` lets pass).
         scales: of values in fp8, by name: a value is what lies in its buffer times its scale.
+        shares: what is computed once a context. known: operators of the same graph without, whose kernels serve here too.
     """
 
     def __init__(
@@ -51,13 +54,17 @@ class CudaOperators:
         dense: Mapping[str, torch.Tensor],
         precision: str,
         scales: Mapping[str, float] = MappingProxyType({}),
+        shares: ContextShares | None = None,
+        known: "CudaOperators | None" = None,
     ) -> None:
-        self.graph, self._device = graph, store.device
+        self.graph, self._device, self._shares = graph, store.device, shares
         self._store = store  # owns the tables, of which lookups hold the addresses alone
         self.dtype = DENSE_DTYPE[precision]
         self._matrices = {m.name: m for m in matrices(graph, column_alignment(self.dtype))}
-        maker = KernelMaker(graph, schema, store, dense, precision, scales, self._matrices)
-        self._kernels: dict[str, NodeKernel] = {n.name: maker.kernel(n) for n in graph.nodes if n.op != JOINED}
+        maker = KernelMaker(graph, schema, store, dense, precision, scales, self._matrices, shares)
+        same = {n.name: known._kernels[n.name] for n in graph.nodes if known and n.op != JOINED and not self._shared_by(n)}
+        makes = [n for n in graph.nodes if n.op != JOINED and n.name not in same]
+        self._kernels: dict[str, NodeKernel] = same | {n.name: maker.kernel(n) for n in makes}
         self._counting = next((n.name for n in graph.nodes if n.op == "lookup"), None)  # ids out of range count once
         # Sums that feed the head's logits stay float32; everything a GEMM may read has the dense dtype.
         self._logits = {
@@ -78,6 +85,8 @@ class CudaOperators:
             match self._kernels.get(node.name):
                 case DeviceLookup() as lookup if lookup.once and node.name not in workspace.context_rows:
                     workspace.context_rows[node.name] = self._zeros(rows, dtype=torch.int32)
+                case DeviceLookup() as lookup if lookup.shared:
+                    self._allocate_shares(workspace, rows, lookup.shared)
                 case Cin() as cin:
                     first, second = (self._zeros(rows, cin.scratch_columns) for _ in range(2))
                     workspace.maps[node.name] = first, second
@@ -113,7 +122,7 @@ class CudaOperators:
                     first, second = workspace.maps[node.name]
                     cin.tune(state, x, rows, (first[:rows], second[:rows]), out)
                 case Wave() as wave:
-                    operands = job_operands(node, wave, values, rows)
+                    operands = job_operands(node, wave, values, rows, workspace)
                     wave.tune(operands, rows, head_operands(node, wave, values, rows, workspace), state)
                 case Attention() as attention:
                     x, out = values[node.inputs[0]][:rows], values[node.outputs[0]][:rows]
@@ -138,6 +147,7 @@ class CudaOperators:
         many is launched ahead of them.
         """
         calls: list[Callable[[], object]] = []
+        buckets = {rows: ahead for rows, ahead in buckets.items() if self.fits(rows)}
         for kernel in self._kernels.values():
             if isinstance(kernel, DeviceLookup):
                 calls += kernel.compile(buckets, pinned=True)
@@ -146,11 +156,27 @@ class CudaOperators:
         return calls
 
     def fits(self, rows: int) -> bool:
-        """Whether a batch of so many rows can be computed: a chain takes few."""
-        return all(kernel.fits(rows) for kernel in self._kernels.values() if isinstance(kernel, Chain))
+        """Whether a batch of so many rows can be computed, and is to be: a chain takes few, shares pay for many."""
+        return (self._shares is None or rows >= SHARED_ROWS) and all(
+            kernel.fits(rows) for kernel in self._kernels.values() if isinstance(kernel, Chain)
+        )
 
     def _zeros(self, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         return torch.zeros(*shape, dtype=dtype, device=self._device)
+
+    def _shared_by(self, node: Node) -> bool:
+        """Whether a node's kernel differs from one without shares."""
+        shares = self._shares
+        return shares is not None and (node.name == shares.lookup or any(m.name in shares.layers for m in node.attrs.members))
+
+    def _allocate_shares(self, workspace: Workspace, rows: int, columns: tuple[int, int]) -> None:
+        contexts, (first, end) = most_contexts(rows), columns
+        x, of_row = self._zeros(contexts, end - first, dtype=self.dtype), self._zeros(rows, dtype=torch.int32)
+        members = {m.name: m for n in self.graph.nodes for m in n.attrs.members}
+        for name in self._shares.layers if self._shares else ():
+            width = padded(self.graph.widths[members[name].outputs[0]], self.dtype)
+            done = self._zeros(share_marks(rows, width), dtype=torch.int32)
+            workspace.shares[name] = ShareOperands(x, of_row, self._zeros(contexts, width), done)
 
     def _context_rows(self, attention: Node, workspace: Workspace) -> torch.Tensor | None:
         """In which rows of its input an attention finds its keys, where a lookup writes these but once a context."""
@@ -169,7 +195,7 @@ class CudaOperators:
             match kernel:
                 case Wave():
                     head = head_operands(node, kernel, values, rows, workspace)
-                    kernel(job_operands(node, kernel, values, rows), rows, head, state)
+                    kernel(job_operands(node, kernel, values, rows, workspace), rows, head, state)
                 case Chain():
                     given, logits = link_operands(node, kernel, values, rows), given_logits(node, kernel, values, rows)
                     words = workspace.links[node.name]
@@ -177,8 +203,13 @@ class CudaOperators:
                 case DeviceLookup():
                     x = workspace.joined[node.name][:rows] if a.splits else outs[0] if a.concat else None
                     total = outs[-1] if a.total else None
-                    own = workspace.context_rows[node.name] if kernel.once else None
-                    kernel(workspace.batch, rows, x, total, state, counts=counts, ahead=ahead, context_rows=own)
+                    own, share_x = workspace.context_rows[node.name] if kernel.once else None, None
+                    if kernel.shared:
+                        shared = next(iter(workspace.shares.values()))
+                        own, share_x = shared.context_of_row, shared.x[: most_contexts(rows)]
+                    kernel(
+                        workspace.batch, rows, x, total, state, counts=counts, ahead=ahead, context_rows=own, shared_x=share_x
+                    )  # fmt: skip
                 case Linear():
                     kernel(out=outs[0], state=state, **_linear_inputs(ins))
                 case Activation():

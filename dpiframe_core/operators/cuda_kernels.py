@@ -13,6 +13,7 @@ from dpiframe_core.graph.interactions import attention_params, cin_params, field
 from dpiframe_core.graph.placement import Matrix
 from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.context_columns import context_columns
+from dpiframe_core.operators.context_shares import ContextShares
 from dpiframe_core.operators.region import Region
 from dpiframe_core.operators.wave_operands import chain_head, chain_links, cross_and_head, jobs_of
 from kernels.attention.attention import Attention
@@ -37,7 +38,8 @@ NodeKernel = DeviceLookup | _Layer | AtenOperator | torch.Tensor | None
 class KernelMaker:
     """Makes the kernels of one model: its graph and weights, and the precision at which they are computed.
 
-    scales: of values in fp8, by name. matrices: by name, those in which several values lie.
+    scales: of values in fp8, by name. matrices: by name, those in which several values lie. shares: what is computed once a
+    context.
     """
 
     graph: Graph
@@ -47,6 +49,7 @@ class KernelMaker:
     precision: str
     scales: Mapping[str, float]
     matrices: Mapping[str, Matrix]
+    shares: ContextShares | None = None
 
     def kernel(self, node: Node) -> NodeKernel:
         """The node's kernel; for one that torch computes the bias that it adds, or None."""
@@ -59,7 +62,8 @@ class KernelMaker:
                 plan = plan_lookup(node, self.schema, firsts)
                 assert self.store.descriptors is not None  # on a GPU they always are
                 once = context_columns(self.graph, node, self.schema)
-                return DeviceLookup(plan, self.store.descriptors, dtype, self._scale(node.outputs[0]), once)
+                shared = self.shares.columns if self.shares and self.shares.lookup == node.name else None
+                return DeviceLookup(plan, self.store.descriptors, dtype, self._scale(node.outputs[0]), once, shared)
             case "linear":
                 weight, bias, params = linear_params(a, w)
                 weight = weight.reshape(-1, weight.shape[-1])
@@ -104,7 +108,7 @@ class KernelMaker:
             case "region":
                 return Region(node, self.graph, self.dense, dtype, device)
             case "wave":
-                jobs, bias = jobs_of(a.members, self.graph, self.dense, self.scales)
+                jobs, bias = jobs_of(a.members, self.graph, self.dense, self.scales, self.shares)
                 return Wave(jobs, bias, self.precision, device)
             case "chain":
                 jobs, bias = jobs_of(a.members, self.graph, self.dense, self.scales)

@@ -7,6 +7,7 @@ import torch
 from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.graph.interactions import linear_params
 from dpiframe_core.graph.waves import CROSS_LAYERS
+from dpiframe_core.operators.context_shares import ContextShares
 from dpiframe_core.operators.executor import Values
 from dpiframe_core.operators.workspace import Workspace
 from kernels.reference import folded_cross
@@ -18,7 +19,11 @@ Job = LinearJob | FmJob | CrossJob
 
 
 def jobs_of(
-    members: Sequence[Node], graph: Graph, dense: Mapping[str, torch.Tensor], scales: Mapping[str, float]
+    members: Sequence[Node],
+    graph: Graph,
+    dense: Mapping[str, torch.Tensor],
+    scales: Mapping[str, float],
+    shares: ContextShares | None = None,
 ) -> tuple[list[Job], torch.Tensor | None]:
     """What the members compute, and the bias of the head if they end in it. scales: of values in fp8, by name."""
     head = members[-1] if members[-1].op == "head" else None
@@ -45,6 +50,7 @@ def jobs_of(
                         weight, bias, a.activation, cross=cross, head=share.get(out), kept=kept,
                         params=params, slope=a.slope, outer_bias=a.outer_bias,
                         x_scale=x_scale, x0_scale=x0_scale, xl_scale=xl_scale, out_scale=out_scale,
+                        shared=shares.columns if shares and n.name in shares.layers else None,
                     )
                 )  # fmt: skip
             case "fm":
@@ -55,14 +61,15 @@ def jobs_of(
     return jobs, dense[head.params[1]] if head else None
 
 
-def job_operands(node: Node, wave: Wave, values: Values, rows: int) -> list[Operands]:
+def job_operands(node: Node, wave: Wave, values: Values, rows: int, workspace: Workspace) -> list[Operands]:
     """What each job of a wave reads and writes."""
     given = []
     for n, job in zip(node.attrs.members, wave.jobs, strict=False):  # the head, if the wave has one, is no job
         kept = not isinstance(job, LinearJob) or job.kept
         out = values[n.outputs[0]][:rows] if kept else None
         x0, xl = (values[i][:rows] for i in n.inputs[:2]) if n.op in CROSS_LAYERS else (None, None)
-        given.append(Operands(values[n.inputs[-1]][:rows], out=out, x0=x0, xl=xl))
+        shares = workspace.shares[n.name] if isinstance(job, LinearJob) and job.shared else None
+        given.append(Operands(values[n.inputs[-1]][:rows], out=out, x0=x0, xl=xl, shares=shares))
     return given
 
 

@@ -6,6 +6,7 @@ import torch
 
 from dpiframe_core.operators.executor import Values
 from kernels.lookup.plan import Batch
+from kernels.waves.wave_jobs import ShareOperands
 
 ROWS_A_DONE_WORD = 8  # of common.cuh
 
@@ -33,6 +34,8 @@ class Workspace:
         done: int32[done_words(rows)], pinned: the number of the batch whose scores are there.
         values: value name -> float[rows, padded width].
         context_rows: lookup node -> int32[rows], where it writes some columns but once a context (`context_columns`).
+        shares: layer -> what contexts share of its product, where that is computed once a context (`context_shares`); its x and
+            context_of_row are those that the lookup writes, the same for all layers.
         joined: name of a `placement.Matrix` -> that matrix, of whose columns several values are views.
         maps: CIN node -> float32 matrices for the maps between its layers.
         links: chain node -> int64 words that its links wait for. head_sums: wave node, if it ends in a head.
@@ -43,6 +46,7 @@ class Workspace:
     done: torch.Tensor
     values: Values = field(default_factory=dict)
     context_rows: dict[str, torch.Tensor] = field(default_factory=dict)
+    shares: dict[str, ShareOperands] = field(default_factory=dict)
     joined: dict[str, torch.Tensor] = field(default_factory=dict)
     maps: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     links: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -53,6 +57,7 @@ class Workspace:
         """Device memory of the values and of what operators need beside them."""
         tensors = [*self.values.values(), *self.context_rows.values(), *self.joined.values(), *self.links.values()]
         tensors += [t for pair in self.maps.values() for t in pair]
+        tensors += [t for own in self.shares.values() for t in (own.x, own.context_of_row, own.shares, own.done)]
         tensors += [t for sums in self.head_sums.values() for t in (sums.partial, sums.arrived)]
         memory = (t.untyped_storage() for t in tensors if t.is_cuda)  # a lookup's values share theirs
         return sum({m.data_ptr(): m.nbytes() for m in memory}.values())

@@ -10,7 +10,7 @@
 #endif
 
 enum { PLACES = 6, REQUEST_OF_ROW = 0 };  // of RowBlock.places; odd sections have a row a context, even ones a row a row
-enum { STAGED_ROWS = 10, HEADER_WORDS = 16 };  // batch_header.py
+enum { STAGED_ROWS = 10, STAGED_CONTEXTS = 11, HEADER_WORDS = 16 };  // batch_header.py
 enum { MANY = 512 };  // rows, from which on they are copied past the caches (put)
 enum { CHUNK = 256 };  // rows copied before that is told: 1 us of work (H200 host), about what a read over the bus takes
 enum { LARGE = 256 << 10, PIECE = 32 << 10 };  // bytes of rows that several threads copy, and that a thread copies at a time
@@ -271,6 +271,7 @@ PyObject *dpi_replay_batch(PyObject *Py_UNUSED(module), PyObject *const *args, P
     const Plan plan = {&batch, pieces, held, bucket - batch.rows, staged, piece, threads};
     if (good && within(&batch.out, batch.at[REQUEST_OF_ROW], 4 * plan.padding)) {
         int code;
+        staged[STAGED_CONTEXTS - STAGED_ROWS] = (int32_t)batch.contexts;
         tell(staged, -1);
         Py_BEGIN_ALLOW_THREADS
         if (!ahead) stage(&plan);

@@ -46,6 +46,7 @@
 #define OUT_FACTOR 1.0f   // what values are multiplied by where OUT is fp8: one over its scale
 #define AHEAD 0           // whether rows may still be staged after the launch
 #define ONCE {0, 0}       // columns of x, [first, end), that are written but in the first of a block's neighbouring rows of a context
+#define SHARED {16, 48}   // columns of x, [first, end), that are written for each context too; {0, 0}: none
 #endif
 #if AHEAD
 #define STAGED            // the host writes it while the kernel runs: no read may move ahead of the wait, or be one of constants
@@ -75,11 +76,26 @@ __device__ __forceinline__ bool is_once(int column) {
     for (int i = 0; i < (int)(sizeof(once) / sizeof(once[0])); ++i) is |= once[i][0] <= column && column < once[i][1];
     return is;
 }
+__device__ constexpr int shared_columns[2] = SHARED;
+#define SHARES (shared_columns[1] > 0)
 __device__ __forceinline__ bool repeats(const int* requests, int r) { return r > 0 && requests[r] == requests[r - 1]; }
+// A context's own row of x, if these columns belong there and a row is the block's first of that context: other blocks with
+// rows of it write the same.
+struct Contexts {
+    OUT* x;    // [most, columns of SHARED]
+    int most;  // more are not wanted
+    __device__ __forceinline__ bool want(int column, int r, const int* requests) const {
+        return SHARES && shared_columns[0] <= column && column < shared_columns[1] && !repeats(requests, r) && requests[r] < most;
+    }
+    __device__ __forceinline__ OUT* at(int column, int context) const {
+        return x + (long long)context * (shared_columns[1] - shared_columns[0]) + column - shared_columns[0];
+    }
+};
 
 template <int N>
 __device__ __forceinline__ void write_unit(
-    const Source& s, const float* scales, int lane, int n, OUT* x, int ld, const int* requests, const Staged& at, const Tables& in) {
+    const Source& s, const float* scales, int lane, int n, OUT* x, int ld, const int* requests, const Contexts& contexts,
+    const Staged& at, const Tables& in) {
     const int column = in.units.unit[s.unit].out;
     const auto left_out = [&](int r) { return is_once(column) && repeats(requests, r); };
     x += column;
@@ -91,6 +107,7 @@ __device__ __forceinline__ void write_unit(
             float v[N];
             pool<N, DTYPES>(v, s, scale, r, at, in);
             write_columns<N>(x + (long long)r * ld, v);
+            if (contexts.want(column, r, requests)) write_columns<N>(contexts.at(column, requests[r]), v);
         }
         return;
     }
@@ -113,6 +130,7 @@ __device__ __forceinline__ void write_unit(
             float v[N];
             finish<N, DTYPES>(v, raw[k], s, scale, r, at);
             write_columns<N>(x + (long long)r * ld, v);
+            if (contexts.want(column, r, requests)) write_columns<N>(contexts.at(column, requests[r]), v);
         }
     }
 }
@@ -127,7 +145,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     const Units* __restrict__ units,       // of x, then first-order terms
     OUT* __restrict__ x, int ld, float* __restrict__ total, unsigned long long* out_of_range,
     int* __restrict__ state,               // device, see common.cuh
-    int* __restrict__ context_rows,        // of ONCE: for each row that in which its context's columns are
+    int* __restrict__ context_rows,        // of ONCE: for each row that in which its context's columns are; of SHARED its context
+    OUT* __restrict__ shared_x, int most_contexts,  // of SHARED, see Contexts
     int bucket, int R, int counts) {
     extern __shared__ __align__(128) char shared[];  // whole lines, of which what is staged may take one more (row_loads.cuh)
     Source* terms = reinterpret_cast<Source*>(shared);                     // [TOTALS]
@@ -140,7 +159,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
 
     const int tid = threadIdx.x, first = blockIdx.x * R, staged = min(R, bucket - first);
     const bool recorder = blockIdx.x == 0 && tid == THREADS - 1;
-    int true_rows = 0;
+    int true_rows = 0, all_contexts = 0;
     Staged at = {own_context_ids, nullptr, own_context_numbers, nullptr};
     // Padding too, rather than wait for request_of_row to cross the bus first. It goes to shared memory as well: in a register its
     // sign was wanted before the other reads had started, which then came a trip over the bus later (1.3 us, H200).
@@ -154,6 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     };
     if (!AHEAD) {
         if (recorder) true_rows = header[STAGED_ROWS];
+        if (SHARES && recorder) all_contexts = header[STAGED_CONTEXTS];
         fetch_rows();
     }
 
@@ -186,6 +206,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         // The first block goes on when all rows are there, as its last thread passes on until then and a barrier needs all
         // threads: it reads its rows together with the last block, so nothing takes longer.
         if (recorder) true_rows = pass_on(header + STAGED_ROWS, state + READY_ROWS);
+        if (SHARES && recorder) all_contexts = header[STAGED_CONTEXTS];
         else if (tid == THREADS - 1) wait_for_rows(state + READY_ROWS, first + staged);
         __syncthreads();
         // When all blocks have counted themselves, nobody passes on or waits any more. Other warps' reads cross the bus meanwhile.
@@ -196,6 +217,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
     const int n = __syncthreads_count(tid < staged && requests[tid] >= 0);  // its own copy; padding comes last
     if (recorder) {
         state[TRUE_ROWS] = true_rows;
+        if (SHARES) state[CONTEXTS] = all_contexts;
         if (counts) state[BATCH_NUMBER] = batch + 1;
     }
     if (n == 0) return;
@@ -204,6 +226,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         while (repeats(requests, r)) --r;
         context_rows[first + tid] = first + r;
     }
+    if (SHARES && tid < n) context_rows[first + tid] = requests[tid];
     if (CONTEXT_WORDS + CONTEXT_NUMBERS) {
         constexpr int EACH = CONTEXT_WORDS + CONTEXT_NUMBERS + !(CONTEXT_WORDS + CONTEXT_NUMBERS);
         for (int i = tid; i < n * EACH; i += THREADS) {
@@ -218,11 +241,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
 
     if (tid < UNIT_THREADS) {
         x += (long long)first * ld;
+        const Contexts contexts = {shared_x, most_contexts};
         for (int i = tid; UNITS && i < UNITS * LANES; i += UNIT_THREADS) {
             const int lane = i / (UNITS + !UNITS);
             if (UNITS * LANES > UNIT_THREADS && i != tid) take(i);
-            if (narrow(own)) write_unit<1>(own, scales, lane, n, x, ld, requests, at, in);
-            else write_unit<VEC>(own, scales, lane, n, x, ld, requests, at, in);
+            if (narrow(own)) write_unit<1>(own, scales, lane, n, x, ld, requests, contexts, at, in);
+            else write_unit<VEC>(own, scales, lane, n, x, ld, requests, contexts, at, in);
         }
 #if PARTS
         pool_bags<VEC, DTYPES>(bags, n, R, x, ld, at, in);

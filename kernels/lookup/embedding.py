@@ -29,9 +29,12 @@ class DeviceLookup:
         out_dtype: float32, bfloat16 or float8_e4m3fn, of x. out_scale: of the latter: a value is what is written times it.
         once: columns of x, [first, end), of unpooled ids of a context and their masks, which are written but in some of the
             context's rows: `context_rows` of a call tells in which.
+        shared: columns of x, [first, end), of a context's features, which are written for each context too: `shared_x` of a
+            call. first and end are multiples of a unit's columns. Not with `once`.
 
     Raises:
-        ValueError: a row has more ids, numbers and first-order terms than shared memory holds.
+        ValueError: a row has more ids, numbers and first-order terms than shared memory holds; or some bags are too long for
+            `shared`.
     """
 
     def __init__(
@@ -41,12 +44,16 @@ class DeviceLookup:
         out_dtype: torch.dtype,
         out_scale: float = 1.0,
         once: Sequence[tuple[int, int]] = (),
+        shared: tuple[int, int] | None = None,
     ) -> None:
-        self.plan, self.once = plan, tuple(once)
+        self.plan, self.once, self.shared = plan, tuple(once), shared
         self._descriptors, self._out_dtype, self._device = descriptors, out_dtype, descriptors.tables.device
         self._processors = torch.cuda.get_device_properties(self._device).multi_processor_count
         vector = _vector(plan, out_dtype)
         self.bags, others = bag_parts(plan, vector)
+        if shared and (once or self.bags.parts):
+            raise ValueError(f"lookup: got {len(self.bags.parts)} parts of bags, columns {once} once a context, expected none "
+                             f"beside columns {shared} of each context")  # fmt: skip
         units = [u for s in others for u in units_of(plan, s, vector)]
         totals = [u for s in plan.total_slots for u in units_of(plan, s, 1)]
         self.units, self.totals = len(units), len(totals)
@@ -72,6 +79,7 @@ class DeviceLookup:
             "JOINS": len(self.bags.joins),
             "TEAM": self.bags.team, "FLIGHT": FLIGHT,
             "ONCE": ",".join(f"{{{first},{end}}}" for first, end in self.once) or "{0,0}",
+            "SHARED": f"{{{shared[0]},{shared[1]}}}" if shared else "{0,0}",
         }  # fmt: skip
 
     def place(self) -> None:
@@ -129,6 +137,7 @@ class DeviceLookup:
         counts: bool = True,
         ahead: bool = False,
         context_rows: torch.Tensor | None = None,
+        shared_x: torch.Tensor | None = None,
     ) -> None:
         """Writes x[:n, :x_width] and total[:n, 0] for the batch's n <= rows true rows, and n to state[TRUE_ROWS].
 
@@ -141,7 +150,9 @@ class DeviceLookup:
             counts: False for a second lookup of one batch, which leaves the number alone.
             ahead: rows may still be staged after the launch, for as long as the header's STAGED_ROWS is negative. Only for the
                 one lookup of a batch.
-            context_rows: int32[>= rows] on the device: gets for each row the one whose columns `once` are its context's.
+            context_rows: int32[>= rows] on the device: gets for each row the one whose columns `once` are its context's; with
+                `shared` its context.
+            shared_x: [contexts, columns of `shared`], as x, without gaps: gets those of each context that it has room for.
 
         Raises:
             ValueError: an operand does not fit the plan.
@@ -164,9 +175,21 @@ class DeviceLookup:
             if total is None or total.dtype != torch.float32 or total.stride(0) != 1:
                 raise ValueError("lookup total: got none or a wrong layout, expected float32[B, 1]")
             check_rows("lookup total", total, rows, 1)
-        if self.once and (context_rows is None or context_rows.dtype != torch.int32 or len(context_rows) < rows):
+        if (self.once or self.shared) and (
+            context_rows is None or context_rows.dtype != torch.int32 or len(context_rows) < rows
+        ):
             got = "None" if context_rows is None else f"{context_rows.dtype} {tuple(context_rows.shape)}"
             raise ValueError(f"lookup context rows: got {got}, expected int32[>= {rows}]")
+        if self.shared:
+            width = self.shared[1] - self.shared[0]
+            if (
+                shared_x is None
+                or shared_x.dtype != self._out_dtype
+                or not shared_x.is_contiguous()
+                or shared_x.shape[1] != width
+            ):
+                got = "None" if shared_x is None else f"{shared_x.dtype} {tuple(shared_x.shape)}"
+                raise ValueError(f"lookup shared x: got {got}, expected contiguous {self._out_dtype} [contexts, {width}]")
         if ahead and state.numel() < STATE_WORDS:
             got = f"{state.numel()} words"
             raise ValueError(f"lookup state: got {got}, expected {STATE_WORDS} for rows that are staged after the launch")
@@ -186,6 +209,7 @@ class DeviceLookup:
                 0 if x is None else x.data_ptr(), i32(0 if x is None else x.stride(0)),
                 0 if total is None else total.data_ptr(),
                 descriptors.out_of_range.data_ptr(), state.data_ptr(), 0 if context_rows is None else context_rows.data_ptr(),
+                0 if shared_x is None else shared_x.data_ptr(), i32(0 if shared_x is None else len(shared_x)),
                 i32(rows), i32(t.rows), i32(counts),
             ),
             shared_bytes=self._shared_bytes(t.rows),

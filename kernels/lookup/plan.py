@@ -118,7 +118,8 @@ class LookupPlan:
 class Batch:
     """A batch's ids and numbers as tensors in host memory (pinned, where a GPU reads them in place). `rows` may be padded.
 
-    header: int32[16], see batch_header.py: STAGED_ROWS is the true number of rows, or negative while rows are staged;
+    header: int32[16], see batch_header.py: STAGED_ROWS is the true number of rows, or negative while rows are staged,
+    and STAGED_CONTEXTS that of contexts;
     request_of_row: int32[B], -1 for padding, which comes last;
     *_ids: uint8[Q or B, bytes of an `IdRecord`]; `reference` takes them widened, int32 or int64 [Q or B, columns];
     *_numbers: float32[Q or B, *].

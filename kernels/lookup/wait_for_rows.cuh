@@ -9,7 +9,7 @@
 
 #define ALL_ROWS 0x7fffffff
 
-enum HeaderWord { STAGED_ROWS = 10 };  // batch_header.py
+enum HeaderWord { STAGED_ROWS = 10, STAGED_CONTEXTS = 11 };  // batch_header.py
 
 // Until all rows are staged; gives how many the batch has. ready: rows that are staged, 0 before the launch.
 __device__ __forceinline__ int pass_on(const int* told, int* ready) {

@@ -74,7 +74,7 @@ __device__ __forceinline__ void store8(bf16* p, const float v[8]) {
 }
 
 // Words of a lane's state, int32 on the device: state.py says what each is.
-enum StateWord { TRUE_ROWS = 0, GENERATION = 1, READY_ROWS = 2, BATCH_NUMBER = 3, READY_BLOCKS = 4 };
+enum StateWord { TRUE_ROWS = 0, GENERATION = 1, READY_ROWS = 2, BATCH_NUMBER = 3, READY_BLOCKS = 4, CONTEXTS = 5 };
 
 // Programmatic dependent launch: the next kernel may start and do what needs nothing of this one; and this one waits until all
 // kernels before it are done and their writes are visible. Every kernel calls both, first the one, then, before it touches

@@ -1,5 +1,6 @@
 """A layer's weights as the kernels of waves and chains take them: padded, rounded, on their device."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +8,7 @@ import torch.nn.functional as f
 
 from kernels.dense.activation import SHAPED, unit_params
 from kernels.dense.linear import DENSE_DTYPE, padded
-from kernels.waves.wave_jobs import CrossJob, FmJob, LinearJob
+from kernels.waves.wave_jobs import CrossJob, FmJob, LinearJob, chunk_columns
 
 FP8_MOST = 448.0  # the largest number of e4m3
 COLUMNS, GROUP_WORDS = 16, 16  # of a tile of packed weights, and the 4-byte words of K of one of its groups
@@ -37,6 +38,19 @@ class CrossWeights:
 JobWeights = LinearWeights | CrossWeights | None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ShareWeights:
+    """Of what contexts share of the product of the wave's job number `job`: the columns [first, end) of its weights, as wave.cu
+    takes them, and as wave_wgmma.cu, if that is wanted.
+    """
+
+    job: int
+    first: int
+    end: int
+    weight: torch.Tensor
+    wide_weight: torch.Tensor | None
+
+
 def job_weights(job: LinearJob | FmJob | CrossJob, tasks: int, precision: str, device: torch.device) -> JobWeights:
     """None for a job without weights."""
     if isinstance(job, FmJob):
@@ -64,6 +78,28 @@ def job_weights(job: LinearJob | FmJob | CrossJob, tasks: int, precision: str, d
     if job.activation in SHAPED:
         shape = unit_params(job.activation, job.params, job.slope, out, rows, device)
     return LinearWeights(weight.to(dtype), bias, head, scale, shape)
+
+
+def share_weights(
+    jobs: Sequence[LinearJob | FmJob | CrossJob], weights: Sequence[JobWeights], wide: Mapping[int, torch.Tensor]
+) -> tuple[ShareWeights, ...]:
+    """Of the jobs with `shared` columns. wide: by job, the weights of wave_wgmma.cu.
+
+    Raises:
+        ValueError: such columns are no whole chunks of K, or all that there are.
+    """
+    found = []
+    for i, (job, own) in enumerate(zip(jobs, weights, strict=True)):
+        if not isinstance(job, LinearJob) or job.shared is None:
+            continue
+        assert isinstance(own, LinearWeights)
+        first, end = job.shared
+        chunk, depth = chunk_columns(own.weight.dtype), own.weight.shape[1]
+        if first % chunk or end % chunk or not 0 <= first < end <= depth or end - first == depth:
+            raise ValueError(f"wave shares: got columns {first} to {end} of {depth}, expected a part, in multiples of {chunk}")
+        own_wide = wide[i][:, first:end].contiguous() if i in wide else None
+        found.append(ShareWeights(i, first, end, own.weight[:, first:end].contiguous(), own_wide))
+    return tuple(found)
 
 
 def tf32_halves(weight: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@
 #define PER_ROW 3
 #define CROSSED 3
 #define KINDS 252
+#define SHARES 1
 #endif
 #define WARPS (WM * WN * WK)
 #define THREADS (32 * WARPS)
@@ -53,9 +54,10 @@ struct Product {
     int x_rows, weight_rows;    // of the thread's rows in this tile that exist
     int left;                   // bytes of the thread's row from its piece to the end of K
     unsigned shared, to;        // the ring; the thread's piece in it
-    int spans;
+    Chunks chunks;
+    int taken, spans;           // of the chunks
 
-    __device__ __forceinline__ Product(const Job& job, int m0, int n0, int bucket, char* ring) {
+    __device__ __forceinline__ Product(const Job& job, int m0, int n0, int bucket, char* ring) : chunks(job) {
         const int r = threadIdx.x >> 3, piece = threadIdx.x & 7, bytes = job.depth * (int)sizeof(X);
         x_step = COPY_ROWS * job.x_ld * (int)sizeof(X);
         weight_step = COPY_ROWS * bytes;
@@ -66,16 +68,21 @@ struct Product {
         left = bytes - piece * 16;
         shared = (unsigned)__cvta_generic_to_shared(ring);
         to = shared + r * 128 + ((piece ^ (r & 7)) << 4);
-        spans = (bytes + SPAN * 128 - 1) / (SPAN * 128);
+        take(chunks.own);
+    }
+    __device__ __forceinline__ void take(int count) {
+        taken = count;
+        spans = (count + SPAN - 1) / SPAN;
     }
     template <int ROWS> __device__ __forceinline__ void load(const char* from, int step, int rows, unsigned at, int span) const {
 #pragma unroll
         for (int g = 0; g < SPAN; ++g) {
-            const int done = (span * SPAN + g) * 128;
+            const int c = span * SPAN + g, done = chunks.at(c) * 128;
+            const bool there = done < left && (!SHARES || c < taken);
 #pragma unroll
             for (int i = 0; i < (ROWS + COPY_ROWS - 1) / COPY_ROWS; ++i)
                 if (ROWS % COPY_ROWS == 0 || (threadIdx.x >> 3) + i * COPY_ROWS < ROWS)
-                    copy16(at + g * (BM + BN) * 128 + i * COPY_ROWS * 128, from + (long long)i * step + done, i < rows && done < left);
+                    copy16(at + g * (BM + BN) * 128 + i * COPY_ROWS * 128, from + (long long)i * step + done, i < rows && there);
         }
     }
     __device__ __forceinline__ void load_x(int span) const { load<BM>(x, x_step, x_rows, to + span % STAGES * STAGE_BYTES, span); }
@@ -133,7 +140,7 @@ __device__ __forceinline__ void spill(float* products, const float sums[MT][NT][
 
 __device__ __forceinline__ void linear(const Wave& wave, const Job& job, int block, const int* state, int bucket, char* shared) {
     const int m0 = block / job.tiles * BM, tile_column = block % job.tiles, n0 = tile_column * BN;
-    const Product product(job, m0, n0, bucket, shared);
+    Product product(job, m0, n0, is_share(job) ? job.most : bucket, shared);
 #pragma unroll
     for (int s = 0; s < STAGES - 1; ++s)
         if (s < product.spans) product.load_weight(s);
@@ -144,10 +151,21 @@ __device__ __forceinline__ void linear(const Wave& wave, const Job& job, int blo
         if (s < product.spans) product.load_x(s);
         commit();
     }
-    const int rows = state[TRUE_ROWS], batch = state[BATCH_NUMBER];
+    const int rows = rows_of_product(job, state), batch = state[BATCH_NUMBER];
     if (m0 >= rows) {  // padding of the bucket
         wait_group<0>();
         return;
+    }
+    const bool apart = product.chunks.apart(job, state);
+    if (SHARES && !apart && product.chunks.own < product.chunks.all) {  // what is on its way stops short of the contexts' columns
+        wait_group<0>();
+        product.take(product.chunks.all);
+        for (int s = product.chunks.own / SPAN; s < min(STAGES - 1, product.spans); ++s) {
+            product.load_weight(s);
+            product.load_x(s);
+        }
+        commit();
+        wait_group<0>();
     }
     float sums[MT][NT][4] = {};
     for (int c = 0; c < product.spans; ++c) {
@@ -175,9 +193,12 @@ __device__ __forceinline__ void linear(const Wave& wave, const Job& job, int blo
     __syncthreads();
     float* products = reinterpret_cast<float*>(shared);
     spill(products, sums);
+    __shared__ int contexts[SHARES ? BM : 1];
+    if (apart) wait_for_shares(job, contexts, m0, tile_column, rows, batch);
     __syncthreads();
 
-    conclude<WK>(wave.head, job, own, products, m0, n0, tile_column, rows, batch);
+    if (is_share(job)) store_shares<WK>(job, products, m0, n0, tile_column, rows, batch);
+    else conclude<WK>(wave.head, job, own, products, m0, n0, tile_column, rows, batch, apart ? contexts : nullptr);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) wave(const __grid_constant__ Wave wave, const int* state, int bucket) {
@@ -187,6 +208,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) wave(const __grid_constant
     while (j + 1 < wave.count && (int)blockIdx.x >= wave.jobs[j + 1].first) ++j;
     const Job job = wave.jobs[j];  // a copy: read once, and no store can alias it
     const int block = blockIdx.x - job.first;
-    if (!PER_ROW || job.kind == LINEAR) linear(wave, job, block, state, bucket, shared);
+    if (!PER_ROW || job.kind == LINEAR || is_share(job)) linear(wave, job, block, state, bucket, shared);
     else if (PER_ROW) rows_of<WARPS>(job, block, state);
 }

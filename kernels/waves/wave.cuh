@@ -2,7 +2,7 @@
 // The including file defines X, BM, BN, TASKS, DOTS, LAYERS, THREADS (that take part in the epilogue) and SYNC (for them), and
 // what the wave's jobs need, for code is fetched anew in every launch and what is left out is not waited for (H200: the epilogue
 // took 4,000 cycles with all activations unrolled into it): HEAD, PER_ROW (bits of FM and CROSS), CROSSED (DCN-V2 layers:
-// 1, with an outer bias 3), KINDS (bits of activations).
+// 1, with an outer bias 3), KINDS (bits of activations), SHARES (whether contexts have shares of products: shares.cuh).
 #pragma once
 #include "runtime/common.cuh"
 #include "waves/epilogue.cuh"
@@ -29,6 +29,11 @@ struct Job {
     int outer;                 // whether the bias is added behind the product with x0
     int first, tiles;          // first block; column tiles
     int slot;                  // of the head's partial sums
+    int cut, skipped;          // of a product with shares: the chunk at which its contexts' columns begin, and how many they are
+    int most;                  // contexts of a batch that has shares
+    const int* context_of_row; // [rows]
+    float* shares;             // [most, width]
+    int* shares_done;          // [most / BM, tiles]: the number of the batch whose shares are there
 };
 struct Head {
     float* partial;            // [rows, slots, TASKS]
@@ -41,6 +46,7 @@ struct Head {
     int slots, expected;       // 0: no head in this wave
 };
 struct Wave { Job jobs[MAX_JOBS]; Head head; int count; };
+#include "waves/shares.cuh"
 
 // The block that is last to finish a group of rows adds up what all blocks left for it, 8 lanes a row, always in the same order.
 #define GROUP (BM > 64 ? BM : 64)
@@ -83,7 +89,7 @@ struct Columns {
         for (int k = 0; k < 4; ++k) bias[k] = 0.0f;
         for (int t = 0; t < TASKS; ++t)
             for (int k = 0; k < 4; ++k) share[t][k] = 0.0f;
-        if (!there) return;
+        if (!there || is_share(job)) return;
         load4(job.bias + n0 + column, bias);
         if (FP8) load4(job.scale + n0 + column, scale);
         if (HEAD && job.head)
@@ -92,16 +98,17 @@ struct Columns {
 };
 
 // Adds up the PARTS products [PARTS][BM][BN + 8] of the tile, applies bias, cross layer and activation, stores, and hands the
-// head its share.
+// head its share. contexts: of the tile's rows, if each context has a share of the products.
 template <int PARTS>
 __device__ __forceinline__ void conclude(
     const Head& head, const Job& job, const Columns& own, const float* products, int m0, int n0, int tile_column, int rows,
-    int batch) {
+    int batch, const int* contexts) {
     constexpr int EACH = (BM * ROW_THREADS + THREADS - 1) / THREADS;
     constexpr int MOST = CROSSED && KINDS < 1 << GELU ? 16 / (int)sizeof(X) : 4, AT_ONCE = EACH < MOST ? EACH : MOST;
     const int column = n0 + own.column, from = threadIdx.x / ROW_THREADS;
     constexpr int STEP = THREADS / ROW_THREADS;
     const bool outer = CROSSED > 1 && job.outer;
+    Share of_context(job, column);
     Shape shape[SHAPED ? 4 : 1];  // read here: kept beside the sums of the products it would take their registers
     if (SHAPED && own.there && job.shape)
         for (int k = 0; k < 4; ++k) shape[k] = shape_of<HAS(DICE) ? DICE : PRELU>(job.shape, job.width, column + k);
@@ -124,6 +131,7 @@ __device__ __forceinline__ void conclude(
             float v[4];
 #pragma unroll
             for (int k = 0; k < 4; ++k) v[k] = FP8 || outer ? 0.0f : own.bias[k];
+            if (SHARES && contexts && valid) of_context.add(contexts[r], v);
             for (int w = 0; w < PARTS; ++w) {
                 float p[4];
                 load4(products + (w * BM + r) * (BN + 8) + own.column, p);

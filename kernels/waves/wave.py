@@ -16,8 +16,8 @@ from kernels.dense.linear import DENSE_DTYPE, fastest
 from kernels.runtime.launch import check_dense, check_rows, launch, overlapping, shared_limit
 from kernels.runtime.source import kernel
 from kernels.runtime.tensor_map import tensor_map
-from kernels.waves.packed_weights import CrossWeights, LinearWeights, job_weights, tf32_halves
-from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, crossed_arguments, fill_head
+from kernels.waves.packed_weights import CrossWeights, LinearWeights, job_weights, share_weights, tf32_halves
+from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, crossed_arguments, fill_head, fill_share
 from kernels.waves.wave_jobs import CrossJob, FmJob, HeadOperands, JobKind, LinearJob, Operands, job_constants
 from kernels.waves.wave_tiles import (
     CROSSED_TILES,
@@ -53,8 +53,9 @@ class Wave:
         precision: str,
         device: torch.device,
     ) -> None:
-        if len(jobs) > MAX_JOBS:
-            raise ValueError(f"wave: got {len(jobs)} jobs, expected at most {MAX_JOBS}")
+        shared = sum(isinstance(job, LinearJob) and job.shared is not None for job in jobs)
+        if len(jobs) + shared > MAX_JOBS:
+            raise ValueError(f"wave: got {len(jobs)} jobs and {shared} of shares, expected at most {MAX_JOBS}")
         self.jobs, self._device = tuple(jobs), device
         self._dtype = DENSE_DTYPE[precision]
         self._bias = None if bias is None else bias.float().contiguous().to(device)
@@ -62,16 +63,18 @@ class Wave:
         self._weights = [job_weights(job, self.tasks, precision, device) for job in self.jobs]
         self._constants = job_constants(jobs, self.tasks, self._dtype)
         self._constants |= {"HEAD": str(int(bias is not None)), "PASSES": "3" if precision == "fp32" else "1"}
+        self._constants |= {"SHARES": str(int(shared > 0))}
         self._shared_limit = shared_limit(device)
         alone = len(jobs) == 1 and bias is None
         crosses = any(isinstance(job, LinearJob) and job.cross for job in jobs)
-        lone = [t for t in LONE_TILES if crosses and alone and t.holds(self._dtype.itemsize)]
+        lone = [t for t in LONE_TILES if crosses and alone and not shared and t.holds(self._dtype.itemsize)]
         wide = EXACT_TILES if precision == "fp32" else (*WIDE_TILES, *(CROSSED_TILES if crosses else ()), *lone)
         self._wide = wide if torch.cuda.get_device_capability(device)[0] == 9 else ()
         linear = {i: own.weight for i, own in enumerate(self._weights) if self._wide and isinstance(own, LinearWeights)}
         # As wave_wgmma.cu takes them.
         self._wide_weights = {i: tf32_halves(w) if precision == "fp32" else w for i, w in linear.items()}
-        self._library_bias = self._for_library(precision) if alone else None
+        self._shares = share_weights(self.jobs, self._weights, self._wide_weights)
+        self._library_bias = self._for_library(precision) if alone and not shared else None
         self._choice: dict[int, str] = {}
         self.recalled: dict[int, str] = {}  # names of choices made before, by rows; `tune` takes those that exist
 
@@ -152,10 +155,22 @@ class Wave:
             return
         if (head is None) != (self._bias is None):
             raise ValueError(f"wave: got {'no ' if head is None else ''}operands of a head, expected the contrary")
-        wave, maps, wide = WaveArguments(count=len(self.jobs)), MapArguments(), isinstance(tile, WideTile)
+        shares, wide = len(self._shares), isinstance(tile, WideTile)
+        wave, maps = WaveArguments(count=shares + len(self.jobs)), MapArguments()
         first = slot = 0
+        for at, share in enumerate(self._shares):  # first, as others wait for them
+            target = wave.jobs[at]
+            own_shares = operands[share.job].shares
+            if own_shares is None:
+                raise ValueError("wave: got no operands of shares, expected some")
+            fill_share(target, wave.jobs[shares + share.job], share, own_shares, rows, tile.columns)
+            if wide:
+                assert share.wide_weight is not None
+                maps.x[at] = tensor_map(own_shares.x[: target.most], tile.rows)
+                maps.weight[at] = tensor_map(share.wide_weight, tile.columns)
+            target.first, first = first, first + target.tiles * -(-target.most // tile.rows)
         for i, (job, given, own) in enumerate(zip(self.jobs, operands, self._weights, strict=True)):
-            target = wave.jobs[i]
+            target = wave.jobs[shares + i]
             target.x, target.x_ld = given.x.data_ptr(), given.x.stride(0)
             target.out, target.out_ld = (0, 0) if given.out is None else (given.out.data_ptr(), given.out.stride(0))
             target.first = first
@@ -173,8 +188,8 @@ class Wave:
                 target.shape, target.outer = own.shape.data_ptr() if len(own.shape) else 0, int(job.outer_bias)
                 target.tiles, target.slot = -(-width // tile.columns), slot
                 if wide:
-                    maps.x[i] = tensor_map(given.x[:rows, :depth], tile.rows)
-                    maps.weight[i] = tensor_map(self._wide_weights[i], tile.columns)
+                    maps.x[shares + i] = tensor_map(given.x[:rows, :depth], tile.rows)
+                    maps.weight[shares + i] = tensor_map(self._wide_weights[i], tile.columns)
                 if job.cross:
                     x0, xl = self._crossed(given, rows, width)
                     target.x0, target.x0_ld = x0.data_ptr(), x0.stride(0)

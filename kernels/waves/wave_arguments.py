@@ -5,9 +5,18 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.runtime.launch import check_dense
 from kernels.runtime.tensor_map import WORDS
-from kernels.waves.packed_weights import LinearWeights
-from kernels.waves.wave_jobs import HeadOperands, LinearJob
+from kernels.waves.packed_weights import LinearWeights, ShareWeights
+from kernels.waves.wave_jobs import (
+    HeadOperands,
+    JobKind,
+    LinearJob,
+    ShareOperands,
+    chunk_columns,
+    most_contexts,
+    share_marks,
+)
 from kernels.waves.wave_tiles import CrossedTile
 
 MAX_JOBS, MAX_LOGITS = 8, 3  # of wave.cuh
@@ -19,6 +28,8 @@ class JobArguments(ctypes.Structure):
         *((name, ctypes.c_float) for name in ("x_scale", "x0_scale", "xl_scale", "out_factor")),
         *((name, ctypes.c_int) for name in ("x_ld", "x0_ld", "xl_ld", "out_ld", "width", "depth")),
         *((name, ctypes.c_int) for name in ("kind", "activation", "outer", "first", "tiles", "slot")),
+        *((name, ctypes.c_int) for name in ("cut", "skipped", "most")),
+        *((name, ctypes.c_void_p) for name in ("context_of_row", "shares", "shares_done")),
     )
 
 
@@ -72,6 +83,30 @@ def fill_head(target: HeadArguments, head: HeadOperands, bias: torch.Tensor, row
     for i, logit in enumerate(head.logits):
         target.logits[i], target.steps[i] = logit.data_ptr(), logit_steps(logit, tasks)
     target.slots = target.expected = slots
+
+
+def fill_share(
+    target: JobArguments, of: JobArguments, own: ShareWeights, given: ShareOperands, rows: int, tile_columns: int
+) -> None:
+    """target: the job that computes shares; of: the one that adds them, whose other arguments may be there or not.
+
+    Raises:
+        ValueError: an operand does not fit.
+    """
+    most, (width, depth) = most_contexts(rows), own.weight.shape
+    check_dense("wave shared x", given.x, most, depth, own.weight.dtype)
+    of_row, shares, done = given.context_of_row, given.shares, given.done
+    if of_row.dtype != torch.int32 or done.dtype != torch.int32 or shares.dtype != torch.float32:
+        raise ValueError(f"wave shares: got {of_row.dtype}, {shares.dtype}, {done.dtype}, expected int32, float32, int32")
+    sizes, wanted = (of_row.numel(), shares.numel(), done.numel()), (rows, most * width, share_marks(rows, width))
+    if any(size < least for size, least in zip(sizes, wanted, strict=True)):
+        raise ValueError(f"wave shares: got room for {sizes} words, expected {wanted}")
+    target.kind, target.x, target.x_ld = JobKind.SHARE, given.x.data_ptr(), given.x.stride(0)
+    target.weight, target.width, target.depth, target.tiles = own.weight.data_ptr(), width, depth, -(-width // tile_columns)
+    chunk = chunk_columns(own.weight.dtype)
+    of.cut, of.skipped, of.context_of_row = own.first // chunk, (own.end - own.first) // chunk, of_row.data_ptr()
+    for job in (target, of):
+        job.most, job.shares, job.shares_done = most, shares.data_ptr(), done.data_ptr()
 
 
 def logit_steps(logit: torch.Tensor, tasks: int) -> int:

@@ -9,13 +9,16 @@ import torch
 from kernels.dense.activation import KINDS
 from kernels.runtime.launch import type_name
 
+ROWS_A_CONTEXT = 16  # at least, in the mean, of a batch whose contexts have shares
+
 
 class JobKind(IntEnum):
-    """As epilogue.cuh's Kind."""
+    """As epilogue.cuh's Kind, and shares.cuh's."""
 
     LINEAR = 0
     FM = 1
     CROSS = 2
+    SHARE = 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,6 +26,9 @@ class LinearJob:
     """activation(x W^T + b), or with `cross` x0 * (x W^T + b) + xl, where xl is x unless another value is given.
     weight[out, in], bias[out]; head[tasks, out]: the head's weights for this value, if the head reads it within this wave;
     kept: whether anything else reads it.
+
+    shared: columns of x, [first, end), that are of a context, multiples of `chunk_columns`: what they add to the product is
+    computed once a context.
 
     params, slope: of the activation, as `reference.activate_` takes them. outer_bias: of a cross layer: x0 * (x W^T) + b + xl.
     *_scale, for fp8: a value is what lies in memory times its scale.
@@ -41,6 +47,7 @@ class LinearJob:
     x0_scale: float = 1.0
     xl_scale: float = 1.0
     out_scale: float = 1.0
+    shared: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +101,39 @@ class Operands:
     out: torch.Tensor | None
     x0: torch.Tensor | None = None
     xl: torch.Tensor | None = None
+    shares: "ShareOperands | None" = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShareOperands:
+    """Of a job with `shared` columns. Batches of more contexts than x has rows are computed without shares.
+
+    Attributes:
+        x: [contexts, end - first], as the job's x: these columns of each context, of which `most_contexts` are computed.
+        context_of_row: int32[rows]. shares: float32[contexts, out], scratch.
+        done: int32[share_marks(rows, out)] of its own, zeros at first: numbers of batches (state[BATCH_NUMBER], which goes up)
+            whose shares are there.
+    """
+
+    x: torch.Tensor
+    context_of_row: torch.Tensor
+    shares: torch.Tensor
+    done: torch.Tensor
+
+
+def chunk_columns(dtype: torch.dtype) -> int:
+    """Columns of the 128 bytes in which products take K."""
+    return 128 // dtype.itemsize
+
+
+def most_contexts(rows: int) -> int:
+    """Of a batch of so many rows that has shares: with 16 rows a context or more they cost little beside the products."""
+    return -(-rows // ROWS_A_CONTEXT)
+
+
+def share_marks(rows: int, out: int) -> int:
+    """Words that tell of shares, with the smallest tiles."""
+    return -(-most_contexts(rows) // 16) * -(-out // 16)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,7 @@
 #define PER_ROW 3
 #define CROSSED 3
 #define KINDS 252
+#define SHARES 1
 #define BRINGS 0
 #endif
 #define WM (BM / 64)
@@ -35,32 +36,33 @@
 struct Maps { TensorMap x[MAX_JOBS], weight[MAX_JOBS]; };
 
 __device__ __forceinline__ void copy_all(
-    const TensorMap* x, const TensorMap* weight, int width, int m0, int n0, int chunks, const int* state, unsigned ring, unsigned full,
-    unsigned empty) {
-    const int ahead = min(STAGES, chunks);
+    const TensorMap* x, const TensorMap* weight, const Job& job, int m0, int n0, const Chunks& chunks, const int* state, unsigned ring,
+    unsigned full, unsigned empty) {
+    const int ahead = min(STAGES, chunks.own);
     const auto copy_weight = [&](int c) {
         const int s = c % STAGES;
         expect(full + 8 * s, HALVES * BN * 128);
         for (int h = 0; h < HALVES; ++h)
-            copy_tile(ring + s * STAGE_BYTES + (BM + h * BN) * 128, weight, full + 8 * s, c * CHUNK, n0 + h * width);
+            copy_tile(ring + s * STAGE_BYTES + (BM + h * BN) * 128, weight, full + 8 * s, chunks.at(c) * CHUNK, n0 + h * job.width);
     };
     const auto copy_x = [&](int c) {
         const int s = c % STAGES;
         expect(full + 8 * s, BM * 128);
-        copy_tile(ring + s * STAGE_BYTES, x, full + 8 * s, c * CHUNK, m0);
+        copy_tile(ring + s * STAGE_BYTES, x, full + 8 * s, chunks.at(c) * CHUNK, m0);
     };
 #pragma unroll 1
     for (int c = 0; c < ahead; ++c) copy_weight(c);
     wait_for_dependencies();
 #pragma unroll 1
     for (int c = 0; c < ahead; ++c) copy_x(c);  // of padding too, rather than wait for the number of rows first
-    if (m0 >= state[TRUE_ROWS]) {  // padding of the bucket: the block may not end before its copies have
+    if (m0 >= rows_of_product(job, state)) {  // padding of the bucket: the block may not end before its copies have
         for (int s = 0; s < ahead; ++s) wait(full + 8 * s, 0);
         return;
     }
+    const int count = chunks.count(job, state);
 #pragma unroll 1
-    for (int c = ahead; c < chunks; ++c) {
-        wait(empty + 8 * (c % STAGES), (c / STAGES - 1) & 1);
+    for (int c = ahead; c < count; ++c) {
+        if (!SHARES || c >= STAGES) wait(empty + 8 * (c % STAGES), (c / STAGES - 1) & 1);
         copy_weight(c);
         copy_x(c);
     }
@@ -136,12 +138,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) wave_wgmma(
     while (j + 1 < wave.count && (int)blockIdx.x >= wave.jobs[j + 1].first) ++j;
     const Job job = wave.jobs[j];  // a copy: read once, and no store can alias it
     const int block = blockIdx.x - job.first;
-    if (PER_ROW && job.kind != LINEAR) {
+    if (PER_ROW && job.kind != LINEAR && !is_share(job)) {
         if (threadIdx.x < THREADS) rows_of<THREADS / 32>(job, block, state);
         return;
     }
     const int m0 = block / job.tiles * BM, tile_column = block % job.tiles, n0 = tile_column * BN;
-    const int chunks = (job.depth + CHUNK - 1) / CHUNK;
+    const Chunks chunks(job);
     const unsigned ring = ((unsigned)__cvta_generic_to_shared(shared) + 1023) & ~1023u;
     const unsigned full = (unsigned)__cvta_generic_to_shared(barriers), empty = full + 8 * STAGES;
     if (threadIdx.x == 0) {
@@ -153,12 +155,12 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) wave_wgmma(
     }
     __syncthreads();
     if (threadIdx.x >= THREADS) {
-        if (threadIdx.x == THREADS) copy_all(&maps.x[j], &maps.weight[j], job.width, m0, n0, chunks, state, ring, full, empty);
+        if (threadIdx.x == THREADS) copy_all(&maps.x[j], &maps.weight[j], job, m0, n0, chunks, state, ring, full, empty);
         return;
     }
     const Columns own(job, n0);
     wait_for_dependencies();
-    const int rows = state[TRUE_ROWS], batch = state[BATCH_NUMBER];
+    const int rows = rows_of_product(job, state), batch = state[BATCH_NUMBER];
     if (m0 >= rows) return;
     if (BRINGS && job.x0) bring_to_l2(job, m0, n0, rows);
     Sums sums;
@@ -166,8 +168,9 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) wave_wgmma(
     for (int p = 0; p < BN / PIECE; ++p)
 #pragma unroll
         for (int i = 0; i < PIECE / 2; ++i) sums[p][i] = 0.0f;
-    if constexpr (PASSES == 3) multiply_exactly(sums[0], chunks, ring, full, empty);
-    else multiply_all<false>(sums, chunks, ring, full, empty);
+    const int count = chunks.count(job, state);
+    if constexpr (PASSES == 3) multiply_exactly(sums[0], count, ring, full, empty);
+    else multiply_all<false>(sums, count, ring, full, empty);
     SYNC();
     float* products = reinterpret_cast<float*>(shared + (ring - (unsigned)__cvta_generic_to_shared(shared)));
     const int lane = threadIdx.x & 31, row = share() * BM + first_row() + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
@@ -179,6 +182,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) wave_wgmma(
             *reinterpret_cast<float2*>(to) = make_float2(sums[p][4 * n], sums[p][4 * n + 1]);
             *reinterpret_cast<float2*>(to + 8 * (BN + 8)) = make_float2(sums[p][4 * n + 2], sums[p][4 * n + 3]);
         }
+    __shared__ int contexts[SHARES ? BM : 1];
+    const bool apart = chunks.apart(job, state);
+    if (apart) wait_for_shares(job, contexts, m0, tile_column, rows, batch);
     SYNC();
-    conclude<WK>(wave.head, job, own, products, m0, n0, tile_column, rows, batch);
+    if (is_share(job)) store_shares<WK>(job, products, m0, n0, tile_column, rows, batch);
+    else conclude<WK>(wave.head, job, own, products, m0, n0, tile_column, rows, batch, apart ? contexts : nullptr);
 }

@@ -7,13 +7,14 @@ _LOOKUP = {"CONTEXT_BYTES": "0", "CANDIDATE_BYTES": "76", "CONTEXT_NUMBERS": "0"
 _LOOKUP |= {"NARROW": "0", "MOST": "1", "MASKS": "0", "LARGEST": "0"}
 _LOOKUP |= {"GROUP": "8", "UNIT_THREADS": "320", "TOTAL_THREADS": "64", "BLOCKS": "2"}
 _LOOKUP |= {"OUT_FACTOR": "1.0f", "AHEAD": "0", "PARTS": "0", "SINGLES": "0", "JOINS": "0", "TEAM": "1", "FLIGHT": "8"}
-_LOOKUP |= {"ONCE": "{0,0}"}
+_LOOKUP |= {"ONCE": "{0,0}", "SHARED": "{0,0}"}
 _FLOAT = {"ID": "unsigned", "OUT": "float", "UNITS": "156", "VEC": "4", "DTYPES": "1", "TOTAL_DTYPES": "1"}
 _INT8 = {"ID": "unsigned long long", "OUT": "bf16", "UNITS": "78", "VEC": "8", "DTYPES": "8", "TOTAL_DTYPES": "8"}
 _FP8 = {"OUT": "fp8", "OUT_FACTOR": "0.25f"}
 
 _WAVE = {"TASKS": "2", "DOTS": "7", "LAYERS": "6", "HEAD": "1", "PER_ROW": "3", "CROSSED": "3", "KINDS": "252"}
-_CHAIN = {name: value for name, value in _WAVE.items() if name != "HEAD"}
+_WAVE |= {"SHARES": "0"}
+_CHAIN = {name: value for name, value in _WAVE.items() if name not in ("HEAD", "SHARES")}
 _TILES = (TILES[0].constants, TILES[-1].constants)
 _WIDE_TILES = (WIDE_TILES[0].constants, WIDE_TILES[-1].constants, CROSSED_TILES[0].constants)
 
@@ -27,6 +28,7 @@ _FIELDS = {"FIELDS": "39", "HEADS": "2", "SIZE": "16", "RESIDUAL": "1", "ACTIVAT
 _KEY_TILE = {"ALIGNED": "1,0", "KEY_TILES": "2", "WARPS": "8", "BLOCKS": "1", "ROWS": "16"}
 _AHEAD = {"AHEAD": "1", "CONTEXT_BYTES": "8", "CONTEXT_NUMBERS": "1", "CANDIDATE_NUMBERS": "2"}
 _ONCE = {"CONTEXT_BYTES": "100", "MASKS": "1", "NARROW": "1", "ONCE": "{64,1664},{1728,1778}"}
+_SHARED = {"CONTEXT_BYTES": "100", "SHARED": "{64,128}"}
 _POOLED = {"MOST": "10", "LARGEST": "1", "MASKS": "1", "NARROW": "1"}
 # MLPerf's DLRM: 12 features of one id and 14 of up to 100, 128 columns each; and bags of several dtypes, 20 columns each.
 _BAGS = {"CANDIDATE_BYTES": "760", "TOTALS": "0", "TOTAL_THREADS": "0", "UNIT_THREADS": "384", "BLOCKS": "2"}
@@ -37,7 +39,7 @@ _BAGS_MIXED = _BAGS | _POOLED | {"UNITS": "60", "VEC": "4", "TEAM": "5", "DTYPES
 _BAGS_MIXED |= _AHEAD | {"ID": "unsigned long long", "TOTALS": "39", "TOTAL_THREADS": "64", "AHEAD": "1"}
 _PLAIN = (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | {"OUT": "float"}, _FLOAT | _FP8, _INT8 | _FP8)
 _LOOKUPS = (_BAGS16, _BAGS8, _BAGS_MIXED, *_PLAIN, _FLOAT | _AHEAD, _INT8 | _AHEAD, _FLOAT | _AHEAD | _ONCE)
-_LOOKUPS += (_FLOAT | _POOLED, _INT8 | _POOLED | _AHEAD)
+_LOOKUPS += (_FLOAT | _POOLED, _INT8 | _POOLED | _AHEAD, _INT8 | _AHEAD | _SHARED)
 
 VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
     "lookup/embedding": ({}, *(_LOOKUP | own for own in _LOOKUPS)),
@@ -53,7 +55,8 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         _WAVE | {"X": x, "PASSES": passes, **sizes}
         for x, passes in (("float", "1"), ("float", "3"), ("bf16", "1"), ("fp8", "1"))
         for sizes in _TILES
-    ),
+    )
+    + tuple(_WAVE | {"X": x, "SHARES": "1", **_TILES[1]} for x in ("float", "bf16")),
     "dense/activation": ({"X": "float", "ACTIVATION": "7"}, {"X": "bf16", "ACTIVATION": "4"}),
     "interaction/dot": (
         _DOT | {"X": "float", "DIM": "128", "ROWS": "1"},
@@ -95,6 +98,8 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
     "waves/wave_wgmma": (
         *(_WAVE | {"X": x, **sizes} for x in ("float", "bf16", "fp8") for sizes in _WIDE_TILES),
         *(_WAVE | {"X": "float", **tile.constants} for tile in EXACT_TILES),
+        *(_WAVE | {"X": "bf16", "SHARES": "1", **sizes} for sizes in _WIDE_TILES),
+        _WAVE | {"X": "float", "SHARES": "1", **EXACT_TILES[0].constants},
     ),
     "waves/crossed_wgmma": tuple(
         tile.constants | {"X": x, "OUTER": outer}

@@ -73,7 +73,7 @@ def staging():
     """A lane's, in memory that is not pinned, of another batch's rows."""
     block = RowBlock.allocate(oracle.make_schema().block_layout, 64, 64)
     block.request_of_row[:] = 7
-    own = SimpleNamespace(block=block, _rows_word=block.header[HeaderWord.STAGED_ROWS : HeaderWord.STAGED_ROWS + 1])
+    own = SimpleNamespace(block=block, _words=block.header[HeaderWord.STAGED_ROWS : HeaderWord.STAGED_CONTEXTS + 1])
     own.stage = partial(Staging.stage, own)
     return own
 
@@ -85,7 +85,7 @@ def test_rows_are_staged_and_those_behind_become_padding(staging):
     want.request_of_row[:] = 7
     want.fill(blocks)
     want.request_of_row[8:16] = -1
-    want.header[HeaderWord.STAGED_ROWS] = 8
+    want.header[HeaderWord.STAGED_ROWS], want.header[HeaderWord.STAGED_CONTEXTS] = 8, 3
     assert staging.stage(blocks, 16) == 8
     assert staging.block.buffer.tobytes() == want.buffer.tobytes()
 

@@ -102,6 +102,7 @@ class Staged:
             rows = self.want.fill(blocks)
         self.want.request_of_row[rows:bucket] = -1
         self.stage.header[HeaderWord.STAGED_ROWS], self.want.header[HeaderWord.STAGED_ROWS] = 7, rows
+        self.want.header[HeaderWord.STAGED_CONTEXTS] = sum(b.contexts for b in blocks)
         at = self.stage.places
         rows_at = at[0], 4, at[2], LAYOUT.candidate_ids.nbytes, at[4], 4 * LAYOUT.candidate_dense
         contexts_at = at[1], LAYOUT.context_ids.nbytes, at[3], 4 * LAYOUT.context_dense
@@ -194,6 +195,7 @@ def test_large_batches_of_several_lanes_are_staged_at_once(tmp_path):
     for own, block in zip(wanted, blocks, strict=True):
         own.buffer[64:] = 0xA5
         own.header[HeaderWord.STAGED_ROWS] = own.fill(block)
+        own.header[HeaderWord.STAGED_CONTEXTS] = sum(b.contexts for b in block)
 
     def stage(own, block):
         run = replay_batch(1, 2, None, rows, (own.buffer, own.places, LAYOUT.sections), ahead=False, threads=3, cuda=cuda)

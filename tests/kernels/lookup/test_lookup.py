@@ -14,7 +14,7 @@ from kernels.lookup.descriptors import Segment, descriptors, segment_descriptors
 from kernels.lookup.embedding import DeviceLookup
 from kernels.lookup.id_record import IdRecord, id_bytes
 from kernels.lookup.plan import ALWAYS_ROW_0, Batch, IdColumn, Kind, LookupPlan, Slot, TableShape
-from kernels.runtime.state import STATE_WORDS
+from kernels.runtime.state import STATE_WORDS, StateWord
 from tests.backends import BACKENDS
 from tests.kernels import host_cuda
 from tests.kernels.lane_state import lane_state
@@ -53,7 +53,7 @@ def batch_of(plan, rows, contexts=1, ids=None, seed=0, capacity=None):
     request = np.full(capacity, -1, np.int32)
     request[:rows] = np.sort(rng.integers(0, contexts, rows))
     header = np.zeros(HEADER_WORDS, np.int32)
-    header[HeaderWord.STAGED_ROWS] = rows
+    header[HeaderWord.STAGED_ROWS], header[HeaderWord.STAGED_CONTEXTS] = rows, contexts
     arrays = (
         header,
         request,
@@ -112,7 +112,7 @@ def expected(plan, tables, scales, batch, rows):
 class OnDevice:
     """A lookup on either backend: x and total (on the CPU), NaN wherever nothing was written. "host": a GPU's, by `on_host`."""
 
-    def __init__(self, plan, tables, device, out_dtype=F32, segments=1, once=()):
+    def __init__(self, plan, tables, device, out_dtype=F32, segments=1, once=(), shared=None, room=3):
         self.plan, self.device, self.out_dtype = plan, device, out_dtype
         scales = scales_of(plan)
         if device == "cpu":
@@ -128,7 +128,8 @@ class OnDevice:
             segment_descriptors([_segments(t, segments) for t in self.other], _addresses(self.other_scales)),
         )
         self.descriptors = descriptors(generations, target)
-        self.lookup = DeviceLookup(plan, self.descriptors, out_dtype, once=once)
+        self.lookup = DeviceLookup(plan, self.descriptors, out_dtype, once=once, shared=shared)
+        self.room = room  # contexts whose shared columns are wanted
 
     @property
     def out_of_range(self):
@@ -142,9 +143,19 @@ class OnDevice:
         total = torch.full((capacity, 1), torch.nan, device=self.memory)
         state = lane_state(0, self.memory, batch_number=5, generation=generation)
         pinned = on_the_bus(self.plan, batch)
-        self.context_rows = torch.full((capacity,), -1, dtype=torch.int32, device=self.memory) if self.lookup.once else None
-        self.lookup(pinned, capacity, x, total, state, context_rows=self.context_rows)
-        assert torch.equal(state, lane_state(rows, self.memory, batch_number=6, generation=generation))
+        self.context_rows = (
+            torch.full((capacity,), -1, dtype=torch.int32, device=self.memory)
+            if self.lookup.once or self.lookup.shared
+            else None
+        )
+        self.shared_x = None
+        if self.lookup.shared:
+            first, end = self.lookup.shared
+            self.shared_x = torch.full((self.room, end - first), torch.nan, dtype=self.out_dtype, device=self.memory)
+        self.lookup(pinned, capacity, x, total, state, context_rows=self.context_rows, shared_x=self.shared_x)
+        want = lane_state(rows, self.memory, batch_number=6, generation=generation)
+        want[StateWord.CONTEXTS] = len(batch.context_ids) if self.lookup.shared else 0
+        assert torch.equal(state, want)
         self.padding = x[rows:].cpu(), total[rows:].cpu()
         return x[:rows, : self.plan.x_width].cpu(), total[:rows].cpu()
 
@@ -404,6 +415,56 @@ def test_columns_of_a_context_are_written_once_where_they_are_wanted_once(rows, 
     assert (at == row).sum() <= contexts + rows // 4  # more than 4 rows a block
     assert once.out_of_range == plain.out_of_range
     assert plain.out_of_range or rows == 1
+
+
+def context_plan(dtype=F32):
+    """Columns 0 to 16 of a candidate's id, 16 to 64 of the context: an id, a bag of two, a number times a row, numbers."""
+    tables = [TableShape(70, 16, dtype), TableShape(9, 8, dtype), TableShape(1, 8, F32), TableShape(300, 8, dtype)]
+    columns = [IdColumn(0, 0, 1), IdColumn(-1, 0, 1), IdColumn(-2, 1, 3, True), IdColumn(-3, 1, 3, True)]
+    columns += [IdColumn(ALWAYS_ROW_0, 2, 0), IdColumn(1, 3, 2)]
+    x = [Slot(Kind.GATHER, 16, 0, 0, 1), Slot(Kind.GATHER, 16, 16, 1, 1), Slot(Kind.GATHER, 8, 32, 2, 2)]
+    x += [Slot(Kind.SCALE, 8, 40, 4, 1, number=-1), *(Slot(Kind.COPY, 1, 48 + i, number=-1 - i) for i in range(8))]
+    x += [Slot(Kind.COPY, 1, 56 + i, number=-1 - i) for i in range(8)] + [Slot(Kind.GATHER, 8, 64, 5, 1)]
+    return plan_of(tables, columns, x, context=3, candidate=2, context_numbers=8)
+
+
+@pytest.mark.parametrize("device", BACKENDS[1:])
+@pytest.mark.parametrize(("dtype", "out"), [(F32, F32), (F16, torch.bfloat16), (I8, F32)])
+@pytest.mark.parametrize(("rows", "contexts"), [(1, 1), (53, 1), (53, 5), (300, 290), (1031, 3)])
+def test_columns_of_a_context_are_written_for_each_context_too(rows, contexts, dtype, out, device):
+    plan = context_plan(dtype)
+    tables = tables_of(plan)
+    batch = batch_of(plan, rows, contexts, lambda rng, n, size: rng.integers(0, size + 2, n), capacity=rows + 3)
+    plain, shared = OnDevice(plan, tables, device, out), OnDevice(plan, tables, device, out, shared=(16, 64), room=4)
+    every, _ = plain(batch, rows, capacity=rows + 3)
+    x, _ = shared(batch, rows, capacity=rows + 3)
+    assert torch.equal(x, every)
+    request, own = batch.request_of_row[:rows], shared.context_rows.cpu()
+    assert torch.equal(own[:rows], request)
+    assert (own[rows:] == -1).all()
+    got = shared.shared_x.cpu()
+    for context in range(4):
+        rows_of = (request == context).nonzero()[:, 0]
+        if len(rows_of):
+            assert torch.equal(got[context], every[rows_of[0], 16:64])
+        else:
+            assert got[context].isnan().all()
+    assert shared.out_of_range == plain.out_of_range
+
+
+@pytest.mark.bulk
+def test_on_the_host_too_columns_are_written_for_each_context(on_host):
+    for rows, contexts in ((1, 1), (53, 1), (53, 5), (300, 290)):
+        test_columns_of_a_context_are_written_for_each_context_too(rows, contexts, F16, torch.bfloat16, "host")
+
+
+def test_room_for_the_columns_of_contexts_is_asked_for(on_host):
+    plan = context_plan()
+    lookup = OnDevice(plan, tables_of(plan), "host", shared=(16, 64)).lookup
+    batch, state = on_the_bus(plan, batch_of(plan, 2)), torch.zeros(STATE_WORDS, dtype=torch.int32)
+    given = batch, 2, torch.zeros(2, 72), None, state
+    with pytest.raises(ValueError, match=r"lookup shared x: got None, expected contiguous torch.float32 \[contexts, 48\]"):
+        lookup(*given, context_rows=torch.zeros(2, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("device", BACKENDS)

@@ -1,0 +1,70 @@
+"""Which columns of a lookup are multiplied but once a context: those of its features, in layers that read the lookup itself."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.graph.graph import Graph, Node
+from dpiframe_core.graph.waves import CROSS_LAYERS, MAX_JOBS
+from kernels.waves.wave_jobs import chunk_columns
+
+SHARED_ROWS = 128  # of a bucket, from which on it is tried: a wave of few rows waits for weights, whoever multiplies them
+_LEAST = 8  # the part of a lookup's columns, one over it, that is worth a program of its own
+_MOST_IDS = 8  # of a bag beside them: longer ones may be cut into parts, which know no contexts
+
+
+@dataclass(frozen=True, slots=True)
+class ContextShares:
+    """lookup: the node. columns: of its first output, [first, end), all of a context's features. layers: members of waves that
+    read this output, and compute what these columns add to their products once a context.
+    """
+
+    lookup: str
+    columns: tuple[int, int]
+    layers: frozenset[str]
+
+
+def context_shares(waves: Graph, schema: FeatureSchema, dtype: torch.dtype) -> ContextShares | None:
+    """Of a graph of `group_waves`: of the features of a context that lie side by side, the most columns, in whole chunks of
+    products of `dtype`. None where they are few or all, or no layer reads them.
+    """
+    lookups = [n for n in waves.nodes if n.op == "lookup"]
+    if len(lookups) != 1 or lookups[0].attrs.splits or not lookups[0].attrs.concat:
+        return None
+    (lookup,) = lookups
+    if any(_pools(schema, name, table) for name, table in _sources(lookup)):
+        return None
+    chunk = chunk_columns(dtype)
+    whole = [(-(-first // chunk) * chunk, end // chunk * chunk) for first, end in _runs(lookup, schema)]
+    first, end = max(whole, key=lambda run: run[1] - run[0], default=(0, 0))
+    width = waves.widths[lookup.outputs[0]]
+    if (end - first) * _LEAST < width or end - first == width:
+        return None
+    layers: set[str] = set()
+    for wave in waves.nodes:
+        jobs = [m for m in wave.attrs.members if m.op != "head"]
+        reading = [m.name for m in jobs if m.op in ("linear", *CROSS_LAYERS) and m.inputs[-1] == lookup.outputs[0]]
+        layers.update(reading[: MAX_JOBS - len(jobs)] if wave.op == "wave" else ())
+    return ContextShares(lookup.name, (first, end), frozenset(layers)) if layers else None
+
+
+def _sources(lookup: Node) -> Iterator[tuple[str, str | None]]:
+    for source in (*lookup.attrs.concat, *lookup.attrs.total):
+        yield source.feature, source.table
+
+
+def _pools(schema: FeatureSchema, feature: str, table: str | None) -> bool:
+    return schema.columns[feature].width > _MOST_IDS and table is not None and schema.pooling(feature, table) != "none"
+
+
+def _runs(lookup: Node, schema: FeatureSchema) -> Iterator[tuple[int, int]]:
+    """[first, end) of the columns of a context's features that lie side by side."""
+    first = column = 0
+    for source in lookup.attrs.concat:
+        if not schema.columns[source.feature].section.startswith("context"):
+            yield first, column
+            first = column + source.width
+        column += source.width
+    yield first, column
