@@ -18,7 +18,7 @@ _BATCHES, _CONTEXTS = (",".join(map(str, sizes)) for sizes in (BATCHES, CONTEXTS
 @app.command()
 def latency_apart(
     models: Names = _MODELS,
-    precision: str = "bf16",
+    precisions: Names = "bf16,tf32",
     batches: Names = _BATCHES,
     contexts: Names = _CONTEXTS,
     search: Annotated[float, typer.Option(help="seconds from now after which no search of Inductor's begins")] = 200,
@@ -33,7 +33,7 @@ def latency_apart(
     now = time.time()
     run = Run("latency", "cuda", seed, out, append)
     todo = apart_suite.jobs(
-        names_in(models), precision, numbers_in(batches), numbers_in(contexts),
+        names_in(models), names_in(precisions), numbers_in(batches), numbers_in(contexts),
         seconds=seconds, seed=seed, search_until=now + search,
     )  # fmt: skip
     run.finish(apart_suite.run(todo, run.failed, timed_from=now + timed, end=now + limit))

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import time
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -13,15 +14,22 @@ class GpuTurn:
     """A lock among processes, by a file. To be entered by one thread; entering again inside costs nothing.
 
     Waits for its process's own launches before it hands the GPU on.
+
+    Attributes:
+        held_s, waited_s: for how long, in all.
     """
 
     def __init__(self, path: Path, wait: Callable[[], None]) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        self._wait, self._depth = wait, 0
+        self._wait, self._depth, self._since = wait, 0, 0.0
+        self.held_s = self.waited_s = 0.0
 
     def __enter__(self) -> None:
         if not self._depth:
+            start = time.perf_counter()
             fcntl.flock(self._file, fcntl.LOCK_EX)
+            self._since = time.perf_counter()
+            self.waited_s += self._since - start
         self._depth += 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -30,6 +38,7 @@ class GpuTurn:
             try:
                 self._wait()
             finally:
+                self.held_s += time.perf_counter() - self._since
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def at_once(self) -> bool:
@@ -37,6 +46,7 @@ class GpuTurn:
         try:
             if not self._depth:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._since = time.perf_counter()
         except BlockingIOError:
             return False
         self._depth += 1

@@ -25,7 +25,7 @@ ORDER = (1024, 256, 4096, 64, 1)  # the cells that say most come first
 
 def jobs(
     models: Sequence[str],
-    precision: str,
+    precisions: Sequence[str],
     batches: Sequence[int],
     contexts: Sequence[int],
     *,
@@ -44,8 +44,9 @@ def jobs(
         for n in contexts if model in WITH_CONTEXTS else (1,):
             rows = [b for b in sorted(batches, key=lambda b: ORDER.index(b) if b in ORDER else len(ORDER)) if n <= b]
             layers = "deep" if architecture_of(model) in PAPER_MODELS else model
-            cells = tuple((b, n) for b in rows)
-            found.append(Job(model, precision, cells, seconds, seed, search_until, plain_first=layers in leads))
+            ahead = [(p, b, n) for p in precisions for b in rows[:2]]  # a precision's cells that are searched for
+            cells = (*ahead, *((p, b, n) for b in rows[2:] for p in precisions))
+            found.append(Job(model, cells, seconds, seed, search_until, plain_first=layers in leads))
             leads.add(layers)
     return found
 

@@ -1,4 +1,4 @@
-"""One model in one precision, in a process of its own: compiles every peer of its cells beside other jobs, then times in turn.
+"""One model, in a process of its own: compiles every peer of its cells beside other jobs, then times in turn.
 
 What takes the CPU runs beside the other jobs; what launches on the GPU waits for its turn. A cell is timed as suite `latency`
 times it, and its records are those of that suite.
@@ -7,7 +7,7 @@ times it, and its records are those of that suite.
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,14 @@ from benchmarks.workloads.models import workload
 from benchmarks.workloads.workload import Form, Workload
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
+from dpiframe_core.features.row_block import RowBlock
 from kernels.dense.linear import matmul_precision
 
 _SEARCHED = (1024, 256)  # rows whose peers are searched for first
 _FIRST_SEARCH_S, _PLAIN_S = 45.0, 12.0  # of a cell, before one was seen: Inductor's whole search; cuBLAS's products alone
+
+
+At = tuple[str, int, int]  # precision, rows, contexts
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +43,15 @@ class Job:
     """What one process measures.
 
     Attributes:
-        cells: (rows, contexts), those first whose peer should have Inductor's whole search.
-        plain_first: begin with the cells that need no search: another job finds meanwhile what this one's products share.
+        cells: those first whose peer should have Inductor's whole search.
         seconds: of timing, a system and cell.
         search_until: seconds of the epoch after which no search begins.
+        plain_first: begin with the cells that need no search: another job finds meanwhile what this one's products share.
         size: smaller tables and layers than published, as the model's own function takes them; for tests.
     """
 
     model: str
-    precision: str
-    cells: tuple[tuple[int, int], ...]
+    cells: tuple[At, ...]
     seconds: float
     seed: int
     search_until: float
@@ -58,146 +61,169 @@ class Job:
 
     @property
     def name(self) -> str:
-        return f"{self.model} {self.precision} contexts={'/'.join(map(str, sorted({c for _, c in self.cells})))}"
+        precisions = dict.fromkeys(precision for precision, _, _ in self.cells)
+        return f"{self.model} {'/'.join(precisions)} contexts={'/'.join(map(str, sorted({c for *_, c in self.cells})))}"
 
 
 @dataclass(eq=False)
 class _Cell:
     """One batch size while its systems come together."""
 
-    rows: int
-    contexts: int
-    blocks: list[Any]
-    expected: list[Any]
-    peers: dict[str, System]
+    blocks: Sequence[RowBlock]
+    expected: Sequence[Any]
+    peers: dict[str, System] = field(default_factory=dict)
     searched: bool = False
 
 
+@dataclass(eq=False)
+class _Side:
+    """One precision: its engine for all sizes, and the peers' module."""
+
+    peers: HeldPeers
+    engine: Engine | None = None
+    warm: bool = False  # or it failed
+    notes: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
 class JobRun:
-    """Runs a job: `prepare` beside others, then `measure` in one turn."""
+    """Runs a job: `prepare` beside others, then `measure` in turns."""
 
     def __init__(self, job: Job, turn: GpuTurn, failed: Callable[[str, Exception], None]) -> None:
         self.job, self.turn, self.device, self.failed = job, turn, torch.device(job.device), failed
-        self.sweep = ModelSweep([job.model], [job.precision], [], self.device, failed, job.seconds, seed=job.seed)
+        self.sweep = ModelSweep([job.model], [], [], self.device, failed, job.seconds, seed=job.seed)
         self.w: Workload = workload(job.model, self.device, seed=job.seed, **job.size)
-        self.engine: Engine | None = None
-        self.notes: dict[int, dict[str, Any]] = {}
+        self.sides = {p: _Side(HeldPeers(self.w, p, self.device)) for p in dict.fromkeys(p for p, _, _ in job.cells)}
+        drawn = {size: self._drawn(*size) for size in dict.fromkeys(at[1:] for at in job.cells)}
+        self.cells = {at: _Cell(*drawn[at[1:]]) for at in job.cells}
         self.took: list[str] = []
         self._search_s = 0.0
 
     def prepare(self) -> None:
-        """Engine and peers of all cells. A peer that fails is told of, and is not there when the cell is timed."""
-        self.cells = {at: self._drawn(*at) for at in self.job.cells}
-        held = HeldPeers(self.w, self.job.precision, self.device)
-        order = sorted(self.cells, key=lambda at: at[0] in _SEARCHED) if self.job.plain_first else list(self.cells)
+        """Engines and peers of all cells. A peer that fails is told of, and is not there when the cell is timed."""
+        order = sorted(self.cells, key=_is_searched) if self.job.plain_first else list(self.cells)
         for i, at in enumerate(order):
-            if self.engine is None and self.turn.at_once():
-                self._in_hand(self._warm)
-            left = len(order) - i - 1
-            self._compile(held, at, ATEN if at[0] not in _SEARCHED or not self._may_search(left) else "")
-        if self.engine is None:
-            with self.turn:
-                self._warm()
+            self._warm_one(wait=False)
+            searches = _is_searched(at) and self._may_search(len(order) - i - 1)
+            self._compile(at, "" if searches else ATEN)
+        while self._warm_one(wait=True):
+            pass
         for at in self.job.cells:  # what time is left makes peers stronger
             if not self.cells[at].searched and self._may_search(0):
-                self._compile(held, at, "")
+                self._compile(at, "")
 
     def measure(self) -> Iterator[Record]:
         """A cell's records once it is timed."""
         for at in self.job.cells:
             try:
                 with self.turn:
-                    records = self._timed(self.cells[at])
+                    records = self._timed(*at)
             except Exception as error:
                 self.failed(f"{self.job.name} {at}", error)
                 continue
             yield from records
 
-    def _drawn(self, rows: int, contexts: int) -> _Cell:
+    def _drawn(self, rows: int, contexts: int) -> tuple[list[RowBlock], list[Any]]:
         blocks = self.sweep.blocks(self.w, rows, contexts)
         with self.turn:
-            expected = known.reference_scores(self.w, blocks)
-        return _Cell(rows, contexts, blocks, expected, {})
+            return blocks, known.reference_scores(self.w, blocks)
 
     def _may_search(self, cells_left: int) -> bool:
         needs = 1.2 * (self._search_s or _FIRST_SEARCH_S) + _PLAIN_S * cells_left
         return time.time() + needs < self.job.search_until
 
-    def _compile(self, held: HeldPeers, at: tuple[int, int], products: str) -> None:
-        cell, start = self.cells[at], time.time()
+    def _compile(self, at: At, products: str) -> None:
+        (precision, rows, contexts), cell, start = at, self.cells[at], time.time()
         try:
-            with matmul_precision(self.job.precision):
-                peer = held.compiled(*at, products)
+            with matmul_precision(precision):
+                peer = self.sides[precision].peers.compiled(rows, contexts, products)
                 with self.turn:
                     made = peer.systems()
                     for name, system in made.items():
-                        self._check(name, system, cell)
+                        self._check(name, system, at)
         except Exception as error:
             self.failed(f"{self.job.name} {at} {products}", error)
             return
         finally:
             took = time.time() - start
-            self.took.append(f"{at[0]}/{at[1]}{'' if products else ' whole'} {took:.0f}")
+            self.took.append(f"{precision} {rows}{'' if products else ' whole'} {took:.0f}")
             if not products:
                 self._search_s = max(took, self._search_s / 2)
         for system in cell.peers.values():
             system.close()
         cell.peers, cell.searched = made, not products
 
-    def _check(self, name: str, system: System, cell: _Cell) -> float:
+    def _check(self, name: str, system: System, at: At) -> float:
+        cell = self.cells[at]
         with torch.inference_mode():
-            scores = map(system.score, cell.blocks)
-            return max(
-                check(s, e, self.job.precision, f"{name} {self.job.name}") for s, e in zip(scores, cell.expected, strict=True)
-            )
+            pairs = zip(map(system.score, cell.blocks), cell.expected, strict=True)
+            return max(check(s, e, at[0], f"{name} {self.job.name}") for s, e in pairs)
 
-    def _in_hand(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        finally:
-            self.turn.__exit__(None, None, None)
+    def _warm_one(self, *, wait: bool) -> bool:
+        """Warms up one engine that is not, if its turn comes, or waits for it; whether there may be another."""
+        for precision, side in self.sides.items():
+            if not side.warm and side.engine is None:
+                side.engine = self._loaded(precision)
+                side.warm = side.engine is None
+            if not side.warm and (wait or self.turn.at_once()):
+                with self.turn:  # a turn that `at_once` began ends behind this one
+                    if not wait:
+                        self.turn.__exit__(None, None, None)
+                    self._warm(precision, side)
+                return True
+        return False
 
-    def _warm(self) -> None:
-        sizes = {rows for rows, _ in self.job.cells}
+    def _loaded(self, precision: str) -> Engine | None:
+        """The engine with its kernels compiled: what of its start needs no turn."""
+        sizes = {rows for p, rows, _ in self.job.cells if p == precision}
         most = max(64, *sizes)
         options = EngineOptions(max_batch_rows=most, buckets=tuple(sorted({*sizes, most})), lanes=1)
         try:
-            with matmul_precision(self.job.precision):
-                engine = Engine(self.w.bundle(known.golden(self.w)), str(self.device), self.job.precision, options)
-                report = engine.warmup()
+            with matmul_precision(precision):
+                engine = Engine(self.w.bundle(known.golden(self.w)), str(self.device), precision, options)
+                engine.compile()
         except Exception as error:
             self.failed(f"{self.job.name} engine", error)
-            return
-        self.engine = engine
-        self.took.append(f"engine {report.seconds:.1f} ({len(report.buckets)} buckets)")
-        for c in report.calibrations:
-            self.notes[c.bucket] = {"program": c.program, "program_gain": round(c.gain, 3)}
+            return None
+        return engine
 
-    def _timed(self, cell: _Cell) -> list[Record]:
-        job, w = self.job, self.w
-        systems: dict[str, System] = {}
-        if self.engine:
-            note = self.notes.get(cell.rows, {})
-            systems["dpiframe"] = System(self.engine.submit, device_us=self.engine.replay_us, notes=note)
-        dtype = torch.bfloat16 if job.precision == "bf16" else torch.float32
-        form = Form(stacked=False, dtype=dtype, exact=job.precision == "fp32")
-        inputs = PeerInputs.of(w.schema, cell.rows, cell.contexts)
-        systems["eager"] = called(w.module(form), inputs, cell.rows, self.device, compiled=False)
+    def _warm(self, precision: str, side: _Side) -> None:
+        side.warm = True
+        assert side.engine
+        try:
+            with matmul_precision(precision):
+                report = side.engine.warmup()
+        except Exception as error:
+            self.failed(f"{self.job.name} engine", error)
+            side.engine = None
+            return
+        self.took.append(f"engine {report.seconds:.1f}")
+        side.notes = {c.bucket: {"program": c.program, "program_gain": round(c.gain, 3)} for c in report.calibrations}
+
+    def _timed(self, precision: str, rows: int, contexts: int) -> list[Record]:
+        at, w, side = (precision, rows, contexts), self.w, self.sides[precision]
+        cell, systems = self.cells[at], dict[str, System]()
+        if side.engine:
+            systems["dpiframe"] = System(side.engine.submit, device_us=side.engine.replay_us, notes=side.notes.get(rows, {}))
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        eager = w.module(Form(stacked=False, dtype=dtype, exact=precision == "fp32"))
+        systems["eager"] = called(eager, PeerInputs.of(w.schema, rows, contexts), rows, self.device, compiled=False)
         systems |= cell.peers
-        with matmul_precision(job.precision), torch.inference_mode():
-            worst = {name: self._check(name, s, cell) for name, s in systems.items()}
+        with matmul_precision(precision), torch.inference_mode():
+            worst = {name: self._check(name, s, at) for name, s in systems.items()}
             count = len(cell.blocks)
             calls = {name: lambda i, s=s: s.score(cell.blocks[i % count]) for name, s in systems.items()}
-            times = interleaved(calls, job.seconds)
+            times = interleaved(calls, self.job.seconds)
             device_us = {name: s.device_us(cell.blocks[0]) for name, s in systems.items()}
-        named = self.sweep.cell(w, cell.contexts) | {"buckets": "exact"}
-        return [
-            record(
-                "latency", name, model=w.name, batch=cell.rows, precision=job.precision, cell=named, times=times[name],
-                device_us=device_us[name], max_abs_err=worst[name], **s.notes, **w.facts,
-            )
-            for name, s in systems.items()
-        ]  # fmt: skip
+        named = self.sweep.cell(w, contexts) | {"buckets": "exact"}
+        found = []
+        for name, s in systems.items():
+            own: dict[str, Any] = {"times": times[name], "device_us": device_us[name], "max_abs_err": worst[name], **s.notes}
+            found.append(record("latency", name, model=w.name, batch=rows, precision=precision, cell=named, **own, **w.facts))
+        return found
+
+
+def _is_searched(at: At) -> bool:
+    return at[1] in _SEARCHED
 
 
 def work(job: Job, lock: Path, said: Any, go: Any) -> None:
@@ -213,9 +239,10 @@ def work(job: Job, lock: Path, said: Any, go: Any) -> None:
     start = time.time()
     try:
         run = JobRun(job, turn, failed)
-        run.took.append(f"begin {time.time() - start:.0f}")
+        run.took.append(f"begun {time.time() - start:.0f}")
         run.prepare()
-        said.put(("ready", f"{job.name}: {'; '.join(run.took)}; in all {time.time() - start:.0f} s"))
+        of_gpu = f"GPU {turn.held_s:.0f} s, waited {turn.waited_s:.0f} s"
+        said.put(("ready", f"{job.name}: {'; '.join(run.took)}; in all {time.time() - start:.0f} s, {of_gpu}"))
         go.wait()
         for r in run.measure():
             said.put(("record", r))
