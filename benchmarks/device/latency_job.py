@@ -46,6 +46,7 @@ class Job:
         cells: those first whose peer should have Inductor's whole search.
         seconds: of timing, a system and cell.
         search_until: seconds of the epoch after which no search begins.
+        eager: whether eager PyTorch is timed too.
         plain_first: begin with the cells that need no search: another job finds meanwhile what this one's products share.
         size: smaller tables and layers than published, as the model's own function takes them; for tests.
     """
@@ -56,6 +57,7 @@ class Job:
     seed: int
     search_until: float
     plain_first: bool = False
+    eager: bool = True
     device: str = "cuda:0"
     size: Mapping[str, Any] = field(default_factory=dict)
 
@@ -98,10 +100,15 @@ class JobRun:
         self.took: list[str] = []
         self._search_s = 0.0
 
-    def prepare(self) -> None:
-        """Engines and peers of all cells. A peer that fails is told of, and is not there when the cell is timed."""
+    def prepare(self, is_late: Callable[[], bool] = lambda: False) -> None:
+        """Engines and peers of all cells, or of those that are done when it is late.
+
+        A peer that fails is told of, and is not there when the cell is timed.
+        """
         order = sorted(self.cells, key=_is_searched) if self.job.plain_first else list(self.cells)
         for i, at in enumerate(order):
+            if is_late():
+                break
             self._warm_one(wait=False)
             searches = _is_searched(at) and self._may_search(len(order) - i - 1)
             self._compile(at, "" if searches else ATEN)
@@ -112,8 +119,10 @@ class JobRun:
                 self._compile(at, "")
 
     def measure(self) -> Iterator[Record]:
-        """A cell's records once it is timed."""
+        """A cell's records once it is timed. Cells that have no peer are left out."""
         for at in self.job.cells:
+            if not self.cells[at].peers:
+                continue
             try:
                 with self.turn:
                     records = self._timed(*at)
@@ -204,9 +213,10 @@ class JobRun:
         cell, systems = self.cells[at], dict[str, System]()
         if side.engine:
             systems["dpiframe"] = System(side.engine.submit, device_us=side.engine.replay_us, notes=side.notes.get(rows, {}))
-        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-        eager = w.module(Form(stacked=False, dtype=dtype, exact=precision == "fp32"))
-        systems["eager"] = called(eager, PeerInputs.of(w.schema, rows, contexts), rows, self.device, compiled=False)
+        if self.job.eager:
+            dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+            eager = w.module(Form(stacked=False, dtype=dtype, exact=precision == "fp32"))
+            systems["eager"] = called(eager, PeerInputs.of(w.schema, rows, contexts), rows, self.device, compiled=False)
         systems |= cell.peers
         with matmul_precision(precision), torch.inference_mode():
             worst = {name: self._check(name, s, at) for name, s in systems.items()}
