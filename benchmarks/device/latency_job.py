@@ -105,17 +105,18 @@ class JobRun:
 
         A peer that fails is told of, and is not there when the cell is timed.
         """
-        order = sorted(self.cells, key=_is_searched) if self.job.plain_first else list(self.cells)
+        waits = self.job.plain_first and self._may_search(0)
+        order = sorted(self.cells, key=_is_searched) if waits else list(self.cells)
         for i, at in enumerate(order):
             if is_late():
                 break
             self._warm_one(wait=False)
             searches = _is_searched(at) and self._may_search(len(order) - i - 1)
             self._compile(at, "" if searches else ATEN)
-        while self._warm_one(wait=True):
+        while not is_late() and self._warm_one(wait=True):
             pass
         for at in self.job.cells:  # what time is left makes peers stronger
-            if not self.cells[at].searched and self._may_search(0):
+            if not is_late() and not self.cells[at].searched and self._may_search(0):
                 self._compile(at, "")
 
     def measure(self) -> Iterator[Record]:
@@ -197,7 +198,8 @@ class JobRun:
 
     def _warm(self, precision: str, side: _Side) -> None:
         side.warm = True
-        assert side.engine
+        if side.engine is None:
+            return
         try:
             with matmul_precision(precision):
                 report = side.engine.warmup()
@@ -210,6 +212,9 @@ class JobRun:
 
     def _timed(self, precision: str, rows: int, contexts: int) -> list[Record]:
         at, w, side = (precision, rows, contexts), self.w, self.sides[precision]
+        if not side.warm:
+            side.engine = side.engine or self._loaded(precision)
+            self._warm(precision, side)
         cell, systems = self.cells[at], dict[str, System]()
         if side.engine:
             systems["dpiframe"] = System(side.engine.submit, device_us=side.engine.replay_us, notes=side.notes.get(rows, {}))
