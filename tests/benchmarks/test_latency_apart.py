@@ -1,4 +1,4 @@
-"""Suite `latency` with a process a model: which cells each job has, whose turn the GPU is, and the records that a job leaves."""
+"""Suite `latency` with a process a model: which cells a job has, whose turn the GPU is, and the records left."""
 
 import time
 from collections import Counter
