@@ -26,6 +26,7 @@ def latency_apart(
     limit: Annotated[float, typer.Option(help="seconds from now after which what still runs is ended")] = 330,
     seconds: Seconds = 0.12,
     eager: Annotated[bool, typer.Option(help="time eager PyTorch too")] = True,
+    descent: Annotated[bool, typer.Option(help="coordinate descent, a part of Inductor's max-autotune")] = True,
     seed: int = 0,
     append: Append = False,
     out: Out = None,
@@ -35,6 +36,6 @@ def latency_apart(
     run = Run("latency", "cuda", seed, out, append)
     todo = apart_suite.jobs(
         names_in(models), names_in(precisions), numbers_in(batches), numbers_in(contexts),
-        seconds=seconds, seed=seed, search_until=now + search, eager=eager,
+        seconds=seconds, seed=seed, search_until=now + search, eager=eager, descent=descent,
     )  # fmt: skip
     run.finish(apart_suite.run(todo, run.failed, timed_from=now + timed, end=now + limit))

@@ -33,6 +33,7 @@ def jobs(
     seed: int,
     search_until: float,
     eager: bool = True,
+    descent: bool = True,
 ) -> list[Job]:
     """One a model; one a number of contexts where rows share features.
 
@@ -47,7 +48,9 @@ def jobs(
             layers = "deep" if architecture_of(model) in PAPER_MODELS else model
             ahead = [(p, b, n) for p in precisions for b in rows[:2]]  # a precision's cells that are searched for
             cells = (*ahead, *((p, b, n) for b in rows[2:] for p in precisions))
-            found.append(Job(model, cells, seconds, seed, search_until, plain_first=layers in leads, eager=eager))
+            found.append(
+                Job(model, cells, seconds, seed, search_until, plain_first=layers in leads, eager=eager, descent=descent)
+            )
             leads.add(layers)
     return found
 

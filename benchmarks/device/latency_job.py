@@ -46,7 +46,7 @@ class Job:
         cells: those first whose peer should have Inductor's whole search.
         seconds: of timing, a system and cell.
         search_until: seconds of the epoch after which no search begins.
-        eager: whether eager PyTorch is timed too.
+        eager, descent: whether eager PyTorch is timed too, and what `HeldPeers` says.
         plain_first: begin with the cells that need no search: another job finds meanwhile what this one's products share.
         size: smaller tables and layers than published, as the model's own function takes them; for tests.
     """
@@ -58,6 +58,7 @@ class Job:
     search_until: float
     plain_first: bool = False
     eager: bool = True
+    descent: bool = True
     device: str = "cuda:0"
     size: Mapping[str, Any] = field(default_factory=dict)
 
@@ -94,7 +95,9 @@ class JobRun:
         self.job, self.turn, self.device, self.failed = job, turn, torch.device(job.device), failed
         self.sweep = ModelSweep([job.model], [], [], self.device, failed, job.seconds, seed=job.seed)
         self.w: Workload = workload(job.model, self.device, seed=job.seed, **job.size)
-        self.sides = {p: _Side(HeldPeers(self.w, p, self.device)) for p in dict.fromkeys(p for p, _, _ in job.cells)}
+        self.sides = {
+            p: _Side(HeldPeers(self.w, p, self.device, job.descent)) for p in dict.fromkeys(p for p, _, _ in job.cells)
+        }
         drawn = {size: self._drawn(*size) for size in dict.fromkeys(at[1:] for at in job.cells)}
         self.cells = {at: _Cell(*drawn[at[1:]]) for at in job.cells}
         self.took: list[str] = []

@@ -1,5 +1,6 @@
 """The compiled peers of one model in one precision, several batch sizes of them held at once, ready to be timed."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,11 +17,15 @@ _SHAPES = 64  # of one module; dynamo's own limit is 8
 
 @dataclass(eq=False)
 class HeldPeers:
-    """One module for all sizes. Each is compiled for its own shape, and what is compiled stays as long as this lives."""
+    """One module for all sizes. Each is compiled for its own shape, and what is compiled stays as long as this lives.
+
+    descent: whether Inductor tunes its own kernels by coordinate descent, as max-autotune does: a compilation a step.
+    """
 
     w: Workload
     precision: str
     device: torch.device
+    descent: bool = True
     _module: torch.nn.Module = field(init=False)
 
     def __post_init__(self) -> None:
@@ -32,6 +37,7 @@ class HeldPeers:
     def compiled(self, rows: int, contexts: int, products: str = "") -> "CompiledPeer":
         """Compiled by Inductor, whose products are timed on the way. products: what it chooses among, "" for all it has."""
         options = dict(torch._inductor.list_mode_options("max-autotune-no-cudagraphs"))
+        options["coordinate_descent_tuning"] = self.descent
         if products:
             options["max_autotune_gemm_backends"] = products
         store = torch.compile(known.storing(self._module), dynamic=False, options=options)
@@ -40,7 +46,10 @@ class HeldPeers:
         given = inputs.views(torch.zeros(inputs.nbytes, dtype=torch.uint8, device=self.device))
         with torch.inference_mode():
             store(scores, *given)
-        return CompiledPeer(store, inputs, rows, self.device, products)
+        notes: dict[str, object] = {"products": products} if products else {}
+        if not self.descent:
+            notes["coordinate_descent"] = False
+        return CompiledPeer(store, inputs, rows, self.device, notes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +60,7 @@ class CompiledPeer:
     inputs: PeerInputs
     rows: int
     device: torch.device
-    products: str
+    notes: Mapping[str, object]
 
     def systems(self) -> dict[str, System]:
         """Launches on the GPU, and times the two ways to read mapped inputs."""
@@ -60,8 +69,7 @@ class CompiledPeer:
             made = {"compile-captured": called(self._scores, self.inputs, self.rows, self.device)}
         else:
             made = {"compile-captured": captured(*given), "compile-mapped": mapped(*given)}
-        more = {"products": self.products} if self.products else {}
-        return {name: replace(s, notes={**s.notes, **more}) for name, s in made.items()}
+        return {name: replace(s, notes={**s.notes, **self.notes}) for name, s in made.items()}
 
     def _scores(self, *given: torch.Tensor) -> torch.Tensor:
         scores = torch.zeros(self.rows, 1, device=self.device)

@@ -7,8 +7,9 @@ from benchmarks.records.result_file import ResultFile
 from benchmarks.records.run import RESULTS
 from benchmarks.report import pages, performance, results_page, speed_chart
 from benchmarks.report.aims import GPU_AIMS, NOTHING
+from benchmarks.report.architectures import architectures
 from benchmarks.report.results import Results, gains
-from benchmarks.systems.names import BATCHES, CONTEXTS, MODEL_TITLES, PAPER_MODELS, WITH_CONTEXTS
+from benchmarks.systems.names import BATCHES, CONTEXTS, MODEL_TITLES, PAPER_MODELS, WITH_CONTEXTS, architecture_of
 from benchmarks.timing import Times
 from tests.benchmarks.test_report import RUN
 
@@ -79,6 +80,18 @@ def test_bf16_is_held_against_our_own_tf32_where_products_rule(slowest, met):
     found = verdict(OWN, Results({}, tuple(records)))
     assert (found.met, found.figure.endswith("(16 of 16 cells)")) == (met, True)
     assert verdict(OWN, Results({}, tuple(r for r in records if r["batch"] == 1024))).met is not True
+
+
+def test_every_architecture_has_a_row_with_its_mean_and_its_worst_cell():
+    slow = {("autoint", 64): 0.9, ("din-200", 1): 1.1}
+    tf32 = measured(lambda *at: slow.get(at, 2.0)).records
+    bf16 = [r | {"precision": "bf16", "p50_us": r["p50_us"] / 2} for r in tf32 if r["batch"] > 1]
+    rows = architectures(Results({}, (*tf32, *bf16)))
+    assert len(rows) == 2 + len({architecture_of(m) for m in MODEL_TITLES})
+    assert f"| AutoInt | {(2**4 * 0.9) ** (1 / 5):.2f}x (least 0.90x: autoint B=64) |" in rows[-3]
+    (din,) = [row for row in rows if row.startswith("| DIN |")]
+    assert "(least 1.10x: din-200 B=1) | 2.00x (least 2.00x: din-50 B=64; 24 of 26 cells) | 2.00x (least 2.00x) |" in din
+    assert architectures(Results({}, tuple(bf16)))[2].endswith("|  |")  # no tf32 of ours
 
 
 def stored_of_the_four():
