@@ -32,4 +32,4 @@ def fastest_peers(runs: Iterable[Stored]) -> list[dict[str, Any]]:
 
 def of_file(stored: Stored) -> list[dict[str, Any]]:
     """What a file that is about to be measured anew hands on: its own compiled peers, and those that it has kept."""
-    return fastest_peers([stored, *stored.get("earlier_peers", ())])
+    return fastest_peers([stored, *stored.get("other_cells", ()), *stored.get("earlier_peers", ())])

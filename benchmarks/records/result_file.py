@@ -1,4 +1,7 @@
-"""What measurements are on disk: {"run": facts, "records": [one a system and cell], "earlier_peers": [runs of peers alone]}."""
+"""What measurements are on disk: {"run": facts, "records": [one a system and cell], "other_cells": [], "earlier_peers": []}.
+
+Other cells and earlier peers are runs too, each with its facts: of cells that the last run left out; of compiled peers alone.
+"""
 
 import json
 from collections.abc import Mapping
@@ -16,11 +19,11 @@ class ResultFile:
     Compiled peers that the file has of earlier runs on such a machine stay, each with its own run (`earlier_peers`).
 
     Args:
-        append: keep the records of other cells that stand there, if they are of the same commit and machine.
+        append: keep the records of other cells that stand there, if they are of the same machine. Those of another commit stay
+            with their own run (`other_cells`) until their cell is measured anew.
 
     Attributes:
-        dropped: what stands there that will not stay, in words: another machine's records, another commit's if they were to
-            stay, or no records at all.
+        dropped: what stands there that will not stay, in words: another machine's records, or no records at all.
 
     Raises:
         ValueError: what stands there holds no results, and is to be appended to.
@@ -30,6 +33,7 @@ class ResultFile:
         self.path, self.run = path, dict(run)
         self.records: list[Record] = []
         self.earlier_peers: list[dict[str, Any]] = []
+        self.other_cells: list[dict[str, Any]] = []
         self.dropped: str | None = None
         self._run_before: Mapping[str, Any] = self.run  # of the records that are appended to
         if not path.exists():
@@ -42,11 +46,15 @@ class ResultFile:
             return
         before = stored["run"]
         same_machine, same_commit = _machine(before) == _machine(self.run), before.get("commit") == self.run.get("commit")
-        if not same_machine or (append and not same_commit):
+        if not same_machine:
             kind = "gpu" if before.get("gpu") else "cpu"
             self.dropped = f"records of {kind} {before.get(kind)}, commit {before.get('commit')}"
-        if append and same_machine and same_commit:
-            self.records, self.earlier_peers, self._run_before = stored["records"], stored.get("earlier_peers", []), before
+        if append and same_machine:
+            self.earlier_peers, self.other_cells = stored.get("earlier_peers", []), stored.get("other_cells", [])
+            if same_commit:
+                self.records, self._run_before = stored["records"], before
+            else:
+                self.other_cells = [{"run": before, "records": stored["records"]}, *self.other_cells]
         elif same_machine:
             self.earlier_peers = earlier_peers.of_file(stored)
 
@@ -55,26 +63,31 @@ class ResultFile:
         at = [identity(r) for r in self.records]
         if identity(new) in at:
             place = at.index(identity(new))
-            self._keep(self.records[place], new)
+            self._keep(self._run_before, self.records[place], new)
             self.records[place] = new
         else:
             self.records.append(new)
+        for other in self.other_cells:
+            for old in [r for r in other["records"] if identity(r) == identity(new)]:
+                self._keep(other["run"], old, new)
+                other["records"].remove(old)
+        self.other_cells = [other for other in self.other_cells if other["records"]]
         cell = [r for r in self.records if identity(r)[1:] == identity(new)[1:] and r["p50_us"]]
         for r in cell:
             r["speedup_vs"] = {title(o): round(o["p50_us"] / r["p50_us"], 3) for o in cell if o is not r}
         self.write()
 
-    def _keep(self, old: Record, new: Record) -> None:
+    def _keep(self, run: Mapping[str, Any], old: Record, new: Record) -> None:
         """A compiled peer of a run before that a slower one replaces is still the one to beat."""
-        if self._run_before == self.run or (new["p50_us"] or inf) <= (old["p50_us"] or inf):
-            return
-        before = {"run": self._run_before, "records": [old]}
-        self.earlier_peers = earlier_peers.fastest_peers([*self.earlier_peers, before])
+        if run != self.run and (new["p50_us"] or inf) > (old["p50_us"] or inf):
+            self.earlier_peers = earlier_peers.fastest_peers([*self.earlier_peers, {"run": run, "records": [old]}])
 
     def write(self) -> None:
         """A line a record, so that a change of one shows as one."""
-        peers = ",\n ".join(f'{{"run": {json.dumps(e["run"])},\n  {_lines(e["records"], "   ")}}}' for e in self.earlier_peers)
-        more = f',\n "earlier_peers": [\n {peers}]' if peers else ""
+        more = ""
+        for name, runs in (("other_cells", self.other_cells), ("earlier_peers", self.earlier_peers)):
+            told = ",\n ".join(f'{{"run": {json.dumps(e["run"])},\n  {_lines(e["records"], "   ")}}}' for e in runs)
+            more += f',\n "{name}": [\n {told}]' if told else ""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self.path.with_suffix(".part")
         unfinished.write_text(f'{{"run": {json.dumps(self.run)},\n {_lines(self.records, "  ")}{more}}}\n')
@@ -85,7 +98,7 @@ def _stored(path: Path) -> dict[str, Any] | None:
     """What a file of ours holds; None of another's, or of one that was cut short."""
     try:
         stored: dict[str, Any] = json.loads(path.read_text())
-        for part in (stored, *stored.get("earlier_peers", ())):
+        for part in (stored, *stored.get("other_cells", ()), *stored.get("earlier_peers", ())):
             part["run"].keys()
             list(map(identity, part["records"]))
     except (ValueError, KeyError, TypeError, AttributeError):

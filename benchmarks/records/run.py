@@ -17,7 +17,7 @@ Names = Annotated[str, typer.Option(help="comma-separated")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda")]
 Seconds = Annotated[float, typer.Option(help="of timing, a system and cell")]
 Ids = Annotated[str, typer.Option(help="zipf or uniform")]
-Append = Annotated[bool, typer.Option(help="keep the file's records of other cells, if they are of this commit and machine")]
+Append = Annotated[bool, typer.Option(help="keep the file's records of other cells, each with its run, if of this machine")]
 Out = Annotated[Path | None, typer.Option(help="JSON file; default results/<h200, .. or cpu>/<suite>.json")]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchmarks.records.run import RESULTS
 from benchmarks.report import performance, performance_serving, results_page, speed_chart
+from benchmarks.report.architectures import architectures
 from benchmarks.report.markdown import filled, table, times_over, us
 from benchmarks.report.results import Results, any_of, gains
 from benchmarks.systems.names import PAPER_MODELS
@@ -50,6 +51,7 @@ def parts(stored: Mapping[str, Results], records: str) -> dict[str, list[str]]:
         "summary": summary(h200, cpu, records),
         **{f"models-{precision}": performance.models(h200, precision) for precision in ("tf32", "bf16", "fp32")},
         "models-fp8": performance.fp8(h200),
+        "architectures": architectures(h200),
         "all-peers": performance.all_peers(stored["h200-all-peers"]),
         "lookup": performance.lookup(h200),
         "large-tables": performance.large_tables(h200),

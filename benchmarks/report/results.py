@@ -26,9 +26,11 @@ class Results:
         runs, records = {}, []
         for file in sorted(folder.glob("*.json")):
             stored = json.loads(file.read_text())
-            peers = stored.get("earlier_peers", ())
-            earlier = {f"{file.name}, peers of {e['run']['date']}, commit {e['run']['commit']}": e for e in peers}
-            for name, part in ({file.name: stored} | earlier).items():
+            parts = {file.name: stored}
+            for what, key in (("cells", "other_cells"), ("peers", "earlier_peers")):
+                for e in stored.get(key, ()):
+                    parts[f"{file.name}, {what} of {e['run']['date']}, commit {e['run']['commit']}"] = e
+            for name, part in parts.items():
                 runs[name] = part["run"]
                 for r in part["records"]:
                     records.append({**r, "file": name, "system": title(r)})

@@ -91,14 +91,18 @@ class CudaLane:
         """Warms up and captures every bucket, the largest first, so that smaller ones fit in its memory."""
         pool = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize(self._device)
-        by_operators = {p.operators: p for p in self._programs.values()}  # which programs of one graph share
-        with ThreadPoolExecutor() as threads:  # NVRTC takes half a second a kernel, and one core
-            for done in [threads.submit(call) for p in by_operators.values() for call in self._compilations(p)]:
-                done.result()
+        self.compile()
         with torch.cuda.device(self._device), torch.inference_mode(), matmul_precision(self._precision):
             for rows in reversed(self.buckets):
                 self._staging.stage_zeros(rows)
                 self._ready.insert(0, self._prepared(rows, pool))
+
+    def compile(self) -> None:
+        """Compiles the kernels of all programs, those that are in no cache; nothing is launched."""
+        by_operators = {p.operators: p for p in self._programs.values()}  # which programs of one graph share
+        with ThreadPoolExecutor() as threads:  # NVRTC takes half a second a kernel, and one core
+            for done in [threads.submit(call) for p in by_operators.values() for call in self._compilations(p)]:
+                done.result()
 
     def _compilations(self, program: CudaProgram) -> list[Callable[[], object]]:
         return program.operators.compile({rows: self._ahead(program, rows) for rows in self.buckets})

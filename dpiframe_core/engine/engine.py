@@ -92,6 +92,13 @@ class Engine:
         """
         return cls(read_bundle(path), device, precision, EngineOptions(max_batch_rows=max_batch_rows, lanes=lanes))
 
+    def compile(self) -> None:
+        """Compiles what a warm-up would have to, without the GPU: for who shares it and has to wait for a turn."""
+        c_build.request_extension()
+        for lane in self._pool.lanes:
+            if isinstance(lane, CudaLane):
+                lane.compile()
+
     def warmup(self) -> WarmupReport:
         """Captures every bucket on every lane and scores the golden rows on each. The engine serves only after this.
 

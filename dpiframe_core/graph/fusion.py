@@ -7,6 +7,7 @@ streams. Each pass can be left out (`passes`), which is how the ablation measure
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from dpiframe_core.graph.column_copies import fuse_column_copies
 from dpiframe_core.graph.field_attention import fuse_field_attention
 from dpiframe_core.graph.graph import Attrs, Graph, Node
 
@@ -189,6 +190,7 @@ def _may_be_logit(graph: Graph, maker: Node, value: str, consumers: dict[str, li
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "lookup": fuse_lookup,
+    "column_copies": fuse_column_copies,
     "linear_bias": fuse_linear_bias,
     "linear_activation": fuse_linear_activation,
     "cross_v2": fuse_cross_v2,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.records.record import record
+from benchmarks.records.record import identity, record
 from benchmarks.records.result_file import ResultFile
 from benchmarks.report.results import Results
 from benchmarks.systems.names import COMPILED
@@ -106,6 +106,20 @@ def test_what_is_stored_says_of_every_record_where_it_comes_from(path):
         assert earlier["run"] != stored["run"]
         assert earlier["run"]["gpu"] == stored["run"]["gpu"]
         assert {r["system"] for r in earlier["records"]} <= set(COMPILED)
+    for other in stored.get("other_cells", ()):
+        assert set(FACTS) <= other["run"].keys()
+        assert other["run"]["gpu"] == stored["run"]["gpu"]
+        assert not {identity(r) for r in other["records"]} & {identity(r) for r in stored["records"]}
+
+
+def test_latencies_of_all_models_are_in_one_file_a_precision():
+    found = {}
+    for path in (p for p in STORED if p.parent.name == "h200"):
+        stored = json.loads(path.read_text())
+        for part in (stored, *stored.get("other_cells", ())):
+            for r in (r for r in part["records"] if r["suite"] == "latency"):
+                found.setdefault(r["precision"], set()).add(path.name)
+    assert found == {p: {f"latency-{p}.json"} for p in ("bf16", "fp32", "fp8", "tf32")}
 
 
 def test_the_stored_h200_cells_have_peers_of_earlier_runs():

@@ -65,12 +65,43 @@ def test_a_cell_that_is_measured_again_replaces_its_record_in_place(tmp_path):
     assert [(r["system"], r["p50_us"]) for r in file.records] == [("dpiframe", 9.0), ("eager", 90.0), ("dpiframe", 8.0)]
 
 
-def test_records_of_another_commit_or_gpu_are_not_mixed_in(tmp_path):
+def test_records_of_another_gpu_are_not_mixed_in(tmp_path):
     ResultFile(tmp_path / "latency.json", RUN).add(entry("eager", 90.0))
-    for other in ({"commit": "def"}, {"gpu": "another"}):
-        file = ResultFile(tmp_path / "latency.json", RUN | other, append=True)
-        assert file.records == []
-        assert file.dropped == "records of gpu NVIDIA H200, commit abc"
+    file = ResultFile(tmp_path / "latency.json", RUN | {"gpu": "another"}, append=True)
+    assert (file.records, file.other_cells) == ([], [])
+    assert file.dropped == "records of gpu NVIDIA H200, commit abc"
+
+
+def test_cells_of_another_commit_stay_with_their_run_until_they_are_measured_anew(tmp_path):
+    path, later = tmp_path / "latency.json", RUN | {"commit": "def"}
+    first = ResultFile(path, RUN)
+    for r in (entry("dpiframe", 10.0), entry("dpiframe", 20.0, batch=4), entry("eager", 90.0, batch=4)):
+        first.add(r)
+    second = ResultFile(path, later, append=True)
+    assert second.dropped is None
+    second.add(entry("dpiframe", 18.0, batch=4))
+    found = {(r["system"], r["batch"]): (r["p50_us"], run["commit"]) for run, r in whose(stored(path))}
+    assert found == {("dpiframe", 4): (18.0, "def"), ("dpiframe", 1): (10.0, "abc"), ("eager", 4): (90.0, "abc")}
+    results = Results.read(tmp_path)
+    assert {c["dpiframe"]["batch"]: c["dpiframe"]["p50_us"] for c in results.cells("latency")} == {1: 10.0, 4: 18.0}
+    ResultFile(path, later, append=True).add(entry("dpiframe", 9.0))
+    ResultFile(path, later, append=True).add(entry("eager", 80.0, batch=4))
+    assert "other_cells" not in stored(path)
+
+
+@pytest.mark.parametrize(("again", "kept"), [(30.0, [15.0]), (12.0, [])])
+def test_a_peer_among_other_cells_that_a_slower_one_replaces_is_still_kept(tmp_path, again, kept):
+    path = tmp_path / "latency.json"
+    ResultFile(path, RUN).add(entry("compile-captured", 15.0))
+    ResultFile(path, RUN | {"commit": "def"}, append=True).add(entry("compile-captured", again))
+    found = stored(path)
+    assert [(e["run"], r["p50_us"]) for e in found.get("earlier_peers", ()) for r in e["records"]] == [(RUN, us) for us in kept]
+    assert [r["p50_us"] for r in found["records"]] == [again]
+
+
+def whose(found):
+    """Every record of a file with the run that it is of."""
+    return [(part["run"], r) for part in (found, *found.get("other_cells", ())) for r in part["records"]]
 
 
 def test_records_of_another_processor_are_not_mixed_in_where_there_is_no_gpu(tmp_path):

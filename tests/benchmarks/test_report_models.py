@@ -7,11 +7,13 @@ from benchmarks.records.result_file import ResultFile
 from benchmarks.records.run import RESULTS
 from benchmarks.report import pages, performance, results_page, speed_chart
 from benchmarks.report.aims import GPU_AIMS, NOTHING
+from benchmarks.report.architectures import architectures
 from benchmarks.report.results import Results, gains
-from benchmarks.systems.names import BATCHES, CONTEXTS, MODEL_TITLES, PAPER_MODELS, WITH_CONTEXTS
+from benchmarks.systems.names import BATCHES, CONTEXTS, MODEL_TITLES, PAPER_MODELS, WITH_CONTEXTS, architecture_of
 from benchmarks.timing import Times
 from tests.benchmarks.test_report import RUN
 
+NEW = ("latency", "mlperf")  # suites that have the other models
 EACH, OWN = "every architecture over the best peer, tf32", "bf16 over our own tf32 where products rule, B >= 1024"
 
 
@@ -80,12 +82,23 @@ def test_bf16_is_held_against_our_own_tf32_where_products_rule(slowest, met):
     assert verdict(OWN, Results({}, tuple(r for r in records if r["batch"] == 1024))).met is not True
 
 
+def test_every_architecture_has_a_row_with_its_mean_and_its_worst_cell():
+    slow = {("autoint", 64): 0.9, ("din-200", 1): 1.1}
+    tf32 = measured(lambda *at: slow.get(at, 2.0)).records
+    bf16 = [r | {"precision": "bf16", "p50_us": r["p50_us"] / 2} for r in tf32 if r["batch"] > 1]
+    rows = architectures(Results({}, (*tf32, *bf16)))
+    assert len(rows) == 2 + len({architecture_of(m) for m in MODEL_TITLES})
+    assert f"| AutoInt | {(2**4 * 0.9) ** (1 / 5):.2f}x (least 0.90x: autoint B=64) |" in rows[-3]
+    (din,) = [row for row in rows if row.startswith("| DIN |")]
+    assert "(least 1.10x: din-200 B=1) | 2.00x (least 2.00x: din-50 B=64; 24 of 26 cells) | 2.00x (least 2.00x) |" in din
+    assert architectures(Results({}, tuple(bf16)))[2].endswith("|  |")  # no tf32 of ours
+
+
 def stored_of_the_four():
     """What is stored of the H200, without the other models."""
     found = Results.read(RESULTS / "h200")
-    others = {"models-bf16.json", "models-tf32.json", "mlperf.json"}
-    runs = {name: run for name, run in found.runs.items() if name.split(",")[0] not in others}
-    return Results(runs, tuple(r for r in found.records if r["file"].split(",")[0] not in others))
+    records = tuple(r for r in found.records if not r["model"] or r["model"] in PAPER_MODELS or r["suite"] not in NEW)
+    return Results({name: found.runs[name] for name in {r["file"] for r in records}}, records)
 
 
 def test_other_models_stand_in_a_table_of_their_own_and_in_no_claim_about_the_four():
@@ -115,7 +128,7 @@ def partial():
 
 
 def test_cells_without_peers_stand_without_a_claim(tmp_path):
-    file = ResultFile(tmp_path / "models-tf32.json", RUN)
+    file = ResultFile(tmp_path / "other.json", RUN)
     file.records = list(partial())
     file.write()
     text = results_page.write(tmp_path)
@@ -140,11 +153,11 @@ def test_cells_without_peers_stand_without_a_claim(tmp_path):
 
 def test_all_pages_build_with_a_file_of_partial_records_beside_the_stored_ones():
     h200 = stored_of_the_four()
-    more = tuple({**r, "file": "models-tf32.json", "system": title(r)} for r in partial())
+    more = tuple({**r, "file": "other.json", "system": title(r)} for r in partial())
     stored = {p.name: Results.read(p) for p in RESULTS.iterdir() if p.is_dir()} | {"h200": h200}
-    both = Results({**h200.runs, "models-tf32.json": RUN}, (*h200.records, *more))
+    both = Results({**h200.runs, "other.json": RUN}, (*h200.records, *more))
     before, after = pages.parts(stored, ""), pages.parts(stored | {"h200": both}, "")
-    assert [name for name in before if before[name] != after[name]] == ["models-tf32"]
+    assert [name for name in before if before[name] != after[name]] == ["models-tf32", "architectures"]
     assert after["models-tf32"][: len(before["models-tf32"])] == before["models-tf32"]
     text = results_page.page(both)
     assert text.index("| wide_deep | 1 |") < text.index("| dcnv2-stacked | 1 |")

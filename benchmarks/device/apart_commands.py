@@ -1,0 +1,41 @@
+"""The command that measures suite `latency` with a process a model."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from benchmarks.device import latency_apart as apart_suite
+from benchmarks.records.run import Append, Names, Out, Run, Seconds, names_in, numbers_in
+from benchmarks.systems.names import BATCHES, CONTEXTS
+from benchmarks.workloads.models import MODELS
+
+app = typer.Typer()
+_MODELS = ",".join(MODELS)
+_BATCHES, _CONTEXTS = (",".join(map(str, sizes)) for sizes in (BATCHES, CONTEXTS))
+
+
+@app.command()
+def latency_apart(
+    models: Names = _MODELS,
+    precisions: Names = "bf16,tf32",
+    batches: Names = _BATCHES,
+    contexts: Names = _CONTEXTS,
+    search: Annotated[float, typer.Option(help="seconds from now after which no search of Inductor's begins")] = 200,
+    timed: Annotated[float, typer.Option(help="seconds from now after which cells are timed, whoever is not ready")] = 230,
+    limit: Annotated[float, typer.Option(help="seconds from now after which what still runs is ended")] = 330,
+    seconds: Seconds = 0.12,
+    eager: Annotated[bool, typer.Option(help="time eager PyTorch too")] = True,
+    descent: Annotated[bool, typer.Option(help="coordinate descent, a part of Inductor's max-autotune")] = True,
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """Whole models, host to host, beside eager and both captured peers: compiled side by side, timed one after the other."""
+    now = time.time()
+    run = Run("latency", "cuda", seed, out, append)
+    todo = apart_suite.jobs(
+        names_in(models), names_in(precisions), numbers_in(batches), numbers_in(contexts),
+        seconds=seconds, seed=seed, search_until=now + search, eager=eager, descent=descent,
+    )  # fmt: skip
+    run.finish(apart_suite.run(todo, run.failed, timed_from=now + timed, end=now + limit))
