@@ -3,6 +3,8 @@ without: one graph launch and wait, the bytes that must move at the measured ban
 
 floor = launch and wait + (distinct table rows + weights) / copy bandwidth + (ids + scores) / pinned-memory bandwidth
         + operations / rate
+chain floor = floor + a read over the bus and one behind it + (launches - 1) * a dependent kernel: what no implementation can do
+        without that takes so many dependent kernels, for each begins a trip to the L2 and back after the one before it
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.device.chain_steps import NO_STEPS, ChainSteps, chain_steps
 from benchmarks.records.record import Record, record
 from benchmarks.systems.cells import check
 from benchmarks.systems.model_sweep import ModelSweep
@@ -44,6 +47,7 @@ class Machine:
     copy_bytes_per_s: float
     pinned_bytes_per_s: float
     operations_per_s: dict[str, float]
+    steps: ChainSteps = NO_STEPS
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,7 @@ def machine_record(machine: Machine, gemm: int) -> Record:
         "floor", "machine", cell={"gemm": gemm}, launch_us=round(machine.launch_us, 2), polled_us=round(machine.polled_us, 2),
         copy_bytes_per_s=round(machine.copy_bytes_per_s), pinned_bytes_per_s=round(machine.pinned_bytes_per_s),
         operations_per_s={p: round(rate) for p, rate in machine.operations_per_s.items()},
+        step_us=round(machine.steps.step_us, 3), trip_us=round(machine.steps.trip_us, 3),
     )  # fmt: skip
 
 
@@ -104,12 +109,14 @@ def floor_record(
     cell: Mapping[str, str],
     measured: Mapping[str, Any],
 ) -> Record:
-    """Our record of a cell: what was `measured` (`times` among it), its floor, and the ratio of the two."""
+    """Our record of a cell: what was `measured` (`times` among it), its floors, and the ratios to them."""
     needs = needs_of(w, blocks, precision)
-    floor = needs.floor_us(machine, precision)
+    floor, p50 = needs.floor_us(machine, precision), measured["times"].p50_us
+    chain = floor + machine.steps.of(measured.get("launches", 1))
     return record(
         "floor", "dpiframe", model=w.name, batch=blocks[0].rows, precision=precision, cell=cell,
-        floor_us=round(floor, 2), ratio=round(measured["times"].p50_us / floor, 3), device_bytes=round(needs.device_bytes),
+        floor_us=round(floor, 2), ratio=round(p50 / floor, 3),
+        chain_floor_us=round(chain, 2), chain_ratio=round(p50 / chain, 3), device_bytes=round(needs.device_bytes),
         host_bytes=round(needs.host_bytes), operations=round(needs.operations), **measured,
     )  # fmt: skip
 
@@ -147,7 +154,7 @@ def measure(device: torch.device, precisions: Sequence[str], gemm: int) -> Machi
         return Machine(0.0, 0.0, copy, copy, rates)
     pinned = torch.rand(1 << 26, pin_memory=True)
     bus = pinned.nbytes / _seconds(lambda: target[: len(pinned)].copy_(pinned, non_blocking=True), device)
-    return Machine(*_launch_us(), copy, bus, rates)
+    return Machine(*_launch_us(), copy, bus, rates, chain_steps(device))
 
 
 def _rate(precision: str, device: torch.device, size: int) -> float:

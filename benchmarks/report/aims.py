@@ -103,10 +103,10 @@ def _own_bf16(least: float) -> Judge:
     return judge
 
 
-def _floor(precision: str, most: float, batches: Callable[[int], bool]) -> Judge:
+def _floor(precision: str, most: float, batches: Callable[[int], bool], ratio: str = "ratio") -> Judge:
     def judge(results: Results) -> Verdict:
         found = [c["dpiframe"] for c in results.usual("floor", "dpiframe", precision=precision)]
-        ratios = [r["ratio"] for r in found if batches(r["batch"])]
+        ratios = [r[ratio] for r in found if batches(r["batch"]) and ratio in r]
         if not ratios:
             return NOTHING
         expected = len(PAPER_MODELS) * sum(map(batches, ALL_BATCHES))
@@ -216,6 +216,8 @@ GPU_AIMS = (
     Aim("strict fp32 against the floor, B >= 1024", "<= 1.3x", _floor("fp32", 1.3, lambda b: b >= 1024)),
     Aim("bf16 against the floor, B >= 1024", "<= 2.0x", _floor("bf16", 2.0, lambda b: b >= 1024)),
     Aim("bf16 against the floor, B < 1024", "<= 2.5x", _floor("bf16", 2.5, lambda b: b < 1024)),
+    Aim("bf16 against its chain's floor, B >= 1024", "<= 2.0x", _floor("bf16", 2.0, lambda b: b >= 1024, "chain_ratio")),
+    Aim("bf16 against its chain's floor, B < 1024", "<= 2.5x", _floor("bf16", 2.5, lambda b: b < 1024, "chain_ratio")),
     Aim("lookup against FBGEMM, device time, dim 16, B = 1024", ">= 3x",
         _lookup(3, "dpiframe", "fbgemm-captured", "device_us", lambda r: _centre(r, 16, (1024,)))),
     Aim("lookup against FBGEMM, device time, dim 16, B = 16384", ">= 10x",

@@ -26,7 +26,8 @@ running, both over the wall time (which profiling lengthens)."""
 _MLPERF = """MLPerf's DLRM-DCNv2: 13 numbers and 26 tables of dim 128, float16, bags of 1 to 100 ids, 214 a pair; {tables}.
 From ids in host memory to scores in host memory, as many callers as lanes, as in `utilisation`."""
 _FLOOR = """`floor` = graph launch and wait + (distinct table rows + weights) / copy bandwidth + (ids + scores) / pinned-memory
-bandwidth + operations / rate, all measured in the same run."""
+bandwidth + operations / rate, all measured in the same run. `chain floor` = floor + a trip over the bus + a dependent kernel
+for each launch but the first: of an implementation that takes so many kernels, of which each needs the one before it."""
 
 
 def latency(results: Results) -> list[str]:
@@ -123,19 +124,24 @@ def _saturated(results: Results, suite: str, what: str) -> list[str]:
 def floor(results: Results) -> list[str]:
     text = [_FLOOR]
     for m in results.of("floor", system="machine"):
+        steps = ""
+        if "step_us" in m:
+            steps = f" A dependent kernel {m['step_us']:.2f} us, a trip over the bus {m['trip_us']:.2f} us."
         rates = ", ".join(f"{p} {rate / 1e12:.1f}" for p, rate in m["operations_per_s"].items())
         text += [
             "",
             f"Launch and wait {m['launch_us']:.1f} us, {m['polled_us']:.1f} us if the host polls; copy "
             f"{m['copy_bytes_per_s'] / 1e12:.2f} TB/s; pinned memory "
-            f"{m['pinned_bytes_per_s'] / 1e9:.1f} GB/s; products of {m['cell']['gemm']}^3, TFLOP/s: {rates}.",
+            f"{m['pinned_bytes_per_s'] / 1e9:.1f} GB/s; products of {m['cell']['gemm']}^3, TFLOP/s: {rates}.{steps}",
         ]
     rows = []
     for r in sorted(results.latest("floor", system="dpiframe"), key=lambda r: PRECISIONS["cuda"].index(r["precision"])):
         device = f"{r['device_us']:.1f}" if r["device_us"] else ""
         name = [r["model"], r["precision"], cell_name(r) + str(r["batch"])]
-        rows.append([*name, f"{r['p50_us']:.1f}", device, f"{r['floor_us']:.1f}", f"{r['ratio']:.2f}x"])
-    return [*text, "", *table(["model", "", "B", "p50 us", "device us", "floor us", "p50 over floor"], rows, figures=2)]
+        chain = [str(r["launches"]), f"{r['chain_floor_us']:.1f}", f"{r['chain_ratio']:.2f}x"] if "launches" in r else [""] * 3
+        rows.append([*name, f"{r['p50_us']:.1f}", device, f"{r['floor_us']:.1f}", f"{r['ratio']:.2f}x", *chain])
+    head = ["model", "", "B", "p50 us", "device us", "floor us", "p50 over floor", "launches", "chain floor us", "p50 over it"]
+    return [*text, "", *table(head, rows, figures=2)]
 
 
 def precision(results: Results) -> list[str]:

@@ -38,18 +38,21 @@ def _more_models(results: Results, precision: str) -> list[str]:
     if not ours:
         return []
     over = {(g.title, g.batch): g.over_peer for g in gains(results, precision=precision)}
+    compiled = {(model_title(c["dpiframe"]), c["dpiframe"]["batch"]): list(filter(is_compiled, c)) for c in cells}
+    narrow = {at for at, systems in compiled.items() if systems and all(s.endswith("(ATEN)") for s in systems)}
     batches = sorted({batch for _, batch in ours})
     rows = []
     for title in dict.fromkeys(title for title, _ in ours):
         figures = []
         for at in ((title, batch) for batch in batches):
-            figures.append(f"**{ours[at]}**" + (f" ({over[at]:.2f}x)" if at in over else "") if at in ours else "")
+            mark = r"\*" if at in narrow else ""
+            gain = f" ({over[at]:.2f}x{mark})" if at in over else ""
+            figures.append(f"**{ours[at]}**{gain}" if at in ours else "")
         own = [over[title, b] for b in batches if (title, b) in over]
         rows.append([title, *figures, f"{mean(own):.2f}x" if own else ""])
     note = "Other models. In brackets: over the strongest peer, where a compiled one was measured; last, its geometric mean."
-    compiled = {system for c in cells for system in c if is_compiled(system)}
-    if compiled and all(system.endswith("(ATEN)") for system in compiled):
-        note += " These peers chose among cuBLAS's products alone; Inductor's whole search may find faster ones."
+    if narrow:
+        note += " \\* Peers that chose among cuBLAS's products alone; Inductor's whole search may find faster ones."
     return [note, "", *table(["candidates", *batches, "over the peer"], rows)]
 
 

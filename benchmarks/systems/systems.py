@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from benchmarks.systems.fbgemm import TableBatch
+from benchmarks.systems.launches import dependent_launches
 from benchmarks.systems.names import SYSTEMS
 from benchmarks.systems.system import System
 from benchmarks.systems.torch_calls import Compute, called, captured, mapped
@@ -105,7 +106,9 @@ def dpiframe(
     engine = Engine(w.bundle(golden(w)), str(device), precision, options)
     warm = engine.warmup()
     kept = next((c for c in warm.calibrations if c.bucket >= rows), None)
-    notes = {"program": kept.program, "program_gain": round(kept.gain, 3)} if kept else {}
+    notes: dict[str, object] = {"program": kept.program, "program_gain": round(kept.gain, 3)} if kept else {}
+    if kept:
+        notes["launches"] = dependent_launches(engine.program(kept.bucket).graph)
     return System(engine.submit, engine.close, engine.replay_us, notes=notes)
 
 

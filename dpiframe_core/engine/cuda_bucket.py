@@ -9,7 +9,7 @@ import torch
 
 from dpiframe_core.engine.staging import Staging
 from dpiframe_core.features.row_block import RowBlock
-from kernels.runtime.replay import replay, replay_batch
+from kernels.runtime.replay import copy_threads, replay, replay_batch
 
 
 class CapturedBucket:
@@ -43,7 +43,7 @@ class CapturedBucket:
         self.run = replay(exec_, handle, done)
         # Attributes, not methods: a batch takes no further call of Python for them.
         stage = block.buffer, block.places, block.layout.sections
-        in_c = replay_batch(exec_, handle, done, rows, stage, ahead=ahead)
+        in_c = replay_batch(exec_, handle, done, rows, stage, ahead=ahead, threads=copy_threads())
         self.run_batch: Callable[[int, Sequence[RowBlock]], None] = in_c or self._stage_and_run
 
     def _stage_and_run(self, words: int, blocks: Sequence[RowBlock]) -> None:

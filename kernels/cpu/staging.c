@@ -1,6 +1,7 @@
 // Blocks joined into a batch, in memory that a device reads in place: at once (fill, the twin of RowBlock.fill), or while the
 // graph that reads them starts (replay_batch), which is told how far the rows are; wait_for_rows.cuh has its side.
 
+#include "cpu/copy_threads.h"
 #include "runtime/module.h"
 
 #include <string.h>
@@ -12,6 +13,7 @@ enum { PLACES = 6, REQUEST_OF_ROW = 0 };  // of RowBlock.places; odd sections ha
 enum { STAGED_ROWS = 10, HEADER_WORDS = 16 };  // batch_header.py
 enum { MANY = 512 };  // rows, from which on they are copied past the caches (put)
 enum { CHUNK = 256 };  // rows copied before that is told: 1 us of work (H200 host), about what a read over the bus takes
+enum { LARGE = 256 << 10, PIECE = 32 << 10 };  // bytes of rows that several threads copy, and that a thread copies at a time
 
 static PyObject *name_buffer, *name_places, *name_rows, *name_contexts, *name_base;
 
@@ -27,7 +29,7 @@ typedef struct {
 // A block whose bytes were checked, and where in the batch they go.
 typedef struct {
     Py_buffer from;
-    int64_t places[PLACES], at[PLACES], rows, contexts;
+    int64_t places[PLACES], at[PLACES], begin, rows, contexts;  // begin: its first row in the batch
     int32_t first, shift;  // context of the batch; and what makes such a one of the block's own
 } Piece;
 
@@ -91,6 +93,7 @@ static int appended(Batch *batch, PyObject *block, Piece *piece) {
     Py_DECREF(memory);
     if (!good) return 0;
     memcpy(piece->at, batch->at, sizeof batch->at);
+    piece->begin = batch->rows;
     for (Py_ssize_t k = -1; good && k < batch->sections; ++k) {
         const int64_t i = k < 0 ? REQUEST_OF_ROW : batch->section[k][0];
         const int64_t size = k < 0 ? 4 * piece->rows : (i & 1 ? piece->contexts : piece->rows) * batch->section[k][1];
@@ -177,15 +180,54 @@ typedef struct {
     Py_ssize_t count;
     int64_t padding;  // rows behind the batch's
     int32_t *staged;  // the word that tells
+    int64_t piece;    // rows that a thread copies at a time; 0: this one copies all
+    int threads;      // that may help
 } Plan;
 
 static void tell(int32_t *staged, int64_t value) { __atomic_store_n(staged, (int32_t)value, __ATOMIC_RELEASE); }
+
+// Rows of the batch, of whichever blocks.
+static void copy_piece(const void *with, int64_t i) {
+    const Plan *plan = with;
+    const int64_t first = i * plan->piece, end = first + plan->piece;
+    const Piece *p = plan->pieces;
+    for (Py_ssize_t low = 0, high = plan->count; high - low > 1;) {  // the last block that begins no later
+        const Py_ssize_t middle = low + (high - low) / 2;
+        if (plan->pieces[middle].begin <= first) p = plan->pieces + (low = middle);
+        else high = middle;
+    }
+    for (; p < plan->pieces + plan->count && p->begin < end; ++p) {
+        const int64_t from = first > p->begin ? first - p->begin : 0, to = end - p->begin < p->rows ? end - p->begin : p->rows;
+        if (to > from) copy_rows(plan->batch, p, from, to - from);
+    }
+}
+
+static void tell_pieces(const void *with, int64_t pieces) {
+    const Plan *plan = with;
+    tell(plan->staged, -1 - pieces * plan->piece);
+}
+
+// Rows a piece, if several threads are to copy them; else 0.
+static int64_t piece_of(const Batch *batch) {
+    int64_t row = 0, piece = CHUNK;
+    for (Py_ssize_t k = 0; k < batch->sections; ++k)
+        if (!(batch->section[k][0] & 1)) row += batch->section[k][1];
+    if (row * batch->rows < LARGE) return 0;
+    while (piece > 1 && piece * row > PIECE) piece /= 2;
+    while ((batch->rows + piece - 1) / piece > MOST_PIECES) piece *= 2;
+    return piece;
+}
 
 static void stage(const void *with) {
     const Plan *plan = with;
     const Batch *batch = plan->batch;
     int64_t done = 0;
-    for (const Piece *p = plan->pieces; p < plan->pieces + plan->count; ++p) {
+    if (plan->piece) {
+        for (const Piece *p = plan->pieces; p < plan->pieces + plan->count; ++p) copy_contexts(batch, p);
+        dpi_share_copy(plan->threads, (batch->rows + plan->piece - 1) / plan->piece, copy_piece, tell_pieces, plan);
+        done = batch->rows;
+    }
+    for (const Piece *p = plan->pieces; !plan->piece && p < plan->pieces + plan->count; ++p) {
         copy_contexts(batch, p);
         for (int64_t r = 0, n; r < p->rows; r += n) {
             const int64_t left = p->rows - r, room = CHUNK - done % CHUNK;
@@ -199,18 +241,18 @@ static void stage(const void *with) {
     tell(plan->staged, done);
 }
 
-// replay_batch(given, words, bucket, ahead, out, places, sections, blocks): fill and replay, or if `ahead` fill once the graph is
-// launched; rows behind them, up to the bucket, become padding. Raises before the launch or not at all: what is launched ahead
+// replay_batch(given, words, bucket, ahead, threads, out, places, sections, blocks): fill and replay, or if `ahead` fill once the
+// graph is launched; rows behind them, up to the bucket, become padding. So many threads more may copy a large batch. Raises before the launch or not at all: what is launched ahead
 // waits for all its rows.
 PyObject *dpi_replay_batch(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     Replay replay;
     Batch batch;
-    int64_t given[2];
-    if (!counted(count, 8) || !dpi_replay_of(args[0], args[1], &replay) || !integers(args + 2, 2, COUNTS, given) ||
-        !opened(args + 4, &batch))
+    int64_t given[3];
+    if (!counted(count, 9) || !dpi_replay_of(args[0], args[1], &replay) || !integers(args + 2, 3, COUNTS, given) ||
+        !opened(args + 5, &batch))
         return NULL;
     const int64_t bucket = given[0], ahead = given[1];
-    PyObject *blocks = PySequence_Tuple(args[7]), *result = NULL;  // a list might change
+    PyObject *blocks = PySequence_Tuple(args[8]), *result = NULL;  // a list might change
     const Py_ssize_t wanted = blocks ? PyTuple_GET_SIZE(blocks) : 0;
     Py_ssize_t held = 0;
     Piece *pieces = PyMem_Malloc(wanted * sizeof *pieces);
@@ -224,7 +266,9 @@ PyObject *dpi_replay_batch(PyObject *Py_UNUSED(module), PyObject *const *args, P
                      (long long)batch.rows, batch.out.buf, (long long)bucket);
         good = 0;
     }
-    const Plan plan = {&batch, pieces, held, bucket - batch.rows, staged};
+    const int threads = given[2] < MOST_COPY_THREADS ? (int)given[2] : MOST_COPY_THREADS;
+    const int64_t piece = good && threads ? piece_of(&batch) : 0;
+    const Plan plan = {&batch, pieces, held, bucket - batch.rows, staged, piece, threads};
     if (good && within(&batch.out, batch.at[REQUEST_OF_ROW], 4 * plan.padding)) {
         int code;
         tell(staged, -1);

@@ -1,6 +1,6 @@
-"""Builds the .c files with the host's C compiler, once for a processor, and loads them: blocks.c, columns.c, staging.c and
-replay.c as an extension module of CPython, which needs its headers, lookup.c and dense.c as a library. Where they cannot be
-built, NumPy, torch and CuPy do the same, slower.
+"""Builds the .c files with the host's C compiler, once for a processor, and loads them: blocks.c, columns.c, staging.c,
+copy_threads.c and replay.c as an extension module of CPython, which needs its headers, lookup.c and dense.c as a library. Where
+they cannot be built, NumPy, torch and CuPy do the same, slower.
 """
 
 import ctypes
@@ -29,7 +29,7 @@ from kernels.runtime.source import FOLDER
 
 log = logging.getLogger(__name__)
 # No contraction: sums are the same to the bit whether a processor has fused multiply-add or not.
-_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c11", "-shared", "-fPIC")
+_FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c11", "-shared", "-fPIC", "-pthread")
 _BUILD_S = 60
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
@@ -56,7 +56,7 @@ class RequestExtension(Protocol):
     ) -> int: ...
     def replay(self, given: bytes, words: int, /) -> int: ...
     def replay_batch(
-        self, given: bytes, words: int, bucket: int, ahead: bool, out: Buffer, places: tuple[int, ...],
+        self, given: bytes, words: int, bucket: int, ahead: bool, threads: int, out: Buffer, places: tuple[int, ...],
         sections: tuple[tuple[int, int], ...], blocks: Sequence[object], /,
     ) -> int: ...  # fmt: skip
 
@@ -70,7 +70,7 @@ def cpu_library() -> ctypes.CDLL | None:
 @cache
 def request_extension() -> RequestExtension | None:
     """The module of blocks.c and the files that it names, or None where it cannot be built (which is said once, in the log)."""
-    names = ("cpu/blocks.c", "cpu/columns.c", "cpu/staging.c", "runtime/replay.c")
+    names = ("cpu/blocks.c", "cpu/columns.c", "cpu/staging.c", "cpu/copy_threads.c", "runtime/replay.c")
     headers = f"-I{sysconfig.get_path('include')}"
     return _loaded(names, (headers, f"-DABI={sysconfig.get_config_var('SOABI')}"), _imported, "requests and graph replays")
 

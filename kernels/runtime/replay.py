@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import os
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -18,6 +19,11 @@ log = logging.getLogger(__name__)
 def stages() -> bool:
     """Whether `replay_batch` is there: C that could be built, and CUDA's runtime apart from torch."""
     return c_build.request_extension() is not None and _runtime() is not None
+
+
+def copy_threads() -> int:
+    """How many threads may help to copy a large batch: a fourth of the process's cores, none of few."""
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 32) // 4
 
 
 def replay(
@@ -50,6 +56,7 @@ def replay_batch(
     stage: tuple[npt.NDArray[np.uint8], tuple[int, ...], tuple[tuple[int, int], ...]],
     *,
     ahead: bool,
+    threads: int = 0,
     cuda: ctypes.CDLL | None = None,
 ) -> Callable[[int, Sequence[object]], None] | None:
     """As `replay`, but the function takes blocks too and stages their rows; those behind, up to the bucket's, become padding.
@@ -60,12 +67,13 @@ def replay_batch(
     Args:
         stage: RowBlock's buffer and places, where the graph reads, and its layout's sections.
         ahead: the graph's lookup waits for its rows (wait_for_rows.cuh), which are copied while it starts.
+        threads: that may help the caller to copy a large batch.
     """
     functions, cuda = c_build.request_extension(), cuda or _runtime()
     if functions is None or cuda is None:
         return None
     given = _given(exec_, stream, done, cuda)
-    return lambda words, blocks: _check(cuda, functions.replay_batch(given, words, bucket, ahead, *stage, blocks))
+    return lambda words, blocks: _check(cuda, functions.replay_batch(given, words, bucket, ahead, threads, *stage, blocks))
 
 
 def _given(exec_: int, stream: int, done: npt.NDArray[np.int32] | None, cuda: ctypes.CDLL) -> bytes:

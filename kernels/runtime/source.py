@@ -15,7 +15,7 @@ from kernels.runtime.code_cache import find_code, store_code
 FOLDER = Path(__file__).resolve().parents[1]
 
 # Files that need one architecture's own instructions; others compile for the GPU at hand.
-ARCHITECTURE = {"waves/wave_wgmma": "sm_90a", "interaction/cin_wgmma": "sm_90a"}
+ARCHITECTURE = dict.fromkeys(("waves/wave_wgmma", "waves/crossed_wgmma", "interaction/cin_wgmma"), "sm_90a")
 
 
 def compile_options(constants: Mapping[str, str]) -> tuple[str, ...]:

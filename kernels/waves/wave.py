@@ -11,26 +11,27 @@ import numpy as np
 import torch
 
 from kernels.dense.activation import KINDS
+from kernels.dense.library import ACTIVATIONS, LIBRARY, run_by_library
 from kernels.dense.linear import DENSE_DTYPE, fastest
 from kernels.runtime.launch import check_dense, check_rows, launch, overlapping, shared_limit
 from kernels.runtime.source import kernel
 from kernels.runtime.tensor_map import tensor_map
 from kernels.waves.packed_weights import CrossWeights, LinearWeights, job_weights, tf32_halves
-from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, fill_head
+from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, crossed_arguments, fill_head
 from kernels.waves.wave_jobs import CrossJob, FmJob, HeadOperands, JobKind, LinearJob, Operands, job_constants
 from kernels.waves.wave_tiles import (
     CROSSED_TILES,
     EXACT_TILES,
+    LONE_TILES,
     MANY_ROWS,
     MOST_HEAD_COLUMNS,
     STATIC_BYTES,
     WIDE_TILES,
-    Tile,
+    AnyTile,
+    CrossedTile,
     WideTile,
     tiles_for,
 )
-
-LIBRARY = "library"  # the name of cuBLAS's way
 
 
 class Wave:
@@ -62,13 +63,15 @@ class Wave:
         self._constants = job_constants(jobs, self.tasks, self._dtype)
         self._constants |= {"HEAD": str(int(bias is not None)), "PASSES": "3" if precision == "fp32" else "1"}
         self._shared_limit = shared_limit(device)
+        alone = len(jobs) == 1 and bias is None
         crosses = any(isinstance(job, LinearJob) and job.cross for job in jobs)
-        wide = EXACT_TILES if precision == "fp32" else (*WIDE_TILES, *(CROSSED_TILES if crosses else ()))
+        lone = [t for t in LONE_TILES if crosses and alone and t.holds(self._dtype.itemsize)]
+        wide = EXACT_TILES if precision == "fp32" else (*WIDE_TILES, *(CROSSED_TILES if crosses else ()), *lone)
         self._wide = wide if torch.cuda.get_device_capability(device)[0] == 9 else ()
         linear = {i: own.weight for i, own in enumerate(self._weights) if self._wide and isinstance(own, LinearWeights)}
         # As wave_wgmma.cu takes them.
         self._wide_weights = {i: tf32_halves(w) if precision == "fp32" else w for i, w in linear.items()}
-        self._library_bias = self._for_library(precision)
+        self._library_bias = self._for_library(precision) if alone else None
         self._choice: dict[int, str] = {}
         self.recalled: dict[int, str] = {}  # names of choices made before, by rows; `tune` takes those that exist
 
@@ -81,7 +84,7 @@ class Wave:
         """Partial sums of the head a row, at most: with the narrowest tiles."""
         return sum(-(-len(own.bias) // 16) for own in self._weights if isinstance(own, LinearWeights) and len(own.head))
 
-    def tiles_for(self, rows: int) -> list[Tile | WideTile]:
+    def tiles_for(self, rows: int) -> list[AnyTile]:
         """See `wave_tiles.tiles_for`; those that this GPU's shared memory holds, and whose rows a warp sums up for a head."""
         return [
             t
@@ -89,9 +92,9 @@ class Wave:
             if t.shared_bytes + STATIC_BYTES <= self._shared_limit and not (self.has_head and t.columns > MOST_HEAD_COLUMNS)
         ]
 
-    def ways(self, rows: int) -> dict[str, Tile | WideTile | None]:
+    def ways(self, rows: int) -> dict[str, AnyTile | None]:
         """By name, the tiles for a number of rows, and None: a product by cuBLAS, for many rows and one layer alone."""
-        ways: dict[str, Tile | WideTile | None] = {t.name: t for t in self.tiles_for(rows)}
+        ways: dict[str, AnyTile | None] = {t.name: t for t in self.tiles_for(rows)}
         return ways | ({LIBRARY: None} if self._library_bias is not None and rows >= MANY_ROWS else {})
 
     @property
@@ -109,7 +112,7 @@ class Wave:
         if rows not in self._choice:
             ways, known = self.ways(rows), self.recalled.get(rows, "")
 
-            def run(way: Tile | WideTile | None) -> None:
+            def run(way: AnyTile | None) -> None:
                 with overlapping():
                     self.run(operands, rows, head, state, way)
 
@@ -134,7 +137,7 @@ class Wave:
         rows: int,
         head: HeadOperands | None,
         state: torch.Tensor,
-        tile: Tile | WideTile | None,
+        tile: AnyTile | None,
     ) -> None:
         """One launch with a given tile, or with None by cuBLAS.
 
@@ -143,6 +146,9 @@ class Wave:
         """
         if tile is None:
             self._run_by_library(operands[0])
+            return
+        if isinstance(tile, CrossedTile):
+            self._run_alone(operands[0], rows, state, tile)
             return
         if (head is None) != (self._bias is None):
             raise ValueError(f"wave: got {'no ' if head is None else ''}operands of a head, expected the contrary")
@@ -170,11 +176,7 @@ class Wave:
                     maps.x[i] = tensor_map(given.x[:rows, :depth], tile.rows)
                     maps.weight[i] = tensor_map(self._wide_weights[i], tile.columns)
                 if job.cross:
-                    x0, xl = given.x0, given.x if given.xl is None else given.xl
-                    if x0 is None:
-                        raise ValueError("wave cross layer: got no x0, expected one")
-                    check_dense("wave x0", x0, rows, width, self._dtype)
-                    check_dense("wave xl", xl, rows, width, self._dtype)
+                    x0, xl = self._crossed(given, rows, width)
                     target.x0, target.x0_ld = x0.data_ptr(), x0.stride(0)
                     target.xl, target.xl_ld = xl.data_ptr(), xl.stride(0)
                 slot += target.tiles if len(own.head) else 0
@@ -193,36 +195,58 @@ class Wave:
         if head is not None and self._bias is not None:
             fill_head(wave.head, head, self._bias, rows, slot, self.tasks)
         function = self._function(tile)
-        if function.max_dynamic_shared_size_bytes < tile.shared_bytes:
-            function.max_dynamic_shared_size_bytes = tile.shared_bytes
         args = (maps, wave, state.data_ptr()) if wide else (wave, state.data_ptr(), np.int32(rows))
         launch(function, first, tile.threads, args, shared_bytes=tile.shared_bytes)
 
     def _for_library(self, precision: str) -> torch.Tensor | None:
-        """The bias as cuBLAS takes it, if the wave is one layer that it computes in one call.
-
-        It waits for all of the kernel before it, and whoever comes behind waits for it: the rule of common.cuh holds.
-        """
+        """The bias as cuBLAS takes it, if the wave is one layer that it computes in one call."""
         job, own = self.jobs[0], self._weights[0]
-        if len(self.jobs) > 1 or self.has_head or precision == "fp8" or not isinstance(job, LinearJob) or job.cross:
+        if precision == "fp8" or not isinstance(job, LinearJob) or job.cross or job.activation not in ACTIVATIONS:
             return None
         assert isinstance(own, LinearWeights)
-        return own.bias.to(self._dtype) if job.activation in ("identity", "relu") else None
+        return own.bias.to(self._dtype)
 
     def _run_by_library(self, given: Operands) -> None:
-        """All rows, padding too; float32 products follow `matmul_precision`."""
+        """All rows, padding too."""
         job, own = self.jobs[0], self._weights[0]
         assert isinstance(job, LinearJob)
         assert isinstance(own, LinearWeights)
         assert given.out is not None
         assert self._library_bias is not None
-        (width, depth), weight = own.weight.shape, own.weight.t()
-        x, out = given.x[:, :depth], given.out[:, :width]
-        if job.activation == "relu":
-            torch._addmm_activation(self._library_bias, x, weight, out=out)
-        else:
-            torch.addmm(self._library_bias, x, weight, out=out)
+        width, depth = own.weight.shape
+        run_by_library(given.x[:, :depth], own.weight, self._library_bias, job.activation, given.out[:, :width])
 
-    def _function(self, tile: Tile | WideTile) -> Any:
-        name = "wave_wgmma" if isinstance(tile, WideTile) else "wave"
-        return kernel(f"waves/{name}", name, self._constants | tile.constants, self._device.index or 0)
+    def _crossed(self, given: Operands, rows: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """x0 and xl of a cross layer."""
+        x0, xl = given.x0, given.x if given.xl is None else given.xl
+        if x0 is None:
+            raise ValueError("wave cross layer: got no x0, expected one")
+        check_dense("wave x0", x0, rows, width, self._dtype)
+        check_dense("wave xl", xl, rows, width, self._dtype)
+        return x0, xl
+
+    def _run_alone(self, given: Operands, rows: int, state: torch.Tensor, tile: CrossedTile) -> None:
+        job, own = self.jobs[0], self._weights[0]
+        assert isinstance(job, LinearJob)
+        assert isinstance(own, LinearWeights)
+        assert given.out is not None
+        width, depth = own.weight.shape
+        check_dense("wave x", given.x, rows, depth, self._dtype)
+        check_dense("wave out", given.out, rows, width, self._dtype)
+        x0, xl = self._crossed(given, rows, width)
+        by_rows = given.x[:rows, :depth], x0[:rows, :width], xl[:rows, :width], given.out[:rows, :width]
+        x, *others = (tensor_map(matrix, tile.rows) for matrix in by_rows)
+        layer = crossed_arguments((x, tensor_map(own.weight, tile.columns), *others), job, own, tile)
+        function = self._function(tile)
+        blocks, args = layer.tiles * -(-rows // tile.rows), (layer, state.data_ptr())
+        launch(function, blocks, tile.threads, args, shared_bytes=tile.shared_bytes)
+
+    def _function(self, tile: AnyTile) -> Any:
+        name, constants = "wave_wgmma" if isinstance(tile, WideTile) else "wave", self._constants
+        if isinstance(tile, CrossedTile):
+            name, outer = "crossed_wgmma", str(int(constants["CROSSED"] == "3"))
+            constants = {"X": constants["X"], "OUTER": outer}
+        function = kernel(f"waves/{name}", name, constants | tile.constants, self._device.index or 0)
+        if function.max_dynamic_shared_size_bytes < tile.shared_bytes:
+            function.max_dynamic_shared_size_bytes = tile.shared_bytes
+        return function

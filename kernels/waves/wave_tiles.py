@@ -85,6 +85,36 @@ class WideTile:
         return sizes | {"WK": str(self.along_k), "PASSES": str(self.passes), "BRINGS": str(int(self.brings))}
 
 
+@dataclass(frozen=True, slots=True)
+class CrossedTile:
+    """Of crossed_wgmma.cu (sm_90a), for a cross layer alone in its wave: rows and columns of a block's tile, its buffers."""
+
+    rows: int
+    columns: int
+    stages: int
+
+    @property
+    def name(self) -> str:
+        return f"crossed-{self.rows}x{self.columns}-s{self.stages}"
+
+    @property
+    def threads(self) -> int:
+        return self.rows * 2 + 32
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * (self.rows + self.columns) * 128 + 1024  # to align the ring
+
+    @property
+    def constants(self) -> dict[str, str]:
+        return {"BM": str(self.rows), "BN": str(self.columns), "STAGES": str(self.stages)}
+
+    def holds(self, size: int) -> bool:
+        """Whether the ring holds a tile's x0 and xl, of values of so many bytes, at once and in whole lines of 128 bytes."""
+        boxes, in_buffer = 2 * self.columns * size // 128, (self.rows + self.columns) // self.rows
+        return self.columns * size % 128 == 0 and -(-boxes // in_buffer) <= self.stages
+
+
 TILES = (
     Tile(16, 16, (1, 1, 8), 4, 5),
     Tile(16, 16, (1, 1, 8), 8, 5),
@@ -117,6 +147,8 @@ WIDE_TILES = (
 )
 # Beside these where there are cross layers.
 CROSSED_TILES = (WideTile(128, 128, 1, 3, brings=True), WideTile(128, 256, 1, 4, brings=True))
+# And these for one alone.
+LONE_TILES = (CrossedTile(128, 64, 4), CrossedTile(128, 128, 3), CrossedTile(128, 128, 6))
 EXACT_TILES = (
     WideTile(64, 64, 1, 4, 3),
     WideTile(64, 64, 2, 4, 3),
@@ -125,8 +157,11 @@ EXACT_TILES = (
 )
 
 
-def tiles_for(rows: int, wide: Sequence[WideTile] = ()) -> list[Tile | WideTile]:
+AnyTile = Tile | WideTile | CrossedTile
+
+
+def tiles_for(rows: int, wide: Sequence[WideTile | CrossedTile] = ()) -> list[AnyTile]:
     """The tiles worth trying for a number of rows: none that is mostly padding, none far too small. `wide`: those that the GPU
     and the precision allow."""
-    tiles: list[Tile | WideTile] = [t for t in TILES if t.rows <= max(16, 2 * rows) and t.rows * 32 >= min(rows, 2048)]
+    tiles: list[AnyTile] = [t for t in TILES if t.rows <= max(16, 2 * rows) and t.rows * 32 >= min(rows, 2048)]
     return tiles + [t for t in wide if rows >= 64 and t.rows <= rows]

@@ -23,7 +23,6 @@
 #endif
 #define WM (BM / 64)
 #define THREADS (128 * WM * WK)  // that multiply; one warp more copies
-#define CHUNK (128 / (int)sizeof(X))
 #define HALVES (PASSES == 3 ? 2 : 1)     // of the weights, the second `width` rows behind the first
 #define RELEASES (PASSES == 3 ? 4 : 1)   // of a warpgroup for each buffer
 #define STAGE_BYTES ((BM + HALVES * BN) * 128)
@@ -31,17 +30,9 @@
 #define SYNC() asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory")
 #include "waves/wave.cuh"
 #include "dense/mma.cuh"
-#include "runtime/mbarrier.cuh"
-#include "waves/wgmma.cuh"
+#include "waves/ring.cuh"
 
-struct alignas(64) TensorMap { unsigned long long words[16]; };
 struct Maps { TensorMap x[MAX_JOBS], weight[MAX_JOBS]; };
-
-__device__ __forceinline__ void copy_tile(unsigned to, const TensorMap* map, unsigned barrier, int column, int row) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];" ::"r"(to),
-        "l"(map), "r"(barrier), "r"(column), "r"(row) : "memory");
-}
 
 __device__ __forceinline__ void copy_all(
     const TensorMap* x, const TensorMap* weight, int width, int m0, int n0, int chunks, const int* state, unsigned ring, unsigned full,
@@ -75,35 +66,7 @@ __device__ __forceinline__ void copy_all(
     }
 }
 
-static_assert(STAGES % WK == 0 && STAGES > WK, "a buffer passes between warpgroups");
 static_assert(PASSES == 1 || BN == PIECE, "one wgmma takes all columns");
-typedef float Sums[BN / PIECE][PIECE / 2];
-
-// Which share of K, and which 64 rows of the tile, are this warpgroup's. The shuffle tells the compiler that a warp agrees.
-__device__ __forceinline__ int warpgroup() { return __shfl_sync(0xffffffffu, threadIdx.x >> 7, 0); }
-__device__ __forceinline__ int share() { return WK > 1 ? warpgroup() / WM : 0; }
-__device__ __forceinline__ int first_row() { return WM > 1 ? warpgroup() % WM * 64 : 0; }
-
-__device__ __forceinline__ void multiply_all(Sums& sums, int chunks, unsigned ring, unsigned full, unsigned empty) {
-    const int first = share(), row = first_row();
-    for (int c = first; c < chunks; c += WK) {
-        const int s = c % STAGES;
-        wait(full + 8 * s, (c / STAGES) & 1);
-        const unsigned long long a = described(ring + s * STAGE_BYTES + row * 128);
-        const unsigned long long b = described(ring + s * STAGE_BYTES + BM * 128);
-        begin_products();
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-#pragma unroll
-            for (int p = 0; p < BN / PIECE; ++p) multiply(sums[p], a + 2 * k, b + 2 * k + p * (PIECE * 128 >> 4));
-        commit_products();
-        wait_products<1>();
-        if (c > first && (threadIdx.x & 127) == 0) arrive(empty + 8 * ((c - WK) % STAGES));
-    }
-    wait_products<0>();
-#pragma unroll
-    for (int p = 0; p < BN / PIECE; ++p) come<PIECE / 2>(sums[p]);
-}
 
 // A warp reads x into registers and splits it there, a chunk ahead of its products where registers allow. Each chunk has sums of
 // its own: the tensor cores cut sums short rather than round them, and their chains of sums have to be short.
@@ -204,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) wave_wgmma(
 #pragma unroll
         for (int i = 0; i < PIECE / 2; ++i) sums[p][i] = 0.0f;
     if constexpr (PASSES == 3) multiply_exactly(sums[0], chunks, ring, full, empty);
-    else multiply_all(sums, chunks, ring, full, empty);
+    else multiply_all<false>(sums, chunks, ring, full, empty);
     SYNC();
     float* products = reinterpret_cast<float*>(shared + (ring - (unsigned)__cvta_generic_to_shared(shared)));
     const int lane = threadIdx.x & 31, row = share() * BM + first_row() + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);

@@ -98,7 +98,9 @@ def test_the_other_suites_run():
     stages = list(ablation.run(["ablation", "first_op"], cells(["dcnv2"], ["tf32"], [8], GPU, seconds=0.3)))
     assert {r["suite"] for r in stages} == {"ablation", "first_op"}
     machine, cell = floor.run(cells(["dcn"], ["bf16"], [8], GPU, seconds=0.3), gemm=512)
-    assert min(machine["launch_us"], machine["polled_us"]) > 0
+    assert min(machine["launch_us"], machine["polled_us"], machine["step_us"], machine["trip_us"]) > 0
+    assert cell["launches"] >= 2
+    assert cell["chain_floor_us"] > cell["floor_us"]
     assert cell["ratio"] > 0
     sweep = cells(["dcn"], ["tf32"], [8], GPU, seconds=0.3)
     busy = list(utilisation.run(sweep, ["dpiframe", "eager"], lanes=(1, 2)))

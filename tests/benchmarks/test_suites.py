@@ -11,19 +11,24 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.device import ablation, embedding, floor, latency, precision, utilisation, warmup
+from benchmarks.device import ablation, chain_steps, embedding, floor, latency, precision, utilisation, warmup
 from benchmarks.device.activity import GpuCounters, union
 from benchmarks.serving import offline_scoring
 from benchmarks.systems import lookups
 from benchmarks.systems import systems as known
 from benchmarks.systems.embedding_cells import Cell, sweep
 from benchmarks.systems.fbgemm import TableBatch, require
+from benchmarks.systems.launches import dependent_launches
 from benchmarks.systems.stages import STAGES
 from benchmarks.workloads.blocks import _zipf_cdf, drawn_blocks, wide_ids
 from benchmarks.workloads.workload import schema_of
 from deployments.demo.export import build_demo_bundle
 from deployments.demo.train import TrainingPlan
 from dpiframe_core.bundle.bundle import read_bundle
+from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.graph.placement import place
+from dpiframe_core.graph.waves import group_waves
+from dpiframe_core.models.build import build_graph
 from kernels.cpu.dense import has_bf16
 from tests.benchmarks.tiny import SIZES, cells, make, unexpected
 
@@ -190,6 +195,25 @@ def test_the_union_of_intervals_counts_overlaps_once():
 def test_the_floor_adds_up_what_must_move_and_be_computed():
     machine = floor.Machine(9.5, 8.0, 4e12, 5e10, {"bf16": 8e14})
     assert floor.Needs(4e6, 5e4, 8e8).floor_us(machine, "bf16") == pytest.approx(8.0 + 1.0 + 1.0 + 1.0)
+
+
+def test_the_floor_of_a_chain_adds_a_trip_and_a_step_for_each_launch_but_the_first():
+    steps = chain_steps.ChainSteps(1.5, 2.0)
+    assert steps.of(1) == 2.0
+    assert steps.of(4) == 2.0 + 3 * 1.5
+
+
+def test_dependent_launches_are_the_longest_chain_of_what_runs():
+    w = make("dcn", CPU, seed=0)  # lookup, cross network and MLP side by side, head
+    graph = fuse(build_graph(w.architecture, w.schema))
+    before = graph.predecessors()
+
+    def length(name):
+        return 1 + max((length(p) for p in before[name]), default=0)
+
+    assert dependent_launches(graph) == max(map(length, before))
+    waves = group_waves(place(graph, 8))
+    assert 2 <= dependent_launches(waves) < dependent_launches(graph) + 1
 
 
 def test_a_model_needs_its_distinct_rows_its_weights_and_its_products():

@@ -232,6 +232,9 @@ NOTHING(wgmma_fence_sync_aligned)
 NOTHING(wgmma_commit_group_sync_aligned)
 NOTHING(wgmma_wait_group_sync_aligned)
 NOTHING(prefetch_global_L2)
+NOTHING(cp_async_bulk_prefetch_tensor_2d_L2_global_tile)
+NOTHING(cp_async_bulk_commit_group)
+NOTHING(cp_async_bulk_wait_group)
 inline host::Fiber& own() { return host::fibers[host::current]; }
 inline void cp_async_cg_shared_global(unsigned to, const void* from, int bytes = 16) {
     if (bytes) aligned(from, 16);
@@ -395,6 +398,17 @@ inline unsigned own_rank() { return 1u << host::rank(); }
 inline void cp_async_bulk_tensor_2d_shared(unsigned to, const void* map, unsigned at, int column, int row) {
     begin_copies(to, map, at, column, row, static_cast<const unsigned long long*>(map)[4] * 128, 1024, own_rank());
 }
+// The reverse, at once; what lies beyond the matrix is not written.
+inline void cp_async_bulk_tensor_2d_global_shared(const void* map, unsigned from, int column, int row) {
+    const unsigned long long* m = static_cast<const unsigned long long*>(map);
+    within(from, m[4] * 128, 1024);
+    for (long long r = 0; r < (long long)m[4]; ++r)
+        for (int byte = 0; byte < 128; ++byte) {
+            const long long to = row + r, offset = column * (long long)m[5] + byte;
+            if (to < (long long)m[1] && offset < (long long)m[2])
+                reinterpret_cast<char*>(m[0])[to * m[3] + offset] = host::shared[swizzled(from + r * 128 + byte)];
+        }
+}
 // Consecutive bytes, a copy of a tensor without a map.
 inline void cp_async_bulk_shared(unsigned to, const void* from, int bytes, unsigned at, unsigned ranks = own_rank()) {
     aligned(from, 16);
@@ -432,7 +446,7 @@ template <int PER, typename Value, typename... A> void wgmma(Value value, A&... 
         else rest[others++] = v;
     };
     (sort(given), ...);
-    const int lane = host::current % 32, first = host::current / 32 % 4 * 16 + lane / 4;
+    const int lane = host::current % 32, first = host::current % host::per_block / 32 % 4 * 16 + lane / 4;
     const bool registers = others > 2;
     host::Words own{};
     for (int i = 0; i < 4; ++i) own.w[i] = (unsigned)rest[i];

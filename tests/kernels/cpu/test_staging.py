@@ -3,11 +3,12 @@
 import ctypes
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpiframe_core.features.block_layout import BlockLayout
@@ -67,6 +68,12 @@ int cudaStreamSynchronize(void *stream) {
 """
 
 
+IDLE = """
+int cudaGraphLaunch(void *exec, void *stream) { return 0; }
+int cudaStreamSynchronize(void *stream) { return 0; }
+"""
+
+
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     folder = tmp_path_factory.mktemp("driver")
@@ -115,9 +122,10 @@ class Staged:
     def told(self):
         return list((ctypes.c_int * 100000).in_dll(self.library, "told"))[: self["count"]]
 
-    def run(self, words=1, done=None):
+    def run(self, words=1, done=None, threads=0):
         where = self.stage.buffer, self.stage.places, LAYOUT.sections
-        replay_batch(1, 2, done, self.bucket, where, ahead=self.ahead, cuda=self.library)(words, self.blocks)
+        run = replay_batch(1, 2, done, self.bucket, where, ahead=self.ahead, threads=threads, cuda=self.library)
+        run(words, self.blocks)
 
     def check(self):
         at_launch = -1 if self.ahead else sum(b.rows for b in self.blocks)
@@ -155,6 +163,48 @@ def test_a_device_sees_the_rows_come(library):
         if len(set(staged.told)) > 4:
             return
     pytest.fail(f"told: got {staged.told}, expected some numbers between")
+
+
+LARGE = st.tuples(st.sampled_from([0, 1, 63, 4_000, 9_000]), st.integers(1, 5), st.integers(0, 2**32), st.booleans())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(LARGE, min_size=1, max_size=8), st.integers(1, 9), st.booleans())
+def test_several_threads_stage_a_large_batch_and_tell_of_no_row_too_soon(library, sizes, threads, ahead):
+    blocks = [block_of(17_000, 2, 7)]  # 16 bytes a row: more than one thread copies alone
+    for rows, contexts, seed, window in sizes:
+        block = block_of(rows, contexts, seed)
+        blocks.append(block.window(seed % rows // 2, rows) if window and rows > 1 else block)
+    rows = sum(b.rows for b in blocks)
+    staged = Staged(library, blocks, rows + 3, rows + 40, ahead)
+    staged.run(threads=threads)
+    staged.check()
+    assert staged.told[-1] == rows
+    assert staged.told[:-1] == sorted(staged.told[:-1], reverse=True)
+
+
+def test_large_batches_of_several_lanes_are_staged_at_once(tmp_path):
+    """They share the threads that help; each is whole when its own call returns."""
+    (tmp_path / "idle.c").write_text(IDLE)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "idle.so", tmp_path / "idle.c"], check=True)
+    cuda, rows = ctypes.CDLL(str(tmp_path / "idle.so")), 20_000
+    blocks = [[block_of(rows - i, 2, i), block_of(i, 3, 50 + i)] for i in (5, 70, 900, 3_000)]
+    stages = [RowBlock.allocate(LAYOUT, rows, 5) for _ in blocks]
+    wanted = [RowBlock.allocate(LAYOUT, rows, 5) for _ in blocks]
+    for own, block in zip(wanted, blocks, strict=True):
+        own.buffer[64:] = 0xA5
+        own.header[HeaderWord.STAGED_ROWS] = own.fill(block)
+
+    def stage(own, block):
+        run = replay_batch(1, 2, None, rows, (own.buffer, own.places, LAYOUT.sections), ahead=False, threads=3, cuda=cuda)
+        for _ in range(10):
+            own.buffer[64:] = 0xA5
+            run(1, block)
+            assert own.buffer.tobytes() == want_of[id(own)].buffer.tobytes()
+
+    want_of = {id(own): want for own, want in zip(stages, wanted, strict=True)}
+    with ThreadPoolExecutor(len(blocks)) as lanes:
+        list(lanes.map(stage, stages, blocks))
 
 
 def test_words_that_the_device_writes_are_waited_for_as_ever(library):
@@ -233,8 +283,8 @@ def test_staging_keeps_no_reference_to_what_it_read(library):
 
 def test_what_is_no_replay_is_refused():
     with pytest.raises(ValueError, match="replay: got 3 bytes, expected 48"):
-        c_build.request_extension().replay_batch(b"abc", 1, 64, True, bytearray(64), GOOD.places, (), [])
-    with pytest.raises(TypeError, match="arguments: got 2, expected 8"):
+        c_build.request_extension().replay_batch(b"abc", 1, 64, True, 0, bytearray(64), GOOD.places, (), [])
+    with pytest.raises(TypeError, match="arguments: got 2, expected 9"):
         c_build.request_extension().replay_batch(bytes(48), 1)
 
 

@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.waves.wave import LIBRARY
+from kernels.dense.library import LIBRARY
 from kernels.waves.wave_tiles import (
     CROSSED_TILES,
     EXACT_TILES,
+    LONE_TILES,
     MOST_HEAD_COLUMNS,
     STATIC_BYTES,
     TILES,
     WIDE_TILES,
+    CrossedTile,
     WideTile,
     tiles_for,
 )
@@ -148,6 +150,73 @@ def test_on_the_host_too_tiles_multiply_and_cross_exactly(on_host, precision):
     assert len(tiles) >= 5
     for width, rows in ((8, 1), (72, 17), (200, 70), (624, 130)):
         check_products(width, rows, precision, tiles, "cpu")
+
+
+def check_lone(width, rank, rows, precision, tiles, device, outer=False):
+    """A cross layer of low rank, or of full rank where rank is 0, alone in its wave; some rows of the bucket are padding."""
+    from kernels.waves.wave_jobs import LinearJob, Operands
+
+    rng, dtype = np.random.default_rng(width + rows), torch.bfloat16 if precision == "bf16" else torch.float32
+    w, b = random_linear(rng, width, rank or width)
+    wave = wave_on(device, [LinearJob(w, b, cross=True, outer_bias=outer)], None, precision)
+    x0, xl = (put(rng, rows, width, dtype, device) for _ in range(2))
+    x = put(rng, rows, rank, dtype, device) if rank else xl
+    true, exact = rows - rows // 3, x[:, : rank or width].double()
+    product = exact @ w.to(dtype).double().to(device).T
+    bias, a, last = b.double().to(device), x0[:, :width].double(), xl[:, :width].double()
+    want = a * product + bias + last if outer else a * (product + bias) + last
+    room = 2 * EPS[precision] * ((a.abs() + 1) * (exact.abs() @ w.double().to(device).abs().T + 1) + last.abs())
+    for tile in tiles:
+        if not tile.holds(dtype.itemsize):
+            continue
+        first = None
+        for _ in range(2):
+            out = torch.full((rows, -(-width // 8) * 8 + 8), torch.nan, dtype=dtype, device=device)
+            wave.run([Operands(x, out[:, :-8], x0, xl if rank else None)], rows, None, lane_state(true, device), tile)
+            assert ((out[:true, :width].double() - want[:true]).abs() <= room[:true]).all(), tile.name
+            assert out[:, -8:].isnan().all(), "columns of others"
+            assert first is None or torch.equal(first[:true, :width], out[:true, :width]), "bit-equal from run to run"
+            first = out
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize(
+    ("width", "rank", "rows"), [(8, 8, 64), (72, 24, 127), (624, 0, 300), (3456, 512, 1024), (1030, 600, 64)]
+)
+def test_a_cross_layer_alone_takes_tiles_that_bring_x0_and_xl_through_the_ring(width, rank, rows, precision, outer):
+    check_lone(width, rank, rows, precision, LONE_TILES, "cuda:0", outer)
+
+
+@pytest.mark.bulk
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_on_the_host_too_a_cross_layer_alone_takes_such_tiles(on_host, precision):
+    for width, rank, rows, outer in ((8, 8, 64, False), (72, 24, 127, True), (300, 0, 200, False), (136, 300, 300, False)):
+        check_lone(width, rank, rows, precision, LONE_TILES, "cpu", outer)
+
+
+def test_a_lone_tile_holds_whole_lines_of_x0_and_xl():
+    assert all(t.holds(2) for t in LONE_TILES)
+    assert not CrossedTile(128, 64, 4).holds(1), "half a line of fp8"
+    assert not CrossedTile(128, 128, 3).holds(4), "four buffers of float32"
+
+
+def test_such_tiles_are_for_one_cross_layer_without_a_head_alone(on_host):
+    from kernels.waves.wave_jobs import LinearJob
+
+    def names(jobs, bias=None, precision="bf16"):
+        return {name for name in wave_on("cpu", jobs, bias, precision).ways(4096) if name.startswith("crossed")}
+
+    plain, crossed = LinearJob(torch.ones(8, 8), None), LinearJob(torch.ones(8, 8), None, cross=True)
+    headed = LinearJob(torch.ones(8, 8), None, cross=True, head=torch.ones(1, 8))
+    assert len(names([crossed])) == len(LONE_TILES)
+    for precision, size in (("tf32", 4), ("fp8", 1)):
+        assert names([crossed], precision=precision) == {t.name for t in LONE_TILES if t.holds(size)} != set()
+    for other in ([plain], [crossed, plain], [crossed, crossed]):
+        assert not names(other)
+    assert not names([headed], torch.ones(1))
+    assert not names([crossed], precision="fp32")
 
 
 def normal(rng, *shape):
@@ -418,3 +487,32 @@ def test_fp8_multiplies_what_its_numbers_mean(width, rows):
             room = expected.abs() / 16 + so * 2.0**-10 + 2e-3 * xs.abs().sum(1, keepdim=True) / width**0.5
             assert ((got - expected).abs() <= room).all(), tile.name
         np.testing.assert_allclose(fm.cpu(), pairs.cpu(), rtol=1e-4, atol=1e-4, err_msg=tile.name)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("width", "rank", "rows"), [(16, 16, 64), (624, 16, 300), (624, 512, 1000)])
+def test_fp8_cross_layers_alone_multiply_what_their_numbers_mean(width, rank, rows):
+    from kernels.dense.linear import padded
+    from kernels.waves.wave import Wave
+    from kernels.waves.wave_jobs import LinearJob, Operands
+
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("tiles for Hopper")
+    rng, fp8 = np.random.default_rng(width + rows), torch.float8_e4m3fn
+    u, b = random_linear(rng, width, rank)
+    s0, sl, sv, so = 0.03, 0.02, 0.015, 0.25
+    wave = Wave([LinearJob(u, b, cross=True, x_scale=sv, x0_scale=s0, xl_scale=sl, out_scale=so)], None, "fp8",
+                torch.device("cuda", 0))  # fmt: skip
+    x0, xl, v = (torch.zeros(rows, padded(n, fp8), device="cuda").index_copy_(1, torch.arange(n, device="cuda"),
+                 torch.from_numpy(rng.standard_normal((rows, n))).float().cuda() / s).to(fp8)
+                 for n, s in ((width, s0), (width, sl), (rank, sv)))  # fmt: skip
+    scale = u.abs().amax(1, keepdim=True) / 448
+    rounded = ((u / scale).to(fp8).double() * scale.double()).cuda()
+    vs = v[:, :rank].double() * sv
+    want = x0[:, :width].double() * s0 * (vs @ rounded.T + b.double().cuda()) + xl[:, :width].double() * sl
+    for tile in (t for t in LONE_TILES if t.holds(1)):
+        out = torch.full((rows, padded(width, fp8)), torch.nan, device="cuda").to(fp8)
+        wave.run([Operands(v, out, x0, xl)], rows, None, lane_state(rows, "cuda"), tile)
+        got = out[:, :width].double() * so
+        room = want.abs() / 16 + so * 2.0**-10 + 4e-3 * vs.abs().sum(1, keepdim=True) / rank**0.5
+        assert ((got - want).abs() <= room).all(), tile.name
