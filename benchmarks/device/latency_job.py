@@ -19,6 +19,7 @@ from benchmarks.records.record import Record, record
 from benchmarks.systems import systems as known
 from benchmarks.systems.cells import check
 from benchmarks.systems.held_peers import ATEN, HeldPeers
+from benchmarks.systems.launches import dependent_launches
 from benchmarks.systems.model_sweep import ModelSweep
 from benchmarks.systems.system import System
 from benchmarks.systems.torch_calls import called
@@ -211,7 +212,9 @@ class JobRun:
             side.engine = None
             return
         self.took.append(f"engine {report.seconds:.1f}")
-        side.notes = {c.bucket: {"program": c.program, "program_gain": round(c.gain, 3)} for c in report.calibrations}
+        for c in report.calibrations:
+            launches = dependent_launches(side.engine.program(c.bucket).graph)
+            side.notes[c.bucket] = {"program": c.program, "program_gain": round(c.gain, 3), "launches": launches}
 
     def _timed(self, precision: str, rows: int, contexts: int) -> list[Record]:
         at, w, side = (precision, rows, contexts), self.w, self.sides[precision]
