@@ -28,7 +28,7 @@
 #define MAX_LINKS 24
 #include "waves/awaited_values.cuh"
 #include "waves/epilogue.cuh"
-#include "waves/few_row_products.cuh"
+#include "dense/few_row_products.cuh"
 
 struct Link {
     const void* x;        // X[rows, x_ld]; of a link before: Word[ROWS, depth]

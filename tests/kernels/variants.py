@@ -56,7 +56,7 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         for x, passes in (("float", "1"), ("float", "3"), ("bf16", "1"), ("fp8", "1"))
         for sizes in _TILES
     )
-    + tuple(_WAVE | {"X": x, "SHARES": "1", **_TILES[1]} for x in ("float", "bf16")),
+    + tuple(_WAVE | {"X": x, "PASSES": "1", "SHARES": "1", **_TILES[1]} for x in ("float", "bf16")),
     "dense/activation": ({"X": "float", "ACTIVATION": "7"}, {"X": "bf16", "ACTIVATION": "4"}),
     "interaction/dot": (
         _DOT | {"X": "float", "DIM": "128", "ROWS": "1"},
