@@ -3,7 +3,6 @@
 What the class reads of each feature is seen in the checkpoint: FuxiCTR's layers keep a table at `embedding_layers.NAME`.
 """
 
-import importlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -62,11 +61,11 @@ def _made(kind: type[nn.Module], run: FuxiRun) -> nn.Module:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of theirs, at import
-            features = importlib.import_module("fuxictr.features")
+            from fuxictr.features import FeatureMap
     except ImportError:
         raise InputError("--source", "no FuxiCTR here", "FuxiCTR installed: pip install fuxictr") from None
     settings: dict[str, Any] = dict(run.config) | {"gpu": -1, "verbose": 0}
-    feature_map = features.FeatureMap(required(run.config, "dataset_id", f"{run.files.config}: dataset_id", (str,)), "")
+    feature_map = FeatureMap(required(run.config, "dataset_id", f"{run.files.config}: dataset_id", (str,)), "")
     feature_map.load(str(run.files.feature_map), settings)
     return kind(feature_map, **settings)
 
