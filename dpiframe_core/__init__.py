@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ def compile(
     example: Mapping[str, torch.Tensor],
     *,
     call: Literal["mapping", "keywords", "matrix"] = "mapping",
-    output: str | int | None = None,
+    output: str | int | Sequence[str | int] | None = None,
     logits: bool = False,
 ) -> Compiled:
     """Takes a trained PyTorch module of the embeddings-then-dense kind apart into what makes a bundle; see docs/compile.md.
@@ -29,7 +29,8 @@ def compile(
             the module takes them. They become the golden rows.
         call: how the module takes features: as one mapping by name, as keywords by name, or as one matrix float32[n, columns]
             with the features' columns side by side in the order of `example`.
-        output: key or index of the scores in what the module returns, if that is more than one tensor.
+        output: key or index of the scores in what the module returns, if that is more than one tensor; several for a model of
+            several tasks, whose scores then lie side by side in that order.
         logits: the module returns logits; the bundle's scores are their sigmoid.
 
     Raises:

@@ -122,6 +122,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/features": "a feature map becomes a schema",
         "dpiframe_core/graph": "a configuration becomes an architecture",
         "dpiframe_core/bundle": "names as a manifest allows them",
+        "dpiframe_core/compiler": "a class of the user's own is compiled",
     },
     "dpiframe_core/describe": {
         "dpiframe_core/features": "a request to profile, the schema to show",

@@ -23,6 +23,14 @@ Rows = Annotated[
 ]
 Expected = Annotated[Path | None, typer.Option(help="The library's own scores on those rows, as a CSV file.")]
 Label = Annotated[str | None, typer.Option(help="The column of clicks in the rows, for AUC and log-loss.")]
+Source = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.py:CLASS",
+        help="The model's own class, for what is not imported by name. This RUNS that file and what it imports (the library "
+        "must be installed): name only code that you trust. Without it nothing of a run is executed.",
+    ),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an older bundle.")]
 Checkpoint = Annotated[Path, typer.Argument(help="A state_dict saved by torch.save.")]
 Spec = Annotated[Path, typer.Option(help="What the checkpoint does not say, as YAML.")]
@@ -37,6 +45,7 @@ def fuxictr(
     config: Annotated[Path | None, typer.Option(help="The run's parameters; by default config.yaml.")] = None,
     processor: Annotated[Path | None, typer.Option(help="By default feature_processor.pkl; read without unpickling.")] = None,
     normalizers: Annotated[Path | None, typer.Option(help="The numeric normalisers as YAML, instead of the processor.")] = None,
+    source: Source = None,
     context: Context = "",
     golden_rows: Rows = None,
     expected: Expected = None,
@@ -47,6 +56,7 @@ def fuxictr(
 ) -> None:
     """Import a FuxiCTR 2.3 run. test.csv and expected.csv in its directory are compared on if nothing else is named."""
     from dpiframe_core.importers.fuxictr.files import find_files
+    from dpiframe_core.importers.fuxictr.own import fuxictr_own
     from dpiframe_core.importers.fuxictr.run import fuxictr as read
 
     beside = run if run.is_dir() else run.parent
@@ -54,10 +64,11 @@ def fuxictr(
         golden_rows = beside / "test.csv"
         expected = beside / "expected.csv" if (beside / "expected.csv").is_file() else None
 
-    def source() -> "SourceModel":
-        return read(find_files(run, feature_map, vocab, config, processor, normalizers), _names(context))
+    def model() -> "SourceModel":
+        files = find_files(run, feature_map, vocab, config, processor, normalizers)
+        return read(files, _names(context)) if source is None else fuxictr_own(files, source, _names(context))
 
-    _write(source, out, golden_rows, expected, label, name, version, overwrite)
+    _write(model, out, golden_rows, expected, label, name, version, overwrite)
 
 
 def _of_checkpoint(library: str, about: str, read: "Callable[[Path, Path], SourceModel]") -> None:

@@ -14,7 +14,7 @@ from dpiframe_core.compiler.examples import example_block, raw_columns
 from dpiframe_core.compiler.lookups import Lookups
 from dpiframe_core.compiler.lower import Lowering
 from dpiframe_core.compiler.tidy import tidied
-from dpiframe_core.compiler.trace import Call, Scored, evaluating, trace
+from dpiframe_core.compiler.trace import Call, Output, Scored, evaluating, trace
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine.cpu_lane import CpuLane
 from dpiframe_core.errors import InputError
@@ -55,11 +55,21 @@ class Compiled:
         version: str = "1",
         vocabularies: Mapping[str, VocabularyTable] | None = None,
         provenance: Provenance | None = None,
-        tasks: tuple[str, ...] = ("click",),
+        tasks: tuple[str, ...] | None = None,
         example: Mapping[str, Any] | None = None,
         overwrite: bool = False,
     ) -> Manifest:
-        """Writes the bundle; vocabularies as the schema's encoders need them. Raises as `write_bundle`."""
+        """Writes the bundle; vocabularies as the schema's encoders need them. `tasks`: a name for each column of scores, by
+        default "click" for one, "task0", "task1" and so on for several. Raises as `write_bundle`.
+
+        Raises:
+            InputError: other than one name for each column of scores.
+        """
+        scores = self.golden.scores.shape[1]
+        if tasks is None:
+            tasks = ("click",) if scores == 1 else tuple(f"task{i}" for i in range(scores))
+        if len(tasks) != scores:
+            raise InputError("tasks", list(tasks), f"{scores} names, one for each score that the module gives")
         return write_bundle(
             path, name=name, version=version, architecture=GraphFile(), graph=self.graph, feature_schema=self.schema,
             dense=self.dense, tables=self.tables, vocabularies=vocabularies or {}, golden=self.golden, example=example,
@@ -73,7 +83,7 @@ def compile_module(
     example: Mapping[str, torch.Tensor],
     *,
     call: Call = "mapping",
-    output: str | int | None = None,
+    output: Output = None,
     logits: bool = False,
 ) -> Compiled:
     """See `dpiframe_core.compile`."""

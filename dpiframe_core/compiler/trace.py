@@ -18,6 +18,7 @@ from torch.export.graph_signature import InputKind
 from dpiframe_core.errors import InputError
 
 Call = Literal["mapping", "keywords", "matrix"]
+Output = str | int | Sequence[str | int] | None
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
 
@@ -32,7 +33,7 @@ class Verbatim(str):
 class Scored(nn.Module):
     """A module as a function from features to scores: takes them as it wants them, picks the scores, adds the sigmoid."""
 
-    def __init__(self, module: nn.Module, names: Sequence[str], call: Call, output: str | int | None, logits: bool) -> None:
+    def __init__(self, module: nn.Module, names: Sequence[str], call: Call, output: Output, logits: bool) -> None:
         super().__init__()
         self.module = module
         self._names, self._call, self._output, self._logits = tuple(names), call, output, logits
@@ -49,15 +50,27 @@ class Scored(nn.Module):
         return torch.sigmoid(found) if self._logits else found
 
     def _picked(self, found: Any) -> torch.Tensor:
+        if isinstance(self._output, Sequence) and not isinstance(self._output, str):
+            parts = [_scores(found[key], f"module output {key!r}") for key in self._output]
+            return torch.cat([part.reshape(part.shape[0], -1) for part in parts], 1)
         if self._output is not None:
             found = found[self._output]
         elif isinstance(found, Mapping) and len(found) == 1:
             (found,) = found.values()
         elif isinstance(found, tuple | list) and len(found) == 1:
             (found,) = found
-        if not isinstance(found, torch.Tensor):
-            raise InputError("module output", type(found).__name__, "one tensor of scores; name it by `output`")
-        return found
+        elif isinstance(found, Mapping | tuple | list):
+            keys = list(found) if isinstance(found, Mapping) else list(range(len(found)))
+            raise InputError(
+                "module output", f"{len(found)} values", f"`output`: one of {keys}, or a list of one for each task"
+            )
+        return _scores(found, "module output")
+
+
+def _scores(found: Any, where: str) -> torch.Tensor:
+    if not isinstance(found, torch.Tensor):
+        raise InputError(where, type(found).__name__, "one tensor of scores; name it by `output`")
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
 from dpiframe_core.features.vocabulary import VocabularyTable
 from dpiframe_core.graph.architecture import Architecture
+from dpiframe_core.graph.graph import Graph
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +41,8 @@ class SourceModel:
         dense: our parameter name -> float32. tables: by name. vocabularies: by file name.
         logit: float64[n, 1] from the inputs, in the source's semantics.
         label: the column of labels in files of raw rows, if the source names one.
-        own: the source model itself, where it is at hand, called on encoded rows: float64[n, 1], probabilities.
+        own: the source model itself, where it is at hand, called on encoded rows: float64[n, tasks], probabilities.
+        graph: what is computed, of an architecture that is a graph file. tasks: a name for each column of scores.
     """
 
     library: str
@@ -53,9 +55,11 @@ class SourceModel:
     logit: Callable[[Inputs], Tensor]
     label: str | None = None
     own: Callable[[Inputs], Tensor] | None = None
+    graph: Graph | None = None
+    tasks: tuple[str, ...] = ("click",)
 
     def probabilities(self, block: RowBlock) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-        """float64[n, 1] of encoded rows."""
+        """float64[n, tasks] of encoded rows."""
         with torch.no_grad():
             p: np.ndarray[tuple[int, int], np.dtype[np.float64]] = torch.sigmoid(self.logit(Inputs(self, block))).numpy()
         return p

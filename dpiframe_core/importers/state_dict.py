@@ -55,6 +55,10 @@ class StateDict:
         """Of a parameter not yet taken."""
         return tuple(self._left[name].shape) if name in self._left else None
 
+    def remaining(self) -> dict[str, torch.Tensor]:
+        """Those not yet taken, under their names."""
+        return dict(self._left)
+
     def drop(self, name: str) -> None:
         """Takes what inference does not read (a counter, a constant mask), if it is there."""
         self._left.pop(name, None)

@@ -80,17 +80,19 @@ def write_import(
             raise InputError(f"{rows}: {label}", "no such column, or other values", "labels of 0 and 1")
     block = Encoder(schema, source.vocabularies).encode(columns)
     if expected is None:
-        own = np.concatenate([source.reference(part)[:, 0] for part in _parts(block)])
+        own = np.concatenate([source.reference(part) for part in _parts(block)])
         computed = f"the layers of {source.library}'s {source.model} computed in float64"
         against = f"{source.library}'s {source.model} itself" if source.own else computed
     else:
-        own, against = read_expected(expected, block.rows), f"{source.library}'s own scores, {expected.name}"
+        if len(source.tasks) > 1:
+            raise InputError("--expected", str(expected), "none, as the model has several tasks")
+        own, against = read_expected(expected, block.rows)[:, None], f"{source.library}'s own scores, {expected.name}"
     against += f", on {'random rows' if rows is None else rows.name}"
     staging = out.absolute().parent / f".{out.name}-{secrets.token_hex(4)}.import"
     staging.parent.mkdir(parents=True, exist_ok=True)
     try:
         manifest = _write(source, staging, name or source.model.lower(), version, columns, block, own)
-        made = parity(own, _scores(staging, block), labels)
+        made = parity(own.ravel(), _scores(staging, block).ravel(), labels if own.shape[1] == 1 else None)
         if not made.max_deviation <= TOLERANCE:
             raise InputError("parity", f"|dp| up to {made.max_deviation:.3g} against {against}", f"at most {TOLERANCE:g}")
         provenance = manifest.provenance.model_copy(update={"metrics": made.metrics(), "notes": f"compared with {against}"})
@@ -107,13 +109,13 @@ def _write(
 ) -> Manifest:
     """The bundle at `path` with the first rows as golden ones, which the engine does not refuse: what is off is reported."""
     kept = block.part(0, min(_GOLDEN_ROWS, block.rows))
-    golden = Golden(kept, scores[: kept.rows].astype(np.float32)[:, None])
+    golden = Golden(kept, scores[: kept.rows].astype(np.float32))
     provenance = Provenance(source=f"{source.library} {source.model}", created=datetime.now(UTC).isoformat(timespec="seconds"))
     try:
         return write_bundle(
             path, name=name, version=version, architecture=source.architecture, feature_schema=source.schema,
             dense=source.dense, tables=source.tables, vocabularies=source.vocabularies, golden=golden, provenance=provenance,
-            example=_example(source, columns), golden_tolerance={"fp32": 1.0},
+            example=_example(source, columns), graph=source.graph, tasks=source.tasks, golden_tolerance={"fp32": 1.0},
         )  # fmt: skip
     except ValidationError as e:
         raise InputError("bundle", str(e), "fields that a manifest can hold") from None
@@ -122,7 +124,7 @@ def _write(
 def _scores(path: Path, block: RowBlock) -> npt.NDArray[np.float32]:
     engine = Engine(read_bundle(path), "cpu", "fp32")
     engine.warmup()
-    scores = np.concatenate([engine.submit(part)[:, 0] for part in _parts(block)])
+    scores = np.concatenate([engine.submit(part) for part in _parts(block)])
     engine.close()
     return scores
 

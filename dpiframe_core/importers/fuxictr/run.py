@@ -37,7 +37,7 @@ def fuxictr_model(run: FuxiRun, weights: StateDict, context: Sequence[str] = ())
     where = str(run.files.config)
     name = required(run.config, "model", f"{where}: model", (str,))
     if name not in _MODELS:
-        raise InputError(f"{where}: model", name, f"one of {', '.join(_MODELS)}")
+        raise InputError(f"{where}: model", name, f"one of {', '.join(_MODELS)}; others by --source FILE.py:CLASS")
     task = run.config.get("task", "binary_classification")
     if task != "binary_classification":
         raise InputError(f"{where}: task", task, "binary_classification")

@@ -158,7 +158,7 @@ EXPECTED = {
 WITHOUT_LINE = {
     Length: "module: got a fixed number of rows, expected any number: x.shape[0] where len(x) was written",
     Mutation: "module: got ['seen'], expected no buffer or input that the module changes",
-    Wide: "module output: got 'tuple', expected one tensor of scores; name it by `output`",
+    Wide: "module output: got '2 values', expected `output`: one of [0, 1], or a list of one for each task",
 }
 
 

@@ -1,0 +1,81 @@
+"""A model class of the user's own, from a file of Python: the one place of the importers that runs code which is not ours."""
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from dpiframe_core.errors import InputError, listed, shown
+from dpiframe_core.importers.state_dict import StateDict
+
+
+def own_class(source: str) -> type[nn.Module]:
+    """The class that "FILE.py:CLASS" names. The file is run, with its directory in the search path of imports.
+
+    Raises:
+        InputError: no such file or class, or the file cannot be run (a library that it imports is missing); nothing else is.
+    """
+    file, _, name = source.rpartition(":")
+    path = Path(file)
+    if not file or not path.is_file() or path.suffix != ".py":
+        raise InputError("--source", source, "FILE.py:CLASS, a file of Python and a class in it")
+    module = _run(path)
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        here = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, nn.Module)]
+        raise InputError(f"--source {path}", name, f"a subclass of torch.nn.Module in it, one of {listed(here)}")
+    return found
+
+
+def with_weights(make: Callable[[], nn.Module], weights: StateDict, where: str) -> nn.Module:
+    """The module that `make` constructs, in eval mode on the CPU, with every parameter of the checkpoint.
+
+    Raises:
+        InputError: the constructor refuses, or module and checkpoint differ in names or shapes; `where` names the class.
+    """
+    try:
+        module = make()
+    except Exception as e:  # the user's code: whatever it raises is what it says
+        raise InputError(f"{where}, its constructor", _said(e), "a module made from the run's configuration") from None
+    module = module.cpu().eval()
+    given = {name: tuple(t.shape) for name, t in weights.remaining().items()}
+    own = {name: tuple(t.shape) for name, t in module.state_dict().items()}
+    for got, names in (("lacks", own.keys() - given.keys()), ("has no place for", given.keys() - own.keys())):
+        if names:
+            subject = "the checkpoint" if got == "lacks" else "the class"
+            raise InputError(where, f"{subject} {got} {listed(sorted(names))}", "the class and settings of the training")
+    for name, shape in own.items():
+        if given[name] != shape:
+            raise InputError(f"{where}: {name}", f"shape {list(given[name])} in the checkpoint", f"{list(shape)} as made")
+    module.load_state_dict(weights.remaining())
+    return module
+
+
+def _run(path: Path) -> ModuleType:
+    name = f"dpiframe_source_{path.stem}"
+    if name in sys.modules:
+        del sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and torch look a class's module up there
+    beside = str(path.absolute().parent)
+    sys.path.insert(0, beside)
+    try:
+        spec.loader.exec_module(module)
+    except ModuleNotFoundError as e:
+        raise InputError(f"--source {path}", f"no module {e.name!r}", "the library that trained it, installed here") from None
+    except Exception as e:  # as above
+        raise InputError(f"--source {path}", _said(e), "a file of Python that runs") from None
+    finally:
+        sys.path.remove(beside)
+    return module
+
+
+def _said(error: Exception) -> Any:
+    return f"{type(error).__name__}: {shown(str(error))}"
