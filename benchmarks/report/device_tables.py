@@ -25,6 +25,8 @@ over the loop; kernels by CUPTI over fifty calls in a row: their times added up 
 running, both over the wall time (which profiling lengthens)."""
 _MLPERF = """MLPerf's DLRM-DCNv2: 13 numbers and 26 tables of dim 128, float16, bags of 1 to 100 ids, 214 a pair; {tables}.
 From ids in host memory to scores in host memory, as many callers as lanes, as in `utilisation`."""
+_CONTEXTS = """Half of the 39 fields are the context's. Waves that multiply all columns of every row, beside the program that the warm-up
+found fastest; `shares` multiplies a context's columns once."""
 _FLOOR = """`floor` = graph launch and wait + (distinct table rows + weights) / copy bandwidth + (ids + scores) / pinned-memory
 bandwidth + operations / rate, all measured in the same run. `chain floor` = floor + a trip over the bus + a dependent kernel
 for each launch but the first: of an implementation that takes so many kernels, of which each needs the one before it."""
@@ -119,6 +121,20 @@ def _saturated(results: Results, suite: str, what: str) -> list[str]:
         name = [model_name(r), r["precision"], r["system"], cell_name(r) + str(r["batch"]), r["cell"]["lanes"]]
         rows.append([*name, *times, *figures])
     return table(["model", "", "system", "B", "lanes", f"M {what}/s", "p50 (p99) us", *shares.values()], rows, figures=3)
+
+
+def contexts(results: Results) -> list[str]:
+    """Waves that multiply every row's columns, beside what the warm-up kept."""
+    rows = []
+    for cell in results.cells("contexts"):
+        if not {"waves", "dpiframe"} <= cell.keys():
+            continue
+        each, ours = cell["waves"], cell["dpiframe"]
+        name = [ours["model"], ours["precision"], str(ours["batch"]), str(ours["cell"]["contexts"]), ours["program"]]
+        times = [f"{us(r['p50_us'])} ({us(r['device_us'])})" for r in (each, ours)]
+        rows.append([*name, *times, f"{each['p50_us'] / ours['p50_us']:.2f}x ({each['device_us'] / ours['device_us']:.2f}x)"])
+    head = ["model", "", "rows", "contexts", "kept", "for each row, us (device)", "as kept, us (device)", "gain (device)"]
+    return [_CONTEXTS, "", *table(head, rows, figures=3)]
 
 
 def floor(results: Results) -> list[str]:

@@ -17,6 +17,7 @@ _TABLES: Mapping[str, Callable[[Results], list[str]]] = {
     "latency": device_tables.latency, "embedding": device_tables.embedding,
     "ablation": device_tables.stages("ablation"), "first_op": device_tables.stages("first_op"),
     "utilisation": device_tables.utilisation, "mlperf": device_tables.mlperf,
+    "contexts": device_tables.contexts,
     "floor": device_tables.floor, "precision": device_tables.precision,
     "warmup": device_tables.warmup, "http": serving_tables.http, "serving": serving_tables.serving,
     "serving_stages": serving_tables.stages, "autoscaling": serving_tables.autoscaling, "score": serving_tables.score,

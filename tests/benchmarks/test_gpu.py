@@ -29,6 +29,7 @@ def test_captured_work_is_replayed_on_what_its_buffers_hold():
     x, y = torch.ones(64, device=GPU), torch.zeros(64, device=GPU)
     graph = Captured(lambda: y.copy_(x * 2))
     x.fill_(3)
+    torch.cuda.synchronize()  # the graph has a stream of its own
     graph()
     assert torch.equal(y, torch.full_like(y, 6))
     assert graph.device_us() > 0
