@@ -25,8 +25,8 @@ over the loop; kernels by CUPTI over fifty calls in a row: their times added up 
 running, both over the wall time (which profiling lengthens)."""
 _MLPERF = """MLPerf's DLRM-DCNv2: 13 numbers and 26 tables of dim 128, float16, bags of 1 to 100 ids, 214 a pair; {tables}.
 From ids in host memory to scores in host memory, as many callers as lanes, as in `utilisation`."""
-_CONTEXTS = """Half of the 39 fields are the context's. Waves that multiply all columns of every row, beside the program that the
-warm-up found fastest; `shares` multiplies a context's columns once."""
+_CONTEXTS = """Half of the 39 fields are the context's. Waves that multiply all columns of every row, beside the program that
+the warm-up found fastest; `shares` multiplies a context's columns once."""
 _FLOOR = """`floor` = graph launch and wait + (distinct table rows + weights) / copy bandwidth + (ids + scores) / pinned-memory
 bandwidth + operations / rate, all measured in the same run. `chain floor` = floor + a trip over the bus + a dependent kernel
 for each launch but the first: of an implementation that takes so many kernels, of which each needs the one before it."""
