@@ -131,8 +131,10 @@ def contexts(results: Results) -> list[str]:
             continue
         each, ours = cell["waves"], cell["dpiframe"]
         name = [ours["model"], ours["precision"], str(ours["batch"]), str(ours["cell"]["contexts"]), ours["program"]]
-        times = [f"{us(r['p50_us'])} ({us(r['device_us'])})" for r in (each, ours)]
-        rows.append([*name, *times, f"{each['p50_us'] / ours['p50_us']:.2f}x ({each['device_us'] / ours['device_us']:.2f}x)"])
+        on_device = each["device_us"] and ours["device_us"]
+        times = [us(r["p50_us"]) + (f" ({us(r['device_us'])})" if on_device else "") for r in (each, ours)]
+        gain = f" ({each['device_us'] / ours['device_us']:.2f}x)" if on_device else ""
+        rows.append([*name, *times, f"{each['p50_us'] / ours['p50_us']:.2f}x{gain}"])
     head = ["model", "", "rows", "contexts", "kept", "for each row, us (device)", "as kept, us (device)", "gain (device)"]
     return [_CONTEXTS, "", *table(head, rows, figures=3)]
 
