@@ -97,9 +97,13 @@ def _lookup_width(node: Node, schema: FeatureSchema) -> int:
         if s.feature not in schema.columns:
             raise ValueError(f"got feature {s.feature!r}, expected one of the schema")
         f = schema.feature(s.feature)
-        allowed = {name for name in (f.table, f.first_order_table) if name is not None} | (set() if f.is_id else {None})
+        allowed = {name for name in (f.table, f.first_order_table) if name is not None} | (
+            set() if f.is_id and f.pooling != "none" else {None}
+        )
         if s.table not in allowed or s.width != schema.columns_read(s.feature, s.table):
-            raise ValueError(f"got {s}, expected a table of the feature (or its number) and the columns that it reads of it")
+            raise ValueError(
+                f"got {s}, expected a table of the feature (or its number or mask) and the columns that it reads of it"
+            )
     return sum(s.width for s in node.attrs.concat)
 
 

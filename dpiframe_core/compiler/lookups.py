@@ -106,26 +106,43 @@ class Lookups:
         """
         features = {self.columns[at][0] for at in raw.at.flatten().tolist()}
         several = sorted(f for f in features if self.schema.feature(f).max_values > 1)
-        if not several:
+        pooled = [f for f in several if self.schema.pooling(f, self._table(f, weight)) != "none"]
+        for feature in several if sums else ():
+            self._check_padding(feature, name, weight, padding)
+        if not pooled and (sums or not several):
             return None
-        feature, f = several[0], self.schema.feature(several[0])
+        feature, f = (pooled or several)[0], self.schema.feature((pooled or several)[0])
         if [self.columns[at] for at in raw.at.flatten().tolist()] != [(feature, i) for i in range(f.max_values)]:
             raise Refused(f"got some of the values of feature {feature!r}, expected all {f.max_values} of them in their order")
         if raw.shift.any():
             raise Refused(f"got shifted ids of feature {feature!r} of several values, expected a table of their own")
-        if f.pooling != mode:
-            raise Refused(f"got pooling {mode!r} of feature {feature!r}, expected {f.pooling!r} as the schema says")
+        pooling = self.schema.pooling(feature, self._table(feature, weight))
+        if pooling != mode:
+            raise Refused(f"got pooling {mode!r} of feature {feature!r}, expected {pooling!r} as the schema says")
         if padding is None:
             raise Refused(f"got no padding_idx for feature {feature!r} of several values, expected the id of an absent value")
-        if sums and weight[padding].any():
-            raise Refused(
-                f"got a row of {name} at padding_idx {padding} that is not zero, expected zeros: absent values add nothing"
-            )
         if mode == "mean" or weight[padding].any():
             _check_absent(f, padding)
-        if self.padding.setdefault(feature, padding) != padding:
-            raise Refused(f"got padding_idx {padding} for feature {feature!r}, expected {self.padding[feature]} as elsewhere")
+        self._absent(feature, padding)
         return Bags(feature, self._id_row(feature, -1, int(raw.shift.flat[0]), name, weight))
+
+    def mask(self, raw: Raw, padding: int) -> list[Slot]:
+        """For each id of a row whether there is one: 1, or 0 where the list has ended and the module has the id `padding`."""
+        slots = []
+        for at, shift in zip(raw.at.flatten().tolist(), raw.shift.flatten().tolist(), strict=True):
+            feature, position = self.columns[at]
+            f = self.schema.feature(feature)
+            if f.max_values == 1 or f.pooling != "none" or shift:
+                how = "of one value" if f.max_values == 1 else f"with pooling {f.pooling!r}" if not shift else "shifted"
+                raise Refused(
+                    f"got a comparison of ids of feature {feature!r} {how}, expected those of a sequence (pooling 'none') "
+                    "with the id of an absent value"
+                )
+            _check_absent(f, padding)
+            self._absent(feature, padding)
+            slot = self._source(feature, None, f.max_values)
+            slots.append(Slot(slot.base, slot.offset + position, 1))
+        return slots
 
     def table(self, name: str) -> torch.Tensor:
         """float32[rows, dim] of a table of the schema.
@@ -149,17 +166,37 @@ class Lookups:
             raise InputError(f"tables.{name}.dim", table.dim, f"{sum(dims)}: {made}" if parts else made)
         return torch.cat(found, 1).float().contiguous()
 
-    def _id_row(self, feature: str, position: int, shift: int, name: str, weight: torch.Tensor) -> Slot:
+    def _table(self, feature: str, weight: torch.Tensor) -> str | None:
         f = self.schema.feature(feature)
+        return f.first_order_table if weight.shape[1] == 1 and f.first_order_table is not None else f.table
+
+    def _check_padding(self, feature: str, name: str, weight: torch.Tensor, padding: int | None) -> None:
+        if padding is None:
+            raise Refused(f"got no padding_idx for feature {feature!r} of several values, expected the id of an absent value")
+        if weight[padding].any():
+            raise Refused(
+                f"got a row of {name} at padding_idx {padding} that is not zero, expected zeros: absent values add nothing"
+            )
+        self._absent(feature, padding)
+
+    def _absent(self, feature: str, padding: int) -> None:
+        """Notes the id that the module takes for an absent value."""
+        if self.padding.setdefault(feature, padding) != padding:
+            raise Refused(
+                f"got {padding} as the absent value of feature {feature!r}, expected {self.padding[feature]} as elsewhere"
+            )
+
+    def _id_row(self, feature: str, position: int, shift: int, name: str, weight: torch.Tensor) -> Slot:
+        f, table = self.schema.feature(feature), self._table(feature, weight)
         if not f.is_id:
             raise Refused(f"got the number {feature!r} as an id, expected a categorical or bucketized feature")
-        if position >= 0 and f.max_values > 1:
-            raise Refused(f"got one value of feature {feature!r}, which has up to {f.max_values}, expected their sum or mean")
-        first = weight.shape[1] == 1 and f.first_order_table is not None
-        table = f.first_order_table if first else f.table
         if table is None:
             raise Refused(f"got an embedding of feature {feature!r}, expected it to have a table in the schema")
-        return self._part(feature, table, Part(name, shift, weight.shape[1]), weight)
+        if position >= 0 and f.max_values > 1 and self.schema.pooling(feature, table) != "none":
+            raise Refused(f"got one value of feature {feature!r}, which has up to {f.max_values}, expected their sum or mean")
+        slot = self._part(feature, table, Part(name, shift, weight.shape[1]), weight)
+        ahead = position * self.schema.table(table).dim if position > 0 and f.max_values > 1 else 0
+        return Slot(slot.base, slot.offset + ahead, slot.width)
 
     def _part(self, feature: str, table: str, part: Part, weight: torch.Tensor) -> Slot:
         if self.weights.setdefault(part.weight, weight) is not weight and self.weights[part.weight].shape != weight.shape:
@@ -172,7 +209,7 @@ class Lookups:
         if before + part.width > dim:
             made = " + ".join(f"{p.width} of {p.weight}" for p in parts)
             raise Refused(f"got {made} for table {table!r}, expected {dim} columns as the schema says")
-        slot = self._source(feature, table, dim)
+        slot = self._source(feature, table, self.schema.columns_read(feature, table))
         return Slot(slot.base, slot.offset + before, part.width)
 
     def _source(self, feature: str, table: str | None, width: int) -> Slot:

@@ -1,7 +1,8 @@
 """Calls on raw inputs: how ids reach their lookups, and numbers the rest of the model. Between lie views and offsets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,11 @@ from dpiframe_core.compiler.lookups import Bags, Lookups, Raw, Slot
 from dpiframe_core.compiler.operations import reduced
 from dpiframe_core.compiler.strided import BATCH, Atom, Refused, Size, Strided, squeezed
 from dpiframe_core.compiler.views import SAME, raw_view
+
+_COMPARISONS = {f"aten.{op}.{kind}" for op in ("eq", "ne") for kind in ("Scalar", "Tensor")} | {
+    "aten.gt.Scalar",
+    "aten.ge.Scalar",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,10 @@ class RawInputs:
         if "embedding_bag" in target and isinstance(a["indices"], Raw):
             return (self._embedding_bag(a), None, None, None)
         raws = [v for v in a.values() if isinstance(v, Raw)]
+        if target in _COMPARISONS and self._is_ids(raws[0]):
+            return self._mask(target, a)
+        if target in SAME and found.dtype == torch.bool and self._is_ids(raws[0]):
+            return self._mask("aten.ne.Scalar", {"self": a["self"], "other": 0})
         if target == "aten.linear.default" and a["bias"] is None and a["input"].at.shape == (1,) and not a["input"].flat:
             weight = _weight(a["weight"])
             slot = look.scaled(int(a["input"].at[0]), weight.name or "", weight.tensor)
@@ -137,8 +147,27 @@ class RawInputs:
             return self._slots([bags.slot], (1, width) if a["keepdim"] else (width,))
         raise Refused(f"got {target} of a feature of several values, expected the sum over its values, or nn.EmbeddingBag")
 
+    def _mask(self, target: str, a: Arguments) -> Strided:
+        """Whether each id is there, or lacks, from its comparison with the id that says so."""
+        x, value = a["self"], a["other"]
+        least = {"aten.gt.Scalar": 0, "aten.ge.Scalar": 1}.get(target)
+        if isinstance(value, Const) and value.tensor.ndim == 0:
+            value = value.tensor.item()
+        if not isinstance(x, Raw) or x.flat or not isinstance(value, int) or (least is not None and value != least):
+            raise Refused(
+                "got a comparison of ids, expected `ids != n`, `ids == n` or `ids > 0` with the id of an absent value"
+            )
+        there = self._slots(self._lookups.mask(x, value if least is None else 0), x.at.shape)
+        there = replace(there, boolean=True)
+        return self._emitter.elementwise("aten.logical_not", [there]) if target.startswith("aten.eq") else there
+
     def _slots(self, slots: Sequence[Slot], sizes: Sequence[int]) -> Strided:
         """The columns of some embeddings, of one width, as a tensor [B, *sizes]."""
+        first, width = slots[0], slots[0].width
+        step, *others = {b.offset - a.offset for a, b in pairwise(slots)} or {0}
+        if not others and step >= width and len({s.base for s in slots}) == 1:  # evenly spaced: a sequence's values
+            dims = ((BATCH,), (Atom(len(slots), step),), (Atom(width, 1),) if width > 1 else ())
+            return self._emitter.view(Strided(first.base, dims, first.offset), [Size(1, True), *map(Size, sizes)])
         parts = [Strided(s.base, ((BATCH,), (Atom(s.width, 1),) if s.width > 1 else ()), s.offset) for s in slots]
         joined = parts[0] if len(parts) == 1 else cat(self._emitter, parts, 1)
         return self._emitter.view(joined, [Size(1, True), *map(Size, sizes)])

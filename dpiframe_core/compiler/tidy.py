@@ -25,10 +25,12 @@ def tidied(emitter: Emitter, lookups: Lookups, output: str) -> tuple[Graph, dict
 def _lookups(lookups: Lookups) -> list[Node]:
     """A lookup for each source, and what joins them to "x" and "w"."""
     nodes: list[Node] = []
+    is_id = {f.name: f.is_id for f in lookups.schema.features}
     for base in ("x", "w"):
         own = [(key, slot) for key, slot in lookups.sources.items() if slot.base == base]
         for (feature, table), slot in own:
-            name = base if len(own) == 1 else f"{'number' if table is None else base}.{feature}"
+            kind = base if table is not None else "mask" if is_id[feature] else "number"
+            name = base if len(own) == 1 else f"{kind}.{feature}"
             attrs = Attrs(concat=(Source(feature, table, slot.width),))
             nodes.append(Node(name, "lookup", (), (name,), "embedding" if base == "x" else "wide", attrs=attrs))
         if len(own) > 1:

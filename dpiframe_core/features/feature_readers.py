@@ -115,9 +115,12 @@ class CategoryReader:
         starts = np.cumsum(lengths) - lengths + (excess if rule == "keep_last" else 0)
         at = np.arange(ids.size) - starts[rows]
         kept = (at >= 0) & (at < width)
+        last = self.feature.align == "last"
+        if last:
+            at += (width - np.minimum(lengths, width))[rows]
         out = np.full((lengths.size, width), -1, np.int64)
         out[rows[kept], at[kept]] = ids[kept]
-        out[lengths == 0, 0] = MISSING
+        out[lengths == 0, -1 if last else 0] = MISSING
         return out
 
 

@@ -98,7 +98,8 @@ class PreencodedReader:
         values: Mapping[str, npt.NDArray[Any]],
         allocate: Callable[[BlockLayout, int, int], RowBlock] = RowBlock.allocate,
     ) -> RowBlock:
-        """The same from one array a feature, [n or 1] or, for a bag, [n or 1, up to max_values] with -1 at the end.
+        """The same from one array a feature, [n or 1] or, for a bag, [n or 1, up to max_values] with -1 at the end (or in
+        front, of a feature that aligns its values with the last).
 
         Raises:
             InputError: as `block`; and a feature lacks, is unknown, or has too many values.
@@ -159,7 +160,8 @@ class PreencodedReader:
         if array.dtype.kind not in ("i" if f.is_id else "fi"):
             raise InputError(f"inputs.{f.name}", str(array.dtype), "ids of int32 or int64" if f.is_id else "float32")
         with np.errstate(over="ignore"):  # refused as infinite
-            column[:, place.start : place.start + array.shape[1]] = array
+            start = place.start + (f.max_values - array.shape[1] if isinstance(f, Categorical) and f.align == "last" else 0)
+            column[:, start : start + array.shape[1]] = array
 
     def _shape(self, sections: Sections) -> tuple[int, int]:
         for section, width in self.widths.items():

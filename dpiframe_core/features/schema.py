@@ -51,7 +51,8 @@ class Categorical(Strict):
     `missing_id` is read for null (and for an empty list; -1, allowed only if `max_values` > 1, reads a zero vector), `oov_id`
     for a value the encoder does not know. `first_order_table` holds the scalar weights of a linear ("wide", first-order) term,
     pooled by `first_order_pooling` (None: as `pooling` says). Of a feature with `max_values` > 1, text joined by the `splitter`
-    is a list too, and values equal to `padding_value` are null.
+    is a list too, and values equal to `padding_value` are null. `align` says where a shorter list stands among the `max_values`
+    places: from the first one on, or up to the last one ("pre" padding), which position embeddings tell apart.
     """
 
     kind: Literal["categorical"] = "categorical"
@@ -65,6 +66,7 @@ class Categorical(Strict):
     oov_id: Annotated[int, Field(ge=0)] = 1
     max_values: Annotated[int, Field(ge=1, le=1024)] = 1
     too_many: Literal["error", "keep_first", "keep_last"] = "error"
+    align: Literal["first", "last"] = "first"
     pooling: Pooling = "sum"
     first_order_pooling: Literal["sum", "mean", "max"] | None = None
     splitter: Annotated[str, Field(min_length=1, max_length=8)] | None = None
@@ -80,6 +82,8 @@ class Categorical(Strict):
         if self.padding_value is not None and isinstance(self.padding_value, str) != (self.values == "string"):
             got = repr(self.padding_value)
             raise ValueError(f"features.{self.name}.padding_value: got {got}, expected one of the kind {self.values}")
+        if self.align != "first" and self.max_values == 1:
+            raise ValueError(f"features.{self.name}.align: got {self.align!r}, expected 'first' for a feature of one value")
         if self.first_order_pooling is not None and self.table == self.first_order_table:
             raise ValueError(f"features.{self.name}.first_order_pooling: got one for the table itself, expected two tables")
         return self
@@ -187,9 +191,10 @@ class FeatureSchema(Strict):
         return f.pooling
 
     def columns_read(self, feature: str, table: str | None) -> int:
-        """Columns of the feature's rows of a table: its dim, and `max_values` times that for a sequence; 1 for a number."""
+        """Columns of the feature's rows of a table: its dim, and `max_values` times that for a sequence; without a table
+        1 for a number, `max_values` for the mask of a sequence."""
         if table is None:
-            return 1
+            return self.feature(feature).max_values
         return self.table(table).dim * (self.feature(feature).max_values if self.pooling(feature, table) == "none" else 1)
 
     @cached_property

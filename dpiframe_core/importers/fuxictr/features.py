@@ -99,12 +99,14 @@ def _buckets(run: FuxiRun, name: str, kind: str) -> LogSquareBuckets | None:
 
 
 def build_schema(
-    run: FuxiRun, fields: Sequence[Field], context: Sequence[str], first_order: bool, *, embedded_numbers: bool = True
-) -> FeatureSchema:
+    run: FuxiRun, fields: Sequence[Field], context: Sequence[str], first_order: bool, *, embedded_numbers: bool = True,
+    aligned: bool = False,
+) -> FeatureSchema:  # fmt: skip
     """The schema; `first_order`: every feature has a table of linear weights too, named NAME.w.
 
     Args:
         context: features that requests give once. embedded_numbers: False for models that read numbers as they are.
+        aligned: whether steps of a history stand where FuxiCTR's padding puts them; models that only pool need not know.
 
     Raises:
         InputError: a column is transformed in a way that a schema cannot express, by name.
@@ -128,7 +130,7 @@ def build_schema(
                 features.append(_number(run, f, column, scope, table, first))
             else:
                 assert table is not None
-                features.append(_category(run, f, column, scope, table, first))
+                features.append(_category(run, f, column, scope, table, first, aligned=aligned))
             if table is not None and table not in tables:
                 tables[table] = Table(name=table, rows=rows, dim=f.dim)
             elif table is not None and (tables[table].rows, tables[table].dim) != (f.rows, f.dim):
@@ -193,7 +195,9 @@ def _number(run: FuxiRun, f: Field, column: Mapping[str, Any], scope: Scope, tab
     )
 
 
-def _category(run: FuxiRun, f: Field, column: Mapping[str, Any], scope: Scope, table: str, first: str | None) -> Categorical:
+def _category(
+    run: FuxiRun, f: Field, column: Mapping[str, Any], scope: Scope, table: str, first: str | None, *, aligned: bool
+) -> Categorical:
     tokens, dtype = run.vocabularies[f.name], column.get("dtype")
     if dtype not in ("str", "int"):
         raise InputError(f"columns.{f.name}.dtype", dtype, "str or int for categories")
@@ -217,6 +221,7 @@ def _category(run: FuxiRun, f: Field, column: Mapping[str, Any], scope: Scope, t
         name=f.name, scope=scope, encoder=Vocabulary(), table=table, first_order_table=first,
         missing_id=-1, oov_id=oov, max_values=longest, splitter=column.get("splitter", "^"), padding_value=fill,
         too_many="keep_last" if column.get("padding", "post") == "pre" else "keep_first",
+        align="last" if aligned and f.pooling is None and column.get("padding", "post") == "pre" else "first",
         pooling=f.pooling or "none", first_order_pooling=None if first is None else "sum",
     )  # fmt: skip
 

@@ -5,26 +5,20 @@ What the class reads of each feature is seen in the checkpoint: FuxiCTR's layers
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dpiframe_core.compiler.compiled import compile_module
 from dpiframe_core.errors import InputError, listed
-from dpiframe_core.features.sample import sample_block
-from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.architecture import GraphFile
-from dpiframe_core.importers.fuxictr.features import Field, build_schema, build_vocabularies, fields_of
+from dpiframe_core.importers.fuxictr.features import Field, build_vocabularies, fields_of
 from dpiframe_core.importers.fuxictr.files import FuxiFiles, FuxiRun, read_run
+from dpiframe_core.importers.fuxictr.inputs import encoded_values, sample_values, schema_of, unpooled
 from dpiframe_core.importers.own_class import own_class, with_weights
 from dpiframe_core.importers.source_model import Inputs, SourceModel, required
-from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
-
-_ROWS = 64
-_PADDING = 0  # FuxiCTR's id of an absent value of a sequence
+from dpiframe_core.importers.state_dict import read_checkpoint
 
 
 def fuxictr_own(files: FuxiFiles, source: str, context: Sequence[str] = ()) -> SourceModel:
@@ -38,15 +32,15 @@ def fuxictr_own(files: FuxiFiles, source: str, context: Sequence[str] = ()) -> S
     weights = read_checkpoint(files.checkpoint)
     kind = own_class(source)
     module = with_weights(lambda: _made(kind, run), weights, f"--source {kind.__name__}")
-    schema = _schema(run, weights, context)
-    _ordered(module, fields_of(run, 1, _unpooled(run)))
-    values = _values(schema, sample_block(schema, _ROWS), ())
+    schema = schema_of(run, weights.remaining(), weights.where, context)
+    _ordered(module, fields_of(run, 1, unpooled(run)))
+    values = sample_values(schema)
     output, tasks = _outputs(module, values, run, f"--source {kind.__name__}")
     compiled = compile_module(module, schema, values, output=output)
 
     def own(i: Inputs) -> Tensor:
         with torch.no_grad():
-            found = module(_values(schema, None, (i,)))
+            found = module(encoded_values(schema, i))
         return torch.cat([found[key].reshape(found[key].shape[0], -1) for key in output], 1).double()
 
     return SourceModel(
@@ -70,27 +64,6 @@ def _made(kind: type[nn.Module], run: FuxiRun) -> nn.Module:
     return kind(feature_map, **settings)
 
 
-def _unpooled(run: FuxiRun) -> list[str]:
-    return [n for n, spec in run.features.items() if spec.get("type") == "sequence" and spec.get("feature_encoder") is None]
-
-
-def _schema(run: FuxiRun, weights: StateDict, context: Sequence[str]) -> FeatureSchema:
-    """Tables as wide as all embeddings of a feature together; those of width 1 beside wider ones are first-order weights."""
-    dim = required(run.config, "embedding_dim", f"{run.files.config}: embedding_dim", (int,))
-    fields, first, numbers = [], False, False
-    for f in fields_of(run, dim, _unpooled(run)):
-        end = f"embedding_layers.{f.name}.weight"
-        found = [tuple(t.shape) for name, t in weights.remaining().items() if name.endswith(end)]
-        widths = [shape[0] if f.kind == "numeric" else shape[1] for shape in found]
-        if not widths and f.kind != "numeric":
-            raise InputError(weights.where, f"no embedding of {f.name}", f"*.{end}, as FuxiCTR's layers name it")
-        wide = [w for w in widths if w > 1] or widths[:1]
-        first = first or len(widths) > len(wide)
-        numbers = numbers or (f.kind == "numeric" and bool(widths))
-        fields.append(replace(f, dim=sum(wide) or 1))
-    return build_schema(run, fields, context, first, embedded_numbers=numbers)
-
-
 def _ordered(module: nn.Module, fields: Sequence[Field]) -> None:
     """Tables of numbers that FuxiCTR cut into buckets, in the order of their buckets, as the schema's ids are."""
     for f in fields:
@@ -98,19 +71,6 @@ def _ordered(module: nn.Module, fields: Sequence[Field]) -> None:
             if f.buckets is not None and name.endswith(f"embedding_layers.{f.name}") and isinstance(layer, nn.Embedding):
                 rows = layer.weight.detach()[list(f.buckets.rows)]
                 layer.weight, layer.num_embeddings, layer.padding_idx = nn.Parameter(rows), len(rows), None
-
-
-def _values(schema: FeatureSchema, block: Any, inputs: Sequence[Inputs]) -> dict[str, Tensor]:
-    """feature -> what FuxiCTR's loaders give: int64[n] or [n, max_len] ids, float32[n] numbers."""
-    out = {}
-    for f in schema.features:
-        column = inputs[0].column(f.name) if inputs else block.column(schema.columns[f.name])
-        if not f.is_id:
-            out[f.name] = torch.from_numpy(column[:, 0].astype(np.float32))
-            continue
-        ids = torch.from_numpy(column.astype(np.int64))
-        out[f.name] = torch.where(ids < 0, _PADDING, ids) if f.max_values > 1 else ids[:, 0]
-    return out
 
 
 def _outputs(module: nn.Module, values: dict[str, Tensor], run: FuxiRun, where: str) -> tuple[list[str], tuple[str, ...]]:

@@ -8,6 +8,8 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.importers.fuxictr.files import FuxiFiles, FuxiRun, read_run
 from dpiframe_core.importers.fuxictr.models import dcn, dcnv2, deepfm, wide_deep, xdeepfm
 from dpiframe_core.importers.fuxictr.sequences import din, dlrm
+from dpiframe_core.importers.fuxictr.zoo.importing import zoo_model
+from dpiframe_core.importers.fuxictr.zoo.models import OF_TASKS, ZOO
 from dpiframe_core.importers.source_model import SourceModel, required
 from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
 
@@ -36,9 +38,14 @@ def fuxictr_model(run: FuxiRun, weights: StateDict, context: Sequence[str] = ())
     """As `fuxictr`, of files already read."""
     where = str(run.files.config)
     name = required(run.config, "model", f"{where}: model", (str,))
-    if name not in _MODELS:
-        raise InputError(f"{where}: model", name, f"one of {', '.join(_MODELS)}; others by --source FILE.py:CLASS")
     task = run.config.get("task", "binary_classification")
-    if task != "binary_classification":
+    tasks = task if isinstance(task, list) and name in OF_TASKS else [task]
+    if any(one != "binary_classification" for one in tasks):
         raise InputError(f"{where}: task", task, "binary_classification")
-    return _MODELS[name](run, weights, context)
+    if name in _MODELS:
+        return _MODELS[name](run, weights, context)
+    logit = ZOO.get(name, OF_TASKS.get(name))
+    if logit is None:
+        known = ", ".join(sorted([*_MODELS, *ZOO, *OF_TASKS], key=str.lower))
+        raise InputError(f"{where}: model", name, f"one of {known}; others by --source FILE.py:CLASS")
+    return zoo_model(name, logit, run, weights, context)

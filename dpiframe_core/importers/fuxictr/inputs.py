@@ -1,0 +1,81 @@
+"""What a compiled FuxiCTR model reads: the schema that fits the tables of its checkpoint, and batches as FuxiCTR's loaders give
+them. FuxiCTR's layers keep a table at `embedding_layers.NAME`, whatever model they are part of.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dpiframe_core.errors import InputError
+from dpiframe_core.features.sample import sample_block
+from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.importers.fuxictr.features import Field, build_schema, fields_of
+from dpiframe_core.importers.fuxictr.files import FuxiRun
+from dpiframe_core.importers.source_model import Inputs
+
+_ROWS = 64
+PADDING = 0  # FuxiCTR's id of an absent value of a sequence
+
+
+def unpooled(run: FuxiRun) -> list[str]:
+    """Sequences without an encoder: the model reads them step by step."""
+    return [n for n, spec in run.features.items() if spec.get("type") == "sequence" and spec.get("feature_encoder") is None]
+
+
+def schema_of(
+    run: FuxiRun, weights: Mapping[str, Tensor], where: str, context: Sequence[str], only: Collection[str] | None = None
+) -> FeatureSchema:
+    """Tables as wide as all embeddings of a feature together; those of width 1 beside wider ones are first-order weights.
+
+    Args:
+        weights: of the checkpoint, by name; `where`: its file. only: the features that the model reads; by default all.
+
+    Raises:
+        InputError: a feature has no table in the checkpoint, or cannot be expressed; by name.
+    """
+    fields, first, numbers = [], False, False
+    for f in fields_of(run, 1, unpooled(run)):
+        if only is not None and f.name not in only:
+            continue
+        end = f"embedding_layers.{f.name}.weight"
+        found = [tuple(t.shape) for name, t in weights.items() if name.endswith(end)]
+        widths = [shape[0] if f.kind == "numeric" else shape[1] for shape in found]
+        if not widths and f.kind != "numeric":
+            raise InputError(where, f"no embedding of {f.name}", f"*.{end}, as FuxiCTR's layers name it")
+        wide = [w for w in widths if w > 1] or widths[:1]
+        first = first or len(widths) > len(wide)
+        numbers = numbers or (f.kind == "numeric" and bool(widths))
+        fields.append(replace(f, dim=sum(wide) or 1))
+    return build_schema(run, fields, context, first, embedded_numbers=numbers, aligned=True)
+
+
+def in_bucket_order(fields: Sequence[Field], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tables of numbers that FuxiCTR cut into buckets get the order of their buckets, as the schema's ids are."""
+    rows = {f.name: list(f.buckets.rows) for f in fields if f.buckets is not None}
+    out = dict(weights)
+    for name, weight in weights.items():
+        *_, layers, feature, last = ("", "", *name.split("."))
+        if layers == "embedding_layers" and last == "weight" and feature in rows:
+            out[name] = weight[rows[feature]]
+    return out
+
+
+def sample_values(schema: FeatureSchema) -> dict[str, Tensor]:
+    """Random rows, to trace a model on."""
+    block = sample_block(schema, _ROWS)
+    return {f.name: _value(block.column(schema.columns[f.name]), f.is_id, f.max_values) for f in schema.features}
+
+
+def encoded_values(schema: FeatureSchema, inputs: Inputs) -> dict[str, Tensor]:
+    """feature -> int64[n] or [n, longest] ids, padded; float32[n] numbers."""
+    return {f.name: _value(inputs.column(f.name), f.is_id, f.max_values) for f in schema.features}
+
+
+def _value(column: "np.ndarray[tuple[int, int], np.dtype[np.generic]]", is_id: bool, longest: int) -> Tensor:
+    if not is_id:
+        return torch.from_numpy(column[:, 0].astype(np.float32))
+    ids = torch.from_numpy(column.astype(np.int64))
+    return torch.where(ids < 0, PADDING, ids) if longest > 1 else ids[:, 0]

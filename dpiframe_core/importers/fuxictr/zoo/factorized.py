@@ -1,0 +1,224 @@
+"""Models of the zoo that multiply embeddings in pairs: factorization machines and what grew from them.
+
+Every function gives the logit, [n, 1], from FuxiCTR's parameters; names and defaults are those of its `model_zoo/*/src/*.py`.
+"""
+
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from dpiframe_core.importers.fuxictr.zoo.layers import (
+    bi_interaction,
+    inner_products,
+    mlp,
+    pair_products,
+    pair_sum,
+    pairs_of,
+    weighted_sum,
+)
+from dpiframe_core.importers.fuxictr.zoo.net import Net
+
+
+def lr(m: Net) -> Tensor:
+    """Logistic regression."""
+    return m.first_order("lr_layer")
+
+
+def fm(m: Net) -> Tensor:
+    """Rendle 2010."""
+    return m.first_order("fm.lr_layer") + pair_sum(m.fields())
+
+
+def nfm(m: Net) -> Tensor:
+    """He & Chua 2017: an MLP on the pooled products."""
+    return m.first_order("lr_layer") + mlp(m, "dnn", bi_interaction(m.fields()), "hidden_activations")
+
+
+def afm(m: Net) -> Tensor:
+    """Xiao et al. 2017: attention over the products."""
+    products = pair_products(m.fields())
+    if m.flag("use_attention", True):
+        pooled = m.linear("weight_p", weighted_sum(m, "attention", products))
+    else:
+        m.skip("attention", "weight_p")
+        pooled = products.flatten(1).sum(1, keepdim=True)
+    return m.first_order("lr_layer") + pooled
+
+
+def pnn(m: Net) -> Tensor:
+    """Qu et al. 2016, inner products."""
+    m.choice("product_type", "inner", "inner")
+    fields = m.fields()
+    return mlp(m, "dnn", torch.cat([fields.flatten(1), inner_products(fields)], 1), "hidden_activations")
+
+
+def fwfm(m: Net) -> Tensor:
+    """Pan et al. 2018: a weight for each pair of fields; three kinds of linear terms (section 4.1)."""
+    fields = m.fields()
+    products = m.linear("interaction_weight", inner_products(fields))
+    match m.choice("linear_type", "FiLV", "LW", "FeLV", "FiLV"):
+        case "LW":
+            return products + m.fields("linear_weight_layer").sum(1)
+        case "FeLV":
+            return products + (fields * m.fields("linear_weight_layer")).flatten(1).sum(1, keepdim=True)
+        case _:
+            return products + m.linear("linear_weight_layer", fields.flatten(1))
+
+
+def fmfm(m: Net) -> Tensor:
+    """Sun et al. 2021: v_i M_ij v_j with a matrix, or a diagonal, for each pair of fields."""
+    fields = m.fields()
+    left, right = pairs_of(fields.shape[1])
+    weight = m.parameter("interaction_weight")
+    if m.choice("field_interaction_type", "matrixed", "matrixed", "vectorized") == "vectorized":
+        projected = fields[:, left] * weight
+    else:
+        projected = torch.matmul(fields[:, left].unsqueeze(2), weight).squeeze(2)
+    return (projected * fields[:, right]).flatten(1).sum(1, keepdim=True) + m.first_order("lr_layer")
+
+
+def ffm(m: Net) -> Tensor:
+    """Juan et al. 2016: feature i has a vector of its own for each other field."""
+    vectors = [m.vectors(f"embedding_layers.{i}") for i in m.children("embedding_layers")]
+    dots = [(vectors[j - 1][i] * vectors[i][j]).sum(1, keepdim=True) for i, j in combinations(range(len(m.features)), 2)]
+    return torch.cat(dots, 1).sum(1, keepdim=True) + m.first_order("lr_layer")
+
+
+def ffm_v2(m: Net) -> Tensor:
+    """The same with the vectors of a feature side by side in one table."""
+    fields = m.fields()
+    by_field = torch.unflatten(fields, 2, (fields.shape[1] - 1, -1))
+    left, right = pairs_of(fields.shape[1])
+    own, other = by_field[:, left, [j - 1 for j in right]], by_field[:, right, left]
+    return (own * other).flatten(1).sum(1, keepdim=True) + m.first_order("lr_layer")
+
+
+def onn(m: Net) -> Tensor:
+    """Yang et al. 2020 (NFFM): dots of field-aware vectors and a plain embedding into an MLP."""
+    vectors = [m.vectors(f"embedding_layers.{i}") for i in m.children("embedding_layers")]
+    plain, aware = vectors[0], vectors[1:]
+    dots = [(aware[j - 1][i] * aware[i][j]).sum(1, keepdim=True) for i, j in combinations(range(len(m.features)), 2)]
+    return mlp(m, "dnn", torch.cat([*plain, *dots], 1), "hidden_activations")
+
+
+def onn_v2(m: Net) -> Tensor:
+    """The same with the vectors of a feature side by side in one table."""
+    fields = m.fields()
+    count = fields.shape[1]
+    by_field = torch.unflatten(fields, 2, (count, -1))
+    left, right = pairs_of(count)
+    own = by_field[:, list(range(count)), list(range(count))].flatten(1)
+    dots = (by_field[:, left, right] * by_field[:, right, left]).sum(2)
+    return mlp(m, "dnn", torch.cat([own, dots], 1), "hidden_activations")
+
+
+def hofm(m: Net) -> Tensor:
+    """Blondel et al. 2016: products of up to `order` fields."""
+    order, shared = m.count("order", 3), m.flag("reuse_embedding", False)
+    logit = m.first_order("lr_layer")
+    for size in range(2, order + 1):
+        fields = m.fields("embedding_layer" if shared else f"embedding_layers.{size - 2}")
+        if size == 2:
+            logit = logit + pair_sum(fields)
+            continue
+        product: Tensor | None = None
+        for column in zip(*combinations(range(fields.shape[1]), size), strict=True):
+            chosen = fields[:, list(column)]
+            product = chosen if product is None else product * chosen
+        assert product is not None
+        logit = logit + product.flatten(1).sum(1, keepdim=True)
+    return logit
+
+
+def hfm(m: Net) -> Tensor:
+    """Tay et al. 2019: holographic products of pairs, circular convolution or correlation, into an MLP."""
+    fields = m.fields()
+    left, right = pairs_of(fields.shape[1])
+    first, second, dim = fields[:, left], fields[:, right], fields.shape[2]
+    match m.choice(
+        "interaction_type", "circular_convolution", "hadamard_product", "circular_convolution", "circular_correlation"
+    ):
+        case "hadamard_product":
+            products = first * second
+        case "circular_convolution":  # sum_k a_k b_(t - k)
+            products = _circular(first, second, [[(t - k) % dim for k in range(dim)] for t in range(dim)])
+        case _:  # sum_k a_k b_(t + k)
+            products = _circular(first, second, [[(t + k) % dim for k in range(dim)] for t in range(dim)])
+    m.skip("hfm_layer")
+    use_dnn = m.flag("use_dnn", True)
+    pooled = mlp(m, "dnn", products.flatten(1), "hidden_activations") if use_dnn else m.linear("proj_h", products.sum(1))
+    return pooled + m.first_order("lr_layer")
+
+
+def _circular(first: Tensor, second: Tensor, at: list[list[int]]) -> Tensor:
+    """[n, pairs, dim]: sum over k of first[k] second[at[t][k]] at t; FuxiCTR goes through a Fourier transform."""
+    dim = len(at)
+    turned = torch.unflatten(second[:, :, [i for row in at for i in row]], 2, (dim, dim))
+    return (turned * first.unsqueeze(2)).sum(3)
+
+
+def lorentz_fm(m: Net) -> Tensor:
+    """Xu et al. 2020: pairs by the triangle inequality in hyperbolic space."""
+    fields = m.fields()
+    left, right = pairs_of(fields.shape[1])
+    zeroth = ((fields**2).sum(2) + 1).sqrt()
+    u, v = zeroth[:, left], zeroth[:, right]
+    return (1 + (1 - inner_products(fields) - u - v) / (u * v)).sum(1, keepdim=True)
+
+
+def flen(m: Net) -> Tensor:
+    """Chen et al. 2019: products between and within the user's, the item's and the context's fields."""
+    groups = [m.of_source(name) for name in ("user", "item", "context")]
+    sums = torch.stack([torch.stack(g, 1).sum(1) for g in groups], 1)
+    between = m.linear("r_ij", pair_products(sums).transpose(1, 2))
+    within = m.linear("r_mm", torch.stack([bi_interaction(torch.stack(g, 1)) for g in groups], 2))
+    products = torch.cat([m.first_order("lr_layer"), (between + within).squeeze(2)], 1)
+    deep = mlp(m, "dnn", m.x(), "dnn_activations", output=False)
+    return m.linear("w_F", torch.cat([torch.relu(m.linear("w_FwBI.0", products)), deep], 1))
+
+
+def fibinet(m: Net) -> Tensor:
+    """Huang et al. 2019: bilinear products of the embeddings, and of them weighed by squeeze and excitation."""
+    fields = m.fields()
+    gate = torch.relu(m.linear("senet_layer.excitation.0", fields.mean(2)))
+    gate = m.linear("senet_layer.excitation.2", gate)
+    ends = m.choice("excitation_activation", "ReLU", "ReLU", "relu", "Sigmoid", "sigmoid").lower()
+    weighed = fields * (torch.relu(gate) if ends == "relu" else torch.sigmoid(gate)).unsqueeze(2)
+    kind = m.choice("bilinear_type", "field_interaction", "field_all", "field_each", "field_interaction")
+    products = [_bilinear(m, f"bilinear_interaction{i}", x, kind) for i, x in ((1, fields), (2, weighed))]
+    return m.first_order("lr_layer") + mlp(m, "dnn", torch.cat(products, 1).flatten(1), "hidden_activations")
+
+
+def _bilinear(m: Net, name: str, fields: Tensor, kind: str) -> Tensor:
+    """(v_i W) * v_j for i < j, W one for all, one a field, or one a pair."""
+    left, right = pairs_of(fields.shape[1])
+    weight = m.parameter(f"{name}.bilinear_W")
+    if kind == "field_interaction":
+        projected = torch.matmul(fields[:, left].unsqueeze(2), weight).squeeze(2)
+    elif kind == "field_each":
+        projected = torch.matmul(fields.unsqueeze(2), weight).squeeze(2)[:, left]
+    else:
+        projected = torch.matmul(fields, weight)[:, left]
+    return projected * fields[:, right]
+
+
+def deep_im(m: Net) -> Tensor:
+    """Yu et al. 2020: products of up to five fields from their power sums (Newton's identities), and an MLP."""
+    fields = m.fields()
+    p = [(fields**k).sum(1) for k in range(1, m.count("im_order", 2) + 1)]
+    orders = [p[0]]
+    if len(p) > 1:
+        orders.append((p[0] ** 2 - p[1]) / 2)
+    if len(p) > 2:
+        orders.append((p[0] ** 3 - 3 * p[0] * p[1] + 2 * p[2]) / 6)
+    if len(p) > 3:
+        orders.append((p[0] ** 4 - 6 * p[0] ** 2 * p[1] + 3 * p[1] ** 2 + 8 * p[0] * p[2] - 6 * p[3]) / 24)
+    if len(p) > 4:
+        fifth = p[0] ** 5 - 10 * p[0] ** 3 * p[1] + 20 * p[0] ** 2 * p[2] - 30 * p[0] * p[3]
+        orders.append((fifth - 20 * p[1] * p[2] + 15 * p[0] * p[1] ** 2 + 24 * p[4]) / 120)
+    joined = torch.cat(orders, 1)
+    if m.has("im_layer.bn"):
+        joined = m.batch_norm("im_layer.bn", joined)
+    logit = m.linear("im_layer.fc", joined)
+    return logit + mlp(m, "dnn", fields.flatten(1), "hidden_activations") if m.has("dnn") else logit

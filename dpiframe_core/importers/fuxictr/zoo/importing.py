@@ -1,0 +1,62 @@
+"""A FuxiCTR run of the zoo, by its model's name alone: our function of its parameters, compiled, with FuxiCTR's features."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dpiframe_core.compiler.compiled import compile_module
+from dpiframe_core.errors import InputError
+from dpiframe_core.graph.architecture import GraphFile
+from dpiframe_core.importers.fuxictr.features import build_vocabularies, fields_of
+from dpiframe_core.importers.fuxictr.files import FuxiRun
+from dpiframe_core.importers.fuxictr.inputs import encoded_values, in_bucket_order, sample_values, schema_of, unpooled
+from dpiframe_core.importers.fuxictr.zoo.models import OF_TASKS, Logit
+from dpiframe_core.importers.fuxictr.zoo.module import ZooModule
+from dpiframe_core.importers.source_model import Inputs, SourceModel
+from dpiframe_core.importers.state_dict import StateDict
+
+
+def zoo_model(name: str, logit: Logit, run: FuxiRun, checkpoint: StateDict, context: Sequence[str] = ()) -> SourceModel:
+    """The model `name` of a run whose scores `logit` gives.
+
+    Raises:
+        InputError: a setting or a parameter lacks, is unknown or left over; a feature cannot be expressed; each by name.
+    """
+    fields = fields_of(run, 1, unpooled(run))
+    weights = in_bucket_order(fields, checkpoint.remaining())
+    tied = {f.name: f.shares for f in fields if f.shares is not None}
+    _check_shared(weights, tied, checkpoint.where)
+    module = ZooModule(logit, run, fields, weights, checkpoint.where)
+    everything = schema_of(run, weights, checkpoint.where, context)
+    with torch.no_grad():
+        scores = module(sample_values(everything))
+    module.check_read(name)
+    tasks = run.labels if name in OF_TASKS else ("click",)
+    if scores.shape[1] != len(tasks):
+        raise InputError(f"{run.files.feature_map}: labels", list(tasks), f"{scores.shape[1]}, one for each tower of {name}")
+    used = module.features_read
+    schema = schema_of(run, weights, checkpoint.where, [c for c in context if c in used or c not in everything.columns], used)
+    compiled = compile_module(module, schema, sample_values(schema), logits=True)
+    exact = ZooModule(logit, run, fields, {n: w.double() if w.is_floating_point() else w for n, w in weights.items()}, "")
+
+    def logits(i: Inputs) -> Tensor:
+        values = encoded_values(schema, i)
+        found: Tensor = exact({n: v.double() if v.is_floating_point() else v for n, v in values.items()})
+        return found
+
+    return SourceModel(
+        library="FuxiCTR", model=name, architecture=GraphFile(), schema=schema, dense=compiled.dense, tables=compiled.tables,
+        vocabularies=build_vocabularies(run, schema), logit=logits, label=run.labels[0] if len(run.labels) == 1 else None,
+        graph=compiled.graph, tasks=tasks,
+    )  # fmt: skip
+
+
+def _check_shared(weights: dict[str, Tensor], tied: dict[str, str], where: str) -> None:
+    """A feature that shares an embedding has the other's values in the checkpoint, too."""
+    for name, weight in weights.items():
+        *head, feature, last = ("", *name.split("."))
+        if head[-1:] == ["embedding_layers"] and last == "weight" and feature in tied and weight.shape[1] > 1:
+            other = ".".join([*head[1:], tied[feature], last])
+            if other in weights and not torch.equal(weight, weights[other]):
+                raise InputError(f"{where}: {name}", "other values", f"those of {tied[feature]}, which it shares")

@@ -1,0 +1,31 @@
+"""The models of the zoo by the names that FuxiCTR's configurations give them, and those that stay out, with the reason."""
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from dpiframe_core.importers.fuxictr.zoo import crossing, factorized, fields, sequences, tasks
+from dpiframe_core.importers.fuxictr.zoo.net import Net
+
+Logit = Callable[[Net], Tensor]
+
+ZOO: Mapping[str, Logit] = {
+    "AFM": factorized.afm, "AFN": crossing.afn, "AOANet": fields.aoanet, "AutoInt": fields.autoint, "BST": sequences.bst,
+    "DESTINE": fields.destine, "DMIN": sequences.dmin, "DNN": crossing.dnn, "DeepCrossing": crossing.deep_crossing,
+    "DeepIM": factorized.deep_im, "DualMLP": crossing.dual_mlp, "EDCN": crossing.edcn, "EulerNet": crossing.euler_net,
+    "FFM": factorized.ffm, "FFMv2": factorized.ffm_v2, "FLEN": factorized.flen, "FM": factorized.fm,
+    "FiBiNET": factorized.fibinet, "FiGNN": fields.fignn,
+    "FinalMLP": fields.finalmlp, "FinalNet": crossing.final_net, "FmFM": factorized.fmfm,
+    "FwFM": factorized.fwfm, "GDCN": crossing.gdcn, "GDCNP": crossing.gdcn_p, "HFM": factorized.hfm, "HOFM": factorized.hofm,
+    "InterHAt": fields.interhat, "LR": factorized.lr, "LorentzFM": factorized.lorentz_fm, "MaskNet": crossing.masknet,
+    "NFM": factorized.nfm, "ONN": factorized.onn, "ONNv2": factorized.onn_v2, "PNN": factorized.pnn, "SAM": fields.sam,
+    "WuKong": crossing.wukong,
+}  # fmt: skip
+OF_TASKS: Mapping[str, Logit] = {
+    "MMoE": tasks.mmoe,
+    "PLE": tasks.ple,
+    "SharedBottom": tasks.shared_bottom,
+    "ShareBottom": tasks.shared_bottom,
+}
+# Sequences that a model reads step by step stand in these settings.
+STEPS: Mapping[str, tuple[str, ...]] = {"BST": ("bst_sequence_field",), "DMIN": ("sequence_field",)}
