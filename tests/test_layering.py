@@ -117,12 +117,14 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/files": "on rows of the user's file",
         "dpiframe_core/operators": "batch normalisation is folded into the layer ahead of it",
     },
+    "dpiframe_core/importers/fuxictr/zoo": {"dpiframe_core/importers": "a setting that lacks is said as everywhere"},
     "dpiframe_core/importers/fuxictr": {
         "dpiframe_core/importers": "layers, sources and state dicts of all libraries",
         "dpiframe_core/features": "a feature map becomes a schema",
         "dpiframe_core/graph": "a configuration becomes an architecture",
         "dpiframe_core/bundle": "names as a manifest allows them",
-        "dpiframe_core/compiler": "a class of the user's own is compiled",
+        "dpiframe_core/importers/fuxictr/zoo": "its models by name",
+        "dpiframe_core/compiler": "those, and a class of the user's own, are compiled",
     },
     "dpiframe_core/describe": {
         "dpiframe_core/features": "a request to profile, the schema to show",

@@ -16,7 +16,7 @@ SAME_NAME = (
 )
 # fmt: on
 UNARY = {f"aten.{n}.default": f"aten.{n}" for n in SAME_NAME}
-BINARY = "add sub mul div maximum minimum pow eq ne gt ge lt le logical_and logical_or logical_xor"
+BINARY = "add sub mul div maximum minimum pow eq ne gt ge lt le logical_and logical_or logical_xor atan2"
 REDUCTIONS = {
     "aten.sum.dim_IntList": "aten.sum", "aten.sum.default": "aten.sum", "aten.mean.dim": "aten.mean",
     "aten.mean.default": "aten.mean", "aten.amax.default": "aten.amax", "aten.amin.default": "aten.amin",

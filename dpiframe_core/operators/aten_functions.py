@@ -40,7 +40,7 @@ def _masked_fill(x: torch.Tensor, mask: torch.Tensor, value: float) -> torch.Ten
 
 
 _SAME = "abs neg exp expm1 log log1p log2 sqrt rsqrt reciprocal square sigmoid tanh sin cos erf sign floor ceil"
-_SAME += " add sub mul div maximum minimum pow clamp sum mean amax amin matmul"
+_SAME += " add sub mul div maximum minimum pow atan2 clamp sum mean amax amin matmul"
 _SAME_ONLY = "relu logical_not eq ne gt ge lt le logical_and logical_or logical_xor"
 _SAME_ONLY += " logsumexp softmax log_softmax cumsum index_select"
 _OF_FUNCTIONAL = "silu mish hardswish hardsigmoid leaky_relu softplus linear"

@@ -144,13 +144,17 @@ def build_schema(
 
 
 def build_vocabularies(run: FuxiRun, schema: FeatureSchema) -> dict[str, VocabularyTable]:
-    """By feature name; without __OOV__, so that what is unknown is counted as such."""
+    """By feature name; without __OOV__, so that what is unknown is counted as such, and of lists without __PAD__, which is no
+    value of theirs.
+    """
     out = {}
     for f in schema.features:
         if isinstance(f, Categorical):
             tokens = {token: i for token, i in run.vocabularies[f.name].items() if token != _OOV}
+            if f.values == "int" or f.max_values > 1:
+                tokens.pop(_PAD, None)
             if f.values == "int":
-                out[f.name] = VocabularyTable.of({_integer(f.name, t): i for t, i in tokens.items() if t != _PAD})
+                out[f.name] = VocabularyTable.of({_integer(f.name, t): i for t, i in tokens.items()})
             else:
                 out[f.name] = VocabularyTable.of(tokens)
     return out

@@ -14,10 +14,10 @@ from dpiframe_core.features.sample import sample_block
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.importers.fuxictr.features import Field, build_schema, fields_of
 from dpiframe_core.importers.fuxictr.files import FuxiRun
+from dpiframe_core.importers.fuxictr.zoo.net import PADDING
 from dpiframe_core.importers.source_model import Inputs
 
 _ROWS = 64
-PADDING = 0  # FuxiCTR's id of an absent value of a sequence
 
 
 def unpooled(run: FuxiRun) -> list[str]:
@@ -26,12 +26,18 @@ def unpooled(run: FuxiRun) -> list[str]:
 
 
 def schema_of(
-    run: FuxiRun, weights: Mapping[str, Tensor], where: str, context: Sequence[str], only: Collection[str] | None = None
+    run: FuxiRun,
+    weights: Mapping[str, Tensor],
+    where: str,
+    context: Sequence[str],
+    only: Collection[str] | None = None,
+    summed: Collection[str] = (),
 ) -> FeatureSchema:
     """Tables as wide as all embeddings of a feature together; those of width 1 beside wider ones are first-order weights.
 
     Args:
         weights: of the checkpoint, by name; `where`: its file. only: the features that the model reads; by default all.
+        summed: those of which it reads the first-order weight alone, which FuxiCTR sums over a sequence in any case.
 
     Raises:
         InputError: a feature has no table in the checkpoint, or cannot be expressed; by name.
@@ -48,7 +54,8 @@ def schema_of(
         wide = [w for w in widths if w > 1] or widths[:1]
         first = first or len(widths) > len(wide)
         numbers = numbers or (f.kind == "numeric" and bool(widths))
-        fields.append(replace(f, dim=sum(wide) or 1))
+        pooling = "sum" if f.name in summed and f.pooling is not None else f.pooling
+        fields.append(replace(f, dim=sum(wide) or 1, pooling=pooling))
     return build_schema(run, fields, context, first, embedded_numbers=numbers, aligned=True)
 
 

@@ -5,10 +5,10 @@ hold come from the run's configuration.
 from collections.abc import Callable, Mapping, Sequence
 
 from dpiframe_core.errors import InputError
+from dpiframe_core.importers.fuxictr.by_name import zoo_model
 from dpiframe_core.importers.fuxictr.files import FuxiFiles, FuxiRun, read_run
 from dpiframe_core.importers.fuxictr.models import dcn, dcnv2, deepfm, wide_deep, xdeepfm
 from dpiframe_core.importers.fuxictr.sequences import din, dlrm
-from dpiframe_core.importers.fuxictr.zoo.importing import zoo_model
 from dpiframe_core.importers.fuxictr.zoo.models import OF_TASKS, ZOO
 from dpiframe_core.importers.source_model import SourceModel, required
 from dpiframe_core.importers.state_dict import StateDict, read_checkpoint

@@ -64,7 +64,7 @@ CASES = {
     "aten.logical_not": ((A,), (), lambda x: x == 0),
     "aten.add": ((A, B), (), np.add), "aten.sub": ((A, B), (), np.subtract), "aten.mul": ((A, B), (), np.multiply),
     "aten.div": ((A, B), (), np.divide), "aten.maximum": ((A, B), (), np.maximum), "aten.minimum": ((A, B), (), np.minimum),
-    "aten.pow": ((A, B), (), np.power), "aten.eq": ((A, A), (), np.equal), "aten.ne": ((A, B), (), np.not_equal),
+    "aten.atan2": ((A, B), (), np.arctan2), "aten.pow": ((A, B), (), np.power), "aten.eq": ((A, A), (), np.equal), "aten.ne": ((A, B), (), np.not_equal),
     "aten.gt": ((A, B), (), np.greater), "aten.ge": ((A, B), (), np.greater_equal), "aten.lt": ((A, B), (), np.less),
     "aten.le": ((A, B), (), np.less_equal), "aten.logical_and": ((A, B), (), lambda a, b: (a != 0) & (b != 0)),
     "aten.logical_or": ((A, B), (), lambda a, b: (a != 0) | (b != 0)),

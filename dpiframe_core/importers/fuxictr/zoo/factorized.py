@@ -59,7 +59,7 @@ def fwfm(m: Net) -> Tensor:
     products = m.linear("interaction_weight", inner_products(fields))
     match m.choice("linear_type", "FiLV", "LW", "FeLV", "FiLV"):
         case "LW":
-            return products + m.fields("linear_weight_layer").sum(1)
+            return products + m.first_order("linear_weight_layer")
         case "FeLV":
             return products + (fields * m.fields("linear_weight_layer")).flatten(1).sum(1, keepdim=True)
         case _:

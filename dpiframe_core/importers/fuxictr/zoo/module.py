@@ -5,21 +5,24 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 
 from dpiframe_core.errors import InputError, listed
-from dpiframe_core.importers.fuxictr.features import Field
-from dpiframe_core.importers.fuxictr.files import FuxiRun
 from dpiframe_core.importers.fuxictr.zoo.models import Logit
-from dpiframe_core.importers.fuxictr.zoo.net import Net
+from dpiframe_core.importers.fuxictr.zoo.net import Embedded, Net
 
 
 class ZooModule(nn.Module):
     """Logits of a batch, float32[n, tasks], of a dict of features as FuxiCTR's loaders give them."""
 
     def __init__(
-        self, logit: Logit, run: FuxiRun, fields: Sequence[Field], weights: Mapping[str, Tensor], checkpoint: str
+        self,
+        logit: Logit,
+        weights: Mapping[str, Tensor],
+        settings: Mapping[str, object],
+        where: str,
+        features: Sequence[Embedded],
     ) -> None:
+        """`where` names the settings' file, for errors."""
         super().__init__()
-        self._logit, self._run, self._fields, self._checkpoint = logit, run, tuple(fields), checkpoint
-        self._sources = {name: str(spec.get("source", "")) for name, spec in run.features.items()}
+        self._logit, self._settings, self._where, self._features = logit, settings, where, tuple(features)
         self.weights = _Branch()
         # Whole numbers are counters and index lists of the library's, which no function reads.
         self._names = tuple(name for name, value in weights.items() if value.is_floating_point())
@@ -27,17 +30,18 @@ class ZooModule(nn.Module):
             self.weights.hang(name.split("."), weights[name])
         self._read: set[str] = set()
         self.features_read: set[str] = set()
+        self.first_order_read: set[str] = set()
 
     def forward(self, values: Mapping[str, Tensor]) -> Tensor:
         held = {name: self.weights.get_buffer(name) for name in self._names}
-        where = str(self._run.files.config)
-        net = Net(held, self._run.config, where, self._fields, self._sources, values)
+        net = Net(held, self._settings, self._where, self._features, values)
         logit = self._logit(net)
         self._read |= net.read
         self.features_read |= net.features_read
+        self.first_order_read |= net.first_order_read
         return logit
 
-    def check_read(self, model: str) -> None:
+    def check_read(self, where: str, model: str) -> None:
         """After a call: every parameter was read.
 
         Raises:
@@ -46,7 +50,7 @@ class ZooModule(nn.Module):
         left = [name for name in self._names if name not in self._read]
         if left:
             expected = f"a place in FuxiCTR's {model} with these settings for {listed(left)}"
-            raise InputError(self._checkpoint, f"{len(left)} parameters left over", expected)
+            raise InputError(where, f"{len(left)} parameters left over", expected)
 
 
 class _Branch(nn.Module):

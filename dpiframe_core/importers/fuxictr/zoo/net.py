@@ -7,17 +7,34 @@ A parameter is read by the name that the checkpoint has. What no function read i
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from dpiframe_core.errors import InputError, listed
-from dpiframe_core.importers.fuxictr.features import Field
 from dpiframe_core.importers.source_model import required
 
 _EPSILON = 1e-5  # of nn.BatchNorm1d and nn.LayerNorm, which FuxiCTR sets nowhere
 PADDING = 0  # FuxiCTR's id of an absent value of a sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """A feature as the models read it.
+
+    Attributes:
+        kind: "numeric", "categorical" or "sequence". shares: the feature whose table it reads, if not its own.
+        pooling: of a sequence; None: it is read step by step. source: whose it is, as the feature map says ("user", "item").
+    """
+
+    name: str
+    kind: str
+    shares: str | None
+    pooling: Literal["mean", "sum"] | None
+    source: str
 
 
 class Net:
@@ -25,18 +42,20 @@ class Net:
 
     Attributes:
         features: in FuxiCTR's order. values: feature -> int64[n] or [n, longest] ids, float32[n] numbers.
-        read, features_read: the names of the parameters and features read so far.
+        read, features_read, first_order_read: names of the parameters read so far, of the features whose embeddings, and whose
+            linear weights were.
         where: the run's configuration, for errors.
     """
 
     def __init__(
-        self, weights: Mapping[str, Tensor], settings: Mapping[str, object], where: str, features: Sequence[Field],
-        sources: Mapping[str, str], values: Mapping[str, Tensor],
+        self, weights: Mapping[str, Tensor], settings: Mapping[str, object], where: str, features: Sequence[Embedded],
+        values: Mapping[str, Tensor],
     ) -> None:  # fmt: skip
-        self._weights, self._settings, self._sources, self.where = weights, settings, sources, where
+        self._weights, self._settings, self.where = weights, settings, where
         self.features, self.values = features, values
         self.read: set[str] = set()
         self.features_read: set[str] = set()
+        self.first_order_read: set[str] = set()
 
     # Settings and parameters.
 
@@ -96,9 +115,9 @@ class Net:
 
     # Features.
 
-    def embedding(self, feature: Field, layer: str, *, first_order: bool = False) -> Tensor:
+    def embedding(self, feature: Embedded, layer: str, *, first_order: bool = False) -> Tensor:
         """[n, dim] of a feature, [n, longest, dim] of a sequence without a pooling. `layer`: of FuxiCTR's, a dictionary."""
-        self.features_read.add(feature.name)
+        (self.first_order_read if first_order else self.features_read).add(feature.name)
         name = feature.name if first_order or feature.shares is None else feature.shares
         weight, values = self.parameter(f"{layer}.embedding_layers.{name}.weight"), self.values[feature.name]
         if feature.shares is not None and not first_order:
@@ -119,11 +138,12 @@ class Net:
     def vectors(self, layer: str = "embedding_layer", only: Sequence[str] | None = None) -> list[Tensor]:
         """[n, dim] of each feature, or of those named, in FuxiCTR's order."""
         wanted = [f for f in self.features if only is None or f.name in only]
-        return [self.embedding(f, f"{layer}.embedding_layer") for f in wanted]
+        inner = f"{layer}.embedding_layer"
+        return [self.embedding(f, inner if self.has(inner) else layer) for f in wanted]
 
     def of_source(self, source: str) -> list[Tensor]:
         """[n, dim] of each feature whose `source` in the feature map is this one; at least one."""
-        names = [f.name for f in self.features if self._sources[f.name] == source]
+        names = [f.name for f in self.features if f.source == source]
         if not names:
             raise InputError(f"{self.where}: feature_cols", f"no feature of source {source!r}", "at least one")
         return self.vectors(only=names)
@@ -142,7 +162,8 @@ class Net:
 
     def first_order(self, layer: str) -> Tensor:
         """[n, 1]: the sum of the features' linear weights, with the bias if there is one."""
-        inner = f"{layer}.embedding_layer.embedding_layer"
+        inner = f"{layer}.embedding_layer"
+        inner = f"{inner}.embedding_layer" if self.has(f"{inner}.embedding_layer") else inner
         total = torch.cat([self.embedding(f, inner, first_order=True) for f in self.features], 1).sum(1, keepdim=True)
         return total + self.parameter(f"{layer}.bias") if self.has(f"{layer}.bias") else total
 

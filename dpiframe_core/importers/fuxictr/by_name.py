@@ -13,6 +13,7 @@ from dpiframe_core.importers.fuxictr.files import FuxiRun
 from dpiframe_core.importers.fuxictr.inputs import encoded_values, in_bucket_order, sample_values, schema_of, unpooled
 from dpiframe_core.importers.fuxictr.zoo.models import OF_TASKS, Logit
 from dpiframe_core.importers.fuxictr.zoo.module import ZooModule
+from dpiframe_core.importers.fuxictr.zoo.net import Embedded
 from dpiframe_core.importers.source_model import Inputs, SourceModel
 from dpiframe_core.importers.state_dict import StateDict
 
@@ -27,18 +28,21 @@ def zoo_model(name: str, logit: Logit, run: FuxiRun, checkpoint: StateDict, cont
     weights = in_bucket_order(fields, checkpoint.remaining())
     tied = {f.name: f.shares for f in fields if f.shares is not None}
     _check_shared(weights, tied, checkpoint.where)
-    module = ZooModule(logit, run, fields, weights, checkpoint.where)
+    sources = {n: str(spec.get("source", "")) for n, spec in run.features.items()}
+    features = [Embedded(f.name, f.kind, f.shares, f.pooling, sources[f.name]) for f in fields]
+    module = ZooModule(logit, weights, run.config, str(run.files.config), features)
     everything = schema_of(run, weights, checkpoint.where, context)
     with torch.no_grad():
         scores = module(sample_values(everything))
-    module.check_read(name)
+    module.check_read(checkpoint.where, name)
     tasks = run.labels if name in OF_TASKS else ("click",)
     if scores.shape[1] != len(tasks):
         raise InputError(f"{run.files.feature_map}: labels", list(tasks), f"{scores.shape[1]}, one for each tower of {name}")
-    used = module.features_read
-    schema = schema_of(run, weights, checkpoint.where, [c for c in context if c in used or c not in everything.columns], used)
+    used, summed = module.features_read | module.first_order_read, module.first_order_read - module.features_read
+    given = [name for name in context if name in used or name not in everything.columns]
+    schema = schema_of(run, weights, checkpoint.where, given, used, summed)
     compiled = compile_module(module, schema, sample_values(schema), logits=True)
-    exact = ZooModule(logit, run, fields, {n: w.double() if w.is_floating_point() else w for n, w in weights.items()}, "")
+    exact = ZooModule(logit, {n: w.double() for n, w in weights.items()}, run.config, str(run.files.config), features)
 
     def logits(i: Inputs) -> Tensor:
         values = encoded_values(schema, i)
