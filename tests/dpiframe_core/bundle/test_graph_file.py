@@ -85,7 +85,7 @@ STRANGER = Node("y", "gather", ("x",), ("y",), "m")
         ((LOOKUP, Node("x", "sum", ("x",), ("y",), "m")), {"x": 4, "y": 1}, {}, "got nodes ['x'] twice, expected"),
         (
             (Node("x", "lookup", (), ("x",), "e", attrs=Attrs(concat=(Source("c0", "c0_w", 4),))), SUM), {"x": 4, "y": 1}, {},
-            "graph node x: got Source(feature='c0', table='c0_w', width=4), expected a table of the feature (or its number or mask)",
+            "graph node x: got Source(feature='c0', table='c0_w', width=4), expected a table of the feature (or its",
         ),
         (
             (Node("x", "lookup", (), ("x",), "e", attrs=Attrs(concat=(Source("nobody", None, 4),))), SUM), {"x": 4, "y": 1}, {},
