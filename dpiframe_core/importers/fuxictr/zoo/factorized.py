@@ -3,7 +3,7 @@
 Every function gives the logit, [n, 1], from FuxiCTR's parameters; names and defaults are those of its `model_zoo/*/src/*.py`.
 """
 
-from itertools import combinations
+from math import pi
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from dpiframe_core.importers.fuxictr.zoo.layers import (
     pair_products,
     pair_sum,
     pairs_of,
+    symmetric_sums,
     weighted_sum,
 )
 from dpiframe_core.importers.fuxictr.zoo.net import Net
@@ -80,26 +81,33 @@ def fmfm(m: Net) -> Tensor:
 
 def ffm(m: Net) -> Tensor:
     """Juan et al. 2016: feature i has a vector of its own for each other field."""
-    vectors = [m.vectors(f"embedding_layers.{i}") for i in m.children("embedding_layers")]
-    dots = [(vectors[j - 1][i] * vectors[i][j]).sum(1, keepdim=True) for i, j in combinations(range(len(m.features)), 2)]
-    return torch.cat(dots, 1).sum(1, keepdim=True) + m.first_order("lr_layer")
+    return _field_aware(_by_layer(m, m.children("embedding_layers"))).sum(1, keepdim=True) + m.first_order("lr_layer")
+
+
+def _by_layer(m: Net, layers: list[int]) -> Tensor:
+    """[n, fields, layers, dim]: each feature's vectors for others, from as many embedding layers."""
+    each = [m.vectors(f"embedding_layers.{i}") for i in layers]
+    return torch.stack([torch.stack(own, 1) for own in zip(*each, strict=True)], 1)
+
+
+def _field_aware(vectors: Tensor) -> Tensor:
+    """[n, pairs]: <v_ij, v_ji> for i < j, of [n, fields, fields - 1, dim]: a feature has no vector for itself."""
+    left, right = pairs_of(vectors.shape[1])
+    return (vectors[:, left, [j - 1 for j in right]] * vectors[:, right, left]).sum(2)
 
 
 def ffm_v2(m: Net) -> Tensor:
     """The same with the vectors of a feature side by side in one table."""
     fields = m.fields()
-    by_field = torch.unflatten(fields, 2, (fields.shape[1] - 1, -1))
-    left, right = pairs_of(fields.shape[1])
-    own, other = by_field[:, left, [j - 1 for j in right]], by_field[:, right, left]
-    return (own * other).flatten(1).sum(1, keepdim=True) + m.first_order("lr_layer")
+    vectors = torch.unflatten(fields, 2, (fields.shape[1] - 1, -1))
+    return _field_aware(vectors).sum(1, keepdim=True) + m.first_order("lr_layer")
 
 
 def onn(m: Net) -> Tensor:
     """Yang et al. 2020 (NFFM): dots of field-aware vectors and a plain embedding into an MLP."""
-    vectors = [m.vectors(f"embedding_layers.{i}") for i in m.children("embedding_layers")]
-    plain, aware = vectors[0], vectors[1:]
-    dots = [(aware[j - 1][i] * aware[i][j]).sum(1, keepdim=True) for i, j in combinations(range(len(m.features)), 2)]
-    return mlp(m, "dnn", torch.cat([*plain, *dots], 1), "hidden_activations")
+    first, *others = m.children("embedding_layers")
+    dots = _field_aware(_by_layer(m, others))
+    return mlp(m, "dnn", torch.cat([m.x(f"embedding_layers.{first}"), dots], 1), "hidden_activations")
 
 
 def onn_v2(m: Net) -> Tensor:
@@ -119,43 +127,38 @@ def hofm(m: Net) -> Tensor:
     logit = m.first_order("lr_layer")
     for size in range(2, order + 1):
         fields = m.fields("embedding_layer" if shared else f"embedding_layers.{size - 2}")
-        if size == 2:
-            logit = logit + pair_sum(fields)
-            continue
-        product: Tensor | None = None
-        for column in zip(*combinations(range(fields.shape[1]), size), strict=True):
-            chosen = fields[:, list(column)]
-            product = chosen if product is None else product * chosen
-        assert product is not None
-        logit = logit + product.flatten(1).sum(1, keepdim=True)
+        logit = logit + symmetric_sums(fields, size)[-1].sum(1, keepdim=True)
     return logit
 
 
 def hfm(m: Net) -> Tensor:
     """Tay et al. 2019: holographic products of pairs, circular convolution or correlation, into an MLP."""
     fields = m.fields()
-    left, right = pairs_of(fields.shape[1])
-    first, second, dim = fields[:, left], fields[:, right], fields.shape[2]
-    match m.choice(
-        "interaction_type", "circular_convolution", "hadamard_product", "circular_convolution", "circular_correlation"
-    ):
-        case "hadamard_product":
-            products = first * second
-        case "circular_convolution":  # sum_k a_k b_(t - k)
-            products = _circular(first, second, [[(t - k) % dim for k in range(dim)] for t in range(dim)])
-        case _:  # sum_k a_k b_(t + k)
-            products = _circular(first, second, [[(t + k) % dim for k in range(dim)] for t in range(dim)])
     m.skip("hfm_layer")
+    left, right = pairs_of(fields.shape[1])
+    kind = m.choice(
+        "interaction_type", "circular_convolution", "hadamard_product", "circular_convolution", "circular_correlation"
+    )
+    if kind == "hadamard_product":
+        products = fields[:, left] * fields[:, right]
+    else:  # products of the fields' discrete Fourier transforms, which are products with constant matrices
+        real, imaginary = _fourier(fields.shape[2], fields.dtype)
+        a, b = fields @ real, fields @ imaginary
+        sign = 1 if kind == "circular_convolution" else -1  # correlation: the conjugate of the first
+        of_left, of_right = (a[:, left], sign * b[:, left]), (a[:, right], b[:, right])
+        product = of_left[0] * of_right[0] - of_left[1] * of_right[1], of_left[0] * of_right[1] + of_left[1] * of_right[0]
+        products = (product[0] @ real + product[1] @ imaginary) / fields.shape[2]
     use_dnn = m.flag("use_dnn", True)
     pooled = mlp(m, "dnn", products.flatten(1), "hidden_activations") if use_dnn else m.linear("proj_h", products.sum(1))
     return pooled + m.first_order("lr_layer")
 
 
-def _circular(first: Tensor, second: Tensor, at: list[list[int]]) -> Tensor:
-    """[n, pairs, dim]: sum over k of first[k] second[at[t][k]] at t; FuxiCTR goes through a Fourier transform."""
-    dim = len(at)
-    turned = torch.unflatten(second[:, :, [i for row in at for i in row]], 2, (dim, dim))
-    return (turned * first.unsqueeze(2)).sum(3)
+def _fourier(dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and -sin of 2 pi k t / dim, [dim, dim]: v @ them are the real and the imaginary part of v's transform. The inverse
+    of (a, b), where its imaginary part vanishes, is (a @ cos + b @ -sin) / dim.
+    """
+    angle = torch.arange(dim, dtype=torch.float64)[:, None] * torch.arange(dim) * (2 * pi / dim)
+    return angle.cos().to(dtype), -angle.sin().to(dtype)
 
 
 def lorentz_fm(m: Net) -> Tensor:
@@ -204,20 +207,9 @@ def _bilinear(m: Net, name: str, fields: Tensor, kind: str) -> Tensor:
 
 
 def deep_im(m: Net) -> Tensor:
-    """Yu et al. 2020: products of up to five fields from their power sums (Newton's identities), and an MLP."""
+    """Yu et al. 2020: products of up to five fields from their power sums, and an MLP."""
     fields = m.fields()
-    p = [(fields**k).sum(1) for k in range(1, m.count("im_order", 2) + 1)]
-    orders = [p[0]]
-    if len(p) > 1:
-        orders.append((p[0] ** 2 - p[1]) / 2)
-    if len(p) > 2:
-        orders.append((p[0] ** 3 - 3 * p[0] * p[1] + 2 * p[2]) / 6)
-    if len(p) > 3:
-        orders.append((p[0] ** 4 - 6 * p[0] ** 2 * p[1] + 3 * p[1] ** 2 + 8 * p[0] * p[2] - 6 * p[3]) / 24)
-    if len(p) > 4:
-        fifth = p[0] ** 5 - 10 * p[0] ** 3 * p[1] + 20 * p[0] ** 2 * p[2] - 30 * p[0] * p[3]
-        orders.append((fifth - 20 * p[1] * p[2] + 15 * p[0] * p[1] ** 2 + 24 * p[4]) / 120)
-    joined = torch.cat(orders, 1)
+    joined = torch.cat(symmetric_sums(fields, m.count("im_order", 2)), 1)
     if m.has("im_layer.bn"):
         joined = m.batch_norm("im_layer.bn", joined)
     logit = m.linear("im_layer.fc", joined)

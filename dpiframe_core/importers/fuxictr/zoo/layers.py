@@ -107,6 +107,25 @@ def pair_sum(fields: Tensor) -> Tensor:
     return bi_interaction(fields).sum(1, keepdim=True)
 
 
+def symmetric_sums(fields: Tensor, order: int) -> list[Tensor]:
+    """[n, dim] for each size from 1 to `order`: the sum over all sets of so many fields of their product, e_k.
+
+    By Newton's identities, k e_k = sum over i of (-1)^(i - 1) e_(k - i) p_i, from the power sums p_i.
+    """
+    powers = [fields]
+    for _ in range(order - 1):
+        powers.append(powers[-1] * fields)
+    sums = [p.sum(1) for p in powers]
+    out: list[Tensor] = []
+    for k in range(1, order + 1):
+        total = sums[k - 1] if k % 2 else -sums[k - 1]
+        for i in range(1, k):
+            term = out[k - i - 1] * sums[i - 1]
+            total = total + term if i % 2 else total - term
+        out.append(total / k)
+    return out
+
+
 def cross(m: Net, name: str, x0: Tensor, x: Tensor) -> Tensor:
     """x0 (w x) + b: one cross layer of DCN without its residual."""
     return m.linear(f"{name}.weight", x) * x0 + m.parameter(f"{name}.bias")
