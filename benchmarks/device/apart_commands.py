@@ -1,17 +1,19 @@
-"""The command that measures suite `latency` with a process a model."""
+"""The commands that measure with a process a model."""
 
 import time
 from typing import Annotated
 
 import typer
 
+from benchmarks.device import imported as imported_suite
 from benchmarks.device import latency_apart as apart_suite
-from benchmarks.records.run import Append, Names, Out, Run, Seconds, names_in, numbers_in
+from benchmarks.records.run import Append, Device, Names, Out, Run, Seconds, names_in, numbers_in
 from benchmarks.systems.names import BATCHES, CONTEXTS
+from benchmarks.workloads.imported import SETTINGS
 from benchmarks.workloads.models import MODELS
 
 app = typer.Typer()
-_MODELS = ",".join(MODELS)
+_MODELS, _ZOO = ",".join(MODELS), ",".join(SETTINGS)
 _BATCHES, _CONTEXTS = (",".join(map(str, sizes)) for sizes in (BATCHES, CONTEXTS))
 
 
@@ -39,3 +41,24 @@ def latency_apart(
         seconds=seconds, seed=seed, search_until=now + search, eager=eager, descent=descent,
     )  # fmt: skip
     run.finish(apart_suite.run(todo, run.failed, timed_from=now + timed, end=now + limit))
+
+
+@app.command()
+def imported(
+    models: Names = _ZOO,
+    precisions: Names = "tf32",
+    batches: Names = "256,1024",
+    processes: Annotated[int, typer.Option(help="models that are prepared side by side")] = 8,
+    limit: Annotated[float, typer.Option(help="seconds from now after which no model begins")] = 400,
+    seconds: Seconds = 0.12,
+    device: Device = "auto",
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """FuxiCTR's zoo, each model as `dpiframe import fuxictr` makes it: its time host to host and what it runs as."""
+    run = Run("imported", device, seed, out, append)
+    run.finish(imported_suite.run(
+        names_in(models), names_in(precisions), numbers_in(batches), run.device, run.failed,
+        seconds=seconds, seed=seed, processes=processes, limit_s=limit,
+    ))  # fmt: skip

@@ -75,7 +75,7 @@ def fmfm(m: Net) -> Tensor:
     if m.choice("field_interaction_type", "matrixed", "matrixed", "vectorized") == "vectorized":
         projected = fields[:, left] * weight
     else:
-        projected = torch.matmul(fields[:, left].unsqueeze(2), weight).squeeze(2)
+        projected = torch.einsum("npd,pde->npe", fields[:, left], weight)
     return (projected * fields[:, right]).flatten(1).sum(1, keepdim=True) + m.first_order("lr_layer")
 
 
@@ -198,9 +198,9 @@ def _bilinear(m: Net, name: str, fields: Tensor, kind: str) -> Tensor:
     left, right = pairs_of(fields.shape[1])
     weight = m.parameter(f"{name}.bilinear_W")
     if kind == "field_interaction":
-        projected = torch.matmul(fields[:, left].unsqueeze(2), weight).squeeze(2)
+        projected = torch.einsum("npd,pde->npe", fields[:, left], weight)
     elif kind == "field_each":
-        projected = torch.matmul(fields.unsqueeze(2), weight).squeeze(2)[:, left]
+        projected = torch.einsum("nfd,fde->nfe", fields, weight)[:, left]
     else:
         projected = torch.matmul(fields, weight)[:, left]
     return projected * fields[:, right]

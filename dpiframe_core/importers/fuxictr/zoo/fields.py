@@ -161,10 +161,8 @@ def fignn(m: Net) -> Tensor:
     h = fields
     for i in range(m.count("gnn_layers", 3)):
         layer = "fignn.gnn" if reused else f"fignn.gnn.{i}"
-        sent = torch.matmul(m.parameter(f"{layer}.W_out"), h.unsqueeze(3)).squeeze(3)
-        got = torch.matmul(m.parameter(f"{layer}.W_in"), (graph @ sent).unsqueeze(3)).squeeze(3) + m.parameter(
-            f"{layer}.bias_p"
-        )
+        sent = torch.einsum("fed,nfd->nfe", m.parameter(f"{layer}.W_out"), h)
+        got = torch.einsum("fed,nfd->nfe", m.parameter(f"{layer}.W_in"), graph @ sent) + m.parameter(f"{layer}.bias_p")
         h = _gru_cell(m, "fignn.gru", got, h) if m.flag("use_gru", True) else got + h
         h = h + fields if m.flag("use_residual", True) else h
     score = m.linear("fc.mlp1", h).squeeze(2)
@@ -191,7 +189,7 @@ def finalmlp(m: Net) -> Tensor:
     count = m.count("num_heads", 1)
     a, b = torch.unflatten(left, 1, (count, -1)), torch.unflatten(right, 1, (count, -1))
     weight = m.parameter("fusion_module.w_xy").reshape(count, a.shape[2], b.shape[2])
-    products = torch.matmul(a.unsqueeze(2), weight).squeeze(2) * b
+    products = torch.einsum("nha,hab->nhb", a, weight) * b
     return logit + products.flatten(1).sum(1, keepdim=True)
 
 

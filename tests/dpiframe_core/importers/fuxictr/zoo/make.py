@@ -7,6 +7,7 @@ the class made (random ones) and the scores that it gives for the rows of `cases
 """
 
 import importlib.util
+import json
 import sys
 import tempfile
 import warnings
@@ -15,6 +16,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.workloads import imported
 from tests.dpiframe_core.importers.fuxictr.zoo.cases import CASES, ROWS, Case, config, encoded, write_run
 from tests.dpiframe_core.importers.peers import randomized
 
@@ -66,9 +68,42 @@ def make(case: Case, repository: Path) -> None:
     print(f"{case.name}: {scores.min():.4f} to {scores.max():.4f}")
 
 
+def shapes(repository: Path) -> dict[str, dict[str, list[int]]]:
+    """Parameter -> sizes of each model of the benchmarks' size; of the tables of an embedding layer, `*`, the dim alone."""
+    from fuxictr.features import FeatureMap
+
+    out = {}
+    for model in imported.SETTINGS:
+        settings = imported.config(model)
+        for key, value in settings.items():  # tuples, which the zoo's classes ask for
+            if value and key.endswith("_field"):
+                settings[key] = [tuple(group) for group in value]
+        with tempfile.TemporaryDirectory() as folder:
+            specs = imported.specifications(model)
+            labels = ["click", "buy"] if isinstance(settings["task"], list) else ["click"]
+            length = sum(spec.get("max_len", 1) for spec in specs.values())
+            features = [{name: spec} for name, spec in specs.items()]
+            whole = {"dataset_id": "d", "num_fields": len(specs), "total_features": 0, "input_length": length, "labels": labels}
+            Path(folder, "feature_map.json").write_text(json.dumps(whole | {"features": features}))
+            feature_map = FeatureMap("d", folder)
+            feature_map.load(f"{folder}/feature_map.json", settings)
+            made = own_class(repository, model)(feature_map, **settings)
+        out[model] = sizes = {}
+        for name, t in made.state_dict().items():
+            head, _, table = name.rpartition("embedding_layers.")
+            if t.is_floating_point() and table.endswith(".weight") and table.removesuffix(".weight") in specs:
+                of_number = specs[table.removesuffix(".weight")]["type"] == "numeric"
+                sizes[f"{head}embedding_layers.*.weight"] = [t.shape[0 if of_number else 1]]
+            elif t.is_floating_point():
+                sizes[name] = list(t.shape)
+    return out
+
+
 def main() -> None:
     repository, wanted = Path(sys.argv[1]), sys.argv[2:]
     STORED.mkdir(exist_ok=True)
+    if not wanted or wanted == ["shapes"]:
+        imported.SHAPES.write_text(json.dumps(shapes(repository), separators=(",", ":")) + "\n")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for case in CASES:
