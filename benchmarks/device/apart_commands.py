@@ -25,6 +25,7 @@ def latency_apart(
     contexts: Names = _CONTEXTS,
     search: Annotated[float, typer.Option(help="seconds from now after which no search of Inductor's begins")] = 200,
     timed: Annotated[float, typer.Option(help="seconds from now after which cells are timed, whoever is not ready")] = 230,
+    late: Annotated[float, typer.Option(help="seconds from now after which who is not ready leaves its other cells out")] = 265,
     limit: Annotated[float, typer.Option(help="seconds from now after which what still runs is ended")] = 330,
     seconds: Seconds = 0.12,
     eager: Annotated[bool, typer.Option(help="time eager PyTorch too")] = True,
@@ -38,7 +39,7 @@ def latency_apart(
     run = Run("latency", "cuda", seed, out, append)
     todo = apart_suite.jobs(
         names_in(models), names_in(precisions), numbers_in(batches), numbers_in(contexts),
-        seconds=seconds, seed=seed, search_until=now + search, eager=eager, descent=descent,
+        seconds=seconds, seed=seed, search_until=now + search, prepare_until=now + late, eager=eager, descent=descent,
     )  # fmt: skip
     run.finish(apart_suite.run(todo, run.failed, timed_from=now + timed, end=now + limit))
 

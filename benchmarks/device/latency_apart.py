@@ -7,6 +7,7 @@ compilers are done.
 
 import time
 from collections.abc import Iterator, Sequence
+from math import inf
 from multiprocessing import get_context
 from pathlib import Path
 from queue import Empty
@@ -32,6 +33,7 @@ def jobs(
     seconds: float,
     seed: int,
     search_until: float,
+    prepare_until: float = inf,
     eager: bool = True,
     descent: bool = True,
 ) -> list[Job]:
@@ -48,9 +50,9 @@ def jobs(
             layers = "deep" if architecture_of(model) in PAPER_MODELS else model
             ahead = [(p, b, n) for p in precisions for b in rows[:2]]  # a precision's cells that are searched for
             cells = (*ahead, *((p, b, n) for b in rows[2:] for p in precisions))
-            found.append(
-                Job(model, cells, seconds, seed, search_until, plain_first=layers in leads, eager=eager, descent=descent)
-            )
+            until = {"search_until": search_until, "prepare_until": prepare_until}
+            how = {"plain_first": layers in leads, "eager": eager, "descent": descent}
+            found.append(Job(model, cells, seconds, seed, **until, **how))
             leads.add(layers)
     return found
 

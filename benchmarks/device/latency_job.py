@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class Job:
         cells: those first whose peer should have Inductor's whole search.
         seconds: of timing, a system and cell.
         search_until: seconds of the epoch after which no search begins.
+        prepare_until: seconds of the epoch after which no cell's peers are begun: cells that have none by then are left out.
         eager, descent: whether eager PyTorch is timed too, and what `HeldPeers` says.
         plain_first: begin with the cells that need no search: another job finds meanwhile what this one's products share.
         size: smaller tables and layers than published, as the model's own function takes them; for tests.
@@ -57,6 +59,7 @@ class Job:
     seconds: float
     seed: int
     search_until: float
+    prepare_until: float = inf
     plain_first: bool = False
     eager: bool = True
     descent: bool = True
@@ -261,7 +264,7 @@ def work(job: Job, lock: Path, said: Any, go: Any) -> None:
     try:
         run = JobRun(job, turn, failed)
         run.took.append(f"begun {time.time() - start:.0f}")
-        run.prepare()
+        run.prepare(lambda: time.time() > job.prepare_until)
         of_gpu = f"GPU {turn.held_s:.0f} s, waited {turn.waited_s:.0f} s"
         said.put(("ready", f"{job.name}: {'; '.join(run.took)}; in all {time.time() - start:.0f} s, {of_gpu}"))
         go.wait()

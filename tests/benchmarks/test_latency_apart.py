@@ -75,3 +75,11 @@ def test_a_job_that_is_not_done_in_time_is_ended_and_named():
     failed, now = [], time.time()
     assert list(run([job], lambda what, error: failed.append(what), timed_from=now, end=now + 0.5)) == []
     assert failed == [job.name]
+
+
+@pytest.mark.timeout(120)
+def test_a_job_that_is_late_leaves_out_the_cells_that_have_no_peers_and_is_done():
+    job = Job("dlrm", (("fp32", 8, 1),), 0.01, 0, search_until=0.0, prepare_until=0.0, device="cpu", size=_TINY["dlrm"])
+    failed, now = [], time.time()
+    assert list(run([job], lambda what, error: failed.append(what), timed_from=now, end=now + 110)) == []
+    assert failed == []

@@ -431,13 +431,14 @@ def test_what_is_no_number_stays_none(precision):
         assert (out[2] == 8).all(), tile.name
 
 
-@pytest.mark.gpu
-def test_a_job_too_many_is_refused():
-    from kernels.waves.wave import Wave
-    from kernels.waves.wave_jobs import FmJob
+def test_a_job_too_many_is_refused(on_host):
+    from kernels.waves.wave_jobs import FmJob, LinearJob
 
-    with pytest.raises(ValueError, match="wave: got 9 jobs, expected at most 8"):
-        Wave([FmJob(0, 2, 4)] * 9, None, "fp32", torch.device("cuda", 0))
+    with pytest.raises(ValueError, match="wave: got 9 jobs and 0 of shares, expected at most 8"):
+        wave_on("cpu", [FmJob(0, 2, 4)] * 9, None, "fp32")
+    shared = LinearJob(torch.ones(8, 64), None, shared=(0, 32))
+    with pytest.raises(ValueError, match="wave: got 5 jobs and 4 of shares, expected at most 8"):
+        wave_on("cpu", [FmJob(0, 2, 4), *[shared] * 4], None, "tf32")
 
 
 @pytest.mark.gpu
