@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.device.apart_commands import app as apart_app
+from benchmarks.apart.commands import app as apart_app
 from benchmarks.device.commands import app as device_app
 from benchmarks.serving.commands import app as serving_app
 

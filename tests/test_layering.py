@@ -207,6 +207,11 @@ ROOMS: dict[str, dict[str, str]] = {
         "benchmarks/workloads": "on models and batches",
         "benchmarks/records": "a suite writes records",
     },
+    "benchmarks/apart": {
+        "benchmarks/systems": "systems and cells that are measured",
+        "benchmarks/workloads": "on models and batches",
+        "benchmarks/records": "a suite writes records",
+    },
     "benchmarks/serving": {
         "benchmarks/systems": "cells that are measured",
         "benchmarks/workloads": "the model that is scored offline",

@@ -128,6 +128,10 @@ def _drawn(model: str, seed: int) -> dict[str, torch.Tensor]:
         else:
             drawn = torch.randn(shape, generator=generator)
             out[name] = drawn * 0.1 if "embedding_layers" in name or len(shape) < 2 else drawn / max(1, shape[-1]) ** 0.5
+            if "embedding_layers" in name and shape[0] == TOKENS + 2:
+                out[name][0] = 0  # the padding's
+            if name.startswith("coefficient_W"):  # exponents of AFN's products: those of a trained model keep them finite
+                out[name] *= 0.1
             if last == "weight" and len(shape) == 1:  # of a norm
                 out[name] += 1
     return out

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.device.gpu_turn import GpuTurn
-from benchmarks.device.latency_apart import jobs, run
-from benchmarks.device.latency_job import Job, JobRun
+from benchmarks.apart.gpu_turn import GpuTurn
+from benchmarks.apart.latency_apart import jobs, run
+from benchmarks.apart.latency_job import Job, JobRun
 from benchmarks.systems.names import BATCHES, CONTEXTS, MODEL_TITLES, cells_of
 from tests.benchmarks.tiny import _TINY, unexpected
 

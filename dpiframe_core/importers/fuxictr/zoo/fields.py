@@ -108,17 +108,11 @@ def aoanet(m: Net) -> Tensor:
 
 
 def _generalized(m: Net, name: str, fields: Tensor, x: Tensor) -> Tensor:
-    """z_o = sum over subspaces s, fields f of alpha[s f, o] (v_f (W_o * x_s^T) h_o).
-
-    FuxiCTR pairs field i mod F with subspace i mod S, twice in the order of fields: its `repeat` of both goes along one index.
-    """
-    count, spaces = fields.shape[1], x.shape[1]
-    first = fields[:, [i % count for i in range(count * spaces)]]
-    second = x[:, [i // count for i in range(count * spaces)]]
+    """z_o = sum over subspaces s and fields f of alpha[s f, o] v_f * (W_o diag(h_o) x_s): [n, outputs, dim]."""
     weight, alpha, h = (m.parameter(f"{name}.{part}") for part in ("W", "alpha", "h"))
-    projected = second.unsqueeze(1) @ (weight * h.transpose(1, 2)).transpose(1, 2)  # [n, outputs, pairs, dim]
-    weighed = (projected * first.unsqueeze(1)) * alpha.T.unsqueeze(2)
-    return weighed.sum(2)
+    projected = torch.einsum("nsd,ohd->nosh", x, weight * h.transpose(1, 2))
+    mixed = torch.einsum("nosh,sfo->nofh", projected, alpha.reshape(x.shape[1], fields.shape[1], -1))
+    return (mixed * fields.unsqueeze(1)).sum(2)
 
 
 def sam(m: Net) -> Tensor:
@@ -143,11 +137,11 @@ def sam(m: Net) -> Tensor:
 def _sam_layer(m: Net, name: str, x: Tensor, kind: str) -> Tensor:
     """[n, fields, fields, dim] of second order, [n, fields, dim] of third."""
     second = kind.startswith("SAM2")
-    dots = (x @ (x if second else m.linear(f"{name}.K", x)).transpose(1, 2)).unsqueeze(3)
-    weighed = dots * (m.parameter(f"{name}.W") if kind.endswith("A") else x.unsqueeze(2) * x.unsqueeze(1))
+    dots = x @ (x if second else m.linear(f"{name}.K", x)).transpose(1, 2)
     if second:
-        return weighed
-    return weighed.sum(2) + m.linear(f"{name}.Q", x) if m.has(f"{name}.Q") else weighed.sum(2)
+        return dots.unsqueeze(3) * (m.parameter(f"{name}.W") if kind == "SAM2A" else x.unsqueeze(2) * x.unsqueeze(1))
+    pooled = torch.einsum("nij,ijd->nid", dots, m.parameter(f"{name}.W")) if kind == "SAM3A" else x * (dots @ x)
+    return pooled + m.linear(f"{name}.Q", x) if m.has(f"{name}.Q") else pooled
 
 
 def fignn(m: Net) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.device.gpu_turn import GpuTurn, inductor_takes_turns
+from benchmarks.apart.gpu_turn import GpuTurn, inductor_takes_turns
 from benchmarks.records.record import Record, record
 from benchmarks.systems import systems as known
 from benchmarks.systems.cells import check

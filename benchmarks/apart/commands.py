@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.device import imported as imported_suite
-from benchmarks.device import latency_apart as apart_suite
+from benchmarks.apart import imported as imported_suite
+from benchmarks.apart import latency_apart as apart_suite
 from benchmarks.records.run import Append, Device, Names, Out, Run, Seconds, names_in, numbers_in
 from benchmarks.systems.names import BATCHES, CONTEXTS
 from benchmarks.workloads.imported import SETTINGS

@@ -16,7 +16,7 @@ from typing import Any
 
 import typer
 
-from benchmarks.device.latency_job import Job, work
+from benchmarks.apart.latency_job import Job, work
 from benchmarks.records.record import Record
 from benchmarks.systems.cells import Failed
 from benchmarks.systems.names import PAPER_MODELS, WITH_CONTEXTS, architecture_of

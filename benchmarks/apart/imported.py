@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.device.gpu_turn import GpuTurn
+from benchmarks.apart.gpu_turn import GpuTurn
 from benchmarks.records.record import Record, record
 from benchmarks.systems.cells import BATCHES_IN_ROTATION, Failed
 from benchmarks.systems.launches import dependent_launches
