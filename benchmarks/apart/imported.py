@@ -18,18 +18,19 @@ import torch
 
 from benchmarks.apart.gpu_turn import GpuTurn
 from benchmarks.records.record import Record, record
-from benchmarks.systems.cells import BATCHES_IN_ROTATION, Failed
+from benchmarks.systems.cells import Failed
 from benchmarks.systems.launches import dependent_launches
 from benchmarks.timing import interleaved
 from benchmarks.workloads.imported import run_of
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
-from dpiframe_core.features.sample import sample_block
+from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.importers.fuxictr.run import fuxictr_model
+from dpiframe_core.importers.raw_rows import random_rows
 from dpiframe_core.importers.writing import write_import
 
-_GOLDEN_ROWS = 64
+_GOLDEN_ROWS, _BLOCKS = 64, 4
 
 
 def run(
@@ -63,6 +64,7 @@ def _measured(
     start = time.perf_counter()
     source = fuxictr_model(*run_of(model, seed))
     written = write_import(source, folder / model)
+    encoder = Encoder(source.schema, source.vocabularies)
     import_s = time.perf_counter() - start
     out: list[Record] = []
     for precision in precisions:
@@ -73,7 +75,7 @@ def _measured(
             report = engine.warmup()
         programs: dict[int, Any] = {c.bucket: c for c in report.calibrations}
         for rows in batches:
-            blocks = [sample_block(engine.schema, rows, seed + i) for i in range(BATCHES_IN_ROTATION)]
+            blocks = [encoder.encode(random_rows(source.schema, source.vocabularies, rows, seed + i)) for i in range(_BLOCKS)]
             with turn, torch.inference_mode():
                 worst = max(float(np.abs(engine.submit(b) - source.probabilities(b)).max()) for b in blocks[:2])
                 times = interleaved({"dpiframe": lambda i, e=engine, b=blocks: e.submit(b[i % len(b)])}, seconds)["dpiframe"]

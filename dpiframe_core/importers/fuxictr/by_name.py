@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dpiframe_core.compiler.compiled import compile_module
-from dpiframe_core.errors import InputError
+from dpiframe_core.errors import InputError, shown
 from dpiframe_core.graph.architecture import GraphFile
 from dpiframe_core.importers.fuxictr.features import build_vocabularies, fields_of
 from dpiframe_core.importers.fuxictr.files import FuxiRun
@@ -30,11 +30,10 @@ def zoo_model(name: str, logit: Logit, run: FuxiRun, checkpoint: StateDict, cont
     _check_shared(weights, tied, checkpoint.where)
     sources = {n: str(spec.get("source", "")) for n, spec in run.features.items()}
     features = [Embedded(f.name, f.kind, f.shares, f.pooling, sources[f.name]) for f in fields]
-    module = ZooModule(logit, weights, run.config, str(run.files.config), features)
+    module = ZooModule(logit, weights, checkpoint.where, run.config, str(run.files.config), features)
     everything = schema_of(run, weights, checkpoint.where, context)
-    with torch.no_grad():
-        scores = module(sample_values(everything))
-    module.check_read(checkpoint.where, name)
+    scores = _first_scores(module, sample_values(everything), name, run)
+    module.check_read(name)
     tasks = run.labels if name in OF_TASKS else ("click",)
     if scores.shape[1] != len(tasks):
         raise InputError(f"{run.files.feature_map}: labels", list(tasks), f"{scores.shape[1]}, one for each tower of {name}")
@@ -42,7 +41,8 @@ def zoo_model(name: str, logit: Logit, run: FuxiRun, checkpoint: StateDict, cont
     given = [name for name in context if name in used or name not in everything.columns]
     schema = schema_of(run, weights, checkpoint.where, given, used, summed)
     compiled = compile_module(module, schema, sample_values(schema), logits=True)
-    exact = ZooModule(logit, {n: w.double() for n, w in weights.items()}, run.config, str(run.files.config), features)
+    doubled = {n: w.double() for n, w in weights.items()}
+    exact = ZooModule(logit, doubled, checkpoint.where, run.config, str(run.files.config), features)
 
     def logits(i: Inputs) -> Tensor:
         values = encoded_values(schema, i)
@@ -54,6 +54,19 @@ def zoo_model(name: str, logit: Logit, run: FuxiRun, checkpoint: StateDict, cont
         vocabularies=build_vocabularies(run, schema), logit=logits, label=run.labels[0] if len(run.labels) == 1 else None,
         graph=compiled.graph, tasks=tasks,
     )  # fmt: skip
+
+
+def _first_scores(module: ZooModule, values: dict[str, Tensor], name: str, run: FuxiRun) -> Tensor:
+    """A first call, outside of any trace, so that what does not fit is said in the run's own words."""
+    try:
+        with torch.no_grad():
+            found: Tensor = module(values)
+    except (RuntimeError, ValueError, IndexError) as e:  # shapes that do not meet, lists of other lengths
+        expected = f"settings and parameters of one run of FuxiCTR 2.3's {name}; of a changed class: --source FILE.py:CLASS"
+        raise InputError(
+            f"{run.files.config}: model {name}", shown(str(e).splitlines()[0] if str(e) else repr(e)), expected
+        ) from e
+    return found
 
 
 def _check_shared(weights: dict[str, Tensor], tied: dict[str, str], where: str) -> None:

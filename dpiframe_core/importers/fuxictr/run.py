@@ -9,7 +9,7 @@ from dpiframe_core.importers.fuxictr.by_name import zoo_model
 from dpiframe_core.importers.fuxictr.files import FuxiFiles, FuxiRun, read_run
 from dpiframe_core.importers.fuxictr.models import dcn, dcnv2, deepfm, wide_deep, xdeepfm
 from dpiframe_core.importers.fuxictr.sequences import din, dlrm
-from dpiframe_core.importers.fuxictr.zoo.models import OF_TASKS, ZOO
+from dpiframe_core.importers.fuxictr.zoo.models import OF_TASKS, STAYS_OUT, ZOO
 from dpiframe_core.importers.source_model import SourceModel, required
 from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
 
@@ -46,6 +46,9 @@ def fuxictr_model(run: FuxiRun, weights: StateDict, context: Sequence[str] = ())
         return _MODELS[name](run, weights, context)
     logit = ZOO.get(name, OF_TASKS.get(name))
     if logit is None:
+        if name in STAYS_OUT:
+            expected = f"another model: {STAYS_OUT[name]}; a module of your own may be given to dpiframe_core.compile"
+            raise InputError(f"{where}: model", name, expected)
         known = ", ".join(sorted([*_MODELS, *ZOO, *OF_TASKS], key=str.lower))
         raise InputError(f"{where}: model", name, f"one of {known}; others by --source FILE.py:CLASS")
     return zoo_model(name, logit, run, weights, context)

@@ -27,5 +27,10 @@ OF_TASKS: Mapping[str, Logit] = {
     "SharedBottom": tasks.shared_bottom,
     "ShareBottom": tasks.shared_bottom,
 }
-# Sequences that a model reads step by step stand in these settings.
-STEPS: Mapping[str, tuple[str, ...]] = {"BST": ("bst_sequence_field",), "DMIN": ("sequence_field",)}
+
+_ITEM_TABLES = "its histories come from tables of users and items beside the run, by a loader of its own"
+_POOLED = "its convolutions pool by value, which no operator here does"
+# Of the zoo, but not imported by name.
+STAYS_OUT: Mapping[str, str] = {
+    **dict.fromkeys(("ETA", "MIRRN", "SDIM", "SIM", "TWIN", "TransAct"), _ITEM_TABLES), "CCPM": _POOLED, "FGCNN": _POOLED,
+}  # fmt: skip

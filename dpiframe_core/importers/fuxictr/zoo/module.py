@@ -13,16 +13,13 @@ class ZooModule(nn.Module):
     """Logits of a batch, float32[n, tasks], of a dict of features as FuxiCTR's loaders give them."""
 
     def __init__(
-        self,
-        logit: Logit,
-        weights: Mapping[str, Tensor],
-        settings: Mapping[str, object],
-        where: str,
+        self, logit: Logit, weights: Mapping[str, Tensor], checkpoint: str, settings: Mapping[str, object], where: str,
         features: Sequence[Embedded],
-    ) -> None:
-        """`where` names the settings' file, for errors."""
+    ) -> None:  # fmt: skip
+        """`checkpoint`, `where` name the files of weights and settings, for errors."""
         super().__init__()
         self._logit, self._settings, self._where, self._features = logit, settings, where, tuple(features)
+        self._checkpoint = checkpoint
         self.weights = _Branch()
         # Whole numbers are counters and index lists of the library's, which no function reads.
         self._names = tuple(name for name, value in weights.items() if value.is_floating_point())
@@ -34,14 +31,14 @@ class ZooModule(nn.Module):
 
     def forward(self, values: Mapping[str, Tensor]) -> Tensor:
         held = {name: self.weights.get_buffer(name) for name in self._names}
-        net = Net(held, self._settings, self._where, self._features, values)
+        net = Net(held, self._checkpoint, self._settings, self._where, self._features, values)
         logit = self._logit(net)
         self._read |= net.read
         self.features_read |= net.features_read
         self.first_order_read |= net.first_order_read
         return logit
 
-    def check_read(self, where: str, model: str) -> None:
+    def check_read(self, model: str) -> None:
         """After a call: every parameter was read.
 
         Raises:
@@ -50,7 +47,7 @@ class ZooModule(nn.Module):
         left = [name for name in self._names if name not in self._read]
         if left:
             expected = f"a place in FuxiCTR's {model} with these settings for {listed(left)}"
-            raise InputError(where, f"{len(left)} parameters left over", expected)
+            raise InputError(self._checkpoint, f"{len(left)} parameters left over", expected)
 
 
 class _Branch(nn.Module):

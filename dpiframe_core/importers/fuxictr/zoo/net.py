@@ -48,10 +48,11 @@ class Net:
     """
 
     def __init__(
-        self, weights: Mapping[str, Tensor], settings: Mapping[str, object], where: str, features: Sequence[Embedded],
+        self, weights: Mapping[str, Tensor], checkpoint: str, settings: Mapping[str, object], where: str,
+        features: Sequence[Embedded],
         values: Mapping[str, Tensor],
     ) -> None:  # fmt: skip
-        self._weights, self._settings, self.where = weights, settings, where
+        self._weights, self._checkpoint, self._settings, self.where = weights, checkpoint, settings, where
         self.features, self.values = features, values
         self.read: set[str] = set()
         self.features_read: set[str] = set()
@@ -95,7 +96,9 @@ class Net:
         """
         if name not in self._weights:
             near = [other for other in self._weights if other.split(".")[0] == name.split(".")[0]]
-            raise InputError(f"checkpoint: {name}", "no such parameter", f"it, beside {listed(near or list(self._weights))}")
+            raise InputError(
+                f"{self._checkpoint}: {name}", "no such parameter", f"it, beside {listed(near or list(self._weights))}"
+            )
         self.read.add(name)
         return self._weights[name]
 

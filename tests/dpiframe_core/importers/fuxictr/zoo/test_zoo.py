@@ -5,15 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.engine import Engine
+from dpiframe_core.errors import InputError
 from dpiframe_core.importers.fuxictr.files import find_files
 from dpiframe_core.importers.fuxictr.run import fuxictr
 from dpiframe_core.importers.raw_rows import read_rows
 from dpiframe_core.importers.writing import write_import
-from tests.dpiframe_core.importers.fuxictr.zoo.cases import CASES, write_run
+from tests.dpiframe_core.importers.fuxictr.zoo.cases import BY_NAME, CASES, write_run
 
 STORED = Path(__file__).parent / "stored"
 
@@ -38,6 +40,7 @@ def engine_scores(path, device="cpu", precision="fp32"):
         engine.close()
 
 
+@pytest.mark.bulk
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_a_run_by_its_name_alone_scores_raw_rows_as_the_library_did(tmp_path, case):
     run, expected = stored_run(case, tmp_path / "run")
@@ -45,3 +48,71 @@ def test_a_run_by_its_name_alone_scores_raw_rows_as_the_library_did(tmp_path, ca
     assert expected.std(0).min() > 1e-3
     assert written.manifest.tasks == (("click",) if len(case.labels) == 1 else case.labels)
     np.testing.assert_allclose(engine_scores(tmp_path / "bundle"), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_a_run_by_its_name_alone_scores_the_same_on_a_gpu(tmp_path, case):
+    run, expected = stored_run(case, tmp_path / "run")
+    write_import(fuxictr(find_files(run)), tmp_path / "bundle")
+    np.testing.assert_allclose(engine_scores(tmp_path / "bundle", "cuda:0"), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(engine_scores(tmp_path / "bundle", "cuda:0", "tf32"), expected, rtol=0, atol=1e-3)
+
+
+def changed_run(tmp_path, name, change):
+    """The run of a case whose configuration or parameters `change` changed."""
+    case = BY_NAME[name]
+    run, _ = stored_run(case, tmp_path / "run")
+    config, path = yaml.safe_load((run / "config.yaml").read_text()), run / f"{name}.model"
+    weights = torch.load(path, weights_only=True)
+    change(config, weights)
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    torch.save(weights, path)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        (
+            "fm",
+            lambda c, w: c.update(model="Unheard"),
+            r"config.yaml: model: got 'Unheard', expected one of .*--source FILE.py",
+        ),
+        ("fm", lambda c, w: c.update(model="SIM"), r"got 'SIM', expected another model: its histories come from tables"),
+        ("fm", lambda c, w: c.update(task="regression"), r"config.yaml: task: got 'regression', expected binary_class"),
+        (
+            "nfm",
+            lambda c, w: c.update(hidden_activations="swirl"),
+            r"config.yaml: hidden_activations: got 'swirl', expected one of",
+        ),
+        (
+            "nfm",
+            lambda c, w: c.update(hidden_activations=["relu"]),
+            r"hidden_activations: got \['relu'\], expected one activation",
+        ),
+        ("fwfm-fields", lambda c, w: c.update(linear_type="LX"), r"linear_type: got 'LX', expected one of LW, FeLV, FiLV"),
+        ("bst", lambda c, w: c.update(bst_target_field="x"), r"bst_target_field: got 'x', expected a feature of the run"),
+        ("autoint", lambda c, w: c.update(num_heads=4), r"model AutoInt: got .*expected settings and parameters of one run"),
+        ("pnn", lambda c, w: w.pop("dnn.mlp.0.weight"), r"pnn.model.*"),
+        (
+            "fm",
+            lambda c, w: w.update(more=torch.ones(2)),
+            r"fm.model: got '1 parameters left over', expected a place in FuxiCTR's FM",
+        ),
+        (
+            "afm",
+            lambda c, w: w.pop("weight_p.weight"),
+            r"afm.model: weight_p.weight: got 'no such parameter', expected it, beside",
+        ),
+        (
+            "mmoe",
+            lambda c, w: [w.pop(k) for k in list(w) if k.startswith("tower.1")],
+            r"labels: got .*'buy'.*expected 1, one for",
+        ),
+    ],
+    ids=lambda v: v if isinstance(v, str) and len(v) < 16 else "",
+)
+def test_what_does_not_fit_is_said_with_the_file_and_the_name(tmp_path, name, change, said):
+    with pytest.raises(InputError, match=said):
+        fuxictr(find_files(changed_run(tmp_path, name, change)))
