@@ -44,6 +44,10 @@ ROOMS: dict[str, dict[str, str]] = {
         "kernels/reference": "it forms its inputs as the plain version does",
         "kernels/dense": "activations and products",
     },
+    "kernels/recurrent": {
+        "kernels/runtime": "its kernels are compiled and launched",
+        "kernels/reference": "a cell is the plain version's",
+    },
     "kernels/waves": {
         "kernels/runtime": "its kernels are compiled and launched; matrices come by tensor maps",
         "kernels/dense": "dtypes and padding of packed weights are those of single products",
