@@ -13,7 +13,9 @@ from kernels.runtime.source import kernel
 GATE_KINDS = ("none", "scaled", "replaced")
 MOST_HIDDEN, MOST_INPUTS = 256, 1024  # what the warps of a block keep of the sums, and take of a step's inputs
 _ROWS = 16  # of a block
-_KEPT_WORDS = 96  # of weights that a lane keeps in registers beside all else, in blocks of up to 8 warps
+# Words of weights that a lane may keep in registers beside all else: a thread has 255 registers in blocks of up to 8 warps, then
+# half of that.
+_KEPT_WORDS, _KEPT_WORDS_OF_MANY_WARPS = 128, 48
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +65,19 @@ class Recurrence:
         self._steps, self._inputs, self._directions, self._scaled = steps, inputs, len(cells), gate != "none"
         self._width, self._threads = (steps + cell) * len(cells) * hidden, 32 * tile.warps
         columns = 8 * tile.warps * tile.tiles
-        self._weights = torch.stack([packed_cell(c, columns, dtype, passes) for c in cells]).to(device)
-        self._biases = torch.stack([_sums(c, columns, op == "lstm") for c in cells]).to(device)
-        numbers = 32 // dtype.itemsize  # of a step of a product
-        depth = -(-inputs // numbers) + -(-hidden // numbers)
-        words = tile.tiles * depth * (len(w) // hidden) * (4 if passes == 3 else 2)
+        self._of_x, self._of_h = (
+            torch.stack([packed(c[side], hidden, columns, dtype, passes) for c in cells]).to(device) for side in (0, 1)
+        )
+        self._biases = torch.stack([_biases(c, columns, op == "lstm") for c in cells]).to(device)
+        of_x, of_h = (t[0].numel() // (32 * tile.warps) for t in (self._of_x, self._of_h))  # words of a lane
+        room = _KEPT_WORDS if tile.warps <= 8 else _KEPT_WORDS_OF_MANY_WARPS
         constants = {
             "X": type_name(dtype), "LSTM": str(int(op == "lstm")), "GATE": str(GATE_KINDS.index(gate)), "INPUTS": str(inputs),
             "HIDDEN": str(hidden), "DIRECTIONS": str(len(cells)), "PASSES": str(passes), "WARPS": str(tile.warps),
-            "TILES": str(tile.tiles), "KEPT": str(int(words <= _KEPT_WORDS and tile.warps <= 8)), "LAST_CELL": str(int(cell)),
+            "TILES": str(tile.tiles), "KEPT": str((of_h <= room) + (of_h + of_x <= room)), "LAST_CELL": str(int(cell)),
         }  # fmt: skip
-        self._shared_bytes = 2 * _ROWS * 32 * (depth | 1)
+        numbers = 32 // dtype.itemsize  # of a step of a product
+        self._shared_bytes = 2 * _ROWS * 32 * ((-(-inputs // numbers) + -(-hidden // numbers)) | 1)
         self._function = kernel("recurrent/recurrence", "recurrence", constants, device.index or 0)
         if self._function.max_dynamic_shared_size_bytes < self._shared_bytes:
             self._function.max_dynamic_shared_size_bytes = self._shared_bytes
@@ -93,28 +97,22 @@ class Recurrence:
         i32 = np.int32
         args = (
             state.data_ptr(), x.data_ptr(), i32(x.stride(0)), 0 if scale is None else scale.data_ptr(),
-            i32(0 if scale is None else scale.stride(0)), self._weights.data_ptr(), self._biases.data_ptr(), i32(self._steps),
-            out.data_ptr(), i32(out.stride(0)),
+            i32(0 if scale is None else scale.stride(0)), self._of_x.data_ptr(), self._of_h.data_ptr(), self._biases.data_ptr(),
+            i32(self._steps), out.data_ptr(), i32(out.stride(0)),
         )  # fmt: skip
         launch(self._function, -(-rows // _ROWS) * self._directions, self._threads, args, shared_bytes=self._shared_bytes)
 
 
-def packed_cell(cell: Cell, columns: int, dtype: torch.dtype, passes: int) -> torch.Tensor:
-    """int32[columns / 8, steps of K, gates, 32 lanes, words] of [W | U]: what each lane multiplies, zeros beyond.
+def packed(matrix: torch.Tensor, hidden: int, columns: int, dtype: torch.dtype, passes: int) -> torch.Tensor:
+    """int32[columns / 8, steps of K, gates, 32 lanes, words] of W or U: what each lane multiplies, zeros beyond.
 
     A step of K has 32 bytes of a row, of which a lane's 8 lie side by side: two words, rounded to tf32 where that is what is
     multiplied, and with 3 passes what the rounding loses behind them.
     """
-    numbers = 32 // dtype.itemsize
-    hidden = cell[1].shape[1]
-    gates = len(cell[1]) // hidden
-    parts = []
-    for matrix in cell[:2]:
-        width = matrix.shape[1]
-        wide = torch.zeros(gates, columns, -(-width // numbers) * numbers)
-        wide[:, :hidden, :width] = matrix.float().cpu().view(gates, hidden, width)
-        parts.append(wide)
-    k = torch.cat(parts, 2)
+    numbers, width = 32 // dtype.itemsize, matrix.shape[1]
+    gates = len(matrix) // hidden
+    k = torch.zeros(gates, columns, -(-width // numbers) * numbers)
+    k[:, :hidden, :width] = matrix.float().cpu().view(gates, hidden, width)
     words = k.to(dtype).contiguous().view(torch.int32) if dtype != torch.float32 else rounded_tf32(k).view(torch.int32)
     halves = [words] if passes == 1 else [words, rounded_tf32(k - words.view(torch.float32)).view(torch.int32)]
     lanes = [w.view(gates, columns // 8, 8, -1, 4, 2).permute(1, 3, 0, 2, 4, 5) for w in halves]
@@ -126,11 +124,14 @@ def rounded_tf32(t: torch.Tensor) -> torch.Tensor:
     return ((t.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
-def _sums(cell: Cell, columns: int, lstm: bool) -> torch.Tensor:
-    """float32[sums, columns]: what each sum begins with. A GRU's last gate adds up the two products apart."""
-    w, u, b, c = cell
+def _biases(cell: Cell, columns: int, lstm: bool) -> torch.Tensor:
+    """float32[gates + 1, columns]: what x's sums begin with, and at last h's for the last gate, which a GRU adds up apart."""
+    u, b, c = cell[1:]
     hidden = u.shape[1]
     gates = len(u) // hidden
     of_x, of_h = (torch.zeros(gates, hidden) if t is None else t.float().cpu().view(gates, hidden) for t in (b, c))
-    sums = of_x + of_h if lstm else torch.cat([(of_x + of_h)[:-1], of_x[-1:], of_h[-1:]])
+    apart = torch.zeros(1, hidden) if lstm else of_h[-1:]
+    sums = torch.cat([of_x + of_h, apart])
+    if not lstm:
+        sums[gates - 1] = of_x[-1]
     return torch.nn.functional.pad(sums, (0, columns - hidden))

@@ -27,7 +27,7 @@ _ATTENTION |= {"ACTIVATION": "7", "OUTPUT": "0"}
 _FIELDS = {"FIELDS": "39", "HEADS": "2", "SIZE": "16", "RESIDUAL": "1", "ACTIVATION": "1", "SCALE": "0.36f"}
 _KEY_TILE = {"ALIGNED": "1,0", "KEY_TILES": "2", "WARPS": "8", "BLOCKS": "1", "ROWS": "16"}
 _RECURRENCE = {"LSTM": "0", "GATE": "0", "INPUTS": "64", "HIDDEN": "64", "DIRECTIONS": "1", "WARPS": "8", "TILES": "1"}
-_RECURRENCE |= {"KEPT": "1", "LAST_CELL": "0"}
+_RECURRENCE |= {"KEPT": "2", "LAST_CELL": "0"}
 _WIDE_LSTM = {"LSTM": "1", "INPUTS": "512", "HIDDEN": "250", "DIRECTIONS": "2", "WARPS": "16", "TILES": "2", "LAST_CELL": "1"}
 _WIDE_LSTM |= {"KEPT": "0"}
 _AHEAD = {"AHEAD": "1", "CONTEXT_BYTES": "8", "CONTEXT_NUMBERS": "1", "CANDIDATE_NUMBERS": "2"}
@@ -91,7 +91,7 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         {},
         *(_RECURRENCE | {"X": x, "PASSES": passes} for x, passes in (("float", "1"), ("bf16", "1"))),
         _RECURRENCE | {"X": "bf16", "PASSES": "1", "GATE": "1", "INPUTS": "10"},
-        _RECURRENCE | {"X": "float", "PASSES": "3", "GATE": "2", "KEPT": "0"},
+        _RECURRENCE | {"X": "float", "PASSES": "3", "GATE": "2", "KEPT": "1"},
         *(_RECURRENCE | _WIDE_LSTM | {"X": x, "PASSES": passes} for x, passes in (("float", "3"), ("bf16", "1"))),
     ),
     "attention/attention_mma": (
