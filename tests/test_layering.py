@@ -47,6 +47,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "kernels/recurrent": {
         "kernels/runtime": "its kernels are compiled and launched",
         "kernels/reference": "a cell is the plain version's",
+        "kernels/cpu": "a layer's inputs are multiplied as dense layers are",
     },
     "kernels/waves": {
         "kernels/runtime": "its kernels are compiled and launched; matrices come by tensor maps",
@@ -86,6 +87,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "kernels/dense": "products, activations, heads",
         "kernels/interaction": "FM, cross, dot, CIN",
         "kernels/attention": "attention over a sequence, and over fields",
+        "kernels/recurrent": "GRU and LSTM",
         "kernels/waves": "waves and chains",
         "kernels/cpu": "the lookup and the first layers on a CPU",
     },
