@@ -202,7 +202,9 @@ def field_attention(
 Cell = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]  # W_ih, W_hh, b_ih, b_hh
 
 
-def gru(x: torch.Tensor, scale: torch.Tensor | None, cell: Cell, replaced: bool = False, backwards: bool = False) -> torch.Tensor:
+def gru(
+    x: torch.Tensor, scale: torch.Tensor | None, cell: Cell, replaced: bool = False, backwards: bool = False
+) -> torch.Tensor:
     """h_t = h + u (n - h), u = 1 - z; r, z = sigmoid(W x + b + U h + c), n = tanh(W x + b + r (U h + c)) (Cho et al. 2014).
 
     With scale[B, steps] u is a_t (1 - z), or a_t itself if `replaced`: the cell then has no z (Zhou et al. 2019, eq. 12 to 14).

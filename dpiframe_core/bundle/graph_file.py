@@ -167,7 +167,9 @@ def _recurrence(node: Node, ins: Sequence[int], params: Sequence[Shape]) -> int:
 
 
 # Which attributes an operator has; the others are of none, or of fused operators, which files do not hold.
-_ATTRS: dict[str, tuple[str, ...]] = {"lookup": ("concat",), "activation": ("activation", "slope"), "fm": ("offset", "fields", "dim"), "aten": ("aten",)}
+_ATTRS: dict[str, tuple[str, ...]] = {
+    "lookup": ("concat",), "activation": ("activation", "slope"), "fm": ("offset", "fields", "dim"), "aten": ("aten",),
+}  # fmt: skip
 _ATTRS |= dict.fromkeys(OPS, ("recurrence", "offset"))
 _CHECKS: dict[str, Check] = {
     "lookup": lambda node, ins, params: 0,  # needs the schema: `_lookup_width`

@@ -49,7 +49,7 @@ def gates_of(op: str, gate: Gate) -> int:
 
 
 def param_shapes(op: str, r: Recurrence) -> tuple[Shape, ...]:
-    """Of a node's parameters: for each direction W_ih, W_hh, b_ih and b_hh, the gates one above the other as `gates_of` has them."""
+    """Of a node's parameters: for each direction W_ih, W_hh, b_ih, b_hh, the gates of `gates_of` one above the other."""
     rows = gates_of(op, r.gate) * r.hidden
     weights, biases = ((rows, r.inputs), (rows, r.hidden)), ((rows,), (rows,))
     return (weights + (biases if r.biases else ())) * r.directions

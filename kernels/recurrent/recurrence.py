@@ -13,8 +13,8 @@ from kernels.runtime.source import kernel
 GATE_KINDS = ("none", "scaled", "replaced")
 MOST_HIDDEN, MOST_INPUTS = 256, 1024  # what the warps of a block keep of the sums, and take of a step's inputs
 _ROWS = 16  # of a block
-# Words of weights that a lane may keep in registers beside all else: a thread has 255 registers in blocks of up to 8 warps, then
-# half of that.
+# Words of weights that a lane may keep in registers beside all else: a thread has 255 registers in blocks of up to 8 warps, and
+# in larger ones half of that.
 _KEPT_WORDS, _KEPT_WORDS_OF_MANY_WARPS = 128, 48
 
 
@@ -66,7 +66,8 @@ class Recurrence:
         self._width, self._threads = (steps + cell) * len(cells) * hidden, 32 * tile.warps
         columns = 8 * tile.warps * tile.tiles
         self._of_x, self._of_h = (
-            torch.stack([packed(c[side], hidden, columns, dtype, passes) for c in cells]).to(device) for side in (0, 1)
+            torch.stack([packed(matrix, hidden, columns, dtype, passes) for matrix in side]).to(device)
+            for side in ([c[0] for c in cells], [c[1] for c in cells])
         )
         self._biases = torch.stack([_biases(c, columns, op == "lstm") for c in cells]).to(device)
         of_x, of_h = (t[0].numel() // (32 * tile.warps) for t in (self._of_x, self._of_h))  # words of a lane
@@ -82,16 +83,14 @@ class Recurrence:
         if self._function.max_dynamic_shared_size_bytes < self._shared_bytes:
             self._function.max_dynamic_shared_size_bytes = self._shared_bytes
 
-    def __call__(
-        self, state: torch.Tensor, x: torch.Tensor, scale: torch.Tensor | None, rows: int, out: torch.Tensor
-    ) -> None:
+    def __call__(self, state: torch.Tensor, x: torch.Tensor, scale: torch.Tensor | None, rows: int, out: torch.Tensor) -> None:
         """out[rows, (steps + cell) * directions * hidden] from x[rows, steps * inputs] and, where there is a gate's,
         scale[rows, steps], all of the dtype given, for the first state[TRUE_ROWS] rows.
         """
         check_rows("recurrence x", x, rows, self._steps * self._inputs)
         check_rows("recurrence out", out, rows, self._width)
         if (scale is not None) != self._scaled:
-            raise ValueError(f"recurrence scale: got {scale is not None}, expected one exactly where a gate is scaled or replaced")
+            raise ValueError(f"recurrence scale: got {scale is not None}, expected {self._scaled}, as the gate has it")
         if scale is not None:
             check_rows("recurrence scale", scale, rows, self._steps)
         i32 = np.int32

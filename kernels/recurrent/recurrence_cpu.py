@@ -1,4 +1,4 @@
-"""GRU and LSTM on a CPU: the inputs' products of all steps as one, then all steps in C (recurrence.c), or plainly without it."""
+"""GRU and LSTM on a CPU: the inputs' products of all steps as one, then all steps in C (recurrence.c); plainly without it."""
 
 import ctypes
 from collections.abc import Sequence
@@ -49,8 +49,9 @@ class CpuRecurrence:
                 products = own.linear(part.reshape(-1, self._inputs)).float().contiguous()
                 to = out.data_ptr() + 4 * (first * out.stride(0) + d * self._hidden)
                 at = 0 if a is None else a.data_ptr() + 4 * first * self._steps
+                last = to + 4 * states if self._cell else 0
                 numbers = (
-                    products.data_ptr(), own.weight.data_ptr(), own.bias.data_ptr(), at, to, to + 4 * states if self._cell else 0,
+                    products.data_ptr(), own.weight.data_ptr(), own.bias.data_ptr(), at, to, last,
                     self._steps, own.padded, own.gates, own.weight.shape[1], kind, d, self._steps, out.stride(0),
                     len(self._cells) * self._hidden, self._hidden,
                 )  # fmt: skip

@@ -63,7 +63,7 @@ class RequestExtension(Protocol):
 
 @cache
 def cpu_library() -> ctypes.CDLL | None:
-    """The functions of lookup.c, dense.c and recurrence.c, or None where they cannot be built (which is said once, in the log)."""
+    """The functions of lookup.c, dense.c and recurrence.c, or None where they cannot be built (said once, in the log)."""
     return _loaded(("cpu/lookup.c", "cpu/dense.c", "recurrent/recurrence.c"), (), _bound, "CPU lookups")
 
 

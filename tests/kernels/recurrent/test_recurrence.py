@@ -21,6 +21,7 @@ SHAPES = [  # op, steps, inputs, hidden, directions, gate
     ("lstm", 4, 17, 24, 2, "none"),
     ("lstm", 2, 70, 136, 1, "none"),
 ]
+LARGE = [("gru", 64, 64, 200), ("lstm", 256, 256, 50), ("gru", 1024, 8, 3)]
 DIGITS = [("fp32", torch.float32, 20), ("tf32", torch.float32, 10), ("bf16", torch.bfloat16, 7)]
 DEVICES = ["host", pytest.param("cuda:0", marks=pytest.mark.gpu)]
 
@@ -34,7 +35,7 @@ def inputs_of(steps, inputs, rows, gate, dtype=torch.float32, seed=1):
 
 def run(op, x, cells, gate, scale, cell, device, precision="fp32", dtype=torch.float32):
     """The kernel on rows beside others that nothing may read, into columns of a wider matrix."""
-    rows, steps, inputs = x.shape
+    rows, steps, _ = x.shape
     layer = recurrence.Recurrence(op, steps, cells, gate, cell, dtype, precision, torch.device(device))
 
     def widened(values):
@@ -69,7 +70,9 @@ def test_a_layer_is_the_formula_to_the_digits_of_its_precision(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("op", "inputs", "hidden", "steps"), [("gru", 64, 64, 200), ("lstm", 256, 256, 50), ("gru", 1024, 8, 3)])
+@pytest.mark.parametrize(
+    ("op", "inputs", "hidden", "steps"), [("gru", 64, 64, 200), ("lstm", 256, 256, 50), ("gru", 1024, 8, 3)]
+)
 @pytest.mark.parametrize(("precision", "dtype", "digits"), DIGITS)
 def test_long_sequences_and_wide_states_stay_within_the_digits(op, inputs, hidden, steps, precision, dtype, digits):
     cells = random_cells(op, inputs, hidden, dtype=dtype)
@@ -116,6 +119,6 @@ def test_graphs_hold_what_the_kernel_takes():
 
 @pytest.mark.parametrize(("inputs", "hidden"), [(1, 257), (1025, 1)])
 def test_more_than_a_block_takes_is_refused(inputs, hidden):
+    cells = random_cells("gru", inputs, hidden)
     with pytest.raises(ValueError, match=f"got {inputs} columns and {hidden} hidden ones, expected at most 1024 and 256"):
-        cells = random_cells("gru", inputs, hidden)
         recurrence.Recurrence("gru", 1, cells, "none", False, torch.float32, "fp32", torch.device("cpu"))
