@@ -44,6 +44,11 @@ ROOMS: dict[str, dict[str, str]] = {
         "kernels/reference": "it forms its inputs as the plain version does",
         "kernels/dense": "activations and products",
     },
+    "kernels/recurrent": {
+        "kernels/runtime": "its kernels are compiled and launched",
+        "kernels/reference": "a cell is the plain version's",
+        "kernels/cpu": "a layer's inputs are multiplied as dense layers are",
+    },
     "kernels/waves": {
         "kernels/runtime": "its kernels are compiled and launched; matrices come by tensor maps",
         "kernels/dense": "dtypes and padding of packed weights are those of single products",
@@ -82,6 +87,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "kernels/dense": "products, activations, heads",
         "kernels/interaction": "FM, cross, dot, CIN",
         "kernels/attention": "attention over a sequence, and over fields",
+        "kernels/recurrent": "GRU and LSTM",
         "kernels/waves": "waves and chains",
         "kernels/cpu": "the lookup and the first layers on a CPU",
     },

@@ -16,6 +16,7 @@ from dpiframe_core.errors import BundleError, shown
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.architecture import Plain
 from dpiframe_core.graph.graph import ACTIVATION_PARAMS, Graph, Node, Shape
+from dpiframe_core.graph.recurrence import OPS, check_recurrence
 
 _GRAPH = TypeAdapter(Graph)
 _ACTIVATIONS = (*get_args(Plain), "leaky_relu", *ACTIVATION_PARAMS)
@@ -165,8 +166,15 @@ def _aten(node: Node, ins: Sequence[int], params: Sequence[Shape]) -> int:
     return prod(node.attrs.aten.sizes)
 
 
+def _recurrence(node: Node, ins: Sequence[int], params: Sequence[Shape]) -> int:
+    return check_recurrence(node.op, node.attrs.recurrence, node.attrs.offset, ins, params)
+
+
 # Which attributes an operator has; the others are of none, or of fused operators, which files do not hold.
-_ATTRS = {"lookup": ("concat",), "activation": ("activation", "slope"), "fm": ("offset", "fields", "dim"), "aten": ("aten",)}
+_ATTRS: dict[str, tuple[str, ...]] = {
+    "lookup": ("concat",), "activation": ("activation", "slope"), "fm": ("offset", "fields", "dim"), "aten": ("aten",),
+}  # fmt: skip
+_ATTRS |= dict.fromkeys(OPS, ("recurrence", "offset"))
 _CHECKS: dict[str, Check] = {
     "lookup": lambda node, ins, params: 0,  # needs the schema: `_lookup_width`
     "concat": _counted(2, 0, sum, more=True),
@@ -178,4 +186,5 @@ _CHECKS: dict[str, Check] = {
     "activation": _activation,
     "fm": _fm,
     "aten": _aten,
+    **dict.fromkeys(OPS, _recurrence),
 }

@@ -13,6 +13,7 @@ from dpiframe_core.compiler.emit import Const, Emitter
 from dpiframe_core.compiler.lookups import Bags, Indices, Lookups, Raw
 from dpiframe_core.compiler.operations import operation
 from dpiframe_core.compiler.raw import BagStarts, RawInputs
+from dpiframe_core.compiler.recurrent import RECURRENT, recurrence
 from dpiframe_core.compiler.strided import Refused, Size, Strided
 from dpiframe_core.compiler.trace import Trace, Verbatim, source_line
 from dpiframe_core.compiler.views import SAME, size_of, view
@@ -79,7 +80,8 @@ class Lowering:
             return made
         if not isinstance(node.target, torch._ops.OpOverload):
             raise Refused(f"got {target}, expected an ATen operation")
-        if torch.Tag.nondeterministic_seeded in node.target.tags and "attention" not in target:  # attention's dropout: there
+        seeded = torch.Tag.nondeterministic_seeded in node.target.tags
+        if seeded and "attention" not in target and target not in RECURRENT:  # the dropout of these is looked at there
             raise Refused(f"got {target}, expected nothing random")
         a = self._arguments(node)
         inside = _flat(a)
@@ -95,6 +97,9 @@ class Lowering:
             a = {name: self._inputs.as_numbers(value) for name, value in a.items()}
             inside = _flat(a)
         if any(isinstance(v, Strided) for v in inside):
+            if target in RECURRENT:
+                read = {result.args[1] for result in node.users if result.users}
+                return recurrence(self.emitter, target, a, read)  # type: ignore[arg-type]
             return self._of_values(target, a, sizes, found)
         return self._constant(node, target, a, sizes)
 

@@ -110,7 +110,9 @@ def trace(scored: Scored, values: Sequence[torch.Tensor]) -> Trace:
             raise InputError(f"module: {_origin(error)}", got, "the same operations for every batch") from error
         if "specialized it to be a constant" in str(error):
             raise InputError(
-                "module", Verbatim("a fixed number of rows"), "any number: x.shape[0] where len(x) was written"
+                "module",
+                Verbatim("a fixed number of rows"),
+                "any number: x.shape[0] for len(x), and no recurrence over rows",
             ) from error
         raise InputError(
             f"module: {_origin(error)}", Verbatim(_first_line(error)), "a module that torch.export takes"

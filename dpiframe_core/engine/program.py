@@ -25,7 +25,7 @@ CHAIN, SHARES = "chain", "shares"
 # Computed by our kernels alone.
 OWN_OPS = {
     JOINED, "lookup", "wave", "chain", "head", "fm", "cross_v1", "cross_v1_head", "dot", "cin", "attention", "field_attention",
-    "mixture",
+    "mixture", "gru", "lstm",
 }  # fmt: skip
 
 

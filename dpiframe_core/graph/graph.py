@@ -11,6 +11,7 @@ from math import prod
 from pydantic import ConfigDict, with_config
 
 from dpiframe_core.graph.aten import AtenCall, check_call
+from dpiframe_core.graph.recurrence import Recurrence
 
 Shape = tuple[int, ...]
 _STRICT = with_config(ConfigDict(extra="forbid"))  # for `bundle.graph_file`, which reads these from JSON
@@ -92,6 +93,7 @@ class Attrs:
     attended: Attended | None = None
     field_heads: FieldHeads | None = None
     aten: AtenCall | None = None
+    recurrence: Recurrence | None = None
 
     def outputs_of_concat(self) -> tuple[tuple[Source, ...], ...]:
         """What each of a lookup's outputs but the total holds."""
@@ -127,6 +129,7 @@ class Node:
                                                                                           units, halves, activation
     attention       (x[w]) -> [kept + d]                                see `attention`   attended, units, activation, slope
     mixture         (a[fields * dim], g[fields]) -> [fields * dim]                        fields, dim
+    gru, lstm       (x[w] (, a[steps])) -> [all hidden states]          see `recurrence`  recurrence, offset
     aten            (a, b, ..) -> [product of its sizes]                any               aten
     fused only:
     field_attention (x[w]) -> [fields * heads * size]                   W[heads * size, dim] (b) fields, dim, offset,

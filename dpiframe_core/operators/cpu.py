@@ -12,6 +12,7 @@ from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.graph import Attrs, Graph, Node
 from dpiframe_core.graph.interactions import attention_params, cin_params, field_projections, linear_params
+from dpiframe_core.graph.recurrence import directions_of
 from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.executor import Operator, Values
 from dpiframe_core.operators.torch_operators import Compute, small_operator
@@ -19,6 +20,7 @@ from kernels import reference
 from kernels.cpu.dense import CrossV1, Fm, Head, Linear, has_bf16
 from kernels.cpu.first_layers import FirstLayers
 from kernels.cpu.lookup import PackedLookup
+from kernels.recurrent.recurrence_cpu import CpuRecurrence
 
 
 class CpuOperators:
@@ -140,6 +142,12 @@ class CpuOperators:
                 return lambda x: reference.field_attention(
                     x[:, span].float(), a.fields, heads.heads, own, heads.scale, a.activation
                 )
+            case "gru" | "lstm":
+                r = a.recurrence
+                assert r is not None
+                layer = CpuRecurrence(node.op, r.steps, directions_of(r, w), r.gate, r.cell, self._dtype)
+                span = slice(a.offset, a.offset + r.steps * r.inputs)
+                return lambda x, *scale: layer(x[:, span], *scale)
             case "mixture":
                 return lambda x, gates: reference.mixture(x.float(), gates.float())
             case "cross_v2" | "cross_low_rank":

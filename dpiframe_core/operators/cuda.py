@@ -29,6 +29,7 @@ from kernels.interaction.cross import CrossV1, mixture
 from kernels.interaction.dot import Dot
 from kernels.interaction.fm import fm
 from kernels.lookup.embedding import DeviceLookup
+from kernels.recurrent.recurrence import Recurrence
 from kernels.waves.chain import Chain
 from kernels.waves.wave import Wave
 from kernels.waves.wave_jobs import ShareOperands, most_contexts, share_marks
@@ -221,6 +222,8 @@ class CudaOperators:
                     kernel(state, ins[0][:, a.offset :], rows, (first[:rows], second[:rows]), outs[0])
                 case FieldAttention():
                     kernel(state, ins[0][:, a.offset :], rows, outs[0])
+                case Recurrence():
+                    kernel(state, ins[0][:, a.offset :], ins[1] if len(ins) > 1 else None, rows, outs[0])
                 case Attention():
                     kernel(state, ins[0], rows, outs[0], self._context_rows(node, workspace))
                 case AtenOperator():

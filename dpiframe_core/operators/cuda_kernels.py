@@ -11,6 +11,7 @@ from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.graph.interactions import attention_params, cin_params, field_projections, linear_params
 from dpiframe_core.graph.placement import Matrix
+from dpiframe_core.graph.recurrence import directions_of
 from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.context_columns import context_columns
 from dpiframe_core.operators.context_shares import ContextShares
@@ -26,11 +27,12 @@ from kernels.interaction.cin import Cin
 from kernels.interaction.cross import CrossV1
 from kernels.interaction.dot import Dot
 from kernels.lookup.embedding import DeviceLookup
+from kernels.recurrent.recurrence import Recurrence
 from kernels.waves.chain import Chain
 from kernels.waves.wave import Wave
 
 _TORCH = ("relu", "sigmoid", "tanh")  # activations that torch applies, where an ablation leaves them alone
-_Layer = Linear | CrossV1 | Head | Wave | Chain | Activation | Dot | Cin | Attention | FieldAttention | Region
+_Layer = Linear | CrossV1 | Head | Wave | Chain | Activation | Dot | Cin | Attention | FieldAttention | Recurrence | Region
 NodeKernel = DeviceLookup | _Layer | AtenOperator | torch.Tensor | None
 
 
@@ -86,6 +88,13 @@ class KernelMaker:
                 return FieldAttention(
                     a.fields, heads.heads, own, scale=heads.scale, activation=a.activation, dtype=dtype,
                     precision=self.precision, device=device,
+                )  # fmt: skip
+            case "gru" | "lstm":
+                r = a.recurrence
+                assert r is not None
+                return Recurrence(
+                    node.op, r.steps, directions_of(r, w), gate=r.gate, cell=r.cell, dtype=dtype, precision=self.precision,
+                    device=device,
                 )  # fmt: skip
             case "cross_v2" | "cross_low_rank":
                 bias = w[1] if len(w) > 1 else None

@@ -295,6 +295,8 @@ inline void dp4a_s32_s32(int& sum, unsigned a, int b) {
 inline void cvt_f32_f16(float& f, unsigned short h) { _Float16 v; memcpy(&v, &h, 2); f = (float)v; }
 template <typename H> void cvt_rn_bf16_f32(H& h, float v) { h = (H)bf16_of(v); }
 inline void cvt_rn_bf16x2_f32(unsigned& w, float high, float low) { w = bf16_of(high) << 16 | bf16_of(low); }
+inline void ex2_approx_ftz_f32(float& z, float v) { z = exp2f(v); }
+inline void rcp_approx_ftz_f32(float& z, float v) { z = 1.0f / v; }
 inline void tanh_approx_f32(float& t, float v) { t = __uint_as_float(__float_as_uint(tanhf(v)) & 0xfffff000u); }  // off by 2^-11
 inline void fma_rn_bf16x2(unsigned& d, unsigned a, unsigned b, unsigned c) {
     d = bf16_of(bf16(a, 1) * bf16(b, 1) + bf16(c, 1)) << 16 | bf16_of(bf16(a, 0) * bf16(b, 0) + bf16(c, 0));

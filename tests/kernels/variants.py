@@ -26,6 +26,10 @@ _ATTENTION |= {"DIM": "48", "MASK": "2448", "KEPT": "{0,0,48},{2500,96,8}", "UNI
 _ATTENTION |= {"ACTIVATION": "7", "OUTPUT": "0"}
 _FIELDS = {"FIELDS": "39", "HEADS": "2", "SIZE": "16", "RESIDUAL": "1", "ACTIVATION": "1", "SCALE": "0.36f"}
 _KEY_TILE = {"ALIGNED": "1,0", "KEY_TILES": "2", "WARPS": "8", "BLOCKS": "1", "ROWS": "16"}
+_RECURRENCE = {"LSTM": "0", "GATE": "0", "INPUTS": "64", "HIDDEN": "64", "DIRECTIONS": "1", "WARPS": "8", "TILES": "1"}
+_RECURRENCE |= {"KEPT": "2", "LAST_CELL": "0"}
+_WIDE_LSTM = {"LSTM": "1", "INPUTS": "512", "HIDDEN": "250", "DIRECTIONS": "2", "WARPS": "16", "TILES": "2", "LAST_CELL": "1"}
+_WIDE_LSTM |= {"KEPT": "0"}
 _AHEAD = {"AHEAD": "1", "CONTEXT_BYTES": "8", "CONTEXT_NUMBERS": "1", "CANDIDATE_NUMBERS": "2"}
 _ONCE = {"CONTEXT_BYTES": "100", "MASKS": "1", "NARROW": "1", "ONCE": "{64,1664},{1728,1778}"}
 _SHARED = {"CONTEXT_BYTES": "100", "SHARED": "{64,128}"}
@@ -82,6 +86,13 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
     "attention/field_attention": tuple(
         _FIELDS | {"X": x, "DIM": dim, "PASSES": passes}
         for x, dim, passes in (("bf16", "32", "1"), ("bf16", "10", "1"), ("float", "32", "1"), ("float", "16", "3"))
+    ),
+    "recurrent/recurrence": (
+        {},
+        *(_RECURRENCE | {"X": x, "PASSES": passes} for x, passes in (("float", "1"), ("bf16", "1"))),
+        _RECURRENCE | {"X": "bf16", "PASSES": "1", "GATE": "1", "INPUTS": "10"},
+        _RECURRENCE | {"X": "float", "PASSES": "3", "GATE": "2", "KEPT": "1"},
+        *(_RECURRENCE | _WIDE_LSTM | {"X": x, "PASSES": passes} for x, passes in (("float", "3"), ("bf16", "1"))),
     ),
     "attention/attention_mma": (
         {},

@@ -156,7 +156,7 @@ EXPECTED = {
     ),
 }  # fmt: skip
 WITHOUT_LINE = {
-    Length: "module: got a fixed number of rows, expected any number: x.shape[0] where len(x) was written",
+    Length: "module: got a fixed number of rows, expected any number: x.shape[0] for len(x), and no recurrence over rows",
     Mutation: "module: got ['seen'], expected no buffer or input that the module changes",
     Wide: "module output: got '2 values', expected `output`: one of [0, 1], or a list of one for each task",
 }

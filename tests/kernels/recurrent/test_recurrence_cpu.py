@@ -1,0 +1,55 @@
+"""GRU and LSTM on a CPU, in C and without a compiler, against the float64 formulas."""
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.recurrent import recurrence_cpu
+from kernels.recurrent.recurrence_cpu import CpuRecurrence
+from kernels.runtime.c_build import cpu_library
+from tests.kernels.recurrent.cells import oracle, random_cells
+from tests.kernels.recurrent.test_recurrence import SHAPES, inputs_of
+
+MORE = [("gru", 200, 8, 64, 1, "none"), ("lstm", 30, 64, 256, 2, "none"), ("gru", 7, 3, 130, 1, "scaled")]
+
+
+def run(op, x, cells, gate, scale, cell):
+    layer = CpuRecurrence(op, x.shape[1], cells, gate, cell)
+    return layer(torch.from_numpy(x).flatten(1), None if scale is None else torch.from_numpy(scale)).numpy()
+
+
+@pytest.mark.parametrize("in_c", [True, False])
+@pytest.mark.parametrize("rows", [1, 3, 18])
+@pytest.mark.parametrize(("op", "steps", "inputs", "hidden", "directions", "gate"), [*SHAPES, *MORE])
+def test_a_layer_is_the_formula(op, steps, inputs, hidden, directions, gate, rows, in_c, monkeypatch):
+    if in_c and cpu_library() is None:
+        pytest.skip("there is no C compiler")
+    if not in_c:
+        monkeypatch.setattr(recurrence_cpu, "cpu_library", lambda: None)
+    cell = op == "lstm" and steps != 1
+    cells = random_cells(op, inputs, hidden, gate=gate, directions=directions, biases=steps != 3)
+    x, scale = inputs_of(steps, inputs, rows, gate)
+    want = oracle(op, x, cells, gate, scale, cell)
+    np.testing.assert_allclose(run(op, x, cells, gate, scale, cell), want, rtol=0, atol=8e-6)
+
+
+def test_large_sums_saturate_and_nan_stays_nan():
+    cells = random_cells("gru", 1, 16)
+    w, u, b, c = cells[0]
+    for value, expected in ((1e30, np.isfinite), (-1e30, np.isfinite), (np.nan, np.isnan)):
+        x = np.full((2, 3, 1), value, np.float32)
+        got = run("gru", x, [(w, u, b, c)], "none", None, False)
+        assert expected(got).all()
+        if value == value:
+            np.testing.assert_allclose(got, oracle("gru", x, cells), rtol=0, atol=2e-6)
+
+
+@pytest.mark.skipif(cpu_library() is None, reason="there is no C compiler")
+@pytest.mark.parametrize("rows", [5, 300])
+def test_many_rows_are_each_their_own_whatever_lies_in_memory_at_a_time(rows, monkeypatch):
+    cells = random_cells("lstm", 6, 20, directions=2)
+    x, _ = inputs_of(9, 6, rows, "none")
+    whole = run("lstm", x, cells, "none", None, True)
+    monkeypatch.setattr(recurrence_cpu, "_NUMBERS", 3 * 9 * 4 * 32)  # three rows of a direction's products
+    np.testing.assert_allclose(run("lstm", x, cells, "none", None, True), whole, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(whole, oracle("lstm", x, cells, cell=True), rtol=0, atol=8e-6)
