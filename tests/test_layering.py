@@ -123,7 +123,10 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/files": "on rows of the user's file",
         "dpiframe_core/operators": "batch normalisation is folded into the layer ahead of it",
     },
-    "dpiframe_core/importers/fuxictr/zoo": {"dpiframe_core/importers": "a setting that lacks is said as everywhere"},
+    "dpiframe_core/importers/fuxictr/zoo": {
+        "dpiframe_core/importers": "a setting that lacks is said as everywhere",
+        "dpiframe_core/compiler": "a recurrence that torch has not",
+    },
     "dpiframe_core/importers/fuxictr": {
         "dpiframe_core/importers": "layers, sources and state dicts of all libraries",
         "dpiframe_core/features": "a feature map becomes a schema",

@@ -44,6 +44,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "DESTINE": {**_DNN, "attention_dim": 32, "num_heads": 2}, "SAM": {"interaction_type": "SAM3A"}, "FiGNN": {},
     "BST": {**_DNN, "bst_target_field": _TARGET, "bst_sequence_field": _HISTORY},
     "DMIN": {**_DNN, "target_field": _TARGET, "sequence_field": _HISTORY, "neg_seq_field": None},
+    "DIEN": {**_DNN, "dien_target_field": _TARGET, "dien_sequence_field": _HISTORY, "dien_neg_seq_field": []},
     "MMoE": _TASKS, "PLE": {**_TASKS, "num_shared_experts": 2, "num_specific_experts": 2},
     "ShareBottom": {**_TASKS, "bottom_hidden_units": [512, 256]},
 }  # fmt: skip

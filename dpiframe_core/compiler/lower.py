@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from dpiframe_core.compiler import attentive_gru
 from dpiframe_core.compiler.emit import Const, Emitter
 from dpiframe_core.compiler.lookups import Bags, Indices, Lookups, Raw
 from dpiframe_core.compiler.operations import operation
@@ -97,6 +98,8 @@ class Lowering:
             a = {name: self._inputs.as_numbers(value) for name, value in a.items()}
             inside = _flat(a)
         if any(isinstance(v, Strided) for v in inside):
+            if target == attentive_gru.TARGET:
+                return attentive_gru.lowered(self.emitter, a)
             if target in RECURRENT:
                 read = {result.args[1] for result in node.users if result.users}
                 return recurrence(self.emitter, target, a, read)  # type: ignore[arg-type]

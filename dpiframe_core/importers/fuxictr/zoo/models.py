@@ -4,14 +4,15 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from dpiframe_core.importers.fuxictr.zoo import crossing, factorized, fields, sequences, tasks
+from dpiframe_core.importers.fuxictr.zoo import crossing, evolution, factorized, fields, sequences, tasks
 from dpiframe_core.importers.fuxictr.zoo.net import Net
 
 Logit = Callable[[Net], Tensor]
 
 ZOO: Mapping[str, Logit] = {
     "AFM": factorized.afm, "AFN": crossing.afn, "AOANet": fields.aoanet, "AutoInt": fields.autoint, "BST": sequences.bst,
-    "DESTINE": fields.destine, "DMIN": sequences.dmin, "DNN": crossing.dnn, "DeepCrossing": crossing.deep_crossing,
+    "DESTINE": fields.destine, "DIEN": evolution.dien,
+    "DMIN": sequences.dmin, "DNN": crossing.dnn, "DeepCrossing": crossing.deep_crossing,
     "DeepIM": factorized.deep_im, "DualMLP": crossing.dual_mlp, "EDCN": crossing.edcn, "EulerNet": crossing.euler_net,
     "FFM": factorized.ffm, "FFMv2": factorized.ffm_v2, "FLEN": factorized.flen, "FM": factorized.fm,
     "FiBiNET": factorized.fibinet, "FiGNN": fields.fignn,

@@ -43,7 +43,31 @@ TASKS = {
     "tower_hidden_units": [5],
 }
 
+DIEN = {
+    "dien_target_field": [("item", "cate")],
+    "dien_sequence_field": [("item_steps", "cate_steps")],
+    "dien_neg_seq_field": [("neg_item_steps", "neg_cate_steps")],
+    **DNN,
+}
+
 CASES = [
+    Case("dien", "DIEN", DIEN, "histories"),
+    Case("dien-replaced", "DIEN", {**DIEN, "gru_type": "AGRU", "attention_type": "dot_attention"}, "histories"),
+    Case(
+        "dien-mlp",
+        "DIEN",
+        {
+            **DIEN,
+            "attention_type": "din_attention",
+            "attention_hidden_units": [5],
+            "attention_activation": "ReLU",
+            "use_attention_softmax": False,
+            "enable_sum_pooling": True,
+            "batch_norm": False,
+        },
+        "histories",
+    ),
+    Case("dien-plain", "DIEN", {**DIEN, "gru_type": "GRU", "aux_loss_alpha": 0.3}, "histories"),
     Case("lr", "LR", {}),
     Case("fm", "FM", {"embedding_dim": 10}),
     Case("ffm", "FFM", {"embedding_dim": 2}),

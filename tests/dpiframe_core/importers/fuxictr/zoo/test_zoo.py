@@ -82,7 +82,7 @@ def changed_run(tmp_path, name, change):
         ("fwfm-fields", lambda c, w: c.update(linear_type="LX"), r"linear_type: got 'LX', expected one of LW, FeLV, FiLV"),
         ("bst", lambda c, w: c.update(bst_target_field="x"), r"bst_target_field: got 'x', expected a feature of the run"),
         ("autoint", lambda c, w: c.update(num_heads=4), r"model AutoInt: got .*expected settings and parameters of one run"),
-        ("nfm", lambda c, w: w.pop("dnn.mlp.0.weight"), r"config.yaml: model NFM: got .*expected settings and parameters"),
+        ("nfm", lambda c, w: w.pop("dnn.mlp.0.weight"), r"nfm.model: dnn.mlp.0.weight: got 'no such parameter', exp"),
         ("fm", lambda c, w: w.update(more=torch.ones(2)), r"fm.model: got '1 parameters left over', expected a place"),
         ("afm", lambda c, w: w.pop("weight_p.weight"), r"afm.model: weight_p.weight: got 'no such parameter', exp"),
         ("mmoe", lambda c, w: [w.pop(k) for k in list(w) if "tower.1" in k or "gate.1" in k], r"labels: got .*expected 1, one"),
