@@ -23,7 +23,7 @@ from dpiframe_core.graph.graph import Attrs
 from dpiframe_core.graph.recurrence import MOST_HIDDEN, MOST_INPUTS, Recurrence
 
 OPS = {"aten.gru.input": "gru", "aten.lstm.input": "lstm"}
-_OTHERS = {"aten.rnn_tanh.input", "aten.rnn_relu.input", "aten.gru.data", "aten.lstm.data"}
+_OTHERS = {"aten.rnn_tanh.input", "aten.rnn_relu.input"}
 RECURRENT = OPS.keys() | _OTHERS
 
 
@@ -56,12 +56,7 @@ def recurrence(e: Emitter, target: str, a: Arguments, read: Set[int]) -> tuple[S
 def _check(target: str, a: Arguments) -> None:
     """Raises Refused: what no node says."""
     if target in _OTHERS:
-        packed = target.endswith(".data")
-        raise Refused(
-            "got a packed sequence, expected the padded one: a mask by `where` keeps what comes behind its end out"
-            if packed
-            else f"got {target}, expected nn.GRU or nn.LSTM"
-        )
+        raise Refused(f"got {target}, expected nn.GRU or nn.LSTM")
     if a["dropout"] and a["train"]:
         raise Refused(f"got {target} with dropout between its layers in training mode, expected nothing random")
     if not isinstance(a["input"], Strided):

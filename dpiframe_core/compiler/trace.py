@@ -100,14 +100,18 @@ def trace(scored: Scored, values: Sequence[torch.Tensor]) -> Trace:
     try:
         with _quiet(), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # of torch about itself
-            exported = torch.export.export(scored, tuple(values), dynamic_shapes=(tuple({0: rows} for _ in values),))
-            exported = exported.run_decompositions({})
+            with torch.backends.mkldnn.flags(enabled=False):  # by it torch 2.11 takes an LSTM's states for of other sizes
+                exported = torch.export.export(scored, tuple(values), dynamic_shapes=(tuple({0: rows} for _ in values),))
+                exported = exported.run_decompositions({})
     except InputError:
         raise
     except Exception as error:  # whatever the module's code raised, too
         if "data-dependent" in str(error):
             got = Verbatim("a branch that depends on values of the batch")
             raise InputError(f"module: {_origin(error)}", got, "the same operations for every batch") from error
+        if "FakeTensor" in str(error) and _is_in(error, "nn/modules/rnn.py", "nn/utils/rnn.py"):
+            got = Verbatim("a packed sequence, whose sizes are values of the batch")
+            raise InputError(f"module: {_origin(error)}", got, "the recurrence over the padded sequence") from error
         if "specialized it to be a constant" in str(error):
             raise InputError(
                 "module",
@@ -201,6 +205,11 @@ def _origin(error: BaseException) -> str:
     """The last line of the user's code on the way to an error."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not _ours(f.filename) and "/torch/" not in f.filename]
     return f"{Path(frames[-1].filename).name}:{frames[-1].lineno}, `{frames[-1].line}`" if frames else "no source line"
+
+
+def _is_in(error: BaseException, *files: str) -> bool:
+    """Whether one of torch's files is on the way to an error."""
+    return any(f.filename.endswith(files) for f in traceback.extract_tb(error.__traceback__))
 
 
 def _first_line(error: BaseException) -> str:

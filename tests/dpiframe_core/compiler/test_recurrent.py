@@ -151,6 +151,11 @@ class Joined(Sequential):
 class Training(Sequential):
     def recur(self, items): return self.cell.train()(items)
 
+class Packed(Sequential):
+    def recur(self, items):
+        lengths = (items[:, :, 0] > -9).sum(1).cpu()
+        return self.cell(nn.utils.rnn.pack_padded_sequence(items, lengths, True, False))
+
 class Plain(Sequential):
     def recur(self, items): return self.rnn(items)
 # fmt: on
@@ -204,6 +209,17 @@ def test_what_cannot_be_taken_over_is_refused_by_its_line_and_reason(kind):
     where, _, rest = str(error.value).partition(": got ")
     assert f"got {rest}" == text
     assert re.fullmatch(r"module: (gru|lstm|rnn_tanh)(_\d+)? \(test_recurrent\.py:\d+, `.*`\)", where)
+
+
+def test_a_packed_sequence_is_refused_by_its_line():
+    module, made = randomised(Packed(nn.GRU, 3, 4, 6, "last", batch_first=True)), history(3, 4)
+    with pytest.raises(InputError) as error:
+        compile_model(module, made, example(made))
+    assert re.fullmatch(
+        r"module: test_recurrent\.py:\d+, `return .*pack_padded_sequence\(.*`: got a packed sequence, whose sizes are values of "
+        r"the batch, expected the recurrence over the padded sequence",
+        str(error.value),
+    )
 
 
 def test_a_recurrence_over_the_rows_is_refused():
