@@ -125,7 +125,6 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "dpiframe_core/importers/fuxictr/zoo": {
         "dpiframe_core/importers": "a setting that lacks is said as everywhere",
-        "dpiframe_core/compiler": "a recurrence that torch has not",
     },
     "dpiframe_core/importers/fuxictr": {
         "dpiframe_core/importers": "layers, sources and state dicts of all libraries",

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import fx
 
-from dpiframe_core.compiler import attentive_gru
 from dpiframe_core.compiler.emit import Const, Emitter
 from dpiframe_core.compiler.lookups import Bags, Indices, Lookups, Raw
 from dpiframe_core.compiler.operations import operation
 from dpiframe_core.compiler.raw import BagStarts, RawInputs
-from dpiframe_core.compiler.recurrent import RECURRENT, recurrence
+from dpiframe_core.compiler.recurrent import RECURRENT, attentive, recurrence
 from dpiframe_core.compiler.strided import Refused, Size, Strided
 from dpiframe_core.compiler.trace import Trace, Verbatim, source_line
 from dpiframe_core.compiler.views import SAME, size_of, view
 from dpiframe_core.errors import InputError
+from kernels.recurrent.attentive_gru import OPERATOR as ATTENTIVE
 
 _IGNORED = {"aten._assert_tensor_metadata.default", "aten._assert_scalar.default", "aten.sym_constrain_range_for_size.default"}
 # Their result has the sizes they are told and one value throughout, so a batch of them may be one row.
@@ -98,8 +98,8 @@ class Lowering:
             a = {name: self._inputs.as_numbers(value) for name, value in a.items()}
             inside = _flat(a)
         if any(isinstance(v, Strided) for v in inside):
-            if target == attentive_gru.TARGET:
-                return attentive_gru.lowered(self.emitter, a)
+            if target == ATTENTIVE:
+                return attentive(self.emitter, a)
             if target in RECURRENT:
                 read = {result.args[1] for result in node.users if result.users}
                 return recurrence(self.emitter, target, a, read)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""nn.GRU and nn.LSTM: a node a layer, both directions in one, and their last states as views of what it gives."""
+"""nn.GRU and nn.LSTM: a node a layer, both directions in one, and their last states as views of what it gives. And DIEN's GRU."""
 
 from collections.abc import Sequence, Set
 
@@ -93,3 +93,21 @@ def _layer(e: Emitter, op: str, x: Strided, cells: Sequence[Sequence[Const]], bi
 def _of_layers(e: Emitter, states: Sequence[Strided]) -> Strided:
     """[layers * directions, rows, hidden]."""
     return stack(e, states, 0) if len(states) > 1 else unsqueezed(states[0], 0)
+
+
+def attentive(e: Emitter, a: Arguments) -> Strided:
+    """One node of a call of `kernels.recurrent.attentive_gru`: the hidden states of all steps.
+
+    Raises:
+        Refused: the steps are not those of a row.
+    """
+    x, scores = a["x"], a["scores"]
+    if not (isinstance(x, Strided) and isinstance(scores, Strided)) or frame_of([x], 3) != Frame(3, 0):
+        raise Refused("got steps or scores that are not those of each row, expected [rows, steps, columns] and [rows, steps]")
+    x, scores = x if x.is_run else e.copied(x), e.copied(scores)
+    params = [constant(a[k]) for k in ("w_x", "w_h", "b_x", "b_h")]
+    hidden = params[1].tensor.shape[1]
+    r = Recurrence(x.size(1), x.size(2), hidden, gate="replaced" if a["replaced"] else "scaled")
+    names = [e.param(p.tensor, p.name) for p in params]
+    base = e.node("gru", [x.base, scores.base], r.width, names, Attrs(recurrence=r, offset=x.offset))
+    return fresh(base, [Size(1, True), Size(r.steps), Size(hidden)])

@@ -6,10 +6,10 @@ FuxiCTR packs each history: it reads as many steps as the history has values, fr
 import torch
 from torch import Tensor
 
-from dpiframe_core.compiler.attentive_gru import attentive_gru
 from dpiframe_core.importers.fuxictr.zoo.layers import mlp, stack
 from dpiframe_core.importers.fuxictr.zoo.net import PADDING, Net
 from dpiframe_core.importers.fuxictr.zoo.sequences import groups
+from kernels.recurrent.attentive_gru import attentive_gru
 
 
 def dien(m: Net) -> Tensor:
