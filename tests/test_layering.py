@@ -111,6 +111,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/embedding": "its tables are stored",
         "dpiframe_core/operators": "it is run on the CPU, against the module",
         "dpiframe_core/engine": "by the CPU's lane",
+        "kernels/recurrent": "the name of DIEN's GRU among torch's operators",
     },
     "dpiframe_core/evaluation": {"dpiframe_core/features": "scores are float32[n, tasks]"},
     "dpiframe_core/files": {"dpiframe_core/features": "rows of a file are encoded as requests are"},
@@ -125,6 +126,7 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "dpiframe_core/importers/fuxictr/zoo": {
         "dpiframe_core/importers": "a setting that lacks is said as everywhere",
+        "kernels/recurrent": "DIEN's GRU",
     },
     "dpiframe_core/importers/fuxictr": {
         "dpiframe_core/importers": "layers, sources and state dicts of all libraries",

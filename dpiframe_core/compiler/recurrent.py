@@ -1,4 +1,4 @@
-"""nn.GRU and nn.LSTM: a node a layer, both directions in one, and their last states as views of what it gives. And DIEN's GRU."""
+"""nn.GRU and nn.LSTM: a node a layer, both directions in one, last states as views of what it gives; and DIEN's GRU."""
 
 from collections.abc import Sequence, Set
 

@@ -1,5 +1,6 @@
-"""A GRU whose update gate attention scales or replaces (DIEN; Zhou et al. 2019, eq. 12 to 14), as an operator of torch's, so that
-`dpiframe_core.compile` finds one call: torch has none, and written out it is a dozen calls a step.
+"""A GRU whose update gate attention scales or replaces (DIEN; Zhou et al. 2019, eq. 12 to 14), as an operator of torch's.
+
+So `dpiframe_core.compile` finds one call: torch has none, and written out it is a dozen calls a step.
 """
 
 from typing import Literal

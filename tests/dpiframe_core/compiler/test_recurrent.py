@@ -216,8 +216,8 @@ def test_a_packed_sequence_is_refused_by_its_line():
     with pytest.raises(InputError) as error:
         compile_model(module, made, example(made))
     assert re.fullmatch(
-        r"module: test_recurrent\.py:\d+, `return .*pack_padded_sequence\(.*`: got a packed sequence, whose sizes are values of "
-        r"the batch, expected the recurrence over the padded sequence",
+        r"module: test_recurrent\.py:\d+, `return .*pack_padded_sequence\(.*`: got a packed sequence, whose sizes are values "
+        r"of the batch, expected the recurrence over the padded sequence",
         str(error.value),
     )
 

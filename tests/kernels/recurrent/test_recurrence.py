@@ -20,6 +20,7 @@ SHAPES = [  # op, steps, inputs, hidden, directions, gate
     ("lstm", 1, 3, 2, 1, "none"),
     ("lstm", 4, 17, 24, 2, "none"),
     ("lstm", 2, 70, 136, 1, "none"),
+    ("gru", 3, 5, 75, 2, "none"),
 ]
 LARGE = [("gru", 64, 64, 200), ("lstm", 256, 256, 50), ("gru", 1024, 8, 3)]
 DIGITS = [("fp32", torch.float32, 20), ("tf32", torch.float32, 10), ("bf16", torch.bfloat16, 7)]
