@@ -1,4 +1,4 @@
-"""README.md and docs/performance.md: which of their parts come from the stored results, and what writes them."""
+"""README.md and two pages of docs/: which of their parts come from the stored results, and what writes them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,12 +7,13 @@ from pathlib import Path
 from benchmarks.records.run import RESULTS
 from benchmarks.report import performance, performance_serving, results_page, speed_chart
 from benchmarks.report.architectures import architectures
+from benchmarks.report.imported import imported
 from benchmarks.report.markdown import filled, table, times_over, us
 from benchmarks.report.results import Results, any_of, gains
 from benchmarks.systems.names import PAPER_MODELS
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/performance.md")
+PAGES = ("README.md", "docs/performance.md", "docs/imported-models.md")
 PICTURE = ROOT / "docs" / "img" / "speed.png"
 _MACHINES = {
     "h200": "H200",
@@ -52,6 +53,7 @@ def parts(stored: Mapping[str, Results], records: str) -> dict[str, list[str]]:
         **{f"models-{precision}": performance.models(h200, precision) for precision in ("tf32", "bf16", "fp32")},
         "models-fp8": performance.fp8(h200),
         "architectures": architectures(h200),
+        "imported": imported(h200),
         "all-peers": performance.all_peers(stored["h200-all-peers"]),
         "lookup": performance.lookup(h200),
         "large-tables": performance.large_tables(h200),

@@ -23,6 +23,9 @@ _MODELS: Mapping[str, Callable[[FuxiRun, StateDict, Sequence[str]], SourceModel]
     "DLRM": dlrm,
 }
 
+# Every name of a configuration's `model` that is imported.
+IMPORTED = tuple(sorted({*_MODELS, *ZOO, *OF_TASKS}, key=str.lower))
+
 
 def fuxictr(files: FuxiFiles, context: Sequence[str] = ()) -> SourceModel:
     """Reads a run's files; `context`: features that requests give once.
@@ -49,6 +52,5 @@ def fuxictr_model(run: FuxiRun, weights: StateDict, context: Sequence[str] = ())
         if name in STAYS_OUT:
             expected = f"another model: {STAYS_OUT[name]}; a module of your own may be given to dpiframe_core.compile"
             raise InputError(f"{where}: model", name, expected)
-        known = ", ".join(sorted([*_MODELS, *ZOO, *OF_TASKS], key=str.lower))
-        raise InputError(f"{where}: model", name, f"one of {known}; others by --source FILE.py:CLASS")
+        raise InputError(f"{where}: model", name, f"one of {', '.join(IMPORTED)}; others by --source FILE.py:CLASS")
     return zoo_model(name, logit, run, weights, context)

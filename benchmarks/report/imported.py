@@ -1,0 +1,64 @@
+"""Models by the names that their libraries give them: how each is imported, what it runs as on a GPU, how long a call takes."""
+
+from collections.abc import Mapping
+
+from benchmarks.records.record import Record
+from benchmarks.report.markdown import table, us
+from benchmarks.report.results import Results
+from dpiframe_core.importers.fuxictr.run import IMPORTED
+
+BATCHES = (256, 1024)
+PATHS = {"waves": "waves", "breadth_first": "streams", "regions": "Inductor", "sequential": "one stream", "shares": "shares"}
+# Suite `latency` has these, of the same sizes.
+_MEASURED_AS = {
+    "DeepFM": "deepfm", "WideDeep": "wide_deep", "xDeepFM": "xdeepfm", "DCN": "dcn", "DCNv2": "dcnv2", "DIN": "din-50", "DLRM": "dlrm",
+}  # fmt: skip
+_OTHERS: Mapping[str, tuple[tuple[str, str], ...]] = {
+    "DeepCTR-Torch": (("WDL", "WideDeep"), ("DeepFM", "DeepFM"), ("xDeepFM", "xDeepFM"), ("DCN", "DCN"), ("DCNMix", ""), ("DIN", "DIN")),
+    "torch-rechub": (("WideDeep", "WideDeep"), ("DeepFM", "DeepFM"), ("DCN", "DCN"), ("DCNv2", "DCNv2")),
+    "TorchRec": (("DLRM", "DLRM"), ("DLRM_DCN", "")),
+    "DLRM": (("DLRM_Net", "DLRM"),),
+}  # fmt: skip
+
+
+def imported(results: Results) -> list[str]:
+    """The page's table, at tf32: a row a library and model. Cells that nobody measured are empty."""
+    found: dict[tuple[str, int], Record] = {(r["model"], r["batch"]): r for r in results.of("imported", precision="tf32")}
+    for cell in results.usual("latency", "dpiframe", precision="tf32"):
+        r = cell["dpiframe"]
+        for name in (n for n, m in _MEASURED_AS.items() if m == r["model"] and r["cell"].get("contexts", 1) == 1):
+            found[name, r["batch"]] = r
+    rows = [_row("FuxiCTR", name, name, found) for name in IMPORTED]
+    rows += [_row(library, name, like, found) for library, names in _OTHERS.items() for name, like in names]
+    head = ["library", "model", *(f"path, {b:,} rows" for b in BATCHES), *(f"us, {b:,} rows" for b in BATCHES)]
+    return table(head, rows, figures=4)
+
+
+def measured(results: Results) -> list[str]:
+    """RESULTS.md's: every record, with what else the warm-up timed and how far the scores are off."""
+    rows = []
+    for r in results.of("imported"):
+        times = [f"{us(r['p50_us'])} ({us(r['p99_us'])})", us(r["device_us"]), f"{r['max_abs_err']:.0e}"]
+        others = ", ".join(f"{PATHS.get(name, name)} {us(value)}" for name, value in (r.get("programs_us") or {}).items())
+        made = [r["launches"] or "", f"{r['import_s']:.0f}", f"{r['warmup_s']:.1f}"]
+        rows.append([r["model"], r["precision"], r["batch"], PATHS.get(r["program"], ""), *times, *made, others])
+    head = [
+        "model",
+        "",
+        "rows",
+        "path",
+        "us, p50 (p99)",
+        "device",
+        "max \\|dp\\|",
+        "launches",
+        "import, s",
+        "warm-up, s",
+        "programs, us",
+    ]
+    return table(head, rows, figures=2)
+
+
+def _row(library: str, name: str, like: str, found: Mapping[tuple[str, int], Record]) -> list[str]:
+    cells = [found.get((like, b)) for b in BATCHES]
+    paths = [PATHS.get(r.get("program") or "", "") if r else "" for r in cells]
+    return [library, name, *paths, *(us(r["p50_us"]) if r else "" for r in cells)]
