@@ -25,8 +25,8 @@ class Recurrence:
     directions: 2: one more, with parameters of its own, from the last step to the first; at each step the hidden states of both
     lie side by side. biases: whether it has any.
     gate: of a GRU. h_t = h + u (n - h) with the update gate u = 1 - z: "scaled" takes a_t u for it and "replaced" a_t, one
-    number a step (AUGRU and AGRU, Zhou et al. 2019, eq. 12 to 14), from the node's second input. Where a_t is 0 the state stays:
-    scaled by a mask, the last state is the one at the end of a padded sequence, as of a packed one.
+    number a step (AUGRU and AGRU, Zhou et al. 2019, eq. 12 to 14), from the node's second input. Where a_t is 0 the state
+    stays: scaled by a mask, the last state is the one at the end of a padded sequence, as of a packed one.
     cell: of an LSTM: behind the hidden states is the last cell state of each direction.
     """
 
