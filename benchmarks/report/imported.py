@@ -11,10 +11,13 @@ BATCHES = (256, 1024)
 PATHS = {"waves": "waves", "breadth_first": "streams", "regions": "Inductor", "sequential": "one stream", "shares": "shares"}
 # Suite `latency` has these, of the same sizes.
 _MEASURED_AS = {
-    "DeepFM": "deepfm", "WideDeep": "wide_deep", "xDeepFM": "xdeepfm", "DCN": "dcn", "DCNv2": "dcnv2", "DIN": "din-50", "DLRM": "dlrm",
+    "DeepFM": "deepfm", "WideDeep": "wide_deep", "xDeepFM": "xdeepfm", "DCN": "dcn", "DCNv2": "dcnv2", "DIN": "din-50",
+    "DLRM": "dlrm",
 }  # fmt: skip
 _OTHERS: Mapping[str, tuple[tuple[str, str], ...]] = {
-    "DeepCTR-Torch": (("WDL", "WideDeep"), ("DeepFM", "DeepFM"), ("xDeepFM", "xDeepFM"), ("DCN", "DCN"), ("DCNMix", ""), ("DIN", "DIN")),
+    "DeepCTR-Torch": (
+        ("WDL", "WideDeep"), ("DeepFM", "DeepFM"), ("xDeepFM", "xDeepFM"), ("DCN", "DCN"), ("DCNMix", ""), ("DIN", "DIN"),
+    ),
     "torch-rechub": (("WideDeep", "WideDeep"), ("DeepFM", "DeepFM"), ("DCN", "DCN"), ("DCNv2", "DCNv2")),
     "TorchRec": (("DLRM", "DLRM"), ("DLRM_DCN", "")),
     "DLRM": (("DLRM_Net", "DLRM"),),

@@ -38,7 +38,10 @@ Tensor = Strided | Const
 
 @dataclass
 class Emitter:
-    """The nodes so far. `complete`: the widths of the embedded values "x" and "w", known from an earlier run."""
+    """The nodes so far. `complete`: the widths of the embedded values "x" and "w", known from an earlier run.
+
+    stacked: what lies one behind the other along the first dimension of a tensor, so that who wants one needs no copy of all.
+    """
 
     complete: dict[str, int]
     nodes: list[Node] = field(default_factory=list)
@@ -46,6 +49,7 @@ class Emitter:
     params: dict[str, torch.Tensor] = field(default_factory=dict)
     name: str = "node"  # of the call being written, and its part of the model
     module: str = "model"
+    stacked: dict[Strided, Sequence[Strided]] = field(default_factory=dict)
     _known: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def width(self, value: str) -> int:

@@ -91,8 +91,12 @@ def _layer(e: Emitter, op: str, x: Strided, cells: Sequence[Sequence[Const]], bi
 
 
 def _of_layers(e: Emitter, states: Sequence[Strided]) -> Strided:
-    """[layers * directions, rows, hidden]."""
-    return stack(e, states, 0) if len(states) > 1 else unsqueezed(states[0], 0)
+    """[layers * directions, rows, hidden]; a copy of all, which is dead where single ones are chosen."""
+    if len(states) == 1:
+        return unsqueezed(states[0], 0)
+    made = stack(e, states, 0)
+    e.stacked[made] = tuple(states)
+    return made
 
 
 def attentive(e: Emitter, a: Arguments) -> Strided:

@@ -67,6 +67,8 @@ def view(e: Emitter, target: str, x: Strided, a: Arguments, sizes: Sequence[Size
             return _repeated(x, a["repeats"])
         case "aten.select.int":
             dim = a["dim"] % x.rank
+            if dim == 0 and x in e.stacked:
+                return e.stacked[x][a["index"]]
             return selected(x, dim, a["index"] % x.size(dim))
         case "aten.slice.Tensor":
             dim = (a["dim"] or 0) % x.rank

@@ -121,6 +121,22 @@ def test_a_layer_is_one_operator_and_reads_its_sequence_where_the_lookup_writes_
     assert first.inputs[0] in graph.nodes[0].outputs
 
 
+class LastLayer(Sequential):
+    """The last layer's last state, and the first layer's."""
+
+    def states(self, x):
+        _, (last, _) = self.cell(self.items(x))
+        return torch.cat([last[-1], last[0]], 1)
+
+
+def test_a_layers_last_state_is_no_copy_of_all():
+    module, made = randomised(LastLayer(nn.LSTM, 3, 4, 6, "last", batch_first=True, num_layers=2)), history(3, 4)
+    graph = fuse(compile_model(module, made, example(made)).graph)
+    first, second, *copies = (n for n in graph.nodes if n.op in ("lstm", "aten"))
+    assert [n.attrs.aten.op for n in copies] == ["aten.cat"] * 2  # the module's own: of the states, and of the user and these
+    assert copies[0].inputs == (second.outputs[0], first.outputs[0])
+
+
 class WithState(Sequential):
     def __init__(self, cell, state):
         super().__init__(cell, 3, 4, 6, "last", batch_first=True)

@@ -33,6 +33,18 @@ def test_a_layer_is_the_formula(op, steps, inputs, hidden, directions, gate, row
     np.testing.assert_allclose(run(op, x, cells, gate, scale, cell), want, rtol=0, atol=8e-6)
 
 
+def test_scaled_by_a_mask_the_last_state_is_that_of_a_packed_sequence():
+    torch.manual_seed(0)
+    module, x, lengths = torch.nn.GRU(5, 9, batch_first=True), torch.randn(6, 8, 5), torch.tensor([8, 1, 3, 5, 2, 7])
+    packed = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    with torch.no_grad():
+        want = module(packed)[1][0]
+    mask = (torch.arange(8) < lengths[:, None]).float()
+    cell = tuple(p.detach() for p in module.parameters())
+    got = CpuRecurrence("gru", 8, [cell], "scaled", False)(x.flatten(1), mask)[:, -9:]
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+
+
 def test_large_sums_saturate_and_nan_stays_nan():
     cells = random_cells("gru", 1, 16)
     w, u, b, c = cells[0]
