@@ -1,0 +1,147 @@
+"""Histories step by step: modules that read them as people write them, taken over with the mask that their ids make."""
+
+import pytest
+import torch
+from torch import nn
+
+from dpiframe_core import compile as compile_module
+from dpiframe_core.errors import InputError
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Table
+
+STEPS, DIM, ROWS = 6, 8, 12
+
+
+def schema(**of_history):
+    plain = {"values": "int", "encoder": Identity(), "table": "item"}
+    history = {"max_values": STEPS, "pooling": "none", "missing_id": -1, "padding_value": 0, **of_history}
+    features = (Categorical(name="item", missing_id=0, **plain), Categorical(name="hist", **plain, **history))
+    return FeatureSchema(features=features, tables=(Table(name="item", rows=30, dim=DIM),))
+
+
+def example():
+    draw = torch.Generator().manual_seed(3)
+    hist = torch.randint(1, 30, (ROWS, STEPS), generator=draw)
+    for row in range(ROWS):
+        hist[row, row % (STEPS + 1) :] = 0
+    return {"item": torch.randint(1, 30, (ROWS,), generator=draw), "hist": hist}
+
+
+class Base(nn.Module):
+    """Embeddings of the item, and of its history with zeros where it ends; `read` gives [rows, anything] of them."""
+
+    width = DIM
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.table = nn.Embedding(30, DIM, padding_idx=0)
+        self.made()
+        self.out = nn.Linear(self.width + DIM, 1)
+
+    def made(self):
+        pass
+
+    def forward(self, x):
+        item, history = self.table(x["item"]), self.table(x["hist"])
+        return torch.sigmoid(self.out(torch.cat([item, self.read(item, history, x["hist"])], 1)))
+
+
+class Flat(Base):
+    width = STEPS * DIM
+
+    def read(self, item, history, ids):
+        return history.flatten(1)
+
+
+class MaskedMean(Base):
+    def read(self, item, history, ids):
+        there = (ids != 0).float().unsqueeze(2)
+        return (history * there).sum(1) / there.sum(1).clamp(min=1)
+
+
+class PlainMean(Base):
+    def read(self, item, history, ids):
+        return history.mean(1)
+
+
+class Attention(Base):
+    def read(self, item, history, ids):
+        scores = (history @ item.unsqueeze(2)).squeeze(2).masked_fill(ids == 0, -1e9)
+        return (scores.softmax(1).unsqueeze(2) * history).sum(1)
+
+
+class Largest(Base):
+    def read(self, item, history, ids):
+        return history.amax(1)
+
+
+class ByPosition(Base):
+    width = 2 * DIM
+
+    def read(self, item, history, ids):
+        return torch.cat([history[:, 0], history[:, [2, 4]].sum(1)], 1)
+
+
+class Transformer(Base):
+    def made(self):
+        self.places = nn.Parameter(torch.randn(STEPS, DIM))
+        self.block = nn.TransformerEncoderLayer(DIM, 2, 16, batch_first=True, dropout=0)
+
+    def read(self, item, history, ids):
+        x = history + self.places
+        behind = (ids == 0) & (torch.arange(STEPS) > 0)  # torch gives NaN where nothing may be looked at
+        out = self.block(x, src_key_padding_mask=behind)
+        return (out * (ids != 0).float().unsqueeze(2)).sum(1)
+
+
+class Gru(Base):
+    width = 5
+
+    def made(self):
+        self.gru = nn.GRU(DIM, 5, batch_first=True)
+
+    def read(self, item, history, ids):
+        return self.gru(history)[0][:, -1]
+
+
+class BooleanCast(Base):
+    def read(self, item, history, ids):
+        return (history * ids.bool().unsqueeze(2)).sum(1) + (ids > 0).sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Flat, MaskedMean, PlainMean, Attention, Largest, ByPosition, Transformer, Gru, BooleanCast],
+    ids=lambda k: k.__name__,
+)
+def test_a_module_over_a_history_scores_as_it_did(kind):
+    compiled = compile_module(kind(), schema(), example())
+    assert compiled.deviation <= 1e-5
+    assert compiled.golden.scores.std() > 1e-3
+
+
+def test_the_mask_is_read_from_the_list_and_not_from_the_embeddings():
+    compiled = compile_module(MaskedMean(), schema(), example())
+    sources = [s for n in compiled.graph.nodes if n.op == "lookup" for s in n.attrs.concat]
+    assert ("hist", None, STEPS) in [(s.feature, s.table, s.width) for s in sources]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"pooling": "sum"}, r"got a comparison of ids of feature 'hist' with pooling 'sum', expected those of a sequence"),
+        ({"padding_value": None, "missing_id": 0}, r"hist"),
+    ],
+)
+def test_a_mask_that_the_schema_cannot_say_is_refused(change, said):
+    with pytest.raises(InputError, match=said):
+        compile_module(MaskedMean(), schema(**change), example())
+
+
+def test_a_mask_by_another_id_than_the_schemas_is_refused():
+    class Wrong(Base):
+        def read(self, item, history, ids):
+            return (history * (ids != 3).float().unsqueeze(2)).sum(1)
+
+    with pytest.raises(InputError, match=r"got padding_value 0 and missing_id -1 of feature 'hist', expected 3 and -1"):
+        compile_module(Wrong(), schema(), example())
