@@ -6,8 +6,9 @@ import logging
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,16 +37,16 @@ class Scored(nn.Module):
     def __init__(self, module: nn.Module, names: Sequence[str], call: Call, output: Output, logits: bool) -> None:
         super().__init__()
         self.module = module
-        self._names, self._call, self._output, self._logits = tuple(names), call, output, logits
+        self.names, self._call, self._output, self._logits = tuple(names), call, output, logits
 
     def forward(self, *values: torch.Tensor) -> torch.Tensor:
         if self._call == "matrix":
             columns = [v.to(torch.float32).reshape(v.shape[0], -1) for v in values]
             found = self.module(torch.cat(columns, 1))
         elif self._call == "keywords":
-            found = self.module(**dict(zip(self._names, values, strict=True)))
+            found = self.module(**dict(zip(self.names, values, strict=True)))
         else:
-            found = self.module(dict(zip(self._names, values, strict=True)))
+            found = self.module(dict(zip(self.names, values, strict=True)))
         found = self._picked(found)
         return torch.sigmoid(found) if self._logits else found
 
@@ -94,7 +95,8 @@ def trace(scored: Scored, values: Sequence[torch.Tensor]) -> Trace:
     """Traces a module in eval mode on example values (dimension 0 is the batch).
 
     Raises:
-        InputError: control flow that depends on values, a fixed number of rows, or changed buffers; with the source line.
+        InputError: the module does not run; control flow that depends on values, a fixed number of rows, or changed buffers;
+            with the source line.
     """
     rows = torch.export.Dim("rows", min=1)
     try:
@@ -106,6 +108,7 @@ def trace(scored: Scored, values: Sequence[torch.Tensor]) -> Trace:
     except InputError:
         raise
     except Exception as error:  # whatever the module's code raised, too
+        _try(scored, values)
         if "data-dependent" in str(error):
             got = Verbatim("a branch that depends on values of the batch")
             raise InputError(f"module: {_origin(error)}", got, "the same operations for every batch") from error
@@ -169,19 +172,37 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's own log, which prints whole graphs beside the error that says it all."""
-    handlers = logging.getLogger("torch").handlers
-    for handler in handlers:
-        handler.addFilter(_nothing)
+    """Without what torch logs and prints, whole graphs beside the error that says it all. Its loggers come into being late and
+    write by handlers of their own, so nothing short of the level of all of them keeps it quiet.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     try:
-        yield
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            yield
     finally:
-        for handler in handlers:
-            handler.removeFilter(_nothing)
+        logging.disable(before)
 
 
-def _nothing(record: logging.LogRecord) -> bool:
-    return False
+def _try(scored: Scored, values: Sequence[torch.Tensor]) -> None:
+    """A plain call on the example, where a trace failed: what fails here, too, is said in the module's own words.
+
+    Raises:
+        InputError: the call fails; with the module's line, and the features where it asks for another one.
+    """
+    try:
+        with torch.no_grad():
+            scored(*values)
+    except InputError:
+        raise
+    except KeyError as error:
+        got = Verbatim(f"a forward that asks for {error.args[0]!r}") if error.args else error
+        raise InputError(f"module: {_origin(error)}", got, f"one of the features, {', '.join(scored.names)}") from error
+    except Exception as error:  # whatever the module's code raised
+        if isinstance(error, IndexError) and "index out of range in self" in str(error):
+            return  # an id of the example, which is held against the schema with its feature's name
+        said = Verbatim(f"{type(error).__name__}: {_first_line(error)}")
+        raise InputError(f"module: {_origin(error)}", said, "a forward that runs on the example") from error
 
 
 def _frames(text: str) -> list[tuple[str, str, str]]:

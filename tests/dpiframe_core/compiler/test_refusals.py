@@ -329,3 +329,29 @@ def test_what_a_sum_leaves_out_may_be_a_value_only_if_its_row_is_zero():
     with torch.no_grad():
         module.words.weight[0] = 0
     assert compile_model(module, made, example(made)).deviation <= 1e-5
+
+
+class Misspelt(Model):
+    def forward(self, x):
+        return self.more(x["usr"])
+
+
+class Unequal(Model):
+    def forward(self, x):
+        return self.out(self.fields(x)[:, :5])
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Misspelt, r"`return self.more\(x\[\"usr\"\]\)`: got a forward that asks for 'usr', expected one of the features, "),
+        (Unequal, r"`return self.out.*`: got RuntimeError: .*shapes.*, expected a forward that runs on the example"),
+        (Branch, r"a branch that depends on values of the batch"),
+    ],
+    ids=lambda v: getattr(v, "__name__", ""),
+)
+def test_a_module_that_does_not_run_says_so_alone(capfd, kind, said):
+    made = schema(4)
+    with pytest.raises(InputError, match=said):
+        compile_model(kind(), made, example(made))
+    assert capfd.readouterr() == ("", "")
