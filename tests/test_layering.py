@@ -124,9 +124,19 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/files": "on rows of the user's file",
         "dpiframe_core/operators": "batch normalisation is folded into the layer ahead of it",
     },
-    "dpiframe_core/importers/fuxictr/zoo": {
+    "dpiframe_core/importers/networks": {
         "dpiframe_core/importers": "a setting that lacks is said as everywhere",
+    },
+    "dpiframe_core/importers/fuxictr/zoo": {
+        "dpiframe_core/importers/networks": "what a model is a function of, and layers that several share",
         "kernels/recurrent": "DIEN's GRU",
+    },
+    "dpiframe_core/importers/recbole": {
+        "dpiframe_core/importers": "specs, sources and state dicts of all libraries",
+        "dpiframe_core/importers/networks": "what a model is a function of, and layers that several share",
+        "dpiframe_core/features": "a spec becomes a schema",
+        "dpiframe_core/graph": "a graph is an architecture",
+        "dpiframe_core/compiler": "its models are compiled",
     },
     "dpiframe_core/importers/fuxictr": {
         "dpiframe_core/importers": "layers, sources and state dicts of all libraries",
@@ -134,6 +144,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/graph": "a configuration becomes an architecture",
         "dpiframe_core/bundle": "names as a manifest allows them",
         "dpiframe_core/importers/fuxictr/zoo": "its models by name",
+        "dpiframe_core/importers/networks": "which are functions of a checkpoint's parameters",
         "dpiframe_core/compiler": "those, and a class of the user's own, are compiled",
     },
     "dpiframe_core/describe": {
@@ -206,6 +217,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/features": "dpiframe quantize",
         "dpiframe_core/importers": "dpiframe import",
         "dpiframe_core/importers/fuxictr": "dpiframe import fuxictr",
+        "dpiframe_core/importers/recbole": "dpiframe import recbole",
     },
     "deployments/client": {},
     # Benchmarks may read all of the product; the table holds their own rooms alone.

@@ -107,9 +107,16 @@ def _torch_rechub(checkpoint: Path, spec: Path) -> "SourceModel":
     return torch_rechub(checkpoint, spec)
 
 
+def _recbole(checkpoint: Path, spec: Path) -> "SourceModel":
+    from dpiframe_core.importers.recbole.checkpoint import recbole
+
+    return recbole(checkpoint, spec)
+
+
 _of_checkpoint("deepctr-torch", "Import a DeepCTR-Torch 0.3 model: WDL, DeepFM, xDeepFM, DCN, DCNMix, DIN.", _deepctr_torch)
 _of_checkpoint("torchrec", "Import a TorchRec DLRM or DLRM_DCN.", _torchrec)
 _of_checkpoint("dlrm", "Import a DLRM_Net of facebookresearch/dlrm.", _dlrm)
+_of_checkpoint("recbole", "Import a RecBole 1.2 model: FM, NFM, DeepFM, WideDeep, DCN, xDeepFM, AutoInt.", _recbole)
 _of_checkpoint("torch-rechub", "Import a ranking model of torch-rechub: WideDeep, DeepFM, DCN, DCNv2.", _torch_rechub)
 
 

@@ -170,11 +170,14 @@ def build_schema(
     sizes: Mapping[str, tuple[int, int]],
     first_order: Mapping[str, str],
     pooling: Pooling = "mean",
+    numbers: Mapping[str, str] | None = None,
+    first_order_pooling: Literal["sum", "mean"] | None = None,
 ) -> FeatureSchema:
     """The schema of the features in the order of the model's input.
 
     Args:
         sizes: rows and dim of every table. first_order: feature -> its table of linear weights. pooling: of lists by default.
+        numbers: number -> its table of one row, which it scales. first_order_pooling: of lists; None: as `pooling`.
     """
     made: list[Categorical | Numeric] = []
     try:
@@ -184,7 +187,7 @@ def build_schema(
                 made.append(
                     Numeric(
                         name=f.name, scope=f.scope, transforms=f.transforms, missing_value=f.missing_value,
-                        first_order_table=first,
+                        table=(numbers or {}).get(f.name), first_order_table=first,
                     )
                 )  # fmt: skip
                 continue
@@ -198,6 +201,7 @@ def build_schema(
                     table=table, first_order_table=first,
                     missing_id=f.missing_id if f.missing_id is not None else -1 if many else 0,
                     oov_id=f.oov_id or 0, max_values=f.max_values, pooling=f.pooling or pooling if many else "sum",
+                    first_order_pooling=first_order_pooling if many and first else None,
                     too_many=f.too_many,
                     splitter=f.splitter, padding_value=f.padding_value,
                 )

@@ -11,9 +11,9 @@ from dpiframe_core.graph.architecture import GraphFile
 from dpiframe_core.importers.fuxictr.features import build_vocabularies, fields_of
 from dpiframe_core.importers.fuxictr.files import FuxiRun
 from dpiframe_core.importers.fuxictr.inputs import encoded_values, in_bucket_order, sample_values, schema_of, unpooled
-from dpiframe_core.importers.fuxictr.zoo.models import OF_TASKS, Logit
-from dpiframe_core.importers.fuxictr.zoo.module import ZooModule
-from dpiframe_core.importers.fuxictr.zoo.net import Embedded
+from dpiframe_core.importers.fuxictr.zoo.models import OF_TASKS
+from dpiframe_core.importers.networks.module import NetModule
+from dpiframe_core.importers.networks.net import Embedded, Logit
 from dpiframe_core.importers.source_model import Inputs, SourceModel
 from dpiframe_core.importers.state_dict import StateDict
 
@@ -30,10 +30,10 @@ def zoo_model(name: str, logit: Logit, run: FuxiRun, checkpoint: StateDict, cont
     _check_shared(weights, tied, checkpoint.where)
     sources = {n: str(spec.get("source", "")) for n, spec in run.features.items()}
     features = [Embedded(f.name, f.kind, f.shares, f.pooling, sources[f.name]) for f in fields]
-    module = ZooModule(logit, weights, checkpoint.where, run.config, str(run.files.config), features)
+    module = NetModule(logit, weights, checkpoint.where, run.config, str(run.files.config), features)
     everything = schema_of(run, weights, checkpoint.where, context)
     scores = _first_scores(module, sample_values(everything), name, run)
-    module.check_read(name)
+    module.check_read(f"FuxiCTR's {name}")
     tasks = run.labels if name in OF_TASKS else ("click",)
     if scores.shape[1] != len(tasks):
         raise InputError(f"{run.files.feature_map}: labels", list(tasks), f"{scores.shape[1]}, one for each tower of {name}")
@@ -42,7 +42,7 @@ def zoo_model(name: str, logit: Logit, run: FuxiRun, checkpoint: StateDict, cont
     schema = schema_of(run, weights, checkpoint.where, given, used, summed)
     compiled = compile_module(module, schema, sample_values(schema), logits=True)
     doubled = {n: w.double() for n, w in weights.items()}
-    exact = ZooModule(logit, doubled, checkpoint.where, run.config, str(run.files.config), features)
+    exact = NetModule(logit, doubled, checkpoint.where, run.config, str(run.files.config), features)
 
     def logits(i: Inputs) -> Tensor:
         values = encoded_values(schema, i)
@@ -56,7 +56,7 @@ def zoo_model(name: str, logit: Logit, run: FuxiRun, checkpoint: StateDict, cont
     )  # fmt: skip
 
 
-def _first_scores(module: ZooModule, values: dict[str, Tensor], name: str, run: FuxiRun) -> Tensor:
+def _first_scores(module: NetModule, values: dict[str, Tensor], name: str, run: FuxiRun) -> Tensor:
     """A first call, outside of any trace, so that what does not fit is said in the run's own words."""
     try:
         with torch.no_grad():

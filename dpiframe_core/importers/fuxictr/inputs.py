@@ -14,7 +14,7 @@ from dpiframe_core.features.sample import sample_block
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.importers.fuxictr.features import Field, build_schema, fields_of
 from dpiframe_core.importers.fuxictr.files import FuxiRun
-from dpiframe_core.importers.fuxictr.zoo.net import PADDING
+from dpiframe_core.importers.networks.net import PADDING
 from dpiframe_core.importers.source_model import Inputs
 
 _ROWS = 64

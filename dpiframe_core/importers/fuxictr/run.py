@@ -41,16 +41,16 @@ def fuxictr_model(run: FuxiRun, weights: StateDict, context: Sequence[str] = ())
     """As `fuxictr`, of files already read."""
     where = str(run.files.config)
     name = required(run.config, "model", f"{where}: model", (str,))
+    if name not in IMPORTED:
+        if name in STAYS_OUT:
+            expected = f"another model: {STAYS_OUT[name]}; a module of your own may be given to dpiframe_core.compile"
+            raise InputError(f"{where}: model", name, expected)
+        raise InputError(f"{where}: model", name, f"one of {', '.join(IMPORTED)}; others by --source FILE.py:CLASS")
     task = run.config.get("task", "binary_classification")
     tasks = task if isinstance(task, list) and name in OF_TASKS else [task]
     if any(one != "binary_classification" for one in tasks):
         raise InputError(f"{where}: task", task, "binary_classification")
     if name in _MODELS:
         return _MODELS[name](run, weights, context)
-    logit = ZOO.get(name, OF_TASKS.get(name))
-    if logit is None:
-        if name in STAYS_OUT:
-            expected = f"another model: {STAYS_OUT[name]}; a module of your own may be given to dpiframe_core.compile"
-            raise InputError(f"{where}: model", name, expected)
-        raise InputError(f"{where}: model", name, f"one of {', '.join(IMPORTED)}; others by --source FILE.py:CLASS")
+    logit = ZOO.get(name) or OF_TASKS[name]
     return zoo_model(name, logit, run, weights, context)

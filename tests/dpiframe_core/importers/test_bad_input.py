@@ -123,7 +123,7 @@ def test_a_missing_hyper_parameter_is_named(run, key):
 @pytest.mark.parametrize(
     ("settings", "pattern"),
     [
-        ({"model": "AutoInt"}, r"config\.yaml: model: got 'AutoInt', expected one of DeepFM, WideDeep"),
+        ({"model": "Unheard"}, r"config\.yaml: model: got 'Unheard', expected one of AFM, AFN"),
         ({"dnn_activations": "softmax"}, r"dnn_activations: got 'softmax', expected one of none, identity"),
         ({"dnn_activations": ["relu"]}, r"dnn_activations: got \['relu'\], expected one activation for each of 2 layers"),
         ({"task": "regression"}, r"task: got 'regression', expected binary_classification"),

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.importers.fuxictr.zoo.layers import activation, cross, mlp, stack
-from dpiframe_core.importers.fuxictr.zoo.net import Net
+from dpiframe_core.importers.networks.layers import activation, cross, mlp, stack
+from dpiframe_core.importers.networks.net import Net
 
 
 def dnn(m: Net) -> Tensor:

@@ -6,9 +6,9 @@ FuxiCTR packs each history: it reads as many steps as the history has values, fr
 import torch
 from torch import Tensor
 
-from dpiframe_core.importers.fuxictr.zoo.layers import mlp, stack
-from dpiframe_core.importers.fuxictr.zoo.net import PADDING, Net
 from dpiframe_core.importers.fuxictr.zoo.sequences import groups
+from dpiframe_core.importers.networks.layers import mlp, stack
+from dpiframe_core.importers.networks.net import PADDING, Net
 from kernels.recurrent.attentive_gru import attentive_gru
 
 

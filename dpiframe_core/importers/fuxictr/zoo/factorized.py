@@ -8,7 +8,7 @@ from math import pi
 import torch
 from torch import Tensor
 
-from dpiframe_core.importers.fuxictr.zoo.layers import (
+from dpiframe_core.importers.networks.layers import (
     bi_interaction,
     inner_products,
     mlp,
@@ -18,7 +18,7 @@ from dpiframe_core.importers.fuxictr.zoo.layers import (
     symmetric_sums,
     weighted_sum,
 )
-from dpiframe_core.importers.fuxictr.zoo.net import Net
+from dpiframe_core.importers.networks.net import Net
 
 
 def lr(m: Net) -> Tensor:

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.importers.fuxictr.zoo.layers import attend, heads, mlp, unheads, weighted_sum
-from dpiframe_core.importers.fuxictr.zoo.net import Net
+from dpiframe_core.importers.networks.layers import attend, heads, mlp, unheads, weighted_sum
+from dpiframe_core.importers.networks.net import Net
 
 
 def autoint(m: Net) -> Tensor:

@@ -1,13 +1,9 @@
 """The models of the zoo by the names that FuxiCTR's configurations give them, and those that stay out, with the reason."""
 
-from collections.abc import Callable, Mapping
-
-from torch import Tensor
+from collections.abc import Mapping
 
 from dpiframe_core.importers.fuxictr.zoo import crossing, evolution, factorized, fields, sequences, tasks
-from dpiframe_core.importers.fuxictr.zoo.net import Net
-
-Logit = Callable[[Net], Tensor]
+from dpiframe_core.importers.networks.net import Logit
 
 ZOO: Mapping[str, Logit] = {
     "AFM": factorized.afm, "AFN": crossing.afn, "AOANet": fields.aoanet, "AutoInt": fields.autoint, "BST": sequences.bst,

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.importers.fuxictr.zoo.layers import attend, heads, mlp, stack, unheads
-from dpiframe_core.importers.fuxictr.zoo.net import PADDING, Net
+from dpiframe_core.importers.networks.layers import attend, heads, mlp, stack, unheads
+from dpiframe_core.importers.networks.net import PADDING, Net
 
 _LOWEST = float("-inf")
 

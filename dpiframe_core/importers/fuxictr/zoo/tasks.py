@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from dpiframe_core.importers.fuxictr.zoo.layers import mlp
-from dpiframe_core.importers.fuxictr.zoo.net import Net
+from dpiframe_core.importers.networks.layers import mlp
+from dpiframe_core.importers.networks.net import Net
 
 _KEY = "hidden_activations"  # of every MLP of these models
 

@@ -1,16 +1,15 @@
-"""A function of the zoo as a module that `compile` takes: its parameters under the checkpoint's names, in a tree."""
+"""A model's function as a module that `compile` takes: its parameters under the checkpoint's names, in a tree."""
 
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
 from dpiframe_core.errors import InputError, listed
-from dpiframe_core.importers.fuxictr.zoo.models import Logit
-from dpiframe_core.importers.fuxictr.zoo.net import Embedded, Net
+from dpiframe_core.importers.networks.net import Embedded, Logit, Net
 
 
-class ZooModule(nn.Module):
-    """Logits of a batch, float32[n, tasks], of a dict of features as FuxiCTR's loaders give them."""
+class NetModule(nn.Module):
+    """Logits of a batch, float32[n, tasks], of a dict of features: ids, padded where they are lists, and numbers."""
 
     def __init__(
         self, logit: Logit, weights: Mapping[str, Tensor], checkpoint: str, settings: Mapping[str, object], where: str,
@@ -46,7 +45,7 @@ class ZooModule(nn.Module):
         """
         left = [name for name in self._names if name not in self._read]
         if left:
-            expected = f"a place in FuxiCTR's {model} with these settings for {listed(left)}"
+            expected = f"a place in {model} with these settings for {listed(left)}"
             raise InputError(self._checkpoint, f"{len(left)} parameters left over", expected)
 
 

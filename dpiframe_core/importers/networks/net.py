@@ -1,4 +1,4 @@
-"""What a model of FuxiCTR's zoo is a function of: its parameters by their names, its settings, its features and one batch.
+"""What a model is a function of: its parameters by their names, its settings, its features and one batch.
 
     def fm(m: Net) -> Tensor:
         return m.first_order("fm.lr_layer") + pair_sum(m.fields())
@@ -6,7 +6,7 @@
 A parameter is read by the name that the checkpoint has. What no function read is refused at the end, by name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -186,3 +186,6 @@ class Net:
     def layer_norm(self, name: str, x: Tensor) -> Tensor:
         weight = self.parameter(f"{name}.weight")
         return functional.layer_norm(x, weight.shape, weight, self.parameter(f"{name}.bias"), _EPSILON)
+
+
+Logit = Callable[[Net], Tensor]  # of a model: [n, tasks]

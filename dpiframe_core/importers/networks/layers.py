@@ -1,4 +1,4 @@
-"""Layers that several models of the zoo share. x is [n, width], fields are [n, fields, dim] unless a line says otherwise."""
+"""Layers that several models share. x is [n, width], fields are [n, fields, dim] unless a line says otherwise."""
 
 from collections.abc import Callable
 from itertools import combinations
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.importers.fuxictr.zoo.net import Net
+from dpiframe_core.importers.networks.net import Net
 
 _DICE_EPSILON = 1e-9  # of FuxiCTR's Dice
 _MASKED = -1e9  # what FuxiCTR writes where attention must not look

@@ -1,0 +1,63 @@
+"""Makes the stored cases from RecBole's own classes: python -m tests.dpiframe_core.importers.recbole.make
+
+Needs RecBole 1.2 on the path. Each file holds the parameters that the class made (random ones) and the scores that it gives
+for the rows of `cases`: outputs of the library, none of its code.
+"""
+
+import importlib
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from tests.dpiframe_core.importers.peers import randomized
+from tests.dpiframe_core.importers.recbole.cases import CASES, LISTS, NUMBERS, TOKENS, Case, encoded
+
+STORED = Path(__file__).parent / "stored"
+
+
+class Config(dict):
+    """RecBole's reads as None what is not set."""
+
+    def __missing__(self, key):
+        return None
+
+
+class Dataset:
+    """What the models ask a RecBole data set: its fields, their types and how many ids each has."""
+
+    def __init__(self, case: Case) -> None:
+        from recbole.utils import FeatureType
+
+        self._fields = case.fields
+        kinds = dict.fromkeys(NUMBERS, FeatureType.FLOAT) | dict.fromkeys(TOKENS, FeatureType.TOKEN)
+        self.field2type = kinds | dict.fromkeys(LISTS, FeatureType.TOKEN_SEQ)
+
+    def fields(self, source=None):
+        return list(self._fields)
+
+    def num(self, name):
+        return 2 if name in NUMBERS else TOKENS[name] + 1
+
+
+def make(case: Case) -> None:
+    module = importlib.import_module(f"recbole.model.context_aware_recommender.{case.model.lower()}")
+    config = Config(
+        embedding_size=4, LABEL_FIELD="label", device="cpu", numerical_features=list(NUMBERS), double_tower=False, **case.config
+    )
+    torch.manual_seed(1)
+    model = randomized(getattr(module, case.model)(config, Dataset(case)), embeddings=0.5)
+    with torch.no_grad():
+        for part in model.modules():
+            if isinstance(part, torch.nn.BatchNorm1d):
+                part.weight.add_(1)
+        scores = model.predict({name: torch.from_numpy(v) for name, v in encoded(case).items()}).reshape(-1, 1)
+    tensors = {name: t.detach().clone() for name, t in model.state_dict().items()}
+    save_file(tensors | {"expected": scores.contiguous()}, STORED / f"{case.name}.safetensors")
+    print(f"{case.name}: {scores.min():.4f} to {scores.max():.4f}")
+
+
+if __name__ == "__main__":
+    STORED.mkdir(exist_ok=True)
+    for case in CASES:
+        make(case)
