@@ -6,6 +6,7 @@ from benchmarks.records.record import Record
 from benchmarks.report.markdown import table, us
 from benchmarks.report.results import Results
 from dpiframe_core.importers.fuxictr.run import IMPORTED
+from dpiframe_core.importers.recbole.models import MODELS as RECBOLE
 
 BATCHES = (256, 1024)
 PATHS = {"waves": "waves", "breadth_first": "streams", "regions": "Inductor", "sequential": "one stream", "shares": "shares"}
@@ -19,6 +20,7 @@ _OTHERS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("WDL", "WideDeep"), ("DeepFM", "DeepFM"), ("xDeepFM", "xDeepFM"), ("DCN", "DCN"), ("DCNMix", ""), ("DIN", "DIN"),
     ),
     "torch-rechub": (("WideDeep", "WideDeep"), ("DeepFM", "DeepFM"), ("DCN", "DCN"), ("DCNv2", "DCNv2")),
+    "RecBole": tuple((name, "") for name in RECBOLE),
     "TorchRec": (("DLRM", "DLRM"), ("DLRM_DCN", "")),
     "DLRM": (("DLRM_Net", "DLRM"),),
 }  # fmt: skip

@@ -15,6 +15,8 @@ import torch
 
 from tests.docs.test_readme import FENCE, ROOT
 from tests.dpiframe_core.importers.peers import RUNS, library
+from tests.dpiframe_core.importers.recbole.cases import BY_NAME
+from tests.dpiframe_core.importers.recbole.test_recbole import stored_files
 from tests.dpiframe_core.importers.test_dlrm import Facebook, TorchRec
 
 PAGES = sorted((ROOT / "docs").glob("import-*.md"))
@@ -27,6 +29,9 @@ def prepare(page: str, folder: Path) -> None:
         library(LIBRARIES[page])
     elif page == "import-dlrm":
         torch.save(Facebook([9], [8], False).state_dict(), folder / "dlrm.pt")
+    elif page == "import-recbole":
+        (folder / "run").mkdir()
+        stored_files(BY_NAME["deepfm"], folder / "run")  # what the page's script writes
     elif page == "import-torchrec":
         torch.save(TorchRec([9], [8], 4).state_dict(), folder / "dlrm.pt")
     elif RUNS.is_dir():
@@ -68,6 +73,7 @@ def test_every_library_has_its_page() -> None:
         "deepctr-torch",
         "dlrm",
         "fuxictr",
+        "recbole",
         "torch-rechub",
         "torchrec",
     ]

@@ -1,6 +1,7 @@
 """A model's function as a module that `compile` takes: its parameters under the checkpoint's names, in a tree."""
 
 from collections.abc import Mapping, Sequence
+from keyword import iskeyword
 
 from torch import Tensor, nn
 
@@ -22,14 +23,16 @@ class NetModule(nn.Module):
         self.weights = _Branch()
         # Whole numbers are counters and index lists of the library's, which no function reads.
         self._names = tuple(name for name, value in weights.items() if value.is_floating_point())
-        for name in self._names:
-            self.weights.hang(name.split("."), weights[name])
+        # torch writes an attribute's path as code, which a feature called "class" would break.
+        self._paths = {name: ".".join(f"{p}_" if iskeyword(p) else p for p in name.split(".")) for name in self._names}
+        for name, path in self._paths.items():
+            self.weights.hang(path.split("."), weights[name])
         self._read: set[str] = set()
         self.features_read: set[str] = set()
         self.first_order_read: set[str] = set()
 
     def forward(self, values: Mapping[str, Tensor]) -> Tensor:
-        held = {name: self.weights.get_buffer(name) for name in self._names}
+        held = {name: self.weights.get_buffer(path) for name, path in self._paths.items()}
         net = Net(held, self._checkpoint, self._settings, self._where, self._features, values)
         logit = self._logit(net)
         self._read |= net.read

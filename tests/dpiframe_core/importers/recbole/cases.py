@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 ROWS, LONGEST = 24, 3
-TOKENS = {"user_id": 6, "item_id": 5, "gender": 2, "genre": 7}  # beside [PAD]
-LISTS, NUMBERS = ("genre",), ("age", "price")
-FIELDS = ("user_id", "item_id", "genre", "age", "gender", "price")  # as the data set has them
+TOKENS = {"user_id": 6, "item_id": 5, "gender": 2, "class": 7}  # beside [PAD]
+LISTS, NUMBERS = ("class",), ("age", "price")
+FIELDS = ("user_id", "item_id", "class", "age", "gender", "price")  # as the data set has them
 
 
 @dataclass(frozen=True)
