@@ -123,6 +123,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/evaluation": "by how near they are",
         "dpiframe_core/files": "on rows of the user's file",
         "dpiframe_core/operators": "batch normalisation is folded into the layer ahead of it",
+        "dpiframe_core/compiler": "a module of the user's own is compiled",
     },
     "dpiframe_core/importers/networks": {
         "dpiframe_core/importers": "a setting that lacks is said as everywhere",

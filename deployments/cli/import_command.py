@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -29,6 +29,16 @@ Source = Annotated[
         metavar="FILE.py:CLASS",
         help="The model's own class, for what is not imported by name. This RUNS that file and what it imports (the library "
         "must be installed): name only code that you trust. Without it nothing of a run is executed.",
+    ),
+]
+Maker = Annotated[
+    str | None,
+    typer.Option(
+        "--source",
+        metavar="FILE.py:NAME",
+        help="A class, or a function, that makes the model when called without arguments, for what is not imported by name. "
+        "This RUNS that file and what it imports (the library must be installed): name only code that you trust. Without it "
+        "nothing of yours is executed.",
     ),
 ]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an older bundle.")]
@@ -71,8 +81,14 @@ def fuxictr(
     _write(model, out, golden_rows, expected, label, name, version, overwrite)
 
 
-def _of_checkpoint(library: str, about: str, read: "Callable[[Path, Path], SourceModel]") -> None:
-    """Adds the command of a library whose models are a checkpoint and a spec."""
+def _of_checkpoint(
+    library: str,
+    about: str,
+    read: "Callable[[Path, Path], SourceModel]",
+    call: Literal["mapping", "matrix"] | None = None,
+    title: str = "",
+) -> None:
+    """Adds the command of a library whose models are a checkpoint and a spec. call: of its models, for `--source`."""
 
     def command(
         checkpoint: Checkpoint, spec: Spec, out: Out, golden_rows: Rows = None, expected: Expected = None, label: Label = None,
@@ -80,7 +96,19 @@ def _of_checkpoint(library: str, about: str, read: "Callable[[Path, Path], Sourc
     ) -> None:  # fmt: skip
         _write(lambda: read(checkpoint, spec), out, golden_rows, expected, label, name, version, overwrite)
 
-    import_app.command(library, help=about)(command)
+    def sourced(
+        checkpoint: Checkpoint, spec: Spec, out: Out, source: Maker = None, golden_rows: Rows = None, expected: Expected = None,
+        label: Label = None, name: Name = None, version: Version = "1", overwrite: Overwrite = False,
+    ) -> None:  # fmt: skip
+        def made() -> "SourceModel":
+            from dpiframe_core.importers.own_module import own_of_spec
+
+            assert call is not None
+            return read(checkpoint, spec) if source is None else own_of_spec(title, checkpoint, spec, source, call)
+
+        _write(made, out, golden_rows, expected, label, name, version, overwrite)
+
+    import_app.command(library, help=about)(command if call is None else sourced)
 
 
 def _deepctr_torch(checkpoint: Path, spec: Path) -> "SourceModel":
@@ -113,11 +141,15 @@ def _recbole(checkpoint: Path, spec: Path) -> "SourceModel":
     return recbole(checkpoint, spec)
 
 
-_of_checkpoint("deepctr-torch", "Import a DeepCTR-Torch 0.3 model: WDL, DeepFM, xDeepFM, DCN, DCNMix, DIN.", _deepctr_torch)
+_of_checkpoint(
+    "deepctr-torch", "Import a DeepCTR-Torch 0.3 model: WDL, DeepFM, xDeepFM, DCN, DCNMix, DIN; others by --source.",
+    _deepctr_torch, "matrix", "DeepCTR-Torch",
+)  # fmt: skip
 _of_checkpoint("torchrec", "Import a TorchRec DLRM or DLRM_DCN.", _torchrec)
 _of_checkpoint("dlrm", "Import a DLRM_Net of facebookresearch/dlrm.", _dlrm)
 _of_checkpoint("recbole", "Import a RecBole 1.2 model: FM, NFM, DeepFM, WideDeep, DCN, xDeepFM, AutoInt.", _recbole)
-_of_checkpoint("torch-rechub", "Import a ranking model of torch-rechub: WideDeep, DeepFM, DCN, DCNv2.", _torch_rechub)
+_of_checkpoint("torch-rechub", "Import a ranking model of torch-rechub: WideDeep, DeepFM, DCN, DCNv2; others by --source.",
+               _torch_rechub, "mapping", "torch-rechub")  # fmt: skip
 
 
 def _write(

@@ -113,7 +113,8 @@ class SpecFile:
             InputError: nothing.
         """
         if self.spec.model not in models:
-            raise InputError(f"{self.where}: model", self.spec.model, f"one of {', '.join(models)}")
+            known = f"one of {', '.join(models)}; others by --source FILE.py:NAME, or dpiframe_core.compile"
+            raise InputError(f"{self.where}: model", self.spec.model, known)
         return models[self.spec.model]
 
     @property

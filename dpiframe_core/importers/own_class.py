@@ -19,16 +19,39 @@ def own_class(source: str) -> type[nn.Module]:
     Raises:
         InputError: no such file or class, or the file cannot be run (a library that it imports is missing); nothing else is.
     """
+    found, module, where = _named(source)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        here = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, nn.Module)]
+        raise InputError(where, source.rpartition(":")[2], f"a subclass of torch.nn.Module in it, one of {listed(here)}")
+    return found
+
+
+def own_maker(source: str) -> Callable[[], nn.Module]:
+    """The class or function that "FILE.py:NAME" names, as something to call without arguments. Raises as `own_class`."""
+    found, module, where = _named(source)
+    if not callable(found):
+        here = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+        raise InputError(
+            where, source.rpartition(":")[2], f"a class or function in it that makes the module, one of {listed(here)}"
+        )
+
+    def make() -> nn.Module:
+        made = found()
+        if not isinstance(made, nn.Module):
+            raise TypeError(f"got {type(made).__name__}, expected a torch.nn.Module")
+        return made
+
+    return make
+
+
+def _named(source: str) -> tuple[Any, ModuleType, str]:
+    """What "FILE.py:NAME" names, None if nothing; the module of the file; and how errors call it."""
     file, _, name = source.rpartition(":")
     path = Path(file)
     if not file or not path.is_file() or path.suffix != ".py":
         raise InputError("--source", source, "FILE.py:CLASS, a file of Python and a class in it")
     module = _run(path)
-    found = getattr(module, name, None)
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        here = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, nn.Module)]
-        raise InputError(f"--source {path}", name, f"a subclass of torch.nn.Module in it, one of {listed(here)}")
-    return found
+    return getattr(module, name, None), module, f"--source {path}"
 
 
 def with_weights(make: Callable[[], nn.Module], weights: StateDict, where: str) -> nn.Module:
