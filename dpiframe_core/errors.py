@@ -49,6 +49,11 @@ class InputError(DPIFrameError):
         self.where, self.got, self.expected = where, got, expected
         super().__init__(f"{where}: got {got}, expected {expected}")
 
+    @classmethod
+    def worded(cls, where: str, got: str, expected: str) -> Self:
+        """Of a value that is put into words already."""
+        return _input_error(cls, where, got, expected)
+
     def at(self, where: str) -> Self:
         """The same fault, told by another name of its place."""
         return _input_error(type(self), where, self.got, self.expected)

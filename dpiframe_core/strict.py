@@ -1,16 +1,59 @@
-"""What all parsed data of ours is: frozen, complete, without unknown keys."""
+"""What all parsed data of ours is: frozen, complete, without unknown keys; and how its faults are told."""
 
-from typing import Annotated
+import re
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dpiframe_core.errors import InputError, shown
 
 # Names become file names and JSON keys: no separators, no leading dot.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}$")]
 # Versions become a segment of a path, percent-encoded, and one line of text.
 Version = Annotated[str, Field(pattern=r"^[!-.0-~]{1,64}$")]
 
+_FAULT = re.compile(r"(?:(?P<where>.*?): )?got (?P<got>.*?), expected (?P<expected>.*)", re.DOTALL)
+
 
 class Strict(BaseModel):
-    """Frozen data; unknown keys and infinite or NaN floats are refused."""
+    """Frozen data; unknown keys and infinite or NaN floats are refused, by a call with an `InputError`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def __init__(self, /, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as e:
+            raise _told(e, type(self).__name__) from None
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # parsed data does not come this way, but all at once
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first fault in one line, `<where>: got <value>, expected <rule>`, and how many more there are."""
+    faults = error.errors(include_url=False)
+    fault = faults[0]
+    where = ".".join(map(str, fault["loc"])) + ": " if fault["loc"] else ""
+    match fault["type"]:
+        case "value_error":  # our own validators, which word the whole rule
+            line = fault["msg"].removeprefix("Value error, ")
+        case "missing":
+            line = "got nothing, expected a value"
+        case "extra_forbidden":
+            line = f"got {shown(fault['input'])}, expected no such key"
+        case _:
+            rule = fault["msg"].removeprefix("Input should be ").replace("String should match pattern", "text of the pattern")
+            line = f"got {shown(fault['input'])}, expected {rule}"
+    return f"{where}{line}" + (f" ({len(faults) - 1} more faults)" if len(faults) > 1 else "")
+
+
+def _told(error: ValidationError, name: str) -> InputError:
+    """The first fault of a call of the class `name`, by its field: `Hash.buckets: got 0, expected ..`."""
+    line = first_fault(error)
+    parts = _FAULT.fullmatch(line)
+    if parts is None:
+        return InputError.worded(name, "fields", line)
+    where = parts["where"]
+    if error.errors(include_url=False)[0]["loc"] or where is None:
+        where = name if where is None else f"{name}.{where}"
+    return InputError.worded(where, parts["got"], parts["expected"])

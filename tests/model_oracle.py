@@ -49,7 +49,7 @@ def make_schema(
     for i in range(embedded_numbers):
         features.append(Numeric(name=f"n{i}", table=table(f"n{i}", 1), first_order_table=first(f"n{i}", 1)))
     for i in range(buckets):
-        ids = Bucketize(boundaries=tuple(range(6)))
+        ids = Bucketize(boundaries=tuple(range(6)), first_id=1)
         features.append(
             Numeric(name=f"b{i}", transforms=(ids,), table=table(f"b{i}", 8), first_order_table=first(f"b{i}", 8))
         )  # fmt: skip

@@ -50,7 +50,7 @@ def make_schema(
             Categorical(
                 name=name,
                 scope="context" if i % 2 else "candidate",
-                encoder=Hash(buckets=11),
+                encoder=Hash(buckets=11, first_id=2),
                 table=table(name, 13, dim),
                 first_order_table=first(name, 13),
                 missing_id=-1,
@@ -63,13 +63,14 @@ def make_schema(
         features.append(
             Numeric(
                 name=name,
+                missing_value=0.0,
                 scope="context" if i % 2 else "candidate",
                 table=table(name, 1, dim),
                 first_order_table=first(name, 1),
             )
         )
     for i in range(plain_numbers):
-        features.append(Numeric(name=f"p{i}", scope="context" if i % 2 else "candidate"))
+        features.append(Numeric(name=f"p{i}", scope="context" if i % 2 else "candidate", missing_value=0.0))
     return FeatureSchema(features=tuple(features), tables=tuple(tables))
 
 

@@ -143,7 +143,6 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/importers": "layers, sources and state dicts of all libraries",
         "dpiframe_core/features": "a feature map becomes a schema",
         "dpiframe_core/graph": "a configuration becomes an architecture",
-        "dpiframe_core/bundle": "names as a manifest allows them",
         "dpiframe_core/importers/fuxictr/zoo": "its models by name",
         "dpiframe_core/importers/networks": "which are functions of a checkpoint's parameters",
         "dpiframe_core/compiler": "those, and a class of the user's own, are compiled",

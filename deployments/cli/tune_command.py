@@ -11,9 +11,9 @@ from pydantic import ValidationError
 
 from deployments.offline.output_file import check_outfile, write_outfile
 from dpiframe_core.bundle.bundle import Bundle, read_bundle
-from dpiframe_core.bundle.manifest import first_fault
 from dpiframe_core.engine.buckets import BatchSizes, Counts, geometric_buckets, mean_cost, padding_waste, tuned_buckets
 from dpiframe_core.errors import ConfigError, InputError
+from dpiframe_core.strict import first_fault
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ def _numeric(name: str, column: pa.ChunkedArray) -> Numeric:
         name=name,
         scope=_scope(name),
         transforms=(Log(offset=1.0 - lowest, minimum=lowest), Standardize(mean=mean, std=std or 1.0)),
+        missing_value=0.0,
         table=name,
         first_order_table=first_order_name(name),
     )

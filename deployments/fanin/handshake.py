@@ -15,9 +15,8 @@ from typing import Annotated, TypeVar
 from pydantic import Field, ValidationError
 
 from deployments.config import MOST_ENGINES
-from dpiframe_core.bundle.manifest import first_fault
 from dpiframe_core.errors import ConfigError, Unavailable
-from dpiframe_core.strict import Strict
+from dpiframe_core.strict import Strict, first_fault
 
 PATIENCE_S = 5.0  # with whoever is at the other end, for each message
 _MESSAGE_BYTES = 1 << 16

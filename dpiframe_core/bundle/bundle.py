@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from dpiframe_core.bundle.bundle_files import check_finite, listed_files, move_into_place, read_tensors, write_tensors
 from dpiframe_core.bundle.encoding_files import check_hashes, named, read_example, read_vocabularies, sha256
@@ -31,14 +30,13 @@ from dpiframe_core.bundle.manifest import (
     Manifest,
     Precision,
     Provenance,
-    first_fault,
     manifest_yaml,
     parse_manifest,
     vocabulary_file,
     vocabulary_names,
 )
 from dpiframe_core.bundle.table_files import read_table, write_table
-from dpiframe_core.errors import BundleError, shown
+from dpiframe_core.errors import BundleError, InputError, shown
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.features.vocabulary import VocabularyTable, write_vocabulary
 from dpiframe_core.graph.architecture import Architecture
@@ -152,8 +150,8 @@ def write_bundle(
                     golden=GoldenSpec(rows=golden.block.rows, tolerance=dict(golden_tolerance or {})),
                     files={file: sha256(staging / file) for file in sorted(listed_files(staging))},
                 )  # fmt: skip
-            except ValidationError as e:
-                raise BundleError(f"{MANIFEST_FILE}: {first_fault(e)}") from None
+            except InputError as e:
+                raise BundleError(f"{MANIFEST_FILE}: {e.at(e.where.removeprefix('Manifest.'))}") from None
             (staging / MANIFEST_FILE).write_bytes(manifest_yaml(manifest))
             _read(staging, verify=False)
         move_into_place(staging, root)

@@ -11,12 +11,13 @@ from typing import get_args
 
 from pydantic import TypeAdapter, ValidationError
 
-from dpiframe_core.bundle.manifest import GRAPH_FILE, first_fault
+from dpiframe_core.bundle.manifest import GRAPH_FILE
 from dpiframe_core.errors import BundleError, shown
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.architecture import Plain
 from dpiframe_core.graph.graph import ACTIVATION_PARAMS, Graph, Node, Shape
 from dpiframe_core.graph.recurrence import OPS, check_recurrence
+from dpiframe_core.strict import first_fault
 
 _GRAPH = TypeAdapter(Graph)
 _ACTIVATIONS = (*get_args(Plain), "leaky_relu", *ACTIVATION_PARAMS)

@@ -4,18 +4,22 @@ Pure data and its YAML form. Reads no other file.
 """
 
 import json
+import logging
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from dpiframe_core.errors import BundleError, shown
+from dpiframe_core.bundle.former_defaults import fill_former_defaults, said
+from dpiframe_core.errors import BundleError, listed, shown
 from dpiframe_core.features.schema import Categorical, FeatureSchema
 from dpiframe_core.features.vocabulary import vocabulary_name
 from dpiframe_core.graph.architecture import Architecture
-from dpiframe_core.strict import Name, Strict, Version
+from dpiframe_core.strict import Name, Strict, Version, first_fault
 from dpiframe_core.strict_yaml import load_yaml
+
+log = logging.getLogger(__name__)
 
 FORMAT: Literal["dpiframe-bundle/1"] = "dpiframe-bundle/1"
 MANIFEST_FILE, DENSE_FILE, GOLDEN_FILE, EXAMPLE_FILE = "model.yaml", "dense.safetensors", "golden.safetensors", "example.json"
@@ -107,6 +111,7 @@ def parse_manifest(data: bytes) -> Manifest:
     try:
         fields = load_yaml(data)
         # JSON, so that strict reading ("8" is no int, true no number) still takes lists for tuples.
+        former = fill_former_defaults(fields)
         text = json.dumps(fields, default=str)
     except ValueError as e:
         raise BundleError(f"{MANIFEST_FILE}: {e}") from None
@@ -115,14 +120,21 @@ def parse_manifest(data: bytes) -> Manifest:
     if fields.get("format") != FORMAT:  # told first: another format's other keys are no faults
         raise BundleError(f"{MANIFEST_FILE}: format: got {shown(fields.get('format'))}, expected {FORMAT!r}")
     try:
-        return Manifest.model_validate_json(text, strict=True)
+        manifest = Manifest.model_validate_json(text, strict=True)
     except ValidationError as e:
         raise BundleError(f"{MANIFEST_FILE}: {first_fault(e)}") from None
+    if former:
+        log.warning("%s of %s: got nothing for %s, expected each, or null; scored as before",
+                    MANIFEST_FILE, manifest.name, listed(former))  # fmt: skip
+    return manifest
 
 
 def manifest_yaml(manifest: Manifest) -> bytes:
     """The bytes of `model.yaml`: keys in the order of the model, small mappings on one line, hashes one a line."""
     fields: dict[str, Any] = manifest.model_dump(mode="json", by_alias=True, exclude_none=True)
+    for feature in fields["schema"]["features"]:
+        for owner, key, _ in said(feature):
+            owner.setdefault(key, None)
     text = ""
     for key, value in fields.items():
         in_one_line = isinstance(value, dict | list) and key != "files"
@@ -130,20 +142,3 @@ def manifest_yaml(manifest: Manifest) -> bytes:
         # ASCII, since PyYAML writes some line separators of Unicode in a way that it reads back as spaces.
         text += yaml.safe_dump({key: value}, sort_keys=False, width=128, default_flow_style=style)
     return text.encode()
-
-
-def first_fault(error: ValidationError) -> str:
-    faults = error.errors(include_url=False)
-    fault = faults[0]
-    where = ".".join(map(str, fault["loc"])) + ": " if fault["loc"] else ""
-    match fault["type"]:
-        case "value_error":  # our own validators, which word the whole rule
-            line = fault["msg"].removeprefix("Value error, ")
-        case "missing":
-            line = "got nothing, expected a value"
-        case "extra_forbidden":
-            line = f"got {shown(fault['input'])}, expected no such key"
-        case _:
-            rule = fault["msg"].removeprefix("Input should be ").replace("String should match pattern", "text of the pattern")
-            line = f"got {shown(fault['input'])}, expected {rule}"
-    return f"{where}{line}" + (f" ({len(faults) - 1} more faults)" if len(faults) > 1 else "")

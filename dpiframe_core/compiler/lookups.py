@@ -231,7 +231,7 @@ def _check_absent(f: Feature, padding: int) -> None:
         )
     match f.encoder:
         case Hash(first_id=first, buckets=buckets):
-            given = first <= padding < first + buckets
+            given = (first or 0) <= padding < (first or 0) + buckets
         case Identity(out_of_range="error"):
             given = False
         case _:

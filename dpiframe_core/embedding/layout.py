@@ -54,7 +54,7 @@ def _slots(sources: Sequence[Source], schema: FeatureSchema, columns: list[IdCol
         if source.table is None and feature.is_id:  # the mask of a sequence
             of_table = number_of_table[feature.table or ""]
             slots += [Slot(Kind.MASK, 1, out + i, len(columns) + i, 1) for i in range(place.width)]
-            columns += [IdColumn(s, of_table, feature.oov_id, pads) for s in sources_of]
+            columns += [IdColumn(s, of_table, feature.oov_id or 0, pads) for s in sources_of]
         elif source.table is None:
             slots.append(Slot(Kind.COPY, 1, out, number=sources_of[0]))
         elif not feature.is_id:
@@ -68,6 +68,6 @@ def _slots(sources: Sequence[Source], schema: FeatureSchema, columns: list[IdCol
             else:
                 mean, largest = ((pooling == how and place.width > 1) for how in ("mean", "max"))
                 slots.append(Slot(Kind.GATHER, dim, out, first, place.width, NO_NUMBER, mean, largest))
-            columns += [IdColumn(s, number_of_table[source.table], feature.oov_id, pads) for s in sources_of]
+            columns += [IdColumn(s, number_of_table[source.table], feature.oov_id or 0, pads) for s in sources_of]
         out += source.width
     return slots

@@ -163,8 +163,8 @@ def _stand_ins(schema: FeatureSchema, section: str) -> tuple[npt.NDArray[Any], n
     missing: list[int] = []
     for f in schema.features:
         if schema.columns[f.name].section == section:
-            unknown += [f.oov_id] * f.max_values
-            missing += [f.missing_id] * f.max_values
+            unknown += [f.oov_id or 0] * f.max_values  # without a row of their own, the readers refuse them
+            missing += [f.missing_id or 0] * f.max_values
     dtype = schema.block_layout.id_dtype
     return np.array(unknown, dtype), np.array(missing, dtype)
 

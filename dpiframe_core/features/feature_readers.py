@@ -32,6 +32,10 @@ from dpiframe_core.features.transforms import Bucketize, Log, MinMax, Standardiz
 
 # Marks among ids: real ids are >= 0 and -1 is padding.
 UNKNOWN, MISSING = -2, -3
+NO_MISSING = "a value, as the schema gives no missing_id for null"
+NO_MISSING_LIST = "at least one value, as the schema gives no missing_id for an empty list"
+NO_UNKNOWN = "a value of the vocabulary, as the schema gives no oov_id for others"
+NO_NULL_NUMBER = "a number, as the schema does not say what null means"
 STAYS_FINITE = "a number that stays finite in float32 after its transforms"
 
 Lookup: TypeAlias = Callable[[Any], Int64s]
@@ -53,11 +57,14 @@ class CategoryReader:
     def encode(self, values: ColumnValues, place: Place) -> Int64s:
         """int64[n, max_values]: ids, marks and padding."""
         if self.feature.max_values == 1:
-            return self._ids(values, place)[:, None]
+            return self._known(self._ids(values, place), values, place)[:, None]
         splitter = self.feature.splitter
         rows = values if splitter is None else [split_text(v, splitter, self.feature.values) for v in as_list(values)]
         flat, lengths, inside = read_bags(rows, place)
-        return self._padded(self._ids(flat, inside), lengths, place)
+        if self.feature.missing_id is None and (lengths == 0).any():
+            i = int(np.argmin(lengths))
+            raise InputError(place.row(i), as_list(values[i : i + 1])[0], NO_MISSING_LIST)
+        return self._padded(self._known(self._ids(flat, inside), flat, inside), lengths, place)
 
     def _ids(self, values: ColumnValues, place: Place) -> Int64s:
         """int64[m]: ids and marks."""
@@ -65,6 +72,15 @@ class CategoryReader:
             with suppress(InputError):  # told below, of the row
                 return self._ids_of(found[0], place)[found[1]]
         return self._ids_of(values, place)
+
+    def _known(self, ids: Int64s, values: ColumnValues, place: Place) -> Int64s:
+        """The ids, once none stands for a null or an unknown value that the schema gives no row for."""
+        f = self.feature
+        for mark, row, rule in ((MISSING, f.missing_id, NO_MISSING), (UNKNOWN, f.oov_id, NO_UNKNOWN)):
+            if row is None and (marked := ids == mark).any():
+                i = int(np.argmax(marked))
+                raise InputError(place.value(i), as_list(values[i : i + 1])[0], rule)
+        return ids
 
     @property
     def _by_object(self) -> bool:
@@ -147,18 +163,21 @@ class NumberReader:
                     out = np.clip(out, 0.0, 1.0) if clip else out
                 case Bucketize():
                     pass  # comes last, below
+        stand_in = self.feature.missing_value if buckets is None else self.feature.missing_id
+        if stand_in is None and missing is not None and missing.any():
+            raise InputError(place.value(int(np.argmax(missing))), None, NO_NULL_NUMBER)
         if buckets is None:
-            return (out if missing is None else np.where(missing, self.feature.missing_value, out))[:, None]
+            return (out if missing is None else np.where(missing, self.feature.missing_value or 0.0, out))[:, None]
         if not np.isfinite(out).all():
             i = int(np.argmin(np.isfinite(out)))
             raise InputError(place.value(i), float(numbers[i]), STAYS_FINITE)
-        ids = np.searchsorted(self.boundaries, out, side="right") + np.int64(buckets.first_id)
+        ids = np.searchsorted(self.boundaries, out, side="right") + np.int64(buckets.first_id or 0)
         return (ids if missing is None else np.where(missing, MISSING, ids))[:, None]
 
 
 def _hashed(values: Iterator[bytes], count: int, encoder: Hash) -> Int64s:
     hashes = np.fromiter(map(mmh3.mmh3_32_uintdigest, values, repeat(encoder.seed)), np.int64, count)
-    return hashes % encoder.buckets + encoder.first_id
+    return hashes % encoder.buckets + (encoder.first_id or 0)
 
 
 def _hashed_texts(texts: list[Any], encoder: Hash, place: Place) -> Int64s:

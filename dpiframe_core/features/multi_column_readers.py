@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpiframe_core.features.block_layout import Section
-from dpiframe_core.features.feature_readers import Lookup
+from dpiframe_core.features.feature_readers import MISSING, UNKNOWN, Lookup
 from dpiframe_core.features.raw_columns import Float64s, Int64s
 from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Hash, Numeric, Scope
 from dpiframe_core.features.transforms import Log, MinMax, Standardize
@@ -68,13 +68,17 @@ def _reader(schema: FeatureSchema, lookups: Mapping[str, Lookup], members: list[
         read = _hashes(hashes)
     else:
         found = [lookups[vocabulary_name(f) or ""] for f in categories]
-        read = _vocabularies([table for table in found if isinstance(table, TextLookup)])
+        read = _vocabularies(categories, [table for table in found if isinstance(table, TextLookup)])
     return MultiColumnReader(
         tuple(f.name for f in members), members[0].scope, places[0].section, np.array([p.start for p in places]), read
     )
 
 
-def _vocabularies(tables: list[TextLookup]) -> Read:
+def _vocabularies(features: list[Categorical], tables: list[TextLookup]) -> Read:
+    refused = {
+        UNKNOWN: np.array([f.oov_id is None for f in features]),
+        MISSING: np.array([f.missing_id is None for f in features]),
+    }
     dicts, unknown = tuple(table.id_of for table in tables), tuple(table.unknown for table in tables)
 
     def read(columns: Columns) -> Int64s | None:
@@ -82,14 +86,18 @@ def _vocabularies(tables: list[TextLookup]) -> Read:
         if functions is None:
             return None
         out = np.empty((len(columns), len(columns[0])), np.int64)
-        return out if functions.column_ids(columns, dicts, unknown, out) else None
+        if not functions.column_ids(columns, dicts, unknown, out):
+            return None
+        if out.min() < 0 and any((out[by] == mark).any() for mark, by in refused.items()):
+            return None
+        return out
 
     return read
 
 
 def _hashes(encoders: list[Hash]) -> Read:
     buckets = np.array([[e.buckets] for e in encoders])
-    first = np.array([[e.first_id] for e in encoders])
+    first = np.array([[e.first_id or 0] for e in encoders])
 
     def read(columns: Columns) -> Int64s | None:
         if set(map(type, chain.from_iterable(columns))) != {str}:
@@ -107,7 +115,8 @@ def _hashes(encoders: list[Hash]) -> Read:
 
 
 def _numbers(features: list[Numeric]) -> Read:
-    missing_value = np.array([[f.missing_value] for f in features])
+    missing_value = np.array([[f.missing_value or 0.0] for f in features])
+    refused = np.array([f.missing_value is None for f in features])
     steps = [_together(same) for same in zip(*(f.transforms for f in features), strict=True)]
 
     def read(columns: Columns) -> Float64s | None:
@@ -121,7 +130,7 @@ def _numbers(features: list[Numeric]) -> Read:
         missing = None
         if not np.isfinite(out).all():
             missing = np.isnan(out)
-            if np.isinf(out).any() or np.count_nonzero(missing) != nulls:
+            if np.isinf(out).any() or np.count_nonzero(missing) != nulls or missing[refused].any():
                 return None
             out[missing] = 0.0
         for step in steps:

@@ -205,9 +205,10 @@ def _id_rule(schema: FeatureSchema, section: IdSection) -> _IdRule:
     for f in schema.features:
         if schema.columns[f.name].section == section:
             lenient = isinstance(f, Categorical) and isinstance(f.encoder, Identity) and f.encoder.out_of_range == "oov"
+            instead_of = f.oov_id if lenient and f.oov_id is not None else -1
             lowest += [-1 if f.max_values > 1 else 0] * f.max_values
             above += [id_bound(schema, f)] * f.max_values
-            stand_in += [f.oov_id if lenient else -1] * f.max_values
+            stand_in += [instead_of] * f.max_values
     record: IdRecord = getattr(schema.block_layout, section)
     low, high, instead = (np.array(each, np.int64) for each in (lowest, above, stand_in))
     return _IdRule(low, high, instead, _names(schema, section), record, record.legal(lowest, above))

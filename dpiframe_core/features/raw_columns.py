@@ -153,7 +153,9 @@ def as_list(values: ColumnValues) -> list[object]:
     """The rows of a column, one object each."""
     if isinstance(values, list):
         return values
-    rows: list[object] = list(values) if isinstance(values, tuple) else values.tolist()  # type: ignore[union-attr]
+    if isinstance(values, tuple):
+        return list(values)
+    rows: list[object] = values.to_pylist() if isinstance(values, _ARROW) else values.tolist()  # type: ignore[union-attr]
     return rows
 
 

@@ -28,13 +28,16 @@ class Vocabulary(Strict):
 
 
 class Hash(Strict):
-    """id = first_id + murmur3_x86_32(utf-8 bytes of the value, seed) mod buckets. Integers are hashed as decimal text."""
+    """id = first_id + murmur3_x86_32(utf-8 bytes of the value, seed) mod buckets. Integers are hashed as decimal text.
+
+    `first_id` may be left out where the table has exactly `buckets` rows: it is 0 then.
+    """
 
     type: Literal["hash"] = "hash"
     algorithm: Literal["murmur3_32"] = "murmur3_32"
     buckets: Annotated[int, Field(ge=1)]
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    first_id: Annotated[int, Field(ge=0)] = 2
+    first_id: Annotated[int, Field(ge=0)] | None = None
 
 
 class Identity(Strict):
@@ -49,10 +52,11 @@ class Categorical(Strict):
 
     With pooling "none" they stay a sequence: `max_values` rows side by side, the last ones zero where the list is shorter.
     `missing_id` is read for null (and for an empty list; -1, allowed only if `max_values` > 1, reads a zero vector), `oov_id`
-    for a value the encoder does not know. `first_order_table` holds the scalar weights of a linear ("wide", first-order) term,
-    pooled by `first_order_pooling` (None: as `pooling` says). Of a feature with `max_values` > 1, text joined by the `splitter`
-    is a list too, and values equal to `padding_value` are null. `align` says where a shorter list stands among the `max_values`
-    places: from the first one on, or up to the last one ("pre" padding), which position embeddings tell apart.
+    for a value the encoder does not know; without one, such a value is refused. `first_order_table` holds the scalar weights of
+    a linear ("wide", first-order) term, pooled by `first_order_pooling` (None: as `pooling` says). Of a feature with
+    `max_values` > 1, text joined by the `splitter` is a list too, and values equal to `padding_value` are null. `align` says
+    where a shorter list stands among the `max_values` places: from the first one on, or up to the last one ("pre" padding),
+    which position embeddings tell apart.
     """
 
     kind: Literal["categorical"] = "categorical"
@@ -62,8 +66,8 @@ class Categorical(Strict):
     encoder: Annotated[Vocabulary | Hash | Identity, Field(discriminator="type")]
     table: Name
     first_order_table: Name | None = None
-    missing_id: Annotated[int, Field(ge=-1)] = 0
-    oov_id: Annotated[int, Field(ge=0)] = 1
+    missing_id: Annotated[int, Field(ge=-1)] | None = None
+    oov_id: Annotated[int, Field(ge=0)] | None = None
     max_values: Annotated[int, Field(ge=1, le=1024)] = 1
     too_many: Literal["error", "keep_first", "keep_last"] = "error"
     align: Literal["first", "last"] = "first"
@@ -76,6 +80,8 @@ class Categorical(Strict):
     def _readable(self) -> Self:
         if isinstance(self.encoder, Identity) and self.values != "int":
             raise ValueError(f"features.{self.name}.values: got {self.values!r}, expected 'int' for an identity encoder")
+        if isinstance(self.encoder, Identity) and self.encoder.out_of_range == "oov" and self.oov_id is None:
+            raise ValueError(f"features.{self.name}.oov_id: got none, expected one, as out_of_range is 'oov'")
         for key, value in (("splitter", self.splitter), ("padding_value", self.padding_value)):
             if value is not None and self.max_values == 1:
                 raise ValueError(f"features.{self.name}.{key}: got {value!r}, expected none for a feature of one value")
@@ -94,7 +100,8 @@ class Categorical(Strict):
 
 
 class Numeric(Strict):
-    """A number: transformed in the order given; missing (null) becomes `missing_value` after the transforms, or `missing_id`.
+    """A number: transformed in the order given; missing (null) becomes `missing_value` after the transforms, or `missing_id`
+    after bucketize, and is refused without one.
 
     Without `table` the number itself is a column of the model's input. With a table of one row it scales that row
     (x * e, the usual numeric embedding); after `bucketize` it is an id into its table.
@@ -104,8 +111,8 @@ class Numeric(Strict):
     name: Name
     scope: Scope = "candidate"
     transforms: tuple[Annotated[Log | Standardize | MinMax | Bucketize, Field(discriminator="type")], ...] = ()
-    missing_value: Annotated[float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX)] = 0.0
-    missing_id: Annotated[int, Field(ge=0)] = 0
+    missing_value: Annotated[float, Field(ge=-FLOAT32_MAX, le=FLOAT32_MAX)] | None = None
+    missing_id: Annotated[int, Field(ge=0)] | None = None
     table: Name | None = None
     first_order_table: Name | None = None
 
@@ -127,7 +134,7 @@ class Numeric(Strict):
         return "sum"
 
     @property
-    def oov_id(self) -> int:
+    def oov_id(self) -> int | None:
         return self.missing_id
 
 
@@ -243,13 +250,21 @@ def _check_ids_fit(f: Categorical | Numeric, key: str, table: Table) -> None:
         return
     highest = {"missing_id": f.missing_id}
     if isinstance(f, Numeric) and f.buckets is not None:
-        highest["the last bucket's id"] = f.buckets.first_id + len(f.buckets.boundaries)
+        buckets = len(f.buckets.boundaries) + 1
+        _check_first_id(f.buckets.first_id, buckets, where, table)
+        highest["the last bucket's id"] = (f.buckets.first_id or 0) + buckets - 1
     if isinstance(f, Categorical):
         highest["oov_id"] = f.oov_id
         if isinstance(f.encoder, Hash):
-            highest["the last hash bucket's id"] = f.encoder.first_id + f.encoder.buckets - 1
+            _check_first_id(f.encoder.first_id, f.encoder.buckets, where, table)
+            highest["the last hash bucket's id"] = (f.encoder.first_id or 0) + f.encoder.buckets - 1
         if f.missing_id == -1 and f.max_values == 1:
             raise ValueError(f"features.{f.name}.missing_id: got -1, expected >= 0 for a feature of one value")
     for what, value in highest.items():
-        if value >= table.rows:
+        if value is not None and value >= table.rows:
             raise ValueError(f"{where}: got {table.rows} rows, expected more than {what}, {value}")
+
+
+def _check_first_id(first_id: int | None, buckets: int, where: str, table: Table) -> None:
+    if first_id is None and table.rows != buckets:
+        raise ValueError(f"{where}: got {table.rows} rows for {buckets} buckets, expected first_id, the first bucket's id")

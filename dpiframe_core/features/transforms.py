@@ -47,11 +47,14 @@ class MinMax(Strict):
 
 
 class Bucketize(Strict):
-    """x -> first_id + number of boundaries <= x: an id, so it must come last and the feature needs a table."""
+    """x -> first_id + number of boundaries <= x: an id, so it must come last and the feature needs a table.
+
+    `first_id` may be left out where the table has exactly one row a bucket: it is 0 then.
+    """
 
     type: Literal["bucketize"] = "bucketize"
     boundaries: Annotated[tuple[float, ...], Field(min_length=1)]
-    first_id: Annotated[int, Field(ge=0)] = 1
+    first_id: Annotated[int, Field(ge=0)] | None = None
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.encoder import Encoder
+from dpiframe_core.features.feature_readers import NO_MISSING_LIST
 from dpiframe_core.features.raw_columns import Place, read_bags, read_integers, read_numbers
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema
@@ -125,7 +126,9 @@ def _bags(column: Any, feature: Feature, bound: int, place: Place) -> npt.NDArra
         raise InputError(place.row(i), int(lengths[i]), f"at most {width} ids")
     out = np.full((lengths.size, width), -1, np.int64)
     out[np.arange(width) < lengths[:, None]] = ids
-    if isinstance(feature, Categorical):
+    if not lengths.all() and isinstance(feature, Categorical):
+        if feature.missing_id is None:
+            raise InputError(place.row(int(np.argmin(lengths))), [], NO_MISSING_LIST)
         out[lengths == 0, 0] = feature.missing_id
     return out
 

@@ -12,14 +12,13 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar
 from pydantic import Discriminator, Field, Tag, ValidationError
 from torch import Tensor
 
-from dpiframe_core.bundle.manifest import first_fault
 from dpiframe_core.errors import InputError, shown
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Numeric, Pooling, Scope, Table, Vocabulary
 from dpiframe_core.features.transforms import Log, MinMax, Standardize
 from dpiframe_core.features.vocabulary import VocabularyTable
 from dpiframe_core.importers.source_model import SourceLayers, SourceModel, required, tables_in_order
 from dpiframe_core.importers.state_dict import StateDict
-from dpiframe_core.strict import Name, Strict
+from dpiframe_core.strict import Name, Strict, first_fault
 from dpiframe_core.strict_yaml import load_yaml
 
 T = TypeVar("T")
@@ -29,8 +28,8 @@ class SparseFeature(Strict):
     """A category, or with `max_values` > 1 a list of them, that reads `table` (by default one of its own name).
 
     Raw values are the ids that the model was trained on, or what the JSON file `vocabulary` maps to them. `missing_id` is read
-    for null (-1, of lists only: nothing is read), `oov_id` for unknown values, which are refused without it. `pooling`: by
-    default what the library does.
+    for null and `oov_id` for unknown values, which are refused without it. A list without `missing_id` has -1: of an empty one
+    nothing is read. `pooling`: by default what the library does.
     """
 
     kind: Literal["sparse"] = "sparse"
@@ -49,13 +48,13 @@ class SparseFeature(Strict):
 
 
 class DenseFeature(Strict):
-    """A number, transformed as it was for training; `missing_value` stands for null after that."""
+    """A number, transformed as it was for training; `missing_value` stands for null after that, which is refused without it."""
 
     kind: Literal["dense"] = "dense"
     name: Name
     scope: Scope = "candidate"
     transforms: tuple[Annotated[Log | Standardize | MinMax, Field(discriminator="type")], ...] = ()
-    missing_value: float = 0.0
+    missing_value: float | None = None
 
 
 def _kind(feature: object) -> str:
@@ -200,8 +199,8 @@ def build_schema(
                     name=f.name, scope=f.scope, values=f.values if f.vocabulary else "int",
                     encoder=Vocabulary() if f.vocabulary else Identity(out_of_range=unknown),
                     table=table, first_order_table=first,
-                    missing_id=f.missing_id if f.missing_id is not None else -1 if many else 0,
-                    oov_id=f.oov_id or 0, max_values=f.max_values, pooling=f.pooling or pooling if many else "sum",
+                    missing_id=f.missing_id if f.missing_id is not None or not many else -1,
+                    oov_id=f.oov_id, max_values=f.max_values, pooling=f.pooling or pooling if many else "sum",
                     first_order_pooling=first_order_pooling if many and first else None,
                     too_many=f.too_many,
                     splitter=f.splitter, padding_value=f.padding_value,
@@ -210,8 +209,8 @@ def build_schema(
         read = {name for f in made for name in (f.table, f.first_order_table) if name is not None}
         tables = [Table(name=name, rows=rows, dim=dim) for name, (rows, dim) in sizes.items() if name in read]
         return FeatureSchema(features=tuple(made), tables=tuple(tables))
-    except ValidationError as e:
-        raise InputError(file.where, first_fault(e), "features that a schema can express") from None
+    except InputError as e:
+        raise e.at(f"{file.where}: {e.where}") from None
 
 
 class SpecReader(Protocol):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 
 from dpiframe_core.errors import InputError, listed, shown
-from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Numeric, Vocabulary
+from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Identity, Numeric, Vocabulary
 from dpiframe_core.features.vocabulary import VocabularyTable, id_bound, vocabulary_name
 from dpiframe_core.files.row_files import RowFile, column_names, iter_chunks
 from dpiframe_core.files.table_rows import column_types, missing_features, splitters
@@ -66,7 +66,7 @@ def read_expected(path: Path, rows: int) -> npt.NDArray[np.float64]:
 
 
 def random_rows(schema: FeatureSchema, vocabularies: Mapping[str, VocabularyTable], rows: int, seed: int = 7) -> Columns:
-    """Raw values that the encoders know, some missing and some unknown."""
+    """Raw values that the encoders know; some missing and some unknown, where the schema says what these mean."""
     rng = np.random.default_rng(seed)
     out: Columns = {}
     for f in schema.features:
@@ -75,17 +75,22 @@ def random_rows(schema: FeatureSchema, vocabularies: Mapping[str, VocabularyTabl
         else:
             known = _known(schema, f, vocabularies)
             values = [_one(f, known, rng) for _ in range(rows)]
-        for i in np.flatnonzero(rng.random(rows) < 0.05):
-            values[i] = None
+        if _takes_null(f):
+            for i in np.flatnonzero(rng.random(rows) < 0.05):
+                values[i] = None
         out[f.name] = values
     return out
+
+
+def _takes_null(f: Feature) -> bool:
+    return (f.missing_value if isinstance(f, Numeric) and f.buckets is None else f.missing_id) is not None
 
 
 def _known(schema: FeatureSchema, f: Categorical, vocabularies: Mapping[str, VocabularyTable]) -> list[object]:
     match f.encoder:
         case Vocabulary():
             known: list[object] = vocabularies[vocabulary_name(f) or ""].table["value"].slice(0, 10_000).to_pylist()
-            return known + (["unknown value"] if f.values == "string" else [])
+            return known + (["unknown value"] if f.values == "string" and f.oov_id is not None else [])
         case Identity():
             return list(range(min(id_bound(schema, f), 10_000)))
         case _:
@@ -95,4 +100,4 @@ def _known(schema: FeatureSchema, f: Categorical, vocabularies: Mapping[str, Voc
 def _one(f: Categorical, known: list[object], rng: np.random.Generator) -> object:
     if f.max_values == 1:
         return known[rng.integers(len(known))]
-    return [known[i] for i in rng.integers(0, len(known), rng.integers(0, f.max_values + 1))]
+    return [known[i] for i in rng.integers(0, len(known), rng.integers(0 if _takes_null(f) else 1, f.max_values + 1))]

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ValidationError
 
 from dpiframe_core.bundle.bundle import Golden, GoldenSpec, Manifest, Provenance, is_taken, read_bundle, write_bundle
 from dpiframe_core.bundle.bundle_files import move_into_place
@@ -111,14 +110,11 @@ def _write(
     kept = block.part(0, min(_GOLDEN_ROWS, block.rows))
     golden = Golden(kept, scores[: kept.rows].astype(np.float32))
     provenance = Provenance(source=f"{source.library} {source.model}", created=datetime.now(UTC).isoformat(timespec="seconds"))
-    try:
-        return write_bundle(
-            path, name=name, version=version, architecture=source.architecture, feature_schema=source.schema,
-            dense=source.dense, tables=source.tables, vocabularies=source.vocabularies, golden=golden, provenance=provenance,
-            example=_example(source, columns), graph=source.graph, tasks=source.tasks, golden_tolerance={"fp32": 1.0},
-        )  # fmt: skip
-    except ValidationError as e:
-        raise InputError("bundle", str(e), "fields that a manifest can hold") from None
+    return write_bundle(
+        path, name=name, version=version, architecture=source.architecture, feature_schema=source.schema,
+        dense=source.dense, tables=source.tables, vocabularies=source.vocabularies, golden=golden, provenance=provenance,
+        example=_example(source, columns), graph=source.graph, tasks=source.tasks, golden_tolerance={"fp32": 1.0},
+    )  # fmt: skip
 
 
 def _scores(path: Path, block: RowBlock) -> npt.NDArray[np.float32]:

@@ -18,12 +18,12 @@ from kernels.lookup.id_record import IdRecord
 
 SCHEMA = FeatureSchema(
     features=(
-        Categorical(name="user", scope="context", values="int", encoder=Identity(), table="users"),
-        Categorical(name="item", values="int", encoder=Identity(), table="items"),
-        Categorical(name="site", encoder=Hash(buckets=98), table="sites"),
-        Categorical(name="tags", encoder=Hash(buckets=98), table="sites", max_values=3),
-        Numeric(name="price", transforms=(Log(),)),
-        Numeric(name="bias"),
+        Categorical(name="user", scope="context", values="int", encoder=Identity(), table="users", missing_id=0),
+        Categorical(name="item", values="int", encoder=Identity(), table="items", missing_id=0),
+        Categorical(name="site", encoder=Hash(buckets=98, first_id=2), table="sites", missing_id=0),
+        Categorical(name="tags", encoder=Hash(buckets=98, first_id=2), table="sites", max_values=3, missing_id=0),
+        Numeric(name="price", transforms=(Log(),), missing_value=0.0),
+        Numeric(name="bias", missing_value=0.0),
     ),
     tables=(Table(name="users", rows=1000, dim=4), Table(name="items", rows=1000, dim=4), Table(name="sites", rows=100, dim=4)),
 )

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import ValidationError
 
-from dpiframe_core.bundle.manifest import first_fault
 from dpiframe_core.errors import InputError, shown
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric, Scope, Table, Vocabulary
 from dpiframe_core.features.transforms import MinMax, Standardize
@@ -136,8 +134,8 @@ def build_schema(
             elif table is not None and (tables[table].rows, tables[table].dim) != (f.rows, f.dim):
                 got = f"{f.rows} x {f.dim}, {f.shares} {tables[table].rows} x {tables[table].dim}"
                 raise InputError(f"columns.{f.name}.share_embedding", got, "equal sizes")
-        except ValidationError as e:
-            raise InputError(f"columns.{f.name}", first_fault(e), "a feature that a schema can express") from None
+        except InputError as e:
+            raise e.at(e.where if e.where.startswith("columns.") else f"columns.{f.name}: {e.where}") from None
         if first is not None:
             tables[first] = Table(name=first, rows=rows, dim=1)
     return FeatureSchema(features=tuple(features), tables=tuple(tables.values()))

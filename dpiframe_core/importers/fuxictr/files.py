@@ -12,11 +12,11 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from dpiframe_core.bundle.manifest import first_fault
 from dpiframe_core.errors import InputError, listed, shown
 from dpiframe_core.features.transforms import MinMax, Standardize
 from dpiframe_core.importers.fuxictr.pickled_processor import FeatureMapRecord, Processor, read_processor
 from dpiframe_core.importers.fuxictr.processor import as_mapping, check_tokenizers, processor_normalizers
+from dpiframe_core.strict import first_fault
 from dpiframe_core.strict_yaml import load_yaml
 
 Normalizer = Annotated[Standardize | MinMax, Field(discriminator="type")]

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
-from dpiframe_core.bundle.manifest import first_fault
 from dpiframe_core.errors import InputError, listed, shown
 from dpiframe_core.features.transforms import MinMax, Standardize
 from dpiframe_core.importers.fuxictr.pickled_processor import (
@@ -72,6 +70,6 @@ def _transform(where: str, scaler: object) -> Standardize | MinMax:
             if scale == 0:
                 raise InputError(f"{where}: scale_", scale, "a fitted scaler")
             return MinMax(minimum=low, maximum=low + 1 / scale, clip=clip)
-    except ValidationError as e:
-        raise InputError(where, first_fault(e), "a fitted scaler") from None
+    except InputError as e:
+        raise e.at(e.where if e.where.startswith(where) else f"{where}: {e.where}") from None
     raise InputError(where, getattr(scaler, "kind", type(scaler).__name__), "a StandardScaler or MinMaxScaler")

@@ -133,8 +133,11 @@ def schema_of(file: SpecFile, features: Sequence[Feature], named: Mapping[str, T
         rows, dim = (1, len(weight)) if isinstance(f, DenseFeature) else tuple(weight.shape)
         sizes[f.name] = (rows, dim)
         sizes[f"{f.name}.w"] = (rows, 1)
-        unknown = isinstance(f, SparseFeature) and {"oov_id": rows - 1 if f.max_values > 1 else 0}
-        made.append(f.model_copy(update=unknown) if unknown else f)
+        if isinstance(f, SparseFeature):
+            many = f.max_values > 1
+            made.append(f.model_copy(update={"oov_id": rows - 1 if many else 0, "missing_id": -1 if many else 0}))
+        else:
+            made.append(f)
     first = {f.name: f"{f.name}.w" for f in features} if first_order else {}
     numbers = {f.name: f.name for f in features if isinstance(f, DenseFeature)}
     return build_schema(file, made, sizes, first, "mean", numbers, "sum")

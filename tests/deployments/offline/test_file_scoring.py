@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from deployments.offline.ray_scoring import Piece, pieces, score_on_cluster
 from deployments.offline.score_job import ScoreJob, plan_job
 from deployments.offline.scored_file import ScoreReport
 from dpiframe_core.bundle.bundle import Bundle, write_bundle
+from dpiframe_core.bundle.manifest import manifest_yaml, parse_manifest
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import FeatureSchema
@@ -213,6 +215,28 @@ FAULTS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "row 71, column label: got None, expected 0",
     ),
 ]
+
+
+@pytest.mark.parametrize(("ending", "empty"), [("csv", "c2"), ("parquet", "bag0"), ("jsonl", "n1")])
+def test_an_empty_cell_is_named_by_its_row_where_the_schema_does_not_say_what_it_means(
+    bundle: Bundle, tmp_path: Path, ending: str, empty: str
+) -> None:
+    strict = tmp_path / "strict"
+    shutil.copytree(bundle.path, strict)
+    manifest = parse_manifest((strict / "model.yaml").read_bytes())
+    silent = {"missing_id": None} if empty != "n1" else {"missing_value": None}
+    schema = manifest.feature_schema
+    features = tuple(f.model_copy(update=silent) if f.name == empty else f for f in schema.features)
+    changed = schema.model_copy(update={"features": features})
+    (strict / "model.yaml").write_bytes(manifest_yaml(manifest.model_copy(update={"feature_schema": changed})))
+    full: dict[str, list[Any]] = {name: [v or (["t1"] if "bag" in name else 0) for v in c] for name, c in columns().items()}
+    job = job_of(bundle, write(tmp_path / f"whole.{ending}", full))
+    run(replace(job, bundle=strict))
+    full[empty][333] = None
+    job = replace(job_of(bundle, write(tmp_path / f"in.{ending}", full)), bundle=strict, out=tmp_path / "other.parquet")
+    with pytest.raises(InputError, match=f"in.{ending}, row 334, column {empty}: got None, expected .* as the schema"):
+        run(job)
+    assert not (tmp_path / "other.parquet").exists()
 
 
 @pytest.mark.parametrize(("ending", "changed", "options", "message"), FAULTS, ids=[f"{f[0]}-{i}" for i, f in enumerate(FAULTS)])

@@ -99,6 +99,25 @@ def test_scores_come_in_the_order_of_the_candidates_with_all_that_the_contract_n
     assert (seen.model, seen.outcome, seen.rows, seen.device_ms) == ("fake", "ok", 4, 0.5)
 
 
+def test_null_is_refused_with_its_path_where_the_schema_does_not_say_what_it_means() -> None:
+    engine = FakeEngine()
+    kept = {"missing_id": None, "missing_value": None}
+    features = tuple(f.model_copy(update={k: v for k, v in kept.items() if k in type(f).model_fields}) for f in SCHEMA.features)
+    engine.encoder = Encoder(SCHEMA.model_copy(update={"features": features}), {})
+
+    async def body(client: httpx.AsyncClient) -> None:
+        assert (await client.post("/v1/score", json=request(2))).json()["scores"] == expected(2)
+        for name, rule in (("item", "a value"), ("site", "a value"), ("tags", "at least one value"), ("bias", "a number")):
+            nulled = columns(2) | {name: [columns(2)[name][0], None]}
+            error = refused(await client.post("/v1/score", json=request(candidates=nulled)), 422, "invalid_input")
+            assert error["message"].startswith(f"candidates.{name}[1]: got None, expected {rule}, as the schema ")
+        error = refused(await client.post("/v1/score", json=request(context={"user": None})), 422, "invalid_input")
+        assert error["message"] == "context.user: got None, expected a value, as the schema gives no missing_id for null"
+
+    Service(engine).run(body)
+    assert engine.batches == [2]
+
+
 def test_row_objects_score_the_same() -> None:
     async def body(client: httpx.AsyncClient) -> None:
         names = list(columns(1))

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from dpiframe_core.bundle.bundle import (
     Bundle,
     Golden,
+    GoldenSpec,
     Manifest,
     Precision,
     Provenance,
@@ -39,12 +40,18 @@ from dpiframe_core.graph.architecture import DCNv2
 
 SCHEMA = FeatureSchema(
     features=(
-        Numeric(name="age", scope="context", transforms=(Log(), Bucketize(boundaries=(0.5, 1e-5 + 1))), table="age"),
-        Categorical(name="C1", encoder=Vocabulary(), table="C1", first_order_table="w"),
-        Categorical(name="item", encoder=Vocabulary(file="items"), values="int", table="item"),
-        Categorical(name="tags", encoder=Hash(buckets=5), table="tags", max_values=2, missing_id=-1),
-        Categorical(name="slot", encoder=Identity(), values="int", table="item"),
-        Numeric(name="price"),
+        Numeric(
+            name="age",
+            scope="context",
+            transforms=(Log(), Bucketize(boundaries=(0.5, 1e-5 + 1), first_id=1)),
+            table="age",
+            missing_id=0,
+        ),
+        Categorical(name="C1", encoder=Vocabulary(), table="C1", first_order_table="w", missing_id=0, oov_id=1),
+        Categorical(name="item", encoder=Vocabulary(file="items"), values="int", table="item", missing_id=0, oov_id=1),
+        Categorical(name="tags", encoder=Hash(buckets=5, first_id=2), table="tags", max_values=2, missing_id=-1),
+        Categorical(name="slot", encoder=Identity(), values="int", table="item", missing_id=0),
+        Numeric(name="price", missing_value=0.0),
     ),
     tables=(
         Table(name="age", rows=4, dim=2, dtype="int8"),
@@ -186,7 +193,9 @@ def test_the_manifest_is_fit_for_people(pristine: Path) -> None:
     st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=5, unique=True),
 )
 def test_any_text_and_float_survive_the_yaml(notes: str, metrics: dict[str, float], boundaries: list[float]) -> None:
-    feature = Numeric(name="on", transforms=(Bucketize(boundaries=tuple(sorted(boundaries))),), table="null")
+    feature = Numeric(
+        name="on", transforms=(Bucketize(boundaries=tuple(sorted(boundaries)), first_id=1),), table="null", missing_id=0
+    )
     schema = FeatureSchema(features=(feature,), tables=(Table(name="null", rows=9, dim=1),))
     required = ("dense.safetensors", "golden.safetensors", "tables/null.safetensors")
     manifest = Manifest(
@@ -228,7 +237,7 @@ def test_a_bundle_may_be_reached_through_a_link(pristine: Path, tmp_path: Path) 
 
 
 def test_a_bundle_may_have_no_tables_vocabularies_and_example(tmp_path: Path) -> None:
-    schema = FeatureSchema(features=(Numeric(name="x"),))
+    schema = FeatureSchema(features=(Numeric(name="x", missing_value=0.0),))
     golden = Golden(Encoder(schema, {}).encode({"x": [1.0]}), np.full((1, 1), 0.5, np.float32))
     lean = parts() | {
         "feature_schema": schema,
@@ -270,7 +279,7 @@ NAN_TABLE[6, 1] = torch.nan
         ({"version": "1/2"}, "model.yaml: version: got '1/2', expected text of the pattern '^[!-.0-~]{1,64}$'"),
         ({"tasks": ("click", "click")}, "model.yaml: tasks: got ('click', 'click'), expected distinct names"),
         ({"tasks": ("click",)}, "golden.safetensors: scores: got float32[3, 2], expected float32[3, 1]"),
-        ({"golden_tolerance": {"bf16": 0.0}}, "model.yaml: tolerance.bf16: got 0.0, expected greater than 0"),
+        ({"golden_tolerance": {"bf16": 0.0}}, "model.yaml: GoldenSpec.tolerance.bf16: got 0.0, expected greater than 0"),
         ({"dense": {"w": torch.ones(2, dtype=torch.float64)}},
          "dense.safetensors: w: got torch.float64, expected torch.float32"),
         ({"dense": {"w": torch.tensor([1, torch.inf])}}, "dense.safetensors: w: got inf, expected finite numbers"),
@@ -599,3 +608,60 @@ def test_example_json_keeps_text_readable(pristine: Path) -> None:
     text = (pristine / "example.json").read_text()
     assert "ünï" in text
     assert json.loads(text) == parts()["example"]
+
+
+def _unsaid(text: bytes) -> bytes:
+    """A `model.yaml` without what a schema says since it takes nothing for granted, where it says what once was taken."""
+    fields = yaml.safe_load(text)
+    former = {"missing_id": 0, "missing_value": 0.0, "oov_id": 1}
+    for feature in fields["schema"]["features"]:
+        for key in [key for key, value in former.items() if feature.get(key, ()) == value]:
+            del feature[key]
+        for part in [*feature.get("transforms", ()), feature.get("encoder", {})]:
+            part.pop("first_id", None)
+    return yaml.safe_dump(fields, sort_keys=False).encode()
+
+
+def test_what_a_schema_does_not_say_is_written_as_null_and_read_so(caplog: pytest.LogCaptureFixture) -> None:
+    features = (
+        Categorical(name="user", values="int", encoder=Identity(), table="t"),
+        Categorical(name="word", encoder=Hash(buckets=5), table="t"),
+        Categorical(name="item", encoder=Vocabulary(), table="t"),
+        Numeric(name="price"),
+        Numeric(name="hour", transforms=(Bucketize(boundaries=(1.0, 2.0, 3.0, 4.0)),), table="t"),
+    )
+    schema = FeatureSchema(features=features, tables=(Table(name="t", rows=5, dim=2),))
+    hashes = dict.fromkeys(("dense.safetensors", "golden.safetensors", "tables/t.safetensors", "vocab/item.parquet"), "0" * 64)
+    manifest = Manifest(
+        name="m", version="1", architecture=DCNv2(hidden_units=(2,), cross_layers=1), provenance=Provenance(source="test"),
+        golden=GoldenSpec(rows=1), schema=schema, files=hashes,
+    )  # fmt: skip
+    text = manifest_yaml(manifest)
+    assert text.count(b"null") == 8
+    with caplog.at_level("WARNING"):
+        assert parse_manifest(text) == manifest
+    assert not caplog.records
+
+
+def test_a_bundle_from_before_is_read_with_a_warning_that_names_the_features_and_scores_as_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    given = parts()
+    write_bundle(tmp_path / "b", **given)
+    told = (tmp_path / "b" / "model.yaml").read_bytes()
+    (tmp_path / "b" / "model.yaml").write_bytes(_unsaid(told))
+    with caplog.at_level("WARNING"):
+        read = read_bundle(tmp_path / "b")
+    assert [r.getMessage() for r in caplog.records] == [
+        "model.yaml of demo: got nothing for missing_id (0) of age, C1, item, slot, first_id (1) of age, oov_id (1) of C1, "
+        "item, first_id (2) of tags, missing_value (0.0) of price, expected each, or null; scored as before"
+    ]
+    schema = read.manifest.feature_schema
+    assert schema == SCHEMA
+    nulls = {"age": [None], "C1": [None], "item": [None], "tags": [None], "slot": [None], "price": [None]}
+    block = Encoder(schema, read.vocabularies).encode(nulls)
+    assert block.wide_ids("candidate_ids").tolist() == [[0, 0, -1, -1, 0]]
+    assert block.wide_ids("context_ids").tolist() == [[0]]
+    assert block.candidate_dense.tolist() == [[0.0]]
+    unknown = Encoder(schema, read.vocabularies).encode(nulls | {"C1": ["?"], "item": [8]})
+    assert unknown.wide_ids("candidate_ids").tolist() == [[1, 1, -1, -1, 0]]

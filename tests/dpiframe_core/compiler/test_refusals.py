@@ -302,7 +302,7 @@ def test_features_of_several_values_must_be_pooled_as_the_schema_says():
         ({"missing_id": 2}, "got padding_value 2 and missing_id 2 of feature 'seen', expected 2 and -1: what the module"),
         ({"encoder": Identity(out_of_range="oov"), "oov_id": 2}, "got padding_idx 2, an id that the encoder of feature 'seen'"),
         (
-            {"encoder": Hash(buckets=11)},
+            {"encoder": Hash(buckets=11, first_id=2)},
             "got padding_idx 2, an id that the encoder of feature 'seen' gives to values, expected another",
         ),
     ],

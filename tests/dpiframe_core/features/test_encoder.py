@@ -34,7 +34,7 @@ NUMBERS = {0: 3, 7: 2, -(2**63): 4, 2**63 - 1: 5}
 
 
 def categorical(name: str = "C", **fields: Any) -> Categorical:
-    return Categorical(**{"name": name, "encoder": Vocabulary(), "table": name} | fields)
+    return Categorical(**{"name": name, "encoder": Vocabulary(), "table": name, "missing_id": 0, "oov_id": 1} | fields)
 
 
 def encoder(*features: Categorical | Numeric, rows: int = 10, vocabularies: Mapping[str, Any] | None = None) -> Encoder:
@@ -58,7 +58,7 @@ def ids(feature: Categorical | Numeric, column: Any, rows: int = 10) -> list[lis
 
 
 def numbers(column: Any, **fields: Any) -> np.ndarray:
-    return encoder(Numeric(name="I", **fields)).encode({"I": column}).candidate_dense[:, 0]
+    return encoder(Numeric(**{"name": "I", "missing_value": 0.0} | fields)).encode({"I": column}).candidate_dense[:, 0]
 
 
 def refusal(feature: Categorical | Numeric, column: Any, **context: Any) -> str:
@@ -107,7 +107,7 @@ ENCODERS = {
     "text vocabulary": (Vocabulary(), "string"),
     "integer vocabulary": (Vocabulary(), "int"),
     "text hash": (Hash(buckets=7, first_id=3, seed=2**32 - 1), "string"),
-    "integer hash": (Hash(buckets=8), "int"),
+    "integer hash": (Hash(buckets=8, first_id=2), "int"),
     "identity": (Identity(out_of_range="oov"), "int"),
 }
 
@@ -161,7 +161,7 @@ def test_hash_is_murmur3_x86_32(value: str, seed: int, expected: int) -> None:
 
 
 def test_integers_are_hashed_as_decimal_text() -> None:
-    hashed = Hash(buckets=1000)
+    hashed = Hash(buckets=1000, first_id=2)
     as_text = ids(categorical(encoder=hashed), ["-12", "0", "9223372036854775807"], rows=1002)
     assert ids(categorical(encoder=hashed, values="int"), [-12, 0, 2**63 - 1], rows=1002) == as_text
 
@@ -178,7 +178,7 @@ def test_a_bucket_starts_at_its_boundary() -> None:
 
 @given(st.lists(st.none() | st.floats(-100, 100), min_size=1), st.lists(st.floats(-100, 100), min_size=1, unique=True))
 def test_buckets_count_the_boundaries_at_or_below(column: list[float | None], boundaries: list[float]) -> None:
-    f = Numeric(name="I", transforms=(Bucketize(boundaries=tuple(sorted(boundaries))),), table="I")
+    f = Numeric(name="I", transforms=(Bucketize(boundaries=tuple(sorted(boundaries)), first_id=1),), table="I", missing_id=0)
     expected = [0 if x is None else 1 + bisect.bisect_right(sorted(boundaries), x) for x in column]
     assert ids(f, column, rows=200) == [[i] for i in expected]
 
@@ -325,7 +325,7 @@ def test_the_callers_arrays_are_left_alone() -> None:
     encode = encoder(
         categorical("A", encoder=identity, values="int"),
         categorical("B", encoder=identity, values="int", max_values=2),
-        Numeric(name="I", transforms=(Log(),)),
+        Numeric(name="I", transforms=(Log(),), missing_value=0.0),
     ).encode
     encode({"A": column, "B": bags, "I": number})
     for array, copy in zip((column, bags, number), before, strict=True):
@@ -334,10 +334,10 @@ def test_the_callers_arrays_are_left_alone() -> None:
 
 # Requests -------------------------------------------------------------------------------------------------------------
 
-USER = categorical("user", scope="context", encoder=Hash(buckets=8))
-AGE = Numeric(name="age", scope="context")
+USER = categorical("user", scope="context", encoder=Hash(buckets=8, first_id=2))
+AGE = Numeric(name="age", scope="context", missing_value=0.0)
 ITEM = categorical("item")
-PRICE = Numeric(name="price")
+PRICE = Numeric(name="price", missing_value=0.0)
 TAGS = categorical("tags", scope="context", max_values=2)
 REQUEST = encoder(USER, AGE, ITEM, PRICE, TAGS)
 
@@ -394,9 +394,9 @@ def test_a_row_encodes_alike_alone_and_among_others(n: int, data: st.DataObject)
 
 I64 = categorical(values="int")
 BAG = categorical(max_values=2)
-NUMBER = Numeric(name="I")
+NUMBER = Numeric(name="I", missing_value=0.0)
 SURROGATE = "\ud800"
-HASHED = categorical(encoder=Hash(buckets=2))
+HASHED = categorical(encoder=Hash(buckets=2, first_id=2))
 IDENTITY = categorical(encoder=Identity(), values="int")
 ARRAYS = "a NumPy array or an Arrow array, one entry per candidate"
 FLOAT32 = "a number that stays finite in float32 after its transforms"
@@ -470,7 +470,12 @@ def test_a_bad_value_is_named_by_its_place(feature: Categorical | Numeric, colum
 
 def test_a_number_may_overflow_in_between_only_if_the_result_is_finite() -> None:
     assert numbers([1e300], transforms=(Log(),)).tolist() == [np.float32(math.log(1e300))]
-    steep = Numeric(name="I", transforms=(Standardize(mean=0, std=1e-300), Bucketize(boundaries=(0.0,))), table="I")
+    steep = Numeric(
+        name="I",
+        transforms=(Standardize(mean=0, std=1e-300), Bucketize(boundaries=(0.0,), first_id=1)),
+        table="I",
+        missing_id=0,
+    )
     assert refusal(steep, [1.0, 1e300]) == f"candidates.I[1]: got 1e+300, expected {FLOAT32}"
 
 
@@ -579,5 +584,5 @@ def test_first_text_is_kept_where_the_feature_says_so() -> None:
     ],
 )
 def test_what_a_list_may_have_is_refused_elsewhere(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(InputError, match=message):
         categorical(**fields)

@@ -29,8 +29,14 @@ def schema() -> FeatureSchema:
         s = scope[:2]
         features += [Numeric(name=f"n{s}{i}", scope=scope, transforms=t, missing_value=i / 4) for i, t in enumerate(TRANSFORMS)]
         for i in range(2):
-            features.append(Categorical(name=f"v{s}{i}", scope=scope, encoder=Vocabulary(file="v"), table="t"))
-            features.append(Categorical(name=f"h{s}{i}", scope=scope, encoder=Hash(buckets=5 + i, seed=i), table="t"))
+            features.append(
+                Categorical(name=f"v{s}{i}", scope=scope, encoder=Vocabulary(file="v"), table="t", missing_id=0, oov_id=1)
+            )
+            features.append(
+                Categorical(
+                    name=f"h{s}{i}", scope=scope, encoder=Hash(buckets=5 + i, seed=i, first_id=2), table="t", missing_id=0
+                )
+            )
     return FeatureSchema(features=tuple(features), tables=(Table(name="t", rows=20, dim=4),))
 
 

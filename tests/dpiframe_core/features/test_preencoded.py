@@ -16,20 +16,20 @@ from dpiframe_core.features.transforms import Bucketize
 
 SCHEMA = FeatureSchema(
     features=(
-        Categorical(name="user", scope="context", values="int", encoder=Identity(), table="wide"),
-        Numeric(name="age", scope="context"),
-        Categorical(name="item", values="int", encoder=Identity(out_of_range="oov"), table="wide", oov_id=5),
-        Categorical(name="tags", encoder=Hash(buckets=90), table="tiny", max_values=3),
-        Numeric(name="price"),
-        Numeric(name="hour", transforms=(Bucketize(boundaries=(1.0, 2.0)),), table="tiny"),
-        Numeric(name="bias"),
+        Categorical(name="user", scope="context", values="int", encoder=Identity(), table="wide", missing_id=0),
+        Numeric(name="age", scope="context", missing_value=0.0),
+        Categorical(name="item", values="int", encoder=Identity(out_of_range="oov"), table="wide", oov_id=5, missing_id=0),
+        Categorical(name="tags", encoder=Hash(buckets=90, first_id=2), table="tiny", max_values=3, missing_id=0),
+        Numeric(name="price", missing_value=0.0),
+        Numeric(name="hour", transforms=(Bucketize(boundaries=(1.0, 2.0), first_id=1),), table="tiny", missing_id=0),
+        Numeric(name="bias", missing_value=0.0),
     ),
     tables=(Table(name="wide", rows=70_000, dim=4), Table(name="tiny", rows=100, dim=4)),
 )
 READER = PreencodedReader(SCHEMA)
 HUGE = PreencodedReader(
     FeatureSchema(
-        features=(Categorical(name="id", values="int", encoder=Identity(), table="t", max_values=2),),
+        features=(Categorical(name="id", values="int", encoder=Identity(), table="t", max_values=2, missing_id=0),),
         tables=(Table(name="t", rows=2**33, dim=1),),
     )
 )

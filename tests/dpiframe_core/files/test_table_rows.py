@@ -17,13 +17,15 @@ from kernels.lookup.batch_header import HeaderWord
 
 SCHEMA = FeatureSchema(
     features=(
-        Categorical(name="city", encoder=Vocabulary(), table="city", scope="context"),
-        Categorical(name="site", encoder=Hash(buckets=30), table="site"),
-        Categorical(name="user", encoder=Hash(buckets=70), table="user", values="int"),
-        Categorical(name="slot", encoder=Identity(), table="slot", values="int", oov_id=0),
-        Categorical(name="tags", encoder=Hash(buckets=9), table="tags", max_values=3, missing_id=-1, too_many="keep_first"),
+        Categorical(name="city", encoder=Vocabulary(), table="city", scope="context", missing_id=0, oov_id=1),
+        Categorical(name="site", encoder=Hash(buckets=30, first_id=2), table="site", missing_id=0),
+        Categorical(name="user", encoder=Hash(buckets=70, first_id=2), table="user", values="int", missing_id=0),
+        Categorical(name="slot", encoder=Identity(), table="slot", values="int", oov_id=0, missing_id=0),
+        Categorical(
+            name="tags", encoder=Hash(buckets=9, first_id=2), table="tags", max_values=3, missing_id=-1, too_many="keep_first"
+        ),
         Categorical(name="seen", encoder=Identity(), table="slot", values="int", max_values=2, missing_id=4, oov_id=0),
-        Numeric(name="hour", transforms=(Bucketize(boundaries=(6.0, 12.0, 18.0)),), table="hour"),
+        Numeric(name="hour", transforms=(Bucketize(boundaries=(6.0, 12.0, 18.0), first_id=1),), table="hour", missing_id=0),
         Numeric(name="price", transforms=(Log(),), missing_value=-1.0),
     ),
     tables=tuple(Table(name=n, rows=r, dim=2) for n, r in
