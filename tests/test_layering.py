@@ -111,6 +111,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/embedding": "its tables are stored",
         "dpiframe_core/operators": "it is run on the CPU, against the module",
         "dpiframe_core/engine": "by the CPU's lane",
+        "dpiframe_core/describe": "what became of it is told in text",
         "kernels/recurrent": "the name of DIEN's GRU among torch's operators",
     },
     "dpiframe_core/evaluation": {"dpiframe_core/features": "scores are float32[n, tasks]"},
