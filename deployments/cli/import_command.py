@@ -1,19 +1,21 @@
 """The `dpiframe import` commands: a model of another library in, a bundle out. Parses arguments and prints the report."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from deployments.cli.terminal import one_line_errors, stdout
+from deployments.cli.terminal import err, one_line_errors, stdout
 
 if TYPE_CHECKING:
     from dpiframe_core.importers.source_model import SourceModel
 
 import_app = typer.Typer(no_args_is_help=True, help="Turn a model of another library into a bundle, with proof of parity.")
 
-Out = Annotated[Path, typer.Option("-o", "--out", help="The directory of the new bundle.")]
+Out = Annotated[Path | None, typer.Option("-o", "--out", help="The directory of the new bundle; needed without --dry-run.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what was found and would be written, and write nothing.")]
 Name = Annotated[str | None, typer.Option(help="The model's name in the service; by default its kind.")]
 Version = Annotated[str, typer.Option(help="The model's version in the service.")]
 Context = Annotated[str, typer.Option(help="Features that a request gives once, separated by commas.")]
@@ -49,7 +51,7 @@ Spec = Annotated[Path, typer.Option(help="What the checkpoint does not say, as Y
 @import_app.command()
 def fuxictr(
     run: Annotated[Path, typer.Argument(help="A training run's directory, or its checkpoint.")],
-    out: Out,
+    out: Out = None,
     feature_map: Annotated[Path | None, typer.Option(help="By default feature_map.json beside the checkpoint.")] = None,
     vocab: Annotated[Path | None, typer.Option(help="By default feature_vocab.json.")] = None,
     config: Annotated[Path | None, typer.Option(help="The run's parameters; by default config.yaml.")] = None,
@@ -63,6 +65,7 @@ def fuxictr(
     name: Name = None,
     version: Version = "1",
     overwrite: Overwrite = False,
+    dry_run: DryRun = False,
 ) -> None:
     """Import a FuxiCTR 2.3 run. test.csv and expected.csv in its directory are compared on if nothing else is named."""
     from dpiframe_core.importers.fuxictr.files import find_files
@@ -78,7 +81,7 @@ def fuxictr(
         files = find_files(run, feature_map, vocab, config, processor, normalizers)
         return read(files, _names(context)) if source is None else fuxictr_own(files, source, _names(context))
 
-    _write(model, out, golden_rows, expected, label, name, version, overwrite)
+    _write(model, out, golden_rows, expected, label, name, version, overwrite, dry_run)
 
 
 def _of_checkpoint(
@@ -91,14 +94,15 @@ def _of_checkpoint(
     """Adds the command of a library whose models are a checkpoint and a spec. call: of its models, for `--source`."""
 
     def command(
-        checkpoint: Checkpoint, spec: Spec, out: Out, golden_rows: Rows = None, expected: Expected = None, label: Label = None,
-        name: Name = None, version: Version = "1", overwrite: Overwrite = False,
+        checkpoint: Checkpoint, spec: Spec, out: Out = None, golden_rows: Rows = None, expected: Expected = None,
+        label: Label = None, name: Name = None, version: Version = "1", overwrite: Overwrite = False, dry_run: DryRun = False,
     ) -> None:  # fmt: skip
-        _write(lambda: read(checkpoint, spec), out, golden_rows, expected, label, name, version, overwrite)
+        _write(lambda: read(checkpoint, spec), out, golden_rows, expected, label, name, version, overwrite, dry_run)
 
     def sourced(
-        checkpoint: Checkpoint, spec: Spec, out: Out, source: Maker = None, golden_rows: Rows = None, expected: Expected = None,
-        label: Label = None, name: Name = None, version: Version = "1", overwrite: Overwrite = False,
+        checkpoint: Checkpoint, spec: Spec, out: Out = None, source: Maker = None, golden_rows: Rows = None,
+        expected: Expected = None, label: Label = None, name: Name = None, version: Version = "1", overwrite: Overwrite = False,
+        dry_run: DryRun = False,
     ) -> None:  # fmt: skip
         def made() -> "SourceModel":
             from dpiframe_core.importers.own_module import own_of_spec
@@ -106,7 +110,7 @@ def _of_checkpoint(
             assert call is not None
             return read(checkpoint, spec) if source is None else own_of_spec(title, checkpoint, spec, source, call)
 
-        _write(made, out, golden_rows, expected, label, name, version, overwrite)
+        _write(made, out, golden_rows, expected, label, name, version, overwrite, dry_run)
 
     import_app.command(library, help=about)(command if call is None else sourced)
 
@@ -154,22 +158,43 @@ _of_checkpoint("torch-rechub", "Import a ranking model of torch-rechub: WideDeep
 
 def _write(
     read: "Callable[[], SourceModel]",
-    out: Path,
+    out: Path | None,
     rows: Path | None,
     expected: Path | None,
     label: str | None,
     name: str | None,
     version: str,
     overwrite: bool,
+    dry_run: bool,
 ) -> None:
+    from dpiframe_core.errors import InputError
+    from dpiframe_core.importers.findings import findings
     from dpiframe_core.importers.writing import write_import
 
     with one_line_errors():
-        made = write_import(
-            read(), out, name=name, version=version, rows=rows, expected=expected, label=label, overwrite=overwrite
-        )
+        if out is None and not dry_run:
+            raise InputError("--out", None, "the directory of the new bundle, or --dry-run")
+        if out is None or dry_run:
+            stdout.print(findings(read()), markup=False, soft_wrap=True)
+            return
+        with _progress_bar() as progress:
+            made = write_import(
+                read(), out, name=name, version=version, rows=rows, expected=expected, label=label, overwrite=overwrite,
+                progress=progress,
+            )  # fmt: skip
         stdout.print(made.report(), markup=False, soft_wrap=True)
         stdout.print(f"bundle: {out}", markup=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on stderr while the block runs, if that is a terminal; to be told what is done, and bytes of how many."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TimeElapsedColumn()
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+        task = bar.add_task("Reading", total=None)
+        yield lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
 
 
 def _names(text: str) -> list[str]:

@@ -14,9 +14,10 @@ from pydantic_core import from_json
 from typing_extensions import TypedDict
 
 from deployments.config import Limits
-from deployments.scoring.bodies import STRICT, Columns, ErrorAnswer, Options, Rows, ScoreAnswer, ScoreRequest, ScoreRest
-from deployments.scoring.faults import Words, first_error, key_shown, refuse_unknown
+from deployments.scoring.bodies import STRICT, ErrorAnswer, Options, ScoreAnswer, ScoreRequest, ScoreRest
+from deployments.scoring.faults import Words, first_error, refuse_unknown
 from dpiframe_core.errors import InputError
+from dpiframe_core.features.candidate_columns import columns_of_rows
 from dpiframe_core.features.raw_columns import ColumnValues, split_text
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
 from kernels.runtime.gc_pause import gc_paused
@@ -78,7 +79,7 @@ class RequestForm:
         columns = request.candidates
         if isinstance(columns, list):
             refuse_unknown("candidates[0].", columns[0], self._features)
-            columns = _columns_of(columns)
+            columns = columns_of_rows(columns)
         else:
             refuse_unknown("candidates.", columns, self._features)
         if not columns:
@@ -99,7 +100,7 @@ class RequestForm:
             rows = given["candidates"]
             if not 1 <= len(rows) <= self._most_rows:
                 return None
-            columns = _columns_of(rows)
+            columns = columns_of_rows(rows)
             return self.body.model_validate(given | {"candidates": columns}) if columns.keys() <= self._features else None
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, InputError):
             return None  # validated as JSON, it is said what and where
@@ -174,13 +175,3 @@ def _typed_dict(name: str, fields: Mapping[str, Any]) -> Any:
     made = TypedDict(name, dict(fields), total=False)  # type: ignore[misc]  # noqa: UP013 (the keys are not known here)
     made.__pydantic_config__ = STRICT  # type: ignore[attr-defined]
     return made
-
-
-def _columns_of(rows: Rows) -> Columns:
-    first = rows[0].keys()
-    for i, row in enumerate(rows):
-        if row.keys() != first:
-            name = min(first ^ row.keys())
-            got = Words("a value" if name in row else "nothing")
-            raise InputError(f"candidates[{i}].{key_shown(name)}", got, "the features of candidates[0] in every candidate")
-    return {name: [row[name] for row in rows] for name in first}

@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,10 +113,12 @@ def write_bundle(
     example: Mapping[str, Any] | None = None,
     graph: Graph | None = None,
     overwrite: bool = False,
+    wrote: Callable[[str, int], None] = lambda table, nbytes: None,
 ) -> Manifest:
     """Writes a bundle beside its target, reads it back with the checks of `read_bundle`, and renames it into place.
 
-    Equal arguments give equal bytes. With `overwrite`, an older bundle at `path` stays until the new one is whole.
+    Equal arguments give equal bytes. With `overwrite`, an older bundle at `path` stays until the new one is whole. `wrote`
+    is told each table that is written, and its bytes.
 
     Raises:
         BundleError: `path` is taken, or what was given would not make a readable bundle.
@@ -136,6 +138,7 @@ def write_bundle(
             write_tensors(staging, DENSE_FILE, dense)
             for table, weight in tables.items():
                 write_table(staging, table, weight, scales.get(table))
+                wrote(table, weight.nbytes)
             for vocabulary, entries in vocabularies.items():
                 write_vocabulary(entries, staging / vocabulary_file(vocabulary))
             write_tensors(staging, GOLDEN_FILE, golden.tensors())

@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 
 from dpiframe_core.errors import BundleError, shown
 
+_PART_VALUES = 1 << 20
+
 
 def listed_files(root: Path) -> set[str]:
     """Every file below `root`, with "/" between the parts. Links are refused: they could lead out of the bundle."""
@@ -49,12 +51,20 @@ def write_tensors(root: Path, name: str, tensors: Mapping[str, torch.Tensor]) ->
 
 
 def check_finite(name: str, key: str, tensor: torch.Tensor) -> None:
-    if tensor.ndim == 0:
-        tensor = tensor[None]
-    for start in range(0, len(tensor), 1 << 16):  # parts, so that a large table is not doubled in memory
-        part = tensor[start : start + (1 << 16)]
+    found = first_infinite(tensor)
+    if found is not None:
+        raise BundleError(f"{name}: {key}: got {found}, expected finite numbers")
+
+
+def first_infinite(tensor: torch.Tensor) -> float | None:
+    """The first value that is NaN or infinite; None if there is none."""
+    rows = tensor if tensor.ndim else tensor[None]
+    step = max(1, _PART_VALUES * len(rows) // max(1, rows.numel()))
+    for start in range(0, len(rows), step):  # parts, so that a large table is not doubled in memory
+        part = rows[start : start + step]
         if not torch.isfinite(part).all():
-            raise BundleError(f"{name}: {key}: got {part[~torch.isfinite(part)][0].item()}, expected finite numbers")
+            return float(part[~torch.isfinite(part)][0].item())
+    return None
 
 
 def move_into_place(staging: Path, target: Path) -> None:

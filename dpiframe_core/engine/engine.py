@@ -26,6 +26,7 @@ from dpiframe_core.engine.options import DEFAULT_PRECISION, PRECISIONS, EngineOp
 from dpiframe_core.engine.program import CpuProgram, CudaProgram
 from dpiframe_core.engine.tuning import Tuning, engine_key
 from dpiframe_core.errors import InputError, Unavailable
+from dpiframe_core.features.candidate_columns import Candidates, candidate_columns
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock
 from dpiframe_core.graph.fusion import fuse
@@ -222,9 +223,17 @@ class Engine:
         finally:
             self._pool.put(lane)
 
-    def score(self, candidates: Mapping[str, object], context: Mapping[str, object] | None = None) -> Floats:
-        """float32[n, tasks] for raw values: `candidates` feature -> n values, `context` feature -> one value for all rows."""
-        return self.submit(self.encoder.encode(candidates, context or {}))
+    def score(self, candidates: Candidates, context: Mapping[str, object] | None = None) -> Floats:
+        """float32[n, tasks] for raw values of n candidates.
+
+        Args:
+            candidates: feature -> n values; a list of n dicts; a pyarrow Table or RecordBatch; or a pandas DataFrame.
+            context: feature -> one value for all rows.
+
+        Raises:
+            InputError: a feature is unknown, lacks or is given twice, or a value breaks its feature's rule.
+        """
+        return self.submit(self.encoder.encode(candidate_columns(candidates), context or {}))
 
     def close(self) -> None:
         """Refuses new runs (Unavailable), waits for those in flight, then releases graphs and buffers."""

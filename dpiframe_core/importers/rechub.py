@@ -27,6 +27,8 @@ from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
 
 Features = Sequence[SparseFeature | DenseFeature]
 
+_PART = 1 << 16
+
 
 def torch_rechub(checkpoint: Path, spec: Path) -> SourceModel:
     """A state dict of a ranking model of torch-rechub.
@@ -97,7 +99,9 @@ class _Reader:
             if isinstance(f, DenseFeature):
                 self.tables[f"{f.name}.w"] = weight[None]
             else:
-                self.tables[f"{f.name}.w"] = (self.tables[f.table or f.name].double() @ weight)[:, None]
+                table = self.tables[f.table or f.name]
+                parts = [table[i : i + _PART].double() @ weight for i in range(0, len(table), _PART)]
+                self.tables[f"{f.name}.w"] = torch.cat(parts)[:, None]
         assert layer.bias is not None
         self._linear = layer
         return layer.bias.double()

@@ -101,7 +101,7 @@ class Inputs:
         assert f.table is not None
         ids = torch.from_numpy(self._column(f).astype(np.int64))
         there = ids >= 0
-        return self._tables[f.table].double()[ids.clamp(min=0)] * there[:, :, None], there
+        return self._tables[f.table][ids.clamp(min=0)].double() * there[:, :, None], there
 
     def _first(self, f: Categorical | Numeric) -> Tensor:
         return self._read(f, f.first_order_table, self._schema.pooling(f.name, f.first_order_table))
@@ -110,17 +110,17 @@ class Inputs:
         column = self._column(f)
         if table is None:
             return torch.from_numpy(column.astype(np.float64))
-        weight = self._tables[table].double()
+        weight = self._tables[table]  # rows first, then float64: a table may be most of the memory that there is
         if not f.is_id:
-            return torch.from_numpy(column.astype(np.float64)) * weight[0]
+            return torch.from_numpy(column.astype(np.float64)) * weight[0].double()
         ids = torch.from_numpy(column.astype(np.int64))
         if f.max_values == 1:
-            return weight[ids[:, 0]]
-        there = (ids >= 0).double()
+            return weight[ids[:, 0]].double()
+        there, rows = (ids >= 0).double(), weight[ids.clamp(min=0)].double()
         if pooling == "max":  # of an empty list: zero, as our lookup gives (DeepCTR-Torch gives -1e9)
-            lowest = weight[ids.clamp(min=0)].masked_fill(ids[:, :, None] < 0, -torch.inf).amax(1)
+            lowest = rows.masked_fill(ids[:, :, None] < 0, -torch.inf).amax(1)
             return torch.where(lowest == -torch.inf, 0.0, lowest)
-        total = (weight[ids.clamp(min=0)] * there[:, :, None]).sum(1)
+        total = (rows * there[:, :, None]).sum(1)
         return total / there.sum(1, keepdim=True).clamp(min=1) if pooling == "mean" else total
 
     def column(self, name: str) -> np.ndarray[tuple[int, int], np.dtype[np.generic]]:

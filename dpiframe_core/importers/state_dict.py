@@ -10,6 +10,7 @@ from typing import Self
 
 import torch
 
+from dpiframe_core.bundle.bundle_files import first_infinite
 from dpiframe_core.errors import InputError, listed
 
 # A training script often saves a dict of things; these are its usual keys for the model.
@@ -25,7 +26,7 @@ class StateDict:
         for name, value in tensors.items():
             if not isinstance(value, torch.Tensor):
                 raise InputError(f"{where}: {name}", type(value).__name__, "a tensor")
-            if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            if value.is_floating_point() and first_infinite(value) is not None:
                 raise InputError(f"{where}: {name}", "NaN or infinity", "finite parameters")
         self._left = dict(tensors)
 

@@ -1,31 +1,49 @@
 """Writes a source model as a bundle, with golden rows, and says how near the bundle's scores are to the source's.
 
-The deviation is measured on what was written and read back, by the engine on the CPU at fp32, and stored with it.
+The deviation is measured on what was written and read back, by the CPU's operators at fp32, and stored with it.
 """
 
 import secrets
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from dpiframe_core.bundle.bundle import Golden, GoldenSpec, Manifest, Provenance, is_taken, read_bundle, write_bundle
+from dpiframe_core.bundle.bundle import Golden, GoldenSpec, Manifest, Provenance, is_taken, write_bundle
 from dpiframe_core.bundle.bundle_files import move_into_place
 from dpiframe_core.bundle.manifest import MANIFEST_FILE, manifest_yaml
-from dpiframe_core.engine.engine import Engine
 from dpiframe_core.errors import BundleError, InputError
 from dpiframe_core.evaluation.parity import Parity, parity
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.importers.raw_rows import Columns, random_rows, read_expected, read_rows
 from dpiframe_core.importers.source_model import SourceModel
+from dpiframe_core.importers.written_scores import written_scores
 
+Progress: TypeAlias = Callable[[str, int, int], None]
 TOLERANCE = 1e-5  # on the probability, at float32, for every supported model and option
 _GOLDEN_ROWS, _EXAMPLE_ROWS, _PART = 64, 5, 1024
+
+
+@dataclass(slots=True)
+class _TableProgress:
+    """Counts the bytes of the tables that are written, for `tell`."""
+
+    tell: Progress
+    total: int
+    done: int = 0
+
+    def now(self, what: str) -> None:
+        self.tell(what, self.done, self.total)
+
+    def wrote(self, table: str, nbytes: int) -> None:
+        self.done += nbytes
+        self.now(f"Writing {table}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +72,14 @@ def write_import(
     expected: str | Path | None = None,
     label: str | None = None,
     overwrite: bool = False,
+    progress: Progress | None = None,
 ) -> Imported:
     """Writes the bundle at `out`, unless its scores are off by more than 1e-5.
 
     Args:
         rows: raw rows to compare on, as for `score`; random ones by default. expected: the source's own scores on them (CSV);
             by default the source's layers are computed in float64. label: the column of clicks in `rows`, for AUC and log-loss.
+        progress: told what is being done, and the bytes of tables written, of how many.
 
     Raises:
         InputError: a file does not fit, or the scores are off. BundleError: `out` is taken.
@@ -90,8 +110,10 @@ def write_import(
     staging = out.absolute().parent / f".{out.name}-{secrets.token_hex(4)}.import"
     staging.parent.mkdir(parents=True, exist_ok=True)
     try:
-        manifest = _write(source, staging, name or source.model.lower(), version, columns, block, own)
-        made = parity(own.ravel(), _scores(staging, block).ravel(), labels if own.shape[1] == 1 else None)
+        told = _TableProgress(progress or (lambda what, done, total: None), sum(t.bytes_used for t in schema.tables))
+        manifest = _write(source, staging, name or source.model.lower(), version, columns, block, own, told.wrote)
+        told.now("Comparing")
+        made = parity(own.ravel(), written_scores(staging, block).ravel(), labels if own.shape[1] == 1 else None)
         if not made.max_deviation <= TOLERANCE:
             raise InputError("parity", f"|dp| up to {made.max_deviation:.3g} against {against}", f"at most {TOLERANCE:g}")
         provenance = manifest.provenance.model_copy(update={"metrics": made.metrics(), "notes": f"compared with {against}"})
@@ -104,8 +126,9 @@ def write_import(
 
 
 def _write(
-    source: SourceModel, path: Path, name: str, version: str, columns: Columns, block: RowBlock, scores: npt.NDArray[Any]
-) -> Manifest:
+    source: SourceModel, path: Path, name: str, version: str, columns: Columns, block: RowBlock, scores: npt.NDArray[Any],
+    wrote: Callable[[str, int], None],
+) -> Manifest:  # fmt: skip
     """The bundle at `path` with the first rows as golden ones, which the engine does not refuse: what is off is reported."""
     kept = block.part(0, min(_GOLDEN_ROWS, block.rows))
     golden = Golden(kept, scores[: kept.rows].astype(np.float32))
@@ -114,15 +137,8 @@ def _write(
         path, name=name, version=version, architecture=source.architecture, feature_schema=source.schema,
         dense=source.dense, tables=source.tables, vocabularies=source.vocabularies, golden=golden, provenance=provenance,
         example=_example(source, columns), graph=source.graph, tasks=source.tasks, golden_tolerance={"fp32": 1.0},
+        wrote=wrote,
     )  # fmt: skip
-
-
-def _scores(path: Path, block: RowBlock) -> npt.NDArray[np.float32]:
-    engine = Engine(read_bundle(path), "cpu", "fp32")
-    engine.warmup()
-    scores = np.concatenate([engine.submit(part) for part in _parts(block)])
-    engine.close()
-    return scores
 
 
 def _parts(block: RowBlock) -> list[RowBlock]:

@@ -261,6 +261,8 @@ def test_every_model_on_every_sample_from_raw_values(tmp_path, name, file):
                                                  "too_many": "keep_first"})  # fmt: skip
         elif f.name in singles:
             f = f.model_copy(update=described | {"vocabulary": f"{f.name}.json", "missing_id": 0})
+        else:
+            f = f.model_copy(update={"missing_value": 0.0})
         features.append(f)
     file_spec = with_vocabularies(spec.model_copy(update={"features": tuple(features)}), "spec", tmp_path)
     source = read_deepctr(file_spec, StateDict(model.state_dict(), "weights"))

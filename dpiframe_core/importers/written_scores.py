@@ -1,0 +1,100 @@
+"""The scores of a written bundle on encoded rows, by the CPU's operators, with no more of its tables in memory than is read.
+
+An engine on a CPU packs whole tables; of a checkpoint that fills the machine, an import would need their memory twice again.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dpiframe_core.bundle.bundle import Bundle, read_bundle
+from dpiframe_core.embedding.store import EmbeddingStore
+from dpiframe_core.engine.cpu_lane import CpuLane
+from dpiframe_core.features.block_layout import IdSection
+from dpiframe_core.features.row_block import Floats, RowBlock
+from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema
+from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.graph.schedule import breadth_first
+from dpiframe_core.models.model_graph import model_graph
+from dpiframe_core.operators.cpu import CpuOperators
+
+_PART = 1024
+_IDS: tuple[IdSection, ...] = ("context_ids", "candidate_ids")
+
+
+def written_scores(path: Path, block: RowBlock) -> Floats:
+    """float32[rows, tasks] of the bundle at `path`, read back; of its tables only the rows that `block` reads are touched.
+
+    Raises:
+        BundleError: it cannot be read.
+    """
+    bundle = read_bundle(path)
+    kept = _kept(bundle.manifest.feature_schema, block)
+    schema, tables = _narrowed(bundle, kept)
+    renumbered = _renumbered(bundle.manifest.feature_schema, schema, block, kept)
+    graph = fuse(model_graph(bundle))
+    operators = CpuOperators(graph, schema, EmbeddingStore(schema, tables, torch.device("cpu"), bundle.scales), bundle.dense)
+    lane = CpuLane(operators, breadth_first(graph), schema.block_layout, graph.output)
+    starts = range(0, block.rows, _PART)
+    return np.concatenate([lane.run([renumbered.part(i, min(i + _PART, block.rows))]).scores for i in starts])
+
+
+def _kept(schema: FeatureSchema, block: RowBlock) -> dict[str, npt.NDArray[np.int64]]:
+    """Table -> the ids that are read of it, ascending; tables that a feature reads by the same ids have the same ones."""
+    root = {t.name: t.name for t in schema.tables}
+
+    def first(name: str) -> str:
+        while root[name] != name:
+            name = root[name]
+        return name
+
+    features = [f for f in schema.features if f.is_id]
+    for f in features:
+        if f.table is not None and f.first_order_table is not None:
+            root[first(f.first_order_table)] = first(f.table)
+    found: dict[str, list[npt.NDArray[np.int64]]] = {}
+    for f in features:
+        found.setdefault(first(f.table or f.first_order_table or ""), []).append(_ids(schema, block, f).ravel())
+    ids = {name: np.unique(np.concatenate([[0], *(a[a >= 0] for a in arrays)])) for name, arrays in found.items()}
+    return {t.name: ids[first(t.name)] for t in schema.tables if first(t.name) in ids}
+
+
+def _narrowed(bundle: Bundle, kept: Mapping[str, npt.NDArray[np.int64]]) -> tuple[FeatureSchema, dict[str, torch.Tensor]]:
+    schema, tables = bundle.manifest.feature_schema, dict(bundle.tables)
+    for name, ids in kept.items():
+        tables[name] = tables[name][torch.from_numpy(np.minimum(ids, len(tables[name]) - 1))]
+    # Unchecked: stand-ins and buckets of the encoders lie beyond the fewer rows. The rows are encoded already.
+    features = tuple(f.model_copy(update={"oov_id": 0} if isinstance(f, Categorical) else {}) for f in schema.features)
+    sizes = tuple(t.model_copy(update={"rows": len(tables[t.name])}) for t in schema.tables)
+    return FeatureSchema.model_construct(features=features, tables=sizes), tables
+
+
+def _renumbered(
+    schema: FeatureSchema, narrowed: FeatureSchema, block: RowBlock, kept: Mapping[str, npt.NDArray[np.int64]]
+) -> RowBlock:
+    out = RowBlock.allocate(narrowed.block_layout, block.rows, block.contexts)
+    out.request_of_row[:] = block.request_of_row
+    out.context_dense[:], out.candidate_dense[:] = block.context_dense, block.candidate_dense
+    sections = {section: block.wide_ids(section).astype(np.int64) for section in _IDS}
+    for f in schema.features:
+        if f.is_id:
+            place, ids = schema.columns[f.name], _ids(schema, block, f)
+            new = np.searchsorted(kept[f.table or f.first_order_table or ""], ids)
+            columns = slice(place.start, place.start + place.width)
+            section: IdSection = "context_ids" if place.section == "context_ids" else "candidate_ids"
+            sections[section][:, columns] = np.where(ids < 0, -1, new)
+    for section, ids in sections.items():
+        if ids.shape[1]:
+            out.set_ids(section, ids)
+    return out
+
+
+def _ids(schema: FeatureSchema, block: RowBlock, f: Feature) -> npt.NDArray[np.int64]:
+    """int64[rows or contexts, width]; -1 where a list has no value."""
+    place = schema.columns[f.name]
+    section: IdSection = "context_ids" if place.section == "context_ids" else "candidate_ids"
+    ids: npt.NDArray[np.int64] = block.wide_ids(section)[:, place.start : place.start + place.width].astype(np.int64)
+    return ids

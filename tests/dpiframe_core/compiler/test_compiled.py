@@ -1,0 +1,122 @@
+"""What `compile` gives beside the graph: an example request, the tasks' names, and a summary for people."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from dpiframe_core import compile as compile_model
+from dpiframe_core.bundle.bundle import read_bundle
+from dpiframe_core.engine import Engine
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric, Table, Vocabulary
+from dpiframe_core.features.vocabulary import VocabularyTable
+from tests.dpiframe_core.compiler.modules import example, randomised, schema
+
+
+class Fields(nn.Module):
+    """A cross layer, attention weights over the fields, and an MLP."""
+
+    def __init__(self, outputs=1):
+        super().__init__()
+        self.tables = nn.ModuleDict({n: nn.Embedding(r, 8) for n, r in (("user", 50), ("item", 31), ("tag", 7), ("hour", 24))})
+        self.cross, self.hidden, self.out = nn.Linear(32, 32), nn.Linear(32, 16), nn.Linear(16, outputs)
+        self.train()
+
+    def forward(self, x):
+        fields = torch.stack([table(x[name]) for name, table in self.tables.items()], 1)
+        weights = fields.sum(-1).softmax(1)
+        flat = (fields * weights[:, :, None]).flatten(1)
+        crossed = flat * self.cross(flat) + flat
+        return torch.sigmoid(self.out(torch.relu(self.hidden(crossed))))
+
+
+class Named(Fields):
+    """Its scores one by one under names."""
+
+    def forward(self, x):
+        found = super().forward(x)
+        return {f"{name}_pred": found[:, i] for i, name in enumerate(("click", "buy"))} | {"all": found}
+
+
+@pytest.fixture
+def compiled():
+    made = schema()
+    return compile_model(randomised(Fields()), made, example(made))
+
+
+def test_an_example_request_is_stored_that_the_engine_scores_as_the_module_does(compiled, tmp_path):
+    compiled.write(tmp_path / "b", name="fields")
+    request = read_bundle(tmp_path / "b").example
+    engine = Engine.load(tmp_path / "b", "cpu")
+    engine.warmup()
+    scores = engine.score(request["candidates"], request["context"])
+    torch.testing.assert_close(torch.from_numpy(scores), torch.from_numpy(compiled.golden.scores[:5]), rtol=0, atol=1e-6)
+    engine.close()
+    compiled.write(tmp_path / "own", name="fields", example={"candidates": {}})
+    assert read_bundle(tmp_path / "own").example == {"candidates": {}}
+
+
+def test_an_example_speaks_the_raw_values_of_the_vocabularies(tmp_path):
+    features = (
+        Categorical(name="word", encoder=Vocabulary(), table="word"),
+        Numeric(name="age", scope="context"),
+    )
+    made = FeatureSchema(features=features, tables=(Table(name="word", rows=3, dim=4),))
+
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.word, self.out = nn.Embedding(3, 4), nn.Linear(5, 1)
+
+        def forward(self, x):
+            return torch.sigmoid(self.out(torch.cat([self.word(x["word"]), x["age"].unsqueeze(1)], 1)))
+
+    values = {"word": torch.tensor([2, 0, 1]), "age": torch.tensor([0.5, 1.0, 2.0])}
+    known = {"word": VocabularyTable.of({"a": 0, "b": 1, "c": 2})}
+    compile_model(randomised(Words()), made, values).write(tmp_path / "b", name="words", vocabularies=known)
+    assert read_bundle(tmp_path / "b").example == {"context": {"age": 0.5}, "candidates": {"word": ["c", "a", "b"]}}
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "tasks"),
+    [
+        (Fields(1), {}, ("click",)),
+        (Fields(3), {}, ("task0", "task1", "task2")),
+        (Named(2), {"output": ["buy_pred", "click_pred"]}, ("buy_pred", "click_pred")),
+        (Named(2), {"output": "all"}, ("task0", "task1")),
+        (Named(2), {"output": ["click_pred"]}, ("click",)),
+        (Named(2), {"output": ["all", "buy_pred"]}, ("task0", "task1", "task2")),
+    ],
+)
+def test_tasks_are_as_many_as_the_module_gives_scores_and_named_as_it_names_them(module, options, tasks, tmp_path):
+    made = schema()
+    compiled = compile_model(randomised(module), made, example(made), **options)
+    assert compiled.tasks == tasks
+    assert compiled.write(tmp_path / "b", name="tasks").tasks == tasks
+
+
+def test_a_summary_says_what_became_of_the_module_and_how_fast_it_is(compiled):
+    text = compiled.summary()
+    head, *lines = text.splitlines()
+    assert re.fullmatch(
+        r"Fields: \d+ operators, \d+ after fusion; 1 task \(click\); scores within \S+ of the module's own", head
+    )
+    before, after = map(int, re.findall(r"(\d+) (?:operators|after)", head))
+    said = {line.split()[0]: line for line in lines}
+    assert before > after
+    assert "lookup of 4 features" in said["fused"]
+    assert "cross_v2" in said["fused"]
+    assert "linear + relu" in said["fused"]
+    assert "softmax" in said["generic"]
+    for rows in ("1 row ", "256 rows"):
+        (line,) = (line for line in lines if line.strip().startswith(rows))
+        ours, own, ratio = map(float, re.findall(r"([\d.]+)(?: ms|x)", line))
+        assert ours > 0
+        assert ratio == pytest.approx(own / ours, rel=0.1)
+
+
+def test_a_summary_leaves_the_module_as_it_was(compiled):
+    module = compiled.module.module.train()
+    compiled.summary()
+    assert all(m.training for m in module.modules())

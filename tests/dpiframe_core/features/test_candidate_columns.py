@@ -1,0 +1,99 @@
+"""Candidates in every form that a Python caller has them: the same rows as from columns, or a refusal by name."""
+
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dpiframe_core.errors import InputError
+from dpiframe_core.features.candidate_columns import candidate_columns
+from dpiframe_core.features.encoder import Encoder
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table
+
+SCHEMA = FeatureSchema(
+    features=(
+        Categorical(name="item", values="int", encoder=Identity(), table="t", missing_id=9),
+        Categorical(name="site", encoder=Hash(buckets=10), table="t", missing_id=9),
+        Categorical(name="tags", encoder=Hash(buckets=10), table="t", max_values=3, missing_id=-1),
+        Numeric(name="price", missing_value=-1.0),
+    ),
+    tables=(Table(name="t", rows=10, dim=2),),
+)
+COLUMNS: dict[str, list[Any]] = {
+    "item": [1, None, 3],
+    "site": ["a", "b", None],
+    "tags": [["x"], None, ["y", "z"]],
+    "price": [0.5, None, 2.0],
+}
+ROWS = [dict(zip(COLUMNS, row, strict=True)) for row in zip(*COLUMNS.values(), strict=True)]
+
+
+def encoded(candidates: Any) -> bytes:
+    return Encoder(SCHEMA, {}).encode(candidate_columns(candidates)).buffer.tobytes()
+
+
+def frame() -> Any:
+    pandas = pytest.importorskip("pandas")
+    return pandas.DataFrame(
+        {
+            "item": pandas.array(COLUMNS["item"], dtype="Int64"), "site": COLUMNS["site"], "tags": COLUMNS["tags"],
+            "price": COLUMNS["price"],
+        },
+        index=[7, 3, 3],
+    )  # fmt: skip
+
+
+def test_every_form_is_the_same_request() -> None:
+    wanted = Encoder(SCHEMA, {}).encode(COLUMNS).buffer.tobytes()
+    table = pa.table(COLUMNS)
+    for form in (COLUMNS, ROWS, tuple(ROWS), table, table.to_batches()[0], pa.concat_tables([table[:1], table[1:]])):
+        assert encoded(form) == wanted
+    shuffled = [dict(reversed(row.items())) for row in ROWS]
+    assert encoded([ROWS[0], *shuffled[1:]]) == wanted
+
+
+def test_a_frame_of_pandas_is_the_same_request_whatever_its_index_and_its_kind_of_null() -> None:
+    made, wanted = frame(), Encoder(SCHEMA, {}).encode(COLUMNS).buffer.tobytes()
+    assert encoded(made) == wanted
+    assert encoded(made.assign(site=made["site"].astype("category"))) == wanted
+    assert encoded(made.assign(price=made["price"].astype(object))) == wanted
+    assert encoded(made.assign(site=made["site"].astype(object))) == wanted
+    assert encoded(made[["price", "tags", "site", "item"]]) == wanted
+
+
+def test_integers_that_a_frame_holds_as_floats_are_refused_as_everywhere() -> None:
+    made = frame()
+    with pytest.raises(InputError, match=r"candidates\.item\[0\]: got 1\.0, expected an integer of 64 bits or null"):
+        encoded(made.assign(item=np.array([1.0, np.nan, 3.0])))
+
+
+def frame_of(**columns: Any) -> Any:
+    return pytest.importorskip("pandas").DataFrame(columns)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (list, "candidates: got [], expected at least one candidate"),
+        (lambda: [{"item": 1}, 3], "candidates[1]: got 3, expected a dict of feature values"),
+        (lambda: [3], "candidates[0]: got 3, expected a dict of feature values"),
+        (lambda: [*ROWS, {k: v for k, v in ROWS[0].items() if k != "site"}],
+         "candidates[3].site: got nothing, expected the features of candidates[0] in every candidate"),
+        (lambda: [*ROWS, ROWS[0] | {"other": 1}],
+         "candidates[3].other: got a value, expected the features of candidates[0] in every candidate"),
+        (lambda: "item", "candidates: got a str, expected columns by feature, a list of dicts, or an Arrow or pandas table"),
+        (lambda: None, "candidates: got a NoneType, expected columns by feature"),
+        (lambda: pa.table([[1], [2]], names=["item", "item"]), "candidates: got two columns item, expected one for each"),
+        (lambda: pa.table(COLUMNS | {"other": [1, 2, 3]}), "candidates: got 'other', expected a feature of the model"),
+        (lambda: pa.table(COLUMNS).drop_columns(["tags"]), "candidates.tags: got None, expected the feature, as a column"),
+        (lambda: frame_of(item=[1]).rename(columns={"item": 5}), "candidates: got 5, expected names of features"),
+        (lambda: frame_of(item=[1, "a"]), "candidates.item: got "),
+        (lambda: frame().assign(price=datetime(2026, 1, 1)), "candidates.price: got 'timestamp["),
+    ],
+)  # fmt: skip
+def test_what_is_no_table_of_the_features_is_refused_by_name(make: Any, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        encoded(make())
+    assert str(caught.value).startswith(message)
