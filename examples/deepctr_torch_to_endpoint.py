@@ -17,7 +17,7 @@ import torch
 from deepctr_torch.inputs import DenseFeat, SparseFeat
 from deepctr_torch.models import DeepFM
 
-from dpiframe_core.importers.deepctr import deepctr_torch_checkpoint
+from dpiframe_core.importers.deepctr.checkpoint import deepctr_torch_checkpoint
 from dpiframe_core.importers.writing import write_import
 
 ROWS = 4000

@@ -128,6 +128,10 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/operators": "batch normalisation is folded into the layer ahead of it",
         "dpiframe_core/compiler": "a module of the user's own is compiled",
     },
+    "dpiframe_core/importers/deepctr": {
+        "dpiframe_core/importers": "specs, layers, sources and state dicts of all libraries",
+        "dpiframe_core/graph": "its hyper-parameters are an architecture",
+    },
     "dpiframe_core/importers/networks": {
         "dpiframe_core/importers": "a setting that lacks is said as everywhere",
     },
@@ -219,6 +223,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/engine": "dpiframe tune",
         "dpiframe_core/features": "dpiframe quantize",
         "dpiframe_core/importers": "dpiframe import",
+        "dpiframe_core/importers/deepctr": "dpiframe import deepctr-torch",
         "dpiframe_core/importers/fuxictr": "dpiframe import fuxictr",
         "dpiframe_core/importers/recbole": "dpiframe import recbole",
     },

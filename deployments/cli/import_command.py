@@ -116,7 +116,7 @@ def _of_checkpoint(
 
 
 def _deepctr_torch(checkpoint: Path, spec: Path) -> "SourceModel":
-    from dpiframe_core.importers.deepctr import deepctr_torch_checkpoint
+    from dpiframe_core.importers.deepctr.checkpoint import deepctr_torch_checkpoint
 
     return deepctr_torch_checkpoint(checkpoint, spec)
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import DCN, DIN, Architecture, DCNv2, DeepFM, TargetAttention, WideDeep, XDeepFM
-from dpiframe_core.importers.deepctr_columns import called, spec_of, takes_any_rows
-from dpiframe_core.importers.deepctr_layers import DeepCtrReader
+from dpiframe_core.importers.deepctr.columns import called, spec_of, takes_any_rows
+from dpiframe_core.importers.deepctr.layers import DeepCtrReader
 from dpiframe_core.importers.model_spec import SpecFile, read_spec, with_vocabularies
 from dpiframe_core.importers.sequential_mlp import activation_kinds, read_linear
 from dpiframe_core.importers.source_interactions import (

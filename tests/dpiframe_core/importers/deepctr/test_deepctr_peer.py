@@ -17,8 +17,8 @@ from deployments.cli.main import app
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.encoder import Encoder
-from dpiframe_core.importers.deepctr import deepctr_torch, read_deepctr
-from dpiframe_core.importers.deepctr_columns import spec_of
+from dpiframe_core.importers.deepctr.checkpoint import deepctr_torch, read_deepctr
+from dpiframe_core.importers.deepctr.columns import spec_of
 from dpiframe_core.importers.model_spec import with_vocabularies
 from dpiframe_core.importers.raw_rows import random_rows, read_rows
 from dpiframe_core.importers.state_dict import StateDict
