@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import fx, nn
+from torch._decomp import decompositions
 from torch.export.graph_signature import InputKind
 
 from dpiframe_core.errors import InputError
@@ -102,7 +103,7 @@ def trace(scored: Scored, values: Sequence[torch.Tensor]) -> Trace:
     try:
         with _quiet(), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # of torch about itself
-            with torch.backends.mkldnn.flags(enabled=False):  # by it torch 2.11 takes an LSTM's states for of other sizes
+            with _states_of_lstm():
                 exported = torch.export.export(scored, tuple(values), dynamic_shapes=(tuple({0: rows} for _ in values),))
                 exported = exported.run_decompositions({})
     except InputError:
@@ -182,6 +183,22 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+@contextmanager
+def _states_of_lstm() -> Iterator[None]:
+    """torch before 2.13 exports an LSTM's last states as [layers, 1, n, hidden] (its issue 151200). Here without the one."""
+    kept: Any = decompositions.one_layer_lstm
+
+    def layer(*arguments: Any, **named: Any) -> Any:
+        out, states = kept(*arguments, **named)
+        return out, tuple(state.flatten(0, -2) for state in states)
+
+    decompositions.one_layer_lstm = layer
+    try:
+        yield
+    finally:
+        decompositions.one_layer_lstm = kept
 
 
 def _try(scored: Scored, values: Sequence[torch.Tensor]) -> None:

@@ -22,7 +22,7 @@ from dpiframe_core.engine.cuda_lane import CudaLane
 from dpiframe_core.engine.golden_check import check_golden_error, golden_error, golden_tolerance
 from dpiframe_core.engine.lane_pool import LanePool
 from dpiframe_core.engine.model_programs import model_programs
-from dpiframe_core.engine.options import DEFAULT_PRECISION, PRECISIONS, EngineOptions, WarmupReport
+from dpiframe_core.engine.options import DEFAULT_PRECISION, FALLBACK, PRECISIONS, EngineOptions, WarmupReport
 from dpiframe_core.engine.program import CpuProgram, CudaProgram
 from dpiframe_core.engine.tuning import Tuning, engine_key
 from dpiframe_core.errors import InputError, Unavailable
@@ -36,6 +36,8 @@ from kernels.runtime import c_build
 
 log = logging.getLogger(__name__)
 _COLD = "not warmed up"
+_MARGIN = 0.75  # of a tolerance: golden rows are a sample, and other rows may deviate a little more
+_TOO_FAR = "%s: golden rows are off by %.2g at %s: serving at %s. `precision: {dense: %s}` in model.yaml spares the attempt"
 
 
 class Engine:
@@ -43,7 +45,9 @@ class Engine:
 
     Attributes:
         bundle, manifest, schema, encoder: what was loaded. graph: what is computed, after fusion.
-        device: "cpu" or "cuda:N". precision: "fp32", "tf32", "bf16" or "fp8". max_batch_rows, lanes: see `EngineOptions`.
+        device: "cpu" or "cuda:N". max_batch_rows, lanes: see `EngineOptions`.
+        precision: "fp32", "tf32", "bf16" or "fp8". If neither the caller nor the bundle asks for one, a GPU's is tf32;
+            fp32 after a warm-up at which the golden rows took more than 3/4 of tf32's tolerance.
         buckets: rows of the captured graphs; () on a CPU, where a batch runs at its own size.
     """
 
@@ -55,6 +59,7 @@ class Engine:
         if target.type == "cpu" and precision is None:
             asked = None  # what a bundle asks for is about GPUs; a CPU computes in float32, which is at least as exact
         self.precision = precision or asked or DEFAULT_PRECISION[target.type]
+        self._fallback = None if precision or asked else FALLBACK.get(self.precision)
         if self.precision not in PRECISIONS[target.type]:
             raise InputError("precision", self.precision, f"one of {', '.join(PRECISIONS[target.type])} on {target.type}")
         self.bundle, self.manifest = bundle, bundle.manifest
@@ -67,13 +72,17 @@ class Engine:
             self.buckets = tuple(sorted({*options.buckets})) or geometric_buckets(self.max_batch_rows)
         self.graph = fuse(model_graph(bundle), options.fusion)
         self._store = EmbeddingStore(self.schema, bundle.tables, target, bundle.scales)
-        self._programs = model_programs(bundle, self.graph, self._store, self.precision, options)
-        key = engine_key(bundle.fingerprint, self.precision, target, options)
+        self._failure: str | None = _COLD
+        self._set_up(target)
+
+    def _set_up(self, target: torch.device) -> None:
+        """Programs and lanes of `self.precision`."""
+        self._programs = model_programs(self.bundle, self.graph, self._store, self.precision, self.options)
+        key = engine_key(self.bundle.fingerprint, self.precision, target, self.options)
         self._tuning = Tuning(self._programs, self.buckets, key)
         self._pool = LanePool([self._lane(target) for _ in range(self.lanes)])
         # A lane has one user at a time, so its own counts need no lock.
         self._batch_sizes = {lane: [0] * (self.max_batch_rows + 1) for lane in self._pool.lanes}
-        self._failure: str | None = _COLD
 
     @classmethod
     def load(
@@ -112,13 +121,16 @@ class Engine:
         start = time.perf_counter()
         c_build.request_extension()  # built now, not at the first batch of several requests
         try:
-            known = self._tuning.recall()
             before = _free_bytes(self.device)
-            for lane in self._pool.lanes:
-                lane.prepare()
+            error = self._prepare()
+            if self._fallback and error > _MARGIN * golden_tolerance(self.bundle, self.precision):
+                log.warning(_TOO_FAR, self.bundle.path, error, self.precision, self._fallback, self._fallback)
+                for lane in self._pool.lanes:
+                    lane.close()
+                self.precision, self._fallback = self._fallback, None
+                self._set_up(torch.device(self.device))
+                error = self._prepare()
             captured = max(0, before - _free_bytes(self.device))
-            buffers = sum(lane.bytes_used for lane in self._pool.lanes if isinstance(lane, CudaLane))
-            error = max(golden_error(lane, self.bundle.golden, self.max_batch_rows) for lane in self._pool.lanes)
             check_golden_error(error, self.bundle, self.precision, self.device)
         except Exception as failure:
             self._failure = f"the warm-up failed: {failure}"
@@ -127,6 +139,7 @@ class Engine:
             raise Unavailable(f"engine: {self._failure}")
         self._tuning.remember()  # not before the golden rows came out: what computes wrongly must not come back
         self._failure = None
+        buffers = sum(lane.bytes_used for lane in self._pool.lanes if isinstance(lane, CudaLane))
         calibrations = self._tuning.calibrations
         for c in calibrations.values():
             log.info("bucket %d runs %s, %.2fx the next best of %s us", c.bucket, c.program, c.gain, dict(c.microseconds))
@@ -136,8 +149,15 @@ class Engine:
             golden_error=error, golden_tolerance=golden_tolerance(self.bundle, self.precision),
             table_bytes=self._store.bytes_used,
             buffer_bytes=buffers, captured_bytes=captured,
-            calibrations=tuple(calibrations[b] for b in sorted(calibrations)), recalled=known,
+            calibrations=tuple(calibrations[b] for b in sorted(calibrations)), recalled=self._recalled,
         )  # fmt: skip
+
+    def _prepare(self) -> float:
+        """Captures every bucket on every lane, and returns the largest deviation on the golden rows."""
+        self._recalled = self._tuning.recall()
+        for lane in self._pool.lanes:
+            lane.prepare()
+        return max(golden_error(lane, self.bundle.golden, self.max_batch_rows) for lane in self._pool.lanes)
 
     @property
     def out_of_range(self) -> int:

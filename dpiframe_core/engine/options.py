@@ -10,6 +10,7 @@ from dpiframe_core.graph.schedule import POLICIES
 AUTO, WAVES, REGIONS = "auto", "waves", "regions"
 PRECISIONS = {"cpu": ("fp32", "bf16"), "cuda": ("fp32", "tf32", "bf16", "fp8")}
 DEFAULT_PRECISION = {"cpu": "fp32", "cuda": "tf32"}
+FALLBACK = {"tf32": "fp32"}  # of a default precision that does not meet the golden rows
 GOLDEN_TOLERANCE = {"fp32": 1e-5, "tf32": 1e-3, "bf16": 1e-2, "fp8": 3e-2}  # on the probability, against the float32 source
 
 

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch._decomp import decompositions
 
 from dpiframe_core import compile as compile_model
 from dpiframe_core.errors import InputError
@@ -103,6 +104,21 @@ def test_lower_precisions_stay_within_their_documented_deviation(name, precision
     values = example(made, 64, seed=5)
     got = served_scores(tmp_path / "b", values, "cuda:0", precision)
     torch.testing.assert_close(got, called(module, values, {}), rtol=0, atol=tolerance)
+
+
+def test_an_lstm_is_traced_where_torch_exports_its_states_with_an_axis_too_many(monkeypatch):
+    """As torch before 2.13 does without oneDNN."""
+    whole = decompositions.one_layer_lstm
+
+    def of_old(*arguments, **named):
+        out, states = whole(*arguments, **named)
+        return out, tuple(state.unsqueeze(0) for state in states)
+
+    monkeypatch.setattr(decompositions, "one_layer_lstm", of_old)
+    monkeypatch.setattr(decompositions, "select_one_layer_lstm_function", lambda *_: decompositions.one_layer_lstm)
+    for name in ("lstm", "lstm-layers-both-ways"):
+        assert compiled_of(name, "cell")[-1].deviation <= 1e-5
+    assert decompositions.one_layer_lstm is of_old
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dpiframe_core.bundle.bundle import Golden
+from dpiframe_core.engine import options
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.errors import BundleError, ConfigError, DeadlineExceeded, InputError, Unavailable
@@ -28,10 +29,15 @@ def bundle(tmp_path_factory):
     return small_bundle(tmp_path_factory.mktemp("bundles") / "small", ARCHITECTURE)
 
 
-def started(bundle, device, **options):
-    engine = Engine(bundle, device, "fp32", EngineOptions(**{"max_batch_rows": 64, **options}))
+def started(bundle, device, **changed):
+    engine = Engine(bundle, device, "fp32", EngineOptions(**{"max_batch_rows": 64, **changed}))
     engine.warmup()
     return engine
+
+
+def off_by(bundle, error):
+    """A bundle whose golden scores are by so much higher than they should be."""
+    return replace(bundle, golden=Golden(bundle.golden.block, bundle.golden.scores + np.float32(error)))
 
 
 def block_of(bundle, rows, seed=0, contexts=1):
@@ -186,12 +192,36 @@ def test_batches_of_no_rows_or_too_many_are_refused(bundle, device):
 
 @pytest.mark.parametrize("device", BACKENDS)
 def test_golden_rows_that_do_not_come_out_stop_the_start(bundle, device):
-    wrong = replace(bundle, golden=Golden(bundle.golden.block, bundle.golden.scores + np.float32(0.01)))
-    engine = Engine(wrong, device, "fp32", EngineOptions(max_batch_rows=64))
+    engine = Engine(off_by(bundle, 0.01), device, "fp32", EngineOptions(max_batch_rows=64))
     with pytest.raises(BundleError, match=r"golden rows: got scores off by 0\.01 at fp32"):
         engine.warmup()
     with pytest.raises(Unavailable, match="golden rows"):
         engine.submit(block_of(bundle, 1))
+
+
+def test_a_default_precision_that_misses_the_golden_rows_gives_way_to_fp32(bundle, monkeypatch):
+    monkeypatch.setitem(options.DEFAULT_PRECISION, "cpu", "bf16")
+    monkeypatch.setitem(options.FALLBACK, "bf16", "fp32")
+    monkeypatch.setitem(options.GOLDEN_TOLERANCE, "bf16", 1e-9)
+    engine = Engine(bundle, "cpu", None, EngineOptions(max_batch_rows=64))
+    report = engine.warmup()
+    assert (engine.precision, report.precision, report.golden_tolerance) == ("fp32", "fp32", 1e-5)
+    assert engine.submit(block_of(bundle, 3)).shape == (3, 1)
+    asked = Engine(bundle, "cpu", "bf16", EngineOptions(max_batch_rows=64))
+    with pytest.raises(BundleError, match="at bf16 on cpu, expected at most 1e-09; use a higher precision"):
+        asked.warmup()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("error", "served"), [(0.0, "tf32"), (0.9e-3, "fp32")])
+def test_a_gpu_serves_tf32_unless_the_golden_rows_are_near_its_tolerance(bundle, error, served, caplog):
+    golden = bundle.manifest.golden.model_copy(update={"tolerance": {"fp32": 2e-3}})
+    tolerant = replace(off_by(bundle, error), manifest=bundle.manifest.model_copy(update={"golden": golden}))
+    engine = Engine(tolerant, "cuda:0", None, EngineOptions(max_batch_rows=64))
+    assert engine.warmup().precision == engine.precision == served
+    assert ("serving at fp32" in caplog.text) == (served == "fp32")
+    assert engine.submit(block_of(bundle, 3)).shape == (3, 1)
+    engine.close()
 
 
 @pytest.mark.parametrize("change", ["missing", "left over", "shape"])
