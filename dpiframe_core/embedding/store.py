@@ -1,8 +1,8 @@
 """Owns a model's embedding tables on one device, and tells lookups where the rows lie through segment descriptors.
 
-A table's rows may lie in several segments of device-readable memory (local HBM, a peer's, pinned host memory); today each
-table is one segment in local memory. Descriptors are double-buffered and chosen by a word of each lane, so that new addresses
-take effect between two batches without a new capture. A lookup keeps a copy of first segments: `DeviceLookup.place` renews it.
+A table's rows lie in one segment of the GPU's memory, or by a placement in several, some of the host's (`tiers`). Descriptors
+are double-buffered and chosen by a word of each lane, so that new addresses take effect between two batches without a new
+capture. A lookup keeps a copy of first segments: `DeviceLookup.place` renews it.
 """
 
 from collections.abc import Mapping
@@ -10,9 +10,10 @@ from collections.abc import Mapping
 import torch
 
 from dpiframe_core.embedding.layout import table_dtype
+from dpiframe_core.embedding.tiers import Home, Tiers
 from dpiframe_core.errors import BundleError
 from dpiframe_core.features.schema import FeatureSchema
-from kernels.lookup.descriptors import whole
+from kernels.lookup.descriptors import Descriptors, whole
 
 
 class EmbeddingStore:
@@ -22,12 +23,15 @@ class EmbeddingStore:
         tables: name -> [rows, dim] as the schema says (memory-mapped is fine).
         device: where they are to live. On a CPU they are used as they come.
         scales: name -> float32[dim], of the int8 tables.
+        home: where rows lie if the device's memory is not to hold all of them; on a CPU: in the files that `tables` map.
 
     Attributes:
-        tables, scales: in the schema's order; a scale is None where the table is not int8.
+        tables, scales: in the schema's order; a scale is None where the table is not int8. () of a GPU's tables with a home.
+        host_bytes: of rows that a GPU reads from the host's memory. mapped: whether a CPU is to read rows where they lie.
 
     Raises:
         BundleError: a table is missing or differs from the schema.
+        InputError, Unavailable: see `Tiers`.
     """
 
     def __init__(
@@ -36,25 +40,42 @@ class EmbeddingStore:
         tables: Mapping[str, torch.Tensor],
         device: torch.device,
         scales: Mapping[str, torch.Tensor] | None = None,
+        home: Home | None = None,
     ) -> None:
         given = [(scales or {}).get(t.name) for t in schema.tables]
         for t, scale in zip(schema.tables, given, strict=True):
             _check(f"tables.{t.name}", tables.get(t.name), (t.rows, t.dim), t.dtype)
             if t.dtype == "int8":
                 _check(f"tables.{t.name}.scale", scale, (t.dim,), "float32")
-        self.device = device
+        self.device, self.host_bytes = device, 0
+        self.mapped = home is not None and device.type == "cpu"
+        self._tiers: Tiers | None = None
+        self.tables: list[torch.Tensor] = []
+        self.scales: list[torch.Tensor | None] = []
+        if home is not None and device.type == "cuda":
+            self._tiers = Tiers(schema, [tables[t.name] for t in schema.tables], given, home, device)
+            self.descriptors: Descriptors | None = self._tiers.descriptors
+            self.host_bytes = self._tiers.host_bytes
+            return
         self.tables = [tables[t.name].to(device).contiguous() for t in schema.tables]
         self.scales = [None if s is None else s.to(device).contiguous() for s in given]
         self.descriptors = whole(self.tables, self.scales, device) if device.type == "cuda" else None
 
     @property
     def bytes_used(self) -> int:
-        return sum(t.nbytes for t in (*self.tables, *self.scales) if t is not None)
+        """Of tables and scales in the device's memory."""
+        own = sum(t.nbytes for t in (*self.tables, *self.scales) if t is not None)
+        return own + (self._tiers.device_bytes if self._tiers else 0)
 
     @property
     def out_of_range(self) -> int:
         """Ids that lookups on a GPU found outside their table since the start. Waits for the device."""
         return int(self.descriptors.out_of_range.item()) if self.descriptors else 0
+
+    def close(self) -> None:
+        """Gives the host's memory back that a GPU reads. No lookup may run any more."""
+        if self._tiers is not None:
+            self._tiers.close()
 
 
 def _check(where: str, found: torch.Tensor | None, shape: tuple[int, ...], dtype: str) -> None:

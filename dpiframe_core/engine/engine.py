@@ -16,6 +16,7 @@ import torch
 
 from dpiframe_core.bundle.bundle import Bundle, read_bundle
 from dpiframe_core.embedding.store import EmbeddingStore
+from dpiframe_core.embedding.tiers import Home
 from dpiframe_core.engine.buckets import Counts, geometric_buckets, padding_waste
 from dpiframe_core.engine.cpu_lane import CpuLane
 from dpiframe_core.engine.cuda_lane import CudaLane
@@ -48,10 +49,18 @@ class Engine:
         device: "cpu" or "cuda:N". max_batch_rows, lanes: see `EngineOptions`.
         precision: "fp32", "tf32", "bf16" or "fp8". If neither the caller nor the bundle asks for one, a GPU's is tf32;
             fp32 after a warm-up at which the golden rows took more than half of tf32's tolerance.
+        home: where rows of tables lie, if the device's memory is not to hold them all.
         buckets: rows of the captured graphs; () on a CPU, where a batch runs at its own size.
     """
 
-    def __init__(self, bundle: Bundle, device: str, precision: str | None = None, options: EngineOptions | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        device: str,
+        precision: str | None = None,
+        options: EngineOptions | None = None,
+        home: Home | None = None,
+    ) -> None:
         self.options = options = options or EngineOptions()
         target = target_device(device)
         self.device = str(target)
@@ -71,7 +80,7 @@ class Engine:
         if target.type == "cuda":
             self.buckets = tuple(sorted({*options.buckets})) or geometric_buckets(self.max_batch_rows)
         self.graph = fuse(model_graph(bundle), options.fusion)
-        self._store = EmbeddingStore(self.schema, bundle.tables, target, bundle.scales)
+        self._store = EmbeddingStore(self.schema, bundle.tables, target, bundle.scales, home)
         self._failure: str | None = _COLD
         self._set_up(target)
 
@@ -263,6 +272,7 @@ class Engine:
                 lane.close()
             except RuntimeError:  # a failed device refuses even that
                 log.exception("releasing a lane of %s failed", self.device)
+        self._store.close()
 
     def _lane(self, target: torch.device) -> CpuLane | CudaLane:
         layout, first = self.schema.block_layout, self._programs[0]

@@ -20,6 +20,7 @@ from kernels import reference
 from kernels.cpu.dense import CrossV1, Fm, Head, Linear, has_bf16
 from kernels.cpu.first_layers import FirstLayers
 from kernels.cpu.lookup import PackedLookup
+from kernels.cpu.mapped_lookup import MappedLookup
 from kernels.recurrent.recurrence_cpu import CpuRecurrence
 
 
@@ -47,8 +48,9 @@ class CpuOperators:
         self._dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self._weights = {name: t.float().contiguous() for name, t in dense.items()}
         readers = graph.consumers()
+        kind: type[PackedLookup] | type[MappedLookup] = MappedLookup if store.mapped else PackedLookup
         self._lookups = [
-            (n, PackedLookup(plan_lookup(n, schema), store.tables, store.scales, self._x_dtype(n, readers)))
+            (n, kind(plan_lookup(n, schema), store.tables, store.scales, self._x_dtype(n, readers)))
             for n in graph.nodes
             if n.op == "lookup"
         ]
@@ -77,11 +79,13 @@ class CpuOperators:
         return self._pure | looked_up
 
     def _first_layers(
-        self, lookup: Node, packed: PackedLookup, readers: Mapping[str, Sequence[Node]]
+        self, lookup: Node, packed: PackedLookup | MappedLookup, readers: Mapping[str, Sequence[Node]]
     ) -> tuple[FirstLayers, Sequence[Node]] | None:
         """The lookup with its readers, and those: dense layers of its one output first, then FM of all of it; or None."""
         own = sorted(readers.get(lookup.outputs[0], ()), key=lambda n: n.op == "fm")
         dense, fms = [n for n in own if n.op == "linear"], [n for n in own if n.op == "fm"]
+        if isinstance(packed, MappedLookup):
+            return None
         tables, fields = packed.float_tables, packed.plan.x_slots
         if tables is None or tables.table is None or self._dtype != torch.float32 or len(lookup.attrs.outputs_of_concat()) != 1:
             return None
@@ -199,7 +203,9 @@ def _attention(a: Attrs, w: Sequence[torch.Tensor]) -> Compute:
     return run
 
 
-def _look_up(lookup: PackedLookup, outputs: Sequence[str], widths: Sequence[int], block: RowBlock, values: Values) -> None:
+def _look_up(
+    lookup: PackedLookup | MappedLookup, outputs: Sequence[str], widths: Sequence[int], block: RowBlock, values: Values
+) -> None:
     ids = block.candidate_ids, block.context_ids
     x, total = lookup.read(block.request_of_row, *ids, block.candidate_dense, block.context_dense)
     parts = () if x is None else (x,) if len(widths) == 1 else (part.contiguous() for part in torch.split(x, list(widths), 1))

@@ -14,7 +14,7 @@ FLIGHT = 8  # rows of a part that a thread has in flight
 # Rows of several vectors by parts: bags of 10, dim 128, float16, 1,024 rows 19.6 us became 13.9, of 3 7.1 became 8.2 (H200).
 LONG, LONG_WIDE, WIDE_VECTORS = 16, 8, 4
 MOST_IDS = 4 * FLIGHT  # of a part: a bag of 100 makes four, and a row's partial sums take 2 kB (128 columns)
-PART_BYTES = 48  # of a part and of a join in shared memory: bags.cuh's Part
+PART_BYTES = 48, 64  # of a part and of a join in shared memory: bags.cuh's Part; in tiers
 _MOST_RECORDS = 320  # parts and joins, in 15 kB of shared memory
 _MOST_SUM_BYTES = 8192  # of a row
 _WARP = 32
@@ -42,10 +42,10 @@ class BagParts:
         """In the order of their records."""
         return *self.parts, *self.singles, *self.joins
 
-    def shared_bytes(self, rows: int) -> int:
+    def shared_bytes(self, rows: int, tiers: bool = False) -> int:
         """Of a block: parts, joins, the counter, and sums, each with its number of rows."""
         records = len(self.units)
-        return records * PART_BYTES + 16 + rows * self.sums * (self.columns + 4) * 4 if records else 0
+        return records * PART_BYTES[tiers] + 16 + rows * self.sums * (self.columns + 4) * 4 if records else 0
 
 
 def bag_parts(plan: LookupPlan, vector: int) -> tuple[BagParts, list[Slot]]:

@@ -62,31 +62,15 @@ struct Flight {
     __device__ __forceinline__ bool find(const Source& s, int count, int readable, int c, int r, const Staged& at, const Tables& in) {
         const int lane = threadIdx.x % 32, member = lane % TEAM;
         ID id[OWN];
-        bool far[OWN], any_far = false;
+        bool wanted[OWN];
 #pragma unroll
         for (int k = 0; k < OWN; ++k) {
             const int j = k * TEAM + member, i = min(c + j, readable - 1);  // the last rather than branch
-            const bool wanted = j < FLIGHT && c + j < count;
             id[k] = at.id(r + APART * i, s.id + !APART * i * HOW_ID_BYTES(s.how), s.how);
-            const bool near = id[k] < (ID)s.limit, padding = HOW_MAY_PAD(s.how) && id[k] == (ID)HOW_PADDING_ID(s.how);
-            row[k] = wanted && near ? (unsigned long long)s.base + (unsigned long long)id[k] * s.row_bytes : 0;
-            any_far |= far[k] = wanted && !near && !padding;
+            const bool padding = HOW_MAY_PAD(s.how) && id[k] == (ID)HOW_PADDING_ID(s.how);
+            wanted[k] = j < FLIGHT && c + j < count && !padding;
         }
-        if (any_far) {
-#pragma unroll 1
-            for (int k = 0; k < OWN; ++k) {  // a loop, as this is rare and long
-                bool wanted = false;
-                ID own = 0;
-#pragma unroll
-                for (int j = 0; j < OWN; ++j)
-                    if (j == k) own = id[j], wanted = far[j];
-                if (!wanted) continue;
-                const unsigned long long found = (unsigned long long)far_row(own, s.unit, in);
-#pragma unroll
-                for (int j = 0; j < OWN; ++j)
-                    if (j == k) row[j] = found;
-            }
-        }
+        find_rows<OWN>(row, [&](int) -> const Source& { return s; }, id, wanted, in);
         unsigned any = 0;
 #pragma unroll
         for (int k = 0; k < OWN; ++k) {

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ def record(fields: str) -> np.dtype[np.void]:
     return np.dtype([tuple(field.split()) for field in fields.split(", ")])
 
 
-TABLE = record("base <u8, end <i8, rows <i8, scale <u8, next <i4, segments <i4, unused <i8")
+TABLE = record("base <u8, end <i8, rows <i8, scale <u8, next <i4, segments <i4, ranks <u8")
 _SEGMENT = record("base <u8, end <i8")
 
 
@@ -24,11 +25,14 @@ class Segment:
     end: int
 
 
-def segment_descriptors(tables: Sequence[Sequence[Segment]], scales: Sequence[int] = ()) -> tuple[np.ndarray, np.ndarray]:
+def segment_descriptors(
+    tables: Sequence[Sequence[Segment]], scales: Sequence[int] = (), ranks: Sequence[int] = ()
+) -> tuple[np.ndarray, np.ndarray]:
     """The byte images (uint8) of one generation: a record a table with its first segment inline, and the list of all segments.
 
     Args:
         scales: the address of each table's float32[dim] scale, a multiple of 16; 0 where a table is not int8. (): none is.
+        ranks: the address of each table's uint32[rows], at which place among its rows each lies; 0 or (): in order of ids.
 
     Raises:
         ValueError: a table has no segment, or its segments are not ascending.
@@ -38,8 +42,9 @@ def segment_descriptors(tables: Sequence[Sequence[Segment]], scales: Sequence[in
         if not e or e != sorted(set(e)) or e[0] < 1:
             raise ValueError(f"table {i}: got segment ends {e}, expected at least one, ascending from 1")
     firsts = np.cumsum([0, *(len(e) for e in ends)])
-    each = zip(tables, scales or [0] * len(tables), firsts, strict=False)
-    records = [(t[0].base, t[0].end, t[-1].end, scale, first + 1, len(t), 0) for t, scale, first in each]
+    none = [0] * len(tables)
+    each = zip(tables, scales or none, firsts, ranks or none, strict=False)
+    records = [(t[0].base, t[0].end, t[-1].end, scale, first + 1, len(t), rank) for t, scale, first, rank in each]
     listed = [(s.base, s.end) for t in tables for s in t]
     return np.array(records, TABLE).view(np.uint8), np.array(listed, _SEGMENT).view(np.uint8)
 
@@ -50,11 +55,13 @@ class Descriptors:
     After a change lookups are to `place` themselves anew.
 
     tables: uint8[2 * n_tables * 48]; segments: uint8[2 * n_segments * 16]; out_of_range: int64[1], ids refused so far.
+    tiers: whether some table has several segments, or ranks. Lookups are compiled for it.
     """
 
     tables: torch.Tensor
     segments: torch.Tensor
     out_of_range: torch.Tensor
+    tiers: bool
 
     @property
     def n_tables(self) -> int:
@@ -67,8 +74,13 @@ class Descriptors:
 
 def descriptors(generations: Sequence[tuple[np.ndarray, np.ndarray]], device: torch.device) -> Descriptors:
     """On a device, of two generations of `segment_descriptors`."""
-    tables, segments = (torch.from_numpy(np.concatenate(images)).to(device) for images in zip(*generations, strict=True))
-    return Descriptors(tables, segments, torch.zeros(1, dtype=torch.int64, device=device))
+    tables, segments = (np.concatenate(images) for images in zip(*generations, strict=True))
+    records = tables.view(TABLE)
+    tiers = bool((records["segments"] > 1).any() or records["ranks"].any())
+    on = partial(torch.Tensor.to, device=device)
+    return Descriptors(
+        on(torch.from_numpy(tables)), on(torch.from_numpy(segments)), torch.zeros(1, dtype=torch.int64, device=device), tiers
+    )
 
 
 def whole(tables: Sequence[torch.Tensor], scales: Sequence[torch.Tensor | None], device: torch.device) -> Descriptors:

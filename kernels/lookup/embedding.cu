@@ -44,6 +44,7 @@
 #define TOTAL_THREADS 32  // whole warps
 #define BLOCKS 2          // of a multiprocessor, that registers must allow
 #define OUT_FACTOR 1.0f   // what values are multiplied by where OUT is fp8: one over its scale
+#define TIERS 0           // whether tables lie in several segments, or by the ranks of their rows
 #define AHEAD 0           // whether rows may still be staged after the launch
 #define ONCE {0, 0}       // columns of x, [first, end), that are written but in the first of a block's neighbouring rows of a context
 #define SHARED {16, 48}   // columns of x, [first, end), that are written for each context too; {0, 0}: none

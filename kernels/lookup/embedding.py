@@ -18,7 +18,7 @@ from kernels.runtime.source import kernel
 from kernels.runtime.state import STATE_WORDS
 
 _SHARED_LIMIT = 46 * 1024
-_TERM_BYTES = 36  # a first-order term's in shared memory: embedding.cu's Source and a scale
+_TERM_BYTES = 36, 52  # a first-order term's in shared memory: embedding.cu's Source and a scale; in tiers
 
 
 class DeviceLookup:
@@ -57,7 +57,7 @@ class DeviceLookup:
         units = [u for s in others for u in units_of(plan, s, vector)]
         totals = [u for s in plan.total_slots for u in units_of(plan, s, 1)]
         self.units, self.totals = len(units), len(totals)
-        self._image = units_image([*units, *totals, *self.bags.units], self.bags.columns)
+        self._image = units_image([*units, *totals, *self.bags.units], self.bags.columns, descriptors.tiers)
         self._units = torch.zeros(self._image.nbytes, dtype=torch.uint8, device=self._device)
         self.place()
         sides = plan.context_ids, plan.candidate_ids
@@ -74,7 +74,7 @@ class DeviceLookup:
             "NARROW": int(any(u.how.width < vector for u in units)),
             "MASKS": int(any(s.kind == Kind.MASK for s in plan.x_slots)), "LARGEST": int(any(s.largest for s in plan.reads)),
             "DTYPES": _dtypes(plan, plan.x_slots), "TOTAL_DTYPES": _dtypes(plan, plan.total_slots),
-            "OUT_FACTOR": f"{1 / out_scale!r}f",
+            "OUT_FACTOR": f"{1 / out_scale!r}f", "TIERS": int(descriptors.tiers),
             "MOST": self._most, "PARTS": len(self.bags.parts), "SINGLES": len(self.bags.singles),
             "JOINS": len(self.bags.joins),
             "TEAM": self.bags.team, "FLIGHT": FLIGHT,
@@ -90,7 +90,9 @@ class DeviceLookup:
         tables = self._descriptors.tables.cpu().numpy().view(TABLE).reshape(2, -1).T[far["table"]]  # [reads, 2]
         offset = far["offset"][:, None].astype(np.uint64)
         image["base"][reads] = tables["base"] + offset
-        image["limit"][reads] = tables["end"]
+        image["limit"][reads] = tables["rows" if self._descriptors.tiers else "end"]
+        if self._descriptors.tiers:
+            image["near"][reads], image["ranks"][reads] = tables["end"], tables["ranks"]
         image["scale"][reads] = np.where(tables["scale"] > 0, tables["scale"] + 4 * offset, 0)
         self._units.copy_(torch.from_numpy(self._image.view(np.uint8)))
 
@@ -104,9 +106,9 @@ class DeviceLookup:
         return replace(t, rows=next(r for r in range(min(t.rows, threads), 0, -1) if self._shared_bytes(r) <= _SHARED_LIMIT))
 
     def _shared_bytes(self, rows: int) -> int:
-        own = self.totals * _TERM_BYTES + rows * (4 + self._context_bytes)
+        own = self.totals * _TERM_BYTES[self._descriptors.tiers] + rows * (4 + self._context_bytes)
         staged = sum(_lines(rows * size + 124) for size in self._candidate_bytes)
-        return _lines(own) + staged + self.bags.shared_bytes(rows)
+        return _lines(own) + staged + self.bags.shared_bytes(rows, self._descriptors.tiers)
 
     def _kernel(self, t: Tiling, ahead: bool) -> Any:
         sizes = {

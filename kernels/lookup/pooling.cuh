@@ -3,7 +3,7 @@
 #include "lookup/row_loads.cuh"
 
 struct __align__(16) Table {  // its first segment inline; scale, for `DeviceLookup.place`: float32[dim] of an int8 table
-    unsigned long long base; long long end; long long rows; const float* scale; int next; int segments; long long unused;
+    unsigned long long base; long long end; long long rows; const float* scale; int next; int segments; const unsigned* ranks;
 };
 struct Segment { unsigned long long base; long long end; };  // rows [end of the one before, end) lie at base
 // units.py says what the fields of a unit are.
@@ -11,11 +11,15 @@ struct __align__(16) Unit { unsigned short id, ids, number, row_bytes; int out; 
 struct __align__(16) Far { long long oov; int table; int offset; };  // for ids that the first segment does not hold
 // base, limit, scale: of either generation: a row of id < limit lies at base + id * row_bytes; scale is null but of int8. Copied
 // from the tables, so that one read leads to rows; side by side, so that a warp's reads are whole lines.
+// In TIERS rows lie in the order of their ranks (null: that of their ids). limit is then the table's rows, near the first segment's.
 #define RECORDS (UNITS + TOTALS + PARTS + SINGLES + JOINS)
 struct __align__(16) Units {
     unsigned long long base[RECORDS][2], limit[RECORDS][2];
     Unit unit[RECORDS];
     unsigned long long scale[RECORDS][2];
+#if TIERS
+    unsigned long long near[RECORDS][2], ranks[RECORDS][2];
+#endif
     Far far[RECORDS];
 #if PARTS
     float zeros[TEAM * VEC];  // bags.cuh reads them where there is no row
@@ -23,6 +27,9 @@ struct __align__(16) Units {
 };
 struct __align__(16) Source {  // a unit, of the batch's generation
     const char* base; unsigned long long limit; unsigned short id, ids, number, row_bytes; int unit; int how;
+#if TIERS
+    unsigned long long near; const unsigned* ranks;
+#endif
 };
 
 enum Kind { GATHER = 0, SCALE = 1, COPY = 2, MASK = 3 };
@@ -61,6 +68,7 @@ __device__ __forceinline__ const char* far_row(unsigned long long any, int unit,
         if (HOW_COUNTED(u.how)) atomicAdd(in.out_of_range, 1ull);
         id = far.oov;
     }
+    if (TIERS && t.ranks) id = t.ranks[id];
     unsigned long long base = t.base;
     long long begin = 0, end = t.end;
     for (int s = t.next; s < t.next + t.segments - 1 && id >= end; ++s) {
@@ -71,10 +79,67 @@ __device__ __forceinline__ const char* far_row(unsigned long long any, int unit,
     return reinterpret_cast<const char*>(base) + (id - begin) * (long long)u.row_bytes + far.offset;
 }
 
+// at[k]: where the row of id[k] lies that source(k) reads, where has[k] says that it is wanted; else, and for padding, null. Ranks
+// of all ids are on their way before one is used.
+template <int K, typename Of>
+__device__ __forceinline__ void find_rows(unsigned long long at[K], Of source, const ID id[K], const bool has[K], const Tables& in) {
+    ID rank[K];
+    bool far = false;
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        rank[k] = id[k];
+#if TIERS
+        const Source& s = source(k);
+        if (s.ranks && has[k] && id[k] < (ID)s.limit) {
+            unsigned word;
+            load_bytes<4>(reinterpret_cast<const char*>(s.ranks + id[k]), &word);
+            rank[k] = word;
+        }
+#endif
+    }
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        const Source& s = source(k);
+        bool near = id[k] < (ID)s.limit;
+#if TIERS
+        near = near && rank[k] < (ID)s.near;
+#endif
+        at[k] = has[k] && near ? (unsigned long long)s.base + (unsigned long long)rank[k] * s.row_bytes : 0;
+        far |= has[k] && !near;
+    }
+    if (!far) return;
+#pragma unroll 1
+    for (int k = 0; k < K; ++k) {  // a loop, as this is rare and long
+        bool wanted = false;
+        ID own = 0;
+#pragma unroll
+        for (int j = 0; j < K; ++j)
+            if (j == k) own = id[j], wanted = has[j] && !at[j];
+        if (!wanted) continue;
+        const unsigned long long found = (unsigned long long)far_row(own, source(k).unit, in);
+#pragma unroll
+        for (int j = 0; j < K; ++j)
+            if (j == k) at[j] = found;
+    }
+}
+
 // Starts the loads of K rows: of id[k] by source(k), where has[k] says that it is wanted; where it is padding, has[k] becomes
-// false. All rows that first segments hold are on their way before any other is looked for.
+// false. All rows that first segments hold are on their way before any other is looked for; in TIERS, where many are elsewhere,
+// all are looked for, and then all are on their way.
 template <int N, int SET, int K, typename Of>
 __device__ __forceinline__ void fetch(Raw<N, SET> raw[K], Of source, const ID id[K], bool has[K], const Tables& in) {
+    if (TIERS) {
+        unsigned long long at[K];
+        find_rows<K>(at, source, id, has, in);
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            const bool wanted = has[k];
+            has[k] = has[k] && at[k];
+            if (has[k]) raw[k].load(source(k).how, reinterpret_cast<const char*>(at[k]));
+            else if (wanted) raw[k].clear();
+        }
+        return;
+    }
     bool far = false;
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -185,7 +250,12 @@ __device__ __forceinline__ unsigned long long chosen(const unsigned long long bo
 __device__ __forceinline__ Source source_of(int unit, const Tables& in) {
     const Unit u = in.units.unit[unit];
     const char* base = reinterpret_cast<const char*>(chosen(in.units.base[unit], in.generation));
-    return {base, chosen(in.units.limit[unit], in.generation), u.id, u.ids, u.number, u.row_bytes, unit, u.how};
+    Source s = {base, chosen(in.units.limit[unit], in.generation), u.id, u.ids, u.number, u.row_bytes, unit, u.how};
+#if TIERS
+    s.near = chosen(in.units.near[unit], in.generation);
+    s.ranks = reinterpret_cast<const unsigned*>(chosen(in.units.ranks[unit], in.generation));
+#endif
+    return s;
 }
 
 // Where the scales of an int8 unit lie; null of any other.

@@ -87,13 +87,14 @@ def units_of(plan: LookupPlan, slot: Slot, vector: int) -> list[Unit]:
     return [first, *others]
 
 
-def units_image(units: Sequence[Unit], zeros: int) -> np.ndarray:
+def units_image(units: Sequence[Unit], zeros: int, tiers: bool = False) -> np.ndarray:
     """pooling.cuh's Units, one record, with so many zeros; where tables lie is 0 yet."""
     n = len(units)
     both_generations = n, 2
+    more = [("near", "<i8", both_generations), ("ranks", "<u8", both_generations)] if tiers else []
     image = np.zeros(1, np.dtype([
         ("base", "<u8", both_generations), ("limit", "<i8", both_generations), ("unit", _UNIT, n),
-        ("scale", "<u8", both_generations), ("far", _FAR, n), ("zeros", "<f4", zeros),
+        ("scale", "<u8", both_generations), *more, ("far", _FAR, n), ("zeros", "<f4", zeros),
     ]))  # fmt: skip
     image["unit"][0] = np.array([(u.id, u.ids, u.number, u.row_bytes, u.out, u.how.word) for u in units], _UNIT)
     image["far"][0] = np.array([(u.oov, u.table, u.offset) for u in units], _FAR)

@@ -4,6 +4,7 @@ from kernels.waves.wave_tiles import CROSSED_TILES, EXACT_TILES, LONE_TILES, TIL
 
 # The Criteo lookup: 39 ids, 16 columns each, first-order weights; all float32, or int8 rows.
 _LOOKUP = {"CONTEXT_BYTES": "0", "CANDIDATE_BYTES": "76", "CONTEXT_NUMBERS": "0", "CANDIDATE_NUMBERS": "0", "TOTALS": "39"}
+_LOOKUP |= {"TIERS": "0"}
 _LOOKUP |= {"NARROW": "0", "MOST": "1", "MASKS": "0", "LARGEST": "0"}
 _LOOKUP |= {"GROUP": "8", "UNIT_THREADS": "320", "TOTAL_THREADS": "64", "BLOCKS": "2"}
 _LOOKUP |= {"OUT_FACTOR": "1.0f", "AHEAD": "0", "PARTS": "0", "SINGLES": "0", "JOINS": "0", "TEAM": "1", "FLIGHT": "8"}
@@ -44,6 +45,7 @@ _BAGS_MIXED |= _AHEAD | {"ID": "unsigned long long", "TOTALS": "39", "TOTAL_THRE
 _PLAIN = (_FLOAT, _FLOAT | {"OUT": "bf16"}, _INT8, _INT8 | {"OUT": "float"}, _FLOAT | _FP8, _INT8 | _FP8)
 _LOOKUPS = (_BAGS16, _BAGS8, _BAGS_MIXED, *_PLAIN, _FLOAT | _AHEAD, _INT8 | _AHEAD, _FLOAT | _AHEAD | _ONCE)
 _LOOKUPS += (_FLOAT | _POOLED, _INT8 | _POOLED | _AHEAD, _INT8 | _AHEAD | _SHARED)
+_LOOKUPS += tuple(own | {"TIERS": "1"} for own in (_BAGS16, _BAGS_MIXED, _FLOAT, _INT8 | _POOLED | _AHEAD))
 
 VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
     "lookup/embedding": ({}, *(_LOOKUP | own for own in _LOOKUPS)),

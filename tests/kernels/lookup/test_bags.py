@@ -151,10 +151,11 @@ def test_an_id_outside_its_table_is_counted_once_whoever_shares_its_row(width, d
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [F16, I8])
-def test_bags_over_tables_in_segments_and_of_both_generations(dtype, device):
+@pytest.mark.parametrize("ranked", [False, True])
+def test_bags_over_tables_in_segments_and_of_both_generations(ranked, dtype, device):
     plan = bags_plan((100, 5, 1, 40), (64, 16), dtype, first_order=True)
     tables, batch = tables_of(plan), batch_of(plan, 9, ids=some_padding)
-    whole, pieces = (OnDevice(plan, tables, device, segments=segments) for segments in (1, 5))
+    whole, pieces = OnDevice(plan, tables, device), OnDevice(plan, tables, device, segments=5, ranked=ranked)
     for generation in (0, 1):
         for a, b in zip(whole(batch, 9, generation=generation), pieces(batch, 9, generation=generation), strict=True):
             assert torch.equal(a, b)
@@ -228,4 +229,4 @@ def test_sums_of_a_row_stay_small_and_too_many_parts_or_no_long_bag_are_none():
     assert {part.ids for part in bags.parts} == {100}
     for none in (bags_plan((17,) * 400, (16,), F16), bags_plan((16,) * 40, (16,), F16), bags_plan((1,) * 9, (16,), F16)):
         assert bag_parts(none, 8) == (BagParts(), list(none.x_slots))
-    assert cut.PART_BYTES % 16 == 0
+    assert all(size % 16 == 0 for size in cut.PART_BYTES)

@@ -8,6 +8,7 @@ import torch
 
 from kernels import reference
 from kernels.cpu.lookup import PackedLookup
+from kernels.cpu.mapped_lookup import MappedLookup
 from kernels.lookup import embedding
 from kernels.lookup.batch_header import HEADER_WORDS, HeaderWord
 from kernels.lookup.descriptors import Segment, descriptors, segment_descriptors, whole
@@ -109,23 +110,30 @@ def expected(plan, tables, scales, batch, rows):
     return reference.lookup(plan, floats, batch, rows)
 
 
-class OnDevice:
-    """A lookup on either backend: x and total (on the CPU), NaN wherever nothing was written. "host": a GPU's, by `on_host`."""
+ON_CPU = {"cpu": PackedLookup, "mapped": MappedLookup}
+WHERE = [*BACKENDS, "mapped"]
 
-    def __init__(self, plan, tables, device, out_dtype=F32, segments=1, once=(), shared=None, room=3):
+
+class OnDevice:
+    """A lookup on either backend: x and total (on the CPU), NaN wherever nothing was written. "host": a GPU's, by `on_host`.
+    ranked: every second table lies in the order of ranks of its rows.
+    """
+
+    def __init__(self, plan, tables, device, out_dtype=F32, segments=1, once=(), shared=None, room=3, ranked=False):
         self.plan, self.device, self.out_dtype = plan, device, out_dtype
         scales = scales_of(plan)
-        if device == "cpu":
-            self.lookup = PackedLookup(plan, tables, scales, out_dtype)
+        if device in ON_CPU:
+            self.lookup = ON_CPU[device](plan, tables, scales, out_dtype)
             return
         target = self.memory = torch.device("cpu" if device == "host" else device)
-        self.tables = [t.to(target) for t in tables]
+        self.ranks = [ranks_of(t, i).to(target) if ranked and i % 2 == 0 else None for i, t in enumerate(tables)]
+        self.tables = [by_rank(t.to(target), ranks) for t, ranks in zip(tables, self.ranks, strict=True)]
         self.other = [t + 1 for t in self.tables]  # what generation 1 reads
         self.scales = [None if s is None else s.to(target) for s in scales]
         self.other_scales = [None if s is None else s * 3 for s in self.scales]
         generations = (
-            segment_descriptors([_segments(t, segments) for t in self.tables], _addresses(self.scales)),
-            segment_descriptors([_segments(t, segments) for t in self.other], _addresses(self.other_scales)),
+            segment_descriptors([_segments(t, segments) for t in placed], _addresses(scales), _addresses(self.ranks))
+            for placed, scales in ((self.tables, self.scales), (self.other, self.other_scales))
         )
         self.descriptors = descriptors(generations, target)
         self.lookup = DeviceLookup(plan, self.descriptors, out_dtype, once=once, shared=shared)
@@ -133,10 +141,10 @@ class OnDevice:
 
     @property
     def out_of_range(self):
-        return self.lookup.out_of_range if self.device == "cpu" else int(self.descriptors.out_of_range.item())
+        return self.lookup.out_of_range if self.device in ON_CPU else int(self.descriptors.out_of_range.item())
 
     def __call__(self, batch, rows, capacity=None, generation=0):
-        if self.device == "cpu":
+        if self.device in ON_CPU:
             return self.lookup(in_records(self.plan, batch), rows)
         capacity = capacity or rows
         x = torch.full((capacity, -(-self.plan.x_width // 8) * 8), torch.nan, dtype=self.out_dtype, device=self.memory)
@@ -160,8 +168,21 @@ class OnDevice:
         return x[:rows, : self.plan.x_width].cpu(), total[:rows].cpu()
 
 
-def _addresses(scales):
-    return [0 if s is None else s.data_ptr() for s in scales]
+def ranks_of(table, seed):
+    """The place of each row among the rows, any order of them."""
+    return torch.from_numpy(np.random.default_rng(seed).permutation(len(table)).astype(np.int32))
+
+
+def by_rank(table, ranks):
+    if ranks is None:
+        return table
+    placed = torch.empty_like(table)
+    placed[ranks.long()] = table
+    return placed
+
+
+def _addresses(tensors):
+    return [0 if t is None else t.data_ptr() for t in tensors]
 
 
 def _segments(table, count):
@@ -207,7 +228,7 @@ def on_host(monkeypatch, run_folder):
 MIXED = pytest.mark.parametrize("int8", [(), (0, 1, 3, 4), (2, 5, 6), range(7)], ids=["no-int8", "some", "others", "all"])
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", WHERE)
 @pytest.mark.parametrize(
     ("int8", "width"), [((), 0), ((), 2), ((), 4), ((), 8), ((0, 1, 3, 4), 0), ((2, 5, 6), 0), (range(7), 0), (range(7), 8)]
 )
@@ -221,7 +242,7 @@ def test_every_kind_of_slot_matches_the_reference(rows, int8, width, device):
     torch.testing.assert_close(total, want_total, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", WHERE)
 @pytest.mark.parametrize("rows", [1, 300])
 def test_numbers_alone_are_copied(rows, device):
     slots = [Slot(Kind.COPY, 1, i, number=number) for i, number in enumerate((2, -2, 0, 1, -1))]
@@ -232,7 +253,7 @@ def test_numbers_alone_are_copied(rows, device):
     assert torch.equal(x, torch.cat([of_rows, of_contexts], 1)[:, [2, 4, 0, 1, 3]])
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", WHERE)
 @pytest.mark.parametrize("dtype", [F32, F16, torch.bfloat16])
 @pytest.mark.parametrize("dim", [1, 2, 3, 4, 8, 16, 20, 128, 1030])
 @pytest.mark.parametrize("rows", [53, 1400])
@@ -249,7 +270,7 @@ def test_one_hot_gathers_are_bit_equal(rows, dim, dtype, device):
 INT8_DIMS = [1, 3, 4, 8, 10, 16, 40]
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", WHERE)
 @pytest.mark.parametrize("out_dtype", [F32, torch.bfloat16])
 @pytest.mark.parametrize("other", [None, F32, F16])
 @pytest.mark.parametrize("dim", INT8_DIMS)
@@ -265,7 +286,7 @@ def test_int8_rows_come_out_times_the_scale_of_their_column(dim, other, device, 
     assert torch.equal(x, want.to(out_dtype))
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", WHERE)
 @pytest.mark.parametrize("mean", [True, False])
 @pytest.mark.parametrize("dim", INT8_DIMS)
 def test_int8_bags_are_pooled_as_their_values_are(dim, mean, device):
@@ -285,7 +306,7 @@ def test_the_reference_takes_int8_tables_with_their_scales():
     torch.testing.assert_close(got, expected(plan, tables, scales_of(plan), batch, 40), rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", WHERE)
 def test_each_column_reads_its_own_table(device):
     """Table i holds the value i everywhere: an oracle that needs no arithmetic."""
     shapes = [TableShape(3 + i, 8, F32) for i in range(41)]
@@ -299,7 +320,7 @@ def test_each_column_reads_its_own_table(device):
 WILD = [(width, bad) for width in (1, 2, 4, 8) for bad in (-1, 10, 2 ** (8 * width - 1) - 1, -(2 ** (8 * width - 1)))]
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", WHERE)
 @pytest.mark.parametrize(("width", "bad"), WILD)
 def test_an_id_outside_its_table_reads_the_oov_row_and_is_counted(width, bad, device):
     plan = plan_of([TableShape(10, 4, F32)], [IdColumn(0, 0, 7)], [Slot(Kind.GATHER, 4, 0, 0, 1)], candidate=1, width=width)
@@ -310,7 +331,7 @@ def test_an_id_outside_its_table_reads_the_oov_row_and_is_counted(width, bad, de
     assert lookup.out_of_range == 6
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", WHERE)
 @pytest.mark.parametrize("width", [1, 2, 4, 8])
 def test_an_empty_bag_is_a_zero_vector_and_counts_nothing(width, device):
     columns = [IdColumn(i, 0, 0, True) for i in range(4)]
@@ -322,7 +343,7 @@ def test_an_empty_bag_is_a_zero_vector_and_counts_nothing(width, device):
     assert lookup.out_of_range == 0
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", WHERE)
 @pytest.mark.parametrize("context", [False, True])
 @pytest.mark.parametrize(("rows", "width"), [(255, 1), (256, 2), (65535, 2), (65536, 4)])
 def test_the_last_row_of_a_table_is_no_padding(rows, width, context, device):
@@ -340,7 +361,7 @@ def test_the_last_row_of_a_table_is_no_padding(rows, width, context, device):
     assert lookup.out_of_range == 0
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", WHERE)
 def test_two_tables_of_one_column_bound_its_ids_each_for_itself(device):
     columns = [IdColumn(0, 0, 0), IdColumn(0, 1, 2)]
     slots = [Slot(Kind.GATHER, 4, 0, 0, 1)], [Slot(Kind.GATHER, 1, 0, 1, 1)]
@@ -370,7 +391,7 @@ def sequence_plan(context, width=0, dtype=F32, dim=3):
     return plan_of(tables, [*columns, *of_mask], slots, **{"context" if context else "candidate": 7}, width=width)
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", WHERE)
 @pytest.mark.parametrize("context", [False, True])
 @pytest.mark.parametrize("dtype", [F32, I8])
 @pytest.mark.parametrize("width", [0, 2, 4, 8])
@@ -467,7 +488,7 @@ def test_room_for_the_columns_of_contexts_is_asked_for(on_host):
         lookup(*given, context_rows=torch.zeros(2, dtype=torch.int32))
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", WHERE)
 def test_an_id_outside_its_table_is_an_id_to_the_mask(device):
     plan = sequence_plan(False)
     lookup = OnDevice(plan, tables := tables_of(plan), device)
@@ -477,7 +498,7 @@ def test_an_id_outside_its_table_is_an_id_to_the_mask(device):
     assert lookup.out_of_range == 4 * 6
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", WHERE)
 @pytest.mark.parametrize("dtype", [F32, F16, I8])
 @pytest.mark.parametrize("dim", [1, 3, 4, 16])
 @pytest.mark.parametrize("rows", [2, 70])
@@ -530,6 +551,21 @@ def test_a_table_in_several_segments_reads_as_one(segments, int8):
     assert torch.equal(total, want_total)
 
 
+@MIXED
+@pytest.mark.parametrize("device", ["host", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("segments", [1, 4])
+def test_rows_that_lie_by_their_ranks_read_as_if_they_lay_by_their_ids(segments, device, int8, on_host):
+    plan = mixed_plan(int8)
+    tables, batch = tables_of(plan), batch_of(plan, 60, contexts=9, ids=lambda rng, n, size: rng.integers(-1, size + 2, n))
+    plain, placed = (OnDevice(plan, tables, device, segments=1 if not ranked else segments, ranked=ranked)
+                     for ranked in (False, True))  # fmt: skip
+    (x, total), (want_x, want_total) = placed(batch, 60), plain(batch, 60)
+    assert (placed.descriptors.tiers, plain.descriptors.tiers) == (True, False)
+    assert torch.equal(x, want_x)
+    assert torch.equal(total, want_total)
+    assert placed.out_of_range == plain.out_of_range > 0
+
+
 @pytest.mark.gpu
 @MIXED
 @pytest.mark.parametrize("segments", [1, 3])
@@ -569,7 +605,7 @@ def test_padding_rows_are_not_written():
 
 
 @MIXED
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", WHERE)
 def test_bfloat16_output_is_the_float32_output_rounded(device, int8):
     plan = mixed_plan(int8)
     tables, batch = tables_of(plan), batch_of(plan, 77, contexts=3)
@@ -620,7 +656,7 @@ def test_ids_of_any_width_read_the_same_rows_on_a_cpu(width):
         assert torch.equal(narrow, wide)
 
 
-@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("device", WHERE)
 def test_a_bad_id_is_counted_once_for_each_table_that_it_feeds(device):
     """An embedding and a first-order weight, whose tables have equal rows, and a second embedding."""
     shapes = [TableShape(10, 4, F32), TableShape(10, 1, F32), TableShape(10, 3, F32)]

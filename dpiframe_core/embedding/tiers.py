@@ -1,0 +1,177 @@
+"""A model's tables in two kinds of memory that one lookup reads: hot rows in a GPU's own, the others in the host's."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dpiframe_core.embedding.placement import Placement, TablePlacement
+from dpiframe_core.errors import InputError, Unavailable
+from dpiframe_core.features.schema import FeatureSchema
+from kernels.lookup.descriptors import Descriptors, Segment, descriptors, segment_descriptors
+from kernels.runtime.host_memory import DeviceReadable, PrivateMemory, SharedMemory
+
+log = logging.getLogger(__name__)
+_LINE = 128  # bytes, to which tables begin aligned: what crosses the bus at once
+_PART_BYTES = 64 << 20  # copied at once
+Tables = Sequence[torch.Tensor]
+Ranks = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Home:
+    """Where a model's rows are to lie.
+
+    name: of its tables, one for each content: processes of one host share the rows in its memory by it. folder: for memory
+    files, such as /dev/shm; None: this process keeps them for itself.
+    """
+
+    placement: Placement
+    name: str
+    folder: Path | None = Path("/dev/shm")
+
+
+class Tiers:
+    """Owns the rows as a placement has them, and the descriptors that lead to them.
+
+    Args:
+        tables: [rows, dim] on the host, in the schema's order; not needed any more afterwards.
+
+    Attributes:
+        descriptors: where the lookup finds rows. device_bytes, host_bytes: of tables.
+
+    Raises:
+        InputError: the placement is of other tables, or of several GPUs.
+        Unavailable: the host's memory does not hold the cold rows, or may not be locked.
+    """
+
+    def __init__(
+        self,
+        schema: FeatureSchema,
+        tables: Tables,
+        scales: Sequence[torch.Tensor | None],
+        home: Home,
+        device: torch.device,
+    ) -> None:
+        placement = home.placement
+        places = _places(schema, placement)
+        orders = [_order(placement, p) for p in places]
+        rows = list(zip(places, tables, orders, strict=True))
+        sizes = [_lines((p.rows - p.hot) * t.shape[1] * t.element_size()) for p, t in zip(places, tables, strict=True)]
+        self.host_bytes = sum(sizes)
+        self._memory = _host_memory(home, f"{home.name}-{_digest(placement)}", self.host_bytes)
+        self._readable: DeviceReadable | None = None
+        try:
+            begins = np.cumsum([0, *sizes[:-1]]).tolist()
+            cold = [_rows_at(self._memory.bytes, at, p.rows - p.hot, t) for at, (p, t, _) in zip(begins, rows, strict=True)]
+            if self._memory.fresh:
+                for (p, t, order), view in zip(rows, cold, strict=True):
+                    _copy(t, order, p.hot, p.rows, view)
+                self._memory.publish()
+            if self.host_bytes:
+                self._readable = DeviceReadable(self._memory.bytes)
+            self._hot = [torch.empty(p.hot, t.shape[1], dtype=t.dtype, device=device) for p, t, _ in rows]
+            for (p, t, order), hot in zip(rows, self._hot, strict=True):
+                _copy(t, order, 0, p.hot, hot)
+            self._scales = [None if s is None else s.to(device).contiguous() for s in scales]
+            self._ranks = [_ranks_on(device, placement.ranks.get(p.table)) for p in places]
+            self.descriptors = self._described(places, cold, device)
+        except BaseException as e:
+            self.close()
+            if isinstance(e, RuntimeError):
+                raise Unavailable(f"host tables: {e}") from e
+            raise
+
+    @property
+    def device_bytes(self) -> int:
+        return sum(t.nbytes for t in (*self._hot, *self._scales, *self._ranks) if t is not None)
+
+    def _described(self, places: Sequence[TablePlacement], views: Tables, device: torch.device) -> Descriptors:
+        segments = []
+        for p, hot, cold in zip(places, self._hot, views, strict=True):
+            own = [Segment(hot.data_ptr(), p.hot)] if p.hot else []
+            segments.append([*own, Segment(cold.data_ptr(), p.rows)] if p.hot < p.rows else own)
+        image = segment_descriptors(segments, _addresses(self._scales), _addresses(self._ranks))
+        return descriptors((image, image), device)
+
+    def close(self) -> None:
+        """Gives the host's memory back. No lookup may run any more."""
+        if self._readable is not None:
+            self._readable.close()
+            self._readable = None
+        self._memory.close()
+
+
+def _places(schema: FeatureSchema, placement: Placement) -> list[TablePlacement]:
+    """In the schema's order."""
+    if placement.gpus != 1:
+        raise InputError("placement: gpus", placement.gpus, "1: rows of other GPUs are not read yet")
+    known = {p.table: p for p in placement.tables}
+    expected = [(t.name, t.rows) for t in schema.tables]
+    if sorted((p.table, p.rows) for p in placement.tables) != sorted(expected):
+        raise InputError("placement", sorted((p.table, p.rows) for p in placement.tables), f"tables and rows {expected}")
+    return [known[t.name] for t in schema.tables]
+
+
+def _host_memory(home: Home, name: str, nbytes: int) -> SharedMemory | PrivateMemory:
+    """Of all processes of this host, if the folder has room."""
+    if home.folder is not None and nbytes:
+        try:
+            return SharedMemory.claim(home.folder, name, nbytes)
+        except OSError as e:
+            log.warning("%s: %s, for %.1f GiB of rows: this process keeps its own copy", home.folder, e, nbytes / 2**30)
+    try:
+        return PrivateMemory(nbytes)
+    except (OSError, MemoryError) as e:
+        raise Unavailable(f"host tables: got {e}, expected memory for {nbytes / 2**30:.1f} GiB of rows") from e
+
+
+def _rows_at(memory: torch.Tensor, begin: int, rows: int, like: torch.Tensor) -> torch.Tensor:
+    """[rows, dim] of a table, in the memory."""
+    return memory[begin : begin + rows * like.shape[1] * like.element_size()].view(like.dtype).view(rows, like.shape[1])
+
+
+def _order(placement: Placement, p: TablePlacement) -> torch.Tensor | None:
+    """int64[rows]: the row at each rank; None: they lie in order of ids."""
+    ranks = placement.ranks.get(p.table)
+    if ranks is None:
+        return None
+    order = np.full(p.rows, -1, np.int64)
+    if ranks.shape != (p.rows,) or int(ranks.max()) >= p.rows:
+        raise InputError(f"placement: ranks of {p.table}", (ranks.shape, int(ranks.max())), f"an order of {p.rows} rows")
+    order[ranks] = np.arange(p.rows)
+    if order.min() < 0:
+        raise InputError(f"placement: ranks of {p.table}", "a rank twice", f"each of {p.rows} once")
+    return torch.from_numpy(order)
+
+
+def _copy(table: torch.Tensor, order: torch.Tensor | None, start: int, end: int, to: torch.Tensor) -> None:
+    """The rows of ranks [start, end), a part at a time."""
+    step = max(1, _PART_BYTES // (table.shape[1] * table.element_size()))
+    for a in range(start, end, step):
+        b = min(end, a + step)
+        to[a - start : b - start].copy_(table[a:b] if order is None else table[order[a:b]])
+
+
+def _ranks_on(device: torch.device, ranks: Ranks | None) -> torch.Tensor | None:
+    return None if ranks is None else torch.from_numpy(np.ascontiguousarray(ranks).view(np.int32)).to(device)
+
+
+def _digest(placement: Placement) -> str:
+    found = sha256(repr(placement.tables).encode())
+    for table in sorted(placement.ranks):
+        found.update(placement.ranks[table].tobytes())
+    return found.hexdigest()[:16]
+
+
+def _addresses(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+    return [0 if t is None else t.data_ptr() for t in tensors]
+
+
+def _lines(size: int) -> int:
+    return -(-size // _LINE) * _LINE

@@ -1,0 +1,107 @@
+"""One copy of rows for all processes of a host: who fills it, who waits, what is left when processes end or are killed."""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from kernels.runtime.host_memory import PrivateMemory, SharedMemory
+
+SIZE = 3 << 20
+
+
+def files(folder):
+    return sorted(p.name for p in folder.iterdir())
+
+
+def filled(folder, value=7, name="tables"):
+    memory = SharedMemory.claim(folder, name, SIZE)
+    assert memory.fresh
+    memory.bytes.fill_(value)
+    memory.publish()
+    return memory
+
+
+def other_process(folder, code):
+    """A process that has claimed the memory as `m` and runs `code`; what it prints is its answer."""
+    start = f"import sys, time\nfrom pathlib import Path\nfrom kernels.runtime.host_memory import SharedMemory\n" \
+            f"m = SharedMemory.claim(Path({str(folder)!r}), 'tables', {SIZE})\n"  # fmt: skip
+    return subprocess.Popen([sys.executable, "-c", start + code], stdout=subprocess.PIPE, text=True)
+
+
+def test_who_comes_second_reads_what_the_first_one_filled_and_the_last_one_removes_it(tmp_path):
+    first = filled(tmp_path)
+    other = other_process(tmp_path, "print(m.fresh, int(m.bytes.sum()))\nm.close()")
+    assert other.communicate(timeout=60)[0].split() == ["False", str(7 * SIZE)]
+    assert len(files(tmp_path)) == 1
+    second = SharedMemory.claim(tmp_path, "tables", SIZE)
+    first.close()
+    assert len(files(tmp_path)) == 1
+    assert int(second.bytes[SIZE - 1]) == 7
+    second.close()
+    assert files(tmp_path) == []
+
+
+def test_who_comes_while_another_fills_waits_for_it(tmp_path):
+    first = SharedMemory.claim(tmp_path, "tables", SIZE)
+    other = other_process(tmp_path, "print(m.fresh, int(m.bytes[5]), time.monotonic())\nm.close()")
+    time.sleep(3)
+    first.bytes.fill_(9)
+    published = time.monotonic()
+    first.publish()
+    fresh, value, at = other.communicate(timeout=60)[0].split()
+    assert (fresh, value) == ("False", "9")
+    assert float(at) > published
+    first.close()
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_what_a_killed_process_left_is_filled_anew_or_removed(tmp_path, published):
+    code = ("m.bytes.fill_(3)\nm.publish()\n" if published else "") + "print('in', flush=True)\ntime.sleep(60)"
+    other = other_process(tmp_path, code)
+    assert other.stdout.readline() == "in\n"
+    os.kill(other.pid, signal.SIGKILL)
+    other.wait()
+    other.stdout.close()
+    assert len(files(tmp_path)) == 1
+    with SharedMemory.claim(tmp_path, "others", 100) as memory:
+        assert files(tmp_path) == [memory._path.name]
+    with filled(tmp_path) as memory:
+        assert int(memory.bytes[0]) == 7
+
+
+def test_another_size_or_name_is_other_memory(tmp_path):
+    with filled(tmp_path) as one, filled(tmp_path, 8, "more") as other, SharedMemory.claim(tmp_path, "tables", 10) as small:
+        assert (int(one.bytes[1]), int(other.bytes[1]), small.fresh, len(small.bytes)) == (7, 8, True, 10)
+        assert len(files(tmp_path)) == 3
+    assert files(tmp_path) == []
+
+
+def test_files_of_others_or_open_to_others_are_not_read(tmp_path):
+    filled(tmp_path).close()
+    (tmp_path / f"dpiframe-tables-{SIZE}.rows").write_bytes(b"dpiframe rows 1\n" + bytes(SIZE + 4080))
+    (tmp_path / f"dpiframe-tables-{SIZE}.rows").chmod(0o666)
+    other = os.open(tmp_path / f"dpiframe-tables-{SIZE}.rows", os.O_RDWR)
+    fcntl.flock(other, fcntl.LOCK_SH)  # so that it is not removed as one that was left
+    with pytest.raises(PermissionError, match="expected one that only this user may touch"):
+        SharedMemory.claim(tmp_path, "tables", SIZE)
+    os.close(other)
+
+
+def test_a_folder_without_room_says_so_and_keeps_nothing(tmp_path):
+    with pytest.raises(OSError, match=r"No space left|File too large|Invalid argument"):
+        SharedMemory.claim(tmp_path, "tables", 1 << 62)
+    assert files(tmp_path) == []
+
+
+def test_memory_of_ones_own_is_fresh_until_published():
+    memory = PrivateMemory(100)
+    assert (memory.fresh, memory.bytes.dtype, len(memory.bytes)) == (True, torch.uint8, 100)
+    memory.publish()
+    assert not memory.fresh
+    memory.close()
