@@ -11,6 +11,7 @@ from benchmarks.device import embedding as embedding_suite
 from benchmarks.device import floor as floor_suite
 from benchmarks.device import latency as latency_suite
 from benchmarks.device import precision as precision_suite
+from benchmarks.device import tiers as tiers_suite
 from benchmarks.device import utilisation as utilisation_suite
 from benchmarks.device import warmup as warmup_suite
 from benchmarks.records.run import Append, Device, Ids, Names, Out, Run, Seconds, names_in, numbers_in
@@ -28,6 +29,7 @@ app = typer.Typer()
 
 _ALL, _FOUR = ",".join(MODELS), ",".join(PAPER_MODELS)
 _BATCHES, _CONTEXTS = (",".join(map(str, sizes)) for sizes in (MODEL_BATCHES, CONTEXTS))
+_TIERS = ",".join(tiers_suite.SYSTEMS)
 _PEERS = "dpiframe,eager,compile-captured,compile-mapped"
 MaxRows = Annotated[int, typer.Option(help="most rows of a table; 0: as published (MLPerf's are 52 GB)")]
 Contexts = Annotated[str, typer.Option(help="of a batch, comma-separated, for models whose rows share features")]
@@ -109,6 +111,31 @@ def embedding(
     if run.device.type == "cpu":  # host memory is no 141 GB, and no bandwidth is claimed for it
         cells, most = [c for c in cells if not c.large and c.dtype != "int8"], max_rows or 1_000_000
     run.finish(embedding_suite.run(cells, names, run.device, run.failed, seconds=seconds, seed=seed, max_rows=most))
+
+
+@app.command()
+def tiers(
+    rows: Annotated[int, typer.Option(help="of each table")] = 4_000_000,
+    tables: int = 26,
+    dims: Names = "32,128",
+    zipfs: Annotated[str, typer.Option(help="exponents of how often rows are read")] = "0.8,1.1,1.4",
+    shares: Annotated[str, typer.Option(help="of the tables' bytes that the GPU's memory holds")] = "1,0.5,0.25,0.125",
+    batches: Names = "128,1024,4096",
+    poolings: Names = "1,8",
+    systems: Names = _TIERS,
+    device: Device = "auto",
+    seconds: Seconds = 0.1,
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """The lookup over tables of which the GPU's memory holds a share, and the host's the rest."""
+    run = Run("tiers", device, seed, out, append)
+    sets = [tiers_suite.Tables(tables, rows, dim, float(zipf)) for dim in numbers_in(dims) for zipf in names_in(zipfs)]
+    run.finish(tiers_suite.run(
+        sets, [float(s) for s in names_in(shares)], numbers_in(batches), numbers_in(poolings), names_in(systems), run.device,
+        run.failed, seconds=seconds, seed=seed,
+    ))  # fmt: skip
 
 
 @app.command()

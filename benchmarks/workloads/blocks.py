@@ -9,12 +9,12 @@ from dpiframe_core.features.schema import FeatureSchema
 
 
 def drawn_blocks(
-    schema: FeatureSchema, rows: int, count: int, *, contexts: int = 1, skew: str = "zipf", seed: int = 0
+    schema: FeatureSchema, rows: int, count: int, *, contexts: int = 1, skew: str = "zipf", exponent: float = 1.1, seed: int = 0
 ) -> list[RowBlock]:
     """`count` different batches, their rows spread evenly over the contexts.
 
-    zipf: exponent 1.1 over the vocabulary, ids by descending frequency; uniform: all alike. Lists are full: to skip padding,
-    as we do and a plain product does not, would be a gain of the data.
+    zipf: of that exponent over the vocabulary, ids by descending frequency; uniform: all alike. Lists are full: to skip
+    padding, as we do and a plain product does not, would be a gain of the data.
     """
     rng = np.random.default_rng(seed)
     blocks = []
@@ -30,7 +30,7 @@ def drawn_blocks(
             if skew == "uniform":
                 values[:] = rng.integers(0, size, values.shape)
             else:
-                values[:] = np.searchsorted(_zipf_cdf(size), rng.random(values.shape))
+                values[:] = np.searchsorted(_zipf_cdf(size, exponent), rng.random(values.shape))
         blocks.append(block)
     return blocks
 
@@ -42,7 +42,7 @@ def wide_ids(block: RowBlock) -> np.ndarray:
 
 
 @lru_cache(maxsize=64)
-def _zipf_cdf(size: int) -> np.ndarray:
+def _zipf_cdf(size: int, exponent: float) -> np.ndarray:
     """float64[size]: the exact distribution, so that no draw has to be rejected (8 MB a million rows)."""
-    cumulative = np.cumsum(np.arange(1, size + 1, dtype=np.float64) ** -1.1)
+    cumulative = np.cumsum(np.arange(1, size + 1, dtype=np.float64) ** -exponent)
     return cumulative / cumulative[-1]
