@@ -73,6 +73,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/bundle": "the graph of a bundle's model, held against its parameters",
     },
     "dpiframe_core/embedding": {
+        "kernels/runtime": "rows lie in memory that a GPU reads",
         "dpiframe_core/features": "tables are those of a schema",
         "dpiframe_core/graph": "the graph's lookup says which tables it reads",
         "kernels/lookup": "a layout is the kernel's plan and its descriptors",
@@ -267,7 +268,7 @@ PUBLIC = {
 
 # The only files of the three packages that may import each of these; the keys are top-level module names.
 CUPY = {
-    "kernels/runtime/source.py", "kernels/runtime/launch.py", "kernels/runtime/replay.py",
+    "kernels/runtime/source.py", "kernels/runtime/launch.py", "kernels/runtime/replay.py", "kernels/runtime/host_memory.py",
     "dpiframe_core/engine/cuda_bucket.py",
 }  # fmt: skip
 _SERVING = ("application", "replica", "engine_replica", "ingress_replica", "launcher", "cluster", "ray_metrics")

@@ -64,27 +64,24 @@ class Tiers:
         rows = list(zip(places, tables, orders, strict=True))
         sizes = [_lines((p.rows - p.hot) * t.shape[1] * t.element_size()) for p, t in zip(places, tables, strict=True)]
         self.host_bytes = sum(sizes)
-        self._memory = _host_memory(home, f"{home.name}-{_digest(placement)}", self.host_bytes)
+        self._memory: SharedMemory | PrivateMemory = PrivateMemory(0)
         self._readable: DeviceReadable | None = None
         try:
             begins = np.cumsum([0, *sizes[:-1]]).tolist()
+            self._lock_memory(home)
             cold = [_rows_at(self._memory.bytes, at, p.rows - p.hot, t) for at, (p, t, _) in zip(begins, rows, strict=True)]
             if self._memory.fresh:
                 for (p, t, order), view in zip(rows, cold, strict=True):
                     _copy(t, order, p.hot, p.rows, view)
                 self._memory.publish()
-            if self.host_bytes:
-                self._readable = DeviceReadable(self._memory.bytes)
             self._hot = [torch.empty(p.hot, t.shape[1], dtype=t.dtype, device=device) for p, t, _ in rows]
             for (p, t, order), hot in zip(rows, self._hot, strict=True):
                 _copy(t, order, 0, p.hot, hot)
             self._scales = [None if s is None else s.to(device).contiguous() for s in scales]
             self._ranks = [_ranks_on(device, placement.ranks.get(p.table)) for p in places]
             self.descriptors = self._described(places, cold, device)
-        except BaseException as e:
+        except BaseException:
             self.close()
-            if isinstance(e, RuntimeError):
-                raise Unavailable(f"host tables: {e}") from e
             raise
 
     @property
@@ -98,6 +95,25 @@ class Tiers:
             segments.append([*own, Segment(cold.data_ptr(), p.rows)] if p.hot < p.rows else own)
         image = segment_descriptors(segments, _addresses(self._scales), _addresses(self._ranks))
         return descriptors((image, image), device)
+
+    def _lock_memory(self, home: Home) -> None:
+        """`host_bytes` that the GPU reads: of all processes of this host, or of this one if the folder has no such memory."""
+        if not self.host_bytes:
+            return
+        if home.folder is not None:
+            try:
+                self._memory = SharedMemory.claim(home.folder, f"{home.name}-{_digest(home.placement)}", self.host_bytes)
+                self._readable = DeviceReadable(self._memory.bytes)
+            except (OSError, RuntimeError) as e:
+                log.warning("%s: %s: this process keeps %.1f GiB of rows for itself", home.folder, e, self.host_bytes / 2**30)
+                self._memory.close()
+            else:
+                return
+        try:
+            self._memory = PrivateMemory(self.host_bytes)
+            self._readable = DeviceReadable(self._memory.bytes)
+        except (OSError, MemoryError, RuntimeError) as e:
+            raise Unavailable(f"host tables: got {e}, expected memory for {self.host_bytes / 2**30:.1f} GiB of rows") from e
 
     def close(self) -> None:
         """Gives the host's memory back. No lookup may run any more."""
@@ -116,19 +132,6 @@ def _places(schema: FeatureSchema, placement: Placement) -> list[TablePlacement]
     if sorted((p.table, p.rows) for p in placement.tables) != sorted(expected):
         raise InputError("placement", sorted((p.table, p.rows) for p in placement.tables), f"tables and rows {expected}")
     return [known[t.name] for t in schema.tables]
-
-
-def _host_memory(home: Home, name: str, nbytes: int) -> SharedMemory | PrivateMemory:
-    """Of all processes of this host, if the folder has room."""
-    if home.folder is not None and nbytes:
-        try:
-            return SharedMemory.claim(home.folder, name, nbytes)
-        except OSError as e:
-            log.warning("%s: %s, for %.1f GiB of rows: this process keeps its own copy", home.folder, e, nbytes / 2**30)
-    try:
-        return PrivateMemory(nbytes)
-    except (OSError, MemoryError) as e:
-        raise Unavailable(f"host tables: got {e}, expected memory for {nbytes / 2**30:.1f} GiB of rows") from e
 
 
 def _rows_at(memory: torch.Tensor, begin: int, rows: int, like: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from kernels import reference
 from kernels.cpu.dense import CrossV1, Fm, Head, Linear, has_bf16
 from kernels.cpu.first_layers import FirstLayers
 from kernels.cpu.lookup import PackedLookup
-from kernels.cpu.mapped_lookup import MappedLookup
+from kernels.lookup.mapped_lookup import MappedLookup
 from kernels.recurrent.recurrence_cpu import CpuRecurrence
 
 

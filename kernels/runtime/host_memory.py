@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -130,20 +130,22 @@ class DeviceReadable:
         memory: uint8[n], contiguous, which outlives this.
 
     Raises:
-        RuntimeError: the driver refuses: a limit on locked memory, or a system that maps none.
+        RuntimeError: the driver refuses: memory of a file on a disk, a limit on locked memory.
     """
 
     def __init__(self, memory: torch.Tensor) -> None:
-        self._cuda: Any = torch.cuda
-        self._memory, self.address = memory, memory.data_ptr()
-        failure = int(self._cuda.cudart().cudaHostRegister(self.address, memory.nbytes, _MAPPED | _PORTABLE))
-        if failure:
-            raise RuntimeError(f"host memory: got CUDA error {failure} for {memory.nbytes:,} bytes, expected to lock them")
+        import cupy
+
+        self._memory, self._runtime = memory, cupy.cuda.runtime  # torch would tell of a failure again, at another call
+        try:
+            self._runtime.hostRegister(memory.data_ptr(), memory.nbytes, _PORTABLE | _MAPPED)
+        except self._runtime.CUDARuntimeError as e:
+            raise RuntimeError(f"host memory: got {e} for {memory.nbytes:,} bytes, expected to lock them") from e
 
     def close(self) -> None:
         """The GPU must read it no more."""
         if self._memory.numel():
-            self._cuda.cudart().cudaHostUnregister(self.address)
+            self._runtime.hostUnregister(self._memory.data_ptr())
             self._memory = torch.empty(0)
 
 

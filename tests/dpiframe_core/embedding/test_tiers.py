@@ -126,15 +126,35 @@ def test_a_placement_of_other_tables_is_refused(change, said):
 
 def test_memory_that_may_not_be_locked_is_said_and_given_back(tmp_path, monkeypatch):
     def refused(memory):
-        raise RuntimeError("host memory: got CUDA error 2 for 5 bytes, expected to lock them")
+        raise RuntimeError("host memory: got cudaErrorMemoryAllocation for 5 bytes, expected to lock them")
 
     monkeypatch.setattr(tiers, "DeviceReadable", refused)
     schema = oracle.make_schema()
     tensors, _ = table_tensors(schema, oracle.make_tables(schema, np.random.default_rng(0)))
     tables = [tensors[t.name] for t in schema.tables]
-    with pytest.raises(Unavailable, match="host tables: host memory: got CUDA error 2"):
+    with pytest.raises(Unavailable, match=r"host tables: got host memory: got cudaErrorMem.* expected memory for 0\.0 GiB"):
         Tiers(schema, tables, [None] * len(tables), home_of(schema, tmp_path), CPU)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_whose_memory_cannot_be_locked_is_not_used(tmp_path, monkeypatch, caplog):
+    asked = []
+
+    def of_memory_alone(memory):
+        asked.append(len(memory))
+        if len(asked) == 1:
+            raise RuntimeError("host memory: got cudaErrorInvalidValue")
+        return Locked(memory)
+
+    monkeypatch.setattr(tiers, "DeviceReadable", of_memory_alone)
+    schema = oracle.make_schema()
+    tensors, _ = table_tensors(schema, oracle.make_tables(schema, np.random.default_rng(0)))
+    tables = [tensors[t.name] for t in schema.tables]
+    placed = Tiers(schema, tables, [None] * len(tables), home_of(schema, tmp_path), CPU)
+    assert asked == [placed.host_bytes] * 2
+    assert "this process keeps" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+    placed.close()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -157,16 +177,18 @@ def test_a_gpu_scores_bit_equal_wherever_rows_lie(tmp_path, dtype, policy):
     bundle = small_bundle(tmp_path / "b", ARCHITECTURE, dtype=dtype, bags=2)
     schema = bundle.manifest.feature_schema
     block = oracle.make_block(schema, 50, 7, np.random.default_rng(3))
-    (tmp_path / "memory").mkdir()
+    memory = Path("/dev/shm") / tmp_path.parent.parent.name / tmp_path.name  # a disk's files cannot be locked
+    memory.mkdir(parents=True)
     options = EngineOptions(max_batch_rows=64, policy=policy, recall=False)
-    homes = [None, home_of(schema, tmp_path / "memory"), home_of(schema, None, seed=1)]
+    homes = [None, home_of(schema, memory), home_of(schema, None, seed=1)]
     engines = [Engine(bundle, "cuda:0", "tf32", options, home) for home in homes]
     for engine in engines:
         engine.warmup()
+    assert len(list(memory.iterdir())) == 1
     if policy != "auto":  # which takes what is fastest, in each engine for itself
         want, *found = [engine.submit(block) for engine in engines]
         for scores in found:
             np.testing.assert_array_equal(scores, want)
     for engine in engines:
         engine.close()
-    assert list(Path(tmp_path, "memory").iterdir()) == []
+    memory.rmdir()  # for nothing is left in it

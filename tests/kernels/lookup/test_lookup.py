@@ -8,12 +8,12 @@ import torch
 
 from kernels import reference
 from kernels.cpu.lookup import PackedLookup
-from kernels.cpu.mapped_lookup import MappedLookup
 from kernels.lookup import embedding
 from kernels.lookup.batch_header import HEADER_WORDS, HeaderWord
 from kernels.lookup.descriptors import Segment, descriptors, segment_descriptors, whole
 from kernels.lookup.embedding import DeviceLookup
 from kernels.lookup.id_record import IdRecord, id_bytes
+from kernels.lookup.mapped_lookup import MappedLookup
 from kernels.lookup.plan import ALWAYS_ROW_0, Batch, IdColumn, Kind, LookupPlan, Slot, TableShape
 from kernels.runtime.state import STATE_WORDS, StateWord
 from tests.backends import BACKENDS
@@ -554,7 +554,9 @@ def test_a_table_in_several_segments_reads_as_one(segments, int8):
 @MIXED
 @pytest.mark.parametrize("device", ["host", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("segments", [1, 4])
-def test_rows_that_lie_by_their_ranks_read_as_if_they_lay_by_their_ids(segments, device, int8, on_host):
+def test_rows_that_lie_by_their_ranks_read_as_if_they_lay_by_their_ids(segments, device, int8, request):
+    if device == "host":
+        request.getfixturevalue("on_host")
     plan = mixed_plan(int8)
     tables, batch = tables_of(plan), batch_of(plan, 60, contexts=9, ids=lambda rng, n, size: rng.integers(-1, size + 2, n))
     plain, placed = (OnDevice(plan, tables, device, segments=1 if not ranked else segments, ranked=ranked)

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.cpu.packed_tables import Floats
 from kernels.lookup.id_record import Ids, Records
 from kernels.lookup.plan import ALWAYS_ROW_0, Batch, Kind, LookupPlan, Slot
+
+Floats = npt.NDArray[np.float32]
 
 
 class MappedLookup:
