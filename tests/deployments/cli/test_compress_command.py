@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from deployments.cli.quantize_command import write_quantized
+
 from dpiframe_core.bundle.bundle import Bundle, read_bundle, write_bundle
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import GOLDEN_TOLERANCE, EngineOptions
