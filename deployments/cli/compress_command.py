@@ -10,6 +10,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
+from deployments.cli.compression import Changed, Compression
 from deployments.offline.encoded_rows import encoded_rows
 from deployments.offline.file_scoring import score_file
 from deployments.offline.score_job import ScoreJob
@@ -48,77 +49,6 @@ class CompressJob:
     separators: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """A table before and after, and the largest difference of a value that is left."""
-
-    old: Table
-    new: Table
-    error: float
-
-    @property
-    def text(self) -> str:
-        """For people."""
-        parts = [f"{self.old.bytes_used:,} -> {self.new.bytes_used:,} bytes"]
-        if self.new.rows < self.old.rows:
-            parts.append(f"{self.old.rows:,} -> {self.new.rows:,} rows")
-        if self.new.dtype != self.old.dtype:
-            parts.append(f"{self.old.dtype} -> {self.new.dtype}, off by at most {self.error:.3g}")
-        return ", ".join(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Compression:
-    """Filled by `write_compressed`. The deviations are those of the golden rows' probabilities from the source model's.
-
-    bytes_used: of all tables, before and after. frequencies: where they came from, if rows were dropped. quality: of each
-    task, before and after.
-    """
-
-    model: str
-    version: str
-    tables: tuple[Changed, ...]
-    bytes_used: tuple[int, int]
-    frequencies: str
-    max_before: float
-    max_deviation: float
-    mean_deviation: float
-    tolerance: dict[DensePrecision, float]
-    quality: tuple[tuple[Quality, Quality], ...]
-
-    @property
-    def summary(self) -> str:
-        """What was done, in a line."""
-        dropped, rows = sum(t.old.rows - t.new.rows for t in self.tables), sum(t.old.rows for t in self.tables)
-        counted = f", frequencies {self.frequencies}" if self.frequencies else ""
-        return (
-            f"{len(self.tables)} tables changed, {dropped:,} of their {rows:,} rows dropped{counted}; all tables "
-            f"{self.bytes_used[0]:,} -> {self.bytes_used[1]:,} bytes"
-        )
-
-    def report(self) -> str:
-        """For people."""
-        wide = max(len(t.new.name) for t in self.tables)
-        tolerances = ", ".join(f"{precision} {value:.2g}" for precision, value in self.tolerance.items())
-        return "\n".join(
-            (
-                *(f"{t.new.name:{wide}}  {t.text}" for t in self.tables),
-                f"{self.model} {self.version}: {self.summary}",
-                f"golden rows, fp32: probabilities off by {self.max_deviation:.3g} at most and {self.mean_deviation:.3g} on "
-                f"average; before by {self.max_before:.3g} at most",
-                f"golden.tolerance: {tolerances} (what it was, and what the tables add)",
-                *(_told(old, new) for old, new in self.quality),
-            )
-        )
-
-
-def _told(old: Quality, new: Quality) -> str:
-    auc = "AUC none, as all labels are alike"
-    if old.auc is not None and new.auc is not None:
-        auc = f"AUC {old.auc:.6f} -> {new.auc:.6f} ({new.auc - old.auc:+.6f})"
-    return f"{old.score}: {auc}, log-loss {old.log_loss:.6f} -> {new.log_loss:.6f} ({new.log_loss - old.log_loss:+.6f})"
-
-
 def write_compressed(job: CompressJob) -> Compression:
     """Writes the smaller bundle. Golden rows keep their scores; their ids are renumbered if rows were dropped.
 
@@ -140,15 +70,7 @@ def write_compressed(job: CompressJob) -> Compression:
         _check_convertible(chosen, job.dtype)
     pruned, frequencies = (bundle, "") if job.share is None else _pruned(bundle, job, job.share)
     made = pruned if job.dtype is None else _converted(pruned, [t.name for t in chosen], job.dtype)
-    changed = tuple(
-        Changed(old, new, largest_error(pruned.tables[new.name], made.tables[new.name], made.scales.get(new.name))
-                if old.dtype != new.dtype else 0.0)
-        for old, new in zip(schema.tables, made.manifest.feature_schema.tables, strict=True)
-        if old != new
-    )  # fmt: skip
-    for t in changed:
-        if not math.isfinite(t.error):
-            raise InputError("--table-dtype", job.dtype, f"a dtype that holds every value of table {t.new.name}")
+    changed = _changed(schema, pruned, made)
     before, after = _deviations(bundle), _deviations(made)
     added = max(0.0, float(after.max() - before.max()))
     tolerance = {p: _rounded_up(was.get(p, GOLDEN_TOLERANCE[p]) + added) for p in get_args(DensePrecision)}
@@ -185,6 +107,20 @@ def write_compressed(job: CompressJob) -> Compression:
     return replace(out, quality=tuple(zip(quality, _quality(job.out, job), strict=True)))
 
 
+def _changed(schema: FeatureSchema, pruned: Bundle, made: Bundle) -> tuple[Changed, ...]:
+    """The tables that are not as they were in the schema. `pruned`: before dtypes changed, with the rows that are left."""
+    changed = []
+    for old, new in zip(schema.tables, made.manifest.feature_schema.tables, strict=True):
+        error, name = 0.0, new.name
+        if old.dtype != new.dtype:
+            error = largest_error(pruned.tables[name], made.tables[name], made.scales.get(name))
+        if not math.isfinite(error):
+            raise InputError("--table-dtype", new.dtype, f"a dtype that holds every value of table {name}")
+        if old != new:
+            changed.append(Changed(old, new, error))
+    return tuple(changed)
+
+
 def _check_convertible(tables: Sequence[Table], dtype: TableDtype) -> None:
     for table in tables:
         if table.dtype == "int8":
@@ -208,7 +144,8 @@ def _pruned(bundle: Bundle, job: CompressJob, share: float) -> tuple[Bundle, str
                 space.count(block, schema, own)
         told = f"counted on {rows:,} rows of {job.trace.name}"
     kept = [most_read(s, share, bundle.vocabularies, counts[i] if counts else None) for i, s in enumerate(spaces)]
-    if all(len(k.ids) == k.space.rows for k in kept):
+    kept = [k for k in kept if len(k.ids) < k.space.rows]
+    if not kept:
         raise InputError("--prune", share, "a share by which some table loses a row")
     p = prune(schema, kept, bundle.vocabularies, bundle.tables, bundle.golden.block)
     golden = replace(bundle.golden, block=p.block)
