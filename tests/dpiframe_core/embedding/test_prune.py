@@ -238,3 +238,15 @@ def test_a_vocabulary_of_raw_ids_never_takes_the_place_of_another():
     tables = {t.name: torch.zeros(t.rows, t.dim) for t in schema.tables}
     with pytest.raises(InputError, match=r"features\.a\.name: got 'a', expected another one than the vocab"):
         prune(schema, [kept], words, tables, RowBlock.allocate(schema.block_layout, 1))
+
+
+def test_raw_ids_beyond_a_smaller_table_get_no_place_in_the_vocabulary():
+    f = Categorical(
+        name="f", encoder=Identity(out_of_range="oov"), values="int", table="t", first_order_table="w", missing_id=0, oov_id=1
+    )
+    schema = FeatureSchema(features=(f,), tables=(Table(name="t", rows=10, dim=2), Table(name="w", rows=7, dim=1)))
+    tables = {t.name: torch.arange(1.0 * t.rows * t.dim).reshape(t.rows, t.dim) for t in schema.tables}
+    kept = most_read(id_spaces(schema)[0], 0.3, {}, np.array([0, 0, 5, 0, 5, 0, 5, 5, 5, 0]))
+    p = prune(schema, [kept], {}, tables, RowBlock.allocate(schema.block_layout, 1))
+    block = Encoder(p.schema, p.vocabularies).encode({"f": [2, 4, 6, 3, 7, 8, 9, 99, None]})
+    np.testing.assert_array_equal(reads(p.schema, p.tables, block, "f", "w")[:, 0, 0], [2, 4, 6, 1, 1, 1, 1, 1, 0])
