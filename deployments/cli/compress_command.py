@@ -133,8 +133,12 @@ def _pruned(bundle: Bundle, job: CompressJob, share: float) -> tuple[Bundle, str
     """The bundle without the rows that are read least, and where the frequencies came from."""
     schema = bundle.manifest.feature_schema
     spaces = [s for s in id_spaces(schema) if s.to_drop(share) and s.names & {*(job.only or s.names)}]
-    for space in spaces:
-        check_prunable(space, counted=job.trace is not None)
+    try:
+        for space in spaces:
+            check_prunable(space, counted=job.trace is not None)
+    except InputError as error:
+        error.add_note("--only names the tables to change")
+        raise
     counts, told = None, "not counted; rows in the order of their ids are taken to be by falling frequency"
     if job.trace is not None:
         counts, rows = [np.zeros(s.rows, np.int64) for s in spaces], 0

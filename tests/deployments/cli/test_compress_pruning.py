@@ -17,10 +17,12 @@ import pytest
 
 from deployments.cli.compress_command import CompressJob, write_compressed
 from deployments.cli.compression import Changed
-from dpiframe_core.bundle.bundle import Bundle, read_bundle
+from dpiframe_core.bundle.bundle import Bundle, read_bundle, write_bundle
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import FeatureSchema, Hash
+from dpiframe_core.graph.architecture import GraphFile
+from dpiframe_core.models.model_graph import model_graph
 from tests import oracle
 from tests.backends import BACKENDS
 from tests.dpiframe_core.embedding.vocabulary_model import ITEMS, SHOPS, USERS, make_rows, make_schema, write_model
@@ -204,6 +206,20 @@ def test_a_file_of_text_is_counted_as_it_is_scored(folder: Path, tmp_path: Path)
     assert read_bundle(tmp_path / "csv").manifest.files == read_bundle(tmp_path / "parquet").manifest.files
 
 
+def test_a_graph_in_the_bundle_reads_the_smaller_tables(folder: Path, tmp_path: Path) -> None:
+    b = read_bundle(folder / "words")
+    m = b.manifest
+    write_bundle(
+        tmp_path / "graph", name="graph", version="1", architecture=GraphFile(), feature_schema=m.feature_schema, dense=b.dense,
+        tables=b.tables, vocabularies=b.vocabularies, golden=b.golden, provenance=m.provenance, graph=model_graph(b),
+    )  # fmt: skip
+    job = CompressJob(tmp_path / "graph", tmp_path / "out", share=0.5, trace=folder / "trace.parquet")
+    write_compressed(job)
+    write_compressed(replace(job, bundle=folder / "words", out=tmp_path / "plain"))
+    got, want = (engine_scores(read_bundle(tmp_path / name), make_rows(50, 6)) for name in ("out", "plain"))
+    np.testing.assert_array_equal(got, want)
+
+
 def refusals(folder: Path, tmp_path: Path) -> Iterator[tuple[CompressJob, str]]:
     job = CompressJob(folder / "words", tmp_path / "x", share=0.2)
     yield job, "features.shop.encoder: got 'identity', expected a vocabulary, or a trace: raw ids have no known order"
@@ -230,3 +246,10 @@ def test_what_cannot_be_pruned_is_refused_and_nothing_is_written(folder: Path, t
         with pytest.raises(InputError, match=re.escape(message)):
             write_compressed(job)
         assert not job.out.exists()
+
+
+def test_a_refusal_for_a_feature_names_the_way_around(folder: Path, tmp_path: Path) -> None:
+    command = [DPIFRAME, "compress", "words", "--prune", "0.2", "-o", str(tmp_path / "out")]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    refused = "features.shop.encoder: got 'identity', expected a vocabulary, or a trace: raw ids have no known order"
+    assert (done.returncode, done.stderr) == (1, f"error: {refused}; --only names the tables to change\n")
