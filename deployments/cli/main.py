@@ -9,7 +9,7 @@ import typer
 
 from deployments.cli.import_command import import_app
 from deployments.cli.score_command import score
-from deployments.cli.terminal import BundlePath, Device, Precision, err, one_line_errors, stdout
+from deployments.cli.terminal import BundlePath, Device, Precision, Splitter, by_feature, err, one_line_errors, stdout
 
 if TYPE_CHECKING:
     from deployments.config import DeploymentConfig
@@ -132,17 +132,36 @@ def tune(
 
 
 @app.command()
-def quantize(
+def compress(
     bundle: BundlePath,
-    tables: Annotated[Literal["int8", "float16", "bfloat16"], typer.Option(help="What to store the tables in.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="The directory of the new bundle.")],
-    only: Annotated[list[str] | None, typer.Option(help="A table to convert, once for each; all by default.")] = None,
+    table_dtype: Annotated[
+        Literal["int8", "float16", "bfloat16"] | None, typer.Option(help="What to store the tables in.")
+    ] = None,
+    prune: Annotated[float | None, typer.Option(help="The share of each table's rows to drop, those read least.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="A table to change, once for each; all by default.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="A file of raw rows, for --prune to count ids; else by their order.")
+    ] = None,
+    rows: Annotated[Path | None, typer.Option(help="A file of raw rows with labels, for AUC and log-loss.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="Its column of 0 and 1; once a task.")] = None,
+    splitter: Splitter = None,
 ) -> None:
-    """Write a copy of a bundle whose tables take fewer bytes; prints how far its scores on the golden rows are off."""
+    """Write a copy of a bundle whose tables take fewer bytes; prints how far its scores are off."""
+    if table_dtype is None and prune is None:
+        raise typer.BadParameter("expected --table-dtype, --prune or both")
+    if prune is not None and not 0 < prune < 1:
+        raise typer.BadParameter(f"--prune: got {prune}, expected a share between 0 and 1")
+    if trace is not None and prune is None:
+        raise typer.BadParameter("--trace belongs to --prune")
+    if (rows is None) != (not label):
+        raise typer.BadParameter("expected both --rows and --label, or neither")
+    separators = by_feature(splitter)
     with one_line_errors():
-        from deployments.cli.quantize_command import write_quantized
+        from deployments.cli.compress_command import CompressJob, write_compressed
 
-        stdout.print(write_quantized(bundle, tables, out, only or ()).report(), markup=False, soft_wrap=True)
+        job = CompressJob(bundle, out, table_dtype, prune, tuple(only or ()), trace, rows, tuple(label or ()), separators)
+        stdout.print(write_compressed(job).report(), markup=False, soft_wrap=True)
 
 
 @app.command()

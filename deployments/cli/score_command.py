@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from deployments.cli.terminal import BundlePath, Device, Precision, err, one_line_errors, stdout
+from deployments.cli.terminal import BundlePath, Device, Precision, Splitter, by_feature, err, one_line_errors, stdout
 from deployments.signals import interrupted_by_sigterm
 
 
@@ -18,9 +18,7 @@ def score(
     out: Annotated[Path, typer.Option("-o", "--out", help="The Parquet file to write.")],
     label: Annotated[list[str] | None, typer.Option(help="A column of 0 and 1, for AUC and log-loss; once a task.")] = None,
     keep: Annotated[list[str] | None, typer.Option(help="A column to write beside the scores, once each; else all.")] = None,
-    splitter: Annotated[
-        list[str] | None, typer.Option(metavar="FEATURE=SEP", help="What joins a feature's values in CSV; once each.")
-    ] = None,
+    splitter: Splitter = None,
     encoded: Annotated[bool, typer.Option("--encoded", help="The Parquet columns hold ids, not raw values.")] = False,
     engine: Annotated[Literal["local", "ray"], typer.Option(help="This process, or Ray Data on a cluster.")] = "local",
     workers: Annotated[int | None, typer.Option(min=1, max=1000, help="Of the ray engine.")] = None,
@@ -31,12 +29,7 @@ def score(
     """Score a file of rows into a Parquet file."""
     if engine != "ray" and (workers or address):
         raise typer.BadParameter("--workers and --address belong to --engine ray")
-    separators = {}
-    for text in splitter or ():
-        name, equals, separator = text.partition("=")
-        if not (name and equals and separator):
-            raise typer.BadParameter(f"--splitter: got {text!r}, expected FEATURE=SEPARATOR")
-        separators[name] = separator
+    separators = by_feature(splitter)
     # Before torch is imported: its threads would spin between layers, on the cores that read and write.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     with one_line_errors(), interrupted_by_sigterm():

@@ -12,6 +12,9 @@ stdout, err = Console(highlight=False), Console(stderr=True, highlight=False)
 
 Device = Annotated[Literal["auto", "cpu", "cuda"] | None, typer.Option()]
 BundlePath = Annotated[Path, typer.Argument(help="A model bundle's directory.")]
+Splitter = Annotated[
+    list[str] | None, typer.Option(metavar="FEATURE=SEP", help="What joins a feature's values in CSV; once each.")
+]
 Precision = Annotated[Literal["fp32", "tf32", "bf16", "fp8"] | None, typer.Option(help="Of the dense layers.")]
 
 
@@ -28,3 +31,14 @@ def one_line_errors() -> Iterator[None]:
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+def by_feature(splitter: list[str] | None) -> dict[str, str]:
+    """The separators of `--splitter`, by feature; ends the command with status 2 if one is none."""
+    separators = {}
+    for text in splitter or ():
+        name, equals, separator = text.partition("=")
+        if not (name and equals and separator):
+            raise typer.BadParameter(f"--splitter: got {text!r}, expected FEATURE=SEPARATOR")
+        separators[name] = separator
+    return separators

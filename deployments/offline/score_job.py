@@ -1,7 +1,7 @@
 """What is to be scored offline, held against the bundle and the input's columns before any work begins. Plain data."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,6 +9,7 @@ import pyarrow as pa
 from deployments.offline.output_file import check_outfile
 from dpiframe_core.bundle.manifest import Manifest
 from dpiframe_core.errors import InputError, shown
+from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.files.row_files import RowFile, column_names
 from dpiframe_core.files.table_rows import column_types, missing_features, splitters
 
@@ -60,26 +61,14 @@ def plan_job(job: ScoreJob, manifest: Manifest) -> ScorePlan:
             not fit the model or the file.
     """
     schema, tasks = manifest.feature_schema, manifest.tasks
-    types = column_types(schema) | dict.fromkeys(job.labels, pa.int64())
-    separators = splitters(schema) | dict(job.separators)
-    whole = RowFile(job.input, types, separators)
+    whole, found = input_file(job.input, schema, job.separators, job.labels)
     check_outfile("--out", job.out, ".parquet")
     if job.out.exists() and job.out.samefile(job.input):
         raise InputError("--out", str(job.out), "another file than the input")
-    text = job.input.suffix.lower() in (".csv", ".tsv")
     if job.encoded and not whole.is_parquet:
         raise InputError("--encoded", str(job.input), "a Parquet file")
     if job.labels and len(job.labels) != len(tasks):
         raise InputError("--label", shown(list(job.labels)), f"one column for each task: {', '.join(tasks)}")
-    lists = [f.name for f in schema.features if f.max_values > 1]
-    for name in job.separators:
-        if not text or name not in lists:
-            raise InputError("--splitter", name, "a feature of several values, and a CSV or TSV file")
-    if text and (unsplit := [name for name in lists if name not in separators]):
-        raise InputError("--splitter", None, f"FEATURE=SEPARATOR for the features of several values, {', '.join(unsplit)}")
-    found = column_names(whole)
-    if lacking := missing_features(schema, found):
-        raise InputError(f"{job.input}, columns", found, f"columns for the features {', '.join(lacking)} too")
     for option, wanted in (("--keep", job.keep or ()), ("--label", job.labels)):
         for name in wanted:
             if name not in found:
@@ -89,5 +78,27 @@ def plan_job(job: ScoreJob, manifest: Manifest) -> ScorePlan:
     if taken := sorted({*kept} & {*scores}):
         raise InputError(f"{job.input}, columns", taken, "none of these names, which the scores get; --keep others")
     needed = {*kept, *job.labels, *(f.name for f in schema.features)}
-    file = RowFile(job.input, types, separators, tuple(n for n in found if n in needed))
-    return ScorePlan(file, kept, scores, job.labels)
+    return ScorePlan(replace(whole, columns=tuple(n for n in found if n in needed)), kept, scores, job.labels)
+
+
+def input_file(
+    path: Path, schema: FeatureSchema, separators: Mapping[str, str], labels: Sequence[str] = ()
+) -> tuple[RowFile, list[str]]:
+    """A file that has a column for every feature, and the names of all its columns.
+
+    Raises:
+        InputError: it cannot be read, a column lacks, or separators do not fit.
+    """
+    joined_by = splitters(schema) | dict(separators)
+    file = RowFile(path, column_types(schema) | dict.fromkeys(labels, pa.int64()), joined_by)
+    text = path.suffix.lower() in (".csv", ".tsv")
+    lists = [f.name for f in schema.features if f.max_values > 1]
+    for name in separators:
+        if not text or name not in lists:
+            raise InputError("--splitter", name, "a feature of several values, and a CSV or TSV file")
+    if text and (unsplit := [name for name in lists if name not in joined_by]):
+        raise InputError("--splitter", None, f"FEATURE=SEPARATOR for the features of several values, {', '.join(unsplit)}")
+    found = column_names(file)
+    if lacking := missing_features(schema, found):
+        raise InputError(f"{path}, columns", found, f"columns for the features {', '.join(lacking)} too")
+    return file, found

@@ -24,7 +24,7 @@ SAID = {  # page -> what each of its commands prints, or writes
     "requests": ['"scores":['],
     "tuning": ["max_batch_rows: 4096"],
     "profile": ["", "Plan: breadth_first"],
-    "quantize": ["golden rows"],
+    "compress": ["golden rows"],
 }
 BLOCKS = [
     (page, i, b)

@@ -28,7 +28,7 @@ def modules_after(statement: str) -> set[str]:
 def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     done = dpiframe("--help")
     assert done.returncode == 0
-    for command in ("serve", "demo", "inspect", "profile", "tune", "quantize", "check-config"):
+    for command in ("serve", "demo", "inspect", "profile", "tune", "compress", "check-config"):
         assert command in done.stdout
     assert modules_after("import deployments.cli.main") & {"torch", "ray", "numpy", "fastapi", "matplotlib"} == set()
 
@@ -89,8 +89,14 @@ def test_a_taken_port_is_one_line_before_anything_starts(tmp_path: Path) -> None
         ("profile", "x", "--batch", "5"),
         ("tune", "x"),
         ("tune", "x", "--histogram", "y", "--device", "cuda"),
-        ("quantize", "x", "--tables", "int8"),
-        ("quantize", "x", "--tables", "int4", "-o", "y"),
+        ("compress", "x", "--table-dtype", "int8"),
+        ("compress", "x", "--table-dtype", "int4", "-o", "y"),
+        ("compress", "x", "-o", "y"),
+        ("compress", "x", "-o", "y", "--prune", "1"),
+        ("compress", "x", "-o", "y", "--table-dtype", "int8", "--trace", "z.csv"),
+        ("compress", "x", "-o", "y", "--prune", "0.2", "--rows", "z.csv"),
+        ("compress", "x", "-o", "y", "--prune", "0.2", "--label", "click"),
+        ("compress", "x", "-o", "y", "--prune", "0.2", "--splitter", "tags"),
     ],
     ids=" ".join,
 )
@@ -131,9 +137,9 @@ def test_tune_prints_the_configuration_and_reports_beside_it(tmp_path: Path) -> 
     )
 
 
-def test_quantize_says_how_far_the_scores_are_off(tmp_path: Path) -> None:
+def test_compress_says_how_far_the_scores_are_off(tmp_path: Path) -> None:
     bundle = small_bundle(tmp_path / "small", DeepFM(hidden_units=(16, 8)))
-    command = ("quantize", str(bundle.path), "--tables", "int8", "-o", "out", "--only", "c1", "--only", "c2")
+    command = ("compress", str(bundle.path), "--table-dtype", "int8", "-o", "out", "--only", "c1", "--only", "c2")
     done = dpiframe(*command, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["c1", "c2", "small", "golden", "golden.tolerance:"]
