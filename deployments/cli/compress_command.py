@@ -50,7 +50,8 @@ class CompressJob:
 
 
 def write_compressed(job: CompressJob) -> Compression:
-    """Writes the smaller bundle. Golden rows keep their scores; their ids are renumbered if rows were dropped.
+    """Writes the smaller bundle. Its golden rows keep the source's scores, unless rows were dropped: then their ids are
+    renumbered, and their scores are those of the pruned tables in their former dtypes.
 
     Raises:
         InputError: `out` exists, tables that cannot be changed as asked, a bad row of a file.
@@ -71,8 +72,10 @@ def write_compressed(job: CompressJob) -> Compression:
     pruned, frequencies = (bundle, "") if job.share is None else _pruned(bundle, job, job.share)
     made = pruned if job.dtype is None else _converted(pruned, [t.name for t in chosen], job.dtype)
     changed = _changed(schema, pruned, made)
-    before, after = _deviations(bundle), _deviations(made)
-    added = max(0.0, float(after.max() - before.max()))
+    source, made_scores = bundle.golden.scores, _scores(made)
+    golden = source if job.share is None else _scores(pruned)
+    before, after = np.abs(_scores(bundle) - source), np.abs(made_scores - source)
+    added = max(0.0, float(np.abs(made_scores - golden).max() - before.max()))
     tolerance = {p: _rounded_up(was.get(p, GOLDEN_TOLERANCE[p]) + added) for p in get_args(DensePrecision)}
     version = "-".join((m.version, *(["pruned"] if job.share else []), *([job.dtype] if job.dtype else [])))
     out = Compression(
@@ -83,8 +86,9 @@ def write_compressed(job: CompressJob) -> Compression:
     )  # fmt: skip
     quality = _quality(job.bundle, job)
     note = (
-        f"dpiframe compress: of version {m.version} (fingerprint {bundle.fingerprint[:16]}) {out.summary}. Metrics and golden "
-        f"scores are the source model's, from which the scores are off by {out.max_deviation:.3g}."
+        f"dpiframe compress: of version {m.version} (fingerprint {bundle.fingerprint[:16]}) {out.summary}. Metrics are the "
+        f"source model's, from which the scores are off by {out.max_deviation:.3g}; golden scores are "
+        f"{'its' if job.share is None else 'those of its pruned tables'}."
     )
     write_bundle(
         job.out,
@@ -96,7 +100,7 @@ def write_compressed(job: CompressJob) -> Compression:
         tables=made.tables,
         scales=made.scales,
         vocabularies=made.vocabularies,
-        golden=made.golden,
+        golden=replace(made.golden, scores=golden),
         graph=bundle.graph,
         provenance=m.provenance.model_copy(update={"notes": f"{m.provenance.notes}\n{note}".lstrip()}),
         tasks=m.tasks,
@@ -174,13 +178,13 @@ def _of_schema(bundle: Bundle, schema: FeatureSchema) -> Bundle:
     return replace(bundle, manifest=bundle.manifest.model_copy(update={"feature_schema": schema, "golden": golden}))
 
 
-def _deviations(bundle: Bundle) -> npt.NDArray[np.float32]:
-    """|probability - golden score| on the CPU at fp32, where dense layers add next to nothing."""
+def _scores(bundle: Bundle) -> npt.NDArray[np.float32]:
+    """Probabilities of the golden rows on the CPU at fp32, to which dense layers add next to no error."""
     engine = Engine(bundle, "cpu", "fp32")
     engine.warmup()
-    off: npt.NDArray[np.float32] = np.abs(engine.submit(bundle.golden.block) - bundle.golden.scores)
+    scores = engine.submit(bundle.golden.block)
     engine.close()
-    return off
+    return scores
 
 
 def _quality(bundle: Path, job: CompressJob) -> tuple[Quality, ...]:

@@ -63,7 +63,7 @@ class Compression:
                 f"{self.model} {self.version}: {self.summary}",
                 f"golden rows, fp32: probabilities off by {self.max_deviation:.3g} at most and {self.mean_deviation:.3g} on "
                 f"average; before by {self.max_before:.3g} at most",
-                f"golden.tolerance: {tolerances} (what it was, and what the tables add)",
+                f"golden.tolerance: {tolerances} (what it was, and what a new dtype adds)",
                 *(_told(old, new) for old, new in self.quality),
             )
         )

@@ -134,7 +134,7 @@ def test_the_report_names_every_table_and_the_deviation(bundle: Bundle, tmp_path
     assert lines[3].startswith(f"golden rows, fp32: probabilities off by {done.max_deviation:.3g} at most and ")
     assert lines[4] == (
         f"golden.tolerance: fp32 {done.tolerance['fp32']:.2g}, tf32 {done.tolerance['tf32']:.2g}, "
-        f"bf16 {done.tolerance['bf16']:.2g}, fp8 {done.tolerance['fp8']:.2g} (what it was, and what the tables add)"
+        f"bf16 {done.tolerance['bf16']:.2g}, fp8 {done.tolerance['fp8']:.2g} (what it was, and what a new dtype adds)"
     )
 
 
