@@ -62,7 +62,8 @@ class TablePlacement:
 
     Attributes:
         hot: ranks [0, hot) lie in every GPU's HBM.
-        warm: ranks [hot, warm) lie in one GPU's HBM, a contiguous share each, in the order of the GPUs; the last may be smaller.
+        warm: ranks [hot, warm) lie in one GPU's HBM, equal contiguous shares in the order of the GPUs; the last
+            ones may be smaller.
         rows: ranks [warm, rows) lie in host memory.
     """
 
