@@ -19,12 +19,36 @@ from dpiframe_core.strict_yaml import load_yaml
 MOST_ENGINES = 16  # of one application on one node, in the fan-in
 
 
+class TablesHome(Strict):
+    """Where the rows of a model's tables lie that a GPU's memory is not to hold whole. A CPU reads all in the bundle's files.
+
+    `hbm_gib` of a GPU's memory hold the rows read most, taken to be those of the least ids; or `placement` is a directory that
+    `dpiframe plan` wrote. The other rows lie in host memory: in `host_folder`, one copy for all replicas of a host; null: in
+    each replica's own.
+    """
+
+    hbm_gib: Annotated[float, Field(gt=0)] | None = None
+    placement: Annotated[str, Field(min_length=1)] | None = None
+    host_folder: Annotated[str, Field(pattern="^/")] | None = "/dev/shm"
+
+    @model_validator(mode="after")
+    def _one_way_to_place(self) -> Self:
+        if (self.hbm_gib is None) == (self.placement is None):
+            got = "neither" if self.hbm_gib is None else "both"
+            raise ValueError(f"tables: got {got} of hbm_gib and placement, expected one of the two")
+        return self
+
+
 class ModelRef(Strict):
-    """A model to serve: the bundle's directory, and the name and version to serve it under if not the bundle's own."""
+    """A model to serve: the bundle's directory, and the name and version to serve it under if not the bundle's own.
+
+    `tables`: where its rows lie; by default all in the memory of each device.
+    """
 
     path: Annotated[str, Field(min_length=1)]
     name: Name | None = None
     version: Version | None = None
+    tables: TablesHome | None = None
 
 
 class Http(Strict):

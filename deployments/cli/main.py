@@ -165,6 +165,27 @@ def compress(
 
 
 @app.command()
+def plan(
+    bundle: BundlePath,
+    hbm_gib: Annotated[float, typer.Option(min=0, help="Of each GPU, for tables.")],
+    gpus: Annotated[int, typer.Option(min=1, max=1024, help="That read each other's memory.")] = 1,
+    trace: Annotated[Path | None, typer.Option(help="A file of rows, as `score` takes it, to count reads in.")] = None,
+    zipf: Annotated[float | None, typer.Option(help="Or an exponent to estimate reads by.  [default: 1.05]")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Rows of the lookup whose time is told.")] = 1000,
+    links: Annotated[str | None, typer.Option(metavar="LOCAL,PEER,HOST", help="GB/s of random rows; else H200's.")] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The directory to write the placement to.")] = None,
+) -> None:
+    """Plan which rows of the tables go to every GPU, to one of them, or to host memory; prints the predicted lookup time."""
+    if trace is not None and zipf is not None:
+        raise typer.BadParameter("expected --trace or --zipf, not both")
+    with one_line_errors():
+        from deployments.cli.plan_command import parse_links, write_plan
+
+        made = write_plan(bundle, gpus, hbm_gib, trace, 1.05 if zipf is None else zipf, parse_links(links), out)
+        stdout.print(made.report(batch), markup=False, soft_wrap=True)
+
+
+@app.command()
 def check_config(files: Annotated[list[Path], typer.Argument(help="Deployment YAML files.")]) -> None:
     """Check configuration files without starting anything."""
     from deployments.config import read_config

@@ -65,12 +65,18 @@ def load_engine(config: DeploymentConfig, ref: ModelRef) -> "Engine":
         BundleError, InputError: as `read_bundle`, `Engine` and `Engine.warmup`.
     """
     from dpiframe_core.bundle.bundle import read_bundle
+    from dpiframe_core.embedding.home import home_of
     from dpiframe_core.engine.engine import Engine
     from dpiframe_core.engine.options import EngineOptions
 
     batching = config.batching
     options = EngineOptions(max_batch_rows=batching.max_batch_rows, lanes=batching.lanes or 0, buckets=batching.buckets)
-    engine = Engine(read_bundle(ref.path), config.device, config.precision, options)
+    bundle, t = read_bundle(ref.path), ref.tables
+    home = None
+    if t is not None:
+        schema, name = bundle.manifest.feature_schema, bundle.fingerprint[:16]
+        home = home_of(schema, name, hbm_gib=t.hbm_gib, placement=t.placement, folder=t.host_folder)
+    engine = Engine(bundle, config.device, config.precision, options, home)
     engine.warmup()
     return engine
 

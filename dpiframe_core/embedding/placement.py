@@ -1,22 +1,167 @@
-"""Where the rows of tables lie: plain data. To be replaced by the planner's."""
+"""A plan of where the rows of the tables lie, hot, warm and cold, and the time that a lookup is predicted to take by it.
 
+Plain data: it is found by `place_rows`, kept by `placement_file`, carried out by the store.
+"""
+
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
+
+from dpiframe_core.embedding.frequency import Ranks
+from dpiframe_core.embedding.row_counts import RowCounts
+from dpiframe_core.errors import InputError
+from dpiframe_core.features.schema import FeatureSchema
+
+RANK_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """What one GPU reads of random rows over each link, bytes/s. The defaults were measured on H200s.
+
+    Attributes:
+        local: its own HBM. peer: other GPUs' HBM, all of them together. host: pinned host memory, read in place.
+        least_bytes: what a read moves comes in multiples of this; a row of 4 bytes takes no less than one of 32.
+    """
+
+    local: float = 1.7e12
+    peer: float = 366e9
+    host: float = 50e9
+    least_bytes: int = 32
+
+    def __post_init__(self) -> None:
+        for name in ("local", "peer", "host", "least_bytes"):
+            value = getattr(self, name)
+            if not (0 < value < math.inf):
+                raise InputError(f"links.{name}", value, "a finite number above 0")
+
+    def moved(self, row_bytes: int) -> int:
+        """The bytes that a read of one row moves."""
+        return -(-row_bytes // self.least_bytes) * self.least_bytes
+
+    def seconds(self, gpus: int, moved: "Tiers") -> "Tiers":
+        """How long each link (local, peer, host) is busy for bytes moved from each tier (hot, warm, cold)."""
+        hot, warm, cold = moved
+        return Tiers((hot + warm / gpus) / self.local, warm * (gpus - 1) / gpus / self.peer, cold / self.host)
+
+
+class Tiers(NamedTuple):
+    """A value for each tier: rows that lie on every GPU, on one of the GPUs, in host memory. Of links: local, peer, host."""
+
+    hot: float
+    warm: float
+    cold: float
 
 
 @dataclass(frozen=True, slots=True)
 class TablePlacement:
+    """Where a table's rows lie by their rank, the most read one first.
+
+    Attributes:
+        hot: ranks [0, hot) lie in every GPU's HBM.
+        warm: ranks [hot, warm) lie in one GPU's HBM, equal contiguous shares in the order of the GPUs; the last
+            ones may be smaller.
+        rows: ranks [warm, rows) lie in host memory.
+    """
+
     table: str
     rows: int
     hot: int
     warm: int
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.hot <= self.warm <= self.rows:
+            raise InputError(f"tables.{self.table}", (self.hot, self.warm, self.rows), "0 <= hot <= warm <= rows")
 
-@dataclass(frozen=True, slots=True)
+    def share(self, gpus: int) -> int:
+        """Rows of a GPU's share of the warm ones, the largest of them."""
+        return -(-(self.warm - self.hot) // gpus)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Placement:
+    """Filled by `place_rows` and `read_placement`.
+
+    Attributes:
+        tables: in the schema's order.
+        ranks: by table, uint32[rows]: the rank of each row. Of the tables that lie in several places and whose rows are not in
+            the order of falling frequency; elsewhere a row's id is its rank. Each GPU's HBM holds them.
+    """
+
     gpus: int
     tables: tuple[TablePlacement, ...]
-    ranks: Mapping[str, npt.NDArray[np.uint32]] = field(default_factory=dict)
+    ranks: Mapping[str, Ranks] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise InputError("gpus", self.gpus, "at least 1")
+        rows = {t.table: t.rows for t in self.tables}
+        for t in self.tables:
+            if self.gpus == 1 and t.warm > t.hot:
+                raise InputError(f"tables.{t.table}", (t.hot, t.warm), "no warm rows on a single GPU")
+        for name, ranks in self.ranks.items():
+            if ranks.shape != (rows.get(name),) or ranks.dtype != np.uint32:
+                expected = f"uint32[{rows[name]}]" if name in rows else f"one of the tables {sorted(rows)}"
+                raise InputError(f"ranks.{name}", f"{ranks.dtype}{list(ranks.shape)}", expected)
+
+    def check(self, schema: FeatureSchema) -> None:
+        """Raises InputError unless it is of the schema's tables, in their order."""
+        got, expected = [(t.table, t.rows) for t in self.tables], [(t.name, t.rows) for t in schema.tables]
+        if [name for name, _ in got] != [name for name, _ in expected]:
+            raise InputError("tables", [name for name, _ in got], f"the model's, {[name for name, _ in expected]}")
+        for (name, rows), (_, wanted) in zip(got, expected, strict=True):
+            if rows != wanted:
+                raise InputError(f"tables.{name}.rows", rows, f"{wanted}, as the model has")
+
+    def gpu_bytes(self, schema: FeatureSchema) -> int:
+        """What the fullest GPU holds: hot rows, its share of the warm ones, ranks, scales of int8 tables."""
+        rows = sum((p.hot + p.share(self.gpus)) * schema.table(p.table).row_bytes for p in self.tables)
+        return rows + sum(t.scale_bytes for t in schema.tables) + RANK_BYTES * sum(map(len, self.ranks.values()))
+
+    def host_bytes(self, schema: FeatureSchema) -> int:
+        """The cold rows. Copies of warm ones, for the day when a GPU is lost, come on top."""
+        return sum((p.rows - p.warm) * schema.table(p.table).row_bytes for p in self.tables)
+
+
+def uniform(schema: FeatureSchema, gpus: int = 1, *, hot: bool) -> Placement:
+    """All rows on every GPU, or all in host memory: what a placement is compared with."""
+    return Placement(gpus, tuple(TablePlacement(t.name, t.rows, *(2 * (t.rows if hot else 0,))) for t in schema.tables))
+
+
+def tier_reads(counts: RowCounts, placement: Placement) -> dict[str, Tiers]:
+    """By table, how many reads each tier serves."""
+    found = {}
+    for p in placement.tables:
+        reads, ranks = counts.tables[p.table], placement.ranks.get(p.table)
+        if ranks is None:
+            hot, warm = int(reads[: p.hot].sum()), int(reads[p.hot : p.warm].sum())
+        else:
+            hot = int(reads[ranks < p.hot].sum())
+            warm = int(reads[ranks < p.warm].sum()) - hot
+        found[p.table] = Tiers(hot, warm, int(reads.sum()) - hot - warm)
+    return found
+
+
+def predicted_links(schema: FeatureSchema, counts: RowCounts, placement: Placement, links: Links | None = None) -> Tiers:
+    """Seconds that each link (local, peer, host) is busy for one scored row in the mean.
+
+    Raises:
+        InputError: counts or placement are not of this schema.
+    """
+    links = links or Links()
+    counts.check(schema)
+    placement.check(schema)
+    moved = [0.0, 0.0, 0.0]
+    for name, reads in tier_reads(counts, placement).items():
+        row = links.moved(schema.table(name).row_bytes)
+        moved = [total + row * tier for total, tier in zip(moved, reads, strict=True)]
+    busy = links.seconds(placement.gpus, Tiers(*moved))
+    return Tiers(*(seconds / counts.rows for seconds in busy))
+
+
+def predicted_seconds(schema: FeatureSchema, counts: RowCounts, placement: Placement, links: Links | None = None) -> float:
+    """What the lookup of one scored row takes in the mean: links work at the same time, so the busiest one tells."""
+    return max(predicted_links(schema, counts, placement, links))

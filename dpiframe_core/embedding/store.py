@@ -5,7 +5,7 @@ are double-buffered and chosen by a word of each lane, so that new addresses tak
 capture. A lookup keeps a copy of first segments: `DeviceLookup.place` renews it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -71,6 +71,27 @@ class EmbeddingStore:
     def out_of_range(self) -> int:
         """Ids that lookups on a GPU found outside their table since the start. Waits for the device."""
         return int(self.descriptors.out_of_range.item()) if self.descriptors else 0
+
+    @property
+    def generation(self) -> int:
+        """Of the descriptors that batches are to be of."""
+        return self._tiers.generation if self._tiers else 0
+
+    @property
+    def shared(self) -> bool:
+        """Whether rows lie on GPUs of other processes, which come and go: `refresh` looks for them."""
+        return self._tiers is not None and self._tiers.shared
+
+    def refresh(self, place: Callable[[], None]) -> bool:
+        """Whether other processes came or went. Batches of the `generation` to come read rows where they lie now.
+
+        place: has all lookups place themselves anew, for both generations.
+        """
+        if self._tiers is None or not self._tiers.refresh():
+            return False
+        place()
+        self._tiers.generation = 1 - self._tiers.generation
+        return True
 
     def close(self) -> None:
         """Gives the host's memory back that a GPU reads. No lookup may run any more."""

@@ -1,4 +1,6 @@
-"""A model's tables in two kinds of memory that one lookup reads: hot rows in a GPU's own, the others in the host's."""
+"""A model's tables in memories of several kinds that one lookup reads: hot rows in a GPU's own, warm ones in that of all GPUs
+of the host, a share each, cold ones in the host's. The host's memory holds the warm rows, too: no GPU is needed for them.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -11,9 +13,10 @@ import numpy.typing as npt
 import torch
 
 from dpiframe_core.embedding.placement import Placement, TablePlacement
+from dpiframe_core.embedding.shards import Shards
 from dpiframe_core.errors import InputError, Unavailable
 from dpiframe_core.features.schema import FeatureSchema
-from kernels.lookup.descriptors import Descriptors, Segment, descriptors, segment_descriptors
+from kernels.lookup.descriptors import Segment, descriptors, segment_descriptors
 from kernels.runtime.host_memory import DeviceReadable, PrivateMemory, SharedMemory
 
 log = logging.getLogger(__name__)
@@ -44,9 +47,10 @@ class Tiers:
 
     Attributes:
         descriptors: where the lookup finds rows. device_bytes, host_bytes: of tables.
+        generation: of the descriptors that batches are to be of.
 
     Raises:
-        InputError: the placement is of other tables, or of several GPUs.
+        InputError: the placement is of other tables.
         Unavailable: the host's memory does not hold the cold rows, or may not be locked.
     """
 
@@ -58,7 +62,7 @@ class Tiers:
         home: Home,
         device: torch.device,
     ) -> None:
-        placement = home.placement
+        placement, self._gpus = home.placement, home.placement.gpus
         places = _places(schema, placement)
         orders = [_order(placement, p) for p in places]
         rows = list(zip(places, tables, orders, strict=True))
@@ -66,6 +70,8 @@ class Tiers:
         self.host_bytes = sum(sizes)
         self._memory: SharedMemory | PrivateMemory = PrivateMemory(0)
         self._readable: DeviceReadable | None = None
+        self._shards: Shards | None = None
+        self.generation = 0
         try:
             begins = np.cumsum([0, *sizes[:-1]]).tolist()
             self._lock_memory(home)
@@ -79,22 +85,58 @@ class Tiers:
                 _copy(t, order, 0, p.hot, hot)
             self._scales = [None if s is None else s.to(device).contiguous() for s in scales]
             self._ranks = [_ranks_on(device, placement.ranks.get(p.table)) for p in places]
-            self.descriptors = self._described(places, cold, device)
+            self._cold, self._all = cold, places
+            if placement.gpus > 1 and home.folder is not None:
+                warm = [rows[: p.warm - p.hot] for p, rows in zip(places, cold, strict=True)]
+                self._shards = Shards(places, warm, placement.gpus, device, home.folder, f"{home.name}-{_digest(placement)}")
+                self._shards.refresh()
+            image = self._image()
+            self.descriptors = descriptors((image, image), device)
         except BaseException:
             self.close()
             raise
 
     @property
     def device_bytes(self) -> int:
-        return sum(t.nbytes for t in (*self._hot, *self._scales, *self._ranks) if t is not None)
+        own = sum(t.nbytes for t in (*self._hot, *self._scales, *self._ranks) if t is not None)
+        return own + (self._shards.bytes_used if self._shards else 0)
 
-    def _described(self, places: Sequence[TablePlacement], views: Tables, device: torch.device) -> Descriptors:
-        segments = []
-        for p, hot, cold in zip(places, self._hot, views, strict=True):
-            own = [Segment(hot.data_ptr(), p.hot)] if p.hot else []
-            segments.append([*own, Segment(cold.data_ptr(), p.rows)] if p.hot < p.rows else own)
-        image = segment_descriptors(segments, _addresses(self._scales), _addresses(self._ranks))
-        return descriptors((image, image), device)
+    @property
+    def shared(self) -> bool:
+        """Whether other processes may come and go, whose rows are read."""
+        return self._shards is not None
+
+    def refresh(self) -> bool:
+        """Looks for processes that came or went. If some did, the other generation of descriptors leads to where rows lie now;
+        after lookups are placed anew, it is to be the `generation`.
+        """
+        if self._shards is None or not self._shards.refresh():
+            return False
+        for memory, image in zip((self.descriptors.tables, self.descriptors.segments), self._image(), strict=True):
+            half = len(image)
+            memory[half * (1 - self.generation) :][:half].copy_(torch.from_numpy(image))
+        return True
+
+    def _image(self) -> tuple["np.ndarray", "np.ndarray"]:
+        """One generation of descriptors, by what is reached now."""
+        each = zip(self._all, self._hot, self._cold, range(len(self._all)), strict=True)
+        segments = [self._segments(p, hot, cold, i) for p, hot, cold, i in each]
+        return segment_descriptors(segments, _addresses(self._scales), _addresses(self._ranks))
+
+    def _segments(self, p: TablePlacement, hot: torch.Tensor, cold: torch.Tensor, table: int) -> list[Segment]:
+        """A table's; as many whoever is there."""
+        found = [Segment(hot.data_ptr(), p.hot)] if p.hot else []
+        share, row, warm_end = p.share(self._gpus), cold.shape[1] * cold.element_size(), p.hot
+        if self._shards is not None:
+            for i, base in enumerate(self._shards.bases):
+                begin, end = p.hot + i * share, min(p.hot + (i + 1) * share, p.warm)
+                if begin < end:
+                    at = cold.data_ptr() + (begin - p.hot) * row if base is None else base + self._shards.starts[table]
+                    found.append(Segment(at, end))
+                    warm_end = end
+        if warm_end < p.rows:
+            found.append(Segment(cold.data_ptr() + (warm_end - p.hot) * row, p.rows))
+        return found
 
     def _lock_memory(self, home: Home) -> None:
         """`host_bytes` that the GPU reads: of all processes of this host, or of this one if the folder has no such memory."""
@@ -117,6 +159,8 @@ class Tiers:
 
     def close(self) -> None:
         """Gives the host's memory back. No lookup may run any more."""
+        if self._shards is not None:
+            self._shards.close()
         if self._readable is not None:
             self._readable.close()
             self._readable = None
@@ -124,14 +168,8 @@ class Tiers:
 
 
 def _places(schema: FeatureSchema, placement: Placement) -> list[TablePlacement]:
-    """In the schema's order."""
-    if placement.gpus != 1:
-        raise InputError("placement: gpus", placement.gpus, "1: rows of other GPUs are not read yet")
-    known = {p.table: p for p in placement.tables}
-    expected = [(t.name, t.rows) for t in schema.tables]
-    if sorted((p.table, p.rows) for p in placement.tables) != sorted(expected):
-        raise InputError("placement", sorted((p.table, p.rows) for p in placement.tables), f"tables and rows {expected}")
-    return [known[t.name] for t in schema.tables]
+    placement.check(schema)
+    return list(placement.tables)
 
 
 def _rows_at(memory: torch.Tensor, begin: int, rows: int, like: torch.Tensor) -> torch.Tensor:

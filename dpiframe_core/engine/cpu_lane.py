@@ -28,7 +28,7 @@ class CpuLane:
         """
         torch.empty(_LARGEST_ADAPTIVE - (1 << 20), dtype=torch.uint8)
 
-    def run(self, blocks: Sequence[RowBlock]) -> BatchResult:
+    def run(self, blocks: Sequence[RowBlock], _generation: int = 0) -> BatchResult:
         """Scores the rows of the blocks, in order."""
         start = time.perf_counter()
         block, rows = blocks[0], sum(b.rows for b in blocks)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from dpiframe_core.bundle.bundle import Bundle, read_bundle
+from dpiframe_core.embedding.follower import Follower
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.embedding.tiers import Home
 from dpiframe_core.engine.buckets import Counts, geometric_buckets, padding_waste
@@ -82,6 +83,7 @@ class Engine:
         self.graph = fuse(model_graph(bundle), options.fusion)
         self._store = EmbeddingStore(self.schema, bundle.tables, target, bundle.scales, home)
         self._failure: str | None = _COLD
+        self._follower: Follower | None = None
         self._set_up(target)
 
     def _set_up(self, target: torch.device) -> None:
@@ -148,6 +150,8 @@ class Engine:
             raise Unavailable(f"engine: {self._failure}")
         self._tuning.remember()  # not before the golden rows came out: what computes wrongly must not come back
         self._failure = None
+        if self._store.shared:
+            self._follower = Follower(self._store, self._place_lookups)
         buffers = sum(lane.bytes_used for lane in self._pool.lanes if isinstance(lane, CudaLane))
         calibrations = self._tuning.calibrations
         for c in calibrations.values():
@@ -218,7 +222,7 @@ class Engine:
         lane = self._pool.take(deadline, priority)
         try:
             self.check()
-            result = lane.run(blocks)
+            result = lane.run(blocks, self._store.generation)
             self._batch_sizes[lane][rows] += 1
             return result
         except RuntimeError as error:  # torch and CuPy raise it for every CUDA error; most of those are sticky
@@ -264,9 +268,15 @@ class Engine:
         """
         return self.submit(self.encoder.encode(candidate_columns(candidates), context or {}))
 
+    def _place_lookups(self) -> None:
+        for operators in {p.operators for p in self._programs if isinstance(p, CudaProgram)}:
+            operators.place()
+
     def close(self) -> None:
         """Refuses new runs (Unavailable), waits for those in flight, then releases graphs and buffers."""
         self._failure = "closed"
+        if self._follower is not None:
+            self._follower.close()
         for lane in self._pool.drain():
             try:
                 lane.close()

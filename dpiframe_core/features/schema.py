@@ -153,9 +153,16 @@ class Table(Strict):
     dtype: TableDtype = "float32"
 
     @property
+    def row_bytes(self) -> int:
+        return self.dim * {"float32": 4, "int8": 1}.get(self.dtype, 2)
+
+    @property
+    def scale_bytes(self) -> int:
+        return 4 * self.dim if self.dtype == "int8" else 0
+
+    @property
     def bytes_used(self) -> int:
-        scale = 4 * self.dim if self.dtype == "int8" else 0
-        return self.rows * self.dim * {"float32": 4, "int8": 1}.get(self.dtype, 2) + scale
+        return self.rows * self.row_bytes + self.scale_bytes
 
 
 class FeatureSchema(Strict):

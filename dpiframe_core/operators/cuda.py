@@ -110,6 +110,12 @@ class CudaOperators:
         """
         return {n.name: self._operator(n, workspace, rows, ahead) for n in self.graph.nodes if n.op != JOINED}
 
+    def place(self) -> None:
+        """Has lookups take over where tables lie, in both generations."""
+        for kernel in self._kernels.values():
+            if isinstance(kernel, DeviceLookup):
+                kernel.place()
+
     def tune(self, workspace: Workspace, rows: int) -> None:
         """Chooses how products are computed for `rows` rows, once for all lanes."""
         values, state = workspace.values, workspace.state

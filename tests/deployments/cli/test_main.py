@@ -28,7 +28,7 @@ def modules_after(statement: str) -> set[str]:
 def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     done = dpiframe("--help")
     assert done.returncode == 0
-    for command in ("serve", "demo", "inspect", "profile", "tune", "compress", "check-config"):
+    for command in ("serve", "demo", "inspect", "profile", "tune", "compress", "plan", "check-config"):
         assert command in done.stdout
     assert modules_after("import deployments.cli.main") & {"torch", "ray", "numpy", "fastapi", "matplotlib"} == set()
 
@@ -97,6 +97,8 @@ def test_a_taken_port_is_one_line_before_anything_starts(tmp_path: Path) -> None
         ("compress", "x", "-o", "y", "--prune", "0.2", "--rows", "z.csv"),
         ("compress", "x", "-o", "y", "--prune", "0.2", "--label", "click"),
         ("compress", "x", "-o", "y", "--prune", "0.2", "--splitter", "tags"),
+        ("plan", "x"),
+        ("plan", "x", "--hbm-gib", "1", "--trace", "y", "--zipf", "1"),
     ],
     ids=" ".join,
 )
@@ -146,6 +148,18 @@ def test_compress_says_how_far_the_scores_are_off(tmp_path: Path) -> None:
     assert dpiframe("inspect", "out", cwd=tmp_path).stdout.count(" int8 ") == 2
     done = dpiframe(*command, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (1, "error: --out: got 'out', expected a path where nothing is yet\n")
+
+
+def test_plan_prints_where_rows_go_and_writes_the_placement(tmp_path: Path) -> None:
+    bundle = small_bundle(tmp_path / "small", DeepFM(hidden_units=(16, 8)))
+    done = dpiframe("plan", str(bundle.path), "--hbm-gib", "0.000002", "--gpus", "2", "-o", "out", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0].split()[:2] == ["table", "rows"]
+    assert done.stdout.splitlines()[-1].startswith("predicted lookup of 1,000 rows: ")
+    assert (tmp_path / "out" / "placement.json").exists()
+    done = dpiframe("plan", str(bundle.path), "--hbm-gib", "0", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: hbm_bytes: got 0, expected at least ")
 
 
 def test_profile_says_what_it_wrote(tmp_path: Path) -> None:

@@ -1,0 +1,29 @@
+"""From what an operator says, how much of a GPU's memory or a plan, to where each row lies."""
+
+from pathlib import Path
+
+from dpiframe_core.embedding.place_rows import place_rows
+from dpiframe_core.embedding.placement_file import read_placement
+from dpiframe_core.embedding.row_counts import zipf_counts
+from dpiframe_core.embedding.tiers import Home
+from dpiframe_core.features.schema import FeatureSchema
+
+_EXPONENT = 1.05  # of how often rows are read, where no plan says it
+
+
+def home_of(
+    schema: FeatureSchema, name: str, *, hbm_gib: float | None, placement: str | None, folder: str | None = None
+) -> Home:
+    """A plan's placement; or, without one, ids taken to be by falling frequency, and as many rows hot as `hbm_gib` hold.
+
+    Args:
+        name, folder: see `Home`.
+
+    Raises:
+        InputError: the plan is of another model; or the memory does not hold a row of each table.
+    """
+    if placement is not None:
+        found = read_placement(Path(placement), schema)
+    else:
+        found = place_rows(schema, zipf_counts(schema, _EXPONENT), 1, int((hbm_gib or 0) * 2**30))
+    return Home(found, name, None if folder is None else Path(folder))

@@ -1,0 +1,170 @@
+"""Finds the placement with the least predicted lookup time. Plain Python over each table's few distinct counts.
+
+Rows go by the bytes that lookups move for them, per byte that they take: the first are hot, the next warm, the rest cold. No
+other order is better, whatever the links' speeds, but for the one row at which a tier ends. What is left to choose is how much
+is hot. A row made hot relieves the link between GPUs, and takes the room of a warm row on each other GPU.
+"""
+
+import math
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from dpiframe_core.embedding.frequency import Frequencies, frequencies, frequency_ranks, in_order
+from dpiframe_core.embedding.placement import RANK_BYTES, Links, Placement, TablePlacement, Tiers
+from dpiframe_core.embedding.row_counts import Counts, RowCounts
+from dpiframe_core.errors import InputError
+from dpiframe_core.features.schema import FeatureSchema
+
+_ROUNDED = 1 + 1e-15  # what three roundings take from a count at most, so that a row is not wanted more than itself
+_AS_GOOD = 1.01  # within that more rows are made hot: links are not known better, and a hot row needs no other GPU
+_MOST_THREADS = 4  # each takes some 20 bytes a row of a table while it sorts
+_Made = TypeVar("_Made")
+
+
+def place_rows(
+    schema: FeatureSchema, counts: RowCounts, gpus: int, hbm_bytes: int, links: Links | None = None
+) -> Placement:  # fmt: skip
+    """The placement that serves `counts` fastest with `hbm_bytes` of each GPU for tables, as `predicted_seconds` says.
+
+    A row lies no farther than it must: either HBM is full, or it holds all rows, as many as possible on every GPU. Rows are
+    exchanged between tiers only within that; to leave room could relieve nothing but the local HBM, and a far row costs
+    latency, which no bandwidth tells. Of placements within 1 % of the fastest it is the one with the most hot rows. With one
+    GPU there are no warm rows. Every table has at least one hot row.
+
+    Raises:
+        InputError: counts of another schema, no GPU, or too little HBM for one row of each table (and for the ranks of tables
+            that are not in the order of falling frequency).
+    """
+    counts.check(schema)
+    if gpus < 1:
+        raise InputError("gpus", gpus, "at least 1")
+    scales = sum(t.scale_bytes for t in schema.tables)
+    if sum(t.bytes_used for t in schema.tables) <= hbm_bytes:
+        return Placement(gpus, tuple(TablePlacement(t.name, t.rows, t.rows, t.rows) for t in schema.tables))
+    reads = [counts.tables[t.name] for t in schema.tables]
+    ranked = sum(RANK_BYTES * t.rows for t, ordered in zip(schema.tables, _each(in_order, reads), strict=True) if not ordered)
+    links = links or Links()
+    room = hbm_bytes - scales - ranked
+    row_bytes = tuple(t.row_bytes for t in schema.tables)
+    if room < sum(row_bytes):
+        need = f"{sum(row_bytes)} for a row of each of {len(row_bytes)} tables, {ranked} for ranks, {scales} for scales"
+        raise InputError("hbm_bytes", hbm_bytes, f"at least {hbm_bytes - room + sum(row_bytes)}: {need}")
+    moved = tuple(links.moved(b) for b in row_bytes)
+    distinct = {id(own): own for own in reads}  # an estimate's tables have few
+    found = dict(zip(distinct, _each(frequencies, distinct.values()), strict=True))
+    by_table = tuple(found[id(own)] for own in reads)
+    hot, warm = _Search(tuple(t.rows for t in schema.tables), row_bytes, moved, by_table, gpus, room, links).best()
+    placed = [TablePlacement(t.name, t.rows, h, w) for t, h, w in zip(schema.tables, hot, warm, strict=True)]
+    split = [(p.table, own) for p, own in zip(placed, reads, strict=True) if p.hot < p.rows]
+    ranks = zip((name for name, _ in split), _each(frequency_ranks, (own for _, own in split)), strict=True)
+    return Placement(gpus, tuple(placed), {name: own for name, own in ranks if own is not None})
+
+
+def _each(function: Callable[[Counts], _Made], arrays: Iterable[Counts]) -> list[_Made]:
+    """NumPy frees the interpreter while it counts and sorts."""
+    with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
+        return list(pool.map(function, arrays))
+
+
+Rows = Sequence[int]  # of each table
+
+
+@dataclass(frozen=True, eq=False)
+class _Search:
+    """The tables, each by its rows, the bytes of one, the bytes that a read of one moves, and how often they are read."""
+
+    rows: Rows
+    row_bytes: Rows
+    moved: Rows
+    reads: tuple[Frequencies, ...]
+    gpus: int
+    room: int
+    links: Links
+
+    def best(self) -> tuple[Rows, Rows]:
+        """Where the hot and the warm rows of each table end."""
+        least = sum(self.row_bytes)
+        if self.gpus == 1:
+            return self._tiers(self.room)
+        # More hot bytes: the peers' link does less, host and local HBM do more. The least for which the peers' is not the
+        # busiest, or one less; but not so few that rows could be nearer.
+        first = _last(least, self.room, lambda hot: list(self._tiers(hot)[1]) == list(self.rows))
+        crossed = 1 + _last(first - 1, self.room, lambda hot: self._peer_is_busiest(self._tiers(hot)))
+        seconds, hot = min((self._seconds(hot), hot) for hot in {max(first, crossed - 1), min(crossed, self.room)})
+        return self._tiers(_last(hot, self.room, lambda more: self._seconds(more) <= seconds * _AS_GOOD))
+
+    def _tiers(self, hot_bytes: int) -> tuple[Rows, Rows]:
+        """With so many bytes for hot rows, and the rest of the room for warm ones."""
+        hot = self._filled([0] * len(self.rows), [1] * len(self.rows), 1, hot_bytes)
+        left = self.room - self._cost([0] * len(hot), hot, 1)
+        return hot, hot if self.gpus == 1 else self._filled(hot, hot, self.gpus, left)
+
+    def _filled(self, start: Rows, least: Rows, gpus: int, room: int) -> Rows:
+        """The rows of each table up to which a tier goes that begins at `start`, lies on `gpus` GPUs and has `room` bytes on
+        each; no table ends before `least`. No further row fits."""
+        if self._cost(start, self.rows, gpus) <= room:
+            return self.rows
+        fits = bisect_left(self.wants, True, key=lambda want: self._cost(start, self._wanted(want, least), gpus) <= room)
+        ends = list(self._wanted(self.wants[fits], least))  # all that are wanted more than this, and more than the next do not
+        left = room - self._cost(start, ends, gpus)
+        alike = self._wanted(self.wants[fits - 1], least) if fits else self.rows
+        for most in (alike, self.rows):  # rows that are wanted alike, then any that is small enough
+            for i in sorted(range(len(ends)), key=lambda i: -self._want(i, ends[i])):
+                held = -(-(ends[i] - start[i]) // gpus)
+                end = min(most[i], start[i] + (held + left // self.row_bytes[i]) * gpus)
+                left -= (-(-(end - start[i]) // gpus) - held) * self.row_bytes[i]
+                ends[i] = end
+        return ends
+
+    def _wanted(self, want: float, least: Rows) -> Rows:
+        """The rows of each table that are wanted more than that, at least `least`."""
+        each = zip(least, self.reads, self.row_bytes, self.moved, strict=True)
+        return [max(few, f.rows_above(math.floor(want * b / m * _ROUNDED))) for few, f, b, m in each]
+
+    def _want(self, table: int, rank: int) -> float:
+        """Bytes moved for each byte that the row takes; of the row behind the last, less than any."""
+        if rank >= self.rows[table]:
+            return -1.0
+        return self.reads[table].count_at(rank) * self.moved[table] / self.row_bytes[table]
+
+    @cached_property
+    def wants(self) -> npt.NDArray[np.float64]:
+        """float64[k], rising: the bytes moved for a byte, of all rows of all tables."""
+        each = zip(self.reads, self.moved, self.row_bytes, strict=True)
+        return np.unique(np.concatenate([f.negated * -m / b for f, m, b in each]))
+
+    def _cost(self, start: Rows, ends: Rows, gpus: int) -> int:
+        return sum(b * -(-(end - first) // gpus) for b, first, end in zip(self.row_bytes, start, ends, strict=True))
+
+    def _busy(self, tiers: tuple[Rows, Rows]) -> Tiers:
+        """How long each link is for all reads that were counted."""
+        totals = [0.0, 0.0, 0.0]
+        for f, m, rows, hot, warm in zip(self.reads, self.moved, self.rows, *tiers, strict=True):
+            upto = 0, f.reads_of(hot), f.reads_of(warm), f.reads_of(rows)
+            totals = [t + m * (b - a) for t, a, b in zip(totals, upto[:-1], upto[1:], strict=True)]
+        return self.links.seconds(self.gpus, Tiers(*totals))
+
+    def _seconds(self, hot_bytes: int) -> float:
+        return max(self._busy(self._tiers(hot_bytes)))
+
+    def _peer_is_busiest(self, tiers: tuple[Rows, Rows]) -> bool:
+        local, peer, host = self._busy(tiers)
+        return peer > max(local, host)
+
+
+def _last(low: int, high: int, true: Callable[[int], bool]) -> int:
+    """The last of low, .., high for which `true` is, if it is for all before; `low` if it is for none."""
+    if true(high):
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if true(middle) else (low, middle)
+    return low

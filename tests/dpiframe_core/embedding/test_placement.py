@@ -1,0 +1,97 @@
+"""A placement is whole and of its schema, and its predicted time is the formula's."""
+
+import numpy as np
+import pytest
+
+from dpiframe_core.embedding.placement import (
+    Links,
+    Placement,
+    TablePlacement,
+    Tiers,
+    predicted_links,
+    predicted_seconds,
+    tier_reads,
+    uniform,
+)
+from dpiframe_core.errors import InputError
+from tests.dpiframe_core.embedding.plan_schema import counts_of, schema_of
+
+SCHEMA = schema_of((6, 16), (3, 1))  # rows of 64 and 4 bytes
+COUNTS = counts_of([100, 40, 20, 10, 8, 2], [5, 70, 3], rows=10)
+RANKS = {"t1": np.array([1, 0, 2], np.uint32)}
+PLACED = Placement(2, (TablePlacement("t0", 6, 1, 4), TablePlacement("t1", 3, 1, 2)), RANKS)
+LINKS = Links(local=1000.0, peer=100.0, host=10.0)
+
+
+def test_reads_are_counted_by_the_tier_of_their_rank():
+    assert tier_reads(COUNTS, PLACED) == {"t0": (100, 70, 10), "t1": (70, 5, 3)}
+
+
+def test_the_predicted_time_is_that_of_the_busiest_link():
+    hot, warm, cold = 64 * 100 + 32 * 70, 64 * 70 + 32 * 5, 64 * 10 + 32 * 3  # a row of 4 bytes moves 32
+    want = (hot + warm / 2) / 1000 / 10, warm / 2 / 100 / 10, cold / 10 / 10
+    assert predicted_links(SCHEMA, COUNTS, PLACED, LINKS) == pytest.approx(want)
+    assert predicted_seconds(SCHEMA, COUNTS, PLACED, LINKS) == pytest.approx(max(want))
+
+
+def test_all_in_hbm_and_all_in_host_memory_take_what_one_link_takes():
+    moved = 64 * 180 + 32 * 78
+    assert predicted_links(SCHEMA, COUNTS, uniform(SCHEMA, hot=True), LINKS) == pytest.approx((moved / 1e4, 0, 0))
+    assert predicted_links(SCHEMA, COUNTS, uniform(SCHEMA, hot=False), LINKS) == pytest.approx((0, 0, moved / 100))
+
+
+def test_bytes_are_those_of_the_fullest_gpu_and_of_the_cold_rows():
+    assert PLACED.gpu_bytes(SCHEMA) == 64 * (1 + 2) + 4 * (1 + 1) + 3 * 4  # shares of 3 and 1 warm rows, 3 ranks
+    assert PLACED.host_bytes(SCHEMA) == 64 * 2 + 4 * 1
+    int8 = schema_of((6, 16), dtype="int8")
+    assert uniform(int8, hot=True).gpu_bytes(int8) == sum(t.bytes_used for t in int8.tables)
+
+
+@pytest.mark.parametrize(("row_bytes", "moved"), [(1, 32), (32, 32), (33, 64), (512, 512)])
+def test_a_read_moves_whole_pieces_of_32_bytes(row_bytes, moved):
+    assert Links().moved(row_bytes) == moved
+
+
+def test_links_work_at_the_same_time_and_a_gpu_reads_its_share_of_the_warm_rows_itself():
+    assert Links(1.0, 1.0, 1.0).seconds(4, Tiers(10, 8, 3)) == (12, 6, 3)
+
+
+@pytest.mark.parametrize("name", ["local", "peer", "host", "least_bytes"])
+@pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan")])
+def test_a_link_without_a_speed_is_refused(name, value):
+    with pytest.raises(InputError, match=rf"links.{name}: got {value}, expected a finite number above 0"):
+        Links(**{name: value})
+
+
+@pytest.mark.parametrize(("hot", "warm"), [(-1, 2), (3, 2), (0, 7)])
+def test_ends_out_of_order_are_refused(hot, warm):
+    with pytest.raises(InputError, match=rf"tables.t0: got \({hot}, {warm}, 6\), expected 0 <= hot <= warm <= rows"):
+        TablePlacement("t0", 6, hot, warm)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "tables", "ranks", "message"),
+    [
+        (0, (), {}, "gpus: got 0, expected at least 1"),
+        (1, PLACED.tables, RANKS, r"tables.t0: got \(1, 4\), expected no warm rows on a single GPU"),
+        (2, PLACED.tables, {"t0": RANKS["t1"]}, r"ranks.t0: got 'uint32\[3\]', expected uint32\[6\]"),
+        (2, PLACED.tables, {"t1": np.arange(3)}, r"ranks.t1: got 'int64\[3\]', expected uint32\[3\]"),
+        (2, PLACED.tables, {"no": RANKS["t1"]}, r"ranks.no: got 'uint32\[3\]', expected one of the tables \['t0', 't1'\]"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_refused(gpus, tables, ranks, message):
+    with pytest.raises(InputError, match=message):
+        Placement(gpus, tables, ranks)
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        (PLACED.tables[:1], r"tables: got \['t0'\], expected the model's, \['t0', 't1'\]"),
+        (PLACED.tables[::-1], r"tables: got \['t1', 't0'\], expected the model's"),
+        ((TablePlacement("t0", 5, 1, 1), PLACED.tables[1]), "tables.t0.rows: got 5, expected 6, as the model has"),
+    ],
+)
+def test_a_placement_of_other_tables_is_refused(tables, message):
+    with pytest.raises(InputError, match=message):
+        predicted_seconds(SCHEMA, COUNTS, Placement(2, tables))
