@@ -208,8 +208,7 @@ __device__ __forceinline__ void finish(
 // integers are.
 template <int N, int SET>
 __device__ __forceinline__ void pool(float v[N], const Source& s, const float scale[N], int r, const Staged& at, const Tables& in) {
-    constexpr int MOST_IN_FLIGHT = TIERS ? 8 : 4;  // a row of the host's memory takes longer
-    constexpr int K = MOST < MOST_IN_FLIGHT ? MOST : MOST_IN_FLIGHT;
+    constexpr int K = MOST < 4 ? MOST : 4;  // rows in flight
     int found = 0;
     for (int k = 0; k < N; ++k) v[k] = 0.0f;
 #pragma unroll 1
