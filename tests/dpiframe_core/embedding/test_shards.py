@@ -1,9 +1,11 @@
 """Warm rows on several GPUs: whoever holds a share and whoever comes and goes, lookups read the rows that they should."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -171,14 +173,14 @@ def child(bundle, memory):
 
 
 @pytest.mark.gpu
+@pytest.mark.slow
 def test_no_score_is_wrong_while_a_process_that_shares_rows_is_killed_and_another_comes(tmp_path):
     """On one GPU or on several: processes share memory by the same handles."""
     small_bundle(tmp_path / "b", ARCHITECTURE, dtype=DTYPES, bags=2)
     bundle = read_bundle(tmp_path / "b")
     schema = bundle.manifest.feature_schema
     block = oracle.make_block(schema, 50, 7, np.random.default_rng(3))
-    memory = Path("/dev/shm") / tmp_path.parent.parent.name / tmp_path.name
-    memory.mkdir(parents=True)
+    memory = Path(tempfile.mkdtemp(dir="/dev/shm"))  # a disk's files cannot be locked
     options = EngineOptions(max_batch_rows=64, policy="waves", recall=False)
     plain, engine = (Engine(bundle, "cuda:0", "tf32", options, home) for home in (None, home_of(schema, memory, 2)))
     plain.warmup()
@@ -213,3 +215,4 @@ def test_no_score_is_wrong_while_a_process_that_shares_rows_is_killed_and_anothe
     assert {there for there, _ in seen} == {True, False}
     for one in (plain, engine):
         one.close()
+    shutil.rmtree(memory)

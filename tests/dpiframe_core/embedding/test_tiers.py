@@ -1,5 +1,6 @@
 """Rows in the GPU's memory and in the host's, in any order: lookups and scores are those of tables that lie whole."""
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -176,8 +177,7 @@ def test_a_gpu_scores_bit_equal_wherever_rows_lie(tmp_path, dtype, policy):
     bundle = small_bundle(tmp_path / "b", ARCHITECTURE, dtype=dtype, bags=2)
     schema = bundle.manifest.feature_schema
     block = oracle.make_block(schema, 50, 7, np.random.default_rng(3))
-    memory = Path("/dev/shm") / tmp_path.parent.parent.name / tmp_path.name  # a disk's files cannot be locked
-    memory.mkdir(parents=True)
+    memory = Path(tempfile.mkdtemp(dir="/dev/shm"))  # a disk's files cannot be locked
     options = EngineOptions(max_batch_rows=64, policy=policy, recall=False)
     homes = [None, home_of(schema, memory), home_of(schema, None, seed=1)]
     engines = [Engine(bundle, "cuda:0", "tf32", options, home) for home in homes]
