@@ -1,4 +1,4 @@
-"""README.md and two pages of docs/: which of their parts come from the stored results, and what writes them."""
+"""README.md and pages of docs/: which of their parts come from the stored results, and what writes them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +10,11 @@ from benchmarks.report.architectures import architectures
 from benchmarks.report.imported import imported
 from benchmarks.report.markdown import filled, table, times_over, us
 from benchmarks.report.results import Results, any_of, gains
+from benchmarks.report.tiers import tiers
 from benchmarks.systems.names import PAPER_MODELS
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/performance.md", "docs/imported-models.md")
+PAGES = ("README.md", "docs/performance.md", "docs/imported-models.md", "docs/tables-larger-than-a-gpu.md")
 PICTURE = ROOT / "docs" / "img" / "speed.png"
 _MACHINES = {
     "h200": "H200",
@@ -54,6 +55,7 @@ def parts(stored: Mapping[str, Results], records: str) -> dict[str, list[str]]:
         "models-fp8": performance.fp8(h200),
         "architectures": architectures(h200),
         "imported": imported(h200),
+        "tiers": tiers(h200),
         "all-peers": performance.all_peers(stored["h200-all-peers"]),
         "lookup": performance.lookup(h200),
         "large-tables": performance.large_tables(h200),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.report import device_tables, imported, plots, serving_tables
+from benchmarks.report import device_tables, imported, plots, serving_tables, tiers
 from benchmarks.report.aims import CPU_AIMS, GPU_AIMS, NOTHING, Aim
 from benchmarks.report.markdown import table
 from benchmarks.report.results import Results
@@ -17,7 +17,7 @@ _TABLES: Mapping[str, Callable[[Results], list[str]]] = {
     "latency": device_tables.latency, "embedding": device_tables.embedding,
     "ablation": device_tables.stages("ablation"), "first_op": device_tables.stages("first_op"),
     "utilisation": device_tables.utilisation, "mlperf": device_tables.mlperf,
-    "contexts": device_tables.contexts, "imported": imported.measured,
+    "contexts": device_tables.contexts, "imported": imported.measured, "tiers": tiers.tiers,
     "floor": device_tables.floor, "precision": device_tables.precision,
     "warmup": device_tables.warmup, "http": serving_tables.http, "serving": serving_tables.serving,
     "serving_stages": serving_tables.stages, "autoscaling": serving_tables.autoscaling, "score": serving_tables.score,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks.device import ablation, embedding, floor, latency, utilisation
+from benchmarks.device import ablation, embedding, floor, latency, tiers, utilisation
 from benchmarks.systems.embedding_cells import Cell
 from benchmarks.systems.gather import UNROLLS, Gather
 from benchmarks.systems.torch_calls import as_device_memory
@@ -107,3 +107,11 @@ def test_the_other_suites_run():
     busy = list(utilisation.run(sweep, ["dpiframe", "eager"], lanes=(1, 2)))
     assert [r["cell"]["lanes"] for r in busy] == [1, 2, 1]
     assert all(0 < r["kernel_union"] <= r["kernel_share"] <= 4 for r in busy)
+
+
+def test_lookups_over_both_memories_are_measured_beside_their_peers():
+    sets = [tiers.Tables(tables=3, rows=500, dim=16, zipf=1.1)]
+    found = list(tiers.run(sets, [1, 0.5], [5], [1, 4], tiers.SYSTEMS, GPU, unexpected, seconds=0.01, seed=0))
+    assert [r["system"] for r in found] == 2 * ["replicated", "one-sided", "host", "cpu-gather"]
+    assert [r["cell"]["share"] for r in found] == 2 * [1.0, 0.5, 0.0, 0.0]
+    assert all(r["device_us"] for r in found if r["system"] != "cpu-gather")

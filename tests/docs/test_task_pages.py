@@ -25,6 +25,7 @@ SAID = {  # page -> what each of its commands prints, or writes
     "tuning": ["max_batch_rows: 4096"],
     "profile": ["", "Plan: breadth_first"],
     "compress": ["golden rows"],
+    "tables-larger-than-a-gpu": ["predicted lookup of 1,000 rows"],
 }
 BLOCKS = [
     (page, i, b)

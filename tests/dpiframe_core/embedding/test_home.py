@@ -1,0 +1,48 @@
+"""What an operator says about tables becomes a place for every row."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dpiframe_core.embedding.home import home_of
+from dpiframe_core.embedding.placement import Placement, TablePlacement
+from dpiframe_core.embedding.placement_file import write_placement
+from dpiframe_core.errors import InputError
+from tests import oracle
+
+SCHEMA = oracle.make_schema()
+BYTES = sum(t.bytes_used for t in SCHEMA.tables)
+
+
+def test_memory_for_half_of_the_bytes_holds_the_least_ids_of_every_table():
+    home = home_of(SCHEMA, "m", hbm_gib=BYTES / 2 / 2**30, placement=None, folder="/dev/shm")
+    assert (home.placement.gpus, home.name, home.folder, home.placement.ranks) == (1, "m", Path("/dev/shm"), {})
+    assert all(1 <= t.hot == t.warm <= t.rows for t in home.placement.tables)
+    assert 0.4 * BYTES < home.placement.gpu_bytes(SCHEMA) <= 0.5 * BYTES
+
+
+def test_memory_that_holds_all_leaves_nothing_to_the_host():
+    home = home_of(SCHEMA, "m", hbm_gib=1, placement=None)
+    assert home.placement.host_bytes(SCHEMA) == 0
+    assert home.folder is None
+
+
+def test_a_plan_is_taken_as_it_was_written(tmp_path):
+    table = SCHEMA.tables[0]
+    plan = Placement(
+        2,
+        tuple(TablePlacement(t.name, t.rows, 1, 2 if t.rows > 1 else 1) for t in SCHEMA.tables),
+        {table.name: np.arange(table.rows, dtype=np.uint32)[::-1].copy()},
+    )
+    write_placement(tmp_path / "plan", plan)
+    home = home_of(SCHEMA, "m", hbm_gib=None, placement=str(tmp_path / "plan"))
+    assert (home.placement.gpus, home.placement.tables) == (2, plan.tables)
+    np.testing.assert_array_equal(home.placement.ranks[table.name], plan.ranks[table.name])
+
+
+@pytest.mark.parametrize(("said", "message"), [({"hbm_gib": 1e-9}, "hbm_bytes: got 1, expected at least"),
+                                               ({"placement": "nowhere"}, "nowhere")])  # fmt: skip
+def test_what_cannot_be_is_said(said, message):
+    with pytest.raises(InputError, match=message):
+        home_of(SCHEMA, "m", **{"hbm_gib": None, "placement": None, **said})
