@@ -60,6 +60,7 @@ def write_placement(path: str | os.PathLike[str], placement: Placement) -> None:
         (staging / PLACEMENT_FILE).write_text(json.dumps(file.model_dump(mode="json"), indent=1) + "\n")
         if placement.ranks:
             save_file({name: np.ascontiguousarray(own) for name, own in placement.ranks.items()}, staging / RANKS_FILE)
+            (staging / RANKS_FILE).chmod((staging / PLACEMENT_FILE).stat().st_mode)  # safetensors lets its owner alone read it
         staging.rename(root)
     except OSError as error:
         raise InputError("placement", str(root), f"a path that may be written ({error.strerror})") from None

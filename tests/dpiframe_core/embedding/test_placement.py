@@ -27,6 +27,17 @@ def test_reads_are_counted_by_the_tier_of_their_rank():
     assert tier_reads(COUNTS, PLACED) == {"t0": (100, 70, 10), "t1": (70, 5, 3)}
 
 
+def test_reads_of_a_table_of_several_parts_are_those_of_all_rows():
+    rows = 3 * 65536 + 5
+    rng = np.random.default_rng(0)
+    counts, ranks = counts_of(rng.integers(0, 9, rows)), rng.permutation(rows).astype(np.uint32)
+    placed = Placement(2, (TablePlacement("t0", rows, 70_000, 150_000),), {"t0": ranks})
+    by_rank = np.empty(rows, np.int64)
+    by_rank[ranks] = counts.tables["t0"]
+    want = by_rank[:70_000].sum(), by_rank[70_000:150_000].sum(), by_rank[150_000:].sum()
+    assert tier_reads(counts, placed) == {"t0": want}
+
+
 def test_the_predicted_time_is_that_of_the_busiest_link():
     hot, warm, cold = 64 * 100 + 32 * 70, 64 * 70 + 32 * 5, 64 * 10 + 32 * 3  # a row of 4 bytes moves 32
     want = (hot + warm / 2) / 1000 / 10, warm / 2 / 100 / 10, cold / 10 / 10

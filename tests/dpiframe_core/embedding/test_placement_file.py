@@ -44,6 +44,11 @@ def test_what_was_written_is_read(tmp_path_factory, data):
     assert (path / "ranks.safetensors").exists() == bool(ranks)
 
 
+def test_whoever_may_read_one_file_may_read_both(tmp_path):
+    write_placement(tmp_path / "placed", PLACED)
+    assert len({path.stat().st_mode for path in (tmp_path / "placed").iterdir()}) == 1
+
+
 def test_a_placement_replaces_nothing(tmp_path):
     (tmp_path / "taken").mkdir()
     with pytest.raises(InputError, match=r"placement: got '.*taken', expected a path where nothing is yet"):
