@@ -195,6 +195,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "deployments/protocol": "and the protocol's",
         "deployments/scoring": "over served models",
         "dpiframe_core/bundle": "an ingress reads what encoding takes",
+        "dpiframe_core/embedding": "where their tables lie",
         "dpiframe_core/engine": "a replica hosts engines",
         "dpiframe_core/features": "and an encoder",
     },
@@ -270,7 +271,7 @@ PUBLIC = {
 # The only files of the three packages that may import each of these; the keys are top-level module names.
 CUPY = {
     "kernels/runtime/source.py", "kernels/runtime/launch.py", "kernels/runtime/replay.py", "kernels/runtime/host_memory.py",
-    "dpiframe_core/engine/cuda_bucket.py",
+    "kernels/runtime/device_memory.py",     "dpiframe_core/engine/cuda_bucket.py",
 }  # fmt: skip
 _SERVING = ("application", "replica", "engine_replica", "ingress_replica", "launcher", "cluster", "ray_metrics")
 RAY = {

@@ -57,7 +57,7 @@ def place_rows(
     if room < sum(row_bytes):
         need = f"{sum(row_bytes)} for a row of each of {len(row_bytes)} tables, {ranked} for ranks, {scales} for scales"
         raise InputError("hbm_bytes", hbm_bytes, f"at least {hbm_bytes - room + sum(row_bytes)}: {need}")
-    moved = tuple(links.moved(b) for b in row_bytes)
+    moved = tuple((links.moved(b), links.moved(b), links.moved_by_host(b)) for b in row_bytes)
     distinct = {id(own): own for own in reads}  # an estimate's tables have few
     found = dict(zip(distinct, _each(frequencies, distinct.values()), strict=True))
     by_table = tuple(found[id(own)] for own in reads)
@@ -79,11 +79,13 @@ Rows = Sequence[int]  # of each table
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """The tables, each by its rows, the bytes of one, the bytes that a read of one moves, and how often they are read."""
+    """The tables, each by its rows, the bytes of one, the bytes that a read of one moves where it is hot, warm or cold, and how
+    often they are read.
+    """
 
     rows: Rows
     row_bytes: Rows
-    moved: Rows
+    moved: Sequence[tuple[int, int, int]]
     reads: tuple[Frequencies, ...]
     gpus: int
     room: int
@@ -127,19 +129,19 @@ class _Search:
     def _wanted(self, want: float, least: Rows) -> Rows:
         """The rows of each table that are wanted more than that, at least `least`."""
         each = zip(least, self.reads, self.row_bytes, self.moved, strict=True)
-        return [max(few, f.rows_above(math.floor(want * b / m * _ROUNDED))) for few, f, b, m in each]
+        return [max(few, f.rows_above(math.floor(want * b / m * _ROUNDED))) for few, f, b, (*_, m) in each]
 
     def _want(self, table: int, rank: int) -> float:
-        """Bytes moved for each byte that the row takes; of the row behind the last, less than any."""
+        """Bytes that the host would move for each byte that the row takes; of the row behind the last, less than any."""
         if rank >= self.rows[table]:
             return -1.0
-        return self.reads[table].count_at(rank) * self.moved[table] / self.row_bytes[table]
+        return self.reads[table].count_at(rank) * self.moved[table][2] / self.row_bytes[table]
 
     @cached_property
     def wants(self) -> npt.NDArray[np.float64]:
-        """float64[k], rising: the bytes moved for a byte, of all rows of all tables."""
+        """float64[k], rising: what `_want` gives, of all rows of all tables."""
         each = zip(self.reads, self.moved, self.row_bytes, strict=True)
-        return np.unique(np.concatenate([f.negated * -m / b for f, m, b in each]))
+        return np.unique(np.concatenate([f.negated * -m / b for f, (*_, m), b in each]))
 
     def _cost(self, start: Rows, ends: Rows, gpus: int) -> int:
         return sum(b * -(-(end - first) // gpus) for b, first, end in zip(self.row_bytes, start, ends, strict=True))
@@ -147,9 +149,9 @@ class _Search:
     def _busy(self, tiers: tuple[Rows, Rows]) -> Tiers:
         """How long each link is for all reads that were counted."""
         totals = [0.0, 0.0, 0.0]
-        for f, m, rows, hot, warm in zip(self.reads, self.moved, self.rows, *tiers, strict=True):
+        for f, each, rows, hot, warm in zip(self.reads, self.moved, self.rows, *tiers, strict=True):
             upto = 0, f.reads_of(hot), f.reads_of(warm), f.reads_of(rows)
-            totals = [t + m * (b - a) for t, a, b in zip(totals, upto[:-1], upto[1:], strict=True)]
+            totals = [t + m * (b - a) for t, m, a, b in zip(totals, each, upto[:-1], upto[1:], strict=True)]
         return self.links.seconds(self.gpus, Tiers(*totals))
 
     def _seconds(self, hot_bytes: int) -> float:

@@ -26,15 +26,17 @@ class Links:
     Attributes:
         local: its own HBM. peer: other GPUs' HBM, all of them together. host: pinned host memory, read in place.
         least_bytes: what a read moves comes in multiples of this; a row of 4 bytes takes no less than one of 32.
+        host_least_bytes: a read of the host takes as long as one of so many bytes: each waits for its address (20 ns).
     """
 
     local: float = 1.7e12
     peer: float = 366e9
     host: float = 50e9
     least_bytes: int = 32
+    host_least_bytes: int = 1024
 
     def __post_init__(self) -> None:
-        for name in ("local", "peer", "host", "least_bytes"):
+        for name in ("local", "peer", "host", "least_bytes", "host_least_bytes"):
             value = getattr(self, name)
             if not (0 < value < math.inf):
                 raise InputError(f"links.{name}", value, "a finite number above 0")
@@ -42,6 +44,10 @@ class Links:
     def moved(self, row_bytes: int) -> int:
         """The bytes that a read of one row moves."""
         return -(-row_bytes // self.least_bytes) * self.least_bytes
+
+    def moved_by_host(self, row_bytes: int) -> int:
+        """The bytes that a read of one row of the host stands for."""
+        return max(self.moved(row_bytes), self.host_least_bytes)
 
     def seconds(self, gpus: int, moved: "Tiers") -> "Tiers":
         """How long each link (local, peer, host) is busy for bytes moved from each tier (hot, warm, cold)."""
@@ -163,8 +169,9 @@ def predicted_links(schema: FeatureSchema, counts: RowCounts, placement: Placeme
     placement.check(schema)
     moved = [0.0, 0.0, 0.0]
     for name, reads in tier_reads(counts, placement).items():
-        row = links.moved(schema.table(name).row_bytes)
-        moved = [total + row * tier for total, tier in zip(moved, reads, strict=True)]
+        size = schema.table(name).row_bytes
+        each = links.moved(size), links.moved(size), links.moved_by_host(size)
+        moved = [total + row * tier for total, row, tier in zip(moved, each, reads, strict=True)]
     busy = links.seconds(placement.gpus, Tiers(*moved))
     return Tiers(*(seconds / counts.rows for seconds in busy))
 

@@ -1,7 +1,8 @@
 """Warm rows, of which each GPU of a host holds a share that all others read in place.
 
 A process takes a slot (`shard_slots`), fills the slot's share from the host's memory, and maps the shares of the others. A
-share that nobody holds is read from the host's memory, where all its rows are.
+share that nobody holds is read from the host's memory, where all its rows are. A table's warm rows are cut into as many parts
+as there are slots, by rank; the first part, which is read most, lies in another slot from table to table.
 """
 
 import logging
@@ -57,6 +58,11 @@ class Shards:
     def bytes_used(self) -> int:
         return self._bytes if self._own is not None else 0
 
+    def base(self, table: int, part: int) -> int | None:
+        """Where a part of a table's warm rows begins; None: in the host's memory."""
+        base = self.bases[(part + table) % self._gpus]
+        return None if base is None else base + self.starts[table]
+
     def refresh(self) -> bool:
         """Whether `bases` are others now."""
         before = list(self.bases)
@@ -95,9 +101,9 @@ class Shards:
             return
         try:
             own = ExportedMemory(self._bytes, self._device)
-            for p, rows, start in zip(self._places, self._warm, self.starts, strict=True):
-                share = p.share(self._gpus)
-                part = rows[slot.index * share : min((slot.index + 1) * share, p.warm - p.hot)]
+            for table, (p, rows, start) in enumerate(zip(self._places, self._warm, self.starts, strict=True)):
+                share, number = p.share(self._gpus), (slot.index - table) % self._gpus
+                part = rows[number * share : min((number + 1) * share, p.warm - p.hot)]
                 if len(part):
                     own.bytes[start : start + part.nbytes].copy_(part.contiguous().view(-1).view(torch.uint8))
             torch.cuda.synchronize(self._device)

@@ -128,11 +128,11 @@ class Tiers:
         found = [Segment(hot.data_ptr(), p.hot)] if p.hot else []
         share, row, warm_end = p.share(self._gpus), cold.shape[1] * cold.element_size(), p.hot
         if self._shards is not None:
-            for i, base in enumerate(self._shards.bases):
-                begin, end = p.hot + i * share, min(p.hot + (i + 1) * share, p.warm)
+            for part in range(self._gpus):
+                begin, end = p.hot + part * share, min(p.hot + (part + 1) * share, p.warm)
                 if begin < end:
-                    at = cold.data_ptr() + (begin - p.hot) * row if base is None else base + self._shards.starts[table]
-                    found.append(Segment(at, end))
+                    at = self._shards.base(table, part)
+                    found.append(Segment(cold.data_ptr() + (begin - p.hot) * row if at is None else at, end))
                     warm_end = end
         if warm_end < p.rows:
             found.append(Segment(cold.data_ptr() + (warm_end - p.hot) * row, p.rows))

@@ -243,7 +243,7 @@ def test_floor_measures_the_machine_first_and_then_each_cell():
 
 
 def test_zipf_ids_follow_the_power_law_exactly():
-    assert _zipf_cdf(2)[0] == pytest.approx(1 / (1 + 2**-1.1))
+    assert _zipf_cdf(2, 1.1)[0] == pytest.approx(1 / (1 + 2**-1.1))
     schema = schema_of((2,), 4)
     (block,) = drawn_blocks(schema, 20_000, 1, seed=1)
     share = float((wide_ids(block) == 0).mean())

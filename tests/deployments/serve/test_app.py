@@ -70,7 +70,7 @@ def test_the_batching_of_the_configuration_reaches_the_engine(monkeypatch: pytes
     config = parse_config(MODEL | {"device": "cuda", "precision": "bf16", "batching": batching}, "test")
     load_engine(config, ModelRef(path="m"))
     options = engine.EngineOptions(max_batch_rows=512, lanes=3, buckets=(16, 100, 512))
-    assert made == [("bundle m", "cuda", "bf16", options)]
+    assert made == [("bundle m", "cuda", "bf16", options, None)]
 
 
 def fanin(**keys: Any) -> tuple[Any, Any]:

@@ -8,7 +8,7 @@ import pytest
 from dpiframe_core.embedding.home import home_of
 from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.placement_file import write_placement
-from dpiframe_core.errors import InputError
+from dpiframe_core.errors import DPIFrameError
 from tests import oracle
 
 SCHEMA = oracle.make_schema()
@@ -44,5 +44,5 @@ def test_a_plan_is_taken_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(("said", "message"), [({"hbm_gib": 1e-9}, "hbm_bytes: got 1, expected at least"),
                                                ({"placement": "nowhere"}, "nowhere")])  # fmt: skip
 def test_what_cannot_be_is_said(said, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(DPIFrameError, match=message):
         home_of(SCHEMA, "m", **{"hbm_gib": None, "placement": None, **said})

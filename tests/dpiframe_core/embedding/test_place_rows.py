@@ -69,7 +69,7 @@ def test_of_thousands_of_rows_no_two_thresholds_on_all_rows_in_order_are_faster_
     order = np.argsort(-moves / sizes, kind="stable")
     held, moved = np.cumsum(sizes[order]), np.cumsum(moves[order])
     for gpus, share in ((2, 0.1), (2, 0.45), (4, 0.2), (8, 0.05)):
-        room, links = int(share * held[-1]), Links(1e12, 1e11, 1e10)
+        room, links = int(share * held[-1]), Links(1e12, 1e11, 1e10, host_least_bytes=32)
         best = np.inf
         for hot in range(0, int(np.searchsorted(held, room)), 3):
             warm = int(np.searchsorted(held, held[hot] + (room - held[hot]) * gpus))

@@ -20,7 +20,7 @@ SCHEMA = schema_of((6, 16), (3, 1))  # rows of 64 and 4 bytes
 COUNTS = counts_of([100, 40, 20, 10, 8, 2], [5, 70, 3], rows=10)
 RANKS = {"t1": np.array([1, 0, 2], np.uint32)}
 PLACED = Placement(2, (TablePlacement("t0", 6, 1, 4), TablePlacement("t1", 3, 1, 2)), RANKS)
-LINKS = Links(local=1000.0, peer=100.0, host=10.0)
+LINKS = Links(local=1000.0, peer=100.0, host=10.0, host_least_bytes=32)
 
 
 def test_reads_are_counted_by_the_tier_of_their_rank():
@@ -56,6 +56,14 @@ def test_bytes_are_those_of_the_fullest_gpu_and_of_the_cold_rows():
     assert PLACED.host_bytes(SCHEMA) == 64 * 2 + 4 * 1
     int8 = schema_of((6, 16), dtype="int8")
     assert uniform(int8, hot=True).gpu_bytes(int8) == sum(t.bytes_used for t in int8.tables)
+
+
+def test_a_read_of_the_host_takes_no_less_than_that_of_many_bytes():
+    links = Links(local=1000.0, peer=100.0, host=10.0, host_least_bytes=1024)
+    assert [links.moved_by_host(n) for n in (4, 1024, 1025)] == [1024, 1024, 1056]
+    cold = predicted_links(SCHEMA, COUNTS, uniform(SCHEMA, hot=False), links)
+    assert cold == pytest.approx((0, 0, 1024 * (180 + 78) / 100))
+    assert predicted_links(SCHEMA, COUNTS, uniform(SCHEMA, hot=True), links).hot == pytest.approx((64 * 180 + 32 * 78) / 1e4)
 
 
 @pytest.mark.parametrize(("row_bytes", "moved"), [(1, 32), (32, 32), (33, 64), (512, 512)])
