@@ -34,8 +34,8 @@ class TablesHome(Strict):
     @model_validator(mode="after")
     def _one_way_to_place(self) -> Self:
         if (self.hbm_gib is None) == (self.placement is None):
-            got = "neither" if self.hbm_gib is None else "both"
-            raise ValueError(f"tables: got {got} of hbm_gib and placement, expected one of the two")
+            got = "neither it nor" if self.hbm_gib is None else "both it and"
+            raise ValueError(f"hbm_gib: got {got} placement, expected one of the two")
         return self
 
 
@@ -49,6 +49,13 @@ class ModelRef(Strict):
     name: Name | None = None
     version: Version | None = None
     tables: TablesHome | None = None
+
+    def with_absolute_paths(self) -> Self:
+        """As `DeploymentConfig.with_absolute_paths`: of the bundle, and of its tables' placement."""
+        tables = self.tables
+        if tables is not None and tables.placement is not None:
+            tables = tables.model_copy(update={"placement": str(Path(tables.placement).absolute())})
+        return self.model_copy(update={"path": str(Path(self.path).absolute()), "tables": tables})
 
 
 class Http(Strict):
@@ -217,8 +224,7 @@ class DeploymentConfig(Strict):
 
     def with_absolute_paths(self) -> Self:
         """For processes whose working directory is another."""
-        models = tuple(m.model_copy(update={"path": str(Path(m.path).absolute())}) for m in self.models)
-        return self.model_copy(update={"models": models})
+        return self.model_copy(update={"models": tuple(m.with_absolute_paths() for m in self.models)})
 
 
 def read_config(path: str | Path) -> DeploymentConfig:

@@ -87,6 +87,13 @@ def test_a_broken_rule_is_one_line_with_the_keys_path(tmp_path: Path, text: str,
         ("models: []", "models: got [], expected at least 1 item"),
         ("models: [{path: x, version: a/b}]", "models.0.version: got 'a/b', expected match pattern '^[!-.0-~]{1,64}$'"),
         ("models: [{pth: x}]", "models.0.path: got nothing, expected a value"),
+        ("models: [{path: x, tables: {}}]", "models.0.tables.hbm_gib: got neither it nor placement, expected one of the two"),
+        (
+            "models: [{path: x, tables: {hbm_gib: 1, placement: p}}]",
+            "models.0.tables.hbm_gib: got both it and placement, expected one of the two",
+        ),
+        ("models: [{path: x, tables: {hbm_gib: 0}}]", "models.0.tables.hbm_gib: got 0, expected greater than 0"),
+        ("models: [{path: x, tables: {hbm_gib: 1, host_folder: shm}}]", "models.0.tables.host_folder: got 'shm', expected "),
         ("device: cpu", "models: got nothing, expected a value"),
         ("device: cpu\ndevice: cuda", "got the key 'device' twice"),
         ("a: [", "got while parsing"),
@@ -141,8 +148,12 @@ def test_each_replica_on_gpus_needs_a_whole_one() -> None:
 
 def test_relative_bundle_paths_start_at_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    config = parse_config({"models": [{"path": "a"}, {"path": "/b"}]}, "test").with_absolute_paths()
-    assert [model.path for model in config.models] == [str(tmp_path / "a"), "/b"]
+    models = [{"path": "a"}, {"path": "/b"}, {"path": "/c", "tables": {"placement": "p"}}]
+    config = parse_config({"models": models}, "test").with_absolute_paths()
+    assert [model.path for model in config.models] == [str(tmp_path / "a"), "/b", "/c"]
+    placed = config.models[2].tables
+    assert placed is not None
+    assert placed.placement == str(tmp_path / "p")
 
 
 def test_a_configuration_survives_the_way_through_yaml() -> None:

@@ -1,6 +1,7 @@
 """The Serve application that a configuration becomes, without a cluster."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,6 +72,30 @@ def test_the_batching_of_the_configuration_reaches_the_engine(monkeypatch: pytes
     load_engine(config, ModelRef(path="m"))
     options = engine.EngineOptions(max_batch_rows=512, lanes=3, buckets=(16, 100, 512))
     assert made == [("bundle m", "cuda", "bf16", options, None)]
+
+
+def test_a_model_scores_with_the_home_that_its_configuration_gives_its_tables(
+    demo_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deployments.config import parse_config
+    from deployments.serve.loaded_models import load_engine
+    from dpiframe_core.embedding.tiers import Home
+    from dpiframe_core.engine import engine
+
+    made: list[Any] = []
+
+    class Engine(engine.Engine):
+        def __init__(self, *args: Any) -> None:
+            made.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr(engine, "Engine", Engine)
+    model = {"path": str(demo_bundle), "tables": {"hbm_gib": 1e-5, "host_folder": None}}
+    config = parse_config({"models": [model], "device": "cpu"}, "test")
+    load_engine(config, config.models[0]).close()  # its warm-up has compared the golden rows' scores
+    (home,) = (args[4] for args in made)
+    assert isinstance(home, Home)
+    assert home.folder is None
 
 
 def fanin(**keys: Any) -> tuple[Any, Any]:
