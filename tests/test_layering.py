@@ -72,8 +72,13 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/graph": "a model is a graph of hyper-parameters",
         "dpiframe_core/bundle": "the graph of a bundle's model, held against its parameters",
     },
+    "dpiframe_core/far_rows": {
+        "dpiframe_core/features": "tables are those of a schema, their ids those of row blocks",
+        "kernels/lookup": "an id of so many bytes has room for slots",
+    },
     "dpiframe_core/embedding": {
         "kernels/runtime": "rows lie in memory that a GPU reads",
+        "dpiframe_core/far_rows": "or in files, and are read ahead",
         "dpiframe_core/features": "tables are those of a schema",
         "dpiframe_core/graph": "the graph's lookup says which tables it reads",
         "kernels/lookup": "a layout is the kernel's plan and its descriptors",
@@ -100,6 +105,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/models": "whose model is a graph",
         "dpiframe_core/graph": "that is fused, scheduled and grouped into waves",
         "dpiframe_core/embedding": "whose tables lie in the store",
+        "dpiframe_core/far_rows": "or in files, and are read ahead of its batches",
         "dpiframe_core/operators": "and whose operators are bound to a device",
         "kernels/runtime": "graphs are replayed, code is kept on disk",
         "kernels/lookup": "a lane stages what the lookup reads",

@@ -71,17 +71,25 @@ class TablePlacement:
         hot: ranks [0, hot) lie in every GPU's HBM.
         warm: ranks [hot, warm) lie in one GPU's HBM, equal contiguous shares in the order of the GPUs; the last
             ones may be smaller.
-        rows: ranks [warm, rows) lie in host memory.
+        rows: of the table. Ranks [warm, held) lie in host memory.
+        in_files: rows that no memory holds, those read least: ranks [held, rows) lie in the bundle's files alone.
     """
 
     table: str
     rows: int
     hot: int
     warm: int
+    in_files: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.hot <= self.warm <= self.rows:
-            raise InputError(f"tables.{self.table}", (self.hot, self.warm, self.rows), "0 <= hot <= warm <= rows")
+        if not 0 <= self.hot <= self.warm <= self.held <= self.rows:
+            got, expected = (self.hot, self.warm, self.held, self.rows), "0 <= hot <= warm <= rows - in_files <= rows"
+            raise InputError(f"tables.{self.table}", got, expected)
+
+    @property
+    def held(self) -> int:
+        """Ranks below it lie in some memory."""
+        return self.rows - self.in_files
 
     def share(self, gpus: int) -> int:
         """Rows of a GPU's share of the warm ones, the largest of them."""
@@ -130,7 +138,19 @@ class Placement:
 
     def host_bytes(self, schema: FeatureSchema) -> int:
         """The cold rows. Copies of warm ones, for the day when a GPU is lost, come on top."""
-        return sum((p.rows - p.warm) * schema.table(p.table).row_bytes for p in self.tables)
+        return sum((p.held - p.warm) * schema.table(p.table).row_bytes for p in self.tables)
+
+    def file_reads(self, counts: RowCounts) -> float:
+        """The share of all reads that no memory serves."""
+        total = held = 0
+        for p in self.tables:
+            reads, ranks = counts.tables[p.table], self.ranks.get(p.table)
+            own = int(reads.sum())
+            total += own
+            held += (
+                own if not p.in_files else int(reads[: p.held].sum()) if ranks is None else reads_before(p.held, reads, ranks)
+            )
+        return 1 - held / total if total else 0.0
 
 
 def uniform(schema: FeatureSchema, gpus: int = 1, *, hot: bool) -> Placement:
@@ -146,14 +166,14 @@ def tier_reads(counts: RowCounts, placement: Placement) -> dict[str, Tiers]:
         if ranks is None:
             hot, warm = int(reads[: p.hot].sum()), int(reads[p.hot : p.warm].sum())
         else:
-            hot = _reads_before(p.hot, reads, ranks)
-            warm = _reads_before(p.warm, reads, ranks) - hot if p.warm > p.hot else 0
+            hot = reads_before(p.hot, reads, ranks)
+            warm = reads_before(p.warm, reads, ranks) - hot if p.warm > p.hot else 0
         found[p.table] = Tiers(hot, warm, int(reads.sum()) - hot - warm)
     return found
 
 
-def _reads_before(end: int, reads: Counts, ranks: Ranks) -> int:
-    """Of the rows of a rank below `end`; by parts that stay in a core's cache, which is eight times as fast as at once."""
+def reads_before(end: int, reads: Counts, ranks: Ranks) -> int:
+    """Reads of rows of a rank below `end`; by parts that stay in a core's cache, which is eight times as fast as at once."""
     parts = (slice(start, start + _PART) for start in range(0, len(ranks), _PART))
     return sum(int((reads[part] * (ranks[part] < end)).sum()) for part in parts)
 

@@ -31,6 +31,7 @@ class _Table(Strict):
     rows: _Rows
     hot: _Rows
     warm: _Rows
+    in_files: _Rows = 0
     ranked: bool = False
 
 
@@ -51,7 +52,8 @@ def write_placement(path: str | os.PathLike[str], placement: Placement) -> None:
     root = Path(path).absolute()
     check_free(root)
     tables = tuple(
-        _Table(table=t.table, rows=t.rows, hot=t.hot, warm=t.warm, ranked=t.table in placement.ranks) for t in placement.tables
+        _Table(table=t.table, rows=t.rows, hot=t.hot, warm=t.warm, in_files=t.in_files, ranked=t.table in placement.ranks)
+        for t in placement.tables
     )
     staging = root.with_name(f".{root.name}-{secrets.token_hex(4)}.new")
     try:
@@ -89,7 +91,9 @@ def read_placement(path: str | os.PathLike[str], schema: FeatureSchema) -> Place
             f"{root / RANKS_FILE}: got ranks of {shown(sorted(ranks))}, expected of {shown(ranked)}, as {PLACEMENT_FILE}"
         )
     try:
-        placement = Placement(file.gpus, tuple(TablePlacement(t.table, t.rows, t.hot, t.warm) for t in file.tables), ranks)
+        placement = Placement(
+            file.gpus, tuple(TablePlacement(t.table, t.rows, t.hot, t.warm, t.in_files) for t in file.tables), ranks
+        )
         placement.check(schema)
         for name, own in ranks.items():
             _check_permutation(f"ranks.{name}", own)

@@ -6,14 +6,19 @@ capture. A lookup keeps a copy of first segments: `DeviceLookup.place` renews it
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
 from dpiframe_core.embedding.layout import table_dtype
+from dpiframe_core.embedding.spares import Spares
 from dpiframe_core.embedding.tiers import Home, Tiers
-from dpiframe_core.errors import BundleError
+from dpiframe_core.errors import BundleError, Unavailable
+from dpiframe_core.far_rows.row_source import FileRows, RowSource
+from dpiframe_core.far_rows.rows_ahead import RowsAhead
 from dpiframe_core.features.schema import FeatureSchema
 from kernels.lookup.descriptors import Descriptors, whole
+from kernels.lookup.plan import LookupPlan
 
 
 class EmbeddingStore:
@@ -24,10 +29,12 @@ class EmbeddingStore:
         device: where they are to live. On a CPU they are used as they come.
         scales: name -> float32[dim], of the int8 tables.
         home: where rows lie if the device's memory is not to hold all of them; on a CPU: in the files that `tables` map.
+        source: where rows are read that no memory holds; by default in these files.
 
     Attributes:
         tables, scales: in the schema's order; a scale is None where the table is not int8. () of a GPU's tables with a home.
         host_bytes: of rows that a GPU reads from the host's memory. mapped: whether a CPU is to read rows where they lie.
+        ahead: reads rows that only files hold; None: there are none. spares: of each table, where it puts them.
 
     Raises:
         BundleError: a table is missing or differs from the schema.
@@ -41,6 +48,7 @@ class EmbeddingStore:
         device: torch.device,
         scales: Mapping[str, torch.Tensor] | None = None,
         home: Home | None = None,
+        source: RowSource | None = None,
     ) -> None:
         given = [(scales or {}).get(t.name) for t in schema.tables]
         for t, scale in zip(schema.tables, given, strict=True):
@@ -50,10 +58,21 @@ class EmbeddingStore:
         self.device, self.host_bytes = device, 0
         self.mapped = home is not None and device.type == "cpu"
         self._tiers: Tiers | None = None
+        self._spares: Spares | None = None
+        self.ahead: RowsAhead | None = None
         self.tables: list[torch.Tensor] = []
         self.scales: list[torch.Tensor | None] = []
+        self.spares: list[torch.Tensor | None] = [None] * len(schema.tables)
+        ordered = [tables[t.name] for t in schema.tables]
+        if home is not None:
+            home.placement.check(schema)
+            self._read_ahead(schema, ordered, home, source or FileRows(ordered))
         if home is not None and device.type == "cuda":
-            self._tiers = Tiers(schema, [tables[t.name] for t in schema.tables], given, home, device)
+            try:
+                self._tiers = Tiers(schema, ordered, given, home, device, self.spares)
+            except BaseException:
+                self.close()
+                raise
             self.descriptors: Descriptors | None = self._tiers.descriptors
             self.host_bytes = self._tiers.host_bytes
             return
@@ -93,10 +112,36 @@ class EmbeddingStore:
         self._tiers.generation = 1 - self._tiers.generation
         return True
 
+    def placed(self, plan: LookupPlan) -> LookupPlan:
+        """A lookup's plan, in which unknown values read their rows where they lie."""
+        ahead = self.ahead
+        if ahead is None:
+            return plan
+        return replace(plan, columns=tuple(replace(c, oov=ahead.unknown(c.table, c.oov)) for c in plan.columns))
+
     def close(self) -> None:
         """Gives the host's memory back that a GPU reads. No lookup may run any more."""
         if self._tiers is not None:
             self._tiers.close()
+        if self.ahead is not None:
+            self.ahead.close()
+        if self._spares is not None:
+            self._spares.close()
+
+    def _read_ahead(self, schema: FeatureSchema, tables: list[torch.Tensor], home: Home, source: RowSource) -> None:
+        """Sets up what reads the rows that no memory holds, if there are any."""
+        far = [i for i, p in enumerate(home.placement.tables) if p.in_files]
+        if not far:
+            return
+        try:
+            self._spares = Spares(schema, home.placement, tables, home.ahead_bytes, readable=self.device.type == "cuda")
+        except (OSError, MemoryError, RuntimeError) as e:
+            raise Unavailable(f"rows in files: got {e}, expected memory for {home.ahead_bytes / 2**20:.0f} MiB of them") from e
+        self.spares = self._spares.rows
+        if isinstance(source, FileRows):
+            for i in far:
+                source.advise(i)
+        self.ahead = RowsAhead(self._spares.groups, source)
 
 
 def _check(where: str, found: torch.Tensor | None, shape: tuple[int, ...], dtype: str) -> None:

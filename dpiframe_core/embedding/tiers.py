@@ -31,12 +31,13 @@ class Home:
     """Where a model's rows are to lie.
 
     name: of its tables, one for each content: processes of one host share the rows in its memory by it. folder: for memory
-    files, such as /dev/shm; None: this process keeps them for itself.
+    files, such as /dev/shm; None: this process keeps them for itself. ahead_bytes: of memory for rows that only files hold.
     """
 
     placement: Placement
     name: str
     folder: Path | None = Path("/dev/shm")
+    ahead_bytes: int = 256 << 20
 
 
 class Tiers:
@@ -44,6 +45,7 @@ class Tiers:
 
     Args:
         tables: [rows, dim] on the host, in the schema's order; not needed any more afterwards.
+        spares: of each table, slots in memory that the GPU reads for rows that only files hold; (), None: there are none.
 
     Attributes:
         descriptors: where the lookup finds rows. device_bytes, host_bytes: of tables.
@@ -61,12 +63,14 @@ class Tiers:
         scales: Sequence[torch.Tensor | None],
         home: Home,
         device: torch.device,
+        spares: Sequence[torch.Tensor | None] = (),
     ) -> None:
+        self._spares = spares = spares or [None] * len(tables)
         placement, self._gpus = home.placement, home.placement.gpus
         places = _places(schema, placement)
         orders = [_order(placement, p) for p in places]
         rows = list(zip(places, tables, orders, strict=True))
-        sizes = [_lines((p.rows - p.hot) * t.shape[1] * t.element_size()) for p, t in zip(places, tables, strict=True)]
+        sizes = [_lines((p.held - p.hot) * t.shape[1] * t.element_size()) for p, t in zip(places, tables, strict=True)]
         self.host_bytes = sum(sizes)
         self._memory: SharedMemory | PrivateMemory = PrivateMemory(0)
         self._readable: DeviceReadable | None = None
@@ -75,16 +79,19 @@ class Tiers:
         try:
             begins = np.cumsum([0, *sizes[:-1]]).tolist()
             self._lock_memory(home)
-            cold = [_rows_at(self._memory.bytes, at, p.rows - p.hot, t) for at, (p, t, _) in zip(begins, rows, strict=True)]
+            cold = [_rows_at(self._memory.bytes, at, p.held - p.hot, t) for at, (p, t, _) in zip(begins, rows, strict=True)]
             if self._memory.fresh:
                 for (p, t, order), view in zip(rows, cold, strict=True):
-                    _copy(t, order, p.hot, p.rows, view)
+                    _copy(t, order, p.hot, p.held, view)
                 self._memory.publish()
             self._hot = [torch.empty(p.hot, t.shape[1], dtype=t.dtype, device=device) for p, t, _ in rows]
             for (p, t, order), hot in zip(rows, self._hot, strict=True):
                 _copy(t, order, 0, p.hot, hot)
             self._scales = [None if s is None else s.to(device).contiguous() for s in scales]
-            self._ranks = [_ranks_on(device, placement.ranks.get(p.table)) for p in places]
+            self._ranks = [
+                _ranks_on(device, placement.ranks.get(p.table), p, 0 if spare is None else len(spare))
+                for p, spare in zip(places, spares, strict=True)
+            ]
             self._cold, self._all = cold, places
             if placement.gpus > 1 and home.folder is not None:
                 warm = [rows[: p.warm - p.hot] for p, rows in zip(places, cold, strict=True)]
@@ -134,8 +141,13 @@ class Tiers:
                     at = self._shards.base(table, part)
                     found.append(Segment(cold.data_ptr() + (begin - p.hot) * row if at is None else at, end))
                     warm_end = end
-        if warm_end < p.rows:
-            found.append(Segment(cold.data_ptr() + (warm_end - p.hot) * row, p.rows))
+        if warm_end < p.held:
+            found.append(Segment(cold.data_ptr() + (warm_end - p.hot) * row, p.held))
+        spare = self._spares[table]
+        if spare is not None:
+            # No id leads to the ranks that files hold: `RowsAhead` has put that of a slot in its place.
+            found += [Segment(spare.data_ptr(), p.rows)] if p.in_files else []
+            found.append(Segment(spare.data_ptr(), p.rows + len(spare)))
         return found
 
     def _lock_memory(self, home: Home) -> None:
@@ -199,8 +211,13 @@ def _copy(table: torch.Tensor, order: torch.Tensor | None, start: int, end: int,
         to[a - start : b - start].copy_(table[a:b] if order is None else table[order[a:b]])
 
 
-def _ranks_on(device: torch.device, ranks: Ranks | None) -> torch.Tensor | None:
-    return None if ranks is None else torch.from_numpy(np.ascontiguousarray(ranks).view(np.int32)).to(device)
+def _ranks_on(device: torch.device, ranks: Ranks | None, p: TablePlacement, slots: int) -> torch.Tensor | None:
+    """The rank of each row and, behind them, of each slot."""
+    if ranks is None:
+        return None
+    held = np.where(ranks < p.held, ranks, 0) if p.in_files else ranks
+    every = np.concatenate([held, np.arange(p.rows, p.rows + slots)]) if slots else held
+    return torch.from_numpy(np.ascontiguousarray(every, np.uint32).view(np.int32)).to(device)
 
 
 def _digest(placement: Placement) -> str:

@@ -8,6 +8,7 @@ engine.score({"C1": ["68fd1e64", None], ...}, context={"I1": 3, ...})    # float
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -28,6 +29,7 @@ from dpiframe_core.engine.options import DEFAULT_PRECISION, FALLBACK, PRECISIONS
 from dpiframe_core.engine.program import CpuProgram, CudaProgram
 from dpiframe_core.engine.tuning import Tuning, engine_key
 from dpiframe_core.errors import InputError, Unavailable
+from dpiframe_core.far_rows.rows_ahead import Lease, leased
 from dpiframe_core.features.candidate_columns import Candidates, candidate_columns
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock
@@ -51,6 +53,7 @@ class Engine:
         precision: "fp32", "tf32", "bf16" or "fp8". If neither the caller nor the bundle asks for one, a GPU's is tf32;
             fp32 after a warm-up at which the golden rows took more than half of tf32's tolerance.
         home: where rows of tables lie, if the device's memory is not to hold them all.
+        reads_ahead: whether rows lie in files alone: `lease` a block before it waits for a batch.
         buckets: rows of the captured graphs; () on a CPU, where a batch runs at its own size.
     """
 
@@ -82,13 +85,15 @@ class Engine:
             self.buckets = tuple(sorted({*options.buckets})) or geometric_buckets(self.max_batch_rows)
         self.graph = fuse(model_graph(bundle), options.fusion)
         self._store = EmbeddingStore(self.schema, bundle.tables, target, bundle.scales, home)
+        self.reads_ahead = self._store.ahead is not None
         self._failure: str | None = _COLD
         self._follower: Follower | None = None
         self._set_up(target)
 
     def _set_up(self, target: torch.device) -> None:
         """Programs and lanes of `self.precision`."""
-        self._programs = model_programs(self.bundle, self.graph, self._store, self.precision, self.options)
+        with leased(self._store.ahead, (self.bundle.golden.block,)) as (rows,):
+            self._programs = model_programs(self.bundle, rows, self.graph, self._store, self.precision, self.options)
         key = engine_key(self.bundle.fingerprint, self.precision, target, self.options)
         self._tuning = Tuning(self._programs, self.buckets, key)
         self._pool = LanePool([self._lane(target) for _ in range(self.lanes)])
@@ -170,7 +175,9 @@ class Engine:
         self._recalled = self._tuning.recall()
         for lane in self._pool.lanes:
             lane.prepare()
-        return max(golden_error(lane, self.bundle.golden, self.max_batch_rows) for lane in self._pool.lanes)
+        with leased(self._store.ahead, (self.bundle.golden.block,)) as (rows,):
+            golden = replace(self.bundle.golden, block=rows)
+            return max(golden_error(lane, golden, self.max_batch_rows) for lane in self._pool.lanes)
 
     @property
     def out_of_range(self) -> int:
@@ -219,6 +226,9 @@ class Engine:
             raise InputError("batch rows", rows, f"1 to {self.max_batch_rows}")
         if contexts > self.max_batch_rows:
             raise InputError("batch contexts", contexts, f"at most {self.max_batch_rows}")
+        if self.reads_ahead and not all(block.staged for block in blocks):
+            with leased(self._store.ahead, blocks) as ready:
+                return self.run_batch(ready, deadline, priority)
         lane = self._pool.take(deadline, priority)
         try:
             self.check()
@@ -230,6 +240,19 @@ class Engine:
             raise Unavailable(f"engine: {self._failure}") from error
         finally:
             self._pool.put(lane)
+
+    def lease(self, block: RowBlock) -> Lease:
+        """Has the block's rows read that only files hold. `run_batch` takes the lease's block, until it is closed; of a block
+        without, it waits for those rows itself.
+
+        Raises:
+            InputError: not a block of this model. Overloaded, TooLarge: see `RowsAhead.lease`.
+            Unavailable: all rows lie in some memory.
+        """
+        block.check(self.schema.block_layout)
+        if self._store.ahead is None:
+            raise Unavailable("engine: got a block to read ahead for, expected a model with rows in files")
+        return self._store.ahead.lease(block)
 
     def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Floats:
         """float32[rows, tasks]: the scores of one request of any size, in runs of at most max_batch_rows.
@@ -251,7 +274,8 @@ class Engine:
         try:
             if not isinstance(lane, CudaLane) or not self.options.capture:
                 return None
-            lane.run((block,))
+            with leased(self._store.ahead, (block,)) as ready:
+                lane.run(ready)
             return lane.replay_us(block.rows, repeats)
         finally:
             self._pool.put(lane)

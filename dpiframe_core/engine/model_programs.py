@@ -8,6 +8,7 @@ from dpiframe_core.engine.fp8 import FP8, check_fp8, measured_scales
 from dpiframe_core.engine.options import AUTO, WAVES, EngineOptions
 from dpiframe_core.engine.program import CpuProgram, CudaProgram, cpu_program, cuda_programs
 from dpiframe_core.errors import ConfigError
+from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.graph.graph import Graph
 from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.waves import group_waves
@@ -15,9 +16,9 @@ from kernels.dense.linear import DENSE_DTYPE, column_alignment
 
 
 def model_programs(
-    bundle: Bundle, graph: Graph, store: EmbeddingStore, precision: str, options: EngineOptions
+    bundle: Bundle, golden: RowBlock, graph: Graph, store: EmbeddingStore, precision: str, options: EngineOptions
 ) -> tuple[CpuProgram | CudaProgram, ...]:
-    """The programs to choose from. fp8 first runs the golden rows in bfloat16, to find the scale of each value.
+    """The programs to choose from. fp8 first runs the `golden` rows in bfloat16, to find the scale of each value.
 
     Raises:
         ConfigError, InputError: fp8 with a policy, a device or a model that does not know it.
@@ -32,5 +33,5 @@ def model_programs(
         raise ConfigError(f"policy: got {policy!r} with precision fp8, expected {AUTO} or {WAVES}")
     check_fp8(group_waves(place(graph, column_alignment(DENSE_DTYPE[FP8]))), store.device)
     (measured,) = programs(precision="bf16", policy=WAVES)
-    scales = measured_scales(measured, schema.block_layout, bundle.golden.block, store.device)
+    scales = measured_scales(measured, schema.block_layout, golden, store.device)
     return programs(precision=FP8, policy=WAVES, scales=scales)

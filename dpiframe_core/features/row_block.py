@@ -36,6 +36,7 @@ class RowBlock:
         base: what `request_of_row` counts the contexts from (a window's may not begin at the first).
         rows, contexts: n and q.
         oov_count: values of this block that met no vocabulary entry (for the answer; not part of the scores).
+        staged: whether ids of rows that only files hold stand for the places to which `RowsAhead` reads them.
     """
 
     layout: BlockLayout
@@ -44,6 +45,7 @@ class RowBlock:
     buffer: npt.NDArray[np.uint8]
     places: tuple[int, int, int, int, int, int]
     base: int = 0
+    staged: bool = False
 
     # Views are made when they are first asked for: to batch a request takes none of them.
 
@@ -171,6 +173,7 @@ class RowBlock:
         """Rows [start, stop) as a block of their own, with only the contexts they use (contexts stay in order)."""
         used, request = np.unique(self.request_of_row[start:stop], return_inverse=True)
         out = RowBlock.allocate(self.layout, stop - start, len(used))
+        out.staged = self.staged
         out.request_of_row[:] = request
         out.context_ids[:] = self.context_ids[used]
         out.context_dense[:] = self.context_dense[used]
@@ -193,7 +196,7 @@ class RowBlock:
             at[4] + start * layout.candidate_dense * 4,
             at[5],
         )
-        return RowBlock(layout, stop - start, last + 1 - first, self.buffer, places, self.base + first)
+        return RowBlock(layout, stop - start, last + 1 - first, self.buffer, places, self.base + first, self.staged)
 
 
 class BatchResult(NamedTuple):

@@ -48,8 +48,8 @@ class CpuOperators:
         self._dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self._weights = {name: t.float().contiguous() for name, t in dense.items()}
         readers = graph.consumers()
-        kind: type[PackedLookup] | type[MappedLookup] = MappedLookup if store.mapped else PackedLookup
-        self._lookups = [
+        kind = partial(MappedLookup, spares=store.spares) if store.mapped else PackedLookup
+        self._lookups: list[tuple[Node, PackedLookup | MappedLookup]] = [
             (n, kind(plan_lookup(n, schema), store.tables, store.scales, self._x_dtype(n, readers)))
             for n in graph.nodes
             if n.op == "lookup"

@@ -61,7 +61,7 @@ class KernelMaker:
             case "lookup":
                 spans = self.matrices[node.name].spans if a.splits else {}
                 firsts = [spans[o][0] for o in node.outputs if o in spans] if a.splits else None
-                plan = plan_lookup(node, self.schema, firsts)
+                plan = self.store.placed(plan_lookup(node, self.schema, firsts))
                 assert self.store.descriptors is not None  # on a GPU they always are
                 once = context_columns(self.graph, node, self.schema)
                 shared = self.shares.columns if self.shares and self.shares.lookup == node.name else None

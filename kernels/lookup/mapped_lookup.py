@@ -22,6 +22,7 @@ class MappedLookup:
         tables: [rows, dim] in the plan's order, best memory-mapped: float32, float16, bfloat16, or int8 with scales.
         scales: of each int8 table its float32[dim]: a value is int8 * scale. None where a table is not int8.
         out_dtype: of x.
+        spares: of each table, further rows, [n, dim]: ids from its rows on lead there. (), None: there are none.
 
     Attributes:
         out_of_range: ids so far that were outside their table.
@@ -33,9 +34,11 @@ class MappedLookup:
         tables: Sequence[torch.Tensor],
         scales: Sequence[torch.Tensor | None] | None = None,
         out_dtype: torch.dtype = torch.float32,
+        spares: Sequence[torch.Tensor | None] = (),
     ) -> None:
         self.plan, self.out_of_range = plan, 0
         self._tables, self._scales, self._out_dtype = tables, scales or [None] * len(tables), out_dtype
+        self._spares = spares or [None] * len(tables)
         self._counting = threading.Lock()
 
     def __call__(self, batch: Batch, rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
@@ -92,9 +95,13 @@ class MappedLookup:
         if slot.kind == Kind.MASK:
             return torch.from_numpy(~padded).float()
         table, scale = self._tables[column.table], self._scales[column.table]
-        outside = ((own < 0) | (own >= len(table))) & ~padded
+        spare = self._spares[column.table]
+        ahead = (own >= len(table)) & (own < len(table) + (0 if spare is None else len(spare)))
+        outside = ((own < 0) | (own >= len(table))) & ~padded & ~ahead
         self._count(int(outside.sum()))
-        values = table[torch.from_numpy(np.where(outside | padded, column.oov, own))].float()
+        values = table[torch.from_numpy(np.where(outside | padded | ahead, column.oov, own))].float()
+        if spare is not None:
+            values[torch.from_numpy(ahead)] = spare[torch.from_numpy(own[ahead] - len(table))].float()
         if scale is not None:
             values *= scale
         here = torch.from_numpy(~padded)[:, :, None]

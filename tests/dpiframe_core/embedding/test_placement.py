@@ -84,8 +84,23 @@ def test_a_link_without_a_speed_is_refused(name, value):
 
 @pytest.mark.parametrize(("hot", "warm"), [(-1, 2), (3, 2), (0, 7)])
 def test_ends_out_of_order_are_refused(hot, warm):
-    with pytest.raises(InputError, match=rf"tables.t0: got \({hot}, {warm}, 6\), expected 0 <= hot <= warm <= rows"):
+    with pytest.raises(InputError, match=rf"tables.t0: got \({hot}, {warm}, 6, 6\), expected 0 <= hot <= warm <= "):
         TablePlacement("t0", 6, hot, warm)
+
+
+@pytest.mark.parametrize("in_files", [-1, 3, 7])
+def test_files_alone_hold_none_of_the_rows_that_a_memory_holds(in_files):
+    with pytest.raises(InputError, match=rf"tables.t0: got \(1, 4, {6 - in_files}, 6\), expected .* rows - in_files <= rows"):
+        TablePlacement("t0", 6, 1, 4, in_files)
+
+
+def test_reads_of_rows_in_files_are_those_of_the_last_ranks():
+    counts = counts_of([50, 20, 20, 5, 4, 1], [1, 90, 9], rows=100)
+    placed = Placement(
+        1, (TablePlacement("t0", 6, 1, 1, 2), TablePlacement("t1", 3, 1, 1, 1)), {"t1": np.array([2, 0, 1], np.uint32)}
+    )
+    assert placed.file_reads(counts) == pytest.approx((4 + 1 + 1) / 200)
+    assert placed.host_bytes(SCHEMA) == 3 * SCHEMA.tables[0].row_bytes + SCHEMA.tables[1].row_bytes
 
 
 @pytest.mark.parametrize(
