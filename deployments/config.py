@@ -12,31 +12,12 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from deployments.config_faults import fault_lines
+from deployments.config_tables import TablesHome
 from dpiframe_core.errors import ConfigError, shown
 from dpiframe_core.strict import Name, Strict, Version
 from dpiframe_core.strict_yaml import load_yaml
 
 MOST_ENGINES = 16  # of one application on one node, in the fan-in
-
-
-class TablesHome(Strict):
-    """Where the rows of a model's tables lie that a GPU's memory is not to hold whole. A CPU reads all in the bundle's files.
-
-    `hbm_gib` of a GPU's memory hold the rows read most, taken to be those of the least ids; or `placement` is a directory that
-    `dpiframe plan` wrote. The other rows lie in host memory: in `host_folder`, one copy for all replicas of a host; null: in
-    each replica's own.
-    """
-
-    hbm_gib: Annotated[float, Field(gt=0)] | None = None
-    placement: Annotated[str, Field(min_length=1)] | None = None
-    host_folder: Annotated[str, Field(pattern="^/")] | None = "/dev/shm"
-
-    @model_validator(mode="after")
-    def _one_way_to_place(self) -> Self:
-        if (self.hbm_gib is None) == (self.placement is None):
-            got = "neither it nor" if self.hbm_gib is None else "both it and"
-            raise ValueError(f"hbm_gib: got {got} placement, expected one of the two")
-        return self
 
 
 class ModelRef(Strict):
@@ -184,6 +165,14 @@ class DeploymentConfig(Strict):
         if self.topology == "fanin" and self.max_replicas > MOST_ENGINES:
             key = "autoscaling.max_replicas" if self.autoscaling else "replicas"
             raise ValueError(f"{key}: got {self.max_replicas} for topology 'fanin', expected at most {MOST_ENGINES}")
+        return self
+
+    @model_validator(mode="after")
+    def _budgets_are_of_the_colocated(self) -> Self:
+        for i, model in enumerate(self.models):
+            if self.topology == "fanin" and model.tables is not None and model.tables.miss_budget_ms is not None:
+                where, got = f"models.{i}.tables.miss_budget_ms", model.tables.miss_budget_ms
+                raise ValueError(f"{where}: got {got:g} for topology 'fanin', expected topology 'colocated' with it")
         return self
 
     @model_validator(mode="after")

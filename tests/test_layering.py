@@ -21,7 +21,7 @@ SOURCES = {".py", ".cu", ".cuh", ".c", ".h"}
 # Files beside the rooms that every room of their floor and the floors above may read. They read only each other.
 COMMON = {
     "dpiframe_core/errors", "dpiframe_core/strict", "dpiframe_core/strict_yaml",
-    "deployments/config", "deployments/config_faults", "deployments/metrics",
+    "deployments/config", "deployments/config_faults", "deployments/config_tables", "deployments/metrics",
     "deployments/processes", "deployments/signals",
     "benchmarks/timing",
 }  # fmt: skip

@@ -15,11 +15,13 @@ class Scored:
         scores: float32[n, tasks], in the order of the block's rows.
         queue_ms: from submission until its first rows were bound to a batch.
         device_ms: the device time of the batches that held its rows, added up.
+        degraded_rows: rows of tables that were late, and for which it read those of unknown values.
     """
 
     scores: Floats
     queue_ms: float
     device_ms: float
+    degraded_rows: int = 0
 
 
 class Scorer(Protocol):

@@ -173,15 +173,16 @@ def plan(
     zipf: Annotated[float | None, typer.Option(help="Or an exponent to estimate reads by.  [default: 1.05]")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Rows of the lookup whose time is told.")] = 1000,
     links: Annotated[str | None, typer.Option(metavar="LOCAL,PEER,HOST", help="GB/s of random rows; else H200's.")] = None,
+    host_gib: Annotated[float | None, typer.Option(min=0, help="Of the host, for other rows; else it holds all.")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The directory to write the placement to.")] = None,
 ) -> None:
-    """Plan which rows of the tables go to every GPU, to one of them, or to host memory; prints the predicted lookup time."""
+    """Plan which rows of the tables go to every GPU, to one, to host memory, or stay in files; prints the predicted time."""
     if trace is not None and zipf is not None:
         raise typer.BadParameter("expected --trace or --zipf, not both")
     with one_line_errors():
         from deployments.cli.plan_command import parse_links, write_plan
 
-        made = write_plan(bundle, gpus, hbm_gib, trace, 1.05 if zipf is None else zipf, parse_links(links), out)
+        made = write_plan(bundle, gpus, hbm_gib, trace, 1.05 if zipf is None else zipf, parse_links(links), out, host_gib)
         stdout.print(made.report(batch), markup=False, soft_wrap=True)
 
 

@@ -23,8 +23,10 @@ _HEADS = ("table", "rows x dim", "MB", "hot", "warm", "host", "reads hot", "warm
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """Filled by `plan`. reads: by table, how many each tier serves. links, in_hbm, in_host: predicted seconds that each link is
-    busy for a scored row, by the placement, with all rows on every GPU, and with all in host memory."""
+    """Filled by `plan`. reads: by table, how many each tier serves; file_reads: the share of them that no memory does. links,
+    in_hbm, in_host: predicted seconds that each link is busy for a scored row, by the placement, with all rows on every GPU, and
+    with all in host memory.
+    """
 
     model: str
     version: str
@@ -32,6 +34,7 @@ class Plan:
     source: str
     placement: Placement
     reads: dict[str, Tiers]
+    file_reads: float
     links: Tiers
     in_hbm: Tiers
     in_host: Tiers
@@ -41,7 +44,7 @@ class Plan:
         lines: list[tuple[str, ...]] = [_HEADS]
         for p in self.placement.tables:
             table, reads = self.schema.table(p.table), self.reads[p.table]
-            places = (p.hot, p.warm - p.hot, p.rows - p.warm)
+            places = (p.hot, p.warm - p.hot, p.held - p.warm)
             size = f"{table.bytes_used / 1e6:,.2f}"
             lines.append((p.table, f"{p.rows:,} x {table.dim}", size, *(f"{n:,}" for n in places), *_shares(reads)))
         total = Tiers(*(sum(tier) for tier in zip(*self.reads.values(), strict=True))) if self.reads else Tiers(0, 0, 0)
@@ -54,15 +57,30 @@ class Plan:
                 f"{self.model} {self.version} on {gpus}, {self.source}: {shares}",
                 f"bytes: {self.placement.gpu_bytes(self.schema) / _GB:,.3f} GB on each GPU, "
                 f"{self.placement.host_bytes(self.schema) / _GB:,.3f} GB in host memory",
+                *self._in_files(),
                 f"predicted lookup of {batch:,} rows: {_us(self.links, batch)}, bound by {_busiest(self.links)}; "
                 f"all rows in HBM {_us(self.in_hbm, batch)}, all in host memory {_us(self.in_host, batch)}",
             )
         )
 
+    def _in_files(self) -> tuple[str, ...]:
+        rows = sum(p.in_files for p in self.placement.tables)
+        if not rows:
+            return ()
+        size = sum(p.in_files * self.schema.table(p.table).row_bytes for p in self.placement.tables)
+        return (f"in files alone: {rows:,} rows, {size / _GB:,.3f} GB, {self.file_reads:.2%} of reads (counted as the host's)",)
+
 
 def write_plan(
-    bundle: Path, gpus: int, hbm_gib: float, trace: Path | None, zipf: float, links: Links, out: Path | None
-) -> Plan:  # fmt: skip
+    bundle: Path,
+    gpus: int,
+    hbm_gib: float,
+    trace: Path | None,
+    zipf: float,
+    links: Links,
+    out: Path | None,
+    host_gib: float | None = None,
+) -> Plan:
     """Plans for the bundle at a path, of which no table is read; `out`: the directory to write the placement to.
 
     Raises:
@@ -78,19 +96,28 @@ def write_plan(
     else:
         counts = count_rows(schema, trace_blocks(read, trace))
         source = f"reads of {counts.rows:,} rows of {trace}"
-    made = plan(read, counts, source, gpus, int(hbm_gib * _GIB), links)
+    made = plan(read, counts, source, gpus, int(hbm_gib * _GIB), links, None if host_gib is None else int(host_gib * _GIB))
     if out is not None:
         write_placement(out, made.placement)
     return made
 
 
-def plan(read: Encoding, counts: RowCounts, source: str, gpus: int, hbm_bytes: int, links: Links) -> Plan:
+def plan(
+    read: Encoding,
+    counts: RowCounts,
+    source: str,
+    gpus: int,
+    hbm_bytes: int,
+    links: Links,
+    host_bytes: int | None = None,
+) -> Plan:
     """The placement for reads counted, and what it is predicted to do for them."""
     schema = read.manifest.feature_schema
-    placement = place_rows(schema, counts, gpus, hbm_bytes, links)
+    placement = place_rows(schema, counts, gpus, hbm_bytes, links, host_bytes)
     each = placement, uniform(schema, hot=True), uniform(schema, hot=False)
     times = (predicted_links(schema, counts, p, links) for p in each)
-    return Plan(read.manifest.name, read.manifest.version, schema, source, placement, tier_reads(counts, placement), *times)
+    reads, of_files = tier_reads(counts, placement), placement.file_reads(counts)
+    return Plan(read.manifest.name, read.manifest.version, schema, source, placement, reads, of_files, *times)
 
 
 def trace_blocks(read: Encoding, trace: Path) -> Iterator[RowBlock]:

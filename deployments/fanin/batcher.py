@@ -27,7 +27,7 @@ class FanInBatcher:
     """Serves one model to any number of ingresses through `run`, a blocking callable that `lanes` threads may call at once.
 
     A lane that becomes free reads what all ingresses have asked since, forms a batch of it, runs it, writes each request's
-    scores behind its rows, and wakes each ingress concerned once.
+    scores behind its rows, and wakes each ingress concerned once. `read_ahead` is told of each request that comes in.
     """
 
     def __init__(
@@ -45,10 +45,12 @@ class FanInBatcher:
         buckets: tuple[int, ...] = (),
         clock: Callable[[], float] = time.monotonic,
         on_batch: Callable[[BatchSeen], None] | None = None,
+        read_ahead: Callable[[RowBlock], None] | None = None,
     ) -> None:
         require_ordered_stores()
         self.fingerprint = fingerprint
         self._layout, self._tasks, self._clock = layout, tasks, clock
+        self._read_ahead = read_ahead
         self._peers: tuple[Peer, ...] = ()
         self.dispatcher: Dispatcher[PeerRequest] = Dispatcher(
             run,
@@ -164,6 +166,8 @@ class FanInBatcher:
         scores_at = offset + block.places[-1]
         if ticket is not None or scores_at + rows * self._tasks * 4 > peer.memory.size:
             raise InputError("ask", ask, "a free slot and bytes of the request memory")
+        if self._read_ahead is not None:
+            self._read_ahead(block)
         request = PeerRequest(peer, slot, block, scores_at)
         ticket = Ticket(request, rows, None if deadline == NO_DEADLINE else deadline, priority, arrived)
         peer.taken_rows += rows

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic_core import to_json
 
 from deployments.http_api.request_body import Header, Send
+from deployments.scoring.scoring import Job
 from deployments.scoring.served_model import ModelInfo
 from dpiframe_core.errors import DPIFrameError, InputError, Overloaded
 from dpiframe_core.features.row_block import Floats
@@ -44,22 +45,21 @@ async def send_answer(answer: Answer, send: Send) -> None:
     await send({"type": "http.response.body", "body": answer.body})
 
 
-def score_answer(
-    model: ModelInfo, request_id: str, scores: Floats, oov_count: int, timing_ms: Mapping[str, float], top_k: int | None
-) -> Answer:
+def score_answer(model: ModelInfo, job: Job, scores: Floats, timing_ms: Mapping[str, float], top_k: int | None) -> Answer:
     """The answer to a scored request. `scores` is float32[n, tasks], all finite."""
     body = {
         "model": model.name,
         "version": model.version,
-        "request_id": request_id,
+        "request_id": job.request_id,
         "scores": _by_task(model.tasks, scores),
-        "oov_count": oov_count,
+        "oov_count": job.oov_count,
+        **({"degraded_rows": job.degraded_rows} if job.degraded_rows else {}),
         "timing_ms": {name: round(ms, 3) for name, ms in timing_ms.items()},
     }
     if top_k is not None:
         best = np.argsort(-scores[:, 0], kind="stable")[:top_k]
         body["top_k"] = {"indices": best.tolist(), "scores": _by_task(model.tasks, scores[best])}
-    return json_answer(200, request_id, body, "ok")
+    return json_answer(200, job.request_id, body, "ok")
 
 
 def error_answer(error: DPIFrameError, request_id: str) -> Answer:

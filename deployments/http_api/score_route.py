@@ -62,7 +62,7 @@ class ScoreRoute:
                 body_bytes=len(body),
             )
         timing_ms = job.timing_ms(self._scoring.total_ms(job))
-        return answers.score_answer(served.info, job.request_id, scored.scores, job.oov_count, timing_ms, options.top_k)
+        return answers.score_answer(served.info, job, scored.scores, timing_ms, options.top_k)
 
     def _parse(self, body: bytes) -> tuple[ServedModel, ScoreInput]:
         """The model that the request is for, and the request in that model's form."""

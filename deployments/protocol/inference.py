@@ -121,8 +121,10 @@ class Inference:
 
 def answer_parameters(job: Job) -> dict[str, float | int]:
     """What an answer says beside the scores; times in milliseconds."""
+    degraded = {"degraded_rows": job.degraded_rows} if job.degraded_rows else {}
     return {
         "oov_count": job.oov_count,
+        **degraded,
         "queue_ms": round(job.queue_ms, 3),
         "encode_ms": round(job.encode_ms, 3),
         "device_ms": round(job.device_ms, 3),

@@ -72,6 +72,7 @@ class ScoreAnswer(BaseModel):
     request_id: str
     scores: list[float] | dict[str, list[float]]
     oov_count: Annotated[int, Field(description="Values that met no vocabulary entry.")]
+    degraded_rows: Annotated[int, Field(description="Rows of tables that were late; left out if none was.")] = 0
     timing_ms: Timing
     top_k: TopK | None = None
 

@@ -36,6 +36,7 @@ class Job:
     queue_ms: float = 0.0
     encode_ms: float = 0.0
     device_ms: float = 0.0
+    degraded_rows: int = 0
 
     def timing_ms(self, total_ms: float) -> dict[str, float]:
         return {"queue": self.queue_ms, "encode": self.encode_ms, "device": self.device_ms, "total": total_ms}
@@ -90,7 +91,7 @@ class Scoring:
         job.rows, job.oov_count = block.rows, block.oov_count
         job.encode_ms = (self._clock() - before) * 1e3
         scored = await served.scorer.submit(block, deadline, priority)
-        job.queue_ms, job.device_ms = scored.queue_ms, scored.device_ms
+        job.queue_ms, job.device_ms, job.degraded_rows = scored.queue_ms, scored.device_ms, scored.degraded_rows
         _check_finite(scored.scores)
         return scored
 

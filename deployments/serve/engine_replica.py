@@ -41,6 +41,7 @@ class EngineReplica:
                 max_batch_rows=engine.max_batch_rows,
                 lanes=engine.lanes,
                 max_queued_rows=config.batching.max_queued_rows,
+                read_ahead=engine.read_ahead if engine.reads_ahead else None,
                 device=engine.device,
                 precision=engine.precision,
                 buckets=engine.buckets,

@@ -75,7 +75,15 @@ def load_engine(config: DeploymentConfig, ref: ModelRef) -> "Engine":
     home = None
     if t is not None:
         schema, name = bundle.manifest.feature_schema, bundle.fingerprint[:16]
-        home = home_of(schema, name, hbm_gib=t.hbm_gib, placement=t.placement, folder=t.host_folder)
+        home = home_of(
+            schema,
+            name,
+            hbm_gib=t.hbm_gib,
+            placement=t.placement,
+            folder=t.host_folder,
+            host_gib=t.host_gib,
+            ahead_mib=t.ahead_mib,
+        )
     engine = Engine(bundle, config.device, config.precision, options, home)
     engine.warmup()
     return engine

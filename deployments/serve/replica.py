@@ -38,6 +38,7 @@ class Replica(GrpcMethods):
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
         from deployments.batching.batcher import RowBatcher
+        from deployments.batching.leasing_scorer import ahead_of
         from deployments.scoring.served_model import ServedModel
 
         config = self._config
@@ -53,8 +54,9 @@ class Replica(GrpcMethods):
             self._batchers.append(batcher)
             self._loaded.meter(batcher.dispatcher)
             self._metrics.watch(name, batcher.dispatcher)
+            scorer = ahead_of(batcher, engine, ref.tables)
             models[name] = ServedModel.of(
-                engine, batcher, config.limits, name=name, version=ref.version, example=engine.bundle.example
+                engine, scorer, config.limits, name=name, version=ref.version, example=engine.bundle.example
             )
         app, self._bypass = replica_app(self, config, models, self._metrics.request)
         return app

@@ -12,12 +12,20 @@ _EXPONENT = 1.05  # of how often rows are read, where no plan says it
 
 
 def home_of(
-    schema: FeatureSchema, name: str, *, hbm_gib: float | None, placement: str | None, folder: str | None = None
+    schema: FeatureSchema,
+    name: str,
+    *,
+    hbm_gib: float | None,
+    placement: str | None,
+    folder: str | None = None,
+    host_gib: float | None = None,
+    ahead_mib: float = 256,
 ) -> Home:
     """A plan's placement; or, without one, ids taken to be by falling frequency, and as many rows hot as `hbm_gib` hold.
 
     Args:
-        name, folder: see `Home`.
+        name, folder: see `Home`. host_gib: of the host's memory for rows that are not hot, None: for all; others stay in files.
+        ahead_mib: of memory for rows that only files hold.
 
     Raises:
         InputError: the plan is of another model; or the memory does not hold a row of each table.
@@ -25,5 +33,6 @@ def home_of(
     if placement is not None:
         found = read_placement(Path(placement), schema)
     else:
-        found = place_rows(schema, zipf_counts(schema, _EXPONENT), 1, int((hbm_gib or 0) * 2**30))
-    return Home(found, name, None if folder is None else Path(folder))
+        host = None if host_gib is None else int(host_gib * 2**30)
+        found = place_rows(schema, zipf_counts(schema, _EXPONENT), 1, int((hbm_gib or 0) * 2**30), host_bytes=host)
+    return Home(found, name, None if folder is None else Path(folder), int(ahead_mib * 2**20))

@@ -21,17 +21,25 @@ from dpiframe_core.embedding.frequency import Frequencies, frequencies, frequenc
 from dpiframe_core.embedding.placement import RANK_BYTES, Links, Placement, TablePlacement, Tiers
 from dpiframe_core.embedding.row_counts import Counts, RowCounts
 from dpiframe_core.errors import InputError
+from dpiframe_core.far_rows.id_groups import id_groups
 from dpiframe_core.features.schema import FeatureSchema
 
 _ROUNDED = 1 + 1e-15  # what three roundings take from a count at most, so that a row is not wanted more than itself
 _AS_GOOD = 1.01  # within that more rows are made hot: links are not known better, and a hot row needs no other GPU
 _MOST_THREADS = 4  # each takes some 20 bytes a row of a table while it sorts
+_ROOM = 4096  # ids that a table must have to spare for some of its rows to be in files
+Rows = Sequence[int]  # of each table
 _Made = TypeVar("_Made")
 
 
 def place_rows(
-    schema: FeatureSchema, counts: RowCounts, gpus: int, hbm_bytes: int, links: Links | None = None
-) -> Placement:  # fmt: skip
+    schema: FeatureSchema,
+    counts: RowCounts,
+    gpus: int,
+    hbm_bytes: int,
+    links: Links | None = None,
+    host_bytes: int | None = None,
+) -> Placement:
     """The placement that serves `counts` fastest with `hbm_bytes` of each GPU for tables, as `predicted_seconds` says.
 
     A row lies no farther than it must: either HBM is full, or it holds all rows, as many as possible on every GPU. Rows are
@@ -39,9 +47,13 @@ def place_rows(
     latency, which no bandwidth tells. Of placements within 1 % of the fastest it is the one with the most hot rows. With one
     GPU there are no warm rows. Every table has at least one hot row.
 
+    Args:
+        host_bytes: of the host's memory for warm and cold rows; those read least stay in files. None: it holds all. Tables
+            whose ids have no room for slots (see `spare_slots`) are held whole.
+
     Raises:
         InputError: counts of another schema, no GPU, or too little HBM for one row of each table (and for the ranks of tables
-            that are not in the order of falling frequency).
+            that are not in the order of falling frequency); or too little host memory for the warm rows.
     """
     counts.check(schema)
     if gpus < 1:
@@ -61,20 +73,26 @@ def place_rows(
     distinct = {id(own): own for own in reads}  # an estimate's tables have few
     found = dict(zip(distinct, _each(frequencies, distinct.values()), strict=True))
     by_table = tuple(found[id(own)] for own in reads)
-    hot, warm = _Search(tuple(t.rows for t in schema.tables), row_bytes, moved, by_table, gpus, room, links).best()
-    placed = [TablePlacement(t.name, t.rows, h, w) for t, h, w in zip(schema.tables, hot, warm, strict=True)]
+    search = _Search(tuple(t.rows for t in schema.tables), row_bytes, moved, by_table, gpus, room, links)
+    hot, warm = search.best()
+    held = search.rows if host_bytes is None else search.held(hot, _least_held(schema, warm), host_bytes)
+    each = zip(schema.tables, hot, warm, held, strict=True)
+    placed = [TablePlacement(t.name, t.rows, h, w, t.rows - k) for t, h, w, k in each]
     split = [(p.table, own) for p, own in zip(placed, reads, strict=True) if p.hot < p.rows]
     ranks = zip((name for name, _ in split), _each(frequency_ranks, (own for _, own in split)), strict=True)
     return Placement(gpus, tuple(placed), {name: own for name, own in ranks if own is not None})
+
+
+def _least_held(schema: FeatureSchema, warm: Rows) -> Rows:
+    """Where the ranks of each table end that memory has to hold."""
+    may_be_in_files = {i for g in id_groups(schema) if g.spare > max(g.rows, _ROOM) for i in g.tables}
+    return [w if i in may_be_in_files else t.rows for i, (t, w) in enumerate(zip(schema.tables, warm, strict=True))]
 
 
 def _each(function: Callable[[Counts], _Made], arrays: Iterable[Counts]) -> list[_Made]:
     """NumPy frees the interpreter while it counts and sorts."""
     with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as pool:
         return list(pool.map(function, arrays))
-
-
-Rows = Sequence[int]  # of each table
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +120,13 @@ class _Search:
         crossed = 1 + _last(first - 1, self.room, lambda hot: self._peer_is_busiest(self._tiers(hot)))
         seconds, hot = min((self._seconds(hot), hot) for hot in {max(first, crossed - 1), min(crossed, self.room)})
         return self._tiers(_last(hot, self.room, lambda more: self._seconds(more) <= seconds * _AS_GOOD))
+
+    def held(self, hot: Rows, least: Rows, room: int) -> Rows:
+        """Where the rows of each table end that the host's memory holds behind the hot ones, at least `least`."""
+        need = self._cost(hot, least, 1)
+        if need > room:
+            raise InputError("host_bytes", room, f"at least {need} for rows of other GPUs and for small tables")
+        return self._filled(hot, least, 1, room)
 
     def _tiers(self, hot_bytes: int) -> tuple[Rows, Rows]:
         """With so many bytes for hot rows, and the rest of the room for warm ones."""

@@ -5,6 +5,7 @@ engine.warmup()
 engine.score({"C1": ["68fd1e64", None], ...}, context={"I1": 3, ...})    # float32[2, 1]
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ from dpiframe_core.engine.model_programs import model_programs
 from dpiframe_core.engine.options import DEFAULT_PRECISION, FALLBACK, PRECISIONS, EngineOptions, WarmupReport
 from dpiframe_core.engine.program import CpuProgram, CudaProgram
 from dpiframe_core.engine.tuning import Tuning, engine_key
-from dpiframe_core.errors import InputError, Unavailable
+from dpiframe_core.errors import InputError, Overloaded, Unavailable
 from dpiframe_core.far_rows.rows_ahead import Lease, leased
 from dpiframe_core.features.candidate_columns import Candidates, candidate_columns
 from dpiframe_core.features.encoder import Encoder
@@ -253,6 +254,12 @@ class Engine:
         if self._store.ahead is None:
             raise Unavailable("engine: got a block to read ahead for, expected a model with rows in files")
         return self._store.ahead.lease(block)
+
+    def read_ahead(self, block: RowBlock) -> None:
+        """Begins to read the block's rows that only files hold, if slots are free. A batch that comes soon finds them."""
+        if self._store.ahead is not None:
+            with contextlib.suppress(Overloaded, InputError):
+                self._store.ahead.lease(block).close()
 
     def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Floats:
         """float32[rows, tasks]: the scores of one request of any size, in runs of at most max_batch_rows.

@@ -6,6 +6,7 @@ tables that are read by the same id. A slot keeps its row until another row need
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dpiframe_core.errors import InputError, Unavailable
+from dpiframe_core.errors import InputError, Overloaded, Unavailable
 from dpiframe_core.far_rows.row_slots import Read
 from dpiframe_core.far_rows.row_source import RowIds, RowSource
 from dpiframe_core.far_rows.spare import Spare
@@ -24,6 +25,7 @@ from dpiframe_core.features.row_block import RowBlock
 
 _READERS = 8  # threads: a disk answers several reads at once
 _ROWS_A_READ = 64
+_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,6 +177,7 @@ class RowsAhead:
             for start in range(0, len(found.missing), _ROWS_A_READ):
                 part = found.missing[start : start + _ROWS_A_READ]
                 read: Read = Future()
+                read.set_running_or_notify_cancel()  # from now on nobody who waits for it can end it
                 spare.slots.reading([row for row, _ in part], read)
                 reads.add(read)
                 self._pool.submit(self._read, spare, part, read)
@@ -210,11 +213,23 @@ def leased(ahead: RowsAhead | None, blocks: Sequence[RowBlock]) -> Iterator[Sequ
         leases = {}
         for i, block in enumerate(blocks):
             if not block.staged:
-                leases[i] = ahead.lease(block)
+                leases[i] = _patient(ahead, block)
                 open_ones.callback(leases[i].close)
         for lease in leases.values():
             lease.wait()
         yield [leases[i].block if i in leases else block for i, block in enumerate(blocks)]
+
+
+def _patient(ahead: RowsAhead, block: RowBlock) -> Lease:
+    """A lease, waited for while batches on other lanes hold the slots."""
+    give_up = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return ahead.lease(block)
+        except Overloaded:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.001)
 
 
 def _copied(block: RowBlock) -> RowBlock:

@@ -124,3 +124,16 @@ def test_what_cannot_be_planned_is_refused(bundle: Bundle, tmp_path: Path) -> No
     (tmp_path / "rows.csv").write_text("c0,c1,bag0\n1,2,a\n")
     with pytest.raises(InputError, match=r"--trace: got .*, expected Parquet or JSON lines, as bag0 has several values and no"):
         write_plan(bundle.path, 1, 1.0, tmp_path / "rows.csv", 1.05, Links(), None)
+
+
+def test_a_plan_with_less_host_memory_leaves_rows_in_files(tmp_path: Path) -> None:
+    made = small_bundle(tmp_path / "b", DeepFM(hidden_units=(4,)), dim=8, one_hot=60, context=0, bags=0, embedded_numbers=0)
+    out = tmp_path / "placed"
+    schema = made.manifest.feature_schema
+    plan = write_plan(made.path, 1, 8_000 / GIB, None, 1.05, Links(), out, 180_000 / GIB)
+    in_files = {p.table: p.in_files for p in plan.placement.tables if p.in_files}
+    assert in_files
+    assert all(schema.table(name).rows > 255 for name in in_files)
+    assert plan.placement.host_bytes(schema) <= 180_000
+    assert f"in files alone: {sum(in_files.values()):,} rows" in plan.report(100)
+    assert read_placement(out, schema).tables == plan.placement.tables

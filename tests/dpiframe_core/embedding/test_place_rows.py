@@ -198,3 +198,25 @@ def test_too_little_memory_for_a_row_of_each_table_is_refused():
 def test_counts_of_another_model_are_refused():
     with pytest.raises(InputError, match=r"counts.tables.t0: got 'int64\[2\]', expected int64\[3\]"):
         place_rows(schema_of((3, 1)), counts_of([1, 2]), 1, 100)
+
+
+def test_rows_that_the_host_does_not_hold_stay_in_files_those_read_least():
+    schema = schema_of((5000, 8), (20_000, 8), (100, 8))
+    counts = zipf_counts(schema, 1.1)
+    held_rows = 6000
+    placed = place_rows(schema, counts, 1, 32 * 1100, host_bytes=32 * held_rows)
+    small = placed.tables[2]
+    assert (small.in_files, small.held) == (0, 100)  # its ids have no room for slots
+    assert sum(p.held - p.hot for p in placed.tables) == held_rows
+    a, b = placed.tables[:2]
+    assert min(a.in_files, b.in_files) > 0
+    wanted = [counts.tables[p.table] for p in (a, b)]
+    np.testing.assert_allclose(wanted[0][a.held], wanted[1][b.held], rtol=0.01)  # neither table keeps a row that is read less
+    everything = place_rows(schema, counts, 1, 32 * 1100, host_bytes=32 * 30_000)
+    assert everything.tables == place_rows(schema, counts, 1, 32 * 1100).tables
+
+
+def test_a_host_that_does_not_hold_the_rows_of_other_gpus_is_refused():
+    schema = schema_of((5000, 8))
+    with pytest.raises(InputError, match=r"host_bytes: got 100, expected at least \d+ for rows of other GPUs"):
+        place_rows(schema, zipf_counts(schema, 1.1), 2, 32 * 2000, host_bytes=100)

@@ -87,7 +87,7 @@ def edited(path, **changes):
         ({"more": 1}, "placement.json: more: got 1, expected no such key"),
         ({"gpus": 1}, r"tables.t0: got \(1, 4\), expected no warm rows on a single GPU"),
         ({"t0": {"hot": 5}}, r"tables.t0: got \(5, 4, 6, 6\), expected 0 <= hot <= warm <= rows - in_files"),
-        ({"t0": {"warm": 7}}, r"tables.t0: got \(1, 7, 6\), expected 0 <= hot <= warm <= rows"),
+        ({"t0": {"warm": 7}}, r"tables.t0: got \(1, 7, 6, 6\), expected 0 <= hot <= warm <= rows"),
         ({"t0": {"table": "no"}}, r"tables: got \['no', 't1'\], expected the model's, \['t0', 't1'\]"),
         ({"t0": {"rows": 7}}, "tables.t0.rows: got 7, expected 6, as the model has"),
         (

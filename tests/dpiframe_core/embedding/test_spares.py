@@ -110,7 +110,7 @@ def test_rows_of_two_tables_by_one_id_come_from_the_source_once_and_together(tmp
     block.column(schema.columns["c2"])[:, 0] = [1, 16, 9, 16]  # unknown values read row 1, which is held
     for _ in range(2):
         with leased(store.ahead, [block]) as (ready,):
-            ids = ready.column(schema.columns["c2"])[:, 0]
+            ids = ready.column(schema.columns["c2"])[:, 0].astype(int)
             assert ids[0] == 1
             assert ids[1] == ids[3] >= 17
             for i, t in enumerate(schema.tables):

@@ -1,0 +1,34 @@
+"""What a deployment says of where a model's tables lie."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from dpiframe_core.strict import Strict
+
+
+class TablesHome(Strict):
+    """Where the rows of a model's tables lie that a GPU's memory is not to hold whole. A CPU reads all in the bundle's files.
+
+    `hbm_gib` of a GPU's memory hold the rows read most, taken to be those of the least ids; or `placement` is a directory that
+    `dpiframe plan` wrote. The other rows lie in host memory: in `host_folder`, one copy for all replicas of a host; null: in
+    each replica's own. Beyond `host_gib` of it they lie in the bundle's files alone, and are read into `ahead_mib` of memory
+    before a request waits for a batch. A request waits for them `miss_budget_ms` at most, if that is given; for rows that are
+    late it then reads those of unknown values, and the answer says how many.
+    """
+
+    hbm_gib: Annotated[float, Field(gt=0)] | None = None
+    placement: Annotated[str, Field(min_length=1)] | None = None
+    host_folder: Annotated[str, Field(pattern="^/")] | None = "/dev/shm"
+    host_gib: Annotated[float, Field(ge=0)] | None = None
+    ahead_mib: Annotated[float, Field(gt=0)] = 256
+    miss_budget_ms: Annotated[float, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _one_way_to_place(self) -> Self:
+        if (self.hbm_gib is None) == (self.placement is None):
+            got = "neither it nor" if self.hbm_gib is None else "both it and"
+            raise ValueError(f"hbm_gib: got {got} placement, expected one of the two")
+        if self.host_gib is not None and self.placement is not None:
+            raise ValueError("host_gib: got a number beside placement, which says itself what the host holds")
+        return self
