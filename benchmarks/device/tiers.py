@@ -2,16 +2,21 @@
 
 Systems: `one-sided`, ours: the rows read most in HBM, all others read where they lie, in the host's memory, by the same launch;
 `replicated`, all rows in HBM: what tables that fit would cost; `host`, no row in HBM, by the same kernel; `cpu-gather`: PyTorch
-gathers (and pools) rows on all cores, and copies what came out. Ids lie in pinned memory, as the engine has them. The frequency
-of an id says nothing about its place: `one-sided` goes by ranks.
+gathers (and pools) rows on all cores, and copies what came out; `files`: as `one-sided`, with the half of the rows that is read
+least in memory-mapped files alone, from which a batch's rows are read before it: a call is the lease, the staging and the launch,
+and the kernel's page cache holds the files. Ids lie in pinned memory, as the engine has them. The frequency of an id says nothing
+about its place: `one-sided` goes by ranks.
 """
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from benchmarks.records.record import Record, record
 from benchmarks.systems.cells import Failed
@@ -23,6 +28,8 @@ from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.embedding.tiers import Home
+from dpiframe_core.engine.staging import Staging
+from dpiframe_core.far_rows.rows_ahead import leased
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.graph import Attrs, Node, Source
@@ -31,9 +38,11 @@ from kernels.lookup.embedding import DeviceLookup
 from kernels.lookup.plan import LookupPlan
 from kernels.runtime.state import STATE_WORDS
 
-SYSTEMS = ("one-sided", "replicated", "host", "cpu-gather")
+SYSTEMS = ("one-sided", "replicated", "host", "cpu-gather", "files")
+_ONCE = ("host", "cpu-gather", "files")
 _LAUNCHES = 8  # of one graph, for device time
 _BATCHES = 4
+_BATCHES_OF_FILES = 32  # else slots would soon hold all rows of all batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +79,18 @@ def run(
     for tables in sets:
         for pooling in poolings:
             drawn = _drawn(tables, pooling, seed)
-            blocks = {b: _blocks(drawn, tables, b, seed) for b in batches}
+            blocks = {b: _blocks(drawn, tables, b, seed, _BATCHES) for b in batches}
             for share in shares:
                 for system in systems:
-                    if (share < 1 and system == "replicated") or (share != min(shares) and system in ("host", "cpu-gather")):
-                        continue  # the same whatever the share
-                    if share == 1 and system == "one-sided":
+                    if (share < 1 and system == "replicated") or (share != min(shares) and system in _ONCE):
+                        continue  # the same whatever the share, or slow to set up
+                    if share == 1 and system in ("one-sided", "files"):
                         continue
                     try:
+                        if system == "files":
+                            more = {b: _blocks(drawn, tables, b, seed, _BATCHES_OF_FILES) for b in batches}
+                            yield from _measured_files(drawn, tables, share, pooling, more, device, seconds)
+                            continue
                         yield from _measured(system, drawn, tables, share, pooling, blocks, device, seconds)
                     except Exception as failure:
                         failed(f"{system} {tables} {share}", failure)
@@ -95,9 +108,9 @@ def _drawn(tables: Tables, pooling: int, seed: int) -> _Drawn:
     return _Drawn(schema, plan, values, ranks)
 
 
-def _blocks(drawn: _Drawn, tables: Tables, batch: int, seed: int) -> list[RowBlock]:
+def _blocks(drawn: _Drawn, tables: Tables, batch: int, seed: int, count: int) -> list[RowBlock]:
     """Ids whose ranks are drawn by Zipf's law."""
-    blocks = drawn_blocks(drawn.schema, batch, _BATCHES, exponent=tables.zipf, seed=seed + batch)
+    blocks = drawn_blocks(drawn.schema, batch, count, exponent=tables.zipf, seed=seed + batch)
     for feature in drawn.schema.features:
         ranks = drawn.ranks[feature.table or ""]
         at_rank = np.empty_like(ranks)
@@ -137,6 +150,54 @@ def _measured(
     finally:
         torch.cuda.synchronize()
         store.close()
+
+
+def _measured_files(
+    drawn: _Drawn,
+    tables: Tables,
+    share: float,
+    pooling: int,
+    blocks: dict[int, list[RowBlock]],
+    device: torch.device,
+    seconds: float,
+) -> Iterator[Record]:
+    """Of rows in files: from a block to its looked-up rows."""
+    cell = {"gpus": 1, **asdict(tables), "pooling": pooling, "share": share}
+    hot, in_files = min(int(tables.rows * share), tables.rows // 2), tables.rows - tables.rows // 2
+    placed = tuple(TablePlacement(t.name, t.rows, hot, hot, in_files) for t in drawn.schema.tables)
+    with tempfile.TemporaryDirectory() as folder:
+        save_file(drawn.values, f"{folder}/tables.safetensors")
+        with safe_open(f"{folder}/tables.safetensors", "pt") as file:
+            mapped = {t.name: file.get_tensor(t.name) for t in drawn.schema.tables}
+        home = Home(Placement(1, placed, drawn.ranks), "benchmark-files", Path("/dev/shm"))
+        store = EmbeddingStore(drawn.schema, mapped, device, None, home)
+        assert store.descriptors is not None
+        lookup = DeviceLookup(store.placed(drawn.plan), store.descriptors, torch.bfloat16)
+        try:
+            for batch, own in blocks.items():
+                staging = Staging(drawn.schema.block_layout, batch)
+                x = torch.zeros(batch, padded(drawn.plan.x_width, torch.bfloat16), dtype=torch.bfloat16, device=device)
+                state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
+                staging.stage(own[:1], batch)
+                graph = Captured(
+                    lambda staging=staging, batch=batch, x=x, state=state: lookup(staging.batch, batch, x, None, state)
+                )
+
+                def call(i: int, own=own, staging=staging, batch=batch, graph=graph) -> None:
+                    with leased(store.ahead, [own[i % len(own)]]) as ready:
+                        staging.stage(ready, batch)
+                        graph()
+
+                call(0)
+                torch.cuda.synchronize()
+                error = _error(x, drawn, own[0], pooling)
+                times = interleaved({"": call}, seconds)[""]
+                graph.close()
+                yield record("tiers", "files", batch=batch, cell=cell, times=times, max_abs_err=error,
+                             device_bytes=store.bytes_used, host_bytes=store.host_bytes)  # fmt: skip
+        finally:
+            torch.cuda.synchronize()
+            store.close()
 
 
 def _timed(

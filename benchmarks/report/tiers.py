@@ -11,9 +11,11 @@ def tiers(results: Results) -> list[str]:
         return []
     times = {(r["system"], r["cell"]["share"], *_key(r)): r["p50_us"] for r in found}
     shares = sorted({r["cell"]["share"] for r in found if r["system"] == "one-sided"}, reverse=True)
-    columns = [("replicated", 1.0), *(("one-sided", share) for share in shares), ("host", 0.0), ("cpu-gather", 0.0)]
+    of_files = sorted({r["cell"]["share"] for r in found if r["system"] == "files"})[:1]
+    columns = [("replicated", 1.0), *(("one-sided", share) for share in shares), ("host", 0.0), ("cpu-gather", 0.0),
+               *(("files", share) for share in of_files)]  # fmt: skip
     head = ["tables", "Zipf", "ids a bag", "rows", "all in HBM", *(f"{share:.4g} in HBM" for share in shares), "none in HBM",
-            "gathered by the CPU"]  # fmt: skip
+            "gathered by the CPU", *(f"{share:.4g} in HBM, 0.5 in files" for share in of_files)]  # fmt: skip
     rows = []
     for key in dict.fromkeys(_key(r) for r in found):
         cells = [times.get((system, share, *key)) for system, share in columns]

@@ -24,8 +24,8 @@ _HEADS = ("table", "rows x dim", "MB", "hot", "warm", "host", "reads hot", "warm
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """Filled by `plan`. reads: by table, how many each tier serves; file_reads: the share of them that no memory does. links,
-    in_hbm, in_host: predicted seconds that each link is busy for a scored row, by the placement, with all rows on every GPU, and
-    with all in host memory.
+    in_hbm, in_host: predicted seconds that each link is busy for a scored row, by the placement, with all rows on every GPU,
+    and with all in host memory.
     """
 
     model: str
