@@ -3,9 +3,9 @@
 Systems: `one-sided`, ours: the rows read most in HBM, all others read where they lie, in the host's memory, by the same launch;
 `replicated`, all rows in HBM: what tables that fit would cost; `host`, no row in HBM, by the same kernel; `cpu-gather`: PyTorch
 gathers (and pools) rows on all cores, and copies what came out; `files`: as `one-sided`, with the half of the rows that is read
-least in memory-mapped files alone, from which a batch's rows are read before it: a call is the lease, staging and the launch, and
-the kernel's page cache holds the files. Ids lie in pinned memory, as the engine has them. The frequency of an id says nothing about
-its place: `one-sided` goes by ranks.
+least in memory-mapped files alone, from which a batch's rows are read before it: a call is the lease, staging and the launch.
+The kernel's page cache holds the files. Ids lie in pinned memory, as the engine has them. The frequency of an id says nothing
+about its place: `one-sided` goes by ranks.
 """
 
 import tempfile
@@ -29,7 +29,7 @@ from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.embedding.tiers import Home
 from dpiframe_core.engine.staging import Staging
-from dpiframe_core.far_rows.rows_ahead import leased
+from dpiframe_core.far_rows.lease import leased
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.graph import Attrs, Node, Source

@@ -5,7 +5,7 @@ Owns how long a request waits for them, and what becomes of it then. Everything 
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Protocol
@@ -18,12 +18,12 @@ from dpiframe_core.features.row_block import RowBlock
 
 
 class Lease(Protocol):
-    """See `dpiframe_core.far_rows.rows_ahead`."""
+    """See `dpiframe_core.far_rows.lease`."""
 
     block: RowBlock
-    reads: set[Future[None]]
+    reads: frozenset[Future[None]]
 
-    def check(self, done: set[Future[None]]) -> None: ...
+    def check(self, done: Iterable[Future[None]]) -> None: ...
     def settle(self) -> int: ...
     def close(self) -> None: ...
 
@@ -94,7 +94,7 @@ def ahead_of(scorer: Scorer, engine: Leases, tables: TablesHome | None) -> Score
     return LeasingScorer(scorer, engine.lease, None if budget_ms is None else budget_ms / 1e3)
 
 
-async def _over(reads: set[Future[None]], seconds: float | None) -> None:
+async def _over(reads: frozenset[Future[None]], seconds: float | None) -> None:
     """Until all are over; for so long at most."""
     left = sum(not read.done() for read in reads)
     if not left:

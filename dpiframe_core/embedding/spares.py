@@ -7,7 +7,6 @@ import torch
 from dpiframe_core.embedding.placement import Placement
 from dpiframe_core.errors import InputError
 from dpiframe_core.far_rows.id_groups import id_groups
-from dpiframe_core.far_rows.row_slots import RowSlots
 from dpiframe_core.far_rows.spare import Spare, spare_slots
 from dpiframe_core.features.schema import FeatureSchema
 from kernels.runtime.host_memory import DeviceReadable, PrivateMemory
@@ -59,7 +58,6 @@ class Spares:
                 tuple(placement.tables[i].held for i in g.tables),
                 tuple(placement.ranks.get(placement.tables[i].table) for i in g.tables),
                 tuple(rows for i in g.tables if (rows := self.rows[i]) is not None),
-                RowSlots(n),
             )
             for g, n in zip(groups, slots, strict=True)
             if n

@@ -141,7 +141,7 @@ class EmbeddingStore:
         if isinstance(source, FileRows):
             for i in far:
                 source.advise(i)
-        self.ahead = RowsAhead(self._spares.groups, source)
+        self.ahead = RowsAhead(self._spares.groups, schema.block_layout, source)
 
 
 def _check(where: str, found: torch.Tensor | None, shape: tuple[int, ...], dtype: str) -> None:

@@ -30,7 +30,7 @@ from dpiframe_core.engine.options import DEFAULT_PRECISION, FALLBACK, PRECISIONS
 from dpiframe_core.engine.program import CpuProgram, CudaProgram
 from dpiframe_core.engine.tuning import Tuning, engine_key
 from dpiframe_core.errors import InputError, Overloaded, Unavailable
-from dpiframe_core.far_rows.rows_ahead import Lease, leased
+from dpiframe_core.far_rows.lease import Lease, leased
 from dpiframe_core.features.candidate_columns import Candidates, candidate_columns
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock

@@ -1,105 +1,114 @@
-"""Which rows lie in which slots of a memory that holds few of them, and which slot is the next to be given to another row."""
+"""Which rows lie in which slots of a memory that holds few of them, and which slots are the next to be given to other rows."""
 
-from collections import OrderedDict
-from collections.abc import Iterable
-from concurrent.futures import Future
+from collections.abc import Sequence
 from typing import NamedTuple
 
-Read = Future[None]
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+_WINDOW = 1024  # slots that are looked at together
 
 
 class Found(NamedTuple):
     """Where rows lie. Filled by `RowSlots.take`.
 
     Attributes:
-        slots: of each row asked for. missing: (row, slot) of those that nobody reads yet.
-        reads: those that others have begun, and which are not over.
+        slots: of each key asked for. missing: which of them nobody reads yet. reads: the numbers of those reads to wait for.
     """
 
-    slots: list[int]
-    missing: list[tuple[int, int]]
-    reads: set[Read]
+    slots: Ints
+    missing: npt.NDArray[np.bool_]
+    reads: Ints
 
 
 class RowSlots:
-    """Not thread-safe: its owner holds a lock. A row stays in its slot while it is held; of the others, those go first that
-    were given back first.
+    """Of several groups of tables: a row's key is its id behind all rows of the groups before, and so are slots numbered.
+
+    Not thread-safe: its owner holds a lock. A row stays in its slot while it is held or read. Of the others those give way that
+    nobody has asked for since a hand last came by, which goes round a group's slots ("clock", second chance).
     """
 
-    def __init__(self, slots: int) -> None:
-        self.slots = slots
-        self._free = list(range(slots))[::-1]
-        self._slot: dict[int, int] = {}
-        self._holders: dict[int, int] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()  # rows that nobody holds
-        self._reads: dict[int, Read] = {}
+    def __init__(self, rows: Sequence[int], slots: Sequence[int]) -> None:
+        self.first_keys = np.cumsum([0, *rows])
+        self.first_slots = np.cumsum([0, *slots])
+        total = int(self.first_slots[-1])
+        # Zeros: pages that are never touched take no memory.
+        self._slot = np.zeros(int(self.first_keys[-1]), np.uint32)  # and 1 more: 0 is none
+        self._key = np.full(total, -1, np.int64)
+        self._holders = np.zeros(total, np.int32)
+        self._read = np.zeros(total, np.int64)  # the number of the read that fills it; 0: none
+        self._asked = np.zeros(total, np.bool_)
+        self._hands = self.first_slots[:-1].copy()
 
-    @property
-    def held(self) -> int:
-        """Rows that somebody holds."""
-        return len(self._holders)
+    def held(self, group: int) -> int:
+        """Slots of a group that somebody holds."""
+        return int(np.count_nonzero(self._holders[self.first_slots[group] : self.first_slots[group + 1]]))
 
-    def take(self, rows: Iterable[int]) -> Found | None:
-        """Holds each of the rows, which are distinct. None: there are not slots enough, and nothing is held."""
-        found = Found([], [], set())
-        taken: list[int] = []
-        for row in rows:
-            slot = self._slot.get(row)
-            if slot is None:
-                slot = self._free_slot()
-                if slot is None:
-                    self.give_back(taken)
-                    for lost, _ in found.missing:
-                        self.forget(lost)
-                    return None
-                self._slot[row] = slot
-                found.missing.append((row, slot))
-            elif row in self._reads:
-                found.reads.add(self._reads[row])
-            self._idle.pop(row, None)
-            self._holders[row] = self._holders.get(row, 0) + 1
-            taken.append(row)
-            found.slots.append(slot)
-        return found
+    def take(self, keys: Ints, read: int) -> Found | int:
+        """Holds each of the rows, whose keys are distinct and ascending; those that are missing will be filled by `read`, a
+        number above 0. Or the group that has not slots enough: nothing is held then.
+        """
+        slots = self._slot[keys].astype(np.int64) - 1
+        missing = slots < 0
+        known = slots[~missing]
+        self._holders[known] += 1
+        if missing.any():
+            lost = keys[missing]
+            ends = np.searchsorted(lost, self.first_keys)
+            free = []
+            for group in np.flatnonzero(ends[1:] > ends[:-1]).tolist():
+                own = self._free(group, int(ends[group + 1] - ends[group]))
+                if own is None:
+                    self._holders[known] -= 1
+                    return int(group)
+                free.append(own)
+            given = np.concatenate(free)
+            before = self._key[given]
+            self._slot[before[before >= 0]] = 0
+            self._slot[lost], self._key[given] = given + 1, lost
+            self._holders[given], self._read[given] = 1, read
+            slots[missing] = given
+        self._asked[slots] = True
+        waits = np.unique(self._read[known])
+        return Found(slots, missing, waits[waits > 0])
 
-    def reading(self, rows: Iterable[int], read: Read) -> None:
-        """They are being read: until `arrived` or `forget`, none of them gives up its slot."""
-        for row in rows:
-            self._reads[row] = read
+    def arrived(self, slots: Ints) -> None:
+        """Their rows lie there."""
+        self._read[slots] = 0
 
-    def arrived(self, rows: Iterable[int]) -> None:
-        for row in rows:
-            self._reads.pop(row, None)
-            if row in self._slot and row not in self._holders:
-                self._idle[row] = None
+    def forget(self, slots: Ints) -> None:
+        """Their rows could not be read: who asks for them next has them read again."""
+        self._slot[self._key[slots]] = 0
+        self._key[slots], self._read[slots] = -1, 0
 
-    def is_read(self, row: int) -> bool:
-        """Whether it lies in its slot."""
-        return row in self._slot and row not in self._reads
+    def lies(self, keys: Ints, slots: Ints) -> npt.NDArray[np.bool_]:
+        """Which of the rows lie in these slots."""
+        there: npt.NDArray[np.bool_] = (self._key[slots] == keys) & (self._read[slots] == 0)
+        return there
 
-    def give_back(self, rows: Iterable[int]) -> None:
+    def give_back(self, slots: Ints) -> None:
         """One holder of each is done with it."""
-        for row in rows:
-            left = self._holders.get(row, 0) - 1
-            if left > 0:
-                self._holders[row] = left
-                continue
-            self._holders.pop(row, None)
-            if row in self._slot and row not in self._reads:
-                self._idle[row] = None
+        self._holders[slots] -= 1
 
-    def forget(self, row: int) -> None:
-        """It could not be read: who asks for it next has it read again. Its slot is free once nobody holds it."""
-        self._reads.pop(row, None)
-        slot = self._slot.pop(row, None)
-        self._idle.pop(row, None)
-        if slot is not None:
-            self._free.append(slot)
-
-    def _free_slot(self) -> int | None:
-        if self._free:
-            return self._free.pop()
-        if not self._idle:
-            return None
-        row, _ = self._idle.popitem(last=False)
-        return self._slot.pop(row)
+    def _free(self, group: int, count: int) -> Ints | None:
+        """Slots of a group that may be given away, in the order of the hand."""
+        low, high = int(self.first_slots[group]), int(self.first_slots[group + 1])
+        found: list[Ints] = []
+        hand, passed, taken = int(self._hands[group]), 0, np.zeros(0, np.int64)
+        while passed < 2 * (high - low):  # the second time nothing has been asked for since
+            window = np.arange(hand, min(high, hand + _WINDOW))
+            own = window[(self._holders[window] == 0) & (self._read[window] == 0) & ~self._asked[window]]
+            if passed + len(window) > high - low:
+                own = np.setdiff1d(own, taken, assume_unique=True)
+            own = own[: count - len(taken)]
+            end = int(own[-1]) + 1 if len(taken) + len(own) == count else int(window[-1]) + 1
+            self._asked[hand:end] = False
+            found.append(own)
+            taken = np.concatenate(found)
+            passed += end - hand
+            hand = low if end == high else end
+            if len(taken) == count:
+                self._hands[group] = hand
+                return taken
+        return None

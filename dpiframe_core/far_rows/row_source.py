@@ -46,4 +46,4 @@ class FileRows:
             log.info("table %d: madvise: error %d", table, ctypes.get_errno())
 
     def read(self, table: int, ids: RowIds) -> torch.Tensor:
-        return self._tables[table][torch.from_numpy(ids)]
+        return self._tables[table].index_select(0, torch.from_numpy(ids))

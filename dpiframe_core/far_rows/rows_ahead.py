@@ -4,121 +4,57 @@ An id of such a row becomes the id `rows + slot`, which a lookup finds behind th
 tables that are read by the same id. A slot keeps its row until another row needs the slot, so what is read often stays.
 """
 
-import contextlib
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from dpiframe_core.errors import InputError, Overloaded, Unavailable
-from dpiframe_core.far_rows.row_slots import Read
-from dpiframe_core.far_rows.row_source import RowIds, RowSource
-from dpiframe_core.far_rows.spare import Spare
+from dpiframe_core.errors import Overloaded, TooLarge
+from dpiframe_core.far_rows.lease import Lease, Read, Written
+from dpiframe_core.far_rows.row_slots import Ints, RowSlots
+from dpiframe_core.far_rows.row_source import RowSource
+from dpiframe_core.far_rows.spare import Side, Spare, sides
+from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import RowBlock
 
 _READERS = 8  # threads: a disk answers several reads at once
-_ROWS_A_READ = 64
-_PATIENCE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Place:
-    """Where in a block's column ids stand for slots: `view[at]` are those of `rows`."""
-
-    spare: Spare
-    view: npt.NDArray[Any]
-    at: tuple[npt.NDArray[np.intp], ...]
-    rows: RowIds
-    default: int
-
-
-class Lease:
-    """A block whose rows lie in slots, or are being read into them, until it is closed.
-
-    Attributes:
-        block: to be scored; its rows are there when all `reads` are over.
-    """
-
-    def __init__(self, owner: "RowsAhead", block: RowBlock) -> None:
-        self.block, self.reads = block, set[Read]()
-        self._owner = owner
-        self._held: list[tuple[Spare, list[int]]] = []
-        self._places: list[_Place] = []
-
-    def wait(self, seconds: float | None = None) -> None:
-        """Until its rows are there; for `seconds` at most.
-
-        Raises:
-            Unavailable: some could not be read.
-        """
-        done, _ = wait_for(self.reads, seconds)
-        self.check(done)
-
-    def check(self, done: set[Read]) -> None:
-        """Raises Unavailable if one of these reads failed."""
-        for read in done:
-            failure = read.exception()
-            if failure is not None:
-                raise Unavailable(f"rows in files: got {failure}, expected them to be readable") from failure
-
-    def settle(self) -> int:
-        """Has ids of rows that are not there yet read the row of their column's unknown values. How many ids these are."""
-        with self._owner.lock:
-            late = [np.array([not p.spare.slots.is_read(int(row)) for row in p.rows], np.bool_) for p in self._places]
-        total = 0
-        for p, own in zip(self._places, late, strict=True):
-            p.view[tuple(axis[own] for axis in p.at)] = p.default
-            total += int(own.sum())
-        return total
-
-    def close(self) -> None:
-        """Its slots may go to other rows. The block is not to be scored any more."""
-        with self._owner.lock:
-            for spare, rows in self._held:
-                spare.slots.give_back(rows)
-        self._held = []
+_LEAST_ROWS = 32  # that a thread is woken for
+_RETRY_S = 0.01
 
 
 class RowsAhead:
     """Owns the slots and the threads that read. Thread-safe.
 
     Args:
-        spares: as `spare_slots` makes them.
-
-    Attributes:
-        default: of each group's column, in the order of the groups: the id, of a slot if need be, that unknown values read.
+        spares: whose tables' rows are read. layout: of the blocks.
     """
 
-    def __init__(self, spares: Sequence[Spare], source: RowSource) -> None:
-        self.lock = threading.Lock()
+    def __init__(self, spares: Sequence[Spare], layout: BlockLayout, source: RowSource) -> None:
+        self._lock = threading.Lock()
         self._spares, self._source = tuple(spares), source
+        self._slots = RowSlots([s.group.rows for s in spares], [s.slots for s in spares])
+        self._behind = np.array([s.group.rows for s in spares]) - self._slots.first_slots[:-1]  # of a slot: its id
         self._pool = ThreadPoolExecutor(_READERS, "dpiframe-rows")
-        self._kept: dict[tuple[int, int], int] = {}
-        for i, spare in enumerate(self._spares):
-            needed = np.unique([oov for _, oov in spare.group.columns]).astype(np.int64)
-            needed = needed[spare.is_far(needed)]
-            found = self._take(spare, needed.tolist())
-            if found is None:
-                where = f"placement: {len(needed)} rows of unknown values in files"
-                raise InputError(where, f"{spare.slots.slots} slots", "room for them")
-            slots, reads = found
-            wait_for(reads)
-            for read in reads:
-                read.result()
-            self._kept |= {(i, int(row)): spare.group.rows + slot for row, slot in zip(needed, slots, strict=True)}
+        self._reads: dict[int, tuple[Read, ...]] = {}
+        self._number = 0
+        self._kept: dict[int, int] = {}  # by key, the ids of slots with rows of unknown values
+        widths = {name: len(getattr(layout, name).widths) for name in ("context_ids", "candidate_ids")}
+        try:
+            self._sides = tuple(self._with_defaults(side) for side in sides(spares, widths))  # type: ignore[arg-type]
+        except BaseException:
+            self.close()
+            raise
 
     def unknown(self, table: int, oov: int) -> int:
-        """The id that stands for a table's row of unknown values."""
-        for i, spare in enumerate(self._spares):
-            if table in spare.group.tables:
-                return self._kept.get((i, oov), oov)
+        """The id by which a lookup finds a table's row of unknown values."""
+        for group, spare in enumerate(self._spares):
+            key = int(self._slots.first_keys[group]) + oov
+            if table in spare.group.tables and key in self._kept:
+                return self._kept[key]
         return oov
 
     def lease(self, block: RowBlock) -> Lease:
@@ -127,116 +63,126 @@ class RowsAhead:
         Raises:
             Overloaded: other requests hold the slots. TooLarge: there never are so many.
         """
-        lease = Lease(self, block)
+        found, misled = [], False
+        for side in self._sides:
+            ids = block.wide_ids(side.section)
+            misleading = side.misleading(ids)
+            if misleading.any():
+                ids[misleading] = np.broadcast_to(side.outside, ids.shape)[misleading]
+                misled = True
+            at = side.far(ids)
+            found.append((side, ids, at, ids[at] + self._slots.first_keys[side.group[at[1]]]))
+        if not misled and not any(len(keys) for *_, keys in found):
+            own = RowBlock(block.layout, block.rows, block.contexts, block.buffer, block.places, block.base, staged=True)
+            return Lease(self, own, (), np.zeros(0, np.int64), np.zeros(0, np.int64), frozenset())
+        keys, inverse = np.unique(np.concatenate([keys for *_, keys in found]), return_inverse=True)
+        slots, reads = self._take(keys)
         try:
-            own: RowBlock | None = None
-            for i, spare in enumerate(self._spares):
-                columns = [(column, oov, block.column(column)) for column, oov in spare.group.columns]
-                for column, _, ids in columns:
-                    if (outside := spare.is_outside(ids)).any():
-                        own = own or _copied(block)
-                        own.column(column)[outside] = spare.outside
-                places = [(column, oov, ids, np.nonzero(spare.is_far(ids))) for column, oov, ids in columns]
-                places = [place for place in places if len(place[3][0])]
-                if not places:
-                    continue
-                own = own or _copied(block)
-                every = np.concatenate([ids[at] for _, _, ids, at in places]).astype(np.int64)
-                wanted, inverse = np.unique(every, return_inverse=True)
-                found = self._take(spare, wanted.tolist())
-                if found is None:
-                    raise spare.too_full(len(wanted))
-                slots, reads = found
-                lease._held.append((spare, wanted.tolist()))
-                lease.reads |= reads
-                ids_of_slots = (np.asarray(slots, np.int64) + spare.group.rows)[inverse]
-                end = 0
-                for column, oov, _, at in places:
-                    start, end = end, end + len(at[0])
-                    view = own.column(column)
-                    view[at] = ids_of_slots[start:end]
-                    lease._places.append(_Place(spare, view, at, every[start:end], self._kept.get((i, oov), oov)))
-            lease.block = own or _as_staged(block)
-            lease.block.staged = True
+            own = RowBlock.allocate(block.layout, block.rows, block.contexts, block.oov_count)
+            own.fill((block,))
+            own.staged = True
+            written, end = [], 0
+            for side, ids, at, mine in found:
+                start, end = end, end + len(mine)
+                which = inverse[start:end]
+                ids[at] = slots[which] + self._behind[side.group[at[1]]]
+                own.set_ids(side.section, ids)
+                written.append(Written(side, at, which))
+            return Lease(self, own, tuple(written), keys, slots, reads)
         except BaseException:
-            lease.close()
+            self.give_back(slots)
             raise
-        return lease
+
+    def late(self, keys: Ints, slots: Ints) -> "np.ndarray":
+        """bool[k]: which of the rows do not lie in their slots."""
+        with self._lock:
+            return ~self._slots.lies(keys, slots)
+
+    def give_back(self, slots: Ints) -> None:
+        """Who took them is done with them."""
+        with self._lock:
+            self._slots.give_back(slots)
+
+    @property
+    def held(self) -> int:
+        """Slots that somebody holds, but for rows of unknown values."""
+        with self._lock:
+            return sum(map(self._slots.held, range(len(self._spares)))) - len(self._kept)
 
     def close(self) -> None:
         """Nothing is read any more."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _take(self, spare: Spare, rows: list[int]) -> tuple[list[int], set[Read]] | None:
+    def _take(self, keys: Ints) -> tuple[Ints, frozenset[Read]]:
         """The slots of the rows, and the reads to wait for."""
-        with self.lock:
-            found = spare.slots.take(rows)
-            if found is None:
-                return None
-            reads = found.reads
-            for start in range(0, len(found.missing), _ROWS_A_READ):
-                part = found.missing[start : start + _ROWS_A_READ]
-                read: Read = Future()
-                read.set_running_or_notify_cancel()  # from now on nobody who waits for it can end it
-                spare.slots.reading([row for row, _ in part], read)
-                reads.add(read)
-                self._pool.submit(self._read, spare, part, read)
-        return found.slots, reads
+        with self._lock:
+            self._number += 1
+            found = self._slots.take(keys, self._number)
+            if isinstance(found, int):
+                raise self._full(found, keys)
+            reads = [read for number in found.reads.tolist() for read in self._reads.get(number, ())]
+            lost = np.flatnonzero(found.missing)
+            if len(lost):
+                parts = np.array_split(lost, min(_READERS, -(-len(lost) // _LEAST_ROWS)))
+                own = tuple(self._begun(self._number, keys[part], found.slots[part]) for part in parts)
+                self._reads[self._number] = own
+                reads += own
+        return found.slots, frozenset(reads)
 
-    def _read(self, spare: Spare, part: list[tuple[int, int]], read: Read) -> None:
-        ids, slots = (np.array(column, np.int64) for column in zip(*part, strict=True))
+    def _begun(self, number: int, keys: Ints, slots: Ints) -> Read:
+        read: Read = Future()
+        read.set_running_or_notify_cancel()  # from now on nobody who waits for it can end it
+        self._pool.submit(self._read, number, keys, slots, read)
+        return read
+
+    def _read(self, number: int, keys: Ints, slots: Ints, read: Read) -> None:
+        failure: Exception | None = None
         try:
-            for table, rows in zip(spare.group.tables, spare.rows, strict=True):
-                rows[torch.from_numpy(slots)] = self._source.read(table, ids)
-        except Exception as failure:  # whatever it is, who waits is told
-            with self.lock:
-                for row in ids.tolist():
-                    spare.slots.forget(row)
+            ends = np.searchsorted(keys, self._slots.first_keys)
+            for group in np.flatnonzero(ends[1:] > ends[:-1]).tolist():
+                span, spare = slice(ends[group], ends[group + 1]), self._spares[group]
+                ids = keys[span] - self._slots.first_keys[group]
+                to = torch.from_numpy(slots[span] - self._slots.first_slots[group])
+                for table, rows in zip(spare.group.tables, spare.rows, strict=True):
+                    rows.index_copy_(0, to, self._source.read(table, ids))
+        except Exception as error:  # whatever it is, who waits is told
+            failure = error
+        with self._lock:
+            if failure is None:
+                self._slots.arrived(slots)
+            else:
+                self._slots.forget(slots)
+            self._reads[number] = left = tuple(other for other in self._reads.get(number, ()) if other is not read)
+            if not left:
+                del self._reads[number]
+        if failure is None:
+            read.set_result(None)
+        else:
             read.set_exception(failure)
-            return
-        with self.lock:
-            spare.slots.arrived(ids.tolist())
-        read.set_result(None)
 
+    def _with_defaults(self, side: Side) -> Side:
+        """With ids of slots for the rows of unknown values that only files hold: those are read now, and kept."""
+        default = side.default.copy()
+        for i, (group, oov) in enumerate(zip(side.group.tolist(), side.default.tolist(), strict=True)):
+            key = int(self._slots.first_keys[group]) + oov
+            row = np.zeros((1, len(default)), np.int64)
+            row[0, i] = oov
+            if side.outside[i] and i in side.far(row)[1].tolist():
+                if key not in self._kept:
+                    slots, reads = self._take(np.array([key]))
+                    wait_for(reads)
+                    for read in reads:
+                        read.result()
+                    self._kept[key] = int(slots[0] + self._behind[group])
+                default[i] = self._kept[key]
+        return replace(side, default=default)
 
-@contextlib.contextmanager
-def leased(ahead: RowsAhead | None, blocks: Sequence[RowBlock]) -> Iterator[Sequence[RowBlock]]:
-    """The blocks with all their rows there, for the time of the context; as they are if no rows lie in files.
-
-    Raises:
-        Overloaded, TooLarge, Unavailable: see `Lease`.
-    """
-    if ahead is None:
-        yield blocks
-        return
-    with contextlib.ExitStack() as open_ones:
-        leases = {}
-        for i, block in enumerate(blocks):
-            if not block.staged:
-                leases[i] = _patient(ahead, block)
-                open_ones.callback(leases[i].close)
-        for lease in leases.values():
-            lease.wait()
-        yield [leases[i].block if i in leases else block for i, block in enumerate(blocks)]
-
-
-def _patient(ahead: RowsAhead, block: RowBlock) -> Lease:
-    """A lease, waited for while batches on other lanes hold the slots."""
-    give_up = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            return ahead.lease(block)
-        except Overloaded:
-            if time.monotonic() > give_up:
-                raise
-            time.sleep(0.001)
-
-
-def _copied(block: RowBlock) -> RowBlock:
-    own = RowBlock.allocate(block.layout, block.rows, block.contexts, block.oov_count)
-    own.fill((block,))
-    return own
-
-
-def _as_staged(block: RowBlock) -> RowBlock:
-    return RowBlock(block.layout, block.rows, block.contexts, block.buffer, block.places, block.base)
+    def _full(self, group: int, keys: Ints) -> Overloaded | TooLarge:
+        wanted, slots = (
+            int(np.diff(np.searchsorted(keys, self._slots.first_keys[group : group + 2]))[0]),
+            self._spares[group].slots,
+        )
+        if wanted > slots:
+            return TooLarge("candidates", f"{wanted} rows in files of one table", f"at most {slots}, or more `ahead_mib`")
+        held = self._slots.held(group)
+        return Overloaded(f"rows in files: got {wanted} to be read, {held} of {slots} slots held", _RETRY_S)

@@ -2,18 +2,17 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from dpiframe_core.errors import InputError, Overloaded, TooLarge
+from dpiframe_core.errors import InputError
 from dpiframe_core.far_rows.id_groups import IdGroup
-from dpiframe_core.far_rows.row_slots import RowSlots
+from dpiframe_core.features.block_layout import IdSection
 from dpiframe_core.features.schema import FeatureSchema
 
-_RETRY_S = 0.01
+Ranks = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,35 +26,79 @@ class Spare:
 
     group: IdGroup
     held: tuple[int, ...]
-    ranks: tuple[npt.NDArray[np.uint32] | None, ...]
+    ranks: tuple[Ranks | None, ...]
     rows: tuple[torch.Tensor, ...]
-    slots: RowSlots
-
-    def is_far(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Which ids, of any shape, a table of the group has in files alone; paddings and ids outside of the tables are not."""
-        within = (ids >= 0) & (ids < self.group.rows)
-        least = min((h for h, ranks in zip(self.held, self.ranks, strict=True) if ranks is None), default=self.group.rows)
-        far = within & (ids >= least)
-        for held, ranks in zip(self.held, self.ranks, strict=True):
-            if ranks is not None:
-                far |= within & (ranks[np.where(within, ids, 0)] >= held)
-        return far
-
-    def is_outside(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Which ids are of no row, but would lead to a slot: only who breaks the rules of row blocks gives such."""
-        return (ids >= self.group.rows) & (ids < self.outside)
 
     @property
-    def outside(self) -> int:
-        """An id that leads nowhere."""
-        return self.group.rows + self.slots.slots
+    def slots(self) -> int:
+        return len(self.rows[0])
 
-    def too_full(self, rows: int) -> Overloaded | TooLarge:
-        """Why so many rows, distinct ones of one block, do not get slots."""
-        slots = self.slots.slots
-        if rows > slots:
-            return TooLarge("candidates", f"{rows} rows in files of one table", f"at most {slots}, or more `ahead_mib`")
-        return Overloaded(f"rows in files: got {rows} to be read, {self.slots.held} of {slots} slots held", _RETRY_S)
+    @property
+    def least(self) -> int:
+        """Ids from it on are of rows that a table in the order of ids has in files alone."""
+        return min((h for h, ranks in zip(self.held, self.ranks, strict=True) if ranks is None), default=self.group.rows)
+
+    @property
+    def ranked(self) -> tuple[tuple[Ranks, int], ...]:
+        """Of the other tables with rows in files: the rank of each row, and where those in files begin."""
+        each = zip(self.ranks, self.held, strict=True)
+        return tuple((ranks, held) for ranks, held in each if ranks is not None and held < self.group.rows)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """What `RowsAhead` asks of the ids of contexts, or of candidates. Each array is of the columns, 0 in those of other tables.
+
+    Attributes:
+        group: the number of the spare. low, rows: ids from `low` to below `rows` are of rows in files; others may be, by rank.
+        outside: no id from `rows` to below it is a row's. default: what the column's unknown values read.
+        ranked: columns with tables of which ranks tell.
+    """
+
+    section: IdSection
+    group: npt.NDArray[np.int64]
+    low: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+    outside: npt.NDArray[np.int64]
+    default: npt.NDArray[np.int64]
+    ranked: tuple[tuple[int, tuple[tuple[Ranks, int], ...]], ...]
+
+    def far(self, ids: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+        """Where in ids[n, columns] those of rows in files stand."""
+        far = (ids >= self.low) & (ids < self.rows)
+        for column, tables in self.ranked:
+            own = ids[:, column]
+            within = (own >= 0) & (own < self.rows[column])
+            safe = np.where(within, own, 0)
+            for ranks, held in tables:
+                far[:, column] |= within & (ranks[safe] >= held)
+        rows, columns = np.nonzero(far)
+        return rows, columns
+
+    def misleading(self, ids: npt.NDArray[np.integer]) -> npt.NDArray[np.bool_]:
+        """Which ids are of no row, but would lead to a slot: only who breaks the rules of row blocks gives such."""
+        found: npt.NDArray[np.bool_] = (ids >= self.rows) & (ids < self.outside)
+        return found
+
+
+def sides(spares: Sequence[Spare], widths: dict[IdSection, int]) -> tuple[Side, ...]:
+    """Of the sections whose ids lead to rows in files. widths: columns of each section."""
+    found = []
+    for section, width in widths.items():
+        group, low, rows, outside, default = np.zeros((5, width), np.int64)
+        ranked = []
+        for i, spare in enumerate(spares):
+            for column, oov in spare.group.columns:
+                if column.section != section:
+                    continue
+                span = slice(column.start, column.start + column.width)
+                group[span], low[span], rows[span], default[span] = i, spare.least, spare.group.rows, oov
+                outside[span] = spare.group.rows + spare.slots
+                if spare.ranked:
+                    ranked += [(c, spare.ranked) for c in range(span.start, span.stop)]
+        if outside.any():
+            found.append(Side(section, group, low, rows, outside, default, tuple(ranked)))
+    return tuple(found)
 
 
 def spare_slots(schema: FeatureSchema, in_files: Sequence[int], groups: Sequence[IdGroup], nbytes: int) -> list[int]:

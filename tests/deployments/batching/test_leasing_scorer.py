@@ -27,7 +27,7 @@ class Scorer:
 
 def test_a_request_waits_for_its_rows_and_others_overtake_it():
     source = Gate(opened=False)
-    ahead, spare = rows_ahead(source)
+    ahead, _ = rows_ahead(source)
 
     async def serve():
         scorer = LeasingScorer(Scorer(), ahead.lease)
@@ -40,49 +40,49 @@ def test_a_request_waits_for_its_rows_and_others_overtake_it():
     fast, slow = asyncio.run(serve())
     assert fast.scores[0, 0] == 3
     assert slow.scores[0, 0] >= 400
-    assert (slow.degraded_rows, spare.slots.held) == (0, 0)
+    assert (slow.degraded_rows, ahead.held) == (0, 0)
     assert slow.queue_ms > 1.0
     ahead.close()
 
 
 def test_past_its_budget_a_request_is_answered_with_rows_of_unknown_values():
     source = Gate(opened=False)
-    ahead, spare = rows_ahead(source)
+    ahead, _ = rows_ahead(source)
     scored = asyncio.run(LeasingScorer(Scorer(), ahead.lease, 0.001).submit(block_of(150, 3, 151)))
     assert scored.scores[:, 0].tolist() == [0, 3, 0]
     assert scored.degraded_rows == 2
     source.gate.set()
-    assert spare.slots.held == 0
+    assert ahead.held == 0
     ahead.close()
 
 
 def test_with_a_budget_a_row_that_cannot_be_read_is_late_and_without_one_a_failure():
     source = Gate()
     source.broken = True
-    ahead, spare = rows_ahead(source)
+    ahead, _ = rows_ahead(source)
     scored = asyncio.run(LeasingScorer(Scorer(), ahead.lease, 5.0).submit(block_of(150)))
     assert scored.degraded_rows == 1
     with pytest.raises(Unavailable, match="the disk is gone"):
         asyncio.run(LeasingScorer(Scorer(), ahead.lease).submit(block_of(150)))
-    assert spare.slots.held == 0
+    assert ahead.held == 0
     ahead.close()
 
 
 def test_a_deadline_that_passes_meanwhile_ends_the_wait():
     source = Gate(opened=False)
-    ahead, spare = rows_ahead(source)
+    ahead, _ = rows_ahead(source)
     now = iter([0.0, 10.0, 10.0])
     scorer = LeasingScorer(Scorer(), ahead.lease, clock=lambda: next(now))
     with pytest.raises(DeadlineExceeded):
         asyncio.run(scorer.submit(block_of(150), deadline=0.001))
     source.gate.set()
     ahead.close()
-    assert spare.slots.held == 0
+    assert ahead.held == 0
 
 
 def test_a_client_that_hangs_up_gives_its_slots_back():
     source = Gate(opened=False)
-    ahead, spare = rows_ahead(source)
+    ahead, _ = rows_ahead(source)
 
     async def hang_up():
         task = asyncio.create_task(LeasingScorer(Scorer(), ahead.lease).submit(block_of(150)))
@@ -92,7 +92,7 @@ def test_a_client_that_hangs_up_gives_its_slots_back():
             await task
 
     asyncio.run(hang_up())
-    assert spare.slots.held == 0
+    assert ahead.held == 0
     source.gate.set()
     ahead.close()
 

@@ -1,105 +1,139 @@
 """Slots against the plainest model of them: which rows are held, and what lies in each slot."""
 
-from concurrent.futures import Future
-
+import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
+from dpiframe_core.far_rows import row_slots
 from dpiframe_core.far_rows.row_slots import RowSlots
 
-SLOTS = 4
-ROWS = st.lists(st.integers(0, 9), min_size=1, max_size=SLOTS + 1, unique=True)
+ROWS, SLOTS = (10, 6), (4, 3)
+KEYS = st.lists(st.integers(0, sum(ROWS) - 1), min_size=1, max_size=6, unique=True).map(sorted)
+
+
+def group_of(key):
+    return int(key >= ROWS[0])
 
 
 class Machine(RuleBasedStateMachine):
     """`memory`: the row that was last read into each slot, as the threads that read would have it."""
 
-    leases, reads = Bundle("leases"), Bundle("reads")
+    leases = Bundle("leases")
 
     def __init__(self):
         super().__init__()
-        self.slots, self.memory, self.open = RowSlots(SLOTS), {}, []
+        self.slots, self.memory, self.open, self.reads = RowSlots(ROWS, SLOTS), {}, [], 0
+        self.reading = {}  # number of a read -> key -> slot
 
-    @rule(target=leases, rows=ROWS)
-    def take(self, rows):
-        held = {row for lease in self.open for row in lease["rows"]}
-        reading = {row for lease in self.open for row in lease["reading"]}
-        found = self.slots.take(rows)
-        if found is None:
-            pending = set(self.slots._reads) - held - set(rows)
-            assert len(held | set(rows) | pending) > SLOTS, "refused though there was room"
+    @rule(target=leases, keys=KEYS)
+    def take(self, keys):
+        keys = np.array(keys)
+        self.reads += 1
+        known = {k: int(self.slots._slot[k]) - 1 for k in keys.tolist() if self.slots._slot[k]}
+        found = self.slots.take(keys, self.reads)
+        if isinstance(found, int):
+            busy = {s for lease in self.open for s in lease["slots"].tolist()} | set(known.values())
+            busy |= {s for own in self.reading.values() for s in own.values()}
+            left = SLOTS[found] - len([s for s in busy if int(s >= SLOTS[0]) == found])
+            asked = len([k for k in keys.tolist() if group_of(k) == found and k not in known])
+            assert asked > left, "refused though there was room"
             return multiple()
-        assert len(set(found.slots)) == len(rows)
-        for row, slot in zip(rows, found.slots, strict=True):
-            known = row not in dict(found.missing)
-            assert not known or row in reading or self.memory[slot] == row or row in self.slots._reads
-        read = Future()
-        self.slots.reading(dict(found.missing), read)
-        lease = {"rows": rows, "slots": found.slots, "reading": dict(found.missing), "read": read, "failed": False}
+        slots = dict(zip(keys.tolist(), found.slots.tolist(), strict=True))
+        assert len(set(slots.values())) == len(slots)
+        for key, slot in slots.items():
+            assert group_of(key) == int(slot >= SLOTS[0])
+        missing = {k: slots[k] for k in keys[found.missing].tolist()}
+        for key in slots.keys() - missing.keys():
+            waits = [n for n, own in self.reading.items() if key in own]
+            assert set(waits) <= set(found.reads.tolist())
+            assert waits or self.memory[slots[key]] == key
+        if missing:
+            self.reading[self.reads] = missing
+        lease = {"keys": keys.tolist(), "slots": found.slots, "read": self.reads}
         self.open.append(lease)
         return lease
 
     @rule(lease=leases)
     def arrive(self, lease):
-        if not lease["reading"]:
-            return
-        self.memory |= {slot: row for row, slot in lease["reading"].items()}
-        self.slots.arrived(lease["reading"])
-        lease["reading"] = {}
+        own = self.reading.pop(lease["read"], None)
+        if own:
+            self.memory |= {slot: key for key, slot in own.items()}
+            self.slots.arrived(np.array(list(own.values())))
+
+    @rule(lease=leases)
+    def fail(self, lease):
+        own = self.reading.pop(lease["read"], None)
+        if own:
+            self.slots.forget(np.array(list(own.values())))
+            assert not self.slots.lies(np.array(list(own)), np.array(list(own.values()))).any()
+            for other in self.open:  # who waited for them has failed, too
+                other["keys"] = [k for k in other["keys"] if k not in own]
 
     @rule(lease=consumes(leases))
     def give_back(self, lease):
-        if lease["reading"]:  # its reads go on
-            self.memory |= {slot: row for row, slot in lease["reading"].items()}
-            self.slots.give_back(lease["rows"])
-            self.slots.arrived(lease["reading"])
-        else:
-            self.slots.give_back(lease["rows"])
-        self.open.remove(lease)
+        self.slots.give_back(lease["slots"])
+        self.open = [other for other in self.open if other is not lease]
 
     @invariant()
-    def a_held_row_that_was_read_lies_in_the_slot_it_was_given(self):
+    def a_held_row_that_was_read_lies_in_its_slot(self):
+        pending = {k for own in self.reading.values() for k in own}
         for lease in self.open:
-            for row, slot in zip(lease["rows"], lease["slots"], strict=True):
-                if self.slots.is_read(row):
-                    assert self.memory[slot] == row
-        assert self.slots.held == len({row for lease in self.open for row in lease["rows"]})
+            for key in lease["keys"]:
+                slot = int(self.slots._slot[key]) - 1
+                assert slot in lease["slots"]
+                assert key in pending or self.memory[slot] == key
+                assert self.slots.lies(np.array([key]), np.array([slot]))[0] == (key not in pending)
 
 
-Machine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+Machine.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestSlots = Machine.TestCase
 
 
-def lie(slots, *rows):
-    """They are read, and given back."""
-    found = slots.take(rows)
-    slots.arrived(rows)
-    slots.give_back(rows)
-    return found
+def lie(slots, *keys):
+    """They are read, and given back. Their slots, and which were missing."""
+    found = slots.take(np.array(keys), 1)
+    slots.arrived(found.slots)
+    slots.give_back(found.slots)
+    return found.slots.tolist(), np.array(keys)[found.missing].tolist()
 
 
-def test_the_row_that_was_given_back_first_goes_first():
-    slots = RowSlots(2)
-    first, second = lie(slots, 1), lie(slots, 2)
-    assert lie(slots, 1).missing == []
-    assert lie(slots, 3).slots == second.slots
-    assert lie(slots, 1).slots == first.slots
+def test_a_row_that_was_asked_for_again_outlives_one_that_was_not():
+    slots = RowSlots([10], [3])
+    for key in (1, 2, 3):
+        lie(slots, key)
+    assert lie(slots, 4)[1] == [4]  # the hand has gone round: nothing has been asked for since but 4
+    lie(slots, 2)
+    assert lie(slots, 5)[1] == [5]
+    assert lie(slots, 2)[1] == []
 
 
-def test_nothing_is_held_after_a_refusal():
-    slots = RowSlots(2)
-    slots.take([1])
-    assert slots.take([2, 3]) is None
-    assert slots.held == 1
-    assert slots.take([2]) is not None
+def test_nothing_is_held_after_a_refusal_which_names_the_group():
+    slots = RowSlots([10, 10], [4, 2])
+    slots.take(np.array([11]), 1)
+    assert slots.take(np.array([1, 2, 12, 13]), 2) == 1
+    assert [slots.held(0), slots.held(1)] == [0, 1]
+    assert not isinstance(slots.take(np.array([1, 12]), 3), int)
+
+
+@pytest.mark.parametrize("window", [1, 3, 1024])
+def test_any_number_of_slots_is_found_however_the_hand_goes(monkeypatch, window):
+    monkeypatch.setattr(row_slots, "_WINDOW", window)
+    slots = RowSlots([100], [7])
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        keys = np.sort(rng.choice(100, rng.integers(1, 8), replace=False))
+        assert len(set(lie(slots, *keys.tolist())[0])) == len(keys)
+    assert slots.take(np.arange(8), 1) == 0
 
 
 def test_a_row_that_could_not_be_read_is_asked_for_anew():
-    slots = RowSlots(1)
-    (missing,) = slots.take([7]).missing
-    slots.reading([7], Future())
-    slots.forget(7)
-    slots.give_back([7])
-    assert slots.take([7]).missing == [missing]
-    assert slots.held == 1
+    slots = RowSlots([10], [1])
+    found = slots.take(np.array([7]), 5)
+    assert slots.take(np.array([7]), 6).reads.tolist() == [5]
+    slots.forget(found.slots)
+    slots.give_back(found.slots)
+    slots.give_back(found.slots)
+    assert slots.take(np.array([7]), 8).missing.tolist() == [True]
+    assert slots.held(0) == 1

@@ -9,9 +9,9 @@ import torch
 
 from dpiframe_core.errors import InputError, Overloaded, TooLarge, Unavailable
 from dpiframe_core.far_rows.id_groups import id_groups
-from dpiframe_core.far_rows.row_slots import RowSlots
+from dpiframe_core.far_rows.lease import leased
 from dpiframe_core.far_rows.row_source import FileRows
-from dpiframe_core.far_rows.rows_ahead import RowsAhead, leased
+from dpiframe_core.far_rows.rows_ahead import RowsAhead
 from dpiframe_core.far_rows.spare import Spare, spare_slots
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Table
@@ -46,9 +46,10 @@ class Gate:
 
 
 def ahead_of(source, slots=16, schema=None):
-    (group,) = id_groups(schema or schema_of())
-    spare = Spare(group, (HELD,), (None,), (torch.zeros(slots, 3),), RowSlots(slots))
-    return RowsAhead([spare], source), spare
+    schema = schema or schema_of()
+    (group,) = id_groups(schema)
+    spare = Spare(group, (HELD,), (None,), (torch.zeros(slots, 3),))
+    return RowsAhead([spare], schema.block_layout, source), spare
 
 
 def block_of(*ids, schema=None, feature="f0"):
@@ -84,8 +85,7 @@ def test_an_id_that_would_lead_to_a_slot_without_being_read_leads_nowhere():
     ahead, spare = ahead_of(FileRows([TABLE]))
     with leased(ahead, [block_of(ROWS, ROWS + 15, 5)]) as (ready,):
         ids = ready.column(schema_of().columns["f0"])[:, 0].tolist()
-    assert ids == [spare.outside, spare.outside, 5]
-    assert spare.outside == ROWS + 16
+    assert ids == [ROWS + spare.slots, ROWS + spare.slots, 5]
     ahead.close()
 
 
@@ -114,7 +114,7 @@ def test_requests_side_by_side_each_find_their_rows():
 
     with ThreadPoolExecutor(5) as pool:
         assert all(pool.map(score, rng.integers(0, 1000, 5)))
-    assert spare.slots.held == 0
+    assert ahead.held == 0
     ahead.close()
 
 
@@ -172,7 +172,7 @@ def test_a_source_that_fails_fails_who_waits_and_is_asked_again():
     source.broken = False
     with leased(ahead, [block_of(150)]) as (ready,):
         assert torch.equal(read_by(ready, spare), TABLE[[150]])
-    assert spare.slots.held == 0
+    assert ahead.held == 0
     ahead.close()
 
 
