@@ -141,10 +141,10 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "dpiframe_core/importers/networks": {
         "dpiframe_core/importers": "a setting that lacks is said as everywhere",
+        "kernels/recurrent": "DIEN's GRU",
     },
     "dpiframe_core/importers/fuxictr/zoo": {
         "dpiframe_core/importers/networks": "what a model is a function of, and layers that several share",
-        "kernels/recurrent": "DIEN's GRU",
     },
     "dpiframe_core/importers/recbole": {
         "dpiframe_core/importers": "specs, sources and state dicts of all libraries",

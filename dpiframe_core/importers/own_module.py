@@ -10,7 +10,7 @@ from torch import Tensor
 from dpiframe_core.compiler.compiled import compile_module
 from dpiframe_core.compiler.trace import Call, Scored
 from dpiframe_core.errors import InputError
-from dpiframe_core.features.sample import sample_block
+from dpiframe_core.features.sample import sample_columns
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
 from dpiframe_core.graph.architecture import GraphFile
 from dpiframe_core.importers.model_spec import DenseFeature, SparseFeature, SpecFile, build_schema, read_spec
@@ -35,8 +35,8 @@ def own_of_spec(library: str, checkpoint: Path, spec: Path, source: str, call: C
     name = source.rpartition(":")[2]
     module = with_weights(make, weights, f"--source {name}")
     schema = _schema(file, weights)
-    block = sample_block(schema, _ROWS)
-    values = {f.name: _value(f, block.column(schema.columns[f.name])) for f in schema.features}
+    columns = sample_columns(schema, _ROWS)
+    values = {f.name: _value(f, columns[f.name]) for f in schema.features}
     compiled = compile_module(module, schema, values, call=call)
     scored = Scored(module, list(values), call, None, False)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.features.sample import sample_block
+from dpiframe_core.features.sample import sample_columns
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.importers.fuxictr.features import Field, build_schema, fields_of
 from dpiframe_core.importers.fuxictr.files import FuxiRun
@@ -72,8 +72,8 @@ def in_bucket_order(fields: Sequence[Field], weights: Mapping[str, Tensor]) -> d
 
 def sample_values(schema: FeatureSchema) -> dict[str, Tensor]:
     """Random rows, to trace a model on."""
-    block = sample_block(schema, _ROWS)
-    return {f.name: _value(block.column(schema.columns[f.name]), f.is_id, f.max_values) for f in schema.features}
+    columns = sample_columns(schema, _ROWS)
+    return {f.name: _value(columns[f.name], f.is_id, f.max_values) for f in schema.features}
 
 
 def encoded_values(schema: FeatureSchema, inputs: Inputs) -> dict[str, Tensor]:

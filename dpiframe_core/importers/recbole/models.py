@@ -90,7 +90,7 @@ def _deep(m: Net) -> Tensor:
 MODELS: Mapping[str, Logit] = {
     "AutoInt": autoint, "DCN": dcn, "DeepFM": deepfm, "FM": fm, "NFM": nfm, "WideDeep": wide_deep, "xDeepFM": xdeepfm,
 }  # fmt: skip
-SETTINGS: Mapping[str, tuple[str, ...]] = {"AutoInt": ("num_heads",), "xDeepFM": ("direct",)}
+SETTINGS: Mapping[str, tuple[str, ...]] = {"AutoInt": ("num_heads",), "DIEN": ("gru_type",), "xDeepFM": ("direct",)}
 # Of the library, but not imported.
 STAYS_OUT: Mapping[str, str] = {
     "FwFM": "it keeps the weights of its pairs outside of its state_dict, so no checkpoint has them",

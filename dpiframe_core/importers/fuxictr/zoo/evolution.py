@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from dpiframe_core.importers.fuxictr.zoo.sequences import groups
+from dpiframe_core.importers.networks.histories import against, gru, gru_of_scores, last_state, masks, softmax_over
 from dpiframe_core.importers.networks.layers import mlp, stack
-from dpiframe_core.importers.networks.net import PADDING, Net
-from kernels.recurrent.attentive_gru import attentive_gru
+from dpiframe_core.importers.networks.net import Net
+
+_CELL = ("x2h.weight", "h2h.weight", "x2h.bias", "h2h.bias")
 
 
 def dien(m: Net) -> Tensor:
@@ -19,10 +21,8 @@ def dien(m: Net) -> Tensor:
     parts = []
     for i, (target, sequence) in enumerate(zip(targets, sequences, strict=True)):
         history, wanted = m.joined(sequence), m.joined(target)
-        there = (m.values[sequence[0]] != PADDING).to(history.dtype)
-        count = there.sum(1, keepdim=True)
-        read = (torch.arange(there.shape[1]) < count).to(history.dtype)
-        interests = _gru(m, f"extraction_modules.{i}", history) * read.unsqueeze(2)
+        there, read = masks(m, sequence[0], history)
+        interests = gru(m, f"extraction_modules.{i}", history) * read.unsqueeze(2)
         parts.append(_evolved(m, i, interests, wanted, there, read))
         if m.flag("enable_sum_pooling", False):
             total = history.sum(1)
@@ -40,12 +40,11 @@ def _evolved(m: Net, i: int, interests: Tensor, target: Tensor, there: Tensor, r
     """
     name, kind = f"evolving_modules.{i}", m.choice("gru_type", "AUGRU", "GRU", "AGRU", "AUGRU")
     if kind == "GRU":
-        states = _gru(m, name, interests)
+        states = gru(m, name, interests)
     else:
         scores = _scores(m, f"attention_modules.{i}", interests, target, there) * read
-        states = _attentive(m, name, interests, scores, kind)
-    last = (torch.arange(1, read.shape[1] + 1) == read.sum(1, keepdim=True)).to(read.dtype)
-    return (states * last.unsqueeze(2)).sum(1)
+        states = gru_of_scores(m, [f"{name}.gru_cell.{part}" for part in _CELL], "urn", interests, scores, kind)
+    return last_state(states, read)
 
 
 def _scores(m: Net, name: str, interests: Tensor, target: Tensor, there: Tensor) -> Tensor:
@@ -56,27 +55,7 @@ def _scores(m: Net, name: str, interests: Tensor, target: Tensor, there: Tensor)
         case "bilinear_attention":
             scores = ((interests @ m.parameter(f"{name}.W_kernel")) * target.unsqueeze(1)).sum(2)
         case _:
-            query = target.unsqueeze(1).expand(-1, interests.shape[1], -1)
-            both = torch.cat([query, interests, query - interests, query * interests], 2)
             given = m.setting("attention_activation", "Dice", str, list, type(None))
+            both = against(target, interests)
             scores = stack(m, f"{name}.attn_mlp.mlp", both, given, "attention_activation", output=True).squeeze(2)
-    scores = scores * there
-    return (scores - 1e9 * (1 - there)).softmax(1) if m.flag("use_attention_softmax", True) else scores
-
-
-def _gru(m: Net, name: str, x: Tensor) -> Tensor:
-    """[n, steps, hidden]: nn.GRU of one layer."""
-    weights = [m.parameter(f"{name}.{part}_l0") for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
-    first = torch.zeros(1, x.shape[0], weights[1].shape[1], dtype=x.dtype)
-    return torch.gru(x, first, weights, True, 1, 0.0, False, False, True)[0]
-
-
-def _attentive(m: Net, name: str, x: Tensor, scores: Tensor, kind: str) -> Tensor:
-    """FuxiCTR orders the gates u, r, n; r, z = 1 - u and n is what a GRU has, and 1 - sigmoid(s) is sigmoid(-s)."""
-    cell = [m.parameter(f"{name}.gru_cell.{part}") for part in ("x2h.weight", "h2h.weight", "x2h.bias", "h2h.bias")]
-    (xu, xr, xn), (hu, hr, hn), (bu, br, bn), (cu, cr, cn) = (torch.chunk(p, 3, 0) for p in cell)
-    if kind == "AGRU":
-        parts = [torch.cat(p) for p in ((xr, xn), (hr, hn), (br, bn), (cr, cn))]
-        return attentive_gru(x, scores, parts[0], parts[1], parts[2], parts[3], "replaced")
-    parts = [torch.cat(p) for p in ((xr, -xu, xn), (hr, -hu, hn), (br, -bu, bn), (cr, -cu, cn))]
-    return attentive_gru(x, scores, parts[0], parts[1], parts[2], parts[3], "scaled")
+    return softmax_over(scores, there) if m.flag("use_attention_softmax", True) else scores * there

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.dpiframe_core.importers.peers import randomized
+from tests.dpiframe_core.importers.recbole import history_cases as histories
 from tests.dpiframe_core.importers.recbole.cases import CASES, LISTS, NUMBERS, TOKENS, Case, encoded
 
 STORED = Path(__file__).parent / "stored"
@@ -40,18 +41,53 @@ class Dataset:
         return 2 if name in NUMBERS else TOKENS[name] + 1
 
 
+class Histories(Dataset):
+    """What the models ask a sequential data set beside: what its users and items have."""
+
+    def __init__(self, case: Case, config: Config) -> None:
+        super().__init__(case)
+        from recbole.utils import FeatureType
+
+        self._case, self.config = case, config
+        of_type = {"age": FeatureType.FLOAT, "likes": FeatureType.TOKEN_SEQ}
+        self.field2type = {name: of_type.get(name, FeatureType.TOKEN) for name in case.fields}
+
+    def num(self, name):
+        return 2 if name == "age" else histories.TOKENS[name] + 1
+
+    def _feature(self, names):
+        from recbole.data.interaction import Interaction
+
+        return Interaction({name: torch.from_numpy(histories.catalogue(name)) for name in names})
+
+    def get_user_feature(self):
+        return self._feature(histories.users(self._case))
+
+    def get_item_feature(self):
+        return self._feature(histories.items(self._case))
+
+
+OF_HISTORIES = Config(
+    USER_ID_FIELD="user_id", ITEM_ID_FIELD="item_id", LIST_SUFFIX="_list", ITEM_LIST_LENGTH_FIELD="item_length",
+    NEG_PREFIX="neg_", MAX_ITEM_LIST_LENGTH=histories.STEPS, numerical_features=["age"],
+)  # fmt: skip
+
+
 def make(case: Case) -> None:
-    module = importlib.import_module(f"recbole.model.context_aware_recommender.{case.model.lower()}")
-    config = Config(
-        embedding_size=4, LABEL_FIELD="label", device="cpu", numerical_features=list(NUMBERS), double_tower=False, **case.config
-    )
+    sequential = case in histories.CASES
+    kind = "sequential" if sequential else "context_aware"
+    module = importlib.import_module(f"recbole.model.{kind}_recommender.{case.model.lower()}")
+    config = Config({"embedding_size": 4, "LABEL_FIELD": "label", "device": "cpu", "numerical_features": list(NUMBERS)})
+    config |= {"double_tower": False, **(OF_HISTORIES if sequential else {}), **case.config}
+    dataset = Histories(case, config) if sequential else Dataset(case)
     torch.manual_seed(1)
-    model = randomized(getattr(module, case.model)(config, Dataset(case)), embeddings=0.5)
+    model = randomized(getattr(module, case.model)(config, dataset), embeddings=1.5 if sequential else 0.5)
     with torch.no_grad():
         for part in model.modules():
             if isinstance(part, torch.nn.BatchNorm1d):
                 part.weight.add_(1)
-        scores = model.predict({name: torch.from_numpy(v) for name, v in encoded(case).items()}).reshape(-1, 1)
+        columns = histories.encoded() if sequential else encoded(case)
+        scores = model.predict({name: torch.from_numpy(v) for name, v in columns.items()}).reshape(-1, 1)
     tensors = {name: t.detach().clone() for name, t in model.state_dict().items()}
     save_file(tensors | {"expected": scores.contiguous()}, STORED / f"{case.name}.safetensors")
     print(f"{case.name}: {scores.min():.4f} to {scores.max():.4f}")
@@ -59,5 +95,5 @@ def make(case: Case) -> None:
 
 if __name__ == "__main__":
     STORED.mkdir(exist_ok=True)
-    for case in CASES:
+    for case in (*CASES, *histories.CASES):
         make(case)

@@ -93,7 +93,7 @@ def test_the_command_writes_a_bundle(tmp_path):
         (
             "fm",
             lambda s, w: w.pop("token_embedding_table.embedding.weight"),
-            r"token_embedding_table.*as RecBole's Context",
+            r"token_embedding_table.*as RecBole's models of",
         ),
     ],
     ids=lambda v: v if isinstance(v, str) and len(v) < 8 else "",
