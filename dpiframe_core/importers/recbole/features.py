@@ -89,7 +89,7 @@ def _schema(
             sizes |= {f.name: (1, len(tables[f.name])), f"{f.name}.w": (1, 1)}
             made.append(f)
             continue
-        table = f.table if f.table in tables else f.name
+        table = f.table if f.table is not None and f.table in tables else f.name
         rows, dim = tables[table].shape
         sizes |= {table: (rows, dim), f"{f.name}.w": (rows, 1)}
         own = {"oov_id": rows - 1, "missing_id": -1} if f.max_values > 1 else {"oov_id": 0, "missing_id": 0}
@@ -105,5 +105,4 @@ def _embedded(f: Feature) -> Embedded:
     if f.max_values == 1:
         return Embedded(f.name, "categorical", None, None, "")
     shares = f.table if f.table != f.name else None
-    pooling = None if shares else "sum" if f.pooling == "sum" else "mean"
-    return Embedded(f.name, "sequence", shares, pooling, "")
+    return Embedded(f.name, "sequence", shares, None if shares else "sum" if f.pooling == "sum" else "mean", "")

@@ -4,6 +4,7 @@ Names are those of recbole/model/sequential_recommender. Their MLPs are of linea
 zero that no training moves: x sigmoid(x). A feature that shares another one's table is the history of that one, an item's.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -70,7 +71,7 @@ def _evolved(m: Net, interests: Tensor, target: Tensor, there: Tensor, read: Ten
 def _scores(m: Net, name: str, target: Tensor, x: Tensor) -> Tensor:
     """[n, steps], over the root of the target's width."""
     hidden = stack(m, f"{name}.att_mlp_layers.mlp_layers", against(target, x), "sigmoid", "", output=False)
-    return m.linear(f"{name}.dense", hidden).squeeze(2) / target.shape[1] ** 0.5
+    return m.linear(f"{name}.dense", hidden).squeeze(2) / math.sqrt(target.shape[1])
 
 
 def _pooled(scores: Tensor, x: Tensor) -> Tensor:
