@@ -121,7 +121,7 @@ class Lookups:
             raise Refused(f"got pooling {mode!r} of feature {feature!r}, expected {pooling!r} as the schema says")
         if padding is None:
             raise Refused(f"got no padding_idx for feature {feature!r} of several values, expected the id of an absent value")
-        if mode == "mean" or weight[padding].any():
+        if mode != "sum" or weight[padding].any():
             _check_absent(f, padding)
         self._absent(feature, padding)
         return Bags(feature, self._id_row(feature, -1, int(raw.shift.flat[0]), name, weight))

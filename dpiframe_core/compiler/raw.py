@@ -117,9 +117,7 @@ class RawInputs:
         raw, weight, starts = a["indices"], _weight(a["weight"]), a["offsets"]
         if not isinstance(starts, BagStarts) or a["per_sample_weights"] is not None or a["include_last_offset"]:
             raise Refused("got bags of their own sizes or weights, expected embedding_bag of ids [rows, values]")
-        if a["mode"] == 2:
-            raise Refused("got pooling 'max', expected sum or mean")
-        mode, name, width = ("sum", "mean")[a["mode"]], weight.name or "", weight.tensor.shape[1]
+        mode, name, width = ("sum", "mean", "max")[a["mode"]], weight.name or "", weight.tensor.shape[1]
         padding = a.get("padding_idx", -1)
         ids = raw.at.reshape(-1, starts.step)
         made = []
@@ -130,6 +128,10 @@ class RawInputs:
             if bags:
                 made.append(self._slots([bags.slot], (1, width)))
                 continue
+            if mode == "max":
+                raise Refused(
+                    "got pooling 'max' of features of one value, expected sum or mean, or one feature of several values"
+                )
             if whole and (mode == "mean" or weight.tensor[padding].any()):
                 raise Refused("got a padding_idx for features of one value, expected none: every id is read")
             each = self._slots(self._lookups.embedded(row, name, weight.tensor), (starts.step, width))

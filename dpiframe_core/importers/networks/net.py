@@ -33,7 +33,7 @@ class Embedded:
     name: str
     kind: str
     shares: str | None
-    pooling: Literal["mean", "sum"] | None
+    pooling: Literal["mean", "sum", "max"] | None
     source: str
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from dpiframe_core.importers.networks.net import Embedded
 from dpiframe_core.importers.recbole.models import FIRST_ORDER
 from dpiframe_core.importers.recbole.tables import Feature, take_tables
 from dpiframe_core.importers.state_dict import StateDict
+
+_POOLING: Mapping[str, Literal["mean", "sum", "max"]] = {"sum": "sum", "max": "max"}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +52,8 @@ def read_histories(file: SpecFile, weights: StateDict) -> Read:
     """
     histories = {f.table: f for f in file.spec.features if isinstance(f, SparseFeature) and f.table not in (None, f.name)}
     items = [f for f in file.spec.features if f.name in histories]
-    if not items or len(items) != len(histories) or len({h.max_values for h in histories.values()}) > 1:
+    lengths = {h.max_values for h in histories.values()}
+    if not items or len(items) != len(histories) or len(lengths) > 1 or 1 in lengths:
         got = [f"{h.name} of table {t}, {h.max_values} values" for t, h in histories.items()]
         raise InputError(
             f"{file.where}: features", got, "lists of one length, each with the name of an item's feature as table"
@@ -58,8 +61,13 @@ def read_histories(file: SpecFile, weights: StateDict) -> Read:
     steps, known = [], dict(file.vocabularies)
     for f in items:
         assert isinstance(f, SparseFeature)  # of a number's name none is a table
-        steps.append(histories[f.name].model_copy(update={"values": f.values, "vocabulary": f.vocabulary}))
-        known |= {steps[-1].name: known[f.name]} if f.name in known else {}
+        step = histories[f.name]
+        if step.vocabulary not in (None, f.vocabulary):
+            raise InputError(
+                f"{file.where}: {step.name}.vocabulary", step.vocabulary, f"none, or {f.vocabulary} as {f.name} has"
+            )
+        steps.append(step.model_copy(update={"values": f.values, "vocabulary": f.vocabulary}))
+        known |= {step.name: known[f.name]} if f.name in known else {}
     users = [f for f in file.spec.features if f not in items and f not in histories.values()]
     users.sort(key=lambda f: 2 if isinstance(f, DenseFeature) else int(f.max_values > 1))
     named, layer = weights.remaining(), "embedding_layer"
@@ -105,4 +113,4 @@ def _embedded(f: Feature) -> Embedded:
     if f.max_values == 1:
         return Embedded(f.name, "categorical", None, None, "")
     shares = f.table if f.table != f.name else None
-    return Embedded(f.name, "sequence", shares, None if shares else "sum" if f.pooling == "sum" else "mean", "")
+    return Embedded(f.name, "sequence", shares, None if shares else _POOLING.get(f.pooling or "", "mean"), "")

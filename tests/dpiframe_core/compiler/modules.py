@@ -195,11 +195,11 @@ class Stacked(nn.Module):
 class Mixed(nn.Module):
     """A feature of several values summed and another one averaged, a shared table, a number as a vector, two scores."""
 
-    def __init__(self, dim=8):
+    def __init__(self, dim=8, mode="mean"):
         super().__init__()
         self.item = nn.Embedding(ROWS["item"], dim)
         self.words = nn.Embedding(11, dim, padding_idx=PADDING["words"])
-        self.seen = nn.EmbeddingBag(13, dim, mode="mean", padding_idx=PADDING["seen"])
+        self.seen = nn.EmbeddingBag(13, dim, mode=mode, padding_idx=PADDING["seen"])
         self.age = nn.Linear(1, dim, bias=False)
         self.out = nn.Sequential(nn.Linear(5 * dim, 9), nn.Tanh(), nn.Linear(9, 2))
 
@@ -208,10 +208,10 @@ class Mixed(nn.Module):
         return torch.sigmoid(self.out(torch.cat(parts, -1)))
 
 
-def mixed_schema(dim=8):
+def mixed_schema(dim=8, mode="mean"):
     features = (
         categorical("item", "item"), categorical("last_item", "item", scope="context"), bag("words", "words", 4),
-        bag("seen", "seen", 3, "mean", padding_value=PADDING["seen"]), Numeric(name="age", table="age", scope="context"),
+        bag("seen", "seen", 3, mode, padding_value=PADDING["seen"]), Numeric(name="age", table="age", scope="context"),
     )  # fmt: skip
     rows = {"item": ROWS["item"], "words": 11, "seen": 13, "age": 1}
     return FeatureSchema(features=features, tables=tuple(Table(name=n, rows=r, dim=dim) for n, r in rows.items()))
@@ -226,6 +226,7 @@ MODULES = {
     "cross-net": (CrossNet, schema, {}),
     "stacked": (Stacked, lambda dim: schema(dim, first=True), {"call": "matrix"}),
     "mixed": (Mixed, mixed_schema, {"call": "keywords"}),
+    "mixed-max": (lambda dim: Mixed(dim, "max"), lambda dim: mixed_schema(dim, "max"), {"call": "keywords"}),
 }
 
 

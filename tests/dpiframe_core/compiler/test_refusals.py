@@ -9,7 +9,17 @@ from torch import nn
 from dpiframe_core import compile as compile_model
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import FeatureSchema, Hash, Identity, Numeric, Table
-from tests.dpiframe_core.compiler.modules import Embeddings, Mixed, bag, called, example, mixed_schema, randomised, schema
+from tests.dpiframe_core.compiler.modules import (
+    Embeddings,
+    Mixed,
+    bag,
+    called,
+    categorical,
+    example,
+    mixed_schema,
+    randomised,
+    schema,
+)
 
 pytestmark = pytest.mark.bulk
 
@@ -329,6 +339,20 @@ def test_what_a_sum_leaves_out_may_be_a_value_only_if_its_row_is_zero():
     with torch.no_grad():
         module.words.weight[0] = 0
     assert compile_model(module, made, example(made)).deviation <= 1e-5
+
+
+def test_the_largest_of_features_of_one_value_each_is_refused_in_words():
+    class Largest(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.out = nn.EmbeddingBag(11, 4, mode="max"), nn.Linear(4, 1)
+
+        def forward(self, x):
+            return self.out(self.table(torch.stack([x["user"], x["item"]], 1))).sigmoid()
+
+    features = tuple(categorical(n, "items") for n in ("user", "item"))
+    made = FeatureSchema(features=features, tables=(Table(name="items", rows=11, dim=4),))
+    assert "got pooling 'max' of features of one value, expected sum or mean, or one" in refusal(randomised(Largest()), made)
 
 
 class Misspelt(Model):

@@ -49,27 +49,36 @@ class Histories(Dataset):
         from recbole.utils import FeatureType
 
         self._case, self.config = case, config
-        of_type = {"age": FeatureType.FLOAT, "likes": FeatureType.TOKEN_SEQ}
-        self.field2type = {name: of_type.get(name, FeatureType.TOKEN) for name in case.fields}
+        kinds = dict.fromkeys(case.fields, FeatureType.TOKEN) | dict.fromkeys(histories.NUMBERS, FeatureType.FLOAT)
+        self.field2type = kinds | dict.fromkeys(histories.LISTS, FeatureType.TOKEN_SEQ)
 
     def num(self, name):
-        return 2 if name == "age" else histories.TOKENS[name] + 1
+        return 2 if name in histories.NUMBERS else histories.TOKENS[name] + 1
 
     def _feature(self, names):
         from recbole.data.interaction import Interaction
 
-        return Interaction({name: torch.from_numpy(histories.catalogue(name)) for name in names})
+        own = [name for name in names if name in self._case.fields]
+        return Interaction({name: torch.from_numpy(histories.catalogue(name)) for name in own})
 
     def get_user_feature(self):
-        return self._feature(histories.users(self._case))
+        return self._feature(histories.USER)
 
     def get_item_feature(self):
-        return self._feature(histories.items(self._case))
+        return self._feature(histories.ITEM)
+
+
+def with_wide_items(model) -> dict[str, torch.Tensor]:
+    """The parameters with one row an item, of all its features, as the script of docs/import-recbole.md has them."""
+    items = torch.arange(model.n_items).unsqueeze(0)
+    parts = [e["item"] for e in model.embedding_layer(torch.zeros(1, dtype=torch.long), items) if e["item"] is not None]
+    own = {name: t for name, t in model.state_dict().items() if "_table.item." not in name}
+    return own | {"embedding_layer.token_embedding_table.item.embedding.weight": torch.cat(parts, 2)[0].flatten(1)}
 
 
 OF_HISTORIES = Config(
     USER_ID_FIELD="user_id", ITEM_ID_FIELD="item_id", LIST_SUFFIX="_list", ITEM_LIST_LENGTH_FIELD="item_length",
-    NEG_PREFIX="neg_", MAX_ITEM_LIST_LENGTH=histories.STEPS, numerical_features=["age"],
+    NEG_PREFIX="neg_", MAX_ITEM_LIST_LENGTH=histories.STEPS, numerical_features=list(histories.NUMBERS),
 )  # fmt: skip
 
 
@@ -86,9 +95,10 @@ def make(case: Case) -> None:
         for part in model.modules():
             if isinstance(part, torch.nn.BatchNorm1d):
                 part.weight.add_(1)
-        columns = histories.encoded() if sequential else encoded(case)
+        columns = histories.encoded(case) if sequential else encoded(case)
         scores = model.predict({name: torch.from_numpy(v) for name, v in columns.items()}).reshape(-1, 1)
-    tensors = {name: t.detach().clone() for name, t in model.state_dict().items()}
+        state = with_wide_items(model) if sequential and histories.is_wide(case) else model.state_dict()
+    tensors = {name: t.detach().clone() for name, t in state.items()}
     save_file(tensors | {"expected": scores.contiguous()}, STORED / f"{case.name}.safetensors")
     print(f"{case.name}: {scores.min():.4f} to {scores.max():.4f}")
 
