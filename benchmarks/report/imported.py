@@ -7,6 +7,7 @@ from benchmarks.report.markdown import table, us
 from benchmarks.report.results import Results
 from dpiframe_core.importers.fuxictr.run import IMPORTED
 from dpiframe_core.importers.recbole.models import MODELS as RECBOLE
+from dpiframe_core.importers.recbole.sequential import SEQUENTIAL
 
 BATCHES = (256, 1024)
 PATHS = {"waves": "waves", "breadth_first": "streams", "regions": "Inductor", "sequential": "one stream", "shares": "shares"}
@@ -20,7 +21,7 @@ _OTHERS: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("WDL", "WideDeep"), ("DeepFM", "DeepFM"), ("xDeepFM", "xDeepFM"), ("DCN", "DCN"), ("DCNMix", ""), ("DIN", "DIN"),
     ),
     "torch-rechub": (("WideDeep", "WideDeep"), ("DeepFM", "DeepFM"), ("DCN", "DCN"), ("DCNv2", "DCNv2")),
-    "RecBole": tuple((name, "") for name in RECBOLE),
+    "RecBole": tuple((name, "") for name in sorted((*RECBOLE, *SEQUENTIAL), key=str.lower)),
     "TorchRec": (("DLRM", "DLRM"), ("DLRM_DCN", "")),
     "DLRM": (("DLRM_Net", "DLRM"),),
 }  # fmt: skip

@@ -151,7 +151,7 @@ _of_checkpoint(
 )  # fmt: skip
 _of_checkpoint("torchrec", "Import a TorchRec DLRM or DLRM_DCN.", _torchrec)
 _of_checkpoint("dlrm", "Import a DLRM_Net of facebookresearch/dlrm.", _dlrm)
-_of_checkpoint("recbole", "Import a RecBole 1.2 model: FM, NFM, DeepFM, WideDeep, DCN, xDeepFM, AutoInt.", _recbole)
+_of_checkpoint("recbole", "Import a RecBole 1.2 model: FM, NFM, DeepFM, WideDeep, DCN, xDeepFM, AutoInt, DIN, DIEN.", _recbole)
 _of_checkpoint("torch-rechub", "Import a ranking model of torch-rechub: WideDeep, DeepFM, DCN, DCNv2; others by --source.",
                _torch_rechub, "mapping", "torch-rechub")  # fmt: skip
 

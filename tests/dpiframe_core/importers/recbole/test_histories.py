@@ -129,7 +129,7 @@ def test_a_user_gives_a_history_once_for_all_candidates(tmp_path):
         (
             "din",
             lambda s, w: s["features"][0].update(vocabulary="gender.json", values="string"),
-            r"category_list.vocabulary: got 'gender.json'",
+            r"list.vocabulary: got 'gender",
         ),
         ("dien-agru", lambda s, w: s.update(settings={}), r"settings.gru_type: got 'nothing', expected the hyper-parameter"),
         ("dien-agru", lambda s, w: s.update(settings={"gru_type": "LSTM"}), r"gru_type: got 'LSTM', expected one of GRU, AI"),
