@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.engine import Engine
+from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.errors import InputError
 from dpiframe_core.importers.recbole.checkpoint import recbole
 from dpiframe_core.importers.writing import write_import
@@ -30,9 +31,10 @@ def files(case, folder):
     return folder / "model.pt", folder / "spec.yaml", expected
 
 
-def scores(path, columns):
+def scores(path, columns, device="cpu", precision="fp32"):
     """Of each row as a request of its own, float32[n, 1]: its history is context."""
-    engine = Engine(read_bundle(path), "cpu", "fp32")
+    options = EngineOptions(policy="waves" if device != "cpu" else "auto", buckets=(64,), max_batch_rows=64, lanes=1)
+    engine = Engine(read_bundle(path), device, precision, options)
     engine.warmup()
     try:
         lists = [name for name in columns if name.endswith("_list")]
@@ -53,6 +55,16 @@ def test_raw_tokens_score_as_in_the_library(tmp_path, case):
     assert expected.std() > 5e-3
     got = scores(tmp_path / "bundle", rows(case))
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), (None, 1e-3)])
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_raw_tokens_score_the_same_on_a_gpu(tmp_path, case, precision, tolerance):
+    checkpoint, spec_file, expected = files(case, tmp_path)
+    write_import(recbole(checkpoint, spec_file), tmp_path / "bundle")
+    got = scores(tmp_path / "bundle", rows(case), "cuda:0", precision)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
 
 
 def scored(case, folder, *more):

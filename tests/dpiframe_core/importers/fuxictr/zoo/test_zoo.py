@@ -62,6 +62,20 @@ def test_a_run_by_its_name_alone_scores_the_same_on_a_gpu(tmp_path, case, precis
     np.testing.assert_allclose(scores, expected, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("name", ["fm", "bst", "dien"])
+def test_what_a_request_gives_once_scores_as_in_the_library(tmp_path, name):
+    run, expected = stored_run(BY_NAME[name], tmp_path / "run")
+    given = [f.name for f in fuxictr(find_files(run)).schema.features][:1]
+    write_import(fuxictr(find_files(run), given), tmp_path / "bundle")
+    engine = Engine(read_bundle(tmp_path / "bundle"), "cpu", "fp32")
+    engine.warmup()
+    raw, _ = read_rows(run / "test.csv", engine.schema, None)
+    ones = [({n: v[i : i + 1] for n, v in raw.items() if n not in given}, {n: raw[n][i] for n in given}) for i in range(9)]
+    got = [engine.score(*one) for one in ones]
+    engine.close()
+    np.testing.assert_allclose(np.concatenate(got), expected[:9], rtol=0, atol=1e-5)
+
+
 def changed_run(tmp_path, name, change):
     """The run of a case whose configuration or parameters `change` changed."""
     case = BY_NAME[name]
