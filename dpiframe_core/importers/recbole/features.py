@@ -50,17 +50,15 @@ def read_histories(file: SpecFile, weights: StateDict) -> Read:
     A feature that reads another one's table is the history of that one, which is one of the item. Row 0 of an item's tables is
     where a history has ended, so `[PAD]`'s goes to the end, which is read for what is missing or unknown.
     """
-    histories = {f.table: f for f in file.spec.features if isinstance(f, SparseFeature) and f.table not in (None, f.name)}
-    items = [f for f in file.spec.features if f.name in histories]
+    sparse = [f for f in file.spec.features if isinstance(f, SparseFeature)]
+    histories = {f.table: f for f in sparse if f.table not in (None, f.name)}
+    items = [f for f in sparse if f.name in histories and f.max_values == 1]
     lengths = {h.max_values for h in histories.values()}
     if not items or len(items) != len(histories) or len(lengths) > 1 or 1 in lengths:
         got = [f"{h.name} of table {t}, {h.max_values} values" for t, h in histories.items()]
-        raise InputError(
-            f"{file.where}: features", got, "lists of one length, each with the name of an item's feature as table"
-        )
+        raise InputError(f"{file.where}: features", got, "lists of one length, each with the name of an item's token as table")
     steps, known = [], dict(file.vocabularies)
     for f in items:
-        assert isinstance(f, SparseFeature)  # of a number's name none is a table
         step = histories[f.name]
         if step.vocabulary not in (None, f.vocabulary):
             raise InputError(

@@ -132,7 +132,7 @@ def test_a_user_gives_a_history_once_for_all_candidates(tmp_path):
             lambda s, w: s["features"][0].update(max_values=4),
             r"category_list of table category, 4 values.*of one length",
         ),
-        ("din", lambda s, w: s["features"][0].update(table="no"), r"category_list of table no, 6 values.*of an item's feature"),
+        ("din", lambda s, w: s["features"][0].update(table="no"), r"category_list of table no, 6 values.*of an item's token"),
         (
             "din",
             lambda s, w: [f.update(max_values=1) for f in s["features"][:2]],
@@ -142,6 +142,16 @@ def test_a_user_gives_a_history_once_for_all_candidates(tmp_path):
             "din",
             lambda s, w: s["features"][0].update(vocabulary="gender.json", values="string"),
             r"list.vocabulary: got 'gender",
+        ),
+        (
+            "din",
+            lambda s, w: s["features"][2].update(max_values=3),
+            r"item_id_list of table item_id.*of an item's token as table",
+        ),
+        (
+            "dien-agru",
+            lambda s, w: s["features"][0].update(table="age"),
+            r"of table age, 6 values.*of an item's token as table",
         ),
         ("dien-agru", lambda s, w: s.update(settings={}), r"settings.gru_type: got 'nothing', expected the hyper-parameter"),
         ("dien-agru", lambda s, w: s.update(settings={"gru_type": "LSTM"}), r"gru_type: got 'LSTM', expected one of GRU, AI"),
