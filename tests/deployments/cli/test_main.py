@@ -112,7 +112,7 @@ def test_options_override_the_file(tmp_path: Path) -> None:
     from deployments.cli.main import _settings
 
     file = tmp_path / "x.yaml"
-    file.write_text("models: [{path: m}]\nhttp: {host: 0.0.0.0, port: 9000}\nreplicas: 2\n")
+    file.write_text("models: [{path: m}]\nhttp: {host: 0.0.0.0, port: 9000}\naccess: {open: true}\nreplicas: 2\n")
     config = _settings(file, None, None, 9001, "cpu", "fp32")
     assert (config.http.host, config.http.port, config.device, config.precision) == ("0.0.0.0", 9001, "cpu", "fp32")
     assert (config.replicas, config.models[0].path) == (2, "m")
