@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray import serve
 
+from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig, ModelRef
 from deployments.fanin.handshake import meeting_place
 from deployments.protocol.grpc_service import GrpcMethods
@@ -38,6 +39,7 @@ class IngressReplica(GrpcMethods):
         set_log_level(config)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
+        check_models_root(self._config)
         models: dict[str, ServedModel] = {}
         node = ray.get_runtime_context().get_node_id()
         engines = expected_engines(self._config, ray.nodes(), node)

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from deployments.access.gate import Gate
 from deployments.config import DeploymentConfig
 from deployments.http_api.serve_bypass import ServeBypass
 from deployments.metrics import RequestSeen
@@ -52,10 +53,12 @@ def replica_app(
     """
     from deployments.serve.http_app import build_app
 
-    app = build_app(models, config.limits, on_request)
+    gate = Gate.of(config.access)
+    app = build_app(models, config.limits, on_request, gate)
     app.add_middleware(OneRequestId)
     bypass = ServeBypass(app.state.score, app.state.infer, config.route_prefix.rstrip("/"), asyncio.get_running_loop())
     bypass.install()
     replica.inference = app.state.inference
+    replica.gate = gate
     replica.loopback_only = config.http.host == "127.0.0.1"
     return app, bypass
