@@ -37,7 +37,7 @@ class Forbidden(DPIFrameError):
 
 
 class Gate:
-    """The tokens of one file. One thread at a time may ask it.
+    """The tokens of one file. Threads may share it: at worst two of them read a new file.
 
     A file that is broken or gone leaves the tokens as they were; the log says so, once for each change.
     """
