@@ -1,4 +1,4 @@
-"""A service for other hosts as a user starts it, in both topologies: every way in asks for a token, also a new one."""
+"""A service for other hosts as a user starts it, in both topologies: every way in asks for a token; a new file is followed."""
 
 import json
 import os
