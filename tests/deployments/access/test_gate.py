@@ -138,3 +138,14 @@ def test_there_is_a_gate_where_a_file_is_configured_and_it_must_be_sound_at_firs
         Gate.of(Access(tokens=str(file)))
     made(file, a=["score"])
     assert isinstance(Gate.of(Access(tokens=str(file))), Gate)
+
+
+def test_within_a_second_the_file_is_looked_at_once_however_many_ask(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, looks = Clock(), []
+    token = made(file, a=["score"])["a"]
+    gate = Gate(str(file), clock)
+    monkeypatch.setattr("deployments.access.gate._stamp", lambda path: looks.append(path) or gate._stamp)
+    for clock.now in (0.5, 1.0, 1.1, 1.9, 2.0, 2.5):
+        for _ in range(20):
+            assert passes(gate, token)
+    assert len(looks) == 2
