@@ -41,7 +41,7 @@ class ScoreRoute:
         except DPIFrameError as error:
             answer = answers.error_answer(error, job.request_id)
         except Exception:
-            log.exception("request %s failed", job.request_id)
+            log.exception("request %s failed", job.request_id, extra={"request_id": job.request_id})
             answer = answers.internal_error(job.request_id)
         self._scoring.finish(job, "cancelled" if answer is None else answer.outcome)
         if answer is not None:
@@ -50,7 +50,7 @@ class ScoreRoute:
     async def _score(self, job: Job, body: bytes, kind: str, receive: Receive) -> Answer:
         served, request = await self._read_arrow(body) if kind == ARROW else self._parse(body)
         options, columns = request.options, request.candidates
-        job.model = served.info.name
+        job.model, job.version = served.info.name, served.info.version
         with HangUp(receive):
             scored = await self._scoring.score(
                 job,

@@ -112,7 +112,7 @@ class GrpcMethods:
             _refuse(grpc_context, error)
         except Exception:
             outcome = "internal"
-            log.exception("request %s failed", job.request_id)
+            log.exception("request %s failed", job.request_id, extra={"request_id": job.request_id})
             _set(grpc_context, grpc.StatusCode.INTERNAL, answers.internal_message(job.request_id))
         finally:
             inference.scoring.finish(job, outcome)

@@ -82,7 +82,7 @@ class InferRoute:
         except DPIFrameError as error:
             answer = error_answer(error, request_id)
         except Exception:
-            log.exception("request %s failed", request_id)
+            log.exception("request %s failed", request_id, extra={"request_id": request_id})
             answer = internal_error(request_id)
         if answer is not None:
             await answers.send_answer(answer, send)

@@ -32,7 +32,8 @@ class EngineReplica:
         self._metrics = RayMetrics()
         set_log_level(config)
         batchers: dict[str, FanInBatcher] = {}
-        async for name, _, engine in self._loaded.load(config):
+        async for name, ref, engine in self._loaded.load(config):
+            version = ref.version or engine.manifest.version
             batchers[name] = batcher = FanInBatcher(
                 engine.run_batch,
                 engine.schema.block_layout,
@@ -44,10 +45,10 @@ class EngineReplica:
                 device=engine.device,
                 precision=engine.precision,
                 buckets=engine.buckets,
-                on_batch=self._metrics.batch_of(name),
+                on_batch=self._metrics.batch_of(name, version),
             )
             self._loaded.meter(batcher.dispatcher)
-            self._metrics.watch(name, batcher.dispatcher)
+            self._metrics.watch(name, version, batcher.dispatcher)
         place = meeting_place(config.application, ray.get_runtime_context().get_node_id())
         self._acceptor = Acceptor(place, batchers)
 

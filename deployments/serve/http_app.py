@@ -87,7 +87,7 @@ def build_app(
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
         request_id = request_id_of(request.scope["headers"])
-        log.error("request %s failed", request_id, exc_info=error)
+        log.error("request %s failed", request_id, exc_info=error, extra={"request_id": request_id})
         return _response(internal_error(request_id))
 
     app.openapi = lambda: _openapi(app, models)  # type: ignore[method-assign]

@@ -33,7 +33,7 @@ class IngressReplica(GrpcMethods):
         self._config = config
         self._engine = engine
         self._scorers: list[FanInScorer] = []
-        self._metrics = RayMetrics()  # of requests: the engine reports batches and what waits
+        self._metrics = RayMetrics()  # of requests, and of what is served: the engine reports batches and what waits
         self._bypass: ServeBypass | None = None
         set_log_level(config)
 
@@ -45,7 +45,7 @@ class IngressReplica(GrpcMethods):
             name, served = await self._served(ref, node, engines)
             require_new(name, models)
             models[name] = served
-        app, self._bypass = replica_app(self, self._config, models, self._metrics.request)
+        app, self._bypass = replica_app(self, self._config, models, self._metrics)
         return app
 
     async def _served(self, ref: ModelRef, node: str, engines: int) -> "tuple[str, ServedModel]":

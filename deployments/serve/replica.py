@@ -43,20 +43,21 @@ class Replica(GrpcMethods):
         config = self._config
         models: dict[str, ServedModel] = {}
         async for name, ref, engine in self._loaded.load(config):
+            version = ref.version or engine.manifest.version
             batcher = RowBatcher(
                 engine.run_batch,
                 max_batch_rows=engine.max_batch_rows,
                 lanes=engine.lanes,
                 max_queued_rows=config.batching.max_queued_rows,
-                on_batch=self._metrics.batch_of(name),
+                on_batch=self._metrics.batch_of(name, version),
             )
             self._batchers.append(batcher)
             self._loaded.meter(batcher.dispatcher)
-            self._metrics.watch(name, batcher.dispatcher)
+            self._metrics.watch(name, version, batcher.dispatcher)
             models[name] = ServedModel.of(
-                engine, batcher, config.limits, name=name, version=ref.version, example=engine.bundle.example
+                engine, batcher, config.limits, name=name, version=version, example=engine.bundle.example
             )
-        app, self._bypass = replica_app(self, config, models, self._metrics.request)
+        app, self._bypass = replica_app(self, config, models, self._metrics)
         return app
 
     def check_health(self) -> None:

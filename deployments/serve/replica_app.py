@@ -5,18 +5,19 @@ Knows no Ray, but for the header that Serve adds.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from deployments.config import DeploymentConfig
 from deployments.http_api.serve_bypass import ServeBypass
-from deployments.metrics import RequestSeen
 from deployments.protocol.grpc_service import GrpcMethods
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from deployments.scoring.served_model import ServedModel
+    from deployments.serve.ray_metrics import RayMetrics
 
 
 class OneRequestId:
@@ -44,7 +45,7 @@ def replica_app(
     replica: GrpcMethods,
     config: DeploymentConfig,
     models: "Mapping[str, ServedModel]",
-    on_request: Callable[[RequestSeen], None],
+    metrics: "RayMetrics",
 ) -> "tuple[FastAPI, ServeBypass]":
     """The app for Serve, on whose event loop this is called, and what answers scoring requests in front of it, installed.
 
@@ -52,8 +53,10 @@ def replica_app(
     """
     from deployments.serve.http_app import build_app
 
-    app = build_app(models, config.limits, on_request)
+    app = build_app(models, config.limits, metrics.request)
     app.add_middleware(OneRequestId)
+    for served in models.values():
+        metrics.serves(served.info, partial(getattr, served.scorer, "accepting"))
     bypass = ServeBypass(app.state.score, app.state.infer, config.route_prefix.rstrip("/"), asyncio.get_running_loop())
     bypass.install()
     replica.inference = app.state.inference
