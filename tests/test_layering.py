@@ -188,7 +188,9 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/bundle": "both ends name the bundle by its fingerprint",
         "dpiframe_core/engine": "counts of rows by bucket",
     },
+    "deployments/telemetry": {},
     "deployments/serve": {
+        "deployments/telemetry": "metrics of all processes, the form of the log",
         "deployments/batching": "a replica owns a batcher",
         "deployments/fanin": "or the two ends of the fan-in",
         "deployments/http_api": "the app mounts the score route",
@@ -298,7 +300,7 @@ DECIDES = {
     "deployments/protocol", "deployments/fanin", "deployments/client", "deployments/http_api/score_route",
     "deployments/http_api/answers", "deployments/http_api/request_body", "deployments/http_api/arrow_body",
     "deployments/serve/http_app", "deployments/serve/openapi", "deployments/serve/autoscaling", "deployments/serve/load_meter",
-    "deployments/serve/serve_policy", "deployments/serve/host",
+    "deployments/serve/serve_policy", "deployments/serve/host", "deployments/telemetry",
 }  # fmt: skip
 HEAVY = {"torch", "cupy", "ray", "triton"}
 MODEL_GRAPH = "dpiframe_core/models/model_graph.py"  # reads a bundle, whose tables are torch's

@@ -4,12 +4,13 @@ Turns every error, FastAPI's own included, into the one error form. Knows no Ray
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
 from deployments.config import Limits
@@ -22,6 +23,7 @@ from deployments.scoring.scoring import Scoring
 from deployments.scoring.served_model import ModelList, ServedModel, find
 from deployments.scoring.statistics import Statistics
 from deployments.serve.openapi import error_answers, protocol_pages, score_page
+from deployments.telemetry.node_metrics import CONTENT_TYPE
 from dpiframe_core.engine.buckets import BatchSizes
 from dpiframe_core.errors import DPIFrameError, Unavailable, shown
 
@@ -32,9 +34,15 @@ _MODEL_ERRORS = {404: "no such model", 422: "several models are served, and none
 
 
 def build_app(
-    models: Mapping[str, ServedModel], limits: Limits, on_request: Callable[[RequestSeen], None] = lambda seen: None
+    models: Mapping[str, ServedModel],
+    limits: Limits,
+    on_request: Callable[[RequestSeen], None] = lambda seen: None,
+    metrics_page: Callable[[], Awaitable[bytes]] | None = None,
 ) -> FastAPI:
-    """An application over `models`, by the name that requests give. The mapping is read anew for each request."""
+    """An application over `models`, by the name that requests give. The mapping is read anew for each request.
+
+    `metrics_page` writes what `/metrics` answers; without it there is no such route.
+    """
     counted = Statistics(on_request)
     app = FastAPI(title="DPIFrame", summary="CTR model inference", redirect_slashes=False)
     scoring = Scoring(limits, counted.request)
@@ -71,6 +79,13 @@ def build_app(
         if closed or not models:
             raise Unavailable(f"models: got {closed or 'none'} not accepting requests, expected all to")
         return Response(b'{"status":"ready"}', media_type="application/json")
+
+    if metrics_page is not None:
+
+        @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
+        async def metrics() -> Response:
+            """This application's metrics of all its processes, for Prometheus; up to 15 seconds old."""
+            return Response(await metrics_page(), headers={"content-type": CONTENT_TYPE})
 
     @app.exception_handler(DPIFrameError)
     async def raised(request: Request, error: DPIFrameError) -> Response:

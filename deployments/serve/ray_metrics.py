@@ -9,9 +9,12 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+import ray
 from ray.serve import metrics
 
 from deployments.metrics import FILL_BOUNDS, LATENCY_BOUNDS_MS, SCORE_BOUNDS, BatchSeen, Gauged, RequestSeen, Serving
+from deployments.telemetry.node_metrics import Endpoint
+from dpiframe_core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -144,3 +147,16 @@ class RayMetrics:
 
 def _tags(of: _Of) -> dict[str, str]:
     return {"model": of[0], "version": of[1]}
+
+
+def endpoints() -> list[Endpoint]:
+    """Of the nodes that there are now. Blocks for as long as Ray's control service takes to name them."""
+    return [Endpoint(node["NodeManagerAddress"], node["MetricsExportPort"]) for node in ray.nodes() if node["Alive"]]
+
+
+def require_port(port: int | None) -> None:
+    """Raises ConfigError if a node's metrics are on another port: only who starts Ray decides it."""
+    for found in endpoints() if port is not None else ():
+        if found.port != port:
+            got = f"got {port}, but node {found.host} was started with {found.port}"
+            raise ConfigError(f"metrics.port: {got}, expected that one (ray start --metrics-export-port) or none")

@@ -1,6 +1,6 @@
 """The app of a replica, as Serve mounts it: one request id an answer, scoring in front of Serve, gRPC from the same models.
 
-Knows no Ray, but for the header that Serve adds.
+Knows of Ray only what `ray_metrics` hands it, and the header that Serve adds.
 """
 
 import asyncio
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from deployments.config import DeploymentConfig
 from deployments.http_api.serve_bypass import ServeBypass
 from deployments.protocol.grpc_service import GrpcMethods
+from deployments.serve.ray_metrics import RayMetrics, endpoints
+from deployments.telemetry.node_metrics import NodeMetrics
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from deployments.scoring.served_model import ServedModel
-    from deployments.serve.ray_metrics import RayMetrics
 
 
 class OneRequestId:
@@ -45,7 +46,7 @@ def replica_app(
     replica: GrpcMethods,
     config: DeploymentConfig,
     models: "Mapping[str, ServedModel]",
-    metrics: "RayMetrics",
+    metrics: RayMetrics,
 ) -> "tuple[FastAPI, ServeBypass]":
     """The app for Serve, on whose event loop this is called, and what answers scoring requests in front of it, installed.
 
@@ -53,7 +54,8 @@ def replica_app(
     """
     from deployments.serve.http_app import build_app
 
-    app = build_app(models, config.limits, metrics.request)
+    gathered = NodeMetrics(config.application, endpoints)
+    app = build_app(models, config.limits, metrics.request, gathered.page)
     app.add_middleware(OneRequestId)
     for served in models.values():
         metrics.serves(served.info, partial(getattr, served.scorer, "accepting"))
