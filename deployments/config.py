@@ -168,6 +168,7 @@ class DeploymentConfig(Strict):
     max_ongoing_requests: Annotated[int, Field(ge=1)] = 8192
     drain_s: Annotated[float, Field(ge=1, le=60)] = 3
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    log_format: Literal["text", "json"] = "text"
 
     @model_validator(mode="after")
     def _queue_holds_a_request(self) -> Self:

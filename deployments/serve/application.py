@@ -23,7 +23,11 @@ def application(config: DeploymentConfig, *, constructor_tries: int = 3) -> serv
         "graceful_shutdown_wait_loop_s": 0.1,
         "max_constructor_retry_count": constructor_tries,
         "max_ongoing_requests": config.max_ongoing_requests,
-        "logging_config": {"log_level": config.log_level.upper(), "enable_access_log": False},
+        "logging_config": {
+            "log_level": config.log_level.upper(),
+            "encoding": config.log_format.upper(),
+            "enable_access_log": False,
+        },
     }
     on_a_device = {
         "num_replicas": None if autoscaling else config.replicas,

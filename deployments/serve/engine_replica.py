@@ -12,7 +12,7 @@ from deployments.config import DeploymentConfig
 from deployments.fanin.handshake import meeting_place
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
-from deployments.serve.replica_app import set_log_level
+from deployments.telemetry.log_form import log_to_stderr
 
 if TYPE_CHECKING:
     from deployments.fanin.acceptor import Acceptor
@@ -30,7 +30,7 @@ class EngineReplica:
         self._config = config
         self._loaded = LoadedModels()
         self._metrics = RayMetrics()
-        set_log_level(config)
+        log_to_stderr(config.log_level, config.log_format)
         batchers: dict[str, FanInBatcher] = {}
         async for name, ref, engine in self._loaded.load(config):
             version = ref.version or engine.manifest.version

@@ -15,7 +15,8 @@ from deployments.fanin.handshake import meeting_place
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.serve.loaded_models import require_new
 from deployments.serve.ray_metrics import RayMetrics
-from deployments.serve.replica_app import replica_app, set_log_level
+from deployments.serve.replica_app import replica_app
+from deployments.telemetry.log_form import log_to_stderr
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -35,7 +36,7 @@ class IngressReplica(GrpcMethods):
         self._scorers: list[FanInScorer] = []
         self._metrics = RayMetrics()  # of requests, and of what is served: the engine reports batches and what waits
         self._bypass: ServeBypass | None = None
-        set_log_level(config)
+        log_to_stderr(config.log_level, config.log_format)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
         models: dict[str, ServedModel] = {}

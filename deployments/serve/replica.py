@@ -11,7 +11,8 @@ from deployments.config import DeploymentConfig
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
-from deployments.serve.replica_app import replica_app, set_log_level
+from deployments.serve.replica_app import replica_app
+from deployments.telemetry.log_form import log_to_stderr
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -34,7 +35,7 @@ class Replica(GrpcMethods):
         self._loaded = LoadedModels()
         self._metrics = RayMetrics()
         self._bypass: ServeBypass | None = None
-        set_log_level(config)
+        log_to_stderr(config.log_level, config.log_format)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
         from deployments.batching.batcher import RowBatcher

@@ -4,7 +4,6 @@ Knows of Ray only what `ray_metrics` hands it, and the header that Serve adds.
 """
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,12 +33,6 @@ class OneRequestId:
             await send(message)
 
         await self._app(scope, receive, send_without)
-
-
-def set_log_level(config: DeploymentConfig) -> None:
-    """Of our own code, in this process."""
-    for package in ("deployments", "dpiframe_core"):
-        logging.getLogger(package).setLevel(config.log_level.upper())
 
 
 def replica_app(
