@@ -15,6 +15,7 @@ from starlette.routing import Mount, Route
 
 from deployments.config import Limits
 from deployments.http_api.answers import Answer, error_answer, internal_error, plain_error, request_id_of
+from deployments.http_api.docs_page import docs_routes
 from deployments.http_api.score_route import ScoreRoute
 from deployments.metrics import RequestSeen
 from deployments.protocol.inference import Inference
@@ -44,7 +45,7 @@ def build_app(
     `metrics_page` writes what `/metrics` answers; without it there is no such route.
     """
     counted = Statistics(on_request)
-    app = FastAPI(title="DPIFrame", summary="CTR model inference", redirect_slashes=False)
+    app = FastAPI(title="DPIFrame", summary="CTR model inference", redirect_slashes=False, docs_url=None, redoc_url=None)
     scoring = Scoring(limits, counted.request)
     inference = Inference(models, scoring, counted)
     app.state.inference = inference
@@ -55,6 +56,7 @@ def build_app(
         Mount("/v2", app=infer),
         Route("/v2", infer),  # the bare path, which a mount leaves out
         Route("/v1/score", score, methods=["POST"]),
+        *docs_routes(),
     ]
 
     @app.get("/v1/models", tags=["models"])
