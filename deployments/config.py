@@ -66,6 +66,15 @@ class Grpc(Strict):
     port: Annotated[int, Field(ge=1, le=65535)] = 8001
 
 
+class Metrics(Strict):
+    """Ray's Prometheus endpoint of each node, on all interfaces: null has the launcher take a free port at each start.
+
+    On a cluster that runs before, the port is Ray's (`ray start --metrics-export-port`), and the one given here must be that.
+    """
+
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
+
+
 class Batching(Strict):
     """How requests become batches: rows in one run, runs in flight, and rows that may wait before requests get a 429.
 
@@ -152,6 +161,7 @@ class DeploymentConfig(Strict):
     http: Http = Http()
     access: Access | None = None
     grpc: Grpc | None = None
+    metrics: Metrics = Metrics()
     batching: Batching = Batching()
     limits: Limits = Limits()
     replicas: Annotated[int, Field(ge=1)] = 1
@@ -160,6 +170,7 @@ class DeploymentConfig(Strict):
     max_ongoing_requests: Annotated[int, Field(ge=1)] = 8192
     drain_s: Annotated[float, Field(ge=1, le=60)] = 3
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    log_format: Literal["text", "json"] = "text"
 
     @model_validator(mode="after")
     def _queue_holds_a_request(self) -> Self:
@@ -205,8 +216,10 @@ class DeploymentConfig(Strict):
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
-        if self.grpc is not None and self.grpc.port == self.http.port:
-            raise ValueError(f"grpc.port: got {self.grpc.port}, the port of http, expected another one")
+        taken = {self.http.port: "http"}
+        for key, port in (("grpc", self.grpc.port if self.grpc else None), ("metrics", self.metrics.port)):
+            if port is not None and taken.setdefault(port, key) != key:
+                raise ValueError(f"{key}.port: got {port}, the port of {taken[port]}, expected another one")
         return self
 
     @property

@@ -21,7 +21,7 @@ SOURCES = {".py", ".cu", ".cuh", ".c", ".h"}
 # Files beside the rooms that every room of their floor and the floors above may read. They read only each other.
 COMMON = {
     "dpiframe_core/errors", "dpiframe_core/strict", "dpiframe_core/strict_yaml",
-    "deployments/config", "deployments/config_faults", "deployments/config_tables", "deployments/log_text",
+    "deployments/config", "deployments/config_faults", "deployments/config_tables",
     "deployments/metrics",
     "deployments/processes", "deployments/signals",
     "benchmarks/timing",
@@ -198,8 +198,10 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/bundle": "both ends name the bundle by its fingerprint",
         "dpiframe_core/engine": "counts of rows by bucket",
     },
+    "deployments/telemetry": {},
     "deployments/serve": {
         "deployments/access": "a replica's gate, and the folder that its bundles must not leave",
+        "deployments/telemetry": "metrics of all processes, the form of the log",
         "deployments/batching": "a replica owns a batcher",
         "deployments/fanin": "or the two ends of the fan-in",
         "deployments/http_api": "the app mounts the score route",
@@ -307,11 +309,11 @@ DECIDES = {
     "dpiframe_core/bundle/graph_file", "dpiframe_core/bundle/encoding_files", "dpiframe_core/engine/buckets",
     "dpiframe_core/engine/calibration", "dpiframe_core/engine/options", "dpiframe_core/compiler/strided",
     "dpiframe_core/describe/trace", "deployments/config", "deployments/metrics",
-    "deployments/access", "deployments/log_text", "deployments/http_api/gated", "deployments/batching", "deployments/scoring",
+    "deployments/access", "deployments/http_api/gated", "deployments/batching", "deployments/scoring",
     "deployments/protocol", "deployments/fanin", "deployments/client", "deployments/http_api/score_route",
     "deployments/http_api/answers", "deployments/http_api/request_body", "deployments/http_api/arrow_body",
     "deployments/serve/http_app", "deployments/serve/openapi", "deployments/serve/autoscaling", "deployments/serve/load_meter",
-    "deployments/serve/serve_policy", "deployments/serve/host",
+    "deployments/serve/serve_policy", "deployments/serve/host", "deployments/telemetry",
 }  # fmt: skip
 HEAVY = {"torch", "cupy", "ray", "triton"}
 MODEL_GRAPH = "dpiframe_core/models/model_graph.py"  # reads a bundle, whose tables are torch's

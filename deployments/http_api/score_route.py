@@ -13,7 +13,6 @@ from deployments.http_api import answers
 from deployments.http_api.answers import Answer
 from deployments.http_api.arrow_body import read_stream
 from deployments.http_api.request_body import ARROW, JSON, ClientGone, HangUp, Receive, Scope, Send, media_type, read_body
-from deployments.log_text import traced
 from deployments.scoring.request_form import ScoreInput, addressed
 from deployments.scoring.scoring import Job, Scoring
 from deployments.scoring.served_model import ServedModel, find
@@ -45,8 +44,8 @@ class ScoreRoute:
             answer = None
         except DPIFrameError as error:
             answer = answers.error_answer(error, job.request_id)
-        except Exception as error:
-            log.error("request %s failed\n%s", job.request_id, traced(error))
+        except Exception:
+            log.exception("request %s failed", job.request_id, extra={"request_id": job.request_id})
             answer = answers.internal_error(job.request_id)
         self._scoring.finish(job, "cancelled" if answer is None else answer.outcome)
         if answer is not None:
@@ -55,7 +54,7 @@ class ScoreRoute:
     async def _score(self, job: Job, body: bytes, kind: str, receive: Receive) -> Answer:
         served, request = await self._read_arrow(body) if kind == ARROW else self._parse(body)
         options, columns = request.options, request.candidates
-        job.model = served.info.name
+        job.model, job.version = served.info.name, served.info.version
         with HangUp(receive):
             scored = await self._scoring.score(
                 job,

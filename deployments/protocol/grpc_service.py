@@ -14,7 +14,6 @@ from pydantic import ValidationError
 from deployments.access.gate import Gate
 from deployments.access.tokens import Scope
 from deployments.http_api import answers
-from deployments.log_text import traced
 from deployments.protocol.grpc_messages import CLASSES, METHODS, SERVICE
 from deployments.protocol.inference import SCORES, Inference, answer_parameters
 from deployments.protocol.request import Envelope, InferRequest, checked
@@ -115,9 +114,9 @@ class GrpcMethods:
         except DPIFrameError as error:
             outcome = error.code
             _refuse(grpc_context, error)
-        except Exception as error:
+        except Exception:
             outcome = "internal"
-            log.error("request %s failed\n%s", job.request_id, traced(error))
+            log.exception("request %s failed", job.request_id, extra={"request_id": job.request_id})
             _set(grpc_context, grpc.StatusCode.INTERNAL, answers.internal_message(job.request_id))
         finally:
             inference.scoring.finish(job, outcome)
@@ -135,8 +134,8 @@ class GrpcMethods:
             return made(**answer(_message(f"{method}Request", request)))
         except DPIFrameError as error:
             _refuse(context, error)
-        except Exception as error:
-            log.error("%s failed\n%s", method, traced(error))
+        except Exception:
+            log.exception("%s failed", method)
             _set(context, grpc.StatusCode.INTERNAL, "server: got an unexpected error, expected none; its log has it")
         return made()  # never seen: a call that ends in an error has no message
 

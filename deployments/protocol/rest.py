@@ -26,7 +26,6 @@ from deployments.http_api.request_body import (
     media_type,
     read_body,
 )
-from deployments.log_text import traced
 from deployments.protocol.inference import SCORES, Inference, answer_parameters
 from deployments.protocol.request import InferRequest, parse
 from deployments.scoring.faults import first_error
@@ -87,8 +86,8 @@ class InferRoute:
             return
         except DPIFrameError as error:
             answer = error_answer(error, request_id)
-        except Exception as error:
-            log.error("request %s failed\n%s", request_id, traced(error))
+        except Exception:
+            log.exception("request %s failed", request_id, extra={"request_id": request_id})
             answer = internal_error(request_id)
         if answer is not None:
             await answers.send_answer(answer, send)

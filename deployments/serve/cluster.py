@@ -114,11 +114,13 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
     require_free_port(config.http.host, config.http.port)
     if config.grpc is not None:
         require_free_port(config.http.host, config.grpc.port, "grpc.port", "")
+    if config.metrics.port is not None:
+        require_free_port("0.0.0.0", config.metrics.port, "metrics.port", "")
     with port_windows(2) as windows:
         state = Path(tempfile.mkdtemp(prefix=f"dpi-{os.getpid()}-", dir="/tmp"))
         (state / "token").touch(0o600)
         (state / "token").write_text(secrets.token_hex(32))
-        metrics_port = free_ports(1)[0]
+        metrics_port = config.metrics.port or free_ports(1)[0]
         os.environ.update(serve_settings(config, state, windows))
         keep_logs = False
         import ray

@@ -190,15 +190,19 @@ def test_a_replica_of_either_topology_has_the_gate_of_its_configuration_at_each_
     access = {"tokens": str(tmp_path / "tokens.yaml")}
     config = parse_config({"models": [{"path": "m"}], "topology": topology, "access": access}, "test")
     service, grpc_methods = Service(FakeEngine()), SimpleNamespace()
+    metrics = SimpleNamespace(request=service.seen.append, serves=lambda info, ready: None, endpoints=list)
 
     async def body(_: httpx.AsyncClient) -> None:
-        app, bypass = replica_app(grpc_methods, config, service.models, service.seen.append)  # type: ignore[arg-type]
+        app, bypass = replica_app(grpc_methods, config, service.models, metrics)  # type: ignore[arg-type]
         for one in (app, BypassMiddleware(app, bypass)):
             async with httpx.AsyncClient(transport=httpx.ASGITransport(one), base_url="http://test") as client:
                 assert (await client.post("/v1/score", json=request(2))).status_code == 401
                 answer = await client.post("/v1/score", json=request(2), headers=bearing(tokens["ranker"]))
                 assert answer.json()["scores"] == expected(2)
                 assert (await client.get("/v1/models")).status_code == 401
+                assert (await client.get("/metrics")).status_code == 401
+                assert (await client.get("/metrics", headers=bearing(tokens["ranker"]))).status_code == 403
+                assert (await client.get("/metrics", headers=bearing(tokens["graphs"]))).status_code == 503  # there is no node
         assert isinstance(grpc_methods.gate, Gate)
 
     service.run(body)

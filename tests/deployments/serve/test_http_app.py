@@ -98,7 +98,9 @@ def test_scores_come_in_the_order_of_the_candidates_with_all_that_the_contract_n
 
     service.run(body)
     [seen] = service.seen
-    assert (seen.model, seen.outcome, seen.rows, seen.device_ms) == ("fake", "ok", 4, 0.5)
+    assert (seen.model, seen.version, seen.outcome, seen.rows, seen.device_ms) == ("fake", "7", "ok", 4, 0.5)
+    assert seen.values == 1 + 4 * (1 + 1 + 3)  # user; item, site and three tags of each row
+    assert seen.sampled == [[score] for score in expected(4, 10)]
 
 
 def test_null_is_refused_with_its_path_where_the_schema_does_not_say_what_it_means() -> None:

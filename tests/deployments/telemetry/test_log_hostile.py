@@ -8,7 +8,7 @@ import grpc
 import httpx
 import pytest
 
-from deployments.log_text import traced
+from deployments.telemetry.log_form import TextForm
 from tests.deployments.http_api.test_serve_bypass import Fronted
 from tests.deployments.live_app import LiveApp
 from tests.deployments.protocol.test_grpc_service import call as grpc_call
@@ -38,12 +38,14 @@ def test_a_traceback_is_whole_and_what_a_client_wrote_in_it_is_escaped() -> None
         except KeyError:
             raise ValueError(HOSTILE + "\ud800") from None
     except ValueError as error:
-        text = traced(error)
-    fit_for_a_log(f"x\n{text}")
-    assert "test_log_text.py" in text
+        failed = logging.LogRecord("deployments.x", logging.ERROR, "x.py", 1, "failed: caf\xe9 \u6f22", (), None)
+        failed.exc_info = (ValueError, error, error.__traceback__)
+    text = TextForm().format(failed)
+    fit_for_a_log(text)
+    assert "test_log_hostile.py" in text
     assert "\\x1b[2J\\x1b]0;title\\x07\\x00\\x9b31m\\u2028" in text
     assert f"\n  | {FORGED}\\r{FORGED}" in text
-    assert "caf\xe9 \u6f22" in traced(ValueError("caf\xe9 \u6f22"))
+    assert "failed: caf\xe9 \u6f22\n" in text
 
 
 def broken(*_: Any, **__: Any) -> Any:
@@ -73,9 +75,8 @@ def test_a_fault_with_a_clients_text_is_logged_fit_to_read(
 
     Fronted().run(body)
     [record] = [r for r in caplog.records if r.name.startswith("deployments")]
-    assert record.exc_info is None  # which a formatter would add as it is
-    fit_for_a_log(record.getMessage())
-    assert FORGED in record.getMessage()
+    fit_for_a_log(TextForm().format(record))
+    assert FORGED in TextForm().format(record)
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "RepositoryIndex"])
@@ -88,7 +89,7 @@ def test_so_is_one_over_grpc(method: str, monkeypatch: pytest.MonkeyPatch, caplo
         assert caught.value.code() == grpc.StatusCode.INTERNAL
         assert FORGED not in caught.value.details()
     [record] = [r for r in caplog.records if r.name.startswith("deployments")]
-    fit_for_a_log(record.getMessage())
+    fit_for_a_log(TextForm().format(record))
 
 
 def with_model(name: str) -> Callable[[httpx.AsyncClient], Any]:
