@@ -1,6 +1,7 @@
 # CUDA 13 runtime, Python 3.12. Build: docker build -t dpiframe:0.1.0 .
 # gcc and Python's headers: Triton builds launchers with them when a model warms up, and so is the CPU's lookup built.
-# Run on one GPU: docker run --gpus all -p 8000:8000 -v $PWD/models:/models:ro dpiframe:0.1.0 serve --bundle /models/demo --host 0.0.0.0
+# Run configs/gpu.yaml, with the file of who may ask in ./access (docs/security.md):
+#   docker run --gpus all -p 8000:8000 -v $PWD/models:/opt/dpiframe/models:ro -v $PWD/access:/etc/dpiframe:ro dpiframe:0.1.0
 FROM nvidia/cuda:13.0.1-runtime-ubuntu24.04
 
 RUN apt-get update \

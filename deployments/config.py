@@ -46,10 +46,33 @@ class Http(Strict):
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
 
 
+class Access(Strict):
+    """Who may ask: those with a token of the file `tokens`, whose lines `dpiframe token` makes; or, with `open`, anybody."""
+
+    tokens: Annotated[str, Field(min_length=1)] | None = None
+    open: bool = False
+
+    @model_validator(mode="after")
+    def _one_way_in(self) -> Self:
+        if (self.tokens is None) != self.open:
+            got = "both it and" if self.open else "neither it nor"
+            raise ValueError(f"tokens: got {got} open: true, expected one of the two")
+        return self
+
+
 class Grpc(Strict):
     """Where gRPC clients connect, on the host of `Http`. Replicas then listen on every interface too (docs/protocol.md)."""
 
     port: Annotated[int, Field(ge=1, le=65535)] = 8001
+
+
+class Metrics(Strict):
+    """Ray's Prometheus endpoint of each node, on all interfaces: null has the launcher take a free port at each start.
+
+    On a cluster that runs before, the port is Ray's (`ray start --metrics-export-port`), and the one given here must be that.
+    """
+
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
 
 class Batching(Strict):
@@ -81,9 +104,13 @@ class Batching(Strict):
 
 
 class Limits(Strict):
-    """What one request may ask for. Candidates given as row objects, the slow form, have a bound of their own."""
+    """What one request may ask for. Candidates given as row objects, the slow form, have a bound of their own.
+
+    `max_body_s`: from a request's headers to the end of its body.
+    """
 
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**30)] = 4 * 2**20
+    max_body_s: Annotated[float, Field(gt=0, le=3600)] = 30
     max_rows_per_request: Annotated[int, Field(ge=1)] = 8192
     max_row_dicts: Annotated[int, Field(ge=1)] = 1000
     default_deadline_ms: Annotated[float, Field(gt=0)] | None = None
@@ -114,6 +141,7 @@ class Autoscaling(Strict):
 class DeploymentConfig(Strict):
     """Everything that starting one deployment needs. Relative bundle paths start at the working directory of the command.
 
+    `models_root`, if set, is a folder that bundles must not leave, links included. Without `access` it serves loopback alone.
     `topology`: "colocated" has HTTP, batching and engine in each of `replicas` processes; "fanin" has `replicas` engine
     processes, and `ingress_replicas` processes of HTTP and encoding beside them on the same host.
     `max_ongoing_requests`, of those that go through Serve, is above what HAProxy lets through (4,096 connections), so that
@@ -124,13 +152,16 @@ class DeploymentConfig(Strict):
     application: Name = "dpiframe"
     route_prefix: Annotated[str, Field(pattern=r"^/([A-Za-z0-9_\-]+(/[A-Za-z0-9_\-]+)*)?$")] = "/"
     models: Annotated[tuple[ModelRef, ...], Field(min_length=1)]
+    models_root: Annotated[str, Field(min_length=1)] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "tf32", "bf16", "fp8"] | None = None
     topology: Literal["colocated", "fanin"] = "colocated"
     ingress_replicas: Annotated[int, Field(ge=1, le=64)] = 4
     cpus_per_ingress: Annotated[float, Field(gt=0)] = 1
     http: Http = Http()
+    access: Access | None = None
     grpc: Grpc | None = None
+    metrics: Metrics = Metrics()
     batching: Batching = Batching()
     limits: Limits = Limits()
     replicas: Annotated[int, Field(ge=1)] = 1
@@ -139,6 +170,7 @@ class DeploymentConfig(Strict):
     max_ongoing_requests: Annotated[int, Field(ge=1)] = 8192
     drain_s: Annotated[float, Field(ge=1, le=60)] = 3
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    log_format: Literal["text", "json"] = "text"
 
     @model_validator(mode="after")
     def _queue_holds_a_request(self) -> Self:
@@ -176,9 +208,18 @@ class DeploymentConfig(Strict):
         return self
 
     @model_validator(mode="after")
+    def _other_hosts_are_let_in_on_purpose(self) -> Self:
+        if self.http.host == "0.0.0.0" and self.access is None:
+            rule = "access: {tokens: FILE}, whose lines `dpiframe token` makes; or access: {open: true}, for anybody"
+            raise ValueError(f"http.host: got '0.0.0.0' without access, expected {rule}")
+        return self
+
+    @model_validator(mode="after")
     def _ports_differ(self) -> Self:
-        if self.grpc is not None and self.grpc.port == self.http.port:
-            raise ValueError(f"grpc.port: got {self.grpc.port}, the port of http, expected another one")
+        taken = {self.http.port: "http"}
+        for key, port in (("grpc", self.grpc.port if self.grpc else None), ("metrics", self.metrics.port)):
+            if port is not None and taken.setdefault(port, key) != key:
+                raise ValueError(f"{key}.port: got {port}, the port of {taken[port]}, expected another one")
         return self
 
     @property
@@ -213,7 +254,11 @@ class DeploymentConfig(Strict):
 
     def with_absolute_paths(self) -> Self:
         """For processes whose working directory is another."""
-        return self.model_copy(update={"models": tuple(m.with_absolute_paths() for m in self.models)})
+        root, access = self.models_root, self.access
+        if access is not None and access.tokens is not None:
+            access = access.model_copy(update={"tokens": str(Path(access.tokens).absolute())})
+        models = tuple(m.with_absolute_paths() for m in self.models)
+        return self.model_copy(update={"models": models, "access": access, "models_root": root and str(Path(root).absolute())})
 
 
 def read_config(path: str | Path) -> DeploymentConfig:

@@ -3,29 +3,41 @@
 Taking a record must cost less than a microsecond or two: they are made on hot paths (event loop and lane threads).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 # A warm GPU answers in tens of microseconds, a busy queue in tens of milliseconds: bounds from 50 us to 2.5 s.
 LATENCY_BOUNDS_MS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 25, 50, 100, 250, 500, 1000, 2500)
 FILL_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+# Click rates lie near zero, so probabilities have finer buckets there. What is above 1 is no probability.
+SCORE_BOUNDS = (
+    0.0001, 0.0003, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4,
+    0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class RequestSeen:
     """One answered (or abandoned) request. Filled by `Scoring`.
 
+    `model` and `version` are empty for a request that named none of this process.
     `outcome` is "ok", "cancelled" or the code of an error; times are milliseconds, zero for steps that were not reached.
+    `values` are the places for ids in its rows and contexts, of which `oov_count` hold a value that the model did not know.
+    `sampled` are the scores of some of its rows, by task: float[rows of the sample, tasks].
     """
 
     model: str
+    version: str
     outcome: str
     rows: int
+    values: int
     oov_count: int
     queue_ms: float
     encode_ms: float
     device_ms: float
     total_ms: float
+    sampled: Sequence[Sequence[float]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,25 @@ class BatchSeen:
     fill: float
     device_ms: float
     failed: bool
+
+
+class Serving(Protocol):
+    """What a served model is, as far as metrics tell it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def tasks(self) -> Sequence[str]: ...
+
+    @property
+    def precision(self) -> str: ...
+
+    @property
+    def device(self) -> str: ...
 
 
 class Gauged(Protocol):

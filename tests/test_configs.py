@@ -58,6 +58,13 @@ def test_values_of_a_file_arrive_and_the_rest_are_defaults() -> None:
         ("grpc: {ports: 1}", "grpc.ports: got an unknown key, expected one of port"),
         ("http: {port: 65536}", "http.port: got 65536, expected less than or equal to 65535"),
         ("http: {host: localhost}", "http.host: got 'localhost', expected '127.0.0.1' or '0.0.0.0'"),
+        ("http: {host: 0.0.0.0}", "http.host: got '0.0.0.0' without access, expected access: {tokens: FILE}, whose lines "),
+        ("access: {}", "access.tokens: got neither it nor open: true, expected one of the two"),
+        ("access: {open: false}", "access.tokens: got neither it nor open: true, expected one of the two"),
+        ("access: {open: true, tokens: t}", "access.tokens: got both it and open: true, expected one of the two"),
+        ("access: {open: 'yes'}", "access.open: got 'yes', expected a valid boolean"),
+        ("access: {token: t}", "access.token: got an unknown key, expected one of open, tokens"),
+        ("limits: {max_body_s: 0}", "limits.max_body_s: got 0, expected greater than 0"),
         ("device: tpu", "device: got 'tpu', expected 'auto', 'cpu' or 'cuda'"),
         ("drain_s: .inf", "drain_s: got inf, expected a finite number"),
         ("drain_s: 0", "drain_s: got 0, expected greater than or equal to 1"),
@@ -169,3 +176,24 @@ def test_a_configuration_survives_the_way_through_yaml() -> None:
     text = yaml.safe_dump(config.model_dump(mode="json", exclude_unset=True))
     assert parse_config(yaml.safe_load(text), "test") == config
     assert isinstance(config, DeploymentConfig)
+
+
+def test_other_hosts_are_let_in_with_tokens_or_on_purpose_and_loopback_without_either() -> None:
+    everywhere = ONE_MODEL | {"http": {"host": "0.0.0.0"}}
+    for access in ({"tokens": "tokens.yaml"}, {"open": True}):
+        assert parse_config(everywhere | {"access": access}, "test").http.host == "0.0.0.0"
+        assert parse_config(ONE_MODEL | {"access": access}, "test").http.host == "127.0.0.1"
+    assert parse_config(ONE_MODEL, "test").access is None
+
+
+def test_every_configuration_that_other_hosts_reach_asks_for_tokens() -> None:
+    reached = [c for c in map(read_config, CONFIGS.glob("*.yaml")) if c.http.host == "0.0.0.0"]
+    assert len(reached) == 2
+    assert all(c.access is not None and c.access.tokens for c in reached)
+
+
+def test_a_relative_file_of_tokens_starts_at_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    access = parse_config(ONE_MODEL | {"access": {"tokens": "t.yaml"}}, "test").with_absolute_paths().access
+    assert access is not None
+    assert access.tokens == str(tmp_path / "t.yaml")

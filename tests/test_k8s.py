@@ -150,6 +150,20 @@ def test_the_embedded_configuration_passes_our_own_schema_and_agrees_with_what_s
     assert env["RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S"] == launched["RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S"]
 
 
+def test_tokens_come_as_a_whole_secret_to_every_container_that_reads_them(manifest: dict[str, Any]) -> None:
+    """Of a subPath a pod would never see the change."""
+    _, config = embedded(manifest)
+    assert config.access is not None
+    assert config.access.tokens is not None
+    assert config.models_root == "/models"
+    cluster = manifest["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        spec = group["template"]["spec"]
+        (mount,) = [m for m in spec["containers"][0]["volumeMounts"] if m["name"] == "tokens"]
+        assert mount == {"name": "tokens", "mountPath": str(Path(config.access.tokens).parent), "readOnly": True}
+        assert [v["secret"] for v in spec["volumes"] if v["name"] == "tokens"] == [{"secretName": "dpiframe-tokens"}]
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's, at import
 def test_the_embedded_file_holds_only_keys_that_serve_knows(manifest: dict[str, Any]) -> None:
     from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
@@ -178,6 +192,16 @@ def test_the_network_policy_lets_clients_reach_the_service_port_only() -> None:
     open_ports = {p["port"] for r in policy["spec"]["ingress"] for p in r.get("ports", [])}
     assert 8404 not in open_ports
     assert all(r["from"] for r in policy["spec"]["ingress"])
+
+
+def test_the_ingress_that_the_page_shows_ends_tls_in_front_of_the_service() -> None:
+    page = (ROOT / "docs" / "kubernetes.md").read_text()
+    (block,) = [b.split("```")[0] for b in page.split("```yaml\n")[1:] if "kind: Ingress" in b]
+    spec = yaml.safe_load(block)["spec"]
+    (rule,) = spec["rules"]
+    assert spec["tls"] == [{"hosts": [rule["host"]], "secretName": "dpiframe-tls"}]
+    (path,) = rule["http"]["paths"]
+    assert path["backend"]["service"] == {"name": "dpiframe-serve-svc", "port": {"number": 8000}}
 
 
 def instructions() -> list[tuple[str, str]]:

@@ -21,7 +21,8 @@ SOURCES = {".py", ".cu", ".cuh", ".c", ".h"}
 # Files beside the rooms that every room of their floor and the floors above may read. They read only each other.
 COMMON = {
     "dpiframe_core/errors", "dpiframe_core/strict", "dpiframe_core/strict_yaml",
-    "deployments/config", "deployments/config_faults", "deployments/config_tables", "deployments/metrics",
+    "deployments/config", "deployments/config_faults", "deployments/config_tables",
+    "deployments/metrics",
     "deployments/processes", "deployments/signals",
     "benchmarks/timing",
 }  # fmt: skip
@@ -178,11 +179,14 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/engine": "and its batch sizes",
         "kernels/runtime": "large bodies are read without garbage collection",
     },
+    "deployments/access": {},
     "deployments/http_api": {
+        "deployments/access": "a route asks the gate first",
         "deployments/scoring": "a route hands requests to the served model",
         "dpiframe_core/features": "an answer holds scores of a row block",
     },
     "deployments/protocol": {
+        "deployments/access": "and so do its routes and calls",
         "deployments/http_api": "bodies are read, and errors answered, as everywhere",
         "deployments/scoring": "requests go to the served model",
         "dpiframe_core/features": "tensors are columns of features",
@@ -194,7 +198,10 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/bundle": "both ends name the bundle by its fingerprint",
         "dpiframe_core/engine": "counts of rows by bucket",
     },
+    "deployments/telemetry": {},
     "deployments/serve": {
+        "deployments/access": "a replica's gate, and the folder that its bundles must not leave",
+        "deployments/telemetry": "metrics of all processes, the form of the log",
         "deployments/batching": "a replica owns a batcher",
         "deployments/fanin": "or the two ends of the fan-in",
         "deployments/http_api": "the app mounts the score route",
@@ -222,6 +229,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/graph": "a DeepFM",
     },
     "deployments/cli": {
+        "deployments/access": "dpiframe token",
         "deployments/demo": "dpiframe demo",
         "deployments/offline": "dpiframe score, compress",
         "deployments/serve": "dpiframe serve",
@@ -288,7 +296,7 @@ FASTAPI = {  # replicas name it as a type only
     f"deployments/serve/{name}.py" for name in ("http_app", "replica", "replica_app", "ingress_replica")
 }
 GRPC = {"deployments/protocol/grpc_service.py"}
-TYPER = {f"deployments/cli/{name}.py" for name in ("main", "terminal", "score_command", "import_command")}
+TYPER = {f"deployments/cli/{name}.py" for name in ("main", "terminal", "score_command", "import_command", "token_command")}
 ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "grpc": GRPC, "typer": TYPER}
 
 # What decides runs anywhere and is tested anywhere: neither torch nor CuPy nor Ray, not through another module either.
@@ -300,11 +308,12 @@ DECIDES = {
     "deployments/cli/plan_command",
     "dpiframe_core/bundle/graph_file", "dpiframe_core/bundle/encoding_files", "dpiframe_core/engine/buckets",
     "dpiframe_core/engine/calibration", "dpiframe_core/engine/options", "dpiframe_core/compiler/strided",
-    "dpiframe_core/describe/trace", "deployments/config", "deployments/metrics", "deployments/batching", "deployments/scoring",
+    "dpiframe_core/describe/trace", "deployments/config", "deployments/metrics",
+    "deployments/access", "deployments/http_api/gated", "deployments/batching", "deployments/scoring",
     "deployments/protocol", "deployments/fanin", "deployments/client", "deployments/http_api/score_route",
     "deployments/http_api/answers", "deployments/http_api/request_body", "deployments/http_api/arrow_body",
     "deployments/serve/http_app", "deployments/serve/openapi", "deployments/serve/autoscaling", "deployments/serve/load_meter",
-    "deployments/serve/serve_policy", "deployments/serve/host",
+    "deployments/serve/serve_policy", "deployments/serve/host", "deployments/telemetry",
 }  # fmt: skip
 HEAVY = {"torch", "cupy", "ray", "triton"}
 MODEL_GRAPH = "dpiframe_core/models/model_graph.py"  # reads a bundle, whose tables are torch's

@@ -10,6 +10,7 @@ import typer
 from deployments.cli.import_command import import_app
 from deployments.cli.score_command import score
 from deployments.cli.terminal import BundlePath, Device, Precision, Splitter, by_feature, err, one_line_errors, stdout
+from deployments.cli.token_command import token
 
 if TYPE_CHECKING:
     from deployments.config import DeploymentConfig
@@ -23,8 +24,11 @@ app.add_typer(import_app, name="import")
 _DEMO_BUNDLE = Path("models/demo")
 
 Host = Annotated[Literal["127.0.0.1", "0.0.0.0"] | None, typer.Option(help="0.0.0.0 lets other hosts connect.")]
+Tokens = Annotated[Path | None, typer.Option(help="Who may ask: a file with lines of `dpiframe token`.")]
+Open = Annotated[bool, typer.Option("--open", help="Anybody who reaches the port may ask.")]
 Port = Annotated[int | None, typer.Option(min=1, max=65535)]
 app.command()(score)
+app.command()(token)
 
 
 @app.command()
@@ -33,6 +37,8 @@ def serve(
     bundle: Annotated[Path | None, typer.Option(help="Or one model bundle, with default settings.")] = None,
     host: Host = None,
     port: Port = None,
+    tokens: Tokens = None,
+    open_: Open = False,
     device: Device = None,
     precision: Precision = None,
     address: Annotated[str | None, typer.Option(help="An existing Ray cluster, started with both serving flags.")] = None,
@@ -43,7 +49,8 @@ def serve(
     with one_line_errors(), _Progress() as progress:
         from deployments.serve.launcher import running
 
-        with running(_settings(config, bundle, host, port, device, precision), progress.step, address=address) as endpoint:
+        settings = _settings(config, bundle, host, port, device, precision, tokens, open_)
+        with running(settings, progress.step, address=address) as endpoint:
             progress.finish()
             _announce(endpoint)
             _wait_for_interrupt()
@@ -232,7 +239,14 @@ class _Progress:
 
 
 def _settings(
-    file: Path | None, bundle: Path | None, host: str | None, port: int | None, device: str | None, precision: str | None
+    file: Path | None,
+    bundle: Path | None,
+    host: str | None,
+    port: int | None,
+    device: str | None,
+    precision: str | None,
+    tokens: Path | None = None,
+    open_: bool = False,
 ) -> "DeploymentConfig":
     """The file's settings, or the defaults for one bundle, with what the command line says over them."""
     from deployments.config import parse_config, read_config
@@ -242,6 +256,8 @@ def _settings(
         data = read_config(file).model_dump(mode="json", exclude_unset=True)
     data["http"] = data.get("http", {}) | {k: v for k, v in (("host", host), ("port", port)) if v is not None}
     data |= {k: v for k, v in (("device", device), ("precision", precision)) if v is not None}
+    if tokens is not None or open_:
+        data["access"] = {"tokens": None if tokens is None else str(tokens), "open": open_}
     return parse_config(data, str(file or "command line"))
 
 

@@ -4,7 +4,9 @@ Knows no I/O: both clients of `client` drive it.
 """
 
 import json
+import os
 import random
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +22,20 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 
 _ENVELOPE_LENGTH = "Inference-Header-Content-Length"
 _ALIGN = 16  # the envelope is padded with spaces, so that the server reads tensors where they lie
+
+
+def bearer(token: str | None) -> dict[str, str]:
+    """The header that brings a token, by default that of the environment variable DPIFRAME_TOKEN; none without either.
+
+    Raises:
+        ValueError: it cannot stand in a header. It is not shown.
+    """
+    token = os.environ.get("DPIFRAME_TOKEN", "") if token is None else token
+    if not token:
+        return {}
+    if re.fullmatch("[!-~]{1,512}", token) is None:
+        raise ValueError("token: got other characters or more, expected at most 512 visible ASCII characters")
+    return {"Authorization": f"Bearer {token}"}
 
 
 class ClientError(Exception):

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import httpx
 import numpy.typing as npt
 
-from deployments.client.call import Call, ClientError, Floats, Retry, Wait
+from deployments.client.call import Call, ClientError, Floats, Retry, Wait, bearer
 from deployments.client.columns import Column, WireTensor, array_tensors, raw_tensors
 
 __all__ = ["AsyncClient", "Client", "ClientError", "Floats", "Retry"]
@@ -47,11 +47,14 @@ class Client:
         *,
         retry: Retry = _RETRY,
         timeout_s: float = 30.0,
+        token: str | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """`timeout_s` bounds a try that has no deadline."""
+        """`timeout_s` bounds a try that has no deadline. `token`: by default that of the environment, DPIFRAME_TOKEN."""
         self._requests = _Requests(model, version, retry, timeout_s)
-        self._http = httpx.Client(base_url=url, transport=transport, limits=httpx.Limits(max_connections=None))
+        self._http = httpx.Client(
+            base_url=url, transport=transport, headers=bearer(token), limits=httpx.Limits(max_connections=None)
+        )
 
     def score(
         self,
@@ -122,10 +125,13 @@ class AsyncClient:
         *,
         retry: Retry = _RETRY,
         timeout_s: float = 30.0,
+        token: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._requests = _Requests(model, version, retry, timeout_s)
-        self._http = httpx.AsyncClient(base_url=url, transport=transport, limits=httpx.Limits(max_connections=None))
+        self._http = httpx.AsyncClient(
+            base_url=url, transport=transport, headers=bearer(token), limits=httpx.Limits(max_connections=None)
+        )
 
     async def score(
         self,

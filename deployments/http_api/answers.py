@@ -18,6 +18,7 @@ from deployments.scoring.served_model import ModelInfo
 from dpiframe_core.errors import DPIFrameError, InputError, Overloaded
 from dpiframe_core.features.row_block import Floats
 
+_BODY_LEFT = {401, 403, 408, 413}  # statuses of requests whose body is not read to its end
 _REQUEST_ID = re.compile(rb"[ -~]{1,128}")
 
 
@@ -73,8 +74,10 @@ def error_answer(error: DPIFrameError, request_id: str) -> Answer:
         ms = math.ceil(error.retry_after_s * 1e3)
         # HTTP's own header knows whole seconds only; a queue drains in milliseconds.
         extra = (b"retry-after", b"%d" % max(1, math.ceil(ms / 1e3))), (b"retry-after-ms", b"%d" % max(1, ms))
-    if error.status == 413:
-        extra = ((b"connection", b"close"),)  # the rest of the body is not read
+    if error.status in _BODY_LEFT:
+        extra = ((b"connection", b"close"),)
+    if error.status == 401:
+        extra = (*extra, (b"www-authenticate", b"Bearer"))
     return json_answer(error.status, request_id, {"error": {**detail, "request_id": request_id}}, error.code, extra)
 
 

@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from types import TracebackType
 from typing import Any, Self
 
+from deployments.config import Limits
 from deployments.scoring.faults import Words
-from dpiframe_core.errors import InputError, TooLarge
+from dpiframe_core.errors import DPIFrameError, InputError, TooLarge
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -27,6 +28,13 @@ class UnsupportedMediaType(InputError):
 
     status = 415
     code = "unsupported_media_type"
+
+
+class SlowBody(DPIFrameError):
+    """The client stalls, or sends its body a little at a time."""
+
+    status = 408
+    code = "slow_body"
 
 
 class ClientGone(Exception):
@@ -91,16 +99,17 @@ def media_type(headers: Iterable[Header], accepted: tuple[str, ...]) -> str:
     raise UnsupportedMediaType("Content-Type", value.decode("latin-1"), " or ".join(accepted))
 
 
-async def read_body(headers: Iterable[Header], receive: Receive, max_bytes: int) -> bytes:
-    """The whole body, decompressed, never holding more than `max_bytes` and one chunk of it.
+async def read_body(headers: Iterable[Header], receive: Receive, limits: Limits) -> bytes:
+    """The whole body, decompressed, never holding more than `max_body_bytes` and one chunk of it.
 
     Raises:
+        SlowBody: its end does not come within `max_body_s`.
         TooLarge: it is longer, or says that it will be, or becomes so when decompressed.
         UnsupportedMediaType: it is compressed in a way that is not known here.
         InputError: it is not what its `Content-Encoding` says, or cut short.
         ClientGone: the connection closed before its end.
     """
-    encoding = b""
+    encoding, max_bytes = b"", limits.max_body_bytes
     for name, value in headers:
         if name == b"content-length" and value.isdigit() and (len(value) > 18 or int(value) > max_bytes):
             raise TooLarge("Content-Length", value.decode(), f"at most {max_bytes}")
@@ -108,6 +117,17 @@ async def read_body(headers: Iterable[Header], receive: Receive, max_bytes: int)
             encoding = value.strip().lower()
             if encoding not in (b"", b"identity", *_WBITS):
                 raise UnsupportedMediaType("Content-Encoding", value.decode("latin-1"), "gzip, deflate or identity")
+    try:
+        async with asyncio.timeout(limits.max_body_s):
+            body = await _received(receive, max_bytes)
+    except TimeoutError:
+        raise SlowBody(f"body: got no end of it, expected one within {limits.max_body_s:g} s") from None
+    if encoding in _WBITS:  # on a thread: a few kilobytes may become all that is allowed
+        return await asyncio.to_thread(decompressed, body, _WBITS[encoding], max_bytes)
+    return body
+
+
+async def _received(receive: Receive, max_bytes: int) -> bytes:
     chunks: list[bytes] = []
     size, more = 0, True
     while more:
@@ -119,10 +139,7 @@ async def read_body(headers: Iterable[Header], receive: Receive, max_bytes: int)
         if size > max_bytes:
             raise TooLarge("body", size, f"at most {max_bytes} bytes")
         chunks.append(chunk)
-    body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    if encoding in _WBITS:  # on a thread: a few kilobytes may become all that is allowed
-        return await asyncio.to_thread(decompressed, body, _WBITS[encoding], max_bytes)
-    return body
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
 def decompressed(body: bytes, wbits: int, max_bytes: int) -> bytes:

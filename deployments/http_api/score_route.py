@@ -8,6 +8,7 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 
+from deployments.access.gate import Gate
 from deployments.http_api import answers
 from deployments.http_api.answers import Answer
 from deployments.http_api.arrow_body import read_stream
@@ -23,25 +24,28 @@ _READ_ON_LOOP_BYTES = 512 * 1024  # of an Arrow stream, whose checks take about 
 
 
 class ScoreRoute:
-    """The route, for all models of the process. `models` may change while it runs."""
+    """The route, for all models of the process. `models` may change while it runs. `gate`: who may ask; None: anybody."""
 
-    def __init__(self, models: Mapping[str, ServedModel], scoring: Scoring) -> None:
+    def __init__(self, models: Mapping[str, ServedModel], scoring: Scoring, gate: Gate | None = None) -> None:
         self._models = models
         self._scoring = scoring
+        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = self._scoring.begin(answers.request_id_of(scope["headers"]))
         answer: Answer | None
         try:
+            if self._gate is not None:
+                self._gate.require(scope["headers"], "score")
             kind = media_type(scope["headers"], (JSON, ARROW))
-            body = await read_body(scope["headers"], receive, self._scoring.limits.max_body_bytes)
+            body = await read_body(scope["headers"], receive, self._scoring.limits)
             answer = await self._score(job, body, kind, receive)
         except ClientGone:
             answer = None
         except DPIFrameError as error:
             answer = answers.error_answer(error, job.request_id)
         except Exception:
-            log.exception("request %s failed", job.request_id)
+            log.exception("request %s failed", job.request_id, extra={"request_id": job.request_id})
             answer = answers.internal_error(job.request_id)
         self._scoring.finish(job, "cancelled" if answer is None else answer.outcome)
         if answer is not None:
@@ -50,7 +54,7 @@ class ScoreRoute:
     async def _score(self, job: Job, body: bytes, kind: str, receive: Receive) -> Answer:
         served, request = await self._read_arrow(body) if kind == ARROW else self._parse(body)
         options, columns = request.options, request.candidates
-        job.model = served.info.name
+        job.model, job.version = served.info.name, served.info.version
         with HangUp(receive):
             scored = await self._scoring.score(
                 job,

@@ -11,6 +11,8 @@ import grpc
 from google.protobuf.message import DecodeError
 from pydantic import ValidationError
 
+from deployments.access.gate import Gate
+from deployments.access.tokens import Scope
 from deployments.http_api import answers
 from deployments.protocol.grpc_messages import CLASSES, METHODS, SERVICE
 from deployments.protocol.inference import SCORES, Inference, answer_parameters
@@ -23,6 +25,7 @@ log = logging.getLogger(__name__)
 
 # By the HTTP status that our errors have.
 _CODES = {
+    401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     400: grpc.StatusCode.INVALID_ARGUMENT,
     404: grpc.StatusCode.NOT_FOUND,
@@ -59,10 +62,11 @@ class Context(Protocol):
 
 
 class GrpcMethods:
-    """The service's methods by name, as Serve calls them. A deployment sets the two attributes once its models are there."""
+    """The service's methods by name, as Serve calls them. A deployment sets the attributes once its models are there."""
 
     inference: Inference
     loopback_only: bool = True
+    gate: Gate | None = None
 
     async def ServerLive(self, request: bytes, grpc_context: Context) -> Any:  # noqa: N802 (these names are the protocol's)
         return self._answered("ServerLive", request, grpc_context, lambda _: {"live": True})
@@ -96,10 +100,10 @@ class GrpcMethods:
 
     async def ModelInfer(self, request: bytes, grpc_context: Context) -> Any:  # noqa: N802
         inference, response = self.inference, CLASSES["ModelInferResponse"]
-        job = inference.scoring.begin(_request_id(grpc_context))
+        job = inference.scoring.begin(answers.request_id_of(_headers(grpc_context)))
         outcome = "cancelled"
         try:
-            _require_loopback(self.loopback_only, grpc_context)
+            self._let_in(grpc_context, "score")
             message = _message("ModelInferRequest", request)
             served = inference.find(job, message.model_name, message.model_version)
             parsed = read(message)
@@ -112,16 +116,21 @@ class GrpcMethods:
             _refuse(grpc_context, error)
         except Exception:
             outcome = "internal"
-            log.exception("request %s failed", job.request_id)
+            log.exception("request %s failed", job.request_id, extra={"request_id": job.request_id})
             _set(grpc_context, grpc.StatusCode.INTERNAL, answers.internal_message(job.request_id))
         finally:
             inference.scoring.finish(job, outcome)
         return response()
 
+    def _let_in(self, context: Context, scope: Scope | None = None) -> None:
+        _require_loopback(self.loopback_only, context)
+        if self.gate is not None:
+            self.gate.require(_headers(context), scope)
+
     def _answered(self, method: str, request: bytes, context: Context, answer: Callable[[Any], Mapping[str, Any]]) -> Any:
         made = CLASSES[f"{method}Response"]
         try:
-            _require_loopback(self.loopback_only, context)
+            self._let_in(context)
             return made(**answer(_message(f"{method}Request", request)))
         except DPIFrameError as error:
             _refuse(context, error)
@@ -221,10 +230,10 @@ def _scores(response: Any, job: Any, scores: Floats) -> Any:
     return response
 
 
-def _request_id(context: Context) -> str:
-    headers = ((str(key).encode(), value if isinstance(value, bytes) else str(value).encode("utf-8", "replace"))
-               for key, value in context.invocation_metadata() or ())  # fmt: skip
-    return answers.request_id_of(headers)
+def _headers(context: Context) -> list[tuple[bytes, bytes]]:
+    """The call's metadata as HTTP's headers."""
+    return [(str(key).encode(), value if isinstance(value, bytes) else str(value).encode("utf-8", "replace"))
+            for key, value in context.invocation_metadata() or ()]  # fmt: skip
 
 
 def _require_loopback(loopback_only: bool, context: Context) -> None:

@@ -74,7 +74,7 @@ class Inference:
             ModelNotFound: there is none of that name or version.
         """
         served = self._served(name, of_version)
-        job.model = served.info.name
+        job.model, job.version = served.info.name, served.info.version
         return served
 
     async def infer(self, job: Job, served: ServedModel, request: InferRequest, body_bytes: int) -> Floats:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import to_json
 
+from deployments.access.gate import Gate
 from deployments.http_api import answers
 from deployments.http_api.answers import Answer, json_answer
 from deployments.http_api.request_body import (
@@ -35,6 +36,7 @@ from dpiframe_core.features.row_block import Floats
 
 log = logging.getLogger(__name__)
 
+_PASSED_ON = {b"retry-after", b"retry-after-ms", b"connection", b"www-authenticate"}
 _ENVELOPE_LENGTH = b"inference-header-content-length"
 
 
@@ -59,10 +61,11 @@ class _WrongMethod(InputError):
 
 
 class InferRoute:
-    """All of `/v2`, to be mounted there."""
+    """All of `/v2`, to be mounted there. `gate`: who may ask; None: anybody."""
 
-    def __init__(self, inference: Inference) -> None:
+    def __init__(self, inference: Inference, gate: Gate | None = None) -> None:
         self._inference = inference
+        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":  # a mount gets those too
@@ -76,13 +79,15 @@ class InferRoute:
             if path[:1] == ["models"] and path[-1:] == ["infer"] and len(path) in (3, 5):
                 answer = await self._infer(_only("POST", scope, path), headers, receive, request_id)
             else:
+                if self._gate is not None:
+                    self._gate.require(headers)
                 answer = await self._ask(path, scope, receive, request_id)
         except ClientGone:
             return
         except DPIFrameError as error:
             answer = error_answer(error, request_id)
         except Exception:
-            log.exception("request %s failed", request_id)
+            log.exception("request %s failed", request_id, extra={"request_id": request_id})
             answer = internal_error(request_id)
         if answer is not None:
             await answers.send_answer(answer, send)
@@ -92,9 +97,11 @@ class InferRoute:
         job = scoring.begin(request_id)
         outcome = "cancelled"
         try:
+            if self._gate is not None:
+                self._gate.require(headers, "score")
             served = self._inference.find(job, *_model(path[:-1]))
             media_type(headers, (BINARY, JSON))
-            body = await read_body(headers, receive, scoring.limits.max_body_bytes)
+            body = await read_body(headers, receive, scoring.limits)
             length = header_of(headers, _ENVELOPE_LENGTH)
             request = parse(body, None if length is None else length.decode("latin-1"))
             with HangUp(receive):
@@ -135,7 +142,7 @@ class InferRoute:
                 return _get(scope, path, lambda: inference.model_metadata(*_model(path)), request_id)
             case ["repository", "index"]:
                 _only("POST", scope, path)
-                body = await read_body(scope["headers"], receive, inference.scoring.limits.max_body_bytes)
+                body = await read_body(scope["headers"], receive, inference.scoring.limits)
                 try:
                     ready_only = _IndexRequest.model_validate_json(body or b"{}").ready
                 except ValidationError as error:
@@ -147,7 +154,7 @@ class InferRoute:
 def error_answer(error: DPIFrameError, request_id: str) -> Answer:
     """An error in the protocol's form: the status, headers and message are those of every other route."""
     ours = answers.error_answer(error, request_id)
-    extra = tuple(h for h in ours.headers if h[0] in (b"retry-after", b"retry-after-ms", b"connection"))
+    extra = tuple(h for h in ours.headers if h[0] in _PASSED_ON)
     if isinstance(error, _WrongMethod):
         extra = ((b"allow", error.allowed.encode()),)
     return json_answer(ours.status, request_id, {"error": str(error)}, ours.outcome, extra)

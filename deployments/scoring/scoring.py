@@ -6,7 +6,7 @@ Knows no HTTP and no gRPC; the routes turn requests into an `encode` and scores 
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,12 +31,15 @@ class Job:
     request_id: str
     started: float
     model: str = ""
+    version: str = ""
     rows: int = 0
+    values: int = 0
     oov_count: int = 0
     queue_ms: float = 0.0
     encode_ms: float = 0.0
     device_ms: float = 0.0
     degraded_rows: int = 0
+    sampled: list[list[float]] = field(default_factory=list)
 
     def timing_ms(self, total_ms: float) -> dict[str, float]:
         return {"queue": self.queue_ms, "encode": self.encode_ms, "device": self.device_ms, "total": total_ms}
@@ -61,7 +64,8 @@ class Scoring:
     def finish(self, job: Job, outcome: str) -> None:
         """Counts a request. `outcome`: "ok", "cancelled" or the code of an error."""
         times = (job.queue_ms, job.encode_ms, job.device_ms, self.total_ms(job))
-        self._on_request(RequestSeen(job.model, outcome, job.rows, job.oov_count, *times))
+        counts = (job.rows, job.values, job.oov_count)
+        self._on_request(RequestSeen(job.model, job.version, outcome, *counts, *times, job.sampled))
 
     async def score(
         self,
@@ -88,11 +92,12 @@ class Scoring:
             block = encode()
         else:
             block = await asyncio.to_thread(encode)
-        job.rows, job.oov_count = block.rows, block.oov_count
+        job.rows, job.values, job.oov_count = block.rows, block.id_places, block.oov_count
         job.encode_ms = (self._clock() - before) * 1e3
         scored = await served.scorer.submit(block, deadline, priority)
         job.queue_ms, job.device_ms, job.degraded_rows = scored.queue_ms, scored.device_ms, scored.degraded_rows
         _check_finite(scored.scores)
+        job.sampled = served.sample.of(scored.scores, before)
         return scored
 
 

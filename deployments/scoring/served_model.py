@@ -1,7 +1,7 @@
 """A model that this process serves: what the routes need to know of it, and where its rows go. Knows no HTTP and no Ray."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from pydantic import BaseModel
@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from deployments.batching.scorer import Scorer
 from deployments.config import Limits
 from deployments.scoring.request_form import RequestForm
+from deployments.scoring.score_sample import ScoreSample
 from dpiframe_core.engine.buckets import BatchSizes, Counts, batch_sizes
 from dpiframe_core.errors import InputError, ModelNotFound
 from dpiframe_core.features.encoder import Encoder
@@ -77,6 +78,7 @@ class ServedModel:
     form: RequestForm
     batch_sizes: Callable[[], BatchSizes]
     example: Mapping[str, Any] | None = None
+    sample: ScoreSample = field(default_factory=ScoreSample)
 
     def encode(self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object]) -> RowBlock:
         """A request's rows, encoded where the scorer wants them."""

@@ -6,6 +6,7 @@ from ray import serve
 from deployments.config import DeploymentConfig
 from deployments.serve.engine_replica import EngineReplica
 from deployments.serve.ingress_replica import IngressReplica
+from deployments.serve.ray_metrics import require_port
 from deployments.serve.replica import Replica
 from deployments.serve.serve_policy import settings
 
@@ -14,6 +15,7 @@ def application(config: DeploymentConfig, *, constructor_tries: int = 3) -> serv
     """One deployment, since with a batcher in each replica a second hop gains nothing; or, as fan-in, engines and ingresses."""
     if config.device == "auto":
         config = config.placed(int(ray.cluster_resources().get("GPU", 0)))
+    require_port(config.metrics.port)
     autoscaling = settings(config.autoscaling) if config.autoscaling else None
     alike = {
         "health_check_period_s": 2,
@@ -21,7 +23,11 @@ def application(config: DeploymentConfig, *, constructor_tries: int = 3) -> serv
         "graceful_shutdown_wait_loop_s": 0.1,
         "max_constructor_retry_count": constructor_tries,
         "max_ongoing_requests": config.max_ongoing_requests,
-        "logging_config": {"log_level": config.log_level.upper(), "enable_access_log": False},
+        "logging_config": {
+            "log_level": config.log_level.upper(),
+            "encoding": config.log_format.upper(),
+            "enable_access_log": False,
+        },
     }
     on_a_device = {
         "num_replicas": None if autoscaling else config.replicas,

@@ -12,6 +12,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from deployments.access.gate import Gate
+from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig
 from deployments.metrics import LATENCY_BOUNDS_MS
 from deployments.processes import cores, killed_after
@@ -102,19 +104,23 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
     """A cluster of this host alone for the block, with all settings; the port of its metrics.
 
     Raises:
-        ConfigError: a model's bundle is not there, or a port is taken.
+        ConfigError: a model's bundle is not there or leaves `models_root`, the tokens cannot be read, or a port is taken.
     """
     for ref in config.models:
         if not (Path(ref.path) / "model.yaml").is_file():
             raise ConfigError(f"models: got {ref.path!r}, expected the directory of a model bundle (no model.yaml in it)")
+    check_models_root(config)
+    Gate.of(config.access)
     require_free_port(config.http.host, config.http.port)
     if config.grpc is not None:
         require_free_port(config.http.host, config.grpc.port, "grpc.port", "")
+    if config.metrics.port is not None:
+        require_free_port("0.0.0.0", config.metrics.port, "metrics.port", "")
     with port_windows(2) as windows:
         state = Path(tempfile.mkdtemp(prefix=f"dpi-{os.getpid()}-", dir="/tmp"))
         (state / "token").touch(0o600)
         (state / "token").write_text(secrets.token_hex(32))
-        metrics_port = free_ports(1)[0]
+        metrics_port = config.metrics.port or free_ports(1)[0]
         os.environ.update(serve_settings(config, state, windows))
         keep_logs = False
         import ray

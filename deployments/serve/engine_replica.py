@@ -12,7 +12,7 @@ from deployments.config import DeploymentConfig
 from deployments.fanin.handshake import meeting_place
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
-from deployments.serve.replica_app import set_log_level
+from deployments.telemetry.log_form import log_to_stderr
 
 if TYPE_CHECKING:
     from deployments.fanin.acceptor import Acceptor
@@ -30,9 +30,10 @@ class EngineReplica:
         self._config = config
         self._loaded = LoadedModels()
         self._metrics = RayMetrics()
-        set_log_level(config)
+        log_to_stderr(config.log_level, config.log_format)
         batchers: dict[str, FanInBatcher] = {}
-        async for name, _, engine in self._loaded.load(config):
+        async for name, ref, engine in self._loaded.load(config):
+            version = ref.version or engine.manifest.version
             batchers[name] = batcher = FanInBatcher(
                 engine.run_batch,
                 engine.schema.block_layout,
@@ -45,10 +46,10 @@ class EngineReplica:
                 device=engine.device,
                 precision=engine.precision,
                 buckets=engine.buckets,
-                on_batch=self._metrics.batch_of(name),
+                on_batch=self._metrics.batch_of(name, version),
             )
             self._loaded.meter(batcher.dispatcher)
-            self._metrics.watch(name, batcher.dispatcher)
+            self._metrics.watch(name, version, batcher.dispatcher)
         place = meeting_place(config.application, ray.get_runtime_context().get_node_id())
         self._acceptor = Acceptor(place, batchers)
 

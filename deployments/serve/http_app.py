@@ -4,16 +4,20 @@ Turns every error, FastAPI's own included, into the one error form. Knows no Ray
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
+from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 
+from deployments.access.gate import Gate
 from deployments.config import Limits
 from deployments.http_api.answers import Answer, error_answer, internal_error, plain_error, request_id_of
+from deployments.http_api.docs_page import docs_routes
+from deployments.http_api.gated import OPEN, Gated
 from deployments.http_api.score_route import ScoreRoute
 from deployments.metrics import RequestSeen
 from deployments.protocol.inference import Inference
@@ -21,7 +25,8 @@ from deployments.protocol.rest import InferRoute
 from deployments.scoring.scoring import Scoring
 from deployments.scoring.served_model import ModelList, ServedModel, find
 from deployments.scoring.statistics import Statistics
-from deployments.serve.openapi import error_answers, protocol_pages, score_page
+from deployments.serve.openapi import error_answers, name_the_bearer, protocol_pages, score_page
+from deployments.telemetry.node_metrics import CONTENT_TYPE
 from dpiframe_core.engine.buckets import BatchSizes
 from dpiframe_core.errors import DPIFrameError, Unavailable, shown
 
@@ -32,21 +37,31 @@ _MODEL_ERRORS = {404: "no such model", 422: "several models are served, and none
 
 
 def build_app(
-    models: Mapping[str, ServedModel], limits: Limits, on_request: Callable[[RequestSeen], None] = lambda seen: None
+    models: Mapping[str, ServedModel],
+    limits: Limits,
+    on_request: Callable[[RequestSeen], None] = lambda seen: None,
+    gate: Gate | None = None,
+    metrics_page: Callable[[], Awaitable[bytes]] | None = None,
 ) -> FastAPI:
-    """An application over `models`, by the name that requests give. The mapping is read anew for each request."""
+    """An application over `models`, by the name that requests give. The mapping is read anew for each request.
+
+    `gate`: who may ask; None: anybody. `metrics_page` writes what `/metrics` answers; without it there is no such route.
+    """
     counted = Statistics(on_request)
-    app = FastAPI(title="DPIFrame", summary="CTR model inference", redirect_slashes=False)
+    app = FastAPI(title="DPIFrame", summary="CTR model inference", redirect_slashes=False, docs_url=None, redoc_url=None)
     scoring = Scoring(limits, counted.request)
     inference = Inference(models, scoring, counted)
     app.state.inference = inference
+    if gate is not None:
+        app.add_middleware(Gated, gate=gate)
     # First, since the router asks one route after the other.
-    score, infer = ScoreRoute(models, scoring), InferRoute(inference)
+    score, infer = ScoreRoute(models, scoring, gate), InferRoute(inference, gate)
     app.state.score, app.state.infer = score, infer
     app.router.routes[:0] = [
         Mount("/v2", app=infer),
         Route("/v2", infer),  # the bare path, which a mount leaves out
         Route("/v1/score", score, methods=["POST"]),
+        *docs_routes(),
     ]
 
     @app.get("/v1/models", tags=["models"])
@@ -72,6 +87,15 @@ def build_app(
             raise Unavailable(f"models: got {closed or 'none'} not accepting requests, expected all to")
         return Response(b'{"status":"ready"}', media_type="application/json")
 
+    if metrics_page is not None:
+
+        @app.get("/metrics", tags=["health"], response_class=PlainTextResponse)
+        async def metrics(asked: Request) -> Response:
+            """This application's metrics of all its processes, for Prometheus; up to 15 seconds old."""
+            if gate is not None:
+                gate.require(asked.scope["headers"], "metrics")
+            return Response(await metrics_page(), headers={"content-type": CONTENT_TYPE})
+
     @app.exception_handler(DPIFrameError)
     async def raised(request: Request, error: DPIFrameError) -> Response:
         return _response(error_answer(error, request_id_of(request.scope["headers"])))
@@ -87,10 +111,10 @@ def build_app(
     @app.exception_handler(Exception)
     async def failed(request: Request, error: Exception) -> Response:
         request_id = request_id_of(request.scope["headers"])
-        log.error("request %s failed", request_id, exc_info=error)
+        log.error("request %s failed", request_id, exc_info=error, extra={"request_id": request_id})
         return _response(internal_error(request_id))
 
-    app.openapi = lambda: _openapi(app, models)  # type: ignore[method-assign]
+    app.openapi = lambda: _openapi(app, models, gate is not None)  # type: ignore[method-assign]
     return app
 
 
@@ -100,7 +124,7 @@ def _response(answer: Answer) -> Response:
     return response
 
 
-def _openapi(app: FastAPI, models: Mapping[str, ServedModel]) -> dict[str, Any]:
+def _openapi(app: FastAPI, models: Mapping[str, ServedModel], guarded: bool) -> dict[str, Any]:
     """FastAPI's document, and in it the routes that FastAPI does not know."""
     if app.openapi_schema:
         return app.openapi_schema
@@ -108,5 +132,7 @@ def _openapi(app: FastAPI, models: Mapping[str, ServedModel]) -> dict[str, Any]:
     for paths, schemas in (score_page(models), protocol_pages()):
         document["paths"] |= paths
         document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+    if guarded:
+        name_the_bearer(document, OPEN)
     app.openapi_schema = document
     return document

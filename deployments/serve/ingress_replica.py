@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray import serve
 
+from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig, ModelRef
 from deployments.fanin.handshake import meeting_place
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.serve.loaded_models import require_new
 from deployments.serve.ray_metrics import RayMetrics
-from deployments.serve.replica_app import replica_app, set_log_level
+from deployments.serve.replica_app import replica_app
+from deployments.telemetry.log_form import log_to_stderr
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -33,11 +35,12 @@ class IngressReplica(GrpcMethods):
         self._config = config
         self._engine = engine
         self._scorers: list[FanInScorer] = []
-        self._metrics = RayMetrics()  # of requests: the engine reports batches and what waits
+        self._metrics = RayMetrics()  # of requests, and of what is served: the engine reports batches and what waits
         self._bypass: ServeBypass | None = None
-        set_log_level(config)
+        log_to_stderr(config.log_level, config.log_format)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
+        check_models_root(self._config)
         models: dict[str, ServedModel] = {}
         node = ray.get_runtime_context().get_node_id()
         engines = expected_engines(self._config, ray.nodes(), node)
@@ -45,7 +48,7 @@ class IngressReplica(GrpcMethods):
             name, served = await self._served(ref, node, engines)
             require_new(name, models)
             models[name] = served
-        app, self._bypass = replica_app(self, self._config, models, self._metrics.request)
+        app, self._bypass = replica_app(self, self._config, models, self._metrics)
         return app
 
     async def _served(self, ref: ModelRef, node: str, engines: int) -> "tuple[str, ServedModel]":

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Container
 from typing import TYPE_CHECKING
 
+from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig, ModelRef
 from deployments.metrics import Gauged
 from deployments.serve.load_meter import LoadMeter
@@ -29,8 +30,9 @@ class LoadedModels:
         """Each of the configuration's models, with the name to serve it under, as soon as it is warm.
 
         Raises:
-            BundleError, InputError: as `load_engine`. ConfigError: two have one name.
+            BundleError, InputError: as `load_engine`. ConfigError: two have one name, or one leaves `models_root`.
         """
+        check_models_root(config)
         for ref in config.models:
             # Off the event loop: a load may take minutes, and a blocked loop cannot be told to stop.
             engine = await asyncio.to_thread(load_engine, config, ref)

@@ -1,6 +1,6 @@
 """The OpenAPI pages of the routes that FastAPI does not know, because they are bare ASGI. Plain dicts."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from deployments.http_api.request_body import ARROW, BINARY
@@ -13,7 +13,10 @@ Paths = dict[str, dict[str, Any]]
 
 _SCORE_ERRORS = {
     400: "the body is not JSON, or no Arrow stream",
+    401: "no bearer token, or an unknown one, where the service asks for one",
+    403: "the token lacks the scope `score`",
     404: "no such model or version",
+    408: "the body took too long to come",
     413: "the body or the request is too large",
     415: "the body is of another type, or compressed in another way than gzip or deflate",
     422: "a value breaks a rule; `where` is its path",
@@ -74,6 +77,15 @@ def protocol_pages() -> tuple[Paths, dict[str, Any]]:
         f"{model}/infer": {"post": infer},
     }
     return paths, schemas
+
+
+def name_the_bearer(document: dict[str, Any], without: Collection[str]) -> None:
+    """Adds to a document that every path asks for a bearer token, but for those `without`."""
+    document["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"bearer": []}]
+    for path in without:
+        for operation in document["paths"][path].values():
+            operation["security"] = []
 
 
 def _operation(name: str, summary: str, tag: str, answers: Mapping[Any, Any]) -> dict[str, Any]:

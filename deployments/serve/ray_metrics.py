@@ -7,42 +7,54 @@ it once a second. Counters are added up first; histograms, which take one value 
 import collections
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import ray
 from ray.serve import metrics
 
-from deployments.metrics import FILL_BOUNDS, LATENCY_BOUNDS_MS, BatchSeen, Gauged, RequestSeen
+from deployments.metrics import FILL_BOUNDS, LATENCY_BOUNDS_MS, SCORE_BOUNDS, BatchSeen, Gauged, RequestSeen, Serving
+from deployments.telemetry.node_metrics import Endpoint
+from dpiframe_core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 _KEPT = 200_000  # records; more than a second's worth of anything, and a bound if the thread is starved
 _OBSERVED = 500  # values a histogram gets of one second: at 3,000 requests a second all of them took 6 % of a core
 
+_Of = tuple[str, str]  # model, version
+_Totals = collections.defaultdict[tuple[metrics.Counter, _Of, str], float]
+
 
 class RayMetrics:
     """Make it inside a replica. `close` reports what is left."""
 
     def __init__(self, interval_s: float = 1.0) -> None:
-        model = ("model",)
-        self._requests = metrics.Counter("dpiframe_requests", "Requests by outcome.", ("model", "outcome"))
-        self._rows = metrics.Counter("dpiframe_rows", "Rows scored for requests.", model)
-        self._oov = metrics.Counter("dpiframe_oov_values", "Values that met no vocabulary entry.", model)
-        self._failed = metrics.Counter("dpiframe_failed_batches", "Runs that the device did not finish.", model)
+        of = ("model", "version")
+        self._requests = metrics.Counter("dpiframe_requests", "Requests by outcome.", (*of, "outcome"))
+        self._rows = metrics.Counter("dpiframe_rows", "Rows scored for requests.", of)
+        self._values = metrics.Counter("dpiframe_values", "Places for ids in the rows and contexts of requests.", of)
+        self._oov = metrics.Counter("dpiframe_oov_values", "Values that met no vocabulary entry.", of)
+        self._batches_run = metrics.Counter("dpiframe_batches", "Runs on a lane, failed ones too.", of)
+        self._failed = metrics.Counter("dpiframe_failed_batches", "Runs that the device did not finish.", of)
         self._times = {
-            step: metrics.Histogram(
-                f"dpiframe_{step}_ms", f"Milliseconds of a request: {step}.", list(LATENCY_BOUNDS_MS), model
-            )
+            step: metrics.Histogram(f"dpiframe_{step}_ms", f"Milliseconds of a request: {step}.", list(LATENCY_BOUNDS_MS), of)
             for step in ("queue", "encode", "device", "total")
         }
-        self._fill = metrics.Histogram("dpiframe_batch_fill", "Rows of a run over max_batch_rows.", list(FILL_BOUNDS), model)
-        self._computed = metrics.Counter("dpiframe_computed_rows", "Rows that runs computed, padding included.", model)
-        self._padding = metrics.Counter("dpiframe_padding_rows", "Those of them that filled up a bucket for nobody.", model)
-        self._busy = metrics.Counter("dpiframe_device_busy_ms", "Milliseconds of device time, over all lanes.", model)
-        self._queued_rows = metrics.Gauge("dpiframe_queued_rows", "Rows that wait for a lane.", model)
-        self._inflight_rows = metrics.Gauge("dpiframe_inflight_rows", "Rows on a lane.", model)
+        self._scores = metrics.Histogram("dpiframe_scores", "A sample of the scores.", list(SCORE_BOUNDS), (*of, "task"))
+        self._fill = metrics.Histogram("dpiframe_batch_fill", "Rows of a run over max_batch_rows.", list(FILL_BOUNDS), of)
+        self._computed = metrics.Counter("dpiframe_computed_rows", "Rows that runs computed, padding included.", of)
+        self._padding = metrics.Counter("dpiframe_padding_rows", "Those of them that filled up a bucket for nobody.", of)
+        self._busy = metrics.Counter("dpiframe_device_busy_ms", "Milliseconds of device time, over all lanes.", of)
+        self._active = metrics.Counter("dpiframe_device_active_ms", "Milliseconds with a run on at least one lane.", of)
+        self._queued_rows = metrics.Gauge("dpiframe_queued_rows", "Rows that wait for a lane.", of)
+        self._inflight_rows = metrics.Gauge("dpiframe_inflight_rows", "Rows on a lane.", of)
+        self._info = metrics.Gauge("dpiframe_model_info", "1: what is served.", (*of, "precision", "device"))
+        self._ready = metrics.Gauge("dpiframe_model_ready", "1 while a replica takes requests for it, else 0.", of)
         self._seen: collections.deque[RequestSeen] = collections.deque(maxlen=_KEPT)
-        self._batches: collections.deque[tuple[str, BatchSeen]] = collections.deque(maxlen=_KEPT)
-        self._gauged: dict[str, Gauged] = {}
+        self._batches: collections.deque[tuple[_Of, BatchSeen]] = collections.deque(maxlen=_KEPT)
+        self._gauged: dict[_Of, Gauged] = {}
+        self._active_s: dict[_Of, float] = {}
+        self._served: dict[_Of, tuple[Serving, Callable[[], bool]]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(interval_s,), name="metrics", daemon=True)
         self._thread.start()
@@ -51,13 +63,21 @@ class RayMetrics:
         """Any thread may call it."""
         self._seen.append(seen)
 
-    def batch_of(self, model: str) -> Callable[[BatchSeen], None]:
+    def batch_of(self, model: str, version: str) -> Callable[[BatchSeen], None]:
         """The observer of a model's batches, for whichever thread has run one."""
-        return lambda seen: self._batches.append((model, seen))
+        return lambda seen: self._batches.append(((model, version), seen))
 
-    def watch(self, model: str, gauged: Gauged) -> None:
+    def watch(self, model: str, version: str, gauged: Gauged) -> None:
         """Registers a model's gauges, which are read each time that this reports."""
-        self._gauged[model] = gauged
+        self._gauged[model, version] = gauged
+
+    def serves(self, info: Serving, ready: Callable[[], bool]) -> None:
+        """Registers a model that requests are answered for here. `ready` is asked each time that this reports."""
+        self._served[info.name, info.version] = info, ready
+
+    def endpoints(self) -> Sequence[Endpoint]:
+        """Where the nodes' pages are; blocks as `endpoints` does."""
+        return endpoints()
 
     def close(self) -> None:
         self._stop.set()
@@ -73,35 +93,74 @@ class RayMetrics:
                 log.exception("reporting metrics failed")
 
     def _flush(self) -> None:
-        totals: collections.defaultdict[tuple[metrics.Counter, str, str], float] = collections.defaultdict(float)
+        totals: _Totals = collections.defaultdict(float)
+        self._take_requests(totals)
+        self._take_batches(totals)
+        for of, gauged in list(self._gauged.items()):
+            active_s = gauged.busy_s
+            totals[self._active, of, ""] += (active_s - self._active_s.get(of, 0.0)) * 1e3
+            self._active_s[of] = active_s
+            self._queued_rows.set(gauged.queued_rows, _tags(of))
+            self._inflight_rows.set(gauged.inflight_rows, _tags(of))
+        for of, (info, ready) in list(self._served.items()):
+            self._info.set(1, _tags(of) | {"precision": info.precision, "device": info.device})
+            self._ready.set(int(ready()), _tags(of))
+        for (counter, of, outcome), total in totals.items():
+            if total > 0:  # Ray refuses to add nothing
+                counter.inc(total, _tags(of) | ({"outcome": outcome} if outcome else {}))
+
+    def _take_requests(self, totals: _Totals) -> None:
         count = len(self._seen)
         stride = -(-count // _OBSERVED)
+        scores: collections.defaultdict[_Of, list[Sequence[float]]] = collections.defaultdict(list)
         for i in range(count):
             seen = self._seen.popleft()
-            model = seen.model or "none"
-            totals[self._requests, model, seen.outcome] += 1
-            totals[self._oov, model, ""] += seen.oov_count
-            if seen.outcome == "ok":
-                totals[self._rows, model, ""] += seen.rows
-                if i % stride:
-                    continue
-                for step, ms in (
-                    ("queue", seen.queue_ms), ("encode", seen.encode_ms), ("device", seen.device_ms), ("total", seen.total_ms)
-                ):  # fmt: skip
-                    self._times[step].observe(ms, {"model": model})
+            of = seen.model or "none", seen.version or "none"
+            totals[self._requests, of, seen.outcome] += 1
+            totals[self._oov, of, ""] += seen.oov_count
+            totals[self._values, of, ""] += seen.values
+            if seen.outcome != "ok":
+                continue
+            totals[self._rows, of, ""] += seen.rows
+            scores[of] += seen.sampled
+            if i % stride:
+                continue
+            for step, ms in (
+                ("queue", seen.queue_ms), ("encode", seen.encode_ms), ("device", seen.device_ms), ("total", seen.total_ms)
+            ):  # fmt: skip
+                self._times[step].observe(ms, _tags(of))
+        for of, rows in scores.items():
+            tasks = self._served[of][0].tasks if of in self._served else ()
+            for row in rows[:: -(-len(rows) // _OBSERVED) or 1]:
+                for task, score in zip(tasks, row, strict=True):
+                    self._scores.observe(score, _tags(of) | {"task": task})
+
+    def _take_batches(self, totals: _Totals) -> None:
         count = len(self._batches)
         stride = -(-count // _OBSERVED)
         for i in range(count):
-            model, batch = self._batches.popleft()
+            of, batch = self._batches.popleft()
             if i % stride == 0:
-                self._fill.observe(batch.fill, {"model": model})
-            totals[self._failed, model, ""] += batch.failed
-            totals[self._busy, model, ""] += batch.device_ms
-            totals[self._computed, model, ""] += batch.computed_rows
-            totals[self._padding, model, ""] += 0 if batch.failed else batch.computed_rows - batch.rows
-        for (counter, model, outcome), total in totals.items():
-            if total > 0:  # Ray refuses to add nothing
-                counter.inc(total, {"model": model, "outcome": outcome} if outcome else {"model": model})
-        for model, gauged in list(self._gauged.items()):
-            self._queued_rows.set(gauged.queued_rows, {"model": model})
-            self._inflight_rows.set(gauged.inflight_rows, {"model": model})
+                self._fill.observe(batch.fill, _tags(of))
+            totals[self._batches_run, of, ""] += 1
+            totals[self._failed, of, ""] += batch.failed
+            totals[self._busy, of, ""] += batch.device_ms
+            totals[self._computed, of, ""] += batch.computed_rows
+            totals[self._padding, of, ""] += 0 if batch.failed else batch.computed_rows - batch.rows
+
+
+def _tags(of: _Of) -> dict[str, str]:
+    return {"model": of[0], "version": of[1]}
+
+
+def endpoints() -> list[Endpoint]:
+    """Of the nodes that there are now. Blocks for as long as Ray's control service takes to name them."""
+    return [Endpoint(node["NodeManagerAddress"], node["MetricsExportPort"]) for node in ray.nodes() if node["Alive"]]
+
+
+def require_port(port: int | None) -> None:
+    """Raises ConfigError if a node's metrics are on another port: only who starts Ray decides it."""
+    for found in endpoints() if port is not None else ():
+        if found.port != port:
+            got = f"got {port}, but node {found.host} was started with {found.port}"
+            raise ConfigError(f"metrics.port: {got}, expected that one (ray start --metrics-export-port) or none")

@@ -11,7 +11,8 @@ from deployments.config import DeploymentConfig
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
-from deployments.serve.replica_app import replica_app, set_log_level
+from deployments.serve.replica_app import replica_app
+from deployments.telemetry.log_form import log_to_stderr
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -34,7 +35,7 @@ class Replica(GrpcMethods):
         self._loaded = LoadedModels()
         self._metrics = RayMetrics()
         self._bypass: ServeBypass | None = None
-        set_log_level(config)
+        log_to_stderr(config.log_level, config.log_format)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
         from deployments.batching.batcher import RowBatcher
@@ -44,21 +45,22 @@ class Replica(GrpcMethods):
         config = self._config
         models: dict[str, ServedModel] = {}
         async for name, ref, engine in self._loaded.load(config):
+            version = ref.version or engine.manifest.version
             batcher = RowBatcher(
                 engine.run_batch,
                 max_batch_rows=engine.max_batch_rows,
                 lanes=engine.lanes,
                 max_queued_rows=config.batching.max_queued_rows,
-                on_batch=self._metrics.batch_of(name),
+                on_batch=self._metrics.batch_of(name, version),
             )
             self._batchers.append(batcher)
             self._loaded.meter(batcher.dispatcher)
-            self._metrics.watch(name, batcher.dispatcher)
+            self._metrics.watch(name, version, batcher.dispatcher)
             scorer = ahead_of(batcher, engine, ref.tables)
             models[name] = ServedModel.of(
-                engine, scorer, config.limits, name=name, version=ref.version, example=engine.bundle.example
+                engine, scorer, config.limits, name=name, version=version, example=engine.bundle.example
             )
-        app, self._bypass = replica_app(self, config, models, self._metrics.request)
+        app, self._bypass = replica_app(self, config, models, self._metrics)
         return app
 
     def check_health(self) -> None:

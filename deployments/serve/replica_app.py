@@ -4,19 +4,21 @@ Knows no Ray, but for the header that Serve adds.
 """
 
 import asyncio
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from deployments.access.gate import Gate
 from deployments.config import DeploymentConfig
 from deployments.http_api.serve_bypass import ServeBypass
-from deployments.metrics import RequestSeen
 from deployments.protocol.grpc_service import GrpcMethods
+from deployments.telemetry.node_metrics import NodeMetrics
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from deployments.scoring.served_model import ServedModel
+    from deployments.serve.ray_metrics import RayMetrics
 
 
 class OneRequestId:
@@ -34,17 +36,11 @@ class OneRequestId:
         await self._app(scope, receive, send_without)
 
 
-def set_log_level(config: DeploymentConfig) -> None:
-    """Of our own code, in this process."""
-    for package in ("deployments", "dpiframe_core"):
-        logging.getLogger(package).setLevel(config.log_level.upper())
-
-
 def replica_app(
     replica: GrpcMethods,
     config: DeploymentConfig,
     models: "Mapping[str, ServedModel]",
-    on_request: Callable[[RequestSeen], None],
+    metrics: "RayMetrics",
 ) -> "tuple[FastAPI, ServeBypass]":
     """The app for Serve, on whose event loop this is called, and what answers scoring requests in front of it, installed.
 
@@ -52,10 +48,14 @@ def replica_app(
     """
     from deployments.serve.http_app import build_app
 
-    app = build_app(models, config.limits, on_request)
+    gate = Gate.of(config.access)
+    app = build_app(models, config.limits, metrics.request, gate, NodeMetrics(config.application, metrics.endpoints).page)
     app.add_middleware(OneRequestId)
+    for served in models.values():
+        metrics.serves(served.info, partial(getattr, served.scorer, "accepting"))
     bypass = ServeBypass(app.state.score, app.state.infer, config.route_prefix.rstrip("/"), asyncio.get_running_loop())
     bypass.install()
     replica.inference = app.state.inference
+    replica.gate = gate
     replica.loopback_only = config.http.host == "127.0.0.1"
     return app, bypass

@@ -84,6 +84,12 @@ class RowBlock:
     def oov_count(self) -> int:
         return int(self.header[HeaderWord.OOV_COUNT])
 
+    @property
+    def id_places(self) -> int:
+        """Ids that its rows and contexts have room for, the empty places of short lists among them."""
+        layout = self.layout
+        return self.rows * len(layout.candidate_ids.widths) + self.contexts * len(layout.context_ids.widths)
+
     @classmethod
     def allocate(cls, layout: BlockLayout, rows: int, contexts: int = 1, oov_count: int = 0) -> Self:
         """A block over fresh memory. Ids and dense values are zero."""

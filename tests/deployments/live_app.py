@@ -11,6 +11,7 @@ from typing import Self
 import grpc
 import uvicorn
 
+from deployments.access.gate import Gate
 from deployments.batching.batcher import RowBatcher
 from deployments.config import Limits
 from deployments.metrics import RequestSeen
@@ -34,7 +35,10 @@ def wait_until(true: Callable[[], bool]) -> None:
 class LiveApp:
     """Up within its `with`. `address` and `grpc_address` are host:port."""
 
-    def __init__(self, *engines: FakeEngine | Engine, limits: Limits = LIMITS, max_queued_rows: int = 2000) -> None:
+    def __init__(
+        self, *engines: FakeEngine | Engine, limits: Limits = LIMITS, max_queued_rows: int = 2000, gate: Gate | None = None
+    ) -> None:
+        self.gate = gate
         self.engines = engines or (FakeEngine(),)
         self.limits, self.max_queued_rows = limits, max_queued_rows
         self.seen: list[RequestSeen] = []
@@ -66,12 +70,12 @@ class LiveApp:
             self.models = {
                 e.manifest.name: ServedModel.of(e, self.batchers[e.manifest.name], self.limits) for e in self.engines
             }
-            app = build_app(self.models, self.limits, self.seen.append)
+            app = build_app(self.models, self.limits, self.seen.append, self.gate)
             config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off", access_log=False)
             self._server = server = uvicorn.Server(config)
             self.inference = app.state.inference
             methods = GrpcMethods()
-            methods.inference = self.inference
+            methods.inference, methods.gate = self.inference, self.gate
             rpc = grpc.aio.server(options=[("grpc.max_receive_message_length", self.limits.max_body_bytes + 65_536)])
             add_to_server(methods, rpc)
             rpc_port = rpc.add_insecure_port("127.0.0.1:0")

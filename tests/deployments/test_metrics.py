@@ -1,11 +1,14 @@
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deployments.metrics import BatchSeen, RequestSeen
+from deployments.scoring.score_sample import ScoreSample
 
 with warnings.catch_warnings():  # Ray Serve 2.60 uses what pydantic has deprecated
     warnings.simplefilter("ignore")
@@ -40,51 +43,97 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
     return Recorder
 
 
+def answered(total_ms: float = 0.7, rows: int = 100, sampled: Sequence[Sequence[float]] = ()) -> RequestSeen:
+    return RequestSeen("m", "1", "ok", rows, 5 * rows, 2, 0.1, 0.2, 0.3, total_ms, sampled)
+
+
+def serving(*tasks: str) -> Any:
+    return SimpleNamespace(name="m", version="1", tasks=tasks, precision="tf32", device="cuda:0")
+
+
 def test_closing_reports_every_record_that_is_left(recorder: type[Recorder]) -> None:
     metrics = ray_metrics.RayMetrics(interval_s=1000)
-    metrics.watch("m", SimpleNamespace(queued_rows=30, inflight_rows=4))
-    for _ in range(3):
-        metrics.request(RequestSeen("m", "ok", 100, 2, 0.1, 0.2, 0.3, 0.7))
-    metrics.request(RequestSeen("", "not_json", 0, 0, 0, 0, 0, 0.1))
-    metrics.batch_of("m")(BatchSeen(300, 384, 3, 0.5, 1.5, failed=False))
-    metrics.batch_of("m")(BatchSeen(300, 0, 3, 0.5, 0.0, failed=True))
+    metrics.watch("m", "1", SimpleNamespace(queued_rows=30, inflight_rows=4, busy_s=0.25))
+    metrics.serves(serving("click", "buy"), lambda: True)
+    for i in range(3):
+        metrics.request(answered(sampled=[[0.1 * i, 0.5]] if i else []))
+    metrics.request(RequestSeen("m", "1", "deadline_exceeded", 0, 0, 0, 0, 0, 0, 0.1))
+    metrics.request(RequestSeen("", "", "not_json", 0, 0, 0, 0, 0, 0, 0.1))
+    metrics.batch_of("m", "1")(BatchSeen(300, 384, 3, 0.5, 1.5, failed=False))
+    metrics.batch_of("m", "1")(BatchSeen(300, 0, 3, 0.5, 0.0, failed=True))
     assert not recorder.calls
     metrics.close()
-    m = ("model", "m")
+    m = (("model", "m"), ("version", "1"))
     assert dict(recorder.calls) == {
-        ("dpiframe_requests", (m, ("outcome", "ok"))): 3,
-        ("dpiframe_requests", (("model", "none"), ("outcome", "not_json"))): 1,
-        ("dpiframe_rows", (m,)): 300,
-        ("dpiframe_oov_values", (m,)): 6,
-        ("dpiframe_failed_batches", (m,)): 1,
-        ("dpiframe_device_busy_ms", (m,)): 1.5,
-        ("dpiframe_computed_rows", (m,)): 384,
-        ("dpiframe_padding_rows", (m,)): 84,
-        ("dpiframe_queued_rows", (m,)): 30,
-        ("dpiframe_inflight_rows", (m,)): 4,
+        ("dpiframe_requests", (*m, ("outcome", "ok"))): 3,
+        ("dpiframe_requests", (*m, ("outcome", "deadline_exceeded"))): 1,
+        ("dpiframe_requests", (("model", "none"), ("version", "none"), ("outcome", "not_json"))): 1,
+        ("dpiframe_rows", m): 300,
+        ("dpiframe_values", m): 1500,
+        ("dpiframe_oov_values", m): 6,
+        ("dpiframe_batches", m): 2,
+        ("dpiframe_failed_batches", m): 1,
+        ("dpiframe_device_busy_ms", m): 1.5,
+        ("dpiframe_device_active_ms", m): 250,
+        ("dpiframe_computed_rows", m): 384,
+        ("dpiframe_padding_rows", m): 84,
+        ("dpiframe_queued_rows", m): 30,
+        ("dpiframe_inflight_rows", m): 4,
+        ("dpiframe_model_info", (*m, ("precision", "tf32"), ("device", "cuda:0"))): 1,
+        ("dpiframe_model_ready", m): 1,
     }
     assert recorder.observed["dpiframe_queue_ms"] == [0.1] * 3
     assert recorder.observed["dpiframe_total_ms"] == [0.7] * 3
     assert recorder.observed["dpiframe_batch_fill"] == [0.5, 0.5]
+    assert recorder.observed["dpiframe_scores"] == [0.1, 0.5, 0.2, 0.5]
 
 
-def test_a_busy_second_is_counted_whole_and_its_times_are_an_even_sample(recorder: type[Recorder]) -> None:
+def test_a_model_that_takes_no_requests_is_served_and_not_ready(recorder: type[Recorder]) -> None:
     metrics = ray_metrics.RayMetrics(interval_s=1000)
-    for i in range(2500):
-        metrics.request(RequestSeen("m", "ok", 10, 0, 0.1, 0.2, 0.3, float(i)))
-        metrics.batch_of("m")(BatchSeen(10, 16, 1, i / 2500, 1.0, failed=False))
+    metrics.serves(serving("click"), lambda: False)
     metrics.close()
-    assert recorder.calls["dpiframe_requests", (("model", "m"), ("outcome", "ok"))] == 2500
-    assert recorder.calls["dpiframe_rows", (("model", "m"),)] == 25_000
-    assert recorder.calls["dpiframe_computed_rows", (("model", "m"),)] == 40_000
+    ready, info = recorder.calls.pop(("dpiframe_model_ready", (("model", "m"), ("version", "1")))), recorder.calls
+    assert ready == 0
+    assert list(info.values()) == [1]
+
+
+def test_a_busy_second_is_counted_whole_and_its_times_and_scores_are_an_even_sample(recorder: type[Recorder]) -> None:
+    metrics = ray_metrics.RayMetrics(interval_s=1000)
+    metrics.serves(serving("click"), lambda: True)
+    for i in range(2500):
+        metrics.request(answered(float(i), rows=10, sampled=[[i / 2500], [i / 2500 + 1]]))
+        metrics.batch_of("m", "1")(BatchSeen(10, 16, 1, i / 2500, 1.0, failed=False))
+    metrics.close()
+    m = (("model", "m"), ("version", "1"))
+    assert recorder.calls["dpiframe_requests", (*m, ("outcome", "ok"))] == 2500
+    assert recorder.calls["dpiframe_rows", m] == 25_000
+    assert recorder.calls["dpiframe_computed_rows", m] == 40_000
     assert recorder.observed["dpiframe_total_ms"] == list(range(0, 2500, 5))
     assert len(recorder.observed["dpiframe_batch_fill"]) == 500
+    assert recorder.observed["dpiframe_scores"] == [i / 2500 for i in range(0, 2500, 5)]
+
+
+def test_scores_of_a_quiet_second_are_all_kept_and_of_a_busy_one_500_of_all_places() -> None:
+    sample = ScoreSample()
+    few = np.linspace(0, 1, 40, dtype=np.float32)[:, None]
+    assert sample.of(few, 10.0) == few.tolist()
+    rows = np.arange(1000, dtype=np.float32)[:, None]
+    assert len(sample.of(rows, 10.5)) <= 64  # a busy second begins: until its rate is known a request gives no more
+    for i in range(99):
+        sample.of(rows, 10.6 + i / 1000)
+    kept: list[list[float]] = []
+    for i in range(100):  # of 100,000 rows a second
+        kept += sample.of(rows, 11.0 + i / 101)
+    assert len(kept) == 500
+    assert {int(score) // 200 for (score,) in kept} == set(range(5))
+    assert len(sample.of(few, 13.0)) <= 1
+    assert sample.of(few, 14.1) == few.tolist()
 
 
 def test_a_failed_report_is_logged_and_does_not_end_the_next(
     recorder: type[Recorder], caplog: pytest.LogCaptureFixture
 ) -> None:
     metrics = ray_metrics.RayMetrics(interval_s=1000)
-    metrics.watch("bad", SimpleNamespace())
+    metrics.watch("bad", "1", SimpleNamespace())
     metrics.close()
     assert "reporting metrics failed" in caplog.text

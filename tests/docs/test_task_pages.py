@@ -22,6 +22,7 @@ from tests.docs.test_readme import RUN, Block, blocks
 ROOT = Path(__file__).parents[2]
 SAID = {  # page -> what each of its commands prints, or writes
     "requests": ['"scores":['],
+    "security": [""],
     "tuning": ["max_batch_rows: 4096"],
     "profile": ["", "Plan: breadth_first"],
     "compress": ["golden rows"],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.config import Access
 from dpiframe_core.graph.architecture import DeepFM
 from tests.runner import small_bundle
 
@@ -112,10 +113,46 @@ def test_options_override_the_file(tmp_path: Path) -> None:
     from deployments.cli.main import _settings
 
     file = tmp_path / "x.yaml"
-    file.write_text("models: [{path: m}]\nhttp: {host: 0.0.0.0, port: 9000}\nreplicas: 2\n")
+    file.write_text("models: [{path: m}]\nhttp: {host: 0.0.0.0, port: 9000}\naccess: {open: true}\nreplicas: 2\n")
     config = _settings(file, None, None, 9001, "cpu", "fp32")
     assert (config.http.host, config.http.port, config.device, config.precision) == ("0.0.0.0", 9001, "cpu", "fp32")
     assert (config.replicas, config.models[0].path) == (2, "m")
+
+
+def test_tokens_and_open_let_other_hosts_in_and_one_of_them_must_be_there(tmp_path: Path) -> None:
+    from deployments.cli.main import _settings
+    from dpiframe_core.errors import ConfigError
+
+    bundle = tmp_path / "b"
+    config = _settings(None, bundle, "0.0.0.0", None, None, None, Path("t.yaml"))
+    assert config.access is not None
+    assert config.access.tokens == "t.yaml"
+    assert _settings(None, bundle, "0.0.0.0", None, None, None, None, True).access == Access(open=True)
+    with pytest.raises(ConfigError, match=r"command line: http\.host: got '0\.0\.0\.0' without access"):
+        _settings(None, bundle, "0.0.0.0", None, None, None)
+    with pytest.raises(ConfigError, match=r"access\.tokens: got both it and open: true"):
+        _settings(None, bundle, None, None, None, None, Path("t.yaml"), True)
+    done = dpiframe("serve", "--bundle", str(bundle), "--host", "0.0.0.0")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: command line: http.host: got '0.0.0.0' without access, expected ")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_token_prints_the_line_of_the_file_and_beside_it_the_token(tmp_path: Path) -> None:
+    from deployments.access.gate import Gate
+
+    done = dpiframe("token", "ranker", "--scope", "score", "--scope", "metrics")
+    assert done.returncode == 0, done.stderr
+    (said,) = done.stderr.splitlines()
+    secret = said.split()[-1]
+    assert secret not in done.stdout
+    (tmp_path / "t.yaml").write_text(done.stdout)
+    Gate(str(tmp_path / "t.yaml")).require([(b"authorization", f"Bearer {secret}".encode())], "metrics")
+    for wrong in (("a b", "--scope", "score"), ("a", "--scope", "all")):
+        done = dpiframe("token", *wrong)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr.startswith("error: Token.")
+    assert dpiframe("token", "a").returncode == 2
 
 
 def test_inspect_of_something_else_than_a_bundle_is_one_line(tmp_path: Path) -> None:

@@ -12,15 +12,18 @@ import httpx
 import numpy as np
 import pytest
 
+from deployments.serve.host import free_ports
 from tests.deployments.server_process import Server, outcomes_of_ctrl_c_under_load, score
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
+METRICS_PORT = free_ports(1)[0]
 
 
 @pytest.fixture(scope="module")
 def server(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     config = tmp_path_factory.mktemp("configs") / "fanin.yaml"
-    config.write_text(f"models: [{{path: {demo_bundle}}}]\ntopology: fanin\ningress_replicas: 2\n")
+    wanted = f"metrics: {{port: {METRICS_PORT}}}\nlog_format: json\n"
+    config.write_text(f"models: [{{path: {demo_bundle}}}]\ntopology: fanin\ningress_replicas: 2\n{wanted}")
     with Server(config) as server:
         yield server.wait_ready()
 
@@ -76,6 +79,12 @@ def test_an_ingress_answers_scoring_in_front_of_serve(server: Server, example: b
     assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 500
 
 
+def logged(state: Path, text: str) -> list[str]:
+    """Lines of the replicas' logs with that in them."""
+    files = state.glob("ray/session_latest/logs/worker-*.err")
+    return [line for file in files for line in file.read_text().splitlines() if text in line]
+
+
 def counts(server: Server) -> list[int]:
     sizes = httpx.get(f"{server.url}/v1/batch-sizes").json()
     return [sum(sizes["counts"].values())]
@@ -95,16 +104,34 @@ def test_liveness_readiness_and_the_documentation_answer(server: Server) -> None
 
 
 def test_prometheus_sees_requests_at_the_ingresses_and_waiting_rows_at_the_engine_alone(server: Server, example: bytes) -> None:
-    score(server.url, example)
     url = next(line.split()[-1] for line in server.output.splitlines() if "metrics at" in line)
+    assert url == f"http://127.0.0.1:{METRICS_PORT}/metrics"
+    for _ in range(4):  # of both ingresses
+        score(server.url, example)
 
-    def tags(metric: str) -> set[str]:
+    def tags(metric: str, url: str = url) -> set[str]:
         lines = [line for line in httpx.get(url).text.splitlines() if line.startswith(f"ray_dpiframe_{metric}{{")]
         return {name for line in lines for name in re.findall(r'deployment="(\w+)"', line)}
 
     wait_for(lambda: bool(tags("requests_total") and tags("queued_rows") and tags("device_busy_ms_total")))
     assert tags("requests_total") == {"Ingress"}
     assert tags("queued_rows") == tags("inflight_rows") == tags("device_busy_ms_total") == {"Engine"}
+    wait_for(lambda: bool(tags("scores_bucket") and tags("model_ready")))
+    assert tags("scores_bucket") == tags("model_info") == tags("model_ready") == {"Ingress"}
+
+
+def test_either_ingress_answers_the_metrics_of_all_processes(server: Server) -> None:
+    def replicas_of(page: str) -> dict[str, set[str]]:
+        lines = [
+            line for line in page.splitlines() if line.startswith(("ray_dpiframe_model_ready{", "ray_dpiframe_queued_rows{"))
+        ]
+        tags = [(tag[1], tag[2]) for line in lines if (tag := re.search(r'deployment="(\w+)".*replica="(\w+)"', line))]
+        return {deployment: {r for d, r in tags if d == deployment} for deployment, _ in tags}
+
+    def sizes(page: str) -> dict[str, int]:
+        return {deployment: len(found) for deployment, found in replicas_of(page).items()}
+
+    wait_for(lambda: all(sizes(httpx.get(f"{server.url}/metrics").text) == {"Engine": 1, "Ingress": 2} for _ in range(4)))
 
 
 def test_without_its_engine_the_service_answers_503_at_once_and_recovers_by_itself(server: Server, example: bytes) -> None:
@@ -113,6 +140,14 @@ def test_without_its_engine_the_service_answers_503_at_once_and_recovers_by_itse
     wait_for(lambda: httpx.get(f"{server.url}/readyz").status_code == 503)
     refused = score(server.url, example)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+    (state,) = server.states()
+    wait_for(lambda: len(logged(state, "engine 0 is gone")) == 2)  # each ingress says so
+    for line in logged(state, "engine 0 is gone"):
+        assert {k: v for k, v in json.loads(line).items() if k != "time"} == {
+            "level": "warning",
+            "logger": "deployments.fanin.scorer",
+            "message": "engine 0 is gone",
+        }
     wait_for(lambda: httpx.get(f"{server.url}/readyz").status_code == 200)
     wait_for(lambda: [score(server.url, example).status_code for _ in range(4)] == [200] * 4)
 

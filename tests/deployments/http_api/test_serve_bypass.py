@@ -10,6 +10,7 @@ import httpx
 import pytest
 import uvicorn
 
+from deployments.access.gate import Gate
 from deployments.config import parse_config
 from deployments.http_api.serve_bypass import _FOR_SERVE, BypassMiddleware, ServeBypass, middlewares
 from deployments.serve.replica_app import OneRequestId
@@ -54,8 +55,8 @@ class Serve:
 class Fronted:
     """A service with the front before it. `bypass` and `serve` are there once it runs."""
 
-    def __init__(self, *engines: FakeEngine, prefix: str = "/") -> None:
-        self.service, self._prefix = Service(*engines), prefix
+    def __init__(self, *engines: FakeEngine, prefix: str = "/", gate: Gate | None = None) -> None:
+        self.service, self._prefix = Service(*engines, gate=gate), prefix
 
     def run(self, body: Body) -> None:
         async def fronted(_: httpx.AsyncClient) -> None:

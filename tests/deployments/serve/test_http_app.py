@@ -8,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
+from deployments.access.gate import Gate
 from deployments.batching.batcher import RowBatcher
 from deployments.config import Limits
 from deployments.metrics import RequestSeen
@@ -26,7 +27,8 @@ Body = Callable[[httpx.AsyncClient], Awaitable[None]]
 class Service:
     """An app over fake engines, and a client of it that needs no socket."""
 
-    def __init__(self, *engines: Any, limits: Limits = LIMITS, max_queued_rows: int = 1000) -> None:
+    def __init__(self, *engines: Any, limits: Limits = LIMITS, max_queued_rows: int = 1000, gate: Gate | None = None) -> None:
+        self.gate = gate
         self.engines, self.limits, self.max_queued_rows = engines or (FakeEngine(),), limits, max_queued_rows
         self.seen: list[RequestSeen] = []
 
@@ -46,7 +48,7 @@ class Service:
             )
             for e in self.engines
         }
-        self.app = build_app(self.models, self.limits, self.seen.append)
+        self.app = build_app(self.models, self.limits, self.seen.append, self.gate)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test") as client:
             try:
                 await body(client)
@@ -96,7 +98,9 @@ def test_scores_come_in_the_order_of_the_candidates_with_all_that_the_contract_n
 
     service.run(body)
     [seen] = service.seen
-    assert (seen.model, seen.outcome, seen.rows, seen.device_ms) == ("fake", "ok", 4, 0.5)
+    assert (seen.model, seen.version, seen.outcome, seen.rows, seen.device_ms) == ("fake", "7", "ok", 4, 0.5)
+    assert seen.values == 1 + 4 * (1 + 1 + 3)  # user; item, site and three tags of each row
+    assert seen.sampled == [[score] for score in expected(4, 10)]
 
 
 def test_null_is_refused_with_its_path_where_the_schema_does_not_say_what_it_means() -> None:
@@ -501,7 +505,7 @@ def test_the_documentation_shows_the_score_route_with_the_models_own_features() 
             "#/components/schemas/ScoreRequest_two",
         ]
         assert content["examples"]["one"]["value"] == {"candidates": {"item": [1]}}
-        assert set(route["responses"]) == {"200", "400", "404", "413", "415", "422", "429", "503", "504"}
+        assert set(route["responses"]) == {"200", *map(str, (400, 401, 403, 404, 408, 413, 415, 422, 429, 503, 504))}
         for ref in _references(document):
             assert ref.removeprefix("#/components/schemas/") in document["components"]["schemas"]
         assert (await client.get("/docs")).status_code == 200

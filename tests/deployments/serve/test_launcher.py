@@ -82,16 +82,24 @@ def test_liveness_readiness_serves_own_health_and_the_documentation_answer(serve
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_prometheus_sees_the_requests_of_the_model(server: Server, example: bytes) -> None:
+def test_prometheus_sees_the_requests_of_the_model_at_rays_endpoint_and_ours_alone_at_the_services(
+    server: Server, example: bytes
+) -> None:
     score(server.url, example)
     url = next(line.split()[-1] for line in server.output.splitlines() if "metrics at" in line)
-    give_up = time.monotonic() + 40  # Ray reports every ten seconds
-    while True:
-        text = httpx.get(url).text
-        if re.search(r'^ray_dpiframe_requests_total\{.*outcome="ok".*\} [1-9]', text, re.MULTILINE):
-            return
-        assert time.monotonic() < give_up, [line for line in text.splitlines() if "dpiframe" in line]
-        time.sleep(1)
+    seen = re.compile(r'^ray_dpiframe_requests_total\{.*model="demo",.*outcome="ok",.*version="1"\} [1-9]', re.MULTILINE)
+    for source in (url, f"{server.url}/metrics"):
+        give_up = time.monotonic() + 40  # Ray reports every ten seconds
+        while not seen.search(text := httpx.get(source).text):
+            assert time.monotonic() < give_up, [line for line in text.splitlines() if "dpiframe" in line]
+            time.sleep(1)
+    answer = httpx.get(f"{server.url}/metrics")
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    lines = answer.text.splitlines()
+    assert {line.split("{")[0].split(" ")[-1][:13] for line in lines if line[0] != "#"} == {"ray_dpiframe_", "0"}
+    assert "ray_dpiframe_unreachable_nodes 0" in lines
+    for name in ("model_info", "model_ready", "device_active_ms_total", "scores_bucket", "batches_total", "values_total"):
+        assert [line for line in lines if line.startswith(f"ray_dpiframe_{name}{{") and 'version="1"' in line], name
 
 
 @pytest.mark.ray

@@ -1,0 +1,99 @@
+"""A service for other hosts as a user starts it, in both topologies: every way in asks for a token; a new file is followed."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import grpc
+import httpx
+import pytest
+
+from deployments.protocol.grpc_messages import CLASSES, SERVICE
+from deployments.serve.host import free_ports
+from tests.deployments.access.token_files import bearing, made
+from tests.deployments.server_process import Server
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module", params=["colocated", "fanin"])
+def guarded(
+    request: pytest.FixtureRequest, demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SimpleNamespace]:
+    folder = tmp_path_factory.mktemp("access")
+    (grpc_port,) = free_ports(1)
+    config = {
+        "models": [{"path": str(demo_bundle)}], "models_root": str(demo_bundle.parent), "http": {"host": "0.0.0.0"},
+        "grpc": {"port": grpc_port}, "access": {"tokens": str(folder / "tokens.yaml")}, "topology": request.param,
+    }  # fmt: skip
+    if request.param == "fanin":
+        config["ingress_replicas"] = 1
+    (folder / "config.yaml").write_text(json.dumps(config))
+    tokens = made(folder / "tokens.yaml", ranker=["score"], boss=["admin"])
+    with Server(folder / "config.yaml") as server:
+        server.wait_ready()
+        example = (demo_bundle / "example.json").read_bytes()
+        yield SimpleNamespace(server=server, tokens=tokens, file=folder / "tokens.yaml", grpc_port=grpc_port, example=example)
+
+
+def score(guarded: SimpleNamespace, headers: dict[str, str], port: int = 0) -> httpx.Response:
+    headers = {"content-type": "application/json", **headers}
+    return httpx.post(f"http://127.0.0.1:{port or guarded.server.port}/v1/score", content=guarded.example, headers=headers)
+
+
+def test_every_way_in_asks_for_a_token(guarded: SimpleNamespace) -> None:
+    server, tokens = guarded.server, guarded.tokens
+    (state,) = server.states()
+    (config,) = state.glob("haproxy/*/haproxy.cfg")
+    own = {int(port) for port in re.findall(r"^    server \S+ [\d.]+:(\d+) check ", config.read_text(), re.MULTILINE)}
+    assert len(own) == 2, config.read_text()  # the replica's, and Serve's own proxy behind it
+    for through_serve in ({}, {"x-request-timeout-seconds": "60"}):
+        for port in (server.port, *own):
+            refused = score(guarded, through_serve, port)
+            assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+            assert score(guarded, through_serve | bearing(tokens["boss"]), port).status_code == 403
+            assert score(guarded, through_serve | bearing(tokens["ranker"]), port).status_code == 200
+    for path in ("/v1/models", "/v1/batch-sizes", "/docs", "/openapi.json", "/v2", "/v2/health/ready", "/nothing"):
+        assert httpx.get(server.url + path).status_code == 401, path
+        assert httpx.get(server.url + path, headers=bearing(tokens["boss"])).status_code == (404 if "no" in path else 200), path
+    for path in ("/livez", "/readyz", "/-/healthz"):
+        assert httpx.get(server.url + path).status_code == 200, path
+
+
+def test_grpc_asks_too(guarded: SimpleNamespace) -> None:
+    with grpc.insecure_channel(f"127.0.0.1:{guarded.grpc_port}") as channel:
+        call = channel.unary_unary(f"/{SERVICE}/ServerReady")
+        with pytest.raises(grpc.RpcError) as caught:
+            call(b"", timeout=20)
+        assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+        answer = call(b"", timeout=20, metadata=[("authorization", f"Bearer {guarded.tokens['boss']}")])
+        assert CLASSES["ServerReadyResponse"].FromString(answer).ready
+
+
+def test_headers_of_64_kilobytes_are_refused(guarded: SimpleNamespace) -> None:
+    assert score(guarded, bearing(guarded.tokens["ranker"]) | {"x-long": "x" * 65_536}).status_code == 400
+
+
+def test_no_process_has_a_token_of_a_client_in_its_command_or_says_it(guarded: SimpleNamespace) -> None:
+    (state,) = guarded.server.states()
+    files = [path for path in (state / "ray").rglob("*") if path.is_file() and path.suffix in (".log", ".err", ".out")]
+    logs = [path.read_bytes() for path in files]
+    assert logs
+    for token in guarded.tokens.values():
+        assert all(token not in command for command in guarded.server.processes().values())
+        assert all(token.encode() not in log for log in logs)
+
+
+def test_a_new_file_takes_the_old_ones_place_without_a_restart(guarded: SimpleNamespace) -> None:
+    """The last test of this service."""
+    old = guarded.tokens["ranker"]
+    new = made(guarded.file, ranker=["score"])["ranker"]
+    give_up = time.monotonic() + 60
+    while (statuses := (score(guarded, bearing(old)).status_code, score(guarded, bearing(new)).status_code)) != (401, 200):
+        assert time.monotonic() < give_up, statuses
+        time.sleep(0.1)
+    assert os.getpgid(guarded.server.process.pid)
