@@ -7,7 +7,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from dpiframe_core.errors import InputError, listed, shown
 from dpiframe_core.importers.state_dict import StateDict
@@ -26,8 +27,8 @@ def own_class(source: str) -> type[nn.Module]:
     return found
 
 
-def own_maker(source: str) -> Callable[[], nn.Module]:
-    """The class or function that "FILE.py:NAME" names, as something to call without arguments. Raises as `own_class`."""
+def own_maker(source: str, *arguments: object) -> Callable[[], nn.Module]:
+    """The class or function that "FILE.py:NAME" names, to be called with these arguments. Raises as `own_class`."""
     found, module, where = _named(source)
     if not callable(found):
         here = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
@@ -36,7 +37,7 @@ def own_maker(source: str) -> Callable[[], nn.Module]:
         )
 
     def make() -> nn.Module:
-        made = found()
+        made = found(*arguments)
         if not isinstance(made, nn.Module):
             raise TypeError(f"got {type(made).__name__}, expected a torch.nn.Module")
         return made
@@ -58,13 +59,17 @@ def with_weights(make: Callable[[], nn.Module], weights: StateDict, where: str) 
     """The module that `make` constructs, in eval mode on the CPU, with every parameter of the checkpoint.
 
     Raises:
-        InputError: the constructor refuses, or module and checkpoint differ in names or shapes; `where` names the class.
+        InputError: the constructor refuses, module and checkpoint differ in names or shapes, or the module has weights that no
+            checkpoint has; `where` names the class.
     """
-    try:
-        module = make()
-    except Exception as e:  # the user's code: whatever it raises is what it says
-        raise InputError(f"{where}, its constructor", _said(e), "a module made from the run's configuration") from None
-    module = module.cpu().eval()
+    module = _made(make, where)
+    outside = _outside(module)
+    again = _outside(_made(make, where)) if outside else {}
+    for name, t in outside.items():
+        if t.requires_grad or name not in again or not torch.equal(t, again[name]):
+            raise InputError(
+                f"{where}: {name}", "weights outside of its state_dict", "a parameter or a buffer: no checkpoint has it"
+            )
     given = {name: tuple(t.shape) for name, t in weights.remaining().items()}
     own = {name: tuple(t.shape) for name, t in module.state_dict().items()}
     for got, names in (("lacks", own.keys() - given.keys()), ("has no place for", given.keys() - own.keys())):
@@ -76,6 +81,23 @@ def with_weights(make: Callable[[], nn.Module], weights: StateDict, where: str) 
             raise InputError(f"{where}: {name}", f"shape {list(given[name])} in the checkpoint", f"{list(shape)} as made")
     module.load_state_dict(weights.remaining())
     return module
+
+
+def _made(make: Callable[[], nn.Module], where: str) -> nn.Module:
+    try:
+        return make().cpu().eval()
+    except InputError:
+        raise
+    except Exception as e:  # the user's code: whatever it raises is what it says
+        raise InputError(f"{where}, its constructor", _said(e), "a module made from the run's configuration") from None
+
+
+def _outside(module: nn.Module) -> dict[str, Tensor]:
+    """Tensors of a module that its state_dict does not have."""
+    found = dict(module.named_buffers())
+    for prefix, part in module.named_modules():
+        found |= {f"{prefix}.{key}".lstrip("."): v for key, v in vars(part).items() if isinstance(v, Tensor)}
+    return {name: t for name, t in found.items() if name not in module.state_dict()}
 
 
 def _run(path: Path) -> ModuleType:
