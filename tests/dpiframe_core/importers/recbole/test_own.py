@@ -82,9 +82,19 @@ def test_a_function_is_called_with_config_and_dataset(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "text", "settings", "said"),
     [
-        ("FwFM", None, None, "--source FwFM: weight: got 'weights outside of its state_dict', expected a parameter or a buffer"),
+        (
+            "FwFM",
+            None,
+            None,
+            "--source FwFM: weight: got 'weights outside of its state_dict', expected a parameter or a buffer",
+        ),
         ("AFM", None, {"attention_size": 6}, "spec.yaml: settings: got 'no embedding_size"),
-        ("AFM", None, SETTINGS["AFM"] | {"attention_size": 5}, "attlayer.h: got 'shape [6] in the checkpoint', expected [5] as made"),
+        (
+            "AFM",
+            None,
+            SETTINGS["AFM"] | {"attention_size": 5},
+            "attlayer.h: got 'shape [6] in the checkpoint', expected [5] as made",
+        ),
         ("Unmasked", UNMASKED, None, "with the rows of [PAD] in lists', expected lists that leave [PAD] out"),
     ],
     ids=["outside", "unset", "other", "unmasked"],
