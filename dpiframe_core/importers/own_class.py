@@ -23,7 +23,7 @@ def own_class(source: str) -> type[nn.Module]:
     found, module, where = _named(source)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         here = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, nn.Module)]
-        raise InputError(where, source.rpartition(":")[2], f"a subclass of torch.nn.Module in it, one of {listed(here)}")
+        raise InputError(where, source.rpartition(":")[2], f"a subclass of torch.nn.Module in it, {_one_of(here)}")
     return found
 
 
@@ -32,9 +32,7 @@ def own_maker(source: str, *arguments: object) -> Callable[[], nn.Module]:
     found, module, where = _named(source)
     if not callable(found):
         here = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
-        raise InputError(
-            where, source.rpartition(":")[2], f"a class or function in it that makes the module, one of {listed(here)}"
-        )
+        raise InputError(where, source.rpartition(":")[2], f"a class or function in it that makes the module, {_one_of(here)}")
 
     def make() -> nn.Module:
         made = found(*arguments)
@@ -43,6 +41,10 @@ def own_maker(source: str, *arguments: object) -> Callable[[], nn.Module]:
         return made
 
     return make
+
+
+def _one_of(names: list[str]) -> str:
+    return f"one of {listed(names)}" if names else "of which it has none"
 
 
 def _named(source: str) -> tuple[Any, ModuleType, str]:
@@ -101,24 +103,32 @@ def _outside(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _run(path: Path) -> ModuleType:
-    name = f"dpiframe_source_{path.stem}"
-    if name in sys.modules:
-        del sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and torch look a class's module up there
-    beside = str(path.absolute().parent)
-    sys.path.insert(0, beside)
+    """In a directory with an `__init__.py` it is a module of that package, so that it may import its neighbours by a dot."""
+    folder, name = path.absolute().parent, f"dpiframe_source_{path.stem}"
+    for known in [m for m in sys.modules if m.partition(".")[0].startswith("dpiframe_source_")]:
+        del sys.modules[known]
+    sys.path.insert(0, str(folder))
     try:
-        spec.loader.exec_module(module)
+        if (folder / "__init__.py").is_file():
+            package = f"dpiframe_source_{folder.name}"
+            _loaded(package, folder / "__init__.py", [str(folder)])
+            name = f"{package}.{path.stem}"
+        return sys.modules[name] if name in sys.modules else _loaded(name, path, None)
     except ModuleNotFoundError as e:
         raise InputError(f"--source {path}", f"no module {e.name!r}", "the library that trained it, installed here") from None
     except Exception as e:  # as above
         raise InputError(f"--source {path}", _said(e), "a file of Python that runs") from None
     finally:
-        sys.path.remove(beside)
+        sys.path.remove(str(folder))
+
+
+def _loaded(name: str, file: Path, folders: list[str] | None) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and torch look a class's module up there
+    spec.loader.exec_module(module)
     return module
 
 
