@@ -144,3 +144,26 @@ def test_norms_of_neighbouring_fields_are_one_where_they_are_alike(settings, nor
     found = compile_model(randomised(Norms(**settings)), made, example(made))
     assert found.deviation < 1e-6
     assert sum(n.attrs.aten is not None and n.attrs.aten.op == "aten.layer_norm" for n in found.graph.nodes) == norms
+
+
+class Steps(nn.Module):
+    """A GRU's cell called step by step, with a bias or without, as RecBole's FiGNN has it."""
+
+    def __init__(self, bias):
+        super().__init__()
+        self.user, self.item, self.tag, self.hour = (nn.Embedding(r, 8) for r in (50, 31, 7, 24))
+        self.cell, self.out = nn.GRUCell(8, 8, bias=bias), nn.Linear(8, 1)
+
+    def forward(self, x):
+        state = self.user(x["user"])
+        for name in ("item", "tag", "hour"):
+            state = self.cell(getattr(self, name)(x[name]), state)
+        return torch.sigmoid(self.out(state))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_recurrent_cell_is_its_layers_step_by_step(bias):
+    made = schema()
+    found = compile_model(randomised(Steps(bias)), made, example(made))
+    assert found.deviation < 1e-6
+    assert found.golden.scores.std() > 1e-3
