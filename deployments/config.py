@@ -141,7 +141,8 @@ class Autoscaling(Strict):
 class DeploymentConfig(Strict):
     """Everything that starting one deployment needs. Relative bundle paths start at the working directory of the command.
 
-    `models_root`, if set, is a folder that bundles must not leave, links included. Without `access` it serves loopback alone.
+    `models_root`, if set, is a folder that bundles must not leave, links included. `profiles` is one of files that `dpiframe
+    profile` wrote, `<model>.json`, for the status page. Without `access` it serves loopback alone.
     `topology`: "colocated" has HTTP, batching and engine in each of `replicas` processes; "fanin" has `replicas` engine
     processes, and `ingress_replicas` processes of HTTP and encoding beside them on the same host.
     `max_ongoing_requests`, of those that go through Serve, is above what HAProxy lets through (4,096 connections), so that
@@ -153,6 +154,7 @@ class DeploymentConfig(Strict):
     route_prefix: Annotated[str, Field(pattern=r"^/([A-Za-z0-9_\-]+(/[A-Za-z0-9_\-]+)*)?$")] = "/"
     models: Annotated[tuple[ModelRef, ...], Field(min_length=1)]
     models_root: Annotated[str, Field(min_length=1)] | None = None
+    profiles: Annotated[str, Field(min_length=1)] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "tf32", "bf16", "fp8"] | None = None
     topology: Literal["colocated", "fanin"] = "colocated"
@@ -254,11 +256,16 @@ class DeploymentConfig(Strict):
 
     def with_absolute_paths(self) -> Self:
         """For processes whose working directory is another."""
-        root, access = self.models_root, self.access
+        access = self.access
         if access is not None and access.tokens is not None:
             access = access.model_copy(update={"tokens": str(Path(access.tokens).absolute())})
+        folders = {key: _absolute(getattr(self, key)) for key in ("models_root", "profiles")}
         models = tuple(m.with_absolute_paths() for m in self.models)
-        return self.model_copy(update={"models": models, "access": access, "models_root": root and str(Path(root).absolute())})
+        return self.model_copy(update={"models": models, "access": access, **folders})
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).absolute())
 
 
 def read_config(path: str | Path) -> DeploymentConfig:

@@ -199,9 +199,11 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/engine": "counts of rows by bucket",
     },
     "deployments/telemetry": {},
+    "deployments/status": {},
     "deployments/serve": {
         "deployments/access": "a replica's gate, and the folder that its bundles must not leave",
         "deployments/telemetry": "metrics of all processes, the form of the log",
+        "deployments/status": "the app mounts the status page",
         "deployments/batching": "a replica owns a batcher",
         "deployments/fanin": "or the two ends of the fan-in",
         "deployments/http_api": "the app mounts the score route",

@@ -49,7 +49,8 @@ def replica_app(
     from deployments.serve.http_app import build_app
 
     gate = Gate.of(config.access)
-    app = build_app(models, config.limits, metrics.request, gate, NodeMetrics(config.application, metrics.endpoints).page)
+    page = NodeMetrics(config.application, metrics.endpoints).page
+    app = build_app(models, config.limits, metrics.request, gate, page, config.profiles)
     app.add_middleware(OneRequestId)
     for served in models.values():
         metrics.serves(served.info, partial(getattr, served.scorer, "accepting"))
