@@ -45,19 +45,28 @@ function summed(now) {
 
 export const tidy = (value) => (value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2));
 
-function ceiling(highest) {
-  if (!(highest > 0)) return 1;
-  const step = 10 ** Math.floor(Math.log10(highest));
-  return [1, 2, 5, 10].map((m) => m * step).find((c) => c >= highest);
+// The axis of counts begins at zero; latencies range from fractions of a millisecond to seconds, so theirs has decades.
+function linear(values) {
+  const highest = Math.max(...values, 0);
+  const step = 10 ** Math.floor(Math.log10(highest || 1));
+  const top = [1, 2, 5, 10].map((m) => m * step).find((c) => c >= highest);
+  return { share: (v) => v / top, marks: [0, top / 2, top] };
 }
 
-function draw(picture, lines) {
-  const top = ceiling(Math.max(...lines.flatMap((line) => line.values.filter((v) => v !== null)), 0));
+function decades(values) {
+  const low = Math.floor(Math.log10(Math.min(...values, 1)));
+  const high = Math.max(low + 1, Math.ceil(Math.log10(Math.max(...values, 10))));
+  const marks = Array.from({ length: high - low + 1 }, (_, i) => 10 ** (low + i));
+  return { share: (v) => Math.max(0, (Math.log10(v) - low) / (high - low)), marks };
+}
+
+function draw(picture, lines, axis) {
+  const { share, marks } = axis(lines.flatMap((line) => line.values.filter((v) => v !== null && v > 0)));
   const width = picture.clientWidth || 560; // so that text has its size on a phone too
   const x = (i) => LEFT + (i + 0.5) * (width - LEFT - 4) / WINDOW_S;
-  const y = (v) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - v / top);
+  const y = (v) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - share(v));
   const parts = [];
-  for (const v of [0, top / 2, top]) {
+  for (const v of marks) {
     parts.push(svg("line", { class: "axis", x1: LEFT, x2: width, y1: y(v), y2: y(v) }));
     parts.push(svg("text", { x: LEFT - 6, y: y(v) + 4, "text-anchor": "end" }, String(Number(v.toPrecision(2)))));
   }
@@ -86,9 +95,9 @@ export function plot(throughput, latency) {
   draw(throughput, [
     { name: "failed", values: seconds.map((s) => (s.failed ? s.failed : null)) },
     { name: "scored", values: seconds.map((s) => s.scored) },
-  ]);
+  ], linear);
   const by = (share) => seconds.map((s) => (s.latency ? quantile(share, s.latency, bounds) : null));
-  draw(latency, [{ name: "p50", values: by(0.5) }, { name: "p99", values: by(0.99) }]);
+  draw(latency, [{ name: "p50", values: by(0.5) }, { name: "p99", values: by(0.99) }], decades);
   const last = seconds.slice(-10);
   const over = (name) => last.reduce((a, s) => a + s[name], 0) / last.length;
   const counts = last.filter((s) => s.latency).reduce((a, s) => s.latency.map((n, i) => n + (a[i] ?? 0)), []);
