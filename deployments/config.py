@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from deployments.config_faults import fault_lines
+from deployments.config_observed import ScoreLog, Tracing
 from deployments.config_tables import TablesHome
 from dpiframe_core.errors import ConfigError, shown
 from dpiframe_core.strict import Name, Strict, Version
@@ -164,6 +165,8 @@ class DeploymentConfig(Strict):
     access: Access | None = None
     grpc: Grpc | None = None
     metrics: Metrics = Metrics()
+    tracing: Tracing | None = None
+    score_log: ScoreLog | None = None
     batching: Batching = Batching()
     limits: Limits = Limits()
     replicas: Annotated[int, Field(ge=1)] = 1
@@ -259,7 +262,9 @@ class DeploymentConfig(Strict):
         access = self.access
         if access is not None and access.tokens is not None:
             access = access.model_copy(update={"tokens": str(Path(access.tokens).absolute())})
-        folders = {key: _absolute(getattr(self, key)) for key in ("models_root", "profiles")}
+        folders: dict[str, object] = {key: _absolute(getattr(self, key)) for key in ("models_root", "profiles")}
+        if self.score_log is not None:
+            folders["score_log"] = self.score_log.model_copy(update={"folder": _absolute(self.score_log.folder)})
         models = tuple(m.with_absolute_paths() for m in self.models)
         return self.model_copy(update={"models": models, "access": access, **folders})
 

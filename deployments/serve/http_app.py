@@ -26,6 +26,7 @@ from deployments.protocol.rest import InferRoute
 from deployments.scoring.scoring import Scoring
 from deployments.scoring.served_model import ModelList, ServedModel, find
 from deployments.scoring.statistics import Statistics
+from deployments.scoring.watchers import Watchers
 from deployments.serve.openapi import error_answers, name_the_bearer, protocol_pages, score_page
 from deployments.status.page_routes import page_routes
 from deployments.status.profiles import Profiles
@@ -36,6 +37,7 @@ from dpiframe_core.errors import DPIFrameError, Unavailable, shown
 
 log = logging.getLogger(__name__)
 
+_NOBODY = Watchers()
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 _MODEL_ERRORS = {404: "no such model", 422: "several models are served, and none is named"}
 
@@ -47,16 +49,17 @@ def build_app(
     gate: Gate | None = None,
     metrics_page: Callable[[], Awaitable[bytes]] | None = None,
     profiles: str | None = None,
+    watchers: Watchers = _NOBODY,
 ) -> FastAPI:
     """An application over `models`, by the name that requests give. The mapping is read anew for each request.
 
     `gate`: who may ask; None: anybody. `metrics_page` writes what `/metrics` answers; without it there is no such route.
-    `profiles`: a folder of stored ones.
+    `profiles`: a folder of stored ones. `watchers` see single requests.
     """
     recent, stored = Recent(on_request), Profiles(profiles)
     counted = Statistics(recent.request)
     app = FastAPI(title="DPIFrame", summary="CTR model inference", redirect_slashes=False, docs_url=None, redoc_url=None)
-    scoring = Scoring(limits, counted.request)
+    scoring = Scoring(limits, counted.request, watchers)
     inference = Inference(models, scoring, counted)
     app.state.inference = inference
     if gate is not None:

@@ -63,5 +63,7 @@ def test_the_embedded_configuration_is_deployed_and_scores_and_answers_its_probe
             assert httpx.get(f"{url}/page/{name}").status_code == 200
     finally:
         process.stdin.close()
+        said += process.stdout.read()  # to its end
+        process.stdout.close()
         process.wait(60)
-    assert process.returncode == 0
+    assert process.returncode == 0, said
