@@ -63,7 +63,10 @@ class Scoring:
         counts = (job.rows, job.values, job.oov_count)
         self._on_request(RequestSeen(job.model, job.version, outcome, *counts, *times, job.sampled))
         if job.trace is not None and self._tracer is not None:
-            self._tracer.end(job, outcome, self._clock())
+            now = self._clock()
+            if outcome == "ok":
+                job.trace.mark("answer", now)
+            self._tracer.end(job, outcome, now)
 
     async def score(
         self,
@@ -99,9 +102,10 @@ class Scoring:
             job.trace.mark("encode", encoded)
         scored = await served.scorer.submit(block, deadline, priority)
         if job.trace is not None:
-            # Durations that the engine told, which may be of another process, laid behind each other.
-            job.trace.mark("queue", encoded + scored.queue_ms / 1e3)
-            job.trace.mark("device", encoded + (scored.queue_ms + scored.device_ms) / 1e3)
+            # What the engine told, which may be another process, laid end to end: runs of a split request overlap.
+            now, bound = self._clock(), encoded + scored.queue_ms / 1e3
+            job.trace.mark("queue", min(bound, now))
+            job.trace.mark("device", min(bound + scored.device_ms / 1e3, now))
         job.queue_ms, job.device_ms, job.degraded_rows = scored.queue_ms, scored.device_ms, scored.degraded_rows
         _check_finite(scored.scores)
         job.sampled = served.sample.of(scored.scores, before)
