@@ -90,7 +90,7 @@ def build_app(
         """What this replica answered in the last two minutes, second by second: the status page draws it."""
         if gate is not None:
             gate.require(asked.scope["headers"], "metrics")
-        return recent.answer()
+        return recent.answer({name: served.info.version for name, served in models.items()})
 
     @app.get("/v1/profile", tags=["models"], responses=error_answers(_MODEL_ERRORS))
     async def profile(model: str | None = None) -> Response:

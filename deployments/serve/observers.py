@@ -19,11 +19,11 @@ class Observers:
     @classmethod
     def of(cls, config: DeploymentConfig) -> Self:
         """Raises ConfigError if what one needs is not there."""
-        spans = SpanThread.of(config.tracing, config.application)
         try:
-            return cls(spans, ScoreRecorder.of(config.score_log))
+            recorder = ScoreRecorder.of(config.score_log)
         except OSError as error:
             raise ConfigError(f"score_log.folder: got {error.strerror!r}, expected a folder that can be made") from None
+        return cls(SpanThread.of(config.tracing, config.application), recorder)
 
     def close(self) -> None:
         """Waits for what is left to be written and sent: some seconds at most."""

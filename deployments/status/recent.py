@@ -34,10 +34,14 @@ class Second:
 
 
 class RecentAnswer(BaseModel):
-    """The last two minutes of one replica. Seconds without a request are left out, and so is the one that has not ended."""
+    """The last two minutes of one replica. Seconds without a request are left out, and so is the one that has not ended.
+
+    `serving`: the version of each of its models now.
+    """
 
     replica: str
     now: float
+    serving: dict[str, str]
     bounds_ms: tuple[float, ...] = LATENCY_BOUNDS_MS
     seconds: list[Second]
 
@@ -64,7 +68,8 @@ class Recent:
         second.rows += seen.rows
         second.latency[bisect_left(LATENCY_BOUNDS_MS, seen.total_ms)] += 1
 
-    def answer(self) -> RecentAnswer:
+    def answer(self, serving: dict[str, str]) -> RecentAnswer:
         now = self.unix_time()
         window = range(int(now) - KEPT_S, int(now))
-        return RecentAnswer(replica=self.replica, now=now, seconds=[second for second in self._seconds if second.at in window])
+        seconds = [second for second in self._seconds if second.at in window]
+        return RecentAnswer(replica=self.replica, now=now, serving=serving, seconds=seconds)

@@ -112,6 +112,11 @@ def _provider(config: Tracing, application: str, exporter: Any) -> Any:
     )
     exporter = exporter or OTLPSpanExporter(config.endpoint, timeout=_SEND_S)
     provider.add_span_processor(
-        BatchSpanProcessor(exporter, max_queue_size=8 * _MOST_WAITING, export_timeout_millis=_SEND_S * 1000)
+        BatchSpanProcessor(
+            exporter,
+            max_queue_size=8 * _MOST_WAITING,  # of a request's spans
+            schedule_delay_millis=1000,
+            export_timeout_millis=1000 * _SEND_S,
+        )
     )
     return provider

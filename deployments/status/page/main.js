@@ -17,8 +17,12 @@ function askForToken(error) {
   at("token-why").textContent = error.message;
 }
 
-function stateOf(ready) {
-  at("state").textContent = ready ? `Serving ${models.map((m) => `${m.name} ${m.version}`).join(", ")}` : "Not ready";
+// `serving`: the version of each model by its name, now.
+function showState(serving) {
+  const said = (of) => Object.entries(of).map(([name, version]) => `${name} ${version}`).sort().join(", ");
+  const shown = said(Object.fromEntries(models.map((m) => [m.name, m.version])));
+  const older = said(serving) === shown ? "" : ` (this page shows ${shown}: reload it)`;
+  at("state").textContent = `Serving ${said(serving)}${older}`;
 }
 
 function factsOf(model) {
@@ -94,7 +98,9 @@ async function poll() {
   while (mine === polling) {
     if (!document.hidden) {
       try {
-        hear(await ask("v1/recent"));
+        const answer = await ask("v1/recent");
+        hear(answer);
+        showState(answer.serving);
         at("live-about").textContent = plot(at("throughput"), at("latency"));
       } catch (error) {
         at("live-about").textContent = error.message;
@@ -117,7 +123,7 @@ async function start() {
     return;
   }
   at("token-form").hidden = true;
-  stateOf(await ask("readyz").then(() => true, () => false));
+  showState(Object.fromEntries(models.map((m) => [m.name, m.version])));
   at("choice").hidden = models.length < 2;
   at("model").replaceChildren(...models.map((m, i) => html("option", { value: i }, `${m.name} ${m.version}`)));
   if (models.length) show(models[0]);

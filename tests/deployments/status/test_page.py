@@ -9,13 +9,14 @@ import httpx
 import pytest
 
 from deployments.access.gate import Gate
+from deployments.scoring.served_model import ServedModel
 from deployments.status.profiles import NoProfile, Profiles
 from dpiframe_core.engine.engine import Engine
 from tests.chromium import Browser, Page, chromium
 from tests.deployments.access.token_files import bearing, made
 from tests.deployments.live_app import LiveApp
 from tests.deployments.serve.test_http_app import Service
-from tests.deployments.serving_doubles import FakeEngine
+from tests.deployments.serving_doubles import FakeEngine, columns
 
 pytestmark = [pytest.mark.bulk, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -171,6 +172,26 @@ def test_with_tokens_the_page_asks_for_one_and_keeps_it_nowhere(browser: Browser
         assert json.loads(page.run(kept)) == ["", 0, 0, f"{live.url}/"]
         assert page.run("document.getElementById('token').value") == ""
         assert httpx.get(f"{live.url}/v1/recent", headers=bearing(tokens["both"])).status_code == 200
+
+
+def test_of_several_models_one_is_shown_and_asked_and_a_new_version_is_told(browser: Browser) -> None:
+    with LiveApp(FakeEngine(name="a"), FakeEngine(("click", "buy"), name="b")) as live:
+        page = browser.open(f"{live.url}/")
+        page.wait(SERVING)
+        assert page.text("state") == "Serving a 7, b 7"
+        page.run("document.getElementById('model').value = '1'")
+        page.run("document.getElementById('model').dispatchEvent(new Event('change'))")
+        page.run("document.querySelector('[aria-label=\"context.user\"]').value = '1'")
+        for name, value in columns(1).items():
+            path = json.dumps(f"[aria-label='candidates.{name}[0]']")
+            text = json.dumps(json.dumps(value[0]) if isinstance(value[0], list) else str(value[0]))
+            page.run(f"document.querySelector({path}).value = {text}")
+        page.run("document.getElementById('score').click()")
+        page.wait("document.querySelectorAll('tr.scores').length === 2")
+        assert page.run("[...document.querySelectorAll('tr.scores th')].map((cell) => cell.textContent)") == ["click", "buy"]
+        assert page.text("timing").startswith("b 7, ms: ")
+        live.models["b"] = ServedModel.of(FakeEngine(("click", "buy"), "b", "8"), live.batchers["b"], live.limits)
+        page.wait("document.getElementById('state').textContent === 'Serving a 7, b 8 (this page shows a 7, b 7: reload it)'")
 
 
 def test_a_quantile_of_counts_by_bucket_lies_where_the_requests_do(browser: Browser) -> None:

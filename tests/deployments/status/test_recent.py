@@ -25,7 +25,7 @@ def test_each_ended_second_has_its_requests_rows_and_times_by_bucket() -> None:
     now[0] = 1002.9
     recent.request(seen())
     assert len(passed) == 6
-    (second,) = recent.answer().seconds  # 1001 had none, 1002 has not ended
+    (second,) = recent.answer({}).seconds  # 1001 had none, 1002 has not ended
     buckets = {i: n for i, n in enumerate(second.latency) if n}
     assert (second.at, second.scored, second.failed, second.rows) == (1000, 4, 1, 12)
     assert buckets == {0: 1, 1: 1, LATENCY_BOUNDS_MS.index(7.5): 1, len(LATENCY_BOUNDS_MS): 1}
@@ -37,17 +37,17 @@ def test_what_is_older_than_two_minutes_is_gone() -> None:
     for second in range(400):
         now[0] = second + 0.5
         recent.request(seen())
-    assert [s.at for s in recent.answer().seconds] == list(range(399 - 120, 399))
+    assert [s.at for s in recent.answer({}).seconds] == list(range(399 - 120, 399))
     now[0] = 500.0
-    assert [s.at for s in recent.answer().seconds] == list(range(380, 400))
+    assert [s.at for s in recent.answer({}).seconds] == list(range(380, 400))
     now[0] = 1e6
-    assert recent.answer().seconds == []
+    assert recent.answer({}).seconds == []
 
 
 def test_the_route_counts_the_requests_of_the_app(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(client: httpx.AsyncClient) -> None:
         first: dict[str, Any] = (await client.get("/v1/recent")).json()
-        assert first["seconds"] == []
+        assert (first["seconds"], first["serving"]) == ([], {"fake": "7"})
         assert first["bounds_ms"] == list(LATENCY_BOUNDS_MS)
         for _ in range(3):
             assert (await client.post("/v1/score", json=request(2))).status_code == 200

@@ -1,7 +1,6 @@
 """Spans of requests: in W3C's trace of who asked, one a step, with the engine's own times in both topologies."""
 
 import asyncio
-import http.server
 import os
 import sys
 import threading
@@ -12,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -35,6 +33,7 @@ from deployments.telemetry import span_thread
 from deployments.telemetry.span_thread import SpanThread
 from dpiframe_core.errors import ConfigError
 from dpiframe_core.features.row_block import BatchResult, RowBlock
+from tests.deployments.collector import Collector
 from tests.deployments.protocol.test_rest import listed
 from tests.deployments.serving_doubles import SCHEMA, FakeEngine, columns
 
@@ -199,33 +198,13 @@ def test_a_collector_that_stalls_costs_spans_and_no_waiting(monkeypatch: pytest.
 
 
 def test_spans_reach_a_collector_by_otlp_over_http() -> None:
-    posted: list[tuple[str, str, bytes]] = []
-
-    class Collector(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            posted.append((self.path, self.headers["content-type"], body))
-            self.send_response(200)
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    spans = SpanThread(Tracing(endpoint=f"http://127.0.0.1:{server.server_port}/v1/traces"), "ctr")
-    job = Job("r", 10.0, trace=RequestTrace(dict(ASKED), 10.0, [("receive", 10.5)]))
-    spans.end(job, "ok", 11.0)
-    spans.close()
-    server.shutdown()
-    thread.join()
-    server.server_close()
-    ((path, kind, body),) = posted
-    assert (path, kind) == ("/v1/traces", "application/x-protobuf")
-    (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
-    sent = [span for scope in resource.scope_spans for span in scope.spans]
+    with Collector() as collector:
+        spans = SpanThread(Tracing(endpoint=collector.endpoint), "ctr")
+        job = Job("r", 10.0, trace=RequestTrace(dict(ASKED), 10.0, [("receive", 10.5)]))
+        spans.end(job, "ok", 11.0)
+        spans.close()
+    assert {(path, kind) for path, kind, _ in collector.posted} == {("/v1/traces", "application/x-protobuf")}
+    sent = collector.spans()
     assert [(span.name, span.trace_id.hex()) for span in sent] == [("receive", TRACE), ("score", TRACE)]
     assert sent[1].end_time_unix_nano - sent[1].start_time_unix_nano == 1_000_000_000
 
