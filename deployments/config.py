@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from deployments.config_faults import fault_lines
-from deployments.config_observed import ScoreLog, Tracing
+from deployments.config_observed import Metrics, ScoreLog, Tracing
 from deployments.config_tables import TablesHome
 from dpiframe_core.errors import ConfigError, shown
 from dpiframe_core.strict import Name, Strict, Version
@@ -65,15 +65,6 @@ class Grpc(Strict):
     """Where gRPC clients connect, on the host of `Http`. Replicas then listen on every interface too (docs/protocol.md)."""
 
     port: Annotated[int, Field(ge=1, le=65535)] = 8001
-
-
-class Metrics(Strict):
-    """Ray's Prometheus endpoint of each node, on all interfaces: null has the launcher take a free port at each start.
-
-    On a cluster that runs before, the port is Ray's (`ray start --metrics-export-port`), and the one given here must be that.
-    """
-
-    port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
 
 class Batching(Strict):

@@ -1,5 +1,5 @@
-"""What a deployment says of what it keeps of single requests: traces that it sends, scored rows that it writes. Both are off
-unless they are asked for.
+"""What a deployment says of what it tells about itself, and keeps of single requests: traces that it sends, scored rows that it
+writes. Both are off unless they are asked for.
 """
 
 from typing import Annotated
@@ -7,6 +7,15 @@ from typing import Annotated
 from pydantic import Field
 
 from dpiframe_core.strict import Strict
+
+
+class Metrics(Strict):
+    """Ray's Prometheus endpoint of each node, on all interfaces: null has the launcher take a free port at each start.
+
+    On a cluster that runs before, the port is Ray's (`ray start --metrics-export-port`), and the one given here must be that.
+    """
+
+    port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
 
 class Tracing(Strict):

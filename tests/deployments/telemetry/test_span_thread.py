@@ -197,6 +197,19 @@ def test_a_collector_that_stalls_costs_spans_and_no_waiting(monkeypatch: pytest.
     assert not spans._thread.is_alive()
 
 
+def test_clients_that_ask_for_a_trace_of_everything_cost_a_bounded_number_of_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(span_thread, "_TURN_S", 60)
+    exporter = InMemorySpanExporter()
+    spans = SpanThread(CONFIG, "app", exporter)
+    job = Job("r", 0.0, trace=RequestTrace({}, 0.0))
+    for _ in range(300):
+        spans.end(job, "ok", 1.0)
+    spans._make_spans(span_thread._MOST_A_TURN)
+    assert len(spans._finished) == 300 - span_thread._MOST_A_TURN
+    spans.close()  # which makes the rest
+    assert len(exporter.get_finished_spans()) == 300
+
+
 def test_spans_reach_a_collector_by_otlp_over_http() -> None:
     with Collector() as collector:
         spans = SpanThread(Tracing(endpoint=collector.endpoint), "ctr")
