@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 _MOST_WAITING_ROWS = 65_536  # beyond them a request's rows are dropped
 _TURN_S = 0.5
 _TELL_EVERY_S = 60.0
+_CLOSE_S = 5.0
 
 
 class ScoreRecorder:
@@ -62,8 +63,9 @@ class ScoreRecorder:
             self._waiting.append(rows)
 
     def close(self) -> None:
+        """Waits for what is left to be written, unless the disk stalls."""
         self._stop.set()
-        self._thread.join()
+        self._thread.join(_CLOSE_S)
 
     def _work(self) -> None:
         last = False
