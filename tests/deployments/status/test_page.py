@@ -204,6 +204,29 @@ def test_a_quantile_of_counts_by_bucket_lies_where_the_requests_do(browser: Brow
         assert page.run(found % "[0, 0], [1]") == [None] * 5
 
 
+def test_replicas_that_answered_are_added_up_and_one_that_is_long_gone_is_not(browser: Browser) -> None:
+    def answer(replica: str, now: float, scored: int) -> dict[str, Any]:
+        seconds = [
+            {"at": int(now) - 1 - i, "scored": scored, "failed": 0, "rows": 7 * scored, "latency": [0, scored]}
+            for i in range(10)
+        ]
+        return {"replica": replica, "now": now, "serving": {}, "bounds_ms": [1, 2], "seconds": seconds}
+
+    heard = [answer("gone", 500.0, 1000), answer("a", 900.2, 4), answer("a", 1000.2, 2), answer("b", 1000.2, 3)]
+    with LiveApp(FakeEngine()) as live:
+        page = browser.open(f"{live.url}/")
+        page.wait(SERVING)
+        script = """import('./page/plots.js?apart').then((plots) => {
+          const pictures = [0, 1].map(() => document.createElementNS('http://www.w3.org/2000/svg', 'svg'));
+          for (const answer of %s) plots.hear(answer);
+          return plots.plot(...pictures);
+        })"""
+        said = page.run(script % json.dumps(heard))
+    assert (
+        said == "5.00 requests and 35.0 rows a second, p50 1.50 ms, p99 1.99 ms; of the last ten seconds, 2 replicas heard from"
+    )
+
+
 def test_the_page_and_its_files_are_served_with_a_policy_that_lets_nothing_else_in() -> None:
     async def body(client: httpx.AsyncClient) -> None:
         page = await client.get("/")
