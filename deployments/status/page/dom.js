@@ -1,4 +1,4 @@
-// Elements from names, attributes and text. Text becomes text nodes alone: whatever a schema or an answer says, none of it is markup.
+// Elements from names, attributes and text. Text becomes text nodes alone: whatever a schema or an answer says is no markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 

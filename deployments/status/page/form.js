@@ -21,7 +21,8 @@ function json(value) {
 
 function one(feature, text) {
   const asNumber = feature.kind === "numeric" || feature.values === "int";
-  return asNumber && NUMBER.test(text) ? text : JSON.stringify(text); // wrong text goes as it is: the service says what is wrong
+  // Wrong text goes as it is: the service says what is wrong.
+  return asNumber && NUMBER.test(text) ? text : JSON.stringify(text);
 }
 
 // A field's text as JSON.
@@ -42,7 +43,8 @@ export class Form {
     this.model = model;
     this.table = candidates;
     const columns = Array.isArray(example?.candidates) ? byColumn(example.candidates) : example?.candidates ?? {};
-    const inContext = (f) => (Object.hasOwn(example?.context ?? {}, f.name) ? true : Object.hasOwn(columns, f.name) ? false : f.scope === "context");
+    const inContext = (f) =>
+      Object.hasOwn(example?.context ?? {}, f.name) || (!Object.hasOwn(columns, f.name) && f.scope === "context");
     this.context = model.features.filter(inContext);
     this.columns = model.features.filter((f) => !inContext(f));
     this.count = Math.max(1, ...Object.values(columns).map((column) => column.length));
@@ -110,7 +112,8 @@ export class Form {
     const tasks = Array.isArray(scores) ? { score: scores } : scores;
     this.scores.replaceChildren(...Object.entries(tasks).map(([task, column]) => {
       const best = Math.max(...column.map(Number));
-      const cells = column.map((s) => html("td", column.length > 1 && Number(s) === best ? { class: "best" } : {}, Number(s).toPrecision(5)));
+      const about = (score) => (column.length > 1 && Number(score) === best ? { class: "best" } : {});
+      const cells = column.map((score) => html("td", about(score), Number(score).toPrecision(5)));
       return html("tr", { class: "scores" }, html("th", { scope: "row" }, task), ...cells);
     }));
   }

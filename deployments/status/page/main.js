@@ -52,7 +52,8 @@ async function showProfile(model) {
     const trace = await ask(`v1/profile?model=${encodeURIComponent(model.name)}`);
     const f = trace.otherData;
     const other = f.version === model.version ? "" : ` (version ${f.version}, not the one that is served)`;
-    at("profile-about").textContent = `${f.model}${other}: a request of ${f.rows} rows, ${f.precision} on ${f.gpu ?? f.device}, ${f.date}`;
+    const where = `${f.precision} on ${f.gpu ?? f.device}`;
+    at("profile-about").textContent = `${f.model}${other}: a request of ${f.rows} rows, ${where}, ${f.date}`;
     at("profile").replaceChildren(...timeline(trace));
   } catch (error) {
     at("profile-about").textContent = error.message;

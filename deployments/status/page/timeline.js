@@ -14,13 +14,17 @@ function sections(trace) {
   for (const e of trace.traceEvents) {
     if (e.ph === "M" && e.name === "process_name") section(e.pid).name = String(e.args?.name);
     else if (e.ph === "M" && e.name === "thread_name") row(e.pid, e.tid).name = String(e.args?.name);
-    else if (e.ph === "X") row(e.pid, e.tid).spans.push({ at: Number(e.ts), took: Number(e.dur), name: String(e.args?.node ?? e.name), module: String(e.cat) });
+    else if (e.ph === "X") {
+      const name = String(e.args?.node ?? e.name);
+      row(e.pid, e.tid).spans.push({ at: Number(e.ts), took: Number(e.dur), name, module: String(e.cat) });
+    }
   }
   return [...found.values()].filter((s) => [...s.rows.values()].some((r) => r.spans.length));
 }
 
 function ticks(whole) {
-  const step = [-3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7].flatMap((e) => [1, 2, 5].map((m) => m * 10 ** e)).find((s) => whole / s <= 10);
+  const powers = Array.from({ length: 11 }, (_, i) => 10 ** (i - 3));
+  const step = powers.flatMap((p) => [p, 2 * p, 5 * p]).find((s) => whole / s <= 10);
   return step ? Array.from({ length: Math.floor(whole / step) + 1 }, (_, i) => i * step) : [0];
 }
 
@@ -40,8 +44,8 @@ function picture(section, color, whole) {
       const about = svg("title", {}, `${span.name} (${span.module}): ${span.took.toFixed(1)} µs from ${span.at.toFixed(1)}`);
       parts.push(svg("rect", { class: `c${color(span.module)}`, x: x(span.at), y, width, height: BAR }, about));
       if (width > 6.4 * span.name.length + 6) {
-        const middle = { class: "in", x: x(span.at) + width / 2, y: y + BAR / 2 + 4, "text-anchor": "middle", "pointer-events": "none" };
-        parts.push(svg("text", middle, span.name));
+        const middle = { x: x(span.at) + width / 2, y: y + BAR / 2 + 4, "text-anchor": "middle" };
+        parts.push(svg("text", { class: "in", "pointer-events": "none", ...middle }, span.name));
       }
     }
   });
@@ -49,20 +53,32 @@ function picture(section, color, whole) {
   return svg("svg", { ...size, "aria-label": `Timeline, ${section.name}` }, ...parts);
 }
 
+function tableOf(spans) {
+  const head = ["run", "row", "what", "module", "from, µs", "took, µs"].map((text) => html("th", { scope: "col" }, text));
+  const rows = spans.map((s) => {
+    const cells = [s.section, s.row, s.name, s.module, s.at.toFixed(1), s.took.toFixed(1)];
+    return html("tr", {}, ...cells.map((text) => html("td", {}, text)));
+  });
+  const table = html("table", {}, html("thead", {}, html("tr", {}, ...head)), html("tbody", {}, ...rows));
+  const scroll = html("div", { class: "wide", role: "region", "aria-label": "Spans", tabindex: "0" }, table);
+  return html("details", {}, html("summary", {}, `The same as a table: ${spans.length} spans`), scroll);
+}
+
 export function timeline(trace) {
   const found = sections(trace);
-  const spans = found.flatMap((s) => [...s.rows.values()].flatMap((r) => r.spans.map((span) => ({ ...span, section: s.name, row: r.name }))));
+  const spans = found.flatMap((section) =>
+    [...section.rows.values()].flatMap((row) => row.spans.map((span) => ({ ...span, section: section.name, row: row.name }))));
   const modules = [...new Set(spans.map((s) => s.module).filter((m) => m !== "host"))];
   const color = (module) => (module === "host" ? 0 : 1 + modules.indexOf(module) % COLORS);
-  const key = (m) => html("span", {}, svg("svg", { viewBox: "0 0 1 1", "aria-hidden": "true" }, svg("rect", { class: `c${color(m)}`, width: 1, height: 1 })), m);
+  const key = (module) => {
+    const square = svg("rect", { class: `c${color(module)}`, width: 1, height: 1 });
+    return html("span", {}, svg("svg", { viewBox: "0 0 1 1", "aria-hidden": "true" }, square), module);
+  };
   const pictures = found.flatMap((section) => {
-    const whole = Math.max(...[...section.rows.values()].flatMap((r) => r.spans.map((s) => s.at + s.took)), 1e-3);
+    const ends = [...section.rows.values()].flatMap((row) => row.spans.map((s) => s.at + s.took));
+    const whole = Math.max(...ends, 1e-3);
     const scroll = { class: "wide", role: "region", "aria-label": `Timeline, ${section.name}`, tabindex: "0" };
     return [html("h3", {}, `${section.name}: ${whole.toFixed(1)} µs`), html("div", scroll, picture(section, color, whole))];
   });
-  const cells = (s) => [s.section, s.row, s.name, s.module, s.at.toFixed(1), s.took.toFixed(1)].map((text) => html("td", {}, text));
-  const head = ["run", "row", "what", "module", "from, µs", "took, µs"].map((text) => html("th", { scope: "col" }, text));
-  const table = html("table", {}, html("thead", {}, html("tr", {}, ...head)), html("tbody", {}, ...spans.map((s) => html("tr", {}, ...cells(s)))));
-  const asTable = html("details", {}, html("summary", {}, `The same as a table: ${spans.length} spans`), html("div", { class: "wide", tabindex: "0" }, table));
-  return [...pictures, html("p", { class: "legend" }, ...["host", ...modules].map(key)), asTable];
+  return [...pictures, html("p", { class: "legend" }, ...["host", ...modules].map(key)), tableOf(spans)];
 }
