@@ -84,7 +84,7 @@ class Encoder:
         for section, stand_ins in self._stand_ins.items():
             block.header[HeaderWord.OOV_COUNT] += _settle(sections[section], *stand_ins)
             block.set_ids(section, sections[section])
-        if not (np.isfinite(block.candidate_dense).all() and np.isfinite(block.context_dense).all()):
+        if not all(np.isfinite(x).all() for x in (block.candidate_dense, block.context_dense) if x.size):
             for field in self._fields.values():
                 column = field.column
                 field.refuse_overflow(candidates, context, sections[column.section][:, column.start])

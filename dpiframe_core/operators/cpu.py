@@ -17,6 +17,7 @@ from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.executor import Operator, Values
 from dpiframe_core.operators.torch_operators import Compute, small_operator
 from kernels import reference
+from kernels.attention.field_attention_cpu import CpuFieldAttention
 from kernels.cpu.dense import CrossV1, Fm, Head, Linear, has_bf16
 from kernels.cpu.first_layers import FirstLayers
 from kernels.cpu.lookup import PackedLookup
@@ -143,9 +144,8 @@ class CpuOperators:
             case "field_attention":
                 heads, own, span = a.field_heads, field_projections(a, w), slice(a.offset, a.offset + a.fields * a.dim)
                 assert heads is not None
-                return lambda x: reference.field_attention(
-                    x[:, span].float(), a.fields, heads.heads, own, heads.scale, a.activation
-                )
+                attend = CpuFieldAttention(a.fields, heads.heads, own, heads.scale, a.activation)
+                return lambda x: attend(x[:, span])
             case "gru" | "lstm":
                 r = a.recurrence
                 assert r is not None
