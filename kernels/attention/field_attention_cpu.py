@@ -1,6 +1,4 @@
-"""Attention over a row's fields on a CPU (field_attention.c). See `reference.field_attention`, which does it where C could not be
-built.
-"""
+"""Attention over a row's fields on a CPU: field_attention.c, or `reference.field_attention` where that could not be built."""
 
 import ctypes
 from collections.abc import Sequence
@@ -45,10 +43,10 @@ class CpuFieldAttention:
             ValueError: x is not so wide.
         """
         x, library = x.float(), self._library
-        if library is None or x.stride(1) != 1:
-            return reference.field_attention(x, *self._plain)
         if x.shape[1] != self._width:
             raise ValueError(f"field attention: got x {tuple(x.shape)}, expected {self._width} columns")
+        if library is None or x.stride(1) != 1:
+            return reference.field_attention(x, *self._plain)
         out = torch.empty(len(x), self._out_width)
         pointers = x.data_ptr(), self._queries.data_ptr(), self._others.data_ptr(), out.data_ptr()
         numbers = *pointers, x.stride(0), *self._numbers

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "cpu/openmp_pool.h"
-#include "cpu/vectors.h"
+#include "runtime/vectors.h"
 
 enum { ROWS = 4, MOST_HIDDEN = 256, MOST_GATES = 4 * MOST_HIDDEN };
 enum Kind { GRU, SCALED, REPLACED, LSTM };
