@@ -179,7 +179,8 @@ class JobRun:
         self.took.append(f"engine {report.seconds:.1f}")
         for c in report.calibrations:
             launches = dependent_launches(engine.program(c.bucket).graph)
-            side.notes[c.bucket] = {"program": c.program, "program_gain": round(c.gain, 3), "launches": launches}
+            chosen = {"program": c.program, "program_gain": round(c.gain, 3), "programs_us": dict(c.microseconds)}
+            side.notes[c.bucket] = chosen | {"launches": launches}
 
     def _timed(self, precision: str, rows: int, contexts: int) -> list[Record]:
         at, w, side = (precision, rows, contexts), self.w, self.sides[precision]

@@ -1,6 +1,6 @@
 """Suites `utilisation` and `mlperf`: rows a second, and how busy the GPU is, when as many threads call as there are lanes,
-without a pause. `mlperf` is that of MLPerf's shape, where a row is a pair of a user and an item, and says how scores rank: against
-the source model, and clicks that are drawn by its probabilities.
+without a pause. `mlperf` is that of MLPerf's shape, where a row is a pair of a user and an item, and says how scores rank:
+against the source model, and clicks that are drawn by its probabilities.
 """
 
 import threading
