@@ -10,7 +10,6 @@ import torch
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine.options import AUTO, REGIONS, WAVES
 from dpiframe_core.features.schema import FeatureSchema
-from dpiframe_core.graph.chains import group_chain
 from dpiframe_core.graph.graph import JOINED, Graph
 from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.regions import group_regions
@@ -20,6 +19,7 @@ from dpiframe_core.operators.context_shares import context_shares
 from dpiframe_core.operators.cpu import CpuOperators
 from dpiframe_core.operators.cuda import CudaOperators
 from dpiframe_core.operators.towers import tower_graph
+from dpiframe_core.operators.wave_operands import chain_graph
 from kernels.dense.linear import DENSE_DTYPE, column_alignment, triton_builds
 
 CHAIN, SHARES, TOWER = "chain", "shares", "tower"
@@ -103,7 +103,7 @@ def cuda_programs(
         if policy == AUTO and own and tower is not None:
             operators = CudaOperators(tower, schema, store, dense, precision, known=programs[0].operators)
             programs.append(CudaProgram(TOWER, tower, POLICIES["sequential"](tower, 1), operators, own))
-        chain = group_chain(waves)
+        chain = chain_graph(waves, precision)
         if policy == AUTO and not scales and chain is not None:
             plan = POLICIES["sequential"](chain, 1)
             programs.append(CudaProgram(CHAIN, chain, plan, CudaOperators(chain, schema, store, dense, precision), True))

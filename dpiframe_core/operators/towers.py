@@ -7,7 +7,9 @@ import torch
 from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.graph.interactions import linear_params
 from dpiframe_core.graph.towers import group_tower
-from kernels.interaction.tower import Pairs, Tower, TowerLayer, takes
+from dpiframe_core.operators.wave_operands import pairs_of
+from kernels.interaction.pairs import Pairs
+from kernels.interaction.tower import Tower, TowerLayer, takes
 from kernels.runtime.launch import shared_limit
 
 
@@ -36,5 +38,4 @@ def _parts(tower: Node) -> tuple[list[Node], Pairs | None]:
     *layers, last = tower.attrs.members
     if last.op != "dot":
         return [*layers, last], None
-    a = last.attrs
-    return layers, Pairs(a.fields, a.dim, a.keep, a.diagonal)
+    return layers, pairs_of(last)

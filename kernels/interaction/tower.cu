@@ -8,7 +8,6 @@
 // while the kernel before still runs. The dots are mma's too, a warp a row: a row's vectors are both factors, straight from memory.
 // Bytes: of a block all weights from the L2 for each 16 rows, and (IN + FIELDS * DIM + columns of out) * sizeof(X) a row.
 #include "dense/activation.cuh"
-#include "dense/mma.cuh"
 
 #ifndef X
 #define X bf16
@@ -25,10 +24,9 @@
 #define WARPS 16
 #define THREADS (32 * WARPS)
 #define ROWS 16
-#define PER_WORD (4 / (int)sizeof(X))
+#include "interaction/row_dots.cuh"
 
 __device__ constexpr int widths[] = {WIDTHS}, kinds[] = {KINDS};
-__device__ constexpr int up(int n, int to) { return (n + to - 1) / to * to; }
 __device__ constexpr int columns_into(int l) { return l ? widths[l - 1] : IN; }
 __device__ constexpr int tiles(int l) { return up(widths[l], 16) / 16; }
 __device__ constexpr int groups(int l) { return up(columns_into(l), 16 * PER_WORD) / (16 * PER_WORD); }  // of 16 words of K
@@ -60,11 +58,10 @@ __device__ constexpr int sum_words() {
 __device__ constexpr int bias_at(int l) { return l ? bias_at(l - 1) + up(widths[l - 1], 16) : 0; }
 
 constexpr int VALUE_WORDS = input_at(LAYERS + 1), SUM_WORDS = sum_words(), BIASES = bias_at(LAYERS);
-constexpr int PAIRS = FIELDS * (FIELDS + (DIAGONAL ? 1 : -1)) / 2;
-constexpr int LINE = FIELDS ? up(KEEP + PAIRS, 16 / (int)sizeof(X)) : 0;  // of out; the pad is zeros
+typedef Vectors<FIELDS, DIM, DIAGONAL> Row;
+constexpr int LINE = FIELDS ? up(KEEP + Row::PAIRS, 16 / (int)sizeof(X)) : 0;  // of out; the pad is zeros
 constexpr int PIECES = up(IN, 16 / (int)sizeof(X)) * (int)sizeof(X) / 16;  // of 16 bytes, of a row of x
-constexpr int EIGHTS = up(FIELDS, 8) / 8, STEPS = up(DIM, 16 * PER_WORD) / (16 * PER_WORD);
-constexpr bool EARLY = EIGHTS * STEPS <= 8;  // whether registers have room for the vectors while the layers are multiplied
+constexpr bool EARLY = Row::EIGHTS * Row::STEPS <= 8;  // whether registers have room for the vectors while the layers are multiplied
 
 // A lane's own 32 bytes of each block of weights.
 struct Weights {
@@ -164,63 +161,6 @@ __device__ __forceinline__ void layers(Weights& weights, unsigned* values, float
     if constexpr (L + 1 < LAYERS) layers<L + 1>(weights, values, sums, biases, between);
 }
 
-// A row's vectors as mma takes them, either side: of vectors 8n to 8n + 7 lane (g, t) has 16 bytes of the g-th, of each 64.
-struct Vectors {
-    uint4 v[EIGHTS + 1][STEPS + 1];  // one more than there are, for there may be none
-
-    __device__ __forceinline__ void load(const X* from) {  // the second vector's first column; the first is the MLP's
-        const int lane = threadIdx.x & 31;
-#pragma unroll
-        for (int n = 0; n < EIGHTS; ++n)
-#pragma unroll
-            for (int s = 0; s < STEPS; ++s) {
-                const int field = n * 8 + (lane >> 2), column = (s * 16 + (lane & 3) * 4) * PER_WORD;
-                v[n][s] = make_uint4(0, 0, 0, 0);
-                if (field > 0 && field < FIELDS && column < DIM) v[n][s] = *reinterpret_cast<const uint4*>(from + (field - 1) * DIM + column);
-            }
-    }
-    __device__ __forceinline__ void load_first(const unsigned* z) {
-        const int lane = threadIdx.x & 31;
-#pragma unroll
-        for (int s = 0; s < STEPS; ++s)
-            if (lane < 4 && (s * 16 + lane * 4) * PER_WORD < DIM) v[0][s] = *reinterpret_cast<const uint4*>(z + s * 16 + lane * 4);
-    }
-    __device__ __forceinline__ void round() {  // to tf32; what the tensor cores get they would cut
-        if (sizeof(X) != 4) return;
-#pragma unroll
-        for (int n = 0; n < EIGHTS; ++n)
-#pragma unroll
-            for (int s = 0; s < STEPS; ++s) {
-                unsigned* w = &v[n][s].x;
-#pragma unroll
-                for (int k = 0; k < 4; ++k) asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(w[k]) : "f"(__uint_as_float(w[k])));
-            }
-    }
-    // Writes the pairs behind each other.
-    __device__ __forceinline__ void dots(X* to) const {
-        const int lane = threadIdx.x & 31;
-#pragma unroll
-        for (int m = 0; m < (EIGHTS + 1) / 2; ++m)
-#pragma unroll
-            for (int n = 0; n < EIGHTS && n < 2 * m + 2; ++n) {
-                float sum[4] = {};
-#pragma unroll
-                for (int s = 0; s < STEPS; ++s) {
-                    const uint4 p = v[2 * m][s], q = 2 * m + 1 < EIGHTS ? v[2 * m + 1][s] : make_uint4(0, 0, 0, 0), r = v[n][s];
-                    const unsigned a[4] = {p.x, q.x, p.y, q.y}, b[2] = {r.x, r.y};
-                    const unsigned c[4] = {p.z, q.z, p.w, q.w}, d[2] = {r.z, r.w};
-                    multiply(sum, a, b, (X*)0);
-                    multiply(sum, c, d, (X*)0);
-                }
-#pragma unroll
-                for (int k = 0; k < 4; ++k) {
-                    const int i = m * 16 + (lane >> 2) + (k >> 1) * 8, j = n * 8 + (lane & 3) * 2 + (k & 1);
-                    if (i < FIELDS && (DIAGONAL ? j <= i : j < i)) store_value(to + i * (DIAGONAL ? i + 1 : i - 1) / 2 + j, sum[k]);
-                }
-            }
-    }
-};
-
 extern "C" __global__ void __launch_bounds__(THREADS) tower(
     const int* state, const X* x, int x_ld, const X* vectors, int vectors_ld, const uint4* packed, const float* bias, X* out,
     int out_ld, int bucket) {
@@ -250,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tower(
         __syncthreads();
         in = input(first + gridDim.x * ROWS);
         const int own = first + warp;  // the warp's row, behind the layers
-        Vectors vector;
+        Row vector;
         const auto load = [&] {
             if (FIELDS && own < rows) vector.load(vectors + (long long)own * vectors_ld);
         };
@@ -267,7 +207,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tower(
             vector.load_first(z);
             vector.round();
             for (int c = lane; c < KEEP; c += 32) line[c] = reinterpret_cast<const X*>(z)[c];
-            vector.dots(line + KEEP);
+            vector.dots([&](int i, float v) { store_value(line + KEEP + i, v); });
             __syncwarp();
             from = reinterpret_cast<const uint4*>(line);
             bytes = LINE * (int)sizeof(X);

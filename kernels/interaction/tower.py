@@ -14,13 +14,13 @@ import torch.nn.functional as f
 
 from kernels.dense.activation import KINDS, SHAPED
 from kernels.dense.linear import DENSE_DTYPE
+from kernels.interaction.pairs import Pairs
 from kernels.runtime.launch import check_dense, launch, shared_limit, type_name
 from kernels.runtime.source import kernel
 
 _WARPS, _ROWS, _DEPTH = 16, 16, 8  # of tower.cu; of the ring as many blocks as fit, and at least two
 _BLOCKS_BYTES = _WARPS * 1024  # a block of weights of each warp
 _MOST_WEIGHTS = 1 << 18  # more of them take longer from the L2, for each 16 rows, than waves take
-_MOST_VECTORS = 64  # registers for those of a row
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,20 +30,6 @@ class TowerLayer:
     weight: torch.Tensor
     bias: torch.Tensor | None
     activation: str
-
-
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """What follows the MLP: dots of `fields` vectors of `dim` columns, its output the first; `keep` of its columns in front."""
-
-    fields: int
-    dim: int
-    keep: int
-    diagonal: bool
-
-    @property
-    def columns(self) -> int:
-        return self.keep + self.fields * (self.fields + (1 if self.diagonal else -1)) // 2
 
 
 def takes(widths: Sequence[int], activations: Sequence[str], pairs: Pairs | None, precision: str, shared_bytes: int) -> bool:
@@ -58,11 +44,7 @@ def takes(widths: Sequence[int], activations: Sequence[str], pairs: Pairs | None
         return False
     if shared_bytes < _fixed_bytes(widths, pairs, dtype) + 2 * _BLOCKS_BYTES:
         return False
-    if pairs is None:
-        return True
-    registers = -(-pairs.fields // 8) * -(-pairs.dim * size // 64) * 4
-    whole = pairs.dim * size % 16 == 0 and widths[-1] == pairs.dim and pairs.keep <= pairs.dim
-    return whole and pairs.fields >= 2 and registers <= _MOST_VECTORS
+    return pairs is None or (pairs.fits(precision) and widths[-1] == pairs.dim)
 
 
 class Tower:

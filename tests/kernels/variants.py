@@ -16,6 +16,7 @@ _FP8 = {"OUT": "fp8", "OUT_FACTOR": "0.25f"}
 _WAVE = {"TASKS": "2", "DOTS": "7", "LAYERS": "6", "HEAD": "1", "PER_ROW": "3", "CROSSED": "3", "KINDS": "252"}
 _WAVE |= {"SHARES": "0"}
 _CHAIN = {name: value for name, value in _WAVE.items() if name not in ("HEAD", "SHARES")}
+_CHAIN |= {"FIELDS": "0", "DIM": "1", "KEEP": "0", "DIAGONAL": "0"}
 _TILES = (TILES[0].constants, TILES[-1].constants)
 _WIDE_TILES = (WIDE_TILES[0].constants, WIDE_TILES[-1].constants, CROSSED_TILES[0].constants)
 
@@ -114,6 +115,10 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         _CHAIN | {"X": x, "PASSES": passes, "ROWS": rows}
         for x, passes in (("float", "1"), ("float", "3"), ("bf16", "1"))
         for rows in ("1", "8")
+    )
+    + tuple(
+        _CHAIN | {"X": x, "PASSES": "1", "ROWS": rows, "PER_ROW": "0", "FIELDS": "27", "DIM": "64", "KEEP": "64"}
+        for x, rows in (("float", "8"), ("bf16", "1"))
     ),
     "waves/wave_wgmma": (
         *(_WAVE | {"X": x, **sizes} for x in ("float", "bf16", "fp8") for sizes in _WIDE_TILES),

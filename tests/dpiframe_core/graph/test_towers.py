@@ -4,6 +4,7 @@ import pytest
 
 from dpiframe_core.graph import towers
 from dpiframe_core.graph.architecture import DLRM, DCNv2, DeepFM, DLRMDCNv2
+from dpiframe_core.graph.chains import group_chain
 from dpiframe_core.graph.fusion import fuse
 from dpiframe_core.graph.graph import JOINED, Graph
 from dpiframe_core.graph.placement import place
@@ -59,6 +60,15 @@ def test_a_tower_is_the_bottom_of_a_dlrm_and_its_dots(architecture, members):
 )
 def test_a_graph_without_such_an_mlp_has_no_tower(architecture):
     assert group_tower(waves_of(architecture)) is None
+
+
+def test_a_dlrm_can_be_a_chain_and_other_graphs_around_a_dot_cannot():
+    waves = waves_of(KAGGLE)
+    lookup, chain = group_chain(waves).nodes
+    assert (lookup, chain.op) == (waves.nodes[0], "chain")
+    assert [m.op for m in chain.attrs.members] == ["linear"] * 3 + ["dot"] + ["linear"] * 2 + ["head"]
+    assert group_chain(waves_of(DLRM(bottom_units=(8,), hidden_units=()))) is None  # the head reads the dot
+    assert group_chain(waves_of(MLPERF)) is None
 
 
 def test_a_value_that_others_read_too_ends_a_tower():

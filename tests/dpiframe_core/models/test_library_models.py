@@ -109,6 +109,14 @@ def test_a_narrow_mlp_as_one_launch_scores_as_the_oracle_does(name, precision, c
     check(name, "cuda:0", sizes=((1, 1), (19, 3), (64, 64), (2391, 7)), atol=GOLDEN_TOLERANCE[precision], **run)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_a_dlrm_of_few_rows_is_a_chain(precision, capture):
+    run = {"precision": precision, "chain": True, "capture": capture, "buckets": (1, 3, 8)}
+    check("dlrm", "cuda:0", sizes=((1, 1), (2, 1), (3, 2), (7, 7), (1, 1)), atol=GOLDEN_TOLERANCE[precision], **run)
+
+
 @pytest.mark.parametrize("device", BACKENDS)
 @pytest.mark.parametrize("left_out", [*PASSES, "all"])
 @pytest.mark.parametrize("name", CASES)

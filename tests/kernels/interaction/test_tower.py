@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from kernels.interaction import tower as tower_module
-from kernels.interaction.tower import Pairs, Tower, TowerLayer, takes
+from kernels.interaction.pairs import Pairs
+from kernels.interaction.tower import Tower, TowerLayer, takes
 from tests.kernels.host_cuda import put_under
 from tests.kernels.lane_state import lane_state
 
