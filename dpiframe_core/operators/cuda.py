@@ -228,7 +228,7 @@ class CudaOperators:
                 case Dot():
                     kernel(state, [(t, widths[i]) for t, i in zip(ins, node.inputs, strict=True)], rows, outs[0])
                 case Tower():
-                    kernel(state, ins[0], ins[1] if len(ins) > 1 else None, rows, outs[0])
+                    kernel(state, ins[0], ins[1], rows, outs[0])
                 case Cin():
                     first, second = workspace.maps[node.name]
                     kernel(state, ins[0][:, a.offset :], rows, (first[:rows], second[:rows]), outs[0])

@@ -12,7 +12,7 @@ template <int FIELDS_, int DIM_, int DIAGONAL_>
 struct Vectors {
     static constexpr int EIGHTS = up(FIELDS_, 8) / 8, STEPS = up(DIM_, 16 * PER_WORD) / (16 * PER_WORD);
     static constexpr int PAIRS = FIELDS_ * (FIELDS_ + (DIAGONAL_ ? 1 : -1)) / 2;
-    uint4 v[EIGHTS + 1][STEPS];  // one more than there are, for there may be none
+    uint4 v[EIGHTS][STEPS];
 
     // All but the first, of which `from` has the second's first column.
     __device__ __forceinline__ void load(const X* from) {

@@ -1,6 +1,6 @@
-// A tower: an MLP of few narrow layers, all of them in one launch, and DLRM's interaction of its output behind it. out[b] = the first
-// KEEP columns of the MLP's row b, then <v_i, v_j> for all j < i (DIAGONAL: j <= i) of FIELDS vectors of DIM columns, of which the
-// MLP's output is v_0 and `vectors` has the others, side by side. FIELDS 0: the MLP's output alone.
+// A tower: an MLP of few narrow layers and DLRM's interaction of its output, all in one launch. out[b] = the first KEEP columns of
+// the MLP's row b, then <v_i, v_j> for all j < i (DIAGONAL: j <= i) of FIELDS vectors of DIM columns, of which the MLP's output is
+// v_0 and `vectors` has the others, side by side.
 //
 // Grid: a block takes 16 rows at a time, as mma's narrow side, and then further ones. A layer's tiles of 16 columns go over its
 // warps; where there are fewer tiles than warps, several split K and are added up in order. Values stay in shared memory. Each warp
@@ -13,7 +13,7 @@
 #define X bf16
 #define IN 13             // columns of x
 #define LAYERS 2
-#define WIDTHS 40, 16     // of the layers; the last is DIM, if there are vectors
+#define WIDTHS 40, 16     // of the layers; the last is DIM
 #define KINDS 1, 1        // their activations, none with parameters
 #define DEPTH 2
 #define FIELDS 5
@@ -59,7 +59,7 @@ __device__ constexpr int bias_at(int l) { return l ? bias_at(l - 1) + up(widths[
 
 constexpr int VALUE_WORDS = input_at(LAYERS + 1), SUM_WORDS = sum_words(), BIASES = bias_at(LAYERS);
 typedef Vectors<FIELDS, DIM, DIAGONAL> Row;
-constexpr int LINE = FIELDS ? up(KEEP + Row::PAIRS, 16 / (int)sizeof(X)) : 0;  // of out; the pad is zeros
+constexpr int LINE = up(KEEP + Row::PAIRS, 16 / (int)sizeof(X));  // of out; the pad is zeros
 constexpr int PIECES = up(IN, 16 / (int)sizeof(X)) * (int)sizeof(X) / 16;  // of 16 bytes, of a row of x
 constexpr bool EARLY = Row::EIGHTS * Row::STEPS <= 8;  // whether registers have room for the vectors while the layers are multiplied
 
@@ -192,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tower(
         const int own = first + warp;  // the warp's row, behind the layers
         Row vector;
         const auto load = [&] {
-            if (FIELDS && own < rows) vector.load(vectors + (long long)own * vectors_ld);
+            if (own < rows) vector.load(vectors + (long long)own * vectors_ld);
         };
         if (EARLY) load();
         layers<0>(weights, values, sums, biases, [&] {
@@ -200,20 +200,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) tower(
         });
         if (own >= rows) continue;
         const unsigned* z = values + input_at(LAYERS) + warp * pitch(LAYERS);
-        const uint4* from = reinterpret_cast<const uint4*>(z);
-        int bytes = up(widths[LAYERS - 1], 16 / (int)sizeof(X)) * (int)sizeof(X);
-        if (FIELDS) {
-            X* line = lines + warp * LINE;
-            vector.load_first(z);
-            vector.round();
-            for (int c = lane; c < KEEP; c += 32) line[c] = reinterpret_cast<const X*>(z)[c];
-            vector.dots([&](int i, float v) { store_value(line + KEEP + i, v); });
-            __syncwarp();
-            from = reinterpret_cast<const uint4*>(line);
-            bytes = LINE * (int)sizeof(X);
-        }
+        X* line = lines + warp * LINE;
+        vector.load_first(z);
+        vector.round();
+        for (int c = lane; c < KEEP; c += 32) line[c] = reinterpret_cast<const X*>(z)[c];
+        vector.dots([&](int i, float v) { store_value(line + KEEP + i, v); });
+        __syncwarp();
         uint4* to = reinterpret_cast<uint4*>(out + (long long)own * out_ld);
-        for (int i = lane; i < bytes / 16; i += 32) to[i] = from[i];
+        for (int i = lane; i < LINE * (int)sizeof(X) / 16; i += 32) to[i] = reinterpret_cast<const uint4*>(line)[i];
         __syncwarp();
     }
     asm volatile("cp.async.wait_all;" ::: "memory");

@@ -32,7 +32,7 @@ class TowerLayer:
     activation: str
 
 
-def takes(widths: Sequence[int], activations: Sequence[str], pairs: Pairs | None, precision: str, shared_bytes: int) -> bool:
+def takes(widths: Sequence[int], activations: Sequence[str], pairs: Pairs, precision: str, shared_bytes: int) -> bool:
     """Whether there is such a kernel, and a reason to take it. widths: columns of x, then of each layer. shared_bytes: that a
     block may have.
     """
@@ -44,7 +44,7 @@ def takes(widths: Sequence[int], activations: Sequence[str], pairs: Pairs | None
         return False
     if shared_bytes < _fixed_bytes(widths, pairs, dtype) + 2 * _BLOCKS_BYTES:
         return False
-    return pairs is None or (pairs.fits(precision) and widths[-1] == pairs.dim)
+    return pairs.fits(precision) and widths[-1] == pairs.dim
 
 
 class Tower:
@@ -57,7 +57,7 @@ class Tower:
         ValueError: there is no such kernel (`takes`).
     """
 
-    def __init__(self, layers: Sequence[TowerLayer], pairs: Pairs | None, precision: str, device: torch.device) -> None:
+    def __init__(self, layers: Sequence[TowerLayer], pairs: Pairs, precision: str, device: torch.device) -> None:
         self._widths = [layers[0].weight.shape[1], *(len(layer.weight) for layer in layers)]
         room = shared_limit(device)
         if not takes(self._widths, [layer.activation for layer in layers], pairs, precision, room):
@@ -71,12 +71,11 @@ class Tower:
         fixed = _fixed_bytes(self._widths, pairs, self._dtype)
         depth = min(_DEPTH, (room - fixed) // _BLOCKS_BYTES)
         self._shared_bytes = depth * _BLOCKS_BYTES + fixed
-        own = pairs or Pairs(0, 1, 0, False)
         self._constants = {
             "X": type_name(self._dtype), "IN": str(self._widths[0]), "LAYERS": str(len(layers)),
             "WIDTHS": ",".join(map(str, self._widths[1:])), "KINDS": ",".join(str(KINDS[layer.activation]) for layer in layers),
-            "DEPTH": str(depth), "FIELDS": str(own.fields), "DIM": str(own.dim), "KEEP": str(own.keep),
-            "DIAGONAL": str(int(own.diagonal)),
+            "DEPTH": str(depth), "FIELDS": str(pairs.fields), "DIM": str(pairs.dim), "KEEP": str(pairs.keep),
+            "DIAGONAL": str(int(pairs.diagonal)),
         }  # fmt: skip
 
     def compile(self) -> Any:
@@ -86,9 +85,7 @@ class Tower:
             function.max_dynamic_shared_size_bytes = self._shared_bytes
         return function
 
-    def __call__(
-        self, state: torch.Tensor, x: torch.Tensor, vectors: torch.Tensor | None, rows: int, out: torch.Tensor
-    ) -> None:
+    def __call__(self, state: torch.Tensor, x: torch.Tensor, vectors: torch.Tensor, rows: int, out: torch.Tensor) -> None:
         """out[rows, columns] of x[rows, in] and vectors[rows, (fields - 1) * dim], for the first state[TRUE_ROWS] rows. All in
         the dense dtype, rows 16-byte aligned; pads of out, to 16 bytes, are written as zeros.
 
@@ -97,15 +94,12 @@ class Tower:
         """
         pairs = self._pairs
         check_dense("tower x", x, rows, self._widths[0], self._dtype)
-        check_dense("tower out", out, rows, pairs.columns if pairs else self._widths[-1], self._dtype)
-        if (vectors is None) != (pairs is None):
-            raise ValueError(f"tower: got {'no ' if vectors is None else ''}vectors, expected the contrary")
-        if pairs and vectors is not None:
-            check_dense("tower vectors", vectors, rows, (pairs.fields - 1) * pairs.dim, self._dtype)
-        i32, there = np.int32, x if vectors is None else vectors
+        check_dense("tower vectors", vectors, rows, (pairs.fields - 1) * pairs.dim, self._dtype)
+        check_dense("tower out", out, rows, pairs.columns, self._dtype)
+        i32 = np.int32
         args = (
-            state.data_ptr(), x.data_ptr(), i32(x.stride(0)), there.data_ptr(), i32(there.stride(0)), self._weights.data_ptr(),
-            self._bias.data_ptr(), out.data_ptr(), i32(out.stride(0)), i32(rows),
+            state.data_ptr(), x.data_ptr(), i32(x.stride(0)), vectors.data_ptr(), i32(vectors.stride(0)),
+            self._weights.data_ptr(), self._bias.data_ptr(), out.data_ptr(), i32(out.stride(0)), i32(rows),
         )  # fmt: skip
         most = torch.cuda.get_device_properties(self._device).multi_processor_count
         launch(self.compile(), min(-(-rows // _ROWS), most), 32 * _WARPS, args, shared_bytes=self._shared_bytes)
@@ -160,11 +154,11 @@ def _shapes(widths: Sequence[int], dtype: torch.dtype) -> list[_Shape]:
     return [_Shape.of(columns, width, dtype) for columns, width in pairwise(widths)]
 
 
-def _fixed_bytes(widths: Sequence[int], pairs: Pairs | None, dtype: torch.dtype) -> int:
+def _fixed_bytes(widths: Sequence[int], pairs: Pairs, dtype: torch.dtype) -> int:
     """Of shared memory, beside the ring: values between layers, sums of parts, biases, and lines of out."""
     shapes, size = _shapes(widths, dtype), dtype.itemsize
     values = sum(s.pitch for s in shapes) + _pitch(-(-widths[-1] * size // 64) * 16)
-    line = _WARPS * -(-pairs.columns * size // 16) * 16 if pairs else 0
+    line = _WARPS * -(-pairs.columns * size // 16) * 16
     return 4 * (_ROWS * values + max(s.sum_words for s in shapes) + sum(s.tiles * 16 for s in shapes)) + line
 
 

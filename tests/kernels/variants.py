@@ -21,8 +21,7 @@ _TILES = (TILES[0].constants, TILES[-1].constants)
 _WIDE_TILES = (WIDE_TILES[0].constants, WIDE_TILES[-1].constants, CROSSED_TILES[0].constants)
 
 _DOT = {"FIELDS": "27", "KEEP": "10", "DIAGONAL": "0"}
-_TOWER = {"IN": "13", "LAYERS": "3", "WIDTHS": "512,256,64", "KINDS": "1,1,1", "DEPTH": "8", "DIM": "1", "KEEP": "0"}
-_TOWER |= {"DIAGONAL": "0"}
+_TOWER = {"IN": "13", "LAYERS": "3", "WIDTHS": "512,256,64", "KINDS": "1,1,1", "DEPTH": "8"}
 _CIN = {"M": "39", "DIM": "16", "NF": "8", "ACTIVATION": "1"}
 _WIDE_CIN = {"DIM": "16", "ACTIVATION": "1", "WIDTH": "128", "STAGES": "4"}
 _ATTENTION = {"LENGTH": "50", "DIMS": "32,16", "QUERIES": "0,32", "KEYS": "48,1648", "POOLED": "48,80", "PARTS": "2"}
@@ -74,7 +73,7 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
     "interaction/tower": (
         {},
         *(_TOWER | _DOT | {"X": x, "DIM": "64", "KEEP": "64", "DEPTH": depth} for x, depth in (("float", "7"), ("bf16", "8"))),
-        _TOWER | {"X": "bf16", "WIDTHS": "512,256,128", "KINDS": "4,0,1", "FIELDS": "0"},
+        _TOWER | _DOT | {"X": "bf16", "WIDTHS": "512,256,128", "KINDS": "4,0,1", "FIELDS": "9", "DIM": "128"},
     ),
     "interaction/cin": tuple(
         _CIN | {"X": x, "FIRST": first, "PASSES": p, "WM": wm, "WK": wk}

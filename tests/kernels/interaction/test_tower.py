@@ -16,10 +16,9 @@ DTYPES = {"tf32": torch.float32, "bf16": torch.bfloat16}
 ROUNDING = {"tf32": 2.0**-10, "bf16": 2.0**-8}  # of a factor that is cut, and of a value that is stored
 DEVICES = ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)]
 SHAPES = {
-    "one layer": ((5, 16), None),
+    "one layer": ((5, 16), Pairs(3, 16, 16, False)),
     "kaggle": ((13, 512, 256, 64), Pairs(27, 64, 64, False)),
-    "mlperf": ((13, 512, 256, 128), None),
-    "odd widths": ((3, 40, 70, 9), None),
+    "four layers": ((13, 200, 70, 40, 128), Pairs(9, 128, 1, False)),
     "two layers with a diagonal": ((17, 100, 8), Pairs(5, 8, 8, True)),
     "two vectors": ((1, 33, 16), Pairs(2, 16, 0, False)),
     "more than 32 fields": ((13, 64, 16), Pairs(41, 16, 16, False)),
@@ -57,7 +56,7 @@ def drawn(shape, precision, rows, seed):
         for i, (k, n) in enumerate(pairwise(widths))
     ]
     x = rng.standard_normal((rows, widths[0]))
-    vectors = rng.standard_normal((rows, (pairs.fields - 1) * pairs.dim)) if pairs else None
+    vectors = rng.standard_normal((rows, (pairs.fields - 1) * pairs.dim))
     return layers, x, vectors
 
 
@@ -82,8 +81,6 @@ def oracle(layers, x, vectors, pairs, precision):
         off = (off + eps * np.abs(h)) @ np.abs(w).T + eps * np.abs(h) @ np.abs(w).T
         h = activate(z, layer.activation)
         off = 1.2 * off + eps * np.abs(h)
-    if pairs is None:
-        return h, off
     v = np.concatenate([h, rounded(vectors, precision)], 1).reshape(len(x), pairs.fields, pairs.dim)
     d = np.concatenate([off, np.zeros((len(x), vectors.shape[1]))], 1).reshape(v.shape) + eps * np.abs(v)
     ij = [(i, j) for i in range(pairs.fields) for j in range(i + 1 if pairs.diagonal else i)]
@@ -97,7 +94,7 @@ def oracle(layers, x, vectors, pairs, precision):
 @pytest.mark.parametrize("rows", [1, 19, 40])
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_tower_is_its_layers_and_the_dots_behind_them(name, rows, precision, device):
-    if device == "cpu" and (rows == 40) == (name in ("kaggle", "mlperf")):
+    if device == "cpu" and (rows == 40) == (name in ("kaggle", "four layers")):
         pytest.skip("the emulator takes seconds for it")
     shape = SHAPES[name]
     pairs = shape[1]
@@ -106,7 +103,7 @@ def test_a_tower_is_its_layers_and_the_dots_behind_them(name, rows, precision, d
     want, bound = oracle(layers, x, vectors, pairs, precision)
     on_device = [TowerLayer(o.weight, o.bias, o.activation) for o in layers]
     kernel = Tower(on_device, pairs, precision, torch.device(device))
-    given = matrix(x, dtype, device, bucket, 8), None if vectors is None else matrix(vectors, dtype, device, bucket, 16)
+    given = matrix(x, dtype, device, bucket, 8), matrix(vectors, dtype, device, bucket, 16)
     outs = []
     for _ in range(2):
         wide = torch.full((bucket, -(-want.shape[1] // 8) * 8 + 16), torch.nan, dtype=dtype, device=device)
@@ -145,16 +142,16 @@ def test_a_row_of_infinities_leaves_the_rows_beside_and_after_it_alone(precision
 @pytest.mark.parametrize(
     ("widths", "activations", "pairs", "precision"),
     [
-        ((13, 64, 16), ("relu", "prelu"), None, "bf16"),
-        ((13, 64, 16), ("relu", "relu"), None, "fp32"),
-        ((13, 64, 16), ("relu", "relu"), None, "fp8"),
-        ((600, 1024, 16), ("relu", "relu"), None, "bf16"),
-        ((300, 64, 16), ("relu", "relu"), None, "bf16"),
+        ((13, 64, 16), ("relu", "prelu"), Pairs(5, 16, 16, False), "bf16"),
+        ((13, 64, 16), ("relu", "relu"), Pairs(5, 16, 16, False), "fp32"),
+        ((13, 64, 16), ("relu", "relu"), Pairs(5, 16, 16, False), "fp8"),
+        ((600, 1024, 16), ("relu", "relu"), Pairs(5, 16, 16, False), "bf16"),
+        ((300, 64, 16), ("relu", "relu"), Pairs(5, 16, 16, False), "bf16"),
         ((13, 64, 16), ("relu", "relu"), Pairs(5, 8, 8, False), "bf16"),
         ((13, 64, 4), ("relu", "relu"), Pairs(5, 4, 4, False), "bf16"),
         ((13, 64, 16), ("relu", "relu"), Pairs(5, 16, 20, False), "bf16"),
         ((13, 64, 128), ("relu", "relu"), Pairs(27, 128, 128, False), "tf32"),
-        ((13, 8, 8, 8, 8, 8), ("relu",) * 5, None, "bf16"),
+        ((13, 8, 8, 8, 8, 8), ("relu",) * 5, Pairs(5, 8, 8, False), "bf16"),
     ],
 )  # fmt: skip
 def test_what_has_no_such_kernel_is_left_to_others(widths, activations, pairs, precision):
@@ -175,11 +172,9 @@ def test_operands_that_do_not_fit_are_refused(monkeypatch, run_folder):
     kernel = Tower(layers, Pairs(3, 8, 8, False), "bf16", torch.device("cpu"))
     x, vectors = (matrix(v, torch.bfloat16, "cpu", 2) for v in (x, vectors))
     out = torch.zeros(2, 16, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="tower: got no vectors, expected the contrary"):
-        kernel(lane_state(2, "cpu"), x, None, 2, out)
     with pytest.raises(ValueError, match="tower vectors: got shape"):
         kernel(lane_state(2, "cpu"), x, vectors[:, :8], 2, out)
     with pytest.raises(ValueError, match=r"tower x: got torch\.float32"):
         kernel(lane_state(2, "cpu"), x.float(), vectors, 2, out)
-    with pytest.raises(ValueError, match=r"tower: got widths \[13, 24, 8\], None at fp32"):
-        Tower(layers, None, "fp32", torch.device("cpu"))
+    with pytest.raises(ValueError, match=r"tower: got widths \[13, 24, 8\], Pairs\(.*\) at fp32"):
+        Tower(layers, Pairs(3, 8, 8, False), "fp32", torch.device("cpu"))
