@@ -54,6 +54,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "kernels/waves": {
         "kernels/runtime": "its kernels are compiled and launched; matrices come by tensor maps",
         "kernels/dense": "dtypes and padding of packed weights are those of single products",
+        "kernels/interaction": "a chain makes a tower's dots",
     },
     "kernels/cpu": {
         "kernels/runtime": "its C code is built there",

@@ -185,6 +185,23 @@ def _warmup(results: Results) -> Verdict:
     return Verdict(", ".join(f"{k} {v:.1f} s" for k, v in seconds.items()), max(seconds.values()) < 15)
 
 
+def _pairs(precision: str, millions: float) -> Judge:
+    def judge(results: Results) -> Verdict:
+        records = results.of("mlperf", system="dpiframe", precision=precision)
+        found = {r["cell"]["lanes"]: r["rows_per_s"] / 1e6 for r in records if r["batch"] >= 8192}
+        if not found:
+            return NOTHING
+        lanes = max(found, key=lambda n: found[n])
+        return Verdict(f"{found[lanes]:.1f} M ({lanes} lanes)", found[lanes] >= millions)
+
+    return judge
+
+
+def _pairs_p99(results: Results) -> Verdict:
+    found = [r["p99_us"] for r in results.of("mlperf", system="dpiframe", precision="bf16", batch=1024, lanes=1)]
+    return Verdict(f"{max(found):.0f} us", max(found) < 200) if found else NOTHING
+
+
 def _reported(results: Results) -> Verdict:
     lower = [r for r in results.of("precision") if r["precision"] != "fp32"]
     if not lower:
@@ -232,6 +249,9 @@ GPU_AIMS = (
     Aim("lookup bandwidth, B = 65536, against a plain gather", ">= 85 %", _bandwidth),
     Aim("lower precision: deviation and ranking", "reported", _reported),
     Aim("two or more lanes over one, saturated", "more rows a second", _lanes),
+    Aim("MLPerf's DLRM-DCNv2, pairs a second, bf16, saturated", ">= 13.2 M", _pairs("bf16", 13.2)),
+    Aim("MLPerf's DLRM-DCNv2, pairs a second, fp8, saturated", ">= 21.5 M", _pairs("fp8", 21.5)),
+    Aim("MLPerf's DLRM-DCNv2, 1,024 pairs, bf16, p99", "under 200 us", _pairs_p99),
     Aim("warm-up of all buckets, without caches", "under 15 s", _warmup),
 )  # fmt: skip
 CPU_AIMS = (
