@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
-from benchmarks.gpus import grid, large, links, loading, places
+from benchmarks.gpus import grid, large, links, loading, places, torchrec_bags
 from benchmarks.gpus.group import Group
 from benchmarks.records.record import Record
 from benchmarks.records.run import Append, Names, Out, Run
@@ -26,6 +27,7 @@ def tiers_gpus(
     batches: Names = "128,1024,4096",
     poolings: Annotated[str, typer.Option(help="of the grid")] = "4,8,16",
     systems: Annotated[str, typer.Option(help="of the grid")] = _SYSTEMS,
+    alone: Annotated[bool, typer.Option(help="the grid on one GPU too")] = True,
     zipfs: Annotated[str, typer.Option(help="of the three placements")] = "0.8,1.1,1.4",
     hbm_mib: Annotated[int, typer.Option(help="of each GPU for the three placements")] = 256,
     times_hbm: Annotated[str, typer.Option(help="sizes of their tables")] = "0.5,1,2,4,8",
@@ -41,7 +43,8 @@ def tiers_gpus(
     out: Out = None,
 ) -> None:
     """Lookups over rows that several GPUs hold: against collectives, and by three ways to place them. Start it with
-    `python -m torch.distributed.run --nproc-per-node N -m benchmarks tiers-gpus`."""
+    `python -m torch.distributed.run --nproc-per-node N -m benchmarks tiers-gpus`; part `torchrec`, which is not among the
+    default ones, as a process of its own."""
     group = Group(sees_one)
     run = Run("tiers", "auto", seed, out, append, gpus=group.size) if group.rank == 0 else None
     failures: list[str] = []
@@ -57,7 +60,8 @@ def tiers_gpus(
     made: Mapping[str, Callable[[], Iterable[Record]]] = {
         "links": lambda: links.run(group, 4 << 30, (64, 128, 256, 512), failed, seed=seed),
         "grid": lambda: grid.run(
-            group, sets, each, tuple(map(int, poolings.split(","))), systems.split(","), failed, seconds=seconds, seed=seed
+            group, sets, each, tuple(map(int, poolings.split(","))), systems.split(","), failed, seconds=seconds, seed=seed,
+            alone=alone,
         ),
         "places": lambda: places.run(
             group, tuple(map(float, times_hbm.split(","))), tuple(map(float, zipfs.split(","))), each, failed,
@@ -66,6 +70,10 @@ def tiers_gpus(
         "large": lambda: large.run(
             group, int(large_gb * 1e9), int(large_hbm_gb * 1e9), (270, 1024, 4096), tables=26, dim=128, zipf=1.05, links=speeds,
             seconds=max(1.0, seconds), seed=seed,
+        ),
+        "torchrec": lambda: torchrec_bags.run(
+            group, sets, each, tuple(map(int, poolings.split(","))), torch.cuda.device_count(), failed, seconds=seconds,
+            seed=seed,
         ),
         "load": lambda: loading.run(group, load_folder, int(load_gb * 1e9), tables=8, dim=128, seed=seed),
     }  # fmt: skip

@@ -76,12 +76,12 @@ def _one_sided(
         compiled(group, lookups, batches, pinned=False)
         for own, lookup in zip(each, lookups, strict=True):
             for batch in batches:
-                blocks = _blocks(own, batch, seed + group.rank)
+                blocks = drawn(own, batch, seed + group.rank)
                 times, us, error = measured(
                     group, lookup, own, values, blocks, store.generation, seconds, pinned=False
                 )  # fmt: skip
-                yield record("tiers", "one-sided", batch=batch, cell=_cell(group, of, own), times=times, device_us=us,
-                             max_abs_err=group.most(error), device_bytes=store.bytes_used,
+                yield record("tiers", "one-sided", batch=batch, cell=cell_of(group.size, of, own.pooling), times=times,
+                             device_us=us, max_abs_err=group.most(error), device_bytes=store.bytes_used,
                              host_bytes=store.host_bytes)  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def _nccl(
         to.copy_(table[begin:end])
     for own in each:
         for batch in batches:
-            blocks = _blocks(own, batch, seed + group.rank)
+            blocks = drawn(own, batch, seed + group.rank)
             ids = [torch.from_numpy(wide_ids(b)).int().to(group.device) for b in blocks]
             found = []
             for form in FORMS if group.size > 1 else FORMS[:1]:
@@ -103,13 +103,13 @@ def _nccl(
                 error = deviation(lookup(0), values, blocks[0], own.pooling)
                 found.append((*timed(group, lookup, len(ids), seconds), error, form))
             times, us, error, form = min(found, key=lambda f: f[1])
-            yield record("tiers", "nccl", batch=batch, cell=_cell(group, of, own), times=times, device_us=us,
+            yield record("tiers", "nccl", batch=batch, cell=cell_of(group.size, of, own.pooling), times=times, device_us=us,
                          max_abs_err=group.most(error), form=form)  # fmt: skip
 
 
-def _blocks(own: Bags, batch: int, seed: int) -> list[RowBlock]:
+def drawn(own: Bags, batch: int, seed: int) -> list[RowBlock]:
     return drawn_blocks(own.schema, batch, _BATCHES, skew="uniform", seed=seed * 100_003 + batch)
 
 
-def _cell(group: Group, of: Set, own: Bags) -> dict[str, object]:
-    return {"gpus": group.size, **asdict(of), "zipf": 0.0, "pooling": own.pooling, "ids": "device"}
+def cell_of(gpus: int, of: Set, pooling: int) -> dict[str, object]:
+    return {"gpus": gpus, **asdict(of), "zipf": 0.0, "pooling": pooling, "ids": "device"}
