@@ -5,6 +5,7 @@ TorchRec's path for training (a process a GPU, over NCCL) needs FBGEMM's trainin
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from unittest import mock
 
 import torch
 
@@ -31,6 +32,7 @@ def run(
                     yield _measured(group, of, own, values, lookup, batch, gpus, seconds, seed)
             except Exception as failure:
                 failed(f"torchrec {of} {pooling}", failure)
+                yield record("tiers", "torchrec", cell=cell_of(gpus, of, pooling), error=str(failure)[:300])
 
 
 def _measured(
@@ -53,7 +55,8 @@ def _measured(
 
 def sharded(own: Bags, values: Tables, gpus: int, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
     """ids int32[rows, tables * pooling] -> [rows, tables * dim]."""
-    from torchrec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder
+    from torchrec.distributed.fused_params import FUSED_PARAM_QUANT_STATE_DICT_SPLIT_SCALE_BIAS
+    from torchrec.distributed.quant_embeddingbag import QuantEmbeddingBagCollectionSharder, ShardedQuantEmbeddingBagCollection
     from torchrec.distributed.shard import _shard_modules
     from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
     from torchrec.distributed.types import ShardingEnv, ShardingPlan
@@ -67,24 +70,31 @@ def sharded(own: Bags, values: Tables, gpus: int, device: torch.device) -> Calla
                            pooling=PoolingType.SUM, data_type=DataType.FP16)
         for t in own.schema.tables
     ]  # fmt: skip
-    held = {t: (values[t].contiguous().view(torch.uint8), None) for t in names}
     whole = EmbeddingBagCollection(
-        tables=tables, is_weighted=False, device=torch.device("cpu"), output_dtype=torch.float16,
-        table_name_to_quantized_weights=held,
+        tables=tables, is_weighted=False, device=torch.device("meta"), output_dtype=torch.float16
     )  # fmt: skip
     rows = own.schema.tables[0].rows
     part = -(-rows // gpus)
     parts = [min(part, rows - i * part) for i in range(gpus)]
     kind = device.type
     where = [f"{kind}:{i}" for i in range(gpus)] if kind == "cuda" else ["cpu"] * gpus
-    sharder = QuantEmbeddingBagCollectionSharder()
+    sharder = QuantEmbeddingBagCollectionSharder(fused_params={FUSED_PARAM_QUANT_STATE_DICT_SPLIT_SCALE_BIAS: True})
     plan = construct_module_sharding_plan(
         whole, {t: row_wise((parts, where)) for t in names}, sharder=sharder, local_size=gpus, world_size=gpus, device_type=kind
     )
-    found = _shard_modules(
-        module=torch.nn.Sequential(whole), device=device, plan=ShardingPlan({"0": plan}), sharders=[sharder],
-        env=ShardingEnv.from_local(world_size=gpus, rank=0),
-    )  # fmt: skip
+    # Its state dict by rows takes quantised tables alone, and we fill them without it.
+    with mock.patch.object(ShardedQuantEmbeddingBagCollection, "_initialize_torch_state"):
+        found = _shard_modules(
+            module=torch.nn.Sequential(whole), device=device, plan=ShardingPlan({"0": plan}), sharders=[sharder],
+            env=ShardingEnv.from_local(world_size=gpus, rank=0),
+        )  # fmt: skip
+    for held, config in found[0].tbes_configs().items():
+        for (weight, _), table in zip(
+            held.split_embedding_weights(split_scale_shifts=False), config.embedding_tables, strict=True
+        ):
+            begin = table.local_metadata.shard_offsets[0]
+            rows_here = values[table.name][begin : begin + table.local_rows].contiguous().view(torch.uint8)
+            weight[: table.local_rows, : rows_here.shape[1]].copy_(rows_here)
 
     def call(ids: torch.Tensor) -> torch.Tensor:
         by_table = ids.view(len(ids), len(names), own.pooling).transpose(0, 1).reshape(-1)
