@@ -46,7 +46,7 @@ def run(group: Group, folder: Path, total_bytes: int, *, tables: int, dim: int, 
                 _forget()
                 disk = _read(list(files.values()))
                 _forget()
-            group.wait()
+            disk = group.most(disk)
             begin = time.perf_counter()
             mapped = {}
             for name, path in files.items():
