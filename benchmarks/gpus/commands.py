@@ -33,6 +33,7 @@ def tiers_gpus(
     times_hbm: Annotated[str, typer.Option(help="sizes of their tables")] = "0.5,1,2,4,8",
     large_gb: Annotated[float, typer.Option(help="of tables")] = 4,
     large_hbm_gb: Annotated[float, typer.Option(help="of each GPU for them")] = 1,
+    spreads_mib: Annotated[str, typer.Option(help="over which rows of each link are spread")] = "4096",
     load_gb: Annotated[float, typer.Option(help="of tables in files")] = 4,
     load_folder: Annotated[Path, typer.Option(help="where these lie")] = Path("build/tiers-load"),
     given_links: Annotated[str, typer.Option("--links", help="GB/s: LOCAL,PEER,HOST, as of `dpiframe plan`")] = "",
@@ -58,7 +59,9 @@ def tiers_gpus(
     each = tuple(map(int, batches.split(",")))
     sets = [grid.Set(t, rows, d) for d in map(int, dims.split(",")) for t in map(int, tables.split(","))]
     made: Mapping[str, Callable[[], Iterable[Record]]] = {
-        "links": lambda: links.run(group, 4 << 30, (64, 128, 256, 512), failed, seed=seed),
+        "links": lambda: links.run(
+            group, [int(float(m) * 2**20) for m in spreads_mib.split(",")], (64, 128, 256, 512), failed, seed=seed
+        ),
         "grid": lambda: grid.run(
             group, sets, each, tuple(map(int, poolings.split(","))), systems.split(","), failed, seconds=seconds, seed=seed,
             alone=alone,

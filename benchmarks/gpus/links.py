@@ -6,6 +6,7 @@ The figures of `dpiframe plan --links`.
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -23,16 +24,16 @@ _READS = 1 << 20  # a launch
 _MAPPED = "benchmark-links"
 
 
-def run(group: Group, nbytes: int, row_bytes: Sequence[int], failed: Failed, *, seed: int) -> Iterator[Record]:
-    """A record a link and size of rows, spread over `nbytes`."""
-    for link in LINKS if group.size > 1 else LINKS[::2]:
+def run(group: Group, spreads: Sequence[int], row_bytes: Sequence[int], failed: Failed, *, seed: int) -> Iterator[Record]:
+    """A record a link, number of bytes that rows are spread over, and size of rows."""
+    for link, nbytes in product(LINKS if group.size > 1 else LINKS[::2], spreads):
         try:
             with ExitStack() as kept:
                 address = {"local": _local, "peer": _peer, "host": _host}[link](group, nbytes, kept)
                 for size in row_bytes:
                     us = _gathered_us(group, address, nbytes // size, size, seed)
-                    yield record("links", link, cell={"gpus": group.size, "row_bytes": size, "spread_mib": nbytes >> 20},
-                                 device_us=us, ns_a_row=round(us * 1e3 / _READS, 3),
+                    cell = {"gpus": group.size, "row_bytes": size, "spread_mib": round(nbytes / 2**20, 3)}
+                    yield record("links", link, cell=cell, device_us=us, ns_a_row=round(us * 1e3 / _READS, 3),
                                  gb_per_s=round(_READS * size / us / 1e3, 1))  # fmt: skip
                 group.wait()
         except Exception as failure:
