@@ -264,6 +264,11 @@ ROOMS: dict[str, dict[str, str]] = {
         "benchmarks/workloads": "on models and batches",
         "benchmarks/records": "a suite writes records",
     },
+    "benchmarks/gpus": {
+        "benchmarks/systems": "a batch on the device, and the plain gather",
+        "benchmarks/workloads": "on batches",
+        "benchmarks/records": "a suite writes records",
+    },
     "benchmarks/apart": {
         "benchmarks/systems": "systems and cells that are measured",
         "benchmarks/workloads": "on models and batches",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from benchmarks.records.record import Record
 from benchmarks.report.results import Results, any_of, cell_name, gains, mean
+from benchmarks.report.tiers import by_collectives, by_placement, over_nccl, over_simple
 from benchmarks.systems.names import BATCHES as ALL_BATCHES
 from benchmarks.systems.names import MODEL_TITLES, PAPER_MODELS, architecture_of, cells_of
 
@@ -261,3 +262,32 @@ CPU_AIMS = (
     Aim("over compiled, fp32, any batch", "never below 1.0x", _over("compile", "fp32", ALL_BATCHES, least=1.0)),
     Aim("over the best peer, bf16", "reported", _over_best(("bf16",), ALL_BATCHES)),
 )  # fmt: skip
+
+
+def _each_cell(found: Callable[[Results], Sequence[float]], least: float) -> Judge:
+    def judge(results: Results) -> Verdict:
+        over = found(results)
+        if not over:
+            return NOTHING
+        fewer = sum(o < least for o in over)
+        figure = f"geometric mean {mean(over):.2f}x, least {min(over):.2f}x, most {max(over):.2f}x"
+        return Verdict(f"{figure} (below it in {fewer} of {len(over)} cells)", not fewer)
+
+    return judge
+
+
+def _nccl(most_rows: int) -> Callable[[Results], Sequence[float]]:
+    return lambda results: [over_nccl(c) for (*_, batch), c in by_collectives(results).items() if batch <= most_rows]
+
+
+def _placed(above: float) -> Callable[[Results], Sequence[float]]:
+    return lambda results: [over_simple(c) for (size, *_), c in by_placement(results).items() if size > above]
+
+
+TIERS_SUITES = {"tiers", "links", "tiers-large", "tiers-load"}
+TIERS_AIMS = (
+    Aim("rows that two GPUs share, over NCCL, B <= 1024", ">= 5x", _each_cell(_nccl(1024), 5.0)),
+    Aim("rows that two GPUs share, over NCCL, any batch", "never below 1.0x", _each_cell(_nccl(1 << 30), 1.0)),
+    Aim("the plan over the better of two simple placements", "never below 0.95x", _each_cell(_placed(0), 0.95)),
+    Aim("the same where tables exceed a GPU's memory", ">= 1.5x", _each_cell(_placed(1), 1.5)),
+)
