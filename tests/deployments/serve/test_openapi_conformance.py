@@ -1,0 +1,39 @@
+"""The OpenAPI document, held against the app by schemathesis: what it makes of the document is answered as the document says."""
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.deployments.live_app import LiveApp
+
+schemathesis = pytest.importorskip("schemathesis")
+
+pytestmark = [pytest.mark.bulk, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+NAMES = ("not_a_server_error", "status_code_conformance", "response_schema_conformance", "content_type_conformance")
+CHECKS = [getattr(schemathesis.checks, name) for name in NAMES]
+FEW = settings(max_examples=20, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+
+
+def statuses_of(operation: Any) -> set[int]:
+    """What an operation answers, once every answer is as the document says."""
+    seen: set[int] = set()
+
+    @FEW
+    @given(case=operation.as_strategy())
+    def conforms(case: Any) -> None:
+        seen.add(case.call_and_validate(checks=CHECKS, timeout=20).status_code)
+
+    conforms()
+    return seen
+
+
+def test_every_operation_answers_what_the_document_says_and_never_with_a_fault_of_ours() -> None:
+    answered: dict[str, set[int]] = {}
+    with LiveApp() as app:
+        document = schemathesis.openapi.from_url(f"{app.url}/openapi.json")
+        for found in document.get_all_operations():
+            operation = found.ok()
+            answered[f"{operation.method.upper()} {operation.path}"] = statuses_of(operation)
+    assert {"GET /livez", "POST /v1/score"} <= answered.keys()
+    assert all(answered.values())
