@@ -101,6 +101,10 @@ class FanInBatcher:
                 self._drop(peer)
         os.close(self.board_fd)
 
+    def fail(self, why: str) -> None:
+        """Has the ingresses go elsewhere; what they have here fails with the end of this process."""
+        self.board.leave()
+
     # What the lane threads call.
 
     def take_in(self, now: float) -> None:

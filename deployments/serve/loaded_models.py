@@ -4,18 +4,28 @@ Knows no Ray; torch is imported only when something is loaded.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Container
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import AsyncIterator, Callable, Container
+from typing import TYPE_CHECKING, Protocol
 
 from deployments.access.models_root import check_models_root
+from deployments.batching.watchdog import Watchdog, Watched
 from deployments.config import DeploymentConfig, ModelRef
 from deployments.metrics import Gauged
+from deployments.processes import end_soon
 from deployments.serve.load_meter import LoadMeter
 from deployments.serve.serve_policy import reported
-from dpiframe_core.errors import ConfigError
+from dpiframe_core.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
     from dpiframe_core.engine.engine import Engine
+
+log = logging.getLogger(__name__)
+_LAST_WORDS_S = 0.5
+
+
+class Runs(Gauged, Watched, Protocol):
+    """Where a model's rows wait and run: a `Dispatcher`."""
 
 
 class LoadedModels:
@@ -24,6 +34,8 @@ class LoadedModels:
     def __init__(self) -> None:
         self._engines: dict[str, Engine] = {}
         self._gauged: list[Gauged] = []
+        self._watchdogs: list[Watchdog] = []
+        self._hung: str | None = None
         self._meter = LoadMeter()
 
     async def load(self, config: DeploymentConfig) -> "AsyncIterator[tuple[str, ModelRef, Engine]]":
@@ -41,12 +53,26 @@ class LoadedModels:
             self._engines[name] = engine
             yield name, ref, engine
 
-    def meter(self, gauged: Gauged) -> None:
-        """Has what a model's rows wait in count for `load_figures`."""
-        self._gauged.append(gauged)
+    def runs_in(self, runs: Runs, max_run_s: float, fail: Callable[[str], None]) -> None:
+        """Has what a model's rows wait in count for `load_figures`, and ends this process if a run of it does not end.
+
+        What hangs in a device's driver cannot be interrupted, and an end is seen at once by HAProxy, ingresses and Serve.
+        `fail` is told half a second before, to answer who waits.
+        """
+        self._gauged.append(runs)
+
+        def hung(why: str) -> None:
+            self._hung = why
+            log.critical("%s: this process ends, and Serve starts another one", why)
+            fail(why)
+            end_soon(_LAST_WORDS_S)
+
+        self._watchdogs.append(Watchdog(runs, max_run_s, hung))
 
     def check(self) -> None:
-        """Raises if an engine has failed."""
+        """Raises if an engine has failed or hangs."""
+        if self._hung is not None:
+            raise Unavailable(self._hung)
         for engine in self._engines.values():
             engine.check()
 
@@ -56,6 +82,8 @@ class LoadedModels:
 
     async def close(self) -> None:
         """Releases the engines, in which nothing may run any more."""
+        for watchdog in self._watchdogs:
+            await asyncio.to_thread(watchdog.close)
         for engine in self._engines.values():
             await asyncio.to_thread(engine.close)
 

@@ -27,6 +27,7 @@ from dpiframe_core.engine.golden_check import check_golden_error, golden_error, 
 from dpiframe_core.engine.lane_pool import LanePool
 from dpiframe_core.engine.model_programs import model_programs
 from dpiframe_core.engine.options import DEFAULT_PRECISION, FALLBACK, PRECISIONS, EngineOptions, WarmupReport
+from dpiframe_core.engine.out_of_memory import wanting_memory
 from dpiframe_core.engine.program import CpuProgram, CudaProgram
 from dpiframe_core.engine.tuning import Tuning, engine_key
 from dpiframe_core.errors import InputError, Overloaded, Unavailable
@@ -85,11 +86,18 @@ class Engine:
         if target.type == "cuda":
             self.buckets = tuple(sorted({*options.buckets})) or geometric_buckets(self.max_batch_rows)
         self.graph = fuse(model_graph(bundle), options.fusion)
-        self._store = EmbeddingStore(self.schema, bundle.tables, target, bundle.scales, home)
+        with wanting_memory(self.device, lambda: f"tables of {_bytes_of(bundle):,} bytes"):
+            self._store = EmbeddingStore(self.schema, bundle.tables, target, bundle.scales, home)
         self.reads_ahead = self._store.ahead is not None
         self._failure: str | None = _COLD
         self._follower: Follower | None = None
-        self._set_up(target)
+        with wanting_memory(self.device, self._wanted):
+            self._set_up(target)
+
+    def _wanted(self) -> str:
+        buckets = f", and the graphs of {len(self.buckets)} batch sizes" if self.buckets else ""
+        held = f"the dense layers and buffers of {self.lanes} lanes for {self.max_batch_rows:,} rows each{buckets}"
+        return f"{held} beside tables of {self._store.bytes_used:,} bytes"
 
     def _set_up(self, target: torch.device) -> None:
         """Programs and lanes of `self.precision`."""
@@ -115,7 +123,7 @@ class Engine:
 
         Raises:
             BundleError: the bundle is missing, damaged or inconsistent.
-            InputError: a device or precision that does not exist here.
+            InputError: a device or precision that does not exist here. Unavailable: the device has no room for it.
         """
         return cls(read_bundle(path), device, precision, EngineOptions(max_batch_rows=max_batch_rows, lanes=lanes))
 
@@ -131,7 +139,7 @@ class Engine:
 
         Raises:
             BundleError: the golden scores do not come out within the precision's tolerance.
-            Unavailable: it is warm already, closed, or has failed before.
+            Unavailable: it is warm already, closed, or has failed before; or the device has no room for it.
         """
         if self._failure != _COLD:
             raise Unavailable(f"engine: got a warm-up while {self._failure or 'serving'}, expected one after loading")
@@ -174,8 +182,9 @@ class Engine:
     def _prepare(self) -> float:
         """Captures every bucket on every lane, and returns the largest deviation on the golden rows."""
         self._recalled = self._tuning.recall()
-        for lane in self._pool.lanes:
-            lane.prepare()
+        with wanting_memory(self.device, self._wanted):
+            for lane in self._pool.lanes:
+                lane.prepare()
         with leased(self._store.ahead, (self.bundle.golden.block,)) as (rows,):
             golden = replace(self.bundle.golden, block=rows)
             return max(golden_error(lane, golden, self.max_batch_rows) for lane in self._pool.lanes)
@@ -327,3 +336,7 @@ class Engine:
 
 def _free_bytes(device: str) -> int:
     return torch.cuda.mem_get_info(device)[0] if device != "cpu" else 0
+
+
+def _bytes_of(bundle: Bundle) -> int:
+    return sum(t.nbytes for t in (*bundle.tables.values(), *bundle.scales.values()))

@@ -5,7 +5,6 @@ scores afterwards is a finding, and so is memory that grows.
 """
 
 import argparse
-import asyncio
 import json
 import random
 import time

@@ -1,4 +1,4 @@
-"""The OpenAPI document, held against the app by schemathesis: what it makes of the document is answered as the document says."""
+"""The OpenAPI document, held against the app by schemathesis: what it makes of it is answered as it says."""
 
 from typing import Any
 

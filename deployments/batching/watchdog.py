@@ -1,0 +1,45 @@
+"""Notices a run that does not end, on a device that hangs or in code that is stuck. Knows no Ray and no device.
+
+Time is counted in this thread's own turns: while the process is stopped, or its host, it counts none, and raises no alarm.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+_TURNS = 20  # of which a run may see so many
+
+
+class Watched(Protocol):
+    """`Dispatcher`: the number of the run that has been under way for longest, None without any. No number comes twice."""
+
+    @property
+    def oldest_run(self) -> int | None: ...
+
+
+class Watchdog:
+    """Calls `hung` once, from a thread of its own, when a run has lasted longer than `max_run_s`; at most a twentieth later.
+
+    `hung` gets the reason. Nothing is watched after it.
+    """
+
+    def __init__(self, watched: Watched, max_run_s: float, hung: Callable[[str], None]) -> None:
+        self._watched, self._max_run_s, self._hung = watched, max_run_s, hung
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stop.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        seen, turns = None, 0
+        while not self._stop.wait(self._max_run_s / _TURNS):
+            run = self._watched.oldest_run
+            turns = turns + 1 if run is not None and run == seen else 0
+            seen = run
+            if turns > _TURNS:
+                self._hung(f"device: got a run that has lasted {self._max_run_s:g} s, expected its end (batching.max_run_s)")
+                return
