@@ -109,6 +109,10 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
     for ref in config.models:
         if not (Path(ref.path) / "model.yaml").is_file():
             raise ConfigError(f"models: got {ref.path!r}, expected the directory of a model bundle (no model.yaml in it)")
+    if config.nodes > 1:
+        raise ConfigError(
+            f"nodes: got {config.nodes} for a cluster of this host alone, expected --address of one that has them"
+        )
     check_models_root(config)
     Gate.of(config.access)
     require_free_port(config.http.host, config.http.port)

@@ -27,7 +27,7 @@ from dpiframe_core.engine.golden_check import check_golden_error, golden_error, 
 from dpiframe_core.engine.lane_pool import LanePool
 from dpiframe_core.engine.model_programs import model_programs
 from dpiframe_core.engine.options import DEFAULT_PRECISION, FALLBACK, PRECISIONS, EngineOptions, WarmupReport
-from dpiframe_core.engine.out_of_memory import wanting_memory
+from dpiframe_core.machine.out_of_memory import wanting_memory
 from dpiframe_core.engine.program import CpuProgram, CudaProgram
 from dpiframe_core.engine.tuning import Tuning, engine_key
 from dpiframe_core.errors import InputError, Overloaded, Unavailable
