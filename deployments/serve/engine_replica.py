@@ -20,7 +20,6 @@ from deployments.telemetry.log_form import log_to_stderr
 
 if TYPE_CHECKING:
     from deployments.fanin.acceptor import Acceptor
-    from deployments.fanin.batcher import FanInBatcher
 
 
 class EngineReplica:
