@@ -114,7 +114,8 @@ def test_only_loads_that_were_answered_are_points() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("{", "expected records"), ("[]", "no load"), ('{"records": []}', "run"), ("5", "expected a valid dictionary")]
+    ("text", "why"),
+    [("{", "expected records"), ("[]", "no load"), ('{"records": []}', "run"), ("5", "expected a valid dictionary")],
 )
 def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str, why: str) -> None:
     (tmp_path / "x.json").write_text(text)

@@ -5,7 +5,10 @@ What each fault costs and how soon it is over: docs/faults.md.
 
 import json
 import os
+import random
 import signal
+import socket
+import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -99,6 +102,29 @@ def test_a_replica_whose_device_hangs_ends_itself_and_is_replaced(service: Servi
     why = "device: got a run that has lasted 2 s, expected its end (batching.max_run_s): this process ends"
     assert service.logged(why)
     assert service.logged("in hanging")  # where it hung
+
+
+def test_clients_that_stall_reset_or_send_garbage_harm_nobody(service: Service) -> None:
+    service.serve_from_both()
+    head = b"POST /v1/score HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n"
+    rng = random.Random(1)
+    stalled = []
+    with service.load() as load:
+        for _ in range(40):
+            for sent in (head + b'{"candidates"', rng.randbytes(300), head[: rng.randrange(len(head))]):
+                rude = socket.create_connection(("127.0.0.1", service.server.port), timeout=30)
+                rude.sendall(sent)
+                stalled.append(rude)
+                if rng.random() < 0.8:  # a reset, in the place of an orderly end
+                    rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    stalled.pop().close()
+        load.go_on(100)
+        for rude in stalled:
+            rude.close()
+        load.go_on()
+    print(f"met {load.met}, {len(stalled)} stalled")
+    assert (load.failed, load.wrong, load.lost) == ({}, 0, 0)
+    assert len(service.replicas) == 2
 
 
 def test_without_the_serve_controller_requests_are_answered_as_before_and_ray_starts_another_one(service: Service) -> None:
