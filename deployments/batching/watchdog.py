@@ -1,4 +1,4 @@
-"""Notices a run that does not end, on a device that hangs or in code that is stuck. Knows no Ray and no device.
+"""Notices a device that failed, and a run that does not end. Knows no Ray and no device.
 
 Time is counted in this thread's own turns: while the process is stopped, or its host, it counts none, and raises no alarm.
 """
@@ -7,7 +7,10 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from dpiframe_core.errors import Unavailable
+
 _TURNS = 20  # of which a run may see so many
+_HANGS = "device: got a run that has lasted {:g} s, expected its end (batching.max_run_s)"
 
 
 class Watched(Protocol):
@@ -18,13 +21,13 @@ class Watched(Protocol):
 
 
 class Watchdog:
-    """Calls `hung` once, from a thread of its own, when a run has lasted longer than `max_run_s`; at most a twentieth later.
+    """Calls `lost` once, from a thread of its own, when `check` raises, or a run has lasted longer than `max_run_s`.
 
-    `hung` gets the reason. Nothing is watched after it.
+    Either at most a twentieth of `max_run_s` later. `lost` gets the reason. Nothing is watched after it.
     """
 
-    def __init__(self, watched: Watched, max_run_s: float, hung: Callable[[str], None]) -> None:
-        self._watched, self._max_run_s, self._hung = watched, max_run_s, hung
+    def __init__(self, watched: Watched, check: Callable[[], None], max_run_s: float, lost: Callable[[str], None]) -> None:
+        self._watched, self._check, self._max_run_s, self._lost = watched, check, max_run_s, lost
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._thread.start()
@@ -40,6 +43,10 @@ class Watchdog:
             run = self._watched.oldest_run
             turns = turns + 1 if run is not None and run == seen else 0
             seen = run
-            if turns > _TURNS:
-                self._hung(f"device: got a run that has lasted {self._max_run_s:g} s, expected its end (batching.max_run_s)")
+            try:
+                self._check()
+                if turns > _TURNS:
+                    raise Unavailable(_HANGS.format(self._max_run_s))
+            except Unavailable as error:
+                self._lost(str(error))
                 return

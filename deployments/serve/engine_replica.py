@@ -53,7 +53,7 @@ class EngineReplica:
                 buckets=engine.buckets,
                 on_batch=self._metrics.batch_of(name, version),
             )
-            self._loaded.runs_in(batcher.dispatcher, config.batching.max_run_s, batcher.fail)
+            self._loaded.runs_in(batcher.dispatcher, engine.check, config.batching.max_run_s, batcher.fail)
             self._metrics.watch(name, version, batcher.dispatcher)
         self._place = meeting_place(config.application, ray.get_runtime_context().get_node_id())
         self._acceptor = Acceptor(self._place, self._batchers)

@@ -35,7 +35,7 @@ class LoadedModels:
         self._engines: dict[str, Engine] = {}
         self._gauged: list[Gauged] = []
         self._watchdogs: list[Watchdog] = []
-        self._hung: str | None = None
+        self._lost: str | None = None
         self._meter = LoadMeter()
 
     async def load(self, config: DeploymentConfig) -> "AsyncIterator[tuple[str, ModelRef, Engine]]":
@@ -53,26 +53,26 @@ class LoadedModels:
             self._engines[name] = engine
             yield name, ref, engine
 
-    def runs_in(self, runs: Runs, max_run_s: float, fail: Callable[[str], None]) -> None:
-        """Has what a model's rows wait in count for `load_figures`, and ends this process if a run of it does not end.
+    def runs_in(self, runs: Runs, check: Callable[[], None], max_run_s: float, fail: Callable[[str], None]) -> None:
+        """Has what a model's rows wait in count for `load_figures`, and ends this process if its device fails or hangs.
 
-        What hangs in a device's driver cannot be interrupted, and an end is seen at once by HAProxy, ingresses and Serve.
-        `fail` is told half a second before, to answer who waits.
+        Neither gets well again, nor can a hung run be interrupted; and an end is seen at once by HAProxy, ingresses and Serve.
+        `fail` is told half a second before, to answer who waits. `check` raises Unavailable if the device has failed.
         """
         self._gauged.append(runs)
 
-        def hung(why: str) -> None:
-            self._hung = why
+        def lost(why: str) -> None:
+            self._lost = why
             log.critical("%s: this process ends, and Serve starts another one", why)
             fail(why)
             end_soon(_LAST_WORDS_S)
 
-        self._watchdogs.append(Watchdog(runs, max_run_s, hung))
+        self._watchdogs.append(Watchdog(runs, check, max_run_s, lost))
 
     def check(self) -> None:
         """Raises if an engine has failed or hangs."""
-        if self._hung is not None:
-            raise Unavailable(self._hung)
+        if self._lost is not None:
+            raise Unavailable(self._lost)
         for engine in self._engines.values():
             engine.check()
 

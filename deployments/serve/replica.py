@@ -54,7 +54,7 @@ class Replica(GrpcMethods):
                 on_batch=self._metrics.batch_of(name, version),
             )
             self._batchers.append(batcher)
-            self._loaded.runs_in(batcher.dispatcher, config.batching.max_run_s, batcher.fail)
+            self._loaded.runs_in(batcher.dispatcher, engine.check, config.batching.max_run_s, batcher.fail)
             self._metrics.watch(name, version, batcher.dispatcher)
             scorer = ahead_of(batcher, engine, ref.tables)
             models[name] = ServedModel.of(

@@ -28,7 +28,7 @@ async def main(device: str, max_run_s: float) -> None:
         return healthy(blocks)
 
     batcher = RowBatcher(run, max_batch_rows=4, lanes=1, max_queued_rows=100)
-    LoadedModels().runs_in(batcher.dispatcher, max_run_s, batcher.fail)
+    LoadedModels().runs_in(batcher.dispatcher, lambda: None, max_run_s, batcher.fail)
     await batcher.submit(numbered(1, 1))
     print("scored", flush=True)
     try:

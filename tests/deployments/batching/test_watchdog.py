@@ -36,7 +36,7 @@ def said_of(runs: list[int | None], monkeypatch: pytest.MonkeyPatch) -> tuple[li
     turns, said = Turns(runs), []  # type: ignore[var-annotated]
     monkeypatch.setattr(threading, "Event", lambda: turns)
     monkeypatch.setattr(threading.Thread, "start", lambda self: self.run())
-    Watchdog(turns, 10, said.append)
+    Watchdog(turns, lambda: None, 10, said.append)
     return said, turns
 
 
@@ -78,7 +78,7 @@ def test_a_hung_lane_is_noticed_behind_another_one_that_runs_on() -> None:
         batcher = RowBatcher(run, max_batch_rows=4, lanes=2, max_queued_rows=100)
         stuck = asyncio.create_task(batcher.submit(numbered(1, 2)))
         await until(lambda: batcher.dispatcher.oldest_run is not None)
-        watchdog = Watchdog(batcher.dispatcher, 0.1, hung.append)
+        watchdog = Watchdog(batcher.dispatcher, lambda: None, 0.1, hung.append)
         give_up = time.monotonic() + 20
         while not hung:
             assert time.monotonic() < give_up
@@ -124,11 +124,32 @@ def test_a_replica_with_a_hung_model_is_unhealthy_and_ends(monkeypatch: pytest.M
     loaded = loaded_models.LoadedModels()
     loaded.check()
     runs = SimpleNamespace(oldest_run=3, queued_rows=0, inflight_rows=4, busy_s=0.0)
-    loaded.runs_in(runs, 0.1, told.append)
+    loaded.runs_in(runs, lambda: None, 0.1, told.append)
     assert ended.wait(20)
     assert told == ["device: got a run that has lasted 0.1 s, expected its end (batching.max_run_s)"]
     with pytest.raises(Unavailable, match="a run that has lasted"):
         loaded.check()
+    asyncio.run(loaded.close())
+
+
+def test_a_device_that_failed_ends_its_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.serve import loaded_models
+
+    ended, told = threading.Event(), []  # type: ignore[var-annotated]
+    monkeypatch.setattr(loaded_models, "end_soon", lambda seconds: ended.set())
+    loaded = loaded_models.LoadedModels()
+    runs = SimpleNamespace(oldest_run=None, queued_rows=0, inflight_rows=0, busy_s=0.0)
+    failed = threading.Event()
+
+    def check() -> None:
+        if failed.is_set():
+            raise Unavailable("engine: device cuda:0 failed: an illegal memory access")
+
+    loaded.runs_in(runs, check, 0.1, told.append)
+    assert not ended.wait(0.3)
+    failed.set()
+    assert ended.wait(20)
+    assert told == ["engine: device cuda:0 failed: an illegal memory access"]
     asyncio.run(loaded.close())
 
 

@@ -233,7 +233,7 @@ def test_a_replica_of_either_kind_reports_its_load_over_all_models() -> None:
         loaded: Any = LoadedModels()
         loaded._meter = LoadMeter(lambda now=now: now[0], lambda: 0.0)
         for model in models:
-            loaded.runs_in(model, 3600, print)
+            loaded.runs_in(model, lambda: None, 3600, print)
         kind, replica = replicas(loaded)[i]
         now[0], models[0].busy_s, models[1].busy_s = 10.0, 1.5, 0.5
         load = asyncio.run(kind.record_autoscaling_stats(replica))
