@@ -124,6 +124,11 @@ class Dispatcher(Generic[W]):
         with self.lock:
             return next(iter(self._runs), None)
 
+    @property
+    def over(self) -> bool:
+        """It is stopped, and no run is under way any more."""
+        return self._stopped and not self._runs
+
     def admit(self, ticket: Ticket[W]) -> None:
         """Queues a request. The lock is held. Raises as `check_room`."""
         check_room(ticket.rows, self.queue.rows, self.max_queued_rows, self.load.seconds_per_row)

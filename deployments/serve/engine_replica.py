@@ -15,6 +15,7 @@ from deployments.fanin.far import FarAnswer, FarAsk, answer
 from deployments.fanin.handshake import Welcome, meeting_place
 from deployments.fanin.scorer import FanInScorer
 from deployments.serve.loaded_models import LoadedModels
+from deployments.serve.lost_device import end_when_lost
 from deployments.serve.ray_metrics import RayMetrics
 from deployments.telemetry.log_form import log_to_stderr
 
@@ -53,7 +54,8 @@ class EngineReplica:
                 buckets=engine.buckets,
                 on_batch=self._metrics.batch_of(name, version),
             )
-            self._loaded.runs_in(batcher.dispatcher, engine.check, config.batching.max_run_s, batcher.fail)
+            self._loaded.meter(batcher.dispatcher)
+            end_when_lost(batcher.dispatcher, engine.check_device, config.batching.max_run_s, batcher.fail)
             self._metrics.watch(name, version, batcher.dispatcher)
         self._place = meeting_place(config.application, ray.get_runtime_context().get_node_id())
         self._acceptor = Acceptor(self._place, self._batchers)

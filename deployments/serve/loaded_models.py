@@ -4,28 +4,18 @@ Knows no Ray; torch is imported only when something is loaded.
 """
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Callable, Container
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import AsyncIterator, Container
+from typing import TYPE_CHECKING
 
 from deployments.access.models_root import check_models_root
-from deployments.batching.watchdog import Watchdog, Watched
 from deployments.config import DeploymentConfig, ModelRef
 from deployments.metrics import Gauged
-from deployments.processes import end_soon
 from deployments.serve.load_meter import LoadMeter
 from deployments.serve.serve_policy import reported
-from dpiframe_core.errors import ConfigError, Unavailable
+from dpiframe_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from dpiframe_core.engine.engine import Engine
-
-log = logging.getLogger(__name__)
-_LAST_WORDS_S = 0.5
-
-
-class Runs(Gauged, Watched, Protocol):
-    """Where a model's rows wait and run: a `Dispatcher`."""
 
 
 class LoadedModels:
@@ -34,8 +24,6 @@ class LoadedModels:
     def __init__(self) -> None:
         self._engines: dict[str, Engine] = {}
         self._gauged: list[Gauged] = []
-        self._watchdogs: list[Watchdog] = []
-        self._lost: str | None = None
         self._meter = LoadMeter()
 
     async def load(self, config: DeploymentConfig) -> "AsyncIterator[tuple[str, ModelRef, Engine]]":
@@ -53,26 +41,12 @@ class LoadedModels:
             self._engines[name] = engine
             yield name, ref, engine
 
-    def runs_in(self, runs: Runs, check: Callable[[], None], max_run_s: float, fail: Callable[[str], None]) -> None:
-        """Has what a model's rows wait in count for `load_figures`, and ends this process if its device fails or hangs.
-
-        Neither gets well again, nor can a hung run be interrupted; and an end is seen at once by HAProxy, ingresses and Serve.
-        `fail` is told half a second before, to answer who waits. `check` raises Unavailable if the device has failed.
-        """
-        self._gauged.append(runs)
-
-        def lost(why: str) -> None:
-            self._lost = why
-            log.critical("%s: this process ends, and Serve starts another one", why)
-            fail(why)
-            end_soon(_LAST_WORDS_S)
-
-        self._watchdogs.append(Watchdog(runs, check, max_run_s, lost))
+    def meter(self, gauged: Gauged) -> None:
+        """Has what a model's rows wait in count for `load_figures`."""
+        self._gauged.append(gauged)
 
     def check(self) -> None:
-        """Raises if an engine has failed or hangs."""
-        if self._lost is not None:
-            raise Unavailable(self._lost)
+        """Raises if an engine has failed."""
         for engine in self._engines.values():
             engine.check()
 
@@ -82,8 +56,6 @@ class LoadedModels:
 
     async def close(self) -> None:
         """Releases the engines, in which nothing may run any more."""
-        for watchdog in self._watchdogs:
-            await asyncio.to_thread(watchdog.close)
         for engine in self._engines.values():
             await asyncio.to_thread(engine.close)
 

@@ -10,6 +10,7 @@ from ray import serve
 from deployments.config import DeploymentConfig
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.serve.loaded_models import LoadedModels
+from deployments.serve.lost_device import end_when_lost
 from deployments.serve.ray_metrics import RayMetrics
 from deployments.serve.replica_app import replica_app
 from deployments.telemetry.log_form import log_to_stderr
@@ -54,7 +55,8 @@ class Replica(GrpcMethods):
                 on_batch=self._metrics.batch_of(name, version),
             )
             self._batchers.append(batcher)
-            self._loaded.runs_in(batcher.dispatcher, engine.check, config.batching.max_run_s, batcher.fail)
+            self._loaded.meter(batcher.dispatcher)
+            end_when_lost(batcher.dispatcher, engine.check_device, config.batching.max_run_s, batcher.fail)
             self._metrics.watch(name, version, batcher.dispatcher)
             scorer = ahead_of(batcher, engine, ref.tables)
             models[name] = ServedModel.of(

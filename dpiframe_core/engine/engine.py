@@ -27,7 +27,6 @@ from dpiframe_core.engine.golden_check import check_golden_error, golden_error, 
 from dpiframe_core.engine.lane_pool import LanePool
 from dpiframe_core.engine.model_programs import model_programs
 from dpiframe_core.engine.options import DEFAULT_PRECISION, FALLBACK, PRECISIONS, EngineOptions, WarmupReport
-from dpiframe_core.machine.out_of_memory import wanting_memory
 from dpiframe_core.engine.program import CpuProgram, CudaProgram
 from dpiframe_core.engine.tuning import Tuning, engine_key
 from dpiframe_core.errors import InputError, Overloaded, Unavailable
@@ -37,6 +36,7 @@ from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock
 from dpiframe_core.graph.fusion import fuse
 from dpiframe_core.machine.device_name import target_device
+from dpiframe_core.machine.out_of_memory import wanting_memory
 from dpiframe_core.models.model_graph import model_graph
 from kernels.runtime import c_build
 
@@ -90,6 +90,7 @@ class Engine:
             self._store = EmbeddingStore(self.schema, bundle.tables, target, bundle.scales, home)
         self.reads_ahead = self._store.ahead is not None
         self._failure: str | None = _COLD
+        self._device_failure: str | None = None
         self._follower: Follower | None = None
         with wanting_memory(self.device, self._wanted):
             self._set_up(target)
@@ -218,6 +219,11 @@ class Engine:
         if self._failure is not None:
             raise Unavailable(f"engine: {self._failure}")
 
+    def check_device(self) -> None:
+        """Raises Unavailable if the device failed. An engine that is not warm yet, or closed, is well."""
+        if self._device_failure is not None:
+            raise Unavailable(f"engine: {self._device_failure}")
+
     def run_batch(self, blocks: Sequence[RowBlock], deadline: float | None = None, priority: int = 0) -> BatchResult:
         """Scores the rows of several requests in one run of one lane; blocks until the scores lie in host memory.
 
@@ -246,7 +252,7 @@ class Engine:
             self._batch_sizes[lane][rows] += 1
             return result
         except RuntimeError as error:  # torch and CuPy raise it for every CUDA error; most of those are sticky
-            self._failure = f"device {self.device} failed: {error}"
+            self._failure = self._device_failure = f"device {self.device} failed: {error}"
             raise Unavailable(f"engine: {self._failure}") from error
         finally:
             self._pool.put(lane)

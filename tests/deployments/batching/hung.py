@@ -5,7 +5,7 @@ import ctypes
 import sys
 
 from deployments.batching.batcher import RowBatcher
-from deployments.serve.loaded_models import LoadedModels
+from deployments.serve.lost_device import end_when_lost
 from dpiframe_core.errors import Unavailable
 from tests.deployments.serving_doubles import FakeDevice, numbered
 
@@ -28,7 +28,7 @@ async def main(device: str, max_run_s: float) -> None:
         return healthy(blocks)
 
     batcher = RowBatcher(run, max_batch_rows=4, lanes=1, max_queued_rows=100)
-    LoadedModels().runs_in(batcher.dispatcher, lambda: None, max_run_s, batcher.fail)
+    end_when_lost(batcher.dispatcher, lambda: None, max_run_s, batcher.fail)
     await batcher.submit(numbered(1, 1))
     print("scored", flush=True)
     try:

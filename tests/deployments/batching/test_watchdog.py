@@ -6,44 +6,45 @@ import subprocess
 import sys
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
 from deployments.batching.batcher import RowBatcher
-from deployments.batching.watchdog import Watchdog
+from deployments.batching.watchdog import start_watching, watch
 from dpiframe_core.errors import Unavailable
 from tests.deployments.serving_doubles import FakeDevice, numbered, until
 
 
 class Turns:
-    """The watchdog's turns by hand: each `wait` of its event is one, until the last."""
+    """Runs by turns: each `sleep` is one, until the last. `failed_at`: the turn in which the device fails."""
 
-    def __init__(self, runs: list[int | None]) -> None:
-        self.runs, self.waited = runs, []  # type: ignore[var-annotated]
-
-    def wait(self, seconds: float) -> bool:
-        self.waited.append(seconds)
-        return len(self.waited) > len(self.runs)
+    def __init__(self, runs: list[int | None], failed_at: int = 10**6) -> None:
+        self.runs, self.failed_at = runs, failed_at
+        self.slept: list[float] = []
 
     @property
     def oldest_run(self) -> int | None:
-        return self.runs[len(self.waited) - 1]
+        return self.runs[len(self.slept) - 1]
+
+    @property
+    def over(self) -> bool:
+        return len(self.slept) == len(self.runs)
+
+    def check(self) -> None:
+        if len(self.slept) >= self.failed_at:
+            raise Unavailable("engine: device cuda:0 failed: an illegal memory access")
+
+    def said(self) -> list[str]:
+        """What a watchdog says of them."""
+        said: list[str] = []
+        watch(self, self.check, 10, said.append, self.slept.append)
+        return said
 
 
-def said_of(runs: list[int | None], monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], Turns]:
-    """What a watchdog says that sees those runs, one a turn."""
-    turns, said = Turns(runs), []  # type: ignore[var-annotated]
-    monkeypatch.setattr(threading, "Event", lambda: turns)
-    monkeypatch.setattr(threading.Thread, "start", lambda self: self.run())
-    Watchdog(turns, lambda: None, 10, said.append)
-    return said, turns
-
-
-def test_a_run_that_is_there_for_longer_than_its_bound_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    said, turns = said_of([None, None, *[5] * 60], monkeypatch)
-    assert said == ["device: got a run that has lasted 10 s, expected its end (batching.max_run_s)"]
-    seen = sum(turns.waited[3:])  # behind the turn that saw it first
+def test_a_run_that_is_there_for_longer_than_its_bound_is_told_once() -> None:
+    turns = Turns([None, None, *[5] * 60])
+    assert turns.said() == ["device: got a run that has lasted 10 s, expected its end (batching.max_run_s)"]
+    seen = sum(turns.slept[3:])  # behind the turn that saw it first
     assert seen + 1e-9 > 10
     assert seen <= 10.5 + 1e-9
 
@@ -57,10 +58,16 @@ def test_a_run_that_is_there_for_longer_than_its_bound_is_told_once(monkeypatch:
         pytest.param([*[1] * 20, None] * 5, id="ends at the last moment"),
     ],
 )
-def test_what_ends_in_time_is_not_told(runs: list[int | None], monkeypatch: pytest.MonkeyPatch) -> None:
-    said, turns = said_of(runs, monkeypatch)
-    assert said == []
-    assert len(turns.waited) == len(runs) + 1
+def test_what_ends_in_time_is_not_told(runs: list[int | None]) -> None:
+    turns = Turns(runs)
+    assert turns.said() == []
+    assert turns.over
+
+
+def test_a_device_that_failed_is_told_with_its_reason() -> None:
+    turns = Turns([None] * 9, failed_at=4)
+    assert turns.said() == ["engine: device cuda:0 failed: an illegal memory access"]
+    assert len(turns.slept) == 4
 
 
 def test_a_hung_lane_is_noticed_behind_another_one_that_runs_on() -> None:
@@ -78,13 +85,12 @@ def test_a_hung_lane_is_noticed_behind_another_one_that_runs_on() -> None:
         batcher = RowBatcher(run, max_batch_rows=4, lanes=2, max_queued_rows=100)
         stuck = asyncio.create_task(batcher.submit(numbered(1, 2)))
         await until(lambda: batcher.dispatcher.oldest_run is not None)
-        watchdog = Watchdog(batcher.dispatcher, lambda: None, 0.1, hung.append)
+        start_watching(batcher.dispatcher, lambda: None, 0.1, hung.append)
         give_up = time.monotonic() + 20
         while not hung:
             assert time.monotonic() < give_up
             await batcher.submit(numbered(2, 2))
             await asyncio.sleep(0.001)
-        watchdog.close()
         release.set()
         await stuck
         assert batcher.dispatcher.oldest_run is None
@@ -116,41 +122,18 @@ def test_a_failed_batcher_answers_who_waits_and_who_comes_with_the_reason() -> N
     asyncio.run(main())
 
 
-def test_a_replica_with_a_hung_model_is_unhealthy_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    from deployments.serve import loaded_models
+def test_watching_ends_with_the_batcher() -> None:
+    async def main() -> None:
+        batcher = RowBatcher(FakeDevice(), max_batch_rows=4, lanes=1, max_queued_rows=100)
+        watching = threading.Thread(target=watch, args=(batcher.dispatcher, lambda: None, 0.1, print))
+        watching.start()
+        await batcher.submit(numbered(1, 1))
+        assert watching.is_alive()
+        await batcher.close(5)
+        await asyncio.to_thread(watching.join, 20)
+        assert not watching.is_alive()
 
-    ended, told = threading.Event(), []  # type: ignore[var-annotated]
-    monkeypatch.setattr(loaded_models, "end_soon", lambda seconds: ended.set())
-    loaded = loaded_models.LoadedModels()
-    loaded.check()
-    runs = SimpleNamespace(oldest_run=3, queued_rows=0, inflight_rows=4, busy_s=0.0)
-    loaded.runs_in(runs, lambda: None, 0.1, told.append)
-    assert ended.wait(20)
-    assert told == ["device: got a run that has lasted 0.1 s, expected its end (batching.max_run_s)"]
-    with pytest.raises(Unavailable, match="a run that has lasted"):
-        loaded.check()
-    asyncio.run(loaded.close())
-
-
-def test_a_device_that_failed_ends_its_process_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    from deployments.serve import loaded_models
-
-    ended, told = threading.Event(), []  # type: ignore[var-annotated]
-    monkeypatch.setattr(loaded_models, "end_soon", lambda seconds: ended.set())
-    loaded = loaded_models.LoadedModels()
-    runs = SimpleNamespace(oldest_run=None, queued_rows=0, inflight_rows=0, busy_s=0.0)
-    failed = threading.Event()
-
-    def check() -> None:
-        if failed.is_set():
-            raise Unavailable("engine: device cuda:0 failed: an illegal memory access")
-
-    loaded.runs_in(runs, check, 0.1, told.append)
-    assert not ended.wait(0.3)
-    failed.set()
-    assert ended.wait(20)
-    assert told == ["engine: device cuda:0 failed: an illegal memory access"]
-    asyncio.run(loaded.close())
+    asyncio.run(main())
 
 
 @pytest.mark.bulk

@@ -229,16 +229,15 @@ def test_a_replica_of_either_kind_reports_its_load_over_all_models() -> None:
 
     for i in range(2):
         now = [0.0]
-        models = [SimpleNamespace(oldest_run=None, queued_rows=rows, busy_s=0.0) for rows in (3, 4)]
+        models = [SimpleNamespace(queued_rows=rows, busy_s=0.0) for rows in (3, 4)]
         loaded: Any = LoadedModels()
         loaded._meter = LoadMeter(lambda now=now: now[0], lambda: 0.0)
         for model in models:
-            loaded.runs_in(model, lambda: None, 3600, print)
+            loaded.meter(model)
         kind, replica = replicas(loaded)[i]
         now[0], models[0].busy_s, models[1].busy_s = 10.0, 1.5, 0.5
         load = asyncio.run(kind.record_autoscaling_stats(replica))
         assert load == {"queued_rows": 7, "device_share": 0.2, "loop_share": 0}
-        asyncio.run(loaded.close())
 
 
 def test_models_are_loaded_in_their_order_under_distinct_names(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,3 +78,22 @@ def test_a_gpu_that_is_full_says_what_was_free_and_serves_again_once_there_is_ro
     engine.warmup()
     engine.check()
     engine.close()
+
+
+def test_a_device_that_failed_is_told_apart_from_an_engine_that_is_cold_or_closed(
+    demo_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine.load(demo_bundle, "cpu")
+    engine.check_device()
+    engine.warmup()
+    block = engine.encoder.encode(engine.bundle.example["candidates"], engine.bundle.example["context"])  # type: ignore[index]
+    monkeypatch.setattr(CpuLane, "run", full(RuntimeError("an illegal memory access was encountered")))
+    engine.check_device()
+    with pytest.raises(Unavailable):
+        engine.run_batch((block,))
+    engine.close()
+    with pytest.raises(Unavailable, match="device cpu failed: an illegal memory access"):
+        engine.check_device()
+    other = Engine.load(demo_bundle, "cpu")
+    other.close()
+    other.check_device()
