@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import ray
 
+from deployments.batching.lost_device import end_when_lost
 from deployments.config import DeploymentConfig
 from deployments.fanin.far import FarAnswer, FarAsk, answer
 from deployments.fanin.handshake import Welcome, meeting_place
 from deployments.fanin.scorer import FanInScorer
 from deployments.serve.loaded_models import LoadedModels
-from deployments.serve.lost_device import end_when_lost
 from deployments.serve.ray_metrics import RayMetrics
 from deployments.telemetry.log_form import log_to_stderr
 

@@ -12,9 +12,9 @@ from ray import serve
 
 from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig, ModelRef
+from deployments.fanin.far_engines import HandleEngines
 from deployments.fanin.handshake import meeting_place
 from deployments.protocol.grpc_service import GrpcMethods
-from deployments.serve.far_engines import HandleEngines
 from deployments.serve.loaded_models import require_new
 from deployments.serve.ray_metrics import RayMetrics
 from deployments.serve.replica_app import replica_app

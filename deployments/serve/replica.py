@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from ray import serve
 
+from deployments.batching.lost_device import end_when_lost
 from deployments.config import DeploymentConfig
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.serve.loaded_models import LoadedModels
-from deployments.serve.lost_device import end_when_lost
 from deployments.serve.ray_metrics import RayMetrics
 from deployments.serve.replica_app import replica_app
 from deployments.telemetry.log_form import log_to_stderr

@@ -5,7 +5,7 @@ import ctypes
 import sys
 
 from deployments.batching.batcher import RowBatcher
-from deployments.serve.lost_device import end_when_lost
+from deployments.batching.lost_device import end_when_lost
 from dpiframe_core.errors import Unavailable
 from tests.deployments.serving_doubles import FakeDevice, numbered
 

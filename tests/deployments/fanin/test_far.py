@@ -11,9 +11,9 @@ import pytest
 from deployments.batching.batcher import RowBatcher
 from deployments.batching.scorer import Scored
 from deployments.fanin.far import FarAnswer, FarAsk, answer
+from deployments.fanin.far_engines import HandleEngines
 from deployments.fanin.handshake import Welcome
 from deployments.fanin.scorer import FanInScorer
-from deployments.serve.far_engines import HandleEngines
 from dpiframe_core.errors import DeadlineExceeded, Overloaded, Unavailable
 from tests.deployments.fanin.doubles import FINGERPRINT, connect, engine_of, rows_of
 from tests.deployments.serving_doubles import LAYOUT, FakeDevice, numbered, numbers, until
