@@ -26,8 +26,9 @@ def wanting_memory(device: str, wanted: Callable[[], str]) -> Iterator[None]:
 
 
 def _is_lack_of_memory(error: Exception) -> bool:
-    """torch's and CuPy's have types of their own; CUDA's, of a capture or a graph, come as RuntimeErrors."""
-    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in str(error).lower()
+    """torch's and CuPy's have types of their own; CUDA's, of a capture or a graph, and cuBLAS's come as RuntimeErrors."""
+    told = str(error).lower()
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "out of memory" in told or "alloc_failed" in told
 
 
 def _free(device: str) -> str:

@@ -25,6 +25,7 @@ LACKS = [
     pytest.param(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 4.00 GiB."), id="torch"),
     pytest.param(MemoryError(), id="CuPy, or the host"),
     pytest.param(RuntimeError("CUDA error: out of memory"), id="CUDA"),
+    pytest.param(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), id="cuBLAS"),
 ]
 
 
