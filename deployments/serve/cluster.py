@@ -83,6 +83,8 @@ def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]
         # Seconds without a byte of a request that a client has begun. By default 3600: 4,096 such clients, all that HAProxy
         # takes, lock out everybody else for an hour. Neither waiting for an answer nor an idle connection counts.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "30",
+        # A HAProxy that died is started anew after three looks. By default they are ten seconds apart, and nobody is answered.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "a"),  # short: socket paths end at 108 bytes and hold a node id of 56
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "m"),
