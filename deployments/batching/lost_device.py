@@ -11,7 +11,7 @@ from deployments.batching.watchdog import Runs, start_watching
 from deployments.processes import end_soon
 
 log = logging.getLogger(__name__)
-_LAST_WORDS_S = 0.5
+_LAST_WORDS_S = 0.2
 
 
 def end_when_lost(runs: Runs, check: Callable[[], None], max_run_s: float, fail: Callable[[str], None]) -> None:
