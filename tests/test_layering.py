@@ -311,7 +311,10 @@ FASTAPI = {  # replicas name it as a type only
     f"deployments/serve/{name}.py" for name in ("http_app", "replica", "replica_app", "ingress_replica")
 }
 GRPC = {"deployments/protocol/grpc_service.py"}
-TYPER = {f"deployments/cli/{name}.py" for name in ("main", "terminal", "score_command", "import_command", "token_command")}
+TYPER = {
+    f"deployments/cli/{name}.py"
+    for name in ("main", "terminal", "score_command", "import_command", "token_command", "capacity_command")
+}
 ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "grpc": GRPC, "typer": TYPER}
 
 # What decides runs anywhere and is tested anywhere: neither torch nor CuPy nor Ray, not through another module either.
@@ -320,7 +323,7 @@ DECIDES = {
     "dpiframe_core/graph", "dpiframe_core/files", "dpiframe_core/evaluation", "dpiframe_core/models",
     "dpiframe_core/bundle/manifest", "dpiframe_core/embedding/row_counts", "dpiframe_core/embedding/frequency",
     "dpiframe_core/embedding/placement", "dpiframe_core/embedding/place_rows", "dpiframe_core/embedding/placement_file",
-    "deployments/cli/plan_command",
+    "deployments/cli/plan_command", "deployments/cli/capacity",
     "dpiframe_core/bundle/graph_file", "dpiframe_core/bundle/encoding_files", "dpiframe_core/engine/buckets",
     "dpiframe_core/engine/calibration", "dpiframe_core/engine/options", "dpiframe_core/compiler/strided",
     "dpiframe_core/describe/trace", "deployments/config", "deployments/metrics",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ray import serve
 
+from deployments.batching.lost_device import end_when_lost
 from deployments.config import DeploymentConfig
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.serve.loaded_models import LoadedModels
@@ -59,6 +60,7 @@ class Replica(GrpcMethods):
             )
             self._batchers.append(batcher)
             self._loaded.meter(batcher.dispatcher)
+            end_when_lost(batcher.dispatcher, engine.check_device, config.batching.max_run_s, batcher.fail)
             self._metrics.watch(name, version, batcher.dispatcher)
             scorer = ahead_of(batcher, engine, ref.tables)
             models[name] = ServedModel.of(
