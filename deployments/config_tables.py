@@ -15,6 +15,9 @@ class TablesHome(Strict):
     each replica's own. Beyond `host_gib` of it they lie in the bundle's files alone, and are read into `ahead_mib` of memory
     before a request waits for a batch. A request waits for them `miss_budget_ms` at most, if that is given; for rows that are
     late it then reads those of unknown values, and the answer says how many.
+
+    Every `replan_s` seconds rows that are read often by now come into each GPU's memory in the place of others, `replan_mib` of
+    them at most; null: never. Host memory then holds a copy of the GPU's rows, beside `host_gib`.
     """
 
     hbm_gib: Annotated[float, Field(gt=0)] | None = None
@@ -23,6 +26,8 @@ class TablesHome(Strict):
     host_gib: Annotated[float, Field(ge=0)] | None = None
     ahead_mib: Annotated[float, Field(gt=0)] = 256
     miss_budget_ms: Annotated[float, Field(ge=0)] | None = None
+    replan_s: Annotated[float, Field(ge=1)] | None = None
+    replan_mib: Annotated[float, Field(gt=0)] = 64
 
     @model_validator(mode="after")
     def _one_way_to_place(self) -> Self:

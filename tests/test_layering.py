@@ -84,6 +84,10 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/graph": "the graph's lookup says which tables it reads",
         "kernels/lookup": "a layout is the kernel's plan and its descriptors",
     },
+    "dpiframe_core/replan": {
+        "dpiframe_core/features": "samples of reads are row blocks",
+        "dpiframe_core/embedding": "whose rows move",
+    },
     "dpiframe_core/operators": {
         "dpiframe_core/features": "a batch is a row block",
         "dpiframe_core/graph": "operators are a graph's, in the order of a schedule",
@@ -107,6 +111,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/graph": "that is fused, scheduled and grouped into waves",
         "dpiframe_core/embedding": "whose tables lie in the store",
         "dpiframe_core/far_rows": "or in files, and are read ahead of its batches",
+        "dpiframe_core/replan": "and move while it serves",
         "dpiframe_core/operators": "and whose operators are bound to a device",
         "kernels/runtime": "graphs are replayed, code is kept on disk",
         "kernels/lookup": "a lane stages what the lookup reads",

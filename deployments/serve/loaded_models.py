@@ -85,6 +85,8 @@ def load_engine(config: DeploymentConfig, ref: ModelRef) -> "Engine":
             folder=t.host_folder,
             host_gib=t.host_gib,
             ahead_mib=t.ahead_mib,
+            replan_s=t.replan_s,
+            replan_mib=t.replan_mib,
         )
     engine = Engine(bundle, config.device, config.precision, options, home)
     engine.warmup()

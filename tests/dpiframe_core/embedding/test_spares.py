@@ -105,7 +105,7 @@ def test_rows_of_two_tables_by_one_id_come_from_the_source_once_and_together(tmp
                 asked.append((schema.tables[table].name, ids.tolist()))
             return tensors[schema.tables[table].name][torch.from_numpy(ids)]
 
-    store = EmbeddingStore(schema, tensors, CPU, None, Home(Placement(1, tables), "small", None), Source())
+    store = EmbeddingStore(schema, tensors, CPU, None, Home(Placement(1, tables), "small", None, source=Source()))
     block = oracle.make_block(schema, 4, 1, np.random.default_rng(0))
     block.column(schema.columns["c2"])[:, 0] = [1, 16, 9, 16]  # unknown values read row 1, which is held
     for _ in range(2):
