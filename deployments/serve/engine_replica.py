@@ -4,6 +4,7 @@ It answers no HTTP: the ingress replicas of its node find its abstract socket an
 """
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 import ray
@@ -50,6 +51,7 @@ class EngineReplica:
             )
             self._loaded.meter(batcher.dispatcher)
             self._metrics.watch(name, version, batcher.dispatcher)
+            self._metrics.reads_tables(name, version, partial(getattr, engine, "table_reads"))
         place = meeting_place(config.application, ray.get_runtime_context().get_node_id())
         self._acceptor = Acceptor(place, batchers)
 

@@ -3,6 +3,7 @@
 Serve calls it started only when every model is loaded, verified and warm, since from then on HAProxy sends it requests.
 """
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ray import serve
@@ -56,6 +57,7 @@ class Replica(GrpcMethods):
             self._batchers.append(batcher)
             self._loaded.meter(batcher.dispatcher)
             self._metrics.watch(name, version, batcher.dispatcher)
+            self._metrics.reads_tables(name, version, partial(getattr, engine, "table_reads"))
             scorer = ahead_of(batcher, engine, ref.tables)
             models[name] = ServedModel.of(
                 engine, scorer, config.limits, name=name, version=version, example=engine.bundle.example
