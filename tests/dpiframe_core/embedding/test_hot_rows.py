@@ -3,6 +3,7 @@
 import ctypes
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ from tests.dpiframe_core.embedding.test_tiers import ARCHITECTURE, CPU, DTYPES, 
 from tests.kernels import host_cuda
 from tests.runner import scale_tensors, table_tensors
 
+ARRIVE, CATCH_UP = HotRows.arrive, HotRows.catch_up
 SEGMENT = np.dtype([("base", "<u8"), ("end", "<i8")])
 SCHEMA = oracle.make_schema(dtype=("float32", "float16"), one_hot=3, context=1, bags=1, embedded_numbers=1)
 SLOTS = 3
@@ -105,6 +107,24 @@ class Machine(RuleBasedStateMachine):
 
         return waited
 
+    def watched(self, which):
+        """Batches read after each step of a change; a generation that one is of is not written to."""
+        placed = self.processes[which]
+
+        def generations():
+            return [*self.batches[which], placed.generation]
+
+        def arrive(hot, rows, slots):
+            ARRIVE(hot, rows, slots)
+            for generation in generations():
+                self.check(placed, generation)
+
+        def catch_up(hot, generation):
+            assert generation not in generations()
+            CATCH_UP(hot, generation)
+
+        return mock.patch.multiple(HotRows, arrive=arrive, catch_up=catch_up)
+
     @rule(which=st.integers(0, 1))
     def a_batch_begins(self, which):
         self.batches[which].append(self.processes[which].generation)
@@ -125,10 +145,11 @@ class Machine(RuleBasedStateMachine):
                 moves.append(Move(table, *own))
         before = placed.generation
         if not fails:
-            assert placed.move(moves, self.over(which)) == sum(len(move.rows) for move in moves)
+            with self.watched(which):
+                assert placed.move(moves, self.over(which)) == sum(len(move.rows) for move in moves)
             assert placed.generation == before  # twice round
             return
-        with pytest.raises(Unavailable):
+        with self.watched(which), pytest.raises(Unavailable):
             placed.move(moves, self.over(which, fails=True))
         self.batches[which] = []  # the engine closes, but nothing is wrong before all is over
 
