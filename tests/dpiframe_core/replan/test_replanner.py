@@ -68,7 +68,7 @@ def hot_share(replanner, traffic, clock, seconds):
     """Of reads during so long a time."""
     before = replanner.reads
     for _ in range(int(seconds / 0.5)):
-        for _ in range(10):
+        for _ in range(5):
             clock.now += EVERY_S + 1e-6
             replanner.sample.offer([traffic.block()])
         replanner.step()
