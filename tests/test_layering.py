@@ -213,11 +213,13 @@ ROOMS: dict[str, dict[str, str]] = {
         "deployments/http_api": "the app mounts the score route",
         "deployments/protocol": "and the protocol's",
         "deployments/scoring": "over served models",
+        "deployments/remote_rows": "rows of files may be others'",
         "dpiframe_core/bundle": "an ingress reads what encoding takes",
         "dpiframe_core/embedding": "where their tables lie",
         "dpiframe_core/engine": "a replica hosts engines",
         "dpiframe_core/features": "and an encoder",
     },
+    "deployments/remote_rows": {"dpiframe_core/far_rows": "a source of rows that are read ahead, and who answers it"},
     "deployments/offline": {
         "dpiframe_core/bundle": "a job scores with a bundle",
         "dpiframe_core/engine": "on an engine of its own",
@@ -297,7 +299,7 @@ CUPY = {
     "kernels/runtime/source.py", "kernels/runtime/launch.py", "kernels/runtime/replay.py", "kernels/runtime/host_memory.py",
     "kernels/runtime/device_memory.py",     "dpiframe_core/engine/cuda_bucket.py",
 }  # fmt: skip
-_SERVING = ("application", "replica", "engine_replica", "ingress_replica", "launcher", "cluster", "ray_metrics")
+_SERVING = ("application", "replica", "engine_replica", "row_shard", "ingress_replica", "launcher", "cluster", "ray_metrics")
 RAY = {
     "deployments/app.py", "deployments/http_api/serve_bypass.py", "deployments/offline/ray_scoring.py",
     *(f"deployments/serve/{name}.py" for name in _SERVING),

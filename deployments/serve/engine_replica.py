@@ -4,8 +4,9 @@ It answers no HTTP: the ingress replicas of its node find its abstract socket an
 """
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -13,6 +14,7 @@ from deployments.config import DeploymentConfig
 from deployments.fanin.handshake import meeting_place
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
+from deployments.serve.row_shard import finders
 from deployments.telemetry.log_form import log_to_stderr
 
 if TYPE_CHECKING:
@@ -24,7 +26,10 @@ class EngineReplica:
 
     _acceptor: "Acceptor | None" = None
 
-    async def __init__(self, config: DeploymentConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: DeploymentConfig, rows: Mapping[int, Sequence[Any]] | None = None
+    ) -> None:
+        """rows: handles of `RowShard`, see `row_shards`."""
         from deployments.fanin.acceptor import Acceptor
         from deployments.fanin.batcher import FanInBatcher
 
@@ -33,7 +38,7 @@ class EngineReplica:
         self._metrics = RayMetrics()
         log_to_stderr(config.log_level, config.log_format)
         batchers: dict[str, FanInBatcher] = {}
-        async for name, ref, engine in self._loaded.load(config):
+        async for name, ref, engine in self._loaded.load(config, finders(rows)):
             version = ref.version or engine.manifest.version
             batchers[name] = batcher = FanInBatcher(
                 engine.run_batch,

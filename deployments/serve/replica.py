@@ -3,8 +3,9 @@
 Serve calls it started only when every model is loaded, verified and warm, since from then on HAProxy sends it requests.
 """
 
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
@@ -13,6 +14,7 @@ from deployments.protocol.grpc_service import GrpcMethods
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
 from deployments.serve.replica_app import replica_app
+from deployments.serve.row_shard import finders
 from deployments.telemetry.log_form import log_to_stderr
 
 if TYPE_CHECKING:
@@ -30,8 +32,10 @@ if TYPE_CHECKING:
 class Replica(GrpcMethods):
     """Serves every model of one configuration from one process, on one whole GPU or on the CPU."""
 
-    def __init__(self, config: DeploymentConfig) -> None:
+    def __init__(self, config: DeploymentConfig, rows: Mapping[int, Sequence[Any]] | None = None) -> None:
+        """rows: handles of `RowShard`, see `row_shards`."""
         self._config = config
+        self._rows = finders(rows)
         self._batchers: list[RowBatcher] = []
         self._loaded = LoadedModels()
         self._metrics = RayMetrics()
@@ -45,7 +49,7 @@ class Replica(GrpcMethods):
 
         config = self._config
         models: dict[str, ServedModel] = {}
-        async for name, ref, engine in self._loaded.load(config):
+        async for name, ref, engine in self._loaded.load(config, self._rows):
             version = ref.version or engine.manifest.version
             batcher = RowBatcher(
                 engine.run_batch,
