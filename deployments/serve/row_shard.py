@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 from ray import serve
 
+from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig, ModelRef
 from deployments.remote_rows.remote_rows import Find, Found
 from deployments.telemetry.log_form import log_to_stderr
@@ -27,6 +28,7 @@ class RowShard:
         from deployments.remote_rows.row_server import RowServer
         from dpiframe_core.bundle.bundle import read_bundle
 
+        check_models_root(config)
         log_to_stderr(config.log_level, config.log_format)
         bundle, own = read_bundle(ref.path), ray.get_runtime_context().get_node_id()
         self._host: str = next(n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == own)

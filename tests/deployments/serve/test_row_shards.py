@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from deployments.config import parse_config
+from dpiframe_core.errors import Unavailable
 from tests.deployments.server_process import Server
 
 # Ray's generated modules warn at import with today's pydantic and protobuf.
@@ -46,6 +47,42 @@ def test_without_shards_a_replica_is_bound_as_before() -> None:
 
     assert len(build({"models": [{"path": "a", "tables": TABLES}], "device": "cpu"})._bound_deployment.init_args) == 1
     assert parse_config({"models": [{"path": "a"}]}, "x").cpus == 1
+
+
+def test_an_engine_takes_its_rows_from_shards_and_the_same_come_out(demo_bundle: Path) -> None:
+    from deployments.remote_rows.remote_rows import Found
+    from deployments.remote_rows.row_server import RowServer
+    from deployments.serve.loaded_models import load_engine
+    from dpiframe_core.bundle.bundle import read_bundle
+    from dpiframe_core.engine.engine import Engine
+
+    bundle = read_bundle(demo_bundle)
+    servers = [RowServer([bundle.tables[t.name] for t in bundle.manifest.feature_schema.tables], "127.0.0.1") for _ in range(2)]
+    finds = [lambda s=s: Found("127.0.0.1", s.port, s.secret, bundle.fingerprint) for s in servers]
+    model = {"path": str(demo_bundle), "tables": TABLES | {"remote": {"shards": 2}}}
+    config = parse_config({"models": [model], "device": "cpu"}, "test")
+    engine = load_engine(config, config.models[0], finds)
+    plain = Engine(bundle, "cpu")
+    plain.warmup()
+    example = json.loads((demo_bundle / "example.json").read_bytes())
+    n = 60
+    candidates = {name: column[:1] * n for name, column in example["candidates"].items()}
+
+    def scores(engine: Engine, first: int) -> np.ndarray:
+        return engine.score(candidates | {"C12": [f"value {first + i}" for i in range(n)]}, example["context"])
+
+    np.testing.assert_allclose(scores(engine, 0), scores(plain, 0), rtol=0, atol=1e-5)
+    servers[1].close()
+    with pytest.raises(Unavailable, match="rows in files: got "):
+        scores(engine, 1000)
+    np.testing.assert_allclose(scores(engine, 0), scores(plain, 0), rtol=0, atol=1e-5)  # they lie in slots
+    servers[1] = RowServer([bundle.tables[t.name] for t in bundle.manifest.feature_schema.tables], "127.0.0.1")
+    finds[1].__defaults__ = (servers[1],)
+    time.sleep(0.6)
+    np.testing.assert_allclose(scores(engine, 1000), scores(plain, 1000), rtol=0, atol=1e-5)
+    engine.close()
+    servers[0].close()
+    servers[1].close()
 
 
 class Asking:
