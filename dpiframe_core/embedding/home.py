@@ -8,6 +8,7 @@ from dpiframe_core.embedding.placement import Placement
 from dpiframe_core.embedding.placement_file import read_placement
 from dpiframe_core.embedding.row_counts import zipf_counts
 from dpiframe_core.embedding.tiers import Home
+from dpiframe_core.errors import InputError
 from dpiframe_core.far_rows.row_source import RowSource
 from dpiframe_core.features.schema import FeatureSchema
 
@@ -50,7 +51,12 @@ def _placed(schema: FeatureSchema, hbm_bytes: int, host_bytes: int | None, *, mo
     """With room for the places of rows, if they move."""
     counts, kept = zipf_counts(schema, _EXPONENT), 0
     while True:
-        found = place_rows(schema, counts, 1, hbm_bytes - kept, host_bytes=host_bytes)
+        try:
+            found = place_rows(schema, counts, 1, hbm_bytes - kept, host_bytes=host_bytes)
+        except InputError as e:
+            if not kept:
+                raise
+            raise InputError("hbm_gib", hbm_bytes / 2**30, f"room for {kept} bytes of places of rows that may move, too") from e
         need = place_bytes(found.tables) if moves else 0
         if need <= kept:
             return found
