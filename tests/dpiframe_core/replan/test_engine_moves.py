@@ -5,20 +5,26 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from dpiframe_core.embedding import tiers
 from dpiframe_core.embedding.follower import Follower
+from dpiframe_core.embedding.hot_rows import Move
 from dpiframe_core.embedding.placement import Placement, TablePlacement
-from dpiframe_core.embedding.tiers import Home
+from dpiframe_core.embedding.tiers import Home, Tiers
 from dpiframe_core.engine.engine import Engine
+from dpiframe_core.engine.lane_pool import LanePool
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.errors import Unavailable
 from dpiframe_core.graph.architecture import DeepFM
 from tests import oracle
-from tests.runner import small_bundle
+from tests.dpiframe_core.embedding.test_hot_rows import SCHEMA, row_of
+from tests.dpiframe_core.embedding.test_tiers import CPU, Locked
+from tests.runner import small_bundle, table_tensors
 
 ARCHITECTURE = DeepFM(hidden_units=(16, 8))
 
@@ -118,6 +124,47 @@ def test_a_step_that_fails_is_not_taken_again_and_the_others_are(monkeypatch, ca
     after = len(taken)
     time.sleep(0.02)
     assert len(taken) == after
+
+
+def test_threads_that_read_while_another_moves_rows_find_what_they_should(monkeypatch):
+    """An engine's way to wait for batches, tiers that move, and batches that read by descriptors alone, all at once."""
+    monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+    rng = np.random.default_rng(0)
+    tensors, _ = table_tensors(SCHEMA, oracle.make_tables(SCHEMA, rng))
+    tables = [tensors[t.name] for t in SCHEMA.tables]
+    places = tuple(TablePlacement(t.name, t.rows, t.rows // 2, t.rows // 2) for t in SCHEMA.tables)
+    placed = Tiers(SCHEMA, tables, [None] * len(tables), Home(Placement(1, places), "m", None, replan_s=1), CPU)
+    moving = [i for i, hot in enumerate(placed.moving) if hot is not None]
+    lanes = [object() for _ in range(3)]
+    host = SimpleNamespace(_pool=LanePool(lanes), _batch_sizes={lane: [0] for lane in lanes}, check=lambda: None)
+    wrong, ended, reads = [], threading.Event(), [0]
+
+    def read(seed):
+        own = np.random.default_rng(seed)
+        while not ended.is_set():
+            lane = host._pool.take(None, 0)
+            generation = placed.generation
+            for table in moving:
+                for row in own.integers(0, len(tables[table]), 5).tolist():
+                    if row_of(placed, generation, table, row) != tables[table][row].numpy().tobytes():
+                        wrong.append((generation, table, row))
+            host._batch_sizes[lane][0] += 1
+            reads[0] += 1
+            host._pool.put(lane)
+
+    threads = [started(read, seed) for seed in range(3)]
+    for _ in range(15):
+        moves = []
+        for table in moving:
+            n = int(rng.integers(1, 1 + len(tables[table]) // 2))
+            moves.append(Move(table, rng.permutation(len(tables[table]))[:n], rng.permutation(len(tables[table]) // 2)[:n]))
+        placed.move(moves, lambda: Engine._batches_over(host))
+    ended.set()
+    for thread in threads:
+        thread.join(20)
+    assert wrong == []
+    assert reads[0] > 15
+    placed.close()
 
 
 def test_a_cpu_reads_in_place_and_moves_nothing(tmp_path):
