@@ -95,6 +95,10 @@ class RemoteRows:
         return (ids >> _BLOCK) % len(self._shards)
 
 
+class _AwayError(ConnectionError):
+    """The shard was not there a moment ago, and nobody has asked it again."""
+
+
 class _Shard:
     """The connections to one, and whether it is thought to be there."""
 
@@ -105,6 +109,7 @@ class _Shard:
         self._found: Found | None = None
         self._looking = threading.Lock()
         self._not_before = 0.0
+        self._failure: Exception | None = None
 
     def ask(self, said: bytes, expected: int) -> bytearray:
         """The answer's bytes.
@@ -128,9 +133,10 @@ class _Shard:
             return self._asked(link, said, expected)
         except LookupError:
             raise
-        except Exception:
-            self._found, self._not_before = None, self._clock() + _RETRY_S
-            self.drop()
+        except Exception as failure:
+            if not isinstance(failure, _AwayError):
+                self._found, self._not_before, self._failure = None, self._clock() + _RETRY_S, failure
+                self.drop()
             raise
 
     def drop(self) -> None:
@@ -161,7 +167,8 @@ class _Shard:
 
     def _looked_for(self) -> Found:
         if self._clock() < self._not_before or not self._looking.acquire(blocking=False):
-            raise ConnectionError(f"shard {self._index} of rows: got no connection, expected it to come back")
+            why = "no answer yet" if self._failure is None else repr(self._failure)
+            raise _AwayError(f"shard {self._index} of rows: got {why}, expected it to come back")
         try:
             found = self._find()
             if found.fingerprint != self._fingerprint:

@@ -35,7 +35,7 @@ class Replica(GrpcMethods):
     def __init__(self, config: DeploymentConfig, rows: Mapping[int, Sequence[Any]] | None = None) -> None:
         """rows: handles of `RowShard`, see `row_shards`."""
         self._config = config
-        self._rows = finders(rows)
+        self._rows = rows
         self._batchers: list[RowBatcher] = []
         self._loaded = LoadedModels()
         self._metrics = RayMetrics()
@@ -49,7 +49,7 @@ class Replica(GrpcMethods):
 
         config = self._config
         models: dict[str, ServedModel] = {}
-        async for name, ref, engine in self._loaded.load(config, self._rows):
+        async for name, ref, engine in self._loaded.load(config, finders(self._rows)):
             version = ref.version or engine.manifest.version
             batcher = RowBatcher(
                 engine.run_batch,

@@ -2,6 +2,7 @@
 such processes, and says where one is. Rows themselves do not go through Serve: a call of a handle takes milliseconds.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -75,12 +76,17 @@ def row_shards(config: DeploymentConfig, alike: Mapping[str, Any]) -> dict[int, 
 
 
 def finders(shards: Mapping[int, Sequence[Any]] | None) -> dict[int, list[Find]]:
-    """Of handles, as a replica gets them."""
-    return {i: [_finder(handle) for handle in handles] for i, handles in (shards or {}).items()}
+    """Of handles, as a replica gets them. To be called on its event loop, where handles are at home by our flags of Serve."""
+    loop = asyncio.get_running_loop()
+    return {i: [_finder(handle, loop) for handle in handles] for i, handles in (shards or {}).items()}
 
 
-def _finder(handle: Any) -> Find:
+def _finder(handle: Any, loop: asyncio.AbstractEventLoop) -> Find:
+    async def asked() -> tuple[str, int, bytes, str]:
+        said: tuple[str, int, bytes, str] = await asyncio.wait_for(handle.address.remote(), _FIND_S)
+        return said
+
     def find() -> Found:
-        return Found(*handle.address.remote().result(timeout_s=_FIND_S))
+        return Found(*asyncio.run_coroutine_threadsafe(asked(), loop).result(2 * _FIND_S))
 
     return find

@@ -144,7 +144,7 @@ def test_a_dead_shard_fails_its_rows_alone_and_at_once_and_its_return_is_found(s
         read(1)
     looks = shards.looked_for[1]
     for _ in range(20):
-        with pytest.raises(ConnectionError, match="shard 1 of rows: got no connection, expected it to come back"):
+        with pytest.raises(ConnectionError, match=r"shard 1 of rows: got Connection.*, expected it to come back"):
             read(1)
     assert shards.looked_for[1] == looks
     assert read(0)
@@ -171,7 +171,7 @@ def test_while_one_thread_looks_for_a_shard_the_others_are_told_at_once(shards: 
     first = threading.Thread(target=source.read, args=([Wanted(0, np.arange(3))],))
     first.start()
     assert looking.wait(20)
-    with pytest.raises(ConnectionError, match="shard 0 of rows: got no connection"):
+    with pytest.raises(ConnectionError, match="shard 0 of rows: got no answer yet, expected it to come back"):
         source.read([Wanted(0, np.arange(3))])
     go.set()
     first.join(20)
@@ -195,7 +195,7 @@ def test_a_shard_that_hangs_is_left_after_the_timeout() -> None:
         source = RemoteRows([lambda: Found(*silent.getsockname(), bytes(32), "f")], TABLES, "f", 0.05)
         with pytest.raises(TimeoutError):
             source.read([Wanted(0, np.arange(3))])
-        with pytest.raises(ConnectionError, match="got no connection, expected it to come back"):
+        with pytest.raises(ConnectionError, match=r"got TimeoutError.*, expected it to come back"):
             source.read([Wanted(0, np.arange(3))])
         with pytest.raises(Unavailable, match=r"rows of other hosts: got .*, expected all shards there"):
             source.await_all(0)
