@@ -1,5 +1,6 @@
 """Rows that shards answer for: in the application that a configuration becomes, and as a user starts it, one of them killed."""
 
+import asyncio
 import copy
 import json
 import os
@@ -47,6 +48,36 @@ def test_without_shards_a_replica_is_bound_as_before() -> None:
 
     assert len(build({"models": [{"path": "a", "tables": TABLES}], "device": "cpu"})._bound_deployment.init_args) == 1
     assert parse_config({"models": [{"path": "a"}]}, "x").cpus == 1
+
+
+def test_a_shard_is_found_from_any_thread_by_a_handle_that_is_asked_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    from deployments.serve import row_shard
+
+    monkeypatch.setattr(row_shard, "_FIND_S", 0.05)
+
+    class Handle:
+        """Serve's, as it is with our flags: it belongs to one event loop."""
+
+        def __init__(self, port: int) -> None:
+            self.loop, self.port = asyncio.get_running_loop(), port
+            self.address = self
+
+        def remote(self) -> asyncio.Task[tuple[str, int, bytes, str]]:
+            assert asyncio.get_running_loop() is self.loop
+            return asyncio.ensure_future(self.said())
+
+        async def said(self) -> tuple[str, int, bytes, str]:
+            await asyncio.sleep(0 if self.port else 20)
+            return "127.0.0.1", self.port, b"s", "f"
+
+    async def found() -> None:
+        finds = row_shard.finders({3: [Handle(7), Handle(0)]})[3]
+        assert (await asyncio.to_thread(finds[0])).port == 7
+        with pytest.raises(TimeoutError):
+            await asyncio.to_thread(finds[1])
+        assert row_shard.finders(None) == {}
+
+    asyncio.run(found())
 
 
 def test_an_engine_takes_its_rows_from_shards_and_the_same_come_out(demo_bundle: Path) -> None:
