@@ -75,6 +75,12 @@ class HotRows:
         found: npt.NDArray[np.bool_] = self._place[ids] >= self._p.hot
         return found
 
+    def warm(self, ids: Ints) -> npt.NDArray[np.bool_]:
+        """Which rows are read in the memory of the host's GPUs while they are not in this one's; others in the host's."""
+        ranks = self._home_ranks(ids)
+        found: npt.NDArray[np.bool_] = (ranks >= self._p.hot) & (ranks < self._p.warm)
+        return found
+
     def leave(self, slots: Ints) -> None:
         """From the next generation on the rows in these slots are read where they lie in the host's memory."""
         rows = self.rows[slots]

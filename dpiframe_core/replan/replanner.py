@@ -51,7 +51,7 @@ class Replanner:
     ) -> None:
         self.sample = ReadSample(schema.block_layout, clock)
         self._schema, self._tiers, self._slots, self._over, self._clock = schema, tiers, slots, over, clock
-        self._every_s, self._most_bytes = home.replan_s or 0.0, home.move_bytes
+        self._every_s, self._most_bytes, self._gpus = home.replan_s or 0.0, home.move_bytes, home.placement.gpus
         self._number = {t.name: i for i, t in enumerate(schema.tables)}
         self._row_bytes = [t.row_bytes for t in schema.tables]
         self._recent = [RecentReads() for _ in schema.tables]
@@ -80,7 +80,7 @@ class Replanner:
     def move(self) -> None:
         """Has rows move by what was counted."""
         counted = [recent.counted() for recent in self._recent]
-        moves = chosen_moves(counted, self._tiers.moving, self._row_bytes, self._most_bytes)
+        moves = chosen_moves(counted, self._tiers.moving, self._row_bytes, self._most_bytes, self._gpus)
         for recent in self._recent:
             recent.fade(_FADE)
         if moves:

@@ -192,7 +192,7 @@ def without_a_gpu(monkeypatch):
 
 def test_ids_lead_to_their_rows_whatever_moves_while_batches_read(monkeypatch):
     without_a_gpu(monkeypatch)
-    run_state_machine_as_test(Machine, settings=settings(max_examples=40, stateful_step_count=12, deadline=None))
+    run_state_machine_as_test(Machine, settings=settings(max_examples=25, stateful_step_count=10, deadline=None))
 
 
 @pytest.mark.parametrize("seed", range(3))

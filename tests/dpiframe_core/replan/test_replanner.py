@@ -125,6 +125,30 @@ def test_a_move_takes_no_more_bytes_than_it_may_and_the_best_rows_first(monkeypa
     placed.close()
 
 
+def test_a_warm_row_comes_only_for_reads_that_outweigh_those_from_the_host(monkeypatch):
+    """Who goes was hot at first, and is read in the host's memory then: a row takes 20 ns, a warm one 0.04 ns of its link."""
+    monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+    table = SCHEMA.tables[0]
+    schema = FeatureSchema(features=SCHEMA.features[:1], tables=(table,))
+    home = Home(Placement(2, (TablePlacement("u", ROWS, HOT, 2 * HOT),)), "m", None, replan_s=60)
+    placed = Tiers(schema, [torch.zeros(ROWS, DIM)], [None], home, CPU)
+    hot = placed.moving[0]
+    ids = np.arange(HOT + 1)
+
+    def moved(of_the_warm_one, gpus=2):
+        counts = np.concatenate([np.full(HOT, 5.0), [of_the_warm_one]])
+        return [m.rows.tolist() for m in chosen_moves([(ids, counts)], [hot], [table.row_bytes], 1 << 20, gpus)]
+
+    assert moved(1000.0) == []
+    assert moved(5000.0) == [[HOT]]
+    # One that the host has comes at once, and one that came from there is worth its reads.
+    far = np.array([2 * HOT])
+    (move,) = chosen_moves([(far, np.array([3.0]))], [hot], [table.row_bytes], 1 << 20, 2)
+    assert move.rows.tolist() == far.tolist()
+    assert hot.warm(np.array([HOT - 1, HOT, 2 * HOT - 1, 2 * HOT])).tolist() == [False, True, True, False]
+    placed.close()
+
+
 def test_a_row_that_is_read_hardly_more_often_does_not_take_the_place_of_another(monkeypatch):
     placed, _ = placed_on(monkeypatch)
     hot = placed.moving[0]
