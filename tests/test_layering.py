@@ -22,6 +22,7 @@ SOURCES = {".py", ".cu", ".cuh", ".c", ".h"}
 COMMON = {
     "dpiframe_core/errors", "dpiframe_core/strict", "dpiframe_core/strict_yaml",
     "deployments/config", "deployments/config_faults", "deployments/config_tables",
+    "deployments/config_observed",
     "deployments/metrics",
     "deployments/processes", "deployments/signals",
     "benchmarks/timing",
@@ -204,10 +205,18 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/bundle": "both ends name the bundle by its fingerprint",
         "dpiframe_core/engine": "counts of rows by bucket",
     },
-    "deployments/telemetry": {},
+    "deployments/telemetry": {"deployments/scoring": "a request's spans are made of its job"},
+    "deployments/score_log": {
+        "deployments/scoring": "what is written is a scored job",
+        "dpiframe_core/features": "its raw values, by the schema",
+        "dpiframe_core/files": "typed as the files that `dpiframe score` reads",
+    },
+    "deployments/status": {},
     "deployments/serve": {
         "deployments/access": "a replica's gate, and the folder that its bundles must not leave",
         "deployments/telemetry": "metrics of all processes, the form of the log",
+        "deployments/status": "the app mounts the status page",
+        "deployments/score_log": "a replica writes a sample of its requests",
         "deployments/batching": "a replica owns a batcher",
         "deployments/fanin": "or the two ends of the fan-in",
         "deployments/http_api": "the app mounts the score route",
@@ -219,7 +228,12 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/engine": "a replica hosts engines",
         "dpiframe_core/features": "and an encoder",
     },
-    "deployments/remote_rows": {"dpiframe_core/far_rows": "a source of rows that are read ahead, and who answers it"},
+    "deployments/remote_rows": {
+        "deployments/access": "a shard's bundle stays in the folder that it must not leave",
+        "deployments/telemetry": "a shard logs as replicas do",
+        "dpiframe_core/bundle": "it has a bundle's tables",
+        "dpiframe_core/far_rows": "a source of rows that are read ahead, and who answers it",
+    },
     "deployments/offline": {
         "dpiframe_core/bundle": "a job scores with a bundle",
         "dpiframe_core/engine": "on an engine of its own",
@@ -299,9 +313,10 @@ CUPY = {
     "kernels/runtime/source.py", "kernels/runtime/launch.py", "kernels/runtime/replay.py", "kernels/runtime/host_memory.py",
     "kernels/runtime/device_memory.py",     "dpiframe_core/engine/cuda_bucket.py",
 }  # fmt: skip
-_SERVING = ("application", "replica", "engine_replica", "row_shard", "ingress_replica", "launcher", "cluster", "ray_metrics")
+_SERVING = ("application", "replica", "engine_replica", "ingress_replica", "launcher", "cluster", "ray_metrics")
 RAY = {
     "deployments/app.py", "deployments/http_api/serve_bypass.py", "deployments/offline/ray_scoring.py",
+    "deployments/remote_rows/row_shard.py",
     *(f"deployments/serve/{name}.py" for name in _SERVING),
 }  # fmt: skip
 FASTAPI = {  # replicas name it as a type only

@@ -12,7 +12,8 @@ import numpy as np
 
 from deployments.protocol.input import encode
 from deployments.protocol.request import InferRequest
-from deployments.scoring.scoring import Job, Scoring
+from deployments.scoring.job import Job
+from deployments.scoring.scoring import Scoring
 from deployments.scoring.served_model import ServedModel, find
 from deployments.scoring.statistics import ModelStatistics, Statistics
 from dpiframe_core.errors import InputError
@@ -89,7 +90,7 @@ class Inference:
         scored = await self.scoring.score(
             job,
             served,
-            partial(encode, served, request, self.scoring.limits.max_rows_per_request),
+            partial(encode, served, request, self.scoring.limits.max_rows_per_request, job),
             deadline_ms=request.deadline_ms,
             priority=request.parameters.priority,
             values=request.values,

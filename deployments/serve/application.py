@@ -4,11 +4,11 @@ import ray
 from ray import serve
 
 from deployments.config import DeploymentConfig
+from deployments.remote_rows.row_shard import row_shards
 from deployments.serve.engine_replica import EngineReplica
 from deployments.serve.ingress_replica import IngressReplica
 from deployments.serve.ray_metrics import require_port
 from deployments.serve.replica import Replica
-from deployments.serve.row_shard import row_shards
 from deployments.serve.serve_policy import settings
 
 

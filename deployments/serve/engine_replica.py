@@ -12,9 +12,9 @@ import ray
 
 from deployments.config import DeploymentConfig
 from deployments.fanin.handshake import meeting_place
+from deployments.remote_rows.row_shard import finders
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
-from deployments.serve.row_shard import finders
 from deployments.telemetry.log_form import log_to_stderr
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from deployments.fanin.scorer import FanInScorer
     from deployments.http_api.serve_bypass import ServeBypass
     from deployments.scoring.served_model import ServedModel
+    from deployments.serve.observers import Observers
 
 
 @serve.ingress()
@@ -36,10 +37,13 @@ class IngressReplica(GrpcMethods):
         self._engine = engine
         self._scorers: list[FanInScorer] = []
         self._metrics = RayMetrics()  # of requests, and of what is served: the engine reports batches and what waits
+        self._observers: Observers | None = None
         self._bypass: ServeBypass | None = None
         log_to_stderr(config.log_level, config.log_format)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
+        from deployments.serve.observers import Observers
+
         check_models_root(self._config)
         models: dict[str, ServedModel] = {}
         node = ray.get_runtime_context().get_node_id()
@@ -48,7 +52,8 @@ class IngressReplica(GrpcMethods):
             name, served = await self._served(ref, node, engines)
             require_new(name, models)
             models[name] = served
-        app, self._bypass = replica_app(self, self._config, models, self._metrics)
+        self._observers = Observers.of(self._config)
+        app, self._bypass = replica_app(self, self._config, models, self._metrics, self._observers.watchers)
         return app
 
     async def _served(self, ref: ModelRef, node: str, engines: int) -> "tuple[str, ServedModel]":
@@ -83,6 +88,8 @@ class IngressReplica(GrpcMethods):
             await self._bypass.answered(self._config.drain_s)
         for scorer in self._scorers:
             await scorer.close()
+        if self._observers is not None:
+            await asyncio.to_thread(self._observers.close)
         self._metrics.close()
 
 

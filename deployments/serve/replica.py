@@ -3,6 +3,7 @@
 Serve calls it started only when every model is loaded, verified and warm, since from then on HAProxy sends it requests.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,10 +12,10 @@ from ray import serve
 
 from deployments.config import DeploymentConfig
 from deployments.protocol.grpc_service import GrpcMethods
+from deployments.remote_rows.row_shard import finders
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
 from deployments.serve.replica_app import replica_app
-from deployments.serve.row_shard import finders
 from deployments.telemetry.log_form import log_to_stderr
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from deployments.batching.batcher import RowBatcher
     from deployments.http_api.serve_bypass import ServeBypass
+    from deployments.serve.observers import Observers
 
 # Everything that imports torch is imported where it is used: the launcher needs this module, but not the seconds that takes.
 
@@ -39,6 +41,7 @@ class Replica(GrpcMethods):
         self._batchers: list[RowBatcher] = []
         self._loaded = LoadedModels()
         self._metrics = RayMetrics()
+        self._observers: Observers | None = None
         self._bypass: ServeBypass | None = None
         log_to_stderr(config.log_level, config.log_format)
 
@@ -46,6 +49,7 @@ class Replica(GrpcMethods):
         from deployments.batching.batcher import RowBatcher
         from deployments.batching.leasing_scorer import ahead_of
         from deployments.scoring.served_model import ServedModel
+        from deployments.serve.observers import Observers
 
         config = self._config
         models: dict[str, ServedModel] = {}
@@ -66,7 +70,8 @@ class Replica(GrpcMethods):
             models[name] = ServedModel.of(
                 engine, scorer, config.limits, name=name, version=version, example=engine.bundle.example
             )
-        app, self._bypass = replica_app(self, config, models, self._metrics)
+        self._observers = Observers.of(config)
+        app, self._bypass = replica_app(self, config, models, self._metrics, self._observers.watchers)
         return app
 
     def check_health(self) -> None:
@@ -83,4 +88,6 @@ class Replica(GrpcMethods):
         for batcher in self._batchers:
             await batcher.close(self._config.drain_s)
         await self._loaded.close()
+        if self._observers is not None:
+            await asyncio.to_thread(self._observers.close)
         self._metrics.close()

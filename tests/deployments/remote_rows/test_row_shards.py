@@ -51,7 +51,7 @@ def test_without_shards_a_replica_is_bound_as_before() -> None:
 
 
 def test_a_shard_is_found_from_any_thread_by_a_handle_that_is_asked_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    from deployments.serve import row_shard
+    from deployments.remote_rows import row_shard
 
     monkeypatch.setattr(row_shard, "_FIND_S", 0.05)
 
