@@ -252,7 +252,9 @@ class DeploymentConfig(Strict):
     def cpus(self) -> float:
         """What all processes reserve at the most."""
         ingress = self.ingress_replicas * self.cpus_per_ingress if self.topology == "fanin" else 0.0
-        return self.max_replicas * self.cpus_per_replica + ingress
+        remote = [m.tables.remote for m in self.models if m.tables is not None and m.tables.remote is not None]
+        rows = sum(r.shards * r.replicas * r.cpus_per_shard for r in remote)
+        return self.max_replicas * self.cpus_per_replica + ingress + rows
 
     @property
     def gpus_per_replica(self) -> int:

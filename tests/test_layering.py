@@ -86,10 +86,15 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/graph": "the graph's lookup says which tables it reads",
         "kernels/lookup": "a layout is the kernel's plan and its descriptors",
     },
+    "dpiframe_core/replan": {
+        "dpiframe_core/features": "samples of reads are row blocks",
+        "dpiframe_core/embedding": "whose rows move",
+    },
     "dpiframe_core/operators": {
         "dpiframe_core/features": "a batch is a row block",
         "dpiframe_core/graph": "operators are a graph's, in the order of a schedule",
         "dpiframe_core/embedding": "lookups read the store",
+        "dpiframe_core/far_rows": "rows of files are there when a lookup is timed",
         "kernels/runtime": "launches that overlap",
         "kernels/lookup": "the lookup on a GPU",
         "kernels/reference": "the plain operators of an ablation",
@@ -109,6 +114,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/graph": "that is fused, scheduled and grouped into waves",
         "dpiframe_core/embedding": "whose tables lie in the store",
         "dpiframe_core/far_rows": "or in files, and are read ahead of its batches",
+        "dpiframe_core/replan": "and move while it serves",
         "dpiframe_core/operators": "and whose operators are bound to a device",
         "kernels/runtime": "graphs are replayed, code is kept on disk",
         "kernels/lookup": "a lane stages what the lookup reads",
@@ -217,10 +223,17 @@ ROOMS: dict[str, dict[str, str]] = {
         "deployments/http_api": "the app mounts the score route",
         "deployments/protocol": "and the protocol's",
         "deployments/scoring": "over served models",
+        "deployments/remote_rows": "rows of files may be others'",
         "dpiframe_core/bundle": "an ingress reads what encoding takes",
         "dpiframe_core/embedding": "where their tables lie",
         "dpiframe_core/engine": "a replica hosts engines",
         "dpiframe_core/features": "and an encoder",
+    },
+    "deployments/remote_rows": {
+        "deployments/access": "a shard's bundle stays in the folder that it must not leave",
+        "deployments/telemetry": "a shard logs as replicas do",
+        "dpiframe_core/bundle": "it has a bundle's tables",
+        "dpiframe_core/far_rows": "a source of rows that are read ahead, and who answers it",
     },
     "deployments/offline": {
         "dpiframe_core/bundle": "a job scores with a bundle",
@@ -249,6 +262,10 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/engine": "dpiframe tune",
         "dpiframe_core/features": "dpiframe compress, plan",
         "dpiframe_core/files": "dpiframe plan reads rows",
+        "dpiframe_core/graph": "dpiframe plan --measure",
+        "dpiframe_core/machine": "dpiframe plan --measure",
+        "dpiframe_core/models": "dpiframe plan --measure",
+        "dpiframe_core/operators": "dpiframe plan --measure",
         "dpiframe_core/importers": "dpiframe import",
         "dpiframe_core/importers/deepctr": "dpiframe import deepctr-torch",
         "dpiframe_core/importers/fuxictr": "dpiframe import fuxictr",
@@ -305,6 +322,7 @@ CUPY = {
 _SERVING = ("application", "replica", "engine_replica", "ingress_replica", "launcher", "cluster", "ray_metrics")
 RAY = {
     "deployments/app.py", "deployments/http_api/serve_bypass.py", "deployments/offline/ray_scoring.py",
+    "deployments/remote_rows/row_shard.py",
     *(f"deployments/serve/{name}.py" for name in _SERVING),
 }  # fmt: skip
 FASTAPI = {  # replicas name it as a type only

@@ -6,7 +6,9 @@ call it through Serve, while they have no engine of their own.
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -15,6 +17,7 @@ from deployments.config import DeploymentConfig
 from deployments.fanin.far import FarAnswer, FarAsk, answer
 from deployments.fanin.handshake import Welcome, meeting_place
 from deployments.fanin.scorer import FanInScorer
+from deployments.remote_rows.row_shard import finders
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
 from deployments.telemetry.log_form import log_to_stderr
@@ -28,7 +31,10 @@ class EngineReplica:
 
     _acceptor: "Acceptor | None" = None
 
-    async def __init__(self, config: DeploymentConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: DeploymentConfig, rows: Mapping[int, Sequence[Any]] | None = None
+    ) -> None:
+        """rows: handles of `RowShard`, see `row_shards`."""
         from deployments.fanin.acceptor import Acceptor
         from deployments.fanin.batcher import FanInBatcher
 
@@ -38,7 +44,7 @@ class EngineReplica:
         log_to_stderr(config.log_level, config.log_format)
         self._scorers: dict[str, FanInScorer] = {}
         self._batchers: dict[str, FanInBatcher] = {}
-        async for name, ref, engine in self._loaded.load(config):
+        async for name, ref, engine in self._loaded.load(config, finders(rows)):
             version = ref.version or engine.manifest.version
             self._batchers[name] = batcher = FanInBatcher(
                 engine.run_batch,
@@ -57,6 +63,7 @@ class EngineReplica:
             self._loaded.meter(batcher.dispatcher)
             end_when_lost(batcher.dispatcher, engine.check_device, config.batching.max_run_s, batcher.fail)
             self._metrics.watch(name, version, batcher.dispatcher)
+            self._metrics.reads_tables(name, version, partial(getattr, engine, "table_reads"))
         self._place = meeting_place(config.application, ray.get_runtime_context().get_node_id())
         self._acceptor = Acceptor(self._place, self._batchers)
 

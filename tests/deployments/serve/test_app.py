@@ -245,7 +245,7 @@ def test_models_are_loaded_in_their_order_under_distinct_names(monkeypatch: pyte
     from deployments.serve import loaded_models
 
     monkeypatch.setattr(
-        loaded_models, "load_engine", lambda config, ref: SimpleNamespace(manifest=SimpleNamespace(name=f"of {ref.path}"))
+        loaded_models, "load_engine", lambda config, ref, _: SimpleNamespace(manifest=SimpleNamespace(name=f"of {ref.path}"))
     )
 
     async def names(*models: dict[str, str]) -> list[str]:
