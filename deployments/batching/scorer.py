@@ -1,7 +1,8 @@
 """The port between a route and whatever scores its rows, in this process or in another one, and what comes back through it."""
 
+import asyncio
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import Floats, RowBlock
@@ -24,13 +25,43 @@ class Scored:
     degraded_rows: int = 0
 
 
+class Reply(Protocol):
+    """Where a request's answer goes, on the event loop: an `asyncio.Future`, or what costs less than one and a task."""
+
+    def done(self) -> bool: ...
+    def set_result(self, scored: Scored, /) -> None: ...
+    def set_exception(self, error: Exception, /) -> None: ...
+
+
 class Scorer(Protocol):
     """`RowBatcher` in the process of the engine, `FanInScorer` in one beside it."""
 
     async def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Scored: ...
+
+    def send(self, block: RowBlock, deadline: float | None, priority: int, reply: Reply) -> Any:
+        """`submit` in parts: raises what can be said at once, and the reply is told the rest. Many may be sent, then `flush` has
+        all of them looked at; each is `over`, with what this returned, when it is answered or given up.
+        """
+
+    def flush(self) -> None: ...
+
+    def over(self, sent: Any, /) -> None: ...
 
     def allocate(self, layout: BlockLayout, rows: int, contexts: int) -> RowBlock:
         """A block of zeros to encode into, where the rows have the shortest way to the device. `submit` takes any block."""
 
     @property
     def accepting(self) -> bool: ...
+
+
+async def submitted(scorer: Scorer, block: RowBlock, deadline: float | None, priority: int) -> Scored:
+    """One request, sent and waited for."""
+    future: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
+    sent = scorer.send(block, deadline, priority, future)
+    try:
+        scorer.flush()
+        return await future
+    finally:
+        scorer.over(sent)
+        # A failure refers to this frame and the future to it: a cycle, which would hold the block's bytes for long.
+        del block, sent, future

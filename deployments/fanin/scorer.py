@@ -13,10 +13,10 @@ from itertools import count
 import numpy as np
 
 from deployments.batching.refusals import check_deadline
-from deployments.batching.scorer import Scored
+from deployments.batching.scorer import Reply, Scored, submitted
 from deployments.config import MOST_ENGINES
 from deployments.fanin import handshake
-from deployments.fanin.connection import Connection, greet
+from deployments.fanin.connection import Connection, SentRequest, greet
 from deployments.fanin.handshake import Hello, Welcome
 from deployments.fanin.request_memory import RequestMemory
 from deployments.fanin.shared_memory import require_ordered_stores
@@ -120,22 +120,27 @@ class FanInScorer:
 
         A block from `allocate` is read by the engine where it is, any other is copied first.
         """
+        return await submitted(self, block, deadline, priority)
+
+    def send(self, block: RowBlock, deadline: float | None, priority: int, reply: Reply) -> SentRequest:
+        """As `Scorer.send`."""
         now = self._clock()
         check_deadline(deadline, now, "before it was queued")
         connection = self._best()
         connection.check_room(block.rows)
-        sent = connection.send(*self._placed(block), deadline, now, priority)
-        timer = None
+        sent = connection.send(*self._placed(block), deadline, now, priority, reply)
         if deadline is not None:
-            timer = asyncio.get_running_loop().call_later(deadline - now, sent.expire)
-        try:
-            return await sent.future
-        finally:
-            if timer is not None:
-                timer.cancel()
-            connection.abandon(sent)
-            # A failure refers to this frame and the future to it: a cycle, which would hold bytes of the memory for long.
-            del block, sent
+            sent.timer = asyncio.get_running_loop().call_later(deadline - now, sent.expire)
+        return sent
+
+    def flush(self) -> None:
+        for connection in self._connections:
+            connection.flush()
+
+    def over(self, sent: SentRequest, /) -> None:
+        if sent.timer is not None:
+            sent.timer.cancel()
+        sent.connection.abandon(sent)
 
     async def close(self) -> None:
         """Leaves all engines. Requests that are still open fail with Unavailable: close when none is left."""

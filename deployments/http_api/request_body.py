@@ -109,7 +109,26 @@ async def read_body(headers: Iterable[Header], receive: Receive, limits: Limits)
         InputError: it is not what its `Content-Encoding` says, or cut short.
         ClientGone: the connection closed before its end.
     """
-    encoding, max_bytes = b"", limits.max_body_bytes
+    max_bytes = limits.max_body_bytes
+    encoding = checked_encoding(headers, max_bytes)
+    try:
+        async with asyncio.timeout(limits.max_body_s):
+            body = await _received(receive, max_bytes)
+    except TimeoutError:
+        raise slow_body(limits) from None
+    if encoding in _WBITS:  # on a thread: a few kilobytes may become all that is allowed
+        return await asyncio.to_thread(decompressed, body, _WBITS[encoding], max_bytes)
+    return body
+
+
+def checked_encoding(headers: Iterable[Header], max_bytes: int) -> bytes:
+    """`Content-Encoding`, in lower case.
+
+    Raises:
+        TooLarge: `Content-Length` says that the body will be longer than `max_bytes`.
+        UnsupportedMediaType: the encoding is not known here.
+    """
+    encoding = b""
     for name, value in headers:
         if name == b"content-length" and value.isdigit() and (len(value) > 18 or int(value) > max_bytes):
             raise TooLarge("Content-Length", value.decode(), f"at most {max_bytes}")
@@ -117,14 +136,11 @@ async def read_body(headers: Iterable[Header], receive: Receive, limits: Limits)
             encoding = value.strip().lower()
             if encoding not in (b"", b"identity", *_WBITS):
                 raise UnsupportedMediaType("Content-Encoding", value.decode("latin-1"), "gzip, deflate or identity")
-    try:
-        async with asyncio.timeout(limits.max_body_s):
-            body = await _received(receive, max_bytes)
-    except TimeoutError:
-        raise SlowBody(f"body: got no end of it, expected one within {limits.max_body_s:g} s") from None
-    if encoding in _WBITS:  # on a thread: a few kilobytes may become all that is allowed
-        return await asyncio.to_thread(decompressed, body, _WBITS[encoding], max_bytes)
-    return body
+    return encoding
+
+
+def slow_body(limits: Limits) -> SlowBody:
+    return SlowBody(f"body: got no end of it, expected one within {limits.max_body_s:g} s")
 
 
 async def _received(receive: Receive, max_bytes: int) -> bytes:

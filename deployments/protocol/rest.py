@@ -64,7 +64,7 @@ class InferRoute:
     """All of `/v2`, to be mounted there. `gate`: who may ask; None: anybody."""
 
     def __init__(self, inference: Inference, gate: Gate | None = None) -> None:
-        self._inference = inference
+        self.inference = inference
         self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -92,21 +92,29 @@ class InferRoute:
         if answer is not None:
             await answers.send_answer(answer, send)
 
+    def begun(self, job: Job, name: str, version: str, headers: list[Header]) -> ServedModel:
+        """The model of a request that may ask for it, noted in its job.
+
+        Raises:
+            DPIFrameError: whatever is known to be wrong before the body is read.
+        """
+        if self._gate is not None:
+            self._gate.require(headers, "score")
+        served = self.inference.find(job, name, version)
+        media_type(headers, (BINARY, JSON))
+        return served
+
     async def _infer(self, path: list[str], headers: list[Header], receive: Receive, request_id: str) -> Answer | None:
-        scoring = self._inference.scoring
+        scoring = self.inference.scoring
         job = scoring.begin(request_id)
         outcome = "cancelled"
         try:
-            if self._gate is not None:
-                self._gate.require(headers, "score")
-            served = self._inference.find(job, *_model(path[:-1]))
-            media_type(headers, (BINARY, JSON))
+            served = self.begun(job, *_model(path[:-1]), headers)
             body = await read_body(headers, receive, scoring.limits)
-            length = header_of(headers, _ENVELOPE_LENGTH)
-            request = parse(body, None if length is None else length.decode("latin-1"))
+            request = parse_body(headers, body)
             with HangUp(receive):
-                scores = await self._inference.infer(job, served, request, len(body))
-            answer = _scores_answer(served, request, job, scores)
+                scores = await self.inference.infer(job, served, request, len(body))
+            answer = scores_answer(served, request, job, scores)
             outcome = "ok"
             return answer
         except DPIFrameError as error:
@@ -122,7 +130,7 @@ class InferRoute:
 
     async def _ask(self, path: list[str], scope: Scope, receive: Receive, request_id: str) -> Answer:
         """Everything but inference. Bodies are read only where the protocol gives them a meaning."""
-        inference = self._inference
+        inference = self.inference
         match path:
             case []:
                 return _get(scope, path, inference.server_metadata, request_id)
@@ -164,7 +172,14 @@ def internal_error(request_id: str) -> Answer:
     return json_answer(500, request_id, {"error": answers.internal_message(request_id)}, "internal")
 
 
-def _scores_answer(served: ServedModel, request: InferRequest, job: Job, scores: Floats) -> Answer:
+def parse_body(headers: list[Header], body: bytes) -> InferRequest:
+    """Raises as `parse`."""
+    length = header_of(headers, _ENVELOPE_LENGTH)
+    return parse(body, None if length is None else length.decode("latin-1"))
+
+
+def scores_answer(served: ServedModel, request: InferRequest, job: Job, scores: Floats) -> Answer:
+    """The answer to a scored request. `scores` is float32[n, tasks], all finite."""
     binary = request.parameters.binary_data_output
     if request.outputs and (asked := request.outputs[0].parameters.binary_data) is not None:
         binary = asked

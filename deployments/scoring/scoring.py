@@ -7,11 +7,12 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from deployments.batching.refusals import check_deadline
-from deployments.batching.scorer import Scored
+from deployments.batching.scorer import Reply, Scored
 from deployments.config import Limits
 from deployments.metrics import RequestSeen
 from deployments.scoring.served_model import ServedModel
@@ -83,22 +84,49 @@ class Scoring:
         Raises:
             DPIFrameError: whatever `encode` or the scorer raise on purpose; InputError for a score that is not finite.
         """
+        deadline, before = self._deadline(job, deadline_ms)
+        block = encode() if encodes_on_loop(values, body_bytes) else await asyncio.to_thread(encode)
+        self._encoded(job, block, before)
+        scored = await served.scorer.submit(block, deadline, priority)
+        self.scored(job, served, scored)
+        return scored
+
+    def send(
+        self, job: Job, served: ServedModel, encode: Callable[[], RowBlock], deadline_ms: float | None, priority: int, reply: Reply
+    ) -> Any:
+        """`score` in parts, for what is encoded on the loop: what `Scorer.send` gives. Of what the reply is told, `scored` next.
+
+        Raises:
+            DPIFrameError: as `score`.
+        """
+        deadline, before = self._deadline(job, deadline_ms)
+        block = encode()
+        self._encoded(job, block, before)
+        return served.scorer.send(block, deadline, priority, reply)
+
+    def scored(self, job: Job, served: ServedModel, scored: Scored) -> None:
+        """Notes a request's scores in its job. Raises InputError for one that is not finite."""
+        job.queue_ms, job.device_ms, job.degraded_rows = scored.queue_ms, scored.device_ms, scored.degraded_rows
+        _check_finite(scored.scores)
+        job.sampled = served.sample.of(scored.scores, job.started)
+
+    def _deadline(self, job: Job, deadline_ms: float | None) -> tuple[float | None, float]:
+        """The moment, and now."""
         if deadline_ms is None:
             deadline_ms = self.limits.default_deadline_ms
         deadline = None if deadline_ms is None else job.started + deadline_ms / 1e3
         before = self._clock()
         check_deadline(deadline, before, "before it was encoded")
-        if values < _ENCODE_ON_LOOP_VALUES and body_bytes < _ENCODE_ON_LOOP_BYTES:
-            block = encode()
-        else:
-            block = await asyncio.to_thread(encode)
+        return deadline, before
+
+    def _encoded(self, job: Job, block: RowBlock, before: float) -> None:
         job.rows, job.values, job.oov_count = block.rows, block.id_places, block.oov_count
         job.encode_ms = (self._clock() - before) * 1e3
-        scored = await served.scorer.submit(block, deadline, priority)
-        job.queue_ms, job.device_ms, job.degraded_rows = scored.queue_ms, scored.device_ms, scored.degraded_rows
-        _check_finite(scored.scores)
-        job.sampled = served.sample.of(scored.scores, before)
-        return scored
+
+
+def encodes_on_loop(values: int, body_bytes: int) -> bool:
+    """Whether so much is encoded where it was read, not on a thread."""
+    return values < _ENCODE_ON_LOOP_VALUES and body_bytes < _ENCODE_ON_LOOP_BYTES
 
 
 def _check_finite(scores: Floats) -> None:
