@@ -139,8 +139,8 @@ class DirectServer:
             self._open[key] = AsgiCall(self._app, scope, received.body, partial(self._called, key, close))
 
     def _bad_body(self, head: RequestHead, headers: list[Header], fault: str) -> Answer:
-        form = rest if head.of_protocol else answers
-        return form.error_answer(body_fault(fault, self._limits), answers.request_id_of(headers))
+        refusal = rest.error_answer if head.of_protocol else answers.error_answer
+        return refusal(body_fault(fault, self._limits), answers.request_id_of(headers))
 
     def _called(self, key: int, close: bool, answer: Answer, closes: bool) -> None:
         self._open.pop(key, None)

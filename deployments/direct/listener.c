@@ -101,7 +101,7 @@ static int told(Listener *l, Connection *c, const char *text, const char *body, 
     const int close_after = c->tells_close = fault != NULL || !text || h->close;
     PyObject *item = NULL;
     if (head && lines) {
-        item = Py_BuildValue("(KOOy#is)", key_of(l, c), head, lines, body ? body : "", (Py_ssize_t)size, close_after, fault);
+        item = Py_BuildValue("(KOOy#Os)", key_of(l, c), head, lines, body ? body : "", (Py_ssize_t)size, close_after ? Py_True : Py_False, fault);
     }
     Py_XDECREF(head);
     Py_XDECREF(lines);

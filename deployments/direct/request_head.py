@@ -7,6 +7,7 @@ from urllib.parse import unquote_to_bytes
 
 from deployments.http_api.request_body import Header, Scope
 
+DIRECT = "dpiframe.direct"  # among a scope's extensions: the request came this way
 _KEPT = 1024  # heads, of at most 15 kB: a client sends the same one again and again
 
 
@@ -41,7 +42,7 @@ class RequestHead:
         scope: dict[str, Any] = {
             "type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": f"1.{self.minor}",
             "method": self.method, "scheme": "http", "path": f"{prefix}{self.path}", "raw_path": path, "query_string": query,
-            "root_path": prefix, "headers": headers, "client": None, "server": None, "extensions": {"dpiframe.direct": {}},
+            "root_path": prefix, "headers": headers, "client": None, "server": None, "extensions": {DIRECT: {}},
         }  # fmt: skip
         return scope
 

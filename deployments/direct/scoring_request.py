@@ -111,11 +111,11 @@ class ScoringRoutes:
         return answers.score_answer(served.info, job, scored.scores, job.timing_ms(self._scoring.total_ms(job)), top_k)
 
     def refusal(self, request: ScoringRequest, error: Exception) -> Answer:
-        request_id, form = request.job.request_id, rest if request.protocol else answers
+        request_id = request.job.request_id
         if isinstance(error, DPIFrameError):
-            return form.error_answer(error, request_id)
+            return (rest.error_answer if request.protocol else answers.error_answer)(error, request_id)
         log.error("request %s failed", request_id, exc_info=error, extra={"request_id": request_id})
-        return form.internal_error(request_id)
+        return (rest.internal_error if request.protocol else answers.internal_error)(request_id)
 
     def end(self, request: ScoringRequest, answer: Answer | None) -> None:
         self._scoring.finish(request.job, "cancelled" if answer is None else answer.outcome)

@@ -92,9 +92,15 @@ class Scoring:
         return scored
 
     def send(
-        self, job: Job, served: ServedModel, encode: Callable[[], RowBlock], deadline_ms: float | None, priority: int, reply: Reply
+        self,
+        job: Job,
+        served: ServedModel,
+        encode: Callable[[], RowBlock],
+        deadline_ms: float | None,
+        priority: int,
+        reply: Reply,
     ) -> Any:
-        """`score` in parts, for what is encoded on the loop: what `Scorer.send` gives. Of what the reply is told, `scored` next.
+        """`score` in parts, for what is encoded on the loop: what `Scorer.send` gives. `scored` takes what the reply is told.
 
         Raises:
             DPIFrameError: as `score`.

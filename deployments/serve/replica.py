@@ -3,21 +3,24 @@
 Serve calls it started only when every model is loaded, verified and warm, since from then on HAProxy sends it requests.
 """
 
+import asyncio
 from typing import TYPE_CHECKING
 
+import ray
 from ray import serve
 
 from deployments.config import DeploymentConfig
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
-from deployments.serve.replica_app import replica_app
+from deployments.serve.replica_app import direct_port, replica_app
 from deployments.telemetry.log_form import log_to_stderr
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from deployments.batching.batcher import RowBatcher
+    from deployments.direct.shared_port import SharedPort
     from deployments.http_api.serve_bypass import ServeBypass
 
 # Everything that imports torch is imported where it is used: the launcher needs this module, but not the seconds that takes.
@@ -35,6 +38,7 @@ class Replica(GrpcMethods):
         self._loaded = LoadedModels()
         self._metrics = RayMetrics()
         self._bypass: ServeBypass | None = None
+        self._direct: SharedPort | None = None
         log_to_stderr(config.log_level, config.log_format)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
@@ -61,6 +65,7 @@ class Replica(GrpcMethods):
                 engine, scorer, config.limits, name=name, version=version, example=engine.bundle.example
             )
         app, self._bypass = replica_app(self, config, models, self._metrics)
+        self._direct = await direct_port(config, app, ray.get_runtime_context().get_node_id())
         return app
 
     def check_health(self) -> None:
@@ -72,8 +77,9 @@ class Replica(GrpcMethods):
         return self._loaded.load_figures()
 
     async def __del__(self) -> None:
-        if self._bypass is not None:
-            await self._bypass.answered(self._config.drain_s)
+        drain_s = self._config.drain_s
+        parts = [part.close(drain_s) for part in (self._bypass, self._direct) if part is not None]
+        await asyncio.gather(*parts)
         for batcher in self._batchers:
             await batcher.close(self._config.drain_s)
         await self._loaded.close()

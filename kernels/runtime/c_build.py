@@ -75,8 +75,8 @@ def request_extension() -> RequestExtension | None:
 
 
 def extension(name: str, sources: Sequence[str | Path], users: str) -> Any | None:
-    """The module of CPython `name` from C files, relative to `kernels` if not absolute; None where it cannot be built, which the
-    log says: then `users` go without.
+    """The module of CPython `name` from C files, relative to `kernels` if not absolute; None where it cannot be built, and the
+    log says that `users` go without.
     """
     options = f"-I{sysconfig.get_path('include')}", f"-DABI={sysconfig.get_config_var('SOABI')}"
     return _loaded(sources, options, partial(_imported, name), users)
@@ -102,9 +102,7 @@ def _imported(name: str, path: Path) -> Any:
     return module
 
 
-def _loaded(
-    names: Sequence[str | Path], options: Sequence[str], load: Callable[[Path], Loaded], users: str
-) -> Loaded | None:
+def _loaded(names: Sequence[str | Path], options: Sequence[str], load: Callable[[Path], Loaded], users: str) -> Loaded | None:
     """`users`: who goes without, if they cannot be built."""
     program, *own = shlex.split(os.environ.get("CC", "")) or ["cc"]  # such as "ccache gcc"
     compiler = shutil.which(program)

@@ -324,13 +324,13 @@ def test_what_is_open_is_waited_for_no_longer_than_it_may_and_nothing_not_at_all
     fronted = Fronted()
 
     async def body(_: httpx.AsyncClient) -> None:
-        await fronted.bypass.answered(1e9)
+        await fronted.bypass.close(1e9)
         slow = Slow(fronted.app)
         await until(lambda: fronted.bypass.open == 1)
-        await fronted.bypass.answered(0.02)
+        await fronted.bypass.close(0.02)
         assert fronted.bypass.open == 1
         assert await slow.finish() == expected(2)
-        await fronted.bypass.answered(1e9)
+        await fronted.bypass.close(1e9)
 
     fronted.run(body)
 
