@@ -39,8 +39,8 @@ class Scorer(Protocol):
     async def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Scored: ...
 
     def send(self, block: RowBlock, deadline: float | None, priority: int, reply: Reply) -> Any:
-        """`submit` in parts: raises what can be said at once, the reply is told the rest. Many may be sent, then `flush` has all
-        of them looked at; each is `over`, with what this returned, when it is answered or given up.
+        """`submit` in parts: raises what can be said at once, the reply is told the rest. Many may be sent, then `flush` has
+        all of them looked at; each is `over`, with what this returned, when it is answered or given up.
         """
 
     def flush(self) -> None: ...

@@ -65,6 +65,7 @@ class DirectServer:
     async def drain(self, within_s: float) -> None:
         """Answers what is open, each with the end of its connection; then, or after `within_s` seconds, closes all."""
         self._draining = True
+        self._round()  # what has come is read, and so is no idle connection's
         self._listener.drain()
         give_up = self._loop.time() + within_s
         while self._listener.open and self._loop.time() < give_up:

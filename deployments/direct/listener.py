@@ -22,7 +22,7 @@ class Received(NamedTuple):
     """A request as the listener gives it. `fault`: why its body is not there, if it is not.
 
     Attributes:
-        key: for its answer. head: its request line and headers, but for the lines `apart`: those differ from request to request.
+        key: for its answer. head: its request line and headers, but for the lines `apart`, which differ from one to the next.
         close: the connection ends with its answer.
     """
 

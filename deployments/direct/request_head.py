@@ -5,7 +5,8 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
-from deployments.http_api.request_body import Header, Scope
+from deployments.http_api.request_body import Header, Scope, header_of
+from deployments.protocol.rest import ENVELOPE_LENGTH
 
 DIRECT = "dpiframe.direct"  # among a scope's extensions: the request came this way
 _KEPT = 1024  # heads, of at most 15 kB: a client sends the same one again and again
@@ -19,7 +20,7 @@ class RequestHead:
         path: decoded, below where the service is mounted; None: it is not below it.
         headers: names in lower case, without those that the listener keeps apart.
         infer: name and version or "" of the model, if it goes there by `/v2/models/...`; score: it is a `POST /v1/score`.
-        packed: its body is compressed.
+        packed: its body is compressed. media, envelope_bytes: two headers, if they are there.
     """
 
     method: str
@@ -30,6 +31,8 @@ class RequestHead:
     infer: tuple[str, str] | None
     score: bool
     packed: bool
+    media: bytes | None
+    envelope_bytes: str | None
 
     @property
     def of_protocol(self) -> bool:
@@ -63,7 +66,11 @@ def read_head(head: bytes, prefix: str) -> RequestHead:
             infer = steps[3], steps[5]
     packed = any(name == b"content-encoding" and value.lower() not in (b"", b"identity") for name, value in headers)
     score = method == b"POST" and path == "/v1/score"
-    return RequestHead(method.decode(), target, version[-1] - ord("0"), path, headers, infer, score, packed)
+    length = header_of(headers, ENVELOPE_LENGTH)
+    return RequestHead(
+        method.decode(), target, version[-1] - ord("0"), path, headers, infer, score, packed,
+        header_of(headers, b"content-type"), None if length is None else length.decode("latin-1"),
+    )  # fmt: skip
 
 
 def header_lines(lines: list[bytes]) -> list[Header]:

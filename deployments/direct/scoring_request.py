@@ -17,7 +17,7 @@ from deployments.http_api.answers import Answer
 from deployments.http_api.request_body import Header, checked_encoding
 from deployments.http_api.score_route import ScoreRoute, values_of
 from deployments.protocol import rest
-from deployments.protocol.request import InferRequest
+from deployments.protocol.request import InferRequest, parse
 from deployments.protocol.rest import InferRoute
 from deployments.scoring.bodies import Options
 from deployments.scoring.scoring import Job, encodes_on_loop
@@ -85,7 +85,8 @@ class ScoringRoutes:
 
     def begin(self, head: RequestHead, headers: list[Header], received: Received) -> "ScoringRequest | None":
         """Sends it to its scorer, which is to be flushed, or has it answered at once; None: it needs a thread after all."""
-        job = self._scoring.begin(answers.request_id_of(headers))
+        request_id = answers.request_id_of(headers) if received.apart else answers.fresh_request_id()
+        job = self._scoring.begin(request_id)
         request = ScoringRequest(self, received.key, received.close, head.infer is not None, job)
         if received.fault == GONE:
             request.hang_up()
@@ -94,7 +95,7 @@ class ScoringRoutes:
             if head.infer is None:
                 sent = self._score_sent(request, headers, received)
             else:
-                sent = self._infer_sent(request, head.infer, headers, received)
+                sent = self._infer_sent(request, head, headers, received)
         except Exception as error:
             request.set_exception(error)
             return request
@@ -122,10 +123,12 @@ class ScoringRoutes:
         if answer is not None:
             self._answered(request, answer)
 
-    def _infer_sent(self, request: ScoringRequest, model: tuple[str, str], headers: list[Header], received: Received) -> bool:
-        served = request.served = self._infer.begun(request.job, *model, headers)
-        self._check_body(headers, received)
-        asked = request.asked = rest.parse_body(headers, received.body)
+    def _infer_sent(self, request: ScoringRequest, head: RequestHead, headers: list[Header], received: Received) -> bool:
+        assert head.infer is not None
+        served = request.served = self._infer.begun(request.job, head.infer, headers, head.media)
+        if received.fault is not None:
+            raise self._unread(headers, received.fault)
+        asked = request.asked = parse(received.body, head.envelope_bytes)
         if not encodes_on_loop(asked.values, 0):
             return False
         encode = self._infer.inference.encoding(served, asked)
@@ -134,7 +137,8 @@ class ScoringRoutes:
 
     def _score_sent(self, request: ScoringRequest, headers: list[Header], received: Received) -> bool:
         kind = self._score.begun(headers)
-        self._check_body(headers, received)
+        if received.fault is not None:
+            raise self._unread(headers, received.fault)
         served, asked = self._score.parsed(kind, received.body)
         if not encodes_on_loop(values_of(asked), 0):
             return False
@@ -147,11 +151,10 @@ class ScoringRoutes:
         request.sent = self._scoring.send(job, served, encode, options.deadline_ms, options.priority, request)
         return True
 
-    def _check_body(self, headers: list[Header], received: Received) -> None:
-        if received.fault is not None:
-            limits = self._scoring.limits
-            checked_encoding(headers, limits.max_body_bytes)
-            raise body_fault(received.fault, limits)
+    def _unread(self, headers: list[Header], fault: str) -> DPIFrameError:
+        limits = self._scoring.limits
+        checked_encoding(headers, limits.max_body_bytes)
+        return body_fault(fault, limits)
 
 
 def scorer_of(request: ScoringRequest) -> Scorer | None:
