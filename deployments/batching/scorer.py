@@ -1,6 +1,5 @@
 """The port between a route and whatever scores its rows, in this process or in another one, and what comes back through it."""
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -52,16 +51,3 @@ class Scorer(Protocol):
 
     @property
     def accepting(self) -> bool: ...
-
-
-async def submitted(scorer: Scorer, block: RowBlock, deadline: float | None, priority: int) -> Scored:
-    """One request, sent and waited for."""
-    future: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
-    sent = scorer.send(block, deadline, priority, future)
-    try:
-        scorer.flush()
-        return await future
-    finally:
-        scorer.over(sent)
-        # A failure refers to this frame and the future to it: a cycle, which would hold the block's bytes for long.
-        del block, sent, future

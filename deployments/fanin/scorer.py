@@ -13,7 +13,7 @@ from itertools import count
 import numpy as np
 
 from deployments.batching.refusals import check_deadline
-from deployments.batching.scorer import Reply, Scored, submitted
+from deployments.batching.scorer import Reply, Scored
 from deployments.config import MOST_ENGINES
 from deployments.fanin import handshake
 from deployments.fanin.connection import Connection, SentRequest, greet
@@ -120,7 +120,15 @@ class FanInScorer:
 
         A block from `allocate` is read by the engine where it is, any other is copied first.
         """
-        return await submitted(self, block, deadline, priority)
+        future: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
+        sent = self.send(block, deadline, priority, future)
+        try:
+            self.flush()
+            return await future
+        finally:
+            self.over(sent)
+            # A failure refers to this frame and the future to it: a cycle, which would hold bytes of the memory for long.
+            del block, sent, future
 
     def send(self, block: RowBlock, deadline: float | None, priority: int, reply: Reply) -> SentRequest:
         """As `Scorer.send`."""

@@ -306,7 +306,7 @@ def test_a_replica_that_stops_gives_an_open_request_its_scores_before_it_closes_
         loaded._engines["m"] = SimpleNamespace(close=lambda: closed.append("engine"))  # type: ignore[assignment]
         scorer = SimpleNamespace(close=lambda: batcher.close(0))
         held = {"_batchers": [batcher], "_loaded": loaded} if topology == "colocated" else {"_scorers": [scorer]}
-        held |= {"_config": config, "_metrics": metrics, "_bypass": fronted.bypass}
+        held |= {"_config": config, "_metrics": metrics, "_bypass": fronted.bypass, "_direct": None}
         kind = Replica if topology == "colocated" else IngressReplica
         stopping = asyncio.create_task(kind.__mro__[1].__del__(SimpleNamespace(**held)))  # [0] is Serve's wrapper
         for _ in range(5):
