@@ -23,7 +23,7 @@ from kernels.runtime.gc_pause import gc_paused
 _STRICT = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
 _COLLECT_BELOW_BYTES = 65_536
 _NAMES_SHOWN = 64
-_KEPT_ENVELOPES, _KEPT_BYTES = 512, 4096  # so many, of at most so many bytes each,
+_KEPT_ENVELOPES, _KEPT_BYTES = 256, 16_384  # so many, of at most so many bytes each,
 _KEPT_TENSOR_BYTES = 1 << 20  # and over tensors of at most so many: for larger ones an envelope costs little beside them
 
 Dimension = Annotated[int, Field(ge=0, lt=2**31)]

@@ -1,4 +1,4 @@
-"""Processes of one node that share the direct port. Each here is a server with a mailbox, which is all that they know of another."""
+"""Processes of a node that share the direct port. Each here is a server with a mailbox, which is all they know of another."""
 
 import asyncio
 import contextlib
