@@ -77,8 +77,9 @@ def run(plan: Plan, said: Callable[[str], None]) -> Iterator[Record]:
                         best = best if share else max(best, load.requests_per_s)
                         total = sum(map(sum, cpu_us.values()))
                         said(
-                            f"{way} {form} {rows} x{open_} {share or ''}: {load.requests_per_s:.0f}/s, p50 {load.times.p50_us:.0f} "
-                            f"p99 {load.times.p99_us:.0f} p99.9 {load.p999_us:.0f} us; {total:.0f} us of CPU {cpu_us}"
+                            f"{way} {form} {rows} x{open_} {share or ''}: {load.requests_per_s:.0f}/s, "
+                            f"p50 {load.times.p50_us:.0f}, p99 {load.times.p99_us:.0f}, p99.9 {load.p999_us:.0f} us; "
+                            f"CPU {total:.0f} us {cpu_us}"
                         )
                         yield record(
                             "request_budget", plan.system, model="demo", batch=rows, times=load.times, max_abs_err=worst,
