@@ -212,6 +212,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "deployments/telemetry": "metrics of all processes, the form of the log",
         "deployments/batching": "a replica owns a batcher",
         "deployments/direct": "a replica may have a direct port",
+        "kernels/runtime": "its garbage is collected as a service needs it",
         "deployments/fanin": "or the two ends of the fan-in",
         "deployments/http_api": "the app mounts the score route",
         "deployments/protocol": "and the protocol's",

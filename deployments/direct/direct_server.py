@@ -25,7 +25,7 @@ from deployments.protocol.rest import InferRoute
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.25  # clients that are too slow are looked for so often, at least
-_FLUSH = 8  # requests after which a round has what it has sent looked at
+_FLUSH = 16  # requests after which a round has what it has sent looked at
 _LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _CODES = {400: "bad_request", 408: "slow_headers", 417: "expectation_failed", 431: "headers_too_large", 503: "unavailable"}
 

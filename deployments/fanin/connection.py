@@ -100,7 +100,6 @@ class Connection:
     def __init__(
         self,
         agreed: Agreement,
-        memory: RequestMemory,
         loop: asyncio.AbstractEventLoop,
         lost: Callable[["Connection"], None],
         clock: Callable[[], float],
@@ -109,7 +108,7 @@ class Connection:
         self.index, self.welcome, self.board = agreed.index, agreed.welcome, agreed.board
         self._sock, self._rings = agreed.sock, agreed.rings
         self._answer_fd, self._wake_fd = agreed.answer_fd, agreed.wake_fd
-        self._memory, self._loop, self._lost, self._clock = memory, loop, lost, clock
+        self._loop, self._lost, self._clock = loop, lost, clock
         self._free = list(range(SLOTS))
         self._sent: dict[int, SentRequest] = {}
         self._asked_rows = 0
@@ -138,16 +137,24 @@ class Connection:
         check_room(rows, self.waiting_rows, self.welcome.max_queued_rows, self.board.seconds_per_row)
 
     def send(
-        self, block: RowBlock, scores: Floats, deadline: float | None, arrived: float, priority: int, reply: Reply
+        self,
+        block: RowBlock,
+        at: int,
+        scores: Floats,
+        deadline: float | None,
+        arrived: float,
+        priority: int,
+        reply: Reply,
     ) -> SentRequest:
-        """Asks for the scores of a block of the request memory, with the room for them right behind it; told by `flush`.
+        """Asks for the scores of a block at byte `at` of the request memory, with the room for them right behind it; the engine
+        is told by `flush`.
 
         Raises:
             Overloaded: the engine has as many requests as one ingress may have there.
         """
         if not self._free:
             raise self.overloaded(f"requests: got {SLOTS + 1} of this ingress at one engine, expected at most {SLOTS}")
-        slot, at = self._free.pop(), self._memory.offset(block.buffer) or 0
+        slot = self._free.pop()
         sent = SentRequest(self, reply, slot, block, scores, time.perf_counter(), not self._sent)
         self._sent[slot] = sent
         self._asked_rows += block.rows

@@ -136,7 +136,8 @@ class FanInScorer:
         check_deadline(deadline, now, "before it was queued")
         connection = self._best()
         connection.check_room(block.rows)
-        sent = connection.send(*self._placed(block), deadline, now, priority, reply)
+        placed, at, scores = self._placed(block)
+        sent = connection.send(placed, at, scores, deadline, now, priority, reply)
         if deadline is not None:
             sent.timer = asyncio.get_running_loop().call_later(deadline - now, sent.expire)
         return sent
@@ -170,14 +171,15 @@ class FanInScorer:
         since = self._clock() - _FAILED_S
         return min(self._connections, key=lambda c: (c.board.leaving, c.failed_at > since, c.load))
 
-    def _placed(self, block: RowBlock) -> tuple[RowBlock, Floats]:
+    def _placed(self, block: RowBlock) -> tuple[RowBlock, int, Floats]:
+        """The block in the memory, where it lies, and the room for its scores."""
         at = self._memory.offset(block.buffer)
         if at is None:
             copy = self.allocate(self._layout, block.rows, block.contexts)
             copy.fill((block,))
             block, at = copy, self._memory.offset(copy.buffer) or 0
         size = self._layout.offsets(block.rows, block.contexts)[-1]
-        return block, np.ndarray((block.rows, self._tasks), np.float32, self._memory.mapped, at + size)
+        return block, at, np.ndarray((block.rows, self._tasks), np.float32, self._memory.mapped, at + size)
 
     async def _look(self) -> None:
         """Connects to engines that are new; leaves those that want it, once nothing of ours is there.
@@ -210,7 +212,7 @@ class FanInScorer:
             log.warning("engine %d: %s", index, error)
             return True
         loop = asyncio.get_running_loop()
-        self._connections.append(Connection(agreed, self._memory, loop, self._lose, self._clock))
+        self._connections.append(Connection(agreed, loop, self._lose, self._clock))
         self._changed.set()
         return True
 

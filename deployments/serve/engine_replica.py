@@ -13,6 +13,7 @@ from deployments.fanin.handshake import meeting_place
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
 from deployments.telemetry.log_form import log_to_stderr
+from kernels.runtime.gc_pause import gc_settled
 
 if TYPE_CHECKING:
     from deployments.fanin.acceptor import Acceptor
@@ -52,6 +53,7 @@ class EngineReplica:
             self._metrics.watch(name, version, batcher.dispatcher)
         place = meeting_place(config.application, ray.get_runtime_context().get_node_id())
         self._acceptor = Acceptor(place, batchers)
+        gc_settled()
 
     def check_health(self) -> None:
         """Asked by Serve; raising has this replica replaced: a failed CUDA context does not recover, nor a lost acceptor."""

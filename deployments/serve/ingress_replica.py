@@ -18,6 +18,7 @@ from deployments.serve.loaded_models import require_new
 from deployments.serve.ray_metrics import RayMetrics
 from deployments.serve.replica_app import direct_port, replica_app
 from deployments.telemetry.log_form import log_to_stderr
+from kernels.runtime.gc_pause import gc_settled
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -52,6 +53,7 @@ class IngressReplica(GrpcMethods):
             models[name] = served
         app, self._bypass = replica_app(self, self._config, models, self._metrics)
         self._direct = await direct_port(self._config, app, node)
+        gc_settled()
         return app
 
     async def _served(self, ref: ModelRef, node: str, engines: int) -> "tuple[str, ServedModel]":

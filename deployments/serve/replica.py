@@ -15,6 +15,7 @@ from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
 from deployments.serve.replica_app import direct_port, replica_app
 from deployments.telemetry.log_form import log_to_stderr
+from kernels.runtime.gc_pause import gc_settled
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -66,6 +67,7 @@ class Replica(GrpcMethods):
             )
         app, self._bypass = replica_app(self, config, models, self._metrics)
         self._direct = await direct_port(config, app, ray.get_runtime_context().get_node_id())
+        gc_settled()
         return app
 
     def check_health(self) -> None:
