@@ -7,7 +7,6 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Protocol
 
 from deployments.batching.refusals import check_deadline
@@ -72,7 +71,7 @@ class LeasingScorer:
                 late = lease.settle()
             waited_ms = (self._clock() - started) * 1e3
             scored = await self._scorer.submit(lease.block, deadline, priority)
-            return replace(scored, queue_ms=scored.queue_ms + waited_ms, degraded_rows=late)
+            return scored._replace(queue_ms=scored.queue_ms + waited_ms, degraded_rows=late)
         finally:
             lease.close()
 

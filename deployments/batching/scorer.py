@@ -1,14 +1,12 @@
 """The port between a route and whatever scores its rows, in this process or in another one, and what comes back through it."""
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import Floats, RowBlock
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Scored:
+class Scored(NamedTuple):
     """A request's answer. Filled by a `Scorer`.
 
     Attributes:

@@ -188,10 +188,11 @@ def scores_answer(served: ServedModel, request: InferRequest, job: Job, scores: 
         envelope = named | {"parameters": answer_parameters(job), "outputs": [output]}
         return json_answer(200, job.request_id, envelope, "ok")
     raw = scores.tobytes()
-    values = ",".join([f'"{name}":{value}' for name, value in answer_parameters(job).items()])
     rows, tasks = scores.shape
-    header = (
-        f'{_named(info.name, info.version, request.id)}"parameters":{{{values}}},"outputs":[{{"name":"{SCORES}",'
+    degraded = f'"degraded_rows":{job.degraded_rows},' if job.degraded_rows else ""
+    header = (  # as `answer_parameters` has it, but by hand: pydantic's way takes three times as long
+        f'{_named(info.name, info.version, request.id)}"parameters":{{"oov_count":{job.oov_count},{degraded}"queue_ms":'
+        f'{job.queue_ms:.3f},"encode_ms":{job.encode_ms:.3f},"device_ms":{job.device_ms:.3f}}},"outputs":[{{"name":"{SCORES}",'
         f'"datatype":"FP32","shape":[{rows},{tasks}],"parameters":{{"binary_data_size":{len(raw)}}}}}]}}'
     ).encode()
     headers = (

@@ -18,6 +18,7 @@ from kernels.lookup.id_record import IdRecord, Ids, Records
 from kernels.runtime import c_build
 
 _MAGIC = 0x44504902  # "DPI", layout version 2
+_WORD = Struct("=i")
 _HEADER = Struct(f"={HeaderWord.OOV_COUNT + 1}i")  # a microsecond less than an assignment of NumPy's
 
 Floats = npt.NDArray[np.float32]
@@ -84,7 +85,7 @@ class RowBlock:
 
     @property
     def oov_count(self) -> int:
-        return int(self.header[HeaderWord.OOV_COUNT])
+        return int(_WORD.unpack_from(self.buffer.data, 4 * HeaderWord.OOV_COUNT)[0])
 
     @property
     def id_places(self) -> int:
