@@ -1,4 +1,4 @@
-"""The direct port as a user starts it: the fan-in on the CPU, two ingresses at one port; the death of one, and the end of both."""
+"""The direct port as a user starts it: the fan-in on the CPU, two ingresses at one port; the death of one, the end of both."""
 
 import json
 import os
