@@ -22,6 +22,7 @@ SOURCES = {".py", ".cu", ".cuh", ".c", ".h"}
 COMMON = {
     "dpiframe_core/errors", "dpiframe_core/strict", "dpiframe_core/strict_yaml",
     "deployments/config", "deployments/config_faults", "deployments/config_tables",
+    "deployments/config_observed",
     "deployments/metrics",
     "deployments/processes", "deployments/signals",
     "benchmarks/timing",
@@ -198,7 +199,6 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/bundle": "both ends name the bundle by its fingerprint",
         "dpiframe_core/engine": "counts of rows by bucket",
     },
-    "deployments/telemetry": {},
     "deployments/direct": {
         "deployments/batching": "a request is the reply that its scorer tells",
         "deployments/fanin": "processes of a node meet as engines and ingresses do",
@@ -207,9 +207,18 @@ ROOMS: dict[str, dict[str, str]] = {
         "deployments/scoring": "over served models",
         "kernels/runtime": "its listener is built there",
     },
+    "deployments/telemetry": {"deployments/scoring": "a request's spans are made of its job"},
+    "deployments/score_log": {
+        "deployments/scoring": "what is written is a scored job",
+        "dpiframe_core/features": "its raw values, by the schema",
+        "dpiframe_core/files": "typed as the files that `dpiframe score` reads",
+    },
+    "deployments/status": {},
     "deployments/serve": {
         "deployments/access": "a replica's gate, and the folder that its bundles must not leave",
         "deployments/telemetry": "metrics of all processes, the form of the log",
+        "deployments/status": "the app mounts the status page",
+        "deployments/score_log": "a replica writes a sample of its requests",
         "deployments/batching": "a replica owns a batcher",
         "deployments/direct": "a replica may have a direct port",
         "kernels/runtime": "its garbage is collected as a service needs it",

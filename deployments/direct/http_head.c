@@ -75,6 +75,10 @@ static const char *framing(Text name, Text value, Head *head, Said *said) {
     return NULL;
 }
 
+static int differs(Text name) {
+    return is(name, "x-request-id") || is(name, "traceparent") || is(name, "tracestate") || is(name, "authorization");
+}
+
 static const char *header(Text line, Head *head, Said *said, Stretch whole) {
     size_t colon = 0;
     while (colon < line.size && TOKEN[(uint8_t)line.at[colon]]) ++colon;
@@ -84,7 +88,7 @@ static const char *header(Text line, Head *head, Said *said, Stretch whole) {
         if ((c < ' ' && c != '\t') || c == 127) return "400 a control byte in a header";
     }
     const Text name = {line.at, colon};
-    if (head->apart < APART && (is(name, "authorization") || is(name, "x-request-id"))) head->line[head->apart++] = whole;
+    if (head->apart < APART && differs(name)) head->line[head->apart++] = whole;
     return framing(name, trimmed((Text){line.at + colon + 1, line.size - colon - 1}), head, said);
 }
 

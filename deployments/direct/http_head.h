@@ -22,7 +22,7 @@ typedef struct {
     int close;           // the connection ends with this request
     int expects;         // 100-continue
     uint32_t apart;
-    Stretch line[APART];  // the first lines that differ from request to request, Authorization and X-Request-ID
+    Stretch line[APART];  // the first lines that differ from request to request or are secret: ids, traces, a token
 } Head;
 
 // WHOLE if `data` begins with a head; NEVER if it cannot become one: `fault` says why, behind the status to answer with.

@@ -20,7 +20,8 @@ from deployments.protocol import rest
 from deployments.protocol.request import InferRequest, parse
 from deployments.protocol.rest import InferRoute
 from deployments.scoring.bodies import Options
-from deployments.scoring.scoring import Job, encodes_on_loop
+from deployments.scoring.job import Job
+from deployments.scoring.scoring import encodes_on_loop
 from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import DPIFrameError
 
@@ -86,7 +87,8 @@ class ScoringRoutes:
     def begin(self, head: RequestHead, headers: list[Header], received: Received) -> "ScoringRequest | None":
         """Sends it to its scorer, which is to be flushed, or has it answered at once; None: it needs a thread after all."""
         request_id = answers.request_id_of(headers) if received.apart else answers.fresh_request_id()
-        job = self._scoring.begin(request_id)
+        job = self._scoring.begin(request_id, headers)
+        self._scoring.over(job, "receive")
         request = ScoringRequest(self, received.key, received.close, head.infer is not None, job)
         if received.fault == GONE:
             request.hang_up()
@@ -131,7 +133,7 @@ class ScoringRoutes:
         asked = request.asked = parse(received.body, head.envelope_bytes)
         if not encodes_on_loop(asked.values, 0):
             return False
-        encode = self._infer.inference.encoding(served, asked)
+        encode = self._infer.inference.encoding(request.job, served, asked)
         request.sent = self._scoring.send(request.job, served, encode, asked.deadline_ms, asked.parameters.priority, request)
         return True
 
@@ -144,6 +146,7 @@ class ScoringRoutes:
             return False
         request.served, request.asked, job, options = served, asked.options, request.job, asked.options
         job.model, job.version = served.info.name, served.info.version
+        job.given = asked.candidates, asked.context
 
         def encode() -> Any:
             return served.encode(asked.candidates, asked.context)

@@ -24,8 +24,9 @@ from deployments.http_api.request_body import (
     media_type,
     read_body,
 )
+from deployments.scoring.job import Job
 from deployments.scoring.request_form import ScoreInput, addressed
-from deployments.scoring.scoring import Job, Scoring
+from deployments.scoring.scoring import Scoring
 from deployments.scoring.served_model import ServedModel, find
 from dpiframe_core.errors import DPIFrameError, InputError
 
@@ -43,11 +44,12 @@ class ScoreRoute:
         self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        job = self._scoring.begin(answers.request_id_of(scope["headers"]))
+        job = self._scoring.begin(answers.request_id_of(scope["headers"]), scope["headers"])
         answer: Answer | None
         try:
             kind = self.begun(scope["headers"])
             body = await read_body(scope["headers"], receive, self._scoring.limits)
+            self._scoring.over(job, "receive")
             answer = await self._score(job, body, kind, receive)
         except ClientGone:
             answer = None
@@ -67,6 +69,7 @@ class ScoreRoute:
             served, request = self.parsed(kind, body)
         options, columns = request.options, request.candidates
         job.model, job.version = served.info.name, served.info.version
+        job.given = columns, request.context
         with HangUp(receive):
             scored = await self._scoring.score(
                 job,

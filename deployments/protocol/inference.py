@@ -12,7 +12,8 @@ import numpy as np
 
 from deployments.protocol.input import encode
 from deployments.protocol.request import InferRequest
-from deployments.scoring.scoring import Job, Scoring
+from deployments.scoring.job import Job
+from deployments.scoring.scoring import Scoring
 from deployments.scoring.served_model import ServedModel, find
 from deployments.scoring.statistics import ModelStatistics, Statistics
 from dpiframe_core.errors import InputError
@@ -86,7 +87,7 @@ class Inference:
         scored = await self.scoring.score(
             job,
             served,
-            self.encoding(served, request),
+            self.encoding(job, served, request),
             deadline_ms=request.deadline_ms,
             priority=request.parameters.priority,
             values=request.values,
@@ -94,12 +95,12 @@ class Inference:
         )
         return np.ascontiguousarray(scored.scores, "<f4")
 
-    def encoding(self, served: ServedModel, request: InferRequest) -> Callable[[], RowBlock]:
+    def encoding(self, job: Job, served: ServedModel, request: InferRequest) -> Callable[[], RowBlock]:
         """What encodes the request. Raises InputError for an output that there is not."""
         for output in request.outputs:
             if output.name != SCORES:
                 raise InputError("outputs", output.name, SCORES)
-        return partial(encode, served, request, self.scoring.limits.max_rows_per_request)
+        return partial(encode, served, request, self.scoring.limits.max_rows_per_request, job)
 
     def _served(self, name: str, of_version: str) -> ServedModel:
         return find(self._models, name, of_version or None)

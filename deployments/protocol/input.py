@@ -15,6 +15,7 @@ import pyarrow as pa
 from deployments.protocol.request import InferRequest
 from deployments.protocol.tensors import DTYPES, Tensor, numbers_of, texts_of
 from deployments.scoring.faults import Words
+from deployments.scoring.job import Job
 from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import InputError, TooLarge
 from dpiframe_core.features.block_layout import SECTIONS, Section
@@ -37,8 +38,8 @@ class RawColumn:
         return value.as_py() if isinstance(value, pa.Scalar) else value.tolist() if hasattr(value, "tolist") else value
 
 
-def encode(served: ServedModel, request: InferRequest, max_rows: int) -> RowBlock:
-    """Encodes a request, whichever of the three forms it has.
+def encode(served: ServedModel, request: InferRequest, max_rows: int, job: Job) -> RowBlock:
+    """Encodes a request, whichever of the three forms it has. Raw values are noted in its job.
 
     Raises:
         InputError: a tensor is unknown, lacks, or has a wrong shape or datatype, or a value breaks its feature's rule.
@@ -74,6 +75,7 @@ def encode(served: ServedModel, request: InferRequest, max_rows: int) -> RowBloc
             context[name] = column.only
         else:
             candidates[name] = column.values
+    job.given = candidates, context
     return served.encode(candidates, context)
 
 

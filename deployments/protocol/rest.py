@@ -30,7 +30,7 @@ from deployments.http_api.request_body import (
 from deployments.protocol.inference import SCORES, Inference, answer_parameters
 from deployments.protocol.request import InferRequest, parse
 from deployments.scoring.faults import first_error
-from deployments.scoring.scoring import Job
+from deployments.scoring.job import Job
 from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import DPIFrameError, InputError, Unavailable
 from dpiframe_core.features.row_block import Floats
@@ -109,11 +109,12 @@ class InferRoute:
 
     async def _infer(self, path: list[str], headers: list[Header], receive: Receive, request_id: str) -> Answer | None:
         scoring = self.inference.scoring
-        job = scoring.begin(request_id)
+        job = scoring.begin(request_id, headers)
         outcome = "cancelled"
         try:
             served = self.begun(job, _model(path[:-1]), headers, header_of(headers, b"content-type"))
             body = await read_body(headers, receive, scoring.limits)
+            scoring.over(job, "receive")
             length = header_of(headers, ENVELOPE_LENGTH)
             request = parse(body, None if length is None else length.decode("latin-1"))
             with HangUp(receive):

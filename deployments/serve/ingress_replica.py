@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from deployments.fanin.scorer import FanInScorer
     from deployments.http_api.serve_bypass import ServeBypass
     from deployments.scoring.served_model import ServedModel
+    from deployments.serve.observers import Observers
 
 
 @serve.ingress()
@@ -38,11 +39,14 @@ class IngressReplica(GrpcMethods):
         self._engine = engine
         self._scorers: list[FanInScorer] = []
         self._metrics = RayMetrics()  # of requests, and of what is served: the engine reports batches and what waits
+        self._observers: Observers | None = None
         self._bypass: ServeBypass | None = None
         self._direct: SharedPort | None = None
         log_to_stderr(config.log_level, config.log_format)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
+        from deployments.serve.observers import Observers
+
         check_models_root(self._config)
         models: dict[str, ServedModel] = {}
         node = ray.get_runtime_context().get_node_id()
@@ -51,7 +55,8 @@ class IngressReplica(GrpcMethods):
             name, served = await self._served(ref, node, engines)
             require_new(name, models)
             models[name] = served
-        app, self._bypass = replica_app(self, self._config, models, self._metrics)
+        self._observers = Observers.of(self._config)
+        app, self._bypass = replica_app(self, self._config, models, self._metrics, self._observers.watchers)
         self._direct = await direct_port(self._config, app, node)
         gc_settled()
         return app
@@ -89,6 +94,8 @@ class IngressReplica(GrpcMethods):
         await asyncio.gather(*parts)
         for scorer in self._scorers:
             await scorer.close()
+        if self._observers is not None:
+            await asyncio.to_thread(self._observers.close)
         self._metrics.close()
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from deployments.batching.batcher import RowBatcher
     from deployments.direct.shared_port import SharedPort
     from deployments.http_api.serve_bypass import ServeBypass
+    from deployments.serve.observers import Observers
 
 # Everything that imports torch is imported where it is used: the launcher needs this module, but not the seconds that takes.
 
@@ -38,6 +39,7 @@ class Replica(GrpcMethods):
         self._batchers: list[RowBatcher] = []
         self._loaded = LoadedModels()
         self._metrics = RayMetrics()
+        self._observers: Observers | None = None
         self._bypass: ServeBypass | None = None
         self._direct: SharedPort | None = None
         log_to_stderr(config.log_level, config.log_format)
@@ -46,6 +48,7 @@ class Replica(GrpcMethods):
         from deployments.batching.batcher import RowBatcher
         from deployments.batching.leasing_scorer import ahead_of
         from deployments.scoring.served_model import ServedModel
+        from deployments.serve.observers import Observers
 
         config = self._config
         models: dict[str, ServedModel] = {}
@@ -65,7 +68,8 @@ class Replica(GrpcMethods):
             models[name] = ServedModel.of(
                 engine, scorer, config.limits, name=name, version=version, example=engine.bundle.example
             )
-        app, self._bypass = replica_app(self, config, models, self._metrics)
+        self._observers = Observers.of(config)
+        app, self._bypass = replica_app(self, config, models, self._metrics, self._observers.watchers)
         self._direct = await direct_port(config, app, ray.get_runtime_context().get_node_id())
         gc_settled()
         return app
@@ -85,4 +89,6 @@ class Replica(GrpcMethods):
         for batcher in self._batchers:
             await batcher.close(self._config.drain_s)
         await self._loaded.close()
+        if self._observers is not None:
+            await asyncio.to_thread(self._observers.close)
         self._metrics.close()

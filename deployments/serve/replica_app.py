@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from deployments.scoring.served_model import ServedModel
+    from deployments.scoring.watchers import Watchers
     from deployments.serve.ray_metrics import RayMetrics
 
 
@@ -49,15 +50,18 @@ def replica_app(
     config: DeploymentConfig,
     models: "Mapping[str, ServedModel]",
     metrics: "RayMetrics",
+    watchers: "Watchers | None" = None,
 ) -> "tuple[FastAPI, ServeBypass]":
     """The app for Serve, on whose event loop this is called, and what answers scoring requests in front of it, installed.
 
     The replica owns both; its gRPC methods answer from the same models.
     """
+    from deployments.scoring.watchers import Watchers
     from deployments.serve.http_app import build_app
 
     gate = Gate.of(config.access)
-    app = build_app(models, config.limits, metrics.request, gate, NodeMetrics(config.application, metrics.endpoints).page)
+    page = NodeMetrics(config.application, metrics.endpoints).page
+    app = build_app(models, config.limits, metrics.request, gate, page, config.profiles, watchers or Watchers())
     app.add_middleware(OneRequestId)
     for served in models.values():
         metrics.serves(served.info, partial(getattr, served.scorer, "accepting"))
