@@ -20,7 +20,8 @@ _TABLES: Mapping[str, Callable[[Results], list[str]]] = {
     "contexts": device_tables.contexts, "imported": imported.measured, "tiers": tiers.tiers,
     "floor": device_tables.floor, "precision": device_tables.precision,
     "warmup": device_tables.warmup, "http": serving_tables.http, "serving": serving_tables.serving,
-    "serving_stages": serving_tables.stages, "autoscaling": serving_tables.autoscaling, "score": serving_tables.score,
+    "serving_stages": serving_tables.stages, "request_budget": serving_tables.request_budget,
+    "autoscaling": serving_tables.autoscaling, "score": serving_tables.score,
 }  # fmt: skip
 
 
