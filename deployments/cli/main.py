@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from deployments.cli.capacity_command import capacity
 from deployments.cli.import_command import import_app
 from deployments.cli.score_command import score
 from deployments.cli.terminal import BundlePath, Device, Precision, Splitter, by_feature, err, one_line_errors, stdout
@@ -29,6 +30,7 @@ Open = Annotated[bool, typer.Option("--open", help="Anybody who reaches the port
 Port = Annotated[int | None, typer.Option(min=1, max=65535)]
 app.command()(score)
 app.command()(token)
+app.command()(capacity)
 
 
 @app.command()

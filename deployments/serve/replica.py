@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
+from deployments.batching.lost_device import end_when_lost
 from deployments.config import DeploymentConfig
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.remote_rows.row_shard import finders
@@ -64,6 +65,7 @@ class Replica(GrpcMethods):
             )
             self._batchers.append(batcher)
             self._loaded.meter(batcher.dispatcher)
+            end_when_lost(batcher.dispatcher, engine.check_device, config.batching.max_run_s, batcher.fail)
             self._metrics.watch(name, version, batcher.dispatcher)
             self._metrics.reads_tables(name, version, partial(getattr, engine, "table_reads"))
             scorer = ahead_of(batcher, engine, ref.tables)

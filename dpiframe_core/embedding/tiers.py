@@ -112,7 +112,7 @@ class Tiers:
                 for p, ranks, n, hot, view, may in zip(places, self._own_ranks, slots, self._hot, cold, moves, strict=True)
             ]
             self._cold, self._all = cold, places
-            if placement.gpus > 1 and home.folder is not None:
+            if placement.gpus > 1 and home.folder is not None and any(p.warm > p.hot for p in places):
                 warm = [own[p.hot - first : p.warm - first] for p, first, own in zip(places, firsts, cold, strict=True)]
                 self._shards = Shards(places, warm, placement.gpus, device, home.folder, f"{home.name}-{_digest(placement)}")
                 self._shards.refresh()
@@ -131,6 +131,11 @@ class Tiers:
     def shared(self) -> bool:
         """Whether other processes may come and go, whose rows are read."""
         return self._shards is not None
+
+    @property
+    def shares_missing(self) -> int:
+        """Of the warm rows' shares, how many are read in the host's memory."""
+        return self._shards.missing if self._shards else 0
 
     @property
     def moves(self) -> bool:
