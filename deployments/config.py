@@ -43,10 +43,14 @@ class ModelRef(Strict):
 
 
 class Http(Strict):
-    """Where clients connect. HAProxy reaches the replicas of its own host over loopback, hence just these two hosts."""
+    """Where clients connect. HAProxy reaches the replicas of its own host over loopback, hence just these two hosts.
+
+    `direct_port`: where the replicas of a host are reached besides, without HAProxy (docs/direct-port.md); none by default.
+    """
 
     host: Literal["127.0.0.1", "0.0.0.0"] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
+    direct_port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
 
 class Access(Strict):
@@ -230,10 +234,13 @@ class DeploymentConfig(Strict):
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
-        taken = {self.http.port: "http"}
-        for key, port in (("grpc", self.grpc.port if self.grpc else None), ("metrics", self.metrics.port)):
+        http, grpc = self.http, None if self.grpc is None else self.grpc.port
+        taken: dict[int, str] = {}
+        ports = {"http.port": http.port, "http.direct_port": http.direct_port, "grpc.port": grpc}
+        ports["metrics.port"] = self.metrics.port
+        for key, port in ports.items():
             if port is not None and taken.setdefault(port, key) != key:
-                raise ValueError(f"{key}.port: got {port}, the port of {taken[port]}, expected another one")
+                raise ValueError(f"{key}: got {port}, the port of {taken[port].removesuffix('.port')}, expected another one")
         return self
 
     @property

@@ -21,6 +21,7 @@ from deployments.remote_rows.row_shard import finders
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
 from deployments.telemetry.log_form import log_to_stderr
+from kernels.runtime.gc_pause import gc_settled
 
 if TYPE_CHECKING:
     from deployments.fanin.acceptor import Acceptor
@@ -66,6 +67,7 @@ class EngineReplica:
             self._metrics.reads_tables(name, version, partial(getattr, engine, "table_reads"))
         self._place = meeting_place(config.application, ray.get_runtime_context().get_node_id())
         self._acceptor = Acceptor(self._place, self._batchers)
+        gc_settled()
 
     # What ingresses of other nodes call.
 

@@ -17,12 +17,14 @@ from deployments.fanin.handshake import meeting_place
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.serve.loaded_models import require_new
 from deployments.serve.ray_metrics import RayMetrics
-from deployments.serve.replica_app import replica_app
+from deployments.serve.replica_app import direct_port, replica_app
 from deployments.telemetry.log_form import log_to_stderr
+from kernels.runtime.gc_pause import gc_settled
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from deployments.direct.shared_port import SharedPort
     from deployments.fanin.scorer import FanInScorer
     from deployments.http_api.serve_bypass import ServeBypass
     from deployments.scoring.served_model import ServedModel
@@ -43,6 +45,7 @@ class IngressReplica(GrpcMethods):
         self._metrics = RayMetrics()  # of requests, and of what is served: the engine reports batches and what waits
         self._observers: Observers | None = None
         self._bypass: ServeBypass | None = None
+        self._direct: SharedPort | None = None
         log_to_stderr(config.log_level, config.log_format)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
@@ -58,6 +61,8 @@ class IngressReplica(GrpcMethods):
             models[name] = served
         self._observers = Observers.of(self._config)
         app, self._bypass = replica_app(self, self._config, models, self._metrics, self._observers.watchers)
+        self._direct = await direct_port(self._config, app, node)
+        gc_settled()
         return app
 
     async def _served(self, ref: ModelRef, node: str, engines: int) -> "tuple[str, ServedModel]":
@@ -89,8 +94,9 @@ class IngressReplica(GrpcMethods):
         return name, ServedModel.of(remote, scorer, config.limits, name=name, version=ref.version, example=read.example)
 
     async def __del__(self) -> None:
-        if self._bypass is not None:
-            await self._bypass.answered(self._config.drain_s)
+        drain_s = self._config.drain_s
+        parts = [part.close(drain_s) for part in (self._bypass, self._direct) if part is not None]
+        await asyncio.gather(*parts)
         for scorer in self._scorers:
             await scorer.close()
         if self._observers is not None:

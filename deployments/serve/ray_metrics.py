@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 _KEPT = 200_000  # records; more than a second's worth of anything, and a bound if the thread is starved
 _OBSERVED = 500  # values a histogram gets of one second: at 3,000 requests a second all of them took 6 % of a core
 
+_STEPS = "queue", "encode", "device", "total"  # as a record has their times
+
 _Of = tuple[str, str]  # model, version
 _Totals = collections.defaultdict[tuple[metrics.Counter, _Of, str], float]
 
@@ -48,7 +50,7 @@ class RayMetrics:
         self._failed = metrics.Counter("dpiframe_failed_batches", "Runs that the device did not finish.", of)
         self._times = {
             step: metrics.Histogram(f"dpiframe_{step}_ms", f"Milliseconds of a request: {step}.", list(LATENCY_BOUNDS_MS), of)
-            for step in ("queue", "encode", "device", "total")
+            for step in _STEPS
         }
         self._scores = metrics.Histogram("dpiframe_scores", "A sample of the scores.", list(SCORE_BOUNDS), (*of, "task"))
         self._fill = metrics.Histogram("dpiframe_batch_fill", "Rows of a run over max_batch_rows.", list(FILL_BOUNDS), of)
@@ -135,22 +137,29 @@ class RayMetrics:
         count = len(self._seen)
         stride = -(-count // _OBSERVED)
         scores: collections.defaultdict[_Of, list[Sequence[float]]] = collections.defaultdict(list)
+        added: dict[tuple[str, str, str], list[int]] = {}  # requests, rows, values, unknown ones: a busy second has thousands
         for i in range(count):
-            seen = self._seen.popleft()
-            of = seen.model or "none", seen.version or "none"
-            totals[self._requests, of, seen.outcome] += 1
-            totals[self._oov, of, ""] += seen.oov_count
-            totals[self._values, of, ""] += seen.values
-            if seen.outcome != "ok":
+            model, version, outcome, scored, values, oov_count, *times, sampled = self._seen.popleft()
+            sums = added.get((model, version, outcome))
+            if sums is None:
+                sums = added[model, version, outcome] = [0, 0, 0, 0]
+            sums[0] += 1
+            sums[1] += scored
+            sums[2] += values
+            sums[3] += oov_count
+            if outcome != "ok":
                 continue
-            totals[self._rows, of, ""] += seen.rows
-            scores[of] += seen.sampled
-            if i % stride:
-                continue
-            for step, ms in (
-                ("queue", seen.queue_ms), ("encode", seen.encode_ms), ("device", seen.device_ms), ("total", seen.total_ms)
-            ):  # fmt: skip
-                self._times[step].observe(ms, _tags(of))
+            if sampled:
+                scores[model, version] += sampled
+            if i % stride == 0:
+                for step, ms in zip(_STEPS, times, strict=True):
+                    self._times[step].observe(ms, _tags((model, version)))
+        for (model, version, outcome), (requests, scored, values, oov_count) in added.items():
+            of = model or "none", version or "none"
+            totals[self._requests, of, outcome] += requests
+            totals[self._values, of, ""] += values
+            totals[self._oov, of, ""] += oov_count
+            totals[self._rows, of, ""] += scored if outcome == "ok" else 0
         for of, rows in scores.items():
             tasks = self._served[of][0].tasks if of in self._served else ()
             for row in rows[:: -(-len(rows) // _OBSERVED) or 1]:
