@@ -139,7 +139,8 @@ class AtenOperator:
 
 def _in_order(w: Window) -> int:
     """How many columns a window has, if it is the first ones in order; else 0. A value of so many is all that is read."""
-    return prod(w.sizes) if not w.offset and w.strides == contiguous(w.sizes) else 0
+    along = zip(w.sizes, w.strides, contiguous(w.sizes), strict=True)
+    return prod(w.sizes) if not w.offset and all(n == 1 or stride == own for n, stride, own in along) else 0
 
 
 def _argument(value: Plain, indices_on: torch.device | None) -> object:
