@@ -82,7 +82,8 @@ class Encoder:
                     column = field.column
                     sections[column.section][:, column.start : column.start + column.width] = field.encode(candidates, context)
         for section, stand_ins in self._stand_ins.items():
-            block.header[HeaderWord.OOV_COUNT] += _settle(sections[section], *stand_ins)
+            if count := _settle(sections[section], *stand_ins):
+                block.header[HeaderWord.OOV_COUNT] += count
             block.set_ids(section, sections[section])
         if not all(np.isfinite(x).all() for x in (block.candidate_dense, block.context_dense) if x.size):
             for field in self._fields.values():

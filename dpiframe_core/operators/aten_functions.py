@@ -126,9 +126,10 @@ class AtenOperator:
             if isinstance(operand, Window):
                 x = inputs[operand.value]
                 if count == x.shape[1] and x.is_contiguous():
-                    found = x.view(rows, *operand.sizes).to(self._dtype)
+                    found = x if len(operand.sizes) == 1 else x.view(rows, *operand.sizes)
                 else:
-                    found = window(x, operand.sizes, operand.strides, operand.offset).to(self._dtype)
+                    found = window(x, operand.sizes, operand.strides, operand.offset)
+                found = found if found.dtype == self._dtype else found.to(self._dtype)
             else:
                 found = self._params[operand.param]
                 if self._call.op == "aten.cat":
