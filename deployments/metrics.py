@@ -84,3 +84,25 @@ class Gauged(Protocol):
 
     @property
     def busy_s(self) -> float: ...
+
+
+TIERS = ("hot", "peers", "host", "files")
+
+
+class TableFigures(Protocol):
+    """See `TableReads`: reads of sampled rows by `TIERS`, and rows that came into the GPU's memory."""
+
+    @property
+    def hot(self) -> int: ...
+
+    @property
+    def peers(self) -> int: ...
+
+    @property
+    def host(self) -> int: ...
+
+    @property
+    def files(self) -> int: ...
+
+    @property
+    def rows_moved(self) -> int: ...

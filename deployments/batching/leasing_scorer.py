@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from deployments.batching.refusals import check_deadline
-from deployments.batching.scorer import Reply, Scored, Scorer
+from deployments.batching.scorer import Reply, Scored, Scorer, forwarded
 from deployments.config_tables import TablesHome
 from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import RowBlock
@@ -77,23 +77,13 @@ class LeasingScorer:
 
     def send(self, block: RowBlock, deadline: float | None, priority: int, reply: Reply) -> asyncio.Task[None]:
         """As `Scorer.send`. It may wait for files, hence a task of its own."""
-        return asyncio.create_task(self._forward(block, deadline, priority, reply))
+        return asyncio.create_task(forwarded(self.submit(block, deadline, priority), reply))
 
     def flush(self) -> None:
         """Nothing: each request goes on as soon as its rows are read."""
 
     def over(self, sent: asyncio.Task[None], /) -> None:
         sent.cancel()
-
-    async def _forward(self, block: RowBlock, deadline: float | None, priority: int, reply: Reply) -> None:
-        try:
-            scored = await self.submit(block, deadline, priority)
-        except Exception as error:
-            if not reply.done():
-                reply.set_exception(error)
-        else:
-            if not reply.done():
-                reply.set_result(scored)
 
 
 class Leases(Protocol):

@@ -1,5 +1,6 @@
 """The port between a route and whatever scores its rows, in this process or in another one, and what comes back through it."""
 
+from collections.abc import Awaitable
 from typing import Any, NamedTuple, Protocol
 
 from dpiframe_core.features.block_layout import BlockLayout
@@ -49,3 +50,15 @@ class Scorer(Protocol):
 
     @property
     def accepting(self) -> bool: ...
+
+
+async def forwarded(scores: Awaitable[Scored], reply: Reply) -> None:
+    """Tells a reply what it waits for, where a scorer cannot do without a task. Cancelled, it tells nothing."""
+    try:
+        scored = await scores
+    except Exception as error:
+        if not reply.done():
+            reply.set_exception(error)
+    else:
+        if not reply.done():
+            reply.set_result(scored)

@@ -12,6 +12,7 @@ from ray import serve
 
 from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig, ModelRef
+from deployments.fanin.far_engines import HandleEngines
 from deployments.fanin.handshake import meeting_place
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.serve.loaded_models import require_new
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
 
 @serve.ingress()
 class IngressReplica(GrpcMethods):
-    """Answers HTTP for every model of one configuration. `engine`, a handle, is what puts both into one application."""
+    """Answers HTTP for every model of one configuration.
+
+    `engine` is a handle: it puts both deployments into one application, and reaches engines of other nodes.
+    """
 
     def __init__(self, config: DeploymentConfig, engine: Any) -> None:
         self._config = config
@@ -62,7 +66,7 @@ class IngressReplica(GrpcMethods):
         return app
 
     async def _served(self, ref: ModelRef, node: str, engines: int) -> "tuple[str, ServedModel]":
-        """A model, once as many engines of this node serve it as will."""
+        """A model, once as many engines of this node serve it as will, or one of another node does."""
         from deployments.fanin.remote_engine import RemoteEngine
         from deployments.fanin.scorer import FanInScorer
         from deployments.scoring.served_model import ServedModel
@@ -81,6 +85,7 @@ class IngressReplica(GrpcMethods):
             schema.block_layout,
             len(manifest.tasks),
             most_rows=config.batching.max_queued_rows + config.limits.max_rows_per_request,
+            far=HandleEngines(self._engine, name, read.fingerprint) if config.nodes > 1 else None,
         )
         self._scorers.append(scorer)
         encoder = await asyncio.to_thread(Encoder, schema, read.vocabularies)

@@ -12,7 +12,17 @@ from collections.abc import Callable, Sequence
 import ray
 from ray.serve import metrics
 
-from deployments.metrics import FILL_BOUNDS, LATENCY_BOUNDS_MS, SCORE_BOUNDS, BatchSeen, Gauged, RequestSeen, Serving
+from deployments.metrics import (
+    FILL_BOUNDS,
+    LATENCY_BOUNDS_MS,
+    SCORE_BOUNDS,
+    TIERS,
+    BatchSeen,
+    Gauged,
+    RequestSeen,
+    Serving,
+    TableFigures,
+)
 from deployments.telemetry.node_metrics import Endpoint
 from dpiframe_core.errors import ConfigError
 
@@ -52,11 +62,16 @@ class RayMetrics:
         self._inflight_rows = metrics.Gauge("dpiframe_inflight_rows", "Rows on a lane.", of)
         self._info = metrics.Gauge("dpiframe_model_info", "1: what is served.", (*of, "precision", "device"))
         self._ready = metrics.Gauge("dpiframe_model_ready", "1 while a replica takes requests for it, else 0.", of)
+        self._table_reads = metrics.Counter(
+            "dpiframe_table_reads", "Reads of a sample's rows, by where they lay.", (*of, "tier")
+        )
+        self._rows_moved = metrics.Counter("dpiframe_table_rows_moved", "Rows that came into the GPU's memory.", of)
         self._seen: collections.deque[RequestSeen] = collections.deque(maxlen=_KEPT)
         self._batches: collections.deque[tuple[_Of, BatchSeen]] = collections.deque(maxlen=_KEPT)
         self._gauged: dict[_Of, Gauged] = {}
         self._active_s: dict[_Of, float] = {}
         self._served: dict[_Of, tuple[Serving, Callable[[], bool]]] = {}
+        self._tables: dict[_Of, tuple[Callable[[], TableFigures | None], TableFigures]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(interval_s,), name="metrics", daemon=True)
         self._thread.start()
@@ -72,6 +87,12 @@ class RayMetrics:
     def watch(self, model: str, version: str, gauged: Gauged) -> None:
         """Registers a model's gauges, which are read each time that this reports."""
         self._gauged[model, version] = gauged
+
+    def reads_tables(self, model: str, version: str, figures: Callable[[], TableFigures | None]) -> None:
+        """Registers where reads of a model's tables are served, since its start; asked each time that this reports."""
+        first = figures()
+        if first is not None:
+            self._tables[model, version] = figures, first
 
     def serves(self, info: Serving, ready: Callable[[], bool]) -> None:
         """Registers a model that requests are answered for here. `ready` is asked each time that this reports."""
@@ -104,6 +125,7 @@ class RayMetrics:
             self._active_s[of] = active_s
             self._queued_rows.set(gauged.queued_rows, _tags(of))
             self._inflight_rows.set(gauged.inflight_rows, _tags(of))
+        self._take_tables()
         for of, (info, ready) in list(self._served.items()):
             self._info.set(1, _tags(of) | {"precision": info.precision, "device": info.device})
             self._ready.set(int(ready()), _tags(of))
@@ -143,6 +165,18 @@ class RayMetrics:
             for row in rows[:: -(-len(rows) // _OBSERVED) or 1]:
                 for task, score in zip(tasks, row, strict=True):
                     self._scores.observe(score, _tags(of) | {"task": task})
+
+    def _take_tables(self) -> None:
+        for of, (figures, before) in list(self._tables.items()):
+            now = figures()
+            if now is None:
+                continue
+            self._tables[of] = figures, now
+            for tier in TIERS:
+                if (more := getattr(now, tier) - getattr(before, tier)) > 0:
+                    self._table_reads.inc(more, _tags(of) | {"tier": tier})
+            if now.rows_moved > before.rows_moved:
+                self._rows_moved.inc(now.rows_moved - before.rows_moved, _tags(of))
 
     def _take_batches(self, totals: _Totals) -> None:
         count = len(self._batches)

@@ -4,13 +4,17 @@ Serve calls it started only when every model is loaded, verified and warm, since
 """
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
 
+from deployments.batching.lost_device import end_when_lost
 from deployments.config import DeploymentConfig
 from deployments.protocol.grpc_service import GrpcMethods
+from deployments.remote_rows.row_shard import finders
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
 from deployments.serve.replica_app import direct_port, replica_app
@@ -34,8 +38,10 @@ if TYPE_CHECKING:
 class Replica(GrpcMethods):
     """Serves every model of one configuration from one process, on one whole GPU or on the CPU."""
 
-    def __init__(self, config: DeploymentConfig) -> None:
+    def __init__(self, config: DeploymentConfig, rows: Mapping[int, Sequence[Any]] | None = None) -> None:
+        """rows: handles of `RowShard`, see `row_shards`."""
         self._config = config
+        self._rows = rows
         self._batchers: list[RowBatcher] = []
         self._loaded = LoadedModels()
         self._metrics = RayMetrics()
@@ -52,7 +58,7 @@ class Replica(GrpcMethods):
 
         config = self._config
         models: dict[str, ServedModel] = {}
-        async for name, ref, engine in self._loaded.load(config):
+        async for name, ref, engine in self._loaded.load(config, finders(self._rows)):
             version = ref.version or engine.manifest.version
             batcher = RowBatcher(
                 engine.run_batch,
@@ -63,7 +69,9 @@ class Replica(GrpcMethods):
             )
             self._batchers.append(batcher)
             self._loaded.meter(batcher.dispatcher)
+            end_when_lost(batcher.dispatcher, engine.check_device, config.batching.max_run_s, batcher.fail)
             self._metrics.watch(name, version, batcher.dispatcher)
+            self._metrics.reads_tables(name, version, partial(getattr, engine, "table_reads"))
             scorer = ahead_of(batcher, engine, ref.tables)
             models[name] = ServedModel.of(
                 engine, scorer, config.limits, name=name, version=version, example=engine.bundle.example
