@@ -139,7 +139,7 @@ def _build(file: str, name: str, constants: tuple[tuple[str, str], ...], made: P
 
 
 def _with_precompiled(header: Path) -> None:
-    """g++ reads what lies beside a header under this name in its place, in half the time; each variant is compiled for itself."""
+    """g++ reads what lies beside a header under this name in its place, in less time; each variant is compiled for itself."""
     shutil.copy(HEADER, header)
     _gcc(*_OPTIONS, "-x", "c++-header", str(header), "-o", str(header.with_name(f"{HEADER.name}.gch")))
 
