@@ -72,8 +72,7 @@ def scored(case, folder, *more):
     checkpoint, spec_file, _ = files(case, folder)
     write_import(recbole(checkpoint, spec_file), folder / "bundle")
     one = {name: column[:1] for name, column in rows(case).items()}
-    each = [one | change for change in ({}, *more)]
-    return scores(folder / "bundle", {name: [values[name][0] for values in each] for name in one})[:, 0].tolist()
+    return [float(scores(folder / "bundle", one | change)[0, 0]) for change in ({}, *more)]
 
 
 @pytest.mark.parametrize("name", ["din", "dien-gru", "dien-aigru", "dien-agru", "dien-augru"])
