@@ -54,6 +54,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "kernels/waves": {
         "kernels/runtime": "its kernels are compiled and launched; matrices come by tensor maps",
         "kernels/dense": "dtypes and padding of packed weights are those of single products",
+        "kernels/interaction": "a chain makes a tower's dots",
     },
     "kernels/cpu": {
         "kernels/runtime": "its C code is built there",
@@ -85,10 +86,15 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/graph": "the graph's lookup says which tables it reads",
         "kernels/lookup": "a layout is the kernel's plan and its descriptors",
     },
+    "dpiframe_core/replan": {
+        "dpiframe_core/features": "samples of reads are row blocks",
+        "dpiframe_core/embedding": "whose rows move",
+    },
     "dpiframe_core/operators": {
         "dpiframe_core/features": "a batch is a row block",
         "dpiframe_core/graph": "operators are a graph's, in the order of a schedule",
         "dpiframe_core/embedding": "lookups read the store",
+        "dpiframe_core/far_rows": "rows of files are there when a lookup is timed",
         "kernels/runtime": "launches that overlap",
         "kernels/lookup": "the lookup on a GPU",
         "kernels/reference": "the plain operators of an ablation",
@@ -108,6 +114,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/graph": "that is fused, scheduled and grouped into waves",
         "dpiframe_core/embedding": "whose tables lie in the store",
         "dpiframe_core/far_rows": "or in files, and are read ahead of its batches",
+        "dpiframe_core/replan": "and move while it serves",
         "dpiframe_core/operators": "and whose operators are bound to a device",
         "kernels/runtime": "graphs are replayed, code is kept on disk",
         "kernels/lookup": "a lane stages what the lookup reads",
@@ -199,6 +206,14 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/bundle": "both ends name the bundle by its fingerprint",
         "dpiframe_core/engine": "counts of rows by bucket",
     },
+    "deployments/direct": {
+        "deployments/batching": "a request is the reply that its scorer tells",
+        "deployments/fanin": "processes of a node meet as engines and ingresses do",
+        "deployments/http_api": "the score route's steps, bodies and answers",
+        "deployments/protocol": "the inference route's",
+        "deployments/scoring": "over served models",
+        "kernels/runtime": "its listener is built there",
+    },
     "deployments/telemetry": {"deployments/scoring": "a request's spans are made of its job"},
     "deployments/score_log": {
         "deployments/scoring": "what is written is a scored job",
@@ -212,14 +227,23 @@ ROOMS: dict[str, dict[str, str]] = {
         "deployments/status": "the app mounts the status page",
         "deployments/score_log": "a replica writes a sample of its requests",
         "deployments/batching": "a replica owns a batcher",
+        "deployments/direct": "a replica may have a direct port",
+        "kernels/runtime": "its garbage is collected as a service needs it",
         "deployments/fanin": "or the two ends of the fan-in",
         "deployments/http_api": "the app mounts the score route",
         "deployments/protocol": "and the protocol's",
         "deployments/scoring": "over served models",
+        "deployments/remote_rows": "rows of files may be others'",
         "dpiframe_core/bundle": "an ingress reads what encoding takes",
         "dpiframe_core/embedding": "where their tables lie",
         "dpiframe_core/engine": "a replica hosts engines",
         "dpiframe_core/features": "and an encoder",
+    },
+    "deployments/remote_rows": {
+        "deployments/access": "a shard's bundle stays in the folder that it must not leave",
+        "deployments/telemetry": "a shard logs as replicas do",
+        "dpiframe_core/bundle": "it has a bundle's tables",
+        "dpiframe_core/far_rows": "a source of rows that are read ahead, and who answers it",
     },
     "deployments/offline": {
         "dpiframe_core/bundle": "a job scores with a bundle",
@@ -248,6 +272,10 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/engine": "dpiframe tune",
         "dpiframe_core/features": "dpiframe compress, plan",
         "dpiframe_core/files": "dpiframe plan reads rows",
+        "dpiframe_core/graph": "dpiframe plan --measure",
+        "dpiframe_core/machine": "dpiframe plan --measure",
+        "dpiframe_core/models": "dpiframe plan --measure",
+        "dpiframe_core/operators": "dpiframe plan --measure",
         "dpiframe_core/importers": "dpiframe import",
         "dpiframe_core/importers/deepctr": "dpiframe import deepctr-torch",
         "dpiframe_core/importers/fuxictr": "dpiframe import fuxictr",
@@ -261,6 +289,11 @@ ROOMS: dict[str, dict[str, str]] = {
     "benchmarks/device": {
         "benchmarks/systems": "systems and cells that are measured",
         "benchmarks/workloads": "on models and batches",
+        "benchmarks/records": "a suite writes records",
+    },
+    "benchmarks/gpus": {
+        "benchmarks/systems": "a batch on the device, and the plain gather",
+        "benchmarks/workloads": "on batches",
         "benchmarks/records": "a suite writes records",
     },
     "benchmarks/apart": {
@@ -299,13 +332,17 @@ CUPY = {
 _SERVING = ("application", "replica", "engine_replica", "ingress_replica", "launcher", "cluster", "ray_metrics")
 RAY = {
     "deployments/app.py", "deployments/http_api/serve_bypass.py", "deployments/offline/ray_scoring.py",
+    "deployments/remote_rows/row_shard.py",
     *(f"deployments/serve/{name}.py" for name in _SERVING),
 }  # fmt: skip
 FASTAPI = {  # replicas name it as a type only
     f"deployments/serve/{name}.py" for name in ("http_app", "replica", "replica_app", "ingress_replica")
 }
 GRPC = {"deployments/protocol/grpc_service.py"}
-TYPER = {f"deployments/cli/{name}.py" for name in ("main", "terminal", "score_command", "import_command", "token_command")}
+TYPER = {
+    f"deployments/cli/{name}.py"
+    for name in ("main", "terminal", "score_command", "import_command", "token_command", "capacity_command")
+}
 ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "grpc": GRPC, "typer": TYPER}
 
 # What decides runs anywhere and is tested anywhere: neither torch nor CuPy nor Ray, not through another module either.
@@ -314,12 +351,12 @@ DECIDES = {
     "dpiframe_core/graph", "dpiframe_core/files", "dpiframe_core/evaluation", "dpiframe_core/models",
     "dpiframe_core/bundle/manifest", "dpiframe_core/embedding/row_counts", "dpiframe_core/embedding/frequency",
     "dpiframe_core/embedding/placement", "dpiframe_core/embedding/place_rows", "dpiframe_core/embedding/placement_file",
-    "deployments/cli/plan_command",
+    "deployments/cli/plan_command", "deployments/cli/capacity",
     "dpiframe_core/bundle/graph_file", "dpiframe_core/bundle/encoding_files", "dpiframe_core/engine/buckets",
     "dpiframe_core/engine/calibration", "dpiframe_core/engine/options", "dpiframe_core/compiler/strided",
     "dpiframe_core/describe/trace", "deployments/config", "deployments/metrics",
     "deployments/access", "deployments/http_api/gated", "deployments/batching", "deployments/scoring",
-    "deployments/protocol", "deployments/fanin", "deployments/client", "deployments/http_api/score_route",
+    "deployments/protocol", "deployments/fanin", "deployments/client", "deployments/direct", "deployments/http_api/score_route",
     "deployments/http_api/answers", "deployments/http_api/request_body", "deployments/http_api/arrow_body",
     "deployments/serve/http_app", "deployments/serve/openapi", "deployments/serve/autoscaling", "deployments/serve/load_meter",
     "deployments/serve/serve_policy", "deployments/serve/host", "deployments/telemetry",

@@ -5,14 +5,25 @@ Owns the forms of the body (JSON, or an Arrow stream) and what becomes of a clie
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 
 from deployments.access.gate import Gate
 from deployments.http_api import answers
 from deployments.http_api.answers import Answer
 from deployments.http_api.arrow_body import read_stream
-from deployments.http_api.request_body import ARROW, JSON, ClientGone, HangUp, Receive, Scope, Send, media_type, read_body
+from deployments.http_api.request_body import (
+    ARROW,
+    JSON,
+    ClientGone,
+    HangUp,
+    Header,
+    Receive,
+    Scope,
+    Send,
+    media_type,
+    read_body,
+)
 from deployments.scoring.job import Job
 from deployments.scoring.request_form import ScoreInput, addressed
 from deployments.scoring.scoring import Scoring
@@ -36,9 +47,7 @@ class ScoreRoute:
         job = self._scoring.begin(answers.request_id_of(scope["headers"]), scope["headers"])
         answer: Answer | None
         try:
-            if self._gate is not None:
-                self._gate.require(scope["headers"], "score")
-            kind = media_type(scope["headers"], (JSON, ARROW))
+            kind = self.begun(scope["headers"])
             body = await read_body(scope["headers"], receive, self._scoring.limits)
             self._scoring.over(job, "receive")
             answer = await self._score(job, body, kind, receive)
@@ -54,7 +63,10 @@ class ScoreRoute:
             await answers.send_answer(answer, send)
 
     async def _score(self, job: Job, body: bytes, kind: str, receive: Receive) -> Answer:
-        served, request = await self._read_arrow(body) if kind == ARROW else self._parse(body)
+        if kind == ARROW and len(body) >= _READ_ON_LOOP_BYTES:
+            served, request = await asyncio.to_thread(self._read_arrow, body)
+        else:
+            served, request = self.parsed(kind, body)
         options, columns = request.options, request.candidates
         job.model, job.version = served.info.name, served.info.version
         job.given = columns, request.context
@@ -65,14 +77,23 @@ class ScoreRoute:
                 partial(served.encode, columns, request.context),
                 deadline_ms=options.deadline_ms,
                 priority=options.priority,
-                values=len(columns) * len(next(iter(columns.values()))),
+                values=values_of(request),
                 body_bytes=len(body),
             )
         timing_ms = job.timing_ms(self._scoring.total_ms(job))
         return answers.score_answer(served.info, job, scored.scores, timing_ms, options.top_k)
 
-    def _parse(self, body: bytes) -> tuple[ServedModel, ScoreInput]:
+    def begun(self, headers: Iterable[Header]) -> str:
+        """The media type of a request that may ask. Raises DPIFrameError for what is wrong before the body is read."""
+        if self._gate is not None:
+            self._gate.require(headers, "score")
+        return media_type(headers, (JSON, ARROW))
+
+    def parsed(self, kind: str, body: bytes) -> tuple[ServedModel, ScoreInput]:
         """The model that the request is for, and the request in that model's form."""
+        return self._read_arrow(body) if kind == ARROW else self._parse(body)
+
+    def _parse(self, body: bytes) -> tuple[ServedModel, ScoreInput]:
         if len(self._models) == 1:
             served = find(self._models, None, None)
         else:  # which form it has depends on a key inside: read that one first
@@ -86,12 +107,13 @@ class ScoreRoute:
             raise
         return find(self._models, request.model, request.version), request
 
-    async def _read_arrow(self, body: bytes) -> tuple[ServedModel, ScoreInput]:
-        max_rows = self._scoring.limits.max_rows_per_request
-        if len(body) < _READ_ON_LOOP_BYTES:
-            stream = read_stream(body, max_rows)
-        else:
-            stream = await asyncio.to_thread(read_stream, body, max_rows)
+    def _read_arrow(self, body: bytes) -> tuple[ServedModel, ScoreInput]:
+        stream = read_stream(body, self._scoring.limits.max_rows_per_request)
         named = addressed(stream.rest)
         served = find(self._models, named.model, named.version)
         return served, served.form.parse_rest(stream.rest, stream.candidates)
+
+
+def values_of(request: ScoreInput) -> int:
+    """About how many there are to encode."""
+    return len(request.candidates) * len(next(iter(request.candidates.values())))

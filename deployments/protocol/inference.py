@@ -3,7 +3,7 @@
 Knows neither HTTP nor gRPC: `rest` and `grpc_service` give it both.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -17,7 +17,7 @@ from deployments.scoring.scoring import Scoring
 from deployments.scoring.served_model import ServedModel, find
 from deployments.scoring.statistics import ModelStatistics, Statistics
 from dpiframe_core.errors import InputError
-from dpiframe_core.features.row_block import Floats
+from dpiframe_core.features.row_block import Floats, RowBlock
 from dpiframe_core.features.schema import Feature, Numeric
 
 SCORES = "scores"
@@ -84,19 +84,23 @@ class Inference:
         Raises:
             DPIFrameError: as the encoders and the scorer; InputError for an output that there is not.
         """
-        for output in request.outputs:
-            if output.name != SCORES:
-                raise InputError("outputs", output.name, SCORES)
         scored = await self.scoring.score(
             job,
             served,
-            partial(encode, served, request, self.scoring.limits.max_rows_per_request, job),
+            self.encoding(job, served, request),
             deadline_ms=request.deadline_ms,
             priority=request.parameters.priority,
             values=request.values,
             body_bytes=body_bytes,
         )
         return np.ascontiguousarray(scored.scores, "<f4")
+
+    def encoding(self, job: Job, served: ServedModel, request: InferRequest) -> Callable[[], RowBlock]:
+        """What encodes the request. Raises InputError for an output that there is not."""
+        for output in request.outputs:
+            if output.name != SCORES:
+                raise InputError("outputs", output.name, SCORES)
+        return partial(encode, served, request, self.scoring.limits.max_rows_per_request, job)
 
     def _served(self, name: str, of_version: str) -> ServedModel:
         return find(self._models, name, of_version or None)

@@ -1,18 +1,27 @@
 """The engine process of the fan-in as a Serve replica: the engines of a deployment's models, and who lets ingresses in to them.
 
-It answers no HTTP: the ingress replicas of its node find its abstract socket and share memory with it.
+It answers no HTTP: the ingress replicas of its node find its abstract socket and share memory with it. Those of other nodes
+call it through Serve, while they have no engine of their own.
 """
 
 import asyncio
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import ray
 
+from deployments.batching.lost_device import end_when_lost
 from deployments.config import DeploymentConfig
-from deployments.fanin.handshake import meeting_place
+from deployments.fanin.far import FarAnswer, FarAsk, answer
+from deployments.fanin.handshake import Welcome, meeting_place
+from deployments.fanin.scorer import FanInScorer
+from deployments.remote_rows.row_shard import finders
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
 from deployments.telemetry.log_form import log_to_stderr
+from kernels.runtime.gc_pause import gc_settled
 
 if TYPE_CHECKING:
     from deployments.fanin.acceptor import Acceptor
@@ -23,7 +32,10 @@ class EngineReplica:
 
     _acceptor: "Acceptor | None" = None
 
-    async def __init__(self, config: DeploymentConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: DeploymentConfig, rows: Mapping[int, Sequence[Any]] | None = None
+    ) -> None:
+        """rows: handles of `RowShard`, see `row_shards`."""
         from deployments.fanin.acceptor import Acceptor
         from deployments.fanin.batcher import FanInBatcher
 
@@ -31,10 +43,11 @@ class EngineReplica:
         self._loaded = LoadedModels()
         self._metrics = RayMetrics()
         log_to_stderr(config.log_level, config.log_format)
-        batchers: dict[str, FanInBatcher] = {}
-        async for name, ref, engine in self._loaded.load(config):
+        self._scorers: dict[str, FanInScorer] = {}
+        self._batchers: dict[str, FanInBatcher] = {}
+        async for name, ref, engine in self._loaded.load(config, finders(rows)):
             version = ref.version or engine.manifest.version
-            batchers[name] = batcher = FanInBatcher(
+            self._batchers[name] = batcher = FanInBatcher(
                 engine.run_batch,
                 engine.schema.block_layout,
                 len(engine.manifest.tasks),
@@ -49,9 +62,39 @@ class EngineReplica:
                 on_batch=self._metrics.batch_of(name, version),
             )
             self._loaded.meter(batcher.dispatcher)
+            end_when_lost(batcher.dispatcher, engine.check_device, config.batching.max_run_s, batcher.fail)
             self._metrics.watch(name, version, batcher.dispatcher)
-        place = meeting_place(config.application, ray.get_runtime_context().get_node_id())
-        self._acceptor = Acceptor(place, batchers)
+            self._metrics.reads_tables(name, version, partial(getattr, engine, "table_reads"))
+        self._place = meeting_place(config.application, ray.get_runtime_context().get_node_id())
+        self._acceptor = Acceptor(self._place, self._batchers)
+        gc_settled()
+
+    # What ingresses of other nodes call.
+
+    async def greet(self, model: str, fingerprint: str) -> Welcome:
+        batcher = self._batchers.get(model)
+        if batcher is None or batcher.fingerprint != fingerprint:
+            return Welcome(refused=f"got {model!r} of bundle {fingerprint[:16]}, expected what this application serves")
+        return batcher.welcome
+
+    async def answer(self, ask: FarAsk) -> FarAnswer:
+        """Goes the way of this node's own ingresses from here on: through the shared memory, to whichever engine has room."""
+        batcher = self._batchers.get(ask.model)
+        if batcher is None or batcher.fingerprint != ask.fingerprint:
+            return FarAnswer("unavailable", f"engine: got a request for {ask.model!r} of another bundle, expected its own")
+        scorer = self._scorers.get(ask.model)
+        if scorer is None:
+            config = self._config
+            self._scorers[ask.model] = scorer = FanInScorer(
+                self._place,
+                ask.model,
+                ask.fingerprint,
+                batcher.layout,
+                batcher.tasks,
+                most_rows=config.batching.max_queued_rows + config.limits.max_rows_per_request,
+            )
+        await scorer.found(1)
+        return await answer(ask, scorer, batcher.layout, time.monotonic)
 
     def check_health(self) -> None:
         """Asked by Serve; raising has this replica replaced: a failed CUDA context does not recover, nor a lost acceptor."""
@@ -64,6 +107,8 @@ class EngineReplica:
         return self._loaded.load_figures()
 
     async def __del__(self) -> None:
+        for scorer in self._scorers.values():  # Serve has waited for the calls of other nodes
+            await scorer.close()
         if self._acceptor is not None:
             # Longer than an ingress takes to stop: when both are told to at once, its last requests still find this engine.
             await asyncio.to_thread(self._acceptor.close, 2 * self._config.drain_s)

@@ -12,16 +12,19 @@ from ray import serve
 
 from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig, ModelRef
+from deployments.fanin.far_engines import HandleEngines
 from deployments.fanin.handshake import meeting_place
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.serve.loaded_models import require_new
 from deployments.serve.ray_metrics import RayMetrics
-from deployments.serve.replica_app import replica_app
+from deployments.serve.replica_app import direct_port, replica_app
 from deployments.telemetry.log_form import log_to_stderr
+from kernels.runtime.gc_pause import gc_settled
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from deployments.direct.shared_port import SharedPort
     from deployments.fanin.scorer import FanInScorer
     from deployments.http_api.serve_bypass import ServeBypass
     from deployments.scoring.served_model import ServedModel
@@ -30,7 +33,10 @@ if TYPE_CHECKING:
 
 @serve.ingress()
 class IngressReplica(GrpcMethods):
-    """Answers HTTP for every model of one configuration. `engine`, a handle, is what puts both into one application."""
+    """Answers HTTP for every model of one configuration.
+
+    `engine` is a handle: it puts both deployments into one application, and reaches engines of other nodes.
+    """
 
     def __init__(self, config: DeploymentConfig, engine: Any) -> None:
         self._config = config
@@ -39,6 +45,7 @@ class IngressReplica(GrpcMethods):
         self._metrics = RayMetrics()  # of requests, and of what is served: the engine reports batches and what waits
         self._observers: Observers | None = None
         self._bypass: ServeBypass | None = None
+        self._direct: SharedPort | None = None
         log_to_stderr(config.log_level, config.log_format)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
@@ -54,10 +61,12 @@ class IngressReplica(GrpcMethods):
             models[name] = served
         self._observers = Observers.of(self._config)
         app, self._bypass = replica_app(self, self._config, models, self._metrics, self._observers.watchers)
+        self._direct = await direct_port(self._config, app, node)
+        gc_settled()
         return app
 
     async def _served(self, ref: ModelRef, node: str, engines: int) -> "tuple[str, ServedModel]":
-        """A model, once as many engines of this node serve it as will."""
+        """A model, once as many engines of this node serve it as will, or one of another node does."""
         from deployments.fanin.remote_engine import RemoteEngine
         from deployments.fanin.scorer import FanInScorer
         from deployments.scoring.served_model import ServedModel
@@ -76,6 +85,7 @@ class IngressReplica(GrpcMethods):
             schema.block_layout,
             len(manifest.tasks),
             most_rows=config.batching.max_queued_rows + config.limits.max_rows_per_request,
+            far=HandleEngines(self._engine, name, read.fingerprint) if config.nodes > 1 else None,
         )
         self._scorers.append(scorer)
         encoder = await asyncio.to_thread(Encoder, schema, read.vocabularies)
@@ -84,8 +94,9 @@ class IngressReplica(GrpcMethods):
         return name, ServedModel.of(remote, scorer, config.limits, name=name, version=ref.version, example=read.example)
 
     async def __del__(self) -> None:
-        if self._bypass is not None:
-            await self._bypass.answered(self._config.drain_s)
+        drain_s = self._config.drain_s
+        parts = [part.close(drain_s) for part in (self._bypass, self._direct) if part is not None]
+        await asyncio.gather(*parts)
         for scorer in self._scorers:
             await scorer.close()
         if self._observers is not None:

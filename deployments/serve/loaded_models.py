@@ -4,7 +4,7 @@ Knows no Ray; torch is imported only when something is loaded.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Container
+from collections.abc import AsyncIterator, Container, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from deployments.access.models_root import check_models_root
@@ -15,7 +15,10 @@ from deployments.serve.serve_policy import reported
 from dpiframe_core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from deployments.remote_rows.remote_rows import Find
     from dpiframe_core.engine.engine import Engine
+
+_SHARDS_S = 120.0  # for processes that read the same bundle meanwhile
 
 
 class LoadedModels:
@@ -26,16 +29,20 @@ class LoadedModels:
         self._gauged: list[Gauged] = []
         self._meter = LoadMeter()
 
-    async def load(self, config: DeploymentConfig) -> "AsyncIterator[tuple[str, ModelRef, Engine]]":
+    async def load(
+        self, config: DeploymentConfig, rows: "Mapping[int, Sequence[Find]] | None" = None
+    ) -> "AsyncIterator[tuple[str, ModelRef, Engine]]":
         """Each of the configuration's models, with the name to serve it under, as soon as it is warm.
+
+        rows: by a model's number, how to find the shards that answer for rows of its files.
 
         Raises:
             BundleError, InputError: as `load_engine`. ConfigError: two have one name, or one leaves `models_root`.
         """
         check_models_root(config)
-        for ref in config.models:
+        for i, ref in enumerate(config.models):
             # Off the event loop: a load may take minutes, and a blocked loop cannot be told to stop.
-            engine = await asyncio.to_thread(load_engine, config, ref)
+            engine = await asyncio.to_thread(load_engine, config, ref, (rows or {}).get(i, ()))
             name = ref.name or engine.manifest.name
             require_new(name, self._engines)
             self._engines[name] = engine
@@ -60,12 +67,15 @@ class LoadedModels:
             await asyncio.to_thread(engine.close)
 
 
-def load_engine(config: DeploymentConfig, ref: ModelRef) -> "Engine":
+def load_engine(config: DeploymentConfig, ref: ModelRef, rows: "Sequence[Find]" = ()) -> "Engine":
     """Takes seconds to minutes: the bundle is verified, every bucket captured, the golden rows checked.
+
+    rows: how to find the shards that answer for rows of its files; (): they are read here.
 
     Raises:
         BundleError, InputError: as `read_bundle`, `Engine` and `Engine.warmup`.
     """
+    from deployments.remote_rows.remote_rows import RemoteRows
     from dpiframe_core.bundle.bundle import read_bundle
     from dpiframe_core.embedding.home import home_of
     from dpiframe_core.engine.engine import Engine
@@ -77,6 +87,12 @@ def load_engine(config: DeploymentConfig, ref: ModelRef) -> "Engine":
     home = None
     if t is not None:
         schema, name = bundle.manifest.feature_schema, bundle.fingerprint[:16]
+        source = None
+        if t.remote is not None and rows:
+            source = RemoteRows(
+                rows, [bundle.tables[s.name] for s in schema.tables], bundle.fingerprint, t.remote.timeout_ms / 1e3
+            )
+            source.await_all(_SHARDS_S)
         home = home_of(
             schema,
             name,
@@ -85,6 +101,9 @@ def load_engine(config: DeploymentConfig, ref: ModelRef) -> "Engine":
             folder=t.host_folder,
             host_gib=t.host_gib,
             ahead_mib=t.ahead_mib,
+            source=source,
+            replan_s=t.replan_s,
+            replan_mib=t.replan_mib,
         )
     engine = Engine(bundle, config.device, config.precision, options, home)
     engine.warmup()

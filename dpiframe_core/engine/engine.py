@@ -8,7 +8,7 @@ engine.score({"C1": ["68fd1e64", None], ...}, context={"I1": 3, ...})    # float
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -36,7 +36,9 @@ from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock
 from dpiframe_core.graph.fusion import fuse
 from dpiframe_core.machine.device_name import target_device
+from dpiframe_core.machine.out_of_memory import wanting_memory
 from dpiframe_core.models.model_graph import model_graph
+from dpiframe_core.replan.replanner import Replanner, TableReads
 from kernels.runtime import c_build
 
 log = logging.getLogger(__name__)
@@ -85,11 +87,20 @@ class Engine:
         if target.type == "cuda":
             self.buckets = tuple(sorted({*options.buckets})) or geometric_buckets(self.max_batch_rows)
         self.graph = fuse(model_graph(bundle), options.fusion)
-        self._store = EmbeddingStore(self.schema, bundle.tables, target, bundle.scales, home)
+        with wanting_memory(self.device, lambda: f"tables of {_bytes_of(bundle):,} bytes"):
+            self._store = EmbeddingStore(self.schema, bundle.tables, target, bundle.scales, home)
         self.reads_ahead = self._store.ahead is not None
         self._failure: str | None = _COLD
+        self._device_failure: str | None = None
         self._follower: Follower | None = None
-        self._set_up(target)
+        self._replanner = self._replanner_of(home)
+        with wanting_memory(self.device, self._wanted):
+            self._set_up(target)
+
+    def _wanted(self) -> str:
+        buckets = f", and the graphs of {len(self.buckets)} batch sizes" if self.buckets else ""
+        held = f"the dense layers and buffers of {self.lanes} lanes for {self.max_batch_rows:,} rows each{buckets}"
+        return f"{held} beside tables of {self._store.bytes_used:,} bytes"
 
     def _set_up(self, target: torch.device) -> None:
         """Programs and lanes of `self.precision`."""
@@ -115,7 +126,7 @@ class Engine:
 
         Raises:
             BundleError: the bundle is missing, damaged or inconsistent.
-            InputError: a device or precision that does not exist here.
+            InputError: a device or precision that does not exist here. Unavailable: the device has no room for it.
         """
         return cls(read_bundle(path), device, precision, EngineOptions(max_batch_rows=max_batch_rows, lanes=lanes))
 
@@ -131,7 +142,7 @@ class Engine:
 
         Raises:
             BundleError: the golden scores do not come out within the precision's tolerance.
-            Unavailable: it is warm already, closed, or has failed before.
+            Unavailable: it is warm already, closed, or has failed before; or the device has no room for it.
         """
         if self._failure != _COLD:
             raise Unavailable(f"engine: got a warm-up while {self._failure or 'serving'}, expected one after loading")
@@ -156,8 +167,10 @@ class Engine:
             raise Unavailable(f"engine: {self._failure}")
         self._tuning.remember()  # not before the golden rows came out: what computes wrongly must not come back
         self._failure = None
-        if self._store.shared:
-            self._follower = Follower(self._store, self._place_lookups)
+        if self._store.shared or self._replanner is not None:
+            steps: list[Callable[[], object]] = [self._follow] if self._store.shared else []
+            steps += [self._replanner.step] if self._replanner is not None else []
+            self._follower = Follower(target_device(self.device), steps)
         buffers = sum(lane.bytes_used for lane in self._pool.lanes if isinstance(lane, CudaLane))
         calibrations = self._tuning.calibrations
         for c in calibrations.values():
@@ -174,8 +187,9 @@ class Engine:
     def _prepare(self) -> float:
         """Captures every bucket on every lane, and returns the largest deviation on the golden rows."""
         self._recalled = self._tuning.recall()
-        for lane in self._pool.lanes:
-            lane.prepare()
+        with wanting_memory(self.device, self._wanted):
+            for lane in self._pool.lanes:
+                lane.prepare()
         with leased(self._store.ahead, (self.bundle.golden.block,)) as (rows,):
             golden = replace(self.bundle.golden, block=rows)
             return max(golden_error(lane, golden, self.max_batch_rows) for lane in self._pool.lanes)
@@ -209,6 +223,11 @@ class Engine:
         if self._failure is not None:
             raise Unavailable(f"engine: {self._failure}")
 
+    def check_device(self) -> None:
+        """Raises Unavailable if the device failed. An engine that is not warm yet, or closed, is well."""
+        if self._device_failure is not None:
+            raise Unavailable(f"engine: {self._device_failure}")
+
     def run_batch(self, blocks: Sequence[RowBlock], deadline: float | None = None, priority: int = 0) -> BatchResult:
         """Scores the rows of several requests in one run of one lane; blocks until the scores lie in host memory.
 
@@ -235,9 +254,11 @@ class Engine:
             self.check()
             result = lane.run(blocks, self._store.generation)
             self._batch_sizes[lane][rows] += 1
+            if self._replanner is not None:
+                self._replanner.sample.offer(blocks)
             return result
         except RuntimeError as error:  # torch and CuPy raise it for every CUDA error; most of those are sticky
-            self._failure = f"device {self.device} failed: {error}"
+            self._failure = self._device_failure = f"device {self.device} failed: {error}"
             raise Unavailable(f"engine: {self._failure}") from error
         finally:
             self._pool.put(lane)
@@ -282,7 +303,7 @@ class Engine:
             if not isinstance(lane, CudaLane) or not self.options.capture:
                 return None
             with leased(self._store.ahead, (block,)) as ready:
-                lane.run(ready)
+                lane.run(ready, self._store.generation)
             return lane.replay_us(block.rows, repeats)
         finally:
             self._pool.put(lane)
@@ -299,9 +320,33 @@ class Engine:
         """
         return self.submit(self.encoder.encode(candidate_columns(candidates), context or {}))
 
+    @property
+    def table_reads(self) -> TableReads | None:
+        """Where sampled reads of tables were served, and how many rows moved; None unless rows may move."""
+        return None if self._replanner is None else self._replanner.reads
+
+    def _replanner_of(self, home: Home | None) -> Replanner | None:
+        if home is None or self._store.tiers is None or not self._store.tiers.moves:
+            return None
+        slots = {t.name: len(own) for t, own in zip(self.schema.tables, self._store.spares, strict=True) if own is not None}
+        return Replanner(self.schema, self._store.tiers, home, slots, self._batches_over)
+
+    def _follow(self) -> None:
+        if self._store.refresh(self._place_lookups, self._batches_over):
+            log.warning("shares of tables on other GPUs have come or gone")
+
     def _place_lookups(self) -> None:
         for operators in {p.operators for p in self._programs if isinstance(p, CudaProgram)}:
             operators.place()
+
+    def _batches_over(self) -> None:
+        """Returns when each batch is done that has taken a lane. Raises Unavailable if the engine cannot serve any more."""
+        left = {lane: sum(self._batch_sizes[lane]) for lane in self._pool.taken()}
+        while left:
+            self.check()
+            time.sleep(0.001)
+            out = self._pool.taken()
+            left = {lane: runs for lane, runs in left.items() if lane in out and sum(self._batch_sizes[lane]) == runs}
 
     def close(self) -> None:
         """Refuses new runs (Unavailable), waits for those in flight, then releases graphs and buffers."""
@@ -327,3 +372,7 @@ class Engine:
 
 def _free_bytes(device: str) -> int:
     return torch.cuda.mem_get_info(device)[0] if device != "cpu" else 0
+
+
+def _bytes_of(bundle: Bundle) -> int:
+    return sum(t.nbytes for t in (*bundle.tables.values(), *bundle.scales.values()))

@@ -1,0 +1,10 @@
+"""Tests of this folder that use a `Service` reach it over its direct port."""
+
+import pytest
+
+from tests.deployments.serve.test_http_app import Service
+
+
+@pytest.fixture(autouse=True)
+def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Service, "direct", True)
