@@ -22,7 +22,6 @@ from tests.dpiframe_core.embedding.test_shards import Exported, Mapped
 from tests.dpiframe_core.embedding.test_tiers import CPU, Locked
 from tests.kernels import host_cuda
 
-
 ROOT = Path(__file__).parents[2]
 
 
