@@ -303,6 +303,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "benchmarks/records": "a suite writes records",
     },
     "benchmarks/serving": {
+        "benchmarks/serving/peers": "scores are held against the eager peer's",
         "benchmarks/systems": "cells that are measured",
         "benchmarks/workloads": "the model that is scored offline",
         "benchmarks/records": "a suite writes records",

@@ -73,7 +73,7 @@ def held(group: Group, schema: FeatureSchema, tables: Tables, placement: Placeme
     try:
         end = time.monotonic() + _FOUND_S
         while store.shared and store.shares_missing:
-            store.refresh(lambda: None)
+            store.refresh(lambda: None, lambda: None)  # no batch runs yet
             if time.monotonic() > end:
                 raise RuntimeError(f"shares: got {store.shares_missing} that this GPU does not read, expected all")
             time.sleep(0.02)

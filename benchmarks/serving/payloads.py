@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from benchmarks.serving.http_peer import eager_model
+from benchmarks.serving.peers.eager_http import eager_model
 from deployments.client.columns import raw_tensors
 from deployments.demo.train import EncodedRows
 from dpiframe_core.bundle.bundle import Bundle

@@ -8,6 +8,7 @@ Processes know each other by abstract Unix sockets, which carry sockets (SCM_RIG
 import asyncio
 import contextlib
 import errno
+import logging
 import mmap
 import os
 import socket
@@ -19,6 +20,8 @@ from deployments.direct.listener import MOST_CONNECTIONS
 from deployments.fanin.handshake import CREDENTIALS
 from deployments.fanin.shared_memory import shared_memory
 from dpiframe_core.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 MOST_PROCESSES = 128  # twice the ingresses of the largest fan-in: those of a rolling update run side by side
 
@@ -76,14 +79,20 @@ class SharedPort:
 
     def _accept(self) -> None:
         assert self._listening is not None
-        with contextlib.suppress(BlockingIOError):  # another process was faster
+        try:
             for _ in range(_ACCEPTS):
                 if self._server.connections >= MOST_CONNECTIONS:
-                    self._loop.remove_reader(self._listening)
-                    self._loop.call_later(_FULL_S, self._accept_again)
-                    return
+                    break
                 client, _ = self._listening.accept()
                 self._place_client(client)
+            else:
+                return
+        except (BlockingIOError, ConnectionAbortedError):  # another process was faster, or the client is gone already
+            return
+        except OSError as error:  # no descriptor is left
+            log.warning("direct port: got no connection (%s), expected one", error.strerror)
+        self._loop.remove_reader(self._listening)
+        self._loop.call_later(_FULL_S, self._accept_again)
 
     def _place_client(self, client: socket.socket) -> None:
         client.setblocking(False)
@@ -108,7 +117,7 @@ class SharedPort:
         except ConnectionRefusedError:
             self._counts[to] = _NOBODY
             return False
-        except BlockingIOError:  # it has not read its mail for long
+        except OSError:  # it has not read its mail for long, or the kernel has no room for more sockets on their way
             return False
         return True
 

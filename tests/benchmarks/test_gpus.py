@@ -1,9 +1,11 @@
 """The suite of several GPUs without one: kernels on the emulator, others' memory by its address, collectives by gloo."""
 
+import os
 import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +21,8 @@ from tests.benchmarks.tiny import unexpected
 from tests.dpiframe_core.embedding.test_shards import Exported, Mapped
 from tests.dpiframe_core.embedding.test_tiers import CPU, Locked
 from tests.kernels import host_cuda
+
+ROOT = Path(__file__).parents[2]
 
 
 class Replayed:
@@ -54,8 +58,8 @@ class Store:
     def shares_missing(self):
         return self.all[0].shares_missing
 
-    def refresh(self, place):
-        if self.all[0].refresh():
+    def refresh(self, place, over):
+        if self.all[0].refresh(place, over):
             self.generation = 1
 
     def close(self):
@@ -149,7 +153,8 @@ def test_collectives_of_two_processes_give_each_the_sums_of_its_own_bags(tmp_pat
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     start = [sys.executable, "-m", "torch.distributed.run", "--master-addr", "127.0.0.1", "--master-port", str(port)]
-    subprocess.run([*start, "--nproc-per-node", "2", tmp_path / "job.py"], check=True, timeout=120)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    subprocess.run([*start, "--nproc-per-node", "2", tmp_path / "job.py"], check=True, timeout=120, env=environment)
 
 
 def test_sums_of_a_share_are_of_its_own_rows_alone():

@@ -1,8 +1,8 @@
 // What a kernel of this repository needs of CUDA, on one thread of the host: clusters of blocks one after the other (those of more
 // than one block may have no static shared memory), a cluster's threads as fibers that take turns wherever they wait for each
-// other. host_cuda.py turns each asm statement into a call of ptx::<opcode>, outputs first. A launch returns what went wrong, or
-// null. Copies into shared memory are done as late as they may be: those of a thread when it waits for them, those of tensors in
-// any order, some turns later. Races of threads go unnoticed, and of global memory, which is the process's, only the alignment is
+// other; who waits at a barrier or for its warp has none until it can go on. host_cuda.py turns each asm statement into a call of
+// ptx::<opcode>, outputs first. A launch returns what went wrong, or null. Copies into shared memory are done as late as they may
+// be: those of a thread when it waits for them, those of tensors in any order, some turns later or when nobody can go on. Races of threads go unnoticed, and of global memory, which is the process's, only the alignment is
 // checked.
 #pragma once
 #include <cmath>
@@ -49,21 +49,30 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned pick) {
 }
 
 namespace host {
-constexpr size_t STACK = 256 * 1024;
+constexpr size_t STACK = 256 * 1024, STRIDE = STACK + 4096 + 320;  // the same depth of two stacks falls into two sets of a cache
 struct Copy { unsigned to; const void* from; int bytes, group; };
-struct Fiber { ucontext_t context; jmp_buf place; bool begun, done; int group; std::vector<Copy> copies; };
+struct Meeting { int came = 0, round = 0; uint32_t words[2][32][8]; };
+struct Fiber { ucontext_t context; jmp_buf place; bool begun; int group; std::vector<Copy> copies; };
+// What a thread waits for, if anything: that a meeting's round ends, or an mbarrier's phase.
+struct Wait {
+    const Meeting* meeting;
+    const unsigned char* phase;
+    int round, parity;
+    bool done;
+    bool idle() const { return done || (meeting && meeting->round == round) || (phase && *phase == parity); }
+};
 constexpr int MOST_BLOCKS = 8;     // of a cluster
 constexpr size_t LIMIT = 228 * 1024;
 alignas(1024) static char memory[MOST_BLOCKS][LIMIT];
 static char* shared = memory[0];   // of the block whose thread runs, and where addresses in shared memory count from
-static std::vector<Fiber> fibers;  // of all blocks of a cluster
+static std::vector<Fiber> fibers;  // of all blocks of a cluster, for all clusters of a launch
+static std::vector<Wait> waits;    // of each fiber
 static int per_block, first_block, cluster;  // threads of a block; the first block; blocks
 static char* stacks;
 static int size;                   // of the dynamic shared memory
 static ucontext_t scheduler;
 static int current, alive, alive_of[MOST_BLOCKS], turns;
 inline int rank() { return current / per_block; }  // of the block in its cluster
-struct Meeting { int came = 0, round = 0; uint32_t words[2][32][8]; };
 struct TensorCopy { char* shared; unsigned to; const unsigned long long* map; unsigned barrier; long long column, row; };
 static std::vector<TensorCopy> under_way;
 static unsigned chance;
@@ -87,27 +96,45 @@ static const char* failure;
     setcontext(&fiber.context);
     abort();
 }
+inline void end_if_all_came(Meeting& at, int expected) {
+    if (at.came && at.came >= expected) at.came = 0, ++at.round;
+}
+// The next thread that can go on becomes `current`; this one if it is the only one.
+inline void pick() {
+    const int self = current, all = (int)waits.size();
+    for (;;) {
+        for (int i = 0; i < all; ++i) {
+            if (++current == all) current = 0;
+            if (!waits[current].idle()) return;
+        }
+        if (under_way.empty()) fail("threads that wait for each other for ever");
+        current = self;
+        deliver();
+    }
+}
 inline void yield() {
     if (++turns > 5000000 * cluster) fail("threads that wait for each other for ever");
     chance = chance * 1664525u + 1013904223u;
     if (!under_way.empty() && chance >> (blockIdx.x % 3 ? 26 : 19) == 0) deliver();  // one turn in 64, or in 8,192
     const int self = current;
-    do current = (current + 1) % (int)fibers.size(); while (fibers[current].done);
-    if (current == self) return;
-    if (_setjmp(fibers[self].place) == 0) go_on();
+    pick();
+    if (current != self && _setjmp(fibers[self].place) == 0) go_on();
+    waits[self] = {};
 }
 inline int living(int warp) {
     int n = 0;
-    for (int i = warp * 32; i < warp * 32 + 32 && i < (int)fibers.size(); ++i) n += !fibers[i].done;
+    for (int i = warp * 32; i < warp * 32 + 32 && i < (int)waits.size(); ++i) n += !waits[i].done;
     return n;
 }
-// All living threads of a block or warp. Returns the round, by which exchanged words lie in one of two places.
-template <typename Count> int meet(Meeting& at, Count expected) {
+// All of `expected` threads, all living ones of a block or warp. Returns the round, by which exchanged words lie in one of two
+// places.
+inline int meet(Meeting& at, int expected) {
     const int round = at.round;
     ++at.came;
-    while (at.round == round) {
-        if (at.came >= expected()) { at.came = 0; ++at.round; }
-        else yield();
+    end_if_all_came(at, expected);
+    if (at.round == round) {
+        waits[current].meeting = &at, waits[current].round = round;
+        yield();
     }
     return round & 1;
 }
@@ -116,18 +143,24 @@ struct Words { uint32_t w[8]; };
 inline uint32_t (*exchanged(const Words& own))[8] {
     Meeting& at = warps[current / 32];
     memcpy(at.words[at.round & 1][current % 32], own.w, sizeof own.w);
-    const int warp = current / 32;
-    return at.words[meet(at, [warp] { return living(warp); })];
+    return at.words[meet(at, living(current / 32))];
 }
 
 static void (*body)();
 inline void fiber() {
-    body();
-    fibers[current].done = true;
-    --alive_of[rank()];
-    if (--alive == 0) setcontext(&scheduler);
-    do current = (current + 1) % (int)fibers.size(); while (fibers[current].done);
-    go_on();
+    for (;;) {  // a block's thread each time
+        body();
+        const int self = current, block_rank = rank();
+        waits[self].done = true;
+        --alive, --alive_of[block_rank];
+        end_if_all_came(warps[self / 32], living(self / 32));  // those that wait for the living have one less to wait for
+        end_if_all_came(block[block_rank], alive_of[block_rank]);
+        end_if_all_came(of_cluster, alive);
+        if (_setjmp(fibers[self].place)) continue;
+        if (alive == 0) setcontext(&scheduler);
+        pick();
+        go_on();
+    }
 }
 inline void run_cluster(int first, int threads) {
     const int blocks = cluster, all = blocks * threads;
@@ -137,19 +170,12 @@ inline void run_cluster(int first, int threads) {
     }
     of_cluster = {};
     first_block = first, per_block = threads;
-    fibers.assign(all, {});
+    for (Fiber& fiber : fibers) fiber.group = 0, fiber.copies.clear();
+    waits.assign(all, {});
     warps.assign((all + 31) / 32, {});
     memset(counts, 0, sizeof counts);
     alive = all, current = turns = 0;
-    for (int i = 0; i < all; ++i) {
-        getcontext(&fibers[i].context);
-        fibers[i].context.uc_stack = {stacks + i * STACK, 0, STACK};
-        fibers[i].context.uc_link = nullptr;
-        makecontext(&fibers[i].context, fiber, 0);
-    }
-    threadIdx = {0, 0, 0}, blockIdx = {first, 0, 0}, shared = memory[0];
-    fibers[0].begun = true;
-    swapcontext(&scheduler, &fibers[0].context);
+    if (getcontext(&scheduler) == 0 && alive == all && !failure) go_on();
     if (!under_way.empty() && !failure) failure = "a block that ends before its copies have come";
     under_way.clear();
 }
@@ -161,7 +187,14 @@ void launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, 
     gridDim = {blocks, 1, 1}, blockDim = {threads, 1, 1};
     failure = nullptr;
     size = (int)shared_bytes, cluster = together;
-    stacks = new char[cluster * threads * STACK];  // not initialised: pages that no thread reaches are never there
+    stacks = new char[cluster * threads * STRIDE];  // not initialised: pages that no thread reaches are never there
+    fibers.assign(cluster * threads, {});
+    for (size_t i = 0; i < fibers.size(); ++i) {
+        getcontext(&fibers[i].context);
+        fibers[i].context.uc_stack = {stacks + i * STRIDE, 0, STACK};
+        fibers[i].context.uc_link = nullptr;
+        makecontext(&fibers[i].context, fiber, 0);
+    }
     for (int b = 0; b < blocks && !failure; b += cluster) run_cluster(b, threads);
     delete[] stacks;
 }
@@ -174,7 +207,7 @@ const char* launch(void (*kernel)(A...), int blocks, int threads, size_t shared_
 }
 }  // namespace host
 
-inline void __syncthreads() { host::meet(host::block[host::rank()], [] { return host::alive_of[host::rank()]; }); }
+inline void __syncthreads() { host::meet(host::block[host::rank()], host::alive_of[host::rank()]); }
 inline int __syncthreads_count(int mine) {
     const int round = host::block[host::rank()].round;
     int* const counts = host::counts[host::rank()];
@@ -319,13 +352,16 @@ void mma(float* c[4], const unsigned a[4], const unsigned b[2], Value value) {
     memcpy(own.w + 4, b, 8);
     const auto all = host::exchanged(own);
     const int lane = host::current % 32;
+    double rows[2][8 * PER], columns[2][8 * PER];  // of the lane's numbers
+    for (int half = 0; half < 2; ++half)
+        for (int k = 0; k < 8 * PER; ++k) {
+            const int word = k / PER;
+            rows[half][k] = value(all[lane / 4 * 4 + word % 4][half + word / 4 * 2], k % PER);
+            columns[half][k] = value(all[(lane % 4 * 2 + half) * 4 + word % 4][4 + word / 4], k % PER);
+        }
     for (int i = 0; i < 4; ++i) {
-        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
         double sum = *c[i];
-        for (int word = 0; word < 8; ++word)
-            for (int part = 0; part < PER; ++part)
-                sum += (double)value(all[row % 8 * 4 + word % 4][row / 8 + word / 4 * 2], part) *
-                       value(all[column * 4 + word % 4][4 + word / 4], part);
+        for (int k = 0; k < 8 * PER; ++k) sum += rows[i / 2][k] * columns[i % 2][k];
         *c[i] = (float)sum;
     }
 }
@@ -348,7 +384,7 @@ inline void cvt_rna_tf32_f32(unsigned& z, float v) {
 
 NOTHING(barrier_cluster_arrive_release_aligned)
 inline void barrier_cluster_wait_acquire_aligned() {
-    host::meet(host::of_cluster, [] { return host::alive; });
+    host::meet(host::of_cluster, host::alive);
 }
 inline void mapa_shared(unsigned& other, unsigned at, int rank) { other = at | (rank + 1) << 20; }
 inline char* in_cluster(unsigned at, int bytes) {  // an address by mapa
@@ -359,9 +395,7 @@ inline void ld_shared(float& x, float& y, unsigned at) {  // ::cluster
     memcpy(&x, in_cluster(at, 8), 4), memcpy(&y, in_cluster(at, 8) + 4, 4);
 }
 
-inline void bar_sync(int threads) {
-    host::meet(host::named[host::rank()], [threads] { return threads; });
-}
+inline void bar_sync(int threads) { host::meet(host::named[host::rank()], threads); }
 
 struct Barrier { unsigned char expected, pending, phase, unused; int bytes; };  // an mbarrier
 inline Barrier& barrier(unsigned at, char* shared = host::shared) { return *reinterpret_cast<Barrier*>(shared + (int)at); }
@@ -382,7 +416,10 @@ inline void mbarrier_arrive_expect_tx_shared(unsigned at, int bytes) {
     mbarrier_arrive_shared(at);
 }
 inline void mbarrier_try_wait_parity_shared(unsigned at, int parity) {
-    while (barrier(at).phase == parity) host::yield();
+    while (barrier(at).phase == parity) {
+        host::waits[host::current].phase = &barrier(at).phase, host::waits[host::current].parity = parity;
+        host::yield();
+    }
 }
 inline unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
 // To the same address in all blocks whose ranks are given, a copy each.
@@ -461,16 +498,27 @@ template <int PER, typename Value, typename... A> void wgmma(Value value, A&... 
         memcpy(&w, host::shared + (rows_of_128 ? swizzled(bytes(0) + row * 128 + k * 4) : plain), 4);
         return w;
     };
-    for (int i = 0; i < N / 2; ++i) {
-        const int row = first + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        double sum = registers && !rest[5] ? 0.0 : *d[i];
+    double rows[2][8 * PER];  // of the lane's numbers
+    for (int half = 0; half < 2; ++half)
         for (int k = 0; k < 8; ++k) {
-            const unsigned a = registers ? lanes[row % 8 * 4 + k % 4][row / 8 % 2 + k / 4 * 2] : word(rest[0], row, k);
-            const unsigned b = word(rest[registers ? 4 : 1], column, k);
-            for (int part = 0; part < PER; ++part) sum += (double)value(a, part) * value(b, part);
+            const int row = first + half * 8;
+            const unsigned a = registers ? lanes[row % 8 * 4 + k % 4][half + k / 4 * 2] : word(rest[0], row, k);
+            for (int part = 0; part < PER; ++part) rows[half][k * PER + part] = value(a, part);
         }
-        *d[i] = (float)sum;
-    }
+    for (int i = 0; i < N / 2; i += 4)
+        for (int j = 0; j < 2; ++j) {
+            double column[8 * PER];
+            for (int k = 0; k < 8 * PER; k += PER) {
+                const unsigned b = word(rest[registers ? 4 : 1], i / 4 * 8 + lane % 4 * 2 + j, k / PER);
+                for (int part = 0; part < PER; ++part) column[k + part] = value(b, part);
+            }
+            for (int half = 0; half < 2; ++half) {
+                float& to = *d[i + half * 2 + j];
+                double sum = registers && !rest[5] ? 0.0 : to;
+                for (int k = 0; k < 8 * PER; ++k) sum += rows[half][k] * column[k];
+                to = (float)sum;
+            }
+        }
 }
 #define WGMMA(name, per, value) \
     template <typename... A> void name(A&&... given) { wgmma<per>(value, given...); }

@@ -13,6 +13,12 @@ TWO_ARRIVALS = """
     for (int i = 0; i < 2; ++i) asm("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(0), "r"(8));
 """
 
+NO_ARRIVAL = """
+    if (threadIdx.x == 0) asm("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(0), "n"(1));
+    __syncthreads();
+    asm volatile("mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;" ::"r"(0), "r"(0));
+"""
+
 NO_WAIT = """
     static unsigned long long map[6] = {(unsigned long long)to, 1, 16, 16, 1, 4};
     asm("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(1016), "n"(1));
@@ -34,6 +40,12 @@ def test_an_asm_statement_becomes_a_call_with_its_operands_outputs_first() -> No
         ('asm("mystery.u32 %0;" : "=r"(*to));', "an instruction that host_cuda.h lacks"),
         ('asm("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(4), "l"(to));', "not aligned"),
         ('asm("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(1024), "l"(to));', "beyond what the launch asked for"),
+        ('asm("bar.sync 1, %0;" ::"n"(96));', "wait for each other for ever"),
+        (
+            "if (threadIdx.x) __syncthreads(); else while (*(volatile int*)to == 0) __nanosleep(1);",
+            "wait for each other for ever",
+        ),
+        (NO_ARRIVAL, "wait for each other for ever"),
         (TWO_ARRIVALS, "an arrival too many"),
         (NO_WAIT, "a block that ends before its copies have come"),
     ],
@@ -46,6 +58,37 @@ def test_what_a_kernel_may_not_do_fails(body: str, message: str, monkeypatch: py
     kernel, to = host_cuda.HostKernel("wrong", "wrong", {}, tmp_path), torch.zeros(8, dtype=torch.int32)
     with pytest.raises(AssertionError, match=message):
         kernel(2, 64, (to.data_ptr(),), 1024)
+
+
+@pytest.mark.parametrize(
+    ("wait", "index", "right"),
+    [
+        ("__syncthreads();", "(threadIdx.x + 1) % 64", True),
+        ("", "(threadIdx.x + 1) % 64", False),
+        ("", "(threadIdx.x + 63) % 64", False),
+        ("__syncwarp();", "(threadIdx.x + 1) % 64", False),
+        ("__syncwarp();", "threadIdx.x / 32 * 32 + (threadIdx.x + 1) % 32", True),
+        ("__syncthreads();", "(threadIdx.x + 2) % 64", False),
+    ],
+)
+def test_a_barrier_that_is_missing_or_too_small_and_a_wrong_index_show(
+    wait: str, index: str, right: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a block and in those after it, whose threads are the same fibers."""
+    import torch
+
+    monkeypatch.setattr(host_cuda, "FOLDER", tmp_path)
+    (tmp_path / "next.cu").write_text(
+        'extern "C" __global__ void next(int* to) {\n'
+        "  extern __shared__ __align__(16) char shared[]; int* const words = (int*)shared;\n"
+        f"  words[threadIdx.x] = threadIdx.x; {wait} to[blockIdx.x * 64 + threadIdx.x] = words[{index}];\n"
+        "}\n"
+    )
+    to = torch.full((3, 64), -2, dtype=torch.int32)
+    host_cuda.HostKernel("next", "next", {}, tmp_path)(3, 64, (to.data_ptr(),), 256)
+    at = torch.arange(64)
+    want = at // 32 * 32 + (at + 1) % 32 if "/ 32" in index else (at + 1) % 64 if "63" not in index else (at + 63) % 64
+    assert all(torch.equal(block.long(), want) is right for block in to)
 
 
 def test_warps_exchange_words_and_blocks_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

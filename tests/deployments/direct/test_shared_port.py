@@ -141,3 +141,29 @@ def test_messages_of_other_users_are_dropped(monkeypatch: pytest.MonkeyPatch) ->
         await shared.close(5)
 
     on_node(body)
+
+
+def test_without_a_descriptor_it_waits_and_then_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(node: Node) -> None:
+        _, shared = await node.arrive()
+        listening, refusals = shared._listening, 2
+        assert listening is not None
+
+        class Full:
+            def accept(self) -> tuple[socket.socket, object]:
+                nonlocal refusals
+                refusals -= 1
+                if refusals < 0:
+                    return listening.accept()
+                raise OSError(24, "Too many open files")
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(listening, name)
+
+        monkeypatch.setattr(shared, "_listening", Full())
+        async with node.client() as client:
+            await node.scored(client)
+        assert refusals < 0
+        await shared.close(5)
+
+    on_node(body)
