@@ -64,7 +64,7 @@ class Model:
         store = EmbeddingStore(schema, tensors, target, scale_tensors(schema))
         if device == "cpu":
             self.operators = CpuOperators(self.graph, schema, store, weights, precision)
-            self.lane = CpuLane(self.operators, self.plan, schema.block_layout, self.graph.output)
+            self.lane = CpuLane(self.operators, self.plan, schema.block_layout, self.graph)
         else:
             if chain or shares or tower:
                 programs = cuda_programs(self.graph, schema, store, weights, precision, "auto", 4)

@@ -45,6 +45,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "kernels/runtime": "its kernels are compiled and launched",
         "kernels/reference": "it forms its inputs as the plain version does",
         "kernels/dense": "activations and products",
+        "kernels/cpu": "rows are shared out among torch's threads",
     },
     "kernels/recurrent": {
         "kernels/runtime": "its kernels are compiled and launched",

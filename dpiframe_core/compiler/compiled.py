@@ -213,7 +213,7 @@ def _cpu_lane(
 ) -> CpuLane:
     fused = fuse(graph)
     operators = CpuOperators(fused, schema, EmbeddingStore(schema, tables, torch.device("cpu")), dense)
-    return CpuLane(operators, breadth_first(fused), schema.block_layout, fused.output)
+    return CpuLane(operators, breadth_first(fused), schema.block_layout, fused)
 
 
 def _deviation(compiled: Floats, scores: Floats) -> float:

@@ -90,7 +90,7 @@ def _named_lane(engine: Engine, program: CpuProgram | CudaProgram, bucket: int, 
     if isinstance(program, CpuProgram):
         on_cpu = copy.copy(program.operators)
         on_cpu.for_block = lambda block: named(program.operators.for_block(block))  # type: ignore[method-assign]
-        return CpuLane(on_cpu, program.plan, layout, program.graph.output)
+        return CpuLane(on_cpu, program.plan, layout, program.graph)
     on_gpu = copy.copy(program.operators)
     on_gpu.for_buffers = lambda *args: named(program.operators.for_buffers(*args))  # type: ignore[method-assign]
     own, target = replace(program, operators=on_gpu), torch.device(engine.device)

@@ -7,9 +7,10 @@ import torch
 
 from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import BatchResult, RowBlock
+from dpiframe_core.graph.graph import Graph
 from dpiframe_core.graph.schedule import Plan
 from dpiframe_core.operators.cpu import CpuOperators
-from dpiframe_core.operators.executor import Values, execute
+from dpiframe_core.operators.executor import Values, execute, last_reads
 
 _LARGEST_ADAPTIVE = 32 << 20
 
@@ -17,8 +18,9 @@ _LARGEST_ADAPTIVE = 32 << 20
 class CpuLane:
     """Runs the plan's steps with the operators, which all lanes share."""
 
-    def __init__(self, operators: CpuOperators, plan: Plan, layout: BlockLayout, output: str) -> None:
-        self._operators, self._plan, self._layout, self._output = operators, plan, layout, output
+    def __init__(self, operators: CpuOperators, plan: Plan, layout: BlockLayout, graph: Graph) -> None:
+        self._operators, self._plan, self._layout, self._output = operators, plan, layout, graph.output
+        self._no_more, self._any_number = last_reads(plan, graph), operators.rows_in_any_number
 
     def prepare(self) -> None:
         """Keeps the allocator from handing activations back to the kernel after each batch.
@@ -32,13 +34,13 @@ class CpuLane:
         """Scores the rows of the blocks, in order."""
         start = time.perf_counter()
         block, rows = blocks[0], sum(b.rows for b in blocks)
-        computed = computed_rows(rows)
+        computed = rows if rows <= self._any_number else computed_rows(rows)
         if len(blocks) > 1 or rows < computed:
             block = RowBlock.allocate(self._layout, computed, sum(b.contexts for b in blocks))  # ids 0: every table has a row
             block.fill(blocks)
         values: Values = {}
         with torch.inference_mode():
-            execute(self._plan, self._operators.for_block(block), values)
+            execute(self._plan, self._operators.for_block(block), values, self._no_more)
             scores = values[self._output][:rows].float().numpy()
         return BatchResult(scores, (time.perf_counter() - start) * 1e3, computed)
 

@@ -363,7 +363,7 @@ class Engine:
     def _lane(self, target: torch.device) -> CpuLane | CudaLane:
         layout, first = self.schema.block_layout, self._programs[0]
         if isinstance(first, CpuProgram):
-            return CpuLane(first.operators, first.plan, layout, self.graph.output)
+            return CpuLane(first.operators, first.plan, layout, first.graph)
         return CudaLane(
             self._tuning.programs, layout, self.buckets, self.precision, target, self._tuning.calibrations,
             capture=self.options.capture,

@@ -82,9 +82,10 @@ class Encoder:
                     column = field.column
                     sections[column.section][:, column.start : column.start + column.width] = field.encode(candidates, context)
         for section, stand_ins in self._stand_ins.items():
-            block.header[HeaderWord.OOV_COUNT] += _settle(sections[section], *stand_ins)
+            if count := _settle(sections[section], *stand_ins):
+                block.header[HeaderWord.OOV_COUNT] += count
             block.set_ids(section, sections[section])
-        if not (np.isfinite(block.candidate_dense).all() and np.isfinite(block.context_dense).all()):
+        if not all(np.isfinite(x).all() for x in (block.candidate_dense, block.context_dense) if x.size):
             for field in self._fields.values():
                 column = field.column
                 field.refuse_overflow(candidates, context, sections[column.section][:, column.start])
@@ -108,9 +109,8 @@ class Encoder:
         for where, given in (("candidates", candidates), ("context", context)):
             if not isinstance(given, Mapping):
                 raise InputError(where, given, "a mapping from feature names to values")
-            for name in given:
-                if name not in self._fields:
-                    raise InputError(where, name, "a feature of the model")
+            if not given.keys() <= self._fields.keys():
+                raise InputError(where, next(n for n in given if n not in self._fields), "a feature of the model")
         given_once = len(candidates) + len(context) == len(self._fields) and candidates.keys().isdisjoint(context)
         for name in () if given_once else self._fields:
             if name in candidates and name in context:
@@ -120,6 +120,10 @@ class Encoder:
                 raise InputError(f"{scope}.{name}", None, "the feature, as a column in candidates or as one value in context")
         if not candidates:
             raise InputError("candidates", {}, "at least one column")
+        if set(map(type, candidates.values())) == {list}:  # as JSON has them, all of one length: in one look
+            known = {len(values) for values in candidates.values()}
+            if len(known) == 1 and 0 not in known:
+                return known.pop()
         lengths = {name: column_length(values, self._fields[name].in_candidates) for name, values in candidates.items()}
         first, rows = next(iter(lengths.items()))
         for name, length in lengths.items():

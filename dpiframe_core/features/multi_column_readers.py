@@ -3,7 +3,7 @@
 `feature_readers` says what each value becomes; here many plain columns become it together, bit for bit the same, because a
 request of 100 candidates spends its time on 40 small columns rather than on 4,000 values. What is not plain (another type, a
 wrong value, not a list) makes a reader answer None, and the request goes the careful way, which also words the error; so
-do texts by vocabulary and numbers where C could not be built.
+do texts by vocabulary, numbers and lists where C could not be built.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ class MultiColumnReader:
     names: tuple[str, ...]
     scope: Scope
     section: Section
-    at: npt.NDArray[np.intp]
+    at: npt.NDArray[np.intp] | slice
     read: Read
 
     def columns(self, candidates: Mapping[str, Any], context: Mapping[str, Any]) -> Columns | None:
@@ -53,6 +53,8 @@ def multi_column_readers(schema: FeatureSchema, lookups: Mapping[str, Lookup]) -
             groups.setdefault((f.scope, *(type(t) for t in f.transforms)), []).append(f)
         elif isinstance(f, Categorical) and f.max_values == 1 and _is_plain(f):
             groups.setdefault((f.scope, f.encoder.type), []).append(f)
+        elif isinstance(f, Categorical) and _is_bag(f):
+            groups[f.scope, f.name] = [f]
     return [_reader(schema, lookups, members) for members in groups.values()]
 
 
@@ -60,6 +62,13 @@ def _is_plain(f: Categorical) -> bool:
     if isinstance(f.encoder, Identity):
         return f.padding_value is None
     return f.values == "string"
+
+
+def _is_bag(f: Categorical) -> bool:
+    """Whether it is lists of ready ids; of padding only where null has a row to read."""
+    padded = f.padding_value is None or (isinstance(f.padding_value, int) and 0 <= f.padding_value < 2**63)
+    stands = f.padding_value is None or f.missing_id is not None
+    return f.max_values > 1 and isinstance(f.encoder, Identity) and f.splitter is None and padded and stands
 
 
 def _reader(schema: FeatureSchema, lookups: Mapping[str, Lookup], members: list[Feature]) -> MultiColumnReader:
@@ -72,14 +81,17 @@ def _reader(schema: FeatureSchema, lookups: Mapping[str, Lookup], members: list[
         read = _numbers(numbers)
     elif hashes:
         read = _hashes(hashes)
-    elif isinstance(categories[0].encoder, Identity):
-        read = _identities(np.array([[id_bound(schema, f)] for f in categories]))
-    else:
+    elif not isinstance(categories[0].encoder, Identity):
         found = [lookups[vocabulary_name(f) or ""] for f in categories]
         read = _vocabularies(categories, [table for table in found if isinstance(table, TextLookup)])
-    return MultiColumnReader(
-        tuple(f.name for f in members), members[0].scope, places[0].section, np.array([p.start for p in places]), read
-    )
+    elif categories[0].max_values > 1:
+        read = _bags(categories[0], id_bound(schema, categories[0]))
+    else:
+        read = _identities(tuple(id_bound(schema, f) for f in categories))
+    columns = [c for p in places for c in range(p.start, p.start + p.width)]
+    side_by_side = columns == list(range(columns[0], columns[0] + len(columns)))
+    at = slice(columns[0], columns[-1] + 1) if side_by_side else np.array(columns)
+    return MultiColumnReader(tuple(f.name for f in members), members[0].scope, places[0].section, at, read)
 
 
 def _vocabularies(features: list[Categorical], tables: list[TextLookup]) -> Read:
@@ -122,16 +134,37 @@ def _hashes(encoders: list[Hash]) -> Read:
     return read
 
 
-def _identities(bounds: Int64s) -> Read:
+def _identities(bounds: tuple[int, ...]) -> Read:
     def read(columns: Columns) -> Int64s | None:
-        if set(map(type, chain.from_iterable(columns))) != {int}:
-            return None
-        try:
-            ids = np.fromiter(chain.from_iterable(columns), np.int64, len(columns) * len(columns[0]))
-        except OverflowError:
-            return None
-        ids = ids.reshape(len(columns), -1)
-        return None if ids.min() < 0 or (ids >= bounds).any() else ids
+        functions = c_build.request_extension()
+        if functions is None:
+            return _in_bounds(columns, bounds)
+        ids = np.empty((len(columns), len(columns[0])), np.int64)
+        return ids if functions.column_integers(columns, bounds, ids) else None
+
+    return read
+
+
+def _in_bounds(columns: Columns, bounds: tuple[int, ...]) -> Int64s | None:
+    """The integers, if all are ids below their column's bound."""
+    if set(map(type, chain.from_iterable(columns))) != {int}:
+        return None
+    try:
+        ids = np.fromiter(chain.from_iterable(columns), np.int64, len(columns) * len(columns[0])).reshape(len(columns), -1)
+    except OverflowError:
+        return None
+    return None if ids.min() < 0 or (ids >= np.array(bounds)[:, None]).any() else ids
+
+
+def _bags(f: Categorical, bound: int) -> Read:
+    """Lists of at least one id, and no more than the feature keeps."""
+    padding = f.padding_value if isinstance(f.padding_value, int) else -1
+    numbers = f.max_values, bound, padding, MISSING, f.align == "last"
+
+    def read(columns: Columns) -> Int64s | None:
+        functions, (bags,) = c_build.request_extension(), columns
+        ids = np.empty((len(bags), f.max_values), np.int64)
+        return ids.T if functions is not None and functions.column_bags(bags, numbers, ids) else None
 
     return read
 

@@ -37,7 +37,7 @@ def written_scores(path: Path, block: RowBlock) -> Floats:
     renumbered = _renumbered(bundle.manifest.feature_schema, schema, block, kept)
     graph = fuse(model_graph(bundle))
     operators = CpuOperators(graph, schema, EmbeddingStore(schema, tables, torch.device("cpu"), bundle.scales), bundle.dense)
-    lane = CpuLane(operators, breadth_first(graph), schema.block_layout, graph.output)
+    lane = CpuLane(operators, breadth_first(graph), schema.block_layout, graph)
     starts = range(0, block.rows, _PART)
     return np.concatenate([lane.run([renumbered.part(i, min(i + _PART, block.rows))]).scores for i in starts])
 

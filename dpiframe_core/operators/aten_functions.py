@@ -4,6 +4,7 @@ Nothing here waits for a device or depends on what values hold, so that it can b
 """
 
 from collections.abc import Callable, Sequence
+from math import prod
 
 import torch
 from torch.nn import functional
@@ -13,6 +14,7 @@ from dpiframe_core.graph.aten_rules import Plain
 from dpiframe_core.operators.windows import window
 
 Function = Callable[..., torch.Tensor]
+_COPIED = 1 << 14  # numbers of a product's factor, that cost less to copy than another product
 
 
 def _cat(*operands_and_dim: torch.Tensor | int) -> torch.Tensor:
@@ -29,6 +31,17 @@ def _einsum(*operands_and_equation: torch.Tensor | str) -> torch.Tensor:
 def _layer_norm(x: torch.Tensor, *rest: torch.Tensor | float) -> torch.Tensor:
     *affine, count, eps = rest
     return functional.layer_norm(x, x.shape[-int(count) :], *affine[:2], eps=float(eps))  # type: ignore
+
+
+def _matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Of a[rows, n, 1, k] and b[n, k, m] torch would copy b for each row; n products on a CPU write where they belong."""
+    apart = a.dim() == 4 and b.dim() == 3 and a.shape[1:3] == (len(b), 1) and a.device.type == "cpu"
+    if not apart or len(a) * b.shape[1] * b.shape[2] < _COPIED:
+        return torch.matmul(a, b)
+    out = a.new_empty(len(a), len(b), 1, b.shape[2])
+    for i, factor in enumerate(b):
+        torch.mm(a[:, i, 0], factor, out=out[:, i, 0])
+    return out
 
 
 def _where(condition: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -69,6 +82,7 @@ FUNCTIONS: dict[str, Function] = {
     "aten.var": lambda x, dims, keepdim, correction: torch.var(x, dims, correction=correction, keepdim=keepdim),
     "aten.layer_norm": _layer_norm,
     "aten.cat": _cat,
+    "aten.matmul": _matmul,
     "aten.einsum": _einsum,
 }
 
@@ -90,6 +104,7 @@ class AtenOperator:
         self._args = [_argument(a, device if call.op == "aten.index_select" else None) for a in call.args]
         self._writes = WRITES.get(call.op)
         self._function = FUNCTIONS[call.op]
+        self._whole = [_in_order(o) if isinstance(o, Window) else 0 for o in call.operands]
 
     def __call__(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         """float32[B, product of sizes] from the node's inputs, any float[B, >= width] with columns side by side."""
@@ -107,15 +122,26 @@ class AtenOperator:
     def _operands(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         rows = len(inputs[0])
         operands = []
-        for operand in self._call.operands:
+        for operand, count in zip(self._call.operands, self._whole, strict=True):
             if isinstance(operand, Window):
-                found = window(inputs[operand.value], operand.sizes, operand.strides, operand.offset).to(self._dtype)
+                x = inputs[operand.value]
+                if count == x.shape[1] and x.is_contiguous():
+                    found = x if len(operand.sizes) == 1 else x.view(rows, *operand.sizes)
+                else:
+                    found = window(x, operand.sizes, operand.strides, operand.offset)
+                found = found if found.dtype == self._dtype else found.to(self._dtype)
             else:
                 found = self._params[operand.param]
                 if self._call.op == "aten.cat":
                     found = found.expand(rows, *found.shape)
             operands.append(found)
         return operands
+
+
+def _in_order(w: Window) -> int:
+    """How many columns a window has, if it is the first ones in order; else 0. A value of so many is all that is read."""
+    along = zip(w.sizes, w.strides, contiguous(w.sizes), strict=True)
+    return prod(w.sizes) if not w.offset and all(n == 1 or stride == own for n, stride, own in along) else 0
 
 
 def _argument(value: Plain, indices_on: torch.device | None) -> object:

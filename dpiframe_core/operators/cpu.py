@@ -1,5 +1,6 @@
 """Binds each operator of a graph to torch on the CPU: the whole product runs on it."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -17,11 +18,14 @@ from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.executor import Operator, Values
 from dpiframe_core.operators.torch_operators import Compute, small_operator
 from kernels import reference
-from kernels.cpu.dense import CrossV1, Fm, Head, Linear, has_bf16
+from kernels.attention.field_attention_cpu import CpuFieldAttention
+from kernels.cpu.dense import FEW_ROWS, SMALL_WEIGHT, CrossV1, Fm, Head, Linear, has_bf16
 from kernels.cpu.first_layers import FirstLayers
 from kernels.cpu.lookup import PackedLookup
 from kernels.lookup.mapped_lookup import MappedLookup
-from kernels.recurrent.recurrence_cpu import CpuRecurrence
+from kernels.recurrent.recurrence_cpu import SMALL_CELL, CpuRecurrence
+
+_BY_ONEDNN = {"linear", "cross_v2", "cross_low_rank", "gru", "lstm"}
 
 
 class CpuOperators:
@@ -44,7 +48,7 @@ class CpuOperators:
     ) -> None:
         if precision == "bf16" and not has_bf16():
             raise InputError("precision", precision, "fp32 on this processor, which has neither AVX512-BF16 nor AMX")
-        self._widths = graph.widths
+        self._widths, self._nodes = graph.widths, graph.nodes
         self._dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self._weights = {name: t.float().contiguous() for name, t in dense.items()}
         readers = graph.consumers()
@@ -61,6 +65,15 @@ class CpuOperators:
         self._pure = {
             n.name: _done if n.name in along else _bound(n, self._computation(n)) for n in graph.nodes if n.op != "lookup"
         }
+
+    @property
+    def rows_in_any_number(self) -> int:
+        """Batches of up to so many rows compile nothing of their own, whatever their number: oneDNN has no part in them."""
+        layers = [n for n in self._nodes if n.op in _BY_ONEDNN]
+        most = {n.op: SMALL_CELL if n.op in ("gru", "lstm") else SMALL_WEIGHT for n in layers}
+        if self._dtype != torch.float32 or any(self._weights[p].numel() > most[n.op] for n in layers for p in n.params):
+            return 0
+        return FEW_ROWS if layers else sys.maxsize
 
     @property
     def out_of_range(self) -> int:
@@ -143,9 +156,8 @@ class CpuOperators:
             case "field_attention":
                 heads, own, span = a.field_heads, field_projections(a, w), slice(a.offset, a.offset + a.fields * a.dim)
                 assert heads is not None
-                return lambda x: reference.field_attention(
-                    x[:, span].float(), a.fields, heads.heads, own, heads.scale, a.activation
-                )
+                attend = CpuFieldAttention(a.fields, heads.heads, own, heads.scale, a.activation)
+                return lambda x: attend(x[:, span])
             case "gru" | "lstm":
                 r = a.recurrence
                 assert r is not None

@@ -98,6 +98,8 @@ no_out:
 }
 
 static PyMethodDef functions[] = {
+    {"column_bags", (PyCFunction)(void (*)(void))dpi_column_bags, METH_FASTCALL, NULL},
+    {"column_integers", (PyCFunction)(void (*)(void))dpi_column_integers, METH_FASTCALL, NULL},
     {"column_numbers", (PyCFunction)(void (*)(void))dpi_column_numbers, METH_FASTCALL, NULL},
     {"column_ids", (PyCFunction)(void (*)(void))dpi_column_ids, METH_FASTCALL, NULL},
     {"texts", (PyCFunction)(void (*)(void))dpi_texts, METH_FASTCALL, NULL},

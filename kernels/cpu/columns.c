@@ -60,6 +60,68 @@ PyObject *dpi_column_numbers(PyObject *Py_UNUSED(module), PyObject *const *args,
     return PyLong_FromSsize_t(missing);
 }
 
+// An integer from 0 to below `bound`, or `mark` in the place of `padding`, if that is one too; gives whether it is such.
+static inline int ready_id(PyObject *value, int64_t bound, int64_t padding, int64_t mark, int64_t *to) {
+    int overflow = 0;
+    if (!PyLong_CheckExact(value)) return 0;
+    *to = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow || *to < 0) return 0;
+    if (*to != padding) return *to < bound;
+    *to = mark;
+    return 1;
+}
+
+// The next objects of a list, on their way: thousands of them lie beyond the caches.
+static inline void ahead(PyObject *list, Py_ssize_t k) {
+    if (k + 16 < PyList_GET_SIZE(list)) __builtin_prefetch(PyList_GET_ITEM(list, k + 16));
+}
+
+// column_integers(columns, bounds, out): lists of integers from 0 to below their column's bound into int64[columns, values]. Gives
+// whether all were such.
+PyObject *dpi_column_integers(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    Table t;
+    if (!counted(count, 3) || !opened(args[0], args[2], &t)) return NULL;
+    int64_t *to = t.out.buf;
+    int good = PyTuple_Check(args[1]) && PyTuple_GET_SIZE(args[1]) == t.count;
+    if (!good) PyErr_SetString(PyExc_TypeError, "bounds: expected a tuple, an item a column");
+    for (Py_ssize_t i = 0; good && i < t.count; ++i) {
+        PyObject *list = PySequence_Fast_GET_ITEM(t.lists, i);
+        const int64_t bound = PyLong_AsLongLong(PyTuple_GET_ITEM(args[1], i));
+        for (Py_ssize_t k = 0; good && k < t.length; ++k) {
+            ahead(list, k);
+            good = ready_id(PyList_GET_ITEM(list, k), bound, -1, -1, to++);
+        }
+    }
+    closed(&t);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(good);
+}
+
+// column_bags(bags, numbers, out): lists of 1 to `width` integers each into int64[bags, width], -1 where a list has ended; `numbers`:
+// width, the bound above all, the one that is padding (-1: none) and what takes its place, whether lists end at the last place and
+// not begin at the first. Gives whether all were such.
+PyObject *dpi_column_bags(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    long long width, bound, padding, mark;
+    int last, good = 1;
+    Py_buffer out;
+    if (!counted(count, 3) || !PyArg_ParseTuple(args[1], "LLLLp", &width, &bound, &padding, &mark, &last)) return NULL;
+    if (!PyList_Check(args[0])) return PyErr_Format(PyExc_TypeError, "bags: expected a list");
+    const Py_ssize_t bags = PyList_GET_SIZE(args[0]);
+    if (PyObject_GetBuffer(args[2], &out, PyBUF_WRITABLE)) return NULL;
+    if (width < 1 || width > COUNTS || out.len / 8 / width != bags || out.len % (8 * width))
+        PyErr_Format(PyExc_ValueError, "out: got %zd bytes, expected %lld a bag", out.len, 8 * width);
+    int64_t *to = out.buf;
+    for (Py_ssize_t b = 0; good && b < bags && !PyErr_Occurred(); ++b, to += width) {
+        PyObject *bag = PyList_GET_ITEM(args[0], b);
+        ahead(args[0], b);
+        const Py_ssize_t n = PyList_CheckExact(bag) ? PyList_GET_SIZE(bag) : 0, from = last ? width - n : 0;
+        good = n > 0 && n <= width;
+        for (Py_ssize_t k = 0; good && k < width; ++k) to[k] = -1;
+        for (Py_ssize_t k = 0; good && k < n; ++k) good = ready_id(PyList_GET_ITEM(bag, k), bound, padding, mark, to + from + k);
+    }
+    PyBuffer_Release(&out);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(good);
+}
+
 // column_ids(columns, dicts, unknown, out): lists of text and None into int64[columns, values], by a dict and an id for what it
 // lacks, both a column's own. Gives whether all was text or None.
 PyObject *dpi_column_ids(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {

@@ -15,7 +15,7 @@ from kernels.cpu.openmp_pool import pool_arguments
 from kernels.runtime.c_build import cpu_library
 
 _FM_DIM = 256  # of dense.c
-_FEW_ROWS, _SMALL_WEIGHT = 128, 1 << 18
+FEW_ROWS, SMALL_WEIGHT = 128, 1 << 18  # up to which MKL multiplies
 _ATTRIBUTES = {"identity": "none", "relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh"}
 
 
@@ -59,7 +59,7 @@ class Linear:
         library = cpu_library() if dtype == torch.bfloat16 else None
         self._run = None if library is None else partial(library.dpi_row, self._weight.data_ptr(), out, width)
         plain = weight.float() if self._run is None else self._weight  # else nobody reads it as float32
-        self._small = weight.numel() <= _SMALL_WEIGHT and dtype == torch.float32
+        self._small = weight.numel() <= SMALL_WEIGHT and dtype == torch.float32
         self._turned = plain.t().contiguous() if self._small else plain.t()
         self._slices = plain.view(slices, out // slices, width).transpose(1, 2)
         self._dtype, self._fused = dtype, _ATTRIBUTES.get(activation)
@@ -94,7 +94,7 @@ class Linear:
         return y if self._relu else self._activate(y)
 
     def _is_small(self, x: torch.Tensor) -> bool:
-        return x.shape[0] == 1 or (self._small and x.shape[0] <= _FEW_ROWS)
+        return x.shape[0] == 1 or (self._small and x.shape[0] <= FEW_ROWS)
 
     def _product(self, x: torch.Tensor, bias: torch.Tensor | None, fused: str = "none") -> torch.Tensor:
         if x.shape[0] == 1 and not self._small and bias is not None:

@@ -4,11 +4,9 @@
 #include <string.h>
 
 #include "cpu/openmp_pool.h"
+#include "runtime/vectors.h"
 
-typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t Words __attribute__((vector_size(64), aligned(4), may_alias));
-
-enum { LANES = 16, ROWS = 4, MOST_HIDDEN = 256, MOST_GATES = 4 * MOST_HIDDEN };
+enum { ROWS = 4, MOST_HIDDEN = 256, MOST_GATES = 4 * MOST_HIDDEN };
 enum Kind { GRU, SCALED, REPLACED, LSTM };
 
 typedef struct {
@@ -21,29 +19,8 @@ typedef struct {
     int64_t used;         // of hidden, which is a multiple of LANES
 } Recurrence;
 
-static inline Floats chosen(Words mask, Floats yes, Floats no) {
-    return (Floats)(((Words)yes & mask) | ((Words)no & ~mask));
-}
-
-// e^x, to some 2^-23 of it, for x from -87 to 87, to which it is held: 2^n e^r by the series, |r| <= ln(2) / 2. NaN stays NaN.
-static inline Floats exponential(Floats x) {
-    const Floats most = (Floats){0} + 87.0f;
-    x = chosen((Words)(x > most), most, chosen((Words)(x < -most), -most, x));
-    const Floats n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // to the nearest: so much that no fraction is left
-    const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;    // ln(2) in two parts, the first exact in 9 digits
-    Floats sum = (Floats){0} + 1.0f / 5040;
-    sum = sum * r + 1.0f / 720;
-    sum = sum * r + 1.0f / 120;
-    sum = sum * r + 1.0f / 24;
-    sum = sum * r + 1.0f / 6;
-    sum = sum * r + 0.5f;
-    sum = sum * r * r + r + 1.0f;
-    return sum * (Floats)((__builtin_convertvector(chosen((Words)(n == n), n, (Floats){0}), Words) + 127) << 23);
-}
 static inline Floats sigmoid(Floats x) { return 1.0f / (1.0f + exponential(-x)); }
 static inline Floats tanh_of(Floats x) { return 1.0f - 2.0f / (1.0f + exponential(x + x)); }
-
-static inline Floats load(const float *p) { return *(const Floats *)p; }
 
 // sums[ROWS, columns] = h[ROWS, hidden] weight + bias
 static void multiply(const Recurrence *t, float (*h)[MOST_HIDDEN], float (*sums)[MOST_GATES]) {

@@ -1,6 +1,6 @@
 """Builds the .c files with the host's C compiler, once for a processor, and loads them: blocks.c, columns.c, staging.c,
-copy_threads.c and replay.c as an extension module of CPython, which needs its headers, lookup.c, dense.c and recurrence.c as a
-library. Where they cannot be built, NumPy, torch and CuPy do the same, slower.
+copy_threads.c and replay.c as an extension module of CPython, which needs its headers, lookup.c, dense.c, recurrence.c and
+field_attention.c as a library. Where they cannot be built, NumPy, torch and CuPy do the same, slower.
 """
 
 import ctypes
@@ -46,6 +46,8 @@ class RequestExtension(Protocol):
     def pack_ids(
         self, columns: Buffer, ids: Buffer, wide: bool, rows: int, out: Buffer, at: int, record_bytes: int, /
     ) -> int: ...
+    def column_bags(self, bags: list[Any], numbers: tuple[int, int, int, int, bool], out: Buffer, /) -> bool: ...
+    def column_integers(self, columns: Sequence[list[Any]], bounds: tuple[int, ...], out: Buffer, /) -> bool: ...
     def column_numbers(self, columns: Sequence[list[Any]], out: Buffer, /) -> int: ...
     def column_ids(
         self, columns: Sequence[list[Any]], dicts: tuple[object, ...], unknown: tuple[int, ...], out: Buffer, /
@@ -64,8 +66,9 @@ class RequestExtension(Protocol):
 
 @cache
 def cpu_library() -> ctypes.CDLL | None:
-    """The functions of lookup.c, dense.c and recurrence.c, or None where they cannot be built (said once, in the log)."""
-    return _loaded(("cpu/lookup.c", "cpu/dense.c", "recurrent/recurrence.c"), (), _bound, "CPU lookups")
+    """The functions of the files named here, or None where they cannot be built (said once, in the log)."""
+    names = ("cpu/lookup.c", "cpu/dense.c", "recurrent/recurrence.c", "attention/field_attention.c")
+    return _loaded(names, (), _bound, "CPU lookups")
 
 
 @cache
@@ -86,11 +89,13 @@ def extension(name: str, sources: Sequence[str | Path], users: str) -> Any | Non
 def _bound(path: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     loaded.dpi_lookup.restype = loaded.dpi_floats.restype = _LONG
+    loaded.dpi_field_attention.restype = None
     loaded.dpi_recurrence.restype = loaded.dpi_fm.restype = loaded.dpi_add_shared.restype = loaded.dpi_row.restype = None
     loaded.dpi_lookup.argtypes = [_POINTER, _LONG, _LONG, *[_POINTER] * 3, _LONG, *[_POINTER] * 2, _LONG]
     loaded.dpi_floats.argtypes = [_POINTER, _POINTER, _LONG, *[_POINTER] * 3, _LONG, *[_POINTER] * 6, _LONG]
     loaded.dpi_add_shared.argtypes = [_POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG]
     loaded.dpi_row.argtypes = [_POINTER, *[_LONG] * 2, *[_POINTER] * 2, _LONG, *[_POINTER] * 2, _LONG]
+    loaded.dpi_field_attention.argtypes = [_POINTER, _LONG, _POINTER, _LONG]
     loaded.dpi_recurrence.argtypes = [_POINTER, _LONG, _POINTER, _LONG]
     loaded.dpi_fm.argtypes = [_POINTER, *[_LONG] * 4, *[_POINTER] * 2, _LONG]
     return loaded

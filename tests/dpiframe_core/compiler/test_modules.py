@@ -69,7 +69,7 @@ def test_scores_depend_neither_on_the_schedule_nor_on_fusion(name, passes, polic
     graph, target = fuse(compiled.graph, passes), torch.device(device)
     store, plan = EmbeddingStore(made, compiled.tables, target), POLICIES[policy](graph, 4)
     if device == "cpu":
-        lane = CpuLane(CpuOperators(graph, made, store, compiled.dense), plan, made.block_layout, graph.output)
+        lane = CpuLane(CpuOperators(graph, made, store, compiled.dense), plan, made.block_layout, graph)
     else:
         operators = CudaOperators(graph, made, store, compiled.dense, "fp32")
         program = CudaProgram("plan", graph, plan, operators, False)

@@ -10,6 +10,7 @@ from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table, Vocabulary
 from dpiframe_core.features.transforms import Log, MinMax, Standardize
 from dpiframe_core.features.vocabulary import VocabularyTable
+from kernels.runtime import c_build
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 
@@ -121,3 +122,62 @@ def test_ready_ids_in_a_table_are_taken_as_they_are_and_all_else_goes_the_carefu
     assert (found is not None) == plain
     if plain:
         np.testing.assert_array_equal(found, [[3, 5], ids])
+
+
+def lists_encoder(fast=True, **more):
+    fields = {"values": "int", "max_values": 3, "pooling": "sum", "table": "t", "encoder": Identity()} | more
+    features = [Categorical(name=scope, scope=scope, **fields) for scope in ("context", "candidate")]
+    encoder = Encoder(FeatureSchema(features=tuple(features), tables=(Table(name="t", rows=7, dim=2),)), {})
+    if not fast:
+        encoder._multi_column = []
+    return encoder
+
+
+LISTS = [
+    {},
+    {"missing_id": -1, "padding_value": 0},
+    {"missing_id": 5, "padding_value": 2**63},
+    {"padding_value": 0},
+    {"missing_id": 2, "align": "last", "too_many": "keep_last"},
+    {"encoder": Identity(out_of_range="oov"), "oov_id": 6},
+]
+LIST = st.one_of(
+    st.lists(st.one_of(st.integers(0, 6), ID), max_size=4), st.lists(st.integers(0, 6), min_size=1, max_size=3), ID
+)
+
+
+@pytest.mark.parametrize("more", LISTS)
+@given(st.lists(LIST, min_size=1, max_size=4), LIST)
+def test_lists_of_ready_ids_encode_to_the_same_bits_or_get_the_same_error(more, bags, bag):
+    outcomes = []
+    for fast in (True, False):
+        try:
+            outcomes.append(lists_encoder(fast, **more).encode({"candidate": bags}, {"context": bag}).buffer.tobytes())
+        except InputError as error:
+            outcomes.append(str(error))
+    assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize(
+    ("bag", "ids"), [([5], [5, -1, -1]), ([1, 0, 6], [1, -3, 6]), ([], None), ([1, 2, 3, 4], None), ([7], None), ([True], None),
+                     ([-1], None), (None, None), ((1,), None), ([2**64], None)],
+)  # fmt: skip
+def test_c_takes_plain_lists_and_leaves_all_else(bag, ids):
+    _, reader = lists_encoder(missing_id=-1, padding_value=0)._multi_column
+    found = reader.read([[[4], bag]])
+    if ids is None or c_build.request_extension() is None:
+        assert found is None
+    else:
+        np.testing.assert_array_equal(found.T, [[4, -1, -1], ids])
+
+
+def test_c_writes_into_arrays_of_the_right_size_alone():
+    functions = c_build.request_extension()
+    if functions is None:
+        pytest.skip("without C")
+    with pytest.raises(ValueError, match="out: got 16 bytes, expected 24 a bag"):
+        functions.column_bags([[1]], (3, 7, -1, -3, False), np.empty(2, np.int64))
+    with pytest.raises(ValueError, match="out: got 8 bytes, expected 16"):
+        functions.column_integers([[1], [2]], (7, 7), np.empty(1, np.int64))
+    with pytest.raises(TypeError, match="bounds: expected a tuple, an item a column"):
+        functions.column_integers([[1], [2]], (7,), np.empty(2, np.int64))

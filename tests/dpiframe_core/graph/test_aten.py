@@ -144,6 +144,16 @@ def test_a_call_computes_its_definition_on_windows(op, device):
         assert out[:, prod(call.sizes) :].isnan().all(), "columns beside the result were written"
 
 
+@pytest.mark.parametrize("rows", [1, 24, 40])  # from 26 rows on as products one by one
+def test_products_of_parts_of_a_row_with_a_factor_each(rows):
+    rng = np.random.default_rng(rows)
+    x, factors = rng.standard_normal((rows, 64)).astype(np.float32), rng.standard_normal((3, 20, 32)).astype(np.float32)
+    call = sized("aten.matmul", (Window(0, (3, 1, 20), (20, 20, 1), 4), Constant(0)), (), [factors])
+    got = AtenOperator(call, [torch.from_numpy(factors)], torch.device("cpu"))([torch.from_numpy(x)])
+    want = np.einsum("bgk,gkm->bgm", x[:, 4:].reshape(rows, 3, 20).astype(np.float64), factors.astype(np.float64))
+    np.testing.assert_allclose(got.numpy(), want.reshape(rows, -1), rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize("device", BACKENDS)
 @pytest.mark.parametrize(("op", "args"), [("aten.erf", ()), ("aten.gelu", (False,)), ("aten.gelu", (True,))])
 def test_the_error_function_and_gelu(op, args, device):

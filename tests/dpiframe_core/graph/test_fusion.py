@@ -85,7 +85,7 @@ def random_graph(r: random.Random) -> Graph:
 
 def values_of(graph: Graph, dense: dict[str, torch.Tensor]) -> np.ndarray:
     operators = CpuOperators(graph, SCHEMA, EmbeddingStore(SCHEMA, TENSORS, torch.device("cpu")), dense)
-    return CpuLane(operators, breadth_first(graph, 4), SCHEMA.block_layout, graph.output).run([BLOCK]).scores
+    return CpuLane(operators, breadth_first(graph, 4), SCHEMA.block_layout, graph).run([BLOCK]).scores
 
 
 @pytest.mark.bulk

@@ -70,7 +70,7 @@ def as_the_node_has_them(t, gate):
 def scores(graph, tables, dense, block, device):
     store = EmbeddingStore(SCHEMA, tables, torch.device(device))
     if device == "cpu":
-        lane = CpuLane(CpuOperators(graph, SCHEMA, store, dense), breadth_first(graph), SCHEMA.block_layout, graph.output)
+        lane = CpuLane(CpuOperators(graph, SCHEMA, store, dense), breadth_first(graph), SCHEMA.block_layout, graph)
     else:
         programs = cuda_programs(graph, SCHEMA, store, dense, "fp32", "waves", 1)
         lane = CudaLane(programs, SCHEMA.block_layout, (64,), "fp32", store.device, {})

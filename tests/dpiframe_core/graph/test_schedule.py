@@ -2,14 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpiframe_core.graph.architecture import DCNv2, DeepFM
 from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.graph.schedule import POLICIES, Plan, Step, breadth_first, depth_first, sequential
 from dpiframe_core.models.build import build_graph
-from dpiframe_core.operators.executor import execute
+from dpiframe_core.operators.executor import execute, last_reads
 from tests import oracle
 from tests.runner import Model, table_tensors
 
@@ -124,6 +126,25 @@ def test_the_executor_runs_the_steps_of_the_plan_in_their_order_and_nothing_else
     ran = []
     execute(plan, {n: (lambda values, n=n: ran.append(n)) for n in names}, {})
     assert ran == names
+
+
+def test_values_go_after_their_last_reader_and_the_output_stays():
+    nodes = [("a", (), ("x", "unread")), ("b", ("x",), ("y",)), ("c", ("x", "y"), ("out",)), ("d", ("out",), ("more",))]
+    widths = {o: 1 for _, _, outs in nodes for o in outs}
+    graph = Graph(tuple(Node(n, "add", ins, outs, "m") for n, ins, outs in nodes), widths, {}, "out")
+    plan, seen = Plan(tuple(Step(n, 0, 0) for n, _, _ in nodes), 1, 1, (), "made up"), {}
+
+    def operator(name, outputs):
+        def run(values):
+            seen[name] = set(values)
+            values.update(dict.fromkeys(outputs, torch.empty(0)))
+
+        return run
+
+    values = {}
+    execute(plan, {n: operator(n, outs) for n, _, outs in nodes}, values, last_reads(plan, graph))
+    assert seen == {"a": set(), "b": {"x"}, "c": {"x", "y"}, "d": {"out"}}
+    assert set(values) == {"out"}
 
 
 def test_a_model_whose_plan_lacks_a_step_does_not_run():
