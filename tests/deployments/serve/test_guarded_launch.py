@@ -61,8 +61,11 @@ def test_every_way_in_asks_for_a_token(guarded: SimpleNamespace) -> None:
     server, tokens = guarded.server, guarded.tokens
     (state,) = server.states()
     (config,) = state.glob("haproxy/*/haproxy.cfg")
-    own = {int(port) for port in re.findall(r"^    server \S+ [\d.]+:(\d+) check ", config.read_text(), re.MULTILINE)}
-    assert len(own) == 2, config.read_text()  # the replica's, and Serve's own proxy behind it
+    give_up, own = time.monotonic() + 20, set[int]()
+    while len(own) < 2:  # the replica's, and Serve's own proxy behind it, which may come a moment later
+        assert time.monotonic() < give_up, config.read_text()
+        own = {int(port) for port in re.findall(r"^    server \S+ [\d.]+:(\d+) check ", config.read_text(), re.MULTILINE)}
+        time.sleep(0.1)
     for through_serve in ({}, {"x-request-timeout-seconds": "60"}):
         for port in (server.port, *own):
             refused = score(guarded, through_serve, port)
