@@ -9,7 +9,7 @@ from benchmarks.report import performance, performance_serving, results_page, sp
 from benchmarks.report.architectures import architectures
 from benchmarks.report.imported import imported
 from benchmarks.report.markdown import filled, table, times_over, us
-from benchmarks.report.results import Results, any_of, gains
+from benchmarks.report.results import Record, Results, any_of, gains
 from benchmarks.systems.names import PAPER_MODELS
 
 ROOT = Path(__file__).parents[2]
@@ -121,14 +121,24 @@ def _lookup(h200: Results) -> _Row | None:
 
 
 def _http(h200: Results) -> list[_Row]:
-    link, peer, rows = "h200/RESULTS.md#serving", "not measured", []
-    best = performance_serving.best_closed(performance_serving.lone_gpu(h200, batch=100, system="dpiframe-fanin"))
-    lone = performance_serving.lone_gpu(h200, batch=100, system="dpiframe", connections=1, rate=0)
-    if best:
-        rate = f"{best['requests_per_s']:,.0f}/s, p99 {best['p99_us'] / 1e3:.1f} ms"
-        rows.append(_Row("HTTP requests of 100 candidates, one GPU and 16 cores", link, rate, peer))
-    if lone:
-        rows.append(_Row("One such request, a lone client", link, f"{lone[-1]['p50_us'] / 1e3:.2f} ms", peer))
+    """Of the direct port; over HAProxy's way into the same service, in the same run."""
+    link, rows = "h200/RESULTS.md#request_budget", []
+
+    def loads(system: str, way: str) -> list[Record]:
+        found = h200.of("request_budget", system=system, batch=100, form="binary", offered=0.0)
+        return [r for r in found if r["cell"]["way"] == way]
+
+    best = [max(loads("dpiframe-fanin", w), key=lambda r: r["requests_per_s"], default=None) for w in ("direct", "haproxy")]
+    direct, haproxy = best
+    if direct and haproxy:
+        rate = f"{direct['requests_per_s']:,.0f}/s, p99 {direct['p99_us'] / 1e3:.1f} ms"
+        over = f"{direct['requests_per_s'] / haproxy['requests_per_s']:.1f}x, our HAProxy way"
+        rows.append(_Row("HTTP requests of 100 candidates, one GPU and 16 cores, direct port", link, rate, over))
+    alone = [r for way in ("direct", "haproxy") for r in loads("dpiframe", way) if r["cell"]["connections"] == 1]
+    if len(alone) == 2:
+        times = [r["p50_us"] / 1e3 for r in alone]
+        over = f"{times[1] / times[0]:.1f}x, our HAProxy way"
+        rows.append(_Row("One such request, a lone client", link, f"{times[0]:.2f} ms", over))
     return rows
 
 
