@@ -21,7 +21,7 @@ SOURCES = {".py", ".cu", ".cuh", ".c", ".h"}
 # Files beside the rooms that every room of their floor and the floors above may read. They read only each other.
 COMMON = {
     "dpiframe_core/errors", "dpiframe_core/strict", "dpiframe_core/strict_yaml",
-    "deployments/config", "deployments/config_faults", "deployments/config_tables",
+    "deployments/config", "deployments/config_faults", "deployments/config_models", "deployments/config_tables",
     "deployments/metrics",
     "deployments/processes", "deployments/signals",
     "benchmarks/timing",
@@ -199,9 +199,16 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/engine": "counts of rows by bucket",
     },
     "deployments/telemetry": {},
+    "deployments/lifecycle": {
+        "deployments/access": "who changes models, and the folder that their bundles must not leave",
+        "deployments/http_api": "bodies are read as everywhere",
+        "deployments/scoring": "a change is one of who scores which requests",
+        "dpiframe_core/bundle": "a release is a bundle, by its manifest",
+    },
     "deployments/serve": {
         "deployments/access": "a replica's gate, and the folder that its bundles must not leave",
         "deployments/telemetry": "metrics of all processes, the form of the log",
+        "deployments/lifecycle": "a replica serves what all agree on",
         "deployments/batching": "a replica owns a batcher",
         "deployments/fanin": "or the two ends of the fan-in",
         "deployments/http_api": "the app mounts the score route",
@@ -290,10 +297,11 @@ CUPY = {
 _SERVING = ("application", "replica", "engine_replica", "ingress_replica", "launcher", "cluster", "ray_metrics")
 RAY = {
     "deployments/app.py", "deployments/http_api/serve_bypass.py", "deployments/offline/ray_scoring.py",
-    *(f"deployments/serve/{name}.py" for name in _SERVING),
+    *(f"deployments/serve/{name}.py" for name in _SERVING), "deployments/lifecycle/actor.py",
 }  # fmt: skip
 FASTAPI = {  # replicas name it as a type only
-    f"deployments/serve/{name}.py" for name in ("http_app", "replica", "replica_app", "ingress_replica")
+    *(f"deployments/serve/{name}.py" for name in ("http_app", "replica", "replica_app", "ingress_replica")),
+    "deployments/lifecycle/routes.py",
 }
 GRPC = {"deployments/protocol/grpc_service.py"}
 TYPER = {f"deployments/cli/{name}.py" for name in ("main", "terminal", "score_command", "import_command", "token_command")}
@@ -314,6 +322,7 @@ DECIDES = {
     "deployments/http_api/answers", "deployments/http_api/request_body", "deployments/http_api/arrow_body",
     "deployments/serve/http_app", "deployments/serve/openapi", "deployments/serve/autoscaling", "deployments/serve/load_meter",
     "deployments/serve/serve_policy", "deployments/serve/host", "deployments/telemetry",
+    *(f"deployments/lifecycle/{name}" for name in ("coordinator", "desired", "follower", "routes", "serving")),
 }  # fmt: skip
 HEAVY = {"torch", "cupy", "ray", "triton"}
 MODEL_GRAPH = "dpiframe_core/models/model_graph.py"  # reads a bundle, whose tables are torch's

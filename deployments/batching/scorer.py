@@ -34,3 +34,7 @@ class Scorer(Protocol):
 
     @property
     def accepting(self) -> bool: ...
+
+    @property
+    def queued_rows(self) -> int:
+        """Rows that wait for a lane."""

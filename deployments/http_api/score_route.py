@@ -5,17 +5,16 @@ Owns the forms of the body (JSON, or an Arrow stream) and what becomes of a clie
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from functools import partial
 
 from deployments.access.gate import Gate
 from deployments.http_api import answers
 from deployments.http_api.answers import Answer
 from deployments.http_api.arrow_body import read_stream
 from deployments.http_api.request_body import ARROW, JSON, ClientGone, HangUp, Receive, Scope, Send, media_type, read_body
+from deployments.scoring.catalog import Catalog
 from deployments.scoring.request_form import ScoreInput, addressed
 from deployments.scoring.scoring import Job, Scoring
-from deployments.scoring.served_model import ServedModel, find
+from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import DPIFrameError, InputError
 
 log = logging.getLogger(__name__)
@@ -24,9 +23,9 @@ _READ_ON_LOOP_BYTES = 512 * 1024  # of an Arrow stream, whose checks take about 
 
 
 class ScoreRoute:
-    """The route, for all models of the process. `models` may change while it runs. `gate`: who may ask; None: anybody."""
+    """The route, for all models of the process, which may change while it runs. `gate`: who may ask; None: anybody."""
 
-    def __init__(self, models: Mapping[str, ServedModel], scoring: Scoring, gate: Gate | None = None) -> None:
+    def __init__(self, models: Catalog, scoring: Scoring, gate: Gate | None = None) -> None:
         self._models = models
         self._scoring = scoring
         self._gate = gate
@@ -52,14 +51,14 @@ class ScoreRoute:
             await answers.send_answer(answer, send)
 
     async def _score(self, job: Job, body: bytes, kind: str, receive: Receive) -> Answer:
-        served, request = await self._read_arrow(body) if kind == ARROW else self._parse(body)
+        served, request = await self._read_arrow(job, body) if kind == ARROW else self._parse(job, body)
         options, columns = request.options, request.candidates
         job.model, job.version = served.info.name, served.info.version
         with HangUp(receive):
             scored = await self._scoring.score(
                 job,
                 served,
-                partial(served.encode, columns, request.context),
+                lambda one: one.encode(columns, request.context),
                 deadline_ms=options.deadline_ms,
                 priority=options.priority,
                 values=len(columns) * len(next(iter(columns.values()))),
@@ -68,27 +67,41 @@ class ScoreRoute:
         timing_ms = job.timing_ms(self._scoring.total_ms(job))
         return answers.score_answer(served.info, job, scored.scores, timing_ms, options.top_k)
 
-    def _parse(self, body: bytes) -> tuple[ServedModel, ScoreInput]:
-        """The model that the request is for, and the request in that model's form."""
-        if len(self._models) == 1:
-            served = find(self._models, None, None)
+    def _parse(self, job: Job, body: bytes) -> tuple[ServedModel, ScoreInput]:
+        """Who scores the request, and the request in that version's form."""
+        if len(self._models.live) == 1:
+            found = self._models.find(None, None)
         else:  # which form it has depends on a key inside: read that one first
             named = addressed(body)
-            served = find(self._models, named.model, named.version)
+            found = self._models.find(named.model, named.version)
         try:
-            request = served.form.parse(body)
+            request = found.form.parse(body)
         except InputError:
-            named = addressed(body)
-            find(self._models, named.model, named.version)  # features of another model are best answered with its name
-            raise
-        return find(self._models, request.model, request.version), request
+            named = addressed(body)  # features of another model or version: in its form they may be right
+            other = self._models.find(named.model, named.version)
+            if other is found:
+                raise
+            return other, other.form.parse(body)
+        served = self._chosen(job, self._models.find(request.model, request.version), request)
+        return served, request if _read_alike(served, found) else served.form.parse(body)
 
-    async def _read_arrow(self, body: bytes) -> tuple[ServedModel, ScoreInput]:
+    async def _read_arrow(self, job: Job, body: bytes) -> tuple[ServedModel, ScoreInput]:
         max_rows = self._scoring.limits.max_rows_per_request
         if len(body) < _READ_ON_LOOP_BYTES:
             stream = read_stream(body, max_rows)
         else:
             stream = await asyncio.to_thread(read_stream, body, max_rows)
         named = addressed(stream.rest)
-        served = find(self._models, named.model, named.version)
+        found = self._models.find(named.model, named.version)
+        request = found.form.parse_rest(stream.rest, stream.candidates)
+        served = self._chosen(job, found, request)
+        if _read_alike(served, found):
+            return served, request
         return served, served.form.parse_rest(stream.rest, stream.candidates)
+
+    def _chosen(self, job: Job, found: ServedModel, request: ScoreInput) -> ServedModel:
+        return self._models.choose(found, request.version, request.options.key, request.context, job.request_id)
+
+
+def _read_alike(one: ServedModel, other: ServedModel) -> bool:
+    return one is other or one.form.schema == other.form.schema

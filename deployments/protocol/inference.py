@@ -3,8 +3,6 @@
 Knows neither HTTP nor gRPC: `rest` and `grpc_service` give it both.
 """
 
-from collections.abc import Mapping
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -12,8 +10,9 @@ import numpy as np
 
 from deployments.protocol.input import encode
 from deployments.protocol.request import InferRequest
+from deployments.scoring.catalog import Catalog
 from deployments.scoring.scoring import Job, Scoring
-from deployments.scoring.served_model import ServedModel, find
+from deployments.scoring.served_model import ServedModel
 from deployments.scoring.statistics import ModelStatistics, Statistics
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.row_block import Floats
@@ -27,13 +26,13 @@ PLATFORM = "dpiframe"
 class Inference:
     """Answers the protocol's questions about `models`, which may change while it runs, and scores for it."""
 
-    def __init__(self, models: Mapping[str, ServedModel], scoring: Scoring, statistics: Statistics) -> None:
+    def __init__(self, models: Catalog, scoring: Scoring, statistics: Statistics) -> None:
         self._models = models
         self._statistics = statistics
         self.scoring = scoring
 
     def server_ready(self) -> bool:
-        return bool(self._models) and all(served.scorer.accepting for served in self._models.values())
+        return bool(self._models.live) and all(served.scorer.accepting for served in self._models.live.values())
 
     def model_ready(self, name: str, of_version: str) -> bool:
         """Raises ModelNotFound if there is none."""
@@ -47,7 +46,7 @@ class Inference:
         info = self._served(name, of_version).info
         return {
             "name": info.name,
-            "versions": [info.version],
+            "versions": self._models.versions(info.name),
             "platform": PLATFORM,
             "inputs": [_input(f) for f in info.features],
             "outputs": [{"name": SCORES, "datatype": "FP32", "shape": [-1, len(info.tasks)]}],
@@ -55,12 +54,12 @@ class Inference:
 
     def model_statistics(self, name: str, of_version: str) -> dict[str, Any]:
         """Of one model, or of all without a name: what this process has seen since its start."""
-        models = [self._served(name, of_version)] if name else list(self._models.values())
+        models = [self._served(name, of_version)] if name else list(self._models)
         return {"model_stats": [self._stats(served) for served in models]}
 
     def repository_index(self, ready_only: bool) -> list[dict[str, Any]]:
         index = []
-        for served in self._models.values():
+        for served in self._models:
             ready = served.scorer.accepting
             if ready or not ready_only:
                 state, reason = ("READY", "") if ready else ("UNAVAILABLE", "closing, or without an engine")
@@ -68,7 +67,7 @@ class Inference:
         return index
 
     def find(self, job: Job, name: str, of_version: str) -> ServedModel:
-        """The model of a request, noted in its job.
+        """The model of a request, noted in its job, before more of it is read.
 
         Raises:
             ModelNotFound: there is none of that name or version.
@@ -77,31 +76,37 @@ class Inference:
         job.model, job.version = served.info.name, served.info.version
         return served
 
-    async def infer(self, job: Job, served: ServedModel, request: InferRequest, body_bytes: int) -> Floats:
-        """float32[n, tasks], all finite.
+    async def infer(
+        self, job: Job, name: str, of_version: str, request: InferRequest, body_bytes: int
+    ) -> tuple[ServedModel, Floats]:
+        """Who has scored it, and float32[n, tasks], all finite.
 
         Raises:
-            DPIFrameError: as the encoders and the scorer; InputError for an output that there is not.
+            DPIFrameError: as `find`, the encoders and the scorer; InputError for an output that there is not.
         """
         for output in request.outputs:
             if output.name != SCORES:
                 raise InputError("outputs", output.name, SCORES)
+        # Anew: what there was when the body began to come may be gone.
+        served, parameters = self._served(name, of_version), request.parameters
+        served = self._models.choose(served, of_version or None, parameters.key, {}, job.request_id)
+        job.model, job.version = served.info.name, served.info.version
         scored = await self.scoring.score(
             job,
             served,
-            partial(encode, served, request, self.scoring.limits.max_rows_per_request),
+            lambda one: encode(one, request, self.scoring.limits.max_rows_per_request),
             deadline_ms=request.deadline_ms,
-            priority=request.parameters.priority,
+            priority=parameters.priority,
             values=request.values,
             body_bytes=body_bytes,
         )
-        return np.ascontiguousarray(scored.scores, "<f4")
+        return served, np.ascontiguousarray(scored.scores, "<f4")
 
     def _served(self, name: str, of_version: str) -> ServedModel:
-        return find(self._models, name, of_version or None)
+        return self._models.find(name, of_version or None)
 
     def _stats(self, served: ServedModel) -> dict[str, Any]:
-        info, seen = served.info, self._statistics.models.get(served.info.name) or ModelStatistics()
+        info, seen = served.info, self._statistics.models.get((served.info.name, served.info.version)) or ModelStatistics()
         batches = served.batch_sizes().counts
         times = {
             "success": (seen.success, seen.total_ms), "fail": (seen.fail, seen.fail_ms), "queue": (seen.success, seen.queue_ms),

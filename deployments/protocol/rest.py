@@ -99,13 +99,14 @@ class InferRoute:
         try:
             if self._gate is not None:
                 self._gate.require(headers, "score")
-            served = self._inference.find(job, *_model(path[:-1]))
+            name, version = _model(path[:-1])
+            self._inference.find(job, name, version)
             media_type(headers, (BINARY, JSON))
             body = await read_body(headers, receive, scoring.limits)
             length = header_of(headers, _ENVELOPE_LENGTH)
             request = parse(body, None if length is None else length.decode("latin-1"))
             with HangUp(receive):
-                scores = await self._inference.infer(job, served, request, len(body))
+                served, scores = await self._inference.infer(job, name, version, request, len(body))
             answer = _scores_answer(served, request, job, scores)
             outcome = "ok"
             return answer

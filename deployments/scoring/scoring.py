@@ -15,6 +15,7 @@ from deployments.batching.scorer import Scored
 from deployments.config import Limits
 from deployments.metrics import RequestSeen
 from deployments.scoring.served_model import ServedModel
+from deployments.scoring.shadow import Shadows
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.row_block import Floats, RowBlock
 
@@ -49,11 +50,16 @@ class Scoring:
     """Scores requests for every route of a process. `clock` is also the scorers'. `on_request` is told of each that is over."""
 
     def __init__(
-        self, limits: Limits, on_request: Callable[[RequestSeen], None], clock: Callable[[], float] = time.monotonic
+        self,
+        limits: Limits,
+        on_request: Callable[[RequestSeen], None],
+        clock: Callable[[], float] = time.monotonic,
+        shadows: Shadows | None = None,
     ) -> None:
         self.limits = limits
         self._on_request = on_request
         self._clock = clock
+        self._shadows = shadows
 
     def begin(self, request_id: str) -> Job:
         return Job(request_id, self._clock())
@@ -71,7 +77,7 @@ class Scoring:
         self,
         job: Job,
         served: ServedModel,
-        encode: Callable[[], RowBlock],
+        encode: Callable[[ServedModel], RowBlock],
         *,
         deadline_ms: float | None,
         priority: int,
@@ -79,6 +85,8 @@ class Scoring:
         body_bytes: int = 0,
     ) -> Scored:
         """Encodes and scores. `values` and `body_bytes`, about how much there is to encode, decide where that happens.
+
+        Call it in the turn of the event loop in which `served` was found: from here on that is in use.
 
         Raises:
             DPIFrameError: whatever `encode` or the scorer raise on purpose; InputError for a score that is not finite.
@@ -88,16 +96,17 @@ class Scoring:
         deadline = None if deadline_ms is None else job.started + deadline_ms / 1e3
         before = self._clock()
         check_deadline(deadline, before, "before it was encoded")
-        if values < _ENCODE_ON_LOOP_VALUES and body_bytes < _ENCODE_ON_LOOP_BYTES:
-            block = encode()
-        else:
-            block = await asyncio.to_thread(encode)
-        job.rows, job.values, job.oov_count = block.rows, block.id_places, block.oov_count
-        job.encode_ms = (self._clock() - before) * 1e3
-        scored = await served.scorer.submit(block, deadline, priority)
+        on_loop = values < _ENCODE_ON_LOOP_VALUES and body_bytes < _ENCODE_ON_LOOP_BYTES
+        with served.in_use:
+            block = encode(served) if on_loop else await asyncio.to_thread(encode, served)
+            job.rows, job.values, job.oov_count = block.rows, block.id_places, block.oov_count
+            job.encode_ms = (self._clock() - before) * 1e3
+            scored = await served.scorer.submit(block, deadline, priority)
         job.queue_ms, job.device_ms, job.degraded_rows = scored.queue_ms, scored.device_ms, scored.degraded_rows
         _check_finite(scored.scores)
         job.sampled = served.sample.of(scored.scores, before)
+        if self._shadows is not None:
+            self._shadows.after(served, encode, scored.scores, on_loop)
         return scored
 
 

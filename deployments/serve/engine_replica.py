@@ -10,52 +10,78 @@ import ray
 
 from deployments.config import DeploymentConfig
 from deployments.fanin.handshake import meeting_place
+from deployments.lifecycle.actor import follower_of
+from deployments.lifecycle.desired import Desired, desired_of
+from deployments.lifecycle.release import Key, Release
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
 from deployments.telemetry.log_form import log_to_stderr
 
 if TYPE_CHECKING:
     from deployments.fanin.acceptor import Acceptor
+    from deployments.fanin.batcher import FanInBatcher
 
 
 class EngineReplica:
-    """Serves every model of one configuration to the ingresses of its node, on one whole GPU or on the CPU."""
+    """Serves every model of one application to the ingresses of its node, on one whole GPU or on the CPU. A `Host`."""
 
     _acceptor: "Acceptor | None" = None
 
     async def __init__(self, config: DeploymentConfig) -> None:  # type: ignore[misc]  # Serve awaits it
         from deployments.fanin.acceptor import Acceptor
-        from deployments.fanin.batcher import FanInBatcher
 
         self._config = config
-        self._loaded = LoadedModels()
+        self._loaded = LoadedModels(config)
         self._metrics = RayMetrics()
+        self._batchers: dict[str, FanInBatcher] = {}
         log_to_stderr(config.log_level, config.log_format)
-        batchers: dict[str, FanInBatcher] = {}
-        async for name, ref, engine in self._loaded.load(config):
-            version = ref.version or engine.manifest.version
-            batchers[name] = batcher = FanInBatcher(
-                engine.run_batch,
-                engine.schema.block_layout,
-                len(engine.manifest.tasks),
-                engine.bundle.fingerprint,
-                max_batch_rows=engine.max_batch_rows,
-                lanes=engine.lanes,
-                max_queued_rows=config.batching.max_queued_rows,
-                read_ahead=engine.read_ahead if engine.reads_ahead else None,
-                device=engine.device,
-                precision=engine.precision,
-                buckets=engine.buckets,
-                on_batch=self._metrics.batch_of(name, version),
-            )
-            self._loaded.meter(batcher.dispatcher)
-            self._metrics.watch(name, version, batcher.dispatcher)
+        desired = await asyncio.to_thread(desired_of, config.models)
+        self._follower, _ = follower_of(self, config, desired, scores=True, answers=False)
+        await self._follower.start()
         place = meeting_place(config.application, ray.get_runtime_context().get_node_id())
-        self._acceptor = Acceptor(place, batchers)
+        self._acceptor = Acceptor(place, self._batchers)
+
+    async def load(self, release: Release) -> None:
+        """As `Host.load`."""
+        from deployments.fanin.batcher import FanInBatcher
+
+        engine = await self._loaded.load(release)
+        batcher = FanInBatcher(
+            engine.run_batch,
+            engine.schema.block_layout,
+            len(engine.manifest.tasks),
+            engine.bundle.fingerprint,
+            max_batch_rows=engine.max_batch_rows,
+            lanes=engine.lanes,
+            max_queued_rows=self._config.batching.max_queued_rows,
+            read_ahead=engine.read_ahead if engine.reads_ahead else None,
+            device=engine.device,
+            precision=engine.precision,
+            buckets=engine.buckets,
+            on_batch=self._metrics.batch_of(*release.key),
+        )
+        self._loaded.meter(release.key, batcher.dispatcher)
+        self._metrics.watch(*release.key, batcher.dispatcher)
+        self._batchers[release.label] = batcher  # whoever asks for it is let in from now on
+
+    def route(self, desired: Desired) -> None:
+        """As `Host.route`: an engine scores for whoever is let in."""
+
+    async def unload(self, key: Key) -> None:
+        """As `Host.unload`. The ingresses have left it before."""
+        batcher = self._batchers["/".join(key)]
+        if self._acceptor is None:
+            del self._batchers["/".join(key)]
+        else:
+            await asyncio.to_thread(self._acceptor.remove, "/".join(key))
+        await asyncio.to_thread(batcher.close, self._config.drain_s)
+        await self._loaded.unload(key)
+        self._metrics.forget(*key)
 
     def check_health(self) -> None:
         """Asked by Serve; raising has this replica replaced: a failed CUDA context does not recover, nor a lost acceptor."""
         self._loaded.check()
+        self._follower.check()
         if self._acceptor is not None:
             self._acceptor.check()
 
@@ -64,6 +90,7 @@ class EngineReplica:
         return self._loaded.load_figures()
 
     async def __del__(self) -> None:
+        await self._follower.stop()
         if self._acceptor is not None:
             # Longer than an ingress takes to stop: when both are told to at once, its last requests still find this engine.
             await asyncio.to_thread(self._acceptor.close, 2 * self._config.drain_s)

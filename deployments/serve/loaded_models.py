@@ -1,49 +1,68 @@
-"""The models of a replica that has a device: loaded and warm one after the other, and what Serve asks of all of them together.
+"""The engines of a replica that has a device: loaded and warm one after the other, and what Serve asks of all of them together.
 
 Knows no Ray; torch is imported only when something is loaded.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Container
 from typing import TYPE_CHECKING
 
-from deployments.access.models_root import check_models_root
-from deployments.config import DeploymentConfig, ModelRef
+from deployments.access.models_root import check_below
+from deployments.config import DeploymentConfig
+from deployments.config_models import ModelRef
+from deployments.config_tables import TablesHome
+from deployments.lifecycle.release import Key, Release
 from deployments.metrics import Gauged
 from deployments.serve.load_meter import LoadMeter
 from deployments.serve.serve_policy import reported
-from dpiframe_core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dpiframe_core.bundle.bundle import Bundle
     from dpiframe_core.engine.engine import Engine
+    from dpiframe_core.engine.options import WarmupReport
 
 
 class LoadedModels:
     """Owns the engines of one process. Make it on the event loop: the meter counts that thread's time."""
 
-    def __init__(self) -> None:
-        self._engines: dict[str, Engine] = {}
-        self._gauged: list[Gauged] = []
+    def __init__(self, config: DeploymentConfig) -> None:
+        self._config = config
+        self._engines: dict[Key, Engine] = {}
+        self._gauged: dict[Key, Gauged] = {}
         self._meter = LoadMeter()
+        self._working_bytes = 0  # of buffers and graphs, the most that an engine here has taken
 
-    async def load(self, config: DeploymentConfig) -> "AsyncIterator[tuple[str, ModelRef, Engine]]":
-        """Each of the configuration's models, with the name to serve it under, as soon as it is warm.
+    async def load(self, release: Release) -> "Engine":
+        """A release's engine, warm.
 
         Raises:
-            BundleError, InputError: as `load_engine`. ConfigError: two have one name, or one leaves `models_root`.
+            BundleError, InputError, Unavailable: as `read_bundle`, `require_room` and `warm_engine`; or the directory holds
+                another bundle by now. ConfigError: it leaves `models_root`.
         """
-        check_models_root(config)
-        for ref in config.models:
-            # Off the event loop: a load may take minutes, and a blocked loop cannot be told to stop.
-            engine = await asyncio.to_thread(load_engine, config, ref)
-            name = ref.name or engine.manifest.name
-            require_new(name, self._engines)
-            self._engines[name] = engine
-            yield name, ref, engine
+        check_below(self._config.models_root, release.path, release.tables, release.label)
+        # Off the event loop: a load may take minutes, and a blocked loop cannot be told to stop.
+        engine, report = await asyncio.to_thread(self._warm, release)
+        self._working_bytes = max(self._working_bytes, report.buffer_bytes + report.captured_bytes)
+        self._engines[release.key] = engine
+        return engine
 
-    def meter(self, gauged: Gauged) -> None:
-        """Has what a model's rows wait in count for `load_figures`."""
-        self._gauged.append(gauged)
+    def _warm(self, release: Release) -> "tuple[Engine, WarmupReport]":
+        from deployments.serve.device_room import require_room
+        from dpiframe_core.bundle.bundle import read_bundle
+
+        bundle, tables = read_bundle(release.path), release.tables
+        release.check_fingerprint(bundle.fingerprint)
+        hot = None if tables is None or tables.hbm_gib is None else int(tables.hbm_gib * 2**30)
+        require_room(bundle, self._config.device, self._working_bytes, hot)
+        return warm_engine(self._config, bundle, tables)
+
+    async def unload(self, key: Key) -> None:
+        """Releases an engine, in which nothing may run any more."""
+        self._gauged.pop(key, None)
+        await asyncio.to_thread(self._engines.pop(key).close)
+
+    def meter(self, key: Key, gauged: Gauged) -> None:
+        """Has what a release's rows wait in count for `load_figures`."""
+        self._gauged[key] = gauged
 
     def check(self) -> None:
         """Raises if an engine has failed."""
@@ -52,28 +71,37 @@ class LoadedModels:
 
     def load_figures(self) -> dict[str, float]:
         """This replica's load since the last call, over all models, in the form of `record_autoscaling_stats`."""
-        return reported(self._meter.read(self._gauged))
+        return reported(self._meter.read(list(self._gauged.values())))
 
     async def close(self) -> None:
         """Releases the engines, in which nothing may run any more."""
-        for engine in self._engines.values():
-            await asyncio.to_thread(engine.close)
+        for key in list(self._engines):
+            await self.unload(key)
 
 
 def load_engine(config: DeploymentConfig, ref: ModelRef) -> "Engine":
-    """Takes seconds to minutes: the bundle is verified, every bucket captured, the golden rows checked.
+    """An engine for a model of the configuration.
 
     Raises:
-        BundleError, InputError: as `read_bundle`, `Engine` and `Engine.warmup`.
+        BundleError, InputError: as `read_bundle` and `warm_engine`.
     """
     from dpiframe_core.bundle.bundle import read_bundle
+
+    return warm_engine(config, read_bundle(ref.path), ref.tables)[0]
+
+
+def warm_engine(config: DeploymentConfig, bundle: "Bundle", t: TablesHome | None) -> "tuple[Engine, WarmupReport]":
+    """Takes seconds to minutes: every bucket is captured, the golden rows are checked.
+
+    Raises:
+        BundleError, InputError: as `Engine` and `Engine.warmup`; nothing is left of it then.
+    """
     from dpiframe_core.embedding.home import home_of
     from dpiframe_core.engine.engine import Engine
     from dpiframe_core.engine.options import EngineOptions
 
     batching = config.batching
     options = EngineOptions(max_batch_rows=batching.max_batch_rows, lanes=batching.lanes or 0, buckets=batching.buckets)
-    bundle, t = read_bundle(ref.path), ref.tables
     home = None
     if t is not None:
         schema, name = bundle.manifest.feature_schema, bundle.fingerprint[:16]
@@ -87,11 +115,8 @@ def load_engine(config: DeploymentConfig, ref: ModelRef) -> "Engine":
             ahead_mib=t.ahead_mib,
         )
     engine = Engine(bundle, config.device, config.precision, options, home)
-    engine.warmup()
-    return engine
-
-
-def require_new(name: str, models: Container[str]) -> None:
-    """Raises ConfigError if a model of this name is there already."""
-    if name in models:
-        raise ConfigError(f"models: got {name!r} twice, expected distinct names (give one of them another `name`)")
+    try:
+        return engine, engine.warmup()
+    except BaseException:
+        engine.close()  # another one may serve beside it, and need the memory
+        raise

@@ -3,12 +3,20 @@
 Serve calls it started only when every model is loaded, verified and warm, since from then on HAProxy sends it requests.
 """
 
+import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ray import serve
 
 from deployments.config import DeploymentConfig
+from deployments.lifecycle.actor import follower_of
+from deployments.lifecycle.desired import Desired, desired_of
+from deployments.lifecycle.follower import Follower
+from deployments.lifecycle.release import Key, Release
+from deployments.lifecycle.serving import route
 from deployments.protocol.grpc_service import GrpcMethods
+from deployments.scoring.catalog import Catalog
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
 from deployments.serve.replica_app import replica_app
@@ -27,54 +35,76 @@ if TYPE_CHECKING:
 # Given a plain function, `serve.ingress` would call it as a builder, before any replica does.
 @serve.ingress()
 class Replica(GrpcMethods):
-    """Serves every model of one configuration from one process, on one whole GPU or on the CPU."""
+    """Serves every model of one application from one process, on one whole GPU or on the CPU. A `Host` of its follower."""
 
     def __init__(self, config: DeploymentConfig) -> None:
         self._config = config
-        self._batchers: list[RowBatcher] = []
-        self._loaded = LoadedModels()
+        self._catalog = Catalog()
+        self._batchers: dict[Key, RowBatcher] = {}
+        self._loaded = LoadedModels(config)
         self._metrics = RayMetrics()
         self._bypass: ServeBypass | None = None
+        self._follower: Follower | None = None
         log_to_stderr(config.log_level, config.log_format)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
+        config = self._config
+        desired = await asyncio.to_thread(desired_of, config.models)
+        self._follower, control = follower_of(self, config, desired, scores=True, answers=True)
+        await self._follower.start()
+        app, self._bypass = replica_app(self, config, self._catalog, self._metrics, control)
+        return app
+
+    async def load(self, release: Release) -> None:
+        """As `Host.load`."""
         from deployments.batching.batcher import RowBatcher
         from deployments.batching.leasing_scorer import ahead_of
         from deployments.scoring.served_model import ServedModel
 
-        config = self._config
-        models: dict[str, ServedModel] = {}
-        async for name, ref, engine in self._loaded.load(config):
-            version = ref.version or engine.manifest.version
-            batcher = RowBatcher(
-                engine.run_batch,
-                max_batch_rows=engine.max_batch_rows,
-                lanes=engine.lanes,
-                max_queued_rows=config.batching.max_queued_rows,
-                on_batch=self._metrics.batch_of(name, version),
-            )
-            self._batchers.append(batcher)
-            self._loaded.meter(batcher.dispatcher)
-            self._metrics.watch(name, version, batcher.dispatcher)
-            scorer = ahead_of(batcher, engine, ref.tables)
-            models[name] = ServedModel.of(
-                engine, scorer, config.limits, name=name, version=version, example=engine.bundle.example
-            )
-        app, self._bypass = replica_app(self, config, models, self._metrics)
-        return app
+        config, (name, version) = self._config, release.key
+        engine = await self._loaded.load(release)
+        self._batchers[release.key] = batcher = RowBatcher(
+            engine.run_batch,
+            max_batch_rows=engine.max_batch_rows,
+            lanes=engine.lanes,
+            max_queued_rows=config.batching.max_queued_rows,
+            on_batch=self._metrics.batch_of(name, version),
+        )
+        self._loaded.meter(release.key, batcher.dispatcher)
+        self._metrics.watch(name, version, batcher.dispatcher)
+        scorer = ahead_of(batcher, engine, release.tables)
+        example = engine.bundle.example
+        served = ServedModel.of(engine, scorer, config.limits, name=name, version=version, example=example)
+        self._metrics.serves(served.info, partial(getattr, scorer, "accepting"))
+        self._catalog.add(served)
+
+    def route(self, desired: Desired) -> None:
+        """As `Host.route`."""
+        route(self._catalog, desired)
+
+    async def unload(self, key: Key) -> None:
+        """As `Host.unload`."""
+        await self._catalog.remove(*key).in_use.over()
+        await self._batchers.pop(key).close(self._config.drain_s)
+        await self._loaded.unload(key)
+        self._metrics.forget(*key)
 
     def check_health(self) -> None:
         """Asked by Serve; raising has this replica replaced, for a process whose CUDA context failed never recovers."""
         self._loaded.check()
+        if self._follower is not None:
+            self._follower.check()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Asked by Serve, on the event loop, five times a look-back period; only where autoscaling is on."""
         return self._loaded.load_figures()
 
     async def __del__(self) -> None:
+        if self._follower is not None:
+            await self._follower.stop()
         if self._bypass is not None:
             await self._bypass.answered(self._config.drain_s)
-        for batcher in self._batchers:
+        for batcher in self._batchers.values():
             await batcher.close(self._config.drain_s)
         await self._loaded.close()
         self._metrics.close()

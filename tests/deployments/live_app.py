@@ -16,6 +16,7 @@ from deployments.batching.batcher import RowBatcher
 from deployments.config import Limits
 from deployments.metrics import RequestSeen
 from deployments.protocol.grpc_service import GrpcMethods, add_to_server
+from deployments.scoring.catalog import Catalog
 from deployments.scoring.served_model import ServedModel
 from deployments.serve.http_app import build_app
 from dpiframe_core.engine.engine import Engine
@@ -70,7 +71,7 @@ class LiveApp:
             self.models = {
                 e.manifest.name: ServedModel.of(e, self.batchers[e.manifest.name], self.limits) for e in self.engines
             }
-            app = build_app(self.models, self.limits, self.seen.append, self.gate)
+            app = build_app(Catalog(self.models), self.limits, self.seen.append, self.gate)
             config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off", access_log=False)
             self._server = server = uvicorn.Server(config)
             self.inference = app.state.inference

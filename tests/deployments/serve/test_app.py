@@ -51,7 +51,8 @@ def test_the_autoscaling_rules_reach_the_policy_that_serve_makes_of_its_configur
 
 
 def test_the_batching_of_the_configuration_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    from deployments.config import ModelRef, parse_config
+    from deployments.config import parse_config
+    from deployments.config_models import ModelRef
     from deployments.serve.loaded_models import load_engine
     from dpiframe_core.bundle import bundle
     from dpiframe_core.engine import engine

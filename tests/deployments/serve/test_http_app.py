@@ -12,6 +12,7 @@ from deployments.access.gate import Gate
 from deployments.batching.batcher import RowBatcher
 from deployments.config import Limits
 from deployments.metrics import RequestSeen
+from deployments.scoring.catalog import Catalog
 from deployments.scoring.served_model import ServedModel
 from deployments.serve.http_app import build_app
 from dpiframe_core.engine.buckets import BatchSizes
@@ -48,7 +49,7 @@ class Service:
             )
             for e in self.engines
         }
-        self.app = build_app(self.models, self.limits, self.seen.append, self.gate)
+        self.app = build_app(Catalog(self.models), self.limits, self.seen.append, self.gate)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test") as client:
             try:
                 await body(client)
