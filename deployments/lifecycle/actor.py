@@ -14,10 +14,11 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayTaskError
 
+from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig
 from deployments.lifecycle.control import Control, FixedModels
 from deployments.lifecycle.coordinator import Coordinator
-from deployments.lifecycle.desired import Desired
+from deployments.lifecycle.desired import desired_of
 from deployments.lifecycle.follower import Follower, Host
 from deployments.lifecycle.members import Member, Report, Wish
 from deployments.lifecycle.state_file import StateFile
@@ -94,10 +95,14 @@ class RayLink:
         return handle
 
 
-def follower_of(
-    host: Host, config: DeploymentConfig, desired: Desired, *, scores: bool, answers: bool
-) -> tuple[Follower, Control]:
-    """That of the replica whose process this is, and whom its clients ask for changes."""
+async def follower_of(host: Host, config: DeploymentConfig, *, scores: bool, answers: bool) -> tuple[Follower, Control]:
+    """That of the replica whose process this is, and whom its clients ask for changes.
+
+    Raises:
+        BundleError, ConfigError: see `desired_of` and `check_models_root`.
+    """
+    check_models_root(config)
+    desired = await asyncio.to_thread(desired_of, config.models)
     context = ray.get_runtime_context()
     said = json.dumps([config.models_root, *(ref.model_dump(mode="json") for ref in config.models)])
     digest = hashlib.sha256(said.encode()).hexdigest()

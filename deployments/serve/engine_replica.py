@@ -11,7 +11,7 @@ import ray
 from deployments.config import DeploymentConfig
 from deployments.fanin.handshake import meeting_place
 from deployments.lifecycle.actor import follower_of
-from deployments.lifecycle.desired import Desired, desired_of
+from deployments.lifecycle.desired import Desired
 from deployments.lifecycle.release import Key, Release
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
@@ -35,8 +35,7 @@ class EngineReplica:
         self._metrics = RayMetrics()
         self._batchers: dict[str, FanInBatcher] = {}
         log_to_stderr(config.log_level, config.log_format)
-        desired = await asyncio.to_thread(desired_of, config.models)
-        self._follower, _ = follower_of(self, config, desired, scores=True, answers=False)
+        self._follower, _ = await follower_of(self, config, scores=True, answers=False)
         await self._follower.start()
         place = meeting_place(config.application, ray.get_runtime_context().get_node_id())
         self._acceptor = Acceptor(place, self._batchers)

@@ -16,7 +16,7 @@ from deployments.access.models_root import check_below
 from deployments.config import DeploymentConfig
 from deployments.fanin.handshake import meeting_place
 from deployments.lifecycle.actor import follower_of
-from deployments.lifecycle.desired import Desired, desired_of
+from deployments.lifecycle.desired import Desired
 from deployments.lifecycle.follower import Follower
 from deployments.lifecycle.release import Key, Release
 from deployments.lifecycle.serving import route
@@ -54,9 +54,8 @@ class IngressReplica(GrpcMethods):
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
         config = self._config
+        self._follower, control = await follower_of(self, config, scores=False, answers=True)
         self._engines = expected_engines(config, ray.nodes(), self._node)
-        desired = await asyncio.to_thread(desired_of, config.models)
-        self._follower, control = follower_of(self, config, desired, scores=False, answers=True)
         await self._follower.start()
         app, self._bypass = replica_app(self, config, self._catalog, self._metrics, control)
         return app

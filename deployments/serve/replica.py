@@ -3,7 +3,6 @@
 Serve calls it started only when every model is loaded, verified and warm, since from then on HAProxy sends it requests.
 """
 
-import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ from ray import serve
 
 from deployments.config import DeploymentConfig
 from deployments.lifecycle.actor import follower_of
-from deployments.lifecycle.desired import Desired, desired_of
+from deployments.lifecycle.desired import Desired
 from deployments.lifecycle.follower import Follower
 from deployments.lifecycle.release import Key, Release
 from deployments.lifecycle.serving import route
@@ -49,8 +48,7 @@ class Replica(GrpcMethods):
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
         config = self._config
-        desired = await asyncio.to_thread(desired_of, config.models)
-        self._follower, control = follower_of(self, config, desired, scores=True, answers=True)
+        self._follower, control = await follower_of(self, config, scores=True, answers=True)
         await self._follower.start()
         app, self._bypass = replica_app(self, config, self._catalog, self._metrics, control)
         return app

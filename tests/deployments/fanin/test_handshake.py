@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from deployments.config import MOST_ENGINES
+from deployments.config import MOST_ENGINES, parse_config
 from deployments.fanin import handshake
 from deployments.fanin.acceptor import Acceptor
 from deployments.fanin.batcher import FanInBatcher
@@ -129,7 +129,8 @@ def test_an_engine_whose_acceptor_has_broken_is_unwell(node: str, monkeypatch: p
     from deployments.serve.loaded_models import LoadedModels
 
     acceptor = Acceptor(meeting_place("test", node), {})
-    replica: Any = SimpleNamespace(_loaded=LoadedModels(), _acceptor=acceptor)
+    replica: Any = SimpleNamespace(_loaded=LoadedModels(parse_config({"models": [{"path": "m"}]}, "test")), _acceptor=acceptor)
+    replica._follower = SimpleNamespace(check=lambda: None)
     EngineReplica.check_health(replica)
     with monkeypatch.context() as broken:
         broken.setattr(acceptor, "_thread", threading.Thread())

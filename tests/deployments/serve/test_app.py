@@ -156,16 +156,18 @@ def replicas(loaded: Any) -> list[tuple[Any, Any]]:
     from deployments.serve.engine_replica import EngineReplica
     from deployments.serve.replica import Replica
 
-    return [(Replica, SimpleNamespace(_loaded=loaded)), (EngineReplica, SimpleNamespace(_loaded=loaded, _acceptor=None))]
+    held = {"_loaded": loaded, "_follower": SimpleNamespace(check=lambda: None)}
+    return [(Replica, SimpleNamespace(**held)), (EngineReplica, SimpleNamespace(**held, _acceptor=None))]
 
 
 def test_a_failed_engine_makes_a_replica_of_either_kind_unhealthy() -> None:
+    from deployments.config import parse_config
     from deployments.serve.loaded_models import LoadedModels
 
     def failed() -> None:
         raise Unavailable("engine: device cuda:0 failed: an illegal memory access")
 
-    loaded: Any = LoadedModels()
+    loaded: Any = LoadedModels(parse_config(MODEL, "test"))
     for kind, replica in replicas(loaded):
         loaded._engines = {"well": SimpleNamespace(check=lambda: None)}
         kind.check_health(replica)
@@ -175,34 +177,18 @@ def test_a_failed_engine_makes_a_replica_of_either_kind_unhealthy() -> None:
 
 
 def test_a_replica_of_either_kind_reports_its_load_over_all_models() -> None:
+    from deployments.config import parse_config
     from deployments.serve.load_meter import LoadMeter
     from deployments.serve.loaded_models import LoadedModels
 
     for i in range(2):
         now = [0.0]
         models = [SimpleNamespace(queued_rows=3, busy_s=0.0), SimpleNamespace(queued_rows=4, busy_s=0.0)]
-        loaded: Any = LoadedModels()
+        loaded: Any = LoadedModels(parse_config(MODEL, "test"))
         loaded._meter = LoadMeter(lambda now=now: now[0], lambda: 0.0)
-        for model in models:
-            loaded.meter(model)
+        for version, model in enumerate(models):
+            loaded.meter(("m", str(version)), model)
         kind, replica = replicas(loaded)[i]
         now[0], models[0].busy_s, models[1].busy_s = 10.0, 1.5, 0.5
         load = asyncio.run(kind.record_autoscaling_stats(replica))
         assert load == {"queued_rows": 7, "device_share": 0.2, "loop_share": 0}
-
-
-def test_models_are_loaded_in_their_order_under_distinct_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    from deployments.config import parse_config
-    from deployments.serve import loaded_models
-
-    monkeypatch.setattr(
-        loaded_models, "load_engine", lambda config, ref: SimpleNamespace(manifest=SimpleNamespace(name=f"of {ref.path}"))
-    )
-
-    async def names(*models: dict[str, str]) -> list[str]:
-        loaded = loaded_models.LoadedModels()
-        return [name async for name, _, _ in loaded.load(parse_config({"models": list(models)}, "test"))]
-
-    assert asyncio.run(names({"path": "b"}, {"path": "a", "name": "c"})) == ["of b", "c"]
-    with pytest.raises(ConfigError, match=r"models: got 'of b' twice, expected distinct names \(give one of them"):
-        asyncio.run(names({"path": "b"}, {"path": "b"}))

@@ -521,7 +521,5 @@ def _references(node: Any) -> list[str]:
 
 
 def test_a_model_must_be_found_before_it_is_served() -> None:
-    from deployments.scoring.served_model import find
-
     with pytest.raises(InputError, match=r"model: got None, expected one of \[\]"):
-        find({}, None, None)
+        Catalog().find(None, None)
