@@ -27,13 +27,15 @@ from dpiframe_core.errors import DPIFrameError, Unavailable
 _NAMESPACE = "serve"
 _CALLS = 1000  # at once: each replica has one open at all times
 _LOOK_S = 10.0
+_SETTLE_S = 3.0
 
 
 class CoordinatorActor:
     """What Ray makes an actor of."""
 
     def __init__(self, state_file: str | None) -> None:
-        self._coordinator = Coordinator(StateFile(state_file))
+        again = ray.get_runtime_context().was_current_actor_reconstructed
+        self._coordinator = Coordinator(StateFile(state_file), settle_s=_SETTLE_S if again else 0.0)
         self._end: asyncio.Task[None] | None = None
 
     async def call(self, method: str, *args: Any, **named: Any) -> Any:

@@ -40,10 +40,11 @@ class Coordinator:
 
     Args:
         file: remembers each change.
-        settle_s: after its start, how long all members have to call before anything is changed.
+        settle_s: how long those who have followed another one before have to call, until anybody else is told what is served
+            and anything is changed.
     """
 
-    def __init__(self, file: StateFile, settle_s: float = 3.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, file: StateFile, settle_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._file, self._clock = file, clock
         self._settled_at = clock() + settle_s
         self._epoch, self._serial = secrets.token_hex(4), 0
@@ -58,6 +59,8 @@ class Coordinator:
 
     async def follow(self, member: Member, report: Report) -> Wish:
         """The newest wish, as soon as it is another one than the member has seen; or the same, in a second."""
+        if not report.epoch:
+            await self._settled()
         await self.hear(member, report)
         known = report.seen if report.epoch == self._epoch else -1
         with contextlib.suppress(TimeoutError):
@@ -65,7 +68,7 @@ class Coordinator:
                 await self._news.wait_for(lambda: self._serial > known)
         assert self._desired is not None
         if member.digest != self._digest:  # of a configuration that is being replaced: it stays as it is until it is stopped
-            return Wish(self._epoch, self._serial, tuple(report.desired.releases.values()), report.desired)
+            return Wish(self._epoch, self._serial)
         wanted = self._desired.releases
         for part in ("scores", "answers"):
             if getattr(member, part):
@@ -183,16 +186,19 @@ class Coordinator:
 
     @contextlib.asynccontextmanager
     async def _change(self) -> AsyncIterator[Desired]:
+        await self._settled()
         if self._changing.locked():
             raise Conflict("models: got a change while another one is under way, expected one at a time")
         async with self._changing:
-            await asyncio.sleep(max(0.0, self._settled_at - self._clock()))
             if self._desired is None:
                 raise Unavailable("models: got no replica yet, expected one")
             if any(seat.member.digest != self._digest for seat in self._forget_the_silent()):
                 rule = "all of them to have one configuration: wait until the rollout is over"
                 raise Conflict(f"replicas: got some with another configuration, expected {rule}")
             yield self._desired
+
+    async def _settled(self) -> None:
+        await asyncio.sleep(max(0.0, self._settled_at - self._clock()))
 
     async def _load(self, release: Release) -> None:
         """Phase one: every engine first, for an ingress looks for those that have it."""

@@ -46,7 +46,8 @@ class Follower:
         self.desired = desired
         self._host, self._member, self._link = host, member, link
         self._wish: Wish | None = None
-        self._epoch, self._applied = "", -1
+        self._seen = "", -1
+        self._applied = "", -1
         self._loaded: dict[Key, Release] = {}
         self._failed: dict[Key, str] = {}
         self._came = asyncio.Event()
@@ -95,18 +96,19 @@ class Follower:
         while True:
             try:
                 wish = await link.follow(self._member, self._report())
-            except DPIFrameError as error:
-                self._fault = error
-                self._came.set()
-                return
             except Exception as error:
+                if isinstance(error, DPIFrameError) and not self._seen[0]:  # it does not know what is to be served
+                    self._fault = error
+                    self._came.set()
+                    return
                 log.warning("the coordinator of models cannot be reached: %s", error)
                 await asyncio.sleep(_RETRY_S)
                 continue
-            known = self._wish
-            if known is None or (wish.epoch, wish.serial) != (known.epoch, known.serial):
-                self._wish = wish
-                self._came.set()
+            if (wish.epoch, wish.serial) != self._seen:
+                self._seen = wish.epoch, wish.serial
+                if wish.desired is not None:
+                    self._wish = wish
+                    self._came.set()
 
     async def _carry_out(self) -> None:
         while True:
@@ -120,6 +122,7 @@ class Follower:
             await self._tell()
 
     async def _apply(self, wish: Wish, *, first: bool = False) -> None:
+        desired = wish.desired or self.desired
         wanted = {release.key: release for release in wish.releases}
         self._failed = {key: why for key, why in self._failed.items() if key in wanted}
         for key, release in wanted.items():
@@ -130,25 +133,25 @@ class Follower:
                     raise Unavailable(f"{release.path}: got it in the place of a version {release.version} loaded before")
                 await self._host.load(release)
             except DPIFrameError as error:
-                if first and key in wish.desired.releases:
+                if first and key in desired.releases:
                     raise
                 self._failed[key] = str(error)
             except Exception as error:
-                if first and key in wish.desired.releases:
+                if first and key in desired.releases:
                     raise
                 log.exception("loading version %s of %s failed", release.version, release.model)
                 self._failed[key] = f"{type(error).__name__}: {error}"
             else:
                 self._loaded[key] = release
-        if not self._failed.keys() & wish.desired.releases.keys():
-            self._host.route(wish.desired)
-            self.desired = wish.desired
+        if not self._failed.keys() & desired.releases.keys():
+            self._host.route(desired)
+            self.desired = desired
             for key in [key for key in self._loaded if key not in wanted]:
                 del self._loaded[key]
                 await self._host.unload(key)
-        lacking = [why for key, why in self._failed.items() if key in wish.desired.releases]
+        lacking = [why for key, why in self._failed.items() if key in desired.releases]
         self._fault = Unavailable(f"models: {lacking[0]}") if lacking else None
-        self._epoch, self._applied = wish.epoch, wish.serial
+        self._applied = wish.epoch, wish.serial
 
     async def _tell(self) -> None:
         if self._link is not None:
@@ -156,11 +159,11 @@ class Follower:
                 await self._link.hear(self._member, self._report())
 
     def _report(self) -> Report:
-        seen = self._wish
+        epoch, seen = self._seen
         return Report(
-            epoch="" if seen is None else seen.epoch,
-            seen=-1 if seen is None else seen.serial,
-            applied=self._applied if seen is not None and seen.epoch == self._epoch else -1,
+            epoch=epoch,
+            seen=seen,
+            applied=self._applied[1] if self._applied[0] == epoch else -1,
             desired=self.desired,
             loaded=tuple(self._loaded),
             failed=dict(self._failed),

@@ -42,10 +42,10 @@ class Report:
 class Wish:
     """What a member is to do: hold these releases and no others, and hand requests out as `desired` says.
 
-    `epoch` names the coordinator, `serial` counts its wishes.
+    `epoch` names the coordinator, `serial` counts its wishes. Without `desired` the member stays as it is.
     """
 
     epoch: str
     serial: int
-    releases: tuple[Release, ...]
-    desired: Desired
+    releases: tuple[Release, ...] = ()
+    desired: Desired | None = None

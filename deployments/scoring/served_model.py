@@ -20,6 +20,9 @@ from dpiframe_core.features.schema import Feature, FeatureSchema, Table
 from dpiframe_core.graph.architecture import Architecture
 
 
+_LAST_REQUEST_S = 60.0
+
+
 class ManifestLike(Protocol):
     @property
     def name(self) -> str: ...
@@ -80,8 +83,10 @@ class InUse:
         self._users -= 1
 
     async def over(self) -> None:
-        """Returns once nobody is."""
-        while self._users:
+        """Returns once nobody is; after a minute in any case."""
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + _LAST_REQUEST_S
+        while self._users and loop.time() < give_up:
             await asyncio.sleep(0.01)
 
 
