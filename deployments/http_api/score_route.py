@@ -100,7 +100,7 @@ class ScoreRoute:
         return served, served.form.parse_rest(stream.rest, stream.candidates)
 
     def _chosen(self, job: Job, found: ServedModel, request: ScoreInput) -> ServedModel:
-        return self._models.choose(found, request.version, request.options.key, request.context, job.request_id)
+        return self._models.choose(found, request.version, request.options.key, request.context.get, job.request_id)
 
 
 def _read_alike(one: ServedModel, other: ServedModel) -> bool:

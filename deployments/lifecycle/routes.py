@@ -159,7 +159,10 @@ def _release(root: str | None, model: str, version: str, path: str, tables: Tabl
     """Raises InputError for what names no version or leads out of the root, LoadFailed for a bundle without a manifest."""
     if root is None:
         return Release(model=model, version=version, path=path, fingerprint="")  # refused by the control
-    ref = ModelRef(path=str(Path(root) / path), name=model, version=version, tables=tables)
+    try:
+        ref = ModelRef(path=str(Path(root) / path), name=model, version=version, tables=tables)
+    except InputError as error:
+        raise error.at(error.where.removeprefix("ModelRef.")) from None
     try:
         check_below(root, ref.path, ref.tables, "body")
         return Release.of(ref)

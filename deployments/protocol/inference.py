@@ -3,12 +3,13 @@
 Knows neither HTTP nor gRPC: `rest` and `grpc_service` give it both.
 """
 
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
-from deployments.protocol.input import encode
+from deployments.protocol.input import encode, first_value
 from deployments.protocol.request import InferRequest
 from deployments.scoring.catalog import Catalog
 from deployments.scoring.scoring import Job, Scoring
@@ -89,7 +90,7 @@ class Inference:
                 raise InputError("outputs", output.name, SCORES)
         # Anew: what there was when the body began to come may be gone.
         served, parameters = self._served(name, of_version), request.parameters
-        served = self._models.choose(served, of_version or None, parameters.key, {}, job.request_id)
+        served = self._models.choose(served, of_version or None, parameters.key, partial(first_value, request), job.request_id)
         job.model, job.version = served.info.name, served.info.version
         scored = await self.scoring.score(
             job,

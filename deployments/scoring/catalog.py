@@ -1,7 +1,7 @@
 """The models of a process: every version that is loaded here, and which of them scores a request. Knows no HTTP and no Ray."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 
 from deployments.scoring.served_model import ServedModel
@@ -87,17 +87,22 @@ class Catalog:
         return [served.info.version for served in self if served.info.name == name]
 
     def choose(
-        self, found: ServedModel, version: str | None, key: str | None, context: Mapping[str, object], request_id: str
+        self,
+        found: ServedModel,
+        version: str | None,
+        key: str | None,
+        value_of: Callable[[str], object],
+        request_id: str,
     ) -> ServedModel:
         """Which version scores a request: the one that it asks for, or the one that its key is shared out to.
 
         Args:
-            found: what `find` returned for it.
+            found: what `find` returned for it. value_of: its value of a feature, or None.
         """
         share = self._shares.get(found.info.name, _ALONE)
         if version is not None or share.canary is None:
             return found
-        if key is None and share.by is not None and (value := context.get(share.by)) is not None:
+        if key is None and share.by is not None and (value := value_of(share.by)) is not None:
             key = str(value)
         return share.canary if place_of(found.info.name, key or request_id) < share.percent else found
 

@@ -19,7 +19,6 @@ from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Feature, FeatureSchema, Table
 from dpiframe_core.graph.architecture import Architecture
 
-
 _LAST_REQUEST_S = 60.0
 
 
