@@ -237,6 +237,7 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "deployments/cli": {
         "deployments/access": "dpiframe token",
+        "deployments/client": "dpiframe models sends a token as clients do",
         "deployments/demo": "dpiframe demo",
         "deployments/offline": "dpiframe score, compress",
         "deployments/serve": "dpiframe serve",
@@ -304,7 +305,10 @@ FASTAPI = {  # replicas name it as a type only
     "deployments/lifecycle/routes.py",
 }
 GRPC = {"deployments/protocol/grpc_service.py"}
-TYPER = {f"deployments/cli/{name}.py" for name in ("main", "terminal", "score_command", "import_command", "token_command")}
+TYPER = {
+    f"deployments/cli/{name}.py"
+    for name in ("main", "terminal", "score_command", "import_command", "token_command", "models_command")
+}
 ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "grpc": GRPC, "typer": TYPER}
 
 # What decides runs anywhere and is tested anywhere: neither torch nor CuPy nor Ray, not through another module either.

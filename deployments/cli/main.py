@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from deployments.cli.import_command import import_app
+from deployments.cli.models_command import models_app
 from deployments.cli.score_command import score
 from deployments.cli.terminal import BundlePath, Device, Precision, Splitter, by_feature, err, one_line_errors, stdout
 from deployments.cli.token_command import token
@@ -20,6 +21,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="CTR-model inference server."
 )
 app.add_typer(import_app, name="import")
+app.add_typer(models_app, name="models")
 
 _DEMO_BUNDLE = Path("models/demo")
 
