@@ -8,6 +8,8 @@ import asyncio
 import hashlib
 import inspect
 import json
+import logging
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -15,7 +17,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayTaskError
 
 from deployments.access.models_root import check_models_root
-from deployments.config import DeploymentConfig
+from deployments.config import DeploymentConfig, parse_config
 from deployments.lifecycle.control import Control, FixedModels
 from deployments.lifecycle.coordinator import Coordinator
 from deployments.lifecycle.desired import desired_of
@@ -24,10 +26,13 @@ from deployments.lifecycle.members import Member, Report, Wish
 from deployments.lifecycle.state_file import StateFile
 from dpiframe_core.errors import DPIFrameError, Unavailable
 
+log = logging.getLogger(__name__)
+
 _NAMESPACE = "serve"
 _CALLS = 1000  # at once: each replica has one open at all times
 _LOOK_S = 10.0
 _SETTLE_S = 3.0
+_LOAD_S = 600.0
 
 
 class CoordinatorActor:
@@ -95,6 +100,27 @@ class RayLink:
         )
         handle: ActorHandle[Any] = made.remote(self._state_file)
         return handle
+
+
+async def serve_configured(control: Control, config: DeploymentConfig) -> None:
+    """Has all replicas serve the models of a configuration that has changed in nothing else.
+
+    Raises:
+        BundleError, ConfigError: see `desired_of` and `check_models_root`. DPIFrameError: see `Coordinator.become`.
+    """
+    check_models_root(config)
+    desired = await asyncio.to_thread(desired_of, config.models)
+    await control.ask("become", desired, timeout_s=_LOAD_S)
+
+
+async def reconfigure(control: Control | None, config: DeploymentConfig, said: Mapping[str, Any]) -> None:
+    """The same for Serve's `user_config`, `{models: [...]}`. Faults are logged: Serve stops a replica that raises."""
+    try:
+        if control is not None:
+            given = config.model_dump(mode="json", exclude_unset=True) | dict(said)
+            await serve_configured(control, parse_config(given, "user_config").with_absolute_paths())
+    except DPIFrameError as error:
+        log.error("user_config: the models stay as they are: %s", error)
 
 
 async def follower_of(host: Host, config: DeploymentConfig, *, scores: bool, answers: bool) -> tuple[Follower, Control]:

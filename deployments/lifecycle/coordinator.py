@@ -17,14 +17,14 @@ from typing import Any
 from deployments.lifecycle.desired import CanaryOf, Desired, ModelState
 from deployments.lifecycle.members import Member, Report, Wish
 from deployments.lifecycle.refusals import Conflict, LoadFailed, LoadTimeout
-from deployments.lifecycle.release import Key, Release
+from deployments.lifecycle.release import Release
 from deployments.lifecycle.state_file import Remembered, StateFile
 from dpiframe_core.errors import Unavailable
 
 log = logging.getLogger(__name__)
 
 _POLL_S = 1.0  # a member with no news for it is answered after so long, and calls again
-_SILENT_S = 10.0
+_MOST_MISSED = 10  # polls: a member that misses more is taken to be dead
 _UNDO_S = 30.0
 
 
@@ -32,7 +32,7 @@ _UNDO_S = 30.0
 class _Seat:
     member: Member
     report: Report
-    heard_at: float
+    missed: int = 0
 
 
 class Coordinator:
@@ -54,6 +54,7 @@ class Coordinator:
         self._seats: dict[str, _Seat] = {}
         self._changing = asyncio.Lock()
         self._news = asyncio.Condition()
+        self._ticker: asyncio.Task[None] | None = None
 
     # What members call.
 
@@ -81,11 +82,12 @@ class Coordinator:
         Raises:
             ConfigError: the file that remembers is damaged.
         """
+        self._ticker = self._ticker or asyncio.create_task(self._tick(), name="coordinator-tick")
         starting = not report.epoch and member.id not in self._seats
         reconfigured = starting and self._desired is not None and member.digest != self._digest
         async with self._changing if reconfigured else contextlib.nullcontext(), self._news:  # what is under way ends first
             self._learn(member.digest, report.desired, starting)
-            self._seats[member.id] = _Seat(member, report, self._clock())
+            self._seats[member.id] = _Seat(member, report)
             self._news.notify_all()
 
     async def leave(self, member_id: str) -> None:
@@ -121,17 +123,21 @@ class Coordinator:
         """
         async with self._change() as desired:
             new = desired.with_release(release, live=live)
-            if release.key not in desired.releases:
-                try:
-                    async with asyncio.timeout(timeout_s):
-                        await self._load(release)
-                except BaseException as error:
-                    await self._undo()
-                    if isinstance(error, TimeoutError):
-                        rule = "all of them within timeout_s"
-                        raise LoadTimeout(f"replicas: got some not ready after {timeout_s:g} s, expected {rule}") from None
-                    raise
+            await self._load(desired, new, timeout_s)
             await self._settle(desired, new)
+        return self.state()
+
+    async def become(self, configured: Desired, *, timeout_s: float) -> dict[str, Any]:
+        """Serves what a changed configuration says, all of its models at once. Of the same configuration it is asked once.
+
+        Raises:
+            Conflict, LoadFailed, LoadTimeout: as `put`; but it waits for a change that is under way.
+        """
+        async with self._change(wait=True) as desired:
+            if configured.configured != desired.configured:
+                new = desired.reconfigured(configured)
+                await self._load(desired, new, timeout_s)
+                await self._settle(desired, new)
         return self.state()
 
     async def drop(self, model: str, version: str | None) -> dict[str, Any]:
@@ -158,7 +164,6 @@ class Coordinator:
         """What is served, and how far each replica is with it."""
         if self._desired is None:
             raise Unavailable("models: got no replica yet, expected one")
-        self._forget_the_silent()
         replicas = [
             {
                 "id": seat.member.id,
@@ -174,7 +179,7 @@ class Coordinator:
     @property
     def abandoned(self) -> bool:
         """No member has been heard of for so long that none will be."""
-        return self._clock() > self._settled_at + 60 and not self._forget_the_silent()
+        return self._clock() > self._settled_at + 60 and not self._seats
 
     async def _alter(self, model: str, change: Callable[[ModelState], ModelState | None]) -> dict[str, Any]:
         async with self._change() as desired:
@@ -185,14 +190,16 @@ class Coordinator:
         return self.state()
 
     @contextlib.asynccontextmanager
-    async def _change(self) -> AsyncIterator[Desired]:
+    async def _change(self, *, wait: bool = False) -> AsyncIterator[Desired]:
         await self._settled()
-        if self._changing.locked():
+        if self._changing.locked() and not wait:
             raise Conflict("models: got a change while another one is under way, expected one at a time")
         async with self._changing:
-            if self._desired is None:
-                raise Unavailable("models: got no replica yet, expected one")
-            if any(seat.member.digest != self._digest for seat in self._forget_the_silent()):
+            seats = self._seats.values()
+            parts = any(seat.member.scores for seat in seats) and any(seat.member.answers for seat in seats)
+            if self._desired is None or not parts:
+                raise Unavailable("replicas: got none, or none of the engines, expected some to make a change")
+            if any(seat.member.digest != self._digest for seat in seats):
                 rule = "all of them to have one configuration: wait until the rollout is over"
                 raise Conflict(f"replicas: got some with another configuration, expected {rule}")
             yield self._desired
@@ -200,11 +207,22 @@ class Coordinator:
     async def _settled(self) -> None:
         await asyncio.sleep(max(0.0, self._settled_at - self._clock()))
 
-    async def _load(self, release: Release) -> None:
-        """Phase one: every engine first, for an ingress looks for those that have it."""
-        for part in ("scores", "answers"):
-            self._also[part] = (release,)
-            await self._carried_out(part, release.key)
+    async def _load(self, old: Desired, new: Desired, timeout_s: float) -> None:
+        """Phase one: every engine first, for an ingress looks for those that have a version."""
+        missing = tuple(release for key, release in new.releases.items() if key not in old.releases)
+        if not missing:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                for part in ("scores", "answers"):
+                    self._also[part] = missing
+                    await self._carried_out(part, missing)
+        except BaseException as error:
+            await self._undo()
+            if isinstance(error, TimeoutError):
+                rule = "all of them within timeout_s"
+                raise LoadTimeout(f"replicas: got some not ready after {timeout_s:g} s, expected {rule}") from None
+            raise
 
     async def _undo(self) -> None:
         for part in ("answers", "scores"):  # an engine holds what an ingress may still ask it for
@@ -228,25 +246,26 @@ class Coordinator:
             self._also["scores"] = ()
             await self._carried_out("scores")
 
-    async def _carried_out(self, part: str, key: Key | None = None) -> None:
+    async def _carried_out(self, part: str, needed: tuple[Release, ...] = ()) -> None:
         """Has the members of that part do what they are to do now; returns once each has, or is silent.
 
         Raises:
-            LoadFailed: one could not load `key`.
+            LoadFailed: one could not load what is needed.
         """
         async with self._news:
             self._serial += 1
             serial = self._serial
             self._news.notify_all()
             while True:
-                seats = [seat for seat in self._forget_the_silent() if getattr(seat.member, part)]
+                seats = [seat for seat in self._seats.values() if getattr(seat.member, part)]
                 for seat in seats:
-                    if key is not None and self._has_applied(seat, serial) and key in seat.report.failed:
-                        raise LoadFailed(f"{seat.report.failed[key]} (replica {seat.member.id} on {seat.member.node})")
+                    lacking = [release.key for release in needed if release.key in seat.report.failed]
+                    if lacking and self._has_applied(seat, serial):
+                        why = seat.report.failed[lacking[0]]
+                        raise LoadFailed(f"{why} (replica {seat.member.id} on {seat.member.node})")
                 if all(self._has_applied(seat, serial) for seat in seats):
                     return
-                with contextlib.suppress(TimeoutError):  # nobody tells that a member is silent
-                    await asyncio.wait_for(self._news.wait(), _POLL_S)
+                await self._news.wait()
 
     def _has_applied(self, seat: _Seat, serial: int) -> bool:
         return seat.report.epoch == self._epoch and seat.report.applied >= serial
@@ -254,10 +273,14 @@ class Coordinator:
     def _is_current(self, seat: _Seat) -> bool:
         return self._has_applied(seat, self._serial) and seat.member.digest == self._digest
 
-    def _forget_the_silent(self) -> list[_Seat]:
-        """Who is left."""
-        now = self._clock()
-        for seat in [s for s in self._seats.values() if now - s.heard_at > _SILENT_S]:
-            log.warning("replica %s has not been heard of for %g s", seat.member.id, _SILENT_S)
-            del self._seats[seat.member.id]
-        return list(self._seats.values())
+    async def _tick(self) -> None:
+        """Forgets who is silent. Counted in turns of this loop: while it stands still, it hears nobody, and misses nobody."""
+        while True:
+            await asyncio.sleep(_POLL_S)
+            for seat in list(self._seats.values()):
+                seat.missed += 1
+                if seat.missed > _MOST_MISSED:
+                    log.warning("replica %s has not been heard of for %d polls", seat.member.id, _MOST_MISSED)
+                    del self._seats[seat.member.id]
+            async with self._news:
+                self._news.notify_all()

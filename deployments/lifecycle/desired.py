@@ -1,5 +1,6 @@
 """What a service is to serve: models, versions, and who gets which requests. Frozen data; a change is another value."""
 
+import hashlib
 from collections.abc import Iterable
 from typing import Annotated, Self
 
@@ -93,10 +94,11 @@ class ModelState(Strict):
 
 
 class Desired(Strict):
-    """All models by name. `revision` goes up with each change."""
+    """All models by name. `revision` goes up with each change. `configured`: of the configuration that it began with."""
 
     models: dict[Name, ModelState]
     revision: Annotated[int, Field(ge=0)] = 0
+    configured: str = ""
 
     @property
     def releases(self) -> dict[Key, Release]:
@@ -137,6 +139,25 @@ class Desired(Strict):
         state = state.with_live(release.version) if live else state
         return self if state == self.models[release.model] else self.changed(release.model, state)
 
+    def reconfigured(self, configured: Self) -> Self:
+        """What another configuration says. A version that was live and is no more is kept for a rollback.
+
+        Raises:
+            Conflict: a version is there, with another bundle.
+        """
+        models = dict(configured.models)
+        for name, was in self.models.items():
+            if (state := models.get(name)) is None:
+                continue
+            for release in state.releases:
+                if release.version in was.versions and was.release(release.version) != release:
+                    got = f"{release.version!r} of {name!r} with another bundle than the one loaded"
+                    raise Conflict(f"version: got {got}, expected a version of its own")
+            if state.live != was.live and was.live not in state.versions:
+                state = state.model_copy(update={"releases": (*state.releases, was.release(was.live))})
+            models[name] = state.model_copy(update={"previous": was.live if state.live != was.live else None})
+        return configured.model_copy(update={"models": models, "revision": self.revision + 1})
+
 
 def desired_of(refs: Iterable[ModelRef]) -> Desired:
     """What a configuration asks for. Reads each bundle's manifest.
@@ -167,4 +188,5 @@ def desired_of(refs: Iterable[ModelRef]) -> Desired:
         if ref.canary is not None:
             state = state.with_canary(CanaryOf(version=release.version, **ref.canary.model_dump()))
         models[release.model] = state if ref.canary is not None else state.with_shadow(release.version)
-    return Desired(models=models)
+    text = Desired(models=models).model_dump_json()
+    return Desired(models=models, configured=hashlib.sha256(text.encode()).hexdigest())

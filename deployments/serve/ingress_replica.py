@@ -15,7 +15,8 @@ from ray import serve
 from deployments.access.models_root import check_below
 from deployments.config import DeploymentConfig
 from deployments.fanin.handshake import meeting_place
-from deployments.lifecycle.actor import follower_of
+from deployments.lifecycle.actor import follower_of, reconfigure
+from deployments.lifecycle.control import Control
 from deployments.lifecycle.desired import Desired
 from deployments.lifecycle.follower import Follower
 from deployments.lifecycle.release import Key, Release
@@ -48,17 +49,22 @@ class IngressReplica(GrpcMethods):
         self._metrics = RayMetrics()  # of requests, and of what is served: the engine reports batches and what waits
         self._bypass: ServeBypass | None = None
         self._follower: Follower | None = None
+        self._control: Control | None = None
         self._engines = 1
         self._node = ray.get_runtime_context().get_node_id()
         log_to_stderr(config.log_level, config.log_format)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
         config = self._config
-        self._follower, control = await follower_of(self, config, scores=False, answers=True)
+        self._follower, self._control = await follower_of(self, config, scores=False, answers=True)
         self._engines = expected_engines(config, ray.nodes(), self._node)
         await self._follower.start()
-        app, self._bypass = replica_app(self, config, self._catalog, self._metrics, control)
+        app, self._bypass = replica_app(self, config, self._catalog, self._metrics, self._control)
         return app
+
+    async def reconfigure(self, said: dict[str, Any]) -> None:
+        """Asked by Serve when `user_config` has changed, at no other replica's cost."""
+        await reconfigure(self._control, self._config, said)
 
     async def load(self, release: Release) -> None:
         """As `Host.load`, once the engines of this node have it: at the start as many as will come, later one or more."""

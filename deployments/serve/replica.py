@@ -4,12 +4,13 @@ Serve calls it started only when every model is loaded, verified and warm, since
 """
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
 from deployments.config import DeploymentConfig
-from deployments.lifecycle.actor import follower_of
+from deployments.lifecycle.actor import follower_of, reconfigure
+from deployments.lifecycle.control import Control
 from deployments.lifecycle.desired import Desired
 from deployments.lifecycle.follower import Follower
 from deployments.lifecycle.release import Key, Release
@@ -44,14 +45,19 @@ class Replica(GrpcMethods):
         self._metrics = RayMetrics()
         self._bypass: ServeBypass | None = None
         self._follower: Follower | None = None
+        self._control: Control | None = None
         log_to_stderr(config.log_level, config.log_format)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
         config = self._config
-        self._follower, control = await follower_of(self, config, scores=True, answers=True)
+        self._follower, self._control = await follower_of(self, config, scores=True, answers=True)
         await self._follower.start()
-        app, self._bypass = replica_app(self, config, self._catalog, self._metrics, control)
+        app, self._bypass = replica_app(self, config, self._catalog, self._metrics, self._control)
         return app
+
+    async def reconfigure(self, said: dict[str, Any]) -> None:
+        """Asked by Serve when `user_config` has changed, at no other replica's cost."""
+        await reconfigure(self._control, self._config, said)
 
     async def load(self, release: Release) -> None:
         """As `Host.load`."""

@@ -20,7 +20,6 @@ from dpiframe_core.errors import BundleError
 def hurry(patch: pytest.MonkeyPatch) -> None:
     """Waits of seconds become such of milliseconds."""
     patch.setattr(coordinator_module, "_POLL_S", 0.02)
-    patch.setattr(coordinator_module, "_SILENT_S", 0.15)
     patch.setattr(follower_module, "_RETRY_S", 0.01)
 
 
@@ -52,11 +51,14 @@ class Service:
         return replica
 
     def restart_coordinator(self) -> None:
+        if self.coordinator._ticker is not None:
+            self.coordinator._ticker.cancel()
         self.coordinator = Coordinator(self.file, settle_s=0.05)
 
     async def close(self) -> None:
         for replica in list(self.replicas):
             await replica.kill()
+        self.restart_coordinator()
 
 
 class FakeReplica:

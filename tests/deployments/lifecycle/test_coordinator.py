@@ -226,7 +226,7 @@ def test_while_a_configuration_is_rolled_out_its_old_replicas_stay_as_they_are_a
             await put(service, "3")
         for old in service.replicas[:2]:
             await old.kill()
-        await asyncio.sleep(0.2)
+        await until(lambda: len(service.coordinator.state()["replicas"]) == 1)
         await put(service, "10")
         assert live(service) == ["10"]
         assert new.routed is not None
@@ -254,6 +254,33 @@ def test_several_models_have_versions_of_their_own() -> None:
         assert all(set(r.loaded) == {("m", "1"), ("m", "2"), ("other", "1")} for r in service.replicas)
         await service.coordinator.drop("m", None)
         assert all(set(r.loaded) == {("other", "1")} for r in service.replicas)
+        await service.close()
+
+    run(body())
+
+
+def test_a_changed_configuration_is_followed_once_whatever_else_was_changed_since() -> None:
+    def configured(said: str, *versions: str) -> Desired:
+        return one(*versions).model_copy(update={"configured": said})
+
+    async def body() -> None:
+        service = await started("fanin")
+        become = service.coordinator.become
+        await asyncio.gather(*(become(configured("b", "2", "3"), timeout_s=10) for _ in range(3)))  # as replicas hear of it
+        assert live(service) == ["2", "2"]
+        assert all({version for _, version in replica.loaded} == {"1", "2", "3"} for replica in service.replicas)
+        await service.coordinator.roll_back("m")
+        await become(configured("b", "2", "3"), timeout_s=10)  # a replica that starts later hears of it again
+        assert live(service) == ["1", "1"]
+        service.bad.add("4")
+        with pytest.raises(LoadFailed):
+            await become(configured("c", "4"), timeout_s=10)
+        assert live(service) == ["1", "1"]
+        other = one("1").changed("m", one("1").model("m").model_copy(update={"releases": (release("1", bundle="x"),)}))
+        with pytest.raises(Conflict, match="version: got '1' of 'm' with another bundle than the one loaded"):
+            await become(other.model_copy(update={"configured": "d"}), timeout_s=10)
+        await become(configured("e", "1"), timeout_s=10)
+        assert all(set(replica.loaded) == {("m", "1")} for replica in service.replicas)
         await service.close()
 
     run(body())

@@ -121,6 +121,14 @@ def test_versions_change_under_load_without_a_failed_request(topology: str, root
             assert len(state["replicas"]) == (4 if topology == "fanin" else 2)
             load.until(lambda seen: seen["2"] >= 20)
             assert set(load.seen) == {"2"}
+            # A changed configuration.
+            config["models"] = [{"path": str(root / "demo-3")}, {"path": str(root / "demo-2"), "canary": {"percent": 10}}]
+            (tmp_path / "config.yaml").write_text(json.dumps(config))
+            server.process.send_signal(signal.SIGUSR1)
+            server.wait_for("The models are those of the configuration.")
+            load.until(lambda seen: seen["3"] >= 20)
+            state = ask("POST", "/rollback")
+            assert (state["live"], state["previous"], state["canary"]) == ("2", "3", None)
         assert load.failed == []
         assert "Traceback" not in server.output
         # A replica that starts later serves what is current.
