@@ -16,6 +16,7 @@ from deployments.batching.refusals import check_room
 from deployments.batching.row_queue import Part, RowQueue, Ticket
 from deployments.batching.run_times import RunTimes
 from deployments.metrics import BatchSeen
+from dpiframe_core.errors import Unavailable
 from dpiframe_core.features.row_block import BatchResult, RowBlock
 
 log = logging.getLogger(__name__)
@@ -61,6 +62,10 @@ class _Batch(NamedTuple, Generic[W]):
     rows: int
     bound_at: float
     more: bool
+
+
+def _ended(blocks: Sequence[RowBlock]) -> BatchResult:
+    raise Unavailable("lanes: got a batch after they have ended, expected none")
 
 
 class Dispatcher(Generic[W]):
@@ -247,3 +252,6 @@ class Dispatcher(Generic[W]):
             self._alive -= 1
             if not self._alive:
                 os.close(self.wake_fd)
+                self._run = (
+                    _ended  # an engine's memory is not to wait until a collection finds this in its cycle with `replies`
+                )

@@ -359,7 +359,11 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule()
     def lose_the_coordinator(self) -> None:
-        self.service.restart_coordinator()
+        async def found() -> None:  # within the time that a new one gives them, which stands still between two rules
+            self.service.restart_coordinator()
+            await until(lambda: len(self.service.coordinator._seats) == len(self.service.replicas))
+
+        self.run(found())
 
     @invariant()
     def everybody_serves_the_same_and_holds_nothing_else(self) -> None:
