@@ -29,7 +29,7 @@ COPY dpiframe_core dpiframe_core
 COPY deployments deployments
 COPY configs configs
 # Editable, as in the repository: the package name `kernels` is also another project's, and this one must be the one found.
-RUN pip install -e '.[gpu]'
+RUN pip install -e '.[gpu,tracing]'
 
 USER dpiframe
 EXPOSE 8000

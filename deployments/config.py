@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from deployments.config_faults import fault_lines
 from deployments.config_models import ModelRef
+from deployments.config_observed import Metrics, ScoreLog, Tracing
 from dpiframe_core.errors import ConfigError, shown
 from dpiframe_core.strict import Name, Strict
 from dpiframe_core.strict_yaml import load_yaml
@@ -45,15 +46,6 @@ class Grpc(Strict):
     """Where gRPC clients connect, on the host of `Http`. Replicas then listen on every interface too (docs/protocol.md)."""
 
     port: Annotated[int, Field(ge=1, le=65535)] = 8001
-
-
-class Metrics(Strict):
-    """Ray's Prometheus endpoint of each node, on all interfaces: null has the launcher take a free port at each start.
-
-    On a cluster that runs before, the port is Ray's (`ray start --metrics-export-port`), and the one given here must be that.
-    """
-
-    port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
 
 class Batching(Strict):
@@ -123,8 +115,8 @@ class DeploymentConfig(Strict):
     """Everything that starting one deployment needs. Relative bundle paths start at the working directory of the command.
 
     `models_root`, if set, is a folder that bundles must not leave, links included; models can then be replaced while the
-    service runs (docs/lifecycle.md), and `models_state` is a file that remembers it over a restart. Without `access` it serves
-    loopback alone.
+    service runs (docs/lifecycle.md), and `models_state` is a file that remembers it over a restart. `profiles` is a folder of
+    files that `dpiframe profile` wrote, `<model>.json`, for the status page. Without `access` it serves loopback alone.
     `topology`: "colocated" has HTTP, batching and engine in each of `replicas` processes; "fanin" has `replicas` engine
     processes, and `ingress_replicas` processes of HTTP and encoding beside them on the same host.
     `max_ongoing_requests`, of those that go through Serve, is above what HAProxy lets through (4,096 connections), so that
@@ -137,6 +129,7 @@ class DeploymentConfig(Strict):
     models: Annotated[tuple[ModelRef, ...], Field(min_length=1)]
     models_root: Annotated[str, Field(min_length=1)] | None = None
     models_state: Annotated[str, Field(min_length=1)] | None = None
+    profiles: Annotated[str, Field(min_length=1)] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "tf32", "bf16", "fp8"] | None = None
     topology: Literal["colocated", "fanin"] = "colocated"
@@ -146,6 +139,8 @@ class DeploymentConfig(Strict):
     access: Access | None = None
     grpc: Grpc | None = None
     metrics: Metrics = Metrics()
+    tracing: Tracing | None = None
+    score_log: ScoreLog | None = None
     batching: Batching = Batching()
     limits: Limits = Limits()
     replicas: Annotated[int, Field(ge=1)] = 1
@@ -244,12 +239,18 @@ class DeploymentConfig(Strict):
 
     def with_absolute_paths(self) -> Self:
         """For processes whose working directory is another."""
-        root, access, state = self.models_root, self.access, self.models_state
+        access = self.access
         if access is not None and access.tokens is not None:
             access = access.model_copy(update={"tokens": str(Path(access.tokens).absolute())})
+        folders: dict[str, object] = {key: _absolute(getattr(self, key)) for key in ("models_root", "models_state", "profiles")}
+        if self.score_log is not None:
+            folders["score_log"] = self.score_log.model_copy(update={"folder": _absolute(self.score_log.folder)})
         models = tuple(m.with_absolute_paths() for m in self.models)
-        paths = {"models_root": root and str(Path(root).absolute()), "models_state": state and str(Path(state).absolute())}
-        return self.model_copy(update={"models": models, "access": access, **paths})
+        return self.model_copy(update={"models": models, "access": access, **folders})
+
+
+def _absolute(path: str | None) -> str | None:
+    return None if path is None else str(Path(path).absolute())
 
 
 def read_config(path: str | Path) -> DeploymentConfig:

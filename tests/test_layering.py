@@ -22,6 +22,7 @@ SOURCES = {".py", ".cu", ".cuh", ".c", ".h"}
 COMMON = {
     "dpiframe_core/errors", "dpiframe_core/strict", "dpiframe_core/strict_yaml",
     "deployments/config", "deployments/config_faults", "deployments/config_models", "deployments/config_tables",
+    "deployments/config_observed",
     "deployments/metrics",
     "deployments/processes", "deployments/signals",
     "benchmarks/timing",
@@ -198,7 +199,13 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/bundle": "both ends name the bundle by its fingerprint",
         "dpiframe_core/engine": "counts of rows by bucket",
     },
-    "deployments/telemetry": {},
+    "deployments/telemetry": {"deployments/scoring": "a request's spans are made of its job"},
+    "deployments/score_log": {
+        "deployments/scoring": "what is written is a scored job",
+        "dpiframe_core/features": "its raw values, by the schema",
+        "dpiframe_core/files": "typed as the files that `dpiframe score` reads",
+    },
+    "deployments/status": {},
     "deployments/lifecycle": {
         "deployments/access": "who changes models, and the folder that their bundles must not leave",
         "deployments/http_api": "bodies are read as everywhere",
@@ -209,6 +216,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "deployments/access": "a replica's gate, and the folder that its bundles must not leave",
         "deployments/telemetry": "metrics of all processes, the form of the log",
         "deployments/lifecycle": "a replica serves what all agree on",
+        "deployments/status": "the app mounts the status page",
+        "deployments/score_log": "a replica writes a sample of its requests",
         "deployments/batching": "a replica owns a batcher",
         "deployments/fanin": "or the two ends of the fan-in",
         "deployments/http_api": "the app mounts the score route",

@@ -144,7 +144,7 @@ def test_panels_of_the_dashboard_lie_beside_each_other_on_one_page() -> None:
 def test_the_pod_monitor_asks_the_port_that_pods_name_and_keeps_what_is_ours(metrics: dict[str, set[str]]) -> None:
     monitor = yaml.safe_load((MONITORING / "podmonitor.yaml").read_text())
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    cluster = yaml.safe_load((ROOT / "k8s" / "rayservice.yaml").read_text())["spec"]["rayClusterConfig"]
+    cluster = yaml.safe_load((ROOT / "k8s" / "base" / "rayservice.yaml").read_text())["spec"]["rayClusterConfig"]
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         (pod,) = group["template"]["spec"]["containers"]
         assert {"containerPort": 8080, "name": endpoint["port"]} in pod["ports"]
@@ -153,7 +153,7 @@ def test_the_pod_monitor_asks_the_port_that_pods_name_and_keeps_what_is_ours(met
     assert all(re.fullmatch(keep["regex"], name) for name in made)
     used = set.union(*metrics.values())
     assert not [label for label in used if re.fullmatch(drop["regex"], label)]
-    policy = (ROOT / "k8s" / "networkpolicy.yaml").read_text()
+    policy = (ROOT / "k8s" / "base" / "networkpolicy.yaml").read_text()
     assert "{protocol: TCP, port: 8080}" in policy
 
 

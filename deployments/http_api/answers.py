@@ -13,7 +13,7 @@ import numpy as np
 from pydantic_core import to_json
 
 from deployments.http_api.request_body import Header, Send
-from deployments.scoring.scoring import Job
+from deployments.scoring.job import Job
 from deployments.scoring.served_model import ModelInfo
 from dpiframe_core.errors import DPIFrameError, InputError, Overloaded
 from dpiframe_core.features.row_block import Floats

@@ -1,4 +1,4 @@
-"""The gate in front of an app, as an ASGI middleware: whatever it serves takes a token, but for health.
+"""The gate in front of an app, as an ASGI middleware: whatever it serves takes a token, but for health and the page.
 
 The routes that score, and all of `/v2`, ask the gate themselves, since they are also called without the app (`serve_bypass`).
 """
@@ -9,6 +9,8 @@ from deployments.http_api.request_body import Receive, Route, Scope, Send
 from dpiframe_core.errors import DPIFrameError
 
 OPEN = ("/livez", "/readyz")
+# The status page and its files, the same for every service; a browser that opens a page sends no token.
+_PAGE, _PAGE_FILES = "/", "/page/"
 
 
 class Gated:
@@ -28,4 +30,4 @@ class Gated:
 
 
 def _let_through(path: str) -> bool:
-    return path in OPEN or path in ("/v1/score", "/v2") or path.startswith("/v2/")
+    return path in OPEN or path in (_PAGE, "/v1/score", "/v2") or path.startswith((_PAGE_FILES, "/v2/"))

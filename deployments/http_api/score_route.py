@@ -12,8 +12,9 @@ from deployments.http_api.answers import Answer
 from deployments.http_api.arrow_body import read_stream
 from deployments.http_api.request_body import ARROW, JSON, ClientGone, HangUp, Receive, Scope, Send, media_type, read_body
 from deployments.scoring.catalog import Catalog
+from deployments.scoring.job import Job
 from deployments.scoring.request_form import ScoreInput, addressed
-from deployments.scoring.scoring import Job, Scoring
+from deployments.scoring.scoring import Scoring
 from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import DPIFrameError, InputError
 
@@ -31,13 +32,14 @@ class ScoreRoute:
         self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        job = self._scoring.begin(answers.request_id_of(scope["headers"]))
+        job = self._scoring.begin(answers.request_id_of(scope["headers"]), scope["headers"])
         answer: Answer | None
         try:
             if self._gate is not None:
                 self._gate.require(scope["headers"], "score")
             kind = media_type(scope["headers"], (JSON, ARROW))
             body = await read_body(scope["headers"], receive, self._scoring.limits)
+            self._scoring.over(job, "receive")
             answer = await self._score(job, body, kind, receive)
         except ClientGone:
             answer = None
@@ -54,6 +56,7 @@ class ScoreRoute:
         served, request = await self._read_arrow(job, body) if kind == ARROW else self._parse(job, body)
         options, columns = request.options, request.candidates
         job.model, job.version = served.info.name, served.info.version
+        job.given = columns, request.context
         with HangUp(receive):
             scored = await self._scoring.score(
                 job,

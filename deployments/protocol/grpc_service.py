@@ -100,10 +100,12 @@ class GrpcMethods:
 
     async def ModelInfer(self, request: bytes, grpc_context: Context) -> Any:  # noqa: N802
         inference, response = self.inference, CLASSES["ModelInferResponse"]
-        job = inference.scoring.begin(answers.request_id_of(_headers(grpc_context)))
+        headers = _headers(grpc_context)
+        job = inference.scoring.begin(answers.request_id_of(headers), headers)
         outcome = "cancelled"
         try:
             self._let_in(grpc_context, "score")
+            inference.scoring.over(job, "receive")
             message = _message("ModelInferRequest", request)
             asked = message.model_name, message.model_version
             inference.find(job, *asked)

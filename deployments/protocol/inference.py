@@ -12,7 +12,8 @@ import numpy as np
 from deployments.protocol.input import encode, first_value
 from deployments.protocol.request import InferRequest
 from deployments.scoring.catalog import Catalog
-from deployments.scoring.scoring import Job, Scoring
+from deployments.scoring.job import Job
+from deployments.scoring.scoring import Scoring
 from deployments.scoring.served_model import ServedModel
 from deployments.scoring.statistics import ModelStatistics, Statistics
 from dpiframe_core.errors import InputError
@@ -95,7 +96,7 @@ class Inference:
         scored = await self.scoring.score(
             job,
             served,
-            lambda one: encode(one, request, self.scoring.limits.max_rows_per_request),
+            lambda one: encode(one, request, self.scoring.limits.max_rows_per_request, job),
             deadline_ms=request.deadline_ms,
             priority=parameters.priority,
             values=request.values,

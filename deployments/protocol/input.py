@@ -16,6 +16,7 @@ import pyarrow as pa
 from deployments.protocol.request import InferRequest
 from deployments.protocol.tensors import Tensor, numbers_of, texts_of
 from deployments.scoring.faults import Words
+from deployments.scoring.job import Job
 from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import InputError, TooLarge
 from dpiframe_core.features.block_layout import SECTIONS, Section
@@ -51,8 +52,8 @@ def first_value(request: InferRequest, name: str) -> object:
     return values[0]
 
 
-def encode(served: ServedModel, request: InferRequest, max_rows: int) -> RowBlock:
-    """Encodes a request, whichever of the three forms it has.
+def encode(served: ServedModel, request: InferRequest, max_rows: int, job: Job) -> RowBlock:
+    """Encodes a request, whichever of the three forms it has. Raw values are noted in its job.
 
     Raises:
         InputError: a tensor is unknown, lacks, or has a wrong shape or datatype, or a value breaks its feature's rule.
@@ -79,6 +80,7 @@ def encode(served: ServedModel, request: InferRequest, max_rows: int) -> RowBloc
             context[name] = column.only
         else:
             candidates[name] = column.values
+    job.given = candidates, context
     return served.encode(candidates, context)
 
 

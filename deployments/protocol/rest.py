@@ -29,7 +29,7 @@ from deployments.http_api.request_body import (
 from deployments.protocol.inference import SCORES, Inference, answer_parameters
 from deployments.protocol.request import InferRequest, parse
 from deployments.scoring.faults import first_error
-from deployments.scoring.scoring import Job
+from deployments.scoring.job import Job
 from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import DPIFrameError, InputError, Unavailable
 from dpiframe_core.features.row_block import Floats
@@ -94,7 +94,7 @@ class InferRoute:
 
     async def _infer(self, path: list[str], headers: list[Header], receive: Receive, request_id: str) -> Answer | None:
         scoring = self._inference.scoring
-        job = scoring.begin(request_id)
+        job = scoring.begin(request_id, headers)
         outcome = "cancelled"
         try:
             if self._gate is not None:
@@ -103,6 +103,7 @@ class InferRoute:
             self._inference.find(job, name, version)
             media_type(headers, (BINARY, JSON))
             body = await read_body(headers, receive, scoring.limits)
+            scoring.over(job, "receive")
             length = header_of(headers, _ENVELOPE_LENGTH)
             request = parse(body, None if length is None else length.decode("latin-1"))
             with HangUp(receive):

@@ -6,7 +6,6 @@ Knows no HTTP and no gRPC; the routes turn requests into an `encode` and scores 
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -14,36 +13,19 @@ from deployments.batching.refusals import check_deadline
 from deployments.batching.scorer import Scored
 from deployments.config import Limits
 from deployments.metrics import RequestSeen
+from deployments.scoring.job import Job
+from deployments.scoring.request_trace import Headers
 from deployments.scoring.served_model import ServedModel
 from deployments.scoring.shadow import Shadows
+from deployments.scoring.watchers import Watchers
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.row_block import Floats, RowBlock
 
 # Values above which a request is encoded on a thread. Below, a thread gains nothing: the interpreter lets it hold the loop
 # for 5 ms at a time anyway, and so many values take about that long.
 _ENCODE_ON_LOOP_VALUES = 50_000
+_NOBODY = Watchers()
 _ENCODE_ON_LOOP_BYTES = 512 * 1024  # and for the lists of multi-valued features, which may be of any length, that of the body
-
-
-@dataclass(slots=True)
-class Job:
-    """What is known so far of a request. Times in milliseconds but `started`, seconds on the scoring's clock."""
-
-    request_id: str
-    started: float
-    model: str = ""
-    version: str = ""
-    rows: int = 0
-    values: int = 0
-    oov_count: int = 0
-    queue_ms: float = 0.0
-    encode_ms: float = 0.0
-    device_ms: float = 0.0
-    degraded_rows: int = 0
-    sampled: list[list[float]] = field(default_factory=list)
-
-    def timing_ms(self, total_ms: float) -> dict[str, float]:
-        return {"queue": self.queue_ms, "encode": self.encode_ms, "device": self.device_ms, "total": total_ms}
 
 
 class Scoring:
@@ -53,16 +35,27 @@ class Scoring:
         self,
         limits: Limits,
         on_request: Callable[[RequestSeen], None],
+        watchers: Watchers = _NOBODY,
         clock: Callable[[], float] = time.monotonic,
         shadows: Shadows | None = None,
     ) -> None:
         self.limits = limits
         self._on_request = on_request
+        self._tracer, self._recorder = watchers.tracer, watchers.recorder
         self._clock = clock
         self._shadows = shadows
 
-    def begin(self, request_id: str) -> Job:
-        return Job(request_id, self._clock())
+    def begin(self, request_id: str, headers: Headers) -> Job:
+        """`headers`, or a call's metadata, with names in lower case."""
+        job = Job(request_id, self._clock())
+        if self._tracer is not None:
+            job.trace = self._tracer.begin(headers, job.started)
+        return job
+
+    def over(self, job: Job, step: str) -> None:
+        """Notes that a step of a traced request is over."""
+        if job.trace is not None:
+            job.trace.mark(step, self._clock())
 
     def total_ms(self, job: Job) -> float:
         return (self._clock() - job.started) * 1e3
@@ -72,6 +65,11 @@ class Scoring:
         times = (job.queue_ms, job.encode_ms, job.device_ms, self.total_ms(job))
         counts = (job.rows, job.values, job.oov_count)
         self._on_request(RequestSeen(job.model, job.version, outcome, *counts, *times, job.sampled))
+        if job.trace is not None and self._tracer is not None:
+            now = self._clock()
+            if outcome == "ok":
+                job.trace.mark("answer", now)
+            self._tracer.end(job, outcome, now)
 
     async def score(
         self,
@@ -95,16 +93,28 @@ class Scoring:
             deadline_ms = self.limits.default_deadline_ms
         deadline = None if deadline_ms is None else job.started + deadline_ms / 1e3
         before = self._clock()
+        if job.trace is not None:
+            job.trace.mark("validate", before)
         check_deadline(deadline, before, "before it was encoded")
         on_loop = values < _ENCODE_ON_LOOP_VALUES and body_bytes < _ENCODE_ON_LOOP_BYTES
         with served.in_use:
             block = encode(served) if on_loop else await asyncio.to_thread(encode, served)
             job.rows, job.values, job.oov_count = block.rows, block.id_places, block.oov_count
-            job.encode_ms = (self._clock() - before) * 1e3
+            encoded = self._clock()
+            job.encode_ms = (encoded - before) * 1e3
+            if job.trace is not None:
+                job.trace.mark("encode", encoded)
             scored = await served.scorer.submit(block, deadline, priority)
+        if job.trace is not None:
+            # What the engine told, which may be another process, laid end to end: runs of a split request overlap.
+            now, bound = self._clock(), encoded + scored.queue_ms / 1e3
+            job.trace.mark("queue", min(bound, now))
+            job.trace.mark("device", min(bound + scored.device_ms / 1e3, now))
         job.queue_ms, job.device_ms, job.degraded_rows = scored.queue_ms, scored.device_ms, scored.degraded_rows
         _check_finite(scored.scores)
         job.sampled = served.sample.of(scored.scores, before)
+        if self._recorder is not None:
+            self._recorder.take(job, served, scored.scores)
         if self._shadows is not None:
             self._shadows.after(served, encode, scored.scores, on_loop)
         return scored

@@ -1,8 +1,9 @@
-"""The FastAPI application of a replica: the score route, the models it serves, liveness, readiness and the documentation.
+"""The FastAPI application of a replica: the score route, the models it serves, health, the status page, the documentation.
 
 Turns every error, FastAPI's own included, into the one error form. Knows no Ray.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -28,13 +29,18 @@ from deployments.scoring.scoring import Scoring
 from deployments.scoring.served_model import ModelList
 from deployments.scoring.shadow import Shadows
 from deployments.scoring.statistics import Statistics
+from deployments.scoring.watchers import Watchers
 from deployments.serve.openapi import error_answers, name_the_bearer, protocol_pages, score_page
+from deployments.status.page_routes import page_routes
+from deployments.status.profiles import Profiles
+from deployments.status.recent import Recent, RecentAnswer
 from deployments.telemetry.node_metrics import CONTENT_TYPE
 from dpiframe_core.engine.buckets import BatchSizes
 from dpiframe_core.errors import DPIFrameError, Unavailable, shown
 
 log = logging.getLogger(__name__)
 
+_NOBODY = Watchers()
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 _MODEL_ERRORS = {404: "no such model", 422: "several models are served, and none is named"}
 
@@ -45,18 +51,21 @@ def build_app(
     on_request: Callable[[RequestSeen], None] = lambda seen: None,
     gate: Gate | None = None,
     metrics_page: Callable[[], Awaitable[bytes]] | None = None,
+    profiles: str | None = None,
+    watchers: Watchers = _NOBODY,
     on_shadow: Callable[[ShadowSeen], None] = lambda seen: None,
     lifecycle: APIRouter | None = None,
 ) -> FastAPI:
     """An application over `models`, which may change while it runs.
 
     `gate`: who may ask; None: anybody. `metrics_page` writes what `/metrics` answers; without it there is no such route.
-    `lifecycle`: the routes that change the models.
+    `profiles`: a folder of stored ones. `watchers` see single requests. `lifecycle`: the routes that change the models.
     """
-    counted = Statistics(on_request)
+    recent, stored = Recent(on_request), Profiles(profiles)
+    counted = Statistics(recent.request)
     app = FastAPI(title="DPIFrame", summary="CTR model inference", redirect_slashes=False, docs_url=None, redoc_url=None)
     shadows = Shadows(models.shadow_of, on_shadow, time.monotonic)
-    scoring = Scoring(limits, counted.request, shadows=shadows)
+    scoring = Scoring(limits, counted.request, watchers, shadows=shadows)
     inference = Inference(models, scoring, counted)
     app.state.inference = inference
     if gate is not None:
@@ -69,6 +78,7 @@ def build_app(
         Route("/v2", infer),  # the bare path, which a mount leaves out
         Route("/v1/score", score, methods=["POST"]),
         *docs_routes(),
+        *page_routes(),
     ]
 
     @app.get("/v1/models", tags=["models"])
@@ -80,6 +90,19 @@ def build_app(
     async def batch_sizes(model: str | None = None, version: str | None = None) -> BatchSizes:
         """How many batches of each size this replica has run since its start: what `dpiframe tune` finds buckets from."""
         return models.find(model, version).batch_sizes()
+
+    @app.get("/v1/recent", tags=["health"])
+    async def lately(asked: Request) -> RecentAnswer:
+        """What this replica answered in the last two minutes, second by second: the status page draws it."""
+        if gate is not None:
+            gate.require(asked.scope["headers"], "metrics")
+        return recent.answer({name: served.info.version for name, served in models.live.items()})
+
+    @app.get("/v1/profile", tags=["models"], responses=error_answers(_MODEL_ERRORS))
+    async def profile(model: str | None = None) -> Response:
+        """The stored profile of a model, as `dpiframe profile` wrote it: a Chrome trace."""
+        name = models.find(model, None).info.name
+        return Response(await asyncio.to_thread(stored.read, name), media_type="application/json")
 
     @app.get("/livez", tags=["health"])
     async def live() -> dict[str, str]:

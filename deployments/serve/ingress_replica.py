@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from deployments.fanin.scorer import FanInScorer
     from deployments.http_api.serve_bypass import ServeBypass
-
+    from deployments.serve.observers import Observers
 
 _FOUND_S = 10.0  # for a version that comes while others serve: then one engine of it will do
 
@@ -47,6 +47,7 @@ class IngressReplica(GrpcMethods):
         self._catalog = Catalog()
         self._scorers: dict[Key, FanInScorer] = {}
         self._metrics = RayMetrics()  # of requests, and of what is served: the engine reports batches and what waits
+        self._observers: Observers | None = None
         self._bypass: ServeBypass | None = None
         self._follower: Follower | None = None
         self._control: Control | None = None
@@ -55,11 +56,15 @@ class IngressReplica(GrpcMethods):
         log_to_stderr(config.log_level, config.log_format)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
+        from deployments.serve.observers import Observers
+
         config = self._config
         self._follower, self._control = await follower_of(self, config, scores=False, answers=True)
         self._engines = expected_engines(config, ray.nodes(), self._node)
         await self._follower.start()
-        app, self._bypass = replica_app(self, config, self._catalog, self._metrics, self._control)
+        self._observers = Observers.of(config)
+        watchers = self._observers.watchers
+        app, self._bypass = replica_app(self, config, self._catalog, self._metrics, self._control, watchers)
         return app
 
     async def reconfigure(self, said: dict[str, Any]) -> None:
@@ -129,6 +134,8 @@ class IngressReplica(GrpcMethods):
             await self._bypass.answered(self._config.drain_s)
         for scorer in self._scorers.values():
             await scorer.close()
+        if self._observers is not None:
+            await asyncio.to_thread(self._observers.close)
         self._metrics.close()
 
 

@@ -14,6 +14,7 @@ from deployments.lifecycle.release import Key, Release
 from deployments.metrics import Gauged
 from deployments.serve.load_meter import LoadMeter
 from deployments.serve.serve_policy import reported
+from dpiframe_core.errors import Unavailable
 
 if TYPE_CHECKING:
     from dpiframe_core.bundle.bundle import Bundle
@@ -46,7 +47,6 @@ class LoadedModels:
         return engine
 
     def _warm(self, release: Release) -> "tuple[Engine, WarmupReport]":
-        from deployments.serve.device_room import require_room
         from dpiframe_core.bundle.bundle import read_bundle
 
         bundle, tables = read_bundle(release.path), release.tables
@@ -120,3 +120,29 @@ def warm_engine(config: DeploymentConfig, bundle: "Bundle", t: TablesHome | None
     except BaseException:
         engine.close()  # another one may serve beside it, and need the memory
         raise
+
+
+def require_room(bundle: "Bundle", device: str, working_bytes: int, hot_bytes: int | None = None) -> None:
+    """Whether a device's memory holds one more model, before anything is put there: another one serves from it meanwhile.
+
+    Counts tables and weights; buffers and graphs are taken to be as large as those of the models before.
+
+    Args:
+        working_bytes: of those. hot_bytes: what the tables may take of the device, if that does not hold them whole.
+
+    Raises:
+        Unavailable: it does not.
+    """
+    import torch
+
+    target = torch.device(device)
+    if target.type != "cuda":
+        return
+    tables = sum(t.nbytes for t in bundle.tables.values())
+    needed = (tables if hot_bytes is None else min(tables, hot_bytes)) + sum(t.nbytes for t in bundle.dense.values())
+    needed += working_bytes
+    # What torch holds of models before it gives to the next one.
+    free = torch.cuda.mem_get_info(target)[0] + torch.cuda.memory_reserved(target) - torch.cuda.memory_allocated(target)
+    if free < needed:
+        rule = "unload a version that gets no requests, or have tables lie in host memory (`tables`)"
+        raise Unavailable(f"{bundle.path}: got {free:,} bytes free on {target}, expected the {needed:,} it needs: {rule}")

@@ -3,6 +3,7 @@
 Serve calls it started only when every model is loaded, verified and warm, since from then on HAProxy sends it requests.
 """
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from deployments.batching.batcher import RowBatcher
     from deployments.http_api.serve_bypass import ServeBypass
+    from deployments.serve.observers import Observers
 
 # Everything that imports torch is imported where it is used: the launcher needs this module, but not the seconds that takes.
 
@@ -43,16 +45,21 @@ class Replica(GrpcMethods):
         self._batchers: dict[Key, RowBatcher] = {}
         self._loaded = LoadedModels(config)
         self._metrics = RayMetrics()
+        self._observers: Observers | None = None
         self._bypass: ServeBypass | None = None
         self._follower: Follower | None = None
         self._control: Control | None = None
         log_to_stderr(config.log_level, config.log_format)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
+        from deployments.serve.observers import Observers
+
         config = self._config
         self._follower, self._control = await follower_of(self, config, scores=True, answers=True)
         await self._follower.start()
-        app, self._bypass = replica_app(self, config, self._catalog, self._metrics, self._control)
+        self._observers = Observers.of(config)
+        watchers = self._observers.watchers
+        app, self._bypass = replica_app(self, config, self._catalog, self._metrics, self._control, watchers)
         return app
 
     async def reconfigure(self, said: dict[str, Any]) -> None:
@@ -111,4 +118,6 @@ class Replica(GrpcMethods):
         for batcher in self._batchers.values():
             await batcher.close(self._config.drain_s)
         await self._loaded.close()
+        if self._observers is not None:
+            await asyncio.to_thread(self._observers.close)
         self._metrics.close()

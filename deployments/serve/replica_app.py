@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from deployments.lifecycle.control import Control
     from deployments.scoring.catalog import Catalog
+    from deployments.scoring.watchers import Watchers
     from deployments.serve.ray_metrics import RayMetrics
 
 
@@ -41,17 +42,20 @@ def replica_app(
     models: "Catalog",
     metrics: "RayMetrics",
     control: "Control",
+    watchers: "Watchers | None" = None,
 ) -> "tuple[FastAPI, ServeBypass]":
     """The app for Serve, on whose event loop this is called, and what answers scoring requests in front of it, installed.
 
     The replica owns both; its gRPC methods answer from the same models.
     """
     from deployments.lifecycle.routes import lifecycle_routes
+    from deployments.scoring.watchers import Watchers
     from deployments.serve.http_app import build_app
 
     gate = Gate.of(config.access)
     page = NodeMetrics(config.application, metrics.endpoints).page
-    app = build_app(models, config.limits, metrics.request, gate, page, metrics.shadow, lifecycle_routes(control, config, gate))
+    routes, watchers = lifecycle_routes(control, config, gate), watchers or Watchers()
+    app = build_app(models, config.limits, metrics.request, gate, page, config.profiles, watchers, metrics.shadow, routes)
     app.add_middleware(OneRequestId)
     bypass = ServeBypass(app.state.score, app.state.infer, config.route_prefix.rstrip("/"), asyncio.get_running_loop())
     bypass.install()

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -37,9 +38,14 @@ class LiveApp:
     """Up within its `with`. `address` and `grpc_address` are host:port."""
 
     def __init__(
-        self, *engines: FakeEngine | Engine, limits: Limits = LIMITS, max_queued_rows: int = 2000, gate: Gate | None = None
+        self,
+        *engines: FakeEngine | Engine,
+        limits: Limits = LIMITS,
+        max_queued_rows: int = 2000,
+        gate: Gate | None = None,
+        profiles: Path | None = None,
     ) -> None:
-        self.gate = gate
+        self.gate, self.profiles = gate, profiles
         self.engines = engines or (FakeEngine(),)
         self.limits, self.max_queued_rows = limits, max_queued_rows
         self.seen: list[RequestSeen] = []
@@ -69,9 +75,13 @@ class LiveApp:
                 for e in self.engines
             }
             self.models = {
-                e.manifest.name: ServedModel.of(e, self.batchers[e.manifest.name], self.limits) for e in self.engines
+                e.manifest.name: ServedModel.of(
+                    e, self.batchers[e.manifest.name], self.limits, example=e.bundle.example if isinstance(e, Engine) else None
+                )
+                for e in self.engines
             }
-            app = build_app(Catalog(self.models), self.limits, self.seen.append, self.gate)
+            profiles = None if self.profiles is None else str(self.profiles)
+            app = build_app(Catalog(self.models), self.limits, self.seen.append, self.gate, profiles=profiles)
             config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off", access_log=False)
             self._server = server = uvicorn.Server(config)
             self.inference = app.state.inference

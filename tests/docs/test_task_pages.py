@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from deployments.config import Autoscaling, Grpc, Limits, parse_config
+from deployments.config_observed import ScoreLog, Tracing
 from dpiframe_core.engine import Engine
 from dpiframe_core.strict_yaml import load_yaml
 from tests.deployments.live_app import LiveApp
@@ -85,6 +86,8 @@ def test_the_configuration_page_has_every_key_with_its_default() -> None:
     alternatives = {"replicas", "ingress_replicas", "cpus_per_ingress"}  # what another key of the page excludes
     shown = keys(parse_config({k: v for k, v in given.items() if k not in alternatives}, "page"))
     defaults = keys(config) | {"grpc": keys(Grpc()), "autoscaling": keys(Autoscaling(max_replicas=8))}
+    defaults |= {"tracing": keys(Tracing(endpoint=given["tracing"]["endpoint"]))}
+    defaults |= {"score_log": keys(ScoreLog(folder=given["score_log"]["folder"]))}
     assert shown == defaults
     assert {name: given[name] for name in alternatives} == {name: defaults[name] for name in alternatives}
     assert given.keys() == defaults.keys()

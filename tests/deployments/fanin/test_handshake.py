@@ -159,7 +159,7 @@ def test_versions_of_a_model_come_and_go_at_an_engine_while_others_are_served(no
         await old.close()
         await asyncio.to_thread(lambda: acceptor.remove("m/1").close(5))
         late = FanInScorer(place, "m/1", "1" * 64, LAYOUT, 1, most_rows=100)
-        await asyncio.sleep(0.05)
+        await until(lambda: bool(late._refused_until))
         assert not late.accepting
         await late.close()
         assert rows_of(await new.submit(numbered(3, 3))) == numbers(3, 3)

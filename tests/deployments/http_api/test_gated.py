@@ -77,7 +77,7 @@ def test_scoring_takes_the_scope_score_on_both_ways(path: str, way: dict[str, st
     assert [seen.outcome for seen in fronted.service.seen] == ["unauthenticated"] * 2 + ["forbidden"] * 2 + ["ok"]
 
 
-def test_every_route_that_the_app_has_takes_a_token_but_for_health(gate: Gate, tokens: dict[str, str]) -> None:
+def test_every_route_that_the_app_has_takes_a_token_but_for_health_and_the_page(gate: Gate, tokens: dict[str, str]) -> None:
     service = Service(gate=gate)
 
     async def body(client: httpx.AsyncClient) -> None:
@@ -85,13 +85,17 @@ def test_every_route_that_the_app_has_takes_a_token_but_for_health(gate: Gate, t
         asked = set(walked(document["paths"]))
         asked |= {("GET", r.path) for r in service.app.router.routes if not isinstance(r, Mount) and r.path != "/v1/score"}
         assert len(asked) > 15
+        page = {path for _, path in asked if path == "/" or path.startswith("/page/")}
+        assert len(page) > 5
         for method, path in sorted(asked):
             for headers in ({}, bearing("dpi_x")):
                 answer = await client.request(method, path, headers=headers)
-                assert answer.status_code == (200 if path in OPEN else 401), (method, path, answer.text)
+                assert answer.status_code == (200 if path in OPEN or path in page else 401), (method, path, answer.text)
             for name in ("graphs", "boss"):
                 answer = await client.request(method, path, headers=bearing(tokens[name]))
-                assert answer.status_code == (403 if (method, path) in scoring else 200), (method, path, answer.text)
+                lacks = (method, path) in scoring or (path == "/v1/recent" and name == "boss")
+                otherwise = 404 if path == "/v1/profile" else 200  # none is stored
+                assert answer.status_code == (403 if lacks else otherwise), (method, path, answer.text)
 
     scoring = {("POST", "/v1/score"), ("POST", "/v2/models/fake/infer")}
     service.run(body)
@@ -105,11 +109,11 @@ def walked(paths: dict[str, Any]) -> Iterable[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     "path",
-    ["/livez/", "//livez", "/livez/x", "/LIVEZ", "/readyz%2f..", "/v1/livez", "/", "/v1", "/v20", "/docs/x"],
+    ["/livez/", "//livez", "/livez/x", "/LIVEZ", "/readyz%2f..", "/v1/livez", "//", "/page", "/v1", "/v20", "/docs/x"],
 )
 def test_a_path_that_looks_like_an_open_one_is_not_open(path: str, gate: Gate) -> None:
     async def body(client: httpx.AsyncClient) -> None:
-        assert (await client.get(path)).status_code == 401
+        assert (await client.get(f"http://test{path}")).status_code == 401
 
     Service(gate=gate).run(body)
 

@@ -302,11 +302,12 @@ def test_a_replica_that_stops_gives_an_open_request_its_scores_before_it_closes_
         await until(lambda: fronted.bypass.open == 1)
         [batcher] = fronted.service.batchers.values()
         metrics = SimpleNamespace(close=lambda: closed.append("metrics"))
+        observers = SimpleNamespace(close=lambda: closed.append("observers"))
         loaded = LoadedModels(config)
         loaded._engines["m", "1"] = SimpleNamespace(close=lambda: closed.append("engine"))  # type: ignore[assignment]
         scorer = SimpleNamespace(close=lambda: batcher.close(0))
         held = {"_batchers": {"m": batcher}, "_loaded": loaded} if topology == "colocated" else {"_scorers": {"m": scorer}}
-        held |= {"_follower": None, "_config": config, "_metrics": metrics, "_bypass": fronted.bypass}
+        held |= {"_follower": None, "_config": config, "_metrics": metrics, "_observers": observers, "_bypass": fronted.bypass}
         kind = Replica if topology == "colocated" else IngressReplica
         stopping = asyncio.create_task(kind.__mro__[1].__del__(SimpleNamespace(**held)))  # [0] is Serve's wrapper
         for _ in range(5):
@@ -317,7 +318,7 @@ def test_a_replica_that_stops_gives_an_open_request_its_scores_before_it_closes_
         assert not batcher.accepting
 
     fronted.run(body)
-    assert closed == (["engine", "metrics"] if topology == "colocated" else ["metrics"])
+    assert closed == (["engine"] if topology == "colocated" else []) + ["observers", "metrics"]
 
 
 def test_what_is_open_is_waited_for_no_longer_than_it_may_and_nothing_not_at_all() -> None:

@@ -96,7 +96,7 @@ def test_a_device_without_room_for_a_version_refuses_it_with_the_bytes(
 ) -> None:
     import torch
 
-    from deployments.serve.device_room import require_room
+    from deployments.serve.loaded_models import require_room
     from dpiframe_core.bundle.bundle import read_bundle
 
     bundle = read_bundle(demo_bundle)

@@ -10,11 +10,13 @@ from types import SimpleNamespace
 
 import grpc
 import httpx
+import pyarrow.parquet as pq
 import pytest
 
 from deployments.protocol.grpc_messages import CLASSES, SERVICE
 from deployments.serve.host import free_ports
 from tests.deployments.access.token_files import bearing, made
+from tests.deployments.collector import Collector
 from tests.deployments.server_process import Server
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -25,19 +27,29 @@ def guarded(
     request: pytest.FixtureRequest, demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[SimpleNamespace]:
     folder = tmp_path_factory.mktemp("access")
+    with Collector() as collector:
+        yield from served(request.param, demo_bundle, folder, collector)
+
+
+def served(topology: str, demo_bundle: Path, folder: Path, collector: Collector) -> Iterator[SimpleNamespace]:
     (grpc_port,) = free_ports(1)
     config = {
         "models": [{"path": str(demo_bundle)}], "models_root": str(demo_bundle.parent), "http": {"host": "0.0.0.0"},
-        "grpc": {"port": grpc_port}, "access": {"tokens": str(folder / "tokens.yaml")}, "topology": request.param,
+        "grpc": {"port": grpc_port}, "access": {"tokens": str(folder / "tokens.yaml")}, "topology": topology,
+        "tracing": {"endpoint": collector.endpoint, "sample": 0},
+        "score_log": {"folder": str(folder / "rows"), "sample": 1, "every_s": 1},
     }  # fmt: skip
-    if request.param == "fanin":
+    if topology == "fanin":
         config["ingress_replicas"] = 1
     (folder / "config.yaml").write_text(json.dumps(config))
     tokens = made(folder / "tokens.yaml", ranker=["score"], boss=["admin"])
     with Server(folder / "config.yaml") as server:
         server.wait_ready()
         example = (demo_bundle / "example.json").read_bytes()
-        yield SimpleNamespace(server=server, tokens=tokens, file=folder / "tokens.yaml", grpc_port=grpc_port, example=example)
+        yield SimpleNamespace(
+            server=server, tokens=tokens, file=folder / "tokens.yaml", grpc_port=grpc_port, example=example,
+            collector=collector, rows=folder / "rows",
+        )  # fmt: skip
 
 
 def score(guarded: SimpleNamespace, headers: dict[str, str], port: int = 0) -> httpx.Response:
@@ -62,6 +74,26 @@ def test_every_way_in_asks_for_a_token(guarded: SimpleNamespace) -> None:
         assert httpx.get(server.url + path, headers=bearing(tokens["boss"])).status_code == (404 if "no" in path else 200), path
     for path in ("/livez", "/readyz", "/-/healthz"):
         assert httpx.get(server.url + path).status_code == 200, path
+
+
+def test_a_request_that_is_traced_sends_its_spans_and_its_rows_are_logged(guarded: SimpleNamespace) -> None:
+    trace = os.urandom(16).hex()
+    headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01", "x-request-id": trace}
+    answer = score(guarded, headers | bearing(guarded.tokens["ranker"]))
+    give_up = time.monotonic() + 30
+    while True:
+        spans = {span.name: span for span in guarded.collector.spans() if span.trace_id.hex() == trace}
+        logged = [row for file in guarded.rows.rglob("*.parquet") for row in pq.read_table(file, partitioning=None).to_pylist()]
+        scores = [row["@score"] for row in logged if row["@request_id"] == trace]
+        if spans and scores:
+            break
+        assert time.monotonic() < give_up, (spans, len(logged))
+        time.sleep(0.2)
+    assert set(spans) == {"score", "receive", "validate", "encode", "queue", "device", "answer"}
+    device = spans["device"]
+    device_ms = (device.end_time_unix_nano - device.start_time_unix_nano) / 1e6
+    assert device_ms == pytest.approx(answer.json()["timing_ms"]["device"], abs=2e-3)
+    assert scores == answer.json()["scores"]
 
 
 def test_grpc_asks_too(guarded: SimpleNamespace) -> None:

@@ -1,0 +1,1 @@
+"""The status page at `/`: its files, what this replica answered lately, and stored profiles. Knows no Ray and no scoring."""
