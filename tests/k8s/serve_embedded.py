@@ -1,7 +1,7 @@
 """Deploys the Serve configuration of a RayService on a cluster of this host, as KubeRay does through Ray's dashboard.
 
-`python -m tests.k8s.serve_embedded FILE`, whose JSON has `serve` and `environment`. Says "ready", deploys what each line of its input
-has in the place of `serve`, stops when its input ends.
+`python -m tests.k8s.serve_embedded FILE`, whose JSON has `serve` and `environment`. Says "ready", deploys what each line of its
+input has in the place of `serve`, stops when its input ends.
 """
 
 import json
