@@ -31,6 +31,8 @@ class Service:
         self.coordinator = Coordinator(self.file)
         self.replicas: list[FakeReplica] = []
         self.bad: set[str] = set()  # versions that no replica can load
+        self.out_of_reach: set[str] = set()  # replicas that do not reach the coordinator
+        self.faults: list[str] = []  # what no replica may ever see; a follower logs what its host raises
         self.starts = 0
 
     def having(self, part: str) -> "list[FakeReplica]":
@@ -59,10 +61,11 @@ class Service:
         for replica in list(self.replicas):
             await replica.kill()
         self.restart_coordinator()
+        assert self.faults == []
 
 
 class FakeReplica:
-    """A `Host` and its `Link`. Asserts what engines and ingresses owe each other."""
+    """A `Host` and its `Link`. Notes where engines and ingresses fail each other."""
 
     def __init__(self, service: Service, member: Member, desired: Desired) -> None:
         self.service, self.member = service, member
@@ -86,22 +89,27 @@ class FakeReplica:
             await self.hold.wait()
         if release.version in self.service.bad:
             raise BundleError(f"{release.path}: golden rows: got scores off by 0.1")
-        assert release.key not in self.loaded
+        self._never(release.key in self.loaded, "it is loaded twice")
         if not self.member.scores:
             for engine in self.service.having("scores"):
-                assert engine.routed is None or release.key in engine.loaded, "an engine of this service lacks it"
+                lacking = engine.routed is not None and release.key not in engine.loaded
+                self._never(lacking, "an ingress looks for it before the engines have it")
         self.loaded[release.key] = release
 
     def route(self, desired: Desired) -> None:
-        assert desired.releases.items() <= self.loaded.items()
+        self._never(not desired.releases.items() <= self.loaded.items(), "requests go where nothing is")
         self.routed = desired
 
     async def unload(self, key: Key) -> None:
-        assert self.routed is not None
-        assert key not in self.routed.releases
+        self._never(self.routed is None or key in self.routed.releases, "what goes still gets requests")
         if not self.member.answers:
-            assert not any(key in ingress.loaded for ingress in self.service.having("answers")), "an ingress may still need it"
+            needed = any(key in ingress.loaded for ingress in self.service.having("answers"))
+            self._never(needed, "an ingress may still need it")
         del self.loaded[key]
+
+    def _never(self, fault: bool, why: str) -> None:
+        if fault:
+            self.service.faults.append(why)
 
     # Link
 
@@ -116,6 +124,8 @@ class FakeReplica:
 
     async def _reached(self, ask: Callable[[Coordinator], Any]) -> Any:
         coordinator = self.service.coordinator
+        if self.member.id in self.service.out_of_reach:
+            raise ConnectionError("the coordinator is out of reach")
         answer = await ask(coordinator)
         if coordinator is not self.service.coordinator:
             raise ConnectionError("the coordinator has ended")
