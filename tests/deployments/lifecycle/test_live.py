@@ -119,6 +119,7 @@ def test_versions_change_under_load_without_a_failed_request(topology: str, root
             assert (state["live"], state["previous"]) == ("2", "3")
             assert all(replica["current"] for replica in state["replicas"])
             assert len(state["replicas"]) == (4 if topology == "fanin" else 2)
+            load.until(lambda seen: seen["2"] >= 20)  # those that were on their way have arrived
             load.until(lambda seen: seen["2"] >= 20)
             assert set(load.seen) == {"2"}
             # A changed configuration.
