@@ -48,9 +48,11 @@ docs: $(READY) ## Build the site from docs/ into build/site; a broken link fails
 clean: ## Remove what the other targets made, the demo model included.
 	rm -rf .venv build/site models/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# The libraries that imported models are compared with; only the tests need them.
+# The libraries that imported models are compared with; only the tests need them. RecBole wants a Ray of 2023, so it comes without what it
+# asks for: its models and these do.
 $(PEERS): $(READY)
 	$(BIN)/python -m pip install --progress-bar on '$(TORCH)' -e '.[test,test-peers$(GPU_EXTRA)]'
+	$(BIN)/python -m pip install --progress-bar on --no-deps recbole==1.2.1 colorlog colorama texttable tensorboard absl-py
 	@touch $@
 
 $(READY): pyproject.toml Makefile

@@ -16,6 +16,7 @@ _MEASURED_AS = {
     "DeepFM": "deepfm", "WideDeep": "wide_deep", "xDeepFM": "xdeepfm", "DCN": "dcn", "DCNv2": "dcnv2", "DIN": "din-50",
     "DLRM": "dlrm",
 }  # fmt: skip
+_SAME = {"SharedBottom": "ShareBottom"}  # one model under two names
 _OTHERS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "DeepCTR-Torch": (
         ("WDL", "WideDeep"), ("DeepFM", "DeepFM"), ("xDeepFM", "xDeepFM"), ("DCN", "DCN"), ("DCNMix", ""), ("DIN", "DIN"),
@@ -34,7 +35,7 @@ def imported(results: Results) -> list[str]:
         r = cell["dpiframe"]
         for name in (n for n, m in _MEASURED_AS.items() if m == r["model"] and r["cell"].get("contexts", 1) == 1):
             found[name, r["batch"]] = r
-    rows = [_row("FuxiCTR", name, name, found) for name in IMPORTED]
+    rows = [_row("FuxiCTR", name, _SAME.get(name, name), found) for name in IMPORTED]
     rows += [_row(library, name, like, found) for library, names in _OTHERS.items() for name, like in names]
     head = ["library", "model", *(f"path, {b:,} rows" for b in BATCHES), *(f"us, {b:,} rows" for b in BATCHES)]
     return table(head, rows, figures=4)

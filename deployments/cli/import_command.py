@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -38,7 +38,8 @@ Maker = Annotated[
     typer.Option(
         "--source",
         metavar="FILE.py:NAME",
-        help="A class, or a function, that makes the model when called without arguments, for what is not imported by name. "
+        help="A class, or a function, that makes the model when called without arguments (by `recbole` with config and "
+        "dataset, as RecBole's classes are), for what is not imported by name. "
         "This RUNS that file and what it imports (the library must be installed): name only code that you trust. Without it "
         "nothing of yours is executed.",
     ),
@@ -88,10 +89,9 @@ def _of_checkpoint(
     library: str,
     about: str,
     read: "Callable[[Path, Path], SourceModel]",
-    call: Literal["mapping", "matrix"] | None = None,
-    title: str = "",
+    by_source: "Callable[[Path, Path, str], SourceModel] | None" = None,
 ) -> None:
-    """Adds the command of a library whose models are a checkpoint and a spec. call: of its models, for `--source`."""
+    """Adds the command of a library whose models are a checkpoint and a spec. by_source: how `--source` reads one."""
 
     def command(
         checkpoint: Checkpoint, spec: Spec, out: Out = None, golden_rows: Rows = None, expected: Expected = None,
@@ -105,20 +105,24 @@ def _of_checkpoint(
         dry_run: DryRun = False,
     ) -> None:  # fmt: skip
         def made() -> "SourceModel":
-            from dpiframe_core.importers.own_module import own_of_spec
-
-            assert call is not None
-            return read(checkpoint, spec) if source is None else own_of_spec(title, checkpoint, spec, source, call)
+            assert by_source is not None
+            return read(checkpoint, spec) if source is None else by_source(checkpoint, spec, source)
 
         _write(made, out, golden_rows, expected, label, name, version, overwrite, dry_run)
 
-    import_app.command(library, help=about)(command if call is None else sourced)
+    import_app.command(library, help=about)(command if by_source is None else sourced)
 
 
 def _deepctr_torch(checkpoint: Path, spec: Path) -> "SourceModel":
     from dpiframe_core.importers.deepctr.checkpoint import deepctr_torch_checkpoint
 
     return deepctr_torch_checkpoint(checkpoint, spec)
+
+
+def _deepctr_torch_own(checkpoint: Path, spec: Path, source: str) -> "SourceModel":
+    from dpiframe_core.importers.own_module import own_of_spec
+
+    return own_of_spec("DeepCTR-Torch", checkpoint, spec, source, "matrix")
 
 
 def _torchrec(checkpoint: Path, spec: Path) -> "SourceModel":
@@ -139,21 +143,36 @@ def _torch_rechub(checkpoint: Path, spec: Path) -> "SourceModel":
     return torch_rechub(checkpoint, spec)
 
 
+def _torch_rechub_own(checkpoint: Path, spec: Path, source: str) -> "SourceModel":
+    from dpiframe_core.importers.own_module import own_of_spec
+
+    return own_of_spec("torch-rechub", checkpoint, spec, source, "mapping")
+
+
 def _recbole(checkpoint: Path, spec: Path) -> "SourceModel":
     from dpiframe_core.importers.recbole.checkpoint import recbole
 
     return recbole(checkpoint, spec)
 
 
+def _recbole_own(checkpoint: Path, spec: Path, source: str) -> "SourceModel":
+    from dpiframe_core.importers.recbole.own import recbole_own
+
+    return recbole_own(checkpoint, spec, source)
+
+
 _of_checkpoint(
     "deepctr-torch", "Import a DeepCTR-Torch 0.3 model: WDL, DeepFM, xDeepFM, DCN, DCNMix, DIN; others by --source.",
-    _deepctr_torch, "matrix", "DeepCTR-Torch",
+    _deepctr_torch, _deepctr_torch_own,
 )  # fmt: skip
 _of_checkpoint("torchrec", "Import a TorchRec DLRM or DLRM_DCN.", _torchrec)
 _of_checkpoint("dlrm", "Import a DLRM_Net of facebookresearch/dlrm.", _dlrm)
-_of_checkpoint("recbole", "Import a RecBole 1.2 model: FM, NFM, DeepFM, WideDeep, DCN, xDeepFM, AutoInt, DIN, DIEN.", _recbole)
+_of_checkpoint(
+    "recbole", "Import a RecBole 1.2 model: FM, NFM, DeepFM, WideDeep, DCN, xDeepFM, AutoInt, DIN, DIEN; others by --source.",
+    _recbole, _recbole_own,
+)  # fmt: skip
 _of_checkpoint("torch-rechub", "Import a ranking model of torch-rechub: WideDeep, DeepFM, DCN, DCNv2; others by --source.",
-               _torch_rechub, "mapping", "torch-rechub")  # fmt: skip
+               _torch_rechub, _torch_rechub_own)  # fmt: skip
 
 
 def _write(

@@ -15,6 +15,7 @@ from dpiframe_core.bundle.manifest import vocabulary_names
 from dpiframe_core.compiler.examples import example_block, raw_columns
 from dpiframe_core.compiler.lookups import Lookups
 from dpiframe_core.compiler.lower import Lowering
+from dpiframe_core.compiler.strided import Strided
 from dpiframe_core.compiler.tidy import tidied
 from dpiframe_core.compiler.trace import Call, Output, Scored, evaluating, trace
 from dpiframe_core.describe.module_summary import Timed, in_turns, module_summary
@@ -122,19 +123,12 @@ def compile_module(
     logits: bool = False,
 ) -> Compiled:
     """See `dpiframe_core.compile`."""
-    values = raw_columns(schema, example)
     for where, p in [*module.named_parameters(), *module.named_buffers()]:
         if p.is_floating_point() and (p.dtype != torch.float32 or p.device.type != "cpu"):
             raise InputError(f"module.{where}", f"{p.dtype} on {p.device}", "float32 on the CPU")
     scored = Scored(module, list(example), call, output, logits)
     with evaluating(module):
-        traced = trace(scored, list(example.values()))
-        complete = {"x": 0, "w": 0}
-        for _ in range(2):  # the first pass finds how wide the embeddings are together
-            lookups = Lookups(schema, values.columns)
-            lowering = Lowering(traced, lookups, values.at, complete)
-            result = lowering.run()
-            complete = lookups.widths
+        lowering, lookups, result = _lowered(scored, schema, example)
         rows = result.count
         output_value = lowering.emitter.run(result)
         graph, dense = tidied(lowering.emitter, lookups, output_value)
@@ -148,6 +142,32 @@ def compile_module(
         raise InputError("module output", scores.shape, f"{rows} scores a row")
     tasks = _task_names(scores.shape[1], output)
     return Compiled(schema, graph, dense, tables, Golden(block, scores), deviation, tasks, scored, example)
+
+
+def table_sizes(
+    module: nn.Module, schema: FeatureSchema, example: Mapping[str, torch.Tensor], call: Call
+) -> dict[str, tuple[int, int]]:
+    """Rows and dim, as the module has them, of each table that it reads; those of the schema need only be wide enough.
+
+    Raises:
+        InputError: as of `compile_module`, but for sizes.
+    """
+    with evaluating(module):
+        _, lookups, _ = _lowered(Scored(module, list(example), call, None, False), schema, example)
+    return {name: (lookups.rows(name), sum(p.width for p in parts)) for name, parts in lookups.parts.items()}
+
+
+def _lowered(scored: Scored, schema: FeatureSchema, example: Mapping[str, torch.Tensor]) -> tuple[Lowering, Lookups, Strided]:
+    """What a module reads and computes, and its scores."""
+    values = raw_columns(schema, example)
+    traced = trace(scored, list(example.values()))
+    complete = {"x": 0, "w": 0}
+    for _ in range(2):  # the first pass finds how wide the embeddings are together
+        lookups = Lookups(schema, values.columns)
+        lowering = Lowering(traced, lookups, values.at, complete)
+        result = lowering.run()
+        complete = lookups.widths
+    return lowering, lookups, result
 
 
 def _task_names(scores: int, output: Output) -> tuple[str, ...]:

@@ -14,13 +14,15 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Hash, Identity
 
 Indices = npt.NDArray[np.int64]
+CONSTANT = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Raw:
     """A tensor of raw inputs, as they came: per element of a row, which input column it is and what was added to the id.
 
-    at, shift: int64[sizes of a row]. flat: its rows were joined into one dimension, [B * columns].
+    at, shift: int64[sizes of a row]; of an element that is no input, `at` is CONSTANT, and `shift` what it is. flat: its rows
+        were joined into one dimension, [B * columns].
     """
 
     at: Indices
@@ -165,6 +167,12 @@ class Lookups:
             made = " + ".join(f"{p.width} of {p.weight}" for p in parts) or "no embedding that reads it"
             raise InputError(f"tables.{name}.dim", table.dim, f"{sum(dims)}: {made}" if parts else made)
         return torch.cat(found, 1).float().contiguous()
+
+    def rows(self, name: str) -> int:
+        """Those of a table: of a weight that stacks several, up to where the next one begins."""
+        part = self.parts[name][0]
+        starts = {p.start for parts in self.parts.values() for p in parts if p.weight == part.weight}
+        return min([s for s in starts if s > part.start], default=len(self.weights[part.weight])) - max(0, part.start)
 
     def _table(self, feature: str, weight: torch.Tensor) -> str | None:
         f = self.schema.feature(feature)

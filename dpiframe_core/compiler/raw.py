@@ -11,7 +11,7 @@ import torch
 from dpiframe_core.compiler.arguments import Arguments
 from dpiframe_core.compiler.emit import Const, Emitter
 from dpiframe_core.compiler.joins import cat
-from dpiframe_core.compiler.lookups import Bags, Lookups, Raw, Slot
+from dpiframe_core.compiler.lookups import CONSTANT, Bags, Lookups, Raw, Slot
 from dpiframe_core.compiler.operations import reduced
 from dpiframe_core.compiler.strided import BATCH, Atom, Refused, Size, Strided, squeezed
 from dpiframe_core.compiler.views import SAME, raw_view
@@ -64,9 +64,9 @@ class RawInputs:
                 raise Refused(f"got numbers cast to {found.dtype}, expected float32; ids are those of categorical features")
             seen = raw_view(target, x, a, sizes)
             if seen is not None:
-                return seen
-        if target in ("aten.cat.default", "aten.stack.default") and all(isinstance(t, Raw) for t in a["tensors"]):
-            return self._joined(target, a)
+                return [_settled(part) for part in seen] if isinstance(seen, list) else _settled(seen)
+        if target in ("aten.cat.default", "aten.stack.default"):
+            return self._joined(target, a["tensors"], a["dim"])
         return None
 
     def as_numbers(self, value: Any) -> Any:
@@ -76,18 +76,28 @@ class RawInputs:
         return self._numbers(value) if isinstance(value, Raw) else value
 
     def _is_ids(self, x: Raw) -> bool:
-        features = {self._lookups.columns[at][0] for at in x.at.flatten().tolist()}
+        features = {self._lookups.columns[at][0] for at in x.at.flatten().tolist() if at != CONSTANT}
         return any(self._lookups.schema.feature(f).is_id for f in features)
 
     def _numbers(self, x: Raw) -> Strided:
         if x.flat:
             raise Refused("got rows joined into one dimension, expected each row to be computed from itself")
-        return self._slots([self._lookups.number(int(at)) for at in x.at.flat], x.at.shape)
+        if CONSTANT not in x.at:
+            return self._slots([self._lookups.number(int(at)) for at in x.at.flat], x.at.shape)
+        pairs = zip(x.at.flat, x.shift.flat, strict=True)
+        parts = [
+            Const(torch.tensor([[float(c)]])) if at == CONSTANT else self._slots([self._lookups.number(int(at))], (1,))
+            for at, c in pairs
+        ]
+        return self._emitter.view(cat(self._emitter, parts, 1), [Size(1, True), *map(Size, x.at.shape)])
 
-    def _joined(self, target: str, a: Arguments) -> Raw:
-        parts: list[Raw] = a["tensors"]
-        rank = parts[0].at.ndim + 1 + ("stack" in target)
-        dim = a["dim"] % rank
+    def _joined(self, target: str, tensors: Sequence[Any], dim: int) -> Raw | None:
+        """Numbers may stand beside constants: RecBole gives each the index of its row."""
+        found = [_constants(t) if isinstance(t, Const) else t for t in tensors]
+        parts = [t for t in found if isinstance(t, Raw)]
+        if len(parts) < len(found) or (parts != list(tensors) and any(self._is_ids(p) for p in parts)):
+            return None
+        dim %= parts[0].at.ndim + 1 + ("stack" in target)
         if dim == 0 or any(p.flat for p in parts):
             raise Refused("got rows put behind rows, expected each row to be computed from itself")
         join = np.stack if "stack" in target else np.concatenate
@@ -173,6 +183,21 @@ class RawInputs:
         parts = [Strided(s.base, ((BATCH,), (Atom(s.width, 1),) if s.width > 1 else ()), s.offset) for s in slots]
         joined = parts[0] if len(parts) == 1 else cat(self._emitter, parts, 1)
         return self._emitter.view(joined, [Size(1, True), *map(Size, sizes)])
+
+
+def _constants(c: Const) -> Raw | None:
+    """Whole numbers that do not depend on the inputs, as elements of a row."""
+    if c.batch_dim != 0 or not torch.equal(c.tensor, c.tensor.round()):
+        return None
+    values = c.tensor[0].numpy().astype(np.int64)
+    return Raw(np.full_like(values, CONSTANT), values)
+
+
+def _settled(x: Raw) -> Raw | Const:
+    """Where nothing but constants is left, these."""
+    if x.flat or not x.at.size or (x.at != CONSTANT).any():
+        return x
+    return Const(torch.from_numpy(x.shift.astype(np.float32))[None], batch_dim=0)
 
 
 def _weight(value: Any) -> Const:

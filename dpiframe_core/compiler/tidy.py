@@ -6,7 +6,7 @@ import torch
 
 from dpiframe_core.compiler.emit import Emitter
 from dpiframe_core.compiler.lookups import Lookups
-from dpiframe_core.compiler.patterns import recognise_fm
+from dpiframe_core.compiler.patterns import join_norms, recognise_fm
 from dpiframe_core.graph.graph import Attrs, Graph, Node, Source
 
 
@@ -17,7 +17,8 @@ def tidied(emitter: Emitter, lookups: Lookups, output: str) -> tuple[Graph, dict
     widths = {w: n for w, n in lookups.widths.items() if n} | emitter.widths
     widths |= {n.outputs[0]: n.attrs.concat[0].width for n in nodes if n.op == "lookup"}
     graph = Graph(tuple(nodes), widths, {name: tuple(t.shape) for name, t in params.items()}, output)
-    graph, params = _one_last_linear(_alive(recognise_fm(_alive(graph))), params)
+    graph, params = join_norms(_alive(recognise_fm(_alive(graph))), params)
+    graph, params = _one_last_linear(graph, params)
     graph = _alive(graph)
     return graph, {name: params[name] for name in graph.params}
 

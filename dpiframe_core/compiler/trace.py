@@ -16,6 +16,7 @@ import torch
 from torch import fx, nn
 from torch._decomp import decompositions
 from torch.export.graph_signature import InputKind
+from torch.nn import functional
 
 from dpiframe_core.errors import InputError
 
@@ -105,7 +106,7 @@ def trace(scored: Scored, values: Sequence[torch.Tensor]) -> Trace:
             warnings.simplefilter("ignore")  # of torch about itself
             with _states_of_lstm():
                 exported = torch.export.export(scored, tuple(values), dynamic_shapes=(tuple({0: rows} for _ in values),))
-                exported = exported.run_decompositions({})
+                exported = exported.run_decompositions({torch.ops.aten.gru_cell.default: _gru_cell})
     except InputError:
         raise
     except Exception as error:  # whatever the module's code raised, too
@@ -183,6 +184,21 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
+
+
+def _gru_cell(
+    x: torch.Tensor,
+    h: torch.Tensor,
+    w: torch.Tensor,
+    u: torch.Tensor,
+    b: torch.Tensor | None = None,
+    c: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """nn.GRUCell by what the table of operators has."""
+    own, before = functional.linear(x, w, b).chunk(3, 1), functional.linear(h, u, c).chunk(3, 1)
+    r, z = torch.sigmoid(own[0] + before[0]), torch.sigmoid(own[1] + before[1])
+    n = torch.tanh(own[2] + r * before[2])
+    return n + z * (h - n)
 
 
 @contextmanager

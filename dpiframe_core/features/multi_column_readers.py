@@ -1,4 +1,4 @@
-"""The fast way through the encoders: all text features, or all numbers, of one side of a request in one pass.
+"""The fast way through the encoders: all text features, all ready ids, or all numbers, of one side of a request in one pass.
 
 `feature_readers` says what each value becomes; here many plain columns become it together, bit for bit the same, because a
 request of 100 candidates spends its time on 40 small columns rather than on 4,000 values. What is not plain (another type, a
@@ -18,9 +18,9 @@ import numpy.typing as npt
 from dpiframe_core.features.block_layout import Section
 from dpiframe_core.features.feature_readers import MISSING, UNKNOWN, Lookup
 from dpiframe_core.features.raw_columns import Float64s, Int64s
-from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Hash, Numeric, Scope
+from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Hash, Identity, Numeric, Scope
 from dpiframe_core.features.transforms import Log, MinMax, Standardize
-from dpiframe_core.features.vocabulary import TextLookup, vocabulary_name
+from dpiframe_core.features.vocabulary import TextLookup, id_bound, vocabulary_name
 from kernels.runtime import c_build
 
 Columns: TypeAlias = Sequence[list[Any]]
@@ -51,9 +51,15 @@ def multi_column_readers(schema: FeatureSchema, lookups: Mapping[str, Lookup]) -
     for f in schema.features:
         if isinstance(f, Numeric) and f.buckets is None:
             groups.setdefault((f.scope, *(type(t) for t in f.transforms)), []).append(f)
-        elif isinstance(f, Categorical) and f.values == "string" and f.max_values == 1 and f.encoder.type != "identity":
+        elif isinstance(f, Categorical) and f.max_values == 1 and _is_plain(f):
             groups.setdefault((f.scope, f.encoder.type), []).append(f)
     return [_reader(schema, lookups, members) for members in groups.values()]
+
+
+def _is_plain(f: Categorical) -> bool:
+    if isinstance(f.encoder, Identity):
+        return f.padding_value is None
+    return f.values == "string"
 
 
 def _reader(schema: FeatureSchema, lookups: Mapping[str, Lookup], members: list[Feature]) -> MultiColumnReader:
@@ -66,6 +72,8 @@ def _reader(schema: FeatureSchema, lookups: Mapping[str, Lookup], members: list[
         read = _numbers(numbers)
     elif hashes:
         read = _hashes(hashes)
+    elif isinstance(categories[0].encoder, Identity):
+        read = _identities(np.array([[id_bound(schema, f)] for f in categories]))
     else:
         found = [lookups[vocabulary_name(f) or ""] for f in categories]
         read = _vocabularies(categories, [table for table in found if isinstance(table, TextLookup)])
@@ -110,6 +118,20 @@ def _hashes(encoders: list[Hash]) -> Read:
             return None
         ids: Int64s = hashes.reshape(len(columns), -1) % buckets + first
         return ids
+
+    return read
+
+
+def _identities(bounds: Int64s) -> Read:
+    def read(columns: Columns) -> Int64s | None:
+        if set(map(type, chain.from_iterable(columns))) != {int}:
+            return None
+        try:
+            ids = np.fromiter(chain.from_iterable(columns), np.int64, len(columns) * len(columns[0]))
+        except OverflowError:
+            return None
+        ids = ids.reshape(len(columns), -1)
+        return None if ids.min() < 0 or (ids >= bounds).any() else ids
 
     return read
 

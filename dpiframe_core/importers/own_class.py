@@ -7,7 +7,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from dpiframe_core.errors import InputError, listed, shown
 from dpiframe_core.importers.state_dict import StateDict
@@ -22,26 +23,28 @@ def own_class(source: str) -> type[nn.Module]:
     found, module, where = _named(source)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         here = [n for n, v in vars(module).items() if isinstance(v, type) and issubclass(v, nn.Module)]
-        raise InputError(where, source.rpartition(":")[2], f"a subclass of torch.nn.Module in it, one of {listed(here)}")
+        raise InputError(where, source.rpartition(":")[2], f"a subclass of torch.nn.Module in it, {_one_of(here)}")
     return found
 
 
-def own_maker(source: str) -> Callable[[], nn.Module]:
-    """The class or function that "FILE.py:NAME" names, as something to call without arguments. Raises as `own_class`."""
+def own_maker(source: str, *arguments: object) -> Callable[[], nn.Module]:
+    """The class or function that "FILE.py:NAME" names, to be called with these arguments. Raises as `own_class`."""
     found, module, where = _named(source)
     if not callable(found):
         here = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
-        raise InputError(
-            where, source.rpartition(":")[2], f"a class or function in it that makes the module, one of {listed(here)}"
-        )
+        raise InputError(where, source.rpartition(":")[2], f"a class or function in it that makes the module, {_one_of(here)}")
 
     def make() -> nn.Module:
-        made = found()
+        made = found(*arguments)
         if not isinstance(made, nn.Module):
             raise TypeError(f"got {type(made).__name__}, expected a torch.nn.Module")
         return made
 
     return make
+
+
+def _one_of(names: list[str]) -> str:
+    return f"one of {listed(names)}" if names else "of which it has none"
 
 
 def _named(source: str) -> tuple[Any, ModuleType, str]:
@@ -58,13 +61,17 @@ def with_weights(make: Callable[[], nn.Module], weights: StateDict, where: str) 
     """The module that `make` constructs, in eval mode on the CPU, with every parameter of the checkpoint.
 
     Raises:
-        InputError: the constructor refuses, or module and checkpoint differ in names or shapes; `where` names the class.
+        InputError: the constructor refuses, module and checkpoint differ in names or shapes, or the module has weights that no
+            checkpoint has; `where` names the class.
     """
-    try:
-        module = make()
-    except Exception as e:  # the user's code: whatever it raises is what it says
-        raise InputError(f"{where}, its constructor", _said(e), "a module made from the run's configuration") from None
-    module = module.cpu().eval()
+    module = _made(make, where)
+    outside = _outside(module)
+    again = _outside(_made(make, where)) if outside else {}
+    for name, t in outside.items():
+        if t.requires_grad or name not in again or not torch.equal(t, again[name]):
+            raise InputError(
+                f"{where}: {name}", "weights outside of its state_dict", "a parameter or a buffer: no checkpoint has it"
+            )
     given = {name: tuple(t.shape) for name, t in weights.remaining().items()}
     own = {name: tuple(t.shape) for name, t in module.state_dict().items()}
     for got, names in (("lacks", own.keys() - given.keys()), ("has no place for", given.keys() - own.keys())):
@@ -78,25 +85,50 @@ def with_weights(make: Callable[[], nn.Module], weights: StateDict, where: str) 
     return module
 
 
-def _run(path: Path) -> ModuleType:
-    name = f"dpiframe_source_{path.stem}"
-    if name in sys.modules:
-        del sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and torch look a class's module up there
-    beside = str(path.absolute().parent)
-    sys.path.insert(0, beside)
+def _made(make: Callable[[], nn.Module], where: str) -> nn.Module:
     try:
-        spec.loader.exec_module(module)
+        return make().cpu().eval()
+    except InputError:
+        raise
+    except Exception as e:  # the user's code: whatever it raises is what it says
+        raise InputError(f"{where}, its constructor", _said(e), "a module made from the run's configuration") from None
+
+
+def _outside(module: nn.Module) -> dict[str, Tensor]:
+    """Tensors of a module that its state_dict does not have."""
+    found = dict(module.named_buffers())
+    for prefix, part in module.named_modules():
+        found |= {f"{prefix}.{key}".lstrip("."): v for key, v in vars(part).items() if isinstance(v, Tensor)}
+    return {name: t for name, t in found.items() if name not in module.state_dict()}
+
+
+def _run(path: Path) -> ModuleType:
+    """In a directory with an `__init__.py` it is a module of that package, so that it may import its neighbours by a dot."""
+    folder, name = path.absolute().parent, f"dpiframe_source_{path.stem}"
+    for known in [m for m in sys.modules if m.partition(".")[0].startswith("dpiframe_source_")]:
+        del sys.modules[known]
+    sys.path.insert(0, str(folder))
+    try:
+        if (folder / "__init__.py").is_file():
+            package = f"dpiframe_source_{folder.name}"
+            _loaded(package, folder / "__init__.py", [str(folder)])
+            name = f"{package}.{path.stem}"
+        return sys.modules[name] if name in sys.modules else _loaded(name, path, None)
     except ModuleNotFoundError as e:
         raise InputError(f"--source {path}", f"no module {e.name!r}", "the library that trained it, installed here") from None
     except Exception as e:  # as above
         raise InputError(f"--source {path}", _said(e), "a file of Python that runs") from None
     finally:
-        sys.path.remove(beside)
+        sys.path.remove(str(folder))
+
+
+def _loaded(name: str, file: Path, folders: list[str] | None) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=folders)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and torch look a class's module up there
+    spec.loader.exec_module(module)
     return module
 
 

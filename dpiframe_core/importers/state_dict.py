@@ -38,7 +38,9 @@ class StateDict:
         """
         if name not in self._left:
             near = [other for other in self._left if other.split(".")[0] == name.split(".")[0]]
-            raise InputError(f"{self.where}: {name}", "no such parameter", f"it, beside {listed(near or self._left)}")
+            raise InputError(
+                f"{self.where}: {name}", "no such parameter", f"it, beside {listed(near or self._left or ['nothing'])}"
+            )
         value = self._left.pop(name)
         got = tuple(value.shape)
         if len(got) != len(shape) or any(want is not None and want != size for want, size in zip(shape, got, strict=True)):

@@ -6,7 +6,7 @@ The deviation is measured on what was written and read back, by the CPU's operat
 import secrets
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -114,6 +114,7 @@ def write_import(
         manifest = _write(source, staging, name or source.model.lower(), version, columns, block, own, told.wrote)
         told.now("Comparing")
         made = parity(own.ravel(), written_scores(staging, block).ravel(), labels if own.shape[1] == 1 else None)
+        made = replace(made, rows=len(own))  # of several tasks each has several scores
         if not made.max_deviation <= TOLERANCE:
             raise InputError("parity", f"|dp| up to {made.max_deviation:.3g} against {against}", f"at most {TOLERANCE:g}")
         provenance = manifest.provenance.model_copy(update={"metrics": made.metrics(), "notes": f"compared with {against}"})

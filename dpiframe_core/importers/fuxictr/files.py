@@ -21,6 +21,11 @@ from dpiframe_core.strict_yaml import load_yaml
 
 Normalizer = Annotated[Standardize | MinMax, Field(discriminator="type")]
 _NORMALIZERS: TypeAdapter[dict[str, Standardize | MinMax]] = TypeAdapter(dict[str, Normalizer])
+_LACKS = {
+    "config.yaml": "a file of the run's parameters, which FuxiCTR keeps nowhere: docs/import-fuxictr.md has a line that does",
+    "feature_map.json": "a file of FuxiCTR's data directory, data_root/dataset_id",
+    "feature_vocab.json": "a file of FuxiCTR's data directory, data_root/dataset_id",
+}
 _CHECKPOINTS = ("*.model", "*.pt", "*.pth")
 
 
@@ -80,7 +85,7 @@ def find_files(
     def needed(given: Path | None, name: str, option: str) -> Path:
         path = given or beside / name
         if not path.is_file():
-            raise InputError(f"--{option}", str(path), "a file")
+            raise InputError(f"--{option}", str(path), _LACKS.get(name, "a file"))
         return path
 
     if processor is None and normalizers is None and (beside / "feature_processor.pkl").is_file():
@@ -139,7 +144,7 @@ def _features(files: FuxiFiles, feature_map: Mapping[str, Any], config: Mapping[
     """As FuxiCTR's FeatureMap.load: the map's features, then `use_features`, then `feature_specs` over them."""
     listed = feature_map.get("features")
     if not isinstance(listed, list) or not all(isinstance(f, dict) for f in listed):
-        raise InputError(f"{files.feature_map}: features", listed, "a list of features")
+        raise InputError(f"{files.feature_map}: features", listed, "a list of features, as FuxiCTR 2.3 writes it")
     features = {str(name): dict(as_mapping(f"{files.feature_map}: {name}", spec)) for f in listed for name, spec in f.items()}
     used = _names(f"{files.config}: use_features", config.get("use_features") or list(features))
     for name in used:

@@ -43,7 +43,7 @@ def fuxictr_model(run: FuxiRun, weights: StateDict, context: Sequence[str] = ())
     name = required(run.config, "model", f"{where}: model", (str,))
     if name not in IMPORTED:
         if name in STAYS_OUT:
-            expected = f"another model: {STAYS_OUT[name]}; a module of your own may be given to dpiframe_core.compile"
+            expected = f"another model: {STAYS_OUT[name]}; a class of your own goes by --source FILE.py:CLASS"
             raise InputError(f"{where}: model", name, expected)
         raise InputError(f"{where}: model", name, f"one of {', '.join(IMPORTED)}; others by --source FILE.py:CLASS")
     task = run.config.get("task", "binary_classification")

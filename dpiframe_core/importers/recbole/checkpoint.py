@@ -44,7 +44,7 @@ def read_recbole(file: SpecFile, weights: StateDict) -> SourceModel:
         raise InputError(f"{file.where}: model", name, f"another model: {STAYS_OUT[name]}")
     if name not in models:
         known = ", ".join(sorted(models, key=str.lower))
-        raise InputError(f"{file.where}: model", name, f"one of {known}; others by dpiframe_core.compile")
+        raise InputError(f"{file.where}: model", name, f"one of {known}; others by --source FILE.py:NAME")
     for key in SETTINGS.get(name, ()):
         required(file.spec.settings, key, f"{file.where}: settings.{key}", (int, bool, str))
     unread = [key for key in file.spec.settings if key not in SETTINGS.get(name, ())]
@@ -57,7 +57,7 @@ def read_recbole(file: SpecFile, weights: StateDict) -> SourceModel:
         with torch.no_grad():
             module(sample_values(schema))
     except (RuntimeError, ValueError) as e:
-        expected = f"settings and parameters of one RecBole 1.2 {name}; a changed class goes through dpiframe_core.compile"
+        expected = f"settings and parameters of one RecBole 1.2 {name}; a changed class goes by --source FILE.py:NAME"
         raise InputError(f"{file.where}: model {name}", shown(str(e).splitlines()[0]), expected) from e
     module.check_read(f"RecBole's {name}")
     compiled = compile_module(module, schema, sample_values(schema), logits=True)

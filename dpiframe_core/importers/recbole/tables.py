@@ -21,7 +21,7 @@ def take_tables(
     Raises:
         InputError: a table lacks, or has other rows than the vocabularies together.
     """
-    tokens = {f.name: _rows(file, f) for f in features if isinstance(f, SparseFeature) and f.max_values == 1}
+    tokens = {f.name: token_rows(file, f) for f in features if isinstance(f, SparseFeature) and f.max_values == 1}
     lists = [f.name for f in features if isinstance(f, SparseFeature) and f.max_values > 1]
     numbers = {f.name: 2 for f in features if isinstance(f, DenseFeature)}
     parts: dict[str, Tensor] = {}
@@ -50,7 +50,7 @@ def _taken(out: dict[str, Tensor], name: str, where: str) -> Tensor:
     return out.pop(name)
 
 
-def _rows(file: SpecFile, f: SparseFeature) -> int:
+def token_rows(file: SpecFile, f: SparseFeature) -> int:
     """Of a field: its tokens, and `[PAD]`."""
     if f.name not in file.vocabularies:
         raise InputError(

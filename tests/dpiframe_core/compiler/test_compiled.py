@@ -120,3 +120,50 @@ def test_a_summary_leaves_the_module_as_it_was(compiled):
     module = compiled.module.module.train()
     compiled.summary()
     assert all(m.training for m in module.modules())
+
+
+class Norms(nn.Module):
+    """A layer norm for each field, as MaskNet has; `eps` of the first, `read` if it is read for itself, too."""
+
+    def __init__(self, eps=1e-5, read=False):
+        super().__init__()
+        self.tables = nn.ModuleDict({n: nn.Embedding(r, 8) for n, r in (("user", 50), ("item", 31), ("tag", 7), ("hour", 24))})
+        self.norms = nn.ModuleList(nn.LayerNorm(8, eps=eps if i == 0 else 1e-5) for i in range(4))
+        self.out, self.read = nn.Linear(32, 1), read
+
+    def forward(self, x):
+        fields = torch.stack([table(x[name]) for name, table in self.tables.items()], 1)
+        normed = [norm(fields[:, i]) for i, norm in enumerate(self.norms)]
+        more = torch.tanh(normed[0]).sum(1, keepdim=True) if self.read else 0
+        return torch.sigmoid(self.out(torch.cat(normed, 1)) + more)
+
+
+@pytest.mark.parametrize(("settings", "norms"), [({}, 1), ({"eps": 1e-2}, 4), ({"read": True}, 4)], ids=["all", "eps", "read"])
+def test_norms_of_neighbouring_fields_are_one_where_they_are_alike(settings, norms):
+    made = schema()
+    found = compile_model(randomised(Norms(**settings)), made, example(made))
+    assert found.deviation < 1e-6
+    assert sum(n.attrs.aten is not None and n.attrs.aten.op == "aten.layer_norm" for n in found.graph.nodes) == norms
+
+
+class Steps(nn.Module):
+    """A GRU's cell called step by step, with a bias or without, as RecBole's FiGNN has it."""
+
+    def __init__(self, bias):
+        super().__init__()
+        self.user, self.item, self.tag, self.hour = (nn.Embedding(r, 8) for r in (50, 31, 7, 24))
+        self.cell, self.out = nn.GRUCell(8, 8, bias=bias), nn.Linear(8, 1)
+
+    def forward(self, x):
+        state = self.user(x["user"])
+        for name in ("item", "tag", "hour"):
+            state = self.cell(getattr(self, name)(x[name]), state)
+        return torch.sigmoid(self.out(state))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_recurrent_cell_is_its_layers_step_by_step(bias):
+    made = schema()
+    found = compile_model(randomised(Steps(bias)), made, example(made))
+    assert found.deviation < 1e-6
+    assert found.golden.scores.std() > 1e-3

@@ -11,7 +11,10 @@ from typer.testing import CliRunner
 from deployments.cli.main import app
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.engine import Engine
+from dpiframe_core.errors import InputError
+from dpiframe_core.importers.own_class import own_class, own_maker, with_weights
 from dpiframe_core.importers.raw_rows import random_rows
+from dpiframe_core.importers.state_dict import StateDict
 from tests.dpiframe_core.importers.peers import library, randomized
 
 pytestmark = pytest.mark.bulk
@@ -148,3 +151,36 @@ def test_a_model_that_is_not_known_leads_to_source_and_help_says_that_it_is_run(
     assert "others by --source FILE.py:NAME" in " ".join(done.output.split())
     shown = CliRunner().invoke(app, ["import", "deepctr-torch", "--help"], env={"COLUMNS": "200"}).output
     assert "This RUNS that file" in " ".join(shown.replace("│", " ").split())
+
+
+def test_a_file_of_a_package_may_import_its_neighbours_by_a_dot(tmp_path):
+    folder = tmp_path / "src"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from .top import Top\n")
+    (folder / "below.py").write_text("from torch import nn\n\n\nclass Below(nn.Module):\n    depth = 3\n")
+    (folder / "top.py").write_text("from .below import Below\n\n\nclass Top(Below):\n    pass\n")
+    assert own_class(f"{folder}/top.py:Top").depth == 3
+    (folder / "below.py").write_text("from torch import nn\n\n\nclass Below(nn.Module):\n    depth = 44\n")
+    assert own_class(f"{folder}/top.py:Top").depth == 44, "what an earlier call loaded"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("self.w = torch.rand(3, requires_grad=True)", "own: w: got 'weights outside of its state_dict'"),
+        ("self.w = torch.rand(3)", "own: w: got 'weights outside of its state_dict'"),
+        ("self.register_buffer('w', torch.rand(3), persistent=False)", "own: w: got 'weights outside of its state_dict'"),
+        ("self.w = torch.arange(3)", None),
+    ],
+)
+def test_weights_that_no_checkpoint_has_are_refused_and_constants_are_not(tmp_path, line, said):
+    text = (
+        f"import torch\n\n\nclass Own(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n        {line}\n"
+    )
+    (tmp_path / "own.py").write_text(text)
+    make, weights = own_maker(f"{tmp_path}/own.py:Own"), StateDict({}, "model.pt")
+    if said is None:
+        assert with_weights(make, weights, "own").w.tolist() == [0, 1, 2]
+    else:
+        with pytest.raises(InputError, match=said):
+            with_weights(make, weights, "own")

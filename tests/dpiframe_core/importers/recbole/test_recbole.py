@@ -73,7 +73,7 @@ def test_the_command_writes_a_bundle(tmp_path):
         (
             "fm",
             lambda s, w: s.update(model="DSSM"),
-            r"model: got 'DSSM', expected one of AutoInt, DCN, .*dpiframe_core.com",
+            r"model: got 'DSSM', expected one of AutoInt, DCN, .*--source FILE.py:N",
         ),
         ("autoint", lambda s, w: s.update(settings={}), r"settings.num_heads: got 'nothing', expected the hyper-parameter"),
         (

@@ -1,0 +1,144 @@
+"""A RecBole model of any class, the user's own: made of the spec's settings and features, its `predict` compiled.
+
+A class asks its configuration and its data set for little. Both are stand-ins here: RecBole's own want the files of the data
+set, and a NumPy older than ours.
+"""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dpiframe_core.errors import InputError
+from dpiframe_core.importers.model_spec import DenseFeature, SparseFeature, SpecFile, read_spec
+from dpiframe_core.importers.own_class import own_maker, with_weights
+from dpiframe_core.importers.own_module import own_model
+from dpiframe_core.importers.recbole.checkpoint import sample_values
+from dpiframe_core.importers.recbole.tables import token_rows
+from dpiframe_core.importers.source_model import SourceModel
+from dpiframe_core.importers.state_dict import read_checkpoint
+
+_PAD, _SAME = 0, 1e-7
+
+
+def recbole_own(checkpoint: Path, spec: Path, source: str) -> SourceModel:
+    """As `recbole`, by the class or function that `source` names ("FILE.py:NAME"), which is run with (config, dataset).
+
+    Raises:
+        InputError: also: RecBole is not installed, no such name, it refuses, the checkpoint does not fit it, or `compile`
+            cannot take it over; each named.
+    """
+    file, weights = read_spec(spec), read_checkpoint(checkpoint)
+    dataset, name = _Dataset(file), source.rpartition(":")[2]
+    config = _Config({"device": "cpu", "LABEL_FIELD": "label", "numerical_features": dataset.numbers} | file.spec.settings)
+    make = own_maker(source, config, dataset)
+
+    def made() -> nn.Module:
+        try:
+            return make()
+        except (AttributeError, TypeError) as e:
+            if not config.unset:
+                raise
+            got = f"no {', '.join(dict.fromkeys(config.unset))}, and {e}"
+            raise InputError(f"{file.where}: settings", got, f"all that {name} reads of its configuration") from e
+
+    model = _Predicted(with_weights(made, weights, f"--source {name}"), dataset.numbers)
+    kept = _without_padding(model)
+    features = tuple(_read(f) for f in file.spec.features)
+    found = own_model(
+        "RecBole", name, model, replace(file, spec=file.spec.model_copy(update={"features": features})), "mapping"
+    )
+    _check_padding(model, kept, sample_values(found.schema), f"--source {name}")
+    return found
+
+
+class _Config(dict[str, Any]):
+    """RecBole's reads as None what is not set: here that is noted. Settings are attributes, too."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        super().__init__(settings)
+        self.unset: list[str] = []
+
+    def __missing__(self, key: str) -> None:
+        self.unset.append(key)
+
+    def __getattr__(self, key: str) -> Any:
+        return self[key]
+
+
+class _Dataset:
+    """What a context-aware model asks of its data set."""
+
+    def __init__(self, file: SpecFile) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of theirs, at import
+                from recbole.utils import FeatureType
+        except ImportError as e:
+            raise InputError("--source", f"no RecBole here ({e})", "RecBole installed: docs/import-recbole.md") from None
+        features = file.spec.features
+        self.numbers = [f.name for f in features if isinstance(f, DenseFeature)]
+        self._rows = {f.name: 2 if isinstance(f, DenseFeature) else token_rows(file, f) for f in features}
+        self.field2type = dict.fromkeys(self.numbers, FeatureType.FLOAT) | {
+            f.name: FeatureType.TOKEN_SEQ if f.max_values > 1 else FeatureType.TOKEN
+            for f in features
+            if not isinstance(f, DenseFeature)
+        }
+
+    def fields(self, source: object = None) -> list[str]:
+        return list(self._rows)
+
+    def num(self, field: str) -> int:
+        return self._rows[field]
+
+
+class _Predicted(nn.Module):
+    """`predict` of features by name; a number stands beside the index of its row, as data sets have it."""
+
+    def __init__(self, model: nn.Module, numbers: list[str]) -> None:
+        super().__init__()
+        self.model: Any = model
+        self._numbers = numbers
+
+    def forward(self, x: Mapping[str, Tensor]) -> Any:
+        return self.model.predict(
+            {name: torch.stack([v, torch.ones_like(v)], 1) if name in self._numbers else v for name, v in x.items()}
+        )
+
+
+def _read(f: SparseFeature | DenseFeature) -> SparseFeature | DenseFeature:
+    """`[PAD]` is read for a token that is missing or unknown; a list is pooled by the model, which leaves it out."""
+    if isinstance(f, DenseFeature):
+        return f
+    if f.max_values > 1:
+        return f.model_copy(update={"pooling": "none", "missing_id": -1})
+    return f.model_copy(update={"oov_id": f.oov_id or _PAD, "missing_id": f.missing_id or _PAD})
+
+
+def _without_padding(model: nn.Module) -> dict[nn.Embedding, Tensor]:
+    """RecBole's lists read the rows of `[PAD]` and multiply them by zero. A bundle has none to read; the rows as they were."""
+    kept: dict[nn.Embedding, Tensor] = {}
+    for name, part in model.named_modules():
+        if isinstance(part, nn.Embedding) and "token_seq_embedding" in name:
+            part.padding_idx, kept[part] = _PAD, part.weight[_PAD].detach().clone()
+            part.weight.data[_PAD] = 0
+    return kept
+
+
+def _check_padding(model: nn.Module, kept: Mapping[nn.Embedding, Tensor], values: Mapping[str, Tensor], where: str) -> None:
+    """Raises InputError if the scores of lists that have ended depend on the rows of `[PAD]`."""
+    with torch.no_grad():
+        without = model(values)
+        for part, row in kept.items():
+            part.weight[_PAD] = row
+        off = (model(values) - without).abs().max()
+        for part in kept:
+            part.weight[_PAD] = 0
+    if off > _SAME:
+        raise InputError(
+            where, f"scores that change by {off:.1e} with the rows of [PAD] in lists", "lists that leave [PAD] out"
+        )
