@@ -63,17 +63,12 @@ class Follower:
         if self._link is None:
             await self._apply(Wish("", 0, tuple(self.desired.releases.values()), self.desired), first=True)
             return
-        poll = asyncio.create_task(self._poll(self._link), name="lifecycle-poll")
-        self._tasks.append(poll)
-        while True:
-            await self._came.wait()
-            self._came.clear()
-            self.check()
-            wish = self._wish
-            assert wish is not None
-            await self._apply(wish, first=True)
-            if self._wish is wish:
-                break
+        self._tasks.append(asyncio.create_task(self._poll(self._link), name="lifecycle-poll"))
+        try:
+            await self._catch_up()
+        except BaseException:
+            await self.stop()  # else others would wait for it
+            raise
         await self._tell()
         self._tasks.append(asyncio.create_task(self._carry_out(), name="lifecycle"))
 
@@ -91,6 +86,17 @@ class Follower:
         if self._link is not None:
             with contextlib.suppress(Exception):  # it may be gone before its replicas
                 await asyncio.wait_for(self._link.leave(self._member.id), _RETRY_S)
+
+    async def _catch_up(self) -> None:
+        """Returns once the newest wish is carried out."""
+        applied: Wish | None = None
+        while applied is None or self._wish is not applied:
+            await self._came.wait()
+            self._came.clear()
+            self.check()
+            applied = self._wish
+            assert applied is not None
+            await self._apply(applied, first=True)
 
     async def _poll(self, link: Link) -> None:
         while True:
@@ -117,8 +123,11 @@ class Follower:
             assert self._wish is not None
             try:
                 await self._apply(self._wish)
-            except Exception:  # a fault of ours; the next wish may fare better
+            except Exception:
                 log.exception("carrying out a change of models failed")
+                # Nobody waits for it any more once Serve has replaced it.
+                self._fault = Unavailable("models: got an error while a change was carried out, expected none; the log has it")
+                continue
             await self._tell()
 
     async def _apply(self, wish: Wish, *, first: bool = False) -> None:

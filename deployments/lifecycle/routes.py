@@ -156,7 +156,7 @@ def lifecycle_routes(control: Control, config: DeploymentConfig, gate: Gate | No
 
 
 def _release(root: str | None, model: str, version: str, path: str, tables: TablesHome | None) -> Release:
-    """Raises InputError for what names no version or leads out of the root, LoadFailed for a bundle without a manifest."""
+    """Raises InputError for what is no version, LoadFailed for a bundle that leads out of the root or has no manifest."""
     if root is None:
         return Release(model=model, version=version, path=path, fingerprint="")  # refused by the control
     try:
@@ -166,11 +166,7 @@ def _release(root: str | None, model: str, version: str, path: str, tables: Tabl
     try:
         check_below(root, ref.path, ref.tables, "body")
         return Release.of(ref)
-    except ConfigError as error:
-        where, _, said = str(error).partition(": got ")
-        got, _, rule = said.rpartition(", expected ")
-        raise InputError.worded(where, got, rule) from None
-    except BundleError as error:
+    except (BundleError, ConfigError) as error:
         raise LoadFailed(str(error)) from None
 
 

@@ -48,6 +48,7 @@ class Service:
         try:
             await replica.follower.start()
         except BaseException:
+            assert member.id not in self.coordinator._seats
             await replica.kill()
             raise
         return replica

@@ -167,6 +167,30 @@ def test_a_replica_that_cannot_load_what_the_others_serve_does_not_start() -> No
     run(body())
 
 
+def test_a_replica_that_fails_at_what_it_has_to_do_is_unwell_and_is_waited_for_until_it_is_replaced() -> None:
+    async def body() -> None:
+        service = await started("colocated")
+        broken = service.replicas[0]
+
+        def fails(desired: Desired) -> None:
+            raise KeyError("m")
+
+        broken.route = fails  # type: ignore[method-assign]
+        putting = asyncio.create_task(put(service, "2"))
+        await until(lambda: broken.follower._fault is not None)
+        assert live(service) == ["1", "1"]
+        with pytest.raises(Unavailable, match="models: got an error while a change was carried out"):
+            broken.follower.check()
+        assert not putting.done()
+        await broken.kill()
+        await putting
+        await service.start()
+        assert live(service) == ["2", "2"]
+        await service.close()
+
+    run(body())
+
+
 def test_a_coordinator_that_starts_anew_learns_what_is_served_from_its_replicas() -> None:
     async def body() -> None:
         service = await started("colocated")
