@@ -93,10 +93,11 @@ class Captured:
 
     def device_us(self, rounds: int = 5) -> float:
         """Device time of one replay, launched back to back for some 5 ms: the median of the rounds."""
-        repeats = max(2, min(50, int(5000 / self._replays_us(2))))
-        return median(self._replays_us(repeats) for _ in range(rounds))
+        repeats = max(2, min(50, int(5000 / self.replays_us(2))))
+        return median(self.replays_us(repeats) for _ in range(rounds))
 
-    def _replays_us(self, repeats: int) -> float:
+    def replays_us(self, repeats: int) -> float:
+        """Device time of one of so many replays."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record(self.stream)
         for _ in range(repeats):

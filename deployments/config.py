@@ -6,6 +6,7 @@ It knows neither Ray nor FastAPI: `launcher` and `application` turn it into proc
 import json
 from collections.abc import Mapping
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -19,6 +20,7 @@ from dpiframe_core.strict import Name, Strict
 from dpiframe_core.strict_yaml import load_yaml
 
 MOST_ENGINES = 16  # of one application on one node, in the fan-in
+MOST_INGRESSES = 64
 
 
 class Http(Strict):
@@ -52,13 +54,15 @@ class Batching(Strict):
     """How requests become batches: rows in one run, runs in flight, and rows that may wait before requests get a 429.
 
     `lanes` is by default two on a GPU, and one on a CPU, whose cores one batch already fills. `buckets` are the batch sizes
-    that a GPU captures a graph for: by default they grow geometrically, `dpiframe tune` finds better ones.
+    that a GPU captures a graph for: by default they grow geometrically, `dpiframe tune` finds better ones. `max_run_s`: a run
+    that lasts longer hangs, and its process is ended and replaced (docs/faults.md).
     """
 
     max_batch_rows: Annotated[int, Field(ge=1, le=65536)] = 4096
     lanes: Annotated[int, Field(ge=1, le=8)] | None = None
     max_queued_rows: Annotated[int, Field(ge=1)] = 65536
     buckets: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    max_run_s: Annotated[float, Field(ge=0.1, le=3600)] = 10
 
     @model_validator(mode="after")
     def _queue_holds_a_batch(self) -> Self:
@@ -118,7 +122,7 @@ class DeploymentConfig(Strict):
     service runs (docs/lifecycle.md), and `models_state` is a file that remembers it over a restart. `profiles` is a folder of
     files that `dpiframe profile` wrote, `<model>.json`, for the status page. Without `access` it serves loopback alone.
     `topology`: "colocated" has HTTP, batching and engine in each of `replicas` processes; "fanin" has `replicas` engine
-    processes, and `ingress_replicas` processes of HTTP and encoding beside them on the same host.
+    processes, and `ingress_replicas` processes of HTTP and encoding beside them. Both are spread evenly over `nodes`.
     `max_ongoing_requests`, of those that go through Serve, is above what HAProxy lets through (4,096 connections), so that
     requests wait in our queue, which knows deadlines and bounds, and not before it. `drain_s` is how long requests in flight
     may still take when a replica or the whole service stops.
@@ -133,7 +137,7 @@ class DeploymentConfig(Strict):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "tf32", "bf16", "fp8"] | None = None
     topology: Literal["colocated", "fanin"] = "colocated"
-    ingress_replicas: Annotated[int, Field(ge=1, le=64)] = 4
+    ingress_replicas: Annotated[int, Field(ge=1, le=1024)] = 4
     cpus_per_ingress: Annotated[float, Field(gt=0)] = 1
     http: Http = Http()
     access: Access | None = None
@@ -144,6 +148,7 @@ class DeploymentConfig(Strict):
     batching: Batching = Batching()
     limits: Limits = Limits()
     replicas: Annotated[int, Field(ge=1)] = 1
+    nodes: Annotated[int, Field(ge=1, le=1024)] = 1
     autoscaling: Autoscaling | None = None
     cpus_per_replica: Annotated[float, Field(gt=0)] = 1
     max_ongoing_requests: Annotated[int, Field(ge=1)] = 8192
@@ -173,9 +178,22 @@ class DeploymentConfig(Strict):
 
     @model_validator(mode="after")
     def _engines_of_the_fan_in_find_a_name(self) -> Self:
-        if self.topology == "fanin" and self.max_replicas > MOST_ENGINES:
-            key = "autoscaling.max_replicas" if self.autoscaling else "replicas"
-            raise ValueError(f"{key}: got {self.max_replicas} for topology 'fanin', expected at most {MOST_ENGINES}")
+        most = MOST_ENGINES * self.nodes
+        if self.topology == "fanin" and self.max_replicas > most:
+            key, more = "autoscaling.max_replicas" if self.autoscaling else "replicas", " a node" if self.nodes > 1 else ""
+            raise ValueError(f"{key}: got {self.max_replicas} for topology 'fanin', expected at most {MOST_ENGINES}{more}")
+        return self
+
+    @model_validator(mode="after")
+    def _every_node_has_its_share(self) -> Self:
+        counts = {"autoscaling.max_replicas" if self.autoscaling else "replicas": self.max_replicas}
+        if self.topology == "fanin":
+            counts["ingress_replicas"] = self.ingress_replicas
+        for key, count in counts.items():
+            if count < self.nodes:
+                raise ValueError(f"{key}: got {count} for nodes {self.nodes}, expected one or more for each")
+        if ceil(self.ingress_replicas / self.nodes) > MOST_INGRESSES:
+            raise ValueError(f"ingress_replicas: got {self.ingress_replicas}, expected at most {MOST_INGRESSES} a node")
         return self
 
     @model_validator(mode="after")
@@ -214,6 +232,10 @@ class DeploymentConfig(Strict):
     @property
     def max_replicas(self) -> int:
         return self.autoscaling.max_replicas if self.autoscaling else self.replicas
+
+    def share_of_a_node(self, replicas: int) -> int | None:
+        """The most of so many replicas that one of `nodes` gets; None where there is one node alone."""
+        return ceil(replicas / self.nodes) if self.nodes > 1 else None
 
     @property
     def cpus(self) -> float:

@@ -1,12 +1,14 @@
 """Processes of this host: the cores that ours may run on, and those of a private Ray cluster, which it may leave behind."""
 
 import contextlib
+import faulthandler
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+_STDERR = 2
 _RAY_STOP_S = 3.0  # for Ray's own shutdown, which takes half of that on an idle host
 
 
@@ -30,6 +32,14 @@ def killed_after(state: Path, patience_s: float = _RAY_STOP_S) -> Iterator[None]
     finally:
         timer.cancel()
         signal_all(state, signal.SIGKILL)
+
+
+def end_soon(within_s: float) -> None:
+    """Says on stderr where every thread is, and kills this process after so many seconds: nothing can hold that up."""
+    faulthandler.dump_traceback(_STDERR)
+    timer = threading.Timer(within_s, os.kill, [os.getpid(), signal.SIGKILL])
+    timer.daemon = True
+    timer.start()
 
 
 def signal_all(state: Path, signum: signal.Signals, program: bytes = b"") -> None:

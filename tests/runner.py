@@ -54,7 +54,7 @@ class Model:
 
     def __init__(self, schema, architecture, dense, tensors, device, *, precision="fp32", tasks=1, buckets=(1, 16, 64),
                  passes=tuple(PASSES), policy=breadth_first, plan=None, capture=True, waves=False, chain=False,
-                 shares=False):  # fmt: skip
+                 shares=False, tower=False):  # fmt: skip
         self.graph = fuse(build_graph(architecture, schema, tasks), passes)
         if device != "cpu":
             self.graph = place(self.graph, column_alignment(DENSE_DTYPE[precision]))
@@ -66,9 +66,10 @@ class Model:
             self.operators = CpuOperators(self.graph, schema, store, weights, precision)
             self.lane = CpuLane(self.operators, self.plan, schema.block_layout, self.graph.output)
         else:
-            if chain or shares:
+            if chain or shares or tower:
                 programs = cuda_programs(self.graph, schema, store, weights, precision, "auto", 4)
-                (program,) = (p for p in programs if p.name == ("chain" if chain else "shares"))
+                name = "chain" if chain else "shares" if shares else "tower"
+                (program,) = (p for p in programs if p.name == name)
             elif waves:
                 (program,) = cuda_programs(self.graph, schema, store, weights, precision, "waves", 4)
             else:

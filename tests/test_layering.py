@@ -54,6 +54,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "kernels/waves": {
         "kernels/runtime": "its kernels are compiled and launched; matrices come by tensor maps",
         "kernels/dense": "dtypes and padding of packed weights are those of single products",
+        "kernels/interaction": "a chain makes a tower's dots",
     },
     "kernels/cpu": {
         "kernels/runtime": "its C code is built there",
@@ -271,6 +272,11 @@ ROOMS: dict[str, dict[str, str]] = {
         "benchmarks/workloads": "on models and batches",
         "benchmarks/records": "a suite writes records",
     },
+    "benchmarks/gpus": {
+        "benchmarks/systems": "a batch on the device, and the plain gather",
+        "benchmarks/workloads": "on batches",
+        "benchmarks/records": "a suite writes records",
+    },
     "benchmarks/apart": {
         "benchmarks/systems": "systems and cells that are measured",
         "benchmarks/workloads": "on models and batches",
@@ -316,7 +322,7 @@ FASTAPI = {  # replicas name it as a type only
 GRPC = {"deployments/protocol/grpc_service.py"}
 TYPER = {
     f"deployments/cli/{name}.py"
-    for name in ("main", "terminal", "score_command", "import_command", "token_command", "models_command")
+    for name in ("main", "terminal", "score_command", "import_command", "token_command", "models_command", "capacity_command")
 }
 ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "grpc": GRPC, "typer": TYPER}
 
@@ -326,7 +332,7 @@ DECIDES = {
     "dpiframe_core/graph", "dpiframe_core/files", "dpiframe_core/evaluation", "dpiframe_core/models",
     "dpiframe_core/bundle/manifest", "dpiframe_core/embedding/row_counts", "dpiframe_core/embedding/frequency",
     "dpiframe_core/embedding/placement", "dpiframe_core/embedding/place_rows", "dpiframe_core/embedding/placement_file",
-    "deployments/cli/plan_command",
+    "deployments/cli/plan_command", "deployments/cli/capacity",
     "dpiframe_core/bundle/graph_file", "dpiframe_core/bundle/encoding_files", "dpiframe_core/engine/buckets",
     "dpiframe_core/engine/calibration", "dpiframe_core/engine/options", "dpiframe_core/compiler/strided",
     "dpiframe_core/describe/trace", "deployments/config", "deployments/metrics",

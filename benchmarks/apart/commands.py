@@ -1,6 +1,7 @@
 """The commands that measure with a process a model."""
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -30,6 +31,12 @@ def latency_apart(
     seconds: Seconds = 0.12,
     eager: Annotated[bool, typer.Option(help="time eager PyTorch too")] = True,
     descent: Annotated[bool, typer.Option(help="coordinate descent, a part of Inductor's max-autotune")] = True,
+    lacking: Annotated[
+        Path | None,
+        typer.Option(
+            help="folder of results: leave out cells with a peer of a whole search there, and begin with those that have none"
+        ),
+    ] = None,
     seed: int = 0,
     append: Append = False,
     out: Out = None,
@@ -40,6 +47,7 @@ def latency_apart(
     todo = apart_suite.jobs(
         names_in(models), names_in(precisions), numbers_in(batches), numbers_in(contexts),
         seconds=seconds, seed=seed, search_until=now + search, prepare_until=now + late, eager=eager, descent=descent,
+        peers=apart_suite.peers_in(lacking) if lacking else None,
     )  # fmt: skip
     run.finish(apart_suite.run(todo, run.failed, timed_from=now + timed, end=now + limit))
 

@@ -9,6 +9,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
+
+from benchmarks.timing import Captured
+from dpiframe_core.engine import cuda_lane
+from kernels.dense import linear
+from kernels.runtime.gc_pause import gc_paused
+
+_LAUNCHES, _ROUNDS = 10, 5  # of a choice that Inductor asks the time of
+_NOTHING_MS = 0.0005  # no kernel ends sooner: such a choice issues on a stream of its own
+
 
 class GpuTurn:
     """A lock among processes, by a file. To be entered by one thread; entering again inside costs nothing.
@@ -41,26 +51,15 @@ class GpuTurn:
                 self.held_s += time.perf_counter() - self._since
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
-    def at_once(self) -> bool:
-        """Enters if nobody is in. The caller leaves by `__exit__`, as after `with`."""
-        try:
-            if not self._depth:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._since = time.perf_counter()
-        except BlockingIOError:
-            return False
-        self._depth += 1
-        return True
 
-
-def inductor_takes_turns(turn: GpuTurn) -> None:
-    """From now on Inductor times each of its choices in a turn of its own; it compiles them meanwhile as before."""
+def takes_turns(turn: GpuTurn) -> None:
+    """From now on this process times on the GPU in turns: Inductor's choices, those of our warm-up, and captured work."""
+    for where, name in ((linear, "least_ms"), (cuda_lane, "calibrated"), (Captured, "device_us")):
+        setattr(where, name, _in_turn(getattr(where, name), turn))
     from torch._inductor.runtime import benchmarking
 
-    for kind in type(benchmarking.benchmarker).__mro__:
-        for name in ("benchmark_gpu", "benchmark_many_gpu"):
-            if name in vars(kind):
-                setattr(kind, name, _in_turn(vars(kind)[name], turn))
+    kind: Any = type(benchmarking.benchmarker)
+    kind.benchmark_gpu = ReplayedChoices(turn, kind.benchmark_gpu).timing()
 
 
 def _in_turn(timed: Callable[..., Any], turn: GpuTurn) -> Callable[..., Any]:
@@ -70,3 +69,52 @@ def _in_turn(timed: Callable[..., Any], turn: GpuTurn) -> Callable[..., Any]:
             return timed(*args, **kwargs)
 
     return call
+
+
+class ReplayedChoices:
+    """How long a choice of Inductor's takes, by a few replays in a turn.
+
+    Inductor's own timing takes 10 ms and more, nearly all of it launches by Python. So a choice is captured beside other
+    processes' work, as the peer will be. What cannot be captured is timed by `timed`, Inductor's own, in a longer turn.
+    """
+
+    def __init__(self, turn: GpuTurn, timed: Callable[..., Any]) -> None:
+        self._turn, self._timed = turn, timed
+        self._first: torch.cuda.CUDAGraph | None = None  # stays, and with it the memory that all captures share
+
+    def timing(self) -> Callable[..., Any]:
+        """In the place of `timed`, a method of Inductor's."""
+
+        @wraps(self._timed)
+        def benchmark_gpu(benchmarker: Any, choice: Callable[[], Any], **kwargs: Any) -> Any:
+            stream = torch.cuda.current_stream()
+            graph = None
+            if kwargs.get("return_mode", "min") == "min" and stream != torch.cuda.default_stream():
+                graph = self._captured(choice, stream)
+            with self._turn:
+                ms = linear.least_ms({"": graph}, stream, _ROUNDS)[""] / _LAUNCHES if graph else 0.0
+                if graph and graph is not self._first:
+                    graph.reset()
+                return ms if ms > _NOTHING_MS else self._timed(benchmarker, choice, **kwargs)
+
+        return benchmark_gpu
+
+    def _captured(self, choice: Callable[[], Any], stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph | None:
+        """Some launches of a choice, which issues on `stream`; None if it does not allow that."""
+        graph, pool = torch.cuda.CUDAGraph(), self._first.pool() if self._first else None
+        try:
+            choice()  # loads its module
+            stream.synchronize()
+            with gc_paused():
+                graph.capture_begin(pool, capture_error_mode="thread_local")
+                try:
+                    for _ in range(_LAUNCHES):
+                        choice()
+                finally:
+                    graph.capture_end()
+            graph.replay()
+            stream.synchronize()
+        except Exception:  # Inductor's own timing meets it again, and knows what to make of it
+            return None
+        self._first = self._first or graph
+        return graph

@@ -1,12 +1,14 @@
 """Suite `latency` with a process a model: all of them compile their peers side by side, then one after the other is timed.
 
 What Inductor compiles takes minutes of a CPU a model. On a machine that is lent by the minute sixteen cores do that at once,
-while each product that Inductor times, and each warm-up of ours, has the GPU to itself (`GpuTurn`). Cells are timed when the
-compilers are done.
+while each kernel that Inductor or our warm-up times has the GPU to itself (`GpuTurn`). Cells are timed when the compilers are
+done.
 """
 
+import json
+import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from multiprocessing import get_context
 from pathlib import Path
@@ -16,10 +18,11 @@ from typing import Any
 
 import typer
 
-from benchmarks.apart.latency_job import Job, work
+from benchmarks.apart.latency_job import At, Job, work
+from benchmarks.records.earlier_peers import of_file
 from benchmarks.records.record import Record
 from benchmarks.systems.cells import Failed
-from benchmarks.systems.names import PAPER_MODELS, WITH_CONTEXTS, architecture_of
+from benchmarks.systems.names import WITH_CONTEXTS
 
 ORDER = (1024, 256, 4096, 64, 1)  # the cells that say most come first
 
@@ -36,24 +39,32 @@ def jobs(
     prepare_until: float = inf,
     eager: bool = True,
     descent: bool = True,
+    peers: Mapping[tuple[str, At], bool] | None = None,
 ) -> list[Job]:
     """One a model; one a number of contexts where rows share features.
 
-    Of jobs that have layers in common (the four's and DCN-V2's deep ones, DIN's at any number of contexts) the first searches
-    at once, and the others find what it learned.
+    Args:
+        peers: by model, of cells that have a compiled peer: whether Inductor's whole search found it. Those are left out.
     """
     found: list[Job] = []
-    leads: set[str] = set()
     for model in models:
+        had = {at: searched for (name, at), searched in (peers or {}).items() if name == model}
         for n in contexts if model in WITH_CONTEXTS else (1,):
             rows = [b for b in sorted(batches, key=lambda b: ORDER.index(b) if b in ORDER else len(ORDER)) if n <= b]
-            layers = "deep" if architecture_of(model) in PAPER_MODELS else model
-            ahead = [(p, b, n) for p in precisions for b in rows[:2]]  # a precision's cells that are searched for
-            cells = (*ahead, *((p, b, n) for b in rows[2:] for p in precisions))
+            cells = tuple(at for b in rows for p in precisions if not had.get(at := (p, b, n), False))
             until = {"search_until": search_until, "prepare_until": prepare_until}
-            how = {"plain_first": layers in leads, "eager": eager, "descent": descent}
-            found.append(Job(model, cells, seconds, seed, **until, **how))
-            leads.add(layers)
+            if cells:
+                found.append(Job(model, cells, seconds, seed, **until, known=frozenset(had), eager=eager, descent=descent))
+    return found
+
+
+def peers_in(folder: Path) -> dict[tuple[str, At], bool]:
+    """What `jobs` takes as `peers`, by the result files of a folder."""
+    found: dict[tuple[str, At], bool] = {}
+    for file in folder.glob("latency*.json"):
+        for r in [r for run in of_file(json.loads(file.read_text())) for r in run["records"]]:
+            key = r["model"], (r["precision"], r["batch"], r["cell"].get("contexts", 1))
+            found[key] = found.get(key, False) or not r.get("products")
     return found
 
 
@@ -61,6 +72,8 @@ def run(todo: Sequence[Job], failed: Failed, *, timed_from: float, end: float) -
     """Yields records as they come. timed_from, end: seconds of the epoch; who is not ready at the first is timed when it is,
     who is not done at the second is ended.
     """
+    # Each job's Inductor compiles in processes of its own, as many as the host has cores if it is not told.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, 3 * (os.cpu_count() or 1) // max(1, len(todo)))))
     context = get_context("spawn")
     said, go = context.Queue(), context.Event()
     with TemporaryDirectory(prefix="dpiframe-turn-") as folder:

@@ -1,7 +1,7 @@
 """One model, in a process of its own: compiles every peer of its cells beside other jobs, then times in turn.
 
-What takes the CPU runs beside the other jobs; what launches on the GPU waits for its turn. A cell is timed as suite `latency`
-times it, and its records are those of that suite.
+What takes the CPU, and launches that nobody times, run beside the other jobs; what is timed on the GPU waits for its turn. A
+cell is timed as suite `latency` times it, and its records are those of that suite.
 """
 
 import sys
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.apart.gpu_turn import GpuTurn, inductor_takes_turns
+from benchmarks.apart.gpu_turn import GpuTurn, takes_turns
 from benchmarks.records.record import Record, record
 from benchmarks.systems import systems as known
 from benchmarks.systems.cells import check
@@ -33,8 +33,7 @@ from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.features.row_block import RowBlock
 from kernels.dense.linear import matmul_precision
 
-_SEARCHED = (1024, 256)  # rows whose peers are searched for first
-_FIRST_SEARCH_S, _PLAIN_S = 45.0, 12.0  # of a cell, before one was seen: Inductor's whole search; cuBLAS's products alone
+_FIRST_SEARCH_S = 30.0  # of Inductor's whole search for a cell, before one was seen
 
 
 At = tuple[str, int, int]  # precision, rows, contexts
@@ -45,12 +44,13 @@ class Job:
     """What one process measures.
 
     Attributes:
-        cells: those first whose peer should have Inductor's whole search.
+        cells: those first that say most.
+        known: cells of which an earlier run has a compiled peer. They are searched for or left out; the others first get a
+            peer of cuBLAS's products, then a search if there is time.
         seconds: of timing, a system and cell.
         search_until: seconds of the epoch after which no search begins.
         prepare_until: seconds of the epoch after which no cell's peers are begun: cells that have none by then are left out.
         eager, descent: whether eager PyTorch is timed too, and what `HeldPeers` says.
-        plain_first: begin with the cells that need no search: another job finds meanwhile what this one's products share.
         size: smaller tables and layers than published, as the model's own function takes them; for tests.
     """
 
@@ -60,7 +60,7 @@ class Job:
     seed: int
     search_until: float
     prepare_until: float = inf
-    plain_first: bool = False
+    known: frozenset[At] = frozenset()
     eager: bool = True
     descent: bool = True
     device: str = "cuda:0"
@@ -79,7 +79,6 @@ class _Cell:
     blocks: Sequence[RowBlock]
     expected: Sequence[Any]
     peers: dict[str, System] = field(default_factory=dict)
-    searched: bool = False
 
 
 @dataclass(eq=False)
@@ -112,18 +111,14 @@ class JobRun:
 
         A peer that fails is told of, and is not there when the cell is timed.
         """
-        waits = self.job.plain_first and self._may_search(0)
-        order = sorted(self.cells, key=_is_searched) if waits else list(self.cells)
-        for i, at in enumerate(order):
-            if is_late():
-                break
-            self._warm_one(wait=False)
-            searches = _is_searched(at) and self._may_search(len(order) - i - 1)
-            self._compile(at, "" if searches else ATEN)
-        while not is_late() and self._warm_one(wait=True):
-            pass
+        for precision, side in self.sides.items():
+            if not is_late():
+                self._warm(precision, side)
+        for at in self.job.cells:
+            if at not in self.job.known and not is_late():
+                self._compile(at, ATEN)
         for at in self.job.cells:  # what time is left makes peers stronger
-            if not is_late() and not self.cells[at].searched and self._may_search(0):
+            if not is_late() and time.time() + 1.2 * (self._search_s or _FIRST_SEARCH_S) < self.job.search_until:
                 self._compile(at, "")
 
     def measure(self) -> Iterator[Record]:
@@ -141,22 +136,15 @@ class JobRun:
 
     def _drawn(self, rows: int, contexts: int) -> tuple[list[RowBlock], list[Any]]:
         blocks = self.sweep.blocks(self.w, rows, contexts)
-        with self.turn:
-            return blocks, known.reference_scores(self.w, blocks)
-
-    def _may_search(self, cells_left: int) -> bool:
-        needs = 1.2 * (self._search_s or _FIRST_SEARCH_S) + _PLAIN_S * cells_left
-        return time.time() + needs < self.job.search_until
+        return blocks, known.reference_scores(self.w, blocks)
 
     def _compile(self, at: At, products: str) -> None:
         (precision, rows, contexts), cell, start = at, self.cells[at], time.time()
         try:
             with matmul_precision(precision):
-                peer = self.sides[precision].peers.compiled(rows, contexts, products)
-                with self.turn:
-                    made = peer.systems()
-                    for name, system in made.items():
-                        self._check(name, system, at)
+                made = self.sides[precision].peers.compiled(rows, contexts, products).systems()
+                for name, system in made.items():
+                    self._check(name, system, at)
         except Exception as error:
             self.failed(f"{self.job.name} {at} {products}", error)
             return
@@ -167,7 +155,7 @@ class JobRun:
                 self._search_s = max(took, self._search_s / 2)
         for system in cell.peers.values():
             system.close()
-        cell.peers, cell.searched = made, not products
+        cell.peers = made
 
     def _check(self, name: str, system: System, at: At) -> float:
         cell = self.cells[at]
@@ -175,54 +163,28 @@ class JobRun:
             pairs = zip(map(system.score, cell.blocks), cell.expected, strict=True)
             return max(check(s, e, at[0], f"{name} {self.job.name}") for s, e in pairs)
 
-    def _warm_one(self, *, wait: bool) -> bool:
-        """Warms up one engine that is not, if its turn comes, or waits for it; whether there may be another."""
-        for precision, side in self.sides.items():
-            if not side.warm and side.engine is None:
-                side.engine = self._loaded(precision)
-                side.warm = side.engine is None
-            if not side.warm and (wait or self.turn.at_once()):
-                with self.turn:  # a turn that `at_once` began ends behind this one
-                    if not wait:
-                        self.turn.__exit__(None, None, None)
-                    self._warm(precision, side)
-                return True
-        return False
-
-    def _loaded(self, precision: str) -> Engine | None:
-        """The engine with its kernels compiled: what of its start needs no turn."""
+    def _warm(self, precision: str, side: _Side) -> None:
+        side.warm = True
         sizes = {rows for p, rows, _ in self.job.cells if p == precision}
         most = max(64, *sizes)
         options = EngineOptions(max_batch_rows=most, buckets=tuple(sorted({*sizes, most})), lanes=1)
         try:
             with matmul_precision(precision):
                 engine = Engine(self.w.bundle(known.golden(self.w)), str(self.device), precision, options)
-                engine.compile()
+                report = engine.warmup()
         except Exception as error:
             self.failed(f"{self.job.name} engine", error)
-            return None
-        return engine
-
-    def _warm(self, precision: str, side: _Side) -> None:
-        side.warm = True
-        if side.engine is None:
             return
-        try:
-            with matmul_precision(precision):
-                report = side.engine.warmup()
-        except Exception as error:
-            self.failed(f"{self.job.name} engine", error)
-            side.engine = None
-            return
+        side.engine = engine
         self.took.append(f"engine {report.seconds:.1f}")
         for c in report.calibrations:
-            launches = dependent_launches(side.engine.program(c.bucket).graph)
-            side.notes[c.bucket] = {"program": c.program, "program_gain": round(c.gain, 3), "launches": launches}
+            launches = dependent_launches(engine.program(c.bucket).graph)
+            chosen = {"program": c.program, "program_gain": round(c.gain, 3), "programs_us": dict(c.microseconds)}
+            side.notes[c.bucket] = chosen | {"launches": launches}
 
     def _timed(self, precision: str, rows: int, contexts: int) -> list[Record]:
         at, w, side = (precision, rows, contexts), self.w, self.sides[precision]
         if not side.warm:
-            side.engine = side.engine or self._loaded(precision)
             self._warm(precision, side)
         cell, systems = self.cells[at], dict[str, System]()
         if side.engine:
@@ -246,10 +208,6 @@ class JobRun:
         return found
 
 
-def _is_searched(at: At) -> bool:
-    return at[1] in _SEARCHED
-
-
 def work(job: Job, lock: Path, said: Any, go: Any) -> None:
     """A process's whole life. said: queue of (kind, value): "ready", "record", "failed", "done"; go: event to wait for."""
 
@@ -259,7 +217,8 @@ def work(job: Job, lock: Path, said: Any, go: Any) -> None:
 
     torch.set_num_threads(1)
     turn = GpuTurn(lock, torch.cuda.synchronize if job.device.startswith("cuda") else lambda: None)
-    inductor_takes_turns(turn)
+    if job.device.startswith("cuda"):
+        takes_turns(turn)
     start = time.time()
     try:
         run = JobRun(job, turn, failed)

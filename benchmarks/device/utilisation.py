@@ -1,5 +1,6 @@
 """Suites `utilisation` and `mlperf`: rows a second, and how busy the GPU is, when as many threads call as there are lanes,
-without a pause. `mlperf` is that of MLPerf's shape, where a row is a pair of a user and an item.
+without a pause. `mlperf` is that of MLPerf's shape, where a row is a pair of a user and an item, and says how scores rank:
+against the source model, and clicks that are drawn by its probabilities.
 """
 
 import threading
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from benchmarks.device.activity import GpuCounters, kernel_shares
+from benchmarks.device.precision import compared
 from benchmarks.records.record import Record, record
 from benchmarks.systems.cells import check
 from benchmarks.systems.model_sweep import ModelSweep
@@ -44,6 +46,8 @@ def run(
                             with matmul_precision(precision):
                                 system = _built(name, w, rows, contexts, precision, sweep.device, n)
                             found = _measured(sweep, system, precision, blocks, expected, n, what)
+                            if suite == "mlperf":
+                                found |= _ranking(system, precision, blocks, expected, sweep)
                             cell = sweep.cell(w, contexts) | {"lanes": n}
                             named = {"model": w.name, "batch": rows, "precision": precision, "cell": cell}
                             yield record(suite, name, **named, **found, **w.facts)
@@ -79,6 +83,15 @@ def _measured(
         "times": times, "rows_per_s": times.calls * rows / wall, "max_abs_err": worst, **counters.shares,
         "kernel_share": shares and round(shares[0], 4), "kernel_union": shares and round(shares[1], 4), **system.notes,
     }  # fmt: skip
+
+
+def _ranking(
+    system: System, precision: str, blocks: Sequence[RowBlock], expected: Sequence[np.ndarray], sweep: ModelSweep
+) -> dict[str, float]:
+    with torch.inference_mode(), matmul_precision(precision):
+        scores, exact = np.concatenate([system.score(b) for b in blocks])[:, 0], np.concatenate(expected)[:, 0]
+    clicks = np.random.default_rng(sweep.seed).random(len(exact)) < exact
+    return compared(scores, exact, clicks, sweep.device)
 
 
 def saturated(

@@ -22,13 +22,15 @@ Out = Annotated[Path | None, typer.Option(help="JSON file; default results/<h200
 
 
 class Run:
-    """One call: its device, the files of its suites, and what went wrong on the way."""
+    """One call: its device, the files of its suites, and what went wrong on the way. gpus: how many such it is of."""
 
-    def __init__(self, suite: str, device: str, seed: int, out: Path | None, append: bool) -> None:
+    def __init__(self, suite: str, device: str, seed: int, out: Path | None, append: bool, gpus: int = 1) -> None:
         name = device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         self.device = torch.device("cuda", 0) if name == "cuda" else torch.device(name)
         self._facts = run_facts(seed, self.device)
-        folder = str(self._facts["gpu"] or "cpu").lower().removeprefix("nvidia ").replace(" ", "-")
+        folder = str(self._facts["gpu"] or "cpu").lower().removeprefix("nvidia ").replace(" ", "-") + (
+            f"x{gpus}" if gpus > 1 else ""
+        )
         self._path, self._append = out or RESULTS / folder / f"{suite}.json", append
         self._files: dict[str, ResultFile] = {}
         self._failures: list[str] = []

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from benchmarks.records.record import Record
 from benchmarks.report.results import Results, any_of, cell_name, gains, mean
+from benchmarks.report.tiers import by_collectives, by_placement, over_nccl, over_simple
 from benchmarks.systems.names import BATCHES as ALL_BATCHES
 from benchmarks.systems.names import MODEL_TITLES, PAPER_MODELS, architecture_of, cells_of
 
@@ -185,6 +186,23 @@ def _warmup(results: Results) -> Verdict:
     return Verdict(", ".join(f"{k} {v:.1f} s" for k, v in seconds.items()), max(seconds.values()) < 15)
 
 
+def _pairs(precision: str, millions: float) -> Judge:
+    def judge(results: Results) -> Verdict:
+        records = results.of("mlperf", system="dpiframe", precision=precision)
+        found = {r["cell"]["lanes"]: r["rows_per_s"] / 1e6 for r in records if r["batch"] >= 8192}
+        if not found:
+            return NOTHING
+        lanes = max(found, key=lambda n: found[n])
+        return Verdict(f"{found[lanes]:.1f} M ({lanes} lanes)", found[lanes] >= millions)
+
+    return judge
+
+
+def _pairs_p99(results: Results) -> Verdict:
+    found = [r["p99_us"] for r in results.of("mlperf", system="dpiframe", precision="bf16", batch=1024, lanes=1)]
+    return Verdict(f"{max(found):.0f} us", max(found) < 200) if found else NOTHING
+
+
 def _reported(results: Results) -> Verdict:
     lower = [r for r in results.of("precision") if r["precision"] != "fp32"]
     if not lower:
@@ -232,6 +250,9 @@ GPU_AIMS = (
     Aim("lookup bandwidth, B = 65536, against a plain gather", ">= 85 %", _bandwidth),
     Aim("lower precision: deviation and ranking", "reported", _reported),
     Aim("two or more lanes over one, saturated", "more rows a second", _lanes),
+    Aim("MLPerf's DLRM-DCNv2, pairs a second, bf16, saturated", ">= 13.2 M", _pairs("bf16", 13.2)),
+    Aim("MLPerf's DLRM-DCNv2, pairs a second, fp8, saturated", ">= 21.5 M", _pairs("fp8", 21.5)),
+    Aim("MLPerf's DLRM-DCNv2, 1,024 pairs, bf16, p99", "under 200 us", _pairs_p99),
     Aim("warm-up of all buckets, without caches", "under 15 s", _warmup),
 )  # fmt: skip
 CPU_AIMS = (
@@ -241,3 +262,32 @@ CPU_AIMS = (
     Aim("over compiled, fp32, any batch", "never below 1.0x", _over("compile", "fp32", ALL_BATCHES, least=1.0)),
     Aim("over the best peer, bf16", "reported", _over_best(("bf16",), ALL_BATCHES)),
 )  # fmt: skip
+
+
+def _each_cell(found: Callable[[Results], Sequence[float]], least: float) -> Judge:
+    def judge(results: Results) -> Verdict:
+        over = found(results)
+        if not over:
+            return NOTHING
+        fewer = sum(o < least for o in over)
+        figure = f"geometric mean {mean(over):.2f}x, least {min(over):.2f}x, most {max(over):.2f}x"
+        return Verdict(f"{figure} (below it in {fewer} of {len(over)} cells)", not fewer)
+
+    return judge
+
+
+def _nccl(most_rows: int) -> Callable[[Results], Sequence[float]]:
+    return lambda results: [over_nccl(c) for (*_, batch), c in by_collectives(results).items() if batch <= most_rows]
+
+
+def _placed(above: float) -> Callable[[Results], Sequence[float]]:
+    return lambda results: [over_simple(c) for (size, *_), c in by_placement(results).items() if size > above]
+
+
+TIERS_SUITES = {"tiers", "links", "tiers-large", "tiers-load"}
+TIERS_AIMS = (
+    Aim("rows that two GPUs share, over NCCL, B <= 1024", ">= 5x", _each_cell(_nccl(1024), 5.0)),
+    Aim("rows that two GPUs share, over NCCL, any batch", "never below 1.0x", _each_cell(_nccl(1 << 30), 1.0)),
+    Aim("the plan over the better of two simple placements", "never below 0.95x", _each_cell(_placed(0), 0.95)),
+    Aim("the same where tables exceed a GPU's memory", ">= 1.5x", _each_cell(_placed(1), 1.5)),
+)

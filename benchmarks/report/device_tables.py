@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from benchmarks.records.record import Record
 from benchmarks.report.markdown import table, us
 from benchmarks.report.results import Results, any_of, best_peer, cell_name, has_compiled, mean, model_name
 from benchmarks.systems.names import SYSTEMS, known_as
@@ -25,6 +26,8 @@ over the loop; kernels by CUPTI over fifty calls in a row: their times added up 
 running, both over the wall time (which profiling lengthens)."""
 _MLPERF = """MLPerf's DLRM-DCNv2: 13 numbers and 26 tables of dim 128, float16, bags of 1 to 100 ids, 214 a pair; {tables}.
 From ids in host memory to scores in host memory, as many callers as lanes, as in `utilisation`."""
+_RANKING = """How its scores rank: against the source model, and clicks that were drawn by that one's probabilities."""
+_RANKED = ("largest deviation", "mean deviation", "Kendall tau", "AUC", "AUC delta")
 _CONTEXTS = """Half of the 39 fields are the context's. Waves that multiply all columns of every row, beside the program that
 the warm-up found fastest; `shares` multiplies a context's columns once."""
 _FLOOR = """`floor` = graph launch and wait + (distinct table rows + weights) / copy bandwidth + (ids + scores) / pinned-memory
@@ -108,7 +111,12 @@ def mlperf(results: Results) -> list[str]:
     """MLPerf's shape, where a row is a pair."""
     r = results.of("mlperf")[0]
     tables = f"the largest of {r['largest_table_rows']:,} rows, {r['table_bytes'] / 1e9:.1f} GB in all"
-    return [_MLPERF.format(tables=tables), "", *_saturated(results, "mlperf", "pairs")]
+    text = [_MLPERF.format(tables=tables), "", *_saturated(results, "mlperf", "pairs")]
+    ranked = {(r["precision"], r["batch"]): r for r in results.of("mlperf", system="dpiframe") if "kendall_tau" in r}
+    if ranked:
+        rows = [[*cell, *_ranking(r)] for cell, r in ranked.items()]
+        text += ["", _RANKING, "", *table(["", "B", *_RANKED], rows)]
+    return text
 
 
 def _saturated(results: Results, suite: str, what: str) -> list[str]:
@@ -163,23 +171,15 @@ def floor(results: Results) -> list[str]:
 
 
 def precision(results: Results) -> list[str]:
-    rows = []
-    for r in results.of("precision"):
-        deviations = [f"{r['max_abs_err']:.1e}", f"{r['mean_abs_err']:.1e}"]
-        rows.append(
-            [
-                r["precision"],
-                f"{r['p50_us']:.0f}",
-                *deviations,
-                f"{r['kendall_tau']:.6f}",
-                f"{r['auc']:.5f}",
-                f"{r['auc_delta']:+.1e}",
-            ]
-        )
+    rows = [[r["precision"], f"{r['p50_us']:.0f}", *_ranking(r)] for r in results.of("precision")]
     count = results.of("precision")[0]["cell"]["rows"]
     note = f"The demo model on its {count:,} held-out rows, against our own float32. p50 of a batch of 1024."
-    head = ["", "p50 us", "largest deviation", "mean deviation", "Kendall tau", "AUC", "AUC delta"]
-    return [note, "", *table(head, rows)]
+    return [note, "", *table(["", "p50 us", *_RANKED], rows)]
+
+
+def _ranking(r: Record) -> list[str]:
+    deviations = [f"{r['max_abs_err']:.1e}", f"{r['mean_abs_err']:.1e}"]
+    return [*deviations, f"{r['kendall_tau']:.6f}", f"{r['auc']:.5f}", f"{r['auc_delta']:+.1e}"]
 
 
 def warmup(results: Results) -> list[str]:

@@ -10,7 +10,10 @@ from dpiframe_core.importers.recbole.models import MODELS as RECBOLE
 from dpiframe_core.importers.recbole.sequential import SEQUENTIAL
 
 BATCHES = (256, 1024)
-PATHS = {"waves": "waves", "breadth_first": "streams", "regions": "Inductor", "sequential": "one stream", "shares": "shares"}
+PATHS = {
+    "waves": "waves", "tower": "waves", "breadth_first": "streams", "regions": "Inductor", "sequential": "one stream",
+    "shares": "shares",
+}  # fmt: skip
 # Suite `latency` has these, of the same sizes.
 _MEASURED_AS = {
     "DeepFM": "deepfm", "WideDeep": "wide_deep", "xDeepFM": "xdeepfm", "DCN": "dcn", "DCNv2": "dcnv2", "DIN": "din-50",

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.records.run import RESULTS
-from benchmarks.report import performance, performance_serving, results_page, speed_chart
+from benchmarks.report import performance, performance_serving, results_page, speed_chart, tiers
 from benchmarks.report.architectures import architectures
 from benchmarks.report.imported import imported
 from benchmarks.report.markdown import filled, table, times_over, us
 from benchmarks.report.results import Results, any_of, gains
-from benchmarks.report.tiers import tiers
 from benchmarks.systems.names import PAPER_MODELS
 
 ROOT = Path(__file__).parents[2]
@@ -19,6 +18,7 @@ PICTURE = ROOT / "docs" / "img" / "speed.png"
 _MACHINES = {
     "h200": "H200",
     "h200-second-host": "another H200 host",
+    "h100x2": "two H100s",
     "cpu": "Intel Xeon",
     "cpu-second-intel": "another Intel Xeon",
     "cpu-amd": "AMD EPYC",
@@ -55,7 +55,13 @@ def parts(stored: Mapping[str, Results], records: str) -> dict[str, list[str]]:
         "models-fp8": performance.fp8(h200),
         "architectures": architectures(h200),
         "imported": imported(h200),
-        "tiers": tiers(h200),
+        "tiers": tiers.tiers(h200),
+        "tiers-collectives": tiers.collectives(stored["h100x2"]),
+        "tiers-alone": tiers.alone(stored["h100x2"]),
+        "tiers-placements": tiers.placements(stored["h100x2"]),
+        "tiers-links": tiers.links(stored["h100x2"]),
+        "tiers-large": tiers.large(stored["h100x2"]),
+        "tiers-load": tiers.loading(stored["h100x2"]),
         "all-peers": performance.all_peers(stored["h200-all-peers"]),
         "lookup": performance.lookup(h200),
         "large-tables": performance.large_tables(h200),

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from benchmarks.report import device_tables, imported, plots, serving_tables, tiers
-from benchmarks.report.aims import CPU_AIMS, GPU_AIMS, NOTHING, Aim
+from benchmarks.report.aims import CPU_AIMS, GPU_AIMS, NOTHING, TIERS_AIMS, TIERS_SUITES, Aim
 from benchmarks.report.markdown import table
 from benchmarks.report.results import Results
 from benchmarks.report.serving_aims import SERVING_CPU_AIMS, SERVING_GPU_AIMS
@@ -13,11 +13,21 @@ _INTRODUCTION = """# Results
 
 Written by `python -m benchmarks report` from the JSON files in this folder; not by hand. What is measured, and how:
 [docs/benchmarks.md](../../../docs/benchmarks.md). What it comes to: [docs/performance.md](../../../docs/performance.md)."""
+
+
+def _tiers(results: Results) -> list[str]:
+    """Of one GPU and of several: what there is."""
+    made = (part(results) for part in (tiers.tiers, tiers.collectives, tiers.alone, tiers.placements))
+    return [line for part in made if part for line in (*part, "")][:-1]
+
+
 _TABLES: Mapping[str, Callable[[Results], list[str]]] = {
     "latency": device_tables.latency, "embedding": device_tables.embedding,
     "ablation": device_tables.stages("ablation"), "first_op": device_tables.stages("first_op"),
     "utilisation": device_tables.utilisation, "mlperf": device_tables.mlperf,
-    "contexts": device_tables.contexts, "imported": imported.measured, "tiers": tiers.tiers,
+    "contexts": device_tables.contexts,
+    "imported": imported.measured, "tiers": _tiers,
+    "links": tiers.links, "tiers-large": tiers.large, "tiers-load": tiers.loading,
     "floor": device_tables.floor, "precision": device_tables.precision,
     "warmup": device_tables.warmup, "http": serving_tables.http, "serving": serving_tables.serving,
     "serving_stages": serving_tables.stages, "autoscaling": serving_tables.autoscaling, "score": serving_tables.score,
@@ -68,6 +78,8 @@ def _runs(results: Results, suite: str) -> list[str]:
 
 def aims_of(results: Results) -> tuple[Aim, ...]:
     """What is aimed at on such a machine."""
+    if results.suites and set(results.suites) <= TIERS_SUITES:
+        return TIERS_AIMS
     on_gpu = any(run["gpu"] for run in results.runs.values())
     aims = GPU_AIMS if on_gpu else CPU_AIMS
     if results.of("serving"):

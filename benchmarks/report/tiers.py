@@ -1,12 +1,20 @@
-"""Lookups over tables of which a GPU's memory holds a share: a row a law of ids, pooling and batch, the shares side by side."""
+"""Lookups over tables in memories of several kinds: one GPU's and the host's; several GPUs' shares, beside collectives and
+by three placements; tables as large as they were; the links.
+"""
 
+from collections.abc import Mapping
+
+from benchmarks.records.record import Record
 from benchmarks.report.markdown import table, us
 from benchmarks.report.results import Results
+
+LINKS = {"local": "its own memory", "peer": "another GPU's", "host": "the host's"}
+PLACED = ("replicated", "partitioned", "one-sided")
 
 
 def tiers(results: Results) -> list[str]:
     """Microseconds of a call, p50. Nothing where nothing was measured."""
-    found = results.of("tiers")
+    found = [r for r in results.of("tiers") if "share" in r["cell"]]
     if not found:
         return []
     times = {(r["system"], r["cell"]["share"], *_key(r)): r["p50_us"] for r in found}
@@ -29,3 +37,106 @@ def tiers(results: Results) -> list[str]:
 def _key(r: dict) -> tuple:
     c = r["cell"]
     return c["tables"], c["rows"], c["dim"], c["zipf"], c["pooling"], r["batch"]
+
+
+def by_collectives(results: Results, gpus: int | None = None) -> dict[tuple[int, int, int, int, int], dict[str, Record]]:
+    """(GPUs, dim, tables, ids a bag, rows) -> records by system. gpus: None: of all numbers above one."""
+    found: dict[tuple[int, int, int, int, int], dict[str, Record]] = {}
+    for r in results.of("tiers"):
+        c = r["cell"]
+        if "ids" in c and r["p50_us"] and (c["gpus"] > 1 if gpus is None else c["gpus"] == gpus):
+            found.setdefault((c["gpus"], c["dim"], c["tables"], c["pooling"], r["batch"]), {})[r["system"]] = r
+    return {key: cell for key, cell in sorted(found.items()) if {"one-sided", "nccl"} <= cell.keys()}
+
+
+def by_placement(results: Results) -> dict[tuple[float, float, int], dict[str, Record]]:
+    """(size over one GPU's memory, Zipf's exponent, rows) -> records by system."""
+    found: dict[tuple[float, float, int], dict[str, Record]] = {}
+    for r in results.of("tiers"):
+        c = r["cell"]
+        if "times_hbm" in c:
+            found.setdefault((c["times_hbm"], c["zipf"], r["batch"]), {})[r["system"]] = r
+    return {key: cell for key, cell in sorted(found.items()) if set(PLACED) <= cell.keys()}
+
+
+def over_nccl(cell: Mapping[str, Record]) -> float:
+    return float(cell["nccl"]["p50_us"] / cell["one-sided"]["p50_us"])
+
+
+def over_simple(cell: Mapping[str, Record]) -> float:
+    """How many times as fast as the better of the two simple placements."""
+    return min(float(cell[s]["p50_us"]) for s in PLACED[:2]) / float(cell["one-sided"]["p50_us"])
+
+
+def collectives(results: Results) -> list[str]:
+    """Microseconds of a call, ours and NCCL's, and how many times as fast ours is. A row a table set and pooling."""
+    cells = by_collectives(results)
+    batches = sorted({batch for *_, batch in cells})
+    head = ["GPUs", "dim", "tables", "ids a bag"]
+    head += [name for b in batches for name in (f"{b:,} rows, ours", "NCCL", "times")]
+    rows = []
+    for key in dict.fromkeys(key[:-1] for key in cells):
+        of = [cells.get((*key, b)) for b in batches]
+        shown = [[us(c["one-sided"]["p50_us"]), us(c["nccl"]["p50_us"]), f"{over_nccl(c):.2f}x"] if c else [""] * 3 for c in of]
+        rows.append([*key, *(text for each in shown for text in each)])
+    why = dict.fromkeys(f"{r['system']}: not measured, {r['error']}" for r in results.of("tiers") if r.get("error"))
+    return [*table(head, rows, figures=4), *([""] if rows and why else []), *why]
+
+
+def alone(results: Results) -> list[str]:
+    """The same tables on one GPU: our lookup beside the kernel that the collectives use."""
+    rows = [
+        [dim, tables, pooling, f"{batch:,}", us(c["one-sided"]["p50_us"]), us(c["nccl"]["p50_us"]), f"{over_nccl(c):.2f}x"]
+        for (_, dim, tables, pooling, batch), c in by_collectives(results, gpus=1).items()
+    ]
+    return table(["dim", "tables", "ids a bag", "rows", "ours", "one gather and sum in Triton", "times"], rows, figures=4)
+
+
+def placements(results: Results) -> list[str]:
+    """Microseconds of a call by placement, and the plan's reads of each tier."""
+    rows = []
+    for (size, zipf, batch), cell in by_placement(results).items():
+        times = [us(cell[s]["p50_us"]) for s in PLACED]
+        reads = cell["one-sided"]["reads"]
+        told = [f"{reads[t]:.1%}" for t in ("hot", "warm", "cold")]
+        rows.append([f"{size:g}", zipf, f"{batch:,}", *times, f"{over_simple(cell):.2f}x", *told])
+    head = ["tables over one GPU's memory", "Zipf", "rows", "replicated", "partitioned", "the plan", "over the better",
+            "its reads hot", "warm", "cold"]  # fmt: skip
+    return table(head, rows, figures=3)
+
+
+def links(results: Results) -> list[str]:
+    """Random rows of each memory, all GPUs reading at once."""
+    found = {(r["system"], r["cell"]["row_bytes"]): r for r in results.of("links")}
+    sizes = sorted({size for _, size in found})
+    rows = []
+    for link, name in LINKS.items():
+        of = [found.get((link, size)) for size in sizes]
+        if any(of):
+            rows.append([name, *(f"{r['gb_per_s']:.0f} GB/s, {r['ns_a_row']:.2f} ns" if r else "" for r in of)])
+    return table(["read from", *(f"rows of {size} bytes" for size in sizes)], rows)
+
+
+def large(results: Results) -> list[str]:
+    rows = []
+    for r in results.of("tiers-large"):
+        tiers = ", ".join(f"{r[t]:.1%} {t}" for t in ("hot", "warm", "cold"))
+        where = f"{r['device_bytes'] / 1e9:.0f} GB on each GPU, {r['host_bytes'] / 1e9:.0f} GB in host memory"
+        times = [us(r["p50_us"]), us(r["p99_us"]), f"{r['rows_per_s'] * r['cell']['gpus'] / 1e6:.1f}"]
+        rows.append(
+            [f"{r['table_bytes'] / 1e9:.0f} GB", f"{r['all_rows'] / 1e6:.0f} M", where, tiers, f"{r['batch']:,}", *times]
+        )
+    head = ["tables", "rows of them", "lie in", "reads", "rows a call", "p50 us", "p99 us", "M rows/s, both GPUs"]
+    return table(head, rows, figures=4)
+
+
+def loading(results: Results) -> list[str]:
+    rows = []
+    for r in results.of("tiers-load"):
+        spent = r["stages_s"]
+        steps = [f"{spent.get(step, 0.0):.1f}" for step in ("memory", "copied", "locked", "share")]
+        disk = f"{r['disk_gb_per_s']:.1f}" if r["disk_gb_per_s"] else "page cache"
+        rows.append([f"{r['table_bytes'] / 1e9:.0f} GB", disk, f"{r['ready_s']:.1f}", f"{r['gb_per_s']:.2f}", *steps])
+    head = ["tables", "files read alone, GB/s", "ready after, s", "GB/s", "memory had", "rows copied", "memory locked",
+            "share filled"]  # fmt: skip
+    return table(head, rows)

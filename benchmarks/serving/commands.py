@@ -87,6 +87,33 @@ def autoscaling(
 
 
 @app.command()
+def soak(
+    bundle: Path = Path("models/demo"),
+    topology: Annotated[str, typer.Option(help="colocated or fanin")] = "colocated",
+    replicas: int = 1,
+    ingress: Annotated[int, typer.Option(help="fan-in: ingress replicas for each engine")] = 2,
+    candidates: int = 100,
+    minutes: float = 20.0,
+    load: Annotated[float, typer.Option(help="share of the most that it answers")] = 0.7,
+    load_processes: int = 1,
+    device: Device = "auto",
+    seed: int = 0,
+) -> None:
+    """A service under steady load: fails if memory, descriptors or threads of any process grow, or a request fails."""
+    from benchmarks.serving import soak as soak_suite
+
+    plan = soak_suite.Plan(
+        bundle=bundle, device=device, topology=topology, replicas=replicas, ingress=ingress, candidates=candidates,
+        minutes=minutes, share=load, load_processes=load_processes, seed=seed,
+    )  # fmt: skip
+    findings = soak_suite.run(plan, typer.echo)
+    for finding in findings:
+        typer.echo(f"FAILED {finding}", err=True)
+    if findings:
+        raise typer.Exit(1)
+
+
+@app.command()
 def http(
     bundle: Path = Path("models/demo"),
     rows: int = 100,

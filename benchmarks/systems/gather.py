@@ -27,10 +27,14 @@ class Gather:
 
     def __call__(self, table: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
         """table[R, d], ids int32[n], out[n, d] of the table's dtype, all contiguous, on torch's current stream."""
-        import cupy
-
         if ids.dtype != torch.int32 or out.dtype != table.dtype or out.shape != (len(ids), table.shape[1]):
             raise ValueError(f"gather: got {ids.dtype}, {out.dtype}{tuple(out.shape)}, expected int32 and one row an id")
+        self.at(table.data_ptr(), ids, out)
+
+    def at(self, address: int, ids: torch.Tensor, out: torch.Tensor) -> None:
+        """The same of rows that lie wherever the device reads them."""
+        import cupy
+
         blocks = -(-len(ids) * self.vectors // (256 * self.unroll))
         with cupy.cuda.Stream.from_external(torch.cuda.current_stream()):
-            self._kernel((blocks,), (256,), (table.data_ptr(), ids.data_ptr(), out.data_ptr(), np.int64(len(ids))))
+            self._kernel((blocks,), (256,), (address, ids.data_ptr(), out.data_ptr(), np.int64(len(ids))))

@@ -1,6 +1,7 @@
 """The compiled peers of one model in one precision, several batch sizes of them held at once, ready to be timed."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -27,11 +28,13 @@ class HeldPeers:
     device: torch.device
     descent: bool = True
     _module: torch.nn.Module = field(init=False)
+    _stream: torch.cuda.Stream | None = field(init=False)
 
     def __post_init__(self) -> None:
         torch._dynamo.config.recompile_limit = _SHAPES
         torch._dynamo.config.accumulated_recompile_limit = 4 * _SHAPES
         dtype = torch.bfloat16 if self.precision == "bf16" else torch.float32
+        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # one that can be captured
         self._module = self.w.module(Form(stacked=True, dtype=dtype, exact=self.precision == "fp32"))
 
     def compiled(self, rows: int, contexts: int, products: str = "") -> "CompiledPeer":
@@ -44,8 +47,12 @@ class HeldPeers:
         inputs = PeerInputs.of(self.w.schema, rows, contexts)
         scores = torch.zeros(rows, 1, device=self.device)
         given = inputs.views(torch.zeros(inputs.nbytes, dtype=torch.uint8, device=self.device))
-        with torch.inference_mode():
+        if self._stream:
+            self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.inference_mode(), torch.cuda.stream(self._stream) if self._stream else nullcontext():
             store(scores, *given)
+        if self._stream:
+            self._stream.synchronize()
         notes: dict[str, object] = {"products": products} if products else {}
         if not self.descent:
             notes["coordinate_descent"] = False

@@ -106,8 +106,9 @@ def dpiframe(
     engine = Engine(w.bundle(golden(w)), str(device), precision, options)
     warm = engine.warmup()
     kept = next((c for c in warm.calibrations if c.bucket >= rows), None)
-    notes: dict[str, object] = {"program": kept.program, "program_gain": round(kept.gain, 3)} if kept else {}
+    notes: dict[str, object] = {}
     if kept:
+        notes = {"program": kept.program, "program_gain": round(kept.gain, 3), "programs_us": dict(kept.microseconds)}
         notes["launches"] = dependent_launches(engine.program(kept.bucket).graph)
     return System(engine.submit, engine.close, engine.replay_us, notes=notes)
 

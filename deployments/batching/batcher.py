@@ -145,6 +145,14 @@ class RowBatcher:
         self.dispatcher.stop()
         self._fail(list(self._open), f"batcher: got a request still open {drain_s:g} s into closing, expected all to be done")
 
+    def fail(self, why: str) -> None:
+        """Refuses new requests from now on, and answers all that are open with Unavailable. Any thread may call it."""
+        with self.dispatcher.lock:
+            self._accepting = False
+            self.dispatcher.queue.clear()
+        if self._loop is not None:  # else there was no request yet
+            self._post(lambda: self._fail(list(self._open), why))
+
     # What whoever runs batches calls.
 
     def expired(self, tickets: list[_Ticket]) -> None:

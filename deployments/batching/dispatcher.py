@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.batching.device_load import DeviceLoad
@@ -55,13 +56,14 @@ class Source(Protocol):
 
 
 class _Batch(NamedTuple, Generic[W]):
-    """What was taken from the queue at one moment. `more`: something still waits."""
+    """What was taken from the queue at one moment. `more`: something still waits. `number`: of the run, if there is one."""
 
     parts: list[Part[W]]
     expired: list[Ticket[W]]
     rows: int
     bound_at: float
     more: bool
+    number: int
 
 
 def _ended(blocks: Sequence[RowBlock]) -> BatchResult:
@@ -96,6 +98,8 @@ class Dispatcher(Generic[W]):
         self._run, self._replies, self._source, self._clock, self._on_batch = run, replies, source, clock, on_batch
         self._times = RunTimes(max_batch_rows)
         self._idle = 0
+        self._runs: dict[int, None] = {}  # under way, in the order of their start
+        self._numbers = count()
         self._stopped = False
         self.threads = [threading.Thread(target=self._work, name=f"lane-{i}", daemon=True) for i in range(lanes)]
         self._alive = lanes
@@ -118,6 +122,17 @@ class Dispatcher(Generic[W]):
         """As `DeviceLoad.busy_s`, now."""
         with self.lock:
             return self.load.busy_s(self._clock())
+
+    @property
+    def oldest_run(self) -> int | None:
+        """The number of the run that has been under way for longest."""
+        with self.lock:
+            return next(iter(self._runs), None)
+
+    @property
+    def over(self) -> bool:
+        """It is stopped, and no run is under way any more."""
+        return self._stopped and not self._runs
 
     def admit(self, ticket: Ticket[W]) -> None:
         """Queues a request. The lock is held. Raises as `check_room`."""
@@ -176,15 +191,17 @@ class Dispatcher(Generic[W]):
             self._source.take_in(now)
         parts, expired = self.queue.form(now) if self.load.batches < self._most_running else ([], [])
         rows = sum(part.stop - part.start for part in parts)
+        number = next(self._numbers)
         if parts:
             self.load.started(rows, now)
+            self._runs[number] = None
         if self._source is not None:
             self._source.formed(now)
-        return _Batch(parts, expired, rows, now, self.queue.rows > 0)
+        return _Batch(parts, expired, rows, now, self.queue.rows > 0, number)
 
     def _carry_out(self, batch: _Batch[W], *, here: bool) -> BaseException | None:
         """Runs a batch and hands its scores on. Returns why the run failed, if it did."""
-        parts, expired, rows, bound_at, more = batch
+        parts, expired, rows, bound_at, more, number = batch
         if expired:
             self._replies.expired(expired)
         if not parts:
@@ -212,6 +229,7 @@ class Dispatcher(Generic[W]):
         with self.lock:
             now = self._clock()
             self.load.finished(rows, now)
+            del self._runs[number]
             if result is None:  # before this lane forms its next batch: the rest of these requests is of no use
                 for part in parts:
                     self.queue.discard(part.ticket)

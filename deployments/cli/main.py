@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from deployments.cli.capacity_command import capacity
 from deployments.cli.import_command import import_app
 from deployments.cli.models_command import models_app
 from deployments.cli.score_command import score
@@ -34,6 +35,7 @@ Open = Annotated[bool, typer.Option("--open", help="Anybody who reaches the port
 Port = Annotated[int | None, typer.Option(min=1, max=65535)]
 app.command()(score)
 app.command()(token)
+app.command()(capacity)
 
 
 @app.command()

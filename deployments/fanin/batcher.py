@@ -49,7 +49,7 @@ class FanInBatcher:
     ) -> None:
         require_ordered_stores()
         self.fingerprint = fingerprint
-        self._layout, self._tasks, self._clock = layout, tasks, clock
+        self.layout, self.tasks, self._clock = layout, tasks, clock
         self._read_ahead = read_ahead
         self._peers: tuple[Peer, ...] = ()
         self.dispatcher: Dispatcher[PeerRequest] = Dispatcher(
@@ -101,6 +101,10 @@ class FanInBatcher:
                 self._drop(peer)
         os.close(self.board_fd)
 
+    def fail(self, why: str) -> None:
+        """Has the ingresses go elsewhere; what they have here fails with the end of this process."""
+        self.board.leave()
+
     # What the lane threads call.
 
     def take_in(self, now: float) -> None:
@@ -127,7 +131,7 @@ class FanInBatcher:
                 peer.wake()
 
     def finished(self, parts: list[Part[PeerRequest]], result: BatchResult | None) -> None:
-        at, size = 0, self._tasks * 4
+        at, size = 0, self.tasks * 4
         peers = set()
         scores, device_ms = None, 0.0
         if result is not None:
@@ -162,9 +166,9 @@ class FanInBatcher:
                 self._end(ticket, Status.CANCELLED)
                 peer.wake()
             return
-        block = RowBlock.over(peer.memory[offset:], self._layout, rows, contexts)
+        block = RowBlock.over(peer.memory[offset:], self.layout, rows, contexts)
         scores_at = offset + block.places[-1]
-        if ticket is not None or scores_at + rows * self._tasks * 4 > peer.memory.size:
+        if ticket is not None or scores_at + rows * self.tasks * 4 > peer.memory.size:
             raise InputError("ask", ask, "a free slot and bytes of the request memory")
         if self._read_ahead is not None:
             self._read_ahead(block)

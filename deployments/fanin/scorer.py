@@ -1,11 +1,13 @@
 """The `Scorer` of an ingress of the fan-in: sends each request to the engine process of this node with the fewest rows waiting.
 
-Owns the memory that requests are encoded into and the search for engines, which come and go. Knows no Ray and no HTTP.
+While there is none, to engines of other nodes, if there may be some. Owns the memory that requests are encoded into and the
+search for engines, which come and go. Knows no Ray and no HTTP.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from itertools import count
@@ -17,11 +19,13 @@ from deployments.batching.scorer import Scored
 from deployments.config import MOST_ENGINES
 from deployments.fanin import handshake
 from deployments.fanin.connection import Connection, greet
+from deployments.fanin.far import FarAsk, FarEngines
+from deployments.fanin.far import scored as far_scored
 from deployments.fanin.handshake import Hello, Welcome
 from deployments.fanin.request_memory import RequestMemory
 from deployments.fanin.shared_memory import require_ordered_stores
 from dpiframe_core.engine.buckets import Counts
-from dpiframe_core.errors import Unavailable
+from dpiframe_core.errors import Overloaded, Unavailable
 from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import Floats, RowBlock
 
@@ -30,6 +34,7 @@ log = logging.getLogger(__name__)
 _REFUSED_S = 2.0
 _FAILED_S = 1.0  # how long others are preferred to an engine whose device has failed
 _LOOK_S = 0.1  # between two looks for engines
+_FAR_S = 1.0  # and for those of other nodes, while there is none here
 _MISSES = 2  # names in vain, once there are engines: all sixteen, ten times a second, took 0.5 % of each ingress
 
 
@@ -39,6 +44,7 @@ class FanInScorer:
     Args:
         model, fingerprint: what the engines must serve, by the name that both ends have for it, and of which bundle.
         most_rows: of all requests that may be here at once; the memory has room for them.
+        far: how engines of other nodes are reached, if there may be any.
     """
 
     def __init__(
@@ -51,12 +57,15 @@ class FanInScorer:
         *,
         most_rows: int,
         clock: Callable[[], float] = time.monotonic,
+        far: FarEngines | None = None,
     ) -> None:
         require_ordered_stores()
         self._place, self._layout, self._tasks, self._clock = place, layout, tasks, clock
         self._memory = RequestMemory(memory_bytes(layout, tasks, most_rows))
         self._hello = Hello(model=model, fingerprint=fingerprint, memory_bytes=self._memory.size)
         self._connections: list[Connection] = []
+        self._far, self._far_at = far, -math.inf
+        self._far_welcome: Welcome | None = None  # while there is no engine here, and one elsewhere
         self._refused_until: dict[int, float] = {}
         self._changed = asyncio.Event()
         self._closing = False
@@ -64,7 +73,7 @@ class FanInScorer:
 
     @property
     def accepting(self) -> bool:
-        return bool(self._connections) and not self._closing
+        return bool(self._connections or self._far_welcome) and not self._closing
 
     @property
     def queued_rows(self) -> int:
@@ -83,9 +92,11 @@ class FanInScorer:
         Raises:
             Unavailable: there is none.
         """
-        if not self._connections:
+        if self._connections:
+            return self._connections[0].welcome
+        if self._far_welcome is None:
             raise _no_engine()
-        return self._connections[0].welcome
+        return self._far_welcome
 
     @property
     def batch_sizes(self) -> Counts:
@@ -99,8 +110,8 @@ class FanInScorer:
         return counts
 
     async def found(self, engines: int) -> None:
-        """Returns when so many are connected."""
-        while len(self._connections) < engines:
+        """Returns when so many are connected, or one of another node answers."""
+        while len(self._connections) < engines and self._far_welcome is None:
             self._changed.clear()
             await self._changed.wait()
 
@@ -115,9 +126,8 @@ class FanInScorer:
         memory = self._memory.take(size)
         if memory is None:
             free = self._memory.free_bytes
-            raise self._best().overloaded(
-                f"request memory: got {free} bytes free at this ingress, expected {size} in one piece"
-            )
+            fault = f"request memory: got {free} bytes free at this ingress, expected {size} in one piece"
+            raise Overloaded(fault, 1.0) if self._goes_far else self._best().overloaded(fault)
         return RowBlock.formatted(memory, layout, rows, contexts)
 
     async def submit(self, block: RowBlock, deadline: float | None = None, priority: int = 0) -> Scored:
@@ -127,6 +137,8 @@ class FanInScorer:
         """
         now = self._clock()
         check_deadline(deadline, now, "before it was queued")
+        if self._goes_far:
+            return await self._far_away(block, None if deadline is None else deadline - now, priority)
         connection = self._best()
         connection.check_room(block.rows)
         sent = connection.send(*self._placed(block), deadline, now, priority)
@@ -152,6 +164,33 @@ class FanInScorer:
             connection.close()
         self._connections.clear()
         self._memory.close()
+
+    @property
+    def _goes_far(self) -> bool:
+        """Whether all engines of this node are about to leave, or gone, and there is one elsewhere."""
+        return self._far_welcome is not None and not self._closing and not self._staying
+
+    @property
+    def _staying(self) -> int:
+        return sum(not c.board.leaving for c in self._connections)
+
+    async def _far_away(self, block: RowBlock, left_s: float | None, priority: int) -> Scored:
+        assert self._far is not None  # it has greeted
+        data = block.buffer[: block.places[-1]].tobytes()
+        ask = FarAsk(self._hello.model, self._hello.fingerprint, data, left_s, priority)
+        return await far_scored(self._far.ask, ask, block.rows)
+
+    async def _look_far(self) -> None:
+        """Once a second while no engine of this node stays."""
+        if self._far is None or self._staying:
+            self._far_welcome = None
+        elif self._far_at + _FAR_S <= self._clock():
+            try:
+                self._far_welcome = await self._far.greet()
+            except Unavailable:
+                self._far_welcome = None
+            self._far_at = self._clock()
+            self._changed.set()
 
     def _best(self) -> Connection:
         if not self._connections or self._closing:
@@ -184,8 +223,9 @@ class FanInScorer:
                 tried = missed < most or index == turn % MOST_ENGINES
                 if tried and index not in known and self._refused_until.get(index, 0.0) <= self._clock():
                     missed += not await self._connect(index)
-            staying = sum(not c.board.leaving for c in self._connections)
-            for connection in [c for c in self._connections if staying and c.board.leaving and c.idle]:
+            await self._look_far()
+            elsewhere = self._staying or self._far_welcome
+            for connection in [c for c in self._connections if elsewhere and c.board.leaving and c.idle]:
                 connection.close()
                 self._connections.remove(connection)
             await asyncio.sleep(_LOOK_S)
@@ -209,6 +249,8 @@ class FanInScorer:
     def _lose(self, connection: Connection) -> None:
         log.warning("engine %d is gone", connection.index)
         self._connections.remove(connection)
+        if self._far is not None and not self._staying:  # they all serve one configuration; the next look makes sure
+            self._far_welcome, self._far_at = connection.welcome, -math.inf
 
 
 def memory_bytes(layout: BlockLayout, tasks: int, rows: int) -> int:

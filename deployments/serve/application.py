@@ -33,6 +33,7 @@ def application(config: DeploymentConfig, *, constructor_tries: int = 3) -> serv
         "num_replicas": None if autoscaling else config.replicas,
         "autoscaling_config": autoscaling,
         "ray_actor_options": {"num_cpus": config.cpus_per_replica, "num_gpus": config.gpus_per_replica},
+        "max_replicas_per_node": config.share_of_a_node(config.max_replicas),
     }
     if config.topology == "colocated":
         return serve.deployment(
@@ -46,6 +47,7 @@ def application(config: DeploymentConfig, *, constructor_tries: int = 3) -> serv
         IngressReplica,
         name="Ingress",
         num_replicas=config.ingress_replicas,
+        max_replicas_per_node=config.share_of_a_node(config.ingress_replicas),
         ray_actor_options={"num_cpus": config.cpus_per_ingress, "num_gpus": 0},
         graceful_shutdown_timeout_s=config.drain_s,
         **alike,

@@ -83,6 +83,8 @@ def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]
         # Seconds without a byte of a request that a client has begun. By default 3600: 4,096 such clients, all that HAProxy
         # takes, lock out everybody else for an hour. Neither waiting for an answer nor an idle connection counts.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "30",
+        # A HAProxy that died is started anew after three looks. By default they are ten seconds apart, and nobody is answered.
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "a"),  # short: socket paths end at 108 bytes and hold a node id of 56
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "m"),
@@ -109,6 +111,10 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
     for ref in config.models:
         if not (Path(ref.path) / "model.yaml").is_file():
             raise ConfigError(f"models: got {ref.path!r}, expected the directory of a model bundle (no model.yaml in it)")
+    if config.nodes > 1:
+        raise ConfigError(
+            f"nodes: got {config.nodes} for a cluster of this host alone, expected --address of one that has them"
+        )
     check_models_root(config)
     Gate.of(config.access)
     require_free_port(config.http.host, config.http.port)

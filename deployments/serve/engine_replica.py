@@ -1,15 +1,20 @@
 """The engine process of the fan-in as a Serve replica: the engines of a deployment's models, and who lets ingresses in to them.
 
-It answers no HTTP: the ingress replicas of its node find its abstract socket and share memory with it.
+It answers no HTTP: the ingress replicas of its node find its abstract socket and share memory with it. Those of other nodes
+call it through Serve, while they have no engine of their own.
 """
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import ray
 
+from deployments.batching.lost_device import end_when_lost
 from deployments.config import DeploymentConfig
-from deployments.fanin.handshake import meeting_place
+from deployments.fanin.far import FarAnswer, FarAsk, answer
+from deployments.fanin.handshake import Welcome, meeting_place
+from deployments.fanin.scorer import FanInScorer
 from deployments.lifecycle.actor import follower_of
 from deployments.lifecycle.desired import Desired
 from deployments.lifecycle.release import Key, Release
@@ -35,10 +40,11 @@ class EngineReplica:
         self._metrics = RayMetrics()
         self._batchers: dict[str, FanInBatcher] = {}
         log_to_stderr(config.log_level, config.log_format)
+        self._scorers: dict[str, FanInScorer] = {}
         self._follower, _ = await follower_of(self, config, scores=True, answers=False)
         await self._follower.start()
-        place = meeting_place(config.application, ray.get_runtime_context().get_node_id())
-        self._acceptor = Acceptor(place, self._batchers)
+        self._place = meeting_place(config.application, ray.get_runtime_context().get_node_id())
+        self._acceptor = Acceptor(self._place, self._batchers)
 
     async def load(self, release: Release) -> None:
         """As `Host.load`."""
@@ -60,6 +66,7 @@ class EngineReplica:
             on_batch=self._metrics.batch_of(*release.key),
         )
         self._loaded.meter(release.key, batcher.dispatcher)
+        end_when_lost(batcher.dispatcher, engine.check_device, self._config.batching.max_run_s, batcher.fail)
         self._metrics.watch(*release.key, batcher.dispatcher)
         self._batchers[release.label] = batcher  # whoever asks for it is let in from now on
 
@@ -68,14 +75,44 @@ class EngineReplica:
 
     async def unload(self, key: Key) -> None:
         """As `Host.unload`. The ingresses have left it before."""
-        batcher = self._batchers["/".join(key)]
+        label = "/".join(key)
+        if (scorer := self._scorers.pop(label, None)) is not None:
+            await scorer.close()
+        batcher = self._batchers[label]
         if self._acceptor is None:
-            del self._batchers["/".join(key)]
+            del self._batchers[label]
         else:
-            await asyncio.to_thread(self._acceptor.remove, "/".join(key))
+            await asyncio.to_thread(self._acceptor.remove, label)
         await asyncio.to_thread(batcher.close, self._config.drain_s)
         await self._loaded.unload(key)
         self._metrics.forget(*key)
+
+    # What ingresses of other nodes call. A model is named as both ends of the fan-in know it, with its version.
+
+    async def greet(self, model: str, fingerprint: str) -> Welcome:
+        batcher = self._batchers.get(model)
+        if batcher is None or batcher.fingerprint != fingerprint:
+            return Welcome(refused=f"got {model!r} of bundle {fingerprint[:16]}, expected what this application serves")
+        return batcher.welcome
+
+    async def answer(self, ask: FarAsk) -> FarAnswer:
+        """Goes the way of this node's own ingresses from here on: through the shared memory, to whichever engine has room."""
+        batcher = self._batchers.get(ask.model)
+        if batcher is None or batcher.fingerprint != ask.fingerprint:
+            return FarAnswer("unavailable", f"engine: got a request for {ask.model!r} of another bundle, expected its own")
+        scorer = self._scorers.get(ask.model)
+        if scorer is None:
+            config = self._config
+            self._scorers[ask.model] = scorer = FanInScorer(
+                self._place,
+                ask.model,
+                ask.fingerprint,
+                batcher.layout,
+                batcher.tasks,
+                most_rows=config.batching.max_queued_rows + config.limits.max_rows_per_request,
+            )
+        await scorer.found(1)
+        return await answer(ask, scorer, batcher.layout, time.monotonic)
 
     def check_health(self) -> None:
         """Asked by Serve; raising has this replica replaced: a failed CUDA context does not recover, nor a lost acceptor."""
@@ -90,6 +127,8 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         await self._follower.stop()
+        for scorer in self._scorers.values():  # Serve has waited for the calls of other nodes
+            await scorer.close()
         if self._acceptor is not None:
             # Longer than an ingress takes to stop: when both are told to at once, its last requests still find this engine.
             await asyncio.to_thread(self._acceptor.close, 2 * self._config.drain_s)

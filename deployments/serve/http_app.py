@@ -5,6 +5,7 @@ Turns every error, FastAPI's own included, into the one error form. Knows no Ray
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -73,8 +74,10 @@ def build_app(
     # First, since the router asks one route after the other.
     score, infer = ScoreRoute(models, scoring, gate), InferRoute(inference, gate)
     app.state.score, app.state.infer = score, infer
+    below_v2 = Mount("/v2", app=infer)
+    below_v2.path_regex = re.compile(below_v2.path_regex.pattern, re.DOTALL)  # a model's name may be asked for with a line feed
     app.router.routes[:0] = [
-        Mount("/v2", app=infer),
+        below_v2,
         Route("/v2", infer),  # the bare path, which a mount leaves out
         Route("/v1/score", score, methods=["POST"]),
         *docs_routes(),

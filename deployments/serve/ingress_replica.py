@@ -14,6 +14,7 @@ from ray import serve
 
 from deployments.access.models_root import check_below
 from deployments.config import DeploymentConfig
+from deployments.fanin.far_engines import HandleEngines
 from deployments.fanin.handshake import meeting_place
 from deployments.lifecycle.actor import follower_of, reconfigure
 from deployments.lifecycle.control import Control
@@ -39,7 +40,10 @@ _FOUND_S = 10.0  # for a version that comes while others serve: then one engine 
 
 @serve.ingress()
 class IngressReplica(GrpcMethods):
-    """Answers HTTP for every model of one application. `engine`, a handle, is what puts both into one application. A `Host`."""
+    """Answers HTTP for every model of one application. A `Host` of its follower.
+
+    `engine` is a handle: it puts both deployments into one application, and reaches engines of other nodes.
+    """
 
     def __init__(self, config: DeploymentConfig, engine: Any) -> None:
         self._config = config
@@ -72,7 +76,7 @@ class IngressReplica(GrpcMethods):
         await reconfigure(self._control, self._config, said)
 
     async def load(self, release: Release) -> None:
-        """As `Host.load`, once the engines of this node have it: at the start as many as will come, later one or more."""
+        """As `Host.load`, once engines have it: at the start as many of this node as will come, later one, or one elsewhere."""
         from deployments.fanin.remote_engine import RemoteEngine
         from deployments.fanin.scorer import FanInScorer
         from deployments.scoring.served_model import ServedModel
@@ -93,6 +97,7 @@ class IngressReplica(GrpcMethods):
             schema.block_layout,
             len(manifest.tasks),
             most_rows=config.batching.max_queued_rows + config.limits.max_rows_per_request,
+            far=HandleEngines(self._engine, release.label, read.fingerprint) if config.nodes > 1 else None,
         )
         try:
             await self._find_engines(scorer)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
+from deployments.batching.lost_device import end_when_lost
 from deployments.config import DeploymentConfig
 from deployments.lifecycle.actor import follower_of, reconfigure
 from deployments.lifecycle.control import Control
@@ -82,6 +83,7 @@ class Replica(GrpcMethods):
             on_batch=self._metrics.batch_of(name, version),
         )
         self._loaded.meter(release.key, batcher.dispatcher)
+        end_when_lost(batcher.dispatcher, engine.check_device, config.batching.max_run_s, batcher.fail)
         self._metrics.watch(name, version, batcher.dispatcher)
         scorer = ahead_of(batcher, engine, release.tables)
         example = engine.bundle.example

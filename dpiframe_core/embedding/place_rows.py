@@ -2,7 +2,9 @@
 
 Rows go by the bytes that lookups move for them, per byte that they take: the first are hot, the next warm, the rest cold. No
 other order is better, whatever the links' speeds, but for the one row at which a tier ends. What is left to choose is how much
-is hot. A row made hot relieves the link between GPUs, and takes the room of a warm row on each other GPU.
+is hot. A row made hot relieves the link between GPUs, and takes the room of a warm row on each other GPU. No row lies on
+another GPU to relieve the own memory: what is read most lies in its L2, and a far row costs latency (placed so, lookups by a
+law of exponent 1.4 took 1.4 times as long as with those rows hot).
 """
 
 import math
@@ -40,7 +42,8 @@ def place_rows(
     links: Links | None = None,
     host_bytes: int | None = None,
 ) -> Placement:
-    """The placement that serves `counts` fastest with `hbm_bytes` of each GPU for tables, as `predicted_seconds` says.
+    """The placement with `hbm_bytes` of each GPU for tables that serves `counts` fastest, as far as the links to other GPUs and
+    to the host say by `predicted_links`.
 
     A row lies no farther than it must: either HBM is full, or it holds all rows, as many as possible on every GPU. Rows are
     exchanged between tiers only within that; to leave room could relieve nothing but the local HBM, and a far row costs
@@ -114,7 +117,7 @@ class _Search:
         least = sum(self.row_bytes)
         if self.gpus == 1:
             return self._tiers(self.room)
-        # More hot bytes: the peers' link does less, host and local HBM do more. The least for which the peers' is not the
+        # More hot bytes: the peers' link does less, the host's more. The least for which the peers' is not the
         # busiest, or one less; but not so few that rows could be nearer.
         first = _last(least, self.room, lambda hot: list(self._tiers(hot)[1]) == list(self.rows))
         crossed = 1 + _last(first - 1, self.room, lambda hot: self._peer_is_busiest(self._tiers(hot)))
@@ -180,11 +183,11 @@ class _Search:
         return self.links.seconds(self.gpus, Tiers(*totals))
 
     def _seconds(self, hot_bytes: int) -> float:
-        return max(self._busy(self._tiers(hot_bytes)))
+        return max(self._busy(self._tiers(hot_bytes))[1:])
 
     def _peer_is_busiest(self, tiers: tuple[Rows, Rows]) -> bool:
-        local, peer, host = self._busy(tiers)
-        return peer > max(local, host)
+        _, peer, host = self._busy(tiers)
+        return peer > host
 
 
 def _last(low: int, high: int, true: Callable[[int], bool]) -> int:

@@ -58,6 +58,11 @@ class Shards:
     def bytes_used(self) -> int:
         return self._bytes if self._own is not None else 0
 
+    @property
+    def missing(self) -> int:
+        """How many are read in the host's memory: nobody holds them, or this device does not reach who does."""
+        return self.bases.count(None)
+
     def base(self, table: int, part: int) -> int | None:
         """Where a part of a table's warm rows begins; None: in the host's memory."""
         base = self.bases[(part + table) % self._gpus]

@@ -101,6 +101,11 @@ class EmbeddingStore:
         """Whether rows lie on GPUs of other processes, which come and go: `refresh` looks for them."""
         return self._tiers is not None and self._tiers.shared
 
+    @property
+    def shares_missing(self) -> int:
+        """Of the shares of rows that GPUs of this host hold, how many are read in the host's memory meanwhile."""
+        return self._tiers.shares_missing if self._tiers else 0
+
     def refresh(self, place: Callable[[], None]) -> bool:
         """Whether other processes came or went. Batches of the `generation` to come read rows where they lie now.
 

@@ -93,7 +93,7 @@ class Tiers:
                 for p, spare in zip(places, spares, strict=True)
             ]
             self._cold, self._all = cold, places
-            if placement.gpus > 1 and home.folder is not None:
+            if placement.gpus > 1 and home.folder is not None and any(p.warm > p.hot for p in places):
                 warm = [rows[: p.warm - p.hot] for p, rows in zip(places, cold, strict=True)]
                 self._shards = Shards(places, warm, placement.gpus, device, home.folder, f"{home.name}-{_digest(placement)}")
                 self._shards.refresh()
@@ -112,6 +112,11 @@ class Tiers:
     def shared(self) -> bool:
         """Whether other processes may come and go, whose rows are read."""
         return self._shards is not None
+
+    @property
+    def shares_missing(self) -> int:
+        """Of the warm rows' shares, how many are read in the host's memory."""
+        return self._shards.missing if self._shards else 0
 
     def refresh(self) -> bool:
         """Looks for processes that came or went. If some did, the other generation of descriptors leads to where rows lie now;

@@ -36,6 +36,7 @@ from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock
 from dpiframe_core.graph.fusion import fuse
 from dpiframe_core.machine.device_name import target_device
+from dpiframe_core.machine.out_of_memory import wanting_memory
 from dpiframe_core.models.model_graph import model_graph
 from kernels.runtime import c_build
 
@@ -85,11 +86,19 @@ class Engine:
         if target.type == "cuda":
             self.buckets = tuple(sorted({*options.buckets})) or geometric_buckets(self.max_batch_rows)
         self.graph = fuse(model_graph(bundle), options.fusion)
-        self._store = EmbeddingStore(self.schema, bundle.tables, target, bundle.scales, home)
+        with wanting_memory(self.device, lambda: f"tables of {_bytes_of(bundle):,} bytes"):
+            self._store = EmbeddingStore(self.schema, bundle.tables, target, bundle.scales, home)
         self.reads_ahead = self._store.ahead is not None
         self._failure: str | None = _COLD
+        self._device_failure: str | None = None
         self._follower: Follower | None = None
-        self._set_up(target)
+        with wanting_memory(self.device, self._wanted):
+            self._set_up(target)
+
+    def _wanted(self) -> str:
+        buckets = f", and the graphs of {len(self.buckets)} batch sizes" if self.buckets else ""
+        held = f"the dense layers and buffers of {self.lanes} lanes for {self.max_batch_rows:,} rows each{buckets}"
+        return f"{held} beside tables of {self._store.bytes_used:,} bytes"
 
     def _set_up(self, target: torch.device) -> None:
         """Programs and lanes of `self.precision`."""
@@ -115,7 +124,7 @@ class Engine:
 
         Raises:
             BundleError: the bundle is missing, damaged or inconsistent.
-            InputError: a device or precision that does not exist here.
+            InputError: a device or precision that does not exist here. Unavailable: the device has no room for it.
         """
         return cls(read_bundle(path), device, precision, EngineOptions(max_batch_rows=max_batch_rows, lanes=lanes))
 
@@ -131,7 +140,7 @@ class Engine:
 
         Raises:
             BundleError: the golden scores do not come out within the precision's tolerance.
-            Unavailable: it is warm already, closed, or has failed before.
+            Unavailable: it is warm already, closed, or has failed before; or the device has no room for it.
         """
         if self._failure != _COLD:
             raise Unavailable(f"engine: got a warm-up while {self._failure or 'serving'}, expected one after loading")
@@ -174,8 +183,9 @@ class Engine:
     def _prepare(self) -> float:
         """Captures every bucket on every lane, and returns the largest deviation on the golden rows."""
         self._recalled = self._tuning.recall()
-        for lane in self._pool.lanes:
-            lane.prepare()
+        with wanting_memory(self.device, self._wanted):
+            for lane in self._pool.lanes:
+                lane.prepare()
         with leased(self._store.ahead, (self.bundle.golden.block,)) as (rows,):
             golden = replace(self.bundle.golden, block=rows)
             return max(golden_error(lane, golden, self.max_batch_rows) for lane in self._pool.lanes)
@@ -209,6 +219,11 @@ class Engine:
         if self._failure is not None:
             raise Unavailable(f"engine: {self._failure}")
 
+    def check_device(self) -> None:
+        """Raises Unavailable if the device failed. An engine that is not warm yet, or closed, is well."""
+        if self._device_failure is not None:
+            raise Unavailable(f"engine: {self._device_failure}")
+
     def run_batch(self, blocks: Sequence[RowBlock], deadline: float | None = None, priority: int = 0) -> BatchResult:
         """Scores the rows of several requests in one run of one lane; blocks until the scores lie in host memory.
 
@@ -237,7 +252,7 @@ class Engine:
             self._batch_sizes[lane][rows] += 1
             return result
         except RuntimeError as error:  # torch and CuPy raise it for every CUDA error; most of those are sticky
-            self._failure = f"device {self.device} failed: {error}"
+            self._failure = self._device_failure = f"device {self.device} failed: {error}"
             raise Unavailable(f"engine: {self._failure}") from error
         finally:
             self._pool.put(lane)
@@ -327,3 +342,7 @@ class Engine:
 
 def _free_bytes(device: str) -> int:
     return torch.cuda.mem_get_info(device)[0] if device != "cpu" else 0
+
+
+def _bytes_of(bundle: Bundle) -> int:
+    return sum(t.nbytes for t in (*bundle.tables.values(), *bundle.scales.values()))

@@ -10,7 +10,6 @@ import torch
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine.options import AUTO, REGIONS, WAVES
 from dpiframe_core.features.schema import FeatureSchema
-from dpiframe_core.graph.chains import group_chain
 from dpiframe_core.graph.graph import JOINED, Graph
 from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.regions import group_regions
@@ -19,13 +18,15 @@ from dpiframe_core.graph.waves import group_waves
 from dpiframe_core.operators.context_shares import context_shares
 from dpiframe_core.operators.cpu import CpuOperators
 from dpiframe_core.operators.cuda import CudaOperators
+from dpiframe_core.operators.towers import tower_graph
+from dpiframe_core.operators.wave_operands import chain_graph
 from kernels.dense.linear import DENSE_DTYPE, column_alignment, triton_builds
 
-CHAIN, SHARES = "chain", "shares"
+CHAIN, SHARES, TOWER = "chain", "shares", "tower"
 # Computed by our kernels alone.
 OWN_OPS = {
     JOINED, "lookup", "wave", "chain", "head", "fm", "cross_v1", "cross_v1_head", "dot", "cin", "attention", "field_attention",
-    "mixture", "gru", "lstm",
+    "mixture", "gru", "lstm", "tower",
 }  # fmt: skip
 
 
@@ -44,8 +45,8 @@ class CudaProgram:
     """One way for a GPU to run a model.
 
     Attributes:
-        name: "waves", "shares" (waves that compute what contexts share once), "chain", "regions", or the scheduling policy of a
-            graph whose modules run on streams.
+        name: "waves", "shares" (waves that compute what contexts share once), "tower" (waves whose narrow MLP is one launch),
+            "chain", "regions", or the scheduling policy of a graph whose modules run on streams.
         overlap: its kernels may start before the ones ahead of them are done (`kernels.runtime.launch.overlapping`).
     """
 
@@ -58,7 +59,7 @@ class CudaProgram:
     @property
     def operators_name(self) -> str:
         """Programs that share operators share what those chose."""
-        return self.name if self.name in (WAVES, SHARES, CHAIN, REGIONS) else "streams"
+        return self.name if self.name in (WAVES, SHARES, CHAIN, TOWER, REGIONS) else "streams"
 
 
 def cpu_program(
@@ -79,9 +80,9 @@ def cuda_programs(
     max_streams: int,
     scales: Mapping[str, float] | None = None,
 ) -> tuple[CudaProgram, ...]:
-    """The programs to choose from: for "auto" waves, waves that compute once what rows of a context share, a chain (which takes
-    few rows), breadth-first streams, one stream, and for graphs with generic operators regions of them, where Inductor has a
-    C compiler; else the one that is named.
+    """The programs to choose from: for "auto" waves, waves that compute once what rows of a context share, waves with a tower,
+    a chain (which takes few rows), breadth-first streams, one stream, and for graphs with generic operators regions of them,
+    where Inductor has a C compiler; else the one that is named.
 
     scales: of the values in fp8, which only waves compute with.
     """
@@ -98,7 +99,11 @@ def cuda_programs(
         if policy == AUTO and not scales and shares is not None:
             operators = CudaOperators(waves, schema, store, dense, precision, shares=shares, known=programs[0].operators)
             programs.append(CudaProgram(SHARES, waves, plan, operators, own))
-        chain = group_chain(waves)
+        tower = tower_graph(waves, precision, store.device)
+        if policy == AUTO and own and tower is not None:
+            operators = CudaOperators(tower, schema, store, dense, precision, known=programs[0].operators)
+            programs.append(CudaProgram(TOWER, tower, POLICIES["sequential"](tower, 1), operators, own))
+        chain = chain_graph(waves, precision)
         if policy == AUTO and not scales and chain is not None:
             plan = POLICIES["sequential"](chain, 1)
             programs.append(CudaProgram(CHAIN, chain, plan, CudaOperators(chain, schema, store, dense, precision), True))

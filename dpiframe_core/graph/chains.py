@@ -1,6 +1,6 @@
 """Puts all waves of a graph into one launch (kernels/waves/chain.cu), for the few rows that it takes. Plain data.
 
-Every value of a chain but its scores stays within it, so only a graph of one lookup, waves and the head can be one.
+Every value of a chain but its scores stays within it, so only a graph of one lookup, waves, a dot and the head can be one.
 """
 
 from dataclasses import replace
@@ -16,16 +16,26 @@ def group_chain(waves: Graph) -> Graph | None:
     """The graph (of `group_waves`) as a lookup and a `chain`; None if it is another."""
     first, *rest = waves.nodes
     members = [m for n in rest for m in (n.attrs.members or (n,))]
-    if first.op != "lookup" or not members or members[-1].op != "head" or any(n.op not in ("wave", "head") for n in rest):
+    if (
+        first.op != "lookup"
+        or not members
+        or members[-1].op != "head"
+        or any(n.op not in ("wave", "head", "dot") for n in rest)
+    ):
         return None
     *links, head = members
-    layers, logits = set[str](), set(first.outputs)
+    layers, dots, logits = set[str](), set[str](), set(first.outputs)
     for link in links:
         if link.op in _LAYERS:
             x0, *read = link.inputs if link.op in CROSS_LAYERS else (first.outputs[0], *link.inputs)
-            if x0 not in first.outputs or not set(read).issubset(layers.union(first.outputs)):
+            if x0 not in first.outputs or not set(read).issubset(layers.union(dots, first.outputs)):
                 return None
             layers.add(link.outputs[0])
+        elif link.op == "dot":  # of a layer's output and a value of the lookup's
+            one, *others = link.inputs
+            if dots or one not in layers or len(others) != 1 or others[0] not in first.outputs:
+                return None
+            dots.add(link.outputs[0])
         elif link.inputs[0] in first.outputs:
             logits.add(link.outputs[0])
         else:

@@ -141,6 +141,7 @@ class Node:
     head            (part.., logit..) -> [tasks], sigmoid applied       W[tasks, *] (b)   columns (of W, a part)
     wave            nodes that run side by side, perhaps the head behind ..               members
     chain           nodes that run one after the other, the head last   ..               members
+    tower           linear layers, one behind the other, perhaps a dot  ..               members
 
     Activations: identity, relu, sigmoid, tanh, gelu, gelu_tanh (by its tanh formula), leaky_relu (slope attr), prelu
     (x < 0: alpha x) and dice (x (p + alpha (1 - p)), p = sigmoid(scale x + shift)), whose parameters `ACTIVATION_PARAMS` names.

@@ -28,6 +28,7 @@ from kernels.interaction.cin import Cin
 from kernels.interaction.cross import CrossV1, mixture
 from kernels.interaction.dot import Dot
 from kernels.interaction.fm import fm
+from kernels.interaction.tower import Tower
 from kernels.lookup.embedding import DeviceLookup
 from kernels.recurrent.recurrence import Recurrence
 from kernels.waves.chain import Chain
@@ -63,7 +64,8 @@ class CudaOperators:
         self.dtype = DENSE_DTYPE[precision]
         self._matrices = {m.name: m for m in matrices(graph, column_alignment(self.dtype))}
         maker = KernelMaker(graph, schema, store, dense, precision, scales, self._matrices, shares)
-        same = {n.name: known._kernels[n.name] for n in graph.nodes if known and n.op != JOINED and not self._shared_by(n)}
+        other = known._kernels if known else {}
+        same = {n.name: other[n.name] for n in graph.nodes if n.name in other and not self._shared_by(n)}
         makes = [n for n in graph.nodes if n.op != JOINED and n.name not in same]
         self._kernels: dict[str, NodeKernel] = same | {n.name: maker.kernel(n) for n in makes}
         self._counting = next((n.name for n in graph.nodes if n.op == "lookup"), None)  # ids out of range count once
@@ -160,6 +162,8 @@ class CudaOperators:
                 calls += kernel.compile(buckets, pinned=True)
             elif isinstance(kernel, Wave | Chain | Cin | Attention):
                 calls += kernel.compile([*buckets])
+            elif isinstance(kernel, Tower):
+                calls.append(kernel.compile)
         return calls
 
     def fits(self, rows: int) -> bool:
@@ -223,6 +227,8 @@ class CudaOperators:
                     kernel(state, ins[0], None, rows, outs[0])
                 case Dot():
                     kernel(state, [(t, widths[i]) for t, i in zip(ins, node.inputs, strict=True)], rows, outs[0])
+                case Tower():
+                    kernel(state, ins[0], ins[1], rows, outs[0])
                 case Cin():
                     first, second = workspace.maps[node.name]
                     kernel(state, ins[0][:, a.offset :], rows, (first[:rows], second[:rows]), outs[0])

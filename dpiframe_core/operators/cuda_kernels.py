@@ -16,6 +16,7 @@ from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.context_columns import context_columns
 from dpiframe_core.operators.context_shares import ContextShares
 from dpiframe_core.operators.region import Region
+from dpiframe_core.operators.towers import tower_kernel
 from dpiframe_core.operators.wave_operands import chain_head, chain_links, cross_and_head, jobs_of
 from kernels.attention.attention import Attention
 from kernels.attention.attention_columns import AttentionColumns
@@ -26,6 +27,7 @@ from kernels.dense.linear import DENSE_DTYPE, Linear, padded
 from kernels.interaction.cin import Cin
 from kernels.interaction.cross import CrossV1
 from kernels.interaction.dot import Dot
+from kernels.interaction.tower import Tower
 from kernels.lookup.embedding import DeviceLookup
 from kernels.recurrent.recurrence import Recurrence
 from kernels.waves.chain import Chain
@@ -33,7 +35,7 @@ from kernels.waves.wave import Wave
 
 _TORCH = ("relu", "sigmoid", "tanh")  # activations that torch applies, where an ablation leaves them alone
 _Layer = Linear | CrossV1 | Head | Wave | Chain | Activation | Dot | Cin | Attention | FieldAttention | Recurrence | Region
-NodeKernel = DeviceLookup | _Layer | AtenOperator | torch.Tensor | None
+NodeKernel = DeviceLookup | _Layer | Tower | AtenOperator | torch.Tensor | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,6 +121,8 @@ class KernelMaker:
             case "wave":
                 jobs, bias = jobs_of(a.members, self.graph, self.dense, self.scales, self.shares)
                 return Wave(jobs, bias, self.precision, device)
+            case "tower":
+                return tower_kernel(node, self.dense, self.precision, device)
             case "chain":
                 jobs, bias = jobs_of(a.members, self.graph, self.dense, self.scales)
                 assert bias is not None  # a chain ends in a head

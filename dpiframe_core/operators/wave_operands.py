@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from dpiframe_core.graph.chains import group_chain
 from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.graph.interactions import linear_params
 from dpiframe_core.graph.waves import CROSS_LAYERS
 from dpiframe_core.operators.context_shares import ContextShares
 from dpiframe_core.operators.executor import Values
 from dpiframe_core.operators.workspace import Workspace
+from kernels.interaction.pairs import Pairs
 from kernels.reference import folded_cross
 from kernels.waves.chain import Chain, ChainHead, ChainOperands, Link
 from kernels.waves.wave import Wave
@@ -84,10 +86,26 @@ def head_operands(node: Node, wave: Wave, values: Values, rows: int, workspace: 
 
 
 def chain_links(members: Sequence[Node], jobs: Sequence[Job]) -> list[Link]:
-    """A chain's links, each with the numbers of the links that it reads."""
-    made = _link_numbers(members)
-    low_rank = [n.inputs[1] if n.op == "cross_low_rank" else "" for n in members]
-    return [Link(job, made.get(n.inputs[-1]), made.get(xl)) for n, xl, job in zip(members[:-1], low_rank, jobs, strict=False)]
+    """A chain's links, each with the numbers of the links that it reads. jobs: of all members but a dot and the head."""
+    made, own = _link_numbers(members), iter(jobs)
+    links = []
+    for n in members[:-1]:
+        if n.op == "dot":
+            links.append(Link(pairs_of(n), made.get(n.inputs[0])))
+        else:
+            links.append(Link(next(own), made.get(n.inputs[-1]), made.get(n.inputs[1]) if n.op == "cross_low_rank" else None))
+    return links
+
+
+def pairs_of(dot: Node) -> Pairs:
+    return Pairs(dot.attrs.fields, dot.attrs.dim, dot.attrs.keep, dot.attrs.diagonal)
+
+
+def chain_graph(waves: Graph, precision: str) -> Graph | None:
+    """`group_chain`'s, if there is a kernel for its dot."""
+    graph = group_chain(waves)
+    dots = [m for n in graph.nodes for m in n.attrs.members if m.op == "dot"] if graph else []
+    return graph if all(pairs_of(dot).fits(precision) for dot in dots) else None
 
 
 def chain_head(members: Sequence[Node], bias: torch.Tensor) -> ChainHead:
@@ -101,7 +119,7 @@ def link_operands(node: Node, chain: Chain, values: Values, rows: int) -> list[C
     given = []
     for n, link in zip(node.attrs.members[:-1], chain.links, strict=True):
         x0 = values[n.inputs[0]][:rows] if n.op in CROSS_LAYERS else None
-        xl = values[n.inputs[1]][:rows] if n.op == "cross_low_rank" and link.xl is None else None
+        xl = values[n.inputs[1]][:rows] if n.op in ("cross_low_rank", "dot") and link.xl is None else None
         x = values[n.inputs[-1]][:rows] if link.x is None else None
         given.append(ChainOperands(x, x0, xl))
     return given

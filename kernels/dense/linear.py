@@ -5,7 +5,7 @@ and the way of computing chosen by measurement for each number of rows. See `ref
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache, partial
 from threading import RLock
@@ -160,9 +160,7 @@ def fastest(ways: Ways, repeats: int = 10, rounds: int = 5) -> str:
     Rounds go over all ways in turn, so that a clock that is still rising favours none of them.
     """
     stream = _tuning_stream(torch.cuda.current_device())
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     graphs = {name: torch.cuda.CUDAGraph() for name in ways}
-    best = dict.fromkeys(ways, float("inf"))
     with torch.cuda.stream(stream):
         for name, way in ways.items():
             way()
@@ -175,16 +173,24 @@ def fastest(ways: Ways, repeats: int = 10, rounds: int = 5) -> str:
                 finally:  # the stream serves later warm-ups too
                     graphs[name].capture_end()
             graphs[name].replay()
-        for _ in range(rounds):
-            for name, graph in graphs.items():
-                start.record(stream)
-                graph.replay()
-                end.record(stream)
-                end.synchronize()
-                best[name] = min(best[name], start.elapsed_time(end))
+        best = least_ms(graphs, stream, rounds)
     for graph in graphs.values():
         graph.reset()
     return min(best, key=lambda name: best[name])
+
+
+def least_ms(graphs: Mapping[str, torch.cuda.CUDAGraph], stream: torch.cuda.Stream, rounds: int) -> dict[str, float]:
+    """Device time of each graph's quietest replay. Who shares the GPU with others may have this wait for a turn."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    best = dict.fromkeys(graphs, float("inf"))
+    for _ in range(rounds):
+        for name, graph in graphs.items():
+            start.record(stream)
+            graph.replay()
+            end.record(stream)
+            end.synchronize()
+            best[name] = min(best[name], start.elapsed_time(end))
+    return best
 
 
 @lru_cache

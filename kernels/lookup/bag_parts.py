@@ -13,6 +13,7 @@ FLIGHT = 8  # rows of a part that a thread has in flight
 # Ids of a long bag. Where none is, a thread a column vector reads them as fast: 1,024 x 26 bags of 10, dim 16, 13 % faster.
 # Rows of several vectors by parts: bags of 10, dim 128, float16, 1,024 rows 19.6 us became 13.9, of 3 7.1 became 8.2 (H200).
 LONG, LONG_WIDE, WIDE_VECTORS = 16, 8, 4
+FAR = 1  # in tiers: all rows of a part are looked for once, and are on their way before one is used
 MOST_IDS = 4 * FLIGHT  # of a part: a bag of 100 makes four, and a row's partial sums take 2 kB (128 columns)
 PART_BYTES = 48, 64  # of a part and of a join in shared memory: bags.cuh's Part; in tiers
 _MOST_RECORDS = 320  # parts and joins, in 15 kB of shared memory
@@ -48,13 +49,13 @@ class BagParts:
         return records * PART_BYTES[tiers] + 16 + rows * self.sums * (self.columns + 4) * 4 if records else 0
 
 
-def bag_parts(plan: LookupPlan, vector: int) -> tuple[BagParts, list[Slot]]:
+def bag_parts(plan: LookupPlan, vector: int, far: bool = False) -> tuple[BagParts, list[Slot]]:
     """The parts of all bags of x whose columns are vectors, with the slots of one id beside them; and the slots that are
-    neither. No parts where no bag is long, or where they would not fit.
+    neither. No parts where no bag is long, or where they would not fit. far: rows may lie in other memory, so any bag is long.
     """
     wide = [s for s in plan.x_slots if s.kind == Kind.GATHER and s.dim % vector == s.out % vector == 0]
     most = MOST_IDS
-    while any(s.columns > (LONG_WIDE if s.dim // vector >= WIDE_VECTORS else LONG) for s in wide):
+    while any(s.columns > (FAR if far else LONG_WIDE if s.dim // vector >= WIDE_VECTORS else LONG) for s in wide):
         made = _cut(plan, wide, vector, most)
         if len(made.units) > _MOST_RECORDS:
             break

@@ -70,7 +70,7 @@ struct Flight {
             const bool padding = HOW_MAY_PAD(s.how) && id[k] == (ID)HOW_PADDING_ID(s.how);
             wanted[k] = j < FLIGHT && c + j < count && !padding;
         }
-        find_rows<OWN>(row, [&](int) -> const Source& { return s; }, id, wanted, in);
+        find_rows<OWN>(row, Same{s}, id, wanted, in);
         unsigned any = 0;
 #pragma unroll
         for (int k = 0; k < OWN; ++k) {

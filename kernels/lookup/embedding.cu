@@ -122,7 +122,7 @@ __device__ __forceinline__ void write_unit(
             if (has[k] && left_out(r)) has[k] = HOW_COUNTED(s.how) && at.id(r, s.id, s.how) >= (ID)s.limit;  // but counted in each row
         }
         begin<N, DTYPES, UNROLL>(
-            raw, [&](int) -> const Source& { return s; }, [&](int k) { return first + k * LANES; }, has, at, in);
+            raw, Same{s}, [&](int k) { return first + k * LANES; }, has, at, in);
 #pragma unroll
         for (int k = 0; k < UNROLL; ++k) {
             const int r = first + k * LANES;

@@ -50,7 +50,7 @@ class DeviceLookup:
         self._descriptors, self._out_dtype, self._device = descriptors, out_dtype, descriptors.tables.device
         self._processors = torch.cuda.get_device_properties(self._device).multi_processor_count
         vector = _vector(plan, out_dtype)
-        self.bags, others = bag_parts(plan, vector)
+        self.bags, others = bag_parts(plan, vector, far=descriptors.tiers and not (once or shared))
         if shared and (once or self.bags.parts):
             raise ValueError(f"lookup: got {len(self.bags.parts)} parts of bags, columns {once} once a context, expected none "
                              f"beside columns {shared} of each context")  # fmt: skip

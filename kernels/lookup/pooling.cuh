@@ -79,6 +79,14 @@ __device__ __forceinline__ const char* far_row(unsigned long long any, int unit,
     return reinterpret_cast<const char*>(base) + (id - begin) * (long long)u.row_bytes + far.offset;
 }
 
+// Of all k the same source.
+struct Same {
+    const Source& one;
+    __device__ __forceinline__ const Source& operator()(int) const { return one; }
+};
+template <typename Of> struct is_same_source { static constexpr bool value = false; };
+template <> struct is_same_source<Same> { static constexpr bool value = true; };
+
 // at[k]: where the row of id[k] lies that source(k) reads, where has[k] says that it is wanted; else, and for padding, null. Ranks
 // of all ids are on their way before one is used.
 template <int K, typename Of>
@@ -108,6 +116,29 @@ __device__ __forceinline__ void find_rows(unsigned long long at[K], Of source, c
         far |= has[k] && !near;
     }
     if (!far) return;
+#if TIERS
+    if constexpr (is_same_source<Of>::value) {  // segment by segment, each of which is read once for all ids
+        const Source& s = source(0);
+        const Far& f = in.units.far[s.unit];
+        const Table& t = in.tables[in.generation * in.n_tables + f.table];
+        const Segment* segment = in.segments + in.generation * in.n_segments + t.next;
+        unsigned long long begin = s.near;
+#pragma unroll 1
+        for (int left = t.segments - 1; left > 0; --left, ++segment) {
+            const unsigned long long base = segment->base + f.offset, end = segment->end;
+            far = false;
+#pragma unroll
+            for (int k = 0; k < K; ++k) {
+                const bool wanted = has[k] && !at[k];
+                if (wanted && id[k] < (ID)s.limit && rank[k] >= (ID)begin && rank[k] < (ID)end)
+                    at[k] = base + (rank[k] - begin) * s.row_bytes;
+                far |= wanted && !at[k];
+            }
+            if (!far) return;
+            begin = end;
+        }
+    }
+#endif
 #pragma unroll 1
     for (int k = 0; k < K; ++k) {  // a loop, as this is rare and long
         bool wanted = false;
@@ -222,7 +253,7 @@ __device__ __forceinline__ void pool(float v[N], const Source& s, const float sc
             id[j] = has[j] ? at.id(r, s.id + (c + j) * HOW_ID_BYTES(s.how), s.how) : 0;
             if (HOW_MAY_PAD(s.how) && id[j] == (ID)HOW_PADDING_ID(s.how)) has[j] = false;
         }
-        fetch<N, SET, K>(rows, [&](int) -> const Source& { return s; }, id, has, in);
+        fetch<N, SET, K>(rows, Same{s}, id, has, in);
 #pragma unroll
         for (int j = 0; j < K; ++j)
             if (has[j]) {

@@ -21,6 +21,10 @@
 #define PER_ROW 3  // bits of FM and CROSS
 #define CROSSED 3  // of DCN-V2 layers: 1, with an outer bias 3
 #define KINDS 252
+#define FIELDS 3   // of DLRM's dots, or 0: vectors of DIM columns, of which the first KEEP go in front
+#define DIM 8
+#define KEEP 8
+#define DIAGONAL 0
 #endif
 #define WARPS 16
 #define THREADS (32 * WARPS)
@@ -29,6 +33,7 @@
 #include "waves/awaited_values.cuh"
 #include "waves/epilogue.cuh"
 #include "dense/few_row_products.cuh"
+#include "interaction/row_dots.cuh"
 
 struct Link {
     const void* x;        // X[rows, x_ld]; of a link before: Word[ROWS, depth]
@@ -36,7 +41,8 @@ struct Link {
     const float* bias;    // LINEAR: [width]; CROSS: [DOTS]
     const float* shape;   // [3, width] of PRELU and DICE (activation.cuh), or null
     const X* x0;          // of a DCN-V2 layer x0 * (W x + b) + xl, else null
-    const void* xl;       // of one of low rank, where x is V xl: X[rows, xl_ld], of a link before Word[ROWS, width]; null: x itself
+    const void* xl;       // of one of low rank, where x is V xl: X[rows, xl_ld], of a link before Word[ROWS, width]; null: x itself.
+                          // DOT: all vectors but the first, which is x
     Word* out;            // [ROWS, width], of FM [ROWS], of CROSS [ROWS, TASKS]; null if only the head reads it
     const float* head;    // [TASKS, width]: the head's weights for these columns, or null
     int linked, xl_linked;  // whether x and xl are of links before
@@ -144,6 +150,28 @@ __device__ __forceinline__ void rows_of(Link link, const int* state, char* share
     if (row < rows) interact(link, row, [&](long long i, float logit) { put(link.out + i, logit, batch); });
 }
 
+#if FIELDS
+// A DOT link: a block a row.
+__device__ __forceinline__ void dots_of(const Link& link, int row, const int* state, char* shared) {
+    typedef Vectors<FIELDS, DIM, DIAGONAL> Row;
+    X* z = reinterpret_cast<X*>(shared);
+    wait_for_dependencies();
+    const int rows = ROWS == 1 ? 1 : min(state[TRUE_ROWS], ROWS), batch = state[BATCH_NUMBER], lane = threadIdx.x & 31;
+    if (row >= rows) return;
+    Row v;
+    if (threadIdx.x < 32) v.load(static_cast<const X*>(link.xl) + (long long)row * link.xl_ld);
+    take_rows(z, 0, static_cast<const Word*>(link.x) + (long long)row * link.x_ld, 1, DIM, batch);
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    v.load_first(reinterpret_cast<const unsigned*>(z));
+    v.round();
+    Word* out = link.out + (long long)row * link.width;
+    for (int c = lane; c < KEEP; c += 32) put(out + c, load_value(z + c), batch);
+    v.dots([&](int i, float dot) { put(out + KEEP + i, dot, batch); });
+    for (int c = KEEP + Row::PAIRS + lane; c < link.width; c += 32) put(out + c, 0.0f, batch);  // meets no weight
+}
+#endif
+
 // The head: a warp a row adds up what all blocks have for it, always in the same order.
 __device__ __forceinline__ void conclude(const Head& head, const int* state) {
     wait_for_dependencies();
@@ -176,6 +204,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) chain(const __grid_constan
     int l = 0;
     while (l + 1 < chain.count && (int)blockIdx.x >= chain.links[l + 1].first) ++l;
     const Link link = chain.links[l];  // a copy: read once, and no store can alias it
+#if FIELDS
+    if (link.kind == DOT) {
+        dots_of(link, blockIdx.x - link.first, state, shared);
+        return;
+    }
+#endif
     if (!PER_ROW || link.kind == LINEAR) layer(link, chain.head, blockIdx.x - link.first, state, shared);
     else if (PER_ROW) rows_of(link, state, shared);
 }

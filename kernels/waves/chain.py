@@ -11,6 +11,7 @@ import torch
 
 from kernels.dense.activation import KINDS
 from kernels.dense.linear import DENSE_DTYPE, padded
+from kernels.interaction.pairs import Pairs
 from kernels.runtime.launch import check_dense, check_rows, launch, shared_limit
 from kernels.runtime.source import kernel
 from kernels.waves.chain_arguments import MAX_LINKS, ChainArguments
@@ -25,10 +26,10 @@ _THREADS, _WARPS = 512, 16
 @dataclass(frozen=True, slots=True, eq=False)
 class Link:
     """A job of a chain. x: the number of the link, before this one, whose values it reads; None: it is given x. xl: the same of
-    a cross layer's last input, if that is not x.
+    a cross layer's last input, if that is not x. The first vector of `Pairs` is the x of a layer.
     """
 
-    job: LinearJob | FmJob | CrossJob
+    job: LinearJob | FmJob | CrossJob | Pairs
     x: int | None = None
     xl: int | None = None
 
@@ -44,7 +45,7 @@ class ChainHead:
 @dataclass(frozen=True, slots=True, eq=False)
 class ChainOperands:
     """What a link is given: x in the dense dtype, rows 16-byte aligned, unless a link before makes it; a cross layer's x0, and
-    its xl, unless that is x or a link before makes it.
+    its xl, unless that is x or a link before makes it; as xl all vectors of `Pairs` but the first.
     """
 
     x: torch.Tensor | None
@@ -71,7 +72,10 @@ class Chain:
         self.links, self.head, self.tasks = tuple(links), head, len(head.bias)
         self._device, self._dtype = device, DENSE_DTYPE[precision]
         self._bias = head.bias.float().contiguous().to(device)
-        self._weights = [_packed(job_weights(link.job, self.tasks, precision, device)) for link in links]
+        self._weights = [
+            None if isinstance(link.job, Pairs) else _packed(job_weights(link.job, self.tasks, precision, device))
+            for link in links
+        ]
         read = {number for link in links for number in (link.x, link.xl)} | set(head.logits)
         self._outs: list[int | None] = []  # where a link's words begin, if it has some
         self._slot: list[int] = []  # the head's first partial sum of each link
@@ -79,20 +83,31 @@ class Chain:
         for i, own in enumerate(self._weights):
             self._outs.append(self.words if i in read else None)
             self._slot.append(self._slots)
-            self.words += (len(own.bias) if isinstance(own, LinearWeights) else self.tasks) * MOST_ROWS if i in read else 0
+            self.words += self._columns(i) * MOST_ROWS if i in read else 0
             self._slots += len(own.weight) if isinstance(own, LinearWeights) and len(own.head) else 0
         self._partial = self.words
         self.words += MOST_ROWS * self._slots * self.tasks
-        self._constants = job_constants([link.job for link in links], self.tasks, self._dtype)
+        self._constants = job_constants([j for link in links if not isinstance(j := link.job, Pairs)], self.tasks, self._dtype)
         self._constants["PASSES"] = "3" if precision == "fp32" else "1"
+        pairs = next((link.job for link in links if isinstance(link.job, Pairs)), Pairs(0, 1, 0, False))
+        self._constants |= {
+            "FIELDS": str(pairs.fields), "DIM": str(pairs.dim), "KEEP": str(pairs.keep), "DIAGONAL": str(int(pairs.diagonal)),
+        }  # fmt: skip
 
     @staticmethod
     def _check(links: Sequence[Link], head: ChainHead) -> None:
         """What a link waits for must come: else it would wait for ever."""
         for i, link in enumerate(links):
-            if link.x is not None and not (link.x < i and isinstance(links[link.x].job, LinearJob)):
+            if link.x is not None and not (link.x < i and isinstance(links[link.x].job, LinearJob | Pairs)):
                 raise ValueError(f"chain link {i}: got x of link {link.x}, expected a layer before it")
             match link.job, None if link.x is None else links[link.x].job:
+                case Pairs(dim=dim), before if not isinstance(before, LinearJob) or before.weight.shape[0] != dim:
+                    raise ValueError(f"chain link {i}: got x of link {link.x}, expected a layer of {dim} columns before it")
+                case Pairs(), _ if all(other.x != i for other in links):
+                    raise ValueError(f"chain link {i}: got no reader, expected a layer behind it")
+                case LinearJob(weight=weight), Pairs(columns=columns) if weight.shape[1] != columns:
+                    got = f"{weight.shape[1]} columns of link {link.x}"
+                    raise ValueError(f"chain link {i}: got {got}, expected its {columns}")
                 case LinearJob(weight=weight), LinearJob(weight=before) if weight.shape[1] != before.shape[0]:
                     got = f"{weight.shape[1]} columns of link {link.x}"
                     raise ValueError(f"chain link {i}: got {got}, expected its {before.shape[0]}")
@@ -100,10 +115,10 @@ class Chain:
                     raise ValueError(f"chain link {i}: got xl of link {link.xl}, expected a layer as wide before it")
                 case ((FmJob() | CrossJob()), None) if i not in head.logits:
                     raise ValueError(f"chain link {i}: got no reader, expected it to be one of the head's logits")
-                case ((FmJob() | CrossJob()), LinearJob()):
+                case ((FmJob() | CrossJob()), (LinearJob() | Pairs())):
                     raise ValueError(f"chain link {i}: got x of link {link.x}, expected it to be given")
         for logit in head.logits:
-            if logit is not None and isinstance(links[logit].job, LinearJob):
+            if logit is not None and isinstance(links[logit].job, LinearJob | Pairs):
                 raise ValueError(f"chain head: got link {logit} as a logit, expected an FM or a cross network")
 
     def fits(self, rows: int) -> bool:
@@ -146,7 +161,7 @@ class Chain:
             if link.x is not None:
                 before = self._outs[link.x]
                 assert before is not None
-                target.linked, target.x = 1, base + 8 * before
+                target.linked, target.x, target.x_ld = 1, base + 8 * before, self._columns(link.x)
             else:
                 x = self._given_x(i, operands.x, rows)
                 target.x, target.x_ld = x.data_ptr(), x.stride(0)
@@ -157,7 +172,7 @@ class Chain:
                 check_rows(f"chain link {i} x0", operands.x0, rows, self._width(i))
                 target.x0, target.x0_ld = operands.x0.data_ptr(), operands.x0.stride(0)
             self._fill_xl(i, target, operands.xl, base, rows)
-            first += self._describe(i, target)
+            first += self._describe(i, target, rows)
         self._fill_head(chain.head, iter(logits), base, scores, done)
         function, shared = self._function(_bucket(rows)), self._shared_bytes(_bucket(rows))
         if function.max_dynamic_shared_size_bytes < shared:
@@ -172,8 +187,11 @@ class Chain:
             assert before is not None
             target.xl_linked, target.xl = 1, base + 8 * before
         elif given is not None:
-            check_dense(f"chain link {i} xl", given, rows, self._width(i), self._dtype)
+            width = (link.job.fields - 1) * link.job.dim if isinstance(link.job, Pairs) else self._width(i)
+            check_dense(f"chain link {i} xl", given, rows, width, self._dtype)
             target.xl, target.xl_ld = given.data_ptr(), given.stride(0)
+        elif isinstance(link.job, Pairs):
+            raise ValueError(f"chain link {i}: got no xl, expected {link.job.fields - 1} vectors")
         elif target.x0 and self._width(i) != self._depth(i):
             raise ValueError(f"chain link {i}: got no xl, expected one as wide as the layer")
 
@@ -190,8 +208,8 @@ class Chain:
                 target.logits[i], target.linked[i] = base + 8 * out, 1
                 target.steps[i] = self.tasks if isinstance(self.links[source].job, CrossJob) and self.tasks > 1 else 0
 
-    def _describe(self, i: int, target: Any) -> int:
-        """What does not change from launch to launch. Returns the link's blocks."""
+    def _describe(self, i: int, target: Any, rows: int) -> int:
+        """What does not change from launch to launch of so many rows. Returns the link's blocks."""
         job, own = self.links[i].job, self._weights[i]
         match job, own:
             case LinearJob(), LinearWeights():
@@ -204,6 +222,9 @@ class Chain:
             case FmJob(), _:
                 target.kind, target.width, target.depth = JobKind.FM, job.fields, job.dim
                 target.x += job.offset * self._dtype.itemsize
+            case Pairs(), _:
+                target.kind, target.width = JobKind.DOT, self._columns(i)
+                return rows
             case CrossJob(), CrossWeights():
                 target.kind, target.width = JobKind.CROSS, job.width
                 target.weight, target.bias = own.weights.data_ptr(), own.k.data_ptr()
@@ -218,7 +239,17 @@ class Chain:
     def _depth(self, link: int) -> int:
         """Columns of x that a link reads."""
         job = self.links[link].job
+        assert not isinstance(job, Pairs)  # its x is a link's
         return padded(job.weight.shape[1], self._dtype) if isinstance(job, LinearJob) else job.width
+
+    def _columns(self, link: int) -> int:
+        """Words of a row that a link makes."""
+        match self.links[link].job:
+            case LinearJob():
+                return self._width(link)
+            case Pairs() as pairs:
+                return padded(pairs.columns, self._dtype)
+        return self.tasks
 
     def _width(self, link: int) -> int:
         """Columns that a layer makes."""

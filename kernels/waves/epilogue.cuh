@@ -9,7 +9,7 @@
 #define HAS(kind) (KINDS >> kind & 1)
 #define SHAPED (HAS(PRELU) || HAS(DICE))  // whether some activation has parameters
 
-enum Kind { LINEAR = 0, FM = 1, CROSS = 2 };
+enum Kind { LINEAR = 0, FM = 1, CROSS = 2, DOT = 4 };
 
 __device__ __forceinline__ float activated(float v, int kind, const Shape& shape) {
     if (kind == RELU_) return activate<RELU_>(v, shape);

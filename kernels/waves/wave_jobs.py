@@ -13,12 +13,13 @@ ROWS_A_CONTEXT = 16  # at least, in the mean, of a batch whose contexts have sha
 
 
 class JobKind(IntEnum):
-    """As epilogue.cuh's Kind, and shares.cuh's."""
+    """As epilogue.cuh's Kind, and shares.cuh's. DOT: of a chain alone."""
 
     LINEAR = 0
     FM = 1
     CROSS = 2
     SHARE = 3
+    DOT = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from benchmarks.apart.gpu_turn import GpuTurn, ReplayedChoices
 from benchmarks.device import ablation, embedding, floor, latency, tiers, utilisation
 from benchmarks.systems.embedding_cells import Cell
 from benchmarks.systems.gather import UNROLLS, Gather
@@ -115,3 +116,25 @@ def test_lookups_over_both_memories_are_measured_beside_their_peers():
     assert [r["system"] for r in found] == 2 * ["replicated", "one-sided", "host", "cpu-gather", "files"]
     assert [r["cell"]["share"] for r in found] == 2 * [1.0, 0.5, 0.0, 0.0, 0.5]
     assert all(r["device_us"] for r in found if r["system"] not in ("cpu-gather", "files"))
+
+
+def test_a_choice_of_inductors_is_timed_by_replays_if_it_can_be_captured(tmp_path):
+    asked = []
+
+    def own(_, choice, **kwargs):
+        asked.append(choice)
+        return 7.0
+
+    timing = ReplayedChoices(GpuTurn(tmp_path / "gpu", torch.cuda.synchronize), own).timing()
+    x = torch.ones(1 << 20, device="cuda")
+
+    def choice():
+        x.mul_(1.0)
+
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert all(0 < timing(None, choice) < 1 for _ in range(3))
+        assert asked == []
+        assert timing(None, choice, return_mode="all") == 7.0
+        assert timing(None, asked.clear) == 7.0  # launches nothing here
+    assert timing(None, choice) == 7.0  # on a stream that nobody captures
+    assert asked == [asked.clear, choice]

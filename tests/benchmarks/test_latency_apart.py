@@ -1,12 +1,14 @@
 """Suite `latency` with a process a model: which cells a job has, whose turn the GPU is, and the records left."""
 
+import json
+import threading
 import time
 from collections import Counter
 
 import pytest
 
 from benchmarks.apart.gpu_turn import GpuTurn
-from benchmarks.apart.latency_apart import jobs, run
+from benchmarks.apart.latency_apart import jobs, peers_in, run
 from benchmarks.apart.latency_job import Job, JobRun
 from benchmarks.systems.names import BATCHES, CONTEXTS, MODEL_TITLES, cells_of
 from tests.benchmarks.tiny import _TINY, unexpected
@@ -26,24 +28,52 @@ def test_every_cell_is_in_one_job_and_those_that_say_most_come_first():
     assert set(cells.values()) == {1}
     for model in MODEL_TITLES:
         assert sum(m == model for m, *_ in cells) == 2 * cells_of(model)
-    assert all(job.cells[:2] == (("bf16", 1024, c), ("bf16", 256, c)) for job in found for c in {job.cells[0][2]})
+    assert all(job.cells[:2] == (("bf16", 1024, c), ("tf32", 1024, c)) for job in found for c in {job.cells[0][2]})
 
 
-def test_of_models_with_layers_in_common_one_searches_for_all():
-    first = {job.name.replace(" bf16/tf32", "") for job in todo() if not job.plain_first}
-    assert first == {f"{m} contexts=1" for m in ("wide_deep", *MODEL_TITLES) if not m.startswith(("dcn", "deepfm"))}
+def test_of_a_folder_of_results_cells_that_were_searched_are_left_out_and_those_without_a_peer_begin(tmp_path):
+    peers = [("compile-mapped", 64, {}), ("compile-captured", 256, {"products": "ATEN"}), ("eager", 1, {})]
+    run = {"gpu": "NVIDIA H200", "date": "2026-11-24"}
+    records = [
+        {
+            "suite": "latency",
+            "system": system,
+            "model": "dlrm",
+            "batch": rows,
+            "precision": "bf16",
+            "cell": {},
+            "p50_us": 9.0,
+            **more,
+        }
+        for system, rows, more in peers
+    ]
+    (tmp_path / "latency-bf16.json").write_text(json.dumps({"run": run, "records": records[:1], "other_cells": [
+        {"run": run, "records": records[1:]}
+    ]}))  # fmt: skip
+    known = peers_in(tmp_path)
+    assert known == {("dlrm", ("bf16", 64, 1)): True, ("dlrm", ("bf16", 256, 1)): False}
+    (job,) = jobs(["dlrm"], ["bf16"], [1, 64, 256], [1], seconds=0.01, seed=0, search_until=0.0, peers=known)
+    assert job.cells == (("bf16", 256, 1), ("bf16", 1, 1))
+    assert [at for at in job.cells if at in job.known] == [("bf16", 256, 1)]
 
 
 def test_a_turn_is_of_one_at_a_time_and_may_be_entered_again(tmp_path):
     mine, other = turn(tmp_path / "gpu"), turn(tmp_path / "gpu")
+    entered = []
+
+    def wait_and_enter():
+        with other:
+            entered.append(1)
+
+    thread = threading.Thread(target=wait_and_enter)
     with mine:
         with mine:
-            assert not other.at_once()
-        assert not other.at_once()
-    assert other.at_once()
-    assert not mine.at_once()
-    other.__exit__(None, None, None)
-    assert mine.at_once()
+            thread.start()
+        thread.join(0.1)
+        assert entered == []
+    thread.join(5)
+    assert entered == [1]
+    assert other.waited_s > 0
 
 
 def test_who_leaves_a_turn_has_waited_for_its_launches(tmp_path):

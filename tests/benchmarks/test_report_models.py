@@ -72,6 +72,22 @@ def test_architectures_that_lack_leave_the_aim_open_and_the_four_alone_do_not_ra
     assert verdict(EACH, measured(lambda *at: 1.4, models=["dlrm"])).met is False  # its own cells are all there
 
 
+def test_mlperfs_rate_is_that_of_the_best_number_of_lanes_and_large_batches():
+    def saturated(batch, lanes, rate, p99=150.0):
+        return record("mlperf", "dpiframe", model="mlperf", batch=batch, precision="bf16", cell={"ids": "zipf", "lanes": lanes},
+                      times=Times(100.0, p99, 9), rows_per_s=rate)  # fmt: skip
+
+    rate, p99 = "MLPerf's DLRM-DCNv2, pairs a second, bf16, saturated", "MLPerf's DLRM-DCNv2, 1,024 pairs, bf16, p99"
+    found = Results(
+        {}, (saturated(8192, 1, 11e6), saturated(8192, 2, 13.3e6), saturated(8192, 4, 12e6), saturated(1024, 1, 99e6))
+    )
+    assert (verdict(rate, found).figure, verdict(rate, found).met) == ("13.3 M (2 lanes)", True)
+    assert (verdict(p99, found).figure, verdict(p99, found).met) == ("150 us", True)
+    slow = Results({}, (saturated(8192, 1, 13.1e6), saturated(1024, 1, 1e6, 200.0)))
+    assert (verdict(rate, slow).met, verdict(p99, slow).met) == (False, False)
+    assert verdict(rate.replace("bf16", "fp8"), found) == verdict(p99, Results({}, ())) == NOTHING
+
+
 @pytest.mark.parametrize(("slowest", "met"), [(1.3, True), (1.29, False)])
 def test_bf16_is_held_against_our_own_tf32_where_products_rule(slowest, met):
     cells = [c for c in every_cell(["xdeepfm", "mlperf", "din-50", "din-200"]) if c[1] >= 1024]

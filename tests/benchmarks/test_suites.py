@@ -346,6 +346,7 @@ def test_mlperfs_shape_is_saturated_in_a_suite_of_its_own():
         ("mlperf", "dpiframe", True), ("mlperf", "eager", True)
     ]  # fmt: skip
     assert {r["largest_table_rows"] for r in found} == {max(SIZES)}
+    assert all(r["kendall_tau"] > 0.999 and abs(r["auc_delta"]) < 1e-6 and 0.3 < r["auc"] < 0.9 for r in found)
 
 
 def test_fbgemm_and_the_floor_refuse_a_model_that_they_are_not_written_for():

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -34,15 +35,22 @@ class Server:
     Ends with its `with`: by SIGTERM, or at once if the block fails. With `ignores_sigint` it is started as nohup does.
     """
 
-    def __init__(self, bundle_or_config: Path, *, ignores_sigint: bool = False) -> None:
-        self.port = free_ports(1)[0]
+    def __init__(
+        self,
+        bundle_or_config: Path,
+        *options: str,
+        ignores_sigint: bool = False,
+        port: int = 0,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.port = port or free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self.port}"
         option = "--bundle" if bundle_or_config.is_dir() else "--config"
-        command = [DPIFRAME, "serve", option, str(bundle_or_config), "--device", "cpu", "--port", str(self.port)]
+        command = [DPIFRAME, "serve", option, str(bundle_or_config), "--device", "cpu", "--port", str(self.port), *options]
         self.process = subprocess.Popen(
             [*(IGNORING_SIGINT if ignores_sigint else ()), *command],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-            env={**os.environ, "PYTHONFAULTHANDLER": "1"},
+            env={**os.environ, "PYTHONFAULTHANDLER": "1", **(environment or {})},
         )  # fmt: skip
         self.output = ""
 

@@ -139,7 +139,8 @@ def test_both_serving_flags_and_what_is_faster_are_on_for_the_head_and_for_every
     launched = serve_settings(overlay.config, Path("/tmp"), (20_000, 20_100))
     alike = {name for name in head if name in launched}
     assert {name: head[name] for name in alike} == {name: launched[name] for name in alike}
-    assert {"RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S", "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S", "RAY_worker_niceness"} <= alike
+    bounds = {"RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S", "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"}
+    assert bounds | {"RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S", "RAY_worker_niceness"} <= alike
 
 
 def test_probes_ask_serve_and_not_the_application(overlay: Rendered) -> None:

@@ -16,10 +16,12 @@ _FP8 = {"OUT": "fp8", "OUT_FACTOR": "0.25f"}
 _WAVE = {"TASKS": "2", "DOTS": "7", "LAYERS": "6", "HEAD": "1", "PER_ROW": "3", "CROSSED": "3", "KINDS": "252"}
 _WAVE |= {"SHARES": "0"}
 _CHAIN = {name: value for name, value in _WAVE.items() if name not in ("HEAD", "SHARES")}
+_CHAIN |= {"FIELDS": "0", "DIM": "1", "KEEP": "0", "DIAGONAL": "0"}
 _TILES = (TILES[0].constants, TILES[-1].constants)
 _WIDE_TILES = (WIDE_TILES[0].constants, WIDE_TILES[-1].constants, CROSSED_TILES[0].constants)
 
 _DOT = {"FIELDS": "27", "KEEP": "10", "DIAGONAL": "0"}
+_TOWER = {"IN": "13", "LAYERS": "3", "WIDTHS": "512,256,64", "KINDS": "1,1,1", "DEPTH": "8"}
 _CIN = {"M": "39", "DIM": "16", "NF": "8", "ACTIVATION": "1"}
 _WIDE_CIN = {"DIM": "16", "ACTIVATION": "1", "WIDTH": "128", "STAGES": "4"}
 _ATTENTION = {"LENGTH": "50", "DIMS": "32,16", "QUERIES": "0,32", "KEYS": "48,1648", "POOLED": "48,80", "PARTS": "2"}
@@ -68,6 +70,11 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         _DOT | {"X": "float", "DIM": "128", "ROWS": "1"},
         _DOT | {"X": "bf16", "DIM": "10", "ROWS": "1", "DIAGONAL": "1"},
     ),
+    "interaction/tower": (
+        {},
+        *(_TOWER | _DOT | {"X": x, "DIM": "64", "KEEP": "64", "DEPTH": depth} for x, depth in (("float", "7"), ("bf16", "8"))),
+        _TOWER | _DOT | {"X": "bf16", "WIDTHS": "512,256,128", "KINDS": "4,0,1", "FIELDS": "9", "DIM": "128"},
+    ),
     "interaction/cin": tuple(
         _CIN | {"X": x, "FIRST": first, "PASSES": p, "WM": wm, "WK": wk}
         for x, first, p, wm, wk in (("float", "1", "3", "1", "8"), ("float", "0", "1", "8", "1"), ("bf16", "1", "1", "2", "4"))
@@ -107,6 +114,10 @@ VARIANTS: dict[str, tuple[dict[str, str], ...]] = {
         _CHAIN | {"X": x, "PASSES": passes, "ROWS": rows}
         for x, passes in (("float", "1"), ("float", "3"), ("bf16", "1"))
         for rows in ("1", "8")
+    )
+    + tuple(
+        _CHAIN | {"X": x, "PASSES": "1", "ROWS": rows, "PER_ROW": "0", "FIELDS": "27", "DIM": "64", "KEEP": "64"}
+        for x, rows in (("float", "8"), ("bf16", "1"))
     ),
     "waves/wave_wgmma": (
         *(_WAVE | {"X": x, **sizes} for x in ("float", "bf16", "fp8") for sizes in _WIDE_TILES),

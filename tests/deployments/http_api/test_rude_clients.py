@@ -90,7 +90,7 @@ async def call(
         sent.append(message)
 
     scope = {"type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "path": path}
-    rest = {"raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http", "headers": []}
+    rest = {"raw_path": path.encode(), "query_string": b"", "root_path": "", "scheme": "http", "headers": list(headers)}
     await app({**scope, **rest}, receive, send)
     return sent
 

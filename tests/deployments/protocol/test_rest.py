@@ -545,3 +545,11 @@ def test_a_crowd_of_rude_and_impatient_clients_leaves_the_polite_ones_their_own_
         await asyncio.gather(*[(polite, rude, impatient)[i % 3](i) for i in range(150)])
 
     run(body, max_queued_rows=10_000)
+
+
+def test_a_line_feed_in_a_path_is_a_part_of_it() -> None:
+    async def body(client: httpx.AsyncClient) -> None:
+        answer = await client.get("/v2/models/a%0Ab/ready")
+        assert (answer.status_code, answer.json()) == (404, {"error": "model: got 'a\\nb', expected one of ['fake']"})
+
+    run(body)

@@ -126,6 +126,56 @@ def test_engines_are_what_is_scaled_and_they_outlast_the_ingresses_that_drain() 
 
 
 @pytest.mark.parametrize(
+    ("keys", "engines", "ingresses"),
+    [
+        ({"replicas": 2, "ingress_replicas": 6}, None, None),  # one node: as many as there are
+        ({"nodes": 2, "replicas": 2, "ingress_replicas": 6}, 1, 3),
+        ({"nodes": 2, "replicas": 3, "ingress_replicas": 5}, 2, 3),
+        ({"nodes": 3, "autoscaling": {"min_replicas": 3, "max_replicas": 12}, "ingress_replicas": 3}, 4, 1),
+    ],
+)
+def test_no_node_gets_more_than_its_share(keys: dict[str, Any], engines: int | None, ingresses: int | None) -> None:
+    ingress, engine = fanin(**keys)
+    assert engine._replica_config.max_replicas_per_node == engines
+    assert ingress._replica_config.max_replicas_per_node == ingresses
+    del keys["ingress_replicas"]
+    assert deployment(device="cpu", **keys)._replica_config.max_replicas_per_node == engines
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"nodes": 2}, "replicas: got 1 for nodes 2, expected one or more for each"),
+        (
+            {"nodes": 3, "replicas": 3, "topology": "fanin", "ingress_replicas": 2},
+            "ingress_replicas: got 2 for nodes 3, expected one or more for each",
+        ),
+        (
+            {"nodes": 2, "replicas": 33, "topology": "fanin"},
+            "replicas: got 33 for topology 'fanin', expected at most 16 a node",
+        ),
+        ({"topology": "fanin", "ingress_replicas": 65}, "ingress_replicas: got 65, expected at most 64 a node"),
+    ],
+)
+def test_a_share_that_a_node_cannot_have_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        deployment(device="cpu", **keys)
+    assert str(caught.value) == f"args: {message}"
+
+
+def test_a_cluster_of_one_host_has_one_node(demo_bundle: Path) -> None:
+    from deployments.config import parse_config
+    from deployments.serve.cluster import private_cluster
+
+    config = parse_config({"models": [{"path": str(demo_bundle)}], "nodes": 2, "replicas": 2}, "test")
+    with (
+        pytest.raises(ConfigError, match="nodes: got 2 for a cluster of this host alone, expected --address"),
+        private_cluster(config, print),
+    ):
+        pytest.fail("started")
+
+
+@pytest.mark.parametrize(
     ("keys", "gpus", "expected"),
     [
         ({"device": "cuda", "replicas": 4}, (8,), 4),
@@ -183,7 +233,7 @@ def test_a_replica_of_either_kind_reports_its_load_over_all_models() -> None:
 
     for i in range(2):
         now = [0.0]
-        models = [SimpleNamespace(queued_rows=3, busy_s=0.0), SimpleNamespace(queued_rows=4, busy_s=0.0)]
+        models = [SimpleNamespace(queued_rows=rows, busy_s=0.0) for rows in (3, 4)]
         loaded: Any = LoadedModels(parse_config(MODEL, "test"))
         loaded._meter = LoadMeter(lambda now=now: now[0], lambda: 0.0)
         for version, model in enumerate(models):

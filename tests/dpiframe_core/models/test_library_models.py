@@ -5,6 +5,7 @@ backends; and every activation, in every place that may have one.
 import numpy as np
 import pytest
 
+from dpiframe_core.engine.options import GOLDEN_TOLERANCE
 from dpiframe_core.graph.architecture import DIN, DLRM, DCNv2, DLRMDCNv2, LeakyReLU, TargetAttention, WideDeep, XDeepFM
 from dpiframe_core.graph.fusion import PASSES, fuse
 from dpiframe_core.models.build import build_graph
@@ -97,6 +98,22 @@ def check(name, device, *, sizes=((1, 1), (2, 1), (19, 3), (64, 64)), atol=1e-5,
 @pytest.mark.parametrize("name", CASES)
 def test_scores_match_the_float64_oracle(name, device):
     check(name, device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_a_narrow_mlp_and_dots_as_one_launch_score_as_the_oracle_does(precision, capture):
+    run = {"precision": precision, "tower": True, "capture": capture, "buckets": (1, 16, 64, 2400)}
+    check("dlrm", "cuda:0", sizes=((1, 1), (19, 3), (64, 64), (2391, 7)), atol=GOLDEN_TOLERANCE[precision], **run)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_a_dlrm_of_few_rows_is_a_chain(precision, capture):
+    run = {"precision": precision, "chain": True, "capture": capture, "buckets": (1, 3, 8)}
+    check("dlrm", "cuda:0", sizes=((1, 1), (2, 1), (3, 2), (7, 7), (1, 1)), atol=GOLDEN_TOLERANCE[precision], **run)
 
 
 @pytest.mark.parametrize("device", BACKENDS)

@@ -230,3 +230,13 @@ def test_sums_of_a_row_stay_small_and_too_many_parts_or_no_long_bag_are_none():
     for none in (bags_plan((17,) * 400, (16,), F16), bags_plan((16,) * 40, (16,), F16), bags_plan((1,) * 9, (16,), F16)):
         assert bag_parts(none, 8) == (BagParts(), list(none.x_slots))
     assert all(size % 16 == 0 for size in cut.PART_BYTES)
+
+
+def test_in_tiers_every_bag_of_several_ids_goes_by_parts():
+    plan = bags_plan((1, 2, 9, 16), (16,), F16)
+    bags, others = bag_parts(plan, 8, far=True)
+    assert [part.ids for part in bags.parts] == [16, 9, 2]
+    assert len(bags.singles) == 1
+    assert others == []
+    single = bags_plan((1,) * 4, (16,), F16)
+    assert bag_parts(single, 8, far=True) == (BagParts(), list(single.x_slots))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.interaction.pairs import Pairs
 from kernels.runtime.state import STATE_WORDS, StateWord
 from kernels.waves import chain as chain_module
 from kernels.waves.packed_weights import packed
@@ -160,6 +161,89 @@ def test_two_chains_share_a_gpu_without_waiting_for_each_other_for_ever():
         check()
 
 
+class Dotted:
+    """DLRM: two layers of some numbers, the dots of their output with the vectors of the lookup, two layers and the head."""
+
+    def __init__(self, numbers, hidden, pairs, precision, device="cuda:0"):
+        from kernels.waves.chain import Chain, ChainHead, Link
+        from kernels.waves.wave_jobs import LinearJob
+
+        self.rng = np.random.default_rng(numbers)
+        self.numbers, self.pairs, self.precision, self.device = numbers, pairs, precision, torch.device(device)
+        self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        widths = (numbers, hidden), (hidden, pairs.dim), (pairs.columns, hidden), (hidden, 24)
+        self.layers = [(self.normal(out, width) / width**0.5, self.normal(out) / 4) for width, out in widths]
+        self.head, self.bias = self.normal(1, 24) / 5, self.normal(1)
+        jobs = [LinearJob(*layer, "relu") for layer in self.layers[:3]]
+        last = LinearJob(*self.layers[3], "relu", head=self.head, kept=False)
+        links = [Link(jobs[0]), Link(jobs[1], 0), Link(pairs, 1), Link(jobs[2], 2), Link(last, 3)]
+        self.chain = Chain(links, ChainHead(self.bias), precision, self.device)
+        self.words = torch.zeros(self.chain.words, dtype=torch.int64, device=device)
+        self.state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
+
+    def normal(self, *shape):
+        return torch.from_numpy(self.rng.standard_normal(shape)).float()
+
+    def given(self, rows, bucket, columns):
+        from kernels.dense.linear import padded
+
+        x = torch.full((bucket, padded(columns)), torch.nan)
+        x[:rows] = 0
+        x[:rows, :columns] = self.normal(rows, columns)
+        return x.to(self.dtype).to(self.device)
+
+    def run(self, rows, bucket, batch):
+        from kernels.waves.chain import ChainOperands
+
+        p = self.pairs
+        x, vectors = self.given(rows, bucket, self.numbers), self.given(rows, bucket, (p.fields - 1) * p.dim)
+        pinned = {"pin_memory": self.device.type == "cuda"}
+        scores, done = torch.full((bucket, 1), torch.nan, **pinned), torch.zeros(1, dtype=torch.int32, **pinned)
+        self.state[StateWord.TRUE_ROWS], self.state[StateWord.BATCH_NUMBER] = rows, batch
+        none = ChainOperands(None)
+        given = [ChainOperands(x), none, ChainOperands(None, xl=vectors), none, none]
+        self.chain(given, [], bucket, scores, done, self.words, self.state)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        assert done.item() == (batch if rows else 0)
+        assert scores[rows:].isnan().all()
+        if rows:
+            want = self.wanted(x[:rows, : self.numbers].cpu().double(), vectors[:rows].cpu().double())
+            assert (scores[:rows].double() - want).abs().max() <= EPS[self.precision], (rows, bucket, batch)
+
+    def wanted(self, x, vectors):
+        p, weights = self.pairs, [(w.to(self.dtype).double(), b.double()) for w, b in self.layers]
+        for w, b in weights[:2]:
+            x = (x @ w.T + b).relu()
+        v = torch.cat((x, vectors[:, : (p.fields - 1) * p.dim]), 1).view(len(x), p.fields, p.dim)
+        products = v @ v.transpose(1, 2)
+        pairs = [products[:, i, j] for i in range(p.fields) for j in range(i + p.diagonal)]
+        x = torch.cat((x[:, : p.keep], torch.stack(pairs, 1)), 1)
+        for w, b in weights[2:]:
+            x = (x @ w.T + b).relu()
+        return torch.sigmoid(x @ self.head.double().T + self.bias.double())
+
+
+DOTTED = {
+    "kaggle": (13, 512, Pairs(27, 64, 64, False)),
+    "small": (3, 24, Pairs(5, 8, 8, True)),
+    "few kept": (1, 40, Pairs(11, 16, 3, False)),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("name", DOTTED)
+def test_a_chain_makes_the_dots_between_its_layers(name, precision):
+    model, batch = Dotted(*DOTTED[name], precision), 0
+    for bucket in (1, 2, 3, 4, 8):
+        for rows in range(1, bucket + 1):
+            batch += 1
+            model.run(rows, bucket, batch)
+    for later in range(200):
+        model.run(1 + later % 8, 8, batch + 1 + later)
+
+
 @pytest.fixture
 def on_host(monkeypatch, run_folder):
     """The kernel's own code, run on the host."""
@@ -173,6 +257,15 @@ def on_host(monkeypatch, run_folder):
 def test_on_the_host_too_a_chain_computes_all_its_layers(on_host, width, hidden, tasks, precision):
     model = Model(width, hidden, tasks, precision, device="cpu")
     for batch, (bucket, rows) in enumerate(((1, 1), (1, 0), (8, 5), (8, 0), (3, 3), (1, 1), (8, 8)), 1):
+        model.run(rows, bucket, batch)
+
+
+@pytest.mark.bulk
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+@pytest.mark.parametrize("name", DOTTED)
+def test_on_the_host_too_a_chain_makes_the_dots_between_its_layers(on_host, name, precision):
+    model = Dotted(*DOTTED[name], precision, device="cpu")
+    for batch, (bucket, rows) in enumerate(((1, 1), (8, 5), (8, 0), (3, 3), (1, 1)), 1):
         model.run(rows, bucket, batch)
 
 
@@ -198,6 +291,13 @@ def test_what_does_not_fit_is_refused(on_host, monkeypatch):
         Chain([Link(layer), Link(FmJob(0, 1, 8), 0)], ChainHead(bias, (1,)), "fp32", device)
     with pytest.raises(ValueError, match="chain link 0: got no reader, expected it to be one of the head's logits"):
         Chain([Link(FmJob(0, 1, 8)), Link(layer)], ChainHead(bias), "fp32", device)
+    dots, linear = Pairs(3, 8, 8, False), LinearJob(torch.ones(8, 11), None)
+    with pytest.raises(ValueError, match="chain link 0: got x of link None, expected a layer of 8 columns before it"):
+        Chain([Link(dots), Link(linear, 0)], ChainHead(bias), "bf16", device)
+    with pytest.raises(ValueError, match="chain link 1: got no reader, expected a layer behind it"):
+        Chain([Link(layer), Link(dots, 0)], ChainHead(bias), "bf16", device)
+    with pytest.raises(ValueError, match="chain link 2: got 8 columns of link 1, expected its 11"):
+        Chain([Link(layer), Link(dots, 0), Link(layer, 1)], ChainHead(bias), "bf16", device)
     wide = Chain([Link(LinearJob(torch.ones(8, 9000), None, head=torch.ones(1, 8)))], ChainHead(bias), "fp32", device)
     assert not wide.fits(1)
     chain = Chain([Link(FmJob(0, 1, 8)), Link(layer)], ChainHead(bias, (0,)), "fp32", device)
@@ -223,6 +323,11 @@ def test_what_does_not_fit_is_refused(on_host, monkeypatch):
         crossing([ChainOperands(x)], [], 8, *rest)
     with pytest.raises(ValueError, match="chain link 0 x0: got shape"):
         crossing([ChainOperands(x, narrow)], [], 8, *rest)
+    dotted = Chain([Link(layer), Link(dots, 0), Link(linear, 1)], ChainHead(bias), "bf16", device)
+    wide_words, x16 = torch.zeros(dotted.words, dtype=torch.int64), ChainOperands(x.bfloat16())
+    for last, message in ((None, "got no xl, expected 2 vectors"), (x.bfloat16(), "xl: got shape")):
+        with pytest.raises(ValueError, match=f"chain link 1:? {message}"):
+            dotted([x16, ChainOperands(None, xl=last), ChainOperands(None)], [], 8, *rest[:2], wide_words, state)
     up = LinearJob(torch.ones(16, 8), None, cross=True, head=torch.ones(1, 16))
     low_rank = Chain([Link(up)], ChainHead(bias), "fp32", device)
     wide_x0 = torch.zeros(9, 16)

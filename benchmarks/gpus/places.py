@@ -1,0 +1,84 @@
+"""One kernel, three ways to place tables that a GPU's memory does not hold: which rows lie in every GPU, which in one of them.
+
+Systems: `replicated`, every GPU holds the rows read most, as many as fit, and reads the others in the host's memory;
+`partitioned`, GPUs hold different rows, as many as fit into all of them together, and reads the others there; `one-sided`, what
+`dpiframe plan` chooses. Row r is read by Zipf's law of the cell. Ids lie in pinned memory, as the engine has them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from benchmarks.gpus.group import Group
+from benchmarks.gpus.one_sided import bags, compiled, held, lookup_over, measured, table_values
+from benchmarks.records.record import Record, record
+from benchmarks.systems.cells import Failed
+from benchmarks.workloads.blocks import drawn_blocks
+from dpiframe_core.embedding.place_rows import place_rows
+from dpiframe_core.embedding.placement import Links, Placement, TablePlacement, tier_reads
+from dpiframe_core.embedding.row_counts import RowCounts, zipf_counts
+from dpiframe_core.features.schema import FeatureSchema
+
+SYSTEMS = ("replicated", "partitioned", "one-sided")
+_BATCHES = 4
+
+
+def run(
+    group: Group,
+    times_hbm: Sequence[float],
+    zipfs: Sequence[float],
+    batches: Sequence[int],
+    failed: Failed,
+    *,
+    hbm_bytes: int,
+    tables: int,
+    dim: int,
+    pooling: int,
+    links: Links,
+    seconds: float,
+    seed: int,
+) -> Iterator[Record]:
+    """A record a system, law, batch, and size of the tables: so many times the memory that a GPU has for them."""
+    for factor in times_hbm:
+        rows = int(hbm_bytes * factor) // (tables * dim * 2)
+        own = bags(tables, rows, dim, pooling)
+        values = table_values(own.schema, seed)
+        for zipf in zipfs:
+            counts = zipf_counts(own.schema, zipf)
+            first = (seed + group.rank) * 997
+            blocks = {b: drawn_blocks(own.schema, b, _BATCHES, exponent=zipf, seed=first + b) for b in batches}
+            cell = {"gpus": group.size, "tables": tables, "rows": rows, "dim": dim, "zipf": zipf, "pooling": pooling,
+                    "hbm_mib": hbm_bytes >> 20, "times_hbm": factor}  # fmt: skip
+            for system in SYSTEMS:
+                try:
+                    placement = placed(system, own.schema, counts, group.size, hbm_bytes, links)
+                    with held(group, own.schema, values, placement) as store:
+                        lookup = lookup_over(store, own.plan)
+                        compiled(group, [lookup], batches, pinned=True)
+                        for batch in batches:
+                            times, us, error = measured(
+                                group, lookup, own, values, blocks[batch], store.generation, seconds, pinned=True
+                            )  # fmt: skip
+                            yield record("tiers", system, batch=batch, cell=cell, times=times, device_us=us,
+                                         max_abs_err=group.most(error), device_bytes=store.bytes_used,
+                                         host_bytes=store.host_bytes, reads=_reads(counts, placement))  # fmt: skip
+                except Exception as failure:
+                    failed(f"{system} {cell}", failure)
+                group.wait()
+
+
+def placed(system: str, schema: FeatureSchema, counts: RowCounts, gpus: int, hbm_bytes: int, links: Links) -> Placement:
+    """Tables of one size that are read alike: each gets the same part of the memory."""
+    if system == "one-sided":
+        return place_rows(schema, counts, gpus, hbm_bytes, links)
+    fit = hbm_bytes // sum(t.row_bytes for t in schema.tables)
+    each = [TablePlacement(t.name, t.rows, min(t.rows, fit), min(t.rows, fit)) for t in schema.tables]
+    if system == "partitioned":
+        each = [replace(p, hot=0, warm=min(p.rows, fit * gpus)) for p in each]
+    return Placement(gpus, tuple(each))
+
+
+def _reads(counts: RowCounts, placement: Placement) -> dict[str, float]:
+    """The share of all reads that each tier serves."""
+    found = list(tier_reads(counts, placement).values())
+    total = sum(sum(t) for t in found)
+    return {name: round(sum(getattr(t, name) for t in found) / total, 4) for name in ("hot", "warm", "cold")}

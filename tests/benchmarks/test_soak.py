@@ -1,0 +1,67 @@
+"""When a soak says that something grew."""
+
+import os
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from benchmarks.serving.soak import Series, growths, processes, sampled, thirds
+from tests.deployments.client_load import wait_until
+
+
+def series(figure: str, value: Callable[[float], float], begin: int = 0, end: int = 100) -> dict[str, Series]:
+    one = Series("7 replica")
+    one.figures[figure] = [(float(t), value(t)) for t in range(begin, end)]
+    return {"7": one}
+
+
+@pytest.mark.parametrize(
+    ("seen", "grows"),
+    [
+        (series("rss_mb", lambda t: 400.0), False),
+        (series("rss_mb", lambda t: 400.0 + min(t, 25)), False),  # while it settles
+        (series("rss_mb", lambda t: 400.0 + 30 * (t % 2)), False),
+        (series("rss_mb", lambda t: 400.0 + 0.1 * t), False),  # 5 MB
+        (series("rss_mb", lambda t: 400.0 + 0.5 * t), True),
+        (series("rss_mb", lambda t: 2000.0 + 0.5 * t), False),  # 25 MB of 2,000
+        (series("rss_mb", lambda t: 400.0 - t), False),
+        (series("descriptors", lambda t: 50.0 + t // 5), True),
+        (series("threads", lambda t: 9.0 + (t > 60) * 3), True),
+        (series("gpu_mb", lambda t: 900.0 + t), True),
+        (series("rss_mb", lambda t: 400.0, 50), True),  # it came later
+        (series("rss_mb", lambda t: 400.0, 0, 60), True),  # it is gone
+    ],
+)
+def test_growth_behind_the_time_to_settle_is_found(seen: dict[str, Series], grows: bool) -> None:
+    lines, findings = growths(seen, 0.0, 100.0)
+    assert len(lines) == 1
+    assert bool(findings) == grows
+
+
+def test_the_thirds_are_those_of_what_is_left_behind_the_first_quarter() -> None:
+    assert thirds([(float(t), float(t)) for t in range(100)], 0.0, 100.0) == (37.0, 87.0)
+    assert thirds([(0.0, 1.0)], 0.0, 100.0) is None
+
+
+def test_a_process_is_seen_with_what_it_holds() -> None:
+    session = os.getsid(0)
+
+    def mine() -> dict[str, float]:
+        return next(figures for pid, _, figures in processes(session) if pid == str(os.getpid()))
+
+    before = mine()
+    opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(10)]
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    after = mine()
+    assert after["descriptors"] >= before["descriptors"] + 10
+    assert after["threads"] == before["threads"] + 1
+    assert after["rss_mb"] > 10
+    done.set()
+    thread.join()
+    for fd in opened:
+        os.close(fd)
+    with sampled(session, 0.01) as (seen, _):
+        wait_until(lambda: len(seen.get(str(os.getpid()), Series("")).figures["rss_mb"]) > 2)

@@ -1,0 +1,166 @@
+"""A fan-in over two nodes of a Ray cluster: who stands where, and what a death or an update takes along."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests import run_guard
+from tests.deployments.client_load import ClientLoad, wait_until
+from tests.deployments.server_process import Server
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+CONFIG = """
+models: [{{path: {bundle}}}]
+topology: fanin
+nodes: 2
+replicas: 2
+ingress_replicas: 2
+drain_s: 1
+limits: {{max_rows_per_request: {rows}}}
+"""
+
+
+@dataclass
+class Service:
+    """One application on the cluster of `two_nodes`, whose second node's raylet is `raylet`."""
+
+    cluster: subprocess.Popen[str]
+    raylet: int
+    server: Server
+    config: Path
+    settings: dict[str, str]
+    options: tuple[str, ...]
+    example: dict[str, Any]
+    wanted: np.ndarray[Any, Any]
+
+    def replicas(self, deployment: str) -> dict[int, int]:
+        """Process ids of a deployment's replicas, with that of the raylet which started each."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (folder / "cmdline").read_text()
+                if os.getsid(int(folder.name)) == self.cluster.pid and f"ServeReplica:dpiframe:{deployment}" in command:
+                    found[int(folder.name)] = int(re.findall(r"PPid:\t(\d+)", (folder / "status").read_text())[0])
+            except OSError:  # it has just ended
+                continue
+        return found
+
+    def load(self) -> ClientLoad:
+        return ClientLoad(self.server.url, self.example, self.wanted)
+
+
+@pytest.fixture(scope="module")
+def service(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    from dpiframe_core.engine.engine import Engine
+
+    example = json.loads((demo_bundle / "example.json").read_bytes())
+    engine = Engine.load(demo_bundle, "cpu")
+    engine.warmup()
+    wanted = engine.score(example["candidates"], example["context"])[:, 0]
+    engine.close()
+    state = Path(f"/tmp/dpi-two-{os.getpid()}")
+    state.mkdir(mode=0o700)
+    config = tmp_path_factory.mktemp("configs") / "nodes.yaml"
+    config.write_text(CONFIG.format(bundle=demo_bundle, rows=8192))
+    cluster = subprocess.Popen(
+        [sys.executable, "-m", "tests.deployments.serve.two_nodes", str(state)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert cluster.stdout is not None
+        said = json.loads(cluster.stdout.readline())
+        options = ("--address", said["address"])
+        with Server(config, *options, environment=said["settings"]) as server:
+            server.wait_for("Serving at")
+            yield Service(cluster, said["raylet"], server, config, said["settings"], options, example, wanted)
+            server.kill()
+    finally:
+        run_guard.kill_all(lambda: session(cluster.pid))
+        cluster.communicate()
+        subprocess.run(["rm", "-rf", str(state)], check=True)
+
+
+def session(leader: int) -> set[int]:
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getsid(int(folder.name)) == leader and (folder / "cmdline").read_bytes():
+                found.add(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def boards(pid: int) -> set[str]:
+    """Inodes of the engines' boards that a process has mapped."""
+    return set(re.findall(r"(\d+) +/memfd:dpiframe-board", Path(f"/proc/{pid}/maps").read_text()))
+
+
+def test_each_node_has_its_share_and_each_ingress_the_engine_of_its_own_node(service: Service) -> None:
+    engines, ingresses = service.replicas("Engine"), service.replicas("Ingress")
+    assert len(engines) == len(ingresses) == 2
+    assert len(set(engines.values())) == len(set(ingresses.values())) == 2
+    assert set(engines.values()) == set(ingresses.values())
+    board_of = {raylet: boards(engine) for engine, raylet in engines.items()}
+    assert all(len(one) == 1 for one in board_of.values())
+    for ingress, raylet in ingresses.items():
+        wait_until(lambda ingress=ingress, raylet=raylet: boards(ingress) == board_of[raylet])
+    with service.load() as load:
+        load.go_on()
+    assert (load.lost, load.wrong) == (0, 0)
+
+
+def test_an_engine_that_is_killed_takes_only_its_own_requests_along_and_its_ingress_asks_the_other_node(
+    service: Service,
+) -> None:
+    engines = service.replicas("Engine")
+    killed = next(engine for engine, raylet in engines.items() if raylet == service.raylet)
+    with service.load() as load:
+        os.kill(killed, signal.SIGKILL)
+        load.go_on(100)
+        wait_until(lambda: len(service.replicas("Engine").keys() - {killed}) == 2)
+        load.go_on()
+    print(f"met {load.met}, right {load.right}")
+    assert (load.failed, load.wrong) == ({}, 0)
+    assert load.lost <= 2 * load.clients
+
+
+def test_a_rolling_update_loses_no_request(service: Service, demo_bundle: Path, tmp_path: Path) -> None:
+    before = {*service.replicas("Engine"), *service.replicas("Ingress")}
+    changed = tmp_path / "changed.yaml"
+    changed.write_text(CONFIG.format(bundle=demo_bundle, rows=4000))
+    with service.load() as load:
+        with Server(changed, *service.options, environment=service.settings, port=service.server.port) as updater:
+            updater.wait_for("Serving at")
+            wait_until(lambda: not before & {*service.replicas("Engine"), *service.replicas("Ingress")})
+            updater.kill()  # else it would delete the application at its end
+        load.go_on()
+    print(f"met {load.met}, right {load.right}")
+    assert (load.met.keys(), load.wrong) == ({"200"}, 0), load.met
+
+
+def test_a_node_that_is_gone_takes_only_its_own_requests_along(service: Service) -> None:
+    """The last test of this service."""
+    with service.load() as load:
+        os.kill(service.raylet, signal.SIGKILL)
+        wait_until(lambda: service.raylet not in {*service.replicas("Engine").values()})
+        load.go_on(100)
+        time.sleep(2)
+        load.go_on(50)
+    print(f"met {load.met}, right {load.right}")
+    assert (load.failed, load.wrong) == ({}, 0)
+    assert load.lost <= 2 * load.clients
+    assert httpx.get(f"{service.server.url}/readyz").status_code == 200
