@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from deployments.config_clients import Grpc, Http
 from deployments.config_faults import fault_lines
 from deployments.config_models import ModelRef
 from deployments.config_observed import Metrics, ScoreLog, Tracing
@@ -21,13 +22,6 @@ from dpiframe_core.strict_yaml import load_yaml
 
 MOST_ENGINES = 16  # of one application on one node, in the fan-in
 MOST_INGRESSES = 64
-
-
-class Http(Strict):
-    """Where clients connect. HAProxy reaches the replicas of its own host over loopback, hence just these two hosts."""
-
-    host: Literal["127.0.0.1", "0.0.0.0"] = "127.0.0.1"
-    port: Annotated[int, Field(ge=1, le=65535)] = 8000
 
 
 class Access(Strict):
@@ -42,12 +36,6 @@ class Access(Strict):
             got = "both it and" if self.open else "neither it nor"
             raise ValueError(f"tokens: got {got} open: true, expected one of the two")
         return self
-
-
-class Grpc(Strict):
-    """Where gRPC clients connect, on the host of `Http`. Replicas then listen on every interface too (docs/protocol.md)."""
-
-    port: Annotated[int, Field(ge=1, le=65535)] = 8001
 
 
 class Batching(Strict):

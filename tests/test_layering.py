@@ -21,8 +21,8 @@ SOURCES = {".py", ".cu", ".cuh", ".c", ".h"}
 # Files beside the rooms that every room of their floor and the floors above may read. They read only each other.
 COMMON = {
     "dpiframe_core/errors", "dpiframe_core/strict", "dpiframe_core/strict_yaml",
-    "deployments/config", "deployments/config_faults", "deployments/config_models", "deployments/config_tables",
-    "deployments/config_observed",
+    "deployments/config", "deployments/config_clients", "deployments/config_faults", "deployments/config_models",
+    "deployments/config_tables", "deployments/config_observed",
     "deployments/metrics",
     "deployments/processes", "deployments/signals",
     "benchmarks/timing",
