@@ -242,18 +242,17 @@ class Coordinator:
         gone = tuple(release for key, release in old.releases.items() if key not in new.releases)
         self._also = {"scores": gone, "answers": ()}
         await self._carried_out("answers")
-        if gone:
-            self._also["scores"] = ()
-            await self._carried_out("scores")
+        self._also["scores"] = ()
+        await self._carried_out("scores", anew=bool(gone))
 
-    async def _carried_out(self, part: str, needed: tuple[Release, ...] = ()) -> None:
-        """Has the members of that part do what they are to do now; returns once each has, or is silent.
+    async def _carried_out(self, part: str, needed: tuple[Release, ...] = (), *, anew: bool = True) -> None:
+        """Has all members do what they are to do now, unless they know it; returns once each of that part has, or is silent.
 
         Raises:
             LoadFailed: one could not load what is needed.
         """
         async with self._news:
-            self._serial += 1
+            self._serial += anew
             serial = self._serial
             self._news.notify_all()
             while True:
@@ -271,7 +270,8 @@ class Coordinator:
         return seat.report.epoch == self._epoch and seat.report.applied >= serial
 
     def _is_current(self, seat: _Seat) -> bool:
-        return self._has_applied(seat, self._serial) and seat.member.digest == self._digest
+        assert self._desired is not None
+        return seat.report.desired.revision == self._desired.revision and seat.member.digest == self._digest
 
     async def _tick(self) -> None:
         """Forgets who is silent. Counted in turns of this loop: while it stands still, it hears nobody, and misses nobody."""
