@@ -207,10 +207,13 @@ class DeploymentConfig(Strict):
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
-        taken = {self.http.port: "http"}
-        for key, port in (("grpc", self.grpc.port if self.grpc else None), ("metrics", self.metrics.port)):
+        http, grpc = self.http, None if self.grpc is None else self.grpc.port
+        taken: dict[int, str] = {}
+        ports = {"http.port": http.port, "http.direct_port": http.direct_port, "grpc.port": grpc}
+        ports["metrics.port"] = self.metrics.port
+        for key, port in ports.items():
             if port is not None and taken.setdefault(port, key) != key:
-                raise ValueError(f"{key}.port: got {port}, the port of {taken[port]}, expected another one")
+                raise ValueError(f"{key}: got {port}, the port of {taken[port].removesuffix('.port')}, expected another one")
         return self
 
     @property
@@ -229,7 +232,9 @@ class DeploymentConfig(Strict):
     def cpus(self) -> float:
         """What all processes reserve at the most."""
         ingress = self.ingress_replicas * self.cpus_per_ingress if self.topology == "fanin" else 0.0
-        return self.max_replicas * self.cpus_per_replica + ingress
+        remote = [m.tables.remote for m in self.models if m.tables is not None and m.tables.remote is not None]
+        rows = sum(r.shards * r.replicas * r.cpus_per_shard for r in remote)
+        return self.max_replicas * self.cpus_per_replica + ingress + rows
 
     @property
     def gpus_per_replica(self) -> int:

@@ -7,6 +7,20 @@ from pydantic import Field, model_validator
 from dpiframe_core.strict import Strict
 
 
+class RemoteTables(Strict):
+    """Processes on any nodes of the cluster that answer for rows of files, in the place of each replica's own disk.
+
+    Rows are cut into `shards`, each with so many `replicas`; `resource`, if given, is one that Ray's nodes for them have.
+    `timeout_ms`: for each step of an answer; then its rows count as not there.
+    """
+
+    shards: Annotated[int, Field(ge=1, le=64)]
+    replicas: Annotated[int, Field(ge=1, le=16)] = 1
+    cpus_per_shard: Annotated[float, Field(gt=0)] = 1
+    resource: Annotated[str, Field(min_length=1)] | None = None
+    timeout_ms: Annotated[float, Field(gt=0)] = 1000
+
+
 class TablesHome(Strict):
     """Where the rows of a model's tables lie that a GPU's memory is not to hold whole. A CPU reads all in the bundle's files.
 
@@ -14,7 +28,10 @@ class TablesHome(Strict):
     `dpiframe plan` wrote. The other rows lie in host memory: in `host_folder`, one copy for all replicas of a host; null: in
     each replica's own. Beyond `host_gib` of it they lie in the bundle's files alone, and are read into `ahead_mib` of memory
     before a request waits for a batch. A request waits for them `miss_budget_ms` at most, if that is given; for rows that are
-    late it then reads those of unknown values, and the answer says how many.
+    late it then reads those of unknown values, and the answer says how many. With `remote` others read them in files.
+
+    Every `replan_s` seconds rows that are read often by now come into each GPU's memory in the place of others, `replan_mib` of
+    them at most; null: never. Host memory then holds a copy of the GPU's rows, beside `host_gib`.
     """
 
     hbm_gib: Annotated[float, Field(gt=0)] | None = None
@@ -23,6 +40,9 @@ class TablesHome(Strict):
     host_gib: Annotated[float, Field(ge=0)] | None = None
     ahead_mib: Annotated[float, Field(gt=0)] = 256
     miss_budget_ms: Annotated[float, Field(ge=0)] | None = None
+    remote: RemoteTables | None = None
+    replan_s: Annotated[float, Field(ge=1)] | None = None
+    replan_mib: Annotated[float, Field(gt=0)] = 64
 
     @model_validator(mode="after")
     def _one_way_to_place(self) -> Self:
@@ -31,4 +51,6 @@ class TablesHome(Strict):
             raise ValueError(f"hbm_gib: got {got} placement, expected one of the two")
         if self.host_gib is not None and self.placement is not None:
             raise ValueError("host_gib: got a number beside placement, which says itself what the host holds")
+        if self.remote is not None and self.host_gib is None and self.placement is None:
+            raise ValueError("remote: got shards without host_gib or placement, expected one, as no row lies in files")
         return self

@@ -5,7 +5,7 @@ Taking a record must cost less than a microsecond or two: they are made on hot p
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 # A warm GPU answers in tens of microseconds, a busy queue in tens of milliseconds: bounds from 50 us to 2.5 s.
 LATENCY_BOUNDS_MS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 25, 50, 100, 250, 500, 1000, 2500)
@@ -19,8 +19,7 @@ SCORE_BOUNDS = (
 DIFFERENCE_BOUNDS = (1e-6, 1e-5, 1e-4, 3e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestSeen:
+class RequestSeen(NamedTuple):
     """One answered (or abandoned) request. Filled by `Scoring`.
 
     `model` and `version` are empty for a request that named none of this process.
@@ -101,3 +100,25 @@ class Gauged(Protocol):
 
     @property
     def busy_s(self) -> float: ...
+
+
+TIERS = ("hot", "peers", "host", "files")
+
+
+class TableFigures(Protocol):
+    """See `TableReads`: reads of sampled rows by `TIERS`, and rows that came into the GPU's memory."""
+
+    @property
+    def hot(self) -> int: ...
+
+    @property
+    def peers(self) -> int: ...
+
+    @property
+    def host(self) -> int: ...
+
+    @property
+    def files(self) -> int: ...
+
+    @property
+    def rows_moved(self) -> int: ...

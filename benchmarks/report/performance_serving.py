@@ -45,6 +45,20 @@ def topologies(results: Results) -> list[str]:
     return table(head, rows, figures=1)
 
 
+def direct_port(results: Results) -> list[str]:
+    """Both ways into one service: what a lone client waits, the most requests a second, and what one of those costs."""
+    rows, found = [], results.of("request_budget", form="binary", offered=0.0)
+    for system, candidates, way in dict.fromkeys((r["system"], r["batch"], r["cell"]["way"]) for r in found):
+        cells = [r for r in found if (r["system"], r["batch"], r["cell"]["way"]) == (system, candidates, way)]
+        best = max(cells, key=lambda r: r["requests_per_s"])
+        lone = next((f"{r['p50_us'] / 1e3:.2f} ms" for r in cells if r["cell"]["connections"] == 1), "")
+        most = f"{best['requests_per_s']:,.0f} ({best['p99_us'] / 1e3:.1f} ms)"
+        spent = f"{sum(map(sum, best['cpu_us'].values())):.0f} us"
+        rows.append([_TOPOLOGIES[system], candidates, way, lone, most, f"{best['rows_per_s'] / 1e6:.1f} M", spent])
+    head = ["topology", "candidates", "way", "a lone client, p50", "requests/s at most (p99)", "rows/s", "CPU a request"]
+    return table(head, rows, 3)
+
+
 def _times(r: Record) -> str:
     return f"{r['p50_us'] / 1e3:.1f} ({r['p99_us'] / 1e3:.1f}) ms"
 

@@ -30,7 +30,8 @@ _TABLES: Mapping[str, Callable[[Results], list[str]]] = {
     "links": tiers.links, "tiers-large": tiers.large, "tiers-load": tiers.loading,
     "floor": device_tables.floor, "precision": device_tables.precision,
     "warmup": device_tables.warmup, "http": serving_tables.http, "serving": serving_tables.serving,
-    "serving_stages": serving_tables.stages, "autoscaling": serving_tables.autoscaling, "score": serving_tables.score,
+    "serving_stages": serving_tables.stages, "request_budget": serving_tables.request_budget,
+    "autoscaling": serving_tables.autoscaling, "score": serving_tables.score,
 }  # fmt: skip
 
 

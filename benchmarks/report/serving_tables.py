@@ -3,6 +3,7 @@
 from benchmarks.report.markdown import failures, table
 from benchmarks.report.results import Results
 from benchmarks.report.serving_aims import measured
+from benchmarks.serving.request_budget import PARTS
 from benchmarks.serving.request_stages import STEPS
 from benchmarks.serving.scaling import course
 
@@ -10,6 +11,9 @@ _SERVING = """Client to client, every server over the same engine, encoder and r
 Closed loop: so many connections, each sends its next request when the last is answered. Offered: requests due at Poisson
 times, latency from when each was due. `failed`: other answers, and requests unanswered two seconds after the end. A rate with a
 star was the load generator's limit."""
+_BUDGET = """CPU microseconds a request under load, user and system, of all processes of the service but the load generator: by
+HAProxy and Serve, and on the direct port of the same service. `replica`: HTTP and engine in one. `rest`: Ray's own. Offered:
+shares of the best closed-loop rate of that way."""
 _STAGES = """Microseconds, medians, one request at a time in the app that a replica serves. `engine`: the same rows through
 `Engine.submit` alone. `transport`: what a lone client of the running service waits for beyond the app."""
 
@@ -44,6 +48,33 @@ def stages(results: Results) -> list[str]:
         steps = [f"{r[f'{step}_us']:.0f}" for step in STEPS]
         rows.append([form, r["batch"], *steps, f"{r['p50_us']:.0f}", transport, f"{r['engine_us']:.0f}"])
     return [_STAGES, "", *table(["form", "candidates", *STEPS, "app", "transport", "engine"], rows, 1)]
+
+
+def request_budget(results: Results) -> list[str]:
+    rows = []
+    for r in results.of("request_budget"):
+        cell, parts = r["cell"], r["cpu_us"]
+        load = f"{cell['offered']:.0%} offered" if cell["offered"] else f"{cell['connections']} closed"
+        times = [f"{r[key] / 1e3:.2f}" for key in ("p50_us", "p99_us", "p999_us")]
+        cpu = [f"{sum(parts[part]):.0f}" for part in PARTS]
+        total = sum(map(sum, parts.values()))
+        system = f"{sum(own for _, own in parts.values()):.0f}"
+        figures = [f"{r['requests_per_s']:.0f}", *times, f"{total:.0f}", system, *cpu]
+        rows.append([r["system"], cell["form"], r["batch"], cell["way"], load, *figures])
+    head = [
+        "system",
+        "form",
+        "candidates",
+        "way",
+        "load",
+        "requests/s",
+        "p50 ms",
+        "p99 ms",
+        "p99.9 ms",
+        "CPU us",
+        "of it system",
+    ]
+    return [_BUDGET, "", *table([*head, *PARTS], rows, 5)]
 
 
 def autoscaling(results: Results) -> list[str]:

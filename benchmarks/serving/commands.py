@@ -56,6 +56,36 @@ def serving(
 
 
 @app.command()
+def request_budget(
+    bundle: Path = Path("models/demo"),
+    system: Annotated[str, typer.Option(help="dpiframe or dpiframe-fanin")] = "dpiframe-fanin",
+    forms: Names = "binary,bytes,columns,arrow",
+    candidates: Names = "32,100,270,1000",
+    connections: Annotated[str, typer.Option(help="closed loop: clients at once, one after the other")] = "16,64",
+    offered: Annotated[str, typer.Option(help="open loop: shares of the best closed-loop rate")] = "",
+    ways: Names = "haproxy,direct",
+    ingress: Annotated[int, typer.Option(help="ingress replicas; 0: half the cores")] = 0,
+    load_processes: int = 1,
+    device: Device = "auto",
+    seconds: Seconds = 3.0,
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """CPU time a request of each of our processes, by HAProxy and by the direct port; and what clients see under load."""
+    from benchmarks.serving import request_budget as budget
+
+    run = Run("request_budget", device, seed, out, append)
+    plan = budget.Plan(
+        bundle=bundle, device=run.device.type, precision=DEFAULT_PRECISION[run.device.type], system=system,
+        ingress=ingress or max(2, cores() // 2), forms=names_in(forms), candidates=numbers_in(candidates),
+        connections=numbers_in(connections), offered=[float(x) for x in names_in(offered)], ways=names_in(ways),
+        load_processes=load_processes, seconds=seconds, seed=seed,
+    )  # fmt: skip
+    run.finish(budget.run(plan, typer.echo))
+
+
+@app.command()
 def autoscaling(
     bundle: Path = Path("models/demo"),
     topology: Annotated[str, typer.Option(help="colocated or fanin")] = "colocated",

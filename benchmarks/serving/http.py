@@ -37,7 +37,7 @@ def run(bundle: Path, rows: int, clients: Sequence[int], seconds: float, seed: i
     sent = bodies(example, rows, 16, seed)
     (port,) = free_ports(1)
     servers = {
-        "uvicorn-eager": process([sys.executable, "-m", "benchmarks.serving.http_peer", str(bundle), str(port)], port),
+        "uvicorn-eager": process([sys.executable, "-m", "benchmarks.serving.peers.eager_http", str(bundle), str(port)], port),
         "dpiframe": our_server({"models": [{"path": str(bundle.absolute())}]}),
     }
     answers: dict[str, list[float]] = {}

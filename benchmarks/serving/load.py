@@ -33,6 +33,7 @@ class Load:
     """
 
     times: Times
+    p999_us: float
     requests_per_s: float
     failed: dict[str, int]
     reconnects: int
@@ -123,6 +124,7 @@ def joined(outputs: Sequence[bytes]) -> Load:
         raise RuntimeError(f"load: got no good answer (others: {failed}, unanswered: {unanswered}), expected some")
     return Load(
         times_of((times / 1e6).tolist()),
+        float(np.quantile(times, 0.999)),
         sum(head["answered"] / head["seconds"] for head in heads),
         failed | ({"unanswered": unanswered} if unanswered else {}),
         sum(head["reconnects"] for head in heads),

@@ -7,9 +7,11 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pyarrow as pa
 import torch
 
-from benchmarks.serving.http_peer import eager_model
+from benchmarks.serving.peers.eager_http import eager_model
+from deployments.client.columns import raw_tensors
 from deployments.demo.train import EncodedRows
 from dpiframe_core.bundle.bundle import Bundle
 from dpiframe_core.features.encoder import Encoder
@@ -57,6 +59,10 @@ class Payloads:
             length = {len(body.partition(b"\n")[0]) + 1 for body in made}
             assert len(length) == 1  # one set of headers for all of them
             return {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(*length)}, made
+        if form == "bytes":
+            return _bytes(self.raw)
+        if form == "arrow":
+            return {"Content-Type": "application/vnd.apache.arrow.stream"}, [_arrow(request) for request in self.raw]
         requests: list[Any] = self.raw
         if form == "rows":
             requests = [r | {"candidates": _transposed(r["candidates"])} for r in self.raw]
@@ -65,9 +71,34 @@ class Payloads:
         return {"Content-Type": "application/json"}, [json.dumps(r, separators=(",", ":")).encode() for r in requests]
 
 
+def _bytes(requests: list[dict[str, Any]]) -> tuple[dict[str, str], list[bytes]]:
+    """Raw values in binary form, as our client sends them; envelopes of one length, for one set of headers."""
+    envelopes, tensors = [], []
+    for request in requests:
+        wired = raw_tensors(request["candidates"], request["context"])
+        inputs = [
+            {"name": t.name, "shape": list(t.shape), "datatype": t.datatype, "parameters": {"binary_data_size": len(t.data)}}
+            for t in wired
+        ]
+        envelopes.append(json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode())
+        tensors.append(b"".join(t.data for t in wired))
+    longest = max(map(len, envelopes))
+    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(longest)}
+    return headers, [e.ljust(longest) + t for e, t in zip(envelopes, tensors, strict=True)]
+
+
+def _arrow(request: dict[str, Any]) -> bytes:
+    rest = json.dumps({"context": request["context"]})
+    table = pa.table(request["candidates"]).replace_schema_metadata({"request": rest})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
 def scores_in(answer: httpx.Response, form: str) -> np.ndarray:
     """float32[rows] of any of the answers: raw float32, the protocol's binary form, or JSON of one of three shapes."""
-    if form == "binary":
+    if form in ("binary", "bytes"):
         return np.frombuffer(answer.content[int(answer.headers.get("inference-header-content-length", 0)) :], np.float32)
     found = json.loads(answer.content)
     if isinstance(found, dict):

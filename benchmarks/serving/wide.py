@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.serving.http_peer import eager_model
+from benchmarks.serving.peers.eager_http import eager_model
 from deployments.demo.export import dense_parameters
 from deployments.demo.train import DeepFM, EncodedRows
 from dpiframe_core.bundle.bundle import Bundle, Golden, Provenance, read_bundle, write_bundle

@@ -15,7 +15,7 @@ import numpy as np
 from deployments.batching.dispatcher import Dispatcher, Run
 from deployments.batching.refusals import check_deadline, expired
 from deployments.batching.row_queue import Part, Ticket
-from deployments.batching.scorer import Scored
+from deployments.batching.scorer import Reply, Scored
 from deployments.metrics import BatchSeen
 from dpiframe_core.errors import InputError, Unavailable
 from dpiframe_core.features.block_layout import BlockLayout
@@ -25,11 +25,12 @@ from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock
 class _Reply:
     """What it takes to answer one request. Touched by the event loop only, but `bound_at`, which the first lane sets."""
 
-    __slots__ = ("block", "bound_at", "device_ms", "future", "missing", "scores")
+    __slots__ = ("block", "bound_at", "device_ms", "future", "missing", "scores", "timer")
 
-    def __init__(self, block: RowBlock, future: asyncio.Future[Scored]) -> None:
+    def __init__(self, block: RowBlock, future: Reply) -> None:
         self.block = block
         self.future = future
+        self.timer: asyncio.TimerHandle | None = None
         self.missing = block.rows
         self.scores: Floats | None = None
         self.device_ms = 0.0
@@ -104,33 +105,47 @@ class RowBatcher:
             TooLarge: they never will.
             Unavailable: the batcher is closed, or the run that held some of the rows failed.
         """
+        future: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
+        ticket = self.send(block, deadline, priority, future)
+        if not self.dispatcher.short(_HERE_S):
+            self.dispatcher.wake()
+        elif not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._run_here)
+        try:
+            return await future
+        finally:
+            self.over(ticket)
+
+    def send(self, block: RowBlock, deadline: float | None, priority: int, reply: Reply) -> "_Ticket":
+        """As `Scorer.send`. Raises as `submit`."""
         self._loop = loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         now, dispatcher = self._clock(), self.dispatcher
         check_deadline(deadline, now, "before it was queued")
-        ticket = Ticket(_Reply(block, loop.create_future()), block.rows, deadline, priority, now)
+        ticket = Ticket(_Reply(block, reply), block.rows, deadline, priority, now)
         with dispatcher.lock:
             if not self._accepting:
                 raise Unavailable("batcher: got a request after it was closed, expected it at another replica")
             dispatcher.admit(ticket)
         self._open.add(ticket)
-        if not dispatcher.short(_HERE_S):
-            dispatcher.wake()
-        elif not self._due:
-            self._due = True
-            loop.call_soon(self._run_here)
-        timer = None if deadline is None else loop.call_later(deadline - now, self._expire, [ticket])
-        try:
-            return await ticket.item.future
-        finally:
-            self._open.discard(ticket)
-            if timer is not None:
-                timer.cancel()
-            if ticket.left:  # cancelled, expired or failed: what is not bound yet goes no further
-                with dispatcher.lock:
-                    dispatcher.queue.discard(ticket)
-            if not self.accepting:  # it may be the last one, with no batch to come that would tell
-                self._settle()
+        if deadline is not None:
+            ticket.item.timer = loop.call_later(deadline - now, self._expire, [ticket])
+        return ticket
+
+    def flush(self) -> None:
+        """Runs what was sent, if it is short; else has a lane do it."""
+        self.dispatcher.step_here(_HERE_S)
+
+    def over(self, ticket: "_Ticket", /) -> None:
+        self._open.discard(ticket)
+        if ticket.item.timer is not None:
+            ticket.item.timer.cancel()
+        if ticket.left:  # cancelled, expired or failed: what is not bound yet goes no further
+            with self.dispatcher.lock:
+                self.dispatcher.queue.discard(ticket)
+        if not self.accepting:  # it may be the last one, with no batch to come that would tell
+            self._settle()
 
     async def close(self, drain_s: float) -> None:
         """Refuses new requests, gives what waits `drain_s` seconds to finish, then answers the rest with Unavailable."""

@@ -7,11 +7,10 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Protocol
 
 from deployments.batching.refusals import check_deadline
-from deployments.batching.scorer import Scored, Scorer
+from deployments.batching.scorer import Reply, Scored, Scorer, forwarded
 from deployments.config_tables import TablesHome
 from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import RowBlock
@@ -76,9 +75,19 @@ class LeasingScorer:
                 late = lease.settle()
             waited_ms = (self._clock() - started) * 1e3
             scored = await self._scorer.submit(lease.block, deadline, priority)
-            return replace(scored, queue_ms=scored.queue_ms + waited_ms, degraded_rows=late)
+            return scored._replace(queue_ms=scored.queue_ms + waited_ms, degraded_rows=late)
         finally:
             lease.close()
+
+    def send(self, block: RowBlock, deadline: float | None, priority: int, reply: Reply) -> asyncio.Task[None]:
+        """As `Scorer.send`. It may wait for files, hence a task of its own."""
+        return asyncio.create_task(forwarded(self.submit(block, deadline, priority), reply))
+
+    def flush(self) -> None:
+        """Nothing: each request goes on as soon as its rows are read."""
+
+    def over(self, sent: asyncio.Task[None], /) -> None:
+        sent.cancel()
 
 
 class Leases(Protocol):

@@ -189,15 +189,23 @@ def plan(
     links: Annotated[str | None, typer.Option(metavar="LOCAL,PEER,HOST", help="GB/s of random rows; else H200's.")] = None,
     host_gib: Annotated[float | None, typer.Option(min=0, help="Of the host, for other rows; else it holds all.")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The directory to write the placement to.")] = None,
+    measure: Annotated[bool, typer.Option("--measure", help="Also run the lookup, on the device at hand.")] = False,
+    device: Device = None,
 ) -> None:
     """Plan which rows of the tables go to every GPU, to one, to host memory, or stay in files; prints the predicted time."""
     if trace is not None and zipf is not None:
         raise typer.BadParameter("expected --trace or --zipf, not both")
+    if device and not measure:
+        raise typer.BadParameter("--device says where to --measure, which was not asked for")
     with one_line_errors():
         from deployments.cli.plan_command import parse_links, write_plan
 
         made = write_plan(bundle, gpus, hbm_gib, trace, 1.05 if zipf is None else zipf, parse_links(links), out, host_gib)
         stdout.print(made.report(batch), markup=False, soft_wrap=True)
+        if measure:
+            from deployments.cli.plan_measure import measured
+
+            stdout.print(measured(made, bundle, trace, batch, device or "auto"), markup=False, soft_wrap=True)
 
 
 @app.command()

@@ -23,14 +23,15 @@ _HEADS = ("table", "rows x dim", "MB", "hot", "warm", "host", "reads hot", "warm
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """Filled by `plan`. reads: by table, how many each tier serves; file_reads: the share of them that no memory does. links,
-    in_hbm, in_host: predicted seconds that each link is busy for a scored row, by the placement, with all rows on every GPU,
-    and with all in host memory.
+    """Filled by `plan`. counts: what it is for. reads: by table, how many each tier serves; file_reads: the share of them that
+    no memory does. links, in_hbm, in_host: predicted seconds that each link is busy for a scored row, by the placement, with
+    all rows on every GPU, and with all in host memory.
     """
 
     model: str
     version: str
     schema: FeatureSchema
+    counts: RowCounts
     source: str
     placement: Placement
     reads: dict[str, Tiers]
@@ -117,7 +118,7 @@ def plan(
     each = placement, uniform(schema, hot=True), uniform(schema, hot=False)
     times = (predicted_links(schema, counts, p, links) for p in each)
     reads, of_files = tier_reads(counts, placement), placement.file_reads(counts)
-    return Plan(read.manifest.name, read.manifest.version, schema, source, placement, reads, of_files, *times)
+    return Plan(read.manifest.name, read.manifest.version, schema, counts, source, placement, reads, of_files, *times)
 
 
 def trace_blocks(read: Encoding, trace: Path) -> Iterator[RowBlock]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deployments.batching.refusals import check_room, expired, queue_full, retry_after_s
-from deployments.batching.scorer import Scored
+from deployments.batching.scorer import Reply, Scored
 from deployments.fanin import handshake
 from deployments.fanin.board import Board
 from deployments.fanin.handshake import Hello, Welcome
@@ -69,16 +69,18 @@ class SentRequest:
     """A request that an engine has. Until its answer comes, the block holds its bytes of the request memory.
 
     Attributes:
-        future: the answer. slot: its place at the engine. scores: where that writes them.
+        future: the answer's. slot: its place at the engine. scores: where that writes them. timer: of its deadline.
         at: seconds on time.perf_counter. lone: no other one was there when it was sent.
     """
 
-    future: asyncio.Future[Scored]
+    connection: "Connection"
+    future: Reply
     slot: int
     block: RowBlock
     scores: Floats
     at: float
     lone: bool
+    timer: asyncio.TimerHandle | None = None
 
     def expire(self) -> None:
         """Its deadline has passed."""
@@ -98,7 +100,6 @@ class Connection:
     def __init__(
         self,
         agreed: Agreement,
-        memory: RequestMemory,
         loop: asyncio.AbstractEventLoop,
         lost: Callable[["Connection"], None],
         clock: Callable[[], float],
@@ -107,10 +108,11 @@ class Connection:
         self.index, self.welcome, self.board = agreed.index, agreed.welcome, agreed.board
         self._sock, self._rings = agreed.sock, agreed.rings
         self._answer_fd, self._wake_fd = agreed.answer_fd, agreed.wake_fd
-        self._memory, self._loop, self._lost, self._clock = memory, loop, lost, clock
+        self._loop, self._lost, self._clock = loop, lost, clock
         self._free = list(range(SLOTS))
         self._sent: dict[int, SentRequest] = {}
         self._asked_rows = 0
+        self._unsaid = False  # the engine was not told of all that is in its ring
         self._lone_s = 0.0  # until a lone request is answered, lately
         self.alive = True
         self.failed_at = -math.inf
@@ -134,25 +136,42 @@ class Connection:
         """Raises as `refusals.check_room`, for the rows that the engine lets wait."""
         check_room(rows, self.waiting_rows, self.welcome.max_queued_rows, self.board.seconds_per_row)
 
-    def send(self, block: RowBlock, scores: Floats, deadline: float | None, arrived: float, priority: int) -> SentRequest:
-        """Asks for the scores of a block of the request memory, with the room for them right behind it.
+    def send(
+        self,
+        block: RowBlock,
+        at: int,
+        scores: Floats,
+        deadline: float | None,
+        arrived: float,
+        priority: int,
+        reply: Reply,
+    ) -> SentRequest:
+        """Asks for the scores of a block at byte `at` of the request memory, with the room for them right behind it; the engine
+        is told by `flush`.
 
         Raises:
             Overloaded: the engine has as many requests as one ingress may have there.
         """
         if not self._free:
             raise self.overloaded(f"requests: got {SLOTS + 1} of this ingress at one engine, expected at most {SLOTS}")
-        slot, at = self._free.pop(), self._memory.offset(block.buffer) or 0
-        sent = SentRequest(self._loop.create_future(), slot, block, scores, time.perf_counter(), not self._sent)
+        slot = self._free.pop()
+        sent = SentRequest(self, reply, slot, block, scores, time.perf_counter(), not self._sent)
         self._sent[slot] = sent
         self._asked_rows += block.rows
         until = NO_DEADLINE if deadline is None else deadline
         self._rings.asks.put(Ask.SCORE, slot, at, block.rows, block.contexts, until, arrived, priority)
+        self._unsaid = True
+        return sent
+
+    def flush(self) -> None:
+        """Tells the engine of what was sent since. If that is a lone request, it looks out for the answer for a moment."""
+        if not self._unsaid:
+            return
+        self._unsaid = False
         self._rings.asks.publish()
         os.eventfd_write(self._wake_fd, 1)
-        if sent.lone and self._lone_s <= _LINGER_S:
+        if len(self._sent) == 1 and self._lone_s <= _LINGER_S and next(iter(self._sent.values())).lone:
             self._linger()
-        return sent
 
     def abandon(self, sent: SentRequest) -> None:
         """Nobody waits for a request any more: unless it has been answered, the engine is told."""

@@ -20,7 +20,7 @@ from dpiframe_core.strict import Strict, first_fault
 
 PATIENCE_S = 5.0  # with whoever is at the other end, for each message
 _MESSAGE_BYTES = 1 << 16
-_CREDENTIALS = Struct("3i")  # struct ucred: pid, uid, gid
+CREDENTIALS = Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class Hello(Strict):
@@ -95,7 +95,7 @@ def connect(place: str, index: int) -> socket.socket:
 
 def check_user(other: socket.socket) -> None:
     """Raises Unavailable unless the process at the other end is of this user, as abstract names have no permissions."""
-    _, uid, _ = _CREDENTIALS.unpack(other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    _, uid, _ = CREDENTIALS.unpack(other.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
     if uid != os.getuid():
         raise Unavailable(f"handshake: got a process of user {uid}, expected one of user {os.getuid()}")
 

@@ -72,7 +72,8 @@ class RequestMemory:
         self.mapped = mmap.mmap(self.fd, size)
         self._extents = Extents(size)
         self._base = _address(np.frombuffer(self.mapped, np.uint8, 1))
-        self._leases: dict[int, tuple[weakref.ref[Bytes], int]] = {}
+        self._leases: dict[int, tuple[weakref.ref[Bytes], int, int]] = {}
+        self._starts: dict[int, int] = {}  # by the ids of arrays: an array's address costs a microsecond
         self._lock = threading.Lock()
         # A weak reference's callback may run anywhere, even where the lock is held: all that it may do is append.
         self._given_up: deque[int] = deque()
@@ -92,12 +93,16 @@ class RequestMemory:
             if start is None:
                 return None
             array = np.frombuffer(self.mapped, np.uint8, size, start)
-            self._leases[start] = weakref.ref(array, lambda _: given_up.append(start)), size
+            self._leases[start] = weakref.ref(array, lambda _: given_up.append(start)), size, id(array)
+            self._starts[id(array)] = start
         array.fill(0)
         return array
 
     def offset(self, array: Bytes) -> int | None:
         """Where an array lies in it; None if it is of other memory."""
+        start = self._starts.get(id(array))
+        if start is not None and (lease := self._leases.get(start)) is not None and lease[0]() is array:
+            return start
         at = _address(array) - self._base
         return at if 0 <= at < self.size else None
 
@@ -108,7 +113,9 @@ class RequestMemory:
     def _collect(self) -> None:
         while self._given_up:
             start = self._given_up.popleft()
-            _, size = self._leases.pop(start)
+            _, size, array_id = self._leases.pop(start)
+            if self._starts.get(array_id) == start:
+                del self._starts[array_id]
             self._extents.give(start, size)
 
 

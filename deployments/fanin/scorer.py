@@ -15,10 +15,10 @@ from itertools import count
 import numpy as np
 
 from deployments.batching.refusals import check_deadline
-from deployments.batching.scorer import Scored
+from deployments.batching.scorer import Reply, Scored, forwarded
 from deployments.config import MOST_ENGINES
 from deployments.fanin import handshake
-from deployments.fanin.connection import Connection, greet
+from deployments.fanin.connection import Connection, SentRequest, greet
 from deployments.fanin.far import FarAsk, FarEngines
 from deployments.fanin.far import scored as far_scored
 from deployments.fanin.handshake import Hello, Welcome
@@ -77,7 +77,7 @@ class FanInScorer:
 
     @property
     def queued_rows(self) -> int:
-        """At the engine that has the fewest."""
+        """At the engine of this node that has the fewest; what waits at other nodes is not known here."""
         return min((connection.waiting_rows for connection in self._connections), default=0)
 
     @property
@@ -135,24 +135,42 @@ class FanInScorer:
 
         A block from `allocate` is read by the engine where it is, any other is copied first.
         """
+        future: asyncio.Future[Scored] = asyncio.get_running_loop().create_future()
+        sent = self.send(block, deadline, priority, future)
+        try:
+            self.flush()
+            return await future
+        finally:
+            self.over(sent)
+            # A failure refers to this frame and the future to it: a cycle, which would hold bytes of the memory for long.
+            del block, sent, future
+
+    def send(self, block: RowBlock, deadline: float | None, priority: int, reply: Reply) -> SentRequest | asyncio.Task[None]:
+        """As `Scorer.send`."""
         now = self._clock()
         check_deadline(deadline, now, "before it was queued")
         if self._goes_far:
-            return await self._far_away(block, None if deadline is None else deadline - now, priority)
+            far = self._far_away(block, None if deadline is None else deadline - now, priority)
+            return asyncio.create_task(forwarded(far, reply))
         connection = self._best()
         connection.check_room(block.rows)
-        sent = connection.send(*self._placed(block), deadline, now, priority)
-        timer = None
+        placed, at, scores = self._placed(block)
+        sent = connection.send(placed, at, scores, deadline, now, priority, reply)
         if deadline is not None:
-            timer = asyncio.get_running_loop().call_later(deadline - now, sent.expire)
-        try:
-            return await sent.future
-        finally:
-            if timer is not None:
-                timer.cancel()
-            connection.abandon(sent)
-            # A failure refers to this frame and the future to it: a cycle, which would hold bytes of the memory for long.
-            del block, sent
+            sent.timer = asyncio.get_running_loop().call_later(deadline - now, sent.expire)
+        return sent
+
+    def flush(self) -> None:
+        for connection in self._connections:
+            connection.flush()
+
+    def over(self, sent: SentRequest | asyncio.Task[None], /) -> None:
+        if isinstance(sent, asyncio.Task):  # it went far
+            sent.cancel()
+            return
+        if sent.timer is not None:
+            sent.timer.cancel()
+        sent.connection.abandon(sent)
 
     async def close(self) -> None:
         """Leaves all engines. Requests that are still open fail with Unavailable: close when none is left."""
@@ -201,14 +219,15 @@ class FanInScorer:
         since = self._clock() - _FAILED_S
         return min(self._connections, key=lambda c: (c.board.leaving, c.failed_at > since, c.load))
 
-    def _placed(self, block: RowBlock) -> tuple[RowBlock, Floats]:
+    def _placed(self, block: RowBlock) -> tuple[RowBlock, int, Floats]:
+        """The block in the memory, where it lies, and the room for its scores."""
         at = self._memory.offset(block.buffer)
         if at is None:
             copy = self.allocate(self._layout, block.rows, block.contexts)
             copy.fill((block,))
             block, at = copy, self._memory.offset(copy.buffer) or 0
         size = self._layout.offsets(block.rows, block.contexts)[-1]
-        return block, np.ndarray((block.rows, self._tasks), np.float32, self._memory.mapped, at + size)
+        return block, at, np.ndarray((block.rows, self._tasks), np.float32, self._memory.mapped, at + size)
 
     async def _look(self) -> None:
         """Connects to engines that are new; leaves those that want it, once nothing of ours is there.
@@ -242,7 +261,7 @@ class FanInScorer:
             log.warning("engine %d: %s", index, error)
             return True
         loop = asyncio.get_running_loop()
-        self._connections.append(Connection(agreed, self._memory, loop, self._lose, self._clock))
+        self._connections.append(Connection(agreed, loop, self._lose, self._clock))
         self._changed.set()
         return True
 

@@ -5,6 +5,7 @@ hangs up. Knows no FastAPI and no models.
 import asyncio
 import zlib
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self
 
@@ -88,7 +89,12 @@ def media_type(headers: Iterable[Header], accepted: tuple[str, ...]) -> str:
     Raises:
         UnsupportedMediaType: it is none of `accepted`.
     """
-    value = header_of(headers, b"content-type")
+    return media_type_of(header_of(headers, b"content-type"), accepted)
+
+
+@lru_cache(64)
+def media_type_of(value: bytes | None, accepted: tuple[str, ...]) -> str:
+    """As `media_type`, of that header."""
     if value is None:
         return accepted[0]
     kind = value.split(b";", 1)[0].strip().lower().decode("latin-1")
@@ -109,7 +115,26 @@ async def read_body(headers: Iterable[Header], receive: Receive, limits: Limits)
         InputError: it is not what its `Content-Encoding` says, or cut short.
         ClientGone: the connection closed before its end.
     """
-    encoding, max_bytes = b"", limits.max_body_bytes
+    max_bytes = limits.max_body_bytes
+    encoding = checked_encoding(headers, max_bytes)
+    try:
+        async with asyncio.timeout(limits.max_body_s):
+            body = await _received(receive, max_bytes)
+    except TimeoutError:
+        raise slow_body(limits) from None
+    if encoding in _WBITS:  # on a thread: a few kilobytes may become all that is allowed
+        return await asyncio.to_thread(decompressed, body, _WBITS[encoding], max_bytes)
+    return body
+
+
+def checked_encoding(headers: Iterable[Header], max_bytes: int) -> bytes:
+    """`Content-Encoding`, in lower case.
+
+    Raises:
+        TooLarge: `Content-Length` says that the body will be longer than `max_bytes`.
+        UnsupportedMediaType: the encoding is not known here.
+    """
+    encoding = b""
     for name, value in headers:
         if name == b"content-length" and value.isdigit() and (len(value) > 18 or int(value) > max_bytes):
             raise TooLarge("Content-Length", value.decode(), f"at most {max_bytes}")
@@ -117,14 +142,11 @@ async def read_body(headers: Iterable[Header], receive: Receive, limits: Limits)
             encoding = value.strip().lower()
             if encoding not in (b"", b"identity", *_WBITS):
                 raise UnsupportedMediaType("Content-Encoding", value.decode("latin-1"), "gzip, deflate or identity")
-    try:
-        async with asyncio.timeout(limits.max_body_s):
-            body = await _received(receive, max_bytes)
-    except TimeoutError:
-        raise SlowBody(f"body: got no end of it, expected one within {limits.max_body_s:g} s") from None
-    if encoding in _WBITS:  # on a thread: a few kilobytes may become all that is allowed
-        return await asyncio.to_thread(decompressed, body, _WBITS[encoding], max_bytes)
-    return body
+    return encoding
+
+
+def slow_body(limits: Limits) -> SlowBody:
+    return SlowBody(f"body: got no end of it, expected one within {limits.max_body_s:g} s")
 
 
 async def _received(receive: Receive, max_bytes: int) -> bytes:

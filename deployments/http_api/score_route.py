@@ -5,12 +5,24 @@ Owns the forms of the body (JSON, or an Arrow stream) and what becomes of a clie
 
 import asyncio
 import logging
+from collections.abc import Iterable
 
 from deployments.access.gate import Gate
 from deployments.http_api import answers
 from deployments.http_api.answers import Answer
-from deployments.http_api.arrow_body import read_stream
-from deployments.http_api.request_body import ARROW, JSON, ClientGone, HangUp, Receive, Scope, Send, media_type, read_body
+from deployments.http_api.arrow_body import ArrowRequest, read_stream
+from deployments.http_api.request_body import (
+    ARROW,
+    JSON,
+    ClientGone,
+    HangUp,
+    Header,
+    Receive,
+    Scope,
+    Send,
+    media_type,
+    read_body,
+)
 from deployments.scoring.catalog import Catalog
 from deployments.scoring.job import Job
 from deployments.scoring.request_form import ScoreInput, addressed
@@ -30,14 +42,13 @@ class ScoreRoute:
         self._models = models
         self._scoring = scoring
         self._gate = gate
+        self._max_rows = scoring.limits.max_rows_per_request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = self._scoring.begin(answers.request_id_of(scope["headers"]), scope["headers"])
         answer: Answer | None
         try:
-            if self._gate is not None:
-                self._gate.require(scope["headers"], "score")
-            kind = media_type(scope["headers"], (JSON, ARROW))
+            kind = self.begun(scope["headers"])
             body = await read_body(scope["headers"], receive, self._scoring.limits)
             self._scoring.over(job, "receive")
             answer = await self._score(job, body, kind, receive)
@@ -53,7 +64,10 @@ class ScoreRoute:
             await answers.send_answer(answer, send)
 
     async def _score(self, job: Job, body: bytes, kind: str, receive: Receive) -> Answer:
-        served, request = await self._read_arrow(job, body) if kind == ARROW else self._parse(job, body)
+        if kind == ARROW and len(body) >= _READ_ON_LOOP_BYTES:
+            served, request = self._of_arrow(job, await asyncio.to_thread(read_stream, body, self._max_rows))
+        else:
+            served, request = self.parsed(job, kind, body)
         options, columns = request.options, request.candidates
         job.model, job.version = served.info.name, served.info.version
         job.given = columns, request.context
@@ -64,14 +78,23 @@ class ScoreRoute:
                 lambda one: one.encode(columns, request.context),
                 deadline_ms=options.deadline_ms,
                 priority=options.priority,
-                values=len(columns) * len(next(iter(columns.values()))),
+                values=values_of(request),
                 body_bytes=len(body),
             )
         timing_ms = job.timing_ms(self._scoring.total_ms(job))
         return answers.score_answer(served.info, job, scored.scores, timing_ms, options.top_k)
 
+    def begun(self, headers: Iterable[Header]) -> str:
+        """The media type of a request that may ask. Raises DPIFrameError for what is wrong before the body is read."""
+        if self._gate is not None:
+            self._gate.require(headers, "score")
+        return media_type(headers, (JSON, ARROW))
+
+    def parsed(self, job: Job, kind: str, body: bytes) -> tuple[ServedModel, ScoreInput]:
+        """Who scores the request, and the request in that version's form; to be sent there in the same turn."""
+        return self._of_arrow(job, read_stream(body, self._max_rows)) if kind == ARROW else self._parse(job, body)
+
     def _parse(self, job: Job, body: bytes) -> tuple[ServedModel, ScoreInput]:
-        """Who scores the request, and the request in that version's form."""
         if len(self._models.live) == 1:
             found = self._models.find(None, None)
         else:  # which form it has depends on a key inside: read that one first
@@ -88,12 +111,7 @@ class ScoreRoute:
         served = self._chosen(job, self._models.find(request.model, request.version), request)
         return served, request if _read_alike(served, found) else served.form.parse(body)
 
-    async def _read_arrow(self, job: Job, body: bytes) -> tuple[ServedModel, ScoreInput]:
-        max_rows = self._scoring.limits.max_rows_per_request
-        if len(body) < _READ_ON_LOOP_BYTES:
-            stream = read_stream(body, max_rows)
-        else:
-            stream = await asyncio.to_thread(read_stream, body, max_rows)
+    def _of_arrow(self, job: Job, stream: ArrowRequest) -> tuple[ServedModel, ScoreInput]:
         named = addressed(stream.rest)
         found = self._models.find(named.model, named.version)
         request = found.form.parse_rest(stream.rest, stream.candidates)
@@ -104,6 +122,11 @@ class ScoreRoute:
 
     def _chosen(self, job: Job, found: ServedModel, request: ScoreInput) -> ServedModel:
         return self._models.choose(found, request.version, request.options.key, request.context.get, job.request_id)
+
+
+def values_of(request: ScoreInput) -> int:
+    """About how many there are to encode."""
+    return len(request.candidates) * len(next(iter(request.candidates.values())))
 
 
 def _read_alike(one: ServedModel, other: ServedModel) -> bool:

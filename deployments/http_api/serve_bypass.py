@@ -52,7 +52,7 @@ class ServeBypass:
             return None
         return None if any(name in _FOR_SERVE for name, _ in scope["headers"]) else route
 
-    async def answered(self, within_s: float) -> None:
+    async def close(self, within_s: float) -> None:
         """Waits until no request is open here.
 
         Serve, when it drains, waits for those that it has seen itself. Its HTTP server waits for these too, but only as long as

@@ -3,6 +3,7 @@
 Knows neither HTTP nor gRPC: `rest` and `grpc_service` give it both.
 """
 
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -17,7 +18,7 @@ from deployments.scoring.scoring import Scoring
 from deployments.scoring.served_model import ServedModel
 from deployments.scoring.statistics import ModelStatistics, Statistics
 from dpiframe_core.errors import InputError
-from dpiframe_core.features.row_block import Floats
+from dpiframe_core.features.row_block import Floats, RowBlock
 from dpiframe_core.features.schema import Feature, Numeric
 
 SCORES = "scores"
@@ -86,23 +87,36 @@ class Inference:
         Raises:
             DPIFrameError: as `find`, the encoders and the scorer; InputError for an output that there is not.
         """
-        for output in request.outputs:
-            if output.name != SCORES:
-                raise InputError("outputs", output.name, SCORES)
-        # Anew: what there was when the body began to come may be gone.
-        served, parameters = self._served(name, of_version), request.parameters
-        served = self._models.choose(served, of_version or None, parameters.key, partial(first_value, request), job.request_id)
-        job.model, job.version = served.info.name, served.info.version
+        encoding, served = self.encoding(job, request), self.chosen(job, name, of_version, request)
         scored = await self.scoring.score(
             job,
             served,
-            lambda one: encode(one, request, self.scoring.limits.max_rows_per_request, job),
+            encoding,
             deadline_ms=request.deadline_ms,
-            priority=parameters.priority,
+            priority=request.parameters.priority,
             values=request.values,
             body_bytes=body_bytes,
         )
         return served, np.ascontiguousarray(scored.scores, "<f4")
+
+    def chosen(self, job: Job, name: str, of_version: str, request: InferRequest) -> ServedModel:
+        """Who scores the request, noted in its job. Found anew: what there was when the body began to come may be gone.
+
+        Raises:
+            ModelNotFound: as `find`. InputError: the tensor that decides is damaged.
+        """
+        found, key = self._served(name, of_version), request.parameters.key
+        served = self._models.choose(found, of_version or None, key, partial(first_value, request), job.request_id)
+        job.model, job.version = served.info.name, served.info.version
+        return served
+
+    def encoding(self, job: Job, request: InferRequest) -> Callable[[ServedModel], RowBlock]:
+        """What encodes the request for a version. Raises InputError for an output that there is not."""
+        for output in request.outputs:
+            if output.name != SCORES:
+                raise InputError("outputs", output.name, SCORES)
+        max_rows = self.scoring.limits.max_rows_per_request
+        return lambda served: encode(served, request, max_rows, job)
 
     def _served(self, name: str, of_version: str) -> ServedModel:
         return self._models.find(name, of_version or None)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from deployments.protocol.request import InferRequest
-from deployments.protocol.tensors import Tensor, numbers_of, texts_of
+from deployments.protocol.tensors import DTYPES, Tensor, numbers_of, texts_of
 from deployments.scoring.faults import Words
 from deployments.scoring.job import Job
 from deployments.scoring.served_model import ServedModel
@@ -59,14 +59,23 @@ def encode(served: ServedModel, request: InferRequest, max_rows: int, job: Job) 
         InputError: a tensor is unknown, lacks, or has a wrong shape or datatype, or a value breaks its feature's rule.
         TooLarge: it has more than `max_rows` candidates.
     """
-    schema, tensors = served.encoded.schema, request.tensors
+    form, encoded = request.form, served.encoded
+    if form is not None and request.data is not None and form.plan is not None and form.plan[0] is encoded:
+        block = encoded.planned(form.plan[1], request.data, served.scorer.allocate)
+        if block is not None:
+            return block
+    schema, tensors = encoded.schema, request.tensors
     sections: list[Section] = [s for s in SECTIONS if s in tensors and s not in schema.columns]
     if sections:
         for name in tensors:
             if name not in sections:
                 raise InputError("inputs", name, f"one of {', '.join(SECTIONS)}, as there is {sections[0]}")
         _bounded(max(t.shape[0] for t in tensors.values()), max_rows)
-        return served.encoded.block({section: _array(tensors[section]) for section in sections}, served.scorer.allocate)
+        block = encoded.block({section: _array(tensors[section]) for section in sections}, served.scorer.allocate)
+        if form is not None:  # the next of this form, in which it found nothing wrong but for values, takes less
+            ends = dict(zip(tensors, form.ends, strict=True))
+            form.plan = encoded, encoded.plan({s: (tensors[s].shape, DTYPES[tensors[s].datatype], ends[s]) for s in sections})
+        return block
     if request.parameters.encoded:
         _bounded(max(t.shape[0] for t in tensors.values()), max_rows)
         return served.encoded.features({name: _array(tensor) for name, tensor in tensors.items()}, served.scorer.allocate)

@@ -16,13 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from deployments.protocol.tensors import Tensor, check_size, flattened
 from deployments.scoring.faults import Words, first_error
 from dpiframe_core.errors import InputError
+from dpiframe_core.features.preencoded import SectionPlan
 from kernels.runtime.gc_pause import gc_paused
 
 # As in `bodies`: unknown keys are collected and refused by name, one at a time.
 _STRICT = ConfigDict(strict=True, frozen=True, extra="allow", allow_inf_nan=False)
 _COLLECT_BELOW_BYTES = 65_536
 _NAMES_SHOWN = 64
-_KEPT_ENVELOPES, _KEPT_BYTES = 512, 4096  # so many, of at most so many bytes each,
+_KEPT_ENVELOPES, _KEPT_BYTES = 256, 16_384  # so many, of at most so many bytes each,
 _KEPT_TENSOR_BYTES = 1 << 20  # and over tensors of at most so many: for larger ones an envelope costs little beside them
 
 Dimension = Annotated[int, Field(ge=0, lt=2**31)]
@@ -91,19 +92,30 @@ class Envelope(BaseModel):
     outputs: Annotated[list[Output], Field(max_length=64, fail_fast=True)] = []
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class InferRequest:
-    """A request whose envelope is sound and whose tensors have the bytes that it promised."""
+    """A request whose envelope is sound and whose tensors have the bytes that it promised.
+
+    Attributes:
+        values: how many of its values Python must read one by one: text, and JSON's.
+        form, data: of one whose envelope is known, and the bytes of all its tensors.
+    """
 
     id: str
     parameters: Parameters
     outputs: list[Output]
-    tensors: dict[str, Tensor]
+    values: int
+    given: dict[str, Tensor] | None
+    form: "Form | None" = None
+    data: memoryview | None = None
 
     @property
-    def values(self) -> int:
-        """How many of its values Python must read one by one: text, and JSON's."""
-        return sum(prod(t.shape) for t in self.tensors.values() if t.datatype == "BYTES" or isinstance(t.data, list))
+    def tensors(self) -> dict[str, Tensor]:
+        if self.given is None:
+            assert self.form is not None
+            assert self.data is not None
+            self.given = self.form.tensors(self.data)
+        return self.given
 
     @property
     def deadline_ms(self) -> float | None:
@@ -159,41 +171,48 @@ def _cut(envelope: Envelope, body: memoryview, at: int) -> InferRequest:
     return checked(envelope, raw)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Form:
+@dataclass(slots=True, eq=False)
+class Form:
     """A client's envelope, which is the same to the byte as long as it sends so many rows: sound, and checked once.
 
-    `ends`: the last byte of each tensor, counted from the envelope's end; none if requests of this form are to be checked anew.
+    Attributes:
+        ends: the last byte of each tensor, counted from the envelope's end; none if its requests are to be checked anew.
+        plan: what the model that was last asked makes of it, and which model that was. Filled by `input`.
     """
 
     envelope: Envelope
     request: InferRequest | None = None
     ends: tuple[int, ...] = ()
+    plan: tuple[object, SectionPlan] | None = None
 
     def over(self, data: memoryview) -> InferRequest:
         """The same request over other bytes, as many."""
         known = self.request
         assert known is not None
+        return InferRequest(known.id, known.parameters, known.outputs, known.values, None, self, data)
+
+    def tensors(self, data: memoryview) -> dict[str, Tensor]:
+        assert self.request is not None
         at, tensors = 0, {}
-        for (name, datatype, shape, _), end in zip(known.tensors.values(), self.ends, strict=True):
+        for (name, datatype, shape, _), end in zip(self.request.tensors.values(), self.ends, strict=True):
             tensors[name] = Tensor(name, datatype, shape, data[at:end])
             at = end
-        return InferRequest(known.id, known.parameters, known.outputs, tensors)
+        return tensors
 
 
 @lru_cache(_KEPT_ENVELOPES)
-def _form(text: bytes) -> _Form:
+def _form(text: bytes) -> Form:
     envelope = _envelope(text)
     sizes = [given.parameters.binary_data_size for given in envelope.inputs]
     ends = tuple(accumulate(size or 0 for size in sizes))
     if None in sizes or ends[-1] > _KEPT_TENSOR_BYTES:
-        return _Form(envelope)
+        return Form(envelope)
     try:
         request = _cut(envelope, memoryview(bytes(ends[-1])), 0)
     except InputError:  # whoever sends it is told, with the bytes that came
-        return _Form(envelope)
+        return Form(envelope)
     bare = {name: tensor._replace(data=b"") for name, tensor in request.tensors.items()}  # the zeros are not kept
-    return _Form(envelope, replace(request, tensors=bare), ends)
+    return Form(envelope, replace(request, given=bare), ends)
 
 
 def checked(envelope: Envelope, raw: Sequence[memoryview | bytes | None]) -> InferRequest:
@@ -222,7 +241,8 @@ def checked(envelope: Envelope, raw: Sequence[memoryview | bytes | None]) -> Inf
     for output in envelope.outputs:
         _refuse_unknown(f"outputs.{output.name}.", output)
         _refuse_unknown(f"outputs.{output.name}.parameters.", output.parameters)
-    return InferRequest(envelope.id, envelope.parameters, envelope.outputs, tensors)
+    read_by_one = sum(prod(t.shape) for t in tensors.values() if t.datatype == "BYTES" or isinstance(t.data, list))
+    return InferRequest(envelope.id, envelope.parameters, envelope.outputs, read_by_one, tensors)
 
 
 def _refuse_unknown(where: str, model: BaseModel, hint: str = "") -> None:

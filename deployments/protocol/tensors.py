@@ -14,6 +14,7 @@ import numpy.typing as npt
 from deployments.scoring.faults import Words
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.raw_columns import Place, read_integers, read_numbers
+from kernels.runtime import c_build
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype("?"),
@@ -84,6 +85,16 @@ def texts_of(tensors: Sequence[Tensor]) -> list[list[str]]:
     Raises:
         InputError: a length runs beyond its tensor, there are bytes left over, or a value is not UTF-8.
     """
+    functions = c_build.request_extension()
+    if functions is not None:
+        read = []
+        for t in tensors:
+            texts = t.data if isinstance(t.data, list) else functions.texts(t.data, prod(t.shape))
+            if texts is None:  # it is said below what is wrong
+                break
+            read.append(texts)
+        else:
+            return read
     out: list[list[str]] = [t.data if isinstance(t.data, list) else [] for t in tensors]
     raw = [(i, bytes(t.data), prod(t.shape)) for i, t in enumerate(tensors) if not isinstance(t.data, list)]
     if not raw:

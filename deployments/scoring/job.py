@@ -1,7 +1,7 @@
 """What is known of one request while it is on its way. Plain data."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from deployments.scoring.request_trace import RequestTrace
 from dpiframe_core.features.raw_columns import ColumnValues
@@ -25,7 +25,7 @@ class Job:
     encode_ms: float = 0.0
     device_ms: float = 0.0
     degraded_rows: int = 0
-    sampled: list[list[float]] = field(default_factory=list)
+    sampled: Sequence[Sequence[float]] = ()
     given: tuple[Mapping[str, ColumnValues], Mapping[str, object]] | None = None
     trace: RequestTrace | None = None
 

@@ -21,6 +21,11 @@ class RequestTrace:
     started: float
     marks: list[tuple[str, float]] = field(default_factory=list)
 
+    @property
+    def over_at(self) -> float:
+        """When the last step was."""
+        return self.marks[-1][1] if self.marks else self.started
+
     def mark(self, step: str, at: float) -> None:
         self.marks.append((step, at))
 

@@ -6,11 +6,13 @@ Knows no HTTP and no gRPC; the routes turn requests into an `encode` and scores 
 import asyncio
 import time
 from collections.abc import Callable
+from math import isfinite
+from typing import Any
 
 import numpy as np
 
 from deployments.batching.refusals import check_deadline
-from deployments.batching.scorer import Scored
+from deployments.batching.scorer import Reply, Scored
 from deployments.config import Limits
 from deployments.metrics import RequestSeen
 from deployments.scoring.job import Job
@@ -89,6 +91,69 @@ class Scoring:
         Raises:
             DPIFrameError: whatever `encode` or the scorer raise on purpose; InputError for a score that is not finite.
         """
+        deadline, before = self._deadline(job, deadline_ms)
+        on_loop = encodes_on_loop(values, body_bytes)
+        with served.in_use:
+            block = encode(served) if on_loop else await asyncio.to_thread(encode, served)
+            self._encoded(job, block, before)
+            scored = await served.scorer.submit(block, deadline, priority)
+        self.scored(job, served, scored)
+        self.shadow(served, encode, scored, on_loop)
+        return scored
+
+    def send(
+        self,
+        job: Job,
+        served: ServedModel,
+        encode: Callable[[ServedModel], RowBlock],
+        deadline_ms: float | None,
+        priority: int,
+        reply: Reply,
+    ) -> Any:
+        """`score` in parts, for what is encoded on the loop: what `Scorer.send` gives. `scored` takes what the reply is told.
+
+        Call it in the turn in which `served` was found: that is in use until the request is `left`.
+
+        Raises:
+            DPIFrameError: as `score`; there is nothing to leave then.
+        """
+        deadline, before = self._deadline(job, deadline_ms)
+        block = encode(served)
+        self._encoded(job, block, before)
+        sent = served.scorer.send(block, deadline, priority, reply)
+        served.in_use.enter()  # nothing else had a turn since
+        return sent
+
+    def left(self, served: ServedModel, sent: Any) -> None:
+        """A request that was sent is answered or given up: what `send` gave is over, and its version no longer in use."""
+        served.scorer.over(sent)
+        if isinstance(sent, asyncio.Task):  # given up, it goes on until it is told so
+            sent.add_done_callback(served.in_use.leave)
+        else:
+            served.in_use.leave()
+
+    def shadow(
+        self, served: ServedModel, encode: Callable[[ServedModel], RowBlock], scored: Scored, on_loop: bool = True
+    ) -> None:
+        """Has a shadow of the version score it too, once what is ready to be written is. `scored` has found nothing wrong."""
+        if self._shadows is not None:
+            self._shadows.after(served, encode, scored.scores, on_loop)
+
+    def scored(self, job: Job, served: ServedModel, scored: Scored) -> None:
+        """Notes a request's scores in its job. Raises InputError for one that is not finite."""
+        job.queue_ms, job.device_ms, job.degraded_rows = scored.queue_ms, scored.device_ms, scored.degraded_rows
+        if job.trace is not None:
+            # What the engine told, which may be another process, laid end to end: runs of a split request overlap.
+            now, bound = self._clock(), job.trace.over_at + scored.queue_ms / 1e3
+            job.trace.mark("queue", min(bound, now))
+            job.trace.mark("device", min(bound + scored.device_ms / 1e3, now))
+        _check_finite(scored.scores)
+        job.sampled = served.sample.of(scored.scores, job.started)
+        if self._recorder is not None:
+            self._recorder.take(job, served, scored.scores)
+
+    def _deadline(self, job: Job, deadline_ms: float | None) -> tuple[float | None, float]:
+        """The moment, and now."""
         if deadline_ms is None:
             deadline_ms = self.limits.default_deadline_ms
         deadline = None if deadline_ms is None else job.started + deadline_ms / 1e3
@@ -96,32 +161,25 @@ class Scoring:
         if job.trace is not None:
             job.trace.mark("validate", before)
         check_deadline(deadline, before, "before it was encoded")
-        on_loop = values < _ENCODE_ON_LOOP_VALUES and body_bytes < _ENCODE_ON_LOOP_BYTES
-        with served.in_use:
-            block = encode(served) if on_loop else await asyncio.to_thread(encode, served)
-            job.rows, job.values, job.oov_count = block.rows, block.id_places, block.oov_count
-            encoded = self._clock()
-            job.encode_ms = (encoded - before) * 1e3
-            if job.trace is not None:
-                job.trace.mark("encode", encoded)
-            scored = await served.scorer.submit(block, deadline, priority)
+        return deadline, before
+
+    def _encoded(self, job: Job, block: RowBlock, before: float) -> None:
+        job.rows, job.values, job.oov_count = block.rows, block.id_places, block.oov_count
+        encoded = self._clock()
+        job.encode_ms = (encoded - before) * 1e3
         if job.trace is not None:
-            # What the engine told, which may be another process, laid end to end: runs of a split request overlap.
-            now, bound = self._clock(), encoded + scored.queue_ms / 1e3
-            job.trace.mark("queue", min(bound, now))
-            job.trace.mark("device", min(bound + scored.device_ms / 1e3, now))
-        job.queue_ms, job.device_ms, job.degraded_rows = scored.queue_ms, scored.device_ms, scored.degraded_rows
-        _check_finite(scored.scores)
-        job.sampled = served.sample.of(scored.scores, before)
-        if self._recorder is not None:
-            self._recorder.take(job, served, scored.scores)
-        if self._shadows is not None:
-            self._shadows.after(served, encode, scored.scores, on_loop)
-        return scored
+            job.trace.mark("encode", encoded)
+
+
+def encodes_on_loop(values: int, body_bytes: int) -> bool:
+    """Whether so much is encoded where it was read, not on a thread."""
+    return values < _ENCODE_ON_LOOP_VALUES and body_bytes < _ENCODE_ON_LOOP_BYTES
 
 
 def _check_finite(scores: Floats) -> None:
     """Raises InputError if a score is not finite: golden rows prove the weights sound, so the request's numbers overflow."""
+    if isfinite(np.add.reduce(scores, axis=None)):  # which no sum with an infinite number or none in it is
+        return
     finite = np.isfinite(scores)
     if not finite.all():
         row, task = np.unravel_index(int(np.argmin(finite)), finite.shape)

@@ -70,16 +70,18 @@ class ModelList(BaseModel):
 
 
 class InUse:
-    """Counts those who are within its `with`, on one event loop."""
+    """Counts those who are within its `with`, or between `enter` and `leave`, on one event loop."""
 
     def __init__(self) -> None:
         self._users = 0
 
-    def __enter__(self) -> None:
+    def enter(self) -> None:
         self._users += 1
 
-    def __exit__(self, *_: object) -> None:
+    def leave(self, *_: object) -> None:
         self._users -= 1
+
+    __enter__, __exit__ = enter, leave
 
     async def over(self) -> None:
         """Returns once nobody is; after a minute in any case."""

@@ -4,6 +4,7 @@ import ray
 from ray import serve
 
 from deployments.config import DeploymentConfig
+from deployments.remote_rows.row_shard import row_shards
 from deployments.serve.engine_replica import EngineReplica
 from deployments.serve.ingress_replica import IngressReplica
 from deployments.serve.ray_metrics import require_port
@@ -12,7 +13,10 @@ from deployments.serve.serve_policy import settings
 
 
 def application(config: DeploymentConfig, *, constructor_tries: int = 3) -> serve.Application:
-    """One deployment, since with a batcher in each replica a second hop gains nothing; or, as fan-in, engines and ingresses."""
+    """One deployment, since with a batcher in each replica a second hop gains nothing; or, as fan-in, engines and ingresses.
+
+    Rows of tables that others answer for are deployments of their own.
+    """
     if config.device == "auto":
         config = config.placed(int(ray.cluster_resources().get("GPU", 0)))
     require_port(config.metrics.port)
@@ -35,10 +39,12 @@ def application(config: DeploymentConfig, *, constructor_tries: int = 3) -> serv
         "ray_actor_options": {"num_cpus": config.cpus_per_replica, "num_gpus": config.gpus_per_replica},
         "max_replicas_per_node": config.share_of_a_node(config.max_replicas),
     }
+    shards = row_shards(config, alike)
+    with_rows = (config, shards) if shards else (config,)
     if config.topology == "colocated":
         return serve.deployment(
             Replica, name="Replica", graceful_shutdown_timeout_s=config.drain_s, **on_a_device, **alike
-        ).bind(config)
+        ).bind(*with_rows)
     # An engine outlasts the ingresses that it serves: it stops when they have left it.
     engine = serve.deployment(
         EngineReplica, name="Engine", graceful_shutdown_timeout_s=3 * config.drain_s, **on_a_device, **alike
@@ -52,4 +58,4 @@ def application(config: DeploymentConfig, *, constructor_tries: int = 3) -> serv
         graceful_shutdown_timeout_s=config.drain_s,
         **alike,
     )
-    return ingress.bind(config, engine.bind(config))
+    return ingress.bind(config, engine.bind(*with_rows))

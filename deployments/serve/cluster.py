@@ -118,6 +118,8 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
     check_models_root(config)
     Gate.of(config.access)
     require_free_port(config.http.host, config.http.port)
+    if config.http.direct_port is not None:
+        require_free_port(config.http.host, config.http.direct_port, "http.direct_port", "")
     if config.grpc is not None:
         require_free_port(config.http.host, config.grpc.port, "grpc.port", "")
     if config.metrics.port is not None:

@@ -6,7 +6,9 @@ call it through Serve, while they have no engine of their own.
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -18,9 +20,11 @@ from deployments.fanin.scorer import FanInScorer
 from deployments.lifecycle.actor import follower_of
 from deployments.lifecycle.desired import Desired
 from deployments.lifecycle.release import Key, Release
+from deployments.remote_rows.row_shard import finders
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
 from deployments.telemetry.log_form import log_to_stderr
+from kernels.runtime.gc_pause import gc_settled
 
 if TYPE_CHECKING:
     from deployments.fanin.acceptor import Acceptor
@@ -32,7 +36,10 @@ class EngineReplica:
 
     _acceptor: "Acceptor | None" = None
 
-    async def __init__(self, config: DeploymentConfig) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: DeploymentConfig, rows: Mapping[int, Sequence[Any]] | None = None
+    ) -> None:
+        """rows: handles of `RowShard`, see `row_shards`."""
         from deployments.fanin.acceptor import Acceptor
 
         self._config = config
@@ -41,10 +48,12 @@ class EngineReplica:
         self._batchers: dict[str, FanInBatcher] = {}
         log_to_stderr(config.log_level, config.log_format)
         self._scorers: dict[str, FanInScorer] = {}
+        await self._loaded.find_rows(finders(rows))
         self._follower, _ = await follower_of(self, config, scores=True, answers=False)
         await self._follower.start()
         self._place = meeting_place(config.application, ray.get_runtime_context().get_node_id())
         self._acceptor = Acceptor(self._place, self._batchers)
+        gc_settled()
 
     async def load(self, release: Release) -> None:
         """As `Host.load`."""
@@ -68,6 +77,7 @@ class EngineReplica:
         self._loaded.meter(release.key, batcher.dispatcher)
         end_when_lost(batcher.dispatcher, engine.check_device, self._config.batching.max_run_s, batcher.fail)
         self._metrics.watch(*release.key, batcher.dispatcher)
+        self._metrics.reads_tables(*release.key, partial(getattr, engine, "table_reads"))
         self._batchers[release.label] = batcher  # whoever asks for it is let in from now on
 
     def route(self, desired: Desired) -> None:

@@ -25,12 +25,14 @@ from deployments.lifecycle.serving import route
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.scoring.catalog import Catalog
 from deployments.serve.ray_metrics import RayMetrics
-from deployments.serve.replica_app import replica_app
+from deployments.serve.replica_app import direct_port, replica_app
 from deployments.telemetry.log_form import log_to_stderr
+from kernels.runtime.gc_pause import gc_settled
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
+    from deployments.direct.shared_port import SharedPort
     from deployments.fanin.scorer import FanInScorer
     from deployments.http_api.serve_bypass import ServeBypass
     from deployments.serve.observers import Observers
@@ -53,6 +55,7 @@ class IngressReplica(GrpcMethods):
         self._metrics = RayMetrics()  # of requests, and of what is served: the engine reports batches and what waits
         self._observers: Observers | None = None
         self._bypass: ServeBypass | None = None
+        self._direct: SharedPort | None = None
         self._follower: Follower | None = None
         self._control: Control | None = None
         self._engines = 1
@@ -69,6 +72,8 @@ class IngressReplica(GrpcMethods):
         self._observers = Observers.of(config)
         watchers = self._observers.watchers
         app, self._bypass = replica_app(self, config, self._catalog, self._metrics, self._control, watchers)
+        self._direct = await direct_port(config, app, self._node)
+        gc_settled()
         return app
 
     async def reconfigure(self, said: dict[str, Any]) -> None:
@@ -135,8 +140,8 @@ class IngressReplica(GrpcMethods):
     async def __del__(self) -> None:
         if self._follower is not None:
             await self._follower.stop()
-        if self._bypass is not None:
-            await self._bypass.answered(self._config.drain_s)
+        drain_s = self._config.drain_s
+        await asyncio.gather(*(part.close(drain_s) for part in (self._bypass, self._direct) if part is not None))
         for scorer in self._scorers.values():
             await scorer.close()
         if self._observers is not None:

@@ -4,6 +4,7 @@ Knows no Ray; torch is imported only when something is loaded.
 """
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from deployments.access.models_root import check_below
@@ -17,9 +18,12 @@ from deployments.serve.serve_policy import reported
 from dpiframe_core.errors import Unavailable
 
 if TYPE_CHECKING:
+    from deployments.remote_rows.remote_rows import Find
     from dpiframe_core.bundle.bundle import Bundle
     from dpiframe_core.engine.engine import Engine
     from dpiframe_core.engine.options import WarmupReport
+
+_SHARDS_S = 120.0  # for processes that read the same bundle meanwhile
 
 
 class LoadedModels:
@@ -30,7 +34,16 @@ class LoadedModels:
         self._engines: dict[Key, Engine] = {}
         self._gauged: dict[Key, Gauged] = {}
         self._meter = LoadMeter()
+        self._finds: list[tuple[Release, Sequence[Find]]] = []
         self._working_bytes = 0  # of buffers and graphs, the most that an engine here has taken
+
+    async def find_rows(self, shards: "Mapping[int, Sequence[Find]]") -> None:
+        """How the configuration's models, by their number, find the shards that answer for rows of their files.
+
+        Other releases, and other bundles that come to lie in the same place, read their own files.
+        """
+        for i, finds in shards.items():
+            self._finds.append((await asyncio.to_thread(Release.of, self._config.models[i]), finds))
 
     async def load(self, release: Release) -> "Engine":
         """A release's engine, warm.
@@ -53,7 +66,8 @@ class LoadedModels:
         release.check_fingerprint(bundle.fingerprint)
         hot = None if tables is None or tables.hbm_gib is None else int(tables.hbm_gib * 2**30)
         require_room(bundle, self._config.device, self._working_bytes, hot)
-        return warm_engine(self._config, bundle, tables)
+        finds = next((finds for of, finds in self._finds if of == release), ())
+        return warm_engine(self._config, bundle, tables, finds)
 
     async def unload(self, key: Key) -> None:
         """Releases an engine, in which nothing may run any more."""
@@ -79,23 +93,24 @@ class LoadedModels:
             await self.unload(key)
 
 
-def load_engine(config: DeploymentConfig, ref: ModelRef) -> "Engine":
-    """An engine for a model of the configuration.
-
-    Raises:
-        BundleError, InputError: as `read_bundle` and `warm_engine`.
-    """
+def load_engine(config: DeploymentConfig, ref: ModelRef, rows: "Sequence[Find]" = ()) -> "Engine":
+    """An engine for a model of the configuration. `rows`: as `warm_engine`."""
     from dpiframe_core.bundle.bundle import read_bundle
 
-    return warm_engine(config, read_bundle(ref.path), ref.tables)[0]
+    return warm_engine(config, read_bundle(ref.path), ref.tables, rows)[0]
 
 
-def warm_engine(config: DeploymentConfig, bundle: "Bundle", t: TablesHome | None) -> "tuple[Engine, WarmupReport]":
+def warm_engine(
+    config: DeploymentConfig, bundle: "Bundle", t: TablesHome | None, rows: "Sequence[Find]" = ()
+) -> "tuple[Engine, WarmupReport]":
     """Takes seconds to minutes: every bucket is captured, the golden rows are checked.
+
+    rows: how to find the shards that answer for rows of its files; (): they are read here.
 
     Raises:
         BundleError, InputError: as `Engine` and `Engine.warmup`; nothing is left of it then.
     """
+    from deployments.remote_rows.remote_rows import RemoteRows
     from dpiframe_core.embedding.home import home_of
     from dpiframe_core.engine.engine import Engine
     from dpiframe_core.engine.options import EngineOptions
@@ -105,6 +120,12 @@ def warm_engine(config: DeploymentConfig, bundle: "Bundle", t: TablesHome | None
     home = None
     if t is not None:
         schema, name = bundle.manifest.feature_schema, bundle.fingerprint[:16]
+        source = None
+        if t.remote is not None and rows:
+            source = RemoteRows(
+                rows, [bundle.tables[s.name] for s in schema.tables], bundle.fingerprint, t.remote.timeout_ms / 1e3
+            )
+            source.await_all(_SHARDS_S)
         home = home_of(
             schema,
             name,
@@ -113,6 +134,9 @@ def warm_engine(config: DeploymentConfig, bundle: "Bundle", t: TablesHome | None
             folder=t.host_folder,
             host_gib=t.host_gib,
             ahead_mib=t.ahead_mib,
+            source=source,
+            replan_s=t.replan_s,
+            replan_mib=t.replan_mib,
         )
     engine = Engine(bundle, config.device, config.precision, options, home)
     try:

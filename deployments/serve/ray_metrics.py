@@ -18,11 +18,13 @@ from deployments.metrics import (
     FILL_BOUNDS,
     LATENCY_BOUNDS_MS,
     SCORE_BOUNDS,
+    TIERS,
     BatchSeen,
     Gauged,
     RequestSeen,
     Serving,
     ShadowSeen,
+    TableFigures,
 )
 from deployments.telemetry.node_metrics import Endpoint
 from dpiframe_core.errors import ConfigError
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 
 _KEPT = 200_000  # records; more than a second's worth of anything, and a bound if the thread is starved
 _OBSERVED = 500  # values a histogram gets of one second: at 3,000 requests a second all of them took 6 % of a core
+
+_STEPS = "queue", "encode", "device", "total"  # as a record has their times
 
 _Of = tuple[str, str]  # model, version
 _Totals = collections.defaultdict[tuple[metrics.Counter, _Of, str], float]
@@ -49,7 +53,7 @@ class RayMetrics:
         self._failed = metrics.Counter("dpiframe_failed_batches", "Runs that the device did not finish.", of)
         self._times = {
             step: metrics.Histogram(f"dpiframe_{step}_ms", f"Milliseconds of a request: {step}.", list(LATENCY_BOUNDS_MS), of)
-            for step in ("queue", "encode", "device", "total")
+            for step in _STEPS
         }
         self._scores = metrics.Histogram("dpiframe_scores", "A sample of the scores.", list(SCORE_BOUNDS), (*of, "task"))
         self._fill = metrics.Histogram("dpiframe_batch_fill", "Rows of a run over max_batch_rows.", list(FILL_BOUNDS), of)
@@ -66,12 +70,17 @@ class RayMetrics:
         self._differences = metrics.Histogram("dpiframe_shadow_difference", said, list(DIFFERENCE_BOUNDS), shadow)
         self._shadows = metrics.Counter("dpiframe_shadow_requests", "Requests in a shadow by outcome.", (*shadow, "outcome"))
         self._shadowed: collections.deque[ShadowSeen] = collections.deque(maxlen=_KEPT)
+        self._table_reads = metrics.Counter(
+            "dpiframe_table_reads", "Reads of a sample's rows, by where they lay.", (*of, "tier")
+        )
+        self._rows_moved = metrics.Counter("dpiframe_table_rows_moved", "Rows that came into the GPU's memory.", of)
         self._seen: collections.deque[RequestSeen] = collections.deque(maxlen=_KEPT)
         self._batches: collections.deque[tuple[_Of, BatchSeen]] = collections.deque(maxlen=_KEPT)
         self._gauged: dict[_Of, Gauged] = {}
         self._active_s: dict[_Of, float] = {}
         self._gone: collections.deque[_Of] = collections.deque()
         self._served: dict[_Of, tuple[Serving, Callable[[], bool]]] = {}
+        self._tables: dict[_Of, tuple[Callable[[], TableFigures | None], TableFigures]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(interval_s,), name="metrics", daemon=True)
         self._thread.start()
@@ -92,6 +101,15 @@ class RayMetrics:
         """Registers a model's gauges, which are read each time that this reports."""
         self._returned((model, version))
         self._gauged[model, version] = gauged
+
+    def reads_tables(self, model: str, version: str, figures: Callable[[], TableFigures | None]) -> None:
+        """Registers where reads of a model's tables are served, since its start; asked each time that this reports."""
+        first = figures()
+        self._returned((model, version))
+        if first is None:
+            self._tables.pop((model, version), None)  # of a version that was unloaded a moment ago
+        else:
+            self._tables[model, version] = figures, first
 
     def serves(self, info: Serving, ready: Callable[[], bool]) -> None:
         """Registers a model that requests are answered for here. `ready` is asked each time that this reports."""
@@ -132,6 +150,7 @@ class RayMetrics:
             self._active_s[of] = active_s
             self._queued_rows.set(gauged.queued_rows, _tags(of))
             self._inflight_rows.set(gauged.inflight_rows, _tags(of))
+        self._take_tables()
         for of, (info, ready) in list(self._served.items()):
             self._info.set(1, _tags(of) | {"precision": info.precision, "device": info.device})
             self._ready.set(int(ready()), _tags(of))
@@ -145,6 +164,7 @@ class RayMetrics:
 
     def _unregister(self, of: _Of) -> None:
         """A gauge is shown with its last value for good: zero then."""
+        self._tables.pop(of, None)
         if self._gauged.pop(of, None) is not None:
             self._active_s.pop(of, None)
             self._queued_rows.set(0, _tags(of))
@@ -171,22 +191,29 @@ class RayMetrics:
         count = len(self._seen)
         stride = -(-count // _OBSERVED)
         scores: collections.defaultdict[_Of, list[Sequence[float]]] = collections.defaultdict(list)
+        added: dict[tuple[str, str, str], list[int]] = {}  # requests, rows, values, unknown ones: a busy second has thousands
         for i in range(count):
-            seen = self._seen.popleft()
-            of = seen.model or "none", seen.version or "none"
-            totals[self._requests, of, seen.outcome] += 1
-            totals[self._oov, of, ""] += seen.oov_count
-            totals[self._values, of, ""] += seen.values
-            if seen.outcome != "ok":
+            model, version, outcome, scored, values, oov_count, *times, sampled = self._seen.popleft()
+            sums = added.get((model, version, outcome))
+            if sums is None:
+                sums = added[model, version, outcome] = [0, 0, 0, 0]
+            sums[0] += 1
+            sums[1] += scored
+            sums[2] += values
+            sums[3] += oov_count
+            if outcome != "ok":
                 continue
-            totals[self._rows, of, ""] += seen.rows
-            scores[of] += seen.sampled
-            if i % stride:
-                continue
-            for step, ms in (
-                ("queue", seen.queue_ms), ("encode", seen.encode_ms), ("device", seen.device_ms), ("total", seen.total_ms)
-            ):  # fmt: skip
-                self._times[step].observe(ms, _tags(of))
+            if sampled:
+                scores[model, version] += sampled
+            if i % stride == 0:
+                for step, ms in zip(_STEPS, times, strict=True):
+                    self._times[step].observe(ms, _tags((model, version)))
+        for (model, version, outcome), (requests, scored, values, oov_count) in added.items():
+            of = model or "none", version or "none"
+            totals[self._requests, of, outcome] += requests
+            totals[self._values, of, ""] += values
+            totals[self._oov, of, ""] += oov_count
+            totals[self._rows, of, ""] += scored if outcome == "ok" else 0
         for of, rows in scores.items():
             if of not in self._served:  # unloaded since
                 continue
@@ -194,6 +221,18 @@ class RayMetrics:
             for row in rows[:: -(-len(rows) // _OBSERVED) or 1]:
                 for task, score in zip(tasks, row, strict=True):
                     self._scores.observe(score, _tags(of) | {"task": task})
+
+    def _take_tables(self) -> None:
+        for of, (figures, before) in list(self._tables.items()):
+            now = figures()
+            if now is None:
+                continue
+            self._tables[of] = figures, now
+            for tier in TIERS:
+                if (more := getattr(now, tier) - getattr(before, tier)) > 0:
+                    self._table_reads.inc(more, _tags(of) | {"tier": tier})
+            if now.rows_moved > before.rows_moved:
+                self._rows_moved.inc(now.rows_moved - before.rows_moved, _tags(of))
 
     def _take_batches(self, totals: _Totals) -> None:
         count = len(self._batches)

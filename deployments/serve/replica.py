@@ -4,9 +4,11 @@ Serve calls it started only when every model is loaded, verified and warm, since
 """
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import ray
 from ray import serve
 
 from deployments.batching.lost_device import end_when_lost
@@ -18,16 +20,19 @@ from deployments.lifecycle.follower import Follower
 from deployments.lifecycle.release import Key, Release
 from deployments.lifecycle.serving import route
 from deployments.protocol.grpc_service import GrpcMethods
+from deployments.remote_rows.row_shard import finders
 from deployments.scoring.catalog import Catalog
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
-from deployments.serve.replica_app import replica_app
+from deployments.serve.replica_app import direct_port, replica_app
 from deployments.telemetry.log_form import log_to_stderr
+from kernels.runtime.gc_pause import gc_settled
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from deployments.batching.batcher import RowBatcher
+    from deployments.direct.shared_port import SharedPort
     from deployments.http_api.serve_bypass import ServeBypass
     from deployments.serve.observers import Observers
 
@@ -40,14 +45,17 @@ if TYPE_CHECKING:
 class Replica(GrpcMethods):
     """Serves every model of one application from one process, on one whole GPU or on the CPU. A `Host` of its follower."""
 
-    def __init__(self, config: DeploymentConfig) -> None:
+    def __init__(self, config: DeploymentConfig, rows: Mapping[int, Sequence[Any]] | None = None) -> None:
+        """rows: handles of `RowShard`, see `row_shards`."""
         self._config = config
+        self._rows = rows
         self._catalog = Catalog()
         self._batchers: dict[Key, RowBatcher] = {}
         self._loaded = LoadedModels(config)
         self._metrics = RayMetrics()
         self._observers: Observers | None = None
         self._bypass: ServeBypass | None = None
+        self._direct: SharedPort | None = None
         self._follower: Follower | None = None
         self._control: Control | None = None
         log_to_stderr(config.log_level, config.log_format)
@@ -56,11 +64,14 @@ class Replica(GrpcMethods):
         from deployments.serve.observers import Observers
 
         config = self._config
+        await self._loaded.find_rows(finders(self._rows))
         self._follower, self._control = await follower_of(self, config, scores=True, answers=True)
         await self._follower.start()
         self._observers = Observers.of(config)
         watchers = self._observers.watchers
         app, self._bypass = replica_app(self, config, self._catalog, self._metrics, self._control, watchers)
+        self._direct = await direct_port(config, app, ray.get_runtime_context().get_node_id())
+        gc_settled()
         return app
 
     async def reconfigure(self, said: dict[str, Any]) -> None:
@@ -85,6 +96,7 @@ class Replica(GrpcMethods):
         self._loaded.meter(release.key, batcher.dispatcher)
         end_when_lost(batcher.dispatcher, engine.check_device, config.batching.max_run_s, batcher.fail)
         self._metrics.watch(name, version, batcher.dispatcher)
+        self._metrics.reads_tables(name, version, partial(getattr, engine, "table_reads"))
         scorer = ahead_of(batcher, engine, release.tables)
         example = engine.bundle.example
         served = ServedModel.of(engine, scorer, config.limits, name=name, version=version, example=example)
@@ -115,10 +127,10 @@ class Replica(GrpcMethods):
     async def __del__(self) -> None:
         if self._follower is not None:
             await self._follower.stop()
-        if self._bypass is not None:
-            await self._bypass.answered(self._config.drain_s)
+        drain_s = self._config.drain_s
+        await asyncio.gather(*(part.close(drain_s) for part in (self._bypass, self._direct) if part is not None))
         for batcher in self._batchers.values():
-            await batcher.close(self._config.drain_s)
+            await batcher.close(drain_s)
         await self._loaded.close()
         if self._observers is not None:
             await asyncio.to_thread(self._observers.close)

@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.access.gate import Gate
 from deployments.config import DeploymentConfig
+from deployments.direct.direct_server import DirectServer
+from deployments.direct.request_head import DIRECT
+from deployments.direct.shared_port import SharedPort, open_port
+from deployments.fanin.handshake import meeting_place
 from deployments.http_api.serve_bypass import ServeBypass
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.telemetry.node_metrics import NodeMetrics
@@ -28,6 +32,10 @@ class OneRequestId:
         self._app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if DIRECT in scope.get("extensions", ()):
+            await self._app(scope, receive, send)
+            return
+
         async def send_without(message: Any) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [h for h in message["headers"] if h[0] != b"x-request-id"]
@@ -63,3 +71,16 @@ def replica_app(
     replica.gate = gate
     replica.loopback_only = config.http.host == "127.0.0.1"
     return app, bypass
+
+
+async def direct_port(config: DeploymentConfig, app: "FastAPI", node: str) -> SharedPort | None:
+    """The direct port of this process, open; None if the configuration has none.
+
+    Raises:
+        ConfigError: it cannot be had.
+    """
+    http = config.http
+    if http.direct_port is None:
+        return None
+    server = DirectServer(app, app.state.score, app.state.infer, config.limits, config.route_prefix.rstrip("/"))
+    return await open_port(server, meeting_place(config.application, node), http.host, http.direct_port)

@@ -1,12 +1,14 @@
-"""A thread that follows the other processes of a host which hold shares of a model's tables."""
+"""A thread that keeps a model's tables in order while batches run: it follows the processes of the host that hold shares of
+them, and has rows move that are read more or less than before.
+"""
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from dpiframe_core.embedding.store import EmbeddingStore
 from kernels.runtime.launch import own_stream
 
 log = logging.getLogger(__name__)
@@ -14,30 +16,33 @@ EVERY_S = 0.5
 
 
 class Follower:
-    """Looks twice a second, until it is closed.
+    """Takes each step twice a second, until it is closed; one that fails is not taken again.
 
     Args:
-        place: see `EmbeddingStore.refresh`.
+        device: of the tables.
     """
 
-    def __init__(self, store: EmbeddingStore, place: Callable[[], None]) -> None:
-        self._store, self._place = store, place
+    def __init__(self, device: torch.device, steps: Sequence[Callable[[], object]]) -> None:
+        self._device, self._steps = device, list(steps)
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="dpiframe-shards", daemon=True)
+        self._thread = threading.Thread(target=self._follow, name="dpiframe-tables", daemon=True)
         self._thread.start()
 
     def _follow(self) -> None:
-        device = self._store.device
-        with torch.cuda.device(device), torch.cuda.stream(own_stream(device)):
-            while not self._ended.wait(EVERY_S):
-                try:
-                    if self._store.refresh(self._place):
-                        log.warning("shares of tables on other GPUs have come or gone")
-                except Exception as failure:  # whatever it is, batches go on as before
-                    log.warning("shares of tables on other GPUs are not followed any more: %s", failure)
-                    return
+        with contextlib.ExitStack() as entered:
+            if self._device.type == "cuda":
+                entered.enter_context(torch.cuda.device(self._device))
+                entered.enter_context(torch.cuda.stream(own_stream(self._device)))
+            while self._steps and not self._ended.wait(EVERY_S):
+                for step in list(self._steps):
+                    try:
+                        step()
+                    except Exception as failure:  # whatever it is, batches go on as before
+                        if not self._ended.is_set():
+                            log.warning("where rows of tables lie is not followed any more: %s", failure)
+                        self._steps.remove(step)
 
     def close(self) -> None:
-        """Returns when nothing is looked for any more."""
+        """Returns when no step is taken any more."""
         self._ended.set()
         self._thread.join()

@@ -1,6 +1,6 @@
 """How often each row of each table is read: counted in encoded rows, or estimated where there are none. NumPy alone."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema
 
 Counts = npt.NDArray[np.int64]
+Reads = tuple[str, Counts, Counts]
 
 _SECTIONS: tuple[IdSection, ...] = ("context_ids", "candidate_ids")
 ZIPF_ROWS = 10**12  # so many that the last of a billion rows still has a count, whose rounding says nothing
@@ -59,31 +60,43 @@ def count_rows(schema: FeatureSchema, blocks: Iterable[RowBlock]) -> RowCounts:
     tables = {t.name: np.zeros(t.rows, np.int64) for t in schema.tables}
     rows = 0
     for block in blocks:
-        block.check(schema.block_layout)
         rows += block.rows
-        ids = {section: block.wide_ids(section) for section in _SECTIONS}
-        contexts = [block.rows] if block.contexts == 1 else np.bincount(block.request_of_row, minlength=block.contexts)
-        times = {"context_ids": np.asarray(contexts, np.int64), "candidate_ids": np.ones(block.rows, np.int64)}
-        for f in schema.features:
-            for name in _tables_of(f):
-                if f.is_id:
-                    place = schema.columns[f.name]
-                    own = ids[place.section][:, place.start : place.start + place.width]  # type: ignore[index]
-                    _count(tables[name], own, times[place.section], f)
-                else:
-                    tables[name][0] += block.rows
+        for name, ids, times in block_reads(schema, block):
+            np.add.at(tables[name], ids, times)
     return RowCounts(tables, rows)
 
 
-def _count(counts: Counts, ids: npt.NDArray[Any], times: Counts, feature: Feature) -> None:
-    """Adds to `counts` ids[n, width], each row of which was read times[n] times."""
+def block_reads(schema: FeatureSchema, block: RowBlock, slots: Mapping[str, int] | None = None) -> Iterator[Reads]:
+    """What the lookup reads for a block, a feature and a table of it at a time: the table, ids, and how often each is read.
+
+    slots: of each table, how many ids behind its rows lead somewhere too, as in a block that `RowsAhead` made.
+
+    Raises:
+        InputError: a block of another schema.
+    """
+    block.check(schema.block_layout)
+    ids = {section: block.wide_ids(section) for section in _SECTIONS}
+    contexts = [block.rows] if block.contexts == 1 else np.bincount(block.request_of_row, minlength=block.contexts)
+    times = {"context_ids": np.asarray(contexts, np.int64), "candidate_ids": np.ones(block.rows, np.int64)}
+    for f in schema.features:
+        for name in _tables_of(f):
+            if not f.is_id:
+                yield name, np.zeros(1, np.int64), np.array([block.rows])
+                continue
+            place = schema.columns[f.name]
+            own = ids[place.section][:, place.start : place.start + place.width]  # type: ignore[index]
+            end = schema.table(name).rows + (slots or {}).get(name, 0)
+            yield name, *_read(own, times[place.section], f, end)
+
+
+def _read(ids: npt.NDArray[Any], times: Counts, feature: Feature, end: int) -> tuple[Counts, Counts]:
+    """The ids below `end` that ids[n, width] read, each of which is read times[n] times, and how often."""
     each = np.broadcast_to(times[:, None], ids.shape).ravel()
     flat = ids.ravel()
     if isinstance(feature, Categorical) and feature.max_values > 1:
         read = flat != -1
         flat, each = flat[read], each[read]
-    legal = (flat >= 0) & (flat < len(counts))
-    np.add.at(counts, np.where(legal, flat, feature.oov_id or 0), each)
+    return np.where((flat >= 0) & (flat < end), flat, feature.oov_id or 0).astype(np.int64), each
 
 
 def zipf_counts(schema: FeatureSchema, exponent: float, rows: int = ZIPF_ROWS) -> RowCounts:

@@ -29,7 +29,6 @@ class EmbeddingStore:
         device: where they are to live. On a CPU they are used as they come.
         scales: name -> float32[dim], of the int8 tables.
         home: where rows lie if the device's memory is not to hold all of them; on a CPU: in the files that `tables` map.
-        source: where rows are read that no memory holds; by default in these files.
 
     Attributes:
         tables, scales: in the schema's order; a scale is None where the table is not int8. () of a GPU's tables with a home.
@@ -48,7 +47,6 @@ class EmbeddingStore:
         device: torch.device,
         scales: Mapping[str, torch.Tensor] | None = None,
         home: Home | None = None,
-        source: RowSource | None = None,
     ) -> None:
         given = [(scales or {}).get(t.name) for t in schema.tables]
         for t, scale in zip(schema.tables, given, strict=True):
@@ -66,7 +64,7 @@ class EmbeddingStore:
         ordered = [tables[t.name] for t in schema.tables]
         if home is not None:
             home.placement.check(schema)
-            self._read_ahead(schema, ordered, home, source or FileRows(ordered))
+            self._read_ahead(schema, ordered, home, home.source or FileRows(ordered))
         if home is not None and device.type == "cuda":
             try:
                 self._tiers = Tiers(schema, ordered, given, home, device, self.spares)
@@ -106,16 +104,14 @@ class EmbeddingStore:
         """Of the shares of rows that GPUs of this host hold, how many are read in the host's memory meanwhile."""
         return self._tiers.shares_missing if self._tiers else 0
 
-    def refresh(self, place: Callable[[], None]) -> bool:
-        """Whether other processes came or went. Batches of the `generation` to come read rows where they lie now.
+    def refresh(self, place: Callable[[], None], over: Callable[[], None]) -> bool:
+        """See `Tiers.refresh`."""
+        return self._tiers is not None and self._tiers.refresh(place, over)
 
-        place: has all lookups place themselves anew, for both generations.
-        """
-        if self._tiers is None or not self._tiers.refresh():
-            return False
-        place()
-        self._tiers.generation = 1 - self._tiers.generation
-        return True
+    @property
+    def tiers(self) -> Tiers | None:
+        """Where rows lie by a placement on a GPU."""
+        return self._tiers
 
     def placed(self, plan: LookupPlan) -> LookupPlan:
         """A lookup's plan, in which unknown values read their rows where they lie."""

@@ -1,9 +1,10 @@
 """A model's tables in memories of several kinds that one lookup reads: hot rows in a GPU's own, warm ones in that of all GPUs
-of the host, a share each, cold ones in the host's. The host's memory holds the warm rows, too: no GPU is needed for them.
+of the host, a share each, cold ones in the host's. The host's memory holds the warm rows, too: no GPU is needed for them. Where
+rows move it holds the hot ones as well: which are hot is then each GPU's own affair.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -12,9 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dpiframe_core.embedding.hot_rows import HotRows, Ints, Move
 from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.shards import Shards
 from dpiframe_core.errors import InputError, Unavailable
+from dpiframe_core.far_rows.row_source import RowSource
 from dpiframe_core.features.schema import FeatureSchema
 from kernels.lookup.descriptors import Segment, descriptors, segment_descriptors
 from kernels.runtime.host_memory import DeviceReadable, PrivateMemory, SharedMemory
@@ -32,12 +35,17 @@ class Home:
 
     name: of its tables, one for each content: processes of one host share the rows in its memory by it. folder: for memory
     files, such as /dev/shm; None: this process keeps them for itself. ahead_bytes: of memory for rows that only files hold.
+    source: where those are read; None: in the bundle's files. replan_s: after how long rows that are read often now take the
+    places of others in a GPU's memory, None: never; move_bytes: of rows that move then.
     """
 
     placement: Placement
     name: str
     folder: Path | None = Path("/dev/shm")
     ahead_bytes: int = 256 << 20
+    source: RowSource | None = None
+    replan_s: float | None = None
+    move_bytes: int = 64 << 20
 
 
 class Tiers:
@@ -49,7 +57,8 @@ class Tiers:
 
     Attributes:
         descriptors: where the lookup finds rows. device_bytes, host_bytes: of tables.
-        generation: of the descriptors that batches are to be of.
+        generation: of the descriptors that batches are to be of. No batch reads the other one, but while it changes.
+        moving: of each table, its hot rows, if they may be others; None: they stay.
 
     Raises:
         InputError: the placement is of other tables.
@@ -70,7 +79,11 @@ class Tiers:
         places = _places(schema, placement)
         orders = [_order(placement, p) for p in places]
         rows = list(zip(places, tables, orders, strict=True))
-        sizes = [_lines((p.held - p.hot) * t.shape[1] * t.element_size()) for p, t in zip(places, tables, strict=True)]
+        slots = [0 if spare is None else len(spare) for spare in spares]
+        moves = [home.replan_s is not None and HotRows.move(p, n) for p, n in zip(places, slots, strict=True)]
+        self._firsts = firsts = [0 if may else p.hot for p, may in zip(places, moves, strict=True)]
+        spans = [(first, p.held) for first, p in zip(firsts, places, strict=True)]  # ranks in the host's memory
+        sizes = [_lines((end - first) * t.shape[1] * t.element_size()) for (first, end), t in zip(spans, tables, strict=True)]
         self.host_bytes = sum(sizes)
         self._memory: SharedMemory | PrivateMemory = PrivateMemory(0)
         self._readable: DeviceReadable | None = None
@@ -79,26 +92,31 @@ class Tiers:
         try:
             begins = np.cumsum([0, *sizes[:-1]]).tolist()
             self._lock_memory(home)
-            cold = [_rows_at(self._memory.bytes, at, p.held - p.hot, t) for at, (p, t, _) in zip(begins, rows, strict=True)]
+            each = zip(begins, spans, tables, strict=True)
+            cold = [_rows_at(self._memory.bytes, at, end - first, t) for at, (first, end), t in each]
             if self._memory.fresh:
-                for (p, t, order), view in zip(rows, cold, strict=True):
-                    _copy(t, order, p.hot, p.held, view)
+                for (_, t, order), span, view in zip(rows, spans, cold, strict=True):
+                    _copy(t, order, *span, view)
                 self._memory.publish()
             self._hot = [torch.empty(p.hot, t.shape[1], dtype=t.dtype, device=device) for p, t, _ in rows]
             for (p, t, order), hot in zip(rows, self._hot, strict=True):
                 _copy(t, order, 0, p.hot, hot)
             self._scales = [None if s is None else s.to(device).contiguous() for s in scales]
             self._ranks = [
-                _ranks_on(device, placement.ranks.get(p.table), p, 0 if spare is None else len(spare))
-                for p, spare in zip(places, spares, strict=True)
+                None if may else _ranks_on(device, placement.ranks.get(p.table), p, n)
+                for p, n, may in zip(places, slots, moves, strict=True)
+            ]
+            self._own_ranks = [placement.ranks.get(p.table) for p in places]
+            self.moving = [
+                HotRows(p, ranks, n, hot, view) if may else None
+                for p, ranks, n, hot, view, may in zip(places, self._own_ranks, slots, self._hot, cold, moves, strict=True)
             ]
             self._cold, self._all = cold, places
             if placement.gpus > 1 and home.folder is not None and any(p.warm > p.hot for p in places):
-                warm = [rows[: p.warm - p.hot] for p, rows in zip(places, cold, strict=True)]
+                warm = [own[p.hot - first : p.warm - first] for p, first, own in zip(places, firsts, cold, strict=True)]
                 self._shards = Shards(places, warm, placement.gpus, device, home.folder, f"{home.name}-{_digest(placement)}")
                 self._shards.refresh()
-            image = self._image()
-            self.descriptors = descriptors((image, image), device)
+            self.descriptors = descriptors([self._image(generation) for generation in range(2)], device)
         except BaseException:
             self.close()
             raise
@@ -106,7 +124,8 @@ class Tiers:
     @property
     def device_bytes(self) -> int:
         own = sum(t.nbytes for t in (*self._hot, *self._scales, *self._ranks) if t is not None)
-        return own + (self._shards.bytes_used if self._shards else 0)
+        places = sum(2 * moving.places[0].nbytes for moving in self.moving if moving is not None)
+        return own + places + (self._shards.bytes_used if self._shards else 0)
 
     @property
     def shared(self) -> bool:
@@ -118,41 +137,92 @@ class Tiers:
         """Of the warm rows' shares, how many are read in the host's memory."""
         return self._shards.missing if self._shards else 0
 
-    def refresh(self) -> bool:
-        """Looks for processes that came or went. If some did, the other generation of descriptors leads to where rows lie now;
-        after lookups are placed anew, it is to be the `generation`.
+    @property
+    def moves(self) -> bool:
+        """Whether hot rows may be others."""
+        return any(moving is not None for moving in self.moving)
+
+    def refresh(self, place: Callable[[], None], over: Callable[[], None]) -> bool:
+        """Whether processes came or went. Batches of the `generation` to come read rows where they lie now.
+
+        place: has all lookups place themselves anew, for both generations. over: see `move`.
         """
         if self._shards is None or not self._shards.refresh():
             return False
-        for memory, image in zip((self.descriptors.tables, self.descriptors.segments), self._image(), strict=True):
+        other = 1 - self.generation
+        for memory, image in zip((self.descriptors.tables, self.descriptors.segments), self._image(other), strict=True):
             half = len(image)
-            memory[half * (1 - self.generation) :][:half].copy_(torch.from_numpy(image))
+            memory[half * other :][:half].copy_(torch.from_numpy(image))
+        place()
+        self._turn(over)
         return True
 
-    def _image(self) -> tuple["np.ndarray", "np.ndarray"]:
-        """One generation of descriptors, by what is reached now."""
+    def move(self, moves: Sequence[Move], over: Callable[[], None]) -> int:
+        """Has rows come into the GPU's memory in the place of others; how many. Lookups go on meanwhile.
+
+        over: returns when all batches are done that have begun; what it raises ends the change, and every row is found.
+        """
+        for move in moves:
+            self._moving(move.table).leave(move.slots)
+        self._turn(over)
+        for move in moves:
+            self._moving(move.table).arrive(move.rows, move.slots)
+        self._turn(over)
+        return sum(len(move.rows) for move in moves)
+
+    def tiers_of(self, table: int, ids: Ints) -> npt.NDArray[np.intp]:
+        """Where each id of a lookup is read: 0 this GPU's memory, 1 that of the host's GPUs, 2 the host's, 3 read ahead."""
+        p, moving, ranks = self._all[table], self.moving[table], self._own_ranks[table]
+        within = np.where(ids < p.rows, ids, 0)
+        at = moving.at(within) if moving is not None else within if ranks is None else ranks[within].astype(np.int64)
+        return np.where(ids < p.rows, (at >= p.hot).astype(np.intp) + (at >= p.warm), 3)
+
+    def _turn(self, over: Callable[[], None]) -> None:
+        """To the other generation, which is made to tell where rows lie now; returns when no batch reads the former one."""
+        other = 1 - self.generation
+        for moving in self.moving:
+            if moving is not None:
+                moving.catch_up(other)
+        if self.descriptors.tables.is_cuda:
+            torch.cuda.current_stream(self.descriptors.tables.device).synchronize()
+        self.generation = other
+        over()
+
+    def _moving(self, table: int) -> HotRows:
+        found = self.moving[table]
+        if found is None:
+            raise InputError("move.table", table, "one whose rows may move")
+        return found
+
+    def _image(self, generation: int) -> tuple["np.ndarray", "np.ndarray"]:
+        """A generation of descriptors, by what is reached now."""
         each = zip(self._all, self._hot, self._cold, range(len(self._all)), strict=True)
         segments = [self._segments(p, hot, cold, i) for p, hot, cold, i in each]
-        return segment_descriptors(segments, _addresses(self._scales), _addresses(self._ranks))
+        ranks = [own if m is None else m.places[generation] for own, m in zip(self._ranks, self.moving, strict=True)]
+        rows = [s[-1].end if m is None else m.end - p.hot for s, m, p in zip(segments, self.moving, self._all, strict=True)]
+        return segment_descriptors(segments, _addresses(self._scales), _addresses(ranks), rows)
 
     def _segments(self, p: TablePlacement, hot: torch.Tensor, cold: torch.Tensor, table: int) -> list[Segment]:
         """A table's; as many whoever is there."""
         found = [Segment(hot.data_ptr(), p.hot)] if p.hot else []
-        share, row, warm_end = p.share(self._gpus), cold.shape[1] * cold.element_size(), p.hot
+        share, row, warm_end, first = p.share(self._gpus), cold.shape[1] * cold.element_size(), p.hot, self._firsts[table]
         if self._shards is not None:
             for part in range(self._gpus):
                 begin, end = p.hot + part * share, min(p.hot + (part + 1) * share, p.warm)
                 if begin < end:
                     at = self._shards.base(table, part)
-                    found.append(Segment(cold.data_ptr() + (begin - p.hot) * row if at is None else at, end))
+                    found.append(Segment(cold.data_ptr() + (begin - first) * row if at is None else at, end))
                     warm_end = end
         if warm_end < p.held:
-            found.append(Segment(cold.data_ptr() + (warm_end - p.hot) * row, p.held))
+            found.append(Segment(cold.data_ptr() + (warm_end - first) * row, p.held))
         spare = self._spares[table]
         if spare is not None:
             # No id leads to the ranks that files hold: `RowsAhead` has put that of a slot in its place.
             found += [Segment(spare.data_ptr(), p.rows)] if p.in_files else []
             found.append(Segment(spare.data_ptr(), p.rows + len(spare)))
+        moving = self.moving[table]
+        if moving is not None:
+            found.append(Segment(cold.data_ptr(), moving.end))  # no id leads there, but places of rows that were hot at first
         return found
 
     def _lock_memory(self, home: Home) -> None:

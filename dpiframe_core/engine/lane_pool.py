@@ -60,6 +60,10 @@ class LanePool:
             with self._changed:
                 self._changed.notify_all()
 
+    def taken(self) -> set[CpuLane | CudaLane]:
+        """The lanes that somebody has."""
+        return {*self.lanes} - {*self._free}
+
     def drain(self) -> Sequence[CpuLane | CudaLane]:
         """Gives no lane to anybody any more, waits until all are back, and hands them over; nothing to later callers."""
         with self._changed:

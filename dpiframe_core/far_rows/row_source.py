@@ -3,7 +3,7 @@
 import ctypes
 import logging
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,18 +13,34 @@ log = logging.getLogger(__name__)
 _PAGE = 4096
 _RANDOM = 1  # MADV_RANDOM
 
+_READERS = 8  # at once: a disk answers several reads at once
+_LEAST_ROWS = 32  # that a thread is woken for
+
 RowIds = npt.NDArray[np.int64]
+
+
+class Wanted(NamedTuple):
+    """Rows of a table, ids within it."""
+
+    table: int
+    ids: RowIds
 
 
 class RowSource(Protocol):
     """Several threads read at once."""
 
-    def read(self, table: int, ids: RowIds) -> torch.Tensor:
-        """[k, dim] as the table stores them, of ids within it.
+    def parts(self, ids: RowIds) -> Sequence[npt.NDArray[np.intp]]:
+        """Which of them, whatever their tables, are asked for together: each part is one `read`, which fails for itself."""
+
+    def read(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
+        """[k, dim] of each, as its table stores them.
 
         Raises:
             Exception: they cannot be had now. Who waits for them is told, and who asks again has them read again.
         """
+
+    def close(self) -> None:
+        """Nothing is read any more."""
 
 
 class FileRows:
@@ -45,5 +61,11 @@ class FileRows:
         if length > 0 and ctypes.CDLL(None, use_errno=True).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _RANDOM):
             log.info("table %d: madvise: error %d", table, ctypes.get_errno())
 
-    def read(self, table: int, ids: RowIds) -> torch.Tensor:
-        return self._tables[table].index_select(0, torch.from_numpy(ids))
+    def parts(self, ids: RowIds) -> Sequence[npt.NDArray[np.intp]]:
+        return np.array_split(np.arange(len(ids)), min(_READERS, -(-len(ids) // _LEAST_ROWS)))
+
+    def read(self, wanted: Sequence[Wanted]) -> list[torch.Tensor]:
+        return [self._tables[table].index_select(0, torch.from_numpy(ids)) for table, ids in wanted]
+
+    def close(self) -> None:
+        """The files are the bundle's."""

@@ -16,13 +16,12 @@ import torch
 from dpiframe_core.errors import Overloaded, TooLarge
 from dpiframe_core.far_rows.lease import Lease, Read, Written
 from dpiframe_core.far_rows.row_slots import Ints, RowSlots
-from dpiframe_core.far_rows.row_source import RowSource
+from dpiframe_core.far_rows.row_source import RowSource, Wanted
 from dpiframe_core.far_rows.spare import Side, Spare, sides
 from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import RowBlock
 
-_READERS = 8  # threads: a disk answers several reads at once
-_LEAST_ROWS = 32  # that a thread is woken for
+_READERS = 8  # threads
 _RETRY_S = 0.01
 
 
@@ -112,6 +111,7 @@ class RowsAhead:
     def close(self) -> None:
         """Nothing is read any more."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._source.close()
 
     def _take(self, keys: Ints) -> tuple[Ints, frozenset[Read]]:
         """The slots of the rows, and the reads to wait for."""
@@ -123,7 +123,8 @@ class RowsAhead:
             reads = [read for number in found.reads.tolist() for read in self._reads.get(number, ())]
             lost = np.flatnonzero(found.missing)
             if len(lost):
-                parts = np.array_split(lost, min(_READERS, -(-len(lost) // _LEAST_ROWS)))
+                of_group = np.searchsorted(self._slots.first_keys, keys[lost], side="right") - 1
+                parts = [lost[own] for own in self._source.parts(keys[lost] - self._slots.first_keys[of_group])]
                 own = tuple(self._begun(self._number, keys[part], found.slots[part]) for part in parts)
                 self._reads[self._number] = own
                 reads += own
@@ -139,12 +140,15 @@ class RowsAhead:
         failure: Exception | None = None
         try:
             ends = np.searchsorted(keys, self._slots.first_keys)
+            wanted, places = [], []
             for group in np.flatnonzero(ends[1:] > ends[:-1]).tolist():
                 span, spare = slice(ends[group], ends[group + 1]), self._spares[group]
                 ids = keys[span] - self._slots.first_keys[group]
                 to = torch.from_numpy(slots[span] - self._slots.first_slots[group])
-                for table, rows in zip(spare.group.tables, spare.rows, strict=True):
-                    rows.index_copy_(0, to, self._source.read(table, ids))
+                wanted += [Wanted(table, ids) for table in spare.group.tables]
+                places += [(rows, to) for rows in spare.rows]
+            for (rows, to), values in zip(places, self._source.read(wanted), strict=True):
+                rows.index_copy_(0, to, values)
         except Exception as error:  # whatever it is, who waits is told
             failure = error
         with self._lock:

@@ -55,6 +55,21 @@ class _IdRule:
         return np.where(legal, ids, self.stand_in), int(legal.size - np.count_nonzero(legal))
 
 
+@dataclass(frozen=True, slots=True)
+class SectionPlan:
+    """Where sections lie in the bytes of requests that differ in their values alone, and what they have in a block.
+
+    Attributes:
+        ids: of each section its first byte and its end, whether its ids are wide, its rows, and where they go in `places`.
+        numbers: of each section its first byte, its end, and where it goes.
+    """
+
+    rows: int
+    contexts: int
+    ids: tuple[tuple[int, int, bool, int, int, IdSection], ...]
+    numbers: tuple[tuple[int, int, int], ...]
+
+
 class PreencodedReader:
     """Reads encoded requests of one schema. Immutable, so that threads may share it."""
 
@@ -91,6 +106,44 @@ class PreencodedReader:
                 self._put_ids(np.ascontiguousarray(given), block, part, section)
             else:
                 self._put_numbers(np.ascontiguousarray(given), block, part, section)
+        return block
+
+    def plan(self, sections: Mapping[Section, tuple[tuple[int, ...], np.dtype[Any], int]]) -> SectionPlan:
+        """Of sections, each by its shape, dtype and end among bytes, that `block` has taken once."""
+        ids, numbers = [], []
+        for part, section in enumerate(SECTIONS, 1):
+            if section not in sections:
+                continue
+            shape, dtype, end = sections[section]
+            start = end - shape[0] * shape[1] * dtype.itemsize
+            if start == end:
+                continue
+            if section == "context_ids" or section == "candidate_ids":
+                ids.append((start, end, dtype.itemsize == 8, shape[0], part, section))
+            else:
+                numbers.append((start, end, part))
+        rows = max(sections[s][0][0] for s in _CANDIDATE if s in sections)
+        contexts = max((sections[s][0][0] for s in _CONTEXT if s in sections and self.widths[s]), default=1)
+        return SectionPlan(rows, contexts, tuple(ids), tuple(numbers))
+
+    def planned(
+        self, plan: SectionPlan, data: memoryview, allocate: Callable[[BlockLayout, int, int], RowBlock]
+    ) -> RowBlock | None:
+        """The block of the bytes of one more such request; None if a value is not what it should be, which is for `block`."""
+        functions = c_build.request_extension()
+        if functions is None:
+            return None
+        block = allocate(self.schema.block_layout, plan.rows, plan.contexts)
+        buffer, places = block.buffer, block.places
+        if plan.contexts > 1:
+            block.request_of_row[:] = np.arange(plan.rows)
+        for start, end, wide, rows, part, section in plan.ids:
+            rule = self._rules[section]
+            if functions.pack_ids(rule.legal, data[start:end], wide, rows, buffer, places[part], rule.record.nbytes):
+                return None
+        for start, end, part in plan.numbers:
+            if functions.copy_numbers(data[start:end], buffer, places[part]):
+                return None
         return block
 
     def features(

@@ -100,6 +100,7 @@ no_out:
 static PyMethodDef functions[] = {
     {"column_numbers", (PyCFunction)(void (*)(void))dpi_column_numbers, METH_FASTCALL, NULL},
     {"column_ids", (PyCFunction)(void (*)(void))dpi_column_ids, METH_FASTCALL, NULL},
+    {"texts", (PyCFunction)(void (*)(void))dpi_texts, METH_FASTCALL, NULL},
     {"pack_ids", (PyCFunction)(void (*)(void))pack_ids, METH_FASTCALL, NULL},
     {"copy_numbers", (PyCFunction)(void (*)(void))copy_numbers, METH_FASTCALL, NULL},
     {"replay", (PyCFunction)(void (*)(void))dpi_replay, METH_FASTCALL, NULL},

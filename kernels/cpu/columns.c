@@ -83,3 +83,27 @@ PyObject *dpi_column_ids(PyObject *Py_UNUSED(module), PyObject *const *args, Py_
     closed(&t);
     return PyErr_Occurred() ? NULL : PyBool_FromLong(good);
 }
+
+// texts(data, count): a list of so many texts, each a little-endian uint32 of its length and so many bytes of UTF-8; None if the
+// bytes are not these and no more.
+PyObject *dpi_texts(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t given) {
+    int64_t count;
+    Py_buffer data;
+    if (!counted(given, 2) || !integers(args + 1, 1, COUNTS, &count) || PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE)) return NULL;
+    const uint8_t *at = data.buf, *end = at + data.len;
+    PyObject *list = count <= data.len / 4 ? PyList_New(count) : NULL;
+    int good = list != NULL;
+    for (int64_t i = 0; good && i < count; ++i) {
+        good = end - at >= 4;
+        const uint32_t size = good ? at[0] | at[1] << 8 | at[2] << 16 | (uint32_t)at[3] << 24 : 0;
+        good = good && size <= end - at - 4;
+        PyObject *text = good ? PyUnicode_DecodeUTF8((const char *)at + 4, size, NULL) : NULL;
+        good = text != NULL;
+        if (good) PyList_SET_ITEM(list, i, text);
+        at += 4 + (size_t)size * good;
+    }
+    if (!good || at != end) Py_CLEAR(list);
+    PyBuffer_Release(&data);
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) PyErr_Clear();
+    return list || PyErr_Occurred() ? list : Py_NewRef(Py_None);
+}

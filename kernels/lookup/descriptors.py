@@ -26,25 +26,30 @@ class Segment:
 
 
 def segment_descriptors(
-    tables: Sequence[Sequence[Segment]], scales: Sequence[int] = (), ranks: Sequence[int] = ()
+    tables: Sequence[Sequence[Segment]], scales: Sequence[int] = (), ranks: Sequence[int] = (), rows: Sequence[int] = ()
 ) -> tuple[np.ndarray, np.ndarray]:
     """The byte images (uint8) of one generation: a record a table with its first segment inline, and the list of all segments.
 
     Args:
         scales: the address of each table's float32[dim] scale, a multiple of 16; 0 where a table is not int8. (): none is.
         ranks: the address of each table's uint32[rows], at which place among its rows each lies; 0 or (): in order of ids.
+        rows: of each table, below which ids are; (): the end of its last segment. Ranks may lead to places behind them.
 
     Raises:
-        ValueError: a table has no segment, or its segments are not ascending.
+        ValueError: a table has no segment, its segments are not ascending, or they do not hold its rows.
     """
     ends = [[s.end for s in t] for t in tables]
     for i, e in enumerate(ends):
         if not e or e != sorted(set(e)) or e[0] < 1:
             raise ValueError(f"table {i}: got segment ends {e}, expected at least one, ascending from 1")
+    rows = rows or [e[-1] for e in ends]
+    for i, (e, n) in enumerate(zip(ends, rows, strict=True)):
+        if not 1 <= n <= e[-1]:
+            raise ValueError(f"table {i}: got {n} rows, expected 1 to {e[-1]}, as many as its segments hold")
     firsts = np.cumsum([0, *(len(e) for e in ends)])
     none = [0] * len(tables)
-    each = zip(tables, scales or none, firsts, ranks or none, strict=False)
-    records = [(t[0].base, t[0].end, t[-1].end, scale, first + 1, len(t), rank) for t, scale, first, rank in each]
+    each = zip(tables, rows, scales or none, firsts, ranks or none, strict=False)
+    records = [(t[0].base, t[0].end, n, scale, first + 1, len(t), rank) for t, n, scale, first, rank in each]
     listed = [(s.base, s.end) for t in tables for s in t]
     return np.array(records, TABLE).view(np.uint8), np.array(listed, _SEGMENT).view(np.uint8)
 

@@ -13,7 +13,7 @@ import subprocess
 import sysconfig
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from importlib.util import module_from_spec
@@ -50,6 +50,7 @@ class RequestExtension(Protocol):
     def column_ids(
         self, columns: Sequence[list[Any]], dicts: tuple[object, ...], unknown: tuple[int, ...], out: Buffer, /
     ) -> bool: ...
+    def texts(self, data: Buffer, count: int, /) -> list[str] | None: ...
     def copy_numbers(self, given: Buffer, out: Buffer, at: int, /) -> int: ...
     def fill(
         self, out: Buffer, places: tuple[int, ...], sections: tuple[tuple[int, int], ...], blocks: Sequence[object], /
@@ -71,8 +72,15 @@ def cpu_library() -> ctypes.CDLL | None:
 def request_extension() -> RequestExtension | None:
     """The module of blocks.c and the files that it names, or None where it cannot be built (which is said once, in the log)."""
     names = ("cpu/blocks.c", "cpu/columns.c", "cpu/staging.c", "cpu/copy_threads.c", "runtime/replay.c")
-    headers = f"-I{sysconfig.get_path('include')}"
-    return _loaded(names, (headers, f"-DABI={sysconfig.get_config_var('SOABI')}"), _imported, "requests and graph replays")
+    return cast(RequestExtension | None, extension("kernels.cpu.blocks", names, "requests and graph replays"))
+
+
+def extension(name: str, sources: Sequence[str | Path], users: str) -> Any | None:
+    """The module of CPython `name` from C files, relative to `kernels` if not absolute; None where it cannot be built, and the
+    log says that `users` go without.
+    """
+    options = f"-I{sysconfig.get_path('include')}", f"-DABI={sysconfig.get_config_var('SOABI')}"
+    return _loaded(sources, options, partial(_imported, name), users)
 
 
 def _bound(path: Path) -> ctypes.CDLL:
@@ -88,15 +96,14 @@ def _bound(path: Path) -> ctypes.CDLL:
     return loaded
 
 
-def _imported(path: Path) -> RequestExtension:
-    name = "kernels.cpu.blocks"  # CPython puts it into sys.modules, whatever we do with it
-    loader = ExtensionFileLoader(name, str(path))
+def _imported(name: str, path: Path) -> Any:
+    loader = ExtensionFileLoader(name, str(path))  # CPython puts it into sys.modules, whatever we do with it
     module = module_from_spec(ModuleSpec(name, loader, origin=str(path)))
     loader.exec_module(module)
-    return cast(RequestExtension, module)
+    return module
 
 
-def _loaded(names: Sequence[str], options: Sequence[str], load: Callable[[Path], Loaded], users: str) -> Loaded | None:
+def _loaded(names: Sequence[str | Path], options: Sequence[str], load: Callable[[Path], Loaded], users: str) -> Loaded | None:
     """`users`: who goes without, if they cannot be built."""
     program, *own = shlex.split(os.environ.get("CC", "")) or ["cc"]  # such as "ccache gcc"
     compiler = shutil.which(program)
@@ -109,13 +116,14 @@ def _loaded(names: Sequence[str], options: Sequence[str], load: Callable[[Path],
             return load(_built(command, sources))
         return load(_built(command, sources, anew=True))
     except (ImportError, OSError, RuntimeError, subprocess.SubprocessError) as error:
-        log.warning("%s could not be built (%s): %s go without", " and ".join(names), error, users)
+        log.warning("%s could not be built (%s): %s go without", " and ".join(map(str, names)), error, users)
         return None
 
 
 def _built(command: Sequence[str], sources: Sequence[Path], *, anew: bool = False) -> Path:
     """The shared object, from an earlier start if it was kept."""
-    texts = [code.read_text() for code in (*sources, *sorted(FOLDER.rglob("*.h")))]
+    headers = sorted({*FOLDER.rglob("*.h"), *sources[0].parent.glob("*.h")})
+    texts = [code.read_text() for code in (*sources, *headers)]
     key = sha256(repr((texts, command, _processor())).encode()).hexdigest()
     name = f"{sources[0].stem}-{key[:32]}.so"
     if not anew and (found := find_code(name)):

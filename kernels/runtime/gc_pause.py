@@ -1,8 +1,21 @@
-"""The garbage collector at rest for a while."""
+"""The garbage collector at rest, for a while or as far as a service goes."""
 
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_YOUNG = 20_000  # new objects, less those gone, that set off a collection; Python's own 700 is some ten a second
+
+
+def gc_settled() -> None:
+    """For a service that is ready: what is there now stays, and is not gone through any more.
+
+    An ingress with Ray and FastAPI in it has 154,000 objects: to go through them took 0.37 s on a busy host, with every request
+    of the process waiting.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_YOUNG, 20, 20)
 
 
 @contextmanager

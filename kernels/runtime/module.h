@@ -59,6 +59,7 @@ int dpi_names(void);  // of attributes, for staging.c
 
 PyObject *dpi_column_numbers(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_column_ids(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *dpi_texts(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_fill(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_replay(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_replay_batch(PyObject *module, PyObject *const *args, Py_ssize_t count);

@@ -9,6 +9,7 @@ import pytest
 
 from deployments.metrics import BatchSeen, RequestSeen, ShadowSeen
 from deployments.scoring.score_sample import ScoreSample
+from dpiframe_core.replan.replanner import TableReads
 
 with warnings.catch_warnings():  # Ray Serve 2.60 uses what pydantic has deprecated
     warnings.simplefilter("ignore")
@@ -172,3 +173,19 @@ def test_a_failed_report_is_logged_and_does_not_end_the_next(
     metrics.watch("bad", "1", SimpleNamespace())
     metrics.close()
     assert "reporting metrics failed" in caplog.text
+
+
+def test_where_rows_of_tables_are_read_is_reported_by_what_it_grew(recorder: type[Recorder]) -> None:
+    now = [TableReads(hot=5, host=1)]
+    metrics = ray_metrics.RayMetrics(interval_s=1000)
+    metrics.reads_tables("m", "1", lambda: now[-1])
+    metrics.reads_tables("whole", "1", lambda: None)
+    now.append(TableReads(hot=15, peers=2, host=1, rows_moved=7))
+    metrics._flush()
+    metrics.close()
+    m = (("model", "m"), ("version", "1"))
+    assert dict(recorder.calls) == {
+        ("dpiframe_table_reads", (*m, ("tier", "hot"))): 10,
+        ("dpiframe_table_reads", (*m, ("tier", "peers"))): 2,
+        ("dpiframe_table_rows_moved", m): 7,
+    }

@@ -100,6 +100,7 @@ def test_a_taken_port_is_one_line_before_anything_starts(tmp_path: Path) -> None
         ("compress", "x", "-o", "y", "--prune", "0.2", "--splitter", "tags"),
         ("plan", "x"),
         ("plan", "x", "--hbm-gib", "1", "--trace", "y", "--zipf", "1"),
+        ("plan", "x", "--hbm-gib", "1", "--device", "cpu"),
     ],
     ids=" ".join,
 )
@@ -189,10 +190,13 @@ def test_compress_says_how_far_the_scores_are_off(tmp_path: Path) -> None:
 
 def test_plan_prints_where_rows_go_and_writes_the_placement(tmp_path: Path) -> None:
     bundle = small_bundle(tmp_path / "small", DeepFM(hidden_units=(16, 8)))
-    done = dpiframe("plan", str(bundle.path), "--hbm-gib", "0.000002", "--gpus", "2", "-o", "out", cwd=tmp_path)
+    options = ("--hbm-gib", "0.000002", "--gpus", "2", "-o", "out", "--measure", "--device", "cpu")
+    done = dpiframe("plan", str(bundle.path), *options, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0].split()[:2] == ["table", "rows"]
-    assert done.stdout.splitlines()[-1].startswith("predicted lookup of 1,000 rows: ")
+    predicted, measured = done.stdout.splitlines()[-2:]
+    assert predicted.startswith("predicted lookup of 1,000 rows: ")
+    assert measured.startswith("measured on cpu: ")
     assert (tmp_path / "out" / "placement.json").exists()
     done = dpiframe("plan", str(bundle.path), "--hbm-gib", "0", cwd=tmp_path)
     assert done.returncode == 1

@@ -54,7 +54,7 @@ def connect(scorer: FanInScorer, engine: FanInBatcher, index: int = 0) -> tuple[
     board = Board(engine.board_fd, engine.welcome.max_batch_rows)
     agreed = Agreement(index, here, Rings(rings_fd), board, answer_fd, os.dup(engine.dispatcher.wake_fd), engine.welcome)
     os.close(rings_fd)
-    connection = Connection(agreed, scorer._memory, asyncio.get_running_loop(), scorer._lose, scorer._clock)
+    connection = Connection(agreed, asyncio.get_running_loop(), scorer._lose, scorer._clock)
     scorer._connections.append(connection)
     return connection, peer
 

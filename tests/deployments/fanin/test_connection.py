@@ -43,7 +43,9 @@ def test_a_lone_request_is_looked_out_for_only_if_that_was_enough_lately(monkeyp
             await asyncio.wait_for(scorer.submit(numbered(4, 5)), 0.2)
         connection._read_answers()
         connection._lone_s = 21.0
-        connection.send(*scorer._placed(numbered(5, 5)), None, time.monotonic(), 0)
+        reply = asyncio.get_running_loop().create_future()
+        connection.send(*scorer._placed(numbered(5, 5)), None, time.monotonic(), 0, reply)
+        connection.flush()
         connection._lone_s = 0.0  # but with that one there, the next ones sleep
         sent = [asyncio.create_task(scorer.submit(numbered(i, 5))) for i in (6, 7)]
         await asyncio.wait(sent, timeout=0.2)

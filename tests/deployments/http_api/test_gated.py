@@ -113,7 +113,7 @@ def walked(paths: dict[str, Any]) -> Iterable[tuple[str, str]]:
 )
 def test_a_path_that_looks_like_an_open_one_is_not_open(path: str, gate: Gate) -> None:
     async def body(client: httpx.AsyncClient) -> None:
-        assert (await client.get(f"http://test{path}")).status_code == 401
+        assert (await client.get(f"{client.base_url}".rstrip("/") + path)).status_code == 401
 
     Service(gate=gate).run(body)
 

@@ -64,6 +64,9 @@ RUDE: list[tuple[str, bytes, dict[str, str], int]] = [
 def test_a_rude_body_gets_its_status_and_a_polite_client_is_served_next(
     sent: bytes, headers: dict[str, str], status: int
 ) -> None:
+    if Service.direct and "content-length" in headers:
+        pytest.skip("a client refuses to send it")
+
     async def body(client: httpx.AsyncClient) -> None:
         answer = await client.post("/v1/score", content=sent, headers=headers)
         assert answer.status_code == status, answer.text
@@ -205,13 +208,15 @@ def test_a_websocket_is_closed() -> None:
 
 
 def test_a_crowd_of_rude_and_polite_clients_leaves_the_polite_ones_their_own_scores() -> None:
+    sendable = [case for case in RUDE if "content-length" not in case[2]]
+
     async def body(client: httpx.AsyncClient) -> None:
         async def polite(i: int) -> None:
             answer = await client.post("/v1/score", json=request(1 + i % 5, 10 * (i % 50)))
             assert answer.json()["scores"] == expected(1 + i % 5, 10 * (i % 50))
 
         async def rude(i: int) -> None:
-            _, sent, headers, status = RUDE[i % len(RUDE)]
+            _, sent, headers, status = sendable[i % len(sendable)]
             assert (await client.post("/v1/score", content=sent, headers=headers)).status_code == status
 
         async def impatient(i: int) -> None:

@@ -307,7 +307,8 @@ def test_a_replica_that_stops_gives_an_open_request_its_scores_before_it_closes_
         loaded._engines["m", "1"] = SimpleNamespace(close=lambda: closed.append("engine"))  # type: ignore[assignment]
         scorer = SimpleNamespace(close=lambda: batcher.close(0))
         held = {"_batchers": {"m": batcher}, "_loaded": loaded} if topology == "colocated" else {"_scorers": {"m": scorer}}
-        held |= {"_follower": None, "_config": config, "_metrics": metrics, "_observers": observers, "_bypass": fronted.bypass}
+        held |= {"_follower": None, "_config": config, "_metrics": metrics, "_observers": observers}
+        held |= {"_bypass": fronted.bypass, "_direct": None}
         kind = Replica if topology == "colocated" else IngressReplica
         stopping = asyncio.create_task(kind.__mro__[1].__del__(SimpleNamespace(**held)))  # [0] is Serve's wrapper
         for _ in range(5):
@@ -325,13 +326,13 @@ def test_what_is_open_is_waited_for_no_longer_than_it_may_and_nothing_not_at_all
     fronted = Fronted()
 
     async def body(_: httpx.AsyncClient) -> None:
-        await fronted.bypass.answered(1e9)
+        await fronted.bypass.close(1e9)
         slow = Slow(fronted.app)
         await until(lambda: fronted.bypass.open == 1)
-        await fronted.bypass.answered(0.02)
+        await fronted.bypass.close(0.02)
         assert fronted.bypass.open == 1
         assert await slow.finish() == expected(2)
-        await fronted.bypass.answered(1e9)
+        await fronted.bypass.close(1e9)
 
     fronted.run(body)
 

@@ -1,6 +1,7 @@
 """What clients of a replica see while its models change: the real app, coordinator and follower, over engines that are not."""
 
 import asyncio
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,7 @@ from deployments.scoring.catalog import Catalog, place_of
 from deployments.scoring.served_model import ServedModel
 from deployments.serve.http_app import build_app
 from dpiframe_core.errors import BundleError
+from tests.deployments.direct.direct_app import served
 from tests.deployments.lifecycle.replicas import hurry
 from tests.deployments.protocol.test_rest import packed, tensors
 from tests.deployments.serve.test_http_app import refused
@@ -37,7 +39,12 @@ Body = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
 class Replica:
-    """A `Host`, a `Link` and a `Control`. Each version of an engine adds its number to the scores."""
+    """A `Host`, a `Link` and a `Control`. Each version of an engine adds its number to the scores.
+
+    Its client needs no socket; or with `direct` it is one of its direct port.
+    """
+
+    direct = False
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, models: list[dict[str, Any]], **how: Any) -> None:
         hurry(monkeypatch)
@@ -85,7 +92,12 @@ class Replica:
             app = build_app(
                 self.catalog, self.config.limits, self.seen.append, on_shadow=self.shadowed.append, lifecycle=routes
             )
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            async with contextlib.AsyncExitStack() as stack:
+                client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+                if self.direct:
+                    self.server, port = await stack.enter_async_context(served(app, self.config.limits))
+                    client = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30)
+                await stack.enter_async_context(client)
                 try:
                     async with asyncio.timeout(60):
                         await body(client)
@@ -338,10 +350,17 @@ def test_a_shadow_that_hangs_delays_nobody_and_is_dropped_first(replica: Callabl
         await until(lambda: [seen.outcome for seen in service.shadowed].count("dropped") >= 6)
         service.engines["fake", "3"].go.set()
         await until(lambda: len(service.shadowed) == 10)
-        # What waits for the live version's device goes before any shadow.
+
+    service.run(body)
+    assert {one.outcome for one in service.seen} == {"ok"}
+
+
+def test_what_waits_for_the_live_versions_device_goes_before_any_shadow(replica: Callable[..., Replica]) -> None:
+    service = replica({"path": "1"}, {"path": "3", "shadow": True})
+
+    async def body(client: httpx.AsyncClient) -> None:
         live = service.engines["fake", "1"]
         live.go.clear()
-        service.shadowed.clear()
         crowd = [asyncio.create_task(version_of(client)) for _ in range(80)]
         await until(lambda: service.batchers["fake", "1"].queued_rows > 100)
         live.go.set()

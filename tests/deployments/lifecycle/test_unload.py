@@ -30,7 +30,9 @@ class Replica:
         self._config, self._catalog, self._loaded = config, Catalog(), LoadedModels(config)
         self._batchers: dict[Key, Any] = {}
         nothing = lambda *_: None  # noqa: E731
-        self._metrics = SimpleNamespace(batch_of=lambda *_: nothing, watch=nothing, serves=nothing, forget=nothing)
+        self._metrics = SimpleNamespace(
+            batch_of=lambda *_: nothing, watch=nothing, serves=nothing, forget=nothing, reads_tables=nothing
+        )
 
     async def load(self, release: Release) -> None:
         await self._kind.load(self, release)

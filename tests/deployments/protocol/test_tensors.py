@@ -1,6 +1,7 @@
 """Tensors from bytes and from JSON: the oracle reads one value after the other, as the protocol words it."""
 
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from deployments.client.columns import encoded_texts
 from deployments.protocol.tensors import DTYPES, Tensor, check_size, flattened, numbers_of, texts_of
 from dpiframe_core.errors import InputError
+from kernels.runtime import c_build
 
 TEXTS = st.lists(st.text(max_size=12) | st.text("ab\0é", max_size=300), max_size=8)
 
@@ -30,6 +32,14 @@ def oracle(data: bytes, count: int) -> list[bytes] | None:
         values.append(data[4 : 4 + size])
         data = data[4 + size :]
     return None if data else values
+
+
+@pytest.fixture(autouse=True, scope="module", params=[True, False], ids=["C", "no C"])
+def in_c(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.param:
+            patch.setattr(c_build, "request_extension", lambda: None)
+        yield
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=4))

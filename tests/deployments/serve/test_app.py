@@ -242,3 +242,29 @@ def test_a_replica_of_either_kind_reports_its_load_over_all_models() -> None:
         now[0], models[0].busy_s, models[1].busy_s = 10.0, 1.5, 0.5
         load = asyncio.run(kind.record_autoscaling_stats(replica))
         assert load == {"queued_rows": 7, "device_share": 0.2, "loop_share": 0}
+
+
+def test_shards_of_rows_are_for_the_releases_of_the_configuration_alone(
+    demo_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deployments.config import parse_config
+    from deployments.lifecycle.release import Release
+    from deployments.serve import loaded_models
+
+    config = parse_config({"models": [{"path": "m", "name": "other"}, {"path": str(demo_bundle)}], "device": "cpu"}, "test")
+    release, given = Release.of(config.models[1]), []
+
+    def warm(config: Any, bundle: Any, tables: Any, rows: Any) -> Any:
+        given.append(rows)
+        return SimpleNamespace(), SimpleNamespace(buffer_bytes=0, captured_bytes=0)
+
+    async def main() -> None:
+        loaded = loaded_models.LoadedModels(config)
+        finds: Any = [lambda: None]
+        await loaded.find_rows({1: finds})
+        for one in (release, release.model_copy(update={"version": "9"}), release):
+            await loaded.load(one)
+        assert given == [finds, (), finds]
+
+    monkeypatch.setattr(loaded_models, "warm_engine", warm)
+    asyncio.run(main())

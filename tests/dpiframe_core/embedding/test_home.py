@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from dpiframe_core.embedding.home import home_of
+from dpiframe_core.embedding.hot_rows import place_bytes
 from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.placement_file import write_placement
-from dpiframe_core.errors import DPIFrameError
+from dpiframe_core.errors import DPIFrameError, InputError
 from tests import oracle
 
 SCHEMA = oracle.make_schema()
@@ -26,6 +27,23 @@ def test_memory_that_holds_all_leaves_nothing_to_the_host():
     home = home_of(SCHEMA, "m", hbm_gib=1, placement=None)
     assert home.placement.host_bytes(SCHEMA) == 0
     assert home.folder is None
+
+
+def test_rows_that_may_move_leave_room_for_their_places():
+    many = oracle.make_schema(one_hot=40, dim=32)
+    size = sum(t.bytes_used for t in many.tables) // 2
+    still, moving = (home_of(many, "m", hbm_gib=size / 2**30, placement=None, replan_s=s, replan_mib=2) for s in (None, 60))
+    need = place_bytes(moving.placement.tables)
+    assert need == 8 * sum(p.rows for p in moving.placement.tables if 0 < p.hot < p.rows) > 0
+    assert moving.placement.gpu_bytes(many) + need <= size < still.placement.gpu_bytes(many) + need
+    assert (moving.replan_s, moving.move_bytes, still.replan_s) == (60, 2 << 20, None)
+
+
+def test_too_little_memory_for_places_is_said():
+    many = oracle.make_schema(one_hot=40, dim=1)
+    size = 8 * sum(t.rows for t in many.tables) // 2  # a row of each table, but not the places of all
+    with pytest.raises(InputError, match=r"hbm_gib: got [\d.e-]+, expected room for \d+ bytes of places of rows that may move"):
+        home_of(many, "m", hbm_gib=size / 8 / 2**30, placement=None, replan_s=60)
 
 
 def test_a_plan_is_taken_as_it_was_written(tmp_path):

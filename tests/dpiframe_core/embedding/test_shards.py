@@ -75,12 +75,8 @@ class Process:
         self.lookup = DeviceLookup(plan, self.tiers.descriptors, torch.float32)
 
     def follow(self):
-        """As the store does; whether anything changed."""
-        if not self.tiers.refresh():
-            return False
-        self.lookup.place()
-        self.tiers.generation = 1 - self.tiers.generation
-        return True
+        """As the engine does; whether anything changed."""
+        return self.tiers.refresh(self.lookup.place, lambda: None)
 
     def scores(self, block):
         return torch.cat(looked_up(self.lookup, block, self.tiers.generation), 1)

@@ -1,6 +1,5 @@
 """Rows that only files hold: lookups and scores are those of tables that lie whole, on both devices."""
 
-import threading
 from dataclasses import replace
 
 import numpy as np
@@ -98,14 +97,20 @@ def test_rows_of_two_tables_by_one_id_come_from_the_source_once_and_together(tmp
     asked = []
 
     class Source:
-        lock = threading.Lock()
+        closed = False
 
-        def read(self, table, ids):
-            with self.lock:
-                asked.append((schema.tables[table].name, ids.tolist()))
-            return tensors[schema.tables[table].name][torch.from_numpy(ids)]
+        def parts(self, ids):
+            return [np.arange(len(ids))]
 
-    store = EmbeddingStore(schema, tensors, CPU, None, Home(Placement(1, tables), "small", None), Source())
+        def read(self, wanted):
+            asked.append([(schema.tables[table].name, ids.tolist()) for table, ids in wanted])
+            return [tensors[schema.tables[table].name][torch.from_numpy(ids)] for table, ids in wanted]
+
+        def close(self):
+            self.closed = True
+
+    source = Source()
+    store = EmbeddingStore(schema, tensors, CPU, None, Home(Placement(1, tables), "small", None, source=source))
     block = oracle.make_block(schema, 4, 1, np.random.default_rng(0))
     block.column(schema.columns["c2"])[:, 0] = [1, 16, 9, 16]  # unknown values read row 1, which is held
     for _ in range(2):
@@ -116,8 +121,9 @@ def test_rows_of_two_tables_by_one_id_come_from_the_source_once_and_together(tmp
             for i, t in enumerate(schema.tables):
                 if t.name in ("c2", "c2_w"):
                     assert torch.equal(store.spares[i][ids[[1, 2]] - 17], tensors[t.name][[16, 9]])
-    assert sorted(asked) == [("c2", [9, 16]), ("c2_w", [9, 16])]
+    assert asked == [[("c2", [9, 16]), ("c2_w", [9, 16])]]
     store.close()
+    assert source.closed
 
 
 def test_tables_whose_rows_cannot_be_in_files_are_named():

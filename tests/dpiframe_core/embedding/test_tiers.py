@@ -21,6 +21,7 @@ from kernels.lookup import embedding
 from kernels.lookup.descriptors import whole
 from kernels.lookup.embedding import DeviceLookup
 from kernels.lookup.plan import Batch
+from kernels.runtime.host_memory import PrivateMemory
 from tests import oracle
 from tests.kernels import host_cuda
 from tests.kernels.lane_state import lane_state
@@ -135,6 +136,47 @@ def test_memory_that_may_not_be_locked_is_said_and_given_back(tmp_path, monkeypa
     with pytest.raises(Unavailable, match=r"host tables: got host memory: got cudaErrorMem.* expected memory for 0\.0 GiB"):
         Tiers(schema, tables, [None] * len(tables), home_of(schema, tmp_path), CPU)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_that_the_host_refuses_is_said(monkeypatch):
+    monkeypatch.setattr(tiers, "PrivateMemory", lambda nbytes: PrivateMemory(nbytes and 1 << 60))
+    schema = oracle.make_schema()
+    tensors, _ = table_tensors(schema, oracle.make_tables(schema, np.random.default_rng(0)))
+    tables = [tensors[t.name] for t in schema.tables]
+    with pytest.raises(Unavailable, match=r"host tables: got .*memory.*, expected memory for 0\.0 GiB of rows"):
+        Tiers(schema, tables, [None] * len(tables), home_of(schema, None), CPU)
+
+
+@pytest.mark.parametrize("ranked", [False, True])
+@pytest.mark.parametrize("replan_s", [None, 1])
+def test_ids_at_the_borders_of_tiers_and_beyond_the_last_row_read_as_from_whole_tables(
+    monkeypatch, run_folder, ranked, replan_s
+):
+    """Places that rows have behind the last one, where rows move, are no ids."""
+    host_cuda.put_under(monkeypatch, embedding, run_folder)
+    monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+    schema = oracle.make_schema(context=0, bags=0, embedded_numbers=0)
+    rng = np.random.default_rng(0)
+    tensors, _ = table_tensors(schema, oracle.make_tables(schema, rng))
+    tables, none = [tensors[t.name] for t in schema.tables], [None] * len(schema.tables)
+    (node,) = (n for n in fuse(build_graph(ARCHITECTURE, schema, 1)).nodes if n.op == "lookup")
+    plan = plan_lookup(node, schema)
+    places = tuple(TablePlacement(t.name, t.rows, t.rows // 3, 2 * t.rows // 3) for t in schema.tables)
+    ranks = {t.name: np.arange(t.rows, dtype=np.uint32)[::-1].copy() for t in schema.tables} if ranked else {}
+    placed = Tiers(schema, tables, none, Home(Placement(2, places, ranks), "small", None, replan_s=replan_s), CPU)
+    assert placed.moves == (replan_s is not None)
+    every = sorted({0, 255, *(at for t in schema.tables for b in (t.rows // 3, 2 * t.rows // 3, t.rows, t.rows + t.rows // 3)
+                              for at in (b - 1, b, b + 1))})  # fmt: skip
+    block = oracle.make_block(schema, len(every), 1, rng)
+    for f in schema.features:
+        if f.is_id:
+            block.column(schema.columns[f.name])[:, 0] = every
+    found, wants = (DeviceLookup(plan, d, torch.float32) for d in (placed.descriptors, whole(tables, none, CPU)))
+    for generation in range(2):
+        for got, want in zip(looked_up(found, block, generation), looked_up(wants, block), strict=True):
+            assert torch.equal(got, want)
+    assert int(placed.descriptors.out_of_range) == int(wants._descriptors.out_of_range) > 0
+    placed.close()
 
 
 def test_a_folder_whose_memory_cannot_be_locked_is_not_used(tmp_path, monkeypatch, caplog):

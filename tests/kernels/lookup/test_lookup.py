@@ -699,6 +699,12 @@ def test_segments_that_do_not_ascend_are_refused():
         segment_descriptors([[Segment(0, 5), Segment(64, 5)]])
 
 
+@pytest.mark.parametrize("rows", [0, 9])
+def test_rows_that_no_segment_holds_are_refused(rows):
+    with pytest.raises(ValueError, match=rf"table 0: got {rows} rows, expected 1 to 8, as many as its segments hold"):
+        segment_descriptors([[Segment(0, 5), Segment(64, 8)]], rows=[rows])
+
+
 @pytest.mark.bulk
 @pytest.mark.parametrize("int8", [(), (0, 1, 3, 4), range(7)], ids=["no-int8", "some", "all"])
 def test_on_the_host_too_the_kernel_matches_the_reference(on_host, int8):

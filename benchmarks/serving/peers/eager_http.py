@@ -1,7 +1,7 @@
 """The baseline of suite `http`: FastAPI under uvicorn that encodes a pydantic body and calls the eager PyTorch model.
 
 What one writes in an afternoon, done well: columnar body, our own vectorised encoder, the trained module, no batching.
-Run as `python -m benchmarks.serving.http_peer BUNDLE PORT`.
+Run as `python -m benchmarks.serving.peers.eager_http BUNDLE PORT`.
 """
 
 import sys

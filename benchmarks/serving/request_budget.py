@@ -1,0 +1,121 @@
+"""What a request costs: CPU microseconds of each of our processes and of HAProxy under load, user and system time apart.
+
+The same server answers on both ways, by HAProxy and on the direct port. Times are the kernel's own of each process, in ticks of
+10 ms, so a load of seconds tells a microsecond a request. The load generator's own time is not counted.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.records.record import Record, record
+from benchmarks.serving.load import Load, drive, request_bytes
+from benchmarks.serving.payloads import Payloads, scores_in
+from benchmarks.serving.systems import Running, first_answer, our_config, our_server, settle
+from deployments.serve.host import free_ports
+from dpiframe_core.bundle.bundle import read_bundle
+from dpiframe_core.engine.options import GOLDEN_TOLERANCE
+
+WAYS = ("haproxy", "direct")
+PARTS = ("haproxy", "ingress", "engine", "replica", "rest")  # a replica is ingress and engine in one; the rest is Ray
+_NAMES = {
+    "ingress": b"ServeReplica:dpiframe:Ingress", "engine": b"ServeReplica:dpiframe:Engine",
+    "replica": b"ServeReplica:dpiframe:Replica", "haproxy": b"haproxy",
+}  # fmt: skip
+_PATHS = {"binary": "/v2/models/demo/infer", "bytes": "/v2/models/demo/infer"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure. offered: open loop, shares of the best closed-loop rate of each way. system: as in suite `serving`."""
+
+    bundle: Path
+    device: str
+    precision: str
+    system: str
+    ingress: int
+    forms: Sequence[str]
+    candidates: Sequence[int]
+    connections: Sequence[int]
+    offered: Sequence[float]
+    ways: Sequence[str]
+    load_processes: int
+    seconds: float
+    seed: int
+
+
+def run(plan: Plan, said: Callable[[str], None]) -> Iterator[Record]:
+    """Yields a record a way, form, number of candidates and load. cpu_us: user and system microseconds a request, by part."""
+    bundle = read_bundle(plan.bundle)
+    (direct,) = free_ports(1)
+    config = our_config(plan.system, plan.bundle, plan.device, 1, plan.ingress) | {"http": {"direct_port": direct}}
+    with our_server(config) as server:
+        ports = {"haproxy": server.port, "direct": direct}
+        for rows in plan.candidates:
+            payload = Payloads.draw(bundle, rows, plan.seed)
+            for form in plan.forms:
+                headers, bodies = payload.bodies(form)
+                path = _PATHS.get(form, "/v1/score")
+                for way in plan.ways:
+                    at = Running(server.process, ports[way], server.said)
+                    worst = 0.0
+                    for body, expected in list(zip(bodies, payload.scores, strict=True))[:4]:
+                        scores = scores_in(first_answer(at, path, headers, body), form)
+                        worst = max(worst, float(np.abs(scores - expected).max()))
+                    if not worst <= GOLDEN_TOLERANCE[plan.precision]:
+                        raise AssertionError(f"{way} {form}: got scores off by {worst}")
+                    requests = [request_bytes(at.port, path, body, headers) for body in bodies]
+                    best = 0.0
+                    loads = [(connections, 0.0) for connections in plan.connections]
+                    for connections, share in [*loads, *((0, share) for share in plan.offered)]:
+                        open_ = max(64, 2 * max(plan.connections)) if share else connections
+                        load, cpu_us = _measured(plan, at, requests, open_, share * best)
+                        best = best if share else max(best, load.requests_per_s)
+                        total = sum(map(sum, cpu_us.values()))
+                        said(
+                            f"{way} {form} {rows} x{open_} {share or ''}: {load.requests_per_s:.0f}/s, "
+                            f"p50 {load.times.p50_us:.0f}, p99 {load.times.p99_us:.0f}, p99.9 {load.p999_us:.0f} us; "
+                            f"CPU {total:.0f} us {cpu_us}"
+                        )
+                        yield record(
+                            "request_budget", plan.system, model="demo", batch=rows, times=load.times, max_abs_err=worst,
+                            cell={"form": form, "way": way, "connections": open_, "offered": share, "ingress": plan.ingress},
+                            rows_per_s=load.requests_per_s * rows, requests_per_s=round(load.requests_per_s, 1), cpu_us=cpu_us,
+                            p999_us=round(load.p999_us, 1), failed=load.failed, body_bytes=len(bodies[0]),
+                            load_limited=load.limited, load_late_p99_us=load.late_p99_us,
+                        )  # fmt: skip
+
+
+def _measured(
+    plan: Plan, server: Running, requests: list[bytes], connections: int, rate: float
+) -> tuple[Load, dict[str, tuple[float, float]]]:
+    common = {"connections": connections, "rate": rate, "processes": plan.load_processes, "seed": plan.seed}
+    if not rate:
+        settle(server)
+    drive(server.port, requests, seconds=0.5, warm_s=0.0, **common)  # connections, caches
+    before = _cpu_ticks(server)
+    load = drive(server.port, requests, seconds=plan.seconds, warm_s=0.0, **common)
+    after = _cpu_ticks(server)
+    answered = load.requests_per_s * plan.seconds
+    us = 1e6 / os.sysconf("SC_CLK_TCK") / answered
+    spent = {part: [b - a for a, b in zip(before[part], after[part], strict=True)] for part in PARTS}
+    return load, {part: (round(user * us, 1), round(system * us, 1)) for part, (user, system) in spent.items()}
+
+
+def _cpu_ticks(server: Running) -> dict[str, list[int]]:
+    """User and system time of the server's processes so far, by part."""
+    ticks = {part: [0, 0] for part in PARTS}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) != server.process.pid:  # another session
+                continue
+            name = (folder / "cmdline").read_bytes().replace(b"\0", b" ")
+            part = next((p for p, said in _NAMES.items() if said in name), "rest")
+            ticks[part][0] += int(fields[11])
+            ticks[part][1] += int(fields[12])
+    return ticks

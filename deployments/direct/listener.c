@@ -1,0 +1,193 @@
+// The sockets of the direct port. One call of `round` reads what has come, and gives Python all requests that are whole now; one
+// call of `answer` writes what Python says to them. No call blocks. A connection has one request with Python at a time; what it
+// sends behind it (pipelining) waits, at first in the kernel. Calls come from one thread, but give up the GIL to the system's.
+
+#include "connection.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <structmember.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { EVENTS = 256, LOOK_MS = 100 };
+
+static Connection *found(Listener *l, unsigned long long key) {
+    const uint32_t place = (uint32_t)key;
+    Connection *c = place < (uint32_t)l->most ? l->connections + place : NULL;
+    return c && c->state != FREE && c->turn == key >> 32 ? c : NULL;
+}
+
+static int looked_at_all(Listener *l, PyObject *to) {
+    const int64_t now = dpi_now_ms();
+    if (now - l->looked < LOOK_MS) return 1;
+    l->looked = now;
+    for (Connection *c = l->connections; c < l->connections + l->most; ++c)
+        if (c->state != FREE && c->until <= now && !dpi_late(l, c, to)) return 0;
+    return 1;
+}
+
+static int happened(Listener *l, Connection *c, uint32_t events, PyObject *to) {
+    const uint32_t turn = c->turn;
+    if (events & EPOLLOUT && c->out_size) dpi_pushed(l, c);
+    if (c->turn == turn && events & ~EPOLLOUT) {
+        if (c->state == LEAVING) dpi_drained(l, c);
+        else if (c->state == BUSY) c->unread = 1;
+        else if (!dpi_pulled(l, c, to)) return 0;
+    }
+    return c->turn != turn || !(events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) || dpi_gone(l, c, to);
+}
+
+static PyObject *listener_round(Listener *l, PyObject *Py_UNUSED(none)) {
+    struct epoll_event events[EVENTS];
+    PyObject *to = PyList_New(0);
+    int good = to != NULL;
+    const int again = l->due_count;
+    l->due_count = 0;
+    for (int i = 0; good && i < again; ++i) {  // none of them is put there again meanwhile: that takes an answer
+        Connection *c = l->connections + l->due[i];
+        c->due = 0;
+        if (c->state == HEAD && c->in_size) good = dpi_taken(l, c, c->in, c->in_size, to);
+        if (good && c->state != FREE && c->state != BUSY && c->state != LEAVING && c->unread) good = dpi_pulled(l, c, to);
+    }
+    const int count = good ? epoll_wait(l->epoll, events, EVENTS, 0) : 0;
+    for (int i = 0; good && i < count; ++i) {
+        Connection *c = found(l, events[i].data.u64);
+        if (c) good = happened(l, c, events[i].events, to);
+    }
+    if (good && looked_at_all(l, to)) return to;
+    Py_XDECREF(to);
+    return NULL;
+}
+
+// answer([(key, bytes, close)]): whether a next request lies here already, for a round soon.
+static PyObject *listener_answer(Listener *l, PyObject *given) {
+    PyObject *items = PySequence_Fast(given, "answers: expected a sequence");
+    if (items == NULL) return NULL;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(items); ++i) {
+        unsigned long long key;
+        const char *data;
+        Py_ssize_t size;
+        int close_after;
+        if (!PyArg_ParseTuple(PySequence_Fast_GET_ITEM(items, i), "Ky#p", &key, &data, &size, &close_after)) {
+            Py_DECREF(items);
+            return NULL;
+        }
+        Connection *c = found(l, key);
+        if (c == NULL || c->state != BUSY || c->out_size) continue;
+        c->tells_close |= close_after;
+        ssize_t n;
+        Py_BEGIN_ALLOW_THREADS
+        while ((n = send(c->fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT)) < 0 && errno == EINTR) continue;
+        Py_END_ALLOW_THREADS
+        if (n == size) dpi_answered(l, c);
+        else if ((n < 0 && errno != EAGAIN) || !dpi_roomy(l, &c->out, &c->out_room, size)) dpi_closed(l, c);
+        else {
+            memcpy(c->out, data, size);
+            c->out_size = size, c->out_at = n < 0 ? 0 : n;
+            c->until = dpi_now_ms() + l->head_ms;
+        }
+    }
+    Py_DECREF(items);
+    return PyBool_FromLong(l->due_count);
+}
+
+// add(fd): takes a connected socket over; False, and the socket stays the caller's, if there are as many as may be.
+static PyObject *listener_add(Listener *l, PyObject *given) {
+    const int fd = PyLong_AsLong(given);
+    if (fd == -1 && PyErr_Occurred()) return NULL;
+    if (!l->vacant_count || l->draining) Py_RETURN_FALSE;
+    Connection *c = l->connections + l->vacant[l->vacant_count - 1];
+    const int on = 1;
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // of a Unix socket it fails, and need not be
+    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.u64 = dpi_key_of(l, c)};
+    if (epoll_ctl(l->epoll, EPOLL_CTL_ADD, fd, &event)) return PyErr_SetFromErrno(PyExc_OSError);
+    --l->vacant_count, ++l->open;
+    c->fd = fd, c->state = HEAD, c->unread = c->tells_close = 0;
+    c->until = dpi_now_ms() + l->idle_ms;
+    Py_RETURN_TRUE;
+}
+
+// drain(): closes the connections that are between two requests, and takes no new ones.
+static PyObject *listener_drain(Listener *l, PyObject *Py_UNUSED(none)) {
+    l->draining = 1;
+    for (Connection *c = l->connections; c < l->connections + l->most; ++c)
+        if (c->state == HEAD && !c->in_size && !c->unread) dpi_closed(l, c);
+    Py_RETURN_NONE;
+}
+
+static PyObject *listener_close(Listener *l, PyObject *Py_UNUSED(none)) {
+    for (Connection *c = l->connections; l->open && c < l->connections + l->most; ++c)
+        if (c->state != FREE) dpi_closed(l, c);
+    if (l->epoll >= 0) close(l->epoll);
+    l->epoll = -1;
+    l->draining = 1;
+    Py_RETURN_NONE;
+}
+
+static PyObject *listener_fileno(Listener *l, PyObject *Py_UNUSED(none)) { return PyLong_FromLong(l->epoll); }
+
+static void listener_free(Listener *l) {
+    if (l->connections) Py_XDECREF(listener_close(l, NULL));
+    free(l->connections);
+    free(l->vacant);
+    free(l->due);
+    free(l->scratch);
+    Py_TYPE(l)->tp_free(l);
+}
+
+// Listener(most, most_body, most_held, head_ms, body_ms, idle_ms)
+static PyObject *listener_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(named)) {
+    Listener *l = (Listener *)type->tp_alloc(type, 0);
+    if (l == NULL) return NULL;
+    l->epoll = -1;
+    if (!PyArg_ParseTuple(args, "iLLLLL", &l->most, &l->most_body, &l->most_held, &l->head_ms, &l->body_ms, &l->idle_ms) ||
+        (l->most < 1 && PyErr_Format(PyExc_ValueError, "most: got %d, expected at least 1", l->most) == NULL)) {
+        Py_DECREF(l);
+        return NULL;
+    }
+    l->connections = calloc(l->most, sizeof(Connection));
+    l->vacant = calloc(l->most, sizeof(int));
+    l->due = calloc(l->most, sizeof(int));
+    l->scratch = malloc(SCRATCH);
+    if (!l->connections || !l->vacant || !l->due || !l->scratch || (l->epoll = epoll_create1(EPOLL_CLOEXEC)) < 0) {
+        Py_DECREF(l);
+        return PyErr_NoMemory();
+    }
+    while (l->vacant_count < l->most) {
+        l->vacant[l->vacant_count] = l->most - 1 - l->vacant_count;
+        ++l->vacant_count;
+    }
+    return (PyObject *)l;
+}
+
+static PyMethodDef methods[] = {
+    {"round", (PyCFunction)listener_round, METH_NOARGS, NULL}, {"answer", (PyCFunction)listener_answer, METH_O, NULL},
+    {"add", (PyCFunction)listener_add, METH_O, NULL},          {"drain", (PyCFunction)listener_drain, METH_NOARGS, NULL},
+    {"close", (PyCFunction)listener_close, METH_NOARGS, NULL}, {"fileno", (PyCFunction)listener_fileno, METH_NOARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyMemberDef members[] = {{"open", T_INT, offsetof(Listener, open), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
+
+static PyTypeObject type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "listener.Listener",
+    .tp_basicsize = sizeof(Listener),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = listener_new,
+    .tp_dealloc = (destructor)listener_free,
+    .tp_methods = methods,
+    .tp_members = members,
+};
+
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "listener_c", NULL, -1, NULL, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit_listener_c(void) {
+    PyObject *made = PyType_Ready(&type) ? NULL : PyModule_Create(&module);
+    if (made && PyModule_AddObjectRef(made, "Listener", (PyObject *)&type)) Py_CLEAR(made);
+    return made;
+}

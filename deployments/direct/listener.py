@@ -1,0 +1,69 @@
+"""The listener in C (`listener.c`): built, loaded and set up within a deployment's limits."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol, cast
+
+from deployments.config import Limits
+from deployments.http_api.request_body import slow_body
+from deployments.scoring.faults import Words
+from dpiframe_core.errors import ConfigError, DPIFrameError, TooLarge
+from kernels.runtime import c_build
+
+MOST_CONNECTIONS = 4096  # of one process: as many as HAProxy takes
+GONE, LONG, SLOW = "gone", "long", "slow"  # faults whose request's head is known; others begin with a status
+
+_HELD_BYTES = 256 * 2**20  # of requests that are not whole yet, and of answers that are not read yet; beyond that, 503
+_HEAD_MS, _IDLE_MS = 30_000, 75_000
+_SOURCES = ("listener.c", "connection.c", "http_head.c")
+
+
+class Received(NamedTuple):
+    """A request as the listener gives it. `fault`: why its body is not there, if it is not.
+
+    Attributes:
+        key: for its answer. head: its request line and headers, but for the lines `apart`, which differ from one to the next.
+        close: the connection ends with its answer.
+    """
+
+    key: int
+    head: bytes
+    apart: bytes
+    body: bytes
+    close: bool
+    fault: str | None
+
+
+def body_fault(fault: str, limits: Limits) -> DPIFrameError:
+    """What to say to a client whose body is `LONG` or `SLOW`."""
+    if fault == SLOW:
+        return slow_body(limits)
+    most = f"{limits.max_body_bytes} bytes"
+    return TooLarge("body", Words(f"more than {most}"), f"at most {most}")
+
+
+class Listener(Protocol):
+    """Connections, and the requests on them; `fileno` is readable when a round may find something. See `listener.c`."""
+
+    open: int
+
+    def fileno(self) -> int: ...
+    def add(self, fd: int, /) -> bool: ...
+    def round(self) -> list[tuple[int, bytes, bytes, bytes, bool, str | None]]: ...
+    def answer(self, answers: Sequence[tuple[int, bytes, bool]], /) -> bool: ...
+    def drain(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def open_listener(limits: Limits, connections: int = MOST_CONNECTIONS) -> Listener:
+    """
+    Raises:
+        ConfigError: it cannot be built here.
+    """
+    here = Path(__file__).parent
+    module = c_build.extension("deployments.direct.listener_c", [here / name for name in _SOURCES], "the direct port")
+    if module is None:
+        raise ConfigError("http.direct_port: got no listener, expected a C compiler and Python's headers (see the log)")
+    body_ms = round(limits.max_body_s * 1e3)
+    held = max(_HELD_BYTES, 2 * limits.max_body_bytes)
+    return cast(Listener, module.Listener(connections, limits.max_body_bytes, held, _HEAD_MS, body_ms, _IDLE_MS))

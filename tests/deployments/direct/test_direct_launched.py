@@ -1,0 +1,73 @@
+"""The direct port as a user starts it: the fan-in on the CPU, two ingresses at one port; the death of one, the end of both."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deployments.serve.host import free_ports
+from tests.deployments.fanin.test_fanin_launched import replicas, wait_for
+from tests.deployments.server_process import Server, listens
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+PORT = free_ports(1)[0]
+HEADERS = {"content-type": "application/json"}
+
+
+@pytest.fixture(scope="module")
+def server(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    config = tmp_path_factory.mktemp("configs") / "direct.yaml"
+    config.write_text(
+        f"models: [{{path: {demo_bundle}}}]\ntopology: fanin\ningress_replicas: 2\nhttp: {{direct_port: {PORT}}}\n"
+    )
+    with Server(config) as server:
+        yield server.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def example(demo_bundle: Path) -> bytes:
+    return (demo_bundle / "example.json").read_bytes()
+
+
+def client() -> httpx.Client:
+    return httpx.Client(base_url=f"http://127.0.0.1:{PORT}", headers=HEADERS, timeout=30)
+
+
+def test_it_answers_what_the_other_port_does(server: Server, example: bytes) -> None:
+    wanted = httpx.post(f"{server.url}/v1/score", content=example, headers=HEADERS).json()["scores"]
+    with client() as direct:
+        for _ in range(4):
+            answer = direct.post("/v1/score", content=example, headers={"x-request-id": "one"})
+            assert answer.json()["scores"] == wanted
+            assert answer.headers.get_list("x-request-id") == ["one"]
+        for path in ("/livez", "/readyz", "/v1/models", "/docs", "/openapi.json", "/metrics", "/v2"):
+            assert direct.get(path).status_code == 200, path
+        models = direct.get("/v1/models").json()
+        assert models == httpx.get(f"{server.url}/v1/models").json()
+
+
+def test_clients_that_nobody_has_accepted_outlive_a_killed_ingress(server: Server, example: bytes) -> None:
+    """The listening socket is one for both: whoever lives answers, and so does the successor of who died."""
+    first, *_ = replicas(server, "Ingress")
+    os.kill(first, signal.SIGKILL)
+
+    def score() -> int:
+        with client() as fresh:
+            return len(fresh.post("/v1/score", content=example).json()["scores"])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: score(), range(40))) == {len(json.loads(example)["candidates"]["C9"])}
+    wait_for(lambda: len(replicas(server, "Ingress")) == 2)
+    assert score()
+
+
+def test_ctrl_c_answers_what_was_sent_and_frees_the_port(server: Server, example: bytes) -> None:
+    with client() as direct:
+        assert direct.post("/v1/score", content=example).status_code == 200
+        assert server.stop(signal.SIGINT) == 0
+    assert not listens(PORT)

@@ -1,0 +1,54 @@
+"""The reader of heads and chunks, and the listener around it, under fuzzers with the sanitizers of the compiler in them."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+DIRECT = HERE.parents[2] / "deployments" / "direct"
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
+    out = tmp_path_factory.mktemp("fuzz") / "http_head_fuzz"
+    sources = HERE / "http_head_fuzz.c", DIRECT / "http_head.c"
+    command = [compiler, "-g", "-O1", *SANITIZERS, f"-I{DIRECT}", *map(str, sources), "-o", str(out)]
+    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "cannot find" in made.stderr:
+        pytest.skip("the compiler has no sanitizers")
+    assert made.returncode == 0, made.stderr
+    return out
+
+
+def test_no_mutation_of_a_request_reads_past_its_bytes_or_breaks_what_is_true_of_a_head(program: Path) -> None:
+    ran = subprocess.run([program, "1", "300000"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert int(ran.stdout) > 20_000  # so many were whole heads: not everything was refused at its first line
+
+
+@pytest.mark.slow
+def test_hostile_clients_and_answers_to_nobody_break_nothing_in_the_listener(tmp_path: Path) -> None:
+    compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
+    found = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout.strip()
+    if not Path(found).is_absolute():
+        pytest.skip("the compiler has no sanitizers")
+    # Python's own allocations are left to it: leaks of a program that ends are none.
+    environment = os.environ | {
+        "CC": f"{compiler} {' '.join(SANITIZERS)} -g",
+        "LD_PRELOAD": found,
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PYTHONMALLOC": "malloc",
+    }
+    command = [sys.executable, "-m", "tests.deployments.direct.listener_fuzz", "3", "20000"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE.parents[2], env=environment)
+    assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
+    told, answered = map(int, ran.stdout.split())
+    assert told > 1000
+    assert answered > 500

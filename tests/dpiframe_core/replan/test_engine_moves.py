@@ -1,0 +1,214 @@
+"""An engine waits for its batches before it touches what they read, and its scores stay what they were while rows move."""
+
+import shutil
+import tempfile
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from dpiframe_core.embedding import tiers
+from dpiframe_core.embedding.follower import Follower
+from dpiframe_core.embedding.hot_rows import Move
+from dpiframe_core.embedding.placement import Placement, TablePlacement
+from dpiframe_core.embedding.tiers import Home, Tiers
+from dpiframe_core.engine.engine import Engine
+from dpiframe_core.engine.lane_pool import LanePool
+from dpiframe_core.engine.options import EngineOptions
+from dpiframe_core.errors import Unavailable
+from dpiframe_core.graph.architecture import DeepFM
+from tests import oracle
+from tests.dpiframe_core.embedding.test_hot_rows import SCHEMA, row_of
+from tests.dpiframe_core.embedding.test_tiers import CPU, Locked
+from tests.runner import small_bundle, table_tensors
+
+ARCHITECTURE = DeepFM(hidden_units=(16, 8))
+
+
+def engine_of(path):
+    engine = Engine(small_bundle(path / "b", ARCHITECTURE), "cpu", None, EngineOptions(max_batch_rows=64, lanes=2))
+    engine.warmup()
+    return engine, oracle.make_block(engine.schema, 8, 1, np.random.default_rng(0))
+
+
+class Waiting:
+    """Has batches wait in their lanes, each until it is let go."""
+
+    def __init__(self, engine, monkeypatch):
+        self.inside, self.gates = threading.Semaphore(0), [threading.Event(), threading.Event(), threading.Event()]
+        left = iter(self.gates)
+        for lane in engine._pool.lanes:
+            monkeypatch.setattr(lane, "run", self.waits(lane.run, left))
+
+    def waits(self, run, left):
+        def waited(*args):
+            gate = next(left)
+            self.inside.release()
+            assert gate.wait(20)
+            return run(*args)
+
+        return waited
+
+
+def started(function, *args):
+    thread = threading.Thread(target=function, args=args)
+    thread.start()
+    return thread
+
+
+def test_batches_that_run_are_waited_for_and_those_that_begin_meanwhile_are_not(tmp_path, monkeypatch):
+    engine, block = engine_of(tmp_path)
+    waiting = Waiting(engine, monkeypatch)
+    batches = [started(engine.submit, block)]
+    assert waiting.inside.acquire(timeout=20)
+    over = started(engine._batches_over)
+    batches.append(started(engine.submit, block))
+    assert waiting.inside.acquire(timeout=20)
+    over.join(0.1)
+    assert over.is_alive()
+    waiting.gates[0].set()
+    over.join(20)
+    assert not over.is_alive()
+    assert not waiting.gates[1].is_set()
+    waiting.gates[1].set()
+    for batch in batches:
+        batch.join(20)
+    assert engine._pool.taken() == set()
+    engine._batches_over()
+    engine.close()
+
+
+def test_an_engine_that_closes_tells_who_waits_for_its_batches(tmp_path, monkeypatch):
+    engine, block = engine_of(tmp_path)
+    waiting = Waiting(engine, monkeypatch)
+    batch = started(engine.submit, block)
+    assert waiting.inside.acquire(timeout=20)
+    said = []
+
+    def wait():
+        with pytest.raises(Unavailable) as e:
+            engine._batches_over()
+        said.append(str(e.value))
+
+    over = started(wait)
+    closing = started(engine.close)
+    over.join(20)
+    assert said == ["engine: closed"]
+    waiting.gates[0].set()
+    for thread in (batch, closing):
+        thread.join(20)
+
+
+def test_a_step_that_fails_is_not_taken_again_and_the_others_are(monkeypatch, caplog):
+    monkeypatch.setattr("dpiframe_core.embedding.follower.EVERY_S", 0.001)
+    taken, enough = [], threading.Event()
+
+    def fails():
+        taken.append("fails")
+        raise OSError("the folder is gone")
+
+    def goes_on():
+        taken.append("goes on")
+        if taken.count("goes on") > 3:
+            enough.set()
+
+    follower = Follower(torch.device("cpu"), [fails, goes_on])
+    assert enough.wait(20)
+    follower.close()
+    assert taken.count("fails") == 1
+    assert "is not followed any more: the folder is gone" in caplog.text
+    after = len(taken)
+    time.sleep(0.02)
+    assert len(taken) == after
+
+
+def test_threads_that_read_while_another_moves_rows_find_what_they_should(monkeypatch):
+    """An engine's way to wait for batches, tiers that move, and batches that read by descriptors alone, all at once."""
+    monkeypatch.setattr(tiers, "DeviceReadable", Locked)
+    rng = np.random.default_rng(0)
+    tensors, _ = table_tensors(SCHEMA, oracle.make_tables(SCHEMA, rng))
+    tables = [tensors[t.name] for t in SCHEMA.tables]
+    places = tuple(TablePlacement(t.name, t.rows, t.rows // 2, t.rows // 2) for t in SCHEMA.tables)
+    placed = Tiers(SCHEMA, tables, [None] * len(tables), Home(Placement(1, places), "m", None, replan_s=1), CPU)
+    moving = [i for i, hot in enumerate(placed.moving) if hot is not None]
+    lanes = [object() for _ in range(3)]
+    host = SimpleNamespace(_pool=LanePool(lanes), _batch_sizes={lane: [0] for lane in lanes}, check=lambda: None)
+    wrong, ended, reads = [], threading.Event(), [0]
+
+    def read(seed):
+        own = np.random.default_rng(seed)
+        while not ended.is_set():
+            lane = host._pool.take(None, 0)
+            generation = placed.generation
+            for table in moving:
+                time.sleep(0)  # others run between two reads of a batch
+                for row in own.integers(0, len(tables[table]), 5).tolist():
+                    if row_of(placed, generation, table, row) != tables[table][row].numpy().tobytes():
+                        wrong.append((generation, table, row))
+            host._batch_sizes[lane][0] += 1
+            reads[0] += 1
+            host._pool.put(lane)
+
+    threads = [started(read, seed) for seed in range(3)]
+    for _ in range(30):
+        moves = []
+        for table in moving:
+            n = int(rng.integers(1, 1 + len(tables[table]) // 2))
+            moves.append(Move(table, rng.permutation(len(tables[table]))[:n], rng.permutation(len(tables[table]) // 2)[:n]))
+        placed.move(moves, lambda: Engine._batches_over(host))
+    ended.set()
+    for thread in threads:
+        thread.join(20)
+    assert wrong == []
+    assert reads[0] > 30
+    placed.close()
+
+
+def test_a_cpu_reads_in_place_and_moves_nothing(tmp_path):
+    bundle = small_bundle(tmp_path / "b", ARCHITECTURE)
+    places = tuple(TablePlacement(t.name, t.rows, 1, 1) for t in bundle.manifest.feature_schema.tables)
+    engine = Engine(bundle, "cpu", None, EngineOptions(max_batch_rows=64), Home(Placement(1, places), "m", None, replan_s=1))
+    engine.warmup()
+    assert engine.table_reads is None
+    engine.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seed", range(2))
+def test_no_score_of_a_gpu_is_wrong_while_rows_move(tmp_path, seed):
+    """Rows are read in two lanes while all that is read far comes near, at every look."""
+    bundle = small_bundle(tmp_path / "b", ARCHITECTURE, dtype=("float32", "float16", "int8"), bags=2)
+    schema, rng = bundle.manifest.feature_schema, np.random.default_rng(seed)
+    memory = Path(tempfile.mkdtemp(dir="/dev/shm"))  # a disk's files cannot be locked
+    places = tuple(TablePlacement(t.name, t.rows, *(2 * (max(1, t.rows // 4),))) for t in schema.tables)
+    ranks = {t.name: rng.permutation(t.rows).astype(np.uint32) for t in schema.tables[::2]}
+    home = Home(Placement(1, places, ranks), "small", memory, replan_s=1e-6)
+    options = EngineOptions(max_batch_rows=64, policy="waves", recall=False, lanes=2)
+    blocks = [oracle.make_block(schema, 50, 7, np.random.default_rng(i)) for i in range(16)]
+    plain, engine = (Engine(bundle, "cuda:0", "tf32", options, own) for own in (None, home))
+    for one in (plain, engine):
+        one.warmup()
+    want = [plain.submit(block) for block in blocks]
+    end = time.monotonic() + 8
+    wrong = []
+
+    def score(first):
+        at = first
+        while time.monotonic() < end and not wrong:
+            # Traffic that dwells on one block for a second, so that its rows come near.
+            at = (at + 1) % 4 + 4 * (int(end - time.monotonic()) % 4)
+            if not np.array_equal(engine.submit(blocks[at]), want[at]):
+                wrong.append(at)
+
+    threads = [started(score, i) for i in range(3)]
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert engine.table_reads.rows_moved > 0
+    for one in (plain, engine):
+        one.close()
+    shutil.rmtree(memory)
