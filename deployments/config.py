@@ -12,45 +12,16 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
+from deployments.config_clients import Grpc, Http
 from deployments.config_faults import fault_lines
+from deployments.config_models import ModelRef
 from deployments.config_observed import Metrics, ScoreLog, Tracing
-from deployments.config_tables import TablesHome
 from dpiframe_core.errors import ConfigError, shown
-from dpiframe_core.strict import Name, Strict, Version
+from dpiframe_core.strict import Name, Strict
 from dpiframe_core.strict_yaml import load_yaml
 
 MOST_ENGINES = 16  # of one application on one node, in the fan-in
 MOST_INGRESSES = 64
-
-
-class ModelRef(Strict):
-    """A model to serve: the bundle's directory, and the name and version to serve it under if not the bundle's own.
-
-    `tables`: where its rows lie; by default all in the memory of each device.
-    """
-
-    path: Annotated[str, Field(min_length=1)]
-    name: Name | None = None
-    version: Version | None = None
-    tables: TablesHome | None = None
-
-    def with_absolute_paths(self) -> Self:
-        """As `DeploymentConfig.with_absolute_paths`: of the bundle, and of its tables' placement."""
-        tables = self.tables
-        if tables is not None and tables.placement is not None:
-            tables = tables.model_copy(update={"placement": str(Path(tables.placement).absolute())})
-        return self.model_copy(update={"path": str(Path(self.path).absolute()), "tables": tables})
-
-
-class Http(Strict):
-    """Where clients connect. HAProxy reaches the replicas of its own host over loopback, hence just these two hosts.
-
-    `direct_port`: where the replicas of a host are reached besides, without HAProxy (docs/direct-port.md); none by default.
-    """
-
-    host: Literal["127.0.0.1", "0.0.0.0"] = "127.0.0.1"
-    port: Annotated[int, Field(ge=1, le=65535)] = 8000
-    direct_port: Annotated[int, Field(ge=1, le=65535)] | None = None
 
 
 class Access(Strict):
@@ -65,12 +36,6 @@ class Access(Strict):
             got = "both it and" if self.open else "neither it nor"
             raise ValueError(f"tokens: got {got} open: true, expected one of the two")
         return self
-
-
-class Grpc(Strict):
-    """Where gRPC clients connect, on the host of `Http`. Replicas then listen on every interface too (docs/protocol.md)."""
-
-    port: Annotated[int, Field(ge=1, le=65535)] = 8001
 
 
 class Batching(Strict):
@@ -141,8 +106,9 @@ class Autoscaling(Strict):
 class DeploymentConfig(Strict):
     """Everything that starting one deployment needs. Relative bundle paths start at the working directory of the command.
 
-    `models_root`, if set, is a folder that bundles must not leave, links included. `profiles` is one of files that `dpiframe
-    profile` wrote, `<model>.json`, for the status page. Without `access` it serves loopback alone.
+    `models_root`, if set, is a folder that bundles must not leave, links included; models can then be replaced while the
+    service runs (docs/lifecycle.md), and `models_state` is a file that remembers it over a restart. `profiles` is a folder of
+    files that `dpiframe profile` wrote, `<model>.json`, for the status page. Without `access` it serves loopback alone.
     `topology`: "colocated" has HTTP, batching and engine in each of `replicas` processes; "fanin" has `replicas` engine
     processes, and `ingress_replicas` processes of HTTP and encoding beside them. Both are spread evenly over `nodes`.
     `max_ongoing_requests`, of those that go through Serve, is above what HAProxy lets through (4,096 connections), so that
@@ -154,6 +120,7 @@ class DeploymentConfig(Strict):
     route_prefix: Annotated[str, Field(pattern=r"^/([A-Za-z0-9_\-]+(/[A-Za-z0-9_\-]+)*)?$")] = "/"
     models: Annotated[tuple[ModelRef, ...], Field(min_length=1)]
     models_root: Annotated[str, Field(min_length=1)] | None = None
+    models_state: Annotated[str, Field(min_length=1)] | None = None
     profiles: Annotated[str, Field(min_length=1)] | None = None
     device: Literal["auto", "cpu", "cuda"] = "auto"
     precision: Literal["fp32", "tf32", "bf16", "fp8"] | None = None
@@ -226,6 +193,12 @@ class DeploymentConfig(Strict):
         return self
 
     @model_validator(mode="after")
+    def _state_is_of_models_that_change(self) -> Self:
+        if self.models_state is not None and self.models_root is None:
+            raise ValueError("models_state: got a file without models_root, expected both (models change below a root alone)")
+        return self
+
+    @model_validator(mode="after")
     def _other_hosts_are_let_in_on_purpose(self) -> Self:
         if self.http.host == "0.0.0.0" and self.access is None:
             rule = "access: {tokens: FILE}, whose lines `dpiframe token` makes; or access: {open: true}, for anybody"
@@ -284,7 +257,7 @@ class DeploymentConfig(Strict):
         access = self.access
         if access is not None and access.tokens is not None:
             access = access.model_copy(update={"tokens": str(Path(access.tokens).absolute())})
-        folders: dict[str, object] = {key: _absolute(getattr(self, key)) for key in ("models_root", "profiles")}
+        folders: dict[str, object] = {key: _absolute(getattr(self, key)) for key in ("models_root", "models_state", "profiles")}
         if self.score_log is not None:
             folders["score_log"] = self.score_log.model_copy(update={"folder": _absolute(self.score_log.folder)})
         models = tuple(m.with_absolute_paths() for m in self.models)

@@ -15,6 +15,8 @@ SCORE_BOUNDS = (
     0.0001, 0.0003, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4,
     0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0,
 )  # fmt: skip
+# |difference| of two probabilities: below the first bound the two versions compute the same.
+DIFFERENCE_BOUNDS = (1e-6, 1e-5, 1e-4, 3e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
 class RequestSeen(NamedTuple):
@@ -37,6 +39,20 @@ class RequestSeen(NamedTuple):
     device_ms: float
     total_ms: float
     sampled: Sequence[Sequence[float]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowSeen:
+    """One request that a version has answered, in the shadow of which another one was to score it. Filled by `Shadows`.
+
+    `outcome` is "ok", "dropped" or the code of an error; `differences` are the largest over the tasks, of some of its rows.
+    """
+
+    model: str
+    version: str
+    shadow: str
+    outcome: str
+    differences: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)

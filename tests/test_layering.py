@@ -21,8 +21,8 @@ SOURCES = {".py", ".cu", ".cuh", ".c", ".h"}
 # Files beside the rooms that every room of their floor and the floors above may read. They read only each other.
 COMMON = {
     "dpiframe_core/errors", "dpiframe_core/strict", "dpiframe_core/strict_yaml",
-    "deployments/config", "deployments/config_faults", "deployments/config_tables",
-    "deployments/config_observed",
+    "deployments/config", "deployments/config_clients", "deployments/config_faults", "deployments/config_models",
+    "deployments/config_tables", "deployments/config_observed",
     "deployments/metrics",
     "deployments/processes", "deployments/signals",
     "benchmarks/timing",
@@ -213,6 +213,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "deployments/http_api": "the score route's steps, bodies and answers",
         "deployments/protocol": "the inference route's",
         "deployments/scoring": "over served models",
+        "dpiframe_core/features": "a request keeps what encodes it, for a shadow",
         "kernels/runtime": "its listener is built there",
     },
     "deployments/telemetry": {"deployments/scoring": "a request's spans are made of its job"},
@@ -222,9 +223,16 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/files": "typed as the files that `dpiframe score` reads",
     },
     "deployments/status": {},
+    "deployments/lifecycle": {
+        "deployments/access": "who changes models, and the folder that their bundles must not leave",
+        "deployments/http_api": "bodies are read as everywhere",
+        "deployments/scoring": "a change is one of who scores which requests",
+        "dpiframe_core/bundle": "a release is a bundle, by its manifest",
+    },
     "deployments/serve": {
         "deployments/access": "a replica's gate, and the folder that its bundles must not leave",
         "deployments/telemetry": "metrics of all processes, the form of the log",
+        "deployments/lifecycle": "a replica serves what all agree on",
         "deployments/status": "the app mounts the status page",
         "deployments/score_log": "a replica writes a sample of its requests",
         "deployments/batching": "a replica owns a batcher",
@@ -264,6 +272,7 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "deployments/cli": {
         "deployments/access": "dpiframe token",
+        "deployments/client": "dpiframe models sends a token as clients do",
         "deployments/demo": "dpiframe demo",
         "deployments/offline": "dpiframe score, compress",
         "deployments/serve": "dpiframe serve",
@@ -334,16 +343,17 @@ CUPY = {
 _SERVING = ("application", "replica", "engine_replica", "ingress_replica", "launcher", "cluster", "ray_metrics")
 RAY = {
     "deployments/app.py", "deployments/http_api/serve_bypass.py", "deployments/offline/ray_scoring.py",
-    "deployments/remote_rows/row_shard.py",
+    "deployments/lifecycle/actor.py", "deployments/remote_rows/row_shard.py",
     *(f"deployments/serve/{name}.py" for name in _SERVING),
 }  # fmt: skip
 FASTAPI = {  # replicas name it as a type only
-    f"deployments/serve/{name}.py" for name in ("http_app", "replica", "replica_app", "ingress_replica")
+    *(f"deployments/serve/{name}.py" for name in ("http_app", "replica", "replica_app", "ingress_replica")),
+    "deployments/lifecycle/routes.py",
 }
 GRPC = {"deployments/protocol/grpc_service.py"}
 TYPER = {
     f"deployments/cli/{name}.py"
-    for name in ("main", "terminal", "score_command", "import_command", "token_command", "capacity_command")
+    for name in ("main", "terminal", "score_command", "import_command", "token_command", "models_command", "capacity_command")
 }
 ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "grpc": GRPC, "typer": TYPER}
 
@@ -362,6 +372,7 @@ DECIDES = {
     "deployments/http_api/answers", "deployments/http_api/request_body", "deployments/http_api/arrow_body",
     "deployments/serve/http_app", "deployments/serve/openapi", "deployments/serve/autoscaling", "deployments/serve/load_meter",
     "deployments/serve/serve_policy", "deployments/serve/host", "deployments/telemetry",
+    *(f"deployments/lifecycle/{name}" for name in ("coordinator", "desired", "follower", "routes", "serving")),
 }  # fmt: skip
 HEAVY = {"torch", "cupy", "ray", "triton"}
 MODEL_GRAPH = "dpiframe_core/models/model_graph.py"  # reads a bundle, whose tables are torch's

@@ -19,6 +19,7 @@ from deployments.batching.batcher import RowBatcher
 from deployments.batching.scorer import Scored
 from deployments.config import Limits
 from deployments.http_api.serve_bypass import BypassMiddleware, ServeBypass
+from deployments.scoring.catalog import Catalog
 from deployments.scoring.served_model import ServedModel
 from deployments.serve.http_app import build_app
 from dpiframe_core.bundle.bundle import read_bundle
@@ -69,7 +70,7 @@ def _run(bundle: Path, device: str, forms: Sequence[str], candidates: Sequence[i
     batcher = RowBatcher(engine.run_batch, max_batch_rows=engine.max_batch_rows, lanes=engine.lanes, max_queued_rows=65536)
     watched = _Watched(batcher)
     served = ServedModel.of(engine, watched, Limits(), name="demo", example=read.example)
-    app = build_app({"demo": served}, Limits())
+    app = build_app(Catalog({"demo": served}), Limits())
     try:
         for rows in candidates:
             payloads = Payloads.draw(read, rows, seed)

@@ -1,9 +1,10 @@
-"""`models_root`: a configuration names no bundle outside of one folder, and no link in a bundle leads out of it."""
+"""`models_root`: nobody names a bundle outside of one folder, and no link in a bundle leads out of it."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 from deployments.config import DeploymentConfig
+from deployments.config_tables import TablesHome
 from dpiframe_core.errors import ConfigError
 
 
@@ -13,15 +14,20 @@ def check_models_root(config: DeploymentConfig) -> None:
     Raises:
         ConfigError: one leads out of the folder.
     """
-    if config.models_root is None:
-        return
-    root = Path(config.models_root).resolve()
     for i, ref in enumerate(config.models):
-        for key, place in (("path", ref.path), ("tables.placement", ref.tables and ref.tables.placement)):
-            for path in _with_links(Path(place)) if place else ():
-                if not path.resolve().is_relative_to(root):
-                    got = f"{str(path)!r}, which is {str(path.resolve())!r}"
-                    raise ConfigError(f"models.{i}.{key}: got {got}, expected a place below models_root {str(root)!r}")
+        check_below(config.models_root, ref.path, ref.tables, f"models.{i}")
+
+
+def check_below(models_root: str | None, path: str, tables: TablesHome | None, where: str) -> None:
+    """The same of one bundle, which the message calls `where`."""
+    if models_root is None:
+        return
+    root = Path(models_root).resolve()
+    for key, place in (("path", path), ("tables.placement", tables and tables.placement)):
+        for each in _with_links(Path(place)) if place else ():
+            if not each.resolve().is_relative_to(root):
+                got = f"{str(each)!r}, which is {str(each.resolve())!r}"
+                raise ConfigError(f"{where}.{key}: got {got}, expected a place below models_root {str(root)!r}")
 
 
 def _with_links(place: Path) -> Iterator[Path]:

@@ -87,6 +87,10 @@ class RowBatcher:
     def accepting(self) -> bool:
         return self._accepting
 
+    @property
+    def queued_rows(self) -> int:
+        return self.dispatcher.queued_rows
+
     def allocate(self, layout: BlockLayout, rows: int, contexts: int) -> RowBlock:
         return RowBlock.allocate(layout, rows, contexts)
 

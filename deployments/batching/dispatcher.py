@@ -17,6 +17,7 @@ from deployments.batching.refusals import check_room
 from deployments.batching.row_queue import Part, RowQueue, Ticket
 from deployments.batching.run_times import RunTimes
 from deployments.metrics import BatchSeen
+from dpiframe_core.errors import Unavailable
 from dpiframe_core.features.row_block import BatchResult, RowBlock
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,10 @@ class _Batch(NamedTuple, Generic[W]):
     bound_at: float
     more: bool
     number: int
+
+
+def _ended(blocks: Sequence[RowBlock]) -> BatchResult:
+    raise Unavailable("lanes: got a batch after they have ended, expected none")
 
 
 class Dispatcher(Generic[W]):
@@ -265,3 +270,6 @@ class Dispatcher(Generic[W]):
             self._alive -= 1
             if not self._alive:
                 os.close(self.wake_fd)
+                self._run = (
+                    _ended  # an engine's memory is not to wait until a collection finds this in its cycle with `replies`
+                )

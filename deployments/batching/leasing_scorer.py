@@ -49,6 +49,10 @@ class LeasingScorer:
     def accepting(self) -> bool:
         return self._scorer.accepting
 
+    @property
+    def queued_rows(self) -> int:
+        return self._scorer.queued_rows
+
     def allocate(self, layout: BlockLayout, rows: int, contexts: int) -> RowBlock:
         return self._scorer.allocate(layout, rows, contexts)
 

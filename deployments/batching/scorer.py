@@ -51,6 +51,10 @@ class Scorer(Protocol):
     @property
     def accepting(self) -> bool: ...
 
+    @property
+    def queued_rows(self) -> int:
+        """Rows that wait for a lane."""
+
 
 async def forwarded(scores: Awaitable[Scored], reply: Reply) -> None:
     """Tells a reply what it waits for, where a scorer cannot do without a task. Cancelled, it tells nothing."""

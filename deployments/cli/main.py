@@ -1,7 +1,10 @@
 """The `dpiframe` command. Parses arguments, prints results and one-line errors; imports what does the work when needed."""
 
 import contextlib
+import signal
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,6 +12,7 @@ import typer
 
 from deployments.cli.capacity_command import capacity
 from deployments.cli.import_command import import_app
+from deployments.cli.models_command import models_app
 from deployments.cli.score_command import score
 from deployments.cli.terminal import BundlePath, Device, Precision, Splitter, by_feature, err, one_line_errors, stdout
 from deployments.cli.token_command import token
@@ -21,6 +25,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="CTR-model inference server."
 )
 app.add_typer(import_app, name="import")
+app.add_typer(models_app, name="models")
 
 _DEMO_BUNDLE = Path("models/demo")
 
@@ -55,7 +60,7 @@ def serve(
         with running(settings, progress.step, address=address) as endpoint:
             progress.finish()
             _announce(endpoint)
-            _wait_for_interrupt()
+            _wait_for_interrupt(lambda: _settings(config, bundle, host, port, device, precision, tokens, open_))
 
 
 @app.command()
@@ -279,7 +284,25 @@ def _announce(endpoint: "Endpoint") -> None:
         stdout.print(f"Prometheus metrics at {endpoint.metrics_url}")
 
 
-def _wait_for_interrupt() -> None:
+def _wait_for_interrupt(settings: "Callable[[], DeploymentConfig] | None" = None) -> None:
+    """Until Ctrl-C. On SIGUSR1 the models of the settings are read anew."""
+    told = threading.Event()
+    if settings is not None:
+        signal.signal(signal.SIGUSR1, lambda *_: told.set())
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            time.sleep(3600)
+            if told.wait(3600) and settings is not None:
+                told.clear()
+                _reload(settings)
+
+
+def _reload(settings: "Callable[[], DeploymentConfig]") -> None:
+    from deployments.serve.launcher import reload
+    from dpiframe_core.errors import DPIFrameError
+
+    try:
+        reload(settings())
+    except DPIFrameError as error:
+        err.print(f"error: {error}; the models stay as they are", markup=False, soft_wrap=True)
+    else:
+        stdout.print("The models are those of the configuration.")

@@ -24,6 +24,7 @@ from deployments.scoring.job import Job
 from deployments.scoring.scoring import encodes_on_loop
 from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import DPIFrameError
+from dpiframe_core.features.row_block import RowBlock
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,8 @@ class ScoringRequest:
     """One that is open; its scorer's `Reply`. `answered` is called once, unless the client hangs up.
 
     Attributes:
-        asked: how its answer is to look. sent: what the scorer knows it by.
+        served: who scores it, in use from when it is `sent`, which is what the scorer knows it by.
+        asked: how its answer is to look. encode: what has encoded it, and does for a shadow.
     """
 
     routes: "ScoringRoutes"
@@ -45,6 +47,7 @@ class ScoringRequest:
     job: Job
     served: ServedModel | None = None
     asked: InferRequest | Options | None = None
+    encode: Callable[[ServedModel], RowBlock] | None = None
     sent: Any = None
     ended: bool = False
 
@@ -55,8 +58,10 @@ class ScoringRequest:
         try:
             answer = self.routes.scores(self, scored)
         except Exception as error:
-            answer = self.routes.refusal(self, error)
+            self._end(self.routes.refusal(self, error))
+            return
         self._end(answer)
+        self.routes.shadow(self, scored)  # what writes the answer is due by now, and so comes first
 
     def set_exception(self, error: Exception, /) -> None:
         self._end(self.routes.refusal(self, error))
@@ -66,8 +71,6 @@ class ScoringRequest:
 
     def _end(self, answer: Answer | None) -> None:
         self.ended = True
-        if self.served is not None and self.sent is not None:
-            self.served.scorer.over(self.sent)
         self.routes.end(self, answer)
 
 
@@ -120,39 +123,49 @@ class ScoringRoutes:
         log.error("request %s failed", request_id, exc_info=error, extra={"request_id": request_id})
         return (rest.internal_error if request.protocol else answers.internal_error)(request_id)
 
+    def shadow(self, request: ScoringRequest, scored: Scored) -> None:
+        if request.served is not None and request.encode is not None:
+            self._scoring.shadow(request.served, request.encode, scored)
+
     def end(self, request: ScoringRequest, answer: Answer | None) -> None:
+        if request.served is not None and request.sent is not None:
+            self._scoring.left(request.served, request.sent)
         self._scoring.finish(request.job, "cancelled" if answer is None else answer.outcome)
         if answer is not None:
             self._answered(request, answer)
 
     def _infer_sent(self, request: ScoringRequest, head: RequestHead, headers: list[Header], received: Received) -> bool:
         assert head.infer is not None
-        served = request.served = self._infer.begun(request.job, head.infer, headers, head.media)
+        job, inference = request.job, self._infer.inference
+        self._infer.begun(job, head.infer, headers, head.media)
         if received.fault is not None:
             raise self._unread(headers, received.fault)
         asked = request.asked = parse(received.body, head.envelope_bytes)
         if not encodes_on_loop(asked.values, 0):
             return False
-        encode = self._infer.inference.encoding(request.job, served, asked)
-        request.sent = self._scoring.send(request.job, served, encode, asked.deadline_ms, asked.parameters.priority, request)
+        request.encode = inference.encoding(job, asked)
+        self._send(request, inference.chosen(job, *head.infer, asked), asked.deadline_ms, asked.parameters.priority)
         return True
 
     def _score_sent(self, request: ScoringRequest, headers: list[Header], received: Received) -> bool:
         kind = self._score.begun(headers)
         if received.fault is not None:
             raise self._unread(headers, received.fault)
-        served, asked = self._score.parsed(kind, received.body)
+        job = request.job
+        served, asked = self._score.parsed(job, kind, received.body)
         if not encodes_on_loop(values_of(asked), 0):
             return False
-        request.served, request.asked, job, options = served, asked.options, request.job, asked.options
+        options = request.asked = asked.options
         job.model, job.version = served.info.name, served.info.version
         job.given = asked.candidates, asked.context
-
-        def encode() -> Any:
-            return served.encode(asked.candidates, asked.context)
-
-        request.sent = self._scoring.send(job, served, encode, options.deadline_ms, options.priority, request)
+        request.encode = lambda one: one.encode(asked.candidates, asked.context)
+        self._send(request, served, options.deadline_ms, options.priority)
         return True
+
+    def _send(self, request: ScoringRequest, served: ServedModel, deadline_ms: float | None, priority: int) -> None:
+        assert request.encode is not None
+        request.served = served
+        request.sent = self._scoring.send(request.job, served, request.encode, deadline_ms, priority, request)
 
     def _unread(self, headers: list[Header], fault: str) -> DPIFrameError:
         limits = self._scoring.limits

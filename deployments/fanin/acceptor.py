@@ -6,7 +6,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 
 from deployments.fanin import handshake
 from deployments.fanin.batcher import FanInBatcher
@@ -20,10 +20,11 @@ _FULL_S = 0.1  # until the next try to let somebody in, when this process had no
 
 
 class Acceptor:
-    """Listens in `place` for ingresses of `models`, by name."""
+    """Listens in `place` for ingresses of `models`, by the name that both ends have for one. More of them may come."""
 
-    def __init__(self, place: str, models: Mapping[str, FanInBatcher]) -> None:
+    def __init__(self, place: str, models: MutableMapping[str, FanInBatcher]) -> None:
         self._models = models
+        self._joining = threading.Lock()
         self._listener = handshake.listen(place)
         self._signal = os.eventfd(0, os.EFD_CLOEXEC)
         self._shut, self._ended = threading.Event(), False
@@ -45,6 +46,11 @@ class Acceptor:
         os.eventfd_write(self._signal, 1)
         self._thread.join()
         os.close(self._signal)
+
+    def remove(self, name: str) -> FanInBatcher:
+        """Lets nobody in to that one any more; who is, is on its list. It is the caller's to close."""
+        with self._joining:
+            return self._models.pop(name)
 
     def check(self) -> None:
         """Raises Unavailable if its thread has ended before it was closed, so that no ingress gets in any more."""
@@ -89,23 +95,29 @@ class Acceptor:
         try:
             handshake.check_user(sock)
             hello, fds = handshake.receive(sock, Hello, 3)
-            batcher = self._models.get(hello.model)
-            if batcher is None:
-                raise _refusal(sock, f"model: got {hello.model!r}, expected one of {sorted(self._models)}")
-            if hello.fingerprint != batcher.fingerprint:
-                what = f"bundle: got fingerprint {hello.fingerprint[:16]}, expected {batcher.fingerprint[:16]}"
-                raise _refusal(sock, what)
-            memory_fd, rings_fd, wake_fd = fds
-            peer = Peer(sock, memory_fd, rings_fd, wake_fd, hello.memory_bytes)
-            handshake.send(sock, batcher.welcome, (batcher.board_fd, batcher.dispatcher.wake_fd))
+            with self._joining:
+                batcher = self._batcher(sock, hello)
+                memory_fd, rings_fd, wake_fd = fds
+                peer = Peer(sock, memory_fd, rings_fd, wake_fd, hello.memory_bytes)
+                handshake.send(sock, batcher.welcome, (batcher.board_fd, batcher.dispatcher.wake_fd))
+                batcher.join(peer)
         except Exception as error:  # whatever this one says, the next one is let in
             log.warning("an ingress was not let in: %s", error)
             sock.close()
             for fd in fds:
                 os.close(fd)
         else:
-            batcher.join(peer)
             selector.register(sock, selectors.EVENT_READ, (batcher, peer))
+
+    def _batcher(self, sock: socket.socket, hello: Hello) -> FanInBatcher:
+        """That of the model that an ingress asks for. Raises Unavailable, and tells it why, if there is none."""
+        batcher = self._models.get(hello.model)
+        if batcher is None:
+            raise _refusal(sock, f"model: got {hello.model!r}, expected one of {sorted(self._models)}")
+        if hello.fingerprint != batcher.fingerprint:
+            what = f"bundle: got fingerprint {hello.fingerprint[:16]}, expected {batcher.fingerprint[:16]}"
+            raise _refusal(sock, what)
+        return batcher
 
     def _forget(self, selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
         """The only thing that an ingress says after its hello is that it is gone."""

@@ -42,7 +42,7 @@ class FanInScorer:
     """Scores through the engines that listen in `place`. Make and use it on one event loop.
 
     Args:
-        model, fingerprint: what the engines must serve, and of which bundle.
+        model, fingerprint: what the engines must serve, by the name that both ends have for it, and of which bundle.
         most_rows: of all requests that may be here at once; the memory has room for them.
         far: how engines of other nodes are reached, if there may be any.
     """
@@ -74,6 +74,11 @@ class FanInScorer:
     @property
     def accepting(self) -> bool:
         return bool(self._connections or self._far_welcome) and not self._closing
+
+    @property
+    def queued_rows(self) -> int:
+        """At the engine of this node that has the fewest; what waits at other nodes is not known here."""
+        return min((connection.waiting_rows for connection in self._connections), default=0)
 
     @property
     def engines(self) -> int:

@@ -5,13 +5,12 @@ Owns the forms of the body (JSON, or an Arrow stream) and what becomes of a clie
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Iterable
 
 from deployments.access.gate import Gate
 from deployments.http_api import answers
 from deployments.http_api.answers import Answer
-from deployments.http_api.arrow_body import read_stream
+from deployments.http_api.arrow_body import ArrowRequest, read_stream
 from deployments.http_api.request_body import (
     ARROW,
     JSON,
@@ -24,10 +23,11 @@ from deployments.http_api.request_body import (
     media_type,
     read_body,
 )
+from deployments.scoring.catalog import Catalog
 from deployments.scoring.job import Job
 from deployments.scoring.request_form import ScoreInput, addressed
 from deployments.scoring.scoring import Scoring
-from deployments.scoring.served_model import ServedModel, find
+from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import DPIFrameError, InputError
 
 log = logging.getLogger(__name__)
@@ -36,12 +36,13 @@ _READ_ON_LOOP_BYTES = 512 * 1024  # of an Arrow stream, whose checks take about 
 
 
 class ScoreRoute:
-    """The route, for all models of the process. `models` may change while it runs. `gate`: who may ask; None: anybody."""
+    """The route, for all models of the process, which may change while it runs. `gate`: who may ask; None: anybody."""
 
-    def __init__(self, models: Mapping[str, ServedModel], scoring: Scoring, gate: Gate | None = None) -> None:
+    def __init__(self, models: Catalog, scoring: Scoring, gate: Gate | None = None) -> None:
         self._models = models
         self._scoring = scoring
         self._gate = gate
+        self._max_rows = scoring.limits.max_rows_per_request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = self._scoring.begin(answers.request_id_of(scope["headers"]), scope["headers"])
@@ -64,9 +65,9 @@ class ScoreRoute:
 
     async def _score(self, job: Job, body: bytes, kind: str, receive: Receive) -> Answer:
         if kind == ARROW and len(body) >= _READ_ON_LOOP_BYTES:
-            served, request = await asyncio.to_thread(self._read_arrow, body)
+            served, request = self._of_arrow(job, await asyncio.to_thread(read_stream, body, self._max_rows))
         else:
-            served, request = self.parsed(kind, body)
+            served, request = self.parsed(job, kind, body)
         options, columns = request.options, request.candidates
         job.model, job.version = served.info.name, served.info.version
         job.given = columns, request.context
@@ -74,7 +75,7 @@ class ScoreRoute:
             scored = await self._scoring.score(
                 job,
                 served,
-                partial(served.encode, columns, request.context),
+                lambda one: one.encode(columns, request.context),
                 deadline_ms=options.deadline_ms,
                 priority=options.priority,
                 values=values_of(request),
@@ -89,31 +90,44 @@ class ScoreRoute:
             self._gate.require(headers, "score")
         return media_type(headers, (JSON, ARROW))
 
-    def parsed(self, kind: str, body: bytes) -> tuple[ServedModel, ScoreInput]:
-        """The model that the request is for, and the request in that model's form."""
-        return self._read_arrow(body) if kind == ARROW else self._parse(body)
+    def parsed(self, job: Job, kind: str, body: bytes) -> tuple[ServedModel, ScoreInput]:
+        """Who scores the request, and the request in that version's form; to be sent there in the same turn."""
+        return self._of_arrow(job, read_stream(body, self._max_rows)) if kind == ARROW else self._parse(job, body)
 
-    def _parse(self, body: bytes) -> tuple[ServedModel, ScoreInput]:
-        if len(self._models) == 1:
-            served = find(self._models, None, None)
+    def _parse(self, job: Job, body: bytes) -> tuple[ServedModel, ScoreInput]:
+        if len(self._models.live) == 1:
+            found = self._models.find(None, None)
         else:  # which form it has depends on a key inside: read that one first
             named = addressed(body)
-            served = find(self._models, named.model, named.version)
+            found = self._models.find(named.model, named.version)
         try:
-            request = served.form.parse(body)
+            request = found.form.parse(body)
         except InputError:
-            named = addressed(body)
-            find(self._models, named.model, named.version)  # features of another model are best answered with its name
-            raise
-        return find(self._models, request.model, request.version), request
+            named = addressed(body)  # features of another model or version: in its form they may be right
+            other = self._models.find(named.model, named.version)
+            if other is found:
+                raise
+            return other, other.form.parse(body)
+        served = self._chosen(job, self._models.find(request.model, request.version), request)
+        return served, request if _read_alike(served, found) else served.form.parse(body)
 
-    def _read_arrow(self, body: bytes) -> tuple[ServedModel, ScoreInput]:
-        stream = read_stream(body, self._scoring.limits.max_rows_per_request)
+    def _of_arrow(self, job: Job, stream: ArrowRequest) -> tuple[ServedModel, ScoreInput]:
         named = addressed(stream.rest)
-        served = find(self._models, named.model, named.version)
+        found = self._models.find(named.model, named.version)
+        request = found.form.parse_rest(stream.rest, stream.candidates)
+        served = self._chosen(job, found, request)
+        if _read_alike(served, found):
+            return served, request
         return served, served.form.parse_rest(stream.rest, stream.candidates)
+
+    def _chosen(self, job: Job, found: ServedModel, request: ScoreInput) -> ServedModel:
+        return self._models.choose(found, request.version, request.options.key, request.context.get, job.request_id)
 
 
 def values_of(request: ScoreInput) -> int:
     """About how many there are to encode."""
     return len(request.candidates) * len(next(iter(request.candidates.values())))
+
+
+def _read_alike(one: ServedModel, other: ServedModel) -> bool:
+    return one is other or one.form.schema == other.form.schema

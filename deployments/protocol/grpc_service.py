@@ -107,9 +107,10 @@ class GrpcMethods:
             self._let_in(grpc_context, "score")
             inference.scoring.over(job, "receive")
             message = _message("ModelInferRequest", request)
-            served = inference.find(job, message.model_name, message.model_version)
+            asked = message.model_name, message.model_version
+            inference.find(job, *asked)
             parsed = read(message)
-            scores = await inference.infer(job, served, parsed, len(request))
+            served, scores = await inference.infer(job, *asked, parsed, len(request))
             outcome = "ok"
             info = served.info
             return _scores(response(model_name=info.name, model_version=info.version, id=parsed.id), job, scores)

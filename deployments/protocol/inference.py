@@ -3,18 +3,19 @@
 Knows neither HTTP nor gRPC: `rest` and `grpc_service` give it both.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
-from deployments.protocol.input import encode
+from deployments.protocol.input import encode, first_value
 from deployments.protocol.request import InferRequest
+from deployments.scoring.catalog import Catalog
 from deployments.scoring.job import Job
 from deployments.scoring.scoring import Scoring
-from deployments.scoring.served_model import ServedModel, find
+from deployments.scoring.served_model import ServedModel
 from deployments.scoring.statistics import ModelStatistics, Statistics
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.row_block import Floats, RowBlock
@@ -28,13 +29,13 @@ PLATFORM = "dpiframe"
 class Inference:
     """Answers the protocol's questions about `models`, which may change while it runs, and scores for it."""
 
-    def __init__(self, models: Mapping[str, ServedModel], scoring: Scoring, statistics: Statistics) -> None:
+    def __init__(self, models: Catalog, scoring: Scoring, statistics: Statistics) -> None:
         self._models = models
         self._statistics = statistics
         self.scoring = scoring
 
     def server_ready(self) -> bool:
-        return bool(self._models) and all(served.scorer.accepting for served in self._models.values())
+        return bool(self._models.live) and all(served.scorer.accepting for served in self._models.live.values())
 
     def model_ready(self, name: str, of_version: str) -> bool:
         """Raises ModelNotFound if there is none."""
@@ -48,7 +49,7 @@ class Inference:
         info = self._served(name, of_version).info
         return {
             "name": info.name,
-            "versions": [info.version],
+            "versions": self._models.versions(info.name),
             "platform": PLATFORM,
             "inputs": [_input(f) for f in info.features],
             "outputs": [{"name": SCORES, "datatype": "FP32", "shape": [-1, len(info.tasks)]}],
@@ -56,12 +57,12 @@ class Inference:
 
     def model_statistics(self, name: str, of_version: str) -> dict[str, Any]:
         """Of one model, or of all without a name: what this process has seen since its start."""
-        models = [self._served(name, of_version)] if name else list(self._models.values())
+        models = [self._served(name, of_version)] if name else list(self._models)
         return {"model_stats": [self._stats(served) for served in models]}
 
     def repository_index(self, ready_only: bool) -> list[dict[str, Any]]:
         index = []
-        for served in self._models.values():
+        for served in self._models:
             ready = served.scorer.accepting
             if ready or not ready_only:
                 state, reason = ("READY", "") if ready else ("UNAVAILABLE", "closing, or without an engine")
@@ -69,7 +70,7 @@ class Inference:
         return index
 
     def find(self, job: Job, name: str, of_version: str) -> ServedModel:
-        """The model of a request, noted in its job.
+        """The model of a request, noted in its job, before more of it is read.
 
         Raises:
             ModelNotFound: there is none of that name or version.
@@ -78,35 +79,50 @@ class Inference:
         job.model, job.version = served.info.name, served.info.version
         return served
 
-    async def infer(self, job: Job, served: ServedModel, request: InferRequest, body_bytes: int) -> Floats:
-        """float32[n, tasks], all finite.
+    async def infer(
+        self, job: Job, name: str, of_version: str, request: InferRequest, body_bytes: int
+    ) -> tuple[ServedModel, Floats]:
+        """Who has scored it, and float32[n, tasks], all finite.
 
         Raises:
-            DPIFrameError: as the encoders and the scorer; InputError for an output that there is not.
+            DPIFrameError: as `find`, the encoders and the scorer; InputError for an output that there is not.
         """
+        encoding, served = self.encoding(job, request), self.chosen(job, name, of_version, request)
         scored = await self.scoring.score(
             job,
             served,
-            self.encoding(job, served, request),
+            encoding,
             deadline_ms=request.deadline_ms,
             priority=request.parameters.priority,
             values=request.values,
             body_bytes=body_bytes,
         )
-        return np.ascontiguousarray(scored.scores, "<f4")
+        return served, np.ascontiguousarray(scored.scores, "<f4")
 
-    def encoding(self, job: Job, served: ServedModel, request: InferRequest) -> Callable[[], RowBlock]:
-        """What encodes the request. Raises InputError for an output that there is not."""
+    def chosen(self, job: Job, name: str, of_version: str, request: InferRequest) -> ServedModel:
+        """Who scores the request, noted in its job. Found anew: what there was when the body began to come may be gone.
+
+        Raises:
+            ModelNotFound: as `find`. InputError: the tensor that decides is damaged.
+        """
+        found, key = self._served(name, of_version), request.parameters.key
+        served = self._models.choose(found, of_version or None, key, partial(first_value, request), job.request_id)
+        job.model, job.version = served.info.name, served.info.version
+        return served
+
+    def encoding(self, job: Job, request: InferRequest) -> Callable[[ServedModel], RowBlock]:
+        """What encodes the request for a version. Raises InputError for an output that there is not."""
         for output in request.outputs:
             if output.name != SCORES:
                 raise InputError("outputs", output.name, SCORES)
-        return partial(encode, served, request, self.scoring.limits.max_rows_per_request, job)
+        max_rows = self.scoring.limits.max_rows_per_request
+        return lambda served: encode(served, request, max_rows, job)
 
     def _served(self, name: str, of_version: str) -> ServedModel:
-        return find(self._models, name, of_version or None)
+        return self._models.find(name, of_version or None)
 
     def _stats(self, served: ServedModel) -> dict[str, Any]:
-        info, seen = served.info, self._statistics.models.get(served.info.name) or ModelStatistics()
+        info, seen = served.info, self._statistics.models.get((served.info.name, served.info.version)) or ModelStatistics()
         batches = served.batch_sizes().counts
         times = {
             "success": (seen.success, seen.total_ms), "fail": (seen.fail, seen.fail_ms), "queue": (seen.success, seen.queue_ms),

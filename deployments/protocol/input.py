@@ -6,6 +6,7 @@ Owns which tensor means what; that values fit is for the encoders to check.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -36,6 +37,19 @@ class RawColumn:
         """The value of a column of one row, as Python has it."""
         value = cast(Any, self.values)[0]
         return value.as_py() if isinstance(value, pa.Scalar) else value.tolist() if hasattr(value, "tolist") else value
+
+
+def first_value(request: InferRequest, name: str) -> object:
+    """The first value of the tensor of that name, as Python has it; None if there is none.
+
+    Raises:
+        InputError: the tensor is damaged.
+    """
+    tensor = request.tensors.get(name)
+    if tensor is None or not prod(tensor.shape):
+        return None
+    values = texts_of([tensor])[0] if tensor.datatype == "BYTES" else numbers_of(tensor).reshape(-1).tolist()
+    return values[0]
 
 
 def encode(served: ServedModel, request: InferRequest, max_rows: int, job: Job) -> RowBlock:

@@ -37,6 +37,7 @@ class Parameters(BaseModel):
 
     A higher `priority` is scored first. `encoded`: the tensors hold ids and model-ready numbers, one tensor a feature.
     `binary_data_output`: outputs that say nothing of it themselves come in binary form.
+    `key`: whose requests are to be scored by one version, while two of them share a model's.
     """
 
     model_config = _STRICT
@@ -46,6 +47,7 @@ class Parameters(BaseModel):
     priority: Annotated[int, Field(ge=-10, le=10)] = 0
     encoded: bool = False
     binary_data_output: bool = False
+    key: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
 
 class InputParameters(BaseModel):

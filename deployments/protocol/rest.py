@@ -95,30 +95,30 @@ class InferRoute:
         if answer is not None:
             await answers.send_answer(answer, send)
 
-    def begun(self, job: Job, model: tuple[str, str], headers: list[Header], kind: bytes | None) -> ServedModel:
-        """The model of a request that may ask for it, noted in its job.
+    def begun(self, job: Job, model: tuple[str, str], headers: list[Header], kind: bytes | None) -> None:
+        """Notes the model of a request that may ask for it in its job; `Inference.chosen` says later which version scores.
 
         Raises:
             DPIFrameError: whatever is known to be wrong before the body is read.
         """
         if self._gate is not None:
             self._gate.require(headers, "score")
-        served = self.inference.find(job, *model)
+        self.inference.find(job, *model)
         media_type_of(kind, _MEDIA)
-        return served
 
     async def _infer(self, path: list[str], headers: list[Header], receive: Receive, request_id: str) -> Answer | None:
         scoring = self.inference.scoring
         job = scoring.begin(request_id, headers)
         outcome = "cancelled"
         try:
-            served = self.begun(job, _model(path[:-1]), headers, header_of(headers, b"content-type"))
+            model = _model(path[:-1])
+            self.begun(job, model, headers, header_of(headers, b"content-type"))
             body = await read_body(headers, receive, scoring.limits)
             scoring.over(job, "receive")
             length = header_of(headers, ENVELOPE_LENGTH)
             request = parse(body, None if length is None else length.decode("latin-1"))
             with HangUp(receive):
-                scores = await self.inference.infer(job, served, request, len(body))
+                served, scores = await self.inference.infer(job, *model, request, len(body))
             answer = scores_answer(served, request, job, scores)
             outcome = "ok"
             return answer

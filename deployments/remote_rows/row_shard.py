@@ -10,7 +10,8 @@ import ray
 from ray import serve
 
 from deployments.access.models_root import check_models_root
-from deployments.config import DeploymentConfig, ModelRef
+from deployments.config import DeploymentConfig
+from deployments.config_models import ModelRef
 from deployments.remote_rows.remote_rows import Find, Found
 from deployments.telemetry.log_form import log_to_stderr
 

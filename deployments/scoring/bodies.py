@@ -16,13 +16,17 @@ Columns = dict[str, list[Any]]
 
 
 class Options(BaseModel):
-    """How a request is served. `deadline_ms` counts from its arrival; a higher `priority` is scored first."""
+    """How a request is served. `deadline_ms` counts from its arrival; a higher `priority` is scored first.
+
+    `key`: whose requests are to be scored by one version, while two of them share a model's.
+    """
 
     model_config = STRICT
 
     deadline_ms: Annotated[float, Field(gt=0, le=3_600_000)] | None = None
     priority: Annotated[int, Field(ge=-10, le=10)] = 0
     top_k: Annotated[int, Field(ge=1)] | None = None
+    key: Annotated[str, Field(min_length=1, max_length=256)] | None = None
 
 
 class ScoreRequest(BaseModel):
@@ -31,7 +35,7 @@ class ScoreRequest(BaseModel):
     model_config = STRICT
 
     model: Annotated[str, Field(description="Which model scores; may be left out if only one is served.")] | None = None
-    version: Annotated[str, Field(description="If given, another version is refused.")] | None = None
+    version: Annotated[str, Field(description="Which version scores; else the live one, or its canary.")] | None = None
     context: dict[str, Any] = {}
     candidates: Columns | Rows
     options: Options = Options()

@@ -50,6 +50,7 @@ class RequestForm:
 
     def __init__(self, model: str, schema: FeatureSchema, limits: Limits) -> None:
         self._features, self._most_rows = frozenset(f.name for f in schema.features), limits.max_row_dicts
+        self.schema = schema
         values = {f.name: _documented(f, _value_type(f)) for f in schema.features}
         columns = {f.name: _documented(f, _list_of(_value_type(f), limits.max_rows_per_request)) for f in schema.features}
         rows = _list_of(_typed_dict(f"Candidate_{model}", values), limits.max_row_dicts)

@@ -18,6 +18,7 @@ from deployments.metrics import RequestSeen
 from deployments.scoring.job import Job
 from deployments.scoring.request_trace import Headers
 from deployments.scoring.served_model import ServedModel
+from deployments.scoring.shadow import Shadows
 from deployments.scoring.watchers import Watchers
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.row_block import Floats, RowBlock
@@ -38,11 +39,13 @@ class Scoring:
         on_request: Callable[[RequestSeen], None],
         watchers: Watchers = _NOBODY,
         clock: Callable[[], float] = time.monotonic,
+        shadows: Shadows | None = None,
     ) -> None:
         self.limits = limits
         self._on_request = on_request
         self._tracer, self._recorder = watchers.tracer, watchers.recorder
         self._clock = clock
+        self._shadows = shadows
 
     def begin(self, request_id: str, headers: Headers) -> Job:
         """`headers`, or a call's metadata, with names in lower case."""
@@ -74,7 +77,7 @@ class Scoring:
         self,
         job: Job,
         served: ServedModel,
-        encode: Callable[[], RowBlock],
+        encode: Callable[[ServedModel], RowBlock],
         *,
         deadline_ms: float | None,
         priority: int,
@@ -83,34 +86,58 @@ class Scoring:
     ) -> Scored:
         """Encodes and scores. `values` and `body_bytes`, about how much there is to encode, decide where that happens.
 
+        Call it in the turn of the event loop in which `served` was found: from here on that is in use.
+
         Raises:
             DPIFrameError: whatever `encode` or the scorer raise on purpose; InputError for a score that is not finite.
         """
         deadline, before = self._deadline(job, deadline_ms)
-        block = encode() if encodes_on_loop(values, body_bytes) else await asyncio.to_thread(encode)
-        self._encoded(job, block, before)
-        scored = await served.scorer.submit(block, deadline, priority)
+        on_loop = encodes_on_loop(values, body_bytes)
+        with served.in_use:
+            block = encode(served) if on_loop else await asyncio.to_thread(encode, served)
+            self._encoded(job, block, before)
+            scored = await served.scorer.submit(block, deadline, priority)
         self.scored(job, served, scored)
+        self.shadow(served, encode, scored, on_loop)
         return scored
 
     def send(
         self,
         job: Job,
         served: ServedModel,
-        encode: Callable[[], RowBlock],
+        encode: Callable[[ServedModel], RowBlock],
         deadline_ms: float | None,
         priority: int,
         reply: Reply,
     ) -> Any:
         """`score` in parts, for what is encoded on the loop: what `Scorer.send` gives. `scored` takes what the reply is told.
 
+        Call it in the turn in which `served` was found: that is in use until the request is `left`.
+
         Raises:
-            DPIFrameError: as `score`.
+            DPIFrameError: as `score`; there is nothing to leave then.
         """
         deadline, before = self._deadline(job, deadline_ms)
-        block = encode()
+        block = encode(served)
         self._encoded(job, block, before)
-        return served.scorer.send(block, deadline, priority, reply)
+        sent = served.scorer.send(block, deadline, priority, reply)
+        served.in_use.enter()  # nothing else had a turn since
+        return sent
+
+    def left(self, served: ServedModel, sent: Any) -> None:
+        """A request that was sent is answered or given up: what `send` gave is over, and its version no longer in use."""
+        served.scorer.over(sent)
+        if isinstance(sent, asyncio.Task):  # given up, it goes on until it is told so
+            sent.add_done_callback(served.in_use.leave)
+        else:
+            served.in_use.leave()
+
+    def shadow(
+        self, served: ServedModel, encode: Callable[[ServedModel], RowBlock], scored: Scored, on_loop: bool = True
+    ) -> None:
+        """Has a shadow of the version score it too, once what is ready to be written is. `scored` has found nothing wrong."""
+        if self._shadows is not None:
+            self._shadows.after(served, encode, scored.scores, on_loop)
 
     def scored(self, job: Job, served: ServedModel, scored: Scored) -> None:
         """Notes a request's scores in its job. Raises InputError for one that is not finite."""

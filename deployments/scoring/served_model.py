@@ -1,5 +1,6 @@
 """A model that this process serves: what the routes need to know of it, and where its rows go. Knows no HTTP and no Ray."""
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
@@ -11,13 +12,14 @@ from deployments.config import Limits
 from deployments.scoring.request_form import RequestForm
 from deployments.scoring.score_sample import ScoreSample
 from dpiframe_core.engine.buckets import BatchSizes, Counts, batch_sizes
-from dpiframe_core.errors import InputError, ModelNotFound
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.preencoded import PreencodedReader
 from dpiframe_core.features.raw_columns import ColumnValues
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Feature, FeatureSchema, Table
 from dpiframe_core.graph.architecture import Architecture
+
+_LAST_REQUEST_S = 60.0
 
 
 class ManifestLike(Protocol):
@@ -67,9 +69,31 @@ class ModelList(BaseModel):
     models: list[ModelInfo]
 
 
+class InUse:
+    """Counts those who are within its `with`, or between `enter` and `leave`, on one event loop."""
+
+    def __init__(self) -> None:
+        self._users = 0
+
+    def enter(self) -> None:
+        self._users += 1
+
+    def leave(self, *_: object) -> None:
+        self._users -= 1
+
+    __enter__, __exit__ = enter, leave
+
+    async def over(self) -> None:
+        """Returns once nobody is; after a minute in any case."""
+        loop = asyncio.get_running_loop()
+        give_up = loop.time() + _LAST_REQUEST_S
+        while self._users and loop.time() < give_up:
+            await asyncio.sleep(0.01)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ServedModel:
-    """One model at one version. Replacing a model is replacing its `ServedModel` in the mapping that the app was built with."""
+    """One model at one version. `in_use` while a request is scored by it: a `Catalog` hands it out, then takes it back."""
 
     info: ModelInfo
     encoder: Encoder
@@ -79,6 +103,7 @@ class ServedModel:
     batch_sizes: Callable[[], BatchSizes]
     example: Mapping[str, Any] | None = None
     sample: ScoreSample = field(default_factory=ScoreSample)
+    in_use: InUse = field(default_factory=InUse)
 
     def encode(self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object]) -> RowBlock:
         """A request's rows, encoded where the scorer wants them."""
@@ -113,23 +138,3 @@ class ServedModel:
 
         form = RequestForm(info.name, schema, limits)
         return cls(info, engine.encoder, PreencodedReader(schema), scorer, form, sizes, example)
-
-
-def find(models: Mapping[str, ServedModel], name: str | None, version: str | None) -> ServedModel:
-    """The model of that name; without a name, the only one.
-
-    Raises:
-        ModelNotFound: none of that name or version is served.
-        InputError: several are, and the request names none.
-    """
-    if name is None:
-        if len(models) != 1:
-            raise InputError("model", None, f"one of {sorted(models)}")
-        served = next(iter(models.values()))
-    elif name not in models:
-        raise ModelNotFound("model", name, f"one of {sorted(models)}")
-    else:
-        served = models[name]
-    if version is not None and version != served.info.version:
-        raise ModelNotFound("version", version, f"{served.info.version!r}, the version of {served.info.name!r} served here")
-    return served

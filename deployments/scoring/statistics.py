@@ -1,4 +1,4 @@
-"""What a process has scored since its start, by model: the counts behind the protocol's statistics. Plain data, no I/O."""
+"""What a process has scored since its start, by model and version: the counts behind the protocol's statistics. No I/O."""
 
 import time
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from deployments.metrics import RequestSeen
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """Sums over a model's requests. Times are milliseconds, of requests that were scored but for `fail_ms`."""
+    """Sums over a version's requests. Times are milliseconds, of requests that were scored but for `fail_ms`."""
 
     success: int = 0
     fail: int = 0
@@ -24,17 +24,15 @@ class ModelStatistics:
 
 @dataclass(slots=True)
 class Statistics:
-    """Adds requests up by model, and hands each record on to `then`. Used from one event loop."""
+    """Adds requests up by model and version, and hands each record on to `then`. Used from one event loop."""
 
     then: Callable[[RequestSeen], None]
     unix_time: Callable[[], float] = time.time
-    models: dict[str, ModelStatistics] = field(default_factory=dict)
+    models: dict[tuple[str, str], ModelStatistics] = field(default_factory=dict)
 
     def request(self, seen: RequestSeen) -> None:
         self.then(seen)
-        of = self.models.get(seen.model)
-        if of is None:
-            of = self.models[seen.model] = ModelStatistics()
+        of = self.models.setdefault((seen.model, seen.version), ModelStatistics())
         if seen.outcome != "ok":
             of.fail += 1
             of.fail_ms += seen.total_ms

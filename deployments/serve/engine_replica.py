@@ -17,6 +17,9 @@ from deployments.config import DeploymentConfig
 from deployments.fanin.far import FarAnswer, FarAsk, answer
 from deployments.fanin.handshake import Welcome, meeting_place
 from deployments.fanin.scorer import FanInScorer
+from deployments.lifecycle.actor import follower_of
+from deployments.lifecycle.desired import Desired
+from deployments.lifecycle.release import Key, Release
 from deployments.remote_rows.row_shard import finders
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
@@ -25,10 +28,11 @@ from kernels.runtime.gc_pause import gc_settled
 
 if TYPE_CHECKING:
     from deployments.fanin.acceptor import Acceptor
+    from deployments.fanin.batcher import FanInBatcher
 
 
 class EngineReplica:
-    """Serves every model of one configuration to the ingresses of its node, on one whole GPU or on the CPU."""
+    """Serves every model of one application to the ingresses of its node, on one whole GPU or on the CPU. A `Host`."""
 
     _acceptor: "Acceptor | None" = None
 
@@ -37,39 +41,63 @@ class EngineReplica:
     ) -> None:
         """rows: handles of `RowShard`, see `row_shards`."""
         from deployments.fanin.acceptor import Acceptor
-        from deployments.fanin.batcher import FanInBatcher
 
         self._config = config
-        self._loaded = LoadedModels()
+        self._loaded = LoadedModels(config)
         self._metrics = RayMetrics()
+        self._batchers: dict[str, FanInBatcher] = {}
         log_to_stderr(config.log_level, config.log_format)
         self._scorers: dict[str, FanInScorer] = {}
-        self._batchers: dict[str, FanInBatcher] = {}
-        async for name, ref, engine in self._loaded.load(config, finders(rows)):
-            version = ref.version or engine.manifest.version
-            self._batchers[name] = batcher = FanInBatcher(
-                engine.run_batch,
-                engine.schema.block_layout,
-                len(engine.manifest.tasks),
-                engine.bundle.fingerprint,
-                max_batch_rows=engine.max_batch_rows,
-                lanes=engine.lanes,
-                max_queued_rows=config.batching.max_queued_rows,
-                read_ahead=engine.read_ahead if engine.reads_ahead else None,
-                device=engine.device,
-                precision=engine.precision,
-                buckets=engine.buckets,
-                on_batch=self._metrics.batch_of(name, version),
-            )
-            self._loaded.meter(batcher.dispatcher)
-            end_when_lost(batcher.dispatcher, engine.check_device, config.batching.max_run_s, batcher.fail)
-            self._metrics.watch(name, version, batcher.dispatcher)
-            self._metrics.reads_tables(name, version, partial(getattr, engine, "table_reads"))
+        await self._loaded.find_rows(finders(rows))
+        self._follower, _ = await follower_of(self, config, scores=True, answers=False)
+        await self._follower.start()
         self._place = meeting_place(config.application, ray.get_runtime_context().get_node_id())
         self._acceptor = Acceptor(self._place, self._batchers)
         gc_settled()
 
-    # What ingresses of other nodes call.
+    async def load(self, release: Release) -> None:
+        """As `Host.load`."""
+        from deployments.fanin.batcher import FanInBatcher
+
+        engine = await self._loaded.load(release)
+        batcher = FanInBatcher(
+            engine.run_batch,
+            engine.schema.block_layout,
+            len(engine.manifest.tasks),
+            engine.bundle.fingerprint,
+            max_batch_rows=engine.max_batch_rows,
+            lanes=engine.lanes,
+            max_queued_rows=self._config.batching.max_queued_rows,
+            read_ahead=engine.read_ahead if engine.reads_ahead else None,
+            device=engine.device,
+            precision=engine.precision,
+            buckets=engine.buckets,
+            on_batch=self._metrics.batch_of(*release.key),
+        )
+        self._loaded.meter(release.key, batcher.dispatcher)
+        end_when_lost(batcher.dispatcher, engine.check_device, self._config.batching.max_run_s, batcher.fail)
+        self._metrics.watch(*release.key, batcher.dispatcher)
+        self._metrics.reads_tables(*release.key, partial(getattr, engine, "table_reads"))
+        self._batchers[release.label] = batcher  # whoever asks for it is let in from now on
+
+    def route(self, desired: Desired) -> None:
+        """As `Host.route`: an engine scores for whoever is let in."""
+
+    async def unload(self, key: Key) -> None:
+        """As `Host.unload`. The ingresses have left it before."""
+        label = "/".join(key)
+        if (scorer := self._scorers.pop(label, None)) is not None:
+            await scorer.close()
+        batcher = self._batchers[label]
+        if self._acceptor is None:
+            del self._batchers[label]
+        else:
+            await asyncio.to_thread(self._acceptor.remove, label)
+        await asyncio.to_thread(batcher.close, self._config.drain_s)
+        await self._loaded.unload(key)
+        self._metrics.forget(*key)
+
+    # What ingresses of other nodes call. A model is named as both ends of the fan-in know it, with its version.
 
     async def greet(self, model: str, fingerprint: str) -> Welcome:
         batcher = self._batchers.get(model)
@@ -99,6 +127,7 @@ class EngineReplica:
     def check_health(self) -> None:
         """Asked by Serve; raising has this replica replaced: a failed CUDA context does not recover, nor a lost acceptor."""
         self._loaded.check()
+        self._follower.check()
         if self._acceptor is not None:
             self._acceptor.check()
 
@@ -107,6 +136,7 @@ class EngineReplica:
         return self._loaded.load_figures()
 
     async def __del__(self) -> None:
+        await self._follower.stop()
         for scorer in self._scorers.values():  # Serve has waited for the calls of other nodes
             await scorer.close()
         if self._acceptor is not None:

@@ -6,10 +6,11 @@ Turns every error, FastAPI's own included, into the one error form. Knows no Ray
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from starlette.exceptions import HTTPException
 from starlette.responses import PlainTextResponse
@@ -21,11 +22,13 @@ from deployments.http_api.answers import Answer, error_answer, internal_error, p
 from deployments.http_api.docs_page import docs_routes
 from deployments.http_api.gated import OPEN, Gated
 from deployments.http_api.score_route import ScoreRoute
-from deployments.metrics import RequestSeen
+from deployments.metrics import RequestSeen, ShadowSeen
 from deployments.protocol.inference import Inference
 from deployments.protocol.rest import InferRoute
+from deployments.scoring.catalog import Catalog
 from deployments.scoring.scoring import Scoring
-from deployments.scoring.served_model import ModelList, ServedModel, find
+from deployments.scoring.served_model import ModelList
+from deployments.scoring.shadow import Shadows
 from deployments.scoring.statistics import Statistics
 from deployments.scoring.watchers import Watchers
 from deployments.serve.openapi import error_answers, name_the_bearer, protocol_pages, score_page
@@ -44,23 +47,26 @@ _MODEL_ERRORS = {404: "no such model", 422: "several models are served, and none
 
 
 def build_app(
-    models: Mapping[str, ServedModel],
+    models: Catalog,
     limits: Limits,
     on_request: Callable[[RequestSeen], None] = lambda seen: None,
     gate: Gate | None = None,
     metrics_page: Callable[[], Awaitable[bytes]] | None = None,
     profiles: str | None = None,
     watchers: Watchers = _NOBODY,
+    on_shadow: Callable[[ShadowSeen], None] = lambda seen: None,
+    lifecycle: APIRouter | None = None,
 ) -> FastAPI:
-    """An application over `models`, by the name that requests give. The mapping is read anew for each request.
+    """An application over `models`, which may change while it runs.
 
     `gate`: who may ask; None: anybody. `metrics_page` writes what `/metrics` answers; without it there is no such route.
-    `profiles`: a folder of stored ones. `watchers` see single requests.
+    `profiles`: a folder of stored ones. `watchers` see single requests. `lifecycle`: the routes that change the models.
     """
     recent, stored = Recent(on_request), Profiles(profiles)
     counted = Statistics(recent.request)
     app = FastAPI(title="DPIFrame", summary="CTR model inference", redirect_slashes=False, docs_url=None, redoc_url=None)
-    scoring = Scoring(limits, counted.request, watchers)
+    shadows = Shadows(models.shadow_of, on_shadow, time.monotonic)
+    scoring = Scoring(limits, counted.request, watchers, shadows=shadows)
     inference = Inference(models, scoring, counted)
     app.state.inference = inference
     if gate is not None:
@@ -81,24 +87,24 @@ def build_app(
     @app.get("/v1/models", tags=["models"])
     async def list_models() -> ModelList:
         """Every model served here, with the features that a request must give."""
-        return ModelList(models=[served.info for served in models.values()])
+        return ModelList(models=[served.info for served in models.live.values()])
 
     @app.get("/v1/batch-sizes", tags=["models"], responses=error_answers(_MODEL_ERRORS))
-    async def batch_sizes(model: str | None = None) -> BatchSizes:
+    async def batch_sizes(model: str | None = None, version: str | None = None) -> BatchSizes:
         """How many batches of each size this replica has run since its start: what `dpiframe tune` finds buckets from."""
-        return find(models, model, None).batch_sizes()
+        return models.find(model, version).batch_sizes()
 
     @app.get("/v1/recent", tags=["health"])
     async def lately(asked: Request) -> RecentAnswer:
         """What this replica answered in the last two minutes, second by second: the status page draws it."""
         if gate is not None:
             gate.require(asked.scope["headers"], "metrics")
-        return recent.answer({name: served.info.version for name, served in models.items()})
+        return recent.answer({name: served.info.version for name, served in models.live.items()})
 
     @app.get("/v1/profile", tags=["models"], responses=error_answers(_MODEL_ERRORS))
     async def profile(model: str | None = None) -> Response:
         """The stored profile of a model, as `dpiframe profile` wrote it: a Chrome trace."""
-        name = find(models, model, None).info.name
+        name = models.find(model, None).info.name
         return Response(await asyncio.to_thread(stored.read, name), media_type="application/json")
 
     @app.get("/livez", tags=["health"])
@@ -109,10 +115,13 @@ def build_app(
     @app.get("/readyz", tags=["health"])
     async def ready() -> Response:
         """Every model takes requests."""
-        closed = [name for name, served in models.items() if not served.scorer.accepting]
-        if closed or not models:
+        closed = [name for name, served in models.live.items() if not served.scorer.accepting]
+        if closed or not models.live:
             raise Unavailable(f"models: got {closed or 'none'} not accepting requests, expected all to")
         return Response(b'{"status":"ready"}', media_type="application/json")
+
+    if lifecycle is not None:
+        app.include_router(lifecycle)
 
     if metrics_page is not None:
 
@@ -151,12 +160,13 @@ def _response(answer: Answer) -> Response:
     return response
 
 
-def _openapi(app: FastAPI, models: Mapping[str, ServedModel], guarded: bool) -> dict[str, Any]:
-    """FastAPI's document, and in it the routes that FastAPI does not know."""
-    if app.openapi_schema:
+def _openapi(app: FastAPI, models: Catalog, guarded: bool) -> dict[str, Any]:
+    """FastAPI's document, and in it the routes that FastAPI does not know. Made anew when the models have changed."""
+    if app.openapi_schema and app.state.documented == models.changes:
         return app.openapi_schema
+    app.state.documented = models.changes
     document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
-    for paths, schemas in (score_page(models), protocol_pages()):
+    for paths, schemas in (score_page(models.live), protocol_pages()):
         document["paths"] |= paths
         document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
     if guarded:

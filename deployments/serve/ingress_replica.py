@@ -4,18 +4,26 @@ Neither the weights nor torch are loaded here.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray import serve
 
-from deployments.access.models_root import check_models_root
-from deployments.config import DeploymentConfig, ModelRef
+from deployments.access.models_root import check_below
+from deployments.config import DeploymentConfig
 from deployments.fanin.far_engines import HandleEngines
 from deployments.fanin.handshake import meeting_place
+from deployments.lifecycle.actor import follower_of, reconfigure
+from deployments.lifecycle.control import Control
+from deployments.lifecycle.desired import Desired
+from deployments.lifecycle.follower import Follower
+from deployments.lifecycle.release import Key, Release
+from deployments.lifecycle.serving import route
 from deployments.protocol.grpc_service import GrpcMethods
-from deployments.serve.loaded_models import require_new
+from deployments.scoring.catalog import Catalog
 from deployments.serve.ray_metrics import RayMetrics
 from deployments.serve.replica_app import direct_port, replica_app
 from deployments.telemetry.log_form import log_to_stderr
@@ -27,13 +35,14 @@ if TYPE_CHECKING:
     from deployments.direct.shared_port import SharedPort
     from deployments.fanin.scorer import FanInScorer
     from deployments.http_api.serve_bypass import ServeBypass
-    from deployments.scoring.served_model import ServedModel
     from deployments.serve.observers import Observers
+
+_FOUND_S = 10.0  # for a version that comes while others serve: then one engine of it will do
 
 
 @serve.ingress()
 class IngressReplica(GrpcMethods):
-    """Answers HTTP for every model of one configuration.
+    """Answers HTTP for every model of one application. A `Host` of its follower.
 
     `engine` is a handle: it puts both deployments into one application, and reaches engines of other nodes.
     """
@@ -41,63 +50,99 @@ class IngressReplica(GrpcMethods):
     def __init__(self, config: DeploymentConfig, engine: Any) -> None:
         self._config = config
         self._engine = engine
-        self._scorers: list[FanInScorer] = []
+        self._catalog = Catalog()
+        self._scorers: dict[Key, FanInScorer] = {}
         self._metrics = RayMetrics()  # of requests, and of what is served: the engine reports batches and what waits
         self._observers: Observers | None = None
         self._bypass: ServeBypass | None = None
         self._direct: SharedPort | None = None
+        self._follower: Follower | None = None
+        self._control: Control | None = None
+        self._engines = 1
+        self._node = ray.get_runtime_context().get_node_id()
         log_to_stderr(config.log_level, config.log_format)
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
         from deployments.serve.observers import Observers
 
-        check_models_root(self._config)
-        models: dict[str, ServedModel] = {}
-        node = ray.get_runtime_context().get_node_id()
-        engines = expected_engines(self._config, ray.nodes(), node)
-        for ref in self._config.models:
-            name, served = await self._served(ref, node, engines)
-            require_new(name, models)
-            models[name] = served
-        self._observers = Observers.of(self._config)
-        app, self._bypass = replica_app(self, self._config, models, self._metrics, self._observers.watchers)
-        self._direct = await direct_port(self._config, app, node)
+        config = self._config
+        self._follower, self._control = await follower_of(self, config, scores=False, answers=True)
+        self._engines = expected_engines(config, ray.nodes(), self._node)
+        await self._follower.start()
+        self._observers = Observers.of(config)
+        watchers = self._observers.watchers
+        app, self._bypass = replica_app(self, config, self._catalog, self._metrics, self._control, watchers)
+        self._direct = await direct_port(config, app, self._node)
         gc_settled()
         return app
 
-    async def _served(self, ref: ModelRef, node: str, engines: int) -> "tuple[str, ServedModel]":
-        """A model, once as many engines of this node serve it as will, or one of another node does."""
+    async def reconfigure(self, said: dict[str, Any]) -> None:
+        """Asked by Serve when `user_config` has changed, at no other replica's cost."""
+        await reconfigure(self._control, self._config, said)
+
+    async def load(self, release: Release) -> None:
+        """As `Host.load`, once engines have it: at the start as many of this node as will come, later one, or one elsewhere."""
         from deployments.fanin.remote_engine import RemoteEngine
         from deployments.fanin.scorer import FanInScorer
         from deployments.scoring.served_model import ServedModel
         from dpiframe_core.bundle.encoding_files import read_encoding
         from dpiframe_core.features.encoder import Encoder
 
-        config = self._config
-        read = await asyncio.to_thread(read_encoding, ref.path)
+        config, (name, version) = self._config, release.key
+        check_below(config.models_root, release.path, release.tables, release.label)
+        read = await asyncio.to_thread(read_encoding, release.path)
+        release.check_fingerprint(read.fingerprint)
         manifest = read.manifest
-        name = ref.name or manifest.name
         schema = manifest.feature_schema
+        encoder = await asyncio.to_thread(Encoder, schema, read.vocabularies)
         scorer = FanInScorer(
-            meeting_place(config.application, node),
-            name,
+            meeting_place(config.application, self._node),
+            release.label,
             read.fingerprint,
             schema.block_layout,
             len(manifest.tasks),
             most_rows=config.batching.max_queued_rows + config.limits.max_rows_per_request,
-            far=HandleEngines(self._engine, name, read.fingerprint) if config.nodes > 1 else None,
+            far=HandleEngines(self._engine, release.label, read.fingerprint) if config.nodes > 1 else None,
         )
-        self._scorers.append(scorer)
-        encoder = await asyncio.to_thread(Encoder, schema, read.vocabularies)
-        await scorer.found(engines)
+        try:
+            await self._find_engines(scorer)
+        except BaseException:
+            await scorer.close()
+            raise
+        self._scorers[release.key] = scorer
         remote = RemoteEngine(manifest, encoder, scorer)
-        return name, ServedModel.of(remote, scorer, config.limits, name=name, version=ref.version, example=read.example)
+        served = ServedModel.of(remote, scorer, config.limits, name=name, version=version, example=read.example)
+        self._metrics.serves(served.info, partial(getattr, scorer, "accepting"))
+        self._catalog.add(served)
+
+    async def _find_engines(self, scorer: "FanInScorer") -> None:
+        known = max((other.engines for other in self._scorers.values()), default=0)
+        if self._bypass is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(scorer.found(known), _FOUND_S)
+        await scorer.found(1 if self._bypass is not None else self._engines)
+
+    def route(self, desired: Desired) -> None:
+        """As `Host.route`."""
+        route(self._catalog, desired)
+
+    async def unload(self, key: Key) -> None:
+        """As `Host.unload`."""
+        await self._catalog.remove(*key).in_use.over()
+        await self._scorers.pop(key).close()
+        self._metrics.forget(*key)
+
+    def check_health(self) -> None:
+        """Asked by Serve; raising has this replica replaced."""
+        if self._follower is not None:
+            self._follower.check()
 
     async def __del__(self) -> None:
+        if self._follower is not None:
+            await self._follower.stop()
         drain_s = self._config.drain_s
-        parts = [part.close(drain_s) for part in (self._bypass, self._direct) if part is not None]
-        await asyncio.gather(*parts)
-        for scorer in self._scorers:
+        await asyncio.gather(*(part.close(drain_s) for part in (self._bypass, self._direct) if part is not None))
+        for scorer in self._scorers.values():
             await scorer.close()
         if self._observers is not None:
             await asyncio.to_thread(self._observers.close)

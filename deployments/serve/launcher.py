@@ -4,6 +4,7 @@ Serve reads its settings from the environment when its modules are imported, in 
 only after they are set. Nothing here knows models or requests.
 """
 
+import asyncio
 import contextlib
 import logging
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 from deployments.config import DeploymentConfig
 from deployments.serve.cluster import LaunchError, Report, joined_cluster, private_cluster
 from deployments.signals import interrupt_on_sigterm
+from dpiframe_core.errors import ConfigError
 
 _GRPC_SERVICE = "deployments.infer_grpc.add_to_server"
 _POLL_S = 0.1
@@ -51,6 +53,20 @@ def running(config: DeploymentConfig, report: Report, *, address: str | None = N
     else:
         with joined_cluster(config, report, address):
             yield _deploy(config, report, "")
+
+
+def reload(config: DeploymentConfig) -> None:
+    """Has the service that runs here serve the models of its changed configuration.
+
+    Raises:
+        DPIFrameError: it does not, and serves as before.
+    """
+    from deployments.lifecycle.actor import RayLink, serve_configured
+
+    if config.models_root is None:
+        raise ConfigError("models_root: got none, expected the folder below which models may change while the service runs")
+    config = config.with_absolute_paths()
+    asyncio.run(serve_configured(RayLink(config.application, config.models_state), config))
 
 
 def _deploy(config: DeploymentConfig, report: Report, metrics_url: str) -> Endpoint:

@@ -1,22 +1,27 @@
-"""The models of a replica that has a device: loaded and warm one after the other, and what Serve asks of all of them together.
+"""The engines of a replica that has a device: loaded and warm one after the other, and what Serve asks of all of them together.
 
 Knows no Ray; torch is imported only when something is loaded.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from deployments.access.models_root import check_models_root
-from deployments.config import DeploymentConfig, ModelRef
+from deployments.access.models_root import check_below
+from deployments.config import DeploymentConfig
+from deployments.config_models import ModelRef
+from deployments.config_tables import TablesHome
+from deployments.lifecycle.release import Key, Release
 from deployments.metrics import Gauged
 from deployments.serve.load_meter import LoadMeter
 from deployments.serve.serve_policy import reported
-from dpiframe_core.errors import ConfigError
+from dpiframe_core.errors import Unavailable
 
 if TYPE_CHECKING:
     from deployments.remote_rows.remote_rows import Find
+    from dpiframe_core.bundle.bundle import Bundle
     from dpiframe_core.engine.engine import Engine
+    from dpiframe_core.engine.options import WarmupReport
 
 _SHARDS_S = 120.0  # for processes that read the same bundle meanwhile
 
@@ -24,33 +29,54 @@ _SHARDS_S = 120.0  # for processes that read the same bundle meanwhile
 class LoadedModels:
     """Owns the engines of one process. Make it on the event loop: the meter counts that thread's time."""
 
-    def __init__(self) -> None:
-        self._engines: dict[str, Engine] = {}
-        self._gauged: list[Gauged] = []
+    def __init__(self, config: DeploymentConfig) -> None:
+        self._config = config
+        self._engines: dict[Key, Engine] = {}
+        self._gauged: dict[Key, Gauged] = {}
         self._meter = LoadMeter()
+        self._finds: list[tuple[Release, Sequence[Find]]] = []
+        self._working_bytes = 0  # of buffers and graphs, the most that an engine here has taken
 
-    async def load(
-        self, config: DeploymentConfig, rows: "Mapping[int, Sequence[Find]] | None" = None
-    ) -> "AsyncIterator[tuple[str, ModelRef, Engine]]":
-        """Each of the configuration's models, with the name to serve it under, as soon as it is warm.
+    async def find_rows(self, shards: "Mapping[int, Sequence[Find]]") -> None:
+        """How the configuration's models, by their number, find the shards that answer for rows of their files.
 
-        rows: by a model's number, how to find the shards that answer for rows of its files.
+        Other releases, and other bundles that come to lie in the same place, read their own files.
+        """
+        for i, finds in shards.items():
+            self._finds.append((await asyncio.to_thread(Release.of, self._config.models[i]), finds))
+
+    async def load(self, release: Release) -> "Engine":
+        """A release's engine, warm.
 
         Raises:
-            BundleError, InputError: as `load_engine`. ConfigError: two have one name, or one leaves `models_root`.
+            BundleError, InputError, Unavailable: as `read_bundle`, `require_room` and `warm_engine`; or the directory holds
+                another bundle by now. ConfigError: it leaves `models_root`.
         """
-        check_models_root(config)
-        for i, ref in enumerate(config.models):
-            # Off the event loop: a load may take minutes, and a blocked loop cannot be told to stop.
-            engine = await asyncio.to_thread(load_engine, config, ref, (rows or {}).get(i, ()))
-            name = ref.name or engine.manifest.name
-            require_new(name, self._engines)
-            self._engines[name] = engine
-            yield name, ref, engine
+        check_below(self._config.models_root, release.path, release.tables, release.label)
+        # Off the event loop: a load may take minutes, and a blocked loop cannot be told to stop.
+        engine, report = await asyncio.to_thread(self._warm, release)
+        self._working_bytes = max(self._working_bytes, report.buffer_bytes + report.captured_bytes)
+        self._engines[release.key] = engine
+        return engine
 
-    def meter(self, gauged: Gauged) -> None:
-        """Has what a model's rows wait in count for `load_figures`."""
-        self._gauged.append(gauged)
+    def _warm(self, release: Release) -> "tuple[Engine, WarmupReport]":
+        from dpiframe_core.bundle.bundle import read_bundle
+
+        bundle, tables = read_bundle(release.path), release.tables
+        release.check_fingerprint(bundle.fingerprint)
+        hot = None if tables is None or tables.hbm_gib is None else int(tables.hbm_gib * 2**30)
+        require_room(bundle, self._config.device, self._working_bytes, hot)
+        finds = next((finds for of, finds in self._finds if of == release), ())
+        return warm_engine(self._config, bundle, tables, finds)
+
+    async def unload(self, key: Key) -> None:
+        """Releases an engine, in which nothing may run any more."""
+        self._gauged.pop(key, None)
+        await asyncio.to_thread(self._engines.pop(key).close)
+
+    def meter(self, key: Key, gauged: Gauged) -> None:
+        """Has what a release's rows wait in count for `load_figures`."""
+        self._gauged[key] = gauged
 
     def check(self) -> None:
         """Raises if an engine has failed."""
@@ -59,31 +85,38 @@ class LoadedModels:
 
     def load_figures(self) -> dict[str, float]:
         """This replica's load since the last call, over all models, in the form of `record_autoscaling_stats`."""
-        return reported(self._meter.read(self._gauged))
+        return reported(self._meter.read(list(self._gauged.values())))
 
     async def close(self) -> None:
         """Releases the engines, in which nothing may run any more."""
-        for engine in self._engines.values():
-            await asyncio.to_thread(engine.close)
+        for key in list(self._engines):
+            await self.unload(key)
 
 
 def load_engine(config: DeploymentConfig, ref: ModelRef, rows: "Sequence[Find]" = ()) -> "Engine":
-    """Takes seconds to minutes: the bundle is verified, every bucket captured, the golden rows checked.
+    """An engine for a model of the configuration. `rows`: as `warm_engine`."""
+    from dpiframe_core.bundle.bundle import read_bundle
+
+    return warm_engine(config, read_bundle(ref.path), ref.tables, rows)[0]
+
+
+def warm_engine(
+    config: DeploymentConfig, bundle: "Bundle", t: TablesHome | None, rows: "Sequence[Find]" = ()
+) -> "tuple[Engine, WarmupReport]":
+    """Takes seconds to minutes: every bucket is captured, the golden rows are checked.
 
     rows: how to find the shards that answer for rows of its files; (): they are read here.
 
     Raises:
-        BundleError, InputError: as `read_bundle`, `Engine` and `Engine.warmup`.
+        BundleError, InputError: as `Engine` and `Engine.warmup`; nothing is left of it then.
     """
     from deployments.remote_rows.remote_rows import RemoteRows
-    from dpiframe_core.bundle.bundle import read_bundle
     from dpiframe_core.embedding.home import home_of
     from dpiframe_core.engine.engine import Engine
     from dpiframe_core.engine.options import EngineOptions
 
     batching = config.batching
     options = EngineOptions(max_batch_rows=batching.max_batch_rows, lanes=batching.lanes or 0, buckets=batching.buckets)
-    bundle, t = read_bundle(ref.path), ref.tables
     home = None
     if t is not None:
         schema, name = bundle.manifest.feature_schema, bundle.fingerprint[:16]
@@ -106,11 +139,34 @@ def load_engine(config: DeploymentConfig, ref: ModelRef, rows: "Sequence[Find]" 
             replan_mib=t.replan_mib,
         )
     engine = Engine(bundle, config.device, config.precision, options, home)
-    engine.warmup()
-    return engine
+    try:
+        return engine, engine.warmup()
+    except BaseException:
+        engine.close()  # another one may serve beside it, and need the memory
+        raise
 
 
-def require_new(name: str, models: Container[str]) -> None:
-    """Raises ConfigError if a model of this name is there already."""
-    if name in models:
-        raise ConfigError(f"models: got {name!r} twice, expected distinct names (give one of them another `name`)")
+def require_room(bundle: "Bundle", device: str, working_bytes: int, hot_bytes: int | None = None) -> None:
+    """Whether a device's memory holds one more model, before anything is put there: another one serves from it meanwhile.
+
+    Counts tables and weights; buffers and graphs are taken to be as large as those of the models before.
+
+    Args:
+        working_bytes: of those. hot_bytes: what the tables may take of the device, if that does not hold them whole.
+
+    Raises:
+        Unavailable: it does not.
+    """
+    import torch
+
+    target = torch.device(device)
+    if target.type != "cuda":
+        return
+    tables = sum(t.nbytes for t in bundle.tables.values())
+    needed = (tables if hot_bytes is None else min(tables, hot_bytes)) + sum(t.nbytes for t in bundle.dense.values())
+    needed += working_bytes
+    # What torch holds of models before it gives to the next one.
+    free = torch.cuda.mem_get_info(target)[0] + torch.cuda.memory_reserved(target) - torch.cuda.memory_allocated(target)
+    if free < needed:
+        rule = "unload a version that gets no requests, or have tables lie in host memory (`tables`)"
+        raise Unavailable(f"{bundle.path}: got {free:,} bytes free on {target}, expected the {needed:,} it needs: {rule}")

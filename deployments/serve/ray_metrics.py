@@ -5,6 +5,7 @@ it once a second. Counters are added up first; histograms, which take one value 
 """
 
 import collections
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import ray
 from ray.serve import metrics
 
 from deployments.metrics import (
+    DIFFERENCE_BOUNDS,
     FILL_BOUNDS,
     LATENCY_BOUNDS_MS,
     SCORE_BOUNDS,
@@ -21,6 +23,7 @@ from deployments.metrics import (
     Gauged,
     RequestSeen,
     Serving,
+    ShadowSeen,
     TableFigures,
 )
 from deployments.telemetry.node_metrics import Endpoint
@@ -62,6 +65,11 @@ class RayMetrics:
         self._inflight_rows = metrics.Gauge("dpiframe_inflight_rows", "Rows on a lane.", of)
         self._info = metrics.Gauge("dpiframe_model_info", "1: what is served.", (*of, "precision", "device"))
         self._ready = metrics.Gauge("dpiframe_model_ready", "1 while a replica takes requests for it, else 0.", of)
+        shadow = (*of, "shadow")
+        said = "|difference| of a version's scores from those of the one that answered, a sample."
+        self._differences = metrics.Histogram("dpiframe_shadow_difference", said, list(DIFFERENCE_BOUNDS), shadow)
+        self._shadows = metrics.Counter("dpiframe_shadow_requests", "Requests in a shadow by outcome.", (*shadow, "outcome"))
+        self._shadowed: collections.deque[ShadowSeen] = collections.deque(maxlen=_KEPT)
         self._table_reads = metrics.Counter(
             "dpiframe_table_reads", "Reads of a sample's rows, by where they lay.", (*of, "tier")
         )
@@ -70,6 +78,7 @@ class RayMetrics:
         self._batches: collections.deque[tuple[_Of, BatchSeen]] = collections.deque(maxlen=_KEPT)
         self._gauged: dict[_Of, Gauged] = {}
         self._active_s: dict[_Of, float] = {}
+        self._gone: collections.deque[_Of] = collections.deque()
         self._served: dict[_Of, tuple[Serving, Callable[[], bool]]] = {}
         self._tables: dict[_Of, tuple[Callable[[], TableFigures | None], TableFigures]] = {}
         self._stop = threading.Event()
@@ -80,23 +89,36 @@ class RayMetrics:
         """Any thread may call it."""
         self._seen.append(seen)
 
+    def shadow(self, seen: ShadowSeen) -> None:
+        """Any thread may call it."""
+        self._shadowed.append(seen)
+
     def batch_of(self, model: str, version: str) -> Callable[[BatchSeen], None]:
         """The observer of a model's batches, for whichever thread has run one."""
         return lambda seen: self._batches.append(((model, version), seen))
 
     def watch(self, model: str, version: str, gauged: Gauged) -> None:
         """Registers a model's gauges, which are read each time that this reports."""
+        self._returned((model, version))
         self._gauged[model, version] = gauged
 
     def reads_tables(self, model: str, version: str, figures: Callable[[], TableFigures | None]) -> None:
         """Registers where reads of a model's tables are served, since its start; asked each time that this reports."""
         first = figures()
-        if first is not None:
+        self._returned((model, version))
+        if first is None:
+            self._tables.pop((model, version), None)  # of a version that was unloaded a moment ago
+        else:
             self._tables[model, version] = figures, first
 
     def serves(self, info: Serving, ready: Callable[[], bool]) -> None:
         """Registers a model that requests are answered for here. `ready` is asked each time that this reports."""
+        self._returned((info.name, info.version))
         self._served[info.name, info.version] = info, ready
+
+    def forget(self, model: str, version: str) -> None:
+        """It is served here no longer."""
+        self._gone.append((model, version))
 
     def endpoints(self) -> Sequence[Endpoint]:
         """Where the nodes' pages are; blocks as `endpoints` does."""
@@ -119,6 +141,9 @@ class RayMetrics:
         totals: _Totals = collections.defaultdict(float)
         self._take_requests(totals)
         self._take_batches(totals)
+        self._take_shadows()
+        while self._gone:
+            self._unregister(self._gone.popleft())
         for of, gauged in list(self._gauged.items()):
             active_s = gauged.busy_s
             totals[self._active, of, ""] += (active_s - self._active_s.get(of, 0.0)) * 1e3
@@ -132,6 +157,35 @@ class RayMetrics:
         for (counter, of, outcome), total in totals.items():
             if total > 0:  # Ray refuses to add nothing
                 counter.inc(total, _tags(of) | ({"outcome": outcome} if outcome else {}))
+
+    def _returned(self, of: _Of) -> None:
+        with contextlib.suppress(ValueError):
+            self._gone.remove(of)
+
+    def _unregister(self, of: _Of) -> None:
+        """A gauge is shown with its last value for good: zero then."""
+        self._tables.pop(of, None)
+        if self._gauged.pop(of, None) is not None:
+            self._active_s.pop(of, None)
+            self._queued_rows.set(0, _tags(of))
+            self._inflight_rows.set(0, _tags(of))
+        if (known := self._served.pop(of, None)) is not None:
+            self._info.set(0, _tags(of) | {"precision": known[0].precision, "device": known[0].device})
+            self._ready.set(0, _tags(of))
+
+    def _take_shadows(self) -> None:
+        room = _OBSERVED
+        counts: collections.Counter[tuple[_Of, str, str]] = collections.Counter()
+        for _ in range(len(self._shadowed)):
+            seen = self._shadowed.popleft()
+            of = seen.model, seen.version
+            tags = _tags(of) | {"shadow": seen.shadow}
+            counts[of, seen.shadow, seen.outcome] += 1
+            for difference in seen.differences[:room]:
+                self._differences.observe(difference, tags)
+            room -= len(seen.differences[:room])
+        for (of, shadow, outcome), count in counts.items():
+            self._shadows.inc(count, _tags(of) | {"shadow": shadow, "outcome": outcome})
 
     def _take_requests(self, totals: _Totals) -> None:
         count = len(self._seen)
@@ -161,7 +215,9 @@ class RayMetrics:
             totals[self._oov, of, ""] += oov_count
             totals[self._rows, of, ""] += scored if outcome == "ok" else 0
         for of, rows in scores.items():
-            tasks = self._served[of][0].tasks if of in self._served else ()
+            if of not in self._served:  # unloaded since
+                continue
+            tasks = self._served[of][0].tasks
             for row in rows[:: -(-len(rows) // _OBSERVED) or 1]:
                 for task, score in zip(tasks, row, strict=True):
                     self._scores.observe(score, _tags(of) | {"task": task})

@@ -4,8 +4,6 @@ Knows no Ray, but for the header that Serve adds.
 """
 
 import asyncio
-from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from deployments.access.gate import Gate
@@ -21,7 +19,8 @@ from deployments.telemetry.node_metrics import NodeMetrics
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from deployments.scoring.served_model import ServedModel
+    from deployments.lifecycle.control import Control
+    from deployments.scoring.catalog import Catalog
     from deployments.scoring.watchers import Watchers
     from deployments.serve.ray_metrics import RayMetrics
 
@@ -48,23 +47,24 @@ class OneRequestId:
 def replica_app(
     replica: GrpcMethods,
     config: DeploymentConfig,
-    models: "Mapping[str, ServedModel]",
+    models: "Catalog",
     metrics: "RayMetrics",
+    control: "Control",
     watchers: "Watchers | None" = None,
 ) -> "tuple[FastAPI, ServeBypass]":
     """The app for Serve, on whose event loop this is called, and what answers scoring requests in front of it, installed.
 
     The replica owns both; its gRPC methods answer from the same models.
     """
+    from deployments.lifecycle.routes import lifecycle_routes
     from deployments.scoring.watchers import Watchers
     from deployments.serve.http_app import build_app
 
     gate = Gate.of(config.access)
     page = NodeMetrics(config.application, metrics.endpoints).page
-    app = build_app(models, config.limits, metrics.request, gate, page, config.profiles, watchers or Watchers())
+    routes, watchers = lifecycle_routes(control, config, gate), watchers or Watchers()
+    app = build_app(models, config.limits, metrics.request, gate, page, config.profiles, watchers, metrics.shadow, routes)
     app.add_middleware(OneRequestId)
-    for served in models.values():
-        metrics.serves(served.info, partial(getattr, served.scorer, "accepting"))
     bypass = ServeBypass(app.state.score, app.state.infer, config.route_prefix.rstrip("/"), asyncio.get_running_loop())
     bypass.install()
     replica.inference = app.state.inference

@@ -17,6 +17,7 @@ from deployments.batching.batcher import RowBatcher
 from deployments.config import Limits
 from deployments.metrics import RequestSeen
 from deployments.protocol.grpc_service import GrpcMethods, add_to_server
+from deployments.scoring.catalog import Catalog
 from deployments.scoring.served_model import ServedModel
 from deployments.serve.http_app import build_app
 from dpiframe_core.engine.engine import Engine
@@ -80,7 +81,7 @@ class LiveApp:
                 for e in self.engines
             }
             profiles = None if self.profiles is None else str(self.profiles)
-            app = build_app(self.models, self.limits, self.seen.append, self.gate, profiles=profiles)
+            app = build_app(Catalog(self.models), self.limits, self.seen.append, self.gate, profiles=profiles)
             config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off", access_log=False)
             self._server = server = uvicorn.Server(config)
             self.inference = app.state.inference

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deployments.metrics import BatchSeen, RequestSeen
+from deployments.metrics import BatchSeen, RequestSeen, ShadowSeen
 from deployments.scoring.score_sample import ScoreSample
 from dpiframe_core.replan.replanner import TableReads
 
@@ -112,6 +112,41 @@ def test_a_busy_second_is_counted_whole_and_its_times_and_scores_are_an_even_sam
     assert recorder.observed["dpiframe_total_ms"] == list(range(0, 2500, 5))
     assert len(recorder.observed["dpiframe_batch_fill"]) == 500
     assert recorder.observed["dpiframe_scores"] == [i / 2500 for i in range(0, 2500, 5)]
+
+
+def test_a_shadow_is_counted_whole_and_its_differences_are_a_sample(recorder: type[Recorder]) -> None:
+    metrics = ray_metrics.RayMetrics(interval_s=1000)
+    for i in range(40):
+        metrics.shadow(ShadowSeen("m", "1", "2", "ok", [i / 100] * 30))
+    metrics.shadow(ShadowSeen("m", "1", "2", "dropped"))
+    metrics.shadow(ShadowSeen("m", "1", "3", "unavailable"))
+    metrics.close()
+    of = (("model", "m"), ("version", "1"))
+    assert recorder.calls == {
+        ("dpiframe_shadow_requests", (*of, ("shadow", "2"), ("outcome", "ok"))): 40,
+        ("dpiframe_shadow_requests", (*of, ("shadow", "2"), ("outcome", "dropped"))): 1,
+        ("dpiframe_shadow_requests", (*of, ("shadow", "3"), ("outcome", "unavailable"))): 1,
+    }
+    assert len(recorder.observed["dpiframe_shadow_difference"]) == 500
+    assert recorder.observed["dpiframe_shadow_difference"][:31] == [0.0] * 30 + [0.01]
+
+
+def test_the_gauges_of_what_is_unloaded_end_at_zero_unless_it_comes_back(recorder: type[Recorder]) -> None:
+    metrics = ray_metrics.RayMetrics(interval_s=1000)
+    for version in ("1", "2"):
+        metrics.watch("m", version, SimpleNamespace(queued_rows=3, inflight_rows=4, busy_s=0.0))
+        metrics.serves(
+            SimpleNamespace(name="m", version=version, tasks=("click",), precision="fp32", device="cpu"), lambda: True
+        )
+    metrics.forget("m", "1")
+    metrics.forget("m", "2")
+    metrics.serves(SimpleNamespace(name="m", version="2", tasks=("click",), precision="fp32", device="cpu"), lambda: True)
+    metrics.request(answered(sampled=[[0.5]]))  # it was answered before, and is counted
+    metrics.close()
+    for name in ("queued_rows", "inflight_rows", "model_ready"):
+        assert recorder.calls[f"dpiframe_{name}", (("model", "m"), ("version", "1"))] == 0
+        assert recorder.calls[f"dpiframe_{name}", (("model", "m"), ("version", "2"))] > 0
+    assert recorder.calls["dpiframe_requests", (("model", "m"), ("version", "1"), ("outcome", "ok"))] == 1
 
 
 def test_scores_of_a_quiet_second_are_all_kept_and_of_a_busy_one_500_of_all_places() -> None:

@@ -1,6 +1,7 @@
 """Deploys the Serve configuration of a RayService on a cluster of this host, as KubeRay does through Ray's dashboard.
 
-`python -m tests.k8s.serve_embedded FILE`, whose JSON has `serve` and `environment`. Says "ready", stops when its input ends.
+`python -m tests.k8s.serve_embedded FILE`, whose JSON has `serve` and `environment`. Says "ready", deploys what each line of its
+input has in the place of `serve`, stops when its input ends.
 """
 
 import json
@@ -35,7 +36,8 @@ def main() -> None:
                 sys.exit(f"{status.message}\n" + "\n".join(d.message for d in status.deployments.values()))
             time.sleep(0.1)
         print("ready", flush=True)
-        sys.stdin.read()
+        for line in sys.stdin:
+            client.deploy_apps(ServeDeploySchema.model_validate_json(line))
 
 
 if __name__ == "__main__":

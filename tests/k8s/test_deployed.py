@@ -25,7 +25,7 @@ def test_the_embedded_configuration_is_deployed_and_scores_and_answers_its_probe
     # All that is of this host: a port, and where the files lie.
     (port,) = free_ports(1)
     serve["http_options"]["port"] = args["http"]["port"] = port
-    tokens = made(tmp_path / "tokens.yaml", ranker=["score"])
+    tokens = made(tmp_path / "tokens.yaml", ranker=["score"], boss=["admin"])
     args["access"]["tokens"] = str(tmp_path / "tokens.yaml")
     args["models_root"] = str(demo_bundle.parent)
     args["models"][0]["path"] = str(demo_bundle)
@@ -57,6 +57,23 @@ def test_the_embedded_configuration_is_deployed_and_scores_and_answers_its_probe
         answer = httpx.post(f"{url}/v1/score", content=example, headers=bearing(tokens["ranker"]))
         assert answer.status_code == 200, answer.text
         assert len(answer.json()["scores"]) == len(next(iter(json.loads(example)["candidates"].values())))
+        # `user_config` names another version: it is loaded and answers, and no replica is started for that.
+        admin, versions = bearing(tokens["boss"]), f"{url}/v1/models/{answer.json()['model']}/versions"
+        before = {replica["id"] for replica in httpx.get(versions, headers=admin).json()["replicas"]}
+        overrides = application.setdefault("deployments", [])
+        if not any(deployment["name"] == "Replica" for deployment in overrides):
+            overrides.append({"name": "Replica"})
+        replica = next(deployment for deployment in overrides if deployment["name"] == "Replica")
+        replica["user_config"] = {"models": [{"path": str(demo_bundle), "version": "of-user-config"}]}
+        process.stdin.write(json.dumps(serve) + "\n")
+        process.stdin.flush()
+        give_up = time.monotonic() + 30
+        while answer.json()["version"] != "of-user-config":
+            assert time.monotonic() < give_up
+            time.sleep(0.1)
+            answer = httpx.post(f"{url}/v1/score", content=example, headers=bearing(tokens["ranker"]))
+            assert answer.status_code == 200, answer.text
+        assert {replica["id"] for replica in httpx.get(versions, headers=admin).json()["replicas"]} == before
         page = httpx.get(f"{url}/")
         assert "<h1>DPIFrame</h1>" in page.text
         for name in ("main.js", "page.css"):

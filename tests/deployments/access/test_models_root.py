@@ -76,9 +76,11 @@ def test_every_way_to_a_bundle_looks_first(root: Path) -> None:
     import asyncio
     from types import SimpleNamespace
 
+    from deployments.lifecycle.release import Release
     from deployments.serve.cluster import private_cluster
     from deployments.serve.ingress_replica import IngressReplica
     from deployments.serve.loaded_models import LoadedModels
+    from deployments.serve.replica import Replica
 
     (root / "models-of-others" / "ctr" / "model.yaml").write_text("x")
     outside = {"models": [{"path": str(root / "models-of-others" / "ctr")}], "models_root": str(root / "models")}
@@ -86,12 +88,11 @@ def test_every_way_to_a_bundle_looks_first(root: Path) -> None:
     with pytest.raises(ConfigError, match=r"models\.0\.path: got "), private_cluster(config, print):
         pytest.fail("started")
 
-    async def loaded() -> None:
-        async for _ in LoadedModels().load(config):
-            pytest.fail("loaded")
-
-    with pytest.raises(ConfigError, match=r"models\.0\.path: got "):
-        asyncio.run(loaded())
-    build = IngressReplica.__mro__[1].__serve_build_asgi_app__  # [0] is Serve's wrapper
-    with pytest.raises(ConfigError, match=r"models\.0\.path: got "):
-        asyncio.run(build(SimpleNamespace(_config=config)))
+    release = Release(model="ctr", version="2", path=config.models[0].path, fingerprint="0" * 64)
+    with pytest.raises(ConfigError, match=r"ctr/2\.path: got "):
+        asyncio.run(LoadedModels(config).load(release))
+    for replica in (IngressReplica, Replica):
+        with pytest.raises(ConfigError, match=r"ctr/2\.path: got "):  # [0] is Serve's wrapper
+            asyncio.run(replica.__mro__[1].load(SimpleNamespace(_config=config, _loaded=LoadedModels(config)), release))
+        with pytest.raises(ConfigError, match=r"models\.0\.path: got "):
+            asyncio.run(replica.__mro__[1].__serve_build_asgi_app__(SimpleNamespace(_config=config)))

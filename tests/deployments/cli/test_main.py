@@ -30,7 +30,7 @@ def modules_after(statement: str) -> set[str]:
 def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     done = dpiframe("--help")
     assert done.returncode == 0
-    for command in ("serve", "demo", "inspect", "profile", "tune", "compress", "plan", "check-config"):
+    for command in ("serve", "demo", "inspect", "profile", "tune", "compress", "plan", "models", "check-config"):
         assert command in done.stdout
     assert modules_after("import deployments.cli.main") & {"torch", "ray", "numpy", "fastapi", "matplotlib"} == set()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from deployments.config import MOST_ENGINES
+from deployments.config import MOST_ENGINES, parse_config
 from deployments.fanin import handshake
 from deployments.fanin.acceptor import Acceptor
 from deployments.fanin.batcher import FanInBatcher
@@ -129,7 +129,8 @@ def test_an_engine_whose_acceptor_has_broken_is_unwell(node: str, monkeypatch: p
     from deployments.serve.loaded_models import LoadedModels
 
     acceptor = Acceptor(meeting_place("test", node), {})
-    replica: Any = SimpleNamespace(_loaded=LoadedModels(), _acceptor=acceptor)
+    replica: Any = SimpleNamespace(_loaded=LoadedModels(parse_config({"models": [{"path": "m"}]}, "test")), _acceptor=acceptor)
+    replica._follower = SimpleNamespace(check=lambda: None)
     EngineReplica.check_health(replica)
     with monkeypatch.context() as broken:
         broken.setattr(acceptor, "_thread", threading.Thread())
@@ -137,6 +138,36 @@ def test_an_engine_whose_acceptor_has_broken_is_unwell(node: str, monkeypatch: p
             EngineReplica.check_health(replica)
     acceptor.close(0)
     EngineReplica.check_health(replica)
+
+
+def test_versions_of_a_model_come_and_go_at_an_engine_while_others_are_served(node: str) -> None:
+    def engine(fingerprint: str) -> FanInBatcher:
+        return FanInBatcher(FakeDevice(), LAYOUT, 1, fingerprint, max_batch_rows=16, lanes=1, max_queued_rows=100)
+
+    first, second = engine("1" * 64), engine("2" * 64)
+    place, models = meeting_place("test", node), {"m/1": first}
+    acceptor = Acceptor(place, models)
+
+    async def main() -> None:
+        old = FanInScorer(place, "m/1", "1" * 64, LAYOUT, 1, most_rows=100)
+        await old.found(1)
+        models["m/2"] = second
+        new = FanInScorer(place, "m/2", "2" * 64, LAYOUT, 1, most_rows=100)
+        await new.found(1)
+        assert rows_of(await old.submit(numbered(1, 3))) == numbers(1, 3)
+        assert rows_of(await new.submit(numbered(2, 3))) == numbers(2, 3)
+        await old.close()
+        await asyncio.to_thread(lambda: acceptor.remove("m/1").close(5))
+        late = FanInScorer(place, "m/1", "1" * 64, LAYOUT, 1, most_rows=100)
+        await until(lambda: bool(late._refused_until))
+        assert not late.accepting
+        await late.close()
+        assert rows_of(await new.submit(numbered(3, 3))) == numbers(3, 3)
+        await new.close()
+
+    asyncio.run(main())
+    acceptor.close(drain_s=5)
+    assert (first.peers, second.peers) == (0, 0)
 
 
 def test_an_engine_asks_ingresses_to_leave_only_when_they_cannot_come_back(node: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,6 +186,9 @@ def test_a_replica_of_either_topology_has_the_gate_of_its_configuration_at_each_
 ) -> None:
     """Both replicas, Replica and IngressReplica, get their app, their bypass and their gRPC from `replica_app`."""
     from deployments.http_api.serve_bypass import BypassMiddleware, ServeBypass
+    from deployments.lifecycle.control import FixedModels
+    from deployments.lifecycle.desired import Desired
+    from deployments.scoring.catalog import Catalog
     from deployments.serve import ingress_replica, replica
     from deployments.serve.replica_app import replica_app
 
@@ -194,16 +197,25 @@ def test_a_replica_of_either_topology_has_the_gate_of_its_configuration_at_each_
     access = {"tokens": str(tmp_path / "tokens.yaml")}
     config = parse_config({"models": [{"path": "m"}], "topology": topology, "access": access}, "test")
     service, grpc_methods = Service(FakeEngine()), SimpleNamespace()
-    metrics = SimpleNamespace(request=service.seen.append, serves=lambda info, ready: None, endpoints=list)
+    metrics = SimpleNamespace(request=service.seen.append, shadow=None, endpoints=list)
 
     async def body(_: httpx.AsyncClient) -> None:
-        app, bypass = replica_app(grpc_methods, config, service.models, metrics)  # type: ignore[arg-type]
+        control = FixedModels(lambda: Desired(models={}))
+        app, bypass = replica_app(grpc_methods, config, Catalog(service.models), metrics, control)  # type: ignore[arg-type]
         for one in (app, BypassMiddleware(app, bypass)):
             async with httpx.AsyncClient(transport=httpx.ASGITransport(one), base_url="http://test") as client:
                 assert (await client.post("/v1/score", json=request(2))).status_code == 401
                 answer = await client.post("/v1/score", json=request(2), headers=bearing(tokens["ranker"]))
                 assert answer.json()["scores"] == expected(2)
                 assert (await client.get("/v1/models")).status_code == 401
+                for ask in (client.post("/v1/models/fake/rollback"), client.delete("/v1/models/fake")):
+                    assert (await ask).status_code == 401
+                ask = client.post("/v1/models/fake/rollback", headers=bearing(tokens["ranker"]))
+                assert (await ask).json()["error"]["message"] == (
+                    "authorization: got a token without the scope 'admin', expected one with it"
+                )
+                ask = client.post("/v1/models/fake/rollback", headers=bearing(tokens["boss"]))
+                assert (await ask).json()["error"]["code"] == "conflict"  # let in: the models of this service are fixed
                 assert (await client.get("/metrics")).status_code == 401
                 assert (await client.get("/metrics", headers=bearing(tokens["ranker"]))).status_code == 403
                 assert (await client.get("/metrics", headers=bearing(tokens["graphs"]))).status_code == 503  # there is no node

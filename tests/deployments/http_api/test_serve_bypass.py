@@ -303,11 +303,12 @@ def test_a_replica_that_stops_gives_an_open_request_its_scores_before_it_closes_
         [batcher] = fronted.service.batchers.values()
         metrics = SimpleNamespace(close=lambda: closed.append("metrics"))
         observers = SimpleNamespace(close=lambda: closed.append("observers"))
-        loaded = LoadedModels()
-        loaded._engines["m"] = SimpleNamespace(close=lambda: closed.append("engine"))  # type: ignore[assignment]
+        loaded = LoadedModels(config)
+        loaded._engines["m", "1"] = SimpleNamespace(close=lambda: closed.append("engine"))  # type: ignore[assignment]
         scorer = SimpleNamespace(close=lambda: batcher.close(0))
-        held = {"_batchers": [batcher], "_loaded": loaded} if topology == "colocated" else {"_scorers": [scorer]}
-        held |= {"_config": config, "_metrics": metrics, "_observers": observers, "_bypass": fronted.bypass, "_direct": None}
+        held = {"_batchers": {"m": batcher}, "_loaded": loaded} if topology == "colocated" else {"_scorers": {"m": scorer}}
+        held |= {"_follower": None, "_config": config, "_metrics": metrics, "_observers": observers}
+        held |= {"_bypass": fronted.bypass, "_direct": None}
         kind = Replica if topology == "colocated" else IngressReplica
         stopping = asyncio.create_task(kind.__mro__[1].__del__(SimpleNamespace(**held)))  # [0] is Serve's wrapper
         for _ in range(5):

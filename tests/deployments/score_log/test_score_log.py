@@ -20,6 +20,7 @@ from deployments.config_observed import ScoreLog
 from deployments.score_log import recorder
 from deployments.score_log.log_folder import LogFolder
 from deployments.score_log.recorder import ScoreRecorder
+from deployments.scoring.catalog import Catalog
 from deployments.scoring.job import Job
 from deployments.scoring.served_model import ServedModel
 from deployments.scoring.watchers import Watchers
@@ -40,7 +41,7 @@ def posted(engine: Any, config: ScoreLog, *requests: tuple[str, dict[str, Any]])
         batcher = RowBatcher(engine.run_batch, max_batch_rows=engine.max_batch_rows, lanes=1, max_queued_rows=1000)
         models = {engine.manifest.name: ServedModel.of(engine, batcher, LIMITS)}
         log = ScoreRecorder(config)
-        app = build_app(models, LIMITS, watchers=Watchers(recorder=log))
+        app = build_app(Catalog(models), LIMITS, watchers=Watchers(recorder=log))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
             out = [await client.post(path, json=body) for path, body in requests]
         await batcher.close(5)

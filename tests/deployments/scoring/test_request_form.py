@@ -93,7 +93,7 @@ BAD = [
     (b'{"candidates": {"item": [1]}, "option": {}}',
      "option: got an unknown key, expected one of model, version, context, candidates, options"),
     (b'{"candidates": {"item": [1]}, "options": {"k": 1}}',
-     "options.k: got an unknown key, expected one of deadline_ms, priority, top_k"),
+     "options.k: got an unknown key, expected one of deadline_ms, priority, top_k, key"),
     (b'{"candidates": {"item": [1]}, "options": {"top_k": 0}}', "options.top_k: got 0, expected greater than or equal to 1"),
     (b'{"candidates": {"item": [1]}, "options": {"deadline_ms": 0}}', "options.deadline_ms: got 0, expected greater than 0"),
     (b'{"candidates": {"item": [1]}, "options": {"deadline_ms": "5"}}', "options.deadline_ms: got '5', expected a number"),

@@ -51,7 +51,8 @@ def test_the_autoscaling_rules_reach_the_policy_that_serve_makes_of_its_configur
 
 
 def test_the_batching_of_the_configuration_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    from deployments.config import ModelRef, parse_config
+    from deployments.config import parse_config
+    from deployments.config_models import ModelRef
     from deployments.serve.loaded_models import load_engine
     from dpiframe_core.bundle import bundle
     from dpiframe_core.engine import engine
@@ -205,16 +206,18 @@ def replicas(loaded: Any) -> list[tuple[Any, Any]]:
     from deployments.serve.engine_replica import EngineReplica
     from deployments.serve.replica import Replica
 
-    return [(Replica, SimpleNamespace(_loaded=loaded)), (EngineReplica, SimpleNamespace(_loaded=loaded, _acceptor=None))]
+    held = {"_loaded": loaded, "_follower": SimpleNamespace(check=lambda: None)}
+    return [(Replica, SimpleNamespace(**held)), (EngineReplica, SimpleNamespace(**held, _acceptor=None))]
 
 
 def test_a_failed_engine_makes_a_replica_of_either_kind_unhealthy() -> None:
+    from deployments.config import parse_config
     from deployments.serve.loaded_models import LoadedModels
 
     def failed() -> None:
         raise Unavailable("engine: device cuda:0 failed: an illegal memory access")
 
-    loaded: Any = LoadedModels()
+    loaded: Any = LoadedModels(parse_config(MODEL, "test"))
     for kind, replica in replicas(loaded):
         loaded._engines = {"well": SimpleNamespace(check=lambda: None)}
         kind.check_health(replica)
@@ -224,34 +227,44 @@ def test_a_failed_engine_makes_a_replica_of_either_kind_unhealthy() -> None:
 
 
 def test_a_replica_of_either_kind_reports_its_load_over_all_models() -> None:
+    from deployments.config import parse_config
     from deployments.serve.load_meter import LoadMeter
     from deployments.serve.loaded_models import LoadedModels
 
     for i in range(2):
         now = [0.0]
         models = [SimpleNamespace(queued_rows=rows, busy_s=0.0) for rows in (3, 4)]
-        loaded: Any = LoadedModels()
+        loaded: Any = LoadedModels(parse_config(MODEL, "test"))
         loaded._meter = LoadMeter(lambda now=now: now[0], lambda: 0.0)
-        for model in models:
-            loaded.meter(model)
+        for version, model in enumerate(models):
+            loaded.meter(("m", str(version)), model)
         kind, replica = replicas(loaded)[i]
         now[0], models[0].busy_s, models[1].busy_s = 10.0, 1.5, 0.5
         load = asyncio.run(kind.record_autoscaling_stats(replica))
         assert load == {"queued_rows": 7, "device_share": 0.2, "loop_share": 0}
 
 
-def test_models_are_loaded_in_their_order_under_distinct_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_of_rows_are_for_the_releases_of_the_configuration_alone(
+    demo_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from deployments.config import parse_config
+    from deployments.lifecycle.release import Release
     from deployments.serve import loaded_models
 
-    monkeypatch.setattr(
-        loaded_models, "load_engine", lambda config, ref, _: SimpleNamespace(manifest=SimpleNamespace(name=f"of {ref.path}"))
-    )
+    config = parse_config({"models": [{"path": "m", "name": "other"}, {"path": str(demo_bundle)}], "device": "cpu"}, "test")
+    release, given = Release.of(config.models[1]), []
 
-    async def names(*models: dict[str, str]) -> list[str]:
-        loaded = loaded_models.LoadedModels()
-        return [name async for name, _, _ in loaded.load(parse_config({"models": list(models)}, "test"))]
+    def warm(config: Any, bundle: Any, tables: Any, rows: Any) -> Any:
+        given.append(rows)
+        return SimpleNamespace(), SimpleNamespace(buffer_bytes=0, captured_bytes=0)
 
-    assert asyncio.run(names({"path": "b"}, {"path": "a", "name": "c"})) == ["of b", "c"]
-    with pytest.raises(ConfigError, match=r"models: got 'of b' twice, expected distinct names \(give one of them"):
-        asyncio.run(names({"path": "b"}, {"path": "b"}))
+    async def main() -> None:
+        loaded = loaded_models.LoadedModels(config)
+        finds: Any = [lambda: None]
+        await loaded.find_rows({1: finds})
+        for one in (release, release.model_copy(update={"version": "9"}), release):
+            await loaded.load(one)
+        assert given == [finds, (), finds]
+
+    monkeypatch.setattr(loaded_models, "warm_engine", warm)
+    asyncio.run(main())

@@ -13,6 +13,7 @@ from deployments.access.gate import Gate
 from deployments.batching.batcher import RowBatcher
 from deployments.config import Limits
 from deployments.metrics import RequestSeen
+from deployments.scoring.catalog import Catalog
 from deployments.scoring.served_model import ServedModel
 from deployments.serve.http_app import build_app
 from dpiframe_core.engine.buckets import BatchSizes
@@ -52,7 +53,7 @@ class Service:
             )
             for e in self.engines
         }
-        self.app = build_app(self.models, self.limits, self.seen.append, self.gate)
+        self.app = build_app(Catalog(self.models), self.limits, self.seen.append, self.gate)
         async with contextlib.AsyncExitStack() as stack:
             if self.direct:
                 self.server, port = await stack.enter_async_context(served(self.app, self.limits))
@@ -535,7 +536,5 @@ def _references(node: Any) -> list[str]:
 
 
 def test_a_model_must_be_found_before_it_is_served() -> None:
-    from deployments.scoring.served_model import find
-
     with pytest.raises(InputError, match=r"model: got None, expected one of \[\]"):
-        find({}, None, None)
+        Catalog().find(None, None)

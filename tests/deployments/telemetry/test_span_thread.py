@@ -23,6 +23,7 @@ from deployments.fanin.acceptor import Acceptor
 from deployments.fanin.batcher import FanInBatcher
 from deployments.fanin.handshake import meeting_place
 from deployments.fanin.scorer import FanInScorer
+from deployments.scoring.catalog import Catalog
 from deployments.scoring.job import Job
 from deployments.scoring.request_trace import RequestTrace, begun
 from deployments.scoring.scoring import Scoring
@@ -74,7 +75,7 @@ def spans_of(
         else:
             scorer = RowBatcher(engine.run_batch, max_batch_rows=64, lanes=1, max_queued_rows=1000)
         limits = Limits()
-        app = build_app({"fake": ServedModel.of(engine, scorer, limits)}, limits, watchers=Watchers(tracer=spans))
+        app = build_app(Catalog({"fake": ServedModel.of(engine, scorer, limits)}), limits, watchers=Watchers(tracer=spans))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
             answers = [await client.post(path, json=body, headers=headers) for path, body, headers in requests]
         if acceptor is not None:

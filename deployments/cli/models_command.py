@@ -1,0 +1,113 @@
+"""The `dpiframe models` commands: what a running service serves, and changes of it. Each is one call of its HTTP routes."""
+
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from deployments.cli.terminal import one_line_errors, stdout
+from dpiframe_core.errors import DPIFrameError
+
+models_app = typer.Typer(no_args_is_help=True, help="Versions of a running service: list, load, share, roll back, unload.")
+
+_OFF = "off"
+Url = Annotated[str, typer.Option(help="The service. Its token comes from DPIFRAME_TOKEN.")]
+Model = Annotated[str, typer.Argument(help="The model's name.")]
+Version = Annotated[str, typer.Argument(help="A version of it.")]
+OrOff = Annotated[str, typer.Argument(metavar="VERSION|off", help="A version of it, or off for none.")]
+_HERE = "http://127.0.0.1:8000"
+
+
+class Refused(DPIFrameError):
+    """The service did not do it, or could not be reached."""
+
+
+@models_app.command("list")
+def list_(url: Url = _HERE) -> None:
+    """Print every model, its versions and who gets its requests."""
+    with one_line_errors():
+        for model in _ask(url, "GET", "/v1/models")["models"]:
+            _show(_ask(url, "GET", f"/v1/models/{quote(model['name'], '')}/versions"))
+
+
+@models_app.command()
+def load(
+    model: Model,
+    version: Version,
+    path: Annotated[str | None, typer.Argument(help="Its bundle, from models_root on; none if it is loaded.")] = None,
+    live: Annotated[bool, typer.Option(help="Whether it answers from then on.")] = True,
+    timeout: Annotated[float, typer.Option(help="Seconds for all replicas to be ready.")] = 600,
+    url: Url = _HERE,
+) -> None:
+    """Load a version on every replica; once all are ready, have it answer."""
+    body = {"live": live, "timeout_s": timeout} | ({"path": path} if path is not None else {})
+    _change(url, "PUT", model, f"versions/{quote(version, '')}", body, timeout)
+
+
+@models_app.command()
+def rollback(model: Model, url: Url = _HERE) -> None:
+    """Have the version answer that did before the live one."""
+    _change(url, "POST", model, "rollback")
+
+
+@models_app.command()
+def canary(
+    model: Model,
+    version: OrOff,
+    percent: Annotated[float, typer.Argument(min=0, max=100, help="Of the requests.")] = 0,
+    by: Annotated[str | None, typer.Option(help="The feature by whose value requests stay with one version.")] = None,
+    url: Url = _HERE,
+) -> None:
+    """Give a loaded version a share of the requests."""
+    if version == _OFF:
+        _change(url, "DELETE", model, "canary")
+    else:
+        _change(url, "PUT", model, "canary", {"version": version, "percent": percent, "by": by})
+
+
+@models_app.command()
+def shadow(model: Model, version: OrOff, url: Url = _HERE) -> None:
+    """Have a loaded version score what others answer, for comparison."""
+    if version == _OFF:
+        _change(url, "DELETE", model, "shadow")
+    else:
+        _change(url, "PUT", model, "shadow", {"version": version})
+
+
+@models_app.command()
+def unload(model: Model, version: Version, url: Url = _HERE) -> None:
+    """Unload a version that is not live."""
+    _change(url, "DELETE", model, f"versions/{quote(version, '')}")
+
+
+def _change(url: str, method: str, model: str, what: str, body: dict[str, Any] | None = None, timeout_s: float = 60) -> None:
+    with one_line_errors():
+        _show(_ask(url, method, f"/v1/models/{quote(model, '')}/{what}", body, timeout_s))
+
+
+def _ask(url: str, method: str, path: str, body: dict[str, Any] | None = None, timeout_s: float = 60) -> dict[str, Any]:
+    import httpx
+
+    from deployments.client.call import bearer
+
+    try:
+        answer = httpx.request(method, url.rstrip("/") + path, json=body, headers=bearer(None), timeout=timeout_s + 60)
+        said: dict[str, Any] = answer.json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise Refused(f"{url}: got {error or type(error).__name__}, expected a service of DPIFrame") from None
+    if answer.status_code != 200:
+        raise Refused(said.get("error", {}).get("message", answer.text))
+    return said
+
+
+def _show(state: dict[str, Any]) -> None:
+    parts = {state["live"]: "live", state["previous"]: "before", state["shadow"]: "shadow"}
+    if (canary := state["canary"]) is not None:
+        parts[canary["version"]] = f"canary {canary['percent']:g} %" + (f" by {canary['by']}" if canary["by"] else "")
+    for release in state["versions"]:
+        version = release["version"]
+        line = f"{state['model']} {version:<12} {parts.get(version, 'loaded'):<16} {release['path']}"
+        stdout.print(line, markup=False, soft_wrap=True)
+    behind = [replica["id"] for replica in state["replicas"] if not replica["current"]]
+    if behind:
+        stdout.print(f"not there yet: {', '.join(behind)}", markup=False, soft_wrap=True)

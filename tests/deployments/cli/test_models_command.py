@@ -1,0 +1,96 @@
+"""`dpiframe models` against a server that notes what it is asked."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from deployments.cli.main import app
+
+STATE: dict[str, Any] = {
+    "model": "ctr", "revision": 3, "live": "2", "previous": "1", "shadow": None,
+    "canary": {"version": "3", "percent": 5.0, "by": "user"},
+    "versions": [{"version": v, "path": f"/models/ctr-{v}", "fingerprint": "f"} for v in "123"],
+    "replicas": [{"id": "r1", "node": "n", "current": True, "loaded": [], "failed": {}},
+                 {"id": "r2", "node": "n", "current": False, "loaded": [], "failed": {}}],
+}  # fmt: skip
+
+
+class Asked(BaseHTTPRequestHandler):
+    asked: list[tuple[str, str, str | None, Any]]
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        type(self).asked.append((self.command, self.path, self.headers.get("authorization"), json.loads(body or b"null")))
+        refused = "/versions/bad" in self.path
+        said = {"error": {"message": "golden rows: got scores off by 0.1"}} if refused else STATE
+        if self.path == "/v1/models":
+            said = {"models": [{"name": "ctr"}]}
+        data = json.dumps(said).encode()
+        self.send_response(422 if refused else 200)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815 (these names are the library's)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    Asked.asked = []
+    server = HTTPServer(("127.0.0.1", 0), Asked)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("said", "asked"),
+    [
+        ("load ctr 2 ctr-2", ("PUT", "/v1/models/ctr/versions/2", {"path": "ctr-2", "live": True, "timeout_s": 600})),
+        ("load ctr 2 --no-live --timeout 5", ("PUT", "/v1/models/ctr/versions/2", {"live": False, "timeout_s": 5})),
+        ("rollback ctr", ("POST", "/v1/models/ctr/rollback", None)),
+        ("canary ctr 3 5 --by user", ("PUT", "/v1/models/ctr/canary", {"version": "3", "percent": 5, "by": "user"})),
+        ("canary ctr off", ("DELETE", "/v1/models/ctr/canary", None)),
+        ("shadow ctr 1", ("PUT", "/v1/models/ctr/shadow", {"version": "1"})),
+        ("shadow ctr off", ("DELETE", "/v1/models/ctr/shadow", None)),
+        ("unload ctr a%20b", ("DELETE", "/v1/models/ctr/versions/a%2520b", None)),
+    ],
+)
+def test_each_command_is_one_call_with_the_token(
+    url: str, monkeypatch: pytest.MonkeyPatch, said: str, asked: tuple[str, str, Any]
+) -> None:
+    monkeypatch.setenv("DPIFRAME_TOKEN", "dpi_x")
+    done = CliRunner().invoke(app, ["models", *said.split(), "--url", url])
+    assert done.exit_code == 0, done.output
+    assert Asked.asked == [(asked[0], asked[1], "Bearer dpi_x", asked[2])]
+
+
+def test_the_list_says_which_part_each_version_has(url: str) -> None:
+    done = CliRunner().invoke(app, ["models", "list", "--url", url])
+    assert done.exit_code == 0
+    assert [line.split() for line in done.output.splitlines()] == [
+        ["ctr", "1", "before", "/models/ctr-1"],
+        ["ctr", "2", "live", "/models/ctr-2"],
+        ["ctr", "3", "canary", "5", "%", "by", "user", "/models/ctr-3"],
+        ["not", "there", "yet:", "r2"],
+    ]
+
+
+def test_a_refusal_is_one_line(url: str) -> None:
+    done = CliRunner().invoke(app, ["models", "load", "ctr", "bad", "x", "--url", url])
+    assert (done.exit_code, done.output) == (1, "error: golden rows: got scores off by 0.1\n")
+    done = CliRunner().invoke(app, ["models", "list", "--url", "http://127.0.0.1:1"])
+    assert done.exit_code == 1
+    assert done.output.startswith("error: http://127.0.0.1:1: got ")
+    assert done.output.endswith(", expected a service of DPIFrame\n")
