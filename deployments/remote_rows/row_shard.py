@@ -12,10 +12,10 @@ from ray import serve
 from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig
 from deployments.config_models import ModelRef
-from deployments.remote_rows.remote_rows import Find, Found
 from deployments.telemetry.log_form import log_to_stderr
 
 if TYPE_CHECKING:
+    from deployments.remote_rows.remote_rows import Find, Found
     from deployments.remote_rows.row_server import RowServer
 
 _FIND_S = 2.0  # within which a shard that there is says where
@@ -76,18 +76,20 @@ def row_shards(config: DeploymentConfig, alike: Mapping[str, Any]) -> dict[int, 
     return found
 
 
-def finders(shards: Mapping[int, Sequence[Any]] | None) -> dict[int, list[Find]]:
+def finders(shards: Mapping[int, Sequence[Any]] | None) -> "dict[int, list[Find]]":
     """Of handles, as a replica gets them. To be called on its event loop, where handles are at home by our flags of Serve."""
     loop = asyncio.get_running_loop()
     return {i: [_finder(handle, loop) for handle in handles] for i, handles in (shards or {}).items()}
 
 
-def _finder(handle: Any, loop: asyncio.AbstractEventLoop) -> Find:
+def _finder(handle: Any, loop: asyncio.AbstractEventLoop) -> "Find":
+    from deployments.remote_rows.remote_rows import Found  # with torch, which a launcher does not wait for
+
     async def asked() -> tuple[str, int, bytes, str]:
         said: tuple[str, int, bytes, str] = await asyncio.wait_for(handle.address.remote(), _FIND_S)
         return said
 
-    def find() -> Found:
+    def find() -> "Found":
         return Found(*asyncio.run_coroutine_threadsafe(asked(), loop).result(2 * _FIND_S))
 
     return find
