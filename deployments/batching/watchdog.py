@@ -10,7 +10,8 @@ from typing import Protocol
 
 from dpiframe_core.errors import Unavailable
 
-_TURNS = 20  # of which a run may see so many
+_TURNS = 20  # of which a run may see so many, or as many more as make them no longer than:
+_LOOK_S = 0.5
 _HANGS = "device: got a run that has lasted {:g} s, expected its end (batching.max_run_s)"
 
 
@@ -32,18 +33,19 @@ def watch(
     lost: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Calls `lost` with the reason when `check` raises, or a run has lasted longer than `max_run_s`; a twentieth of it later at
-    most. Returns then, or once the runs are over.
+    """Calls `lost` with the reason when `check` raises, or a run has lasted longer than `max_run_s`; a twentieth of it, or
+    half a second, later at most. Returns then, or once the runs are over.
     """
+    every = min(max_run_s / _TURNS, _LOOK_S)
     seen, turns = None, 0
     while not runs.over:
-        sleep(max_run_s / _TURNS)
+        sleep(every)
         run = runs.oldest_run
         turns = turns + 1 if run is not None and run == seen else 0
         seen = run
         try:
             check()
-            if turns > _TURNS:
+            if turns > round(max_run_s / every):
                 raise Unavailable(_HANGS.format(max_run_s))
         except Unavailable as error:
             lost(str(error))

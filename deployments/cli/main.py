@@ -56,11 +56,13 @@ def serve(
     with one_line_errors(), _Progress() as progress:
         from deployments.serve.launcher import running
 
+        told = threading.Event()
+        signal.signal(signal.SIGUSR1, lambda *_: told.set())  # from now on, as its default would end a start
         settings = _settings(config, bundle, host, port, device, precision, tokens, open_)
         with running(settings, progress.step, address=address) as endpoint:
             progress.finish()
             _announce(endpoint)
-            _wait_for_interrupt(lambda: _settings(config, bundle, host, port, device, precision, tokens, open_))
+            _wait_for_interrupt(told, lambda: _settings(config, bundle, host, port, device, precision, tokens, open_))
 
 
 @app.command()
@@ -284,11 +286,9 @@ def _announce(endpoint: "Endpoint") -> None:
         stdout.print(f"Prometheus metrics at {endpoint.metrics_url}")
 
 
-def _wait_for_interrupt(settings: "Callable[[], DeploymentConfig] | None" = None) -> None:
-    """Until Ctrl-C. On SIGUSR1 the models of the settings are read anew."""
-    told = threading.Event()
-    if settings is not None:
-        signal.signal(signal.SIGUSR1, lambda *_: told.set())
+def _wait_for_interrupt(told: threading.Event | None = None, settings: "Callable[[], DeploymentConfig] | None" = None) -> None:
+    """Until Ctrl-C. Whenever `told`, the models of the settings are read anew."""
+    told = told or threading.Event()
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             if told.wait(3600) and settings is not None:
