@@ -22,6 +22,7 @@ class AsgiCall:
         self._gone = asyncio.Event()
         self._answered, self._scope = answered, scope
         self._status, self._headers, self._parts = 0, list[Header](), list[bytes]()
+        self._ended = False
         self._task = asyncio.create_task(self._called(app))
 
     def hang_up(self) -> None:
@@ -32,7 +33,7 @@ class AsgiCall:
             await app(self._scope, self._receive, self._send)
         except Exception:  # what the application could not answer itself, with a trace of its own
             log.exception("a request failed")
-        if not self._status and not self._gone.is_set():
+        if not self._ended and not self._gone.is_set():
             self._end(answers.internal_error(answers.request_id_of(self._scope["headers"])), close=True)
 
     async def _receive(self) -> dict[str, Any]:
@@ -47,7 +48,7 @@ class AsgiCall:
             self._status, self._headers = message["status"], [(bytes(k).lower(), bytes(v)) for k, v in message["headers"]]
             return
         self._parts.append(message.get("body", b""))
-        if message.get("more_body") or self._gone.is_set():
+        if message.get("more_body") or self._ended or self._gone.is_set():
             return
         close = any(h == (b"connection", b"close") for h in self._headers)
         headers = [h for h in self._headers if h[0] not in _HOP]
@@ -57,4 +58,5 @@ class AsgiCall:
         self._end(Answer(self._status, tuple(headers), b"" if self._scope["method"] == "HEAD" else body, "ok"), close)
 
     def _end(self, answer: Answer, close: bool) -> None:
+        self._ended = True
         self._answered(answer, close)

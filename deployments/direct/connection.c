@@ -99,6 +99,12 @@ static int kept(Listener *l, Connection *c, const char *data, size_t size, size_
     return 1;
 }
 
+// What came behind a request that is told. Without room for it, the connection ends with the answer.
+static int followed(Listener *l, Connection *c, const char *data, size_t size) {
+    if (!kept(l, c, data, size, 0)) emptied(l, &c->in, &c->in_room, &c->in_size), c->tells_close = 1;
+    return 1;
+}
+
 int dpi_taken(Listener *l, Connection *c, const char *data, size_t size, PyObject *to) {
     const char *fault = NULL, *text = data, *rest = data;
     if (c->state == HEAD) {
@@ -120,8 +126,10 @@ int dpi_taken(Listener *l, Connection *c, const char *data, size_t size, PyObjec
         text = c->in;  // and what came are chunks alone
     if (c->state == BODY) {
         const size_t whole = c->head.bytes + (size_t)c->head.body_bytes;
-        if (size < whole) return kept(l, c, data, size, whole) || told(l, c, data, NULL, 0, FULL, to);
-        return told(l, c, data, data + c->head.bytes, c->head.body_bytes, NULL, to) && kept(l, c, data + whole, size - whole, 0);
+        // Room for what has come and as much again, not for what a head announces: heads alone must not fill the memory.
+        const size_t room = whole < 2 * size + HEAD_BYTES ? whole : 2 * size + HEAD_BYTES;
+        if (size < whole) return kept(l, c, data, size, room) || told(l, c, data, NULL, 0, FULL, to);
+        return told(l, c, data, data + c->head.bytes, c->head.body_bytes, NULL, to) && followed(l, c, data + whole, size - whole);
     }
     const char *end = data + size;
     if (!dpi_roomy(l, &c->body, &c->body_room, c->body_size + (end - rest))) return told(l, c, text, NULL, 0, FULL, to);
@@ -131,7 +139,7 @@ int dpi_taken(Listener *l, Connection *c, const char *data, size_t size, PyObjec
     if (body == NOT_YET) return kept(l, c, text, c->head.bytes, 0) || told(l, c, text, NULL, 0, FULL, to);
     const int good = told(l, c, text, c->body, c->body_size, NULL, to);
     emptied(l, &c->body, &c->body_room, &c->body_size);
-    return good && kept(l, c, rest, end - rest, 0);
+    return good && followed(l, c, rest, end - rest);
 }
 
 int dpi_gone(Listener *l, Connection *c, PyObject *to) {
@@ -152,7 +160,7 @@ int dpi_pulled(Listener *l, Connection *c, PyObject *to) {
         n = recv(c->fd, into, room, MSG_DONTWAIT);
         Py_END_ALLOW_THREADS
         if (n < 0 && errno == EINTR) continue;
-        if (n < 0 && errno == EAGAIN) return 1;
+        if (n < 0 && errno == EAGAIN) return c->unread = 0, 1;
         if (n <= 0) return dpi_gone(l, c, to);
         if (!dpi_taken(l, c, fresh ? into : c->in, fresh ? (size_t)n : c->in_size + n, to)) return 0;
         c->unread = (size_t)n == room;
@@ -167,7 +175,7 @@ void dpi_drained(Listener *l, Connection *c) {
 }
 
 void dpi_answered(Listener *l, Connection *c) {
-    if (c->tells_close) {
+    if (c->tells_close || (l->draining && !c->in_size && !c->unread)) {
         shutdown(c->fd, SHUT_WR);
         c->state = LEAVING;
         c->until = dpi_now_ms() + LEAVING_MS;
@@ -175,7 +183,7 @@ void dpi_answered(Listener *l, Connection *c) {
         return;
     }
     c->state = HEAD;
-    c->until = dpi_now_ms() + l->idle_ms;
+    c->until = dpi_now_ms() + (c->in_size ? l->head_ms : l->idle_ms);
     if (c->in_size || c->unread) due(l, c);
 }
 

@@ -90,7 +90,7 @@ class DirectServer:
         scorers: set[Scorer] = set()
         try:
             for count, fields in enumerate(self._listener.round(), 1):
-                scorer = self._taken(Received(*fields))
+                scorer = self._begun(Received(*fields))
                 if scorer is not None:
                     scorers.add(scorer)
                 if count % _FLUSH == 0:
@@ -99,6 +99,17 @@ class DirectServer:
         finally:
             self._in_round = False
             self._write()
+
+    def _begun(self, received: Received) -> Scorer | None:
+        """`_taken`; what nobody expected costs this request alone, and not the others of its round."""
+        try:
+            return self._taken(received)
+        except Exception:
+            request_id = secrets.token_hex(8)
+            log.exception("request %s failed", request_id, extra={"request_id": request_id})
+            self._open.pop(received.key, None)
+            self._put(received.key, answers.internal_error(request_id), True)
+            return None
 
     def _taken(self, received: Received) -> Scorer | None:
         """Begins a request; the scorer that has got it."""
@@ -134,7 +145,8 @@ class DirectServer:
                 self._put(key, self._bad_body(head, headers, received.fault), True)
         elif head.path is None:
             message = "route: got a path outside of this service, expected one below its prefix"
-            self._put(key, answers.plain_error(404, "not_found", message, answers.request_id_of(headers)), close)
+            answer = answers.plain_error(404, "not_found", message, answers.request_id_of(headers))
+            self._put(key, answer._replace(body=b"") if head.method == "HEAD" else answer, close)
         else:
             scope = head.scope(self._prefix, headers)
             self._open[key] = AsgiCall(self._app, scope, received.body, partial(self._called, key, close))

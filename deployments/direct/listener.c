@@ -36,7 +36,7 @@ static int happened(Listener *l, Connection *c, uint32_t events, PyObject *to) {
     if (events & EPOLLOUT && c->out_size) dpi_pushed(l, c);
     if (c->turn == turn && events & ~EPOLLOUT) {
         if (c->state == LEAVING) dpi_drained(l, c);
-        else if (c->state == BUSY) c->unread = 1;
+        else if (c->state == BUSY || c->due) c->unread = 1;  // what it has sent before comes first
         else if (!dpi_pulled(l, c, to)) return 0;
     }
     return c->turn != turn || !(events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) || dpi_gone(l, c, to);
@@ -46,6 +46,11 @@ static PyObject *listener_round(Listener *l, PyObject *Py_UNUSED(none)) {
     struct epoll_event events[EVENTS];
     PyObject *to = PyList_New(0);
     int good = to != NULL;
+    const int count = good ? epoll_wait(l->epoll, events, EVENTS, 0) : 0;
+    for (int i = 0; good && i < count; ++i) {
+        Connection *c = found(l, events[i].data.u64);
+        if (c) good = happened(l, c, events[i].events, to);
+    }
     const int again = l->due_count;
     l->due_count = 0;
     for (int i = 0; good && i < again; ++i) {  // none of them is put there again meanwhile: that takes an answer
@@ -53,11 +58,6 @@ static PyObject *listener_round(Listener *l, PyObject *Py_UNUSED(none)) {
         c->due = 0;
         if (c->state == HEAD && c->in_size) good = dpi_taken(l, c, c->in, c->in_size, to);
         if (good && c->state != FREE && c->state != BUSY && c->state != LEAVING && c->unread) good = dpi_pulled(l, c, to);
-    }
-    const int count = good ? epoll_wait(l->epoll, events, EVENTS, 0) : 0;
-    for (int i = 0; good && i < count; ++i) {
-        Connection *c = found(l, events[i].data.u64);
-        if (c) good = happened(l, c, events[i].events, to);
     }
     if (good && looked_at_all(l, to)) return to;
     Py_XDECREF(to);
@@ -115,8 +115,10 @@ static PyObject *listener_add(Listener *l, PyObject *given) {
 // drain(): closes the connections that are between two requests, and takes no new ones.
 static PyObject *listener_drain(Listener *l, PyObject *Py_UNUSED(none)) {
     l->draining = 1;
-    for (Connection *c = l->connections; c < l->connections + l->most; ++c)
-        if (c->state == HEAD && !c->in_size && !c->unread) dpi_closed(l, c);
+    for (Connection *c = l->connections; c < l->connections + l->most; ++c) {
+        if (c->state != HEAD || c->in_size || c->unread) continue;
+        if (recv(c->fd, l->scratch, 1, MSG_PEEK | MSG_DONTWAIT) < 0) dpi_closed(l, c);  // else a request waits, or an end
+    }
     Py_RETURN_NONE;
 }
 

@@ -129,7 +129,8 @@ class ScoringRoutes:
 
     def end(self, request: ScoringRequest, answer: Answer | None) -> None:
         if request.served is not None and request.sent is not None:
-            self._scoring.left(request.served, request.sent)
+            sent, request.sent = request.sent, None  # it knows the request: a cycle would hold its bytes for long
+            self._scoring.left(request.served, sent)
         self._scoring.finish(request.job, "cancelled" if answer is None else answer.outcome)
         if answer is not None:
             self._answered(request, answer)

@@ -39,6 +39,7 @@ class SharedPort:
         self._place, self._server = place, server
         self._loop = asyncio.get_running_loop()
         self._listening: socket.socket | None = None
+        self._closing = False
         self._mail, self._slot = _mailbox(place)
         self._keep_counts(shared_memory("dpiframe-direct", 4 * MOST_PROCESSES))
         self._counts[:] = memoryview(array("i", [_NOBODY] * MOST_PROCESSES))
@@ -62,7 +63,7 @@ class SharedPort:
 
     async def close(self, drain_s: float) -> None:
         """Leaves the port to the others, and serves the clients that are here until their requests are answered."""
-        self._counts[self._slot] = _NOBODY
+        self._closing, self._counts[self._slot] = True, _NOBODY
         if self._listening is not None:
             self._loop.remove_reader(self._listening)
             self._listening.close()
@@ -127,7 +128,7 @@ class SharedPort:
                 what, fds, sender = _received(self._mail)
                 if what == _TAKE and len(fds) == 1:
                     self._place_client(socket.socket(fileno=fds[0]))
-                elif what == _SHARE and len(fds) == 2 and self._listening is None:
+                elif what == _SHARE and len(fds) == 2 and self._listening is None and not self._closing:
                     self._listening = socket.socket(fileno=fds[0])
                     self._keep_counts(fds[1])
                 else:

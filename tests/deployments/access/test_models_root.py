@@ -94,5 +94,6 @@ def test_every_way_to_a_bundle_looks_first(root: Path) -> None:
     for replica in (IngressReplica, Replica):
         with pytest.raises(ConfigError, match=r"ctr/2\.path: got "):  # [0] is Serve's wrapper
             asyncio.run(replica.__mro__[1].load(SimpleNamespace(_config=config, _loaded=LoadedModels(config)), release))
+        stand_in = SimpleNamespace(_config=config, _rows=None, _loaded=LoadedModels(config))
         with pytest.raises(ConfigError, match=r"models\.0\.path: got "):
-            asyncio.run(replica.__mro__[1].__serve_build_asgi_app__(SimpleNamespace(_config=config)))
+            asyncio.run(replica.__mro__[1].__serve_build_asgi_app__(stand_in))
