@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from deployments.batching.refusals import check_room, expired, queue_full, retry_after_s
 from deployments.batching.scorer import Reply, Scored
@@ -17,7 +18,7 @@ from deployments.fanin.handshake import Hello, Welcome
 from deployments.fanin.request_memory import RequestMemory
 from deployments.fanin.rings import NO_DEADLINE, SLOTS, Ask, Rings, Status
 from deployments.fanin.shared_memory import shared_memory
-from dpiframe_core.errors import Overloaded, Unavailable
+from dpiframe_core.errors import DPIFrameError, Overloaded, Unavailable
 from dpiframe_core.features.row_block import Floats, RowBlock
 
 _LINGER_S = 300e-6
@@ -88,10 +89,21 @@ class SentRequest:
             self.future.set_exception(expired("in the queue or on the device"))
 
 
+class Beside(Protocol):
+    """A second connection of this process to the same engine, for requests that Python does not see. It ends with the first."""
+
+    @property
+    def open(self) -> int:
+        """Requests that the engine has."""
+
+    def close(self) -> None: ...
+
+
 class Connection:
     """One engine as an ingress sees it.
 
     Attributes:
+        beside: another connection of this process to it, if there is one.
         index: of the engine's socket. welcome: what it said of itself. board: what it lets everybody know.
         alive: until the engine is gone; what was sent by then has failed with Unavailable.
         failed_at: when its device last failed with a request of ours, in seconds on `clock`.
@@ -116,6 +128,7 @@ class Connection:
         self._lone_s = 0.0  # until a lone request is answered, lately
         self.alive = True
         self.failed_at = -math.inf
+        self.beside: Beside | None = None
         loop.add_reader(self._answer_fd, self._read_answers)
         loop.add_reader(self._sock, self._engine_gone)
 
@@ -130,7 +143,7 @@ class Connection:
 
     @property
     def idle(self) -> bool:
-        return not self._sent
+        return not self._sent and not (self.beside is not None and self.beside.open)
 
     def check_room(self, rows: int) -> None:
         """Raises as `refusals.check_room`, for the rows that the engine lets wait."""
@@ -184,6 +197,8 @@ class Connection:
         if not self.alive:
             return
         self.alive = False
+        if self.beside is not None:
+            self.beside.close()
         for fd in (self._answer_fd, self._sock):
             self._loop.remove_reader(fd)
         self._sock.close()
@@ -191,13 +206,23 @@ class Connection:
         os.close(self._wake_fd)
         for sent in self._sent.values():
             if not sent.future.done():
-                sent.future.set_exception(Unavailable("engine: got its end with this request there, expected scores"))
+                sent.future.set_exception(engine_ended())
         self._sent.clear()
 
     def overloaded(self, fault: str) -> Overloaded:
         """The refusal for lack of what answers give back: they come once what waits has drained, and no sooner than a batch."""
         rows = max(self.waiting_rows, self.welcome.max_batch_rows)
         return Overloaded(fault, retry_after_s(rows, self.board.seconds_per_row))
+
+    def refusal(self, status: int, rows: int, retry_s: float) -> DPIFrameError:
+        """What the engine's answer to a request that it has not scored means."""
+        if status == Status.EXPIRED:
+            return expired("in the queue")
+        if status == Status.OVERLOADED:
+            return queue_full(self.waiting_rows, max(0, self.welcome.max_queued_rows - rows), retry_s)
+        if status == Status.FAILED:
+            self.failed_at = self._clock()
+        return Unavailable("device: got an error on this request's batch, expected scores")
 
     def _linger(self) -> None:
         """Looks out for the answer to a lone request for at most 0.3 ms; done if lately that was enough.
@@ -226,17 +251,15 @@ class Connection:
                 continue
             if status == Status.OK:
                 future.set_result(Scored(sent.scores.copy(), queue_ms, device_ms))
-            elif status == Status.EXPIRED:
-                future.set_exception(expired("in the queue"))
-            elif status == Status.OVERLOADED:
-                most = max(0, self.welcome.max_queued_rows - sent.block.rows)
-                future.set_exception(queue_full(self.waiting_rows, most, retry_s))
             else:
-                message = "device: got an error on this request's batch, expected scores"
-                future.set_exception(Unavailable(message))
+                future.set_exception(self.refusal(status, sent.block.rows, retry_s))
 
     def _engine_gone(self) -> None:
         """The engine says nothing after its welcome: this is its end."""
         self._read_answers()  # what it answered before
         self.close()
         self._lost(self)
+
+
+def engine_ended() -> Unavailable:
+    return Unavailable("engine: got its end with this request there, expected scores")

@@ -88,8 +88,10 @@ class Rings:
 
     NBYTES = Ring.nbytes(_ASK, 4 * SLOTS) + Ring.nbytes(_ANSWER, SLOTS) + _LINE
 
+    ENTRIES = 4 * SLOTS, SLOTS  # asks, and answers
+
     def __init__(self, fd: int) -> None:
-        memory = memoryview(mmap.mmap(fd, self.NBYTES))
+        self.memory = memory = memoryview(mmap.mmap(fd, self.NBYTES))
         at = Ring.nbytes(_ASK, 4 * SLOTS)
         self.asks = Ring(memory[:at], _ASK, 4 * SLOTS)
         self.answers = Ring(memory[at:-_LINE], _ANSWER, SLOTS)

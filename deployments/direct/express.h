@@ -1,0 +1,55 @@
+// Scoring requests that C answers from end to end: what they say but for their tensors was seen before, to the byte, and Python,
+// which has checked it, has handed over what follows from it. All that is not as ever becomes Python's request after all.
+
+#ifndef DPI_EXPRESS_H
+#define DPI_EXPRESS_H
+
+#include "connection.h"
+
+// Why a request that C has sent is Python's to answer, beside the engine's own status.
+enum { ENDED_LATE = 100, ENDED_ENGINE_GONE = 101 };
+
+typedef struct {
+    int64_t start, place, size, columns, rows, record_bytes;  // place: of the block; size: of what is sent
+    const void *legal;                                        // of ids; the columns as blocks.c packs them
+    int wide;
+} Part;
+
+enum { PARTS = 4, SAMPLES = 1 << 18 };
+
+// Filled by `learn`; its Python objects are its own.
+typedef struct Form {
+    int uses;
+    uint64_t hash;
+    PyObject *known, *rings, *kept;  // what Python calls it; engines; all whose bytes are read here
+    const char *head, *envelope, *opening, *headers, *before, *after;
+    Py_ssize_t head_size, envelope_size, opening_size, headers_size, before_size, after_size;
+    int64_t body_size, block_bytes, request_of_row_at;
+    const char *block_header;
+    int rows, contexts, tasks, priority, parts;
+    double deadline_s;  // 0: none
+    Part part[PARTS];
+} Form;
+
+// Takes a whole request that lies at `data`, if it is of a known form and an engine has room for it.
+int dpi_express_begun(Listener *l, Connection *c, const char *data);
+// Tells engines what was begun since; looks out for the answer to a lone request for a moment.
+int dpi_express_flushed(Listener *l);
+// Takes what an engine has answered: it has said so, or it is looked for.
+int dpi_express_woken(Listener *l, EngineRing *r);
+int dpi_express_answered(Listener *l, EngineRing *r);
+// Those whose deadline has passed.
+int dpi_express_late(Listener *l);
+// Nobody waits for a connection's request any more.
+void dpi_express_dropped(Listener *l, Connection *c);
+void dpi_express_forgotten(Listener *l);
+
+PyObject *dpi_express_learn(Listener *l, PyObject *args);
+PyObject *dpi_express_forget(Listener *l, PyObject *none);
+PyObject *dpi_express_attach(Listener *l, PyObject *ring);
+PyObject *dpi_express_detach(Listener *l, PyObject *ring);
+PyObject *dpi_express_ended(Listener *l, PyObject *none);
+PyObject *dpi_express_seen(Listener *l, PyObject *none);
+PyObject *dpi_express_date(Listener *l, PyObject *line);
+
+#endif
