@@ -70,13 +70,17 @@ class Lane:
     def __init__(
         self, agreed: Agreement, memory: RequestMemory, connection: Connection, left: Callable[["Lane"], None]
     ) -> None:
-        self.ring = open_ring(agreed, memory, _SLOT_BYTES)
+        self.ring = open_ring(agreed, connection.rings, memory, _SLOT_BYTES)
         self.connection = connection
         self._agreed, self._memory, self._left = agreed, memory, left
 
     @property
     def open(self) -> int:
         return self.ring.open
+
+    @property
+    def unread_rows(self) -> int:
+        return self._agreed.rings.unread_rows
 
     def close(self) -> None:
         self._left(self)

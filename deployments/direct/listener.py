@@ -86,10 +86,10 @@ def open_listener(limits: Limits, connections: int = MOST_CONNECTIONS) -> Listen
     return cast(Listener, _module().Listener(connections, limits.max_body_bytes, held, _HEAD_MS, body_ms, _IDLE_MS))
 
 
-def open_ring(agreed: Agreement, memory: RequestMemory, slot_bytes: int) -> EngineRing:
-    """The descriptors stay the caller's."""
+def open_ring(agreed: Agreement, beside: Rings, memory: RequestMemory, slot_bytes: int) -> EngineRing:
+    """`beside`: of Python's own connection to the engine. The descriptors stay the caller's."""
     rings, welcome = agreed.rings, agreed.welcome
-    given = rings.memory, Rings.ENTRIES, agreed.board.line, memory.mapped, slot_bytes, welcome.max_queued_rows
+    given = rings.memory, beside.memory, Rings.ENTRIES, agreed.board.line, memory.mapped, slot_bytes, welcome.max_queued_rows
     return cast(EngineRing, _module().EngineRing(*given, agreed.answer_fd, agreed.wake_fd))
 
 

@@ -96,6 +96,10 @@ class Beside(Protocol):
     def open(self) -> int:
         """Requests that the engine has."""
 
+    @property
+    def unread_rows(self) -> int:
+        """Rows that it has not read yet."""
+
     def close(self) -> None: ...
 
 
@@ -103,7 +107,7 @@ class Connection:
     """One engine as an ingress sees it.
 
     Attributes:
-        beside: another connection of this process to it, if there is one.
+        rings: what is asked and answered. beside: another connection of this process to it, if there is one.
         index: of the engine's socket. welcome: what it said of itself. board: what it lets everybody know.
         alive: until the engine is gone; what was sent by then has failed with Unavailable.
         failed_at: when its device last failed with a request of ours, in seconds on `clock`.
@@ -118,12 +122,11 @@ class Connection:
     ) -> None:
         """Listens for answers from now on; `lost` is called once if the engine goes."""
         self.index, self.welcome, self.board = agreed.index, agreed.welcome, agreed.board
-        self._sock, self._rings = agreed.sock, agreed.rings
+        self._sock, self.rings = agreed.sock, agreed.rings
         self._answer_fd, self._wake_fd = agreed.answer_fd, agreed.wake_fd
         self._loop, self._lost, self._clock = loop, lost, clock
         self._free = list(range(SLOTS))
         self._sent: dict[int, SentRequest] = {}
-        self._asked_rows = 0
         self._unsaid = False  # the engine was not told of all that is in its ring
         self._lone_s = 0.0  # until a lone request is answered, lately
         self.alive = True
@@ -135,7 +138,8 @@ class Connection:
     @property
     def waiting_rows(self) -> int:
         """Rows that wait there, those that this ingress sent and the engine has not read yet among them."""
-        return self.board.queued_rows + self._asked_rows - self._rings.taken_rows
+        unread = self.rings.unread_rows + (self.beside.unread_rows if self.beside is not None else 0)
+        return self.board.queued_rows + unread
 
     @property
     def load(self) -> int:
@@ -170,9 +174,9 @@ class Connection:
         slot = self._free.pop()
         sent = SentRequest(self, reply, slot, block, scores, time.perf_counter(), not self._sent)
         self._sent[slot] = sent
-        self._asked_rows += block.rows
+        self.rings.asked(block.rows)
         until = NO_DEADLINE if deadline is None else deadline
-        self._rings.asks.put(Ask.SCORE, slot, at, block.rows, block.contexts, until, arrived, priority)
+        self.rings.asks.put(Ask.SCORE, slot, at, block.rows, block.contexts, until, arrived, priority)
         self._unsaid = True
         return sent
 
@@ -181,7 +185,7 @@ class Connection:
         if not self._unsaid:
             return
         self._unsaid = False
-        self._rings.asks.publish()
+        self.rings.asks.publish()
         os.eventfd_write(self._wake_fd, 1)
         if len(self._sent) == 1 and self._lone_s <= _LINGER_S and next(iter(self._sent.values())).lone:
             self._linger()
@@ -189,8 +193,8 @@ class Connection:
     def abandon(self, sent: SentRequest) -> None:
         """Nobody waits for a request any more: unless it has been answered, the engine is told."""
         if self._sent.get(sent.slot) is sent:
-            self._rings.asks.put(Ask.CANCEL, sent.slot, 0, 0, 0, 0.0, 0.0, 0)
-            self._rings.asks.publish()
+            self.rings.asks.put(Ask.CANCEL, sent.slot, 0, 0, 0, 0.0, 0.0, 0)
+            self.rings.asks.publish()
 
     def close(self) -> None:
         """Leaves the engine; what it still has fails with Unavailable."""
@@ -230,7 +234,7 @@ class Connection:
         A GPU needs some 30 us, and an event loop that sleeps 50 us or more to wake up. No other request is open here meanwhile.
         """
         give_up = time.perf_counter() + _LINGER_S
-        while not self._rings.answers.waiting:
+        while not self.rings.answers.waiting:
             if time.perf_counter() > give_up:
                 return
             os.sched_yield()
@@ -239,7 +243,7 @@ class Connection:
     def _read_answers(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._answer_fd)
-        for slot, status, queue_ms, device_ms, retry_s in self._rings.answers.new():
+        for slot, status, queue_ms, device_ms, retry_s in self.rings.answers.new():
             sent = self._sent.pop(slot)
             self._free.append(slot)
             if sent.lone:

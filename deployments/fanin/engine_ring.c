@@ -28,10 +28,13 @@ double dpi_now_s(void) {
 static double said(const EngineRing *r, int word) { return ((const volatile double *)r->board.buf)[word]; }
 static uint64_t *count_at(const EngineRing *r, int64_t at) { return (uint64_t *)((char *)r->rings.buf + at); }
 
-int64_t dpi_ring_waiting(const EngineRing *r) {
-    const uint64_t taken = __atomic_load_n(count_at(r, r->rings.len - LINE), __ATOMIC_RELAXED);
-    return (int64_t)said(r, QUEUED) + r->asked_rows - (int64_t)taken;
+// The last line of rings: rows that the engine has read, and those that it was asked for.
+static int64_t unread(const Py_buffer *rings) {
+    const uint64_t *rows = (const uint64_t *)((char *)rings->buf + rings->len - LINE);
+    return (int64_t)(rows[1] - __atomic_load_n(rows, __ATOMIC_RELAXED));
 }
+
+int64_t dpi_ring_waiting(const EngineRing *r) { return (int64_t)said(r, QUEUED) + unread(&r->rings) + unread(&r->beside); }
 
 int64_t dpi_ring_load(const EngineRing *r) { return dpi_ring_waiting(r) + (int64_t)said(r, INFLIGHT); }
 int dpi_ring_leaving(const EngineRing *r) { return said(r, LEAVING_WORD) != 0; }
@@ -52,7 +55,7 @@ void dpi_ring_give(EngineRing *r, uint32_t slot) {
 void dpi_ring_ask(EngineRing *r, int kind, uint32_t slot, int rows, int contexts, double deadline, double arrived, int priority) {
     RingAsk *ask = (RingAsk *)((char *)r->rings.buf + LINE) + (r->asks++ & r->asks_mask);
     *ask = (RingAsk){kind, slot, slot * r->slot_bytes, rows, contexts, deadline, arrived, priority, 0};
-    if (kind == ASK_SCORE) r->asked_rows += rows;
+    *count_at(r, r->rings.len - LINE + 8) += rows;
     r->unsaid = 1;
 }
 
@@ -87,13 +90,13 @@ static void ring_free(EngineRing *r) {
     Py_TYPE(r)->tp_free(r);
 }
 
-// EngineRing(rings, (asks, answers), board, memory, slot_bytes, most_rows, answer_fd, wake_fd): entries of both rings, powers of two.
+// EngineRing(rings, beside, (asks, answers), board, memory, slot_bytes, most_rows, answer_fd, wake_fd): entries of both rings, powers of two.
 static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(named)) {
     EngineRing *r = (EngineRing *)type->tp_alloc(type, 0);
     long long asks, answers;
     if (r == NULL) return NULL;
     r->place = -1;
-    if (!PyArg_ParseTuple(args, "w*(LL)y*w*Liii", &r->rings, &asks, &answers, &r->board, &r->memory, &r->slot_bytes,
+    if (!PyArg_ParseTuple(args, "w*w*(LL)y*w*Liii", &r->rings, &r->beside, &asks, &answers, &r->board, &r->memory, &r->slot_bytes,
                           &r->most_rows, &r->answer_fd, &r->wake_fd))
         goto bad;
     r->answers_at = LINE + (asks * (int64_t)sizeof(RingAsk) + LINE - 1) / LINE * LINE;
@@ -101,7 +104,7 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
     const int whole_slots = r->slot_bytes >= LINE && r->slot_bytes % LINE == 0;
     const int64_t slots = whole_slots ? r->memory.len / r->slot_bytes : 0;
     if (asks < 1 || asks > 1 << 20 || asks & (asks - 1) || answers < 1 || answers > 1 << 20 || answers & (answers - 1) ||
-        r->rings.len != whole || r->board.len < BOARD_BYTES || slots < 1 || slots > answers || 4 * slots > asks) {
+        r->rings.len != whole || r->beside.len != whole || r->board.len < BOARD_BYTES || slots < 1 || slots > answers || 4 * slots > asks) {
         PyErr_SetString(PyExc_ValueError, "ring: got sizes that do not go together, expected those of rings.py");
         goto bad;
     }

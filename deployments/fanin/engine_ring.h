@@ -19,9 +19,9 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    Py_buffer rings, board, memory;
+    Py_buffer rings, beside, board, memory;  // beside: the rings of Python's connection to it
     int answer_fd, wake_fd, most_rows, slots, free_count, open, place;  // open: slots in use; place: of a listener's, or -1
-    int64_t slot_bytes, answers_at, asked_rows;
+    int64_t slot_bytes, answers_at;
     uint64_t asks, answers, asks_mask, answers_mask;  // written, and read so far
     double failed_at, lone_s;                         // when its device last failed; how long a lone request takes, lately
     uint64_t *owner;                                  // of each slot: 0, it is free; or who waits, or NOBODY any more
