@@ -20,7 +20,8 @@ typedef struct {
     struct Form *form;
     EngineRing *ring;
     uint32_t slot;
-    int lone;  // no other one was there when it was sent
+    int member, row;  // of its slot, and where its scores begin there
+    int lone;         // no other one was there when it was sent
     double started, deadline;
     float queue_ms, encode_ms, device_ms;
     char id[16];
@@ -54,6 +55,7 @@ typedef struct {
     char *scratch;
     // The rest is express.c's.
     struct Form **forms;  // by the hashes of their heads
+    struct Ask *asks;     // of each ring: what its engine is asked next
     EngineRing *rings[RINGS];
     PyObject *ended;
     struct Record *records;

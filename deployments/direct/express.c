@@ -14,7 +14,7 @@
 #include "runtime/id_records.h"
 
 static const double LINGER_S = 300e-6, RECENT = 0.25, FAILED_S = 1.0;  // as connection.py and scorer.py have them
-enum { PER_SECOND = 500, MOST_OF_A_REQUEST = 64, RECORDS = 1 << 16, HEADER_TEXT = 1024, TELL_EVERY = 16 };
+enum { PER_SECOND = 500, MOST_OF_A_REQUEST = 64, RECORDS = 1 << 16, HEADER_TEXT = 1024, TOGETHER_ROWS = 1024, ALIGN = 64 };
 
 // What is counted of a request that is over.
 typedef struct Record {
@@ -93,11 +93,11 @@ static void over(Listener *l, Connection *c) {
 }
 
 // Its slot stays taken until the engine has answered.
-static void abandoned(Connection *c) {
+static void abandoned(Listener *l, Connection *c) {
     EngineRing *r = c->sent.ring;
-    if (r->place < 0) return;
-    r->owner[c->sent.slot] = NOBODY;
-    dpi_ring_ask(r, ASK_CANCEL, c->sent.slot, 0, 0, 0, 0, 0);
+    if (r->place < 0 || !dpi_ring_leave(r, c->sent.slot, c->sent.member)) return;
+    const Ask *next = l->asks + r->place;
+    if (next->form == NULL || next->slot != (int)c->sent.slot) dpi_ring_ask(r, ASK_CANCEL, c->sent.slot, 0, 0, 0, 0, 0);
 }
 
 // From here on it is Python's: (key, known, ring, request id, why, queue_ms, encode_ms, device_ms, retry_s, started, scores or None).
@@ -116,9 +116,23 @@ static int ended(Listener *l, Connection *c, int why, float retry_s, const float
 
 void dpi_express_dropped(Listener *l, Connection *c) {
     if (c->sent.form == NULL) return;
-    abandoned(c);
+    abandoned(l, c);
     counted(l, c, 1, dpi_now_s());
     over(l, c);
+}
+
+// Bytes of a block; and where its sections begin, if `at` is there.
+static int64_t laid_out(const Form *f, int rows, int contexts, int64_t *at) {
+    int64_t end = HEADER_BYTES;
+    for (int k = 0; k < SECTIONS; ++k) {
+        if (at) at[k] = end;
+        end += (f->widths[k] * (k & 1 ? contexts : rows) + ALIGN - 1) / ALIGN * ALIGN;
+    }
+    return end;
+}
+
+static int fits(const EngineRing *r, const Form *f, int rows, int contexts) {
+    return laid_out(f, rows, contexts, NULL) + (int64_t)rows * f->tasks * 4 <= r->slot_bytes;
 }
 
 // Those of one engine are cheap to look through, and there is one on most nodes.
@@ -132,19 +146,56 @@ static EngineRing *best(const Form *f, double now) {
         const int64_t load = count > 1 ? dpi_ring_load(r) : 0;
         if (load < least) found = r, least = load;
     }
-    const int room = found && found->place >= 0 && found->free_count && f->block_bytes + (int64_t)f->rows * f->tasks * 4 <= found->slot_bytes;
-    return room && dpi_ring_waiting(found) + f->rows <= found->most_rows ? found : NULL;
+    return found && found->place >= 0 && fits(found, f, f->rows, f->contexts) ? found : NULL;
 }
 
-static int encoded(const Form *f, const char *tensors, char *block) {
-    memcpy(block, f->block_header, 64);
-    int32_t *request_of_row = (int32_t *)(block + f->request_of_row_at);
-    for (int i = 0; i < f->rows; ++i) request_of_row[i] = f->contexts > 1 ? i : 0;
+// Puts an ask together and on the ring.
+static void put(Listener *l, EngineRing *r) {
+    Ask *ask = l->asks + r->place;
+    const Form *f = ask->form;
+    if (f == NULL) return;
+    ask->form = NULL;
+    uint64_t waiting = 0;
+    for (int i = 0; i < r->members[ask->slot]; ++i) waiting |= dpi_ring_owners(r, ask->slot)[i];
+    if (!waiting) {
+        dpi_ring_give(r, ask->slot);
+        let_go((Form *)f);
+        return;
+    }
+    char *block = dpi_ring_block(r, ask->slot);
+    int64_t at[SECTIONS];
+    laid_out(f, ask->rows, ask->contexts, at);
+    memcpy(block, f->block_header, HEADER_BYTES);
+    memcpy(block + 4, &ask->rows, 4);
+    memcpy(block + 8, &ask->contexts, 4);
+    for (int k = 0; k < SECTIONS; ++k) memcpy(block + at[k], ask->section[k], f->widths[k] * (k & 1 ? ask->contexts : ask->rows));
+    dpi_ring_ask(r, ASK_SCORE, ask->slot, ask->rows, ask->contexts, ask->deadline, ask->arrived, f->priority);
+    let_go((Form *)f);
+}
+
+void dpi_express_asked(Listener *l, EngineRing *r) {
+    put(l, r);
+    dpi_ring_tell(r);
+}
+
+// Whether a form's requests may be asked for together with those that an ask holds.
+static int joins(const EngineRing *r, const Ask *ask, const Form *f) {
+    const Form *first = ask->form;
+    return first->rings == f->rings && first->priority == f->priority && first->deadline_s == f->deadline_s &&
+           r->members[ask->slot] < MEMBERS && ask->rows + f->rows <= TOGETHER_ROWS &&
+           fits(r, f, ask->rows + f->rows, ask->contexts + f->contexts);
+}
+
+// Adds a request's rows to an ask; 0 if a value is not what it should be, which Python can say.
+static int encoded(const Ask *ask, const Form *f, const char *tensors) {
+    int32_t *request_of_row = (int32_t *)ask->section[0] + ask->rows;
+    for (int i = 0; i < f->rows; ++i) request_of_row[i] = ask->contexts + (f->contexts > 1 ? i : 0);
     for (const Part *p = f->part; p < f->part + f->parts; ++p) {
+        const int64_t width = f->widths[p->section];
+        char *to = ask->section[p->section] + width * (p->section & 1 ? ask->contexts : ask->rows);
         const char *given = tensors + p->start;
-        const int64_t wrong = p->legal ? dpi_packed(p->legal, p->columns, given, p->wide, p->rows, (uint8_t *)block + p->place, p->record_bytes)
-                                       : dpi_copied(given, p->size, block + p->place);
-        if (wrong) return 0;
+        if (p->legal ? dpi_packed(p->legal, p->columns, given, p->wide, p->rows, (uint8_t *)to, width) : dpi_copied(given, p->size, to))
+            return 0;
     }
     return 1;
 }
@@ -173,22 +224,27 @@ int dpi_express_begun(Listener *l, Connection *c, const char *data) {
     const double started = dpi_now_s();
     EngineRing *r = best(f, started);
     if (r == NULL) return 0;
-    const uint32_t slot = dpi_ring_take(r, dpi_key_of(l, c) + 1);
-    if (!encoded(f, data + h->bytes + f->envelope_size, dpi_ring_block(r, slot))) {
-        dpi_ring_give(r, slot);  // a value is not what it should be, which Python can say
-        return 0;
-    }
+    Ask *ask = l->asks + r->place;
+    if (ask->form && !joins(r, ask, f)) dpi_express_asked(l, r);
+    const int alone = ask->form == NULL;
+    if (dpi_ring_waiting(r) + (alone ? 0 : ask->rows) + f->rows > r->most_rows || (alone && !r->free_count)) return 0;
+    if (alone) ask->rows = ask->contexts = 0;
+    if (!encoded(ask, f, data + h->bytes + f->envelope_size)) return 0;
     const double now = dpi_now_s(), deadline = f->deadline_s ? started + f->deadline_s : INFINITY;
-    c->sent = (Sent){.form = f, .ring = r, .slot = slot, .lone = r->open == 1, .started = started, .deadline = deadline,
-                     .encode_ms = (float)((now - started) * 1e3)};
+    if (alone) {
+        ask->slot = dpi_ring_take(r), ask->form = f, ask->arrived = now;
+        ++f->uses;
+    }
+    c->sent = (Sent){.form = f, .ring = r, .slot = ask->slot, .member = r->members[ask->slot], .row = ask->rows,
+                     .lone = r->open == 1 && alone, .started = started, .deadline = deadline, .encode_ms = (float)((now - started) * 1e3)};
+    dpi_ring_join(r, ask->slot, dpi_key_of(l, c) + 1);
+    ask->rows += f->rows, ask->contexts += f->contexts, ask->deadline = deadline;
     ++f->uses;
     Py_INCREF(r);
     ++l->flying;
     const uint64_t id = drawn(l);
     for (int i = 0; i < 16; ++i) c->sent.id[i] = "0123456789abcdef"[id >> 4 * (15 - i) & 15];
-    dpi_ring_ask(r, ASK_SCORE, slot, f->rows, f->contexts, deadline, now, f->priority);
     if (f->deadline_s) timed(l, deadline);
-    if (++l->begun % TELL_EVERY == 0) dpi_ring_tell(r);
     c->tells_close = h->close;
     c->state = BUSY;
     return 1;
@@ -197,8 +253,8 @@ int dpi_express_begun(Listener *l, Connection *c, const char *data) {
 int dpi_express_flushed(Listener *l) {
     for (int i = 0; i < RINGS; ++i) {
         EngineRing *r = l->rings[i];
-        if (r == NULL || !r->unsaid) continue;
-        dpi_ring_tell(r);
+        if (r == NULL || (!r->unsaid && l->asks[i].form == NULL)) continue;
+        dpi_express_asked(l, r);
         if (r->open != 1 || l->flying != 1 || r->lone_s > LINGER_S) continue;
         // A GPU needs some 30 us, and an event loop that sleeps 50 us or more to wake up. Others may have the GIL meanwhile.
         Py_BEGIN_ALLOW_THREADS
@@ -232,36 +288,46 @@ static void answer(Listener *l, Connection *c, const Form *f, const float *score
     dpi_first_pushed(l, c, parts, sizeof parts / sizeof *parts);
 }
 
+// Where an ask's scores are: the engine has them lie behind its block, whose rows and contexts are as they were written here.
+static const char *behind_block(const EngineRing *r, const Form *f, uint32_t slot) {
+    return dpi_ring_block(r, slot) + laid_out(f, r->rows[slot], r->contexts[slot], NULL);
+}
+
+static int answered(Listener *l, Connection *c, const RingAnswer *got, const float *scores, double now) {
+    Form *f = c->sent.form;
+    EngineRing *r = c->sent.ring;
+    c->sent.queue_ms = got->queue_ms, c->sent.device_ms = got->device_ms;
+    if (c->sent.lone) r->lone_s += RECENT * (now - c->sent.started - r->lone_s);
+    if (got->status != STATUS_OK) return ended(l, c, (int)got->status, got->retry_s, NULL);
+    if (!all_finite(scores, (int64_t)f->rows * f->tasks)) return ended(l, c, STATUS_OK, 0, scores);
+    counted(l, c, 0, now);
+    sampled(l, r, scores, f->rows, f->tasks, now);
+    ++f->uses;  // until it is sent
+    over(l, c);
+    answer(l, c, f, scores);
+    let_go(f);
+    return 1;
+}
+
 int dpi_express_answered(Listener *l, EngineRing *r) {
     RingAnswer got;
     int good = 1;
     const double now = dpi_now_s();
-    while (good && dpi_ring_next(r, &got)) {
-        const uint64_t owner = r->owner[got.slot];
-        Connection *c = owner == NOBODY ? NULL : dpi_found(l, owner - 1);
+    while (dpi_ring_next(r, &got)) {
+        const Ask *next = l->asks + r->place;
+        if (next->form && next->slot == (int)got.slot) continue;  // it was not asked for yet
         if (got.status == STATUS_FAILED) r->failed_at = now;
-        if (c == NULL || c->sent.ring != r || c->sent.slot != got.slot) {
-            dpi_ring_give(r, got.slot);
-            continue;
-        }
-        const Form *f = c->sent.form;
-        const float *scores = (const float *)(dpi_ring_block(r, got.slot) + f->block_bytes);
-        c->sent.queue_ms = got.queue_ms, c->sent.device_ms = got.device_ms;
-        if (c->sent.lone) r->lone_s += RECENT * (now - c->sent.started - r->lone_s);
-        if (got.status != STATUS_OK) good = ended(l, c, (int)got.status, got.retry_s, NULL);
-        else if (!all_finite(scores, (int64_t)f->rows * f->tasks)) good = ended(l, c, STATUS_OK, 0, scores);
-        else {
-            counted(l, c, 0, now);
-            sampled(l, r, scores, f->rows, f->tasks, now);
-            Form *own = c->sent.form;
-            ++own->uses;  // until it is sent
-            over(l, c);
-            answer(l, c, own, scores);
-            let_go(own);
+        const char *behind = NULL;
+        for (int i = 0; good && i < r->members[got.slot]; ++i) {
+            const uint64_t owner = dpi_ring_owners(r, got.slot)[i];
+            Connection *c = owner ? dpi_found(l, owner - 1) : NULL;
+            if (c && c->sent.form && behind == NULL) behind = behind_block(r, c->sent.form, got.slot);
+            if (c && c->sent.form) good = answered(l, c, &got, (const float *)behind + (int64_t)c->sent.row * c->sent.form->tasks, now);
         }
         dpi_ring_give(r, got.slot);
+        if (!good) return 0;
     }
-    return good;
+    return 1;
 }
 
 int dpi_express_woken(Listener *l, EngineRing *r) {
@@ -280,7 +346,7 @@ int dpi_express_late(Listener *l) {
         if (c->state != BUSY || c->sent.form == NULL) continue;
         if (c->sent.deadline > now) next = fmin(next, c->sent.deadline);
         else {
-            abandoned(c);
+            abandoned(l, c);
             if (!ended(l, c, ENDED_LATE, 0, NULL)) return 0;
         }
     }
@@ -294,6 +360,11 @@ PyObject *dpi_express_attach(Listener *l, PyObject *given) {
     int place = 0;
     while (place < RINGS && l->rings[place]) ++place;
     if (place == RINGS || r->place >= 0 || l->epoll < 0) Py_RETURN_FALSE;
+    for (int k = 0; k < SECTIONS; ++k) {
+        char *room = realloc(l->asks[place].section[k], r->slot_bytes);
+        if (room == NULL) return PyErr_NoMemory();
+        l->asks[place].section[k] = room;
+    }
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = RING_KEY | (uint64_t)place << 32};
     if (epoll_ctl(l->epoll, EPOLL_CTL_ADD, r->answer_fd, &event)) return PyErr_SetFromErrno(PyExc_OSError);
     Py_INCREF(given);
@@ -305,6 +376,8 @@ PyObject *dpi_express_detach(Listener *l, PyObject *given) {
     EngineRing *r = (EngineRing *)given;
     if (!Py_IS_TYPE(given, &dpi_engine_ring_type) || r->place < 0 || l->rings[r->place] != r) Py_RETURN_NONE;
     int good = dpi_express_answered(l, r);  // what it has answered before
+    let_go((Form *)l->asks[r->place].form);
+    l->asks[r->place].form = NULL;
     if (l->epoll >= 0) epoll_ctl(l->epoll, EPOLL_CTL_DEL, r->answer_fd, NULL);
     l->rings[r->place] = NULL, r->place = -1;
     for (Connection *c = l->connections; good && l->flying && c < l->connections + l->most; ++c)
@@ -362,41 +435,43 @@ PyObject *dpi_express_forget(Listener *l, PyObject *Py_UNUSED(none)) {
 static int part_of(const Form *f, PyObject *given, int ids, Part *p) {
     const char *legal = NULL;
     Py_ssize_t legal_size = 0;
-    long long start, end, place, rows = 0, bytes = 0;
-    const int good = ids ? PyArg_ParseTuple(given, "LLpLLy#L", &start, &end, &p->wide, &rows, &place, &legal, &legal_size, &bytes)
-                         : PyArg_ParseTuple(given, "LLL", &start, &end, &place);
+    long long start, end, rows = 0;
+    const int good = ids ? PyArg_ParseTuple(given, "LLpLiy#", &start, &end, &p->wide, &rows, &p->section, &legal, &legal_size)
+                         : PyArg_ParseTuple(given, "LLi", &start, &end, &p->section);
     if (!good) return 0;
-    const int64_t columns = legal_size / (int64_t)sizeof(Column), size = end - start;
-    *p = (Part){start, place, size, columns, rows, bytes, legal, p->wide};
-    int right = start >= 0 && size >= 0 && end <= f->body_size - f->envelope_size && place >= 64 && rows >= 0 && rows <= INT32_MAX &&
-                bytes >= 0 && bytes <= INT32_MAX && size % 4 == 0;
-    if (ids) right = right && columns && size == rows * columns * (p->wide ? 8 : 4) && place + rows * bytes <= f->block_bytes;
-    else right = right && place + size <= f->block_bytes;
-    for (const Column *c = (const Column *)legal; right && c < (const Column *)legal + columns; ++c)
-        right = c->source >= 0 && c->source < columns && c->at >= 0 && c->width >= 1 && c->width <= 8 && c->at + c->width <= bytes;
+    int right = p->section >= 1 && p->section < SECTIONS;
+    const int64_t high = right && p->section & 1 ? f->contexts : f->rows, width = right ? f->widths[p->section] : 0;
+    p->start = start, p->size = end - start, p->rows = rows, p->columns = legal_size / (int64_t)sizeof(Column), p->legal = legal;
+    right = right && start >= 0 && end >= start && end <= f->body_size - f->envelope_size;
+    if (ids) right = right && p->columns && rows == high && p->size == rows * p->columns * (p->wide ? 8 : 4);
+    else right = right && p->size == high * width;
+    for (const Column *c = (const Column *)legal; right && c < (const Column *)legal + p->columns; ++c)
+        right = c->source >= 0 && c->source < p->columns && c->at >= 0 && c->width >= 1 && c->width <= 8 && c->at + c->width <= width;
     if (!right) PyErr_SetString(PyExc_ValueError, "part: got places that do not go together");
     return right;
 }
 
 // learn(head, envelope, body_size, known, rings, (rows, contexts, tasks, priority, deadline_s),
-//       (block_header, request_of_row_at, block_bytes), ids, numbers, (opening, headers, before, after))
+//       (block_header, bytes of a row or context in each section), ids, numbers, (opening, headers, before, after))
 PyObject *dpi_express_learn(Listener *l, PyObject *args) {
     Form *f = calloc(1, sizeof *f);
     if (f == NULL) return PyErr_NoMemory();
     f->uses = 1;
     PyObject *known, *rings, *ids, *numbers;
     Py_ssize_t block_header;
-    long long body_size, at, block_bytes;
-    if (!PyArg_ParseTuple(args, "y#y#LOO!(iiiid)(y#LL)O!O!(y#y#y#y#)", &f->head, &f->head_size, &f->envelope, &f->envelope_size, &body_size,
+    long long body_size, *w = (long long[SECTIONS]){0};
+    if (!PyArg_ParseTuple(args, "y#y#LOO!(iiiid)(y#(LLLLL))O!O!(y#y#y#y#)", &f->head, &f->head_size, &f->envelope, &f->envelope_size, &body_size,
                           &known, &PyList_Type, &rings, &f->rows, &f->contexts, &f->tasks, &f->priority, &f->deadline_s,
-                          &f->block_header, &block_header, &at, &block_bytes, &PyTuple_Type, &ids, &PyTuple_Type, &numbers, &f->opening,
+                          &f->block_header, &block_header, w, w + 1, w + 2, w + 3, w + 4, &PyTuple_Type, &ids, &PyTuple_Type, &numbers, &f->opening,
                           &f->opening_size, &f->headers, &f->headers_size, &f->before, &f->before_size, &f->after, &f->after_size))
         goto bad;
     f->known = Py_NewRef(known), f->rings = Py_NewRef(rings), f->kept = Py_NewRef(args);
-    f->body_size = body_size, f->request_of_row_at = at, f->block_bytes = block_bytes;
-    if (block_header != 64 || f->rows < 1 || f->contexts < 1 || f->tasks < 1 || f->tasks > 4096 || at < 64 || at % 4 || block_bytes > INT32_MAX ||
-        at + 4 * (int64_t)f->rows > block_bytes || f->envelope_size > body_size || f->deadline_s < 0 ||
-        PyTuple_GET_SIZE(ids) + PyTuple_GET_SIZE(numbers) > PARTS) {
+    f->body_size = body_size;
+    int right = w[0] == 4;
+    for (int k = 0; k < SECTIONS; ++k) right = right && w[k] >= 0 && w[k] <= 1 << 20, f->widths[k] = w[k];
+    if (!right || block_header != HEADER_BYTES || f->rows < 1 || f->rows > 1 << 20 || (f->contexts != 1 && f->contexts != f->rows) ||
+        f->tasks < 1 || f->tasks > 4096 || f->envelope_size > body_size || f->deadline_s < 0 ||
+        PyTuple_GET_SIZE(ids) + PyTuple_GET_SIZE(numbers) >= SECTIONS) {
         PyErr_SetString(PyExc_ValueError, "form: got sizes that do not go together");
         goto bad;
     }

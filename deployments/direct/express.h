@@ -9,13 +9,22 @@
 // Why a request that C has sent is Python's to answer, beside the engine's own status.
 enum { ENDED_LATE = 100, ENDED_ENGINE_GONE = 101 };
 
+enum { SECTIONS = 5, SAMPLES = 1 << 18, HEADER_BYTES = 64 };
+
+// A section as a form sends it; its place among those of a block, see RowBlock.places.
 typedef struct {
-    int64_t start, place, size, columns, rows, record_bytes;  // place: of the block; size: of what is sent
-    const void *legal;                                        // of ids; the columns as blocks.c packs them
-    int wide;
+    int64_t start, size, columns, rows;
+    const void *legal;  // of ids: the columns as blocks.c packs them
+    int wide, section;
 } Part;
 
-enum { PARTS = 4, SAMPLES = 1 << 18 };
+// Requests that go to an engine together: one block, as `layout.offsets` lays it out, whose sections are put together here first.
+typedef struct Ask {
+    const struct Form *form;  // the first's; NULL: there are none
+    int slot, rows, contexts;
+    double deadline, arrived;
+    char *section[SECTIONS];
+} Ask;
 
 // Filled by `learn`; its Python objects are its own.
 typedef struct Form {
@@ -24,16 +33,18 @@ typedef struct Form {
     PyObject *known, *rings, *kept;  // what Python calls it; engines; all whose bytes are read here
     const char *head, *envelope, *opening, *headers, *before, *after;
     Py_ssize_t head_size, envelope_size, opening_size, headers_size, before_size, after_size;
-    int64_t body_size, block_bytes, request_of_row_at;
+    int64_t body_size, widths[SECTIONS];  // bytes of a row or context in each section; odd ones are the contexts'
     const char *block_header;
     int rows, contexts, tasks, priority, parts;
     double deadline_s;  // 0: none
-    Part part[PARTS];
+    Part part[SECTIONS - 1];
 } Form;
 
 // Takes a whole request that lies at `data`, if it is of a known form and an engine has room for it.
 int dpi_express_begun(Listener *l, Connection *c, const char *data);
-// Tells engines what was begun since; looks out for the answer to a lone request for a moment.
+// Asks an engine for what was begun since.
+void dpi_express_asked(Listener *l, EngineRing *r);
+// Asks all of them; looks out for the answer to a lone request for a moment.
 int dpi_express_flushed(Listener *l);
 // Takes what an engine has answered: it has said so, or it is looked for.
 int dpi_express_woken(Listener *l, EngineRing *r);

@@ -132,8 +132,8 @@ class Express:
             known,
             self._rings[scorer],
             (plan.rows, plan.contexts, tasks, asked.parameters.priority, (deadline_ms or 0.0) / 1e3),
-            (block.buffer[: block.places[0]].tobytes(), block.places[0], block.places[-1]),
-            *served.encoded.places(plan, block),
+            (block.buffer[: block.places[0]].tobytes(), layout.widths),
+            *served.encoded.told(plan),
             (b"HTTP/1.1 200 OK\r\n", b"%s: %s\r\n" % rest.BINARY_TYPE, before.encode(), after.encode()),
         )
 

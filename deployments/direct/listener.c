@@ -118,7 +118,7 @@ static PyObject *listener_close(Listener *l, PyObject *Py_UNUSED(none)) {
     for (Connection *c = l->connections; l->open && c < l->connections + l->most; ++c)
         if (c->state != FREE) dpi_closed(l, c);
     for (int i = 0; i < RINGS; ++i)
-        if (l->rings[i]) dpi_ring_tell(l->rings[i]);
+        if (l->rings[i]) dpi_express_asked(l, l->rings[i]);
     if (l->forms) dpi_express_forgotten(l);
     if (l->epoll >= 0) close(l->epoll);
     if (l->timer >= 0) close(l->timer);
@@ -136,7 +136,11 @@ static void listener_free(Listener *l) {
     free(l->due);
     free(l->scratch);
     if (l->record_count) Py_XDECREF(dpi_express_seen(l, NULL));
-    for (int i = 0; i < RINGS; ++i) Py_XDECREF(l->rings[i]);
+    for (int i = 0; i < RINGS; ++i) {
+        Py_XDECREF(l->rings[i]);
+        for (int k = 0; k < SECTIONS && l->asks; ++k) free(l->asks[i].section[k]);
+    }
+    free(l->asks);
     Py_XDECREF(l->ended);
     free(l->forms);
     free(l->records);
@@ -160,10 +164,11 @@ static PyObject *listener_new(PyTypeObject *type, PyObject *args, PyObject *Py_U
     l->due = calloc(l->most, sizeof(int));
     l->scratch = malloc(SCRATCH);
     l->forms = calloc(FORM_SETS * FORM_WAYS, sizeof *l->forms);
+    l->asks = calloc(RINGS, sizeof *l->asks);
     l->samples = malloc(SAMPLES * sizeof *l->samples);
     l->ended = PyList_New(0);
     struct epoll_event event = {.events = EPOLLIN, .data.u64 = TIMER_KEY};
-    if (!l->connections || !l->vacant || !l->due || !l->scratch || !l->forms || !l->samples || !l->ended ||
+    if (!l->connections || !l->vacant || !l->due || !l->scratch || !l->forms || !l->asks || !l->samples || !l->ended ||
         (l->epoll = epoll_create1(EPOLL_CLOEXEC)) < 0 || (l->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) < 0 ||
         epoll_ctl(l->epoll, EPOLL_CTL_ADD, l->timer, &event) || getrandom(&l->draw, sizeof l->draw, 0) < 0) {
         Py_DECREF(l);

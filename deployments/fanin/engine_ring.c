@@ -3,6 +3,7 @@
 #include "engine_ring.h"
 
 #include <errno.h>
+#include <string.h>
 #include <structmember.h>
 #include <time.h>
 #include <unistd.h>
@@ -39,23 +40,32 @@ int64_t dpi_ring_waiting(const EngineRing *r) { return (int64_t)said(r, QUEUED) 
 int64_t dpi_ring_load(const EngineRing *r) { return dpi_ring_waiting(r) + (int64_t)said(r, INFLIGHT); }
 int dpi_ring_leaving(const EngineRing *r) { return said(r, LEAVING_WORD) != 0; }
 
-uint32_t dpi_ring_take(EngineRing *r, uint64_t owner) {
-    const uint32_t slot = r->free[--r->free_count];
-    r->owner[slot] = owner;
+uint32_t dpi_ring_take(EngineRing *r) {
     ++r->open;
-    return slot;
+    return r->free[--r->free_count];
 }
 
 void dpi_ring_give(EngineRing *r, uint32_t slot) {
-    r->owner[slot] = 0;
+    memset(dpi_ring_owners(r, slot), 0, MEMBERS * sizeof *r->owner);
+    r->members[slot] = 0;
     r->free[r->free_count++] = slot;  // the last is the next to be used: its memory is in the caches
     --r->open;
+}
+
+void dpi_ring_join(EngineRing *r, uint32_t slot, uint64_t owner) { dpi_ring_owners(r, slot)[r->members[slot]++] = owner; }
+
+int dpi_ring_leave(EngineRing *r, uint32_t slot, int member) {
+    uint64_t *owners = dpi_ring_owners(r, slot), left = 0;
+    owners[member] = 0;
+    for (int i = 0; i < r->members[slot]; ++i) left |= owners[i];
+    return !left;
 }
 
 void dpi_ring_ask(EngineRing *r, int kind, uint32_t slot, int rows, int contexts, double deadline, double arrived, int priority) {
     RingAsk *ask = (RingAsk *)((char *)r->rings.buf + LINE) + (r->asks++ & r->asks_mask);
     *ask = (RingAsk){kind, slot, slot * r->slot_bytes, rows, contexts, deadline, arrived, priority, 0};
     *count_at(r, r->rings.len - LINE + 8) += rows;
+    if (kind == ASK_SCORE) r->rows[slot] = rows, r->contexts[slot] = contexts;
     r->unsaid = 1;
 }
 
@@ -77,7 +87,7 @@ int dpi_ring_next(EngineRing *r, RingAnswer *answer) {
     const RingAnswer *entries = (const RingAnswer *)((char *)r->rings.buf + r->answers_at + LINE);
     while (dpi_ring_answered(r)) {
         *answer = entries[r->answers++ & r->answers_mask];
-        if (answer->slot < (uint32_t)r->slots && r->owner[answer->slot]) return 1;
+        if (answer->slot < (uint32_t)r->slots && r->members[answer->slot]) return 1;
     }
     return 0;
 }
@@ -86,6 +96,9 @@ static void ring_free(EngineRing *r) {
     for (Py_buffer *b = &r->rings; b <= &r->memory; ++b)
         if (b->obj) PyBuffer_Release(b);
     free(r->owner);
+    free(r->members);
+    free(r->rows);
+    free(r->contexts);
     free(r->free);
     Py_TYPE(r)->tp_free(r);
 }
@@ -111,9 +124,12 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
     r->slots = (int)slots, r->asks_mask = asks - 1, r->answers_mask = answers - 1;
     r->failed_at = -1e18, r->sample_every = 1;
     r->asks = *count_at(r, 0), r->answers = *count_at(r, r->answers_at);
-    r->owner = calloc(slots, sizeof *r->owner);
+    r->owner = calloc(slots * MEMBERS, sizeof *r->owner);
+    r->members = calloc(slots, 1);
+    r->rows = calloc(slots, sizeof *r->rows);
+    r->contexts = calloc(slots, sizeof *r->contexts);
     r->free = calloc(slots, sizeof *r->free);
-    if (!r->owner || !r->free) {
+    if (!r->owner || !r->members || !r->rows || !r->contexts || !r->free) {
         PyErr_NoMemory();
         goto bad;
     }

@@ -24,7 +24,9 @@ typedef struct {
     int64_t slot_bytes, answers_at;
     uint64_t asks, answers, asks_mask, answers_mask;  // written, and read so far
     double failed_at, lone_s;                         // when its device last failed; how long a lone request takes, lately
-    uint64_t *owner;                                  // of each slot: 0, it is free; or who waits, or NOBODY any more
+    uint64_t *owner;                                  // MEMBERS of each slot: who waits; 0: nobody any more, or nobody yet
+    uint8_t *members;                                 // of each slot; 0: it is free
+    int32_t *rows, *contexts;                         // of the block in each slot
     uint32_t *free;
     double sample_since;                              // of the scores that are shown, as ScoreSample has them
     int64_t sample_rows;
@@ -32,7 +34,7 @@ typedef struct {
     int unsaid;  // something was asked since it was told
 } EngineRing;
 
-#define NOBODY UINT64_MAX
+enum { MEMBERS = 16 };  // requests that one ask of an ingress holds
 
 extern PyTypeObject dpi_engine_ring_type;
 
@@ -46,9 +48,15 @@ int dpi_ring_leaving(const EngineRing *r);
 
 static inline char *dpi_ring_block(const EngineRing *r, uint32_t slot) { return (char *)r->memory.buf + slot * r->slot_bytes; }
 
+static inline uint64_t *dpi_ring_owners(const EngineRing *r, uint32_t slot) { return r->owner + (uint64_t)slot * MEMBERS; }
+
 // Takes a slot, if `free_count` is not 0, or gives one back.
-uint32_t dpi_ring_take(EngineRing *r, uint64_t owner);
+uint32_t dpi_ring_take(EngineRing *r);
 void dpi_ring_give(EngineRing *r, uint32_t slot);
+// One more request in it.
+void dpi_ring_join(EngineRing *r, uint32_t slot, uint64_t owner);
+// One of them is given up; gives whether all are.
+int dpi_ring_leave(EngineRing *r, uint32_t slot, int member);
 // The engine sees it once it is told.
 void dpi_ring_ask(EngineRing *r, int kind, uint32_t slot, int rows, int contexts, double deadline, double arrived, int priority);
 void dpi_ring_tell(EngineRing *r);

@@ -146,15 +146,11 @@ class PreencodedReader:
                 return None
         return block
 
-    def places(self, plan: SectionPlan, block: RowBlock) -> tuple[tuple[tuple[Any, ...], ...], tuple[tuple[int, ...], ...]]:
-        """What `planned` does, for C that does it elsewhere: of ids the first byte, end, whether they are wide, rows, place in such
-        a block, what is legal (see id_records.h) and bytes of a record; of numbers first byte, end and place.
+    def told(self, plan: SectionPlan) -> tuple[tuple[tuple[Any, ...], ...], tuple[tuple[int, int, int], ...]]:
+        """What `planned` does, for C that does it elsewhere: of ids the first byte, the end, whether they are wide, rows, where they
+        go in `places` and what is legal (see id_records.h); and the plan's numbers.
         """
-        rules = ((ids, self._rules[ids[-1]]) for ids in plan.ids)
-        return (
-            tuple((*ids[:4], block.places[ids[4]], rule.legal, rule.record.nbytes) for ids, rule in rules),
-            tuple((start, end, block.places[part]) for start, end, part in plan.numbers),
-        )
+        return tuple((*ids[:5], self._rules[ids[5]].legal) for ids in plan.ids), plan.numbers
 
     def features(
         self,
