@@ -51,6 +51,7 @@ class Listener(Protocol):
     open: int
     due: int
     ended_count: int
+    seen_count: int
 
     def fileno(self) -> int: ...
     def add(self, fd: int, /) -> bool: ...

@@ -31,6 +31,10 @@ class Board:
         numbers = self._numbers
         numbers[_QUEUED], numbers[_INFLIGHT], numbers[_SECONDS_PER_ROW] = queued_rows, inflight_rows, seconds_per_row or 0.0
 
+    def write_busy(self, busy: bool) -> None:
+        """Whether no lane needs to be woken: all look for requests before they sleep. C reads it (engine_ring.c)."""
+        self._numbers[_BUSY] = busy
+
     def leave(self) -> None:
         """Asks the ingresses to go to other engines, if there are any."""
         self._numbers[_LEAVING] = 1.0
