@@ -11,10 +11,8 @@
 #include <sys/timerfd.h>
 #include <unistd.h>
 
-#include "runtime/id_records.h"
-
 static const double LINGER_S = 300e-6, RECENT = 0.25, FAILED_S = 1.0;  // as connection.py and scorer.py have them
-enum { PER_SECOND = 500, MOST_OF_A_REQUEST = 64, RECORDS = 1 << 16, HEADER_TEXT = 1024, TOGETHER_ROWS = 1024, ALIGN = 64 };
+enum { PER_SECOND = 500, MOST_OF_A_REQUEST = 64, RECORDS = 1 << 16, HEADER_TEXT = 1024, TOGETHER_ROWS = 1024 };
 
 // What is counted of a request that is over.
 typedef struct Record {
@@ -23,32 +21,11 @@ typedef struct Record {
     float queue_ms, encode_ms, device_ms, total_ms;
 } Record;
 
-static uint64_t mixed(const char *data, size_t size) {
-    uint64_t hash = size, word;
-    for (; size >= 8; data += 8, size -= 8) {
-        memcpy(&word, data, 8);
-        hash = (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15);
-        hash ^= hash >> 29;
-    }
-    word = 0;
-    memcpy(&word, data, size);
-    hash = (hash ^ word) * UINT64_C(0x9e3779b97f4a7c15);
-    return hash ^ hash >> 32;
-}
-
 static uint64_t drawn(Listener *l) {  // splitmix64; ids of requests are no secrets
     uint64_t z = l->draw += UINT64_C(0x9e3779b97f4a7c15);
     z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
     return z ^ z >> 31;
-}
-
-static void let_go(Form *f) {
-    if (f == NULL || --f->uses) return;
-    Py_XDECREF(f->known);
-    Py_XDECREF(f->rings);
-    Py_XDECREF(f->kept);
-    free(f);
 }
 
 static void counted(Listener *l, Connection *c, int cancelled, double now) {
@@ -87,7 +64,7 @@ static void sampled(Listener *l, EngineRing *r, const float *scores, int rows, i
 // The connection's request is no longer with C.
 static void over(Listener *l, Connection *c) {
     --l->flying;
-    let_go(c->sent.form);
+    dpi_form_let_go(c->sent.form);
     Py_CLEAR(c->sent.ring);
     c->sent.form = NULL;
 }
@@ -121,18 +98,8 @@ void dpi_express_dropped(Listener *l, Connection *c) {
     over(l, c);
 }
 
-// Bytes of a block; and where its sections begin, if `at` is there.
-static int64_t laid_out(const Form *f, int rows, int contexts, int64_t *at) {
-    int64_t end = HEADER_BYTES;
-    for (int k = 0; k < SECTIONS; ++k) {
-        if (at) at[k] = end;
-        end += (f->widths[k] * (k & 1 ? contexts : rows) + ALIGN - 1) / ALIGN * ALIGN;
-    }
-    return end;
-}
-
 static int fits(const EngineRing *r, const Form *f, int rows, int contexts) {
-    return laid_out(f, rows, contexts, NULL) + (int64_t)rows * f->tasks * 4 <= r->slot_bytes;
+    return dpi_form_laid_out(f, rows, contexts, NULL) + (int64_t)rows * f->tasks * 4 <= r->slot_bytes;
 }
 
 // Those of one engine are cheap to look through, and there is one on most nodes.
@@ -159,18 +126,18 @@ static void put(Listener *l, EngineRing *r) {
     for (int i = 0; i < r->members[ask->slot]; ++i) waiting |= dpi_ring_owners(r, ask->slot)[i];
     if (!waiting) {
         dpi_ring_give(r, ask->slot);
-        let_go((Form *)f);
+        dpi_form_let_go((Form *)f);
         return;
     }
     char *block = dpi_ring_block(r, ask->slot);
     int64_t at[SECTIONS];
-    laid_out(f, ask->rows, ask->contexts, at);
+    dpi_form_laid_out(f, ask->rows, ask->contexts, at);
     memcpy(block, f->block_header, HEADER_BYTES);
     memcpy(block + 4, &ask->rows, 4);
     memcpy(block + 8, &ask->contexts, 4);
     for (int k = 0; k < SECTIONS; ++k) memcpy(block + at[k], ask->section[k], f->widths[k] * (k & 1 ? ask->contexts : ask->rows));
     dpi_ring_ask(r, ASK_SCORE, ask->slot, ask->rows, ask->contexts, ask->deadline, ask->arrived, f->priority);
-    let_go((Form *)f);
+    dpi_form_let_go((Form *)f);
 }
 
 void dpi_express_asked(Listener *l, EngineRing *r) {
@@ -186,20 +153,6 @@ static int joins(const EngineRing *r, const Ask *ask, const Form *f) {
            fits(r, f, ask->rows + f->rows, ask->contexts + f->contexts);
 }
 
-// Adds a request's rows to an ask; 0 if a value is not what it should be, which Python can say.
-static int encoded(const Ask *ask, const Form *f, const char *tensors) {
-    int32_t *request_of_row = (int32_t *)ask->section[0] + ask->rows;
-    for (int i = 0; i < f->rows; ++i) request_of_row[i] = ask->contexts + (f->contexts > 1 ? i : 0);
-    for (const Part *p = f->part; p < f->part + f->parts; ++p) {
-        const int64_t width = f->widths[p->section];
-        char *to = ask->section[p->section] + width * (p->section & 1 ? ask->contexts : ask->rows);
-        const char *given = tensors + p->start;
-        if (p->legal ? dpi_packed(p->legal, p->columns, given, p->wide, p->rows, (uint8_t *)to, width) : dpi_copied(given, p->size, to))
-            return 0;
-    }
-    return 1;
-}
-
 static void timed(Listener *l, double at) {
     if (at >= l->timer_at) return;
     l->timer_at = at;
@@ -211,15 +164,7 @@ static void timed(Listener *l, double at) {
 int dpi_express_begun(Listener *l, Connection *c, const char *data) {
     const Head *h = &c->head;
     if (!l->form_count || h->apart || h->body_bytes < 0) return 0;
-    const size_t head_size = h->bytes - 2;
-    const uint64_t hash = mixed(data, head_size);
-    Form **set = l->forms + hash % FORM_SETS * FORM_WAYS, *f = NULL;
-    for (int way = 0; way < FORM_WAYS && !f; ++way) {
-        Form *one = set[way];
-        if (one && one->hash == hash && (size_t)one->head_size == head_size && one->body_size == h->body_bytes &&
-            !memcmp(one->head, data, head_size) && !memcmp(one->envelope, data + h->bytes, one->envelope_size))
-            f = one;
-    }
+    Form *f = dpi_form_of(l, data, h->bytes - 2, h->body_bytes);
     if (f == NULL) return 0;
     const double started = dpi_now_s();
     EngineRing *r = best(f, started);
@@ -229,7 +174,7 @@ int dpi_express_begun(Listener *l, Connection *c, const char *data) {
     const int alone = ask->form == NULL;
     if (dpi_ring_waiting(r) + (alone ? 0 : ask->rows) + f->rows > r->most_rows || (alone && !r->free_count)) return 0;
     if (alone) ask->rows = ask->contexts = 0;
-    if (!encoded(ask, f, data + h->bytes + f->envelope_size)) return 0;
+    if (!dpi_form_encoded(ask, f, data + h->bytes + f->envelope_size)) return 0;
     const double now = dpi_now_s(), deadline = f->deadline_s ? started + f->deadline_s : INFINITY;
     if (alone) {
         ask->slot = dpi_ring_take(r), ask->form = f, ask->arrived = now;
@@ -290,7 +235,7 @@ static void answer(Listener *l, Connection *c, const Form *f, const float *score
 
 // Where an ask's scores are: the engine has them lie behind its block, whose rows and contexts are as they were written here.
 static const char *behind_block(const EngineRing *r, const Form *f, uint32_t slot) {
-    return dpi_ring_block(r, slot) + laid_out(f, r->rows[slot], r->contexts[slot], NULL);
+    return dpi_ring_block(r, slot) + dpi_form_laid_out(f, r->rows[slot], r->contexts[slot], NULL);
 }
 
 static int answered(Listener *l, Connection *c, const RingAnswer *got, const float *scores, double now) {
@@ -305,7 +250,7 @@ static int answered(Listener *l, Connection *c, const RingAnswer *got, const flo
     ++f->uses;  // until it is sent
     over(l, c);
     answer(l, c, f, scores);
-    let_go(f);
+    dpi_form_let_go(f);
     return 1;
 }
 
@@ -376,7 +321,7 @@ PyObject *dpi_express_detach(Listener *l, PyObject *given) {
     EngineRing *r = (EngineRing *)given;
     if (!Py_IS_TYPE(given, &dpi_engine_ring_type) || r->place < 0 || l->rings[r->place] != r) Py_RETURN_NONE;
     int good = dpi_express_answered(l, r);  // what it has answered before
-    let_go((Form *)l->asks[r->place].form);
+    dpi_form_let_go((Form *)l->asks[r->place].form);
     l->asks[r->place].form = NULL;
     if (l->epoll >= 0) epoll_ctl(l->epoll, EPOLL_CTL_DEL, r->answer_fd, NULL);
     l->rings[r->place] = NULL, r->place = -1;
@@ -404,7 +349,7 @@ PyObject *dpi_express_seen(Listener *l, PyObject *Py_UNUSED(none)) {
         if (item == NULL) Py_CLEAR(out);
         else PyList_SET_ITEM(out, i, item);
     }
-    for (int i = 0; i < l->record_count; ++i) let_go(l->records[i].form);
+    for (int i = 0; i < l->record_count; ++i) dpi_form_let_go(l->records[i].form);
     l->record_count = l->sample_count = 0;
     return out;
 }
@@ -417,82 +362,4 @@ PyObject *dpi_express_date(Listener *l, PyObject *line) {
     memcpy(l->date, text, size);
     l->date_size = size;
     Py_RETURN_NONE;
-}
-
-void dpi_express_forgotten(Listener *l) {
-    for (int i = 0; i < FORM_SETS * FORM_WAYS; ++i) {
-        let_go(l->forms[i]);
-        l->forms[i] = NULL;
-    }
-    l->form_count = 0;
-}
-
-PyObject *dpi_express_forget(Listener *l, PyObject *Py_UNUSED(none)) {
-    dpi_express_forgotten(l);
-    Py_RETURN_NONE;
-}
-
-static int part_of(const Form *f, PyObject *given, int ids, Part *p) {
-    const char *legal = NULL;
-    Py_ssize_t legal_size = 0;
-    long long start, end, rows = 0;
-    const int good = ids ? PyArg_ParseTuple(given, "LLpLiy#", &start, &end, &p->wide, &rows, &p->section, &legal, &legal_size)
-                         : PyArg_ParseTuple(given, "LLi", &start, &end, &p->section);
-    if (!good) return 0;
-    int right = p->section >= 1 && p->section < SECTIONS;
-    const int64_t high = right && p->section & 1 ? f->contexts : f->rows, width = right ? f->widths[p->section] : 0;
-    p->start = start, p->size = end - start, p->rows = rows, p->columns = legal_size / (int64_t)sizeof(Column), p->legal = legal;
-    right = right && start >= 0 && end >= start && end <= f->body_size - f->envelope_size;
-    if (ids) right = right && p->columns && rows == high && p->size == rows * p->columns * (p->wide ? 8 : 4);
-    else right = right && p->size == high * width;
-    for (const Column *c = (const Column *)legal; right && c < (const Column *)legal + p->columns; ++c)
-        right = c->source >= 0 && c->source < p->columns && c->at >= 0 && c->width >= 1 && c->width <= 8 && c->at + c->width <= width;
-    if (!right) PyErr_SetString(PyExc_ValueError, "part: got places that do not go together");
-    return right;
-}
-
-// learn(head, envelope, body_size, known, rings, (rows, contexts, tasks, priority, deadline_s),
-//       (block_header, bytes of a row or context in each section), ids, numbers, (opening, headers, before, after))
-PyObject *dpi_express_learn(Listener *l, PyObject *args) {
-    Form *f = calloc(1, sizeof *f);
-    if (f == NULL) return PyErr_NoMemory();
-    f->uses = 1;
-    PyObject *known, *rings, *ids, *numbers;
-    Py_ssize_t block_header;
-    long long body_size, *w = (long long[SECTIONS]){0};
-    if (!PyArg_ParseTuple(args, "y#y#LOO!(iiiid)(y#(LLLLL))O!O!(y#y#y#y#)", &f->head, &f->head_size, &f->envelope, &f->envelope_size, &body_size,
-                          &known, &PyList_Type, &rings, &f->rows, &f->contexts, &f->tasks, &f->priority, &f->deadline_s,
-                          &f->block_header, &block_header, w, w + 1, w + 2, w + 3, w + 4, &PyTuple_Type, &ids, &PyTuple_Type, &numbers, &f->opening,
-                          &f->opening_size, &f->headers, &f->headers_size, &f->before, &f->before_size, &f->after, &f->after_size))
-        goto bad;
-    f->known = Py_NewRef(known), f->rings = Py_NewRef(rings), f->kept = Py_NewRef(args);
-    f->body_size = body_size;
-    int right = w[0] == 4;
-    for (int k = 0; k < SECTIONS; ++k) right = right && w[k] >= 0 && w[k] <= 1 << 20, f->widths[k] = w[k];
-    if (!right || block_header != HEADER_BYTES || f->rows < 1 || f->rows > 1 << 20 || (f->contexts != 1 && f->contexts != f->rows) ||
-        f->tasks < 1 || f->tasks > 4096 || f->envelope_size > body_size || f->deadline_s < 0 ||
-        PyTuple_GET_SIZE(ids) + PyTuple_GET_SIZE(numbers) >= SECTIONS) {
-        PyErr_SetString(PyExc_ValueError, "form: got sizes that do not go together");
-        goto bad;
-    }
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(ids) + PyTuple_GET_SIZE(numbers); ++i) {
-        const int is_ids = i < PyTuple_GET_SIZE(ids);
-        PyObject *given = is_ids ? PyTuple_GET_ITEM(ids, i) : PyTuple_GET_ITEM(numbers, i - PyTuple_GET_SIZE(ids));
-        if (!PyTuple_Check(given) || !part_of(f, given, is_ids, f->part + f->parts++)) {
-            if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "part: expected a tuple");
-            goto bad;
-        }
-    }
-    f->hash = mixed(f->head, f->head_size);
-    Form **set = l->forms + f->hash % FORM_SETS * FORM_WAYS;
-    int way = (int)(drawn(l) % FORM_WAYS);
-    for (int i = 0; i < FORM_WAYS; ++i)
-        if (set[i] == NULL) way = i;
-    let_go(set[way]);
-    l->form_count += set[way] == NULL;
-    set[way] = f;
-    Py_RETURN_NONE;
-bad:
-    let_go(f);
-    return NULL;
 }

@@ -40,6 +40,14 @@ typedef struct Form {
     Part part[SECTIONS - 1];
 } Form;
 
+// The form of a request of `head_size` bytes of head and what follows them, of which at most a blank line and `body_size` bytes are read.
+Form *dpi_form_of(Listener *l, const char *head, size_t head_size, int64_t body_size);
+void dpi_form_let_go(Form *f);
+// Bytes of a block; and where its sections begin, if `at` is there.
+int64_t dpi_form_laid_out(const Form *f, int rows, int contexts, int64_t *at);
+// Adds a request's rows to an ask, whose sections have the room; 0 if a value is not what it should be, which Python can say.
+int dpi_form_encoded(const Ask *ask, const Form *f, const char *tensors);
+
 // Takes a whole request that lies at `data`, if it is of a known form and an engine has room for it.
 int dpi_express_begun(Listener *l, Connection *c, const char *data);
 // Asks an engine for what was begun since.

@@ -68,7 +68,9 @@ def scores(answer: tuple[int, dict[str, str], bytes]) -> list[float]:
 class Ingress:
     """An ingress and engines of its node in this process. In C's way, what is `learned` goes past Python."""
 
-    def __init__(self, in_c: bool, *engines: FakeEngine, limits: Limits = LIMITS, gate: Gate | None = None, queued: int = 1000) -> None:
+    def __init__(
+        self, in_c: bool, *engines: FakeEngine, limits: Limits = LIMITS, gate: Gate | None = None, queued: int = 1000
+    ) -> None:
         self.in_c, self.engines, self.limits, self.gate, self.queued = in_c, engines or (FakeEngine(),), limits, gate, queued
         self.seen: list[RequestSeen] = []
         self.in_python = 0  # requests that were begun there
@@ -210,7 +212,11 @@ def test_scores_that_are_not_finite_are_refused(in_c: bool) -> None:
     async def test(at: Ingress) -> None:
         client = await at.client()
         await at.learned(client, post())
-        told(await at.ask(client, post(bias=3e38)), 422, "candidates[0]: got inf, expected feature values for which the score is finite")
+        told(
+            await at.ask(client, post(bias=3e38)),
+            422,
+            "candidates[0]: got inf, expected feature values for which the score is finite",
+        )
         assert scores(await at.ask(client, post())) == expected()
 
     def doubled(blocks: Any) -> Any:
