@@ -49,7 +49,7 @@ class Known:
 
 
 class Ended(NamedTuple):
-    """A request that C could not answer, as it tells of it. `why`: a `Status`, OK if a score is not finite; or one of these two."""
+    """A request that C could not answer. `why`: a `Status`, OK if a score is not finite; or one of these two."""
 
     key: int
     known: Known
