@@ -64,11 +64,11 @@ class Ended(NamedTuple):
     scores: bytes | None
 
 
-class Lane:
+class Track:
     """A connection to an engine for C alone, beside the one that Python has: a `Beside`."""
 
     def __init__(
-        self, agreed: Agreement, memory: RequestMemory, connection: Connection, left: Callable[["Lane"], None]
+        self, agreed: Agreement, memory: RequestMemory, connection: Connection, left: Callable[["Track"], None]
     ) -> None:
         self.ring = open_ring(agreed, connection.rings, memory, _SLOT_BYTES)
         self.connection = connection
@@ -97,7 +97,7 @@ class Express:
         self._changes = self._catalog.changes
         self._learned: set[tuple[bytes, Form]] = set()
         self._rings: dict[FanInScorer, list[EngineRing]] = {}
-        self._lanes: dict[EngineRing, Lane] = {}
+        self._tracks: dict[EngineRing, Track] = {}
         self._tried: set[Connection] = set()
         self._opening: set[asyncio.Task[None]] = set()
 
@@ -163,9 +163,9 @@ class Express:
     def close(self) -> None:
         for task in self._opening:
             task.cancel()
-        for lane in list(self._lanes.values()):
-            lane.connection.beside = None
-            lane.close()
+        for track in list(self._tracks.values()):
+            track.connection.beside = None
+            track.close()
         self.count()
 
     def _refusal(self, ended: Ended) -> Answer:
@@ -181,13 +181,13 @@ class Express:
         return answer
 
     def _raise(self, ended: Ended, job: Job) -> None:
-        served, lane = ended.known.served, self._lanes.get(ended.ring)
+        served, track = ended.known.served, self._tracks.get(ended.ring)
         if ended.why == _LATE:
             raise expired("in the queue or on the device")
-        if ended.why == _ENGINE_GONE or lane is None:
+        if ended.why == _ENGINE_GONE or track is None:
             raise engine_ended()
         if ended.why != Status.OK:
-            raise lane.connection.refusal(ended.why, ended.known.rows, ended.retry_s)
+            raise track.connection.refusal(ended.why, ended.known.rows, ended.retry_s)
         scores = np.frombuffer(ended.scores or b"", np.float32).reshape(ended.known.rows, -1)
         self._scoring.scored(job, served, Scored(scores, ended.queue_ms, ended.device_ms))
 
@@ -221,21 +221,21 @@ class Express:
             log.warning("engine %d: %s", connection.index, error)
             memory.close()
             return
-        lane = Lane(agreed, memory, connection, self._left)
-        if not connection.alive or not self._listener.attach(lane.ring):
+        track = Track(agreed, memory, connection, self._left)
+        if not connection.alive or not self._listener.attach(track.ring):
             _closed(agreed, memory)
             return
-        connection.beside = lane
-        self._lanes[lane.ring] = lane
-        self._rings[scorer].append(lane.ring)
+        connection.beside = track
+        self._tracks[track.ring] = track
+        self._rings[scorer].append(track.ring)
 
-    def _left(self, lane: Lane) -> None:
-        self._listener.detach(lane.ring)
+    def _left(self, track: Track) -> None:
+        self._listener.detach(track.ring)
         for rings in self._rings.values():
-            if lane.ring in rings:
-                rings.remove(lane.ring)
-        del self._lanes[lane.ring]
-        self._tried.discard(lane.connection)
+            if track.ring in rings:
+                rings.remove(track.ring)
+        del self._tracks[track.ring]
+        self._tried.discard(track.connection)
         self._round_due()
 
 
