@@ -1,7 +1,7 @@
 """Drives what C answers from end to end, as hostile clients and a broken engine would: python -m ..express_fuzz SEED N
 
-Run it with the sanitizers in the listener (see test_fuzz). It checks itself that blocks are sound and, where nothing is damaged on
-its way (an even seed), hold what was sent, whatever requests were asked for together.
+Run it with the sanitizers in the listener (see test_fuzz). It checks itself that blocks are sound and, where nothing is damaged
+on its way (an even seed), hold what was sent, whatever requests were asked for together.
 """
 
 import os
@@ -23,7 +23,7 @@ from deployments.fanin.rings import Ask, Rings
 from deployments.fanin.shared_memory import shared_memory
 from dpiframe_core.features.preencoded import PreencodedReader
 from dpiframe_core.features.row_block import RowBlock
-from tests.deployments.direct.fuzz.listener_fuzz import mutated
+from tests.deployments.direct.listener_fuzz import mutated
 from tests.deployments.direct.test_express import body, post
 from tests.deployments.serving_doubles import SCHEMA
 
