@@ -45,6 +45,7 @@ class EngineReplica:
         self._config = config
         self._loaded = LoadedModels(config)
         self._metrics = RayMetrics()
+        self._metrics.holds(self._loaded.pool_bytes)
         self._batchers: dict[str, FanInBatcher] = {}
         log_to_stderr(config.log_level, config.log_format)
         self._scorers: dict[str, FanInScorer] = {}

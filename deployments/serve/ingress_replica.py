@@ -69,7 +69,7 @@ class IngressReplica(GrpcMethods):
         self._follower, self._control = await follower_of(self, config, scores=False, answers=True)
         self._engines = expected_engines(config, ray.nodes(), self._node)
         await self._follower.start()
-        self._observers = Observers.of(config)
+        self._observers = Observers.of(config, self._metrics.unlogged)
         watchers = self._observers.watchers
         app, self._bypass = replica_app(self, config, self._catalog, self._metrics, self._control, watchers)
         self._direct = await direct_port(config, app, self._node)

@@ -53,6 +53,7 @@ class Replica(GrpcMethods):
         self._batchers: dict[Key, RowBatcher] = {}
         self._loaded = LoadedModels(config)
         self._metrics = RayMetrics()
+        self._metrics.holds(self._loaded.pool_bytes)
         self._observers: Observers | None = None
         self._bypass: ServeBypass | None = None
         self._direct: SharedPort | None = None
@@ -67,7 +68,7 @@ class Replica(GrpcMethods):
         await self._loaded.find_rows(finders(self._rows))
         self._follower, self._control = await follower_of(self, config, scores=True, answers=True)
         await self._follower.start()
-        self._observers = Observers.of(config)
+        self._observers = Observers.of(config, self._metrics.unlogged)
         watchers = self._observers.watchers
         app, self._bypass = replica_app(self, config, self._catalog, self._metrics, self._control, watchers)
         self._direct = await direct_port(config, app, ray.get_runtime_context().get_node_id())

@@ -3,10 +3,12 @@
 import os
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.serving.soak import Series, growths, processes, sampled, thirds
+from benchmarks.serving import soak
+from benchmarks.serving.soak import Series, device_memory, growths, minutes, processes, sampled, thirds
 from tests.deployments.client_load import wait_until
 
 
@@ -29,6 +31,7 @@ def series(figure: str, value: Callable[[float], float], begin: int = 0, end: in
         (series("descriptors", lambda t: 50.0 + t // 5), True),
         (series("threads", lambda t: 9.0 + (t > 60) * 3), True),
         (series("gpu_mb", lambda t: 900.0 + t), True),
+        (series("card_mb", lambda t: 900.0 + t), False),  # others may use the card
         (series("rss_mb", lambda t: 400.0, 50), True),  # it came later
         (series("rss_mb", lambda t: 400.0, 0, 60), True),  # it is gone
     ],
@@ -63,5 +66,35 @@ def test_a_process_is_seen_with_what_it_holds() -> None:
     thread.join()
     for fd in opened:
         os.close(fd)
-    with sampled(session, 0.01) as (seen, _):
+    with sampled(session, "http://127.0.0.1:1", 0.01) as (seen, _):
         wait_until(lambda: len(seen.get(str(os.getpid()), Series("")).figures["rss_mb"]) > 2)
+
+
+def test_a_minute_is_told_by_its_median() -> None:
+    assert minutes([(0.0, 1.0), (30.0, 9.0), (59.9, 2.0), (60.0, 5.0), (185.0, 7.0)]) == [2.0, 5.0, 7.0]
+
+
+CARD = [["0", "5000"]]
+PAGE = """# TYPE ray_dpiframe_device_pool_bytes gauge
+ray_dpiframe_device_pool_bytes{application="dpiframe",deployment="Replica",replica="r7"} 104857600.0
+ray_dpiframe_model_ready{model="m",replica="r7"} 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("apps", "told"),
+    [
+        ([["7", "300"], ["8", "4000"]], {"7 on its GPU": {"gpu_mb": 300.0}}),  # 8 is somebody else's
+        ([["8", "4000"]], {"pool of r7": {"gpu_mb": 100.0}}),  # the driver's process ids are another namespace's
+        ([["7", "[N/A]"]], {"pool of r7": {"gpu_mb": 100.0}}),
+        ([], {"pool of r7": {"gpu_mb": 100.0}}),
+    ],
+)
+def test_gpu_memory_is_that_of_the_services_own_processes(
+    monkeypatch: pytest.MonkeyPatch, apps: list[list[str]], told: dict[str, dict[str, float]]
+) -> None:
+    monkeypatch.setattr(soak.shutil, "which", lambda _: "/usr/bin/nvidia-smi")
+    monkeypatch.setattr(soak, "_listed", lambda what: apps if what.startswith("compute-apps") else CARD)
+    monkeypatch.setattr(soak.httpx, "get", lambda *_, **__: SimpleNamespace(text=PAGE))
+    found = {name: figures for _, name, figures in device_memory("http://x", {"7", "9"})}
+    assert found == told | {"card 0, whoever uses it": {"card_mb": 5000.0}}
