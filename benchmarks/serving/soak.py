@@ -207,6 +207,8 @@ def processes(session: int) -> Iterator[tuple[str, str, dict[str, float]]]:
 
 
 def _name(command: str) -> str:
+    if "deployments.cli.main" in command:
+        return "dpiframe serve"
     parts = [Path(part).name for part in command.split()]
     return next((p for p in parts if not p.startswith(("python", "-")) and p), command)[:26]
 
