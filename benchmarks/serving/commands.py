@@ -146,6 +146,7 @@ def soak(
         for record in soak_suite.run(plan, typer.echo):
             run.add(record)
             findings = record["findings"]
+            typer.echo(f"{record['answered']} answered, {record['failed'] or 'none'} failed, passed: {record['passed']}")
     for finding in findings:
         typer.echo(f"FAILED {finding}", err=True)
     if findings:

@@ -45,7 +45,7 @@ def load(
     url: Url = _HERE,
 ) -> None:
     """Load a version on every replica; once all are ready, have it answer."""
-    body = {"live": live, "timeout_s": timeout} | ({"path": path} if path is not None else {})
+    body: dict[str, Any] = {"live": live, "timeout_s": timeout} | ({"path": path} if path is not None else {})
     with one_line_errors():
         body |= {"tables": _mapping(tables)} if tables is not None else {}
     _change(url, "PUT", model, f"versions/{quote(version, '')}", body, timeout)
