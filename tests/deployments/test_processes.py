@@ -1,8 +1,11 @@
-"""The end of a private cluster is bounded in time: whatever of it is left after its patience is killed."""
+"""The end of a private cluster is bounded in time: whatever of it is left after its patience is killed; nor outlives a process
+the one that started it.
+"""
 
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,3 +45,19 @@ def test_what_a_short_block_leaves_running_is_killed_at_its_end(tmp_path, fails)
     except OSError:
         assert fails
     assert process.wait(60) < 0
+
+
+def test_a_process_whose_parent_is_killed_ends_a_while_later_and_not_before():
+    child = "import os, time; from deployments.processes import end_without_parent; end_without_parent(0.5);"
+    child += "print(os.getpid(), flush=True); time.sleep(600)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    time.sleep(1.5)
+    assert Path(f"/proc/{pid}").exists()
+    process.kill()
+    process.wait()
+    assert Path(f"/proc/{pid}").exists()
+    assert process.stdout.read() == b""  # to its end, which is the child's: it has the pipe
+    process.stdout.close()
