@@ -28,6 +28,7 @@ from deployments.serve.host import free_ports
 from dpiframe_core.bundle.bundle import read_bundle
 
 _CONNECTIONS = 16
+_TELL_S = 60.0
 _PART_S = 20.0  # of the load: the generator's own memory starts anew
 _SETTLE = 0.25  # of the time
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -148,7 +149,7 @@ def run(plan: Plan, said: Callable[[str], None]) -> Iterator[Record]:
                     processes={s.name: {figure: minutes(at) for figure, at in s.figures.items()} for s in list(seen.values())},
                 )  # fmt: skip
 
-            end, tell_at = begun + plan.minutes * 60, begun + 60
+            end, tell_at = begun + plan.minutes * 60, begun + _TELL_S
             while (left := end - time.monotonic()) > 0:
                 try:
                     load = drive(port, requests, seconds=min(_PART_S, left), rate=rate, warm_s=0, **common)
@@ -159,7 +160,7 @@ def run(plan: Plan, said: Callable[[str], None]) -> Iterator[Record]:
                     break
                 seen_requests.add(load, min(_PART_S, left))
                 if time.monotonic() >= tell_at:
-                    tell_at += 60
+                    tell_at += _TELL_S
                     yield told(None, seen_requests.findings())
             over = time.monotonic()
         lines, findings = growths(seen, 0.0, over - begun)
