@@ -13,7 +13,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 _STDERR = 2
-_ORPHAN_S = 10.0  # in which Serve and HAProxy learn that a node is lost, and its replicas still answer
+_ORPHAN_S = 5.0  # in which Serve and HAProxy learn that a node is lost, and its replicas still answer
 _LOOK_S = 1.0
 _RAY_STOP_S = 3.0  # for Ray's own shutdown, which takes half of that on an idle host
 
