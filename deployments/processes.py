@@ -48,11 +48,13 @@ def end_soon(within_s: float) -> None:
     timer.start()
 
 
-def end_without_parent(after_s: float = _ORPHAN_S) -> None:
-    """Kills this process so long after its parent has ended. A raylet that dies, or that Ray has given up, leaves its workers
-    behind: nobody would know them, and their GPU would stay taken.
+def end_without_raylet(after_s: float = _ORPHAN_S) -> None:
+    """Kills this process, if a raylet has started it, so long after that has ended. A raylet that dies, or that Ray has given
+    up, leaves its workers behind: nobody would know them, and their GPU would stay taken.
     """
     parent = os.getppid()
+    if Path(f"/proc/{parent}/comm").read_text() != "raylet\n":
+        return
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -61,7 +63,7 @@ def end_without_parent(after_s: float = _ORPHAN_S) -> None:
         time.sleep(after_s)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    threading.Thread(target=watch, name="parent", daemon=True).start()
+    threading.Thread(target=watch, name="raylet-watch", daemon=True).start()
 
 
 def signal_all(state: Path, signum: signal.Signals, program: bytes = b"") -> None:

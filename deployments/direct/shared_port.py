@@ -172,11 +172,12 @@ def leave(place: str, within_s: float) -> None:
         mail.setblocking(False)
         while slots and time.monotonic() < give_up:
             for slot in list(slots):
-                with contextlib.suppress(BlockingIOError):  # it has not read the last one yet
-                    try:
-                        mail.sendto(_LEAVE, _name(place, slot))
-                    except ConnectionRefusedError:
-                        slots.remove(slot)
+                try:
+                    mail.sendto(_LEAVE, _name(place, slot))
+                except ConnectionRefusedError:
+                    slots.remove(slot)
+                except OSError:  # it has not read the last ones yet
+                    continue
             time.sleep(_TOLD_S)
 
 

@@ -26,7 +26,7 @@ from deployments.lifecycle.desired import desired_of
 from deployments.lifecycle.follower import Follower, Host
 from deployments.lifecycle.members import Member, Report, Wish
 from deployments.lifecycle.state_file import StateFile
-from deployments.processes import end_without_parent
+from deployments.processes import end_without_raylet
 from dpiframe_core.errors import DPIFrameError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class CoordinatorActor:
 
     def __init__(self, state_file: str | None, settle_s: float) -> None:
         self._coordinator = Coordinator(StateFile(state_file), settle_s)
-        end_without_parent()
+        end_without_raylet()
         self._end: asyncio.Task[None] | None = None
 
     async def call(self, method: str, *args: Any, **named: Any) -> Any:

@@ -22,7 +22,7 @@ from deployments.lifecycle.desired import Desired
 from deployments.lifecycle.follower import Follower
 from deployments.lifecycle.release import Key, Release
 from deployments.lifecycle.serving import route
-from deployments.processes import end_without_parent
+from deployments.processes import end_without_raylet
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.scoring.catalog import Catalog
 from deployments.serve.ray_metrics import RayMetrics
@@ -62,7 +62,7 @@ class IngressReplica(GrpcMethods):
         self._engines = 1
         self._node = ray.get_runtime_context().get_node_id()
         log_to_stderr(config.log_level, config.log_format)
-        end_without_parent()
+        end_without_raylet()
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
         from deployments.serve.observers import Observers

@@ -19,7 +19,7 @@ from deployments.lifecycle.desired import Desired
 from deployments.lifecycle.follower import Follower
 from deployments.lifecycle.release import Key, Release
 from deployments.lifecycle.serving import route
-from deployments.processes import end_without_parent
+from deployments.processes import end_without_raylet
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.remote_rows.row_shard import finders
 from deployments.scoring.catalog import Catalog
@@ -61,7 +61,7 @@ class Replica(GrpcMethods):
         self._follower: Follower | None = None
         self._control: Control | None = None
         log_to_stderr(config.log_level, config.log_format)
-        end_without_parent()
+        end_without_raylet()
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
         from deployments.serve.observers import Observers
