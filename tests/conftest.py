@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,25 +49,20 @@ def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@cache
 def _gpus() -> int:
+    if importlib.util.find_spec("cupy") is None:
+        return 0
     import torch
 
-    if not torch.cuda.is_available() or importlib.util.find_spec("cupy") is None:
-        return 0
-    return torch.cuda.device_count()
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = [(item, 2 if item.get_closest_marker("gpu2") else 1) for item in items if _marked(item)]
-    if not wanted:
-        return
-    found = _gpus()
-    for item, need in wanted:
-        if found < need:
-            if config.getoption("--require-gpu"):
-                raise pytest.UsageError(f"--require-gpu: got {found} GPUs with CuPy, expected at least {need}")
-            item.add_marker(pytest.mark.skip(reason=f"needs {need} CUDA GPU(s) with CuPy, found {found}"))
-
-
-def _marked(item: pytest.Item) -> bool:
-    return item.get_closest_marker("gpu") is not None or item.get_closest_marker("gpu2") is not None
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Not while they are collected: an error there is one of tests that nobody asked for too, and xdist does not report it."""
+    need = 2 if item.get_closest_marker("gpu2") else 1 if item.get_closest_marker("gpu") else 0
+    if need and _gpus() < need:
+        missing = f"needs {need} CUDA GPU(s) with CuPy, found {_gpus()}"
+        if item.config.getoption("--require-gpu"):
+            pytest.fail(missing, pytrace=False)
+        pytest.skip(missing)
