@@ -57,6 +57,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist's own loop answers, and nobody is asked after it
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Each worker's share of the cores for torch, as for a replica beside others; what a test starts is not told."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
