@@ -16,12 +16,11 @@ BIN := .venv/bin
 READY := .venv/.installed
 PEERS := .venv/.peers
 VENV := .venv/pyvenv.cfg
+# Python compiles what it imports, once; pip would compile all, for 45 seconds of a core.
 INSTALL := $(BIN)/python -m pip install --progress-bar on --no-compile
-# As pip would, but on all cores; some packages hold files that no Python of ours reads.
-COMPILE := @$(BIN)/python -m compileall -q -q -j 0 .venv/lib || true
 IN_PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# Many of the hundreds of processes that tests and services start import our packages, or compile them each time.
+# Else each of the hundreds of processes that tests and services start would compile what it imports again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
@@ -61,12 +60,10 @@ clean: ## Remove what the other targets made, the demo model included.
 $(PEERS): pyproject.toml Makefile | $(VENV)
 	$(INSTALL) '$(TORCH)' -e '.[test,docs,test-peers$(GPU_EXTRA)]'
 	$(INSTALL) --no-deps recbole==1.2.1 colorlog colorama texttable tensorboard absl-py
-	$(COMPILE)
 	@touch $(READY) $@
 
 $(READY): pyproject.toml Makefile | $(VENV)
 	$(INSTALL) '$(TORCH)' -e '.[test,docs$(GPU_EXTRA)]'
-	$(COMPILE)
 	@touch $@
 
 $(VENV):
