@@ -51,18 +51,33 @@ def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @cache
 def _gpus() -> int:
-    if importlib.util.find_spec("cupy") is None:
-        return 0
     import torch
 
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not torch.cuda.is_available() or importlib.util.find_spec("cupy") is None:
+        return 0
+    return torch.cuda.device_count()
 
 
+def _lacks(item: pytest.Item) -> str | None:
+    """What it needs and this machine has not."""
+    need = 2 if item.get_closest_marker("gpu2") else 1
+    return None if _gpus() >= need else f"needs {need} CUDA GPU(s) with CuPy, found {_gpus()}"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--require-gpu"):
+        return
+    for item in filter(_marked, items):
+        if lacks := _lacks(item):
+            item.add_marker(pytest.mark.skip(reason=lacks))
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Not while they are collected: an error there is one of tests that nobody asked for too, and xdist does not report it."""
-    need = 2 if item.get_closest_marker("gpu2") else 1 if item.get_closest_marker("gpu") else 0
-    if need and _gpus() < need:
-        missing = f"needs {need} CUDA GPU(s) with CuPy, found {_gpus()}"
-        if item.config.getoption("--require-gpu"):
-            pytest.fail(missing, pytrace=False)
-        pytest.skip(missing)
+    """Here, not at the collection: a worker of xdist that ends there takes pytest along, and `-m` has not chosen by then."""
+    if item.config.getoption("--require-gpu") and _marked(item) and (lacks := _lacks(item)):
+        pytest.fail(lacks, pytrace=False)
+
+
+def _marked(item: pytest.Item) -> bool:
+    return item.get_closest_marker("gpu") is not None or item.get_closest_marker("gpu2") is not None
