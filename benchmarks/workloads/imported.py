@@ -28,9 +28,11 @@ _TARGET, _HISTORY = [["item", "cate"]], [["item_steps", "cate_steps"]]
 
 # Beside `embedding_dim` 16 and what the classes have by default.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "LR": {}, "FM": {}, "FFM": {"embedding_dim": 4}, "FFMv2": {"embedding_dim": 4}, "FwFM": {}, "FmFM": {}, "HFM": _MLP, "HOFM": {}, "LorentzFM": {},
+    "LR": {}, "FM": {}, "FFM": {"embedding_dim": 4}, "FFMv2": {"embedding_dim": 4},
+    "FwFM": {}, "FmFM": {}, "HFM": _MLP, "HOFM": {}, "LorentzFM": {},
     "AFM": {"attention_dim": 16}, "NFM": _MLP, "PNN": _MLP, "ONN": {**_MLP, "embedding_dim": 4},
-    "ONNv2": {**_MLP, "embedding_dim": 4}, "FLEN": _DNN, "DNN": _MLP, "ECN": {"batch_norm": True}, "DCNv3": {"batch_norm": True},
+    "ONNv2": {**_MLP, "embedding_dim": 4}, "FLEN": _DNN, "DNN": _MLP, "ECN": {"batch_norm": True},
+    "DCNv3": {"batch_norm": True},
     "DualMLP": {"mlp1_hidden_units": [400, 400, 400], "mlp2_hidden_units": [400, 400, 400]},
     "DeepCrossing": {"residual_blocks": [400, 400, 400]}, "DeepIM": {**_MLP, "im_order": 3}, "EDCN": {"batch_norm": True},
     "EulerNet": {"shape": [26]}, "GDCN": _DNN, "GDCNP": _DNN,

@@ -1,5 +1,5 @@
-"""Models of RecBole, DeepCTR-Torch and TorchRec that are not FuxiCTR's under another name, of `imported`'s size: random parameters of
-the shapes that the libraries' classes make (`spec_shapes.json`; made by tests/dpiframe_core/importers/spec_shapes.py).
+"""Models of RecBole, DeepCTR-Torch and TorchRec that are not FuxiCTR's under another name, as large as `imported`'s: random
+parameters of the shapes that the libraries' classes make (`spec_shapes.json`; by tests/dpiframe_core/importers/spec_shapes.py).
 """
 
 import json

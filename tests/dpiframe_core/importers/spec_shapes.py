@@ -1,4 +1,6 @@
-"""Makes `benchmarks/workloads/spec_shapes.json` from the libraries' classes: python -m tests.dpiframe_core.importers.spec_shapes
+"""Makes `benchmarks/workloads/spec_shapes.json` from the libraries' classes.
+
+    python -m tests.dpiframe_core.importers.spec_shapes
 
 Needs RecBole 1.2 and DeepCTR-Torch 0.3 on the path. TorchRec's DLRM_DCN is the plain module of its names in `test_dlrm`.
 """
