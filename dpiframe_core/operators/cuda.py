@@ -31,6 +31,7 @@ from kernels.interaction.fm import fm
 from kernels.interaction.tower import Tower
 from kernels.lookup.embedding import DeviceLookup
 from kernels.recurrent.recurrence import Recurrence
+from kernels.runtime.fastest import Found
 from kernels.waves.chain import Chain
 from kernels.waves.wave import Wave
 from kernels.waves.wave_jobs import ShareOperands, most_contexts, share_marks
@@ -118,21 +119,23 @@ class CudaOperators:
             if isinstance(kernel, DeviceLookup):
                 kernel.place()
 
-    def tune(self, workspace: Workspace, rows: int) -> None:
-        """Chooses how products are computed for `rows` rows, once for all lanes."""
+    def tune(self, workspace: Workspace, rows: int, found: Found) -> None:
+        """Chooses how products are computed for `rows` rows, once for all lanes. found: what layers like these were found to be
+        computed fastest by.
+        """
         values, state = workspace.values, workspace.state
         for node in self.graph.nodes:
             match self._kernels.get(node.name):
                 case Linear() as linear:
                     ins, out = [values[i][:rows] for i in node.inputs], values[node.outputs[0]][:rows]
-                    linear.tune(out=out, state=state, **_linear_inputs(ins))
+                    linear.tune(found, out=out, state=state, **_linear_inputs(ins))
                 case Cin() as cin:
                     x, out = values[node.inputs[0]][:rows, node.attrs.offset :], values[node.outputs[0]][:rows]
                     first, second = workspace.maps[node.name]
                     cin.tune(state, x, rows, (first[:rows], second[:rows]), out)
                 case Wave() as wave:
                     operands = job_operands(node, wave, values, rows, workspace)
-                    wave.tune(operands, rows, head_operands(node, wave, values, rows, workspace), state)
+                    wave.tune(found, operands, rows, head_operands(node, wave, values, rows, workspace), state)
                 case Attention() as attention:
                     x, out = values[node.inputs[0]][:rows], values[node.outputs[0]][:rows]
                     attention.tune(state, x, rows, out, self._context_rows(node, workspace))
@@ -165,6 +168,16 @@ class CudaOperators:
             elif isinstance(kernel, Tower):
                 calls.append(kernel.compile)
         return calls
+
+    def compile_regions(self, workspace: Workspace, rows: int) -> None:
+        """Launches the regions, which compiles them, on what lies in the buffers.
+
+        Raises:
+            RegionFailed: Inductor could not.
+        """
+        for node in self.graph.nodes:
+            if isinstance(self._kernels.get(node.name), Region):
+                self._operator(node, workspace, rows, ahead=False)(workspace.values)
 
     def fits(self, rows: int) -> bool:
         """Whether a batch of so many rows can be computed, and is to be: a chain takes few, shares pay for many."""

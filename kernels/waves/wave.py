@@ -3,7 +3,7 @@ the last one. Every member has its twin in `reference`; what computes a wave is 
 layer of many rows cuBLAS.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,8 @@ import torch
 
 from kernels.dense.activation import KINDS
 from kernels.dense.library import ACTIVATIONS, LIBRARY, run_by_library
-from kernels.dense.linear import DENSE_DTYPE, fastest
+from kernels.dense.linear import DENSE_DTYPE
+from kernels.runtime.fastest import Found, fastest
 from kernels.runtime.launch import check_dense, check_rows, launch, overlapping, shared_limit
 from kernels.runtime.source import kernel
 from kernels.runtime.tensor_map import tensor_map
@@ -110,17 +111,33 @@ class Wave:
         tiles = {tile for rows in buckets for tile in self.tiles_for(rows) if self.recalled.get(rows) in (None, tile.name)}
         return [partial(self._function, tile) for tile in tiles]
 
-    def tune(self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor) -> str:
-        """Times the ways on these operands and keeps the fastest for this number of rows. Returns its name."""
+    def tune(
+        self, found: Found, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor
+    ) -> str:
+        """Times the ways on these operands and keeps the fastest for this number of rows. Returns its name.
+
+        found: of waves that were timed in this warm-up: models repeat their layers, and programs their waves.
+        """
         if rows not in self._choice:
-            ways, known = self.ways(rows), self.recalled.get(rows, "")
-
-            def run(way: AnyTile | None) -> None:
+            ways, known, like = self.ways(rows), self.recalled.get(rows, ""), self._like(operands, rows)
+            if known not in ways and like not in found:
                 with overlapping():
-                    self.run(operands, rows, head, state, way)
-
-            self._choice[rows] = known if known in ways else fastest({name: partial(run, way) for name, way in ways.items()})
+                    found[like] = fastest({name: self.bound(operands, rows, head, state, way) for name, way in ways.items()})
+            self._choice[rows] = known if known in ways else found[like]
         return self._choice[rows]
+
+    def _like(self, operands: Sequence[Operands], rows: int) -> Hashable:
+        """What the time of a launch depends on. Alike waves have the same ways."""
+        jobs = []
+        for job, given, own in zip(self.jobs, operands, self._weights, strict=True):
+            lies = [None if t is None else t.stride(0) for t in (given.x, given.out, given.x0, given.xl)]
+            if isinstance(job, LinearJob):
+                assert isinstance(own, LinearWeights)
+                own_part = (*own.weight.shape, job.activation, job.cross, job.outer_bias, job.head is not None, job.shared)
+            else:
+                own_part = (type(job).__name__, job.width)
+            jobs.append((*own_part, *lies))
+        return "wave", rows, tuple(sorted(self._constants.items())), self._library_bias is None, *jobs
 
     def __call__(self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor) -> None:
         """Writes every job's out for the first state[TRUE_ROWS] rows, and the scores if the wave ends in the head.
@@ -142,17 +159,26 @@ class Wave:
         state: torch.Tensor,
         tile: AnyTile | None,
     ) -> None:
-        """One launch with a given tile, or with None by cuBLAS.
+        """One launch with a given tile, or with None by cuBLAS. See `bound`."""
+        self.bound(operands, rows, head, state, tile)()
+
+    def bound(
+        self,
+        operands: Sequence[Operands],
+        rows: int,
+        head: HeadOperands | None,
+        state: torch.Tensor,
+        tile: AnyTile | None,
+    ) -> Callable[[], None]:
+        """A call that launches on these operands, any number of times: to describe them takes longer than a launch.
 
         Raises:
             ValueError: an operand does not fit.
         """
         if tile is None:
-            self._run_by_library(operands[0])
-            return
+            return partial(self._run_by_library, operands[0])
         if isinstance(tile, CrossedTile):
-            self._run_alone(operands[0], rows, state, tile)
-            return
+            return self._alone(operands[0], rows, state, tile)
         if (head is None) != (self._bias is None):
             raise ValueError(f"wave: got {'no ' if head is None else ''}operands of a head, expected the contrary")
         shares, wide = len(self._shares), isinstance(tile, WideTile)
@@ -211,7 +237,7 @@ class Wave:
             fill_head(wave.head, head, self._bias, rows, slot, self.tasks)
         function = self._function(tile)
         args = (maps, wave, state.data_ptr()) if wide else (wave, state.data_ptr(), np.int32(rows))
-        launch(function, first, tile.threads, args, shared_bytes=tile.shared_bytes)
+        return partial(launch, function, first, tile.threads, args, shared_bytes=tile.shared_bytes)
 
     def _for_library(self, precision: str) -> torch.Tensor | None:
         """The bias as cuBLAS takes it, if the wave is one layer that it computes in one call."""
@@ -240,7 +266,7 @@ class Wave:
         check_dense("wave xl", xl, rows, width, self._dtype)
         return x0, xl
 
-    def _run_alone(self, given: Operands, rows: int, state: torch.Tensor, tile: CrossedTile) -> None:
+    def _alone(self, given: Operands, rows: int, state: torch.Tensor, tile: CrossedTile) -> Callable[[], None]:
         job, own = self.jobs[0], self._weights[0]
         assert isinstance(job, LinearJob)
         assert isinstance(own, LinearWeights)
@@ -254,7 +280,7 @@ class Wave:
         layer = crossed_arguments((x, tensor_map(own.weight, tile.columns), *others), job, own, tile)
         function = self._function(tile)
         blocks, args = layer.tiles * -(-rows // tile.rows), (layer, state.data_ptr())
-        launch(function, blocks, tile.threads, args, shared_bytes=tile.shared_bytes)
+        return partial(launch, function, blocks, tile.threads, args, shared_bytes=tile.shared_bytes)
 
     def _function(self, tile: AnyTile) -> Any:
         name, constants = "wave_wgmma" if isinstance(tile, WideTile) else "wave", self._constants
