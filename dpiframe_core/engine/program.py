@@ -10,6 +10,7 @@ import torch
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine.options import AUTO, REGIONS, WAVES
 from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.graph.gates import fuse_gates
 from dpiframe_core.graph.graph import JOINED, Graph
 from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.regions import group_regions
@@ -86,10 +87,11 @@ def cuda_programs(
 
     scales: of the values in fp8, which only waves compute with.
     """
-    graph = place(graph, column_alignment(DENSE_DTYPE[precision]))
+    align = column_alignment(DENSE_DTYPE[precision])
+    gated, graph = place(fuse_gates(graph), align), place(graph, align)
     programs: list[CudaProgram] = []
     if policy in (AUTO, WAVES) and torch.cuda.get_device_capability(store.device)[0] >= 8:
-        waves = group_waves(graph)
+        waves = group_waves(graph if scales else gated)
         plan = POLICIES["sequential"](waves, 1)
         own = all(n.op in OWN_OPS for n in waves.nodes)
         programs.append(

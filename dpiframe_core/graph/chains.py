@@ -5,11 +5,10 @@ Every value of a chain but its scores stays within it, so only a graph of one lo
 
 from dataclasses import replace
 
-from dpiframe_core.graph.graph import Graph
-from dpiframe_core.graph.waves import CROSS_LAYERS, MAX_LOGITS, MAX_TASKS, grouped
+from dpiframe_core.graph.graph import JOINED, Graph
+from dpiframe_core.graph.waves import CROSS_LAYERS, LAYERS, MAX_LOGITS, MAX_TASKS, grouped
 
 MAX_LINKS = 24  # of one launch (kernels/waves/chain.py)
-_LAYERS = ("linear", *CROSS_LAYERS)
 
 
 def group_chain(waves: Graph) -> Graph | None:
@@ -20,15 +19,23 @@ def group_chain(waves: Graph) -> Graph | None:
         first.op != "lookup"
         or not members
         or members[-1].op != "head"
-        or any(n.op not in ("wave", "head", "dot") for n in rest)
+        or any(n.op not in ("wave", "head", "dot", JOINED) for n in rest)
     ):
         return None
     *links, head = members
+    rows = {n.outputs[0]: n.inputs for n in links if n.op == JOINED}
+    links, row_of = [n for n in links if n.op != JOINED], dict[str, tuple[str, ...]]()
     layers, dots, logits = set[str](), set[str](), set(first.outputs)
     for link in links:
-        if link.op in _LAYERS:
-            x0, *read = link.inputs if link.op in CROSS_LAYERS else (first.outputs[0], *link.inputs)
-            if x0 not in first.outputs or not set(read).issubset(layers.union(dots, first.outputs)):
+        if link.op in LAYERS or link.op == "norm":
+            *others, x = link.inputs
+            x0, known = link.inputs[0] if link.op in CROSS_LAYERS else first.outputs[0], layers.union(dots, first.outputs)
+            if x0 not in first.outputs or not known.issuperset(others):
+                return None
+            if x not in known and not (x in rows and layers.issuperset(rows[x])):
+                return None
+            row = rows.get(x, (x,))  # a link's words lie in one row
+            if any(row_of.setdefault(part, row) != row for part in row):
                 return None
             layers.add(link.outputs[0])
         elif link.op == "dot":  # of a layer's output and a value of the lookup's

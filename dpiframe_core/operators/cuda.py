@@ -9,6 +9,7 @@ import torch
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.fusion import PLAIN_LOGITS
+from dpiframe_core.graph.gates import SUMMED
 from dpiframe_core.graph.graph import JOINED, Graph, Node
 from dpiframe_core.graph.placement import matrices
 from dpiframe_core.operators.aten_functions import AtenOperator
@@ -259,7 +260,8 @@ class CudaOperators:
                     kernel(state, ins[0], rows, outs[0])
                 case Head():
                     n = len(a.columns)
-                    parts = [(ins[i], widths[node.inputs[i]], a.columns[i]) for i in range(n)]
+                    columns = [kernel.width - widths[node.inputs[i]] if c == SUMMED else c for i, c in enumerate(a.columns)]
+                    parts = [(ins[i], widths[node.inputs[i]], columns[i]) for i in range(n)]
                     kernel(state, parts, ins[n:], rows, outs[0], workspace.done)
                 case _ if node.op == "mixture":
                     mixture(state, ins[0], ins[1], rows, a.fields, a.dim, outs[0])

@@ -10,8 +10,10 @@ MAX_LINKS = 24  # of chain.cu
 class LinkArguments(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "shape", "x0", "xl", "out", "head")),
-        *((name, ctypes.c_int) for name in ("linked", "xl_linked", "x_ld", "x0_ld", "xl_ld", "width", "depth")),
-        *((name, ctypes.c_int) for name in ("kind", "activation", "outer", "first", "slot")),
+        *((name, ctypes.c_int) for name in ("linked", "x0_linked", "xl_linked", "x_ld", "x0_ld", "xl_ld", "out_ld")),
+        *((name, ctypes.c_int) for name in ("width", "depth", "kind", "activation", "outer")),
+        ("number", ctypes.c_float),
+        *((name, ctypes.c_int) for name in ("first", "slot")),
     )
 
 

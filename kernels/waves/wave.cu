@@ -23,8 +23,8 @@
 #define DOTS 1    // of DCN's folded cross network
 #define LAYERS 1
 #define HEAD 1
-#define PER_ROW 3
-#define CROSSED 3
+#define PER_ROW 11
+#define CROSSED 7
 #define KINDS 252
 #define SHARES 1
 #endif

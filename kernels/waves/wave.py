@@ -17,9 +17,9 @@ from kernels.runtime.fastest import Found, fastest
 from kernels.runtime.launch import check_dense, check_rows, launch, overlapping, shared_limit
 from kernels.runtime.source import kernel
 from kernels.runtime.tensor_map import tensor_map
-from kernels.waves.packed_weights import CrossWeights, LinearWeights, job_weights, share_weights, tf32_halves
+from kernels.waves.packed_weights import CrossWeights, LinearWeights, NormWeights, job_weights, share_weights, tf32_halves
 from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, crossed_arguments, fill_head, fill_share
-from kernels.waves.wave_jobs import CrossJob, FmJob, HeadOperands, JobKind, LinearJob, Operands, job_constants
+from kernels.waves.wave_jobs import FmJob, HeadOperands, Job, JobKind, LinearJob, NormJob, Operands, job_constants
 from kernels.waves.wave_tiles import (
     CROSSED_TILES,
     EXACT_TILES,
@@ -49,7 +49,7 @@ class Wave:
 
     def __init__(
         self,
-        jobs: Sequence[LinearJob | FmJob | CrossJob],
+        jobs: Sequence[Job],
         bias: torch.Tensor | None,
         precision: str,
         device: torch.device,
@@ -133,7 +133,8 @@ class Wave:
             lies = [None if t is None else t.stride(0) for t in (given.x, given.out, given.x0, given.xl)]
             if isinstance(job, LinearJob):
                 assert isinstance(own, LinearWeights)
-                own_part = (*own.weight.shape, job.activation, job.cross, job.outer_bias, job.head is not None, job.shared)
+                kind = job.activation, job.cross, job.gate != 0, job.outer_bias, job.head is not None, job.shared
+                own_part = (*own.weight.shape, *kind)
             else:
                 own_part = (type(job).__name__, job.width)
             jobs.append((*own_part, *lies))
@@ -220,12 +221,26 @@ class Wave:
                     x0, xl = self._crossed(given, rows, width)
                     target.x0, target.x0_ld = x0.data_ptr(), x0.stride(0)
                     target.xl, target.xl_ld = xl.data_ptr(), xl.stride(0)
+                elif job.gate:
+                    if given.x0 is None:
+                        raise ValueError("wave gate: got no x0, expected one")
+                    check_dense("wave x0", given.x0, rows, width, self._dtype)
+                    target.x0, target.x0_ld, target.x0_scale = given.x0.data_ptr(), given.x0.stride(0), job.gate
                 slot += target.tiles if len(own.head) else 0
                 first += target.tiles * -(-rows // tile.rows)
             elif isinstance(job, FmJob):
                 check_rows("wave fm x", given.x, rows, job.width)
                 target.kind, target.width, target.depth, target.x_scale = JobKind.FM, job.fields, job.dim, job.x_scale
                 target.x += job.offset * given.x.element_size()
+                first += -(-rows // tile.row_warps)
+            elif isinstance(job, NormJob):
+                assert isinstance(own, NormWeights)
+                check_rows("wave norm x", given.x, rows, job.width)
+                if given.out is None:
+                    raise ValueError("wave norm: got no out, expected one")
+                check_rows("wave norm out", given.out, rows, job.width)
+                target.kind, target.width, target.depth, target.x_scale = JobKind.NORM, job.fields, job.dim, job.eps
+                target.weight, target.activation = own.weight.data_ptr(), KINDS["relu"] if job.relu else 0
                 first += -(-rows // tile.row_warps)
             else:
                 target.kind, target.width = JobKind.CROSS, job.width
@@ -242,7 +257,7 @@ class Wave:
     def _for_library(self, precision: str) -> torch.Tensor | None:
         """The bias as cuBLAS takes it, if the wave is one layer that it computes in one call."""
         job, own = self.jobs[0], self._weights[0]
-        if precision == "fp8" or not isinstance(job, LinearJob) or job.cross or job.activation not in ACTIVATIONS:
+        if precision == "fp8" or not isinstance(job, LinearJob) or job.cross or job.gate or job.activation not in ACTIVATIONS:
             return None
         assert isinstance(own, LinearWeights)
         return own.bias.to(self._dtype)
