@@ -6,6 +6,7 @@ Every value of a chain but its scores stays within it, so only a graph of one lo
 from dataclasses import replace
 
 from dpiframe_core.graph.graph import JOINED, Graph
+from dpiframe_core.graph.placement import ALIGNMENT
 from dpiframe_core.graph.waves import CROSS_LAYERS, LAYERS, MAX_LOGITS, MAX_TASKS, grouped
 
 MAX_LINKS = 24  # of one launch (kernels/waves/chain.py)
@@ -19,7 +20,7 @@ def group_chain(waves: Graph) -> Graph | None:
         first.op != "lookup"
         or not members
         or members[-1].op != "head"
-        or any(n.op not in ("wave", "head", "dot", JOINED) for n in rest)
+        or any(n.op not in ("wave", "head", "dot", "mixture", JOINED) for n in rest)
     ):
         return None
     *links, head = members
@@ -38,6 +39,10 @@ def group_chain(waves: Graph) -> Graph | None:
             if any(row_of.setdefault(part, row) != row for part in row):
                 return None
             layers.add(link.outputs[0])
+        elif link.op == "mixture":  # what reads it mixes as it reads
+            if not layers.issuperset(link.inputs) or waves.widths[link.outputs[0]] % ALIGNMENT:
+                return None
+            rows[link.outputs[0]] = link.inputs[:1]
         elif link.op == "dot":  # of a layer's output and a value of the lookup's
             one, *others = link.inputs
             if dots or one not in layers or len(others) != 1 or others[0] not in first.outputs:
@@ -51,6 +56,7 @@ def group_chain(waves: Graph) -> Graph | None:
     crosses = sum(link.op == "cross_v1_head" for link in links)  # its sizes are the kernel's constants
     if not layers.issuperset(parts) or len(set(parts)) < len(parts) or not logits.issuperset(added):
         return None
+    links = [n for n in links if n.op != "mixture"]
     if len(links) > MAX_LINKS or crosses > 1 or len(added) > MAX_LOGITS or waves.widths[waves.output] > MAX_TASKS:
         return None
     return replace(waves, nodes=(first, grouped("chain", "chain", members, head.outputs)))

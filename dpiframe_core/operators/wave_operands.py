@@ -97,13 +97,15 @@ def chain_links(members: Sequence[Node], jobs: Sequence[Job]) -> list[Link]:
     """A chain's links, each with the numbers of the links that it reads. jobs: of all members but a dot and the head."""
     made, own = _link_numbers(members), iter(jobs)
     rows = {n.outputs[0]: n.inputs for n in members if n.op == JOINED}
+    mixtures = {n.outputs[0]: n.inputs for n in members if n.op == "mixture"}
     links = []
     for n in _links(members):
         read = n.inputs[0 if n.op == "dot" else -1]
+        read, gates = mixtures.get(read, (read, ""))
         x = tuple(made[part] for part in rows.get(read, (read,)) if part in made)
         xl = made.get(n.inputs[1]) if n.op == "cross_low_rank" else None
         x0 = made.get(n.inputs[0]) if n.op == "gated" else None
-        links.append(Link(pairs_of(n) if n.op == "dot" else next(own), x, xl, x0))
+        links.append(Link(pairs_of(n) if n.op == "dot" else next(own), x, xl, x0, made.get(gates)))
     return links
 
 
@@ -153,5 +155,5 @@ def _link_numbers(members: Sequence[Node]) -> dict[str, int]:
 
 
 def _links(members: Sequence[Node]) -> list[Node]:
-    """All but the head, and joined values, for which nothing runs."""
-    return [n for n in members[:-1] if n.op != JOINED]
+    """All but the head, joined values, for which nothing runs, and mixtures, which are made by who reads them."""
+    return [n for n in members[:-1] if n.op not in (JOINED, "mixture")]

@@ -21,6 +21,7 @@
 #define PER_ROW 11 // bits of FM, CROSS and NORM
 #define CROSSED 7  // DCN-V2 layers: 1, with an outer bias 3; gates: 4
 #define KINDS 252
+#define MIXES 1    // whether some layer reads a mixture
 #define FIELDS 3   // of DLRM's dots, or 0: vectors of DIM columns, of which the first KEEP go in front
 #define DIM 8
 #define KEEP 8
@@ -54,6 +55,8 @@ struct Link {
     int kind, activation;
     int outer;            // whether the bias is added behind the product with x0
     float number;         // of a gate; NORM: eps
+    int mixed_ld, experts;
+    const Word* mixed;    // [ROWS, mixed_ld]: the logits of a mixture of x, in as many equal parts as there are experts, or null
     int first, slot;      // block; of the head's partial sums
 };
 struct Head {
@@ -66,6 +69,20 @@ struct Head {
     int slots;
 };
 struct Chain { Link links[MAX_LINKS]; Head head; int count; };
+
+// softmax(logits[row])[i] times the i-th of as many equal parts of x[row].
+__device__ __forceinline__ void mix(X* x, int stride, const float* logits, int rows, int depth, int experts) {
+    const int dim = depth / experts;
+    for (int i = threadIdx.x; i < rows * depth; i += THREADS) {
+        const int row = ROWS == 1 ? 0 : i / depth, column = i - row * depth;
+        const float* own = logits + row * experts;
+        float most = own[0], sum = 0.0f;
+        for (int e = 1; e < experts; ++e) most = fmaxf(most, own[e]);
+        for (int e = 0; e < experts; ++e) sum += expf(own[e] - most);
+        X* at = x + row * stride + column;
+        store_value(at, expf(own[column / dim] - most) / sum * load_value(at));
+    }
+}
 
 __device__ __forceinline__ void layer(const Link& link, const Head& head, int tile, const int* state, char* shared) {
     const int groups = (link.depth * (int)sizeof(X) + 63) / 64, stride = (groups | 1) * 64 / (int)sizeof(X);  // odd: no bank twice
@@ -101,9 +118,16 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
     const bool crossed = CROSSED && link.x0 && own && r < rows, gate = CROSSED == 4 || (CROSSED & 4 && link.number != 0.0f);
     const long long at_x0 = (long long)r * link.x0_ld + column;
     float x0 = crossed && !(GATES && link.x0_linked) ? load_value(static_cast<const X*>(link.x0) + at_x0) : 0.0f;
+    const bool mixed = MIXES && link.mixed;
+    if (mixed && threadIdx.x < rows * link.experts)  // into the place of the sums
+        sums[threadIdx.x] = take(link.mixed + (long long)(threadIdx.x / link.experts) * link.mixed_ld + threadIdx.x % link.experts, batch);
     if (link.linked) take_rows(x, stride, static_cast<const Word*>(link.x), rows, link.depth, batch);
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
+    if (mixed) {
+        mix(x, stride, sums, rows, link.depth, link.experts);
+        __syncthreads();
+    }
 
     if (PASSES == 3) multiply_exactly(weights, reinterpret_cast<const float*>(x), stride, groups, sums);
     else multiply_all(weights, x, stride, groups, rows, sums);

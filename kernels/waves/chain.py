@@ -21,19 +21,21 @@ from kernels.waves.wave_jobs import CrossJob, FmJob, Job, JobKind, LinearJob, No
 
 MOST_ROWS = 8  # of chain.cu
 _THREADS, _WARPS = 512, 16
+_MOST_EXPERTS = 64  # a thread each of all rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Link:
     """A job of a chain. x: the numbers of the links, before this one, whose values it reads, side by side; none: it is given x.
-    x0: the same of a gate's x0; None: it is given. xl: of a cross layer's last input, if that is not x. The first vector of
-    `Pairs` is the x of a layer.
+    x0: the same of a gate's x0; None: it is given. xl: of a cross layer's last input, if that is not x. mixed: of the logits by
+    which a layer's x is mixed (`reference.mixture`) before it is multiplied. The first vector of `Pairs` is the x of a layer.
     """
 
     job: Job | Pairs
     x: tuple[int, ...] = ()
     xl: int | None = None
     x0: int | None = None
+    mixed: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +85,7 @@ class Chain:
         self._slot: list[int] = []  # the head's first partial sum of each link
         self.words = self._slots = 0
         together = [link.x for link in links if len(link.x) > 1]
-        alone = {number for link in links for number in (*link.x, link.xl, link.x0)} | set(head.logits)
+        alone = {number for link in links for number in (*link.x, link.xl, link.x0, link.mixed)} | set(head.logits)
         for row in [*together, *((number,) for number in sorted(n for n in alone if n is not None))]:
             if row[0] in self._outs:
                 continue
@@ -98,6 +100,7 @@ class Chain:
         self._partial = self.words
         self.words += MOST_ROWS * self._slots * self.tasks
         self._constants = job_constants([j for link in links if not isinstance(j := link.job, Pairs)], self.tasks, self._dtype)
+        self._constants["MIXES"] = str(int(any(link.mixed is not None for link in links)))
         self._constants["PASSES"] = "3" if precision == "fp32" else "1"
         pairs = next((link.job for link in links if isinstance(link.job, Pairs)), Pairs(0, 1, 0, False))
         self._constants |= {
@@ -116,6 +119,10 @@ class Chain:
             if any(rows.setdefault(number, link.x) != link.x for number in link.x):
                 raise ValueError(f"{got}, expected each to be read in one row alone")
             columns = sum(_made_columns(links[number].job) for number in link.x)
+            if link.mixed is not None:
+                experts = _made_columns(links[link.mixed].job) if link.mixed < i else 0
+                if not isinstance(link.job, LinearJob) or not 1 <= experts <= _MOST_EXPERTS or columns % experts or columns % 8:
+                    raise ValueError(f"{got} mixed by link {link.mixed}, expected 1 to {_MOST_EXPERTS} equal parts of it")
             if len(link.x) > 1 and any(_made_columns(links[number].job) % 8 for number in link.x[:-1]):
                 raise ValueError(f"{got} side by side, expected multiples of 8 columns")
             match link.job:
@@ -193,6 +200,9 @@ class Chain:
             if operands.x0 is not None:
                 check_rows(f"chain link {i} x0", operands.x0, rows, self._width(i))
                 target.x0, target.x0_ld = operands.x0.data_ptr(), operands.x0.stride(0)
+            if link.mixed is not None:
+                target.mixed, target.mixed_ld = base + 8 * self._outs[link.mixed], self._pitch[link.mixed]
+                target.experts = _made_columns(self.links[link.mixed].job)
             self._fill_xl(i, target, operands.xl, base, rows)
             first += self._describe(i, target, rows)
         self._fill_head(chain.head, iter(logits), base, scores, done)

@@ -13,6 +13,8 @@ class LinkArguments(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("linked", "x0_linked", "xl_linked", "x_ld", "x0_ld", "xl_ld", "out_ld")),
         *((name, ctypes.c_int) for name in ("width", "depth", "kind", "activation", "outer")),
         ("number", ctypes.c_float),
+        *((name, ctypes.c_int) for name in ("mixed_ld", "experts")),
+        ("mixed", ctypes.c_void_p),
         *((name, ctypes.c_int) for name in ("first", "slot")),
     )
 

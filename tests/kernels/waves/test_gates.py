@@ -101,7 +101,7 @@ def test_on_the_host_too_tiles_gate_and_norm_exactly(on_host, precision):
 
 class Gated:
     """What MaskNet and FinalMLP have: norms of the input and of layers, gates whose other factor is given, a norm or a layer,
-    a layer of norms side by side, and a gate that the head sums up as it is.
+    a layer of norms side by side, and a gate that the head sums up as it is; and what DCN-V2 has, a mixture of experts.
     """
 
     def __init__(self, fields, dim, hidden, precision, device):
@@ -112,9 +112,18 @@ class Gated:
         self.d = d = Drawn(fields + dim, self.dtype, device)
         self.fields, self.width, self.precision, self.device = fields, fields * dim, precision, device
         width, self.hidden = self.width, hidden
-        shapes = (hidden, width), (width, hidden), (24, width), (hidden, width), (48, 24 + hidden), (48, width), (width, hidden)
+        shapes = (
+            (hidden, width),
+            (width, hidden),
+            (24, width),
+            (hidden, width),
+            (48, 24 + hidden),
+            (48, width),
+            (width, hidden),
+            (4, width),
+        )
         self.layers = [d.layer(*shape) for shape in shapes]
-        mask, gate, one, two, deep, beside, outer = self.layers
+        mask, gate, one, two, deep, beside, outer, experts = self.layers
         self.norms = [(d.normal(n), d.normal(n)) for n in (dim, 8, hidden)]
         self.head, self.bias = d.normal(1, 48) / 10, d.normal(1)
         links = [
@@ -126,8 +135,9 @@ class Gated:
             Link(NormJob(3, 8, 1e-3, *self.norms[1], relu=True), (3,)),
             Link(NormJob(1, hidden, 1e-3, *self.norms[2], relu=True), (4,)),
             Link(LinearJob(*deep, "tanh", head=self.head), (5, 6)),
-            Link(LinearJob(*outer, gate=0.25), (1,)),
-            Link(LinearJob(*beside, head=torch.ones(1, 48) / 4, kept=False, gate=1.0), (8,), x0=7),
+            Link(LinearJob(*experts)),
+            Link(LinearJob(*outer, gate=0.25), (1,), mixed=8),
+            Link(LinearJob(*beside, head=torch.ones(1, 48) / 4, kept=False, gate=1.0), (9,), x0=7),
         ]
         self.chain = Chain(links, ChainHead(self.bias), precision, torch.device(device))
         self.words = torch.zeros(self.chain.words, dtype=torch.int64, device=device)
@@ -140,7 +150,8 @@ class Gated:
         pinned = {"pin_memory": self.device != "cpu"}
         scores, done = torch.full((bucket, 1), torch.nan, **pinned), torch.zeros(1, dtype=torch.int32, **pinned)
         self.state[StateWord.TRUE_ROWS], self.state[StateWord.BATCH_NUMBER] = rows, batch
-        given = [ChainOperands(x), ChainOperands(x), *[ChainOperands(None)] * 6, ChainOperands(None, x), ChainOperands(None)]
+        given = [ChainOperands(x), ChainOperands(x), *[ChainOperands(None)] * 6, ChainOperands(x)]
+        given += [ChainOperands(None, x), ChainOperands(None)]
         self.chain(given, [], bucket, scores, done, self.words, self.state)
         if self.device != "cpu":
             torch.cuda.synchronize()
@@ -151,13 +162,14 @@ class Gated:
             assert off <= OFF[self.precision], (rows, bucket, batch)
 
     def wanted(self, x):
-        mask, gate, one, two, deep, beside, outer = map(self.d.exact, self.layers)
+        mask, gate, one, two, deep, beside, outer, experts = map(self.d.exact, self.layers)
         h = (x @ mask[0].T + mask[1]).relu()
         e = 2 * normed(x, self.fields, 1e-5, *self.norms[0]) * torch.sigmoid(h @ gate[0].T + gate[1])
         a = normed(e @ one[0].T + one[1], 3, 1e-3, *self.norms[1]).relu()
         b = normed(e @ two[0].T + two[1], 1, 1e-3, *self.norms[2]).relu()
         y = torch.tanh(torch.cat((a, b), 1) @ deep[0].T + deep[1])
-        o = 0.25 * x * (h @ outer[0].T + outer[1])
+        parts = torch.softmax(x @ experts[0].T + experts[1], 1)[:, :, None] * h.reshape(len(h), 4, -1)
+        o = 0.25 * x * (parts.reshape(h.shape) @ outer[0].T + outer[1])
         last = y * (o @ beside[0].T + beside[1])
         return torch.sigmoid(y @ self.head.double().T + last.sum(1, keepdim=True) / 4 + self.bias.double())
 
@@ -196,8 +208,9 @@ def test_links_that_nobody_could_read_are_refused(on_host):
 
     layer, norm = LinearJob(torch.ones(16, 16), None), NormJob(2, 8, 1e-5, torch.ones(8), torch.ones(8))
     refused("link 1: got no reader, expected a layer behind it", Link(layer), Link(norm, (0,)))
-    refused("link 1: got 24 columns of norms, expected those of x", Link(layer), Link(NormJob(3, 8, 1e-5, *[torch.ones(8)] * 2), (0,)),
-            Link(layer, (1,)))  # fmt: skip
+    wide, three = NormJob(3, 8, 1e-5, torch.ones(8), torch.ones(8)), Link(LinearJob(torch.ones(3, 16), None))
+    refused("link 1: got 24 columns of norms, expected those of x", Link(layer), Link(wide, (0,)), Link(layer, (1,)))
+    refused("link 2: got x of link 0 mixed by link 1, expected 1 to 64 equal", Link(layer), three, Link(layer, (0,), mixed=1))
     both = LinearJob(torch.ones(8, 32), None)
     refused("link 3: got x of link 1, expected each to be read in one row alone", Link(layer), Link(layer), Link(both, (0, 1)),
             Link(layer, (1,)))  # fmt: skip
