@@ -14,7 +14,8 @@ from dpiframe_core.operators.executor import Values
 from dpiframe_core.operators.workspace import Workspace
 from kernels.interaction.pairs import Pairs
 from kernels.reference import folded_cross
-from kernels.waves.chain import Chain, ChainHead, ChainOperands, Link
+from kernels.waves.chain import Chain
+from kernels.waves.chain_links import ChainHead, ChainOperands, Link
 from kernels.waves.wave import Wave
 from kernels.waves.wave_jobs import CrossJob, FmJob, HeadOperands, Job, LinearJob, NormJob, Operands
 

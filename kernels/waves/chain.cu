@@ -36,7 +36,7 @@
 #include "waves/epilogue.cuh"
 #include "dense/few_row_products.cuh"
 #include "interaction/row_dots.cuh"
-#include "interaction/row_norms.cuh"
+#include "dense/row_norms.cuh"
 
 struct Link {
     const void* x;        // X[rows, x_ld]; of a link before: Word[ROWS, depth]

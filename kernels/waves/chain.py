@@ -3,7 +3,7 @@ of a launch. Each link has its twin in `reference`, as a wave's jobs have.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,47 +14,13 @@ from kernels.dense.linear import DENSE_DTYPE, padded
 from kernels.interaction.pairs import Pairs
 from kernels.runtime.launch import check_dense, check_rows, launch, shared_limit
 from kernels.runtime.source import kernel
-from kernels.waves.chain_arguments import MAX_LINKS, ChainArguments
+from kernels.waves.chain_links import ChainHead, ChainOperands, Link, check_links, made_columns
 from kernels.waves.packed_weights import COLUMNS, CrossWeights, JobWeights, LinearWeights, NormWeights, job_weights, packed
-from kernels.waves.wave_arguments import MAX_LOGITS, logit_steps
-from kernels.waves.wave_jobs import CrossJob, FmJob, Job, JobKind, LinearJob, NormJob, job_constants
+from kernels.waves.wave_arguments import MAX_LINKS, MAX_LOGITS, ChainArguments, logit_steps
+from kernels.waves.wave_jobs import CrossJob, FmJob, JobKind, LinearJob, NormJob, job_constants
 
 MOST_ROWS = 8  # of chain.cu
 _THREADS, _WARPS = 512, 16
-_MOST_EXPERTS = 64  # a thread each of all rows
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Link:
-    """A job of a chain. x: the numbers of the links, before this one, whose values it reads, side by side; none: it is given x.
-    x0: the same of a gate's x0; None: it is given. xl: of a cross layer's last input, if that is not x. mixed: of the logits by
-    which a layer's x is mixed (`reference.mixture`) before it is multiplied. The first vector of `Pairs` is the x of a layer.
-    """
-
-    job: Job | Pairs
-    x: tuple[int, ...] = ()
-    xl: int | None = None
-    x0: int | None = None
-    mixed: int | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ChainHead:
-    """bias: float[tasks]. logits: at most 3: the number of the FM or cross link that makes it; None: it is given."""
-
-    bias: torch.Tensor
-    logits: tuple[int | None, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ChainOperands:
-    """What a link is given: x in the dense dtype, rows 16-byte aligned, unless a link before makes it; a cross layer's x0, and
-    its xl, unless that is x or a link before makes it; as xl all vectors of `Pairs` but the first.
-    """
-
-    x: torch.Tensor | None
-    x0: torch.Tensor | None = None
-    xl: torch.Tensor | None = None
 
 
 class Chain:
@@ -72,7 +38,7 @@ class Chain:
         if not 1 <= len(links) <= MAX_LINKS or len(head.logits) > MAX_LOGITS:
             got = f"{len(links)} links and {len(head.logits)} logits"
             raise ValueError(f"chain: got {got}, expected 1 to {MAX_LINKS} and at most {MAX_LOGITS}")
-        self._check(links, head)
+        check_links(links, head)
         self.links, self.head, self.tasks = tuple(links), head, len(head.bias)
         self._device, self._dtype = device, DENSE_DTYPE[precision]
         self._bias = head.bias.float().contiguous().to(device)
@@ -106,48 +72,6 @@ class Chain:
         self._constants |= {
             "FIELDS": str(pairs.fields), "DIM": str(pairs.dim), "KEEP": str(pairs.keep), "DIAGONAL": str(int(pairs.diagonal)),
         }  # fmt: skip
-
-    @staticmethod
-    def _check(links: Sequence[Link], head: ChainHead) -> None:
-        """What a link waits for must come: else it would wait for ever."""
-        rows: dict[int, tuple[int, ...]] = {}  # of links that are read side by side
-        for i, link in enumerate(links):
-            numbers = ", ".join(map(str, link.x)) or "None"
-            got = f"chain link {i}: got x of link {numbers}"
-            if not all(number < i and isinstance(links[number].job, LinearJob | Pairs | NormJob) for number in link.x):
-                raise ValueError(f"{got}, expected a layer before it")
-            if any(rows.setdefault(number, link.x) != link.x for number in link.x):
-                raise ValueError(f"{got}, expected each to be read in one row alone")
-            columns = sum(_made_columns(links[number].job) for number in link.x)
-            if link.mixed is not None:
-                experts = _made_columns(links[link.mixed].job) if link.mixed < i else 0
-                if not isinstance(link.job, LinearJob) or not 1 <= experts <= _MOST_EXPERTS or columns % experts or columns % 8:
-                    raise ValueError(f"{got} mixed by link {link.mixed}, expected 1 to {_MOST_EXPERTS} equal parts of it")
-            if len(link.x) > 1 and any(_made_columns(links[number].job) % 8 for number in link.x[:-1]):
-                raise ValueError(f"{got} side by side, expected multiples of 8 columns")
-            match link.job:
-                case Pairs(dim=dim) if len(link.x) != 1 or columns != dim:
-                    raise ValueError(f"{got}, expected a layer of {dim} columns before it")
-                case Pairs() | NormJob() if all(i not in (*other.x, other.x0) for other in links):
-                    raise ValueError(f"chain link {i}: got no reader, expected a layer behind it")
-                case NormJob(width=width) if width % 8 or (link.x and columns != width):
-                    raise ValueError(f"chain link {i}: got {width} columns of norms, expected those of x, a multiple of 8")
-                case LinearJob(weight=weight) if link.x and weight.shape[1] != columns:
-                    got = f"{weight.shape[1]} columns of link {numbers}"
-                    raise ValueError(f"chain link {i}: got {got}, expected its {columns}")
-                case LinearJob(weight=weight) if not all(
-                    number is None or (number < i and _made_columns(links[number].job) == weight.shape[0])
-                    for number in (link.xl, link.x0)
-                ):
-                    name, number = ("xl", link.xl) if link.xl is not None else ("x0", link.x0)
-                    raise ValueError(f"chain link {i}: got {name} of link {number}, expected a layer as wide before it")
-                case FmJob() | CrossJob() if link.x:
-                    raise ValueError(f"{got}, expected it to be given")
-                case FmJob() | CrossJob() if i not in head.logits:
-                    raise ValueError(f"chain link {i}: got no reader, expected it to be one of the head's logits")
-        for logit in head.logits:
-            if logit is not None and not isinstance(links[logit].job, FmJob | CrossJob):
-                raise ValueError(f"chain head: got link {logit} as a logit, expected an FM or a cross network")
 
     def fits(self, rows: int) -> bool:
         """Whether a launch for so many rows is possible on this device."""
@@ -202,7 +126,7 @@ class Chain:
                 target.x0, target.x0_ld = operands.x0.data_ptr(), operands.x0.stride(0)
             if link.mixed is not None:
                 target.mixed, target.mixed_ld = base + 8 * self._outs[link.mixed], self._pitch[link.mixed]
-                target.experts = _made_columns(self.links[link.mixed].job)
+                target.experts = made_columns(self.links[link.mixed].job)
             self._fill_xl(i, target, operands.xl, base, rows)
             first += self._describe(i, target, rows)
         self._fill_head(chain.head, iter(logits), base, scores, done)
@@ -304,16 +228,6 @@ class Chain:
 def _bucket(rows: int) -> int:
     """Rows that the kernel is compiled for."""
     return 1 << (rows - 1).bit_length()
-
-
-def _made_columns(job: Job | Pairs) -> int:
-    """Columns that a layer, norms or pairs make; -1: these are logits."""
-    match job:
-        case LinearJob(weight=weight):
-            return weight.shape[0]
-        case Pairs(columns=columns) | NormJob(width=columns):
-            return columns
-    return -1
 
 
 def _packed(own: JobWeights) -> JobWeights:

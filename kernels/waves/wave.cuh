@@ -6,7 +6,7 @@
 #pragma once
 #include "runtime/common.cuh"
 #include "waves/epilogue.cuh"
-#include "interaction/row_norms.cuh"
+#include "dense/row_norms.cuh"
 
 #define ROW_THREADS (BN / 4)  // threads that share a row in the epilogue, 4 columns each
 #define MAX_JOBS 8

@@ -3,7 +3,7 @@ the last one. Every member has its twin in `reference`; what computes a wave is 
 layer of many rows cuBLAS.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from kernels.runtime.source import kernel
 from kernels.runtime.tensor_map import tensor_map
 from kernels.waves.packed_weights import CrossWeights, LinearWeights, NormWeights, job_weights, share_weights, tf32_halves
 from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, crossed_arguments, fill_head, fill_share
-from kernels.waves.wave_jobs import FmJob, HeadOperands, Job, JobKind, LinearJob, NormJob, Operands, job_constants
+from kernels.waves.wave_jobs import FmJob, HeadOperands, Job, JobKind, LinearJob, NormJob, Operands, job_constants, shape_of
 from kernels.waves.wave_tiles import (
     CROSSED_TILES,
     EXACT_TILES,
@@ -119,26 +119,13 @@ class Wave:
         found: of waves that were timed in this warm-up: models repeat their layers, and programs their waves.
         """
         if rows not in self._choice:
-            ways, known, like = self.ways(rows), self.recalled.get(rows, ""), self._like(operands, rows)
+            ways, known = self.ways(rows), self.recalled.get(rows, "")
+            like = "wave", rows, tuple(self._constants.items()), *map(shape_of, self.jobs, operands)
             if known not in ways and like not in found:
                 with overlapping():
                     found[like] = fastest({name: self.bound(operands, rows, head, state, way) for name, way in ways.items()})
             self._choice[rows] = known if known in ways else found[like]
         return self._choice[rows]
-
-    def _like(self, operands: Sequence[Operands], rows: int) -> Hashable:
-        """What the time of a launch depends on. Alike waves have the same ways."""
-        jobs = []
-        for job, given, own in zip(self.jobs, operands, self._weights, strict=True):
-            lies = [None if t is None else t.stride(0) for t in (given.x, given.out, given.x0, given.xl)]
-            if isinstance(job, LinearJob):
-                assert isinstance(own, LinearWeights)
-                kind = job.activation, job.cross, job.gate != 0, job.outer_bias, job.head is not None, job.shared
-                own_part = (*own.weight.shape, *kind)
-            else:
-                own_part = (type(job).__name__, job.width)
-            jobs.append((*own_part, *lies))
-        return "wave", rows, tuple(sorted(self._constants.items())), self._library_bias is None, *jobs
 
     def __call__(self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor) -> None:
         """Writes every job's out for the first state[TRUE_ROWS] rows, and the scores if the wave ends in the head.

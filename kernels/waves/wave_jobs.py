@@ -1,6 +1,6 @@
 """What waves and chains are made of: jobs with their weights, and what they read and write in one launch. Plain data."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -145,6 +145,15 @@ class ShareOperands:
     context_of_row: torch.Tensor
     shares: torch.Tensor
     done: torch.Tensor
+
+
+def shape_of(job: Job, given: Operands) -> tuple[Hashable, ...]:
+    """What the time of a job depends on: alike jobs are computed fastest in the same way."""
+    lies = (None if t is None else t.stride(0) for t in (given.x, given.out, given.x0, given.xl))
+    if not isinstance(job, LinearJob):
+        return type(job).__name__, job.width, *lies
+    kind = job.activation, job.cross, job.gate != 0, job.outer_bias, job.bias is None, job.head is None, job.shared
+    return *job.weight.shape, *kind, *lies
 
 
 def chunk_columns(dtype: torch.dtype) -> int:

@@ -36,7 +36,8 @@ class Model:
     """
 
     def __init__(self, width, hidden, tasks, precision, seed=0, device="cuda:0"):
-        from kernels.waves.chain import Chain, ChainHead, Link
+        from kernels.waves.chain import Chain
+        from kernels.waves.chain_links import ChainHead, Link
         from kernels.waves.wave_jobs import CrossJob, FmJob, LinearJob
 
         self.rng = np.random.default_rng(seed)
@@ -74,7 +75,7 @@ class Model:
     def start(self, rows, bucket, batch):
         """Launches a batch. Gives a check of its scores against the formulas in float64, for when the device is done."""
         from kernels.dense.linear import padded
-        from kernels.waves.chain import ChainOperands
+        from kernels.waves.chain_links import ChainOperands
 
         x = torch.full((bucket, padded(self.width)), torch.nan)
         x[:rows] = 0
@@ -165,7 +166,8 @@ class Dotted:
     """DLRM: two layers of some numbers, the dots of their output with the vectors of the lookup, two layers and the head."""
 
     def __init__(self, numbers, hidden, pairs, precision, device="cuda:0"):
-        from kernels.waves.chain import Chain, ChainHead, Link
+        from kernels.waves.chain import Chain
+        from kernels.waves.chain_links import ChainHead, Link
         from kernels.waves.wave_jobs import LinearJob
 
         self.rng = np.random.default_rng(numbers)
@@ -193,7 +195,7 @@ class Dotted:
         return x.to(self.dtype).to(self.device)
 
     def run(self, rows, bucket, batch):
-        from kernels.waves.chain import ChainOperands
+        from kernels.waves.chain_links import ChainOperands
 
         p = self.pairs
         x, vectors = self.given(rows, bucket, self.numbers), self.given(rows, bucket, (p.fields - 1) * p.dim)
@@ -270,7 +272,8 @@ def test_on_the_host_too_a_chain_makes_the_dots_between_its_layers(on_host, name
 
 
 def test_what_does_not_fit_is_refused(on_host, monkeypatch):
-    from kernels.waves.chain import Chain, ChainHead, ChainOperands, Link
+    from kernels.waves.chain import Chain
+    from kernels.waves.chain_links import ChainHead, ChainOperands, Link
     from kernels.waves.wave_jobs import FmJob, LinearJob
 
     launched: list[object] = []

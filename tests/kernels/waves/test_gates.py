@@ -105,7 +105,8 @@ class Gated:
     """
 
     def __init__(self, fields, dim, hidden, precision, device):
-        from kernels.waves.chain import Chain, ChainHead, Link
+        from kernels.waves.chain import Chain
+        from kernels.waves.chain_links import ChainHead, Link
         from kernels.waves.wave_jobs import LinearJob, NormJob
 
         self.dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -144,7 +145,7 @@ class Gated:
         self.state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
 
     def run(self, rows, bucket, batch):
-        from kernels.waves.chain import ChainOperands
+        from kernels.waves.chain_links import ChainOperands
 
         x = self.d.rows(rows, bucket, self.width)
         pinned = {"pin_memory": self.device != "cpu"}
@@ -199,7 +200,8 @@ def test_on_the_host_too_a_chain_gates_and_norms(on_host, precision):
 
 
 def test_links_that_nobody_could_read_are_refused(on_host):
-    from kernels.waves.chain import Chain, ChainHead, Link
+    from kernels.waves.chain import Chain
+    from kernels.waves.chain_links import ChainHead, Link
     from kernels.waves.wave_jobs import LinearJob, NormJob
 
     def refused(match, *links):
