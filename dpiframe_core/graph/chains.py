@@ -1,9 +1,9 @@
 """Puts layers that follow one another into one launch. Plain data.
 
-A chain is all waves of a graph (kernels/waves/chain.cu), for the few rows that it takes. Every value of it but its scores stays
-within it, so only a graph of one lookup, waves, mixtures, a dot and the head can be one. A tower is a narrow MLP of the lookup's
-numbers and the dots that read its output (kernels/interaction/tower.cu). DLRM has one: three waves that hold few products, each
-of which waits for the one before it.
+A chain is all waves of a graph (kernels/waves/chain.cu), for the few rows that it takes. Every value of it but its scores
+stays within it, so only a graph of one lookup, waves, mixtures, a dot and the head can be one. A tower is a narrow MLP of the
+lookup's numbers and the dots that read its output (kernels/interaction/tower.cu). DLRM has one: three waves that hold few
+products, each of which waits for the one before it.
 """
 
 from dataclasses import replace
