@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -141,21 +141,27 @@ class CudaLane:
         if known and known.program not in self._programs:
             known = None
         wanted = [self._programs[known.program]] if known else [p for p in self._programs.values() if p.operators.fits(rows)]
-        programs = [p for p in wanted if self._tuned(p, rows)]
+        programs = [p for p in wanted if self._tuned(p, rows, brief=self._capture and len(wanted) > 1)]
         if not programs:  # what an earlier warm-up chose cannot be had any more
             return self._prepared(rows, pool)
         if not self._capture:
             return EagerBucket(partial(self._issue_alone, programs[0], rows), self._streams[0], self._staging, rows)
         captured = {program.name: self._captured(program, rows, pool) for program in programs}
         if not known:
-            known = calibrated(rows, {name: partial(one.run, done_words(rows)) for name, one in captured.items()})
+            known = _calibrated(rows, captured)
+            near = {p.operators for p in programs if p.operators.rough(rows) and known.near(p.name)}
+            for program in [p for p in programs if p.operators in near]:
+                captured[program.name].release()
+                program.operators.tune(self._workspace, rows, self._found)
+                captured[program.name] = self._captured(program, rows, pool)
+            known = _calibrated(rows, captured) if near else known
             self._calibrations[rows] = known
         for name, one in captured.items():
             if name != known.program:
                 one.release()
         return captured[known.program]
 
-    def _tuned(self, program: CudaProgram, rows: int) -> bool:
+    def _tuned(self, program: CudaProgram, rows: int, *, brief: bool) -> bool:
         """Whether a program can run. One whose regions do not compile is dropped, for there are others."""
         try:
             self._issue(program, rows)  # loads modules and makes cuBLAS pick its algorithms, which capture forbids
@@ -163,7 +169,7 @@ class CudaLane:
             self._leave(program, failure)
             return False
         self._streams[0].synchronize()
-        program.operators.tune(self._workspace, rows, self._found)
+        program.operators.tune(self._workspace, rows, self._found, brief=brief)
         return True
 
     def _leave(self, program: CudaProgram, failure: RegionFailed) -> None:
@@ -254,3 +260,7 @@ class CudaLane:
     def _issue_alone(self, program: CudaProgram, rows: int) -> None:
         with torch.inference_mode(), matmul_precision(self._precision):
             self._issue(program, rows)
+
+
+def _calibrated(rows: int, captured: Mapping[str, CapturedBucket]) -> Calibration:
+    return calibrated(rows, {name: partial(one.run, done_words(rows)) for name, one in captured.items()})

@@ -120,16 +120,16 @@ class CudaOperators:
             if isinstance(kernel, DeviceLookup):
                 kernel.place()
 
-    def tune(self, workspace: Workspace, rows: int, found: Found) -> None:
+    def tune(self, workspace: Workspace, rows: int, found: Found, *, brief: bool = False) -> None:
         """Chooses how products are computed for `rows` rows, once for all lanes. found: what layers like these were found to be
-        computed fastest by.
+        computed fastest by. brief: see `Linear.tune`.
         """
         values, state = workspace.values, workspace.state
         for node in self.graph.nodes:
             match self._kernels.get(node.name):
                 case Linear() as linear:
                     ins, out = [values[i][:rows] for i in node.inputs], values[node.outputs[0]][:rows]
-                    linear.tune(found, out=out, state=state, **_linear_inputs(ins))
+                    linear.tune(found, out=out, state=state, brief=brief, **_linear_inputs(ins))
                 case Cin() as cin:
                     x, out = values[node.inputs[0]][:rows, node.attrs.offset :], values[node.outputs[0]][:rows]
                     first, second = workspace.maps[node.name]
@@ -140,6 +140,10 @@ class CudaOperators:
                 case Attention() as attention:
                     x, out = values[node.inputs[0]][:rows], values[node.outputs[0]][:rows]
                     attention.tune(state, x, rows, out, self._context_rows(node, workspace))
+
+    def rough(self, rows: int) -> bool:
+        """Whether some layer's choice for so many rows is of a brief `tune`."""
+        return any(isinstance(kernel, Linear) and rows in kernel.rough for kernel in self._kernels.values())
 
     @property
     def choices(self) -> dict[str, str]:

@@ -28,6 +28,9 @@ Ways = dict[str, Callable[[], None]]
 DENSE_DTYPE = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
 
 
+TRITON = "triton-"  # begins the names of its ways
+
+
 def column_alignment(dtype: torch.dtype) -> int:
     """What the columns of values are a multiple of: 16 bytes of fp8 and bf16, 32 of float32."""
     return 16 if dtype.itemsize == 1 else 8
@@ -87,6 +90,7 @@ class Linear:
         self._epilogue = kernel("dense/linear", "bias_relu", {"X": type_name(dtype)}, device.index or 0)
         self._choice: dict[int, str] = {}
         self.recalled: dict[int, str] = {}  # choices made before, by rows; `tune` takes those that exist
+        self.rough: set[int] = set()
 
     def ways(self, x: Tensor, out: Tensor, x0: Tensor | None, state: Tensor, xl: Tensor | None = None) -> Ways:
         """Every way to compute the layer for these operands, by name."""
@@ -106,19 +110,34 @@ class Linear:
                     ways[tile.name] = partial(linear, x, self._weight, self._bias, out, *crossed, relu, tile)
         return ways
 
-    def tune(self, found: Found, x: Tensor, out: Tensor, x0: Tensor | None, state: Tensor, xl: Tensor | None = None) -> str:
+    def tune(
+        self,
+        found: Found,
+        x: Tensor,
+        out: Tensor,
+        x0: Tensor | None,
+        state: Tensor,
+        xl: Tensor | None = None,
+        *,
+        brief: bool = False,
+    ) -> str:
         """Times the ways on these operands and keeps the fastest for this number of rows. Returns its name.
 
         found: of layers that were timed in this warm-up. One of the same shapes and strides is alike.
+        brief: without Triton's ways, each of which takes a third of a second to compile. `rough` has the rows of such choices.
         """
         rows = x.shape[0]
-        if rows not in self._choice:
+        if rows not in self._choice or (rows in self.rough and not brief):
             ways = self.ways(x, out, x0, state, xl)
             known, lies = self.recalled.get(rows, ""), [None if t is None else t.stride(0) for t in (x, out, x0, xl)]
-            like = "linear", rows, *self._weight.shape, self.activation, self._outer_bias, *lies
+            timed = {name: way for name, way in ways.items() if not (brief and name.startswith(TRITON))}
+            like = "linear", rows, *self._weight.shape, self.activation, self._outer_bias, *lies, *timed
             if known not in ways and like not in found:
-                found[like] = fastest(ways)
+                found[like] = fastest(timed)
             self._choice[rows] = known if known in ways else found[like]
+            self.rough.discard(rows)
+            if known not in ways and len(timed) < len(ways):
+                self.rough.add(rows)
         return self._choice[rows]
 
     @property

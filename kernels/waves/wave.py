@@ -90,11 +90,12 @@ class Wave:
 
     def tiles_for(self, rows: int) -> list[AnyTile]:
         """See `wave_tiles.tiles_for`; those that this GPU's shared memory holds, and whose rows a warp sums up for a head."""
-        return [
+        tiles = [
             t
             for t in tiles_for(rows, self._wide)
             if t.shared_bytes + STATIC_BYTES <= self._shared_limit and not (self.has_head and t.columns > MOST_HEAD_COLUMNS)
         ]
+        return tiles if any(isinstance(job, LinearJob) for job in self.jobs) else tiles[:1]  # a warp a row, whatever the tile
 
     def ways(self, rows: int) -> dict[str, AnyTile | None]:
         """By name, the tiles for a number of rows, and None: a product by cuBLAS, for many rows and one layer alone."""

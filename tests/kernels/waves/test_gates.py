@@ -12,7 +12,7 @@ from tests.kernels import host_cuda
 from tests.kernels.lane_state import lane_state
 
 PRECISIONS = ("fp32", "tf32", "bf16")
-EPS = {"fp32": 2**-23, "tf32": 2**-10, "bf16": 2**-8}  # of a factor or an output; sums are float32
+EPS = {"fp32": 4 * 2**-23, "tf32": 2**-10, "bf16": 2**-8}  # of a factor or an output; sums are float32, within 8 eps
 OFF = {"fp32": 1e-5, "tf32": 5e-3, "bf16": 4e-2}  # of a chain's probability
 
 
@@ -74,7 +74,7 @@ def check_wave(precision, rows, fields, dim, tiles, device):
     want += [(v @ w.T + b).relu(), v0 * (v @ u.T + c) + last]
     terms = [2 * v0.abs() * (v.abs() @ d.exact(own)[0].abs().T + 1) + 1 for own in layers]
     terms += [(4 + 4 * scale.abs().repeat(fields) + shift.abs().repeat(fields)).double()] * 2
-    terms += [v.abs() @ w.abs().T + 1, v0.abs() * (v.abs() @ u.abs().T + 1) + last.abs()]
+    terms += [v.abs() @ w.abs().T + b.abs(), v0.abs() * (v.abs() @ u.abs().T + 1) + last.abs()]
     for tile in tiles:
         outs = [torch.full((rows, t.shape[1]), torch.nan, dtype=dtype, device=device) for t in want]
         operands = [Operands(x, out, x0) for out in outs[:3]] + [Operands(given, out) for out in outs[3:5]]
