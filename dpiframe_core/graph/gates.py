@@ -9,6 +9,7 @@ from dataclasses import replace
 from dpiframe_core.graph.aten import AtenCall, Constant, Window, contiguous
 from dpiframe_core.graph.fusion import MAX_PARTS, only, rebuilt
 from dpiframe_core.graph.graph import Attrs, Graph, Node
+from dpiframe_core.graph.placement import ALIGNMENT
 
 SUMMED = -1  # in the place of a part's first column of a head's weights: it is summed up as it is
 _ACTIVATIONS = ("identity", "relu", "sigmoid", "tanh")
@@ -36,7 +37,8 @@ def _one_gate(graph: Graph) -> Graph | None:
         if not mul or set(mul.inputs) == set(last.outputs):
             continue
         (x0,) = (i for i in mul.inputs if i != last.outputs[0])
-        if graph.widths[x0] != graph.widths[last.outputs[0]] or mul.outputs[0] == graph.output:
+        width = graph.widths[last.outputs[0]]
+        if graph.widths[x0] != width or width < ALIGNMENT or mul.outputs[0] == graph.output:  # narrower ones may be logits
             continue
         attrs = Attrs(activation=n.attrs.activation, scalar=factor)
         gated = Node(n.name, "gated", (x0, n.inputs[0]), mul.outputs, n.module, n.params, attrs)
@@ -45,30 +47,34 @@ def _one_gate(graph: Graph) -> Graph | None:
 
 
 def _one_norm(graph: Graph) -> Graph | None:
-    """layer_norm of a value's fields, perhaps with a ReLU behind -> norm."""
-    consumers = graph.consumers()
+    """layer_norm of a value's fields, perhaps with a ReLU behind -> norm. One between generic operators is left to them: what
+    they hand one another stays float32.
+    """
+    consumers, made_by = graph.consumers(), graph.producers()
     for n in graph.nodes:
-        call = n.attrs.aten
-        if n.op != "aten" or call is None or call.op != "aten.layer_norm" or len(n.params) != 2 or n.outputs[0] == graph.output:
+        if not _norms_fields(n, graph) or made_by[n.inputs[0]].op == "aten" or n.outputs[0] == graph.output:
             continue
-        x, *affine = call.operands
-        whole = isinstance(x, Window) and _whole(x, graph.widths[n.inputs[0]])
-        (count, eps), dim = call.args, call.sizes[-1]
-        if (
-            not whole
-            or count != 1
-            or not isinstance(eps, float)
-            or affine != [Constant(0), Constant(1)]
-            or graph.widths[n.outputs[0]] % 8
-        ):
+        if all(reader.op == "aten" for reader in consumers.get(n.outputs[0], [])):
             continue
         relu = only(consumers, n, "activation")
         if relu and (relu.attrs.activation != "relu" or relu.outputs[0] == graph.output):
             relu = None
-        attrs = Attrs(fields=graph.widths[n.outputs[0]] // dim, dim=dim, scalar=eps, activation="relu" if relu else "identity")
+        assert n.attrs.aten is not None  # it norms fields
+        (_, eps), dim = n.attrs.aten.args, n.attrs.aten.sizes[-1]
+        fields, activation = graph.widths[n.outputs[0]] // dim, "relu" if relu else "identity"
+        attrs = Attrs(fields=fields, dim=dim, scalar=float(eps), activation=activation)  # type: ignore[arg-type]
         norm = Node(n.name, "norm", n.inputs, relu.outputs if relu else n.outputs, n.module, n.params, attrs)
         return rebuilt(graph, {n.name, *([relu.name] if relu else [])}, [norm])
     return None
+
+
+def _norms_fields(n: Node, graph: Graph) -> bool:
+    call = n.attrs.aten
+    if n.op != "aten" or call is None or call.op != "aten.layer_norm" or call.args[0] != 1:
+        return False
+    x, *affine = call.operands
+    width = graph.widths[n.outputs[0]]
+    return isinstance(x, Window) and _whole(x, width) and affine == [Constant(0), Constant(1)] and width % ALIGNMENT == 0
 
 
 def _summed(graph: Graph) -> Graph:
