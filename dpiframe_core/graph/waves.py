@@ -31,7 +31,7 @@ def group_waves(graph: Graph) -> Graph:
             by_level.setdefault(level[node.name], []).append(node)
     nodes: list[Node] = []
     for number in sorted(by_level):
-        waiting = [n for n in by_level[number] if _fits(n, graph)]
+        waiting = sorted((n for n in by_level[number] if _fits(n, graph)), key=lambda n: n.op == "norm")  # products begin first
         nodes += [n for n in by_level[number] if n not in waiting]
         while waiting:
             members = _first_wave(waiting)

@@ -240,7 +240,8 @@ class Wave:
             fill_head(wave.head, head, self._bias, rows, slot, self.tasks)
         function = self._function(tile)
         args = (maps, wave, state.data_ptr()) if wide else (wave, state.data_ptr(), np.int32(rows))
-        return partial(launch, function, first, tile.threads, args, shared_bytes=tile.shared_bytes)
+        shared_bytes = tile.shared_bytes if any(isinstance(job, LinearJob) for job in self.jobs) else 0
+        return partial(launch, function, first, tile.threads, args, shared_bytes=shared_bytes)
 
     def _for_library(self, precision: str) -> torch.Tensor | None:
         """The bias as cuBLAS takes it, if the wave is one layer that it computes in one call."""
