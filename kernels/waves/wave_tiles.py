@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-STATIC_BYTES = 1024  # of shared memory, beside the ring, at most
+STATIC_BYTES = 1536  # of shared memory, beside the ring, at most
 MANY_ROWS = 1024  # from which on a library's own kernels may be worth while
 MOST_HEAD_COLUMNS = 128  # of a tile whose rows are dotted with a head: 32 threads of 4 columns, which one warp adds up
 
@@ -87,32 +87,50 @@ class WideTile:
 
 @dataclass(frozen=True, slots=True)
 class CrossedTile:
-    """Of crossed_wgmma.cu (sm_90a), for a cross layer alone in its wave: rows and columns of a block's tile, its buffers."""
+    """Of crossed_wgmma.cu (sm_90a), for a cross layer alone in its wave: rows and columns of a block's tile, buffers of a ring.
+    held: chunks of x that a block keeps while it goes through column tiles, which groups of warpgroups take in turn; 0: x comes
+    through the ring, and a block has one tile.
+    """
 
     rows: int
     columns: int
     stages: int
+    held: int = 0
+    groups: int = 1
 
     @property
     def name(self) -> str:
-        return f"crossed-{self.rows}x{self.columns}-s{self.stages}"
+        kind, end = ("held", f"-g{self.groups}") if self.held else ("crossed", "")
+        return f"{kind}-{self.rows}x{self.columns}-s{self.stages}{end}"
 
     @property
     def threads(self) -> int:
-        return self.rows * 2 + 32
+        return self.groups * (self.rows * 2 + 32)
 
     @property
     def shared_bytes(self) -> int:
-        return self.stages * (self.rows + self.columns) * 128 + 1024  # to align the ring
+        buffer = self.columns if self.held else self.rows + self.columns
+        return (self.groups * self.stages * buffer + self.held * self.rows) * 128 + 1024  # to align the ring
 
     @property
     def constants(self) -> dict[str, str]:
-        return {"BM": str(self.rows), "BN": str(self.columns), "STAGES": str(self.stages)}
+        sizes = {"BM": str(self.rows), "BN": str(self.columns), "STAGES": str(self.stages)}
+        return sizes | {"HELD": str(self.held), "GROUPS": str(self.groups)}
 
     def holds(self, size: int) -> bool:
-        """Whether the ring holds a tile's x0 and xl, of values of so many bytes, at once and in whole lines of 128 bytes."""
+        """Whether the ring takes a tile's x0 and xl, of values of so many bytes, in whole lines of 128 bytes: at once, if the
+        block has no other tile.
+        """
         boxes, in_buffer = 2 * self.columns * size // 128, (self.rows + self.columns) // self.rows
-        return self.columns * size % 128 == 0 and -(-boxes // in_buffer) <= self.stages
+        return self.columns * size % 128 == 0 and (self.held > 0 or -(-boxes // in_buffer) <= self.stages)
+
+    def spans(self, row_tiles: int, tiles: int, processors: int) -> int:
+        """Blocks that share a row tile's column tiles: each one, or as many as end soonest, if a block's start takes as long as
+        one of its tiles.
+        """
+        if not self.held:
+            return tiles
+        return min(range(1, tiles + 1), key=lambda n: -(-row_tiles * n // processors) * (-(-tiles // n) + 1))
 
 
 TILES = (
@@ -149,6 +167,10 @@ WIDE_TILES = (
 CROSSED_TILES = (WideTile(128, 128, 1, 3, brings=True), WideTile(128, 256, 1, 4, brings=True))
 # And these for one alone.
 LONE_TILES = (CrossedTile(128, 64, 4), CrossedTile(128, 128, 3), CrossedTile(128, 128, 6))
+_HELD_ROWS, _HELD_STAGES = (
+    128,
+    (6, 5, 4, 3),
+)  # as many buffers as there is room for; with three, boxes of x0 and xl pass through
 EXACT_TILES = (
     WideTile(64, 64, 1, 4, 3),
     WideTile(64, 64, 2, 4, 3),
@@ -158,6 +180,17 @@ EXACT_TILES = (
 
 
 AnyTile = Tile | WideTile | CrossedTile
+
+
+def held_tiles(depth: int, size: int, limit: int) -> list[CrossedTile]:
+    """For one cross layer alone whose x has `depth` columns of `size` bytes: the tiles that keep x in shared memory, of which
+    a block has `limit` bytes."""
+    chunks, found = -(-depth * size // 128), []
+    for groups in (1, 2):
+        static = groups * _HELD_ROWS * (8 if size == 1 else 4) + 512  # biases, scales, barriers
+        own = (CrossedTile(_HELD_ROWS, _HELD_ROWS, stages, chunks, groups) for stages in _HELD_STAGES)
+        found += [t for t in own if t.shared_bytes + static <= limit][:1]
+    return found
 
 
 def tiles_for(rows: int, wide: Sequence[WideTile | CrossedTile] = ()) -> list[AnyTile]:
