@@ -1,6 +1,7 @@
 """Where a GPU lane's rows are put for its graphs to read: a row block in pinned memory, as large as the largest batch."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import torch
 
@@ -35,3 +36,26 @@ class Staging:
         """Rows of the first context, for a run whose scores nobody reads."""
         self._words[:] = rows, 1
         self.block.request_of_row[:rows] = 0
+
+
+class DeviceRows:
+    """The staged rows in a GPU's own memory, where its copy engine brings them while other lanes compute. A lookup that reads
+    them over the bus takes as long, and holds the multiprocessors.
+
+    Attributes:
+        batch: for kernels, in the place of the staged one.
+    """
+
+    def __init__(self, staged: Batch, device: torch.device) -> None:
+        self._staged = staged
+        self.batch = Batch(**{f.name: torch.zeros_like(getattr(staged, f.name), device=device) for f in fields(Batch)})
+
+    def copy(self, rows: int, stream: int) -> None:
+        """Puts copies of so many rows of each section, and of the header, on a stream."""
+        from cupy.cuda import runtime
+
+        for name in (f.name for f in fields(Batch)):
+            target, source = getattr(self.batch, name), getattr(self._staged, name)
+            size = source.nbytes if name == "header" else source[:rows].nbytes
+            if size:
+                runtime.memcpyAsync(target.data_ptr(), source.data_ptr(), size, runtime.memcpyHostToDevice, stream)
