@@ -199,13 +199,26 @@ def test_on_the_host_too_a_cross_layer_alone_takes_such_tiles(on_host, precision
         check_lone(width, rank, rows, precision, LONE_TILES, "cpu", outer)
 
 
-@pytest.mark.bulk
-@pytest.mark.parametrize(("precision", "processors"), [("bf16", 1), ("bf16", 3), ("tf32", 2)])
-def test_on_the_host_too_blocks_that_keep_x_go_through_many_tiles(on_host, monkeypatch, precision, processors):
+def check_many_tiles(monkeypatch, precision, processors, device):
     """Few multiprocessors: more tiles a block than its rings have buffers, groups with a tile more than others or with none."""
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=processors))
     for width, rank, rows, outer in ((300, 0, 200, False), (700, 300, 300, True), (1100, 200, 130, False)):
-        check_lone(width, rank, rows, precision, (), "cpu", outer)
+        check_lone(width, rank, rows, precision, (), device, outer)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("processors", [1, 2, 3, 5])
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_blocks_that_keep_x_go_through_many_tiles(monkeypatch, precision, processors):
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("tiles for Hopper")
+    check_many_tiles(monkeypatch, precision, processors, "cuda:0")
+
+
+@pytest.mark.bulk
+@pytest.mark.parametrize(("precision", "processors"), [("bf16", 1), ("bf16", 3), ("tf32", 2)])
+def test_on_the_host_too_blocks_that_keep_x_go_through_many_tiles(on_host, monkeypatch, precision, processors):
+    check_many_tiles(monkeypatch, precision, processors, "cpu")
 
 
 @pytest.mark.parametrize(
