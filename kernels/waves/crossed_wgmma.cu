@@ -22,7 +22,7 @@
 #define WK 1
 #define WM (BM / 64)
 #define THREADS (128 * WM)  // of a group, that multiply; one warp more for each copies
-#define STAGE_BYTES ((HELD ? BN : BM + BN) * 128)
+#define STAGE_BYTES ((HELD ? BM : BM + BN) * 128)
 #define PIECE (BN < 128 ? BN : 128)
 #define FP8 (sizeof(X) == 1)
 #define SYNC(group) asm volatile("bar.sync %0, %1;" ::"r"(1 + (group)), "n"(THREADS) : "memory")
@@ -33,7 +33,7 @@
 #define IN_BUFFER (STAGE_BYTES / BOX_BYTES)      // boxes that a buffer of the ring holds
 #define BEHIND ((2 * BOXES + IN_BUFFER - 1) / IN_BUFFER)  // buffers of them
 static_assert(BOXES * CHUNK == BN, "x0 and xl lie in the ring in whole lines");
-static_assert(HELD ? BM == BN && STAGES >= 3 : BEHIND <= STAGES && GROUPS == 1, "boxes are given back one by one, or all are there");
+static_assert(HELD ? BM >= BN && STAGES >= 3 : BEHIND <= STAGES && GROUPS == 1, "boxes are given back one by one, or all are there");
 
 struct Layer {
     TensorMap x, weight, x0, xl, out;  // tiles of BM rows, of the weights BN

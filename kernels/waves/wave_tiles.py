@@ -109,7 +109,7 @@ class CrossedTile:
 
     @property
     def shared_bytes(self) -> int:
-        buffer = self.columns if self.held else self.rows + self.columns
+        buffer = self.rows if self.held else self.rows + self.columns
         return (self.groups * self.stages * buffer + self.held * self.rows) * 128 + 1024  # to align the ring
 
     @property
@@ -167,10 +167,8 @@ WIDE_TILES = (
 CROSSED_TILES = (WideTile(128, 128, 1, 3, brings=True), WideTile(128, 256, 1, 4, brings=True))
 # And these for one alone.
 LONE_TILES = (CrossedTile(128, 64, 4), CrossedTile(128, 128, 3), CrossedTile(128, 128, 6))
-_HELD_ROWS, _HELD_STAGES = (
-    128,
-    (6, 5, 4, 3),
-)  # as many buffers as there is room for; with three, boxes of x0 and xl pass through
+_HELD_ROWS, _HELD_COLUMNS = ((128, 1), (128, 2), (256, 1)), 128  # rows of x that a block keeps, and groups that share them
+_HELD_STAGES = 6, 5, 4, 3  # as many buffers as there is room for; with three, boxes of x0 and xl pass through
 EXACT_TILES = (
     WideTile(64, 64, 1, 4, 3),
     WideTile(64, 64, 2, 4, 3),
@@ -186,9 +184,9 @@ def held_tiles(depth: int, size: int, limit: int) -> list[CrossedTile]:
     """For one cross layer alone whose x has `depth` columns of `size` bytes: the tiles that keep x in shared memory, of which
     a block has `limit` bytes."""
     chunks, found = -(-depth * size // 128), []
-    for groups in (1, 2):
-        static = groups * _HELD_ROWS * (8 if size == 1 else 4) + 512  # biases, scales, barriers
-        own = (CrossedTile(_HELD_ROWS, _HELD_ROWS, stages, chunks, groups) for stages in _HELD_STAGES)
+    for rows, groups in _HELD_ROWS:
+        static = groups * _HELD_COLUMNS * (8 if size == 1 else 4) + 512  # biases, scales, barriers
+        own = (CrossedTile(rows, _HELD_COLUMNS, stages, chunks, groups) for stages in _HELD_STAGES)
         found += [t for t in own if t.shared_bytes + static <= limit][:1]
     return found
 

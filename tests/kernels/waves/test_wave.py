@@ -232,11 +232,11 @@ def test_blocks_that_keep_x_share_the_column_tiles_of_a_row_tile(row_tiles, tile
 
 def test_x_is_kept_where_there_is_room_for_it():
     def made(depth, size):
-        return [(t.held, t.groups, t.stages) for t in held_tiles(depth, size, 227 * 1024)]
+        return [(t.held, t.rows, t.groups, t.stages) for t in held_tiles(depth, size, 227 * 1024)]
 
-    assert made(512, 2) == [(8, 1, 6), (8, 2, 3)]
-    assert made(512, 1) == [(4, 1, 6), (4, 2, 4)]
-    assert made(640, 2) == [(10, 1, 4)]
+    assert made(512, 2) == [(8, 128, 1, 6), (8, 128, 2, 3)]
+    assert made(512, 1) == [(4, 128, 1, 6), (4, 128, 2, 4), (4, 256, 1, 3)]
+    assert made(640, 2) == [(10, 128, 1, 4)]
     assert made(1024, 2) == []
 
 
@@ -257,7 +257,7 @@ def test_such_tiles_are_for_one_cross_layer_without_a_head_alone(on_host):
     for precision, size, depth in (("bf16", 2, 8), ("tf32", 4, 8), ("fp8", 1, 16)):
         kept = held_tiles(depth, size, 227 * 1024)
         assert names([crossed], precision=precision) == {t.name for t in (*LONE_TILES, *kept) if t.holds(size)}
-        assert len(kept) == 2
+        assert len(kept) == 3
     for other in ([plain], [crossed, plain], [crossed, crossed]):
         assert not names(other)
     assert not names([headed], torch.ones(1))
