@@ -73,7 +73,7 @@ def embedding(results: Results) -> list[str]:
         for cell in results.cells("embedding", dtype=dtype):
             r = any_of(cell)
             c, ours = r["cell"], cell.get("dpiframe")
-            name = f"{c['fields']} x {c['dim']}" + (f", bags of {c['bag']}" if c["bag"] > 1 else "")
+            name = f"{c['fields']} x {c['dim']}" + (f", bags of {c['bag'] or '1 to 100'}" if c["bag"] != 1 else "")
             name += (", uniform" if c["ids"] == "uniform" else "") + (", large tables" if c["large"] else "")
             theirs = cell.get("fbgemm-captured")
             device = [f"{x['device_us']:.2f}" if x and x["device_us"] else "" for x in (ours, theirs)]

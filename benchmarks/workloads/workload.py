@@ -114,17 +114,24 @@ def categorical(name: str, table: str | None = None, first: str | None = None, *
 
 
 def schema_of(
-    sizes: Sequence[int], dim: int, *, first_order: bool = False, dtype: str = "float32", bag: int = 1, of_context: int = 0
+    sizes: Sequence[int],
+    dim: int,
+    *,
+    first_order: bool = False,
+    dtype: str = "float32",
+    bag: int | Sequence[int] = 1,
+    of_context: int = 0,
 ) -> FeatureSchema:
-    """One identity feature a size, with `bag` ids each, summed. The first `of_context` are of a context."""
+    """One identity feature a size, with `bag` ids each, or so many of each, summed. The first `of_context` are of a context."""
+    bags = [bag] * len(sizes) if isinstance(bag, int) else bag
     tables = [Table(name=f"C{i}", rows=n, dim=dim, dtype=dtype) for i, n in enumerate(sizes)]  # type: ignore[arg-type]
     if first_order:
         tables += [Table(name=f"w{i}", rows=n, dim=1) for i, n in enumerate(sizes)]
     features = [
         categorical(
-            f"C{i}", first=f"w{i}" if first_order else None, max_values=bag, scope="context" if i < of_context else "candidate"
+            f"C{i}", first=f"w{i}" if first_order else None, max_values=n, scope="context" if i < of_context else "candidate"
         )
-        for i in range(len(sizes))
+        for i, n in enumerate(bags)
     ]  # fmt: skip
     return FeatureSchema(features=tuple(features), tables=tuple(tables))
 

@@ -229,7 +229,7 @@ class CudaLane:
     def _issue(self, program: CudaProgram, rows: int) -> None:
         workspace, values = self._workspace, self._workspace.values
         if copies := self._rows_on_device(rows):
-            copies.copy(rows, self._streams[0].cuda_stream)
+            copies.copy(rows, self._streams[0])
             workspace = replace(workspace, batch=copies.batch)
         operators = program.operators.for_buffers(workspace, rows, self._ahead(program, rows))
         execute_on_streams(program.plan, operators, values, self._streams, overlap=program.overlap)

@@ -9,6 +9,7 @@ from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import RowBlock
 from kernels.lookup.batch_header import HeaderWord
 from kernels.lookup.plan import Batch
+from kernels.runtime.launch import copy_to_device
 
 
 class Staging:
@@ -50,12 +51,8 @@ class DeviceRows:
         self._staged = staged
         self.batch = Batch(**{f.name: torch.zeros_like(getattr(staged, f.name), device=device) for f in fields(Batch)})
 
-    def copy(self, rows: int, stream: int) -> None:
+    def copy(self, rows: int, stream: torch.cuda.Stream) -> None:
         """Puts copies of so many rows of each section, and of the header, on a stream."""
-        from cupy.cuda import runtime
-
         for name in (f.name for f in fields(Batch)):
-            target, source = getattr(self.batch, name), getattr(self._staged, name)
-            size = source.nbytes if name == "header" else source[:rows].nbytes
-            if size:
-                runtime.memcpyAsync(target.data_ptr(), source.data_ptr(), size, runtime.memcpyHostToDevice, stream)
+            staged = getattr(self._staged, name)
+            copy_to_device(getattr(self.batch, name), staged if name == "header" else staged[:rows], stream)
