@@ -50,6 +50,11 @@ class Cell:
         return MLPERF_BAGS[: self.fields] if self.bag == MIXED else (self.bag,) * self.fields
 
     @property
+    def part(self) -> str:
+        """Of the suite: what a run may be asked for alone."""
+        return "bags" if self.bag == MIXED else "large" if self.large else "sweep"
+
+    @property
     def against_gather(self) -> bool:
         """Whether a plain gather of the same rows is the yardstick."""
         return self.large or self.bag == MIXED

@@ -106,6 +106,8 @@ def test_the_other_suites_run():
     assert min(machine["launch_us"], machine["polled_us"], machine["step_us"], machine["trip_us"]) > 0
     assert cell["launches"] >= 2
     assert cell["chain_floor_us"] > cell["floor_us"]
+    assert len(cell["kernels"]) >= 2
+    assert 0 < sum(us for _, us in cell["kernels"]) < cell["p99_us"]
     assert cell["ratio"] > 0
     sweep = cells(["dcn"], ["tf32"], [8], GPU, seconds=0.3)
     busy = list(utilisation.run(sweep, ["dpiframe", "eager"], lanes=(1, 2)))
