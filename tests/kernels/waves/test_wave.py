@@ -1,7 +1,5 @@
 """Waves: every tile against float64 products of the rounded factors, jobs side by side, and the head behind them."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -201,7 +199,8 @@ def test_on_the_host_too_a_cross_layer_alone_takes_such_tiles(on_host, precision
 
 def check_many_tiles(monkeypatch, precision, processors, device):
     """Few multiprocessors: more tiles a block than its rings have buffers, groups with a tile more than others or with none."""
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=processors))
+    spans = CrossedTile.spans
+    monkeypatch.setattr(CrossedTile, "spans", lambda tile, row_tiles, tiles, _: spans(tile, row_tiles, tiles, processors))
     for width, rank, rows, outer in ((300, 0, 200, False), (700, 300, 300, True), (1100, 200, 130, False)):
         check_lone(width, rank, rows, precision, (), device, outer)
 
