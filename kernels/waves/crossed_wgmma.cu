@@ -1,113 +1,88 @@
 // A cross layer x0 * (x W^T + b) + xl of many rows (DCN-V2, Wang et al. 2021, eq. 1 and 2), alone in its wave: products as in
 // wave_wgmma.cu. Behind the last chunks x0 and xl come through the same ring, box by box, so that they are on their way while the
-// last products run; each thread combines them with its sums where they lie, and the box goes out from there.
+// last products run; each thread combines them with its sums where they lie, and each box goes out from there as soon as it is
+// done. Nothing else is kept in shared memory: two blocks fit a multiprocessor, one multiplies while the other waits for memory.
 //
-// HELD 0: a block has one tile, whose x comes through the ring beside the weights. Nothing else is kept in shared memory: two
-// blocks fit a multiprocessor, one multiplies while the other waits for memory. Bytes of a block: (BM + BN) * depth + 2 * BM * BN
-// in, BM * BN out, times sizeof(X).
-// HELD > 0, the chunks of a short x: a block keeps the x of its rows and goes through a span of column tiles, so x is read once
-// for all of them. GROUPS of warpgroups take tiles in turn, each with a ring of its own, and one multiplies while another waits.
-// Bytes of a block: BM * depth, and BN * depth + 2 * BM * BN in and BM * BN out for each tile.
-//
-// Grid: column tiles, or spans of them, within row tiles. Rows of the bucket's padding within a tile are written, too.
+// Grid: column tiles within row tiles. Bytes of a block: (BM + BN) * depth + 2 * BM * BN in, BM * BN out, times sizeof(X). Rows
+// of the bucket's padding within a tile are written, too.
 #ifndef X
 #define X bf16
 #define BM 128
 #define BN 128
 #define STAGES 3
-#define HELD 8
-#define GROUPS 2
 #define OUTER 0  // 1: the bias is added behind the product with x0
 #endif
 #define WK 1
 #define WM (BM / 64)
-#define THREADS (128 * WM)  // of a group, that multiply; one warp more for each copies
-#define STAGE_BYTES ((HELD ? BM : BM + BN) * 128)
+#define THREADS (128 * WM)  // that multiply; one warp more copies
+#define STAGE_BYTES ((BM + BN) * 128)
 #define PIECE (BN < 128 ? BN : 128)
 #define FP8 (sizeof(X) == 1)
-#define SYNC(group) asm volatile("bar.sync %0, %1;" ::"r"(1 + (group)), "n"(THREADS) : "memory")
+#define SYNC() asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory")
 #include "waves/ring.cuh"
 
 #define BOX_BYTES (BM * 128)
 #define BOXES (BN / CHUNK)                       // of x0, and of xl
 #define IN_BUFFER (STAGE_BYTES / BOX_BYTES)      // boxes that a buffer of the ring holds
 #define BEHIND ((2 * BOXES + IN_BUFFER - 1) / IN_BUFFER)  // buffers of them
-static_assert(BOXES * CHUNK == BN, "x0 and xl lie in the ring in whole lines");
-static_assert(HELD ? BM >= BN && STAGES >= 3 : BEHIND <= STAGES && GROUPS == 1, "boxes are given back one by one, or all are there");
+static_assert(BEHIND <= STAGES && BOXES * CHUNK == BN, "x0 and xl lie in the ring together, in whole lines");
 
 struct Layer {
     TensorMap x, weight, x0, xl, out;  // tiles of BM rows, of the weights BN
     const float *bias, *scale;         // [width]; scale: what the products are multiplied by, where X is fp8
     float x0_scale, xl_scale, out_factor;  // fp8: a value is what lies in memory times its scale; out_factor: one over that of out
-    int width, depth, tiles, spans;    // columns of out, of x; column tiles, and blocks that share those of a row tile
+    int width, depth, tiles;           // columns of out, of x; column tiles
 };
 
 __device__ __forceinline__ void bring_to_l2(const TensorMap* map, int column, int row) {
     asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(column), "r"(row) : "memory");
 }
 
-// A ring of a group, and what has come to it before the tile at hand: then chunks of the weights, and boxes, x0 and xl in turn.
-struct Ring {
-    unsigned at, full, empty;
-    int before, chunks;
-    __device__ __forceinline__ int buffer_of(int box) const { return (before + chunks + box / IN_BUFFER) % STAGES; }
-    __device__ __forceinline__ unsigned place_of(int box) const { return buffer_of(box) * STAGE_BYTES + box % IN_BUFFER * BOX_BYTES; }
-    __device__ __forceinline__ void wait_for(int box) const {
-        wait(full + 8 * buffer_of(box), (before + chunks + box / IN_BUFFER) / STAGES & 1);
-    }
-    __device__ __forceinline__ void next_tile() { before += HELD ? chunks + BEHIND : 0; }
-};
+// Where box `b` lies in the ring: number i of x0 is 2 * i, of xl the one behind it.
+__device__ __forceinline__ unsigned box(int chunks, int b) {
+    return (chunks + b / IN_BUFFER) % STAGES * STAGE_BYTES + b % IN_BUFFER * BOX_BYTES;
+}
 
-// What a block keeps of x, and a barrier for each chunk of it.
-struct Held { unsigned at, there; };
-
-// first, end: column tiles, of which every GROUPS-th is this group's.
 __device__ __forceinline__ void copy_all(
-    const Layer& layer, int m0, int first, int end, bool brings_x, Ring ring, const Held& held, const int* state) {
-    const int chunks = ring.chunks, ahead = min(STAGES, chunks);
-    const auto copy_weight = [&](int tile, int c) {
-        const int s = (ring.before + c) % STAGES;
-        expect(ring.full + 8 * s, BN * 128);
-        copy_tile(ring.at + s * STAGE_BYTES + (HELD ? 0 : BM * 128), &layer.weight, ring.full + 8 * s, c * CHUNK, tile * BN);
+    const Layer& layer, int m0, int n0, int chunks, const int* state, unsigned ring, unsigned full, unsigned empty) {
+    const int ahead = min(STAGES, chunks);
+    const auto copy_weight = [&](int c) {
+        const int s = c % STAGES;
+        expect(full + 8 * s, BN * 128);
+        copy_tile(ring + s * STAGE_BYTES + BM * 128, &layer.weight, full + 8 * s, c * CHUNK, n0);
     };
     const auto copy_x = [&](int c) {
-        const unsigned barrier = HELD ? held.there + 8 * c : ring.full + 8 * (c % STAGES);
-        expect(barrier, BM * 128);
-        copy_tile(HELD ? held.at + c * (BM * 128) : ring.at + c % STAGES * STAGE_BYTES, &layer.x, barrier, c * CHUNK, m0);
+        const int s = c % STAGES;
+        expect(full + 8 * s, BM * 128);
+        copy_tile(ring + s * STAGE_BYTES, &layer.x, full + 8 * s, c * CHUNK, m0);
     };
-    const auto copy_behind = [&](int tile, int i) {
-        const unsigned barrier = ring.full + 8 * ((ring.before + chunks + i) % STAGES);
-        const int from = i * IN_BUFFER, to = min(from + IN_BUFFER, 2 * BOXES);
-        if (!HELD) arrive(barrier);
-        expect(barrier, (to - from) * BOX_BYTES);
-        for (int b = from; b < to; ++b)
-            copy_tile(ring.at + ring.place_of(b), b % 2 ? &layer.xl : &layer.x0, barrier, tile * BN + b / 2 * CHUNK, m0);
+    const auto copy_behind = [&](int i) {
+        const unsigned barrier = full + 8 * ((chunks + i) % STAGES);
+        const int first = i * IN_BUFFER, end = min(first + IN_BUFFER, 2 * BOXES);
+        arrive(barrier);
+        expect(barrier, (end - first) * BOX_BYTES);
+        for (int b = first; b < end; ++b)
+            copy_tile(ring + box(chunks, b), b % 2 ? &layer.xl : &layer.x0, barrier, n0 + b / 2 * CHUNK, m0);
     };
 #pragma unroll 1
-    for (int c = 0; c < ahead; ++c) copy_weight(first, c);
+    for (int c = 0; c < ahead; ++c) copy_weight(c);
     wait_for_dependencies();
-    const int of_x = HELD ? HELD * brings_x : ahead;
 #pragma unroll 1
-    for (int c = 0; c < of_x; ++c) copy_x(c);
+    for (int c = 0; c < ahead; ++c) copy_x(c);
     if (m0 >= state[TRUE_ROWS]) {  // the block may not end before its copies have
-        for (int s = 0; s < ahead; ++s) wait(ring.full + 8 * s, 0);
-        for (int c = 0; HELD && c < of_x; ++c) wait(held.there + 8 * c, 0);
+        for (int s = 0; s < ahead; ++s) wait(full + 8 * s, 0);
         return;
     }
 #pragma unroll 1
-    for (int tile = first; tile < end; tile += GROUPS, ring.next_tile()) {
+    for (int b = 0; b < BOXES; ++b) {
+        bring_to_l2(&layer.x0, n0 + b * CHUNK, m0);
+        bring_to_l2(&layer.xl, n0 + b * CHUNK, m0);
+    }
 #pragma unroll 1
-        for (int b = 0; b < BOXES; ++b) {
-            bring_to_l2(&layer.x0, tile * BN + b * CHUNK, m0);
-            bring_to_l2(&layer.xl, tile * BN + b * CHUNK, m0);
-        }
-#pragma unroll 1
-        for (int c = tile == first ? ahead : 0; c < chunks + BEHIND; ++c) {
-            const int i = ring.before + c;
-            if (i >= STAGES) wait(ring.empty + 8 * (i % STAGES), (i / STAGES - 1) & 1);
-            if (c >= chunks) copy_behind(tile, c - chunks);
-            else if (copy_weight(tile, c); !HELD) copy_x(c);
-        }
+    for (int c = ahead; c < chunks + BEHIND; ++c) {
+        if (c >= STAGES) wait(empty + 8 * (c % STAGES), (c / STAGES - 1) & 1);
+        if (c < chunks) copy_weight(c), copy_x(c);
+        else copy_behind(c - chunks);
     }
 }
 
@@ -129,7 +104,7 @@ __device__ __forceinline__ void store2(bf16* p, const float v[2]) {
 }
 __device__ __forceinline__ void store2(fp8* p, const float v[2]) { *reinterpret_cast<unsigned short*>(p) = pack_fp8(v[0], v[1]); }
 
-// The sums of a thread, as wgmma lays them out, with x0 and xl of box number B of each, in the place of xl.
+// The sums of a thread, as wgmma lays them out, with x0 and xl of their box number B, in the place of xl.
 template <int B>
 __device__ __forceinline__ void combine(const Layer& layer, const Sums& sums, char* x0, char* xl, const float* bias, const float* scale) {
     const int lane = threadIdx.x & 31, row = first_row() + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
@@ -161,80 +136,61 @@ __device__ __forceinline__ void combine(const Layer& layer, const Sums& sums, ch
     }
 }
 
-// Boxes from number B on: each goes out as soon as it is combined, and makes room.
+// Combines boxes from number B on; each goes out when all threads are done with it.
 template <int B>
 __device__ __forceinline__ void conclude(
-    const Layer& layer, const Sums& sums, const Ring& ring, char* buffers, const float* bias, const float* scale, int m0, int n0, int group) {
+    const Layer& layer, const Sums& sums, char* buffers, unsigned ring, unsigned full, const float* bias, const float* scale, int chunks,
+    int m0, int n0) {
     if constexpr (B < BOXES) {
-        ring.wait_for(2 * B), ring.wait_for(2 * B + 1);
-        combine<B>(layer, sums, buffers + ring.place_of(2 * B), buffers + ring.place_of(2 * B + 1), bias, scale);
-        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // what was written here is what the copies out read
-        SYNC(group);
-        if ((threadIdx.x & 127) == 0) {
-            const bool sends = threadIdx.x % THREADS == 0;
-            if (sends) {
-                asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&layer.out),
-                             "r"(ring.at + ring.place_of(2 * B + 1)), "r"(n0 + B * CHUNK), "r"(m0) : "memory");
-                asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-            }
-            if (HELD) {
-                arrive(ring.empty + 8 * ring.buffer_of(2 * B));
-                if (sends) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-                arrive(ring.empty + 8 * ring.buffer_of(2 * B + 1));
-            }
+        for (int i = 2 * B / IN_BUFFER; i <= (2 * B + 1) / IN_BUFFER; ++i) wait(full + 8 * ((chunks + i) % STAGES), (chunks + i) / STAGES & 1);
+        const unsigned x0 = box(chunks, 2 * B), xl = box(chunks, 2 * B + 1);
+        combine<B>(layer, sums, buffers + x0, buffers + xl, bias, scale);
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // what was written here is what the copy out reads
+        SYNC();
+        if (threadIdx.x == 0) {
+            asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&layer.out),
+                         "r"(ring + xl), "r"(n0 + B * CHUNK), "r"(m0) : "memory");
+            asm volatile("cp.async.bulk.commit_group;" ::: "memory");
         }
-        conclude<B + 1>(layer, sums, ring, buffers, bias, scale, m0, n0, group);
+        conclude<B + 1>(layer, sums, buffers, ring, full, bias, scale, chunks, m0, n0);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(GROUPS * (THREADS + 32)) crossed_wgmma(const __grid_constant__ Layer layer, const int* state) {
-    extern __shared__ __align__(16) char shared[];  // the rings lie aligned within: so what is static takes no more than its bytes
-    __shared__ __align__(8) unsigned long long barriers[GROUPS * 2 * STAGES + HELD];
-    __shared__ __align__(16) float all_bias[GROUPS][BN], all_scale[GROUPS][FP8 ? BN : 2];
+extern "C" __global__ void __launch_bounds__(THREADS + 32) crossed_wgmma(const __grid_constant__ Layer layer, const int* state) {
+    extern __shared__ __align__(1024) char shared[];
+    __shared__ __align__(8) unsigned long long barriers[2 * STAGES];
+    __shared__ __align__(16) float bias[BN], scale[FP8 ? BN : 2];
     let_dependents_start();
-    const int m0 = (int)blockIdx.x / layer.spans * BM, span = (int)blockIdx.x % layer.spans;
-    const int first = span * layer.tiles / layer.spans, end = HELD ? (span + 1) * layer.tiles / layer.spans : first + 1;
-    const unsigned begin = ((unsigned)__cvta_generic_to_shared(shared) + 1023) & ~1023u;
-    const unsigned barrier = (unsigned)__cvta_generic_to_shared(barriers);
-    const Held held = {begin, barrier + 8 * GROUPS * 2 * STAGES};
+    const int m0 = blockIdx.x / layer.tiles * BM, n0 = blockIdx.x % layer.tiles * BN;
+    const int chunks = (layer.depth + CHUNK - 1) / CHUNK;
+    const unsigned ring = ((unsigned)__cvta_generic_to_shared(shared) + 1023) & ~1023u;
+    const unsigned full = (unsigned)__cvta_generic_to_shared(barriers), empty = full + 8 * STAGES;
     if (threadIdx.x == 0) {
-        for (int g = 0; g < GROUPS; ++g) {
-            for (int s = 0; s < STAGES; ++s) {  // a buffer is full when its factors have come, or its boxes
-                begin_barrier(barrier + 8 * (2 * g * STAGES + s), HELD ? 1 : 2);
-                begin_barrier(barrier + 8 * ((2 * g + 1) * STAGES + s), WM);
-            }
+        for (int s = 0; s < STAGES; ++s) {  // a buffer is full when both factors have come, or all boxes
+            begin_barrier(full + 8 * s, 2);
+            begin_barrier(empty + 8 * s, WM);
         }
-        for (int c = 0; c < HELD; ++c) begin_barrier(held.there + 8 * c, 1);
         show_barriers();
     }
+    for (int c = threadIdx.x; c < BN; c += THREADS + 32) {
+        bias[c] = n0 + c < layer.width ? layer.bias[n0 + c] : 0.0f;
+        if (FP8) scale[c] = n0 + c < layer.width ? layer.scale[n0 + c] : 0.0f;
+    }
     __syncthreads();
-    const int group = GROUPS == 1 ? 0 : threadIdx.x < GROUPS * THREADS ? warpgroup() / WM : (threadIdx.x - GROUPS * THREADS) / 32;
-    const unsigned full = barrier + 8 * 2 * group * STAGES;
-    Ring ring = {begin + HELD * BM * 128 + group * STAGES * STAGE_BYTES, full, full + 8 * STAGES, 0, (layer.depth + CHUNK - 1) / CHUNK};
-    if (first + group >= end) return;
-    if (threadIdx.x >= GROUPS * THREADS) {
-        if (threadIdx.x % 32 == 0) copy_all(layer, m0, first + group, end, group == 0, ring, held, state);
+    if (threadIdx.x >= THREADS) {
+        if (threadIdx.x == THREADS) copy_all(layer, m0, n0, chunks, state, ring, full, empty);
         return;
     }
-    float *const bias = all_bias[group], *const scale = all_scale[group];
     wait_for_dependencies();
     if (m0 >= state[TRUE_ROWS]) return;
-    char* const buffers = shared + (ring.at - (unsigned)__cvta_generic_to_shared(shared));
-#pragma unroll 1
-    for (int tile = first + group; tile < end; tile += GROUPS, ring.next_tile()) {
-        const int n0 = tile * BN;
-        for (int c = threadIdx.x % THREADS; c < BN; c += THREADS) {
-            bias[c] = n0 + c < layer.width ? layer.bias[n0 + c] : 0.0f;
-            if (FP8) scale[c] = n0 + c < layer.width ? layer.scale[n0 + c] : 0.0f;
-        }
-        Sums sums;
+    Sums sums;
 #pragma unroll
-        for (int p = 0; p < BN / PIECE; ++p)
+    for (int p = 0; p < BN / PIECE; ++p)
 #pragma unroll
-            for (int i = 0; i < PIECE / 2; ++i) sums[p][i] = 0.0f;
-        multiply_all<true>(sums, ring.chunks, ring.at, ring.full, ring.empty, ring.before, held.at, held.there);
-        SYNC(group);  // for the biases
-        conclude<0>(layer, sums, ring, buffers, bias, scale, m0, n0, group);
-    }
-    if (threadIdx.x % THREADS == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+        for (int i = 0; i < PIECE / 2; ++i) sums[p][i] = 0.0f;
+    multiply_all<true>(sums, chunks, ring, full, empty);
+    char* const buffers = shared + (ring - (unsigned)__cvta_generic_to_shared(shared));
+    conclude<0>(layer, sums, buffers, ring, full, bias, scale, chunks, m0, n0);
+    if (threadIdx.x != 0) return;
+    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }

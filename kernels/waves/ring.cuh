@@ -1,14 +1,10 @@
 // A ring of STAGES buffers in shared memory, in which chunks of 128 bytes of K come by the tensor memory accelerator: BM rows of x,
 // behind them the weights. `full` counts the bytes that have come to each, `empty` the warpgroups that are done with it. The
-// including file defines X, BM, BN, STAGES, WM and WK (warpgroups along the rows and along K), PIECE and STAGE_BYTES; and HELD if
-// x lies apart, all of its chunks side by side.
+// including file defines X, BM, BN, STAGES, WM and WK (warpgroups along the rows and along K), PIECE and STAGE_BYTES.
 #pragma once
 #include "runtime/mbarrier.cuh"
 #include "dense/wgmma.cuh"
 
-#ifndef HELD
-#define HELD 0
-#endif
 #define CHUNK (128 / (int)sizeof(X))
 static_assert(STAGES % WK == 0 && STAGES > WK, "a buffer passes between warpgroups");
 
@@ -26,19 +22,16 @@ __device__ __forceinline__ int warpgroup() { return __shfl_sync(0xffffffffu, thr
 __device__ __forceinline__ int share() { return WK > 1 ? warpgroup() / WM : 0; }
 __device__ __forceinline__ int first_row() { return WM > 1 ? warpgroup() % WM * 64 : 0; }
 
-// LAST: whether the last buffers are given back too, for what comes behind the factors. before: what has come through the ring
-// before. held, there: where x lies, and a barrier for each of its chunks.
+// LAST: whether the last buffers are given back too, for what comes behind the factors.
 template <bool LAST>
-__device__ __forceinline__ void multiply_all(
-    Sums& sums, int chunks, unsigned ring, unsigned full, unsigned empty, int before = 0, unsigned held = 0, unsigned there = 0) {
+__device__ __forceinline__ void multiply_all(Sums& sums, int chunks, unsigned ring, unsigned full, unsigned empty) {
     const int first = share(), row = first_row();
     int done = first;  // the chunk whose buffer is to be given back
     for (int c = first; c < chunks; c += WK) {
-        const int s = (before + c) % STAGES;
-        if (HELD) wait(there + 8 * c, 0);
-        wait(full + 8 * s, ((before + c) / STAGES) & 1);
-        const unsigned long long a = described((HELD ? held + c * BM * 128 : ring + s * STAGE_BYTES) + row * 128);
-        const unsigned long long b = described(ring + s * STAGE_BYTES + (HELD ? 0 : BM * 128));
+        const int s = c % STAGES;
+        wait(full + 8 * s, (c / STAGES) & 1);
+        const unsigned long long a = described(ring + s * STAGE_BYTES + row * 128);
+        const unsigned long long b = described(ring + s * STAGE_BYTES + BM * 128);
         begin_products();
 #pragma unroll
         for (int k = 0; k < 4; ++k)
@@ -46,11 +39,11 @@ __device__ __forceinline__ void multiply_all(
             for (int p = 0; p < BN / PIECE; ++p) multiply(sums[p], a + 2 * k, b + 2 * k + p * (PIECE * 128 >> 4));
         commit_products();
         wait_products<1>();
-        if (c > first && (threadIdx.x & 127) == 0) arrive(empty + 8 * ((before + done) % STAGES));
+        if (c > first && (threadIdx.x & 127) == 0) arrive(empty + 8 * (done % STAGES));
         done = c;
     }
     wait_products<0>();
-    if (LAST && done < chunks && (threadIdx.x & 127) == 0) arrive(empty + 8 * ((before + done) % STAGES));
+    if (LAST && done < chunks && (threadIdx.x & 127) == 0) arrive(empty + 8 * (done % STAGES));
 #pragma unroll
     for (int p = 0; p < BN / PIECE; ++p) come<PIECE / 2>(sums[p]);
 }

@@ -30,7 +30,6 @@ from kernels.waves.wave_tiles import (
     AnyTile,
     CrossedTile,
     WideTile,
-    held_tiles,
     tiles_for,
 )
 
@@ -68,7 +67,7 @@ class Wave:
         self._shared_limit = shared_limit(device)
         alone = len(jobs) == 1 and bias is None
         crosses = any(isinstance(job, LinearJob) and job.cross for job in jobs)
-        lone = self._lone_tiles() if crosses and alone and not shared else []
+        lone = [t for t in LONE_TILES if crosses and alone and not shared and t.holds(self._dtype.itemsize)]
         wide = EXACT_TILES if precision == "fp32" else (*WIDE_TILES, *(CROSSED_TILES if crosses else ()), *lone)
         self._wide = wide if torch.cuda.get_device_capability(device)[0] == 9 else ()
         linear = {i: own.weight for i, own in enumerate(self._weights) if self._wide and isinstance(own, LinearWeights)}
@@ -214,12 +213,6 @@ class Wave:
         args = (maps, wave, state.data_ptr()) if wide else (wave, state.data_ptr(), np.int32(rows))
         launch(function, first, tile.threads, args, shared_bytes=tile.shared_bytes)
 
-    def _lone_tiles(self) -> list[CrossedTile]:
-        """For the only job, a cross layer."""
-        size, own = self._dtype.itemsize, self._weights[0]
-        assert isinstance(own, LinearWeights)
-        return [t for t in (*LONE_TILES, *held_tiles(own.weight.shape[1], size, self._shared_limit)) if t.holds(size)]
-
     def _for_library(self, precision: str) -> torch.Tensor | None:
         """The bias as cuBLAS takes it, if the wave is one layer that it computes in one call."""
         job, own = self.jobs[0], self._weights[0]
@@ -258,10 +251,10 @@ class Wave:
         x0, xl = self._crossed(given, rows, width)
         by_rows = given.x[:rows, :depth], x0[:rows, :width], xl[:rows, :width], given.out[:rows, :width]
         x, *others = (tensor_map(matrix, tile.rows) for matrix in by_rows)
-        row_tiles, processors = -(-rows // tile.rows), torch.cuda.get_device_properties(self._device).multi_processor_count
-        layer = crossed_arguments((x, tensor_map(own.weight, tile.columns), *others), job, own, tile, row_tiles, processors)
+        layer = crossed_arguments((x, tensor_map(own.weight, tile.columns), *others), job, own, tile)
         function = self._function(tile)
-        launch(function, layer.spans * row_tiles, tile.threads, (layer, state.data_ptr()), shared_bytes=tile.shared_bytes)
+        blocks, args = layer.tiles * -(-rows // tile.rows), (layer, state.data_ptr())
+        launch(function, blocks, tile.threads, args, shared_bytes=tile.shared_bytes)
 
     def _function(self, tile: AnyTile) -> Any:
         name, constants = "wave_wgmma" if isinstance(tile, WideTile) else "wave", self._constants

@@ -58,20 +58,17 @@ class CrossedArguments(ctypes.Structure):
         *((name, ctypes.c_uint64 * WORDS) for name in ("x", "weight", "x0", "xl", "out")),
         *((name, ctypes.c_void_p) for name in ("bias", "scale")),
         *((name, ctypes.c_float) for name in ("x0_scale", "xl_scale", "out_factor")),
-        *((name, ctypes.c_int) for name in ("width", "depth", "tiles", "spans")),
-        ("end", ctypes.c_char * 20),
+        *((name, ctypes.c_int) for name in ("width", "depth", "tiles")),
+        ("end", ctypes.c_char * 24),
     )
 
 
-def crossed_arguments(
-    maps: Sequence[object], job: LinearJob, weights: LinearWeights, tile: CrossedTile, row_tiles: int, processors: int
-) -> CrossedArguments:
+def crossed_arguments(maps: Sequence[object], job: LinearJob, weights: LinearWeights, tile: CrossedTile) -> CrossedArguments:
     """`maps`: of x, the weights, x0, xl and out."""
     width, depth = weights.weight.shape
-    tiles = -(-width // tile.columns)
     return CrossedArguments(
         *maps, weights.bias.data_ptr(), weights.scale.data_ptr(), job.x0_scale, job.xl_scale, 1 / job.out_scale,
-        width, depth, tiles, tile.spans(row_tiles, tiles, processors),
+        width, depth, -(-width // tile.columns),
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-STATIC_BYTES = 1536  # of shared memory, beside the ring, at most
+STATIC_BYTES = 1024  # of shared memory, beside the ring, at most
 MANY_ROWS = 1024  # from which on a library's own kernels may be worth while
 MOST_HEAD_COLUMNS = 128  # of a tile whose rows are dotted with a head: 32 threads of 4 columns, which one warp adds up
 
@@ -87,50 +87,32 @@ class WideTile:
 
 @dataclass(frozen=True, slots=True)
 class CrossedTile:
-    """Of crossed_wgmma.cu (sm_90a), for a cross layer alone in its wave: rows and columns of a block's tile, buffers of a ring.
-    held: chunks of x that a block keeps while it goes through column tiles, which groups of warpgroups take in turn; 0: x comes
-    through the ring, and a block has one tile.
-    """
+    """Of crossed_wgmma.cu (sm_90a), for a cross layer alone in its wave: rows and columns of a block's tile, its buffers."""
 
     rows: int
     columns: int
     stages: int
-    held: int = 0
-    groups: int = 1
 
     @property
     def name(self) -> str:
-        kind, end = ("held", f"-g{self.groups}") if self.held else ("crossed", "")
-        return f"{kind}-{self.rows}x{self.columns}-s{self.stages}{end}"
+        return f"crossed-{self.rows}x{self.columns}-s{self.stages}"
 
     @property
     def threads(self) -> int:
-        return self.groups * (self.rows * 2 + 32)
+        return self.rows * 2 + 32
 
     @property
     def shared_bytes(self) -> int:
-        buffer = self.rows if self.held else self.rows + self.columns
-        return (self.groups * self.stages * buffer + self.held * self.rows) * 128 + 1024  # to align the ring
+        return self.stages * (self.rows + self.columns) * 128 + 1024  # to align the ring
 
     @property
     def constants(self) -> dict[str, str]:
-        sizes = {"BM": str(self.rows), "BN": str(self.columns), "STAGES": str(self.stages)}
-        return sizes | {"HELD": str(self.held), "GROUPS": str(self.groups)}
+        return {"BM": str(self.rows), "BN": str(self.columns), "STAGES": str(self.stages)}
 
     def holds(self, size: int) -> bool:
-        """Whether the ring takes a tile's x0 and xl, of values of so many bytes, in whole lines of 128 bytes: at once, if the
-        block has no other tile.
-        """
+        """Whether the ring holds a tile's x0 and xl, of values of so many bytes, at once and in whole lines of 128 bytes."""
         boxes, in_buffer = 2 * self.columns * size // 128, (self.rows + self.columns) // self.rows
-        return self.columns * size % 128 == 0 and (self.held > 0 or -(-boxes // in_buffer) <= self.stages)
-
-    def spans(self, row_tiles: int, tiles: int, processors: int) -> int:
-        """Blocks that share a row tile's column tiles: each one, or as many as end soonest, if a block's start takes as long as
-        one of its tiles.
-        """
-        if not self.held:
-            return tiles
-        return min(range(1, tiles + 1), key=lambda n: -(-row_tiles * n // processors) * (-(-tiles // n) + 1))
+        return self.columns * size % 128 == 0 and -(-boxes // in_buffer) <= self.stages
 
 
 TILES = (
@@ -167,8 +149,6 @@ WIDE_TILES = (
 CROSSED_TILES = (WideTile(128, 128, 1, 3, brings=True), WideTile(128, 256, 1, 4, brings=True))
 # And these for one alone.
 LONE_TILES = (CrossedTile(128, 64, 4), CrossedTile(128, 128, 3), CrossedTile(128, 128, 6))
-_HELD_ROWS, _HELD_COLUMNS = ((128, 1), (128, 2), (256, 1)), 128  # rows of x that a block keeps, and groups that share them
-_HELD_STAGES = 6, 5, 4, 3  # as many buffers as there is room for; with three, boxes of x0 and xl pass through
 EXACT_TILES = (
     WideTile(64, 64, 1, 4, 3),
     WideTile(64, 64, 2, 4, 3),
@@ -178,17 +158,6 @@ EXACT_TILES = (
 
 
 AnyTile = Tile | WideTile | CrossedTile
-
-
-def held_tiles(depth: int, size: int, limit: int) -> list[CrossedTile]:
-    """For one cross layer alone whose x has `depth` columns of `size` bytes: the tiles that keep x in shared memory, of which
-    a block has `limit` bytes."""
-    chunks, found = -(-depth * size // 128), []
-    for rows, groups in _HELD_ROWS:
-        static = groups * _HELD_COLUMNS * (8 if size == 1 else 4) + 512  # biases, scales, barriers
-        own = (CrossedTile(rows, _HELD_COLUMNS, stages, chunks, groups) for stages in _HELD_STAGES)
-        found += [t for t in own if t.shared_bytes + static <= limit][:1]
-    return found
 
 
 def tiles_for(rows: int, wide: Sequence[WideTile | CrossedTile] = ()) -> list[AnyTile]:

@@ -5,7 +5,6 @@
 // be: those of a thread when it waits for them, those of tensors in any order, some turns later or when nobody can go on. Races of threads go unnoticed, and of global memory, which is the process's, only the alignment is
 // checked.
 #pragma once
-#include <algorithm>
 #include <cmath>
 #include <csetjmp>
 #include <cstdint>
@@ -78,8 +77,7 @@ struct TensorCopy { char* shared; unsigned to; const unsigned long long* map; un
 static std::vector<TensorCopy> under_way;
 static unsigned chance;
 inline void deliver();
-constexpr int NAMES = 4;
-static Meeting block[MOST_BLOCKS], named[MOST_BLOCKS][NAMES], of_cluster;  // of __syncthreads, bar.sync and barrier.cluster
+static Meeting block[MOST_BLOCKS], named[MOST_BLOCKS], of_cluster;  // of __syncthreads, bar.sync and barrier.cluster
 static int counts[MOST_BLOCKS][3];                                  // of __syncthreads_count
 static std::vector<Meeting> warps;
 
@@ -168,7 +166,7 @@ inline void run_cluster(int first, int threads) {
     const int blocks = cluster, all = blocks * threads;
     for (int b = 0; b < blocks; ++b) {
         memset(memory[b], 0xff, size);  // NaN: what nobody wrote must not count
-        block[b] = {}, std::fill_n(named[b], NAMES, Meeting{}), alive_of[b] = threads;
+        block[b] = named[b] = {}, alive_of[b] = threads;
     }
     of_cluster = {};
     first_block = first, per_block = threads;
@@ -270,7 +268,6 @@ NOTHING(prefetch_global_L2)
 NOTHING(cp_async_bulk_prefetch_tensor_2d_L2_global_tile)
 NOTHING(cp_async_bulk_commit_group)
 NOTHING(cp_async_bulk_wait_group)
-NOTHING(cp_async_bulk_wait_group_read)
 inline host::Fiber& own() { return host::fibers[host::current]; }
 inline void cp_async_cg_shared_global(unsigned to, const void* from, int bytes = 16) {
     if (bytes) aligned(from, 16);
@@ -398,8 +395,7 @@ inline void ld_shared(float& x, float& y, unsigned at) {  // ::cluster
     memcpy(&x, in_cluster(at, 8), 4), memcpy(&y, in_cluster(at, 8) + 4, 4);
 }
 
-inline void bar_sync(int name, int threads) { host::meet(host::named[host::rank()][name], threads); }
-inline void bar_sync(int threads) { bar_sync(1, threads); }
+inline void bar_sync(int threads) { host::meet(host::named[host::rank()], threads); }
 
 struct Barrier { unsigned char expected, pending, phase, unused; int bytes; };  // an mbarrier
 inline Barrier& barrier(unsigned at, char* shared = host::shared) { return *reinterpret_cast<Barrier*>(shared + (int)at); }

@@ -62,7 +62,7 @@ def test_constants_that_the_launchers_give_are_those_of_the_variants() -> None:
     for file in ("attention/attention", "attention/attention_mma"):
         given[file] |= given["attention/attention_columns"]
     given["waves/wave_wgmma"] = given["waves/wave"] - {"WM", "WN", "SPAN", "OUTER"}
-    given["waves/crossed_wgmma"] = {"X", "OUTER"} | (given["waves/wave_tiles"] & {"BM", "BN", "STAGES", "HELD", "GROUPS"})
+    given["waves/crossed_wgmma"] = {"X", "OUTER"} | (given["waves/wave_tiles"] & {"BM", "BN", "STAGES"})
     given["waves/wave"] -= {"BRINGS", "OUTER"}
     for file, variants in VARIANTS.items():
         assert given[file] == {name for constants in variants for name in constants}, file

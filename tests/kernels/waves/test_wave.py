@@ -15,7 +15,6 @@ from kernels.waves.wave_tiles import (
     WIDE_TILES,
     CrossedTile,
     WideTile,
-    held_tiles,
     tiles_for,
 )
 from tests.kernels import host_cuda
@@ -167,7 +166,7 @@ def check_lone(width, rank, rows, precision, tiles, device, outer=False):
     bias, a, last = b.double().to(device), x0[:, :width].double(), xl[:, :width].double()
     want = a * product + bias + last if outer else a * (product + bias) + last
     room = 2 * EPS[precision] * ((a.abs() + 1) * (exact.abs() @ w.double().to(device).abs().T + 1) + last.abs())
-    for tile in (*tiles, *held_tiles(x.shape[1], dtype.itemsize, 227 * 1024)):
+    for tile in tiles:
         if not tile.holds(dtype.itemsize):
             continue
         first = None
@@ -197,48 +196,6 @@ def test_on_the_host_too_a_cross_layer_alone_takes_such_tiles(on_host, precision
         check_lone(width, rank, rows, precision, LONE_TILES, "cpu", outer)
 
 
-def check_many_tiles(monkeypatch, precision, processors, device):
-    """Few multiprocessors: more tiles a block than its rings have buffers, groups with a tile more than others or with none."""
-    spans = CrossedTile.spans
-    monkeypatch.setattr(CrossedTile, "spans", lambda tile, row_tiles, tiles, _: spans(tile, row_tiles, tiles, processors))
-    for width, rank, rows, outer in ((300, 0, 200, False), (700, 300, 300, True), (1100, 200, 130, False)):
-        check_lone(width, rank, rows, precision, (), device, outer)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("processors", [1, 2, 3, 5])
-@pytest.mark.parametrize("precision", ["tf32", "bf16"])
-def test_blocks_that_keep_x_go_through_many_tiles(monkeypatch, precision, processors):
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("tiles for Hopper")
-    check_many_tiles(monkeypatch, precision, processors, "cuda:0")
-
-
-@pytest.mark.bulk
-@pytest.mark.parametrize(("precision", "processors"), [("bf16", 1), ("bf16", 3), ("tf32", 2)])
-def test_on_the_host_too_blocks_that_keep_x_go_through_many_tiles(on_host, monkeypatch, precision, processors):
-    check_many_tiles(monkeypatch, precision, processors, "cpu")
-
-
-@pytest.mark.parametrize(
-    ("row_tiles", "tiles", "processors", "spans"), [(64, 27, 132, 2), (8, 27, 132, 14), (1, 5, 132, 5), (300, 27, 132, 3)]
-)
-def test_blocks_that_keep_x_share_the_column_tiles_of_a_row_tile(row_tiles, tiles, processors, spans):
-    held, lone = CrossedTile(128, 128, 3, 8, 2), CrossedTile(128, 128, 3)
-    assert held.spans(row_tiles, tiles, processors) == spans
-    assert lone.spans(row_tiles, tiles, processors) == tiles
-
-
-def test_x_is_kept_where_there_is_room_for_it():
-    def made(depth, size):
-        return [(t.held, t.rows, t.groups, t.stages) for t in held_tiles(depth, size, 227 * 1024)]
-
-    assert made(512, 2) == [(8, 128, 1, 6), (8, 128, 2, 3)]
-    assert made(512, 1) == [(4, 128, 1, 6), (4, 128, 2, 4), (4, 256, 1, 3)]
-    assert made(640, 2) == [(10, 128, 1, 4)]
-    assert made(1024, 2) == []
-
-
 def test_a_lone_tile_holds_whole_lines_of_x0_and_xl():
     assert all(t.holds(2) for t in LONE_TILES)
     assert not CrossedTile(128, 64, 4).holds(1), "half a line of fp8"
@@ -249,14 +206,13 @@ def test_such_tiles_are_for_one_cross_layer_without_a_head_alone(on_host):
     from kernels.waves.wave_jobs import LinearJob
 
     def names(jobs, bias=None, precision="bf16"):
-        return {name for name in wave_on("cpu", jobs, bias, precision).ways(4096) if name.startswith(("crossed", "held"))}
+        return {name for name in wave_on("cpu", jobs, bias, precision).ways(4096) if name.startswith("crossed")}
 
     plain, crossed = LinearJob(torch.ones(8, 8), None), LinearJob(torch.ones(8, 8), None, cross=True)
     headed = LinearJob(torch.ones(8, 8), None, cross=True, head=torch.ones(1, 8))
-    for precision, size, depth in (("bf16", 2, 8), ("tf32", 4, 8), ("fp8", 1, 16)):
-        kept = held_tiles(depth, size, 227 * 1024)
-        assert names([crossed], precision=precision) == {t.name for t in (*LONE_TILES, *kept) if t.holds(size)}
-        assert len(kept) == 3
+    assert len(names([crossed])) == len(LONE_TILES)
+    for precision, size in (("tf32", 4), ("fp8", 1)):
+        assert names([crossed], precision=precision) == {t.name for t in LONE_TILES if t.holds(size)} != set()
     for other in ([plain], [crossed, plain], [crossed, crossed]):
         assert not names(other)
     assert not names([headed], torch.ones(1))
@@ -555,7 +511,7 @@ def test_fp8_cross_layers_alone_multiply_what_their_numbers_mean(width, rank, ro
     rounded = ((u / scale).to(fp8).double() * scale.double()).cuda()
     vs = v[:, :rank].double() * sv
     want = x0[:, :width].double() * s0 * (vs @ rounded.T + b.double().cuda()) + xl[:, :width].double() * sl
-    for tile in (t for t in (*LONE_TILES, *held_tiles(v.shape[1], 1, 227 * 1024)) if t.holds(1)):
+    for tile in (t for t in LONE_TILES if t.holds(1)):
         out = torch.full((rows, padded(width, fp8)), torch.nan, device="cuda").to(fp8)
         wave.run([Operands(v, out, x0, xl)], rows, None, lane_state(rows, "cuda"), tile)
         got = out[:, :width].double() * so
