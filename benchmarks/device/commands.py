@@ -1,5 +1,7 @@
 """The commands of the suites that time models and lookups."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -203,6 +205,7 @@ def mlperf(
     max_rows: MaxRows = 0,
     systems: Names = _PEERS,
     lanes: Names = "1,2,4",
+    int8: Annotated[bool, typer.Option(help="the engine's tables are int8; the source model and peers read float16")] = False,
     device: Device = "auto",
     seconds: Seconds = 1.0,
     ids: Ids = "zipf",
@@ -214,6 +217,7 @@ def mlperf(
     names = _systems(systems)
     run = Run("mlperf", device, seed, out, append)
     sweep = _sweep(run, "mlperf", precisions, batches, seconds, seed, ids, max_rows=max_rows)
+    sweep = replace(sweep, make=partial(sweep.make, quantized=int8))
     run.finish(utilisation_suite.run(sweep, names, lanes=numbers_in(lanes), suite="mlperf"))
 
 
