@@ -1,6 +1,6 @@
 """The operators of one model on a GPU: kernels that write into a lane's fixed buffers, ready to be captured."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -159,15 +159,16 @@ class CudaOperators:
             if isinstance(kernel, _TUNED) and rows.isdecimal():
                 kernel.recalled[int(rows)] = choice
 
-    def compile(self, buckets: Mapping[int, bool]) -> list[Callable[[], object]]:
+    def compile(self, buckets: Mapping[int, bool], on_device: Collection[int] = ()) -> list[Callable[[], object]]:
         """Calls that compile what the buckets may need; they may run side by side. buckets: rows, and whether a lookup of so
-        many is launched ahead of them.
+        many is launched ahead of them. on_device: those whose lookups read rows in device memory.
         """
         calls: list[Callable[[], object]] = []
         buckets = {rows: ahead for rows, ahead in buckets.items() if self.fits(rows)}
         for kernel in self._kernels.values():
             if isinstance(kernel, DeviceLookup):
-                calls += kernel.compile(buckets, pinned=True)
+                for pinned in (True, False):
+                    calls += kernel.compile({r: a for r, a in buckets.items() if (r in on_device) != pinned}, pinned)
             elif isinstance(kernel, Wave | Chain | Cin | Attention):
                 calls += kernel.compile([*buckets])
             elif isinstance(kernel, Tower):
