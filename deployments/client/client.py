@@ -19,6 +19,7 @@ from deployments.client.columns import Column, WireTensor, array_tensors, raw_te
 __all__ = ["AsyncClient", "Client", "ClientError", "Floats", "Retry"]
 
 _RETRY = Retry()
+_LIMITS = httpx.Limits(max_connections=None)
 
 
 class _Requests:
@@ -36,6 +37,21 @@ class _Requests:
         return Call(self._path, tensors, parameters, deadline_s, self._timeout_s, self._retry)
 
 
+def _where(url: str) -> tuple[str, str | None]:
+    """The URL that requests are relative to, and the path of the Unix socket that takes them, if it is one.
+
+    Raises:
+        ValueError: its path is not absolute.
+    """
+    scheme, _, rest = url.partition("://")
+    if scheme != "unix":
+        return url, None
+    path, _, prefix = rest.partition(":")
+    if not path.startswith("/") or (prefix and not prefix.startswith("/")):
+        raise ValueError(f"url: got {url!r}, expected unix:///PATH, or unix:///PATH:/PREFIX")
+    return f"http://localhost{prefix}", path
+
+
 class Client:
     """Keeps its connections; may be shared by threads. Close it, or use it in a `with`."""
 
@@ -50,11 +66,15 @@ class Client:
         token: str | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """`timeout_s` bounds a try that has no deadline. `token`: by default that of the environment, DPIFRAME_TOKEN."""
+        """`url`: http://HOST:PORT, or unix://PATH of a service's `http.direct_socket`, with :/PREFIX behind it if it has one.
+
+        `timeout_s` bounds a try that has no deadline. `token`: by default that of the environment, DPIFRAME_TOKEN.
+        """
         self._requests = _Requests(model, version, retry, timeout_s)
-        self._http = httpx.Client(
-            base_url=url, transport=transport, headers=bearer(token), limits=httpx.Limits(max_connections=None)
-        )
+        base, socket_path = _where(url)
+        if transport is None and socket_path is not None:
+            transport = httpx.HTTPTransport(uds=socket_path, limits=_LIMITS)
+        self._http = httpx.Client(base_url=base, transport=transport, headers=bearer(token), limits=_LIMITS)
 
     def score(
         self,
@@ -129,9 +149,10 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._requests = _Requests(model, version, retry, timeout_s)
-        self._http = httpx.AsyncClient(
-            base_url=url, transport=transport, headers=bearer(token), limits=httpx.Limits(max_connections=None)
-        )
+        base, socket_path = _where(url)
+        if transport is None and socket_path is not None:
+            transport = httpx.AsyncHTTPTransport(uds=socket_path, limits=_LIMITS)
+        self._http = httpx.AsyncClient(base_url=base, transport=transport, headers=bearer(token), limits=_LIMITS)
 
     async def score(
         self,
