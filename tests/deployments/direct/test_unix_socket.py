@@ -1,4 +1,4 @@
-"""Our client on the host of the service, by the Unix socket of its direct port."""
+"""The direct port at a Unix socket: all that `serve.test_http_app` and `http_api.test_gated` claim, and our client."""
 
 import asyncio
 from pathlib import Path
@@ -10,12 +10,19 @@ import pytest
 from deployments.client import AsyncClient, Client
 from deployments.client.client import ClientError
 from tests.deployments.direct.direct_app import served
+from tests.deployments.http_api.test_gated import *  # noqa: F403
+from tests.deployments.serve.test_http_app import *  # noqa: F403
 from tests.deployments.serve.test_http_app import Service, expected
 from tests.deployments.serving_doubles import columns
 
 
+@pytest.fixture(autouse=True)
+def by_socket_file(direct: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(Service, "socket_path", tmp_path / "score.sock")
+
+
 def test_both_clients_score_and_are_told_errors_by_a_unix_socket(tmp_path: Path) -> None:
-    service, path = Service(), tmp_path / "score.sock"
+    service, path = Service(), tmp_path / "client.sock"
 
     def blocking(url: str) -> None:
         with Client(url, "fake") as client:
