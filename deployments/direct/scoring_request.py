@@ -159,7 +159,7 @@ class ScoringRoutes:
         options = request.asked = asked.options
         job.model, job.version = served.info.name, served.info.version
         job.given = asked.candidates, asked.context
-        request.encode = lambda one: one.encode(asked.candidates, asked.context)
+        request.encode = lambda one: asked.encoded(one.encode)
         self._send(request, served, options.deadline_ms, options.priority)
         return True
 

@@ -68,14 +68,14 @@ class ScoreRoute:
             served, request = self._of_arrow(job, await asyncio.to_thread(read_stream, body, self._max_rows))
         else:
             served, request = self.parsed(job, kind, body)
-        options, columns = request.options, request.candidates
+        options = request.options
         job.model, job.version = served.info.name, served.info.version
-        job.given = columns, request.context
+        job.given = request.candidates, request.context
         with HangUp(receive):
             scored = await self._scoring.score(
                 job,
                 served,
-                lambda one: one.encode(columns, request.context),
+                lambda one: request.encoded(one.encode),
                 deadline_ms=options.deadline_ms,
                 priority=options.priority,
                 values=values_of(request),

@@ -20,9 +20,11 @@ from deployments.scoring.job import Job
 from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import InputError, TooLarge
 from dpiframe_core.features.block_layout import SECTIONS, Section
+from dpiframe_core.features.packed_column import ARRAYS, Form, PackedColumn
 from dpiframe_core.features.raw_columns import ColumnValues
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
+from kernels.runtime import c_build
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +37,8 @@ class RawColumn:
     @property
     def only(self) -> object:
         """The value of a column of one row, as Python has it."""
+        if isinstance(self.values, PackedColumn):
+            return self.values.values()[0]
         value = cast(Any, self.values)[0]
         return value.as_py() if isinstance(value, pa.Scalar) else value.tolist() if hasattr(value, "tolist") else value
 
@@ -79,13 +83,21 @@ def encode(served: ServedModel, request: InferRequest, max_rows: int, job: Job) 
     if request.parameters.encoded:
         _bounded(max(t.shape[0] for t in tensors.values()), max_rows)
         return served.encoded.features({name: _array(tensor) for name, tensor in tensors.items()}, served.scorer.allocate)
-    columns = _columns(schema, tensors, max_rows)
+    if c_build.request_extension() is not None:
+        try:
+            return _encoded(served, _columns(schema, tensors, max_rows, packed=True), job)
+        except (InputError, ValueError):  # to be said below, of values as Python has them
+            pass
+    return _encoded(served, _columns(schema, tensors, max_rows, packed=False), job)
+
+
+def _encoded(served: ServedModel, columns: Mapping[str, RawColumn], job: Job) -> RowBlock:
+    scopes = served.encoded.scopes
     rows = max(column.rows for column in columns.values())
     candidates: dict[str, ColumnValues] = {}
     context: dict[str, object] = {}
     for name, column in columns.items():
-        shared = column.rows == 1 and (rows > 1 or schema.feature(name).scope == "context")
-        if shared:
+        if column.rows == 1 and (rows > 1 or scopes[name] == "context"):
             context[name] = column.only
         else:
             candidates[name] = column.values
@@ -104,18 +116,28 @@ def _array(tensor: Tensor) -> npt.NDArray[Any]:
     return numbers_of(tensor)
 
 
-def _columns(schema: FeatureSchema, tensors: Mapping[str, Tensor], max_rows: int) -> dict[str, RawColumn]:
-    """By feature, in the request's order."""
+def _columns(schema: FeatureSchema, tensors: Mapping[str, Tensor], max_rows: int, packed: bool) -> dict[str, RawColumn]:
+    """By feature, in the request's order. `packed`: those of one value a row as they lie in the body, not looked at yet."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         feature, _, suffix = name.partition(":")
         if feature not in schema.columns or suffix not in ("", "lengths", "missing") or (not suffix and ":" in name):
             raise InputError("inputs", name, "a feature of the model, or one of its :lengths or :missing")
         parts.setdefault(feature, {})[suffix] = tensor
-    listed = {feature: part[""] for feature, part in parts.items() if "" in part and part[""].datatype == "BYTES"}
+    out: dict[str, RawColumn] = {}
+    if packed:
+        for feature, part in parts.items():
+            if "" in part and (column := _packed(schema.feature(feature), part, max_rows)) is not None:
+                out[feature] = column
+    listed = {
+        feature: part[""]
+        for feature, part in parts.items()
+        if feature not in out and "" in part and part[""].datatype == "BYTES"
+    }
     texts = dict(zip(listed, texts_of(list(listed.values())), strict=True))
-    out = {}
     for feature, part in parts.items():
+        if feature in out:
+            continue
         if "" not in part:
             raise InputError(f"inputs.{feature}", None, f"its values, as there is {next(iter(part.values())).name}")
         tensor = part[""]
@@ -130,6 +152,21 @@ def _columns(schema: FeatureSchema, tensors: Mapping[str, Tensor], max_rows: int
             values = numbers_of(tensor).reshape(-1)
         out[feature] = _column(schema.feature(feature), tensor, values, part.get("lengths"), part.get("missing"))
     return out
+
+
+def _packed(f: Categorical | Numeric, part: Mapping[str, Tensor], max_rows: int) -> RawColumn | None:
+    """None for what is no such column, or may be none."""
+    tensor, missing = part[""], part.get("missing")
+    form = Form.TEXTS if tensor.datatype == "BYTES" else ARRAYS.get(DTYPES[tensor.datatype])
+    rows = tensor.shape[0]
+    if form is None or f.max_values > 1 or "lengths" in part or tensor.shape[1:] not in ((), (1,)) or not 0 < rows <= max_rows:
+        return None
+    if missing is not None and (missing.datatype != "BOOL" or missing.shape not in ((rows,), (rows, 1))):
+        return None
+    mask = None if missing is None else missing.data
+    if isinstance(tensor.data, list) or isinstance(mask, list):
+        return None
+    return RawColumn(PackedColumn(form, rows, tensor.data, mask), rows)
 
 
 def _column(

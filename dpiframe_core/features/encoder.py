@@ -15,12 +15,14 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.features.block_layout import BlockLayout, Column, IdSection, Section
 from dpiframe_core.features.feature_readers import MISSING, STAYS_FINITE, UNKNOWN, CategoryReader, NumberReader, no_lookup
 from dpiframe_core.features.multi_column_readers import multi_column_readers
-from dpiframe_core.features.raw_columns import ColumnValues, Float64s, Int64s, Place, column_length, read_numbers
+from dpiframe_core.features.packed_column import PackedColumn
+from dpiframe_core.features.raw_columns import ColumnValues, Float64s, Int64s, Place, as_list, column_length, read_numbers
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema
 from dpiframe_core.features.vocabulary import VocabularyTable, check_vocabularies, id_bound, vocabulary_name
 from kernels.lookup.batch_header import HeaderWord
 
+_QUICK = {list, PackedColumn}
 _NO_CONTEXT: Mapping[str, object] = MappingProxyType({})
 
 
@@ -74,7 +76,7 @@ class Encoder:
             "context_dense": block.context_dense, "candidate_dense": block.candidate_dense,
         }  # fmt: skip
         for section, (unknown, _) in self._stand_ins.items():  # wide ids, with room for marks; a column is written at once
-            sections[section] = np.empty((len(getattr(block, section)), len(unknown)), unknown.dtype, order="F")
+            sections[section] = np.empty((len(getattr(block, section)), len(unknown)), np.int64, order="F")
         with np.errstate(all="ignore"):  # an overflow is found, and refused by name, in the result
             joined = self._read_together(candidates, context, sections)
             for field in self._fields.values():
@@ -97,10 +99,10 @@ class Encoder:
         """Fills the columns of the features that can be read together; returns their names."""
         joined: set[str] = set()
         for reader in self._multi_column:
+            if reader.scope == "context" and len(sections[reader.section]) > 1:
+                continue  # one value of it may stand for all contexts
             columns = reader.columns(candidates, context)
-            values = None if columns is None else reader.read(columns)
-            if values is not None:
-                sections[reader.section][:, reader.at] = values.T
+            if columns is not None and reader.read(columns, sections[reader.section].T):
                 joined.update(reader.names)
         return joined
 
@@ -120,8 +122,8 @@ class Encoder:
                 raise InputError(f"{scope}.{name}", None, "the feature, as a column in candidates or as one value in context")
         if not candidates:
             raise InputError("candidates", {}, "at least one column")
-        if set(map(type, candidates.values())) == {list}:  # as JSON has them, all of one length: in one look
-            known = {len(values) for values in candidates.values()}
+        if set(map(type, candidates.values())) <= _QUICK:  # as JSON has them, all of one length: in one look
+            known = set(map(len, candidates.values()))
             if len(known) == 1 and 0 not in known:
                 return known.pop()
         lengths = {name: column_length(values, self._fields[name].in_candidates) for name, values in candidates.items()}
@@ -147,7 +149,7 @@ class _Field:
     def encode(self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object]) -> Int64s | Float64s:
         """[n or 1, width]: ids, marks and padding, or numbers."""
         if self.name in candidates:
-            return self.reader.encode(candidates[self.name], self.in_candidates)
+            return self.reader.encode(_unpacked(candidates[self.name]), self.in_candidates)
         return self.reader.encode([context[self.name]], self.in_context)
 
     def refuse_overflow(
@@ -157,8 +159,12 @@ class _Field:
         if not np.isfinite(encoded).all():
             given, i = self.name in candidates, int(np.argmin(np.isfinite(encoded)))
             place = self.in_candidates if given else self.in_context
-            numbers, _ = read_numbers(candidates[self.name] if given else [context[self.name]], place)
+            numbers, _ = read_numbers(_unpacked(candidates[self.name]) if given else [context[self.name]], place)
             raise InputError(place.value(i), float(numbers[i if given else 0]), STAYS_FINITE)
+
+
+def _unpacked(values: ColumnValues) -> ColumnValues:
+    return as_list(values) if isinstance(values, PackedColumn) else values
 
 
 def _stand_ins(schema: FeatureSchema, section: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -75,6 +75,7 @@ class PreencodedReader:
 
     def __init__(self, schema: FeatureSchema) -> None:
         self.schema = schema
+        self.scopes = {f.name: f.scope for f in schema.features}
         layout = schema.block_layout
         self.widths: dict[Section, int] = {
             "context_ids": len(layout.context_ids.widths), "candidate_ids": len(layout.candidate_ids.widths),
