@@ -103,9 +103,9 @@ class RequestForm:
         try:
             with gc_paused():
                 request = self.body.model_validate_json(rest)
-            self._refuse_unknown(request)
-        except (ValidationError, InputError):
+        except ValidationError:
             return None
+        self._refuse_unknown(request)
         others, whole = request.candidates, memoryview(body)
         if not isinstance(others, dict) or not others.keys() <= self._features or any(len(v) != rows for v in others.values()):
             return None
