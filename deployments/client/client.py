@@ -5,19 +5,21 @@ Owns connections; a request and its tries are `call`'s. Knows no server: it need
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 from urllib.parse import quote
 
 import httpx
+import numpy as np
 import numpy.typing as npt
 
 from deployments.client.call import Call, ClientError, Floats, Retry, Wait, bearer
-from deployments.client.columns import Column, WireTensor, array_tensors, raw_tensors
+from deployments.client.columns import Column, WireTensor, array_tensors, joined_tensors, raw_tensors
 
 __all__ = ["AsyncClient", "Client", "ClientError", "Floats", "Retry"]
 
+Request: TypeAlias = tuple[Mapping[str, Column], Mapping[str, object]]  # candidates and context of one user
 _RETRY = Retry()
 _LIMITS = httpx.Limits(max_connections=None)
 
@@ -109,6 +111,18 @@ class Client:
         sections = tensors.keys() <= _SECTIONS
         return self._run(self._requests.call(array_tensors(tensors), not sections, deadline_s, priority))
 
+    def score_together(
+        self, requests: Sequence[Request], *, deadline_s: float | None = None, priority: int = 0
+    ) -> list[Floats]:
+        """Scores the candidates of several users by one request: what `score` would give for each (candidates, context).
+
+        All have the same columns in their candidates and the same features in their context. What is wrong with one is refused
+        for all of them. Else as `score`.
+        """
+        tensors, rows = joined_tensors(requests)
+        scores = self._run(self._requests.call(tensors, False, deadline_s, priority))
+        return np.split(scores, np.cumsum(rows)[:-1])
+
     def ready(self) -> bool:
         return self._http.get("/v2/health/ready").status_code == 200
 
@@ -171,6 +185,14 @@ class AsyncClient:
         """As `Client.score_encoded`."""
         sections = tensors.keys() <= _SECTIONS
         return await self._run(self._requests.call(array_tensors(tensors), not sections, deadline_s, priority))
+
+    async def score_together(
+        self, requests: Sequence[Request], *, deadline_s: float | None = None, priority: int = 0
+    ) -> list[Floats]:
+        """As `Client.score_together`."""
+        tensors, rows = joined_tensors(requests)
+        scores = await self._run(self._requests.call(tensors, False, deadline_s, priority))
+        return np.split(scores, np.cumsum(rows)[:-1])
 
     async def ready(self) -> bool:
         return (await self._http.get("/v2/health/ready")).status_code == 200

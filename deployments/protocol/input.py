@@ -21,6 +21,7 @@ from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import InputError, TooLarge
 from dpiframe_core.features.block_layout import SECTIONS, Section
 from dpiframe_core.features.packed_column import ARRAYS, Form, PackedColumn
+from dpiframe_core.features.preencoded import CONTEXT_ROWS, check_context_rows
 from dpiframe_core.features.raw_columns import ColumnValues
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
@@ -69,40 +70,68 @@ def encode(served: ServedModel, request: InferRequest, max_rows: int, job: Job) 
         if block is not None:
             return block
     schema, tensors = encoded.schema, request.tensors
+    context_rows, features = _context_rows(schema, tensors)
     sections: list[Section] = [s for s in SECTIONS if s in tensors and s not in schema.columns]
     if sections:
         for name in tensors:
-            if name not in sections:
+            if name not in sections and not (name == CONTEXT_ROWS and context_rows is not None):
                 raise InputError("inputs", name, f"one of {', '.join(SECTIONS)}, as there is {sections[0]}")
         _bounded(max(t.shape[0] for t in tensors.values()), max_rows)
-        block = encoded.block({section: _array(tensors[section]) for section in sections}, served.scorer.allocate)
-        if form is not None:  # the next of this form, in which it found nothing wrong but for values, takes less
+        given = {section: _array(tensors[section]) for section in sections}
+        block = encoded.block(given, served.scorer.allocate, context_rows)
+        if form is not None and context_rows is None:
+            # The next of this form, in which it found nothing wrong but for values, takes less.
             ends = dict(zip(tensors, form.ends, strict=True))
             form.plan = encoded, encoded.plan({s: (tensors[s].shape, DTYPES[tensors[s].datatype], ends[s]) for s in sections})
         return block
     if request.parameters.encoded:
         _bounded(max(t.shape[0] for t in tensors.values()), max_rows)
-        return served.encoded.features({name: _array(tensor) for name, tensor in tensors.items()}, served.scorer.allocate)
+        arrays = {name: _array(tensor) for name, tensor in features.items()}
+        return encoded.features(arrays, served.scorer.allocate, context_rows)
     if c_build.request_extension() is not None:
         try:
-            return _encoded(served, _columns(schema, tensors, max_rows, packed=True), job)
+            return _encoded(served, _columns(schema, features, max_rows, packed=True), context_rows, job)
         except (InputError, ValueError):  # to be said below, of values as Python has them
             pass
-    return _encoded(served, _columns(schema, tensors, max_rows, packed=False), job)
+    return _encoded(served, _columns(schema, features, max_rows, packed=False), context_rows, job)
 
 
-def _encoded(served: ServedModel, columns: Mapping[str, RawColumn], job: Job) -> RowBlock:
+def _encoded(
+    served: ServedModel, columns: Mapping[str, RawColumn], context_rows: npt.NDArray[np.int64] | None, job: Job
+) -> RowBlock:
     scopes = served.encoded.scopes
-    rows = max(column.rows for column in columns.values())
     candidates: dict[str, ColumnValues] = {}
-    context: dict[str, object] = {}
+    context: dict[str, Any] = {}
+    if context_rows is None:
+        rows = max(column.rows for column in columns.values())
+        for name, column in columns.items():
+            if column.rows == 1 and (rows > 1 or scopes[name] == "context"):
+                context[name] = column.only
+            else:
+                candidates[name] = column.values
+        job.given = candidates, context
+        return served.encode(candidates, context)
+    rows, contexts = int(context_rows.sum()), len(context_rows)
+    check_context_rows(context_rows, rows)
     for name, column in columns.items():
-        if column.rows == 1 and (rows > 1 or scopes[name] == "context"):
-            context[name] = column.only
-        else:
-            candidates[name] = column.values
-    job.given = candidates, context
-    return served.encode(candidates, context)
+        if column.rows not in (rows, contexts):
+            raise InputError(f"inputs.{name}", column.rows, f"{rows} rows, or {contexts}, one a context")
+        of_context = column.rows != rows or (contexts == rows and scopes[name] == "context")
+        (context if of_context else candidates)[name] = column.values
+    return served.encode(candidates, context, context_rows)
+
+
+def _context_rows(
+    schema: FeatureSchema, tensors: Mapping[str, Tensor]
+) -> tuple[npt.NDArray[np.int64] | None, Mapping[str, Tensor]]:
+    """How many candidates each context is for, if the request says so, and its other tensors."""
+    tensor = None if CONTEXT_ROWS in schema.columns else tensors.get(CONTEXT_ROWS)
+    if tensor is None:
+        return None, tensors
+    if tensor.datatype not in ("INT32", "INT64") or len(tensor.shape) != 1:
+        got = Words(f"{tensor.datatype} {list(tensor.shape)}")
+        raise InputError(CONTEXT_ROWS, got, "INT32 or INT64 [contexts]")
+    return numbers_of(tensor).astype(np.int64), {name: t for name, t in tensors.items() if t is not tensor}
 
 
 def _bounded(rows: int, max_rows: int) -> None:

@@ -38,11 +38,15 @@ class MultiColumnReader:
     section: Section
     read: Read
 
-    def columns(self, candidates: Mapping[str, Any], context: Mapping[str, Any]) -> Columns | None:
-        """The features' columns, if the request has them all on the side that the schema puts them on."""
-        if self.scope == "context":
+    def columns(self, candidates: Mapping[str, Any], context: Mapping[str, Any], several: bool) -> Columns | None:
+        """The features' columns, if the request has them all on the side that the schema puts them on.
+
+        `several`: the context has columns too.
+        """
+        if self.scope == "context" and not several:
             return [[context[name]] for name in self.names] if context.keys() >= set(self.names) else None
-        columns: list[Any] = [candidates.get(name) for name in self.names]
+        side = context if self.scope == "context" else candidates
+        columns: list[Any] = [side.get(name) for name in self.names]
         kinds = set(map(type, columns))
         if kinds == {list}:
             return columns
@@ -52,6 +56,13 @@ class MultiColumnReader:
 
 
 _KINDS = {list, PackedColumn}
+
+
+def rows_of(columns: Columns) -> int:
+    first = columns[0]
+    return len(first) if isinstance(first, list) else int(first[1])
+
+
 _ALL, _MARKED = 1, 2  # outcomes of texts.c: all have ids, or marks among them
 
 

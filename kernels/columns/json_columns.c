@@ -168,3 +168,29 @@ PyObject *dpi_json_columns(PyObject *Py_UNUSED(module), PyObject *const *args, P
     if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) PyErr_Clear();
     return result || PyErr_Occurred() ? result : Py_NewRef(Py_None);
 }
+
+// json_items(body, most): the items of a JSON array, each as bytes, of more than `most` the first ones and one more; None if it has
+// no such form. What is wrong within an item is for whoever reads it.
+PyObject *dpi_json_items(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    int64_t most;
+    Py_buffer body;
+    if (!counted(count, 2) || !integers(args + 1, 1, COUNTS, &most) || PyObject_GetBuffer(args[0], &body, PyBUF_SIMPLE)) return NULL;
+    Reader r = {body.buf, (const uint8_t *)body.buf + body.len};
+    PyObject *items = PyList_New(0);
+    int good = items && next_is(&r, '[');
+    if (good && !next_is(&r, ']')) {
+        do {
+            blank(&r);
+            const uint8_t *start = r.at;
+            good = skipped(&r) && r.at > start;
+            PyObject *item = good ? PyBytes_FromStringAndSize((const char *)start, r.at - start) : NULL;
+            good = item && !PyList_Append(items, item);
+            Py_XDECREF(item);
+        } while (good && PyList_GET_SIZE(items) <= most && next_is(&r, ','));
+        good = good && (PyList_GET_SIZE(items) > most || next_is(&r, ']'));
+    }
+    blank(&r);
+    if (!good || (r.at < r.end && PyList_GET_SIZE(items) <= most)) Py_CLEAR(items);
+    PyBuffer_Release(&body);
+    return items || PyErr_Occurred() ? items : Py_NewRef(Py_None);
+}

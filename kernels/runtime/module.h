@@ -64,6 +64,7 @@ PyObject *dpi_column_numbers(PyObject *module, PyObject *const *args, Py_ssize_t
 PyObject *dpi_column_ids(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_column_hashes(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_json_columns(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *dpi_json_items(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_vocabulary(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_texts(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_fill(PyObject *module, PyObject *const *args, Py_ssize_t count);

@@ -20,6 +20,7 @@ from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.packed_column import PackedColumn
 from dpiframe_core.features.preencoded import PreencodedReader
 from dpiframe_core.features.raw_columns import as_list
+from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table, Vocabulary
 from dpiframe_core.features.transforms import Bucketize, Log
 from dpiframe_core.features.vocabulary import VocabularyTable
@@ -181,7 +182,12 @@ def test_what_is_no_number_is_not_taken(number: str) -> None:
     assert functions.json_columns(body.replace(number.encode(), b"1"), {"price": 1 << 2}, 10) is not None
 
 
-SERVED: Any = SimpleNamespace(encoded=PreencodedReader(SCHEMA), scorer=SimpleNamespace(allocate=None), encode=ENCODER.encode)
+def encode(candidates: Any, context: Any, context_rows: Any = None) -> RowBlock:
+    return ENCODER.encode(candidates, context, RowBlock.allocate, context_rows)
+
+
+SCORER = SimpleNamespace(allocate=RowBlock.allocate)
+SERVED: Any = SimpleNamespace(encoded=PreencodedReader(SCHEMA), scorer=SCORER, encode=encode)
 
 
 def tensors_of(request: dict[str, Any]) -> tuple[bytes, str]:
