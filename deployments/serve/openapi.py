@@ -37,11 +37,11 @@ def score_page(models: Mapping[str, ServedModel]) -> tuple[Paths, dict[str, Any]
     """(the path of `/v1/score`, the schemas it refers to), with each model's true features."""
     requests, schemas = openapi_schemas([served.form for served in models.values()])
     examples = {name: {"value": served.example} for name, served in models.items() if served.example is not None}
-    body: dict[str, Any] = {"schema": requests[0] if len(requests) == 1 else {"anyOf": requests}}
+    one = requests[0] if len(requests) == 1 else {"anyOf": requests}
+    several = {"type": "array", "items": one, "minItems": 1, "maxItems": MOST_REQUESTS}
+    body: dict[str, Any] = {"schema": {"anyOf": [*requests, several]}}
     if examples:
         body["examples"] = examples
-    many = {"type": "array", "items": body["schema"], "minItems": 1, "maxItems": MOST_REQUESTS}
-    body["schema"] = {"anyOf": [body["schema"], many]}
     each = {"type": "array", "items": {"anyOf": [_ref("ScoreAnswer"), _ref("ErrorAnswer")]}}
     scores = _json({"anyOf": [_ref("ScoreAnswer"), each]})
     answers = {"200": {"description": "the scores; of a list, each", "content": scores}, **error_answers(_SCORE_ERRORS)}

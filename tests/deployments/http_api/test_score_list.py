@@ -70,10 +70,11 @@ def test_requests_beyond_the_queue_are_refused_in_their_places() -> None:
 
     async def body(client: httpx.AsyncClient) -> None:
         engine.go.clear()
-        waiting = asyncio.ensure_future(listed(client, [request(4) for _ in range(12)]))
-        await until(lambda: any(seen.outcome == "overloaded" for seen in service.seen))
-        engine.go.set()
-        answers = await waiting
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(listed(client, [request(4) for _ in range(12)]))
+            await until(lambda: any(seen.outcome == "overloaded" for seen in service.seen))
+            engine.go.set()
+        answers = waiting.result()
         shed = [answer["error"] for answer in answers if "error" in answer]
         assert shed
         assert {(error["code"], error["status"], error["retry_after_s"] > 0) for error in shed} == {("overloaded", 429, True)}

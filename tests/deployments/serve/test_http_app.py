@@ -523,10 +523,12 @@ def test_the_documentation_shows_the_score_route_with_the_models_own_features() 
         route = document["paths"]["/v1/score"]["post"]
         content = route["requestBody"]["content"]["application/json"]
         assert set(document["components"]["schemas"]) >= {"ScoreRequest_one", "ScoreRequest_two", "ScoreAnswer", "ErrorAnswer"}
-        assert [ref["$ref"] for ref in content["schema"]["anyOf"]] == [
+        *each, several = content["schema"]["anyOf"]
+        assert [ref["$ref"] for ref in each] == [
             "#/components/schemas/ScoreRequest_one",
             "#/components/schemas/ScoreRequest_two",
         ]
+        assert (several["type"], several["items"]["anyOf"]) == ("array", each)
         assert content["examples"]["one"]["value"] == {"candidates": {"item": [1]}}
         assert set(route["responses"]) == {"200", *map(str, (400, 401, 403, 404, 408, 413, 415, 422, 429, 503, 504))}
         for ref in _references(document):
