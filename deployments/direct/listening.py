@@ -67,6 +67,14 @@ class SocketFile:
             raise
         return listening
 
+    def check(self) -> None:
+        """Raises ConfigError if it cannot be had now."""
+        try:
+            self.listen().close()
+        except OSError as error:
+            raise self.refusal(error) from None
+        self.left()
+
     def left(self) -> None:
         """Removes the file if nobody listens there any more."""
         with contextlib.suppress(OSError), _locked(self.path):

@@ -15,6 +15,7 @@ from pathlib import Path
 from deployments.access.gate import Gate
 from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig
+from deployments.direct.listening import SocketFile
 from deployments.metrics import LATENCY_BOUNDS_MS
 from deployments.processes import cores, killed_after
 from deployments.serve.host import (
@@ -121,6 +122,8 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
     require_free_port(config.http.host, config.http.port)
     if config.http.direct_port is not None:
         require_free_port(config.http.host, config.http.direct_port, "http.direct_port", "")
+    if config.http.direct_socket is not None:
+        SocketFile(config.http.direct_socket, config.http.direct_socket_group).check()
     if config.http.tls is not None:
         check_certificate(config.http.tls)
         require_free_port(config.http.tls.host, config.http.tls.port, "http.tls.port", "")

@@ -250,6 +250,10 @@ def test_a_path_that_something_else_has_is_refused_and_left_alone(tmp_path: Path
                 node.places = [SocketFile(str(place))]
                 with pytest.raises(ConfigError, match=rf"^http.direct_socket: got {place} \(.*\), expected a path below"):
                     await node.arrive()
+                with pytest.raises(ConfigError, match=rf"^http.direct_socket: got {place} \(.*\), expected a path below"):
+                    SocketFile(str(place)).check()
+            SocketFile(str(tmp_path / "free.sock")).check()
+            assert not (tmp_path / "free.sock").exists()
             assert path.read_text() == "mine"
             assert live.exists()
 
