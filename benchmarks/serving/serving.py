@@ -22,6 +22,7 @@ from benchmarks.serving.systems import (
     OURS,
     PEERS,
     Running,
+    cpu_s,
     first_answer,
     missing,
     on_cores,
@@ -82,6 +83,8 @@ class Plan:
 
 def run(plan: Plan, failed: Failed, said: Callable[[str], None]) -> Iterator[Record]:
     """Yields a record a system, form, number of candidates and load. Every server's scores are checked before it is timed.
+
+    cpu_us: of a closed loop, CPU microseconds a request of all processes of the server, by the kernel's ticks of 10 ms.
 
     Where GPUs have shares of the cores, also what these cores give to loops of pure Python (`python-loops`).
     """
@@ -185,9 +188,12 @@ def _measured(
             if time.monotonic() > give_up:
                 said(f"{system} {cell['form']} {rows} candidates: out of time")
                 return
+            before, begin = cpu_s(server), time.monotonic()
             load = drive(server.loaded, requests, connections=connections, **common)
+            spent = (cpu_s(server) - before) / (time.monotonic() - begin) / load.requests_per_s
             best = max(best, load.requests_per_s)
-            yield _record(plan, system, rows, cell | {"connections": connections, "rate": 0}, load, worst, len(bodies[0]))
+            own = cell | {"connections": connections, "rate": 0}
+            yield _record(plan, system, rows, own, load, worst, len(bodies[0])) | {"cpu_us": round(spent * 1e6, 1)}
         for rate in [*(best * share for share in plan.offered), *plan.rates]:
             if time.monotonic() > give_up:
                 said(f"{system} {cell['form']} {rows} candidates: out of time")

@@ -201,16 +201,16 @@ def settle(server: Running) -> None:
 
     A cluster answers before all its workers are up: on 32 cores they then took half of them for seconds more.
     """
-    give_up, before = time.monotonic() + _SETTLES_WITHIN_S, _cpu_s(server)
+    give_up, before = time.monotonic() + _SETTLES_WITHIN_S, cpu_s(server)
     while time.monotonic() < give_up:
         time.sleep(1)
-        now = _cpu_s(server)
+        now = cpu_s(server)
         if now - before < _QUIET:
             return
         before = now
 
 
-def _cpu_s(server: Running) -> float:
+def cpu_s(server: Running) -> float:
     """Seconds of CPU time of the server's processes that are alive."""
     ticks = 0
     for process in Path("/proc").glob("[0-9]*/stat"):
