@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,15 +24,24 @@ from tests.deployments.tls.certificates import certificate, trusting
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
+@pytest.fixture(scope="module")
+def services(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SimpleNamespace]]:
+    """Of both topologies, side by side: starts are waited for together."""
+    with Collector() as collector, ExitStack() as stack:
+        yield {
+            topology: stack.enter_context(served(topology, demo_bundle, tmp_path_factory.mktemp("access"), collector))
+            for topology in ("colocated", "fanin")
+        }
+
+
 @pytest.fixture(scope="module", params=["colocated", "fanin"])
-def guarded(
-    request: pytest.FixtureRequest, demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SimpleNamespace]:
-    folder = tmp_path_factory.mktemp("access")
-    with Collector() as collector:
-        yield from served(request.param, demo_bundle, folder, collector)
+def guarded(request: pytest.FixtureRequest, services: dict[str, SimpleNamespace]) -> SimpleNamespace:
+    service = services[request.param]
+    service.server.wait_ready()
+    return service
 
 
+@contextmanager
 def served(topology: str, demo_bundle: Path, folder: Path, collector: Collector) -> Iterator[SimpleNamespace]:
     grpc_port, tls_port = free_ports(2)
     pem, key = certificate(folder, "service")
@@ -47,7 +57,7 @@ def served(topology: str, demo_bundle: Path, folder: Path, collector: Collector)
     (folder / "config.yaml").write_text(json.dumps(config))
     tokens = made(folder / "tokens.yaml", ranker=["score"], boss=["admin"])
     with Server(folder / "config.yaml") as server:
-        server.wait_ready()
+        server.wait_for("Starting HAProxy")  # the next one looks for free ports after that
         example = (demo_bundle / "example.json").read_bytes()
         yield SimpleNamespace(
             server=server, tokens=tokens, file=folder / "tokens.yaml", grpc_port=grpc_port, example=example,
