@@ -122,8 +122,9 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
     require_free_port(config.http.host, config.http.port)
     if config.http.direct_port is not None:
         require_free_port(config.http.host, config.http.direct_port, "http.direct_port", "")
-    if config.http.direct_socket is not None:
-        SocketFile(config.http.direct_socket, config.http.direct_socket_group).check()
+    file = None if config.http.direct_socket is None else SocketFile(config.http.direct_socket, config.http.direct_socket_group)
+    if file is not None:
+        file.check()
     if config.http.tls is not None:
         check_certificate(config.http.tls)
         require_free_port(config.http.tls.host, config.http.tls.port, "http.tls.port", "")
@@ -168,6 +169,8 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
                 stop_haproxy(state, config.drain_s)
                 with killed_after(state):
                     ray.shutdown()
+                if file is not None:
+                    file.left()  # its processes were ended before they could
                 if not keep_logs:
                     shutil.rmtree(state, ignore_errors=True)
 
