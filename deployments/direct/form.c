@@ -1,6 +1,6 @@
 // What is known of requests that are the same to the byte but for their tensors: found by their heads, checked when it is learned.
 
-#include "express.h"
+#include "connection.h"
 
 #include <stdlib.h>
 #include <string.h>
