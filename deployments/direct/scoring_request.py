@@ -118,11 +118,7 @@ class ScoringRoutes:
         return answers.score_answer(served.info, job, scored.scores, job.timing_ms(self._scoring.total_ms(job)), top_k)
 
     def refusal(self, request: ScoringRequest, error: Exception) -> Answer:
-        request_id = request.job.request_id
-        if isinstance(error, DPIFrameError):
-            return (rest.error_answer if request.protocol else answers.error_answer)(error, request_id)
-        log.error("request %s failed", request_id, exc_info=error, extra={"request_id": request_id})
-        return (rest.internal_error if request.protocol else answers.internal_error)(request_id)
+        return refusal_of(error, request.job.request_id, request.protocol)
 
     def shadow(self, request: ScoringRequest, scored: Scored) -> None:
         if request.served is not None and request.encode is not None:
@@ -180,3 +176,11 @@ class ScoringRoutes:
 def scorer_of(request: ScoringRequest) -> Scorer | None:
     """The one to flush."""
     return None if request.ended or request.served is None else request.served.scorer
+
+
+def refusal_of(error: Exception, request_id: str, protocol: bool) -> Answer:
+    """What a client is told of it, in the form of the Open Inference Protocol or in ours."""
+    if isinstance(error, DPIFrameError):
+        return (rest.error_answer if protocol else answers.error_answer)(error, request_id)
+    log.error("request %s failed", request_id, exc_info=error, extra={"request_id": request_id})
+    return (rest.internal_error if protocol else answers.internal_error)(request_id)

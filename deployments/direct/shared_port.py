@@ -7,6 +7,7 @@ Whoever accepts one hands it to the process with the fewest: a client keeps its 
 import asyncio
 import errno
 import logging
+import math
 import mmap
 import os
 import socket
@@ -16,15 +17,16 @@ from collections.abc import Sequence
 
 from deployments.direct.direct_server import DirectServer
 from deployments.direct.listener import MOST_CONNECTIONS
-from deployments.direct.listening import Place
-from deployments.direct.mailbox import MOST_PROCESSES, Gone, Mailbox, send_on
 from deployments.fanin.shared_memory import shared_memory
+from deployments.host_sockets.listening import Place
+from deployments.host_sockets.mailbox import MOST_PROCESSES, Gone, Mailbox, posted, send_on
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_S, _ASK_S, _FULL_S = 10.0, 0.1, 0.1
+_PATIENCE_S, _ASK_S, _FULL_S, _TOLD_S = 10.0, 0.1, 0.1, 0.02
 _ACCEPTS = 16  # at a time
-_ASK, _SHARE, _TAKE = b"?", b"!", b"+"  # who has the sockets; here they are; serve this client
+# Who has the sockets; here they are; serve this client; all are to leave.
+_ASK, _SHARE, _TAKE, _LEAVE = b"?", b"!", b"+", b"."
 _NOBODY = -1
 
 
@@ -36,6 +38,7 @@ class SharedPort:
         self._loop = asyncio.get_running_loop()
         self._listening: dict[Place, socket.socket] = {}
         self._opening, self._closing = True, False
+        self._end: asyncio.Task[None] | None = None
         self._mail = Mailbox(meeting, self._read)
         self._keep_counts(shared_memory("dpiframe-direct", 4 * MOST_PROCESSES))
         self._counts[:] = memoryview(array("i", [_NOBODY] * MOST_PROCESSES))
@@ -62,7 +65,11 @@ class SharedPort:
         self._accept_again()
 
     async def close(self, drain_s: float) -> None:
-        """Leaves its places to the others, and serves the clients that are here until their requests are answered."""
+        """Leaves its places to the others, and serves the clients that are here until their requests are answered. Once."""
+        self._end = self._end or self._loop.create_task(self._close(drain_s))
+        await self._end
+
+    async def _close(self, drain_s: float) -> None:
         self._closing, self._counts[self._mail.slot] = True, _NOBODY
         while self._listening:
             place, listening = self._listening.popitem()
@@ -139,6 +146,8 @@ class SharedPort:
                 if place is None or self._listening.setdefault(place, listening) is not listening:
                     listening.close()
             fds.clear()
+        elif what == _LEAVE:  # whoever asked for it decides for how long
+            self._end = self._end or self._loop.create_task(self._close(math.inf))
         elif what == _ASK and self._listening:
             fds_of_mine = [listening.fileno() for listening in self._listening.values()]
             send_on(connection, _SHARE, *fds_of_mine, self._counts_fd)
@@ -164,3 +173,15 @@ async def open_port(server: DirectServer, meeting: str, places: Sequence[Place])
         await shared.close(0)
         raise
     return shared
+
+
+def leave(meeting: str, within_s: float) -> None:
+    """Has all processes that meet there close their places and answer what they have; until they did, or for so long."""
+    slots, give_up = set(range(MOST_PROCESSES)), time.monotonic() + within_s
+    while slots and time.monotonic() < give_up:
+        for slot in list(slots):
+            try:
+                posted(meeting, slot, _LEAVE)
+            except Gone:
+                slots.remove(slot)
+        time.sleep(_TOLD_S)

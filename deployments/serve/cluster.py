@@ -15,15 +15,15 @@ from pathlib import Path
 from deployments.access.gate import Gate
 from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig
-from deployments.direct.listening import SocketFile
+from deployments.host_sockets.listening import SocketFile
 from deployments.metrics import LATENCY_BOUNDS_MS
 from deployments.processes import cores, killed_after
 from deployments.serve.host import (
     WINDOW,
     free_ports,
+    haproxy_stopped,
     port_windows,
     require_free_port,
-    stop_haproxy,
 )
 from deployments.signals import interrupt_on_sigterm, uninterrupted
 from deployments.tls.front import check_certificate
@@ -166,7 +166,9 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
         finally:
             with uninterrupted():
                 report("Stopping: finishing the requests in flight")
-                stop_haproxy(state, config.drain_s)
+                with haproxy_stopped(state, config.drain_s):
+                    if (config.http.direct_port is not None or file is not None) and ray.is_initialized():
+                        _leave_direct_port(config)
                 with killed_after(state):
                     ray.shutdown()
                 if file is not None:
@@ -203,6 +205,15 @@ def joined_cluster(config: DeploymentConfig, report: Report, address: str) -> It
             with contextlib.suppress(Exception):
                 serve.delete(config.application)
             ray.shutdown()
+
+
+def _leave_direct_port(config: DeploymentConfig) -> None:
+    import ray
+
+    from deployments.direct.shared_port import leave
+    from deployments.fanin.handshake import meeting_place
+
+    leave(meeting_place(config.application, ray.get_runtime_context().get_node_id()), config.drain_s)
 
 
 def _require_flags() -> None:

@@ -159,6 +159,12 @@ class PreencodedReader:
                 return None
         return block
 
+    def told(self, plan: SectionPlan) -> tuple[tuple[tuple[Any, ...], ...], tuple[tuple[int, int, int], ...]]:
+        """What `planned` does, for C elsewhere: of ids the first byte, the end, whether they are wide, rows, where they go in
+        `places` and what is legal (see id_records.h); and the plan's numbers.
+        """
+        return tuple((*ids[:5], self._rules[ids[5]].legal) for ids in plan.ids), plan.numbers
+
     def features(
         self,
         values: Mapping[str, npt.NDArray[Any]],

@@ -136,7 +136,7 @@ def _loaded(names: Sequence[str | Path], options: Sequence[str], load: Callable[
 
 def _built(command: Sequence[str], sources: Sequence[Path], *, anew: bool = False) -> Path:
     """The shared object, from an earlier start if it was kept."""
-    headers = sorted({*FOLDER.rglob("*.h"), *sources[0].parent.glob("*.h")})
+    headers = sorted({*FOLDER.rglob("*.h"), *(header for code in sources for header in code.parent.glob("*.h"))})
     texts = [code.read_text() for code in (*sources, *headers)]
     key = sha256(repr((texts, command, _processor())).encode()).hexdigest()
     name = f"{sources[0].stem}-{key[:32]}.so"

@@ -8,9 +8,7 @@
 #include <Python.h>
 #include <stdint.h>
 
-// What was sent begins at any byte, and so may a block in memory that another process laid out.
-#define ANYWHERE __attribute__((aligned(1), may_alias))
-typedef int32_t ANYWHERE Id32;
+#include "runtime/id_records.h"
 
 // Counts end at 2^31 - 1, so that a product of two is one of 64 bits, and places so early that such a product can be added.
 #define COUNTS INT32_MAX

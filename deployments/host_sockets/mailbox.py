@@ -73,18 +73,10 @@ class Mailbox:
 
     def _connected(self, to: int) -> socket.socket | None:
         """None if too many call that process at once."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            connection.setblocking(False)
-            connection.connect(_name(self._place, to))
-            check_user(connection)
-        except (OSError, Unavailable) as error:
-            connection.close()
-            if isinstance(error, BlockingIOError):
-                return None
-            raise Gone from None
-        self._made[to] = connection
-        self._watch(connection)
+        connection = _called(self._place, to)
+        if connection is not None:
+            self._made[to] = connection
+            self._watch(connection)
         return connection
 
     def _watch(self, connection: socket.socket) -> None:
@@ -134,6 +126,33 @@ def send_on(connection: socket.socket, what: bytes, *fds: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def posted(place: str, to: int, what: bytes) -> bool:
+    """`Mailbox.send` of a process without a mailbox. Raises Gone."""
+    connection = _called(place, to)
+    if connection is None:
+        return False
+    with connection:
+        try:
+            return send_on(connection, what)
+        except ConnectionError:
+            raise Gone from None
+
+
+def _called(place: str, to: int) -> socket.socket | None:
+    """A connection to that process, if it is of this user; None if too many call it at once. Raises Gone."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.setblocking(False)
+        connection.connect(_name(place, to))
+        check_user(connection)
+    except (OSError, Unavailable) as error:
+        connection.close()
+        if isinstance(error, BlockingIOError):
+            return None
+        raise Gone from None
+    return connection
 
 
 def _name(place: str, slot: int) -> str:
