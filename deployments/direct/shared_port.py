@@ -5,13 +5,11 @@ Whoever accepts one hands it to the process with the fewest: a client keeps its 
 """
 
 import asyncio
-import contextlib
 import errno
 import logging
 import math
 import mmap
 import os
-import select
 import socket
 import time
 from array import array
@@ -19,13 +17,13 @@ from collections.abc import Sequence
 
 from deployments.direct.direct_server import DirectServer
 from deployments.direct.listener import MOST_CONNECTIONS
-from deployments.direct.listening import Place
-from deployments.direct.mailbox import MOST_PROCESSES, Gone, Mailbox, send_on, told_all
 from deployments.fanin.shared_memory import shared_memory
+from deployments.host_sockets.listening import Place
+from deployments.host_sockets.mailbox import MOST_PROCESSES, Gone, Mailbox, posted, send_on
 
 log = logging.getLogger(__name__)
 
-_PATIENCE_S, _ASK_S, _FULL_S = 10.0, 0.1, 0.1
+_PATIENCE_S, _ASK_S, _FULL_S, _TOLD_S = 10.0, 0.1, 0.1, 0.02
 _ACCEPTS = 16  # at a time
 # Who has the sockets; here they are; serve this client; all are to leave.
 _ASK, _SHARE, _TAKE, _LEAVE = b"?", b"!", b"+", b"."
@@ -148,11 +146,11 @@ class SharedPort:
                 if place is None or self._listening.setdefault(place, listening) is not listening:
                     listening.close()
             fds.clear()
+        elif what == _LEAVE:  # whoever asked for it decides for how long
+            self._end = self._end or self._loop.create_task(self._close(math.inf))
         elif what == _ASK and self._listening:
             fds_of_mine = [listening.fileno() for listening in self._listening.values()]
             send_on(connection, _SHARE, *fds_of_mine, self._counts_fd)
-        elif what == _LEAVE:  # whoever asked for it decides for how long
-            self._end = self._end or self._loop.create_task(self._close(math.inf))
         for fd in fds:
             os.close(fd)
 
@@ -177,11 +175,13 @@ async def open_port(server: DirectServer, meeting: str, places: Sequence[Place])
     return shared
 
 
-def leave(place: str, within_s: float) -> None:
-    """Has all processes of a `place` close the port and answer what they have. Returns once they did, or after so long."""
-    give_up = time.monotonic() + within_s
-    with contextlib.ExitStack() as held:
-        left = [held.enter_context(connection) for connection in told_all(place, _LEAVE, within_s)]
-        while left and (patience := give_up - time.monotonic()) > 0:
-            gone, _, _ = select.select(left, [], [], patience)  # nobody answers: that process is through
-            left = [connection for connection in left if connection not in gone]
+def leave(meeting: str, within_s: float) -> None:
+    """Has all processes that meet there close their places and answer what they have; until they did, or for so long."""
+    slots, give_up = set(range(MOST_PROCESSES)), time.monotonic() + within_s
+    while slots and time.monotonic() < give_up:
+        for slot in list(slots):
+            try:
+                posted(meeting, slot, _LEAVE)
+            except Gone:
+                slots.remove(slot)
+        time.sleep(_TOLD_S)

@@ -15,7 +15,7 @@ from pathlib import Path
 from deployments.access.gate import Gate
 from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig
-from deployments.direct.listening import SocketFile
+from deployments.host_sockets.listening import SocketFile
 from deployments.metrics import LATENCY_BOUNDS_MS
 from deployments.processes import cores, killed_after
 from deployments.serve.host import (
@@ -167,7 +167,7 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
             with uninterrupted():
                 report("Stopping: finishing the requests in flight")
                 with haproxy_stopped(state, config.drain_s):
-                    if (config.http.direct_port or config.http.direct_socket) and ray.is_initialized():
+                    if (config.http.direct_port is not None or file is not None) and ray.is_initialized():
                         _leave_direct_port(config)
                 with killed_after(state):
                     ray.shutdown()

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from deployments.access.gate import Gate
 from deployments.config import DeploymentConfig
 from deployments.direct.direct_server import DirectServer
-from deployments.direct.listening import Place, Port, SocketFile
 from deployments.direct.request_head import DIRECT
 from deployments.direct.shared_port import SharedPort, open_port
 from deployments.fanin.handshake import meeting_place
+from deployments.host_sockets.listening import Place, Port, SocketFile
 from deployments.http_api.serve_bypass import ServeBypass
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.telemetry.node_metrics import NodeMetrics

@@ -9,7 +9,7 @@ from typing import Any
 
 from deployments.config import Limits
 from deployments.direct.direct_server import DirectServer
-from deployments.direct.listening import SocketFile
+from deployments.host_sockets.listening import SocketFile
 
 
 @contextlib.asynccontextmanager

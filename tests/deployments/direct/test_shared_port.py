@@ -14,11 +14,12 @@ import httpx
 import pytest
 
 from deployments.config import Limits
-from deployments.direct import mailbox, shared_port
+from deployments.direct import shared_port
 from deployments.direct.direct_server import DirectServer
-from deployments.direct.listening import Place, Port, SocketFile
 from deployments.direct.shared_port import SharedPort, leave, open_port
 from deployments.fanin import handshake
+from deployments.host_sockets import mailbox
+from deployments.host_sockets.listening import Place, Port, SocketFile
 from deployments.serve.host import free_ports
 from dpiframe_core.errors import ConfigError
 from tests.deployments.serve.test_http_app import Service, expected, request
@@ -124,7 +125,7 @@ def test_all_of_a_place_leave_when_they_are_told_and_answer_what_they_have() -> 
             asked = [asyncio.create_task(node.scored(client)) for client in (one, two)]
             await until(lambda: [server.connections for server, _ in servers] == [1, 1] and bool(engine.batches))
             left = asyncio.create_task(asyncio.to_thread(leave, node.place, 20))
-            await until(lambda: all(not shared._listening for _, shared in servers))
+            await until(lambda: not any(shared._listening for _, shared in servers))
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", node.port))
             assert not left.done()

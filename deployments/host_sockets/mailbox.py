@@ -73,12 +73,10 @@ class Mailbox:
 
     def _connected(self, to: int) -> socket.socket | None:
         """None if too many call that process at once."""
-        try:
-            connection = _connection(self._place, to, 0)
-        except BlockingIOError:
-            return None
-        self._made[to] = connection
-        self._watch(connection)
+        connection = _called(self._place, to)
+        if connection is not None:
+            self._made[to] = connection
+            self._watch(connection)
         return connection
 
     def _watch(self, connection: socket.socket) -> None:
@@ -118,34 +116,6 @@ class Mailbox:
             self._forget(connection)
 
 
-def told_all(place: str, what: bytes, within_s: float) -> list[socket.socket]:
-    """Sends a message to every process of a place, from one that has no mailbox; the connections, which end as they do."""
-    connections = []
-    for slot in range(MOST_PROCESSES):
-        with contextlib.suppress(Gone, OSError):
-            connection = _connection(place, slot, within_s)
-            connections.append(connection)
-            send_on(connection, what)
-    return connections
-
-
-def _connection(place: str, slot: int, within_s: float) -> socket.socket:
-    """Raises Gone; BlockingIOError if too many call that process at once, for so long."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        connection.settimeout(within_s)
-        connection.connect(_name(place, slot))
-        check_user(connection)
-        connection.setblocking(False)
-    except (BlockingIOError, TimeoutError):
-        connection.close()
-        raise BlockingIOError from None
-    except (OSError, Unavailable):
-        connection.close()
-        raise Gone from None
-    return connection
-
-
 def send_on(connection: socket.socket, what: bytes, *fds: int) -> bool:
     """As `Mailbox.send`, on a connection. Raises ConnectionError if nobody is there any more."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
@@ -156,6 +126,33 @@ def send_on(connection: socket.socket, what: bytes, *fds: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def posted(place: str, to: int, what: bytes) -> bool:
+    """`Mailbox.send` of a process without a mailbox. Raises Gone."""
+    connection = _called(place, to)
+    if connection is None:
+        return False
+    with connection:
+        try:
+            return send_on(connection, what)
+        except ConnectionError:
+            raise Gone from None
+
+
+def _called(place: str, to: int) -> socket.socket | None:
+    """A connection to that process, if it is of this user; None if too many call it at once. Raises Gone."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.setblocking(False)
+        connection.connect(_name(place, to))
+        check_user(connection)
+    except (OSError, Unavailable) as error:
+        connection.close()
+        if isinstance(error, BlockingIOError):
+            return None
+        raise Gone from None
+    return connection
 
 
 def _name(place: str, slot: int) -> str:
