@@ -51,7 +51,7 @@ def chosen_moves(
 
 def _seconds(row_bytes: int, gpus: int, links: Links) -> tuple[float, float]:
     """Of a link for a read of a row that is not near: of a warm one, of any other."""
-    return (gpus - 1) / gpus * links.moved(row_bytes) / links.peer, links.moved_by_host(row_bytes) / links.host
+    return (gpus - 1) / gpus * links.moved(row_bytes) / links.peer, links.host_s(row_bytes)
 
 
 def _pairs(ids: Ints, counts: Floats, hot: HotRows, warm_s: float, host_s: float) -> _Pairs:

@@ -98,8 +98,9 @@ class DeviceLookup:
 
     def tiling(self, rows: int, pinned: bool) -> Tiling:
         """How a launch for `rows` rows is cut, with no more rows a block than its shared memory and threads hold."""
-        if self.bags.parts:
-            t = bag_tiling(rows, self.units, self.totals, len(self.bags.parts) * self.bags.team, self._processors, pinned)
+        if self.bags.units:
+            takers = len(self.bags.parts) or len(self.bags.singles)
+            t = bag_tiling(rows, self.units, self.totals, takers * self.bags.team, self._processors, pinned)
         else:
             t = tiling(rows, self.units, self.totals, self._processors, pinned, self._most > 1)
         threads = t.unit_threads + t.total_threads  # one of them reads each row's request
