@@ -188,9 +188,7 @@ def plan(
     trace: Annotated[Path | None, typer.Option(help="A file of rows, as `score` takes it, to count reads in.")] = None,
     zipf: Annotated[float | None, typer.Option(help="Or an exponent to estimate reads by.  [default: 1.05]")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Rows of the lookup whose time is told.")] = 1000,
-    links: Annotated[
-        str | None, typer.Option(metavar="LOCAL,PEER,HOST", help="GB/s, or a measured file; else H200's.")
-    ] = None,
+    links: Annotated[str | None, typer.Option(metavar="LOCAL,PEER,HOST", help="GB/s, or a measured file; else H200's.")] = None,
     host_gib: Annotated[float | None, typer.Option(min=0, help="Of the host, for other rows; else it holds all.")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The directory to write the placement to.")] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Also run the lookup, on the device at hand.")] = False,

@@ -156,7 +156,7 @@ class _Search:
         return [max(few, f.rows_above(math.floor(want * b / s * _ROUNDED))) for few, f, b, s in each]
 
     def _want(self, table: int, rank: int) -> float:
-        """Seconds that its reads would take in the host, for each byte that the row takes; of the one behind the last, less than any."""
+        """Seconds that its reads would take in the host, for each byte of the row; behind the last one less than any."""
         if rank >= self.rows[table]:
             return -1.0
         return self.reads[table].count_at(rank) * self.cold_s[table] / self.row_bytes[table]
