@@ -18,7 +18,10 @@ from dpiframe_core.features.schema import FeatureSchema
 RANK_BYTES = 4
 _PART = 1 << 16  # rows
 _MIB = 1 << 20
-HOST_WAITS = ((512 * _MIB, 3.1e-9), (768 * _MIB, 4.5e-9), (1024 * _MIB, 8.5e-9), (1536 * _MIB, 13.4e-9), (4096 * _MIB, 20.5e-9))
+HOST_WAITS = (  # an H200's, rows of 128 bytes
+    (512 * _MIB, 2.6e-9), (768 * _MIB, 5.4e-9), (1024 * _MIB, 9.5e-9), (1536 * _MIB, 14.5e-9), (2048 * _MIB, 17.3e-9),
+    (4096 * _MIB, 21.1e-9),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,7 +122,7 @@ class Tiers:
                 warm = [own[p.hot - first : p.warm - first] for p, first, own in zip(places, firsts, cold, strict=True)]
                 self._shards = Shards(places, warm, placement.gpus, device, home.folder, f"{home.name}-{_digest(placement)}")
                 self._shards.refresh()
-            self.descriptors = descriptors([self._image(generation) for generation in range(2)], device)
+            self.descriptors = descriptors([self._image(i) for i in range(2)], device, placement.host_bytes(schema))
         except BaseException:
             self.close()
             raise
