@@ -11,10 +11,11 @@ from benchmarks.apart import latency_apart as apart_suite
 from benchmarks.records.run import Append, Device, Names, Out, Run, Seconds, names_in, numbers_in
 from benchmarks.systems.names import BATCHES, CONTEXTS
 from benchmarks.workloads.imported import SETTINGS
+from benchmarks.workloads.imported_specs import SPECS
 from benchmarks.workloads.models import MODELS
 
 app = typer.Typer()
-_MODELS, _ZOO = ",".join(MODELS), ",".join(SETTINGS)
+_MODELS, _IMPORTED = ",".join(MODELS), ",".join((*SETTINGS, *SPECS))
 _BATCHES, _CONTEXTS = (",".join(map(str, sizes)) for sizes in (BATCHES, CONTEXTS))
 
 
@@ -54,7 +55,7 @@ def latency_apart(
 
 @app.command()
 def imported(
-    models: Names = _ZOO,
+    models: Names = _IMPORTED,
     precisions: Names = "tf32",
     batches: Names = "256,1024",
     processes: Annotated[int, typer.Option(help="models that are prepared side by side")] = 8,
@@ -65,7 +66,7 @@ def imported(
     append: Append = False,
     out: Out = None,
 ) -> None:
-    """FuxiCTR's zoo, each model as `dpiframe import fuxictr` makes it: its time host to host and what it runs as."""
+    """Models of the libraries, each as `dpiframe import` makes it: its time host to host and what it runs as."""
     run = Run("imported", device, seed, out, append)
     run.finish(imported_suite.run(
         names_in(models), names_in(precisions), numbers_in(batches), run.device, run.failed,

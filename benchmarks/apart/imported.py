@@ -1,4 +1,4 @@
-"""Suite `imported`: models of FuxiCTR's zoo as the importer makes them, host to host, held against the model in float64.
+"""Suite `imported`: models of the libraries as our importers make them, host to host, held against the model in float64.
 
 A process a model: what takes the CPU runs side by side, what launches on the GPU in turns.
 """
@@ -22,6 +22,7 @@ from benchmarks.systems.cells import Failed
 from benchmarks.systems.launches import dependent_launches
 from benchmarks.timing import interleaved
 from benchmarks.workloads.imported import run_of
+from benchmarks.workloads.imported_specs import SPECS, source_of
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
@@ -62,7 +63,7 @@ def _measured(
     gpu = device.startswith("cuda")
     turn = GpuTurn(folder / "turn", torch.cuda.synchronize if gpu else lambda: None)
     start = time.perf_counter()
-    source = fuxictr_model(*run_of(model, seed))
+    source = source_of(model, seed) if model in SPECS else fuxictr_model(*run_of(model, seed))
     written = write_import(source, folder / model)
     encoder = Encoder(source.schema, source.vocabularies)
     import_s = time.perf_counter() - start

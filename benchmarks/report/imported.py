@@ -22,11 +22,12 @@ _MEASURED_AS = {
 _SAME = {"SharedBottom": "ShareBottom"}  # one model under two names
 _OTHERS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "DeepCTR-Torch": (
-        ("WDL", "WideDeep"), ("DeepFM", "DeepFM"), ("xDeepFM", "xDeepFM"), ("DCN", "DCN"), ("DCNMix", ""), ("DIN", "DIN"),
+        ("WDL", "WideDeep"), ("DeepFM", "DeepFM"), ("xDeepFM", "xDeepFM"), ("DCN", "DCN"),
+        ("DCNMix", "DeepCTR-Torch.DCNMix"), ("DIN", "DIN"),
     ),
     "torch-rechub": (("WideDeep", "WideDeep"), ("DeepFM", "DeepFM"), ("DCN", "DCN"), ("DCNv2", "DCNv2")),
-    "RecBole": tuple((name, "") for name in sorted((*RECBOLE, *SEQUENTIAL), key=str.lower)),
-    "TorchRec": (("DLRM", "DLRM"), ("DLRM_DCN", "")),
+    "RecBole": tuple((name, f"RecBole.{name}") for name in sorted((*RECBOLE, *SEQUENTIAL), key=str.lower)),
+    "TorchRec": (("DLRM", "DLRM"), ("DLRM_DCN", "TorchRec.DLRM_DCN")),
     "DLRM": (("DLRM_Net", "DLRM"),),
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ import typer
 
 from benchmarks.records.run import Append, Device, Names, Out, Run, Seconds, names_in, numbers_in
 from deployments.processes import cores
+from deployments.signals import interrupted_by_sigterm
 from dpiframe_core.engine.options import DEFAULT_PRECISION
 
 app = typer.Typer()
@@ -122,21 +123,30 @@ def soak(
     topology: Annotated[str, typer.Option(help="colocated or fanin")] = "colocated",
     replicas: int = 1,
     ingress: Annotated[int, typer.Option(help="fan-in: ingress replicas for each engine")] = 2,
+    direct: Annotated[bool, typer.Option(help="past HAProxy, on the direct port")] = False,
     candidates: int = 100,
     minutes: float = 20.0,
     load: Annotated[float, typer.Option(help="share of the most that it answers")] = 0.7,
     load_processes: int = 1,
     device: Device = "auto",
     seed: int = 0,
+    append: Append = False,
+    out: Out = None,
 ) -> None:
-    """A service under steady load: fails if memory, descriptors or threads of any process grow, or a request fails."""
+    """A service under steady load: fails if what any process holds grows, or a request fails. Writes its record each minute."""
     from benchmarks.serving import soak as soak_suite
 
+    run = Run("soak", device, seed, out, append)
     plan = soak_suite.Plan(
         bundle=bundle, device=device, topology=topology, replicas=replicas, ingress=ingress, candidates=candidates,
-        minutes=minutes, share=load, load_processes=load_processes, seed=seed,
+        minutes=minutes, share=load, load_processes=load_processes, direct=direct, seed=seed,
     )  # fmt: skip
-    findings = soak_suite.run(plan, typer.echo)
+    findings: list[str] = []
+    with interrupted_by_sigterm():  # whoever ends this one ends the service
+        for record in soak_suite.run(plan, typer.echo):
+            run.add(record)
+            findings = record["findings"]
+            typer.echo(f"{record['answered']} answered, {record['failed'] or 'none'} failed, passed: {record['passed']}")
     for finding in findings:
         typer.echo(f"FAILED {finding}", err=True)
     if findings:

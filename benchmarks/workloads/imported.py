@@ -3,7 +3,7 @@ the library's own classes make (`imported_shapes.json`; made by tests/dpiframe_c
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from dpiframe_core.importers.state_dict import StateDict
 
 SHAPES = Path(__file__).with_name("imported_shapes.json")
 TOKENS = 10_000
+_TABLES = "embedding_layers", "embedding_table", "embedding_dict", "embedding_bags"  # part of their parameters' names
 FIELDS, NUMBERS, STEPS = 26, 13, 50  # Criteo's, and the steps of a history
 
 _MLP = {"hidden_units": [400, 400, 400], "hidden_activations": "relu"}
@@ -27,8 +28,11 @@ _TARGET, _HISTORY = [["item", "cate"]], [["item_steps", "cate_steps"]]
 
 # Beside `embedding_dim` 16 and what the classes have by default.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
-    "LR": {}, "FM": {}, "FFM": {"embedding_dim": 4}, "FwFM": {}, "FmFM": {}, "HFM": _MLP, "HOFM": {}, "LorentzFM": {},
-    "AFM": {"attention_dim": 16}, "NFM": _MLP, "PNN": _MLP, "ONN": {**_MLP, "embedding_dim": 4}, "FLEN": _DNN, "DNN": _MLP,
+    "LR": {}, "FM": {}, "FFM": {"embedding_dim": 4}, "FFMv2": {"embedding_dim": 4},
+    "FwFM": {}, "FmFM": {}, "HFM": _MLP, "HOFM": {}, "LorentzFM": {},
+    "AFM": {"attention_dim": 16}, "NFM": _MLP, "PNN": _MLP, "ONN": {**_MLP, "embedding_dim": 4},
+    "ONNv2": {**_MLP, "embedding_dim": 4}, "FLEN": _DNN, "DNN": _MLP, "ECN": {"batch_norm": True},
+    "DCNv3": {"batch_norm": True},
     "DualMLP": {"mlp1_hidden_units": [400, 400, 400], "mlp2_hidden_units": [400, 400, 400]},
     "DeepCrossing": {"residual_blocks": [400, 400, 400]}, "DeepIM": {**_MLP, "im_order": 3}, "EDCN": {"batch_norm": True},
     "EulerNet": {"shape": [26]}, "GDCN": _DNN, "GDCNP": _DNN,
@@ -115,24 +119,28 @@ def _shapes(model: str) -> Iterator[tuple[str, list[int]]]:
 
 
 def _drawn(model: str, seed: int) -> dict[str, torch.Tensor]:
-    """Weights that keep a layer's output near its input's scale, statistics of a batch norm of data near 0 and 1."""
     generator, out = torch.Generator().manual_seed(seed), {}
     shared = {c["name"]: c["share_embedding"] for c in columns(model) if "share_embedding" in c}
     for name, shape in _shapes(model):
-        last, feature = name.split(".")[-1], name.split(".")[-2] if "." in name else ""
+        feature = name.split(".")[-2] if "." in name else ""
         if feature in shared:
             out[name] = out[name.replace(f".{feature}.", f".{shared[feature]}.")]
-        elif last == "running_var":
-            out[name] = torch.ones(shape)
-        elif last == "running_mean":
-            out[name] = torch.zeros(shape)
         else:
-            drawn = torch.randn(shape, generator=generator)
-            out[name] = drawn * 0.1 if "embedding_layers" in name or len(shape) < 2 else drawn / max(1, shape[-1]) ** 0.5
-            if "embedding_layers" in name and shape[0] == TOKENS + 2:
-                out[name][0] = 0  # the padding's
-            if name.startswith("coefficient_W"):  # exponents of AFN's products: those of a trained model keep them finite
-                out[name] *= 0.1
-            if last == "weight" and len(shape) == 1:  # of a norm
-                out[name] += 1
+            out[name] = drawn_parameter(name, shape, generator)
+    return out
+
+
+def drawn_parameter(name: str, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """Weights that keep a layer's output near its input's scale, statistics of a batch norm of data near 0 and 1."""
+    last, is_table = name.split(".")[-1], any(part in name for part in _TABLES)
+    if last in ("running_var", "running_mean"):
+        return torch.ones(shape) if last == "running_var" else torch.zeros(shape)
+    drawn = torch.randn(shape, generator=generator)
+    out = drawn * 0.1 if is_table or len(shape) < 2 else drawn / max(1, shape[-1]) ** 0.5
+    if is_table and shape[0] == TOKENS + 2:
+        out[0] = 0  # the padding's
+    if name.startswith("coefficient_W"):  # exponents of AFN's products: those of a trained model keep them finite
+        out *= 0.1
+    if last == "weight" and len(shape) == 1:  # of a norm
+        out += 1
     return out

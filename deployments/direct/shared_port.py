@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import math
 import mmap
 import os
 import socket
@@ -26,9 +27,10 @@ log = logging.getLogger(__name__)
 MOST_PROCESSES = 128  # twice the ingresses of the largest fan-in: those of a rolling update run side by side
 
 _BACKLOG = 4096
-_PATIENCE_S, _ASK_S, _FULL_S = 10.0, 0.1, 0.1
+_PATIENCE_S, _ASK_S, _FULL_S, _TOLD_S = 10.0, 0.1, 0.1, 0.02
 _ACCEPTS = 16  # at a time
-_ASK, _SHARE, _TAKE = b"?", b"!", b"+"  # who has the socket; here it is; serve this client
+# Who has the socket; here it is; serve this client; all are to leave.
+_ASK, _SHARE, _TAKE, _LEAVE = b"?", b"!", b"+", b"."
 _NOBODY = -1
 
 
@@ -40,6 +42,7 @@ class SharedPort:
         self._loop = asyncio.get_running_loop()
         self._listening: socket.socket | None = None
         self._closing = False
+        self._end: asyncio.Task[None] | None = None
         self._mail, self._slot = _mailbox(place)
         self._keep_counts(shared_memory("dpiframe-direct", 4 * MOST_PROCESSES))
         self._counts[:] = memoryview(array("i", [_NOBODY] * MOST_PROCESSES))
@@ -62,7 +65,11 @@ class SharedPort:
         self._accept_again()
 
     async def close(self, drain_s: float) -> None:
-        """Leaves the port to the others, and serves the clients that are here until their requests are answered."""
+        """Leaves the port to the others, and serves the clients that are here until their requests are answered. Once."""
+        self._end = self._end or self._loop.create_task(self._close(drain_s))
+        await self._end
+
+    async def _close(self, drain_s: float) -> None:
         self._closing, self._counts[self._slot] = True, _NOBODY
         if self._listening is not None:
             self._loop.remove_reader(self._listening)
@@ -131,6 +138,8 @@ class SharedPort:
                 elif what == _SHARE and len(fds) == 2 and self._listening is None and not self._closing:
                     self._listening = socket.socket(fileno=fds[0])
                     self._keep_counts(fds[1])
+                elif what == _LEAVE:  # whoever asked for it decides for how long
+                    self._end = self._end or self._loop.create_task(self._close(math.inf))
                 else:
                     if what == _ASK and self._listening is not None and sender is not None:
                         self._sent(sender, _SHARE, self._listening.fileno(), self._counts_fd)
@@ -154,6 +163,22 @@ async def open_port(server: DirectServer, place: str, host: str, port: int) -> S
         await shared.close(0)
         raise
     return shared
+
+
+def leave(place: str, within_s: float) -> None:
+    """Has all processes of a `place` close the port and answer what they have. Returns once they did, or after so long."""
+    slots, give_up = set(range(MOST_PROCESSES)), time.monotonic() + within_s
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as mail:
+        mail.setblocking(False)
+        while slots and time.monotonic() < give_up:
+            for slot in list(slots):
+                try:
+                    mail.sendto(_LEAVE, _name(place, slot))
+                except ConnectionRefusedError:
+                    slots.remove(slot)
+                except OSError:  # it has not read the last ones yet
+                    continue
+            time.sleep(_TOLD_S)
 
 
 def _name(place: str, slot: int) -> str:

@@ -20,11 +20,12 @@ from deployments.processes import cores, killed_after
 from deployments.serve.host import (
     WINDOW,
     free_ports,
+    haproxy_stopped,
     port_windows,
     require_free_port,
-    stop_haproxy,
 )
 from deployments.signals import interrupt_on_sigterm, uninterrupted
+from deployments.tls.front import check_certificate
 from dpiframe_core.errors import ConfigError, DPIFrameError
 
 FLAGS = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED")
@@ -120,6 +121,9 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
     require_free_port(config.http.host, config.http.port)
     if config.http.direct_port is not None:
         require_free_port(config.http.host, config.http.direct_port, "http.direct_port", "")
+    if config.http.tls is not None:
+        check_certificate(config.http.tls)
+        require_free_port(config.http.tls.host, config.http.tls.port, "http.tls.port", "")
     if config.grpc is not None:
         require_free_port(config.http.host, config.grpc.port, "grpc.port", "")
     if config.metrics.port is not None:
@@ -158,7 +162,9 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
         finally:
             with uninterrupted():
                 report("Stopping: finishing the requests in flight")
-                stop_haproxy(state, config.drain_s)
+                with haproxy_stopped(state, config.drain_s):
+                    if config.http.direct_port is not None and ray.is_initialized():
+                        _leave_direct_port(config)
                 with killed_after(state):
                     ray.shutdown()
                 if not keep_logs:
@@ -193,6 +199,15 @@ def joined_cluster(config: DeploymentConfig, report: Report, address: str) -> It
             with contextlib.suppress(Exception):
                 serve.delete(config.application)
             ray.shutdown()
+
+
+def _leave_direct_port(config: DeploymentConfig) -> None:
+    import ray
+
+    from deployments.direct.shared_port import leave
+    from deployments.fanin.handshake import meeting_place
+
+    leave(meeting_place(config.application, ray.get_runtime_context().get_node_id()), config.drain_s)
 
 
 def _require_flags() -> None:

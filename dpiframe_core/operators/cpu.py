@@ -23,9 +23,9 @@ from kernels.cpu.dense import FEW_ROWS, SMALL_WEIGHT, CrossV1, Fm, Head, Linear,
 from kernels.cpu.first_layers import FirstLayers
 from kernels.cpu.lookup import PackedLookup
 from kernels.lookup.mapped_lookup import MappedLookup
-from kernels.recurrent.recurrence_cpu import SMALL_CELL, CpuRecurrence
+from kernels.recurrent.recurrence_cpu import CpuRecurrence
 
-_BY_ONEDNN = {"linear", "cross_v2", "cross_low_rank", "gru", "lstm"}
+_BY_ONEDNN = {"linear", "cross_v2", "cross_low_rank"}
 
 
 class CpuOperators:
@@ -70,8 +70,7 @@ class CpuOperators:
     def rows_in_any_number(self) -> int:
         """Batches of up to so many rows compile nothing of their own, whatever their number: oneDNN has no part in them."""
         layers = [n for n in self._nodes if n.op in _BY_ONEDNN]
-        most = {n.op: SMALL_CELL if n.op in ("gru", "lstm") else SMALL_WEIGHT for n in layers}
-        if self._dtype != torch.float32 or any(self._weights[p].numel() > most[n.op] for n in layers for p in n.params):
+        if self._dtype != torch.float32 or any(self._weights[p].numel() > SMALL_WEIGHT for n in layers for p in n.params):
             return 0
         return FEW_ROWS if layers else sys.maxsize
 

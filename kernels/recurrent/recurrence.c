@@ -1,57 +1,84 @@
-// All steps of a GRU or LSTM on a CPU, for the rows of a batch, once the inputs' products are there. Twin of `reference.gru` and
-// `lstm`. Rows are taken ROWS at a time, so that each weight that is read serves several.
+// All steps of a GRU or LSTM on a CPU, for the rows of a batch. Twin of `reference.gru` and `lstm`. Rows are taken ROWS at a time,
+// so that each weight that is read serves several.
+
+// With fused multiply-adds, which are half of the work: no other code promises the bits of this. A row's do not depend on what
+// rows lie beside it: its products are added in one order, and one copy of `step_of` does the rest.
+#pragma GCC optimize("fp-contract=fast")
 
 #include <string.h>
 
 #include "cpu/openmp_pool.h"
 #include "runtime/vectors.h"
 
-enum { ROWS = 4, MOST_HIDDEN = 256, MOST_GATES = 4 * MOST_HIDDEN };
+enum { ROWS = 8, FEW = 4, MOST_HIDDEN = 256, MOST_GATES = 4 * MOST_HIDDEN };
 enum Kind { GRU, SCALED, REPLACED, LSTM };
 
 typedef struct {
-    const float *x;       // [n, steps, gates * hidden]: W x + b
-    const float *weight;  // [hidden, columns]: U turned round; columns: gates * hidden up to a multiple of 32
-    const float *bias;    // [columns]: of h
-    const float *scale;   // [n, steps], scale_stride apart
-    float *out, *cell;    // rows of out are out_stride apart, and steps step_stride; of cell out_stride; null: nobody asks
-    int64_t steps, hidden, gates, columns, kind, backwards, scale_stride, out_stride, step_stride;
-    int64_t used;         // of hidden, which is a multiple of LANES
+    const float *x;         // [n, steps, inputs], rows x_stride apart; or without `of_x` [n, steps, gates * hidden]: W x + b
+    const float *of_x;      // [inputs, columns]: W turned round; columns: gates * hidden up to a multiple of 32
+    const float *x_bias;    // [columns]
+    const float *of_h;      // [used, columns]: U turned round
+    const float *h_bias;    // [columns]
+    const float *scale;     // [n, steps], scale_stride apart
+    float *out, *cell;      // rows of out are out_stride apart, and steps step_stride; of cell out_stride; null: nobody asks
+    int64_t x_stride, inputs, steps, hidden, gates, columns, kind, backwards, scale_stride, out_stride, step_stride;
+    int64_t used;           // of hidden, which is a multiple of LANES
 } Recurrence;
 
-static inline Floats sigmoid(Floats x) { return 1.0f / (1.0f + exponential(-x)); }
-static inline Floats tanh_of(Floats x) { return 1.0f - 2.0f / (1.0f + exponential(x + x)); }
-
-// sums[ROWS, columns] = h[ROWS, hidden] weight + bias
-static void multiply(const Recurrence *t, float (*h)[MOST_HIDDEN], float (*sums)[MOST_GATES]) {
-    for (int64_t c = 0; c < t->columns; c += 2 * LANES) {
+// sums[rows, columns] = in[rows, count] weight + bias
+static inline __attribute__((always_inline)) void multiply_rows(
+    const float *in, int64_t stride, int64_t count, const float *weight, const float *bias, int64_t columns, float *sums, int rows
+) {
+    for (int64_t c = 0; c < columns; c += 2 * LANES) {
         Floats a[ROWS], b[ROWS];
-        for (int r = 0; r < ROWS; ++r) a[r] = load(t->bias + c), b[r] = load(t->bias + c + LANES);
-        const float *w = t->weight + c;
-        for (int64_t k = 0; k < t->used; ++k, w += t->columns) {
+        for (int r = 0; r < rows; ++r) a[r] = load(bias + c), b[r] = load(bias + c + LANES);
+        const float *w = weight + c;
+        for (int64_t k = 0; k < count; ++k, w += columns) {
             const Floats left = load(w), right = load(w + LANES);
-            for (int r = 0; r < ROWS; ++r) a[r] += left * h[r][k], b[r] += right * h[r][k];
+            for (int r = 0; r < rows; ++r) a[r] += left * in[r * stride + k], b[r] += right * in[r * stride + k];
         }
-        for (int r = 0; r < ROWS; ++r) *(Floats *)(sums[r] + c) = a[r], *(Floats *)(sums[r] + c + LANES) = b[r];
+        for (int r = 0; r < rows; ++r) {
+            *(Floats *)(sums + r * MOST_GATES + c) = a[r];
+            *(Floats *)(sums + r * MOST_GATES + c + LANES) = b[r];
+        }
     }
 }
 
-// One step of a row: h and c from its sums of h and of x.
-static void step_of(const Recurrence *t, const float *of_h, const float *of_x, float scale, float *h, float *c) {
+// Leftover rows by fours, then one by one.
+static void multiply(
+    const float *in, int64_t stride, int64_t count, const float *weight, const float *bias, int64_t columns, float *sums,
+    int64_t rows
+) {
+    int64_t r = 0;
+    if (rows == ROWS) multiply_rows(in, stride, count, weight, bias, columns, sums, ROWS), r = ROWS;
+    else if (rows >= FEW) multiply_rows(in, stride, count, weight, bias, columns, sums, FEW), r = FEW;
+    for (; r < rows; ++r) multiply_rows(in + r * stride, 0, count, weight, bias, columns, sums + r * MOST_GATES, 1);
+}
+
+// e^x of what a gate saturates at: beyond, its sigmoid is off by 1e-12, and no product of three is more than a float holds.
+static inline Floats gate(Floats x) { return exponential_within(x, 28); }
+
+// One step of a row: h and c from its sums of h and of x. A division takes as long as an exponential: fractions are added first.
+static __attribute__((noinline)) void step_of(
+    const Recurrence *t, const float *of_h, const float *of_x, float scale, float *h, float *c
+) {
     const int64_t n = t->hidden, last = (t->gates - 1) * n;
     for (int64_t j = 0; j < n; j += LANES) {
         Floats *state = (Floats *)(h + j), *cell = (Floats *)(c + j);
-        const Floats first = sigmoid(load(of_x + j) + load(of_h + j));  // r, or i
+        const Floats first = 1 + gate(-load(of_x + j) - load(of_h + j));  // 1 / r, or 1 / i
         if (t->kind == LSTM) {
-            const Floats forget = sigmoid(load(of_x + n + j) + load(of_h + n + j));
-            const Floats g = tanh_of(load(of_x + 2 * n + j) + load(of_h + 2 * n + j));
-            *cell = forget * *cell + first * g;
-            *state = sigmoid(load(of_x + last + j) + load(of_h + last + j)) * tanh_of(*cell);
+            const Floats forget = 1 + gate(-load(of_x + n + j) - load(of_h + n + j));
+            const Floats g = gate(-2 * (load(of_x + 2 * n + j) + load(of_h + 2 * n + j)));  // tanh is (1 - g) / (1 + g)
+            const Floats input = first * (1 + g);
+            *cell = (*cell * input + (1 - g) * forget) / (forget * input);
+            const Floats out = 1 + gate(-load(of_x + last + j) - load(of_h + last + j)), end = gate(-2 * *cell);
+            *state = (1 - end) / (out * (1 + end));
         } else {
-            const Floats g = tanh_of(load(of_x + last + j) + first * load(of_h + last + j));
-            Floats update = (Floats){0} + scale;
-            if (t->kind != REPLACED) update *= sigmoid(-load(of_x + n + j) - load(of_h + n + j));
-            *state += update * (g - *state);
+            const Floats g = gate(-2 * (load(of_x + last + j) + load(of_h + last + j) / first));
+            Floats under = 1 + g;
+            const Floats over = scale * ((1 - g) - *state * under);
+            if (t->kind != REPLACED) under *= 1 + gate(load(of_x + n + j) + load(of_h + n + j));
+            *state += over / under;
         }
     }
 }
@@ -61,14 +88,16 @@ static void recurrent_rows(void *task, int64_t from, int64_t to) {
     const int64_t width = t->gates * t->hidden, bytes = t->used * sizeof(float);
     for (int64_t first = from; first < to; first += ROWS) {
         const int64_t rows = to - first < ROWS ? to - first : ROWS;
-        float h[ROWS][MOST_HIDDEN] = {{0}}, c[ROWS][MOST_HIDDEN] = {{0}}, sums[ROWS][MOST_GATES];
+        float h[ROWS][MOST_HIDDEN] = {{0}}, c[ROWS][MOST_HIDDEN] = {{0}}, of_h[ROWS][MOST_GATES], of_x[ROWS][MOST_GATES];
         for (int64_t s = 0; s < t->steps; ++s) {
             const int64_t at = t->backwards ? t->steps - 1 - s : s;
-            multiply(t, h, sums);
+            const float *x = t->x + first * t->x_stride + at * (t->of_x ? t->inputs : width);
+            if (t->of_x) multiply(x, t->x_stride, t->inputs, t->of_x, t->x_bias, t->columns, *of_x, rows);
+            multiply(*h, MOST_HIDDEN, t->used, t->of_h, t->h_bias, t->columns, *of_h, rows);
             for (int64_t r = 0; r < rows; ++r) {
                 const int64_t row = first + r;
                 const float scale = t->scale ? t->scale[row * t->scale_stride + at] : 1;
-                step_of(t, sums[r], t->x + (row * t->steps + at) * width, scale, h[r], c[r]);
+                step_of(t, of_h[r], t->of_x ? of_x[r] : x + r * t->x_stride, scale, h[r], c[r]);
                 memcpy(t->out + row * t->out_stride + at * t->step_stride, h[r], bytes);
             }
         }
@@ -78,9 +107,7 @@ static void recurrent_rows(void *task, int64_t from, int64_t to) {
 
 // given: the pointers and then the numbers of `Recurrence`, in its order.
 void dpi_recurrence(const int64_t *given, int64_t n, Parallel parallel, int64_t threads) {
-    Recurrence task = {
-        (const float *)given[0], (const float *)given[1], (const float *)given[2], (const float *)given[3], (float *)given[4],
-        (float *)given[5], given[6], given[7], given[8], given[9], given[10], given[11], given[12], given[13], given[14], given[15],
-    };
+    Recurrence task;
+    memcpy(&task, given, sizeof task);
     share_out((Shares){recurrent_rows, &task, n, ROWS, 0}, parallel, threads);
 }

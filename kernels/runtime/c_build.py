@@ -28,7 +28,8 @@ from kernels.runtime.code_cache import find_code, store_code
 from kernels.runtime.source import FOLDER
 
 log = logging.getLogger(__name__)
-# No contraction: sums are the same to the bit whether a processor has fused multiply-add or not.
+# No contraction: sums are the same to the bit whether a processor has fused multiply-add or not. recurrence.c has it,
+# and says why.
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c11", "-shared", "-fPIC", "-pthread")
 _BUILD_S = 60
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64

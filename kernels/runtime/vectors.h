@@ -1,14 +1,20 @@
-// Sixteen numbers at a time, whatever the processor's vectors hold, and e^x of them.
+// As many numbers at a time as the processor's vectors hold, sixteen at most, and e^x of them.
 
 #ifndef DPI_VECTORS_H
 #define DPI_VECTORS_H
 
 #include <stdint.h>
 
-typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t Words __attribute__((vector_size(64), aligned(4), may_alias));
-
+#if defined(__AVX512F__)
 enum { LANES = 16 };
+#elif defined(__AVX2__)
+enum { LANES = 8 };
+#else
+enum { LANES = 4 };
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t Words __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
 static inline Floats load(const float *p) { return *(const Floats *)p; }
 
@@ -16,9 +22,9 @@ static inline Floats chosen(Words mask, Floats yes, Floats no) {
     return (Floats)(((Words)yes & mask) | ((Words)no & ~mask));
 }
 
-// e^x, to some 2^-23 of it, for x from -87 to 87, to which it is held: 2^n e^r by the series, |r| <= ln(2) / 2. NaN stays NaN.
-static inline Floats exponential(Floats x) {
-    const Floats most = (Floats){0} + 87.0f;
+// e^x, to some 2^-23 of it, for x from -bound to bound, to which it is held: 2^n e^r by the series, |r| <= ln(2) / 2. NaN stays NaN.
+static inline Floats exponential_within(Floats x, float bound) {
+    const Floats most = (Floats){0} + bound;
     x = chosen((Words)(x > most), most, chosen((Words)(x < -most), -most, x));
     const Floats n = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // to the nearest: so much that no fraction is left
     const Floats r = (x - n * 0.693359375f) + n * 2.12194440e-4f;    // ln(2) in two parts, the first exact in 9 digits
@@ -31,5 +37,7 @@ static inline Floats exponential(Floats x) {
     sum = sum * r * r + r + 1.0f;
     return sum * (Floats)((__builtin_convertvector(chosen((Words)(n == n), n, (Floats){0}), Words) + 127) << 23);
 }
+
+static inline Floats exponential(Floats x) { return exponential_within(x, 87); }
 
 #endif

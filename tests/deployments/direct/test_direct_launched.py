@@ -12,7 +12,7 @@ import pytest
 
 from deployments.serve.host import free_ports
 from tests.deployments.fanin.test_fanin_launched import replicas, wait_for
-from tests.deployments.server_process import Server, listens
+from tests.deployments.server_process import Server, listens, outcomes_of_ctrl_c_under_load
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 PORT = free_ports(1)[0]
@@ -66,8 +66,10 @@ def test_clients_that_nobody_has_accepted_outlive_a_killed_ingress(server: Serve
     assert score()
 
 
-def test_ctrl_c_answers_what_was_sent_and_frees_the_port(server: Server, example: bytes) -> None:
-    with client() as direct:
-        assert direct.post("/v1/score", content=example).status_code == 200
-        assert server.stop(signal.SIGINT) == 0
+def test_ctrl_c_under_load_loses_no_request_and_frees_the_port(server: Server, example: bytes) -> None:
+    """The last test of this server."""
+    outcomes = outcomes_of_ctrl_c_under_load(server, example, PORT)
+    assert outcomes.keys() == {"scored", "late"}, outcomes
+    assert outcomes["late"] == 2
     assert not listens(PORT)
+    assert "Traceback" not in server.output

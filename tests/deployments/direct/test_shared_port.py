@@ -13,7 +13,7 @@ import pytest
 from deployments.config import Limits
 from deployments.direct import shared_port
 from deployments.direct.direct_server import DirectServer
-from deployments.direct.shared_port import SharedPort, open_port
+from deployments.direct.shared_port import SharedPort, leave, open_port
 from deployments.serve.host import free_ports
 from dpiframe_core.errors import ConfigError
 from tests.deployments.serve.test_http_app import Service, expected, request
@@ -104,6 +104,40 @@ def test_a_process_that_was_killed_is_given_no_clients() -> None:
             await node.scored(two)
             assert server.connections == 2
         await living.close(5)
+
+    on_node(body)
+
+
+def test_all_of_a_place_leave_when_they_are_told_and_answer_what_they_have() -> None:
+    async def body(node: Node) -> None:
+        servers = [await node.arrive() for _ in range(2)]
+        (engine,) = node.service.engines
+        engine.go.clear()
+        async with node.client() as one, node.client() as two:
+            asked = [asyncio.create_task(node.scored(client)) for client in (one, two)]
+            await until(lambda: [server.connections for server, _ in servers] == [1, 1] and bool(engine.batches))
+            left = asyncio.create_task(asyncio.to_thread(leave, node.place, 20))
+            await until(lambda: all(shared._listening is None for _, shared in servers))
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", node.port))
+            assert not left.done()
+            engine.go.set()
+            await asyncio.gather(*asked)
+        await left
+        for _, shared in servers:
+            await shared.close(0)  # as a replica does at its end, whoever told it before
+
+    on_node(body)
+
+
+def test_a_place_that_nobody_is_at_is_left_at_once_and_one_that_stalls_after_the_time_given() -> None:
+    async def body(node: Node) -> None:
+        begun = asyncio.get_running_loop().time()
+        leave(node.place, 20)
+        _, shared = await node.arrive()
+        leave(node.place, 0.1)  # on its event loop, which therefore stands still
+        assert asyncio.get_running_loop().time() - begun < 10
+        await shared.close(5)
 
     on_node(body)
 

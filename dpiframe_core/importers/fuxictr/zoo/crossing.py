@@ -57,6 +57,37 @@ def _gated_cross(m: Net, x0: Tensor) -> Tensor:
     return x
 
 
+def ecn(m: Net) -> Tensor:
+    """Li et al. 2024, the exponential cross network alone: each layer crosses with the one before; the mean over heads."""
+    return m.linear("ECN.fc", _self_masked_cross(m, "ECN", _split_fields(m), exponential=True)).mean(1)
+
+
+def dcn_v3(m: Net) -> Tensor:
+    """The same, beside a linear one, whose layers cross with the first: the mean of the two."""
+    x = _split_fields(m)
+    deep = m.linear("ECN.dfc", _self_masked_cross(m, "ECN", x, exponential=True)).mean(1)
+    shallow = m.linear("LCN.sfc", _self_masked_cross(m, "LCN", x, exponential=False)).mean(1)
+    return 0.5 * (deep + shallow)
+
+
+def _split_fields(m: Net) -> Tensor:
+    """[n, heads, width]: a head's share of every field, first halves of all, then second ones."""
+    fields = m.fields("embedding_layer.embedding_layer")
+    by_head = torch.unflatten(fields, 2, (m.count("num_heads", 1), -1)).transpose(1, 2)
+    return torch.cat([half.flatten(2) for half in by_head.chunk(2, 3)], 2)
+
+
+def _self_masked_cross(m: Net, name: str, x0: Tensor, *, exponential: bool) -> Tensor:
+    """x * ([c | c mask] + b) + x, c = W x of half the width, mask = relu(norm(c)); of a linear one x0 * (..) + x."""
+    x = x0
+    for i in m.children(f"{name}.w"):
+        c = m.linear(f"{name}.w.{i}", x)
+        c = m.batch_norm(f"{name}.batch_norm.{i}", c) if m.has(f"{name}.batch_norm.{i}") else c
+        mask = torch.relu(m.layer_norm(f"{name}.layer_norm.{i}", c) if m.has(f"{name}.layer_norm.{i}") else c)
+        x = (x if exponential else x0) * (torch.cat([c, c * mask], 2) + m.parameter(f"{name}.b.{i}")) + x
+    return x
+
+
 def edcn(m: Net) -> Tensor:
     """Chen et al. 2021: a bridge joins the cross and the deep part after every layer, a regulation weighs the fields anew."""
     fields, layers = m.fields(), m.children("cross_layers")

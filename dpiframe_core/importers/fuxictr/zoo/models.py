@@ -7,9 +7,10 @@ from dpiframe_core.importers.networks.net import Logit
 
 ZOO: Mapping[str, Logit] = {
     "AFM": factorized.afm, "AFN": crossing.afn, "AOANet": fields.aoanet, "AutoInt": fields.autoint, "BST": sequences.bst,
-    "DESTINE": fields.destine, "DIEN": evolution.dien,
+    "DCNv3": crossing.dcn_v3, "DESTINE": fields.destine, "DIEN": evolution.dien,
     "DMIN": sequences.dmin, "DNN": crossing.dnn, "DeepCrossing": crossing.deep_crossing,
-    "DeepIM": factorized.deep_im, "DualMLP": crossing.dual_mlp, "EDCN": crossing.edcn, "EulerNet": crossing.euler_net,
+    "DeepIM": factorized.deep_im, "DualMLP": crossing.dual_mlp, "ECN": crossing.ecn, "EDCN": crossing.edcn,
+    "EulerNet": crossing.euler_net,
     "FFM": factorized.ffm, "FFMv2": factorized.ffm_v2, "FLEN": factorized.flen, "FM": factorized.fm,
     "FiBiNET": factorized.fibinet, "FiGNN": fields.fignn,
     "FinalMLP": fields.finalmlp, "FinalNet": crossing.final_net, "FmFM": factorized.fmfm,

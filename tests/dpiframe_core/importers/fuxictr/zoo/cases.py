@@ -100,6 +100,12 @@ CASES = [
     Case("edcn-sum", "EDCN", {"num_cross_layers": 2, "bridge_type": "pointwise_addition"}),
     Case("edcn-joined", "EDCN", {"num_cross_layers": 2, "bridge_type": "concatenation"}),
     Case("edcn-attention", "EDCN", {"num_cross_layers": 2, "bridge_type": "attention_pooling"}),
+    Case("ecn", "ECN", {"embedding_dim": 4, "num_cross_layers": 2, "num_heads": 2, "batch_norm": True}),
+    Case("ecn-plain", "ECN", {"embedding_dim": 6, "num_cross_layers": 3, "layer_norm": False}),
+    Case(
+        "dcn-v3", "DCNv3", {"embedding_dim": 4, "num_deep_cross_layers": 2, "num_shallow_cross_layers": 3, "batch_norm": True}
+    ),
+    Case("dcn-v3-heads", "DCNv3", {"num_heads": 3, "num_deep_cross_layers": 1, "num_shallow_cross_layers": 2}),
     Case("euler-net", "EulerNet", {"shape": [4, 3], "layer_norm": True}),
     Case("euler-net-plain", "EulerNet", {"shape": [3]}),
     Case("gdcn", "GDCN", {"num_cross_layers": 2, **DNN}),
