@@ -147,8 +147,8 @@ def _scalar(value: object) -> ctypes.c_int32 | ctypes.c_uint64:
 
 
 def tensor_map(matrix: torch.Tensor, rows: int) -> ctypes.Array[ctypes.c_uint64]:
-    """128 bytes by which the tensor memory accelerator (sm_90 on) copies tiles of `rows` rows x 128 bytes of a matrix into shared
-    memory; beyond its edges tiles read as zero.
+    """128 bytes by which the tensor memory accelerator (sm_90 on) copies tiles of `rows` rows x 128 bytes of a matrix into
+    shared memory; beyond its edges tiles read as zero.
 
     Args:
         matrix: bfloat16, float32 or float8_e4m3fn (copied as bytes) [r, c] on a GPU, consecutive columns, rows 16-byte aligned.
