@@ -15,9 +15,16 @@ WORKERS ?= $(if $(GPU_EXTRA),1,2)
 BIN := .venv/bin
 READY := .venv/.installed
 PEERS := .venv/.peers
+VENV := .venv/pyvenv.cfg
+# Python compiles what it imports, once; pip would compile all, for 45 seconds of a core.
+INSTALL := $(BIN)/python -m pip install --progress-bar on --no-compile
 IN_PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
+# Else each of the hundreds of processes that tests and services start would compile what it imports again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
+.NOTPARALLEL: # `test` installs all, and `lint` then finds its part there
 .PHONY: help demo serve test quick lint docs clean
 
 help: ## Show this list.
@@ -29,7 +36,7 @@ demo: $(READY) ## Build the demo model if absent, serve it, score its example ov
 serve: $(READY) ## As demo, and keep serving until Ctrl-C; or serve CONFIG=configs/x.yaml.
 	$(BIN)/dpiframe $(if $(CONFIG),serve --config $(CONFIG),demo --stay)
 
-test: lint docs $(PEERS) ## Linters, types, the docs' links and every test that this machine can run.
+test: $(PEERS) lint docs ## Linters, types, the docs' links and every test that this machine can run.
 	$(BIN)/pytest $(IN_PARALLEL)
 
 quick: lint ## For who changes one room, in two minutes: lint, and its tests but for Ray's: quick ROOM=kernels/lookup; or all fast ones.
@@ -49,16 +56,17 @@ clean: ## Remove what the other targets made, the demo model included.
 	rm -rf .venv build/site models/demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # The libraries that imported models are compared with; only the tests need them. RecBole wants a Ray of 2023, so it comes without what it
-# asks for: its models and these do.
-$(PEERS): $(READY)
-	$(BIN)/python -m pip install --progress-bar on '$(TORCH)' -e '.[test,test-peers$(GPU_EXTRA)]'
-	$(BIN)/python -m pip install --progress-bar on --no-deps recbole==1.2.1 colorlog colorama texttable tensorboard absl-py
+# asks for: its models and these do. All in one call: each takes pip twenty seconds of thought.
+$(PEERS): pyproject.toml Makefile | $(VENV)
+	$(INSTALL) '$(TORCH)' -e '.[test,docs,test-peers$(GPU_EXTRA)]'
+	$(INSTALL) --no-deps recbole==1.2.1 colorlog colorama texttable tensorboard absl-py
+	@touch $(READY) $@
+
+$(READY): pyproject.toml Makefile | $(VENV)
+	$(INSTALL) '$(TORCH)' -e '.[test,docs$(GPU_EXTRA)]'
 	@touch $@
 
-$(READY): pyproject.toml Makefile
+$(VENV):
 	@test -n "$(PYTHON)" || { echo "python: got no Python 3.11 or 3.12 on the PATH, expected one; or set PYTHON=" >&2; exit 1; }
 	@echo "Installing into .venv; the first time this downloads a lot."
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --progress-bar on '$(TORCH)'
-	$(BIN)/python -m pip install --progress-bar on '$(TORCH)' -e '.[test,docs$(GPU_EXTRA)]'
-	@touch $@

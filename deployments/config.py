@@ -200,17 +200,19 @@ class DeploymentConfig(Strict):
 
     @model_validator(mode="after")
     def _other_hosts_are_let_in_on_purpose(self) -> Self:
-        if self.http.host == "0.0.0.0" and self.access is None:
-            rule = "access: {tokens: FILE}, whose lines `dpiframe token` makes; or access: {open: true}, for anybody"
-            raise ValueError(f"http.host: got '0.0.0.0' without access, expected {rule}")
+        tls = self.http.tls
+        for key, host in (("http.host", self.http.host), ("http.tls.host", tls and tls.host)):
+            if host == "0.0.0.0" and self.access is None:
+                rule = "access: {tokens: FILE}, whose lines `dpiframe token` makes; or access: {open: true}, for anybody"
+                raise ValueError(f"{key}: got '0.0.0.0' without access, expected {rule}")
         return self
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
         http, grpc = self.http, None if self.grpc is None else self.grpc.port
         taken: dict[int, str] = {}
-        ports = {"http.port": http.port, "http.direct_port": http.direct_port, "grpc.port": grpc}
-        ports["metrics.port"] = self.metrics.port
+        ports: dict[str, int | None] = {"http.port": http.port, "http.direct_port": http.direct_port, "grpc.port": grpc}
+        ports |= {"http.tls.port": http.tls.port if http.tls else None, "metrics.port": self.metrics.port}
         for key, port in ports.items():
             if port is not None and taken.setdefault(port, key) != key:
                 raise ValueError(f"{key}: got {port}, the port of {taken[port].removesuffix('.port')}, expected another one")
@@ -260,6 +262,10 @@ class DeploymentConfig(Strict):
         folders: dict[str, object] = {key: _absolute(getattr(self, key)) for key in ("models_root", "models_state", "profiles")}
         if self.score_log is not None:
             folders["score_log"] = self.score_log.model_copy(update={"folder": _absolute(self.score_log.folder)})
+        tls = self.http.tls
+        if tls is not None:
+            files = {key: _absolute(getattr(tls, key)) for key in ("certificate", "key", "client_ca")}
+            folders["http"] = self.http.model_copy(update={"tls": tls.model_copy(update=files)})
         models = tuple(m.with_absolute_paths() for m in self.models)
         return self.model_copy(update={"models": models, "access": access, **folders})
 

@@ -7,15 +7,31 @@ from pydantic import Field
 from dpiframe_core.strict import Strict
 
 
+class Tls(Strict):
+    """Where clients connect by TLS, HTTP and gRPC alike. `dpiframe serve` ends it there (docs/security.md).
+
+    `certificate`: a PEM file with the server's certificate and those that sign it; `key`: of its private key, if that is a
+    file of its own. `client_ca`: whose certificate clients must show, if they are to. They are followed as they change.
+    """
+
+    host: Literal["127.0.0.1", "0.0.0.0"] = "0.0.0.0"
+    port: Annotated[int, Field(ge=1, le=65535)] = 8443
+    certificate: Annotated[str, Field(min_length=1)]
+    key: Annotated[str, Field(min_length=1)] | None = None
+    client_ca: Annotated[str, Field(min_length=1)] | None = None
+
+
 class Http(Strict):
     """Where clients connect. HAProxy reaches the replicas of its own host over loopback, hence just these two hosts.
 
     `direct_port`: where the replicas of a host are reached besides, without HAProxy (docs/direct-port.md); none by default.
+    `tls`: a port that speaks TLS, beside the plain ones.
     """
 
     host: Literal["127.0.0.1", "0.0.0.0"] = "127.0.0.1"
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
     direct_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    tls: Tls | None = None
 
 
 class Grpc(Strict):

@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ def both_ways(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@cache
 def _gpus() -> int:
     import torch
 
@@ -56,16 +58,25 @@ def _gpus() -> int:
     return torch.cuda.device_count()
 
 
+def _lacks(item: pytest.Item) -> str | None:
+    """What it needs and this machine has not."""
+    need = 2 if item.get_closest_marker("gpu2") else 1
+    return None if _gpus() >= need else f"needs {need} CUDA GPU(s) with CuPy, found {_gpus()}"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    wanted = [(item, 2 if item.get_closest_marker("gpu2") else 1) for item in items if _marked(item)]
-    if not wanted:
+    if config.getoption("--require-gpu"):
         return
-    found = _gpus()
-    for item, need in wanted:
-        if found < need:
-            if config.getoption("--require-gpu"):
-                raise pytest.UsageError(f"--require-gpu: got {found} GPUs with CuPy, expected at least {need}")
-            item.add_marker(pytest.mark.skip(reason=f"needs {need} CUDA GPU(s) with CuPy, found {found}"))
+    for item in filter(_marked, items):
+        if lacks := _lacks(item):
+            item.add_marker(pytest.mark.skip(reason=lacks))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Here, not at the collection: a worker of xdist that ends there takes pytest along, and `-m` has not chosen by then."""
+    if item.config.getoption("--require-gpu") and _marked(item) and (lacks := _lacks(item)):
+        pytest.fail(lacks, pytrace=False)
 
 
 def _marked(item: pytest.Item) -> bool:

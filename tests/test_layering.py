@@ -229,7 +229,9 @@ ROOMS: dict[str, dict[str, str]] = {
         "deployments/scoring": "a change is one of who scores which requests",
         "dpiframe_core/bundle": "a release is a bundle, by its manifest",
     },
+    "deployments/tls": {},
     "deployments/serve": {
+        "deployments/tls": "the launcher ends TLS before the service",
         "deployments/access": "a replica's gate, and the folder that its bundles must not leave",
         "deployments/telemetry": "metrics of all processes, the form of the log",
         "deployments/lifecycle": "a replica serves what all agree on",

@@ -1,4 +1,5 @@
-"""What a test has started does not outlive it when it fails, nor the run however that ends. Each case is a run of its own."""
+"""What a test has started does not outlive it when it fails, nor the run however that ends; and a test of a GPU says
+where there is none. Each case is a run of its own."""
 
 import os
 import re
@@ -118,6 +119,33 @@ def test_it():
 """
     done = run(tmp_path, test, before=before)
     assert done.returncode == 0, done.stdout
+
+
+OF_GPUS = """
+import pytest
+
+@pytest.mark.gpu
+def test_one():
+    pass
+
+@pytest.mark.gpu2
+def test_two():
+    pass
+
+def test_none():
+    pass
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2", "--dist", "loadfile")], ids=["alone", "workers"])
+@pytest.mark.parametrize(("option", "outcome"), [((), "skipped"), (("--require-gpu",), "error")])
+def test_a_gpu_that_is_missing_is_told_by_the_tests_that_were_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...], option: tuple[str, ...], outcome: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = run(tmp_path, OF_GPUS, "-p", "tests.conftest", "-m", "not gpu2", "-W", "ignore", *option, *workers)
+    assert re.search(f"^1 passed,( 1 deselected,)? 1 {outcome}", done.stdout, re.MULTILINE), done.stdout + done.stderr
+    assert "needs 1 CUDA GPU(s) with CuPy, found 0" in done.stdout or not option
 
 
 @pytest.mark.ray

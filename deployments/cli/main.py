@@ -280,6 +280,8 @@ def _settings(
 
 def _announce(endpoint: "Endpoint") -> None:
     stdout.print(f"Serving at {endpoint.url}  (API: {endpoint.url}/docs)  Ctrl-C stops.", soft_wrap=True)
+    if endpoint.config.http.tls is not None:
+        stdout.print(f"TLS at {endpoint.config.http.tls.host}:{endpoint.config.http.tls.port}")
     if endpoint.config.grpc is not None:
         stdout.print(f"gRPC at {endpoint.config.http.host}:{endpoint.config.grpc.port}")
     if endpoint.metrics_url:

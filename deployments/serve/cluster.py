@@ -25,6 +25,7 @@ from deployments.serve.host import (
     stop_haproxy,
 )
 from deployments.signals import interrupt_on_sigterm, uninterrupted
+from deployments.tls.front import check_certificate
 from dpiframe_core.errors import ConfigError, DPIFrameError
 
 FLAGS = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED")
@@ -120,6 +121,9 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
     require_free_port(config.http.host, config.http.port)
     if config.http.direct_port is not None:
         require_free_port(config.http.host, config.http.direct_port, "http.direct_port", "")
+    if config.http.tls is not None:
+        check_certificate(config.http.tls)
+        require_free_port(config.http.tls.host, config.http.tls.port, "http.tls.port", "")
     if config.grpc is not None:
         require_free_port(config.http.host, config.grpc.port, "grpc.port", "")
     if config.metrics.port is not None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from deployments.config import DeploymentConfig
 from deployments.serve.cluster import LaunchError, Report, joined_cluster, private_cluster
 from deployments.signals import interrupt_on_sigterm
+from deployments.tls.front import tls_front
 from dpiframe_core.errors import ConfigError
 
 _GRPC_SERVICE = "deployments.infer_grpc.add_to_server"
@@ -49,10 +50,14 @@ def running(config: DeploymentConfig, report: Report, *, address: str | None = N
     interrupt_on_sigterm()
     if address is None:
         with private_cluster(config, report) as metrics_port:
-            yield _deploy(config, report, f"http://127.0.0.1:{metrics_port}/metrics")
+            endpoint = _deploy(config, report, f"http://127.0.0.1:{metrics_port}/metrics")
+            with tls_front(endpoint.config):
+                yield endpoint
     else:
         with joined_cluster(config, report, address):
-            yield _deploy(config, report, "")
+            endpoint = _deploy(config, report, "")
+            with tls_front(endpoint.config):
+                yield endpoint
 
 
 def reload(config: DeploymentConfig) -> None:

@@ -8,7 +8,7 @@ engine.score({"C1": ["68fd1e64", None], ...}, context={"I1": 3, ...})    # float
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from dpiframe_core.bundle.bundle import Bundle, read_bundle
-from dpiframe_core.embedding.follower import Follower
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.embedding.tiers import Home
 from dpiframe_core.engine.buckets import Counts, geometric_buckets, padding_waste
@@ -38,7 +37,8 @@ from dpiframe_core.graph.fusion import fuse
 from dpiframe_core.machine.device_name import target_device
 from dpiframe_core.machine.out_of_memory import wanting_memory
 from dpiframe_core.models.model_graph import model_graph
-from dpiframe_core.replan.replanner import Replanner, TableReads
+from dpiframe_core.replan.moving_tables import MovingTables
+from dpiframe_core.replan.replanner import TableReads
 from kernels.runtime import c_build
 
 log = logging.getLogger(__name__)
@@ -92,8 +92,7 @@ class Engine:
         self.reads_ahead = self._store.ahead is not None
         self._failure: str | None = _COLD
         self._device_failure: str | None = None
-        self._follower: Follower | None = None
-        self._replanner = self._replanner_of(home)
+        self._moving = MovingTables(self.schema, self._store, home, self._place_lookups, self._batches_over)
         with wanting_memory(self.device, self._wanted):
             self._set_up(target)
 
@@ -167,10 +166,7 @@ class Engine:
             raise Unavailable(f"engine: {self._failure}")
         self._tuning.remember()  # not before the golden rows came out: what computes wrongly must not come back
         self._failure = None
-        if self._store.shared or self._replanner is not None:
-            steps: list[Callable[[], object]] = [self._follow] if self._store.shared else []
-            steps += [self._replanner.step] if self._replanner is not None else []
-            self._follower = Follower(target_device(self.device), steps)
+        self._moving.start(target_device(self.device))
         buffers = sum(lane.bytes_used for lane in self._pool.lanes if isinstance(lane, CudaLane))
         calibrations = self._tuning.calibrations
         for c in calibrations.values():
@@ -254,8 +250,7 @@ class Engine:
             self.check()
             result = lane.run(blocks, self._store.generation)
             self._batch_sizes[lane][rows] += 1
-            if self._replanner is not None:
-                self._replanner.sample.offer(blocks)
+            self._moving.offer(blocks)
             return result
         except RuntimeError as error:  # torch and CuPy raise it for every CUDA error; most of those are sticky
             self._failure = self._device_failure = f"device {self.device} failed: {error}"
@@ -323,36 +318,19 @@ class Engine:
     @property
     def table_reads(self) -> TableReads | None:
         """Where sampled reads of tables were served, and how many rows moved; None unless rows may move."""
-        return None if self._replanner is None else self._replanner.reads
-
-    def _replanner_of(self, home: Home | None) -> Replanner | None:
-        if home is None or self._store.tiers is None or not self._store.tiers.moves:
-            return None
-        slots = {t.name: len(own) for t, own in zip(self.schema.tables, self._store.spares, strict=True) if own is not None}
-        return Replanner(self.schema, self._store.tiers, home, slots, self._batches_over)
-
-    def _follow(self) -> None:
-        if self._store.refresh(self._place_lookups, self._batches_over):
-            log.warning("shares of tables on other GPUs have come or gone")
+        return self._moving.reads
 
     def _place_lookups(self) -> None:
         for operators in {p.operators for p in self._programs if isinstance(p, CudaProgram)}:
             operators.place()
 
     def _batches_over(self) -> None:
-        """Returns when each batch is done that has taken a lane. Raises Unavailable if the engine cannot serve any more."""
-        left = {lane: sum(self._batch_sizes[lane]) for lane in self._pool.taken()}
-        while left:
-            self.check()
-            time.sleep(0.001)
-            out = self._pool.taken()
-            left = {lane: runs for lane, runs in left.items() if lane in out and sum(self._batch_sizes[lane]) == runs}
+        self._pool.await_taken(self.check)
 
     def close(self) -> None:
         """Refuses new runs (Unavailable), waits for those in flight, then releases graphs and buffers."""
         self._failure = "closed"
-        if self._follower is not None:
-            self._follower.close()
+        self._moving.close()
         for lane in self._pool.drain():
             try:
                 lane.close()

@@ -3,7 +3,7 @@
 import heapq
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 
@@ -18,6 +18,7 @@ class LanePool:
     def __init__(self, lanes: Sequence[CpuLane | CudaLane]) -> None:
         self.lanes: Sequence[CpuLane | CudaLane] = tuple(lanes)
         self._free = list(lanes)
+        self._turns = dict.fromkeys(lanes, 0)  # a lane has one user at a time, so its count needs no lock
         self._drained = False
         self._waiting: list[tuple[int, int]] = []
         self._tickets = count()
@@ -55,6 +56,7 @@ class LanePool:
 
     def put(self, lane: CpuLane | CudaLane) -> None:
         """Gives a lane back. Whoever began to wait before it came sees it in the list, whoever comes later is in `_waiting`."""
+        self._turns[lane] += 1
         self._free.append(lane)
         if self._waiting or self._drained:
             with self._changed:
@@ -63,6 +65,15 @@ class LanePool:
     def taken(self) -> set[CpuLane | CudaLane]:
         """The lanes that somebody has."""
         return {*self.lanes} - {*self._free}
+
+    def await_taken(self, check: Callable[[], None]) -> None:
+        """Returns when each lane is back that somebody has now, whoever has it by then. What `check` raises ends the wait."""
+        left = {lane: self._turns[lane] for lane in self.taken()}
+        while left:
+            check()
+            time.sleep(0.001)
+            out = self.taken()
+            left = {lane: turns for lane, turns in left.items() if lane in out and self._turns[lane] == turns}
 
     def drain(self) -> Sequence[CpuLane | CudaLane]:
         """Gives no lane to anybody any more, waits until all are back, and hands them over; nothing to later callers."""

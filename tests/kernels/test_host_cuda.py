@@ -1,5 +1,6 @@
 """The host's stand-in for a GPU tells what a kernel may not do, and tells it as a failure of that test alone."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,22 @@ NO_WAIT = """
 """
 
 
+KernelOf = Callable[[str, str], host_cuda.HostKernel]
+
+
+@pytest.fixture
+def kernel_of(run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KernelOf:
+    """The kernel of that name in that code. All share a run's compiled header: it takes as long as the kernel."""
+    monkeypatch.setattr(host_cuda, "FOLDER", tmp_path)
+    (folder := run_folder / "host_cuda").mkdir(exist_ok=True)
+
+    def kernel(name: str, code: str) -> host_cuda.HostKernel:
+        (tmp_path / f"{tmp_path.name}.cu").write_text(code)
+        return host_cuda.HostKernel(tmp_path.name, name, {}, folder)
+
+    return kernel
+
+
 def test_an_asm_statement_becomes_a_call_with_its_operands_outputs_first() -> None:
     given = 'asm volatile("ld.relaxed." "gpu.global.u64 %0, [%1];" : "=l"(w) : "l"(f(at) ? a : b) : "memory");'
     assert host_cuda.translated(given) == "ptx::ld_relaxed_gpu_global_u64(w, f(at) ? a : b);"
@@ -50,12 +67,11 @@ def test_an_asm_statement_becomes_a_call_with_its_operands_outputs_first() -> No
         (NO_WAIT, "a block that ends before its copies have come"),
     ],
 )
-def test_what_a_kernel_may_not_do_fails(body: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_a_kernel_may_not_do_fails(body: str, message: str, kernel_of: KernelOf) -> None:
     import torch
 
-    monkeypatch.setattr(host_cuda, "FOLDER", tmp_path)
-    (tmp_path / "wrong.cu").write_text(f'extern "C" __global__ void wrong(unsigned* to) {{ {body} }}\n')
-    kernel, to = host_cuda.HostKernel("wrong", "wrong", {}, tmp_path), torch.zeros(8, dtype=torch.int32)
+    kernel = kernel_of("wrong", f'extern "C" __global__ void wrong(unsigned* to) {{ {body} }}\n')
+    to = torch.zeros(8, dtype=torch.int32)
     with pytest.raises(AssertionError, match=message):
         kernel(2, 64, (to.data_ptr(),), 1024)
 
@@ -72,57 +88,57 @@ def test_what_a_kernel_may_not_do_fails(body: str, message: str, monkeypatch: py
     ],
 )
 def test_a_barrier_that_is_missing_or_too_small_and_a_wrong_index_show(
-    wait: str, index: str, right: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    wait: str, index: str, right: bool, kernel_of: KernelOf
 ) -> None:
     """In a block and in those after it, whose threads are the same fibers."""
     import torch
 
-    monkeypatch.setattr(host_cuda, "FOLDER", tmp_path)
-    (tmp_path / "next.cu").write_text(
+    kernel = kernel_of(
+        "next",
         'extern "C" __global__ void next(int* to) {\n'
         "  extern __shared__ __align__(16) char shared[]; int* const words = (int*)shared;\n"
         f"  words[threadIdx.x] = threadIdx.x; {wait} to[blockIdx.x * 64 + threadIdx.x] = words[{index}];\n"
-        "}\n"
+        "}\n",
     )
     to = torch.full((3, 64), -2, dtype=torch.int32)
-    host_cuda.HostKernel("next", "next", {}, tmp_path)(3, 64, (to.data_ptr(),), 256)
+    kernel(3, 64, (to.data_ptr(),), 256)
     at = torch.arange(64)
     want = at // 32 * 32 + (at + 1) % 32 if "/ 32" in index else (at + 1) % 64 if "63" not in index else (at + 63) % 64
     assert all(torch.equal(block.long(), want) is right for block in to)
 
 
-def test_warps_exchange_words_and_blocks_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warps_exchange_words_and_blocks_count(kernel_of: KernelOf) -> None:
     import torch
 
-    monkeypatch.setattr(host_cuda, "FOLDER", tmp_path)
-    (tmp_path / "sums.cu").write_text(
+    kernel = kernel_of(
+        "sums",
         'extern "C" __global__ void sums(int* to) {\n'
         "  int v = threadIdx.x;\n"
         "  for (int step = 16; step > 0; step >>= 1) v += __shfl_xor_sync(0xffffffffu, v, step);\n"
         "  if (threadIdx.x >= 64) return;\n"
         "  const int odd = __syncthreads_count(threadIdx.x & 1), all = __syncthreads_count(1);\n"
         "  if (threadIdx.x % 32 == 0) to[blockIdx.x * 2 + threadIdx.x / 32] = v * 10000 + odd * 100 + all;\n"
-        "}\n"
+        "}\n",
     )
     to = torch.zeros(6, dtype=torch.int32)
-    host_cuda.HostKernel("sums", "sums", {}, tmp_path)(3, 96, (to.data_ptr(),), 0)
+    kernel(3, 96, (to.data_ptr(),), 0)
     assert to.tolist() == [(31 * 16) * 10000 + 3264, (31 * 16 + 1024) * 10000 + 3264] * 3
 
 
-def test_a_copy_comes_when_its_thread_waits_for_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_comes_when_its_thread_waits_for_its_group(kernel_of: KernelOf) -> None:
     import torch
 
-    monkeypatch.setattr(host_cuda, "FOLDER", tmp_path)
     copy = 'asm("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"({at}), "l"(from + {at} / 4)); asm("cp.async.commit_group;");'
     tell = "to[{i}] = words[0]; to[{i} + 1] = words[4];"
-    (tmp_path / "late.cu").write_text(
+    kernel = kernel_of(
+        "late",
         'extern "C" __global__ void late(const int* from, int* to) {\n'
         "  extern __shared__ __align__(16) char shared[]; const int* words = (const int*)shared;\n"
         f"  {copy.format(at=0)} {copy.format(at=16)} {tell.format(i=0)}\n"
         f'  asm("cp.async.wait_group %0;" ::"n"(1)); {tell.format(i=2)}\n'
         f'  asm("cp.async.wait_all;"); {tell.format(i=4)}\n'
-        "}\n"
+        "}\n",
     )
     given, to = torch.arange(8, dtype=torch.int32) + 7, torch.zeros(6, dtype=torch.int32)
-    host_cuda.HostKernel("late", "late", {}, tmp_path)(1, 1, (given.data_ptr(), to.data_ptr()), 32)
+    kernel(1, 1, (given.data_ptr(), to.data_ptr()), 32)
     assert to.tolist() == [-1, -1, 7, -1, 7, 11]

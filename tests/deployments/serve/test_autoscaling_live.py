@@ -5,6 +5,8 @@ import http.client
 import json
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,18 +16,31 @@ from tests.deployments.server_process import Server, begin
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize(("topology", "scaled"), [("colocated", "Replica"), ("fanin", "Engine")])
-def test_replicas_come_under_load_and_go_after_it_while_every_request_succeeds(
-    demo_bundle: Path, tmp_path: Path, topology: str, scaled: str
-) -> None:
+def test_replicas_come_under_load_and_go_after_it_while_every_request_succeeds(demo_bundle: Path, tmp_path: Path) -> None:
+    """Both topologies side by side: most of it is waiting."""
+    with ThreadPoolExecutor() as pool, ExitStack() as services:
+        ends = []
+        for topology, scaled in (("colocated", "Replica"), ("fanin", "Engine")):
+            server = services.enter_context(started(demo_bundle, tmp_path, topology))
+            ends.append(pool.submit(scale_up_and_down, server, scaled, (demo_bundle / "example.json").read_bytes()))
+        outcomes = [end.result() for end in ends]
+    assert [counted.keys() for counted in outcomes] == [{"200"}, {"200"}], outcomes
+
+
+def started(demo_bundle: Path, folder: Path, topology: str) -> Server:
+    """As far as its Ray: the next one looks for free ports after that."""
     scaling = "{max_replicas: 2, target_busy: 0.2, look_back_s: 1, up_after_s: 1, down_after_s: 4}"
     config = f"models: [{{path: {demo_bundle}}}]\ndevice: cpu\ntopology: {topology}\nautoscaling: {scaling}\n"
-    (tmp_path / "scaled.yaml").write_text(config + ("ingress_replicas: 1\n" if topology == "fanin" else ""))
-    example = (demo_bundle / "example.json").read_bytes()
+    file = folder / f"{topology}.yaml"
+    file.write_text(config + ("ingress_replicas: 1\n" if topology == "fanin" else ""))
+    return Server(file).wait_for("Starting HAProxy")
+
+
+def scale_up_and_down(server: Server, scaled: str, example: bytes) -> collections.Counter[str]:
+    """What became of the requests."""
     request = json.loads(example)
     request["candidates"] = {name: column * 200 for name, column in request["candidates"].items()}
     heavy = json.dumps(request).encode()
-    server = Server(tmp_path / "scaled.yaml")
     outcomes = collections.Counter[str]()
     loaded, done = threading.Event(), threading.Event()
 
@@ -59,19 +74,18 @@ def test_replicas_come_under_load_and_go_after_it_while_every_request_succeeds(
 
     clients = [threading.Thread(target=client) for _ in range(4)]
     loaded.set()
-    with server:
-        try:
-            server.wait_ready()
-            wait_for(1)
-            for thread in clients:
-                thread.start()
-            wait_for(2)
-            time.sleep(3)  # the second one serves, and then has to hand over what it has
-            loaded.clear()
-            wait_for(1)
-        finally:
-            done.set()
-            for thread in clients:
-                if thread.ident is not None:
-                    thread.join(30)
-    assert outcomes.keys() == {"200"}, outcomes
+    try:
+        server.wait_ready()
+        wait_for(1)
+        for thread in clients:
+            thread.start()
+        wait_for(2)
+        time.sleep(3)  # the second one serves, and then has to hand over what it has
+        loaded.clear()
+        wait_for(1)
+    finally:
+        done.set()
+        for thread in clients:
+            if thread.ident is not None:
+                thread.join(30)
+    return outcomes

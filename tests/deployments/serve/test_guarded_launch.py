@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,23 +19,35 @@ from deployments.serve.host import free_ports
 from tests.deployments.access.token_files import bearing, made
 from tests.deployments.collector import Collector
 from tests.deployments.server_process import Server
+from tests.deployments.tls.certificates import certificate, trusting
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
+@pytest.fixture(scope="module")
+def services(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SimpleNamespace]]:
+    """Of both topologies, side by side: starts are waited for together."""
+    with Collector() as collector, ExitStack() as stack:
+        yield {
+            topology: stack.enter_context(served(topology, demo_bundle, tmp_path_factory.mktemp("access"), collector))
+            for topology in ("colocated", "fanin")
+        }
+
+
 @pytest.fixture(scope="module", params=["colocated", "fanin"])
-def guarded(
-    request: pytest.FixtureRequest, demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[SimpleNamespace]:
-    folder = tmp_path_factory.mktemp("access")
-    with Collector() as collector:
-        yield from served(request.param, demo_bundle, folder, collector)
+def guarded(request: pytest.FixtureRequest, services: dict[str, SimpleNamespace]) -> SimpleNamespace:
+    service = services[request.param]
+    service.server.wait_ready()
+    return service
 
 
+@contextmanager
 def served(topology: str, demo_bundle: Path, folder: Path, collector: Collector) -> Iterator[SimpleNamespace]:
-    (grpc_port,) = free_ports(1)
+    grpc_port, tls_port = free_ports(2)
+    pem, key = certificate(folder, "service")
+    tls = {"port": tls_port, "certificate": str(pem), "key": str(key)}
     config = {
-        "models": [{"path": str(demo_bundle)}], "models_root": str(demo_bundle.parent), "http": {"host": "0.0.0.0"},
+        "models": [{"path": str(demo_bundle)}], "models_root": str(demo_bundle.parent), "http": {"host": "0.0.0.0", "tls": tls},
         "grpc": {"port": grpc_port}, "access": {"tokens": str(folder / "tokens.yaml")}, "topology": topology,
         "tracing": {"endpoint": collector.endpoint, "sample": 0},
         "score_log": {"folder": str(folder / "rows"), "sample": 1, "every_s": 1},
@@ -44,17 +57,26 @@ def served(topology: str, demo_bundle: Path, folder: Path, collector: Collector)
     (folder / "config.yaml").write_text(json.dumps(config))
     tokens = made(folder / "tokens.yaml", ranker=["score"], boss=["admin"])
     with Server(folder / "config.yaml") as server:
-        server.wait_ready()
+        server.wait_for("Starting HAProxy")  # the next one looks for free ports after that
         example = (demo_bundle / "example.json").read_bytes()
         yield SimpleNamespace(
             server=server, tokens=tokens, file=folder / "tokens.yaml", grpc_port=grpc_port, example=example,
-            collector=collector, rows=folder / "rows",
+            collector=collector, rows=folder / "rows", tls_port=tls_port, pem=pem,
         )  # fmt: skip
 
 
 def score(guarded: SimpleNamespace, headers: dict[str, str], port: int = 0) -> httpx.Response:
     headers = {"content-type": "application/json", **headers}
     return httpx.post(f"http://127.0.0.1:{port or guarded.server.port}/v1/score", content=guarded.example, headers=headers)
+
+
+def test_tls_leads_to_the_same_service_and_asks_for_the_same_token(guarded: SimpleNamespace) -> None:
+    url, headers = f"https://localhost:{guarded.tls_port}/v1/score", {"content-type": "application/json"}
+    with httpx.Client(verify=trusting(guarded.pem)) as client:
+        assert client.post(url, content=guarded.example, headers=headers).status_code == 401
+        answer = client.post(url, content=guarded.example, headers=headers | bearing(guarded.tokens["ranker"]))
+    assert answer.json()["scores"] == score(guarded, bearing(guarded.tokens["ranker"])).json()["scores"]
+    assert f"TLS at 0.0.0.0:{guarded.tls_port}" in guarded.server.output
 
 
 def test_every_way_in_asks_for_a_token(guarded: SimpleNamespace) -> None:

@@ -1,4 +1,4 @@
-"""Why there is no `http.tls`: what Ray Serve's HAProxy can and cannot do. If this fails, look again (docs/security.md)."""
+"""Why `http.tls` has a HAProxy of its own: Ray Serve's cannot end TLS. If this fails, look again (docs/security.md)."""
 
 import re
 

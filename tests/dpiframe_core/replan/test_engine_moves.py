@@ -5,7 +5,6 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -136,22 +135,21 @@ def test_threads_that_read_while_another_moves_rows_find_what_they_should(monkey
     placed = Tiers(SCHEMA, tables, [None] * len(tables), Home(Placement(1, places), "m", None, replan_s=1), CPU)
     moving = [i for i, hot in enumerate(placed.moving) if hot is not None]
     lanes = [object() for _ in range(3)]
-    host = SimpleNamespace(_pool=LanePool(lanes), _batch_sizes={lane: [0] for lane in lanes}, check=lambda: None)
+    pool = LanePool(lanes)
     wrong, ended, reads = [], threading.Event(), [0]
 
     def read(seed):
         own = np.random.default_rng(seed)
         while not ended.is_set():
-            lane = host._pool.take(None, 0)
+            lane = pool.take(None, 0)
             generation = placed.generation
             for table in moving:
                 time.sleep(0)  # others run between two reads of a batch
                 for row in own.integers(0, len(tables[table]), 5).tolist():
                     if row_of(placed, generation, table, row) != tables[table][row].numpy().tobytes():
                         wrong.append((generation, table, row))
-            host._batch_sizes[lane][0] += 1
             reads[0] += 1
-            host._pool.put(lane)
+            pool.put(lane)
 
     threads = [started(read, seed) for seed in range(3)]
     for _ in range(30):
@@ -159,7 +157,7 @@ def test_threads_that_read_while_another_moves_rows_find_what_they_should(monkey
         for table in moving:
             n = int(rng.integers(1, 1 + len(tables[table]) // 2))
             moves.append(Move(table, rng.permutation(len(tables[table]))[:n], rng.permutation(len(tables[table]) // 2)[:n]))
-        placed.move(moves, lambda: Engine._batches_over(host))
+        placed.move(moves, lambda: pool.await_taken(lambda: None))
     ended.set()
     for thread in threads:
         thread.join(20)
