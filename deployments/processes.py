@@ -2,13 +2,19 @@
 
 import contextlib
 import faulthandler
+import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+log = logging.getLogger(__name__)
+
 _STDERR = 2
+_ORPHAN_S = 5.0  # in which Serve and HAProxy learn that a node is lost, and its replicas still answer
+_LOOK_S = 1.0
 _RAY_STOP_S = 3.0  # for Ray's own shutdown, which takes half of that on an idle host
 
 
@@ -40,6 +46,24 @@ def end_soon(within_s: float) -> None:
     timer = threading.Timer(within_s, os.kill, [os.getpid(), signal.SIGKILL])
     timer.daemon = True
     timer.start()
+
+
+def end_without_raylet(after_s: float = _ORPHAN_S) -> None:
+    """Kills this process, if a raylet has started it, so long after that has ended. A raylet that dies, or that Ray has given
+    up, leaves its workers behind: nobody would know them, and their GPU would stay taken.
+    """
+    parent = os.getppid()
+    if Path(f"/proc/{parent}/comm").read_text() != "raylet\n":
+        return
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_LOOK_S)
+        log.critical("the raylet is gone: this process ends in %g s", after_s)
+        time.sleep(after_s)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="raylet-watch", daemon=True).start()
 
 
 def signal_all(state: Path, signum: signal.Signals, program: bytes = b"") -> None:

@@ -30,6 +30,7 @@ COMMON = {
 
 ROOMS: dict[str, dict[str, str]] = {
     "kernels/runtime": {},
+    "kernels/columns": {},
     "kernels/lookup": {"kernels/runtime": "its kernel is compiled and launched"},
     "kernels/reference": {"kernels/lookup": "the plain lookup follows the same plan"},
     "kernels/dense": {
@@ -193,6 +194,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "deployments/access": "a route asks the gate first",
         "deployments/scoring": "a route hands requests to the served model",
         "dpiframe_core/features": "an answer holds scores of a row block",
+        "kernels/runtime": "a list of requests is cut in C where it is built",
     },
     "deployments/protocol": {
         "deployments/access": "and so do its routes and calls",

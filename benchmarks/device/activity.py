@@ -5,6 +5,7 @@ that of warp slots in use, `dram_active` that of memory cycles. What the machine
 """
 
 from collections.abc import Callable, Iterable
+from statistics import median
 from types import TracebackType
 from typing import Any, Self
 
@@ -76,6 +77,32 @@ def kernel_shares(call: Callable[[int], object], calls: int = 50) -> tuple[float
 
     By torch's profiler, whose own cost makes the wall longer: of use to tell how much streams overlap. None if it saw nothing.
     """
+    spans = [(start, end) for start, end, _ in _kernels(call, calls)]
+    if not spans:
+        return None
+    wall = max(end for _, end in spans) - min(start for start, _ in spans)
+    return sum(end - start for start, end in spans) / wall, union(spans) / wall
+
+
+def kernel_steps(call: Callable[[int], object], calls: int = 50) -> list[tuple[str, float]] | None:
+    """The kernels of a call by name, in their order, and by how many microseconds each ends after the one before it (the first:
+    after its own start), medians. None if the profiler saw none, or not as many of each call.
+    """
+    found = sorted(_kernels(call, calls))
+    each, rest = divmod(len(found), calls)
+    if rest or not each:
+        return None
+    steps: list[list[float]] = [[] for _ in range(each)]
+    for first in range(0, len(found), each):
+        until = found[first][0]
+        for own, (_, end, _) in zip(steps, found[first : first + each], strict=True):
+            own.append(max(0.0, end - until))
+            until = max(until, end)
+    return [(name, round(median(own), 2)) for (_, _, name), own in zip(found, steps, strict=False)]
+
+
+def _kernels(call: Callable[[int], object], calls: int) -> list[tuple[float, float, str]]:
+    """(start, end, name) of every kernel of so many calls, microseconds."""
     from torch.autograd import DeviceType
 
     torch.cuda.synchronize()
@@ -84,11 +111,7 @@ def kernel_shares(call: Callable[[int], object], calls: int = 50) -> tuple[float
             call(i)
         torch.cuda.synchronize()
     events = [e for e in profile.events() if e.device_type == DeviceType.CUDA]  # type: ignore[union-attr]
-    spans = [(float(e.time_range.start), float(e.time_range.end)) for e in events if not e.name.startswith("Mem")]
-    if not spans:
-        return None
-    wall = max(end for _, end in spans) - min(start for start, _ in spans)
-    return sum(end - start for start, end in spans) / wall, union(spans) / wall
+    return [(float(e.time_range.start), float(e.time_range.end), e.name) for e in events if not e.name.startswith("Mem")]
 
 
 def union(spans: Iterable[tuple[float, float]]) -> float:

@@ -1,5 +1,7 @@
 """The commands of the suites that time models and lookups."""
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -95,7 +97,7 @@ def embedding(
     batches: Names = _EMBEDDING_BATCHES,
     dtypes: Names = "float32,float16,int8",
     systems: Names = "",
-    only: Annotated[str, typer.Option(help="all, sweep (no cell of large tables) or large")] = "all",
+    only: Annotated[str, typer.Option(help="all, sweep (one axis at a time), large (tables) or bags (of 1 to 100)")] = "all",
     max_rows: Annotated[int, typer.Option(help="of a table; 0: as Criteo has them, on a CPU a million")] = 0,
     device: Device = "auto",
     seconds: Seconds = 0.1,
@@ -106,10 +108,10 @@ def embedding(
     """The lookup alone: batch, dim, fields, one-hot and multi-hot, Zipf and uniform ids, table dtype, one axis at a time."""
     run = Run("embedding", device, seed, out, append)
     names = _systems(systems or ",".join(lookups.SYSTEMS if run.device.type == "cuda" else lookups.SYSTEMS[:3]))
-    cells = [c for c in embedding_sweep(names_in(dtypes), numbers_in(batches)) if only == "all" or c.large == (only == "large")]
+    cells = [c for c in embedding_sweep(names_in(dtypes), numbers_in(batches)) if only in ("all", c.part)]
     most = max_rows or None
     if run.device.type == "cpu":  # host memory is no 141 GB, and no bandwidth is claimed for it
-        cells, most = [c for c in cells if not c.large and c.dtype != "int8"], max_rows or 1_000_000
+        cells, most = [c for c in cells if c.part == "sweep" and c.dtype != "int8"], max_rows or 1_000_000
     run.finish(embedding_suite.run(cells, names, run.device, run.failed, seconds=seconds, seed=seed, max_rows=most))
 
 
@@ -203,6 +205,7 @@ def mlperf(
     max_rows: MaxRows = 0,
     systems: Names = _PEERS,
     lanes: Names = "1,2,4",
+    int8: Annotated[bool, typer.Option(help="the engine's tables are int8; the source model and peers read float16")] = False,
     device: Device = "auto",
     seconds: Seconds = 1.0,
     ids: Ids = "zipf",
@@ -214,6 +217,7 @@ def mlperf(
     names = _systems(systems)
     run = Run("mlperf", device, seed, out, append)
     sweep = _sweep(run, "mlperf", precisions, batches, seconds, seed, ids, max_rows=max_rows)
+    sweep = replace(sweep, make=partial(sweep.make, quantized=int8))
     run.finish(utilisation_suite.run(sweep, names, lanes=numbers_in(lanes), suite="mlperf"))
 
 

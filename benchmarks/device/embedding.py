@@ -56,7 +56,7 @@ def run(
 
 
 def _task(cell: Cell, sizes: tuple[int, ...], tables: list[torch.Tensor], device: torch.device, seed: int) -> Task:
-    schema = schema_of(sizes, cell.dim, dtype="float32" if cell.dtype == "float32" else "float16", bag=cell.bag)
+    schema = schema_of(sizes, cell.dim, dtype="float32" if cell.dtype == "float32" else "float16", bag=cell.bags)
     sources = tuple(Source(f.name, f.table, cell.dim) for f in schema.features)
     plan = plan_lookup(Node("lookup", "lookup", (), ("x",), "embedding", attrs=Attrs(concat=sources)), schema)
     count = 4 if cell.large else max(2, min(8, 32768 // cell.batch))
@@ -76,7 +76,7 @@ def _measured(task: Task, systems: Sequence[str], failed: Failed, seconds: float
         try:
             with torch.inference_mode():
                 for c in candidates(system, task):
-                    error = _error(c.lookup(0), expected, task, what)
+                    error = _error(c.pooled(c.lookup(0)), expected, task, what)
                     if c.launched:
                         calls[c.launched], errors[c.launched] = _launched(c.lookup, count, task.device), error
                     if c.captured and task.device.type == "cuda":
@@ -95,8 +95,12 @@ def _measured(task: Task, systems: Sequence[str], failed: Failed, seconds: float
         us = device_us.get(name)
         yield record(
             "embedding", name, batch=task.cell.batch, cell=task.cell.named(), times=t, device_us=us, max_abs_err=errors[name],
-            bytes_per_s=None if us is None else round(task.cell.bytes_moved / us * 1e6),
+            bytes_per_s=None if us is None else round(_bytes(name, task.cell) / us * 1e6),
         )  # fmt: skip
+
+
+def _bytes(system: str, cell: Cell) -> int:
+    return cell.gathered_bytes if system.startswith("gather") and cell.bag != 1 else cell.bytes_moved
 
 
 def _one_after_the_other(lookup: Lookup, count: int) -> torch.Tensor:
@@ -120,11 +124,11 @@ def _launched(lookup: Lookup, count: int, device: torch.device) -> Callable[[int
 
 def _expected(task: Task) -> torch.Tensor:
     """float32[checked rows, width] of `kernels.reference`, over copies of just the table rows that these rows read."""
-    bag = task.cell.bag
+    stops = np.cumsum(task.cell.bags)
     ids = wide_ids(task.blocks[0])[_checked(task)]
     small, tables = np.zeros_like(ids), []
     for f, table in enumerate(task.tables):
-        at = slice(f * bag, (f + 1) * bag)
+        at = slice(stops[f] - task.cell.bags[f], stops[f])
         used, inverse = np.unique(ids[:, at], return_inverse=True)
         small[:, at] = inverse.reshape(ids[:, at].shape)
         tables.append(table[torch.from_numpy(used).long().to(table.device)].cpu())
@@ -145,7 +149,7 @@ def _error(out: torch.Tensor, expected: torch.Tensor, task: Task, what: str) -> 
         AssertionError: it is larger than that.
     """
     got = out[torch.from_numpy(_checked(task)).to(out.device), : task.width].float().cpu()
-    top, bag = float(expected.abs().max()), task.cell.bag
+    top, bag = float(expected.abs().max()), max(task.cell.bags)
     allowed = 0.0 if bag == 1 else 8 * 2.0**-23 * bag * top
     if task.cell.dtype != "float32":
         allowed += 2.0**-7 * top

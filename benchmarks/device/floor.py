@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.device.activity import kernel_steps
 from benchmarks.device.chain_steps import NO_STEPS, ChainSteps, chain_steps
 from benchmarks.records.record import Record, record
 from benchmarks.systems.cells import check
@@ -86,8 +87,15 @@ def _cell(sweep: ModelSweep, w: Workload, precision: str, rows: int, machine: Ma
         worst = max(check(system.score(b), e, precision, what) for b, e in zip(blocks, expected, strict=True))
         times = interleaved({"dpiframe": lambda i: system.score(blocks[i % count])}, sweep.seconds)["dpiframe"]
         device_us = system.device_us(blocks[0])
+        steps = kernel_steps(lambda i: system.score(blocks[i % count])) if sweep.device.type == "cuda" else None
         system.close()
-    own = {"times": times, "device_us": device_us, "max_abs_err": worst, **system.notes}
+    own = {
+        "times": times,
+        "device_us": device_us,
+        "max_abs_err": worst,
+        **({"kernels": steps} if steps else {}),
+        **system.notes,
+    }
     return floor_record(w, blocks, precision, machine, {"ids": sweep.skew, "buckets": "exact"}, own)
 
 

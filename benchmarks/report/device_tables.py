@@ -35,6 +35,11 @@ bandwidth + operations / rate, all measured in the same run. `chain floor` = flo
 for each launch but the first: of an implementation that takes so many kernels, of which each needs the one before it."""
 
 
+_TIMELINE = (
+    """Where a call's time goes: kernels by CUPTI, medians of 50 calls in line. Each begins before the one ahead of it ends."""
+)
+
+
 def latency(results: Results) -> list[str]:
     text = [_LATENCY]
     for precision in dict.fromkeys(r["precision"] for r in results.of("latency")):
@@ -73,7 +78,7 @@ def embedding(results: Results) -> list[str]:
         for cell in results.cells("embedding", dtype=dtype):
             r = any_of(cell)
             c, ours = r["cell"], cell.get("dpiframe")
-            name = f"{c['fields']} x {c['dim']}" + (f", bags of {c['bag']}" if c["bag"] > 1 else "")
+            name = f"{c['fields']} x {c['dim']}" + (f", bags of {c['bag'] or '1 to 100'}" if c["bag"] != 1 else "")
             name += (", uniform" if c["ids"] == "uniform" else "") + (", large tables" if c["large"] else "")
             theirs = cell.get("fbgemm-captured")
             device = [f"{x['device_us']:.2f}" if x and x["device_us"] else "" for x in (ours, theirs)]
@@ -112,7 +117,8 @@ def mlperf(results: Results) -> list[str]:
     r = results.of("mlperf")[0]
     tables = f"the largest of {r['largest_table_rows']:,} rows, {r['table_bytes'] / 1e9:.1f} GB in all"
     text = [_MLPERF.format(tables=tables), "", *_saturated(results, "mlperf", "pairs")]
-    ranked = {(r["precision"], r["batch"]): r for r in results.of("mlperf", system="dpiframe") if "kendall_tau" in r}
+    ours = [r for r in results.of("mlperf", system="dpiframe") if "kendall_tau" in r]
+    ranked = {(r["precision"], cell_name(r) + str(r["batch"])): r for r in ours}
     if ranked:
         rows = [[*cell, *_ranking(r)] for cell, r in ranked.items()]
         text += ["", _RANKING, "", *table(["", "B", *_RANKED], rows)]
@@ -167,7 +173,19 @@ def floor(results: Results) -> list[str]:
         chain = [str(r["launches"]), f"{r['chain_floor_us']:.1f}", f"{r['chain_ratio']:.2f}x"] if "launches" in r else [""] * 3
         rows.append([*name, f"{r['p50_us']:.1f}", device, f"{r['floor_us']:.1f}", f"{r['ratio']:.2f}x", *chain])
     head = ["model", "", "B", "p50 us", "device us", "floor us", "p50 over floor", "launches", "chain floor us", "p50 over it"]
-    return [*text, "", *table(head, rows, figures=2)]
+    return [*text, "", *table(head, rows, figures=2), *_timelines(results)]
+
+
+def _timelines(results: Results) -> list[str]:
+    rows = []
+    for r in results.latest("floor", system="dpiframe"):
+        if "kernels" not in r:
+            continue
+        on_device = sum(us for _, us in r["kernels"])
+        steps = ", ".join(f"{name} {us:.1f}" for name, us in r["kernels"])
+        rows.append([r["model"], r["precision"], r["batch"], f"{r['p50_us']:.1f}", f"{r['p50_us'] - on_device:.1f}", steps])
+    head = ["model", "", "B", "p50 us", "launch and wait us", "each kernel's end behind the one before it, us"]
+    return ["", _TIMELINE, "", *table(head, rows, figures=3)] if rows else []
 
 
 def precision(results: Results) -> list[str]:

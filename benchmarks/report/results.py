@@ -146,4 +146,5 @@ def cell_name(r: Record) -> str:
     own = r["cell"]
     capped = f"tables of {own['max_rows']} rows at most, " if own.get("max_rows") else ""
     ids = "uniform ids, " if own.get("ids") == "uniform" else ""
-    return capped + ids + ("serving buckets, " if own.get("buckets") == "default" else "")
+    stored = f"{own['tables']} tables, " if own.get("tables") == "int8" else ""
+    return capped + stored + ids + ("serving buckets, " if own.get("buckets") == "default" else "")

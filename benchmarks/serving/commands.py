@@ -8,6 +8,7 @@ import typer
 
 from benchmarks.records.run import Append, Device, Names, Out, Run, Seconds, names_in, numbers_in
 from deployments.processes import cores
+from deployments.signals import interrupted_by_sigterm
 from dpiframe_core.engine.options import DEFAULT_PRECISION
 
 app = typer.Typer()
@@ -17,7 +18,7 @@ app = typer.Typer()
 def serving(
     bundle: Path = Path("models/demo"),
     hidden: Annotated[str, typer.Option(help="widths of random dense layers in place of the bundle's, to load a GPU")] = "",
-    systems: Names = "dpiframe,dpiframe-fanin,ray-serve,uvicorn,mosec,litserve,bentoml,triton",
+    systems: Names = "dpiframe,dpiframe-direct,dpiframe-unix,dpiframe-fanin,ray-serve,uvicorn,mosec,litserve,bentoml,triton",
     forms: Names = "binary,columns,rows",
     candidates: Names = "32,100,270,1000",
     connections: Annotated[str, typer.Option(help="closed loop: clients at once, one after the other")] = "1,16,64",
@@ -29,6 +30,7 @@ def serving(
     load_processes: Annotated[int, typer.Option(help="of the load generator; 0: one for each eight cores")] = 0,
     peer_python: Annotated[str, typer.Option(help="PATH,NAME=PATH: interpreters that have the peers, or one of them")] = "",
     stages: Annotated[bool, typer.Option(help="where a request's time goes, first")] = True,
+    turns: Annotated[int, typer.Option(help="how often each system is measured, all in turn; the middle one is kept")] = 1,
     device: Device = "auto",
     seconds: Seconds = 2.0,
     budget: Annotated[float, typer.Option(help="seconds after which nothing new is begun")] = 3600,
@@ -49,7 +51,7 @@ def serving(
         rates=[float(x) for x in names_in(rates)], gpus=counts,
         ingress=ingress or max(2, here // 2 // max(counts)), cores=cores_a_gpu,
         load_processes=load_processes or max(1, here // 8),
-        peer_python=peer_python, seconds=seconds, budget_s=budget, seed=seed,
+        peer_python=peer_python, seconds=seconds, budget_s=budget, seed=seed, turns=turns,
     )  # fmt: skip
     profile = request_stages.run(bundle, plan.device, plan.forms, plan.candidates, seed) if stages and not hidden else ()
     run.finish(chain(profile, serving_suite.run(plan, run.failed, typer.echo)))
@@ -122,21 +124,30 @@ def soak(
     topology: Annotated[str, typer.Option(help="colocated or fanin")] = "colocated",
     replicas: int = 1,
     ingress: Annotated[int, typer.Option(help="fan-in: ingress replicas for each engine")] = 2,
+    direct: Annotated[bool, typer.Option(help="past HAProxy, on the direct port")] = False,
     candidates: int = 100,
     minutes: float = 20.0,
     load: Annotated[float, typer.Option(help="share of the most that it answers")] = 0.7,
     load_processes: int = 1,
     device: Device = "auto",
     seed: int = 0,
+    append: Append = False,
+    out: Out = None,
 ) -> None:
-    """A service under steady load: fails if memory, descriptors or threads of any process grow, or a request fails."""
+    """A service under steady load: fails if what any process holds grows, or a request fails. Writes its record each minute."""
     from benchmarks.serving import soak as soak_suite
 
+    run = Run("soak", device, seed, out, append)
     plan = soak_suite.Plan(
         bundle=bundle, device=device, topology=topology, replicas=replicas, ingress=ingress, candidates=candidates,
-        minutes=minutes, share=load, load_processes=load_processes, seed=seed,
+        minutes=minutes, share=load, load_processes=load_processes, direct=direct, seed=seed,
     )  # fmt: skip
-    findings = soak_suite.run(plan, typer.echo)
+    findings: list[str] = []
+    with interrupted_by_sigterm():  # whoever ends this one ends the service
+        for record in soak_suite.run(plan, typer.echo):
+            run.add(record)
+            findings = record["findings"]
+            typer.echo(f"{record['answered']} answered, {record['failed'] or 'none'} failed, passed: {record['passed']}")
     for finding in findings:
         typer.echo(f"FAILED {finding}", err=True)
     if findings:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from benchmarks.systems.embedding_cells import Cell
+from benchmarks.systems.embedding_cells import MIXED, Cell
 from benchmarks.systems.fbgemm import TableBatch
 from benchmarks.systems.gather import UNROLLS, Gather
 from dpiframe_core.features.row_block import RowBlock
@@ -45,11 +46,14 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A lookup and the names under which it is measured: launched anew each time, and replayed as a captured graph."""
+    """A lookup and the names under which it is measured: launched anew each time, and replayed as a captured graph.
+    pooled: what it gave as vectors of bags.
+    """
 
     lookup: Lookup
     launched: str | None = None
     captured: str | None = None
+    pooled: Callable[[torch.Tensor], torch.Tensor] = lambda given: given
     holds: tuple[object, ...] = ()  # what only addresses refer to
 
 
@@ -59,6 +63,8 @@ def candidates(system: str, task: Task) -> list[Candidate]:
     Raises:
         ValueError: an unknown system.
     """
+    if task.cell.bag == MIXED and system in ("eager", "stacked-eager", "fbgemm"):  # they are written for bags that are alike
+        return []
     match system:
         case "dpiframe":
             return _dpiframe(task)
@@ -69,7 +75,7 @@ def candidates(system: str, task: Task) -> list[Candidate]:
         case "fbgemm":
             return [Candidate(_fbgemm(task), "fbgemm", "fbgemm-captured")]
         case "gather":
-            return _gathers(task) if task.cell.large and task.device.type == "cuda" else []
+            return _gathers(task) if task.cell.against_gather and task.device.type == "cuda" else []
     raise ValueError(f"system: got {system!r}, expected one of {', '.join(SYSTEMS)}")
 
 
@@ -166,6 +172,13 @@ def _starts(task: Task) -> torch.Tensor:
     return sizes.cumsum(0).int().to(task.device)
 
 
+def _pooled(rows: torch.Tensor, task: Task, scales: list[torch.Tensor]) -> torch.Tensor:
+    """Vectors of bags of the rows that a gather found, int8 ones times their scales."""
+    bags, dim = task.cell.bags, task.cell.dim
+    found = [own.float().sum(1) for own in rows.view(task.cell.batch, -1, dim).split(bags, 1)]
+    return torch.cat([v * s for v, s in zip(found, scales, strict=True)] if scales else found, 1)
+
+
 def _fbgemm(task: Task) -> Lookup:
     batch = TableBatch(task.tables, task.cell.batch, task.out_dtype, bag=task.cell.bag, int8=task.cell.dtype == "int8")
     indices = [batch.indices(ids).contiguous() for ids in task.ids]
@@ -173,7 +186,8 @@ def _fbgemm(task: Task) -> Lookup:
 
 
 def _gathers(task: Task) -> list[Candidate]:
-    weight, starts = torch.cat(task.tables), _starts(task)
+    _, tables, scales = _stored(task)
+    weight, starts = torch.cat(tables), _starts(task).repeat_interleave(torch.tensor(task.cell.bags, device=task.device))
     flat = [(ids + starts).flatten() for ids in task.ids]
     out = torch.empty(len(flat[0]), task.cell.dim, dtype=weight.dtype, device=task.device)
 
@@ -184,4 +198,5 @@ def _gathers(task: Task) -> list[Candidate]:
 
         return one
 
-    return [Candidate(of(Gather(task.cell.row_bytes, u)), captured=f"gather-{u}") for u in UNROLLS]
+    pooled = partial(_pooled, task=task, scales=scales)
+    return [Candidate(of(Gather(task.cell.row_bytes, u)), captured=f"gather-{u}", pooled=pooled) for u in UNROLLS]

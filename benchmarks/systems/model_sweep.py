@@ -64,6 +64,8 @@ class ModelSweep:
         named: dict[str, str | int] = {"ids": self.skew}
         if w.has_contexts:
             named["contexts"] = contexts
+        if w.quantized:
+            named["tables"] = "int8"
         if self.most_rows:
             named["max_rows"] = self.most_rows
         return named

@@ -1,6 +1,7 @@
 """DLRM over Criteo Kaggle's 26 tables and 13 numbers, and MLPerf's DLRM-DCNv2: tables of half a terabyte's log, in bags."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -54,9 +55,12 @@ def mlperf(
     bags: Sequence[int] = MLPERF_BAGS,
     most_rows: int | None = None,
     architecture: DLRMDCNv2 = MLPERF,
+    quantized: bool = False,
 ) -> Workload:
-    """Bags of ids, summed; float16 tables, 52 GB of them unless `most_rows` caps each."""
-    return _workload(name, architecture, capped(sizes, most_rows), bags, "float16", device, seed)
+    """Bags of ids, summed; float16 tables, 52 GB of them unless `most_rows` caps each. quantized: int8 ones for the engine."""
+    w = _workload(name, architecture, capped(sizes, most_rows), bags, "float16", device, seed)
+    facts = {**w.facts, "table_bytes": sum(t.rows * t.dim for t in w.schema.tables)} if quantized else w.facts
+    return replace(w, quantized=quantized, facts=facts)
 
 
 def _workload(

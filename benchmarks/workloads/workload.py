@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
 from math import prod
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch import nn
 from dpiframe_core.bundle.bundle import Bundle, Golden, GoldenSpec, Manifest, Provenance
 from dpiframe_core.bundle.graph_file import graph_json
 from dpiframe_core.bundle.manifest import GRAPH_FILE, bundle_files
+from dpiframe_core.embedding.quantize import quantize
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Table
 from dpiframe_core.graph.architecture import Architecture
 from dpiframe_core.graph.graph import Graph
@@ -23,6 +25,7 @@ CRITEO = (
     7046547, 18, 15, 286181, 105, 142572, *[64] * 13,
 )  # fmt: skip
 _VECTOR = 16  # bytes that the lookup reads at once
+_PART = 1 << 21  # rows that are quantized at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Workload:
         written: the model in PyTorch, in a form. Its inputs are those of `PeerInputs`, its output float32[rows, 1].
         graph: of a model that came through `compile`; None: the architecture tells it.
         facts: what its records say besides.
+        quantized: whether the engine reads the tables as int8. The source model and all peers read `tables`.
     """
 
     name: str
@@ -63,6 +67,7 @@ class Workload:
     written: Callable[["Workload", Form], nn.Module]
     graph: Graph | None = None
     facts: Mapping[str, object] = field(default_factory=dict)
+    quantized: bool = False
 
     def module(self, form: Form) -> nn.Module:
         """The model in plain PyTorch, on the device of the tables."""
@@ -94,17 +99,28 @@ class Workload:
 
     def bundle(self, golden: Golden) -> Bundle:
         """The same weights as the bundle that the engine loads (nothing is written to disk)."""
-        names = [*bundle_files(self.schema), *([GRAPH_FILE] if self.graph else [])]
+        schema, tables, scales = self.schema, dict(self.tables), dict[str, torch.Tensor]()
+        if self.quantized:
+            schema, tables, scales = self._int8
+        names = [*bundle_files(schema), *([GRAPH_FILE] if self.graph else [])]
         manifest = Manifest(
-            name=self.name, version="benchmark", architecture=self.architecture, schema=self.schema,
+            name=self.name, version="benchmark", architecture=self.architecture, schema=schema,
             files=dict.fromkeys(names, "0" * 64),
             provenance=Provenance(source="benchmarks"), golden=GoldenSpec(rows=golden.block.rows),
         )  # fmt: skip
         told = manifest.model_dump_json().encode() + (graph_json(self.graph) if self.graph else b"")
         fingerprint = sha256(told).hexdigest()  # caches of what warm-up learns go by it
         return Bundle(
-            Path("benchmark"), manifest, dict(self.dense), dict(self.tables), {}, golden, None, fingerprint, graph=self.graph
+            Path("benchmark"), manifest, dict(self.dense), tables, {}, golden, None, fingerprint, scales, graph=self.graph
         )
+
+    @cached_property
+    def _int8(self) -> tuple[FeatureSchema, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """Schema, tables and scales as a user who asks for int8 has them. Made once: a workload's engines share them."""
+        stored = {name: quantize(table, _PART) for name, table in self.tables.items()}
+        tables = tuple(Table(name=t.name, rows=t.rows, dim=t.dim, dtype="int8") for t in self.schema.tables)
+        schema = FeatureSchema(features=self.schema.features, tables=tables)
+        return schema, {name: own for name, (own, _) in stored.items()}, {name: scale for name, (_, scale) in stored.items()}
 
 
 def categorical(name: str, table: str | None = None, first: str | None = None, **more: object) -> Categorical:
@@ -114,17 +130,24 @@ def categorical(name: str, table: str | None = None, first: str | None = None, *
 
 
 def schema_of(
-    sizes: Sequence[int], dim: int, *, first_order: bool = False, dtype: str = "float32", bag: int = 1, of_context: int = 0
+    sizes: Sequence[int],
+    dim: int,
+    *,
+    first_order: bool = False,
+    dtype: str = "float32",
+    bag: int | Sequence[int] = 1,
+    of_context: int = 0,
 ) -> FeatureSchema:
-    """One identity feature a size, with `bag` ids each, summed. The first `of_context` are of a context."""
+    """One identity feature a size, with `bag` ids each, or so many of each, summed. The first `of_context` are of a context."""
+    bags = [bag] * len(sizes) if isinstance(bag, int) else bag
     tables = [Table(name=f"C{i}", rows=n, dim=dim, dtype=dtype) for i, n in enumerate(sizes)]  # type: ignore[arg-type]
     if first_order:
         tables += [Table(name=f"w{i}", rows=n, dim=1) for i, n in enumerate(sizes)]
     features = [
         categorical(
-            f"C{i}", first=f"w{i}" if first_order else None, max_values=bag, scope="context" if i < of_context else "candidate"
+            f"C{i}", first=f"w{i}" if first_order else None, max_values=n, scope="context" if i < of_context else "candidate"
         )
-        for i in range(len(sizes))
+        for i, n in enumerate(bags)
     ]  # fmt: skip
     return FeatureSchema(features=tuple(features), tables=tuple(tables))
 

@@ -54,6 +54,13 @@ class Source(Protocol):
     def formed(self, now: float) -> None:
         """A batch was taken from the queue, or there was none to take."""
 
+    def idle(self, lanes: int) -> None:
+        """So many lanes sleep, or are about to: whoever asks must wake one. Of others, each looks before it sleeps."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something has arrived that was not taken in. The lock is not held."""
+
 
 class _Batch(NamedTuple, Generic[W]):
     """What was taken from the queue at one moment. `more`: something still waits. `number`: of the run, if there is one."""
@@ -166,7 +173,7 @@ class Dispatcher(Generic[W]):
         with self.lock:
             batch = self._form()
             if not batch.parts:
-                self._idle += 1  # before the lock is released: who queues something from now on must wake this lane
+                self._rest(1)  # before the lock is released: who queues something from now on must wake this lane
         self._carry_out(batch, here=False)
         return bool(batch.parts)
 
@@ -183,6 +190,11 @@ class Dispatcher(Generic[W]):
             self.wake()
         if fault is not None and not isinstance(fault, Exception):
             raise fault
+
+    def _rest(self, more: int) -> None:
+        self._idle += more
+        if self._source is not None:
+            self._source.idle(self._idle)
 
     def _form(self) -> _Batch[W]:
         """The next batch, counted as running; empty if nothing waits or all lanes have one. The lock is held."""
@@ -262,9 +274,11 @@ class Dispatcher(Generic[W]):
                 continue
             if self._stopped:
                 break
-            os.eventfd_read(self.wake_fd)
+            # Who saw all lanes busy wakes none. The release of the lock was a fence, so either that was seen or this is.
+            if self._source is None or not self._source.waiting:
+                os.eventfd_read(self.wake_fd)
             with self.lock:
-                self._idle -= 1
+                self._rest(-1)
         os.eventfd_write(self.wake_fd, 1)  # the next lane's turn to end
         with self.lock:
             self._alive -= 1

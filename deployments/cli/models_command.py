@@ -6,7 +6,8 @@ from urllib.parse import quote
 import typer
 
 from deployments.cli.terminal import one_line_errors, stdout
-from dpiframe_core.errors import DPIFrameError
+from dpiframe_core.errors import ConfigError, DPIFrameError
+from dpiframe_core.strict_yaml import load_yaml
 
 models_app = typer.Typer(no_args_is_help=True, help="Versions of a running service: list, load, share, roll back, unload.")
 
@@ -36,11 +37,17 @@ def load(
     version: Version,
     path: Annotated[str | None, typer.Argument(help="Its bundle, from models_root on; none if it is loaded.")] = None,
     live: Annotated[bool, typer.Option(help="Whether it answers from then on.")] = True,
+    tables: Annotated[
+        str | None,
+        typer.Option(metavar="YAML", help="Where its rows lie, as in a configuration: '{hbm_gib: 20, replan_s: 600}'."),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for all replicas to be ready.")] = 600,
     url: Url = _HERE,
 ) -> None:
     """Load a version on every replica; once all are ready, have it answer."""
-    body = {"live": live, "timeout_s": timeout} | ({"path": path} if path is not None else {})
+    body: dict[str, Any] = {"live": live, "timeout_s": timeout} | ({"path": path} if path is not None else {})
+    with one_line_errors():
+        body |= {"tables": _mapping(tables)} if tables is not None else {}
     _change(url, "PUT", model, f"versions/{quote(version, '')}", body, timeout)
 
 
@@ -80,6 +87,24 @@ def unload(model: Model, version: Version, url: Url = _HERE) -> None:
     _change(url, "DELETE", model, f"versions/{quote(version, '')}")
 
 
+@models_app.command()
+def delete(model: Model, url: Url = _HERE) -> None:
+    """Unload a model with all of its versions, unless the service has no other one."""
+    with one_line_errors():
+        left = _ask(url, "DELETE", f"/v1/models/{quote(model, '')}")["models"]
+        stdout.print(f"served now: {', '.join(left)}", markup=False, soft_wrap=True)
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        read = load_yaml(text.encode())
+    except ValueError as error:
+        raise ConfigError(f"--tables: {error}") from None
+    if not isinstance(read, dict):
+        raise ConfigError(f"--tables: got {text!r}, expected a mapping, as {{hbm_gib: 20}}")
+    return read
+
+
 def _change(url: str, method: str, model: str, what: str, body: dict[str, Any] | None = None, timeout_s: float = 60) -> None:
     with one_line_errors():
         _show(_ask(url, method, f"/v1/models/{quote(model, '')}/{what}", body, timeout_s))
@@ -109,5 +134,8 @@ def _show(state: dict[str, Any]) -> None:
         line = f"{state['model']} {version:<12} {parts.get(version, 'loaded'):<16} {release['path']}"
         stdout.print(line, markup=False, soft_wrap=True)
     behind = [replica["id"] for replica in state["replicas"] if not replica["current"]]
+    for replica in state["replicas"]:
+        for what, why in replica["failed"].items():
+            stdout.print(f"{replica['id']} has no {what}: {why}", markup=False, soft_wrap=True)
     if behind:
         stdout.print(f"not there yet: {', '.join(behind)}", markup=False, soft_wrap=True)

@@ -1,6 +1,6 @@
 // What becomes of one client's bytes: from its socket to a request for Python, and from an answer to its socket.
 
-#include "connection.h"
+#include "express.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -39,7 +39,14 @@ int dpi_roomy(Listener *l, char **buffer, size_t *room, size_t size) {
     return 1;
 }
 
+Connection *dpi_found(Listener *l, unsigned long long key) {
+    const uint32_t place = (uint32_t)key;
+    Connection *c = place < (uint32_t)l->most ? l->connections + place : NULL;
+    return c && c->state != FREE && c->turn == key >> 32 ? c : NULL;
+}
+
 void dpi_closed(Listener *l, Connection *c) {
+    dpi_express_dropped(l, c);
     emptied(l, &c->in, &c->in_room, &c->in_size);
     emptied(l, &c->body, &c->body_room, &c->body_size);
     emptied(l, &c->out, &c->out_room, &c->out_size);
@@ -129,7 +136,8 @@ int dpi_taken(Listener *l, Connection *c, const char *data, size_t size, PyObjec
         // Room for what has come and as much again, not for what a head announces: heads alone must not fill the memory.
         const size_t room = whole < 2 * size + HEAD_BYTES ? whole : 2 * size + HEAD_BYTES;
         if (size < whole) return kept(l, c, data, size, room) || told(l, c, data, NULL, 0, FULL, to);
-        return told(l, c, data, data + c->head.bytes, c->head.body_bytes, NULL, to) && followed(l, c, data + whole, size - whole);
+        const int good = dpi_express_begun(l, c, data) || told(l, c, data, data + c->head.bytes, c->head.body_bytes, NULL, to);
+        return good && followed(l, c, data + whole, size - whole);
     }
     const char *end = data + size;
     if (!dpi_roomy(l, &c->body, &c->body_room, c->body_size + (end - rest))) return told(l, c, text, NULL, 0, FULL, to);
@@ -144,7 +152,7 @@ int dpi_taken(Listener *l, Connection *c, const char *data, size_t size, PyObjec
 
 int dpi_gone(Listener *l, Connection *c, PyObject *to) {
     const int good = c->state == BODY || c->state == CHUNKS ? told(l, c, c->in, NULL, 0, GONE, to)
-                     : c->state == BUSY                     ? told(l, c, NULL, NULL, 0, GONE, to)
+                     : c->state == BUSY && !c->sent.form    ? told(l, c, NULL, NULL, 0, GONE, to)
                                                             : 1;
     dpi_closed(l, c);
     return good;
@@ -155,10 +163,7 @@ int dpi_pulled(Listener *l, Connection *c, PyObject *to) {
         const int fresh = c->state == CHUNKS || !c->in_size;
         char *into = fresh ? l->scratch : c->in + c->in_size;
         const size_t room = fresh ? SCRATCH : c->in_room - c->in_size;
-        ssize_t n;
-        Py_BEGIN_ALLOW_THREADS
-        n = recv(c->fd, into, room, MSG_DONTWAIT);
-        Py_END_ALLOW_THREADS
+        const ssize_t n = recv(c->fd, into, room, MSG_DONTWAIT);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN) return c->unread = 0, 1;
         if (n <= 0) return dpi_gone(l, c, to);
@@ -185,6 +190,20 @@ void dpi_answered(Listener *l, Connection *c) {
     c->state = HEAD;
     c->until = dpi_now_ms() + (c->in_size ? l->head_ms : l->idle_ms);
     if (c->in_size || c->unread) due(l, c);
+}
+
+void dpi_first_pushed(Listener *l, Connection *c, const struct iovec *parts, int count) {
+    const struct msghdr message = {.msg_iov = (struct iovec *)parts, .msg_iovlen = count};
+    size_t size = 0;
+    for (int i = 0; i < count; ++i) size += parts[i].iov_len;
+    ssize_t n;
+    while ((n = sendmsg(c->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT)) < 0 && errno == EINTR) continue;
+    if (n == (ssize_t)size) return dpi_answered(l, c);
+    if ((n < 0 && errno != EAGAIN) || !dpi_roomy(l, &c->out, &c->out_room, size)) return dpi_closed(l, c);
+    char *at = c->out;
+    for (int i = 0; i < count; ++i) at = mempcpy(at, parts[i].iov_base, parts[i].iov_len);
+    c->out_size = size, c->out_at = n < 0 ? 0 : n;
+    c->until = dpi_now_ms() + l->head_ms;
 }
 
 void dpi_pushed(Listener *l, Connection *c) {

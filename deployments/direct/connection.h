@@ -6,12 +6,26 @@
 #define PY_SSIZE_T_CLEAN
 #define _GNU_SOURCE
 #include <Python.h>
+#include <sys/uio.h>
 
+#include "../fanin/engine_ring.h"
 #include "http_head.h"
 
 // HEAD: between two requests, or within a head. BODY, CHUNKS: the head is known. BUSY: its request is with Python.
 // LEAVING: its last answer is sent; what it still sends is thrown away, as a close with bytes unread would lose that answer.
 typedef enum { FREE, HEAD, BODY, CHUNKS, BUSY, LEAVING } State;
+
+// A request that C has sent to an engine; without a form there is none, and what is BUSY is Python's.
+typedef struct {
+    struct Form *form;
+    EngineRing *ring;
+    uint32_t slot;
+    int member, row;  // of its slot, and where its scores begin there
+    int lone;         // no other one was there when it was sent
+    double started, deadline;
+    float queue_ms, encode_ms, device_ms;
+    char id[16];
+} Sent;
 
 typedef struct {
     int fd;
@@ -23,9 +37,13 @@ typedef struct {
     int64_t until;  // when it is closed, or its request given up, in ms
     Head head;
     Chunks chunks;
+    Sent sent;
 } Connection;
 
-enum { SCRATCH = 1 << 18 };
+enum { SCRATCH = 1 << 18, RINGS = 64, FORM_SETS = 128, FORM_WAYS = 4, DATE_BYTES = 64 };
+// What an epoll event tells of, if it is no connection's key.
+#define RING_KEY UINT64_C(0xffffffff)  // with the ring's place above
+#define TIMER_KEY UINT64_C(0xfffffffe)
 
 typedef struct {
     PyObject_HEAD
@@ -35,10 +53,22 @@ typedef struct {
     Connection *connections;
     int *vacant, *due, vacant_count, due_count;
     char *scratch;
+    // The rest is express.c's.
+    struct Form **forms;  // by the hashes of their heads
+    struct Ask *asks;     // of each ring: what its engine is asked next
+    EngineRing *rings[RINGS];
+    PyObject *ended;
+    struct Record *records;
+    float *samples;
+    int form_count, flying, ended_count, record_count, record_room, sample_count, timer, date_size;
+    uint64_t draw, begun;
+    double timer_at;
+    char date[DATE_BYTES];
 } Listener;
 
 int64_t dpi_now_ms(void);
 unsigned long long dpi_key_of(Listener *l, Connection *c);
+Connection *dpi_found(Listener *l, unsigned long long key);
 void dpi_closed(Listener *l, Connection *c);
 
 // Room for `size` bytes; 0 if that would be more than all connections together may hold.
@@ -56,6 +86,8 @@ int dpi_late(Listener *l, Connection *c, PyObject *to);
 
 // Throws away what a client that has its last answer still sends.
 void dpi_drained(Listener *l, Connection *c);
+// Sends an answer, of at most eight parts, or as much of it as the socket takes; the rest is kept, if there is room.
+void dpi_first_pushed(Listener *l, Connection *c, const struct iovec *parts, int count);
 // Its answer is sent.
 void dpi_answered(Listener *l, Connection *c);
 // Sends more of an answer that the socket did not take at once.

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
@@ -12,6 +12,7 @@ from http import HTTPStatus
 from deployments.batching.scorer import Scorer
 from deployments.config import Limits
 from deployments.direct.asgi_call import AsgiCall
+from deployments.direct.express import Express
 from deployments.direct.listener import GONE, Received, body_fault, open_listener
 from deployments.direct.request_head import RequestHead, header_lines, read_head
 from deployments.direct.scoring_request import ScoringRequest, ScoringRoutes, scorer_of
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 0.25  # clients that are too slow are looked for so often, at least
 _FLUSH = 16  # requests after which a round has what it has sent looked at
+_COUNT = 64  # requests that C has answered, after which they are counted: 0.1 ms at a time, not 3 ms four times a second
 _LINES = {int(status): f"HTTP/1.1 {int(status)} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _CODES = {400: "bad_request", 408: "slow_headers", 417: "expectation_failed", 431: "headers_too_large", 503: "unavailable"}
 
@@ -44,9 +46,11 @@ class DirectServer:
         self._loop = asyncio.get_running_loop()
         self._listener = open_listener(limits)
         self._routes = ScoringRoutes(score, infer, self._scored)
+        self._express = Express(self._listener, infer, self._round_soon)
         self._open: dict[int, ScoringRequest | AsgiCall] = {}
         self._answers: list[tuple[int, bytes, bool]] = []
         self._in_round = self._due = self._draining = False
+        self.counted: Callable[[int], None] | None = None  # is told how many connections there are, after each round
         self._fd = self._listener.fileno()
         self._loop.add_reader(self._fd, self._round)
         self._timer = self._loop.call_soon(self._tick)
@@ -79,14 +83,18 @@ class DirectServer:
             request.hang_up()
         self._open.clear()
         self._listener.close()
+        self._express.close()
 
     def _tick(self) -> None:
         self._date = b"date: " + formatdate(usegmt=True).encode() + b"\r\n"
+        self._listener.date(self._date)
         self._timer = self._loop.call_later(_TICK_S, self._tick)
         self._round()
+        self._express.tick()
 
     def _round(self) -> None:
         self._in_round = True
+        self._express.follow()
         scorers: set[Scorer] = set()
         try:
             for count, fields in enumerate(self._listener.round(), 1):
@@ -96,9 +104,21 @@ class DirectServer:
                 if count % _FLUSH == 0:
                     _flush(scorers)
             _flush(scorers)
+            if self._listener.ended_count:
+                for key, answer in self._express.refused():
+                    self._put(key, answer, False)
         finally:
             self._in_round = False
             self._write()
+            if self.counted is not None:
+                self.counted(self._listener.open)
+        if self._listener.due:
+            self._round_soon()
+        if self._listener.seen_count >= _COUNT:
+            self._express.count()
+
+    def _round_soon(self) -> None:
+        self._loop.call_soon(self._round)
 
     def _begun(self, received: Received) -> Scorer | None:
         """`_taken`; what nobody expected costs this request alone, and not the others of its round."""
@@ -134,6 +154,7 @@ class DirectServer:
                 scorer = scorer_of(request)
                 if scorer is not None:
                     self._open[key] = request
+                    self._express.learn(head, received, request)
                 return scorer
         self._call(head, headers, received)
         return None
@@ -181,7 +202,7 @@ class DirectServer:
         self._due = False
         answers_, self._answers = self._answers, []
         if answers_ and self._listener.answer(answers_):
-            self._loop.call_soon(self._round)
+            self._round_soon()
 
 
 def _flush(scorers: Iterable[Scorer]) -> None:

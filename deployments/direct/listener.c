@@ -1,26 +1,24 @@
 // The sockets of the direct port. One call of `round` reads what has come, and gives Python all requests that are whole now; one
 // call of `answer` writes what Python says to them. No call blocks. A connection has one request with Python at a time; what it
-// sends behind it (pipelining) waits, at first in the kernel. Calls come from one thread, but give up the GIL to the system's.
+// sends behind it (pipelining) waits, at first in the kernel. Calls come from one thread, and hold the GIL: a thread that computes
+// would keep it for 5 ms, for each system call that gave it up.
 
-#include "connection.h"
+#include "express.h"
 
 #include <errno.h>
+#include <math.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <structmember.h>
 #include <sys/epoll.h>
+#include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 enum { EVENTS = 256, LOOK_MS = 100 };
-
-static Connection *found(Listener *l, unsigned long long key) {
-    const uint32_t place = (uint32_t)key;
-    Connection *c = place < (uint32_t)l->most ? l->connections + place : NULL;
-    return c && c->state != FREE && c->turn == key >> 32 ? c : NULL;
-}
 
 static int looked_at_all(Listener *l, PyObject *to) {
     const int64_t now = dpi_now_ms();
@@ -48,8 +46,11 @@ static PyObject *listener_round(Listener *l, PyObject *Py_UNUSED(none)) {
     int good = to != NULL;
     const int count = good ? epoll_wait(l->epoll, events, EVENTS, 0) : 0;
     for (int i = 0; good && i < count; ++i) {
-        Connection *c = found(l, events[i].data.u64);
+        const uint64_t key = events[i].data.u64;
+        Connection *c = dpi_found(l, key);
         if (c) good = happened(l, c, events[i].events, to);
+        else if (key == TIMER_KEY) good = dpi_express_late(l);
+        else if ((uint32_t)key == RING_KEY && key >> 32 < RINGS && l->rings[key >> 32]) good = dpi_express_woken(l, l->rings[key >> 32]);
     }
     const int again = l->due_count;
     l->due_count = 0;
@@ -59,7 +60,7 @@ static PyObject *listener_round(Listener *l, PyObject *Py_UNUSED(none)) {
         if (c->state == HEAD && c->in_size) good = dpi_taken(l, c, c->in, c->in_size, to);
         if (good && c->state != FREE && c->state != BUSY && c->state != LEAVING && c->unread) good = dpi_pulled(l, c, to);
     }
-    if (good && looked_at_all(l, to)) return to;
+    if (good && looked_at_all(l, to) && dpi_express_flushed(l)) return to;
     Py_XDECREF(to);
     return NULL;
 }
@@ -77,20 +78,11 @@ static PyObject *listener_answer(Listener *l, PyObject *given) {
             Py_DECREF(items);
             return NULL;
         }
-        Connection *c = found(l, key);
-        if (c == NULL || c->state != BUSY || c->out_size) continue;
+        Connection *c = dpi_found(l, key);
+        if (c == NULL || c->state != BUSY || c->out_size || c->sent.form) continue;
         c->tells_close |= close_after;
-        ssize_t n;
-        Py_BEGIN_ALLOW_THREADS
-        while ((n = send(c->fd, data, size, MSG_NOSIGNAL | MSG_DONTWAIT)) < 0 && errno == EINTR) continue;
-        Py_END_ALLOW_THREADS
-        if (n == size) dpi_answered(l, c);
-        else if ((n < 0 && errno != EAGAIN) || !dpi_roomy(l, &c->out, &c->out_room, size)) dpi_closed(l, c);
-        else {
-            memcpy(c->out, data, size);
-            c->out_size = size, c->out_at = n < 0 ? 0 : n;
-            c->until = dpi_now_ms() + l->head_ms;
-        }
+        const struct iovec whole = {(char *)data, size};
+        dpi_first_pushed(l, c, &whole, 1);
     }
     Py_DECREF(items);
     return PyBool_FromLong(l->due_count);
@@ -125,8 +117,12 @@ static PyObject *listener_drain(Listener *l, PyObject *Py_UNUSED(none)) {
 static PyObject *listener_close(Listener *l, PyObject *Py_UNUSED(none)) {
     for (Connection *c = l->connections; l->open && c < l->connections + l->most; ++c)
         if (c->state != FREE) dpi_closed(l, c);
+    for (int i = 0; i < RINGS; ++i)
+        if (l->rings[i]) dpi_express_asked(l, l->rings[i]);
+    if (l->forms) dpi_express_forgotten(l);
     if (l->epoll >= 0) close(l->epoll);
-    l->epoll = -1;
+    if (l->timer >= 0) close(l->timer);
+    l->epoll = l->timer = -1;
     l->draining = 1;
     Py_RETURN_NONE;
 }
@@ -139,6 +135,16 @@ static void listener_free(Listener *l) {
     free(l->vacant);
     free(l->due);
     free(l->scratch);
+    if (l->record_count) Py_XDECREF(dpi_express_seen(l, NULL));
+    for (int i = 0; i < RINGS; ++i) {
+        Py_XDECREF(l->rings[i]);
+        for (int k = 0; k < SECTIONS && l->asks; ++k) free(l->asks[i].section[k]);
+    }
+    free(l->asks);
+    Py_XDECREF(l->ended);
+    free(l->forms);
+    free(l->records);
+    free(l->samples);
     Py_TYPE(l)->tp_free(l);
 }
 
@@ -146,7 +152,8 @@ static void listener_free(Listener *l) {
 static PyObject *listener_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(named)) {
     Listener *l = (Listener *)type->tp_alloc(type, 0);
     if (l == NULL) return NULL;
-    l->epoll = -1;
+    l->epoll = l->timer = -1;
+    l->timer_at = INFINITY;
     if (!PyArg_ParseTuple(args, "iLLLLL", &l->most, &l->most_body, &l->most_held, &l->head_ms, &l->body_ms, &l->idle_ms) ||
         (l->most < 1 && PyErr_Format(PyExc_ValueError, "most: got %d, expected at least 1", l->most) == NULL)) {
         Py_DECREF(l);
@@ -156,7 +163,14 @@ static PyObject *listener_new(PyTypeObject *type, PyObject *args, PyObject *Py_U
     l->vacant = calloc(l->most, sizeof(int));
     l->due = calloc(l->most, sizeof(int));
     l->scratch = malloc(SCRATCH);
-    if (!l->connections || !l->vacant || !l->due || !l->scratch || (l->epoll = epoll_create1(EPOLL_CLOEXEC)) < 0) {
+    l->forms = calloc(FORM_SETS * FORM_WAYS, sizeof *l->forms);
+    l->asks = calloc(RINGS, sizeof *l->asks);
+    l->samples = malloc(SAMPLES * sizeof *l->samples);
+    l->ended = PyList_New(0);
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = TIMER_KEY};
+    if (!l->connections || !l->vacant || !l->due || !l->scratch || !l->forms || !l->asks || !l->samples || !l->ended ||
+        (l->epoll = epoll_create1(EPOLL_CLOEXEC)) < 0 || (l->timer = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK)) < 0 ||
+        epoll_ctl(l->epoll, EPOLL_CTL_ADD, l->timer, &event) || getrandom(&l->draw, sizeof l->draw, 0) < 0) {
         Py_DECREF(l);
         return PyErr_NoMemory();
     }
@@ -171,10 +185,23 @@ static PyMethodDef methods[] = {
     {"round", (PyCFunction)listener_round, METH_NOARGS, NULL}, {"answer", (PyCFunction)listener_answer, METH_O, NULL},
     {"add", (PyCFunction)listener_add, METH_O, NULL},          {"drain", (PyCFunction)listener_drain, METH_NOARGS, NULL},
     {"close", (PyCFunction)listener_close, METH_NOARGS, NULL}, {"fileno", (PyCFunction)listener_fileno, METH_NOARGS, NULL},
+    {"learn", (PyCFunction)dpi_express_learn, METH_VARARGS, NULL},
+    {"forget", (PyCFunction)dpi_express_forget, METH_NOARGS, NULL},
+    {"attach", (PyCFunction)dpi_express_attach, METH_O, NULL},
+    {"detach", (PyCFunction)dpi_express_detach, METH_O, NULL},
+    {"ended", (PyCFunction)dpi_express_ended, METH_NOARGS, NULL},
+    {"seen", (PyCFunction)dpi_express_seen, METH_NOARGS, NULL},
+    {"date", (PyCFunction)dpi_express_date, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 
-static PyMemberDef members[] = {{"open", T_INT, offsetof(Listener, open), READONLY, NULL}, {NULL, 0, 0, 0, NULL}};
+static PyMemberDef members[] = {
+    {"open", T_INT, offsetof(Listener, open), READONLY, NULL},
+    {"due", T_INT, offsetof(Listener, due_count), READONLY, NULL},
+    {"ended_count", T_INT, offsetof(Listener, ended_count), READONLY, NULL},
+    {"seen_count", T_INT, offsetof(Listener, record_count), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
 
 static PyTypeObject type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "listener.Listener",
@@ -189,7 +216,9 @@ static PyTypeObject type = {
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "listener_c", NULL, -1, NULL, NULL, NULL, NULL, NULL};
 
 PyMODINIT_FUNC PyInit_listener_c(void) {
-    PyObject *made = PyType_Ready(&type) ? NULL : PyModule_Create(&module);
-    if (made && PyModule_AddObjectRef(made, "Listener", (PyObject *)&type)) Py_CLEAR(made);
+    PyObject *made = PyType_Ready(&type) || PyType_Ready(&dpi_engine_ring_type) ? NULL : PyModule_Create(&module);
+    if (made && (PyModule_AddObjectRef(made, "Listener", (PyObject *)&type) ||
+                 PyModule_AddObjectRef(made, "EngineRing", (PyObject *)&dpi_engine_ring_type)))
+        Py_CLEAR(made);
     return made;
 }

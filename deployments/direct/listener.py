@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from deployments.config import Limits
+from deployments.fanin.connection import Agreement
+from deployments.fanin.request_memory import RequestMemory
+from deployments.fanin.rings import Rings
 from deployments.http_api.request_body import slow_body
 from deployments.scoring.faults import Words
 from dpiframe_core.errors import ConfigError, DPIFrameError, TooLarge
@@ -15,7 +18,7 @@ GONE, LONG, SLOW = "gone", "long", "slow"  # faults whose request's head is know
 
 _HELD_BYTES = 256 * 2**20  # of requests that are not whole yet, and of answers that are not read yet; beyond that, 503
 _HEAD_MS, _IDLE_MS = 30_000, 75_000
-_SOURCES = ("listener.c", "connection.c", "http_head.c")
+_SOURCES = ("listener.c", "connection.c", "express.c", "form.c", "http_head.c", "../fanin/engine_ring.c")
 
 
 class Received(NamedTuple):
@@ -46,6 +49,9 @@ class Listener(Protocol):
     """Connections, and the requests on them; `fileno` is readable when a round may find something. See `listener.c`."""
 
     open: int
+    due: int
+    ended_count: int
+    seen_count: int
 
     def fileno(self) -> int: ...
     def add(self, fd: int, /) -> bool: ...
@@ -53,6 +59,22 @@ class Listener(Protocol):
     def answer(self, answers: Sequence[tuple[int, bytes, bool]], /) -> bool: ...
     def drain(self) -> None: ...
     def close(self) -> None: ...
+    def date(self, line: bytes, /) -> None: ...
+    # What `express` has C answer; see express.c.
+    def learn(
+        self, head: bytes, envelope: bytes, body_bytes: int, known: object, rings: list["EngineRing"], *how: Any
+    ) -> None: ...
+    def forget(self) -> None: ...
+    def attach(self, ring: "EngineRing", /) -> bool: ...
+    def detach(self, ring: "EngineRing", /) -> None: ...
+    def ended(self) -> list[tuple[Any, ...]]: ...
+    def seen(self) -> list[tuple[Any, bool, float, float, float, float, bytes]]: ...
+
+
+class EngineRing(Protocol):
+    """C's own connection to an engine. `open`: slots that the engine has not given back. See `engine_ring.c`."""
+
+    open: int
 
 
 def open_listener(limits: Limits, connections: int = MOST_CONNECTIONS) -> Listener:
@@ -60,10 +82,21 @@ def open_listener(limits: Limits, connections: int = MOST_CONNECTIONS) -> Listen
     Raises:
         ConfigError: it cannot be built here.
     """
+    body_ms = round(limits.max_body_s * 1e3)
+    held = max(_HELD_BYTES, 2 * limits.max_body_bytes)
+    return cast(Listener, _module().Listener(connections, limits.max_body_bytes, held, _HEAD_MS, body_ms, _IDLE_MS))
+
+
+def open_ring(agreed: Agreement, beside: Rings, memory: RequestMemory, slot_bytes: int) -> EngineRing:
+    """`beside`: of Python's own connection to the engine. The descriptors stay the caller's."""
+    rings, welcome = agreed.rings, agreed.welcome
+    given = rings.memory, beside.memory, Rings.ENTRIES, agreed.board.line, memory.mapped, slot_bytes, welcome.max_queued_rows
+    return cast(EngineRing, _module().EngineRing(*given, agreed.answer_fd, agreed.wake_fd))
+
+
+def _module() -> Any:
     here = Path(__file__).parent
     module = c_build.extension("deployments.direct.listener_c", [here / name for name in _SOURCES], "the direct port")
     if module is None:
         raise ConfigError("http.direct_port: got no listener, expected a C compiler and Python's headers (see the log)")
-    body_ms = round(limits.max_body_s * 1e3)
-    held = max(_HELD_BYTES, 2 * limits.max_body_bytes)
-    return cast(Listener, module.Listener(connections, limits.max_body_bytes, held, _HEAD_MS, body_ms, _IDLE_MS))
+    return module

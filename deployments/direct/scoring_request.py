@@ -14,7 +14,8 @@ from deployments.direct.listener import GONE, Received, body_fault
 from deployments.direct.request_head import RequestHead
 from deployments.http_api import answers
 from deployments.http_api.answers import Answer
-from deployments.http_api.request_body import Header, checked_encoding
+from deployments.http_api.request_body import JSON, Header, checked_encoding
+from deployments.http_api.score_list import is_list
 from deployments.http_api.score_route import ScoreRoute, values_of
 from deployments.protocol import rest
 from deployments.protocol.request import InferRequest, parse
@@ -117,11 +118,7 @@ class ScoringRoutes:
         return answers.score_answer(served.info, job, scored.scores, job.timing_ms(self._scoring.total_ms(job)), top_k)
 
     def refusal(self, request: ScoringRequest, error: Exception) -> Answer:
-        request_id = request.job.request_id
-        if isinstance(error, DPIFrameError):
-            return (rest.error_answer if request.protocol else answers.error_answer)(error, request_id)
-        log.error("request %s failed", request_id, exc_info=error, extra={"request_id": request_id})
-        return (rest.internal_error if request.protocol else answers.internal_error)(request_id)
+        return refusal_of(error, request.job.request_id, request.protocol)
 
     def shadow(self, request: ScoringRequest, scored: Scored) -> None:
         if request.served is not None and request.encode is not None:
@@ -152,6 +149,8 @@ class ScoringRoutes:
         kind = self._score.begun(headers)
         if received.fault is not None:
             raise self._unread(headers, received.fault)
+        if kind == JSON and is_list(received.body):
+            return False
         job = request.job
         served, asked = self._score.parsed(job, kind, received.body)
         if not encodes_on_loop(values_of(asked), 0):
@@ -159,7 +158,7 @@ class ScoringRoutes:
         options = request.asked = asked.options
         job.model, job.version = served.info.name, served.info.version
         job.given = asked.candidates, asked.context
-        request.encode = lambda one: one.encode(asked.candidates, asked.context)
+        request.encode = lambda one: asked.encoded(one.encode)
         self._send(request, served, options.deadline_ms, options.priority)
         return True
 
@@ -177,3 +176,11 @@ class ScoringRoutes:
 def scorer_of(request: ScoringRequest) -> Scorer | None:
     """The one to flush."""
     return None if request.ended or request.served is None else request.served.scorer
+
+
+def refusal_of(error: Exception, request_id: str, protocol: bool) -> Answer:
+    """What a client is told of it, in the form of the Open Inference Protocol or in ours."""
+    if isinstance(error, DPIFrameError):
+        return (rest.error_answer if protocol else answers.error_answer)(error, request_id)
+    log.error("request %s failed", request_id, exc_info=error, extra={"request_id": request_id})
+    return (rest.internal_error if protocol else answers.internal_error)(request_id)

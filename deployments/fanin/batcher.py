@@ -123,6 +123,13 @@ class FanInBatcher:
         load = self.dispatcher.load
         self.board.write(self.dispatcher.queue.rows, load.rows, load.seconds_per_row)
 
+    def idle(self, lanes: int) -> None:
+        self.board.write_busy(not lanes)
+
+    @property
+    def waiting(self) -> bool:
+        return any(peer.rings.asks.waiting for peer in self._peers)
+
     def expired(self, tickets: list[Ticket[PeerRequest]]) -> None:
         with self.dispatcher.lock:
             for ticket in tickets:

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from deployments.batching.refusals import check_room, expired, queue_full, retry_after_s
 from deployments.batching.scorer import Reply, Scored
@@ -17,7 +18,7 @@ from deployments.fanin.handshake import Hello, Welcome
 from deployments.fanin.request_memory import RequestMemory
 from deployments.fanin.rings import NO_DEADLINE, SLOTS, Ask, Rings, Status
 from deployments.fanin.shared_memory import shared_memory
-from dpiframe_core.errors import Overloaded, Unavailable
+from dpiframe_core.errors import DPIFrameError, Overloaded, Unavailable
 from dpiframe_core.features.row_block import Floats, RowBlock
 
 _LINGER_S = 300e-6
@@ -88,10 +89,25 @@ class SentRequest:
             self.future.set_exception(expired("in the queue or on the device"))
 
 
+class Beside(Protocol):
+    """A second connection of this process to the same engine, for requests that Python does not see. It ends with the first."""
+
+    @property
+    def open(self) -> int:
+        """Requests that the engine has."""
+
+    @property
+    def unread_rows(self) -> int:
+        """Rows that it has not read yet."""
+
+    def close(self) -> None: ...
+
+
 class Connection:
     """One engine as an ingress sees it.
 
     Attributes:
+        rings: what is asked and answered. beside: another connection of this process to it, if there is one.
         index: of the engine's socket. welcome: what it said of itself. board: what it lets everybody know.
         alive: until the engine is gone; what was sent by then has failed with Unavailable.
         failed_at: when its device last failed with a request of ours, in seconds on `clock`.
@@ -106,23 +122,24 @@ class Connection:
     ) -> None:
         """Listens for answers from now on; `lost` is called once if the engine goes."""
         self.index, self.welcome, self.board = agreed.index, agreed.welcome, agreed.board
-        self._sock, self._rings = agreed.sock, agreed.rings
+        self._sock, self.rings = agreed.sock, agreed.rings
         self._answer_fd, self._wake_fd = agreed.answer_fd, agreed.wake_fd
         self._loop, self._lost, self._clock = loop, lost, clock
         self._free = list(range(SLOTS))
         self._sent: dict[int, SentRequest] = {}
-        self._asked_rows = 0
         self._unsaid = False  # the engine was not told of all that is in its ring
         self._lone_s = 0.0  # until a lone request is answered, lately
         self.alive = True
         self.failed_at = -math.inf
+        self.beside: Beside | None = None
         loop.add_reader(self._answer_fd, self._read_answers)
         loop.add_reader(self._sock, self._engine_gone)
 
     @property
     def waiting_rows(self) -> int:
         """Rows that wait there, those that this ingress sent and the engine has not read yet among them."""
-        return self.board.queued_rows + self._asked_rows - self._rings.taken_rows
+        unread = self.rings.unread_rows + (self.beside.unread_rows if self.beside is not None else 0)
+        return self.board.queued_rows + unread
 
     @property
     def load(self) -> int:
@@ -130,7 +147,7 @@ class Connection:
 
     @property
     def idle(self) -> bool:
-        return not self._sent
+        return not self._sent and not (self.beside is not None and self.beside.open)
 
     def check_room(self, rows: int) -> None:
         """Raises as `refusals.check_room`, for the rows that the engine lets wait."""
@@ -157,9 +174,9 @@ class Connection:
         slot = self._free.pop()
         sent = SentRequest(self, reply, slot, block, scores, time.perf_counter(), not self._sent)
         self._sent[slot] = sent
-        self._asked_rows += block.rows
+        self.rings.asked(block.rows)
         until = NO_DEADLINE if deadline is None else deadline
-        self._rings.asks.put(Ask.SCORE, slot, at, block.rows, block.contexts, until, arrived, priority)
+        self.rings.asks.put(Ask.SCORE, slot, at, block.rows, block.contexts, until, arrived, priority)
         self._unsaid = True
         return sent
 
@@ -168,7 +185,7 @@ class Connection:
         if not self._unsaid:
             return
         self._unsaid = False
-        self._rings.asks.publish()
+        self.rings.asks.publish()
         os.eventfd_write(self._wake_fd, 1)
         if len(self._sent) == 1 and self._lone_s <= _LINGER_S and next(iter(self._sent.values())).lone:
             self._linger()
@@ -176,14 +193,16 @@ class Connection:
     def abandon(self, sent: SentRequest) -> None:
         """Nobody waits for a request any more: unless it has been answered, the engine is told."""
         if self._sent.get(sent.slot) is sent:
-            self._rings.asks.put(Ask.CANCEL, sent.slot, 0, 0, 0, 0.0, 0.0, 0)
-            self._rings.asks.publish()
+            self.rings.asks.put(Ask.CANCEL, sent.slot, 0, 0, 0, 0.0, 0.0, 0)
+            self.rings.asks.publish()
 
     def close(self) -> None:
         """Leaves the engine; what it still has fails with Unavailable."""
         if not self.alive:
             return
         self.alive = False
+        if self.beside is not None:
+            self.beside.close()
         for fd in (self._answer_fd, self._sock):
             self._loop.remove_reader(fd)
         self._sock.close()
@@ -191,7 +210,7 @@ class Connection:
         os.close(self._wake_fd)
         for sent in self._sent.values():
             if not sent.future.done():
-                sent.future.set_exception(Unavailable("engine: got its end with this request there, expected scores"))
+                sent.future.set_exception(engine_ended())
         self._sent.clear()
 
     def overloaded(self, fault: str) -> Overloaded:
@@ -199,13 +218,23 @@ class Connection:
         rows = max(self.waiting_rows, self.welcome.max_batch_rows)
         return Overloaded(fault, retry_after_s(rows, self.board.seconds_per_row))
 
+    def refusal(self, status: int, rows: int, retry_s: float) -> DPIFrameError:
+        """What the engine's answer to a request that it has not scored means."""
+        if status == Status.EXPIRED:
+            return expired("in the queue")
+        if status == Status.OVERLOADED:
+            return queue_full(self.waiting_rows, max(0, self.welcome.max_queued_rows - rows), retry_s)
+        if status == Status.FAILED:
+            self.failed_at = self._clock()
+        return Unavailable("device: got an error on this request's batch, expected scores")
+
     def _linger(self) -> None:
         """Looks out for the answer to a lone request for at most 0.3 ms; done if lately that was enough.
 
         A GPU needs some 30 us, and an event loop that sleeps 50 us or more to wake up. No other request is open here meanwhile.
         """
         give_up = time.perf_counter() + _LINGER_S
-        while not self._rings.answers.waiting:
+        while not self.rings.answers.waiting:
             if time.perf_counter() > give_up:
                 return
             os.sched_yield()
@@ -214,7 +243,7 @@ class Connection:
     def _read_answers(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._answer_fd)
-        for slot, status, queue_ms, device_ms, retry_s in self._rings.answers.new():
+        for slot, status, queue_ms, device_ms, retry_s in self.rings.answers.new():
             sent = self._sent.pop(slot)
             self._free.append(slot)
             if sent.lone:
@@ -226,17 +255,15 @@ class Connection:
                 continue
             if status == Status.OK:
                 future.set_result(Scored(sent.scores.copy(), queue_ms, device_ms))
-            elif status == Status.EXPIRED:
-                future.set_exception(expired("in the queue"))
-            elif status == Status.OVERLOADED:
-                most = max(0, self.welcome.max_queued_rows - sent.block.rows)
-                future.set_exception(queue_full(self.waiting_rows, most, retry_s))
             else:
-                message = "device: got an error on this request's batch, expected scores"
-                future.set_exception(Unavailable(message))
+                future.set_exception(self.refusal(status, sent.block.rows, retry_s))
 
     def _engine_gone(self) -> None:
         """The engine says nothing after its welcome: this is its end."""
         self._read_answers()  # what it answered before
         self.close()
         self._lost(self)
+
+
+def engine_ended() -> Unavailable:
+    return Unavailable("engine: got its end with this request there, expected scores")

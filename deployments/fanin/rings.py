@@ -88,18 +88,29 @@ class Rings:
 
     NBYTES = Ring.nbytes(_ASK, 4 * SLOTS) + Ring.nbytes(_ANSWER, SLOTS) + _LINE
 
+    ENTRIES = 4 * SLOTS, SLOTS  # asks, and answers
+
     def __init__(self, fd: int) -> None:
-        memory = memoryview(mmap.mmap(fd, self.NBYTES))
+        self.memory = memory = memoryview(mmap.mmap(fd, self.NBYTES))
         at = Ring.nbytes(_ASK, 4 * SLOTS)
         self.asks = Ring(memory[:at], _ASK, 4 * SLOTS)
         self.answers = Ring(memory[at:-_LINE], _ANSWER, SLOTS)
-        self._taken_rows = memory[-_LINE : 8 - _LINE].cast("Q")
+        self._rows = memory[-_LINE:].cast("Q")  # taken, and asked for
 
     @property
     def taken_rows(self) -> int:
         """Rows of all requests that the engine has read so far: of those asked for since, its board does not know yet."""
-        return self._taken_rows[0]
+        return self._rows[0]
 
     @taken_rows.setter
     def taken_rows(self, rows: int) -> None:
-        self._taken_rows[0] = rows
+        self._rows[0] = rows
+
+    def asked(self, rows: int) -> None:
+        """The ingress has put a request of so many rows."""
+        self._rows[1] += rows
+
+    @property
+    def unread_rows(self) -> int:
+        """Asked for, and not read yet."""
+        return self._rows[1] - self._rows[0]

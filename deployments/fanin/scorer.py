@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import numpy as np
@@ -18,7 +18,7 @@ from deployments.batching.refusals import check_deadline
 from deployments.batching.scorer import Reply, Scored, forwarded
 from deployments.config import MOST_ENGINES
 from deployments.fanin import handshake
-from deployments.fanin.connection import Connection, SentRequest, greet
+from deployments.fanin.connection import Agreement, Connection, SentRequest, greet
 from deployments.fanin.far import FarAsk, FarEngines
 from deployments.fanin.far import scored as far_scored
 from deployments.fanin.handshake import Hello, Welcome
@@ -84,6 +84,17 @@ class FanInScorer:
     def engines(self) -> int:
         """How many are connected."""
         return len(self._connections)
+
+    @property
+    def connections(self) -> Sequence[Connection]:
+        """To the engines of this node."""
+        return self._connections
+
+    async def greeted_again(self, connection: Connection, memory: RequestMemory) -> Agreement:
+        """A second agreement with the same engine, over other memory. Raises as `greet`."""
+        sock = handshake.connect(self._place, connection.index)
+        hello = self._hello.model_copy(update={"memory_bytes": memory.size})
+        return await asyncio.to_thread(greet, sock, connection.index, hello, memory)
 
     @property
     def welcome(self) -> Welcome:

@@ -1,7 +1,8 @@
 """The coordinator as a named Ray actor, one for an application, and how replicas reach it. Here alone the lifecycle knows Ray.
 
-The actor is detached and restarts when its process or its node ends: its replicas tell it what they serve. It ends when it has
-had none for a minute.
+The actor is detached, and lies on the node of the replica that made it: there are bundles and the file that remembers, which
+the node of Ray's head may lack. When it ends, the replica that notices first makes another one on its own node, and all tell
+it what they serve. So Ray does not restart it: that could be anywhere. It ends when it has had no replica for a minute.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig, parse_config
@@ -24,6 +26,7 @@ from deployments.lifecycle.desired import desired_of
 from deployments.lifecycle.follower import Follower, Host
 from deployments.lifecycle.members import Member, Report, Wish
 from deployments.lifecycle.state_file import StateFile
+from deployments.processes import end_without_raylet
 from dpiframe_core.errors import DPIFrameError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -38,9 +41,9 @@ _LOAD_S = 600.0
 class CoordinatorActor:
     """What Ray makes an actor of."""
 
-    def __init__(self, state_file: str | None) -> None:
-        again = ray.get_runtime_context().was_current_actor_reconstructed
-        self._coordinator = Coordinator(StateFile(state_file), settle_s=_SETTLE_S if again else 0.0)
+    def __init__(self, state_file: str | None, settle_s: float) -> None:
+        self._coordinator = Coordinator(StateFile(state_file), settle_s)
+        end_without_raylet()
         self._end: asyncio.Task[None] | None = None
 
     async def call(self, method: str, *args: Any, **named: Any) -> Any:
@@ -56,11 +59,12 @@ class CoordinatorActor:
 
 
 class RayLink:
-    """A `Link` and a `Control`. The first call of any replica makes the actor."""
+    """A `Link` and a `Control`. `node`: that of a replica, where its call makes the actor if there is none; others find it."""
 
-    def __init__(self, application: str, state_file: str | None) -> None:
-        self._name, self._state_file = f"dpiframe-models-{application}", state_file
+    def __init__(self, application: str, state_file: str | None = None, node: str | None = None) -> None:
+        self._name, self._state_file, self._node = f"dpiframe-models-{application}", state_file, node
         self._actor: ActorHandle[Any] | None = None
+        self._met_one = False
 
     async def follow(self, member: Member, report: Report) -> Wish:
         return await self._call("follow", member, report)  # type: ignore[no-any-return]
@@ -84,9 +88,12 @@ class RayLink:
         actor: Any = self._actor or await asyncio.to_thread(self._find)
         self._actor = actor
         try:
-            return await actor.call.remote(method, *args, **named)
+            answer = await actor.call.remote(method, *args, **named)
+            self._met_one = True
+            return answer
         except RayTaskError as error:
             if isinstance(error.cause, DPIFrameError):
+                self._met_one = True
                 raise error.cause from None
             raise
         except Exception:
@@ -94,11 +101,15 @@ class RayLink:
             raise
 
     def _find(self) -> "ActorHandle[Any]":
+        if self._node is None:
+            return ray.get_actor(self._name, _NAMESPACE)
         options = {"namespace": _NAMESPACE, "get_if_exists": True, "lifetime": "detached"}
+        here = NodeAffinitySchedulingStrategy(self._node, soft=False)
         made = ray.remote(CoordinatorActor).options(
-            name=self._name, num_cpus=0, max_restarts=-1, max_concurrency=_CALLS, **options
+            name=self._name, num_cpus=0, max_concurrency=_CALLS, scheduling_strategy=here, **options
         )
-        handle: ActorHandle[Any] = made.remote(self._state_file)
+        # Who has followed one before makes its successor: there are others, and they may know of later changes.
+        handle: ActorHandle[Any] = made.remote(self._state_file, _SETTLE_S if self._met_one else 0.0)
         return handle
 
 
@@ -138,5 +149,5 @@ async def follower_of(host: Host, config: DeploymentConfig, *, scores: bool, ans
     if config.models_root is None:
         alone = Follower(host, desired, member)
         return alone, FixedModels(lambda: alone.desired)
-    link = RayLink(config.application, config.models_state)
+    link = RayLink(config.application, config.models_state, member.node)
     return Follower(host, desired, member, link), link

@@ -104,10 +104,10 @@ def lifecycle_routes(control: Control, config: DeploymentConfig, gate: Gate | No
     async def put_version(model: str, version: str, asked: Request) -> VersionsState:
         """Loads a version on every replica, warms it up, checks its golden rows, then has it answer."""
         body = await body_of(asked, PutVersion)
-        if body.path is None:
+        if body.path is None and root is not None:
             release = await _known(model, version, control)
         else:
-            release = await asyncio.to_thread(_release, root, model, version, body.path, body.tables)
+            release = await asyncio.to_thread(_release, root, model, version, body.path or "", body.tables)
         return _of(model, await control.ask("put", release, live=body.live, timeout_s=body.timeout_s))
 
     @router.delete("/versions/{version}")

@@ -34,6 +34,10 @@ class Inference:
         self._statistics = statistics
         self.scoring = scoring
 
+    @property
+    def catalog(self) -> Catalog:
+        return self._models
+
     def server_ready(self) -> bool:
         return bool(self._models.live) and all(served.scorer.accepting for served in self._models.live.values())
 

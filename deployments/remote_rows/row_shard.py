@@ -12,6 +12,7 @@ from ray import serve
 from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig
 from deployments.config_models import ModelRef
+from deployments.processes import end_without_raylet
 from deployments.telemetry.log_form import log_to_stderr
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class RowShard:
 
         check_models_root(config)
         log_to_stderr(config.log_level, config.log_format)
+        end_without_raylet()
         bundle, own = read_bundle(ref.path), ray.get_runtime_context().get_node_id()
         self._host: str = next(n["NodeManagerAddress"] for n in ray.nodes() if n["NodeID"] == own)
         self._fingerprint = bundle.fingerprint

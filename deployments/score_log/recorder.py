@@ -6,8 +6,8 @@ import logging
 import threading
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from random import random
-from typing import Self
 
 import pyarrow as pa
 
@@ -29,9 +29,12 @@ _CLOSE_S = 5.0
 class ScoreRecorder:
     """Owns the thread. `take` is called on the event loop, `close` writes what is left."""
 
-    def __init__(self, config: ScoreLog) -> None:
-        """Raises OSError where the folder cannot be made."""
-        self._config = config
+    def __init__(self, config: ScoreLog, lost: Callable[[str, str, int], None] = lambda model, version, requests: None) -> None:
+        """lost: told of requests of a model and version that were sampled and are not in the log, on any thread.
+
+        Raises OSError where the folder cannot be made.
+        """
+        self._config, self._lost = config, lost
         self._folder = LogFolder(config.folder, config.max_mb)
         self._waiting: deque[ScoredRows] = deque()
         self._waiting_rows = 0
@@ -44,10 +47,6 @@ class ScoreRecorder:
         self._thread = threading.Thread(target=self._work, name="score-log", daemon=True)
         self._thread.start()
 
-    @classmethod
-    def of(cls, config: ScoreLog | None) -> Self | None:
-        return None if config is None else cls(config)
-
     def take(self, job: Job, served: ServedModel, scores: Floats) -> None:
         """Decides about a request, and keeps references to what it was given and to its scores."""
         if job.given is None or random() >= self._config.sample:
@@ -55,7 +54,7 @@ class ScoreRecorder:
         info, (candidates, context) = served.info, job.given
         with self._lock:
             if self._waiting_rows + len(scores) > _MOST_WAITING_ROWS:
-                self.dropped += 1
+                self._lose((info.name, info.version), 1)
                 return
             self._waiting_rows += len(scores)
             schema, now = served.encoder.schema, int(time.time() * 1e3)
@@ -84,7 +83,11 @@ class ScoreRecorder:
                 rows = self._waiting.popleft()
                 self._waiting_rows -= len(rows.scores)
             of = rows.model, rows.version
-            self._tables[of].append(rows.table())
+            try:
+                self._tables[of].append(rows.table())
+            except Exception:
+                self._lose(of, 1)
+                raise
             self._written_at.setdefault(of, time.monotonic())
 
     def _write(self, *, everything: bool) -> None:
@@ -96,8 +99,12 @@ class ScoreRecorder:
                 try:
                     self._folder.write(*of, pa.concat_tables(tables).combine_chunks())
                 except OSError as error:
-                    self.dropped += len(tables)
+                    self._lose(of, len(tables))
                     log.warning("a file of scored rows is lost: %s", error)
+
+    def _lose(self, of: tuple[str, str], requests: int) -> None:
+        self.dropped += requests
+        self._lost(*of, requests)
 
     def _tell(self) -> None:
         now = time.monotonic()

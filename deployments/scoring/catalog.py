@@ -106,6 +106,10 @@ class Catalog:
             key = str(value)
         return share.canary if place_of(found.info.name, key or request_id) < share.percent else found
 
+    def alone(self, served: ServedModel) -> bool:
+        """Whether no other version has a part in what is asked of that one."""
+        return self._shares.get(served.info.name, _ALONE) == _ALONE
+
     def shadow_of(self, served: ServedModel) -> ServedModel | None:
         """Who is to score, for comparison, what that version has answered."""
         shadow = self._shares.get(served.info.name, _ALONE).shadow

@@ -64,6 +64,8 @@ def first_error(error: ValidationError) -> InputError:
     if kind == "missing":
         value = Words("nothing")
         return InputError(where, value, _RULES["missing"] if where == "candidates" else "a value")
+    if kind == "extra_forbidden":
+        return InputError(where, Words("an unknown key"), "those that the API's description (/openapi.json) names")
     rule = _RULES.get(kind) or re.sub(r"^(Input|String) should (be |have )?", "", first["msg"])
     nullable = kind in ("string_type", "int_type", "float_type", "finite_number") and first["loc"][0] in (
         "context",

@@ -47,6 +47,11 @@ class Scoring:
         self._clock = clock
         self._shadows = shadows
 
+    @property
+    def watched(self) -> bool:
+        """Whether somebody sees single requests."""
+        return self._tracer is not None or self._recorder is not None
+
     def begin(self, request_id: str, headers: Headers) -> Job:
         """`headers`, or a call's metadata, with names in lower case."""
         job = Job(request_id, self._clock())
@@ -61,6 +66,10 @@ class Scoring:
 
     def total_ms(self, job: Job) -> float:
         return (self._clock() - job.started) * 1e3
+
+    def seen(self, request: RequestSeen) -> None:
+        """Counts a request that went another way than `finish`."""
+        self._on_request(request)
 
     def finish(self, job: Job, outcome: str) -> None:
         """Counts a request. `outcome`: "ok", "cancelled" or the code of an error."""

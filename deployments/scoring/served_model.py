@@ -14,7 +14,7 @@ from deployments.scoring.score_sample import ScoreSample
 from dpiframe_core.engine.buckets import BatchSizes, Counts, batch_sizes
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.preencoded import PreencodedReader
-from dpiframe_core.features.raw_columns import ColumnValues
+from dpiframe_core.features.raw_columns import ColumnValues, Int64s
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Feature, FeatureSchema, Table
 from dpiframe_core.graph.architecture import Architecture
@@ -70,10 +70,11 @@ class ModelList(BaseModel):
 
 
 class InUse:
-    """Counts those who are within its `with`, or between `enter` and `leave`, on one event loop."""
+    """Counts those who are within its `with`, or between `enter` and `leave`, on one event loop; `elsewhere` counts others."""
 
     def __init__(self) -> None:
         self._users = 0
+        self.elsewhere: Callable[[], int] = int
 
     def enter(self) -> None:
         self._users += 1
@@ -87,7 +88,7 @@ class InUse:
         """Returns once nobody is; after a minute in any case."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + _LAST_REQUEST_S
-        while self._users and loop.time() < give_up:
+        while (self._users or self.elsewhere()) and loop.time() < give_up:
             await asyncio.sleep(0.01)
 
 
@@ -105,9 +106,11 @@ class ServedModel:
     sample: ScoreSample = field(default_factory=ScoreSample)
     in_use: InUse = field(default_factory=InUse)
 
-    def encode(self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object]) -> RowBlock:
-        """A request's rows, encoded where the scorer wants them."""
-        return self.encoder.encode(candidates, context, self.scorer.allocate)
+    def encode(
+        self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object], context_rows: Int64s | None = None
+    ) -> RowBlock:
+        """A request's rows, encoded where the scorer wants them. See `Encoder.encode`."""
+        return self.encoder.encode(candidates, context, self.scorer.allocate, context_rows)
 
     @classmethod
     def of(

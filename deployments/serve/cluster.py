@@ -15,14 +15,15 @@ from pathlib import Path
 from deployments.access.gate import Gate
 from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig
+from deployments.direct.listening import SocketFile
 from deployments.metrics import LATENCY_BOUNDS_MS
 from deployments.processes import cores, killed_after
 from deployments.serve.host import (
     WINDOW,
     free_ports,
+    haproxy_stopped,
     port_windows,
     require_free_port,
-    stop_haproxy,
 )
 from deployments.signals import interrupt_on_sigterm, uninterrupted
 from deployments.tls.front import check_certificate
@@ -121,6 +122,9 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
     require_free_port(config.http.host, config.http.port)
     if config.http.direct_port is not None:
         require_free_port(config.http.host, config.http.direct_port, "http.direct_port", "")
+    file = None if config.http.direct_socket is None else SocketFile(config.http.direct_socket, config.http.direct_socket_group)
+    if file is not None:
+        file.check()
     if config.http.tls is not None:
         check_certificate(config.http.tls)
         require_free_port(config.http.tls.host, config.http.tls.port, "http.tls.port", "")
@@ -162,9 +166,13 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
         finally:
             with uninterrupted():
                 report("Stopping: finishing the requests in flight")
-                stop_haproxy(state, config.drain_s)
+                with haproxy_stopped(state, config.drain_s):
+                    if (config.http.direct_port or config.http.direct_socket) and ray.is_initialized():
+                        _leave_direct_port(config)
                 with killed_after(state):
                     ray.shutdown()
+                if file is not None:
+                    file.left()  # its processes were ended before they could
                 if not keep_logs:
                     shutil.rmtree(state, ignore_errors=True)
 
@@ -197,6 +205,15 @@ def joined_cluster(config: DeploymentConfig, report: Report, address: str) -> It
             with contextlib.suppress(Exception):
                 serve.delete(config.application)
             ray.shutdown()
+
+
+def _leave_direct_port(config: DeploymentConfig) -> None:
+    import ray
+
+    from deployments.direct.shared_port import leave
+    from deployments.fanin.handshake import meeting_place
+
+    leave(meeting_place(config.application, ray.get_runtime_context().get_node_id()), config.drain_s)
 
 
 def _require_flags() -> None:

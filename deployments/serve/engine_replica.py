@@ -20,6 +20,7 @@ from deployments.fanin.scorer import FanInScorer
 from deployments.lifecycle.actor import follower_of
 from deployments.lifecycle.desired import Desired
 from deployments.lifecycle.release import Key, Release
+from deployments.processes import end_without_raylet
 from deployments.remote_rows.row_shard import finders
 from deployments.serve.loaded_models import LoadedModels
 from deployments.serve.ray_metrics import RayMetrics
@@ -45,8 +46,10 @@ class EngineReplica:
         self._config = config
         self._loaded = LoadedModels(config)
         self._metrics = RayMetrics()
+        self._metrics.holds(self._loaded.pool_bytes)
         self._batchers: dict[str, FanInBatcher] = {}
         log_to_stderr(config.log_level, config.log_format)
+        end_without_raylet()
         self._scorers: dict[str, FanInScorer] = {}
         await self._loaded.find_rows(finders(rows))
         self._follower, _ = await follower_of(self, config, scores=True, answers=False)

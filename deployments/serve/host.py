@@ -70,13 +70,15 @@ def port_windows(count: int) -> Iterator[list[int]]:
         yield found
 
 
-def stop_haproxy(state: Path, patience_s: float) -> None:
-    """The soft stop of the HAProxy processes of `state`: newcomers are refused at once, requests in flight are answered, then
-    it exits; or is left alone after `patience_s`.
+@contextlib.contextmanager
+def haproxy_stopped(state: Path, patience_s: float) -> Iterator[None]:
+    """The soft stop of the HAProxy processes of `state`, beside what the block does: newcomers are refused at once, requests in
+    flight are answered, then it exits; or is left alone, `patience_s` after the beginning.
 
     Deleting the application first, Serve's way, answers 404 for as long as the replicas drain, and ends in cut connections.
     """
     signal_all(state, signal.SIGUSR1, b"haproxy")
     give_up = time.monotonic() + patience_s
+    yield
     while processes_of(state, b"haproxy") and time.monotonic() < give_up:
         time.sleep(0.02)

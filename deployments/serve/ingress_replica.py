@@ -22,6 +22,7 @@ from deployments.lifecycle.desired import Desired
 from deployments.lifecycle.follower import Follower
 from deployments.lifecycle.release import Key, Release
 from deployments.lifecycle.serving import route
+from deployments.processes import end_without_raylet
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.scoring.catalog import Catalog
 from deployments.serve.ray_metrics import RayMetrics
@@ -61,6 +62,7 @@ class IngressReplica(GrpcMethods):
         self._engines = 1
         self._node = ray.get_runtime_context().get_node_id()
         log_to_stderr(config.log_level, config.log_format)
+        end_without_raylet()
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
         from deployments.serve.observers import Observers
@@ -69,7 +71,7 @@ class IngressReplica(GrpcMethods):
         self._follower, self._control = await follower_of(self, config, scores=False, answers=True)
         self._engines = expected_engines(config, ray.nodes(), self._node)
         await self._follower.start()
-        self._observers = Observers.of(config)
+        self._observers = Observers.of(config, self._metrics.unlogged)
         watchers = self._observers.watchers
         app, self._bypass = replica_app(self, config, self._catalog, self._metrics, self._control, watchers)
         self._direct = await direct_port(config, app, self._node)

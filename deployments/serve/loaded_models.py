@@ -83,6 +83,14 @@ class LoadedModels:
         for engine in self._engines.values():
             engine.check()
 
+    def pool_bytes(self) -> int | None:
+        """What torch's pool holds of the device; None before there is one, and of a CPU."""
+        if not self._engines or not self._config.device.startswith("cuda"):
+            return None
+        import torch
+
+        return torch.cuda.memory_reserved(self._config.device)
+
     def load_figures(self) -> dict[str, float]:
         """This replica's load since the last call, over all models, in the form of `record_autoscaling_stats`."""
         return reported(self._meter.read(list(self._gauged.values())))

@@ -1,5 +1,6 @@
 """What a replica has of the watchers of single requests, by its configuration, and their end."""
 
+from collections.abc import Callable
 from typing import Self
 
 from deployments.config import DeploymentConfig
@@ -17,10 +18,10 @@ class Observers:
         self.watchers = Watchers(spans, recorder)
 
     @classmethod
-    def of(cls, config: DeploymentConfig) -> Self:
-        """Raises ConfigError if what one needs is not there."""
+    def of(cls, config: DeploymentConfig, unlogged: Callable[[str, str, int], None]) -> Self:
+        """unlogged: `lost` of the `ScoreRecorder`. Raises ConfigError if what one needs is not there."""
         try:
-            recorder = ScoreRecorder.of(config.score_log)
+            recorder = None if config.score_log is None else ScoreRecorder(config.score_log, unlogged)
         except OSError as error:
             raise ConfigError(f"score_log.folder: got {error.strerror!r}, expected a folder that can be made") from None
         return cls(SpanThread.of(config.tracing, config.application), recorder)

@@ -74,6 +74,10 @@ class RayMetrics:
             "dpiframe_table_reads", "Reads of a sample's rows, by where they lay.", (*of, "tier")
         )
         self._rows_moved = metrics.Counter("dpiframe_table_rows_moved", "Rows that came into the GPU's memory.", of)
+        self._pool = metrics.Gauge("dpiframe_device_pool_bytes", "What this process's pool holds of its device.", ())
+        self._pool_bytes: Callable[[], int | None] = lambda: None
+        self._unlogged = metrics.Counter("dpiframe_score_log_dropped", "Sampled requests that the score log lost.", of)
+        self._dropped: collections.deque[tuple[_Of, int]] = collections.deque(maxlen=_KEPT)
         self._seen: collections.deque[RequestSeen] = collections.deque(maxlen=_KEPT)
         self._batches: collections.deque[tuple[_Of, BatchSeen]] = collections.deque(maxlen=_KEPT)
         self._gauged: dict[_Of, Gauged] = {}
@@ -93,6 +97,10 @@ class RayMetrics:
         """Any thread may call it."""
         self._shadowed.append(seen)
 
+    def unlogged(self, model: str, version: str, requests: int) -> None:
+        """So many sampled requests are not in the score log. Any thread may call it."""
+        self._dropped.append(((model, version), requests))
+
     def batch_of(self, model: str, version: str) -> Callable[[BatchSeen], None]:
         """The observer of a model's batches, for whichever thread has run one."""
         return lambda seen: self._batches.append(((model, version), seen))
@@ -110,6 +118,10 @@ class RayMetrics:
             self._tables.pop((model, version), None)  # of a version that was unloaded a moment ago
         else:
             self._tables[model, version] = figures, first
+
+    def holds(self, pool_bytes: Callable[[], int | None]) -> None:
+        """Registers what this process holds of its device; None of none. Asked each time that this reports."""
+        self._pool_bytes = pool_bytes
 
     def serves(self, info: Serving, ready: Callable[[], bool]) -> None:
         """Registers a model that requests are answered for here. `ready` is asked each time that this reports."""
@@ -151,6 +163,11 @@ class RayMetrics:
             self._queued_rows.set(gauged.queued_rows, _tags(of))
             self._inflight_rows.set(gauged.inflight_rows, _tags(of))
         self._take_tables()
+        for _ in range(len(self._dropped)):
+            of, requests = self._dropped.popleft()
+            totals[self._unlogged, of, ""] += requests
+        if (held := self._pool_bytes()) is not None:
+            self._pool.set(held)
         for of, (info, ready) in list(self._served.items()):
             self._info.set(1, _tags(of) | {"precision": info.precision, "device": info.device})
             self._ready.set(int(ready()), _tags(of))

@@ -19,6 +19,7 @@ from deployments.lifecycle.desired import Desired
 from deployments.lifecycle.follower import Follower
 from deployments.lifecycle.release import Key, Release
 from deployments.lifecycle.serving import route
+from deployments.processes import end_without_raylet
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.remote_rows.row_shard import finders
 from deployments.scoring.catalog import Catalog
@@ -53,12 +54,14 @@ class Replica(GrpcMethods):
         self._batchers: dict[Key, RowBatcher] = {}
         self._loaded = LoadedModels(config)
         self._metrics = RayMetrics()
+        self._metrics.holds(self._loaded.pool_bytes)
         self._observers: Observers | None = None
         self._bypass: ServeBypass | None = None
         self._direct: SharedPort | None = None
         self._follower: Follower | None = None
         self._control: Control | None = None
         log_to_stderr(config.log_level, config.log_format)
+        end_without_raylet()
 
     async def __serve_build_asgi_app__(self) -> "FastAPI":
         from deployments.serve.observers import Observers
@@ -67,7 +70,7 @@ class Replica(GrpcMethods):
         await self._loaded.find_rows(finders(self._rows))
         self._follower, self._control = await follower_of(self, config, scores=True, answers=True)
         await self._follower.start()
-        self._observers = Observers.of(config)
+        self._observers = Observers.of(config, self._metrics.unlogged)
         watchers = self._observers.watchers
         app, self._bypass = replica_app(self, config, self._catalog, self._metrics, self._control, watchers)
         self._direct = await direct_port(config, app, ray.get_runtime_context().get_node_id())

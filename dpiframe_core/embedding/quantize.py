@@ -9,12 +9,12 @@ import torch
 _PART = 1 << 16  # rows
 
 
-def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize(weight: torch.Tensor, part_rows: int = _PART) -> tuple[torch.Tensor, torch.Tensor]:
     """int8[rows, dim] in -127 to 127 and float32[dim], above 0: value = int8 * scale, off by at most half a scale."""
-    largest = torch.stack([part.float().abs().amax(0) for part in torch.split(weight, _PART)]).amax(0)
+    largest = torch.stack([part.float().abs().amax(0) for part in torch.split(weight, part_rows)]).amax(0)
     scale = (largest / 127).clamp(min=torch.finfo(torch.float32).tiny)
     stored = torch.empty_like(weight, dtype=torch.int8)
-    for part, out in zip(torch.split(weight, _PART), torch.split(stored, _PART), strict=True):
+    for part, out in zip(torch.split(weight, part_rows), torch.split(stored, part_rows), strict=True):
         out.copy_((part.float() / scale).round_().clamp_(-127, 127))
     return stored, scale
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
 
+_NEAR = 1.15
 ROUNDS, CALLS, SECONDS = 5, 5, 0.03  # at least so many rounds, and for so long, a bucket
 
 
@@ -22,6 +23,12 @@ class Calibration:
         """How many times faster the kept program is than the next best; 1 if there was no choice."""
         times = sorted(self.microseconds.values())
         return times[1] / times[0] if len(times) > 1 else 1.0
+
+    def near(self, program: str) -> bool:
+        """Whether a program is kept, or so little behind that faster ways for its layers might decide."""
+        return (
+            program == self.program or self.microseconds.get(program, float("inf")) <= _NEAR * self.microseconds[self.program]
+        )
 
 
 def calibrated(bucket: int, runs: Mapping[str, Callable[[], object]]) -> Calibration:

@@ -6,8 +6,10 @@ import logging
 import os
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,13 +18,14 @@ import torch
 from dpiframe_core.engine.calibration import Calibration, calibrated
 from dpiframe_core.engine.cuda_bucket import CapturedBucket, EagerBucket
 from dpiframe_core.engine.program import CudaProgram
-from dpiframe_core.engine.staging import Staging
+from dpiframe_core.engine.staging import DeviceRows, Staging
 from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import BatchResult, RowBlock
 from dpiframe_core.operators.executor import execute_on_streams
 from dpiframe_core.operators.region import RegionFailed
 from dpiframe_core.operators.workspace import Workspace, done_words
 from kernels.dense.linear import matmul_precision
+from kernels.runtime.fastest import Found
 from kernels.runtime.gc_pause import gc_paused
 from kernels.runtime.launch import give_back, own_stream
 from kernels.runtime.replay import stages
@@ -33,6 +36,9 @@ log = logging.getLogger(__name__)
 # Buckets from here on are launched first and staged while they start. A launch takes 5 us until the first kernel runs, but a
 # lookup that waits for its rows takes 2 us longer (H200): 256 rows came out 1.5 us slower that way, 1,024 1 to 2 us faster.
 AHEAD_ROWS = 512
+# Buckets of so many bytes of rows are copied to the device, if other lanes compute meanwhile: 8,192 rows of MLPerf's shape take
+# 115 us over the bus, during which a lookup that reads them in place keeps the multiprocessors from the other lanes' products.
+COPIED_BYTES = 1 << 20
 
 
 class CudaLane:
@@ -44,6 +50,7 @@ class CudaLane:
     Args:
         programs: ways to run the model, of which the fastest is kept for each bucket.
         calibrations: by bucket, what was found. The first lane to warm up fills it, the others follow it.
+        overlaps: whether other lanes have batches in flight beside this one's.
     """
 
     def __init__(
@@ -56,13 +63,17 @@ class CudaLane:
         calibrations: dict[int, Calibration],
         *,
         capture: bool = True,
+        overlaps: bool = False,
     ) -> None:
         self._programs, self._precision, self._device = {p.name: p for p in programs}, precision, device
         self._calibrations = calibrations
+        self._found: Found = {}
         self.buckets = tuple(sorted(buckets))
         rows, graph = self.buckets[-1], programs[0].graph
         self._generation = 0
         self._staging = Staging(layout, rows)
+        copies = overlaps and capture and layout.offsets(rows, rows)[-1] >= COPIED_BYTES
+        self._layout, self._on_device = layout, DeviceRows(self._staging.batch, device) if copies else None
         self._streams = [own_stream(device) for _ in range(max(p.plan.streams for p in programs))]
         self._workspace = Workspace(
             batch=self._staging.batch,
@@ -91,21 +102,47 @@ class CudaLane:
         """Warms up and captures every bucket, the largest first, so that smaller ones fit in its memory."""
         pool = torch.cuda.graph_pool_handle()
         torch.cuda.synchronize(self._device)
-        self.compile()
-        with torch.cuda.device(self._device), torch.inference_mode(), matmul_precision(self._precision):
+        with self._compiling(), self._issuing():
+            self._compile_regions()
+        with self._issuing():
             for rows in reversed(self.buckets):
                 self._staging.stage_zeros(rows)
                 self._ready.insert(0, self._prepared(rows, pool))
 
     def compile(self) -> None:
         """Compiles the kernels of all programs, those that are in no cache; nothing is launched."""
+        with self._compiling():
+            pass
+
+    @contextmanager
+    def _compiling(self) -> Iterator[None]:
+        """Returns when all kernels of ours are compiled, beside what is done meanwhile."""
         by_operators = {p.operators: p for p in self._programs.values()}  # which programs of one graph share
         with ThreadPoolExecutor() as threads:  # NVRTC takes half a second a kernel, and one core
-            for done in [threads.submit(call) for p in by_operators.values() for call in self._compilations(p)]:
+            begun = [threads.submit(call) for p in by_operators.values() for call in self._compilations(p)]
+            yield
+            for done in begun:
                 done.result()
 
+    @contextmanager
+    def _issuing(self) -> Iterator[None]:
+        with torch.cuda.device(self._device), torch.inference_mode(), matmul_precision(self._precision):
+            yield
+
+    def _compile_regions(self) -> None:
+        """Has Inductor compile what some bucket may need: seconds, of one core and this thread's."""
+        rows = self.buckets[-1]
+        wanted = {c.program if (c := self._calibrations.get(b)) else "" for b in self.buckets}  # "": any
+        for program in [p for p in self._programs.values() if wanted & {"", p.name}]:
+            try:
+                with torch.cuda.stream(self._streams[0]):
+                    program.operators.compile_regions(self._workspace, rows)
+            except RegionFailed as failure:
+                self._leave(program, failure)
+
     def _compilations(self, program: CudaProgram) -> list[Callable[[], object]]:
-        return program.operators.compile({rows: self._ahead(program, rows) for rows in self.buckets})
+        buckets = {rows: self._ahead(program, rows) for rows in self.buckets}
+        return program.operators.compile(buckets, {rows for rows in self.buckets if self._rows_on_device(rows)})
 
     def _prepared(self, rows: int, pool: Any) -> CapturedBucket | EagerBucket:
         """A bucket's program: the one that was found fastest before, or is found so now."""
@@ -113,34 +150,44 @@ class CudaLane:
         if known and known.program not in self._programs:
             known = None
         wanted = [self._programs[known.program]] if known else [p for p in self._programs.values() if p.operators.fits(rows)]
-        programs = [p for p in wanted if self._tuned(p, rows)]
+        programs = [p for p in wanted if self._tuned(p, rows, brief=self._capture and len(wanted) > 1)]
         if not programs:  # what an earlier warm-up chose cannot be had any more
             return self._prepared(rows, pool)
         if not self._capture:
             return EagerBucket(partial(self._issue_alone, programs[0], rows), self._streams[0], self._staging, rows)
         captured = {program.name: self._captured(program, rows, pool) for program in programs}
         if not known:
-            known = calibrated(rows, {name: partial(one.run, done_words(rows)) for name, one in captured.items()})
+            known = _calibrated(rows, captured)
+            near = {p.operators for p in programs if p.operators.rough(rows) and known.near(p.name)}
+            for program in [p for p in programs if p.operators in near]:
+                captured[program.name].release()
+                program.operators.tune(self._workspace, rows, self._found)
+                captured[program.name] = self._captured(program, rows, pool)
+            known = _calibrated(rows, captured) if near else known
             self._calibrations[rows] = known
         for name, one in captured.items():
             if name != known.program:
                 one.release()
         return captured[known.program]
 
-    def _tuned(self, program: CudaProgram, rows: int) -> bool:
+    def _tuned(self, program: CudaProgram, rows: int, *, brief: bool) -> bool:
         """Whether a program can run. One whose regions do not compile is dropped, for there are others."""
         try:
             self._issue(program, rows)  # loads modules and makes cuBLAS pick its algorithms, which capture forbids
         except RegionFailed as failure:
-            if len(self._programs) == 1:
-                raise
-            torch.cuda.synchronize(self._device)  # what was issued of it on other streams writes into buffers of the others
-            log.warning("%s; the other ways to run the model are left", failure)
-            del self._programs[program.name]
+            self._leave(program, failure)
             return False
         self._streams[0].synchronize()
-        program.operators.tune(self._workspace, rows)
+        program.operators.tune(self._workspace, rows, self._found, brief=brief)
         return True
+
+    def _leave(self, program: CudaProgram, failure: RegionFailed) -> None:
+        """Goes on without a program whose regions do not compile, if there are others."""
+        if len(self._programs) == 1:
+            raise failure
+        torch.cuda.synchronize(self._device)  # what was issued of it on other streams writes into buffers of the others
+        log.warning("%s; the other ways to run the model are left", failure)
+        del self._programs[program.name]
 
     def _captured(self, program: CudaProgram, rows: int, pool: Any) -> CapturedBucket:
         graph, stream = torch.cuda.CUDAGraph(), self._streams[0]
@@ -149,12 +196,18 @@ class CudaLane:
         done = self._workspace.done.numpy() if self._has_head else None
         return CapturedBucket(graph, stream, self._staging, rows, done, ahead=self._ahead(program, rows))
 
+    def _rows_on_device(self, rows: int) -> DeviceRows | None:
+        """Where a bucket's rows are copied before its lookups read them; None: those read them in place."""
+        return self._on_device if self._layout.offsets(rows, rows)[-1] >= COPIED_BYTES else None
+
     def _ahead(self, program: CudaProgram, rows: int) -> bool:
         """Whether the bucket's graph is launched before its rows are staged: one lookup alone reads them, and waits for them.
 
         Not with CUDA_LAUNCH_BLOCKING=1: such a launch returns when the graph is done, and that waits for rows to be staged.
         """
         if rows < AHEAD_ROWS or not self._capture or not self._has_head or os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
+            return False
+        if self._rows_on_device(rows):
             return False
         return sum(n.op == "lookup" for n in program.graph.nodes) == 1 and stages()
 
@@ -212,8 +265,11 @@ class CudaLane:
         self._generation = generation
 
     def _issue(self, program: CudaProgram, rows: int) -> None:
-        values = self._workspace.values
-        operators = program.operators.for_buffers(self._workspace, rows, self._ahead(program, rows))
+        workspace, values = self._workspace, self._workspace.values
+        if copies := self._rows_on_device(rows):
+            copies.copy(rows, self._streams[0])
+            workspace = replace(workspace, batch=copies.batch)
+        operators = program.operators.for_buffers(workspace, rows, self._ahead(program, rows))
         execute_on_streams(program.plan, operators, values, self._streams, overlap=program.overlap)
         if not self._has_head:
             with torch.cuda.stream(self._streams[0]):
@@ -222,3 +278,7 @@ class CudaLane:
     def _issue_alone(self, program: CudaProgram, rows: int) -> None:
         with torch.inference_mode(), matmul_precision(self._precision):
             self._issue(program, rows)
+
+
+def _calibrated(rows: int, captured: Mapping[str, CapturedBucket]) -> Calibration:
+    return calibrated(rows, {name: partial(one.run, done_words(rows)) for name, one in captured.items()})

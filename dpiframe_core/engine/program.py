@@ -10,6 +10,7 @@ import torch
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine.options import AUTO, REGIONS, WAVES
 from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.graph.gates import fuse_gates
 from dpiframe_core.graph.graph import JOINED, Graph
 from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.regions import group_regions
@@ -81,15 +82,16 @@ def cuda_programs(
     scales: Mapping[str, float] | None = None,
 ) -> tuple[CudaProgram, ...]:
     """The programs to choose from: for "auto" waves, waves that compute once what rows of a context share, waves with a tower,
-    a chain (which takes few rows), breadth-first streams, one stream, and for graphs with generic operators regions of them,
-    where Inductor has a C compiler; else the one that is named.
+    a chain (which takes few rows), breadth-first streams, one stream, and for graphs of which waves leave generic operators
+    regions of these, where Inductor has a C compiler; else the one that is named.
 
     scales: of the values in fp8, which only waves compute with.
     """
-    graph = place(graph, column_alignment(DENSE_DTYPE[precision]))
+    align = column_alignment(DENSE_DTYPE[precision])
+    gated, graph = place(fuse_gates(graph), align), place(graph, align)
     programs: list[CudaProgram] = []
     if policy in (AUTO, WAVES) and torch.cuda.get_device_capability(store.device)[0] >= 8:
-        waves = group_waves(graph)
+        waves = group_waves(graph if scales else gated)
         plan = POLICIES["sequential"](waves, 1)
         own = all(n.op in OWN_OPS for n in waves.nodes)
         programs.append(
@@ -108,7 +110,10 @@ def cuda_programs(
             plan = POLICIES["sequential"](chain, 1)
             programs.append(CudaProgram(CHAIN, chain, plan, CudaOperators(chain, schema, store, dense, precision), True))
     regions = group_waves(group_regions(graph))
-    if policy in (AUTO, REGIONS) and any(n.op == "region" for n in regions.nodes) and triton_builds():
+    left = policy == REGIONS or not (
+        programs and programs[0].overlap
+    )  # what waves do not compute; Inductor takes 8 s to be there
+    if policy in (AUTO, REGIONS) and left and any(n.op == "region" for n in regions.nodes) and triton_builds():
         plan = POLICIES["breadth_first"](regions, max_streams)
         programs.append(CudaProgram(REGIONS, regions, plan, CudaOperators(regions, schema, store, dense, precision), False))
     if (policy in (WAVES, REGIONS) or scales) and programs:

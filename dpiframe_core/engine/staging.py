@@ -1,6 +1,7 @@
 """Where a GPU lane's rows are put for its graphs to read: a row block in pinned memory, as large as the largest batch."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import torch
 
@@ -8,6 +9,7 @@ from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import RowBlock
 from kernels.lookup.batch_header import HeaderWord
 from kernels.lookup.plan import Batch
+from kernels.runtime.launch import copy_to_device
 
 
 class Staging:
@@ -35,3 +37,22 @@ class Staging:
         """Rows of the first context, for a run whose scores nobody reads."""
         self._words[:] = rows, 1
         self.block.request_of_row[:rows] = 0
+
+
+class DeviceRows:
+    """The staged rows in a GPU's own memory, where its copy engine brings them while other lanes compute. A lookup that reads
+    them over the bus takes as long, and holds the multiprocessors.
+
+    Attributes:
+        batch: for kernels, in the place of the staged one.
+    """
+
+    def __init__(self, staged: Batch, device: torch.device) -> None:
+        self._staged = staged
+        self.batch = Batch(**{f.name: torch.zeros_like(getattr(staged, f.name), device=device) for f in fields(Batch)})
+
+    def copy(self, rows: int, stream: torch.cuda.Stream) -> None:
+        """Puts copies of so many rows of each section, and of the header, on a stream."""
+        for name in (f.name for f in fields(Batch)):
+            staged = getattr(self._staged, name)
+            copy_to_device(getattr(self.batch, name), staged if name == "header" else staged[:rows], stream)

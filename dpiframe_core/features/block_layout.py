@@ -60,27 +60,24 @@ class BlockLayout:
         """Byte offsets of (request_of_row, context_ids, candidate_ids, context_dense, candidate_dense) and the total size."""
         known = self._known.get((rows, contexts))
         if known is None:
-            sizes = (
-                rows * 4,
-                contexts * self.context_ids.nbytes,
-                rows * self.candidate_ids.nbytes,
-                contexts * self.context_dense * 4,
-                rows * self.candidate_dense * 4,
-            )
             at, out = HEADER_WORDS * 4, []
-            for size in sizes:
+            for i, width in enumerate(self.widths):
                 out.append(at)
-                at += -(-size // _ALIGN) * _ALIGN
+                at += -(-width * (contexts if i % 2 else rows) // _ALIGN) * _ALIGN
             known = out[0], out[1], out[2], out[3], out[4], at
             if len(self._known) < _KNOWN_OFFSETS:
                 self._known[rows, contexts] = known
         return known
 
     @cached_property
+    def widths(self) -> tuple[int, int, int, int, int]:
+        """Bytes of a row or a context in each part of `offsets`; odd ones are the contexts'."""
+        return 4, self.context_ids.nbytes, self.candidate_ids.nbytes, 4 * self.context_dense, 4 * self.candidate_dense
+
+    @cached_property
     def sections(self) -> tuple[tuple[int, int], ...]:
-        """(index in `offsets`, bytes a row or context) of the sections that there are; odd ones are the contexts'."""
-        widths = 0, self.context_ids.nbytes, self.candidate_ids.nbytes, 4 * self.context_dense, 4 * self.candidate_dense
-        return tuple((i, width) for i, width in enumerate(widths) if width)
+        """(index in `offsets`, bytes a row or context) of the sections that there are but for `request_of_row`."""
+        return tuple((i, width) for i, width in enumerate(self.widths) if width and i)
 
     @cached_property
     def _known(self) -> dict[tuple[int, int], tuple[int, int, int, int, int, int]]:

@@ -12,7 +12,7 @@ from dpiframe_core.graph.field_attention import fuse_field_attention
 from dpiframe_core.graph.graph import Attrs, Graph, Node
 
 # What the head kernel takes (kernels/dense/head.cu).
-MAX_PARTS, MAX_LOGITS = 2, 3
+MAX_PARTS, MAX_LOGITS = 3, 3
 # Values of these may be logits of a head if nothing else reads them: it wants float32 without padding, which others may not.
 PLAIN_LOGITS = {"add", "mul", "bias", "activation", "concat", "aten"}
 
@@ -44,7 +44,7 @@ def fuse_lookup(graph: Graph) -> Graph:
         total=tuple(s for p in total[1] for s in p.attrs.concat) if total else (),
     )
     fused = Node("lookup", "lookup", (), tuple(node.outputs[0] for node, _ in found), "embedding", attrs=attrs)
-    return _rebuilt(graph, gone, [fused]) if _sealed(graph, gone, [fused]) else graph
+    return rebuilt(graph, gone, [fused]) if sealed(graph, gone, [fused]) else graph
 
 
 def fuse_linear_activation(graph: Graph) -> Graph:
@@ -59,7 +59,7 @@ def fuse_linear_activation(graph: Graph) -> Graph:
         of = users[0]
         attrs = replace(n.attrs, activation=of.attrs.activation, slope=of.attrs.slope)
         fused = replace(n, outputs=of.outputs, params=(*n.params, *of.params), attrs=attrs)
-        return fuse_linear_activation(_rebuilt(graph, {n.name, of.name}, [fused]))
+        return fuse_linear_activation(rebuilt(graph, {n.name, of.name}, [fused]))
     return graph
 
 
@@ -67,10 +67,10 @@ def fuse_linear_bias(graph: Graph) -> Graph:
     """linear without a bias, then bias -> one linear."""
     consumers = graph.consumers()
     for n in graph.nodes:
-        bias = _only(consumers, n, "bias")
+        bias = only(consumers, n, "bias")
         if bias and n.op == "linear" and len(n.params) == 1 and n.outputs[0] != graph.output:
             fused = replace(n, outputs=bias.outputs, params=(*n.params, *bias.params))
-            return fuse_linear_bias(_rebuilt(graph, {n.name, bias.name}, [fused]))
+            return fuse_linear_bias(rebuilt(graph, {n.name, bias.name}, [fused]))
     return graph
 
 
@@ -82,10 +82,10 @@ def fuse_cross_v2(graph: Graph) -> Graph:
     for n in graph.nodes:
         if n.op != "linear" or len(graph.params[n.params[0]]) != 2 or n.attrs.activation != "identity":
             continue
-        mul = _only(consumers, n, "mul")
-        bias = _only(consumers, mul, "bias") if mul and len(n.params) == 1 else None
+        mul = only(consumers, n, "mul")
+        bias = only(consumers, mul, "bias") if mul and len(n.params) == 1 else None
         last = bias or mul
-        add = last and _only(consumers, last, "add")
+        add = last and only(consumers, last, "add")
         v = n.inputs[0]
         if not mul or not last or not add or mul.inputs[1] != n.outputs[0] or len(add.inputs) != 2 or len(set(add.inputs)) != 2:
             continue
@@ -94,8 +94,8 @@ def fuse_cross_v2(graph: Graph) -> Graph:
         params = (*n.params, *(bias.params if bias else ()))
         fused = Node(n.name, op, inputs, add.outputs, n.module, params, Attrs(outer_bias=bias is not None))
         gone = {n.name, mul.name, last.name, add.name}
-        if graph.widths[n.outputs[0]] == graph.widths[xl] and _sealed(graph, gone, [fused]):
-            return fuse_cross_v2(_rebuilt(graph, gone, [fused]))
+        if graph.widths[n.outputs[0]] == graph.widths[xl] and sealed(graph, gone, [fused]):
+            return fuse_cross_v2(rebuilt(graph, gone, [fused]))
     return graph
 
 
@@ -115,8 +115,8 @@ def fuse_cross_v1(graph: Graph) -> Graph:
             break
         if gone and n.name in gone:
             fused = Node("cross", "cross_v1", (x0,), (xl,), n.module, tuple(params), Attrs(layers=len(params) // 2))
-            if _sealed(graph, gone, [fused]):
-                return _rebuilt(graph, gone, [fused])
+            if sealed(graph, gone, [fused]):
+                return rebuilt(graph, gone, [fused])
     return graph
 
 
@@ -125,9 +125,9 @@ def _cross_v1_layer(graph: Graph, consumers: dict[str, list[Node]], x0: str, xl:
         plain = linear.op == "linear" and len(linear.params) == 1 and linear.attrs.activation == "identity"
         if not plain or len(graph.params[linear.params[0]]) != 1:  # a vector of weights
             continue
-        mul = _only(consumers, linear, "mul")
-        bias = mul and _only(consumers, mul, "bias")
-        add = bias and _only(consumers, bias, "add")
+        mul = only(consumers, linear, "mul")
+        bias = mul and only(consumers, mul, "bias")
+        add = bias and only(consumers, bias, "add")
         if mul and bias and add and mul.inputs == (x0, linear.outputs[0]) and add.inputs == (bias.outputs[0], xl):
             return linear, mul, bias, add
     return None
@@ -174,10 +174,10 @@ def fuse_head(graph: Graph) -> Graph:
             logits.append(name)
     attrs = Attrs(columns=tuple(columns))
     head = Node("head", "head", (*parts, *logits), (graph.output,), "head", linear.params, attrs)
-    if len(parts) > MAX_PARTS or len(logits) > MAX_LOGITS or not _sealed(graph, gone, [*new, head]):
+    if len(parts) > MAX_PARTS or len(logits) > MAX_LOGITS or not sealed(graph, gone, [*new, head]):
         return graph
     widths = dict(graph.widths) | {n.outputs[0]: graph.widths[graph.output] for n in new}
-    return _rebuilt(replace(graph, widths=widths), gone, [*new, head])
+    return rebuilt(replace(graph, widths=widths), gone, [*new, head])
 
 
 def _may_be_logit(graph: Graph, maker: Node, value: str, consumers: dict[str, list[Node]]) -> bool:
@@ -215,20 +215,20 @@ def fuse(graph: Graph, passes: Iterable[str] = tuple(PASSES)) -> Graph:
     return graph
 
 
-def _sealed(graph: Graph, gone: set[str], new: Sequence[Node]) -> bool:
+def sealed(graph: Graph, gone: set[str], new: Sequence[Node]) -> bool:
     """Whether nothing that stays needs a value that only the nodes `gone` make."""
     lost = {o for n in graph.nodes if n.name in gone for o in n.outputs} - {o for n in new for o in n.outputs}
     stays = [*new, *(n for n in graph.nodes if n.name not in gone)]
     return graph.output not in lost and not any(i in lost for n in stays for i in n.inputs)
 
 
-def _only(consumers: dict[str, list[Node]], node: Node, op: str) -> Node | None:
+def only(consumers: dict[str, list[Node]], node: Node, op: str) -> Node | None:
     """The one consumer of a node's output if it is an `op`, else None."""
     users = consumers.get(node.outputs[0], [])
     return users[0] if len(users) == 1 and users[0].op == op else None
 
 
-def _rebuilt(graph: Graph, gone: set[str], new: Sequence[Node]) -> Graph:
+def rebuilt(graph: Graph, gone: set[str], new: Sequence[Node]) -> Graph:
     """The graph without the nodes `gone` and with `new`, in a topological order that keeps the old one where it can."""
     waiting = [*new, *(n for n in graph.nodes if n.name not in gone)]
     place = {o: i for i, n in enumerate(graph.nodes) for o in n.outputs}

@@ -85,6 +85,7 @@ class Attrs:
     offset: int = 0
     layers: int = 0
     columns: tuple[int, ...] = ()
+    scalar: float = 0.0
     members: "tuple[Node, ...]" = ()
     keep: int = 0
     diagonal: bool = False
@@ -138,7 +139,11 @@ class Node:
     cross_v1_head   (x0) -> [tasks]: x_L W[:, offset:]^T, x_L unwritten .., W[tasks, *]   layers, offset
     cross_v2        (x0, xl) -> [w]: x0 * (W xl + b) + xl               W[w, w] (b[w])    outer_bias: x0 * (W xl) + b + xl
     cross_low_rank  (x0, xl, v[r]) -> [w]: x0 * (W v + b) + xl          W[w, r] (b[w])    outer_bias
-    head            (part.., logit..) -> [tasks], sigmoid applied       W[tasks, *] (b)   columns (of W, a part)
+    gated           (x0, x[v]) -> [w]: scalar * x0 * activation(W x + b) W[w, v] (b), or W[h, i, j] activation, scalar
+                                                                        of each of h heads
+    norm            (x[w]) -> [w]: layer norm of each field, a ReLU     weight[dim], bias[dim] fields, dim, scalar (eps),
+                                                                                          activation
+    head            (part.., logit..) -> [tasks], sigmoid applied       W[tasks, *] (b)   columns (of W, a part; -1: ones)
     wave            nodes that run side by side, perhaps the head behind ..               members
     chain           nodes that run one after the other, the head last   ..               members
     tower           linear layers, one behind the other, perhaps a dot  ..               members

@@ -10,8 +10,8 @@ from dpiframe_core.graph.graph import JOINED, Graph, Node
 ALIGNMENT = 8  # columns at which a value begins, and to a multiple of which it is padded; 16 for fp8
 # Their kernels write into columns of any matrix. (What makes a logit writes float32; what torch may compute is left to it.)
 _WRITERS = {
-    "lookup", "linear", "cross_v1", "cross_v2", "cross_low_rank", "dot", "cin", "attention", "field_attention", "mixture",
-    "gru", "lstm",
+    "lookup", "linear", "gated", "norm", "cross_v1", "cross_v2", "cross_low_rank", "dot", "cin", "attention", "field_attention",
+    "mixture", "gru", "lstm",
 }  # fmt: skip
 
 

@@ -15,6 +15,7 @@ MAX_TASKS, MAX_DOTS = 8, 16  # a thread keeps a sum for each in a register
 # What one launch takes (kernels/waves/wave.py).
 MAX_JOBS, MAX_LOGITS = 8, 3
 CROSS_LAYERS = ("cross_v2", "cross_low_rank")
+LAYERS = ("linear", "gated", *CROSS_LAYERS)
 ACTIVATIONS = ("identity", "relu", "sigmoid", "tanh", "gelu", "gelu_tanh", "leaky_relu", "prelu", "dice")
 
 
@@ -30,7 +31,7 @@ def group_waves(graph: Graph) -> Graph:
             by_level.setdefault(level[node.name], []).append(node)
     nodes: list[Node] = []
     for number in sorted(by_level):
-        waiting = [n for n in by_level[number] if _fits(n, graph)]
+        waiting = sorted((n for n in by_level[number] if _fits(n, graph)), key=lambda n: n.op == "norm")  # products begin first
         nodes += [n for n in by_level[number] if n not in waiting]
         while waiting:
             members = _first_wave(waiting)
@@ -56,7 +57,7 @@ def _fits(node: Node, graph: Graph) -> bool:
             return node.attrs.activation in ACTIVATIONS
         case "cross_v1_head":
             return node.attrs.layers + graph.widths[node.outputs[0]] <= MAX_DOTS
-    return node.op in (*CROSS_LAYERS, "fm")
+    return node.op in (*CROSS_LAYERS, "gated", "norm", "fm")
 
 
 def _first_wave(nodes: Sequence[Node]) -> list[Node]:
@@ -88,7 +89,7 @@ def _with_head(graph: Graph) -> Graph:
     if head.op != "head" or len(graph.nodes) < 2:
         return graph
     wave, parts = graph.nodes[-2], head.inputs[: len(head.attrs.columns)]
-    products = {m.outputs[0] for m in wave.attrs.members if m.op in ("linear", *CROSS_LAYERS)}
+    products = {m.outputs[0] for m in wave.attrs.members if m.op in LAYERS}
     logits = head.inputs[len(parts) :]
     if not products.issuperset(parts) or len(set(parts)) < len(parts) or not parts:
         return graph

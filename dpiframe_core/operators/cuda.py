@@ -1,6 +1,6 @@
 """The operators of one model on a GPU: kernels that write into a lane's fixed buffers, ready to be captured."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.fusion import PLAIN_LOGITS
+from dpiframe_core.graph.gates import SUMMED
 from dpiframe_core.graph.graph import JOINED, Graph, Node
 from dpiframe_core.graph.placement import matrices
 from dpiframe_core.operators.aten_functions import AtenOperator
@@ -31,6 +32,7 @@ from kernels.interaction.fm import fm
 from kernels.interaction.tower import Tower
 from kernels.lookup.embedding import DeviceLookup
 from kernels.recurrent.recurrence import Recurrence
+from kernels.runtime.fastest import Found
 from kernels.waves.chain import Chain
 from kernels.waves.wave import Wave
 from kernels.waves.wave_jobs import ShareOperands, most_contexts, share_marks
@@ -118,24 +120,30 @@ class CudaOperators:
             if isinstance(kernel, DeviceLookup):
                 kernel.place()
 
-    def tune(self, workspace: Workspace, rows: int) -> None:
-        """Chooses how products are computed for `rows` rows, once for all lanes."""
+    def tune(self, workspace: Workspace, rows: int, found: Found, *, brief: bool = False) -> None:
+        """Chooses how products are computed for `rows` rows, once for all lanes. found: what layers like these were found to be
+        computed fastest by. brief: see `Linear.tune`.
+        """
         values, state = workspace.values, workspace.state
         for node in self.graph.nodes:
             match self._kernels.get(node.name):
                 case Linear() as linear:
                     ins, out = [values[i][:rows] for i in node.inputs], values[node.outputs[0]][:rows]
-                    linear.tune(out=out, state=state, **_linear_inputs(ins))
+                    linear.tune(found, out=out, state=state, brief=brief, **_linear_inputs(ins))
                 case Cin() as cin:
                     x, out = values[node.inputs[0]][:rows, node.attrs.offset :], values[node.outputs[0]][:rows]
                     first, second = workspace.maps[node.name]
                     cin.tune(state, x, rows, (first[:rows], second[:rows]), out)
                 case Wave() as wave:
                     operands = job_operands(node, wave, values, rows, workspace)
-                    wave.tune(operands, rows, head_operands(node, wave, values, rows, workspace), state)
+                    wave.tune(found, operands, rows, head_operands(node, wave, values, rows, workspace), state)
                 case Attention() as attention:
                     x, out = values[node.inputs[0]][:rows], values[node.outputs[0]][:rows]
                     attention.tune(state, x, rows, out, self._context_rows(node, workspace))
+
+    def rough(self, rows: int) -> bool:
+        """Whether some layer's choice for so many rows is of a brief `tune`."""
+        return any(isinstance(kernel, Linear) and rows in kernel.rough for kernel in self._kernels.values())
 
     @property
     def choices(self) -> dict[str, str]:
@@ -151,20 +159,31 @@ class CudaOperators:
             if isinstance(kernel, _TUNED) and rows.isdecimal():
                 kernel.recalled[int(rows)] = choice
 
-    def compile(self, buckets: Mapping[int, bool]) -> list[Callable[[], object]]:
+    def compile(self, buckets: Mapping[int, bool], on_device: Collection[int] = ()) -> list[Callable[[], object]]:
         """Calls that compile what the buckets may need; they may run side by side. buckets: rows, and whether a lookup of so
-        many is launched ahead of them.
+        many is launched ahead of them. on_device: those whose lookups read rows in device memory.
         """
         calls: list[Callable[[], object]] = []
         buckets = {rows: ahead for rows, ahead in buckets.items() if self.fits(rows)}
         for kernel in self._kernels.values():
             if isinstance(kernel, DeviceLookup):
-                calls += kernel.compile(buckets, pinned=True)
+                for pinned in (True, False):
+                    calls += kernel.compile({r: a for r, a in buckets.items() if (r in on_device) != pinned}, pinned)
             elif isinstance(kernel, Wave | Chain | Cin | Attention):
                 calls += kernel.compile([*buckets])
             elif isinstance(kernel, Tower):
                 calls.append(kernel.compile)
         return calls
+
+    def compile_regions(self, workspace: Workspace, rows: int) -> None:
+        """Launches the regions, which compiles them, on what lies in the buffers.
+
+        Raises:
+            RegionFailed: Inductor could not.
+        """
+        for node in self.graph.nodes:
+            if isinstance(self._kernels.get(node.name), Region):
+                self._operator(node, workspace, rows, ahead=False)(workspace.values)
 
     def fits(self, rows: int) -> bool:
         """Whether a batch of so many rows can be computed, and is to be: a chain takes few, shares pay for many."""
@@ -246,7 +265,8 @@ class CudaOperators:
                     kernel(state, ins[0], rows, outs[0])
                 case Head():
                     n = len(a.columns)
-                    parts = [(ins[i], widths[node.inputs[i]], a.columns[i]) for i in range(n)]
+                    columns = [kernel.width - widths[node.inputs[i]] if c == SUMMED else c for i, c in enumerate(a.columns)]
+                    parts = [(ins[i], widths[node.inputs[i]], columns[i]) for i in range(n)]
                     kernel(state, parts, ins[n:], rows, outs[0], workspace.done)
                 case _ if node.op == "mixture":
                     mixture(state, ins[0], ins[1], rows, a.fields, a.dim, outs[0])

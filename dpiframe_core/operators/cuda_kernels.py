@@ -8,6 +8,7 @@ import torch
 from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.graph.gates import SUMMED
 from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.graph.interactions import attention_params, cin_params, field_projections, linear_params
 from dpiframe_core.graph.placement import Matrix
@@ -107,9 +108,11 @@ class KernelMaker:
                 weights, biases, head = cross_and_head(w, a.offset)
                 return CrossV1(weights, biases, head, dtype, device)
             case "head":
-                weight = w[0].clone()
-                for part, column in zip(node.inputs, a.columns, strict=False):
-                    weight[:, column : column + self.graph.widths[part]] *= self._scale(part)
+                widths = [self.graph.widths[part] for part in node.inputs]
+                summed = max((width for width, c in zip(widths, a.columns, strict=False) if c == SUMMED), default=0)
+                weight = torch.cat((w[0], torch.ones(len(w[0]), summed)), 1)
+                for part, width, column in zip(node.inputs, widths, a.columns, strict=False):
+                    weight[:, column : column + width] *= self._scale(part)
                 return Head(weight, w[1], dtype, device)
             case "aten":
                 assert a.aten is not None  # the graph has checked it

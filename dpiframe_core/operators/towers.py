@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import torch
 
+from dpiframe_core.graph.chains import group_tower
 from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.graph.interactions import linear_params
-from dpiframe_core.graph.towers import group_tower
 from dpiframe_core.operators.wave_operands import pairs_of
 from kernels.interaction.tower import Tower, TowerLayer, takes
 from kernels.runtime.launch import shared_limit

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from dpiframe_core.graph.chains import group_chain
-from dpiframe_core.graph.graph import Graph, Node
+from dpiframe_core.graph.gates import SUMMED
+from dpiframe_core.graph.graph import JOINED, Graph, Node
 from dpiframe_core.graph.interactions import linear_params
 from dpiframe_core.graph.waves import CROSS_LAYERS
 from dpiframe_core.operators.context_shares import ContextShares
@@ -13,11 +14,10 @@ from dpiframe_core.operators.executor import Values
 from dpiframe_core.operators.workspace import Workspace
 from kernels.interaction.pairs import Pairs
 from kernels.reference import folded_cross
-from kernels.waves.chain import Chain, ChainHead, ChainOperands, Link
+from kernels.waves.chain import Chain
+from kernels.waves.chain_links import ChainHead, ChainOperands, Link
 from kernels.waves.wave import Wave
-from kernels.waves.wave_jobs import CrossJob, FmJob, HeadOperands, LinearJob, Operands
-
-Job = LinearJob | FmJob | CrossJob
+from kernels.waves.wave_jobs import CrossJob, FmJob, HeadOperands, Job, LinearJob, NormJob, Operands
 
 
 def jobs_of(
@@ -33,7 +33,8 @@ def jobs_of(
     if head:
         weight = dense[head.params[0]]
         for part, column in zip(head.inputs, head.attrs.columns, strict=False):
-            share[part] = weight[:, column : column + graph.widths[part]]
+            width = graph.widths[part]
+            share[part] = torch.ones(len(weight), width) if column == SUMMED else weight[:, column : column + width]
     read = [i for n in graph.nodes for m in (n.attrs.members or (n,)) if m is not head for i in m.inputs]
     jobs: list[Job] = []
     for n in members:
@@ -55,6 +56,13 @@ def jobs_of(
                         shared=shares.columns if shares and n.name in shares.layers else None,
                     )
                 )  # fmt: skip
+            case "gated":
+                weight = torch.block_diag(*w[0].transpose(1, 2)) if w[0].dim() == 3 else w[0]  # type: ignore[no-untyped-call]
+                out, bias = n.outputs[0], w[1] if len(w) > 1 else None
+                kept = out in read or out not in share
+                jobs.append(LinearJob(weight, bias, a.activation, head=share.get(out), kept=kept, gate=a.scalar))
+            case "norm":
+                jobs.append(NormJob(a.fields, a.dim, a.scalar, w[0], w[1], a.activation == "relu"))
             case "fm":
                 jobs.append(FmJob(a.offset, a.fields, a.dim, scales.get(n.inputs[0], 1.0)))
             case "cross_v1_head":
@@ -70,6 +78,7 @@ def job_operands(node: Node, wave: Wave, values: Values, rows: int, workspace: W
         kept = not isinstance(job, LinearJob) or job.kept
         out = values[n.outputs[0]][:rows] if kept else None
         x0, xl = (values[i][:rows] for i in n.inputs[:2]) if n.op in CROSS_LAYERS else (None, None)
+        x0 = values[n.inputs[0]][:rows] if n.op == "gated" else x0
         shares = workspace.shares[n.name] if isinstance(job, LinearJob) and job.shared else None
         given.append(Operands(values[n.inputs[-1]][:rows], out=out, x0=x0, xl=xl, shares=shares))
     return given
@@ -88,12 +97,16 @@ def head_operands(node: Node, wave: Wave, values: Values, rows: int, workspace: 
 def chain_links(members: Sequence[Node], jobs: Sequence[Job]) -> list[Link]:
     """A chain's links, each with the numbers of the links that it reads. jobs: of all members but a dot and the head."""
     made, own = _link_numbers(members), iter(jobs)
+    rows = {n.outputs[0]: n.inputs for n in members if n.op == JOINED}
+    mixtures = {n.outputs[0]: n.inputs for n in members if n.op == "mixture"}
     links = []
-    for n in members[:-1]:
-        if n.op == "dot":
-            links.append(Link(pairs_of(n), made.get(n.inputs[0])))
-        else:
-            links.append(Link(next(own), made.get(n.inputs[-1]), made.get(n.inputs[1]) if n.op == "cross_low_rank" else None))
+    for n in _links(members):
+        read = n.inputs[0 if n.op == "dot" else -1]
+        read, gates = mixtures.get(read, (read, ""))
+        x = tuple(made[part] for part in rows.get(read, (read,)) if part in made)
+        xl = made.get(n.inputs[1]) if n.op == "cross_low_rank" else None
+        x0 = made.get(n.inputs[0]) if n.op == "gated" else None
+        links.append(Link(pairs_of(n) if n.op == "dot" else next(own), x, xl, x0, made.get(gates)))
     return links
 
 
@@ -117,10 +130,10 @@ def chain_head(members: Sequence[Node], bias: torch.Tensor) -> ChainHead:
 def link_operands(node: Node, chain: Chain, values: Values, rows: int) -> list[ChainOperands]:
     """What each link of a chain is given."""
     given = []
-    for n, link in zip(node.attrs.members[:-1], chain.links, strict=True):
-        x0 = values[n.inputs[0]][:rows] if n.op in CROSS_LAYERS else None
+    for n, link in zip(_links(node.attrs.members), chain.links, strict=True):
+        x0 = values[n.inputs[0]][:rows] if n.op in (*CROSS_LAYERS, "gated") and link.x0 is None else None
         xl = values[n.inputs[1]][:rows] if n.op in ("cross_low_rank", "dot") and link.xl is None else None
-        x = values[n.inputs[-1]][:rows] if link.x is None else None
+        x = None if link.x else values[n.inputs[-1]][:rows]
         given.append(ChainOperands(x, x0, xl))
     return given
 
@@ -139,4 +152,9 @@ def cross_and_head(w: Sequence[torch.Tensor], offset: int) -> tuple[torch.Tensor
 
 
 def _link_numbers(members: Sequence[Node]) -> dict[str, int]:
-    return {n.outputs[0]: i for i, n in enumerate(members[:-1])}
+    return {n.outputs[0]: i for i, n in enumerate(_links(members))}
+
+
+def _links(members: Sequence[Node]) -> list[Node]:
+    """All but the head, joined values, for which nothing runs, and mixtures, which are made by who reads them."""
+    return [n for n in members[:-1] if n.op not in (JOINED, "mixture")]

@@ -4,6 +4,7 @@ less than before. Batches go on meanwhile.
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -33,11 +34,13 @@ class MovingTables:
         place: Callable[[], None],
         over: Callable[[], None],
     ) -> None:
-        self._store, self._place, self._over = store, place, over
+        # Whose methods `place` and `over` are owns this: kept in vain, they would keep each other until a collection.
+        self._steps: list[Callable[[], object]] = [partial(_refresh, store, place, over)] if store.shared else []
         self._replanner: Replanner | None = None
         if home is not None and store.tiers is not None and store.tiers.moves:
             slots = {t.name: len(own) for t, own in zip(schema.tables, store.spares, strict=True) if own is not None}
             self._replanner = Replanner(schema, store.tiers, home, slots, over)
+            self._steps.append(self._replanner.step)
         self._follower: Follower | None = None
 
     @property
@@ -52,16 +55,15 @@ class MovingTables:
 
     def start(self, device: torch.device) -> None:
         """Follows, if there is what to follow."""
-        steps: list[Callable[[], object]] = [self._refresh] if self._store.shared else []
-        steps += [] if self._replanner is None else [self._replanner.step]
-        if steps:
-            self._follower = Follower(device, steps)
-
-    def _refresh(self) -> None:
-        if self._store.refresh(self._place, self._over):
-            log.warning("shares of tables on other GPUs have come or gone")
+        if self._steps:
+            self._follower = Follower(device, self._steps)
 
     def close(self) -> None:
         """Returns when nothing changes any more."""
         if self._follower is not None:
             self._follower.close()
+
+
+def _refresh(store: EmbeddingStore, place: Callable[[], None], over: Callable[[], None]) -> None:
+    if store.refresh(place, over):
+        log.warning("shares of tables on other GPUs have come or gone")

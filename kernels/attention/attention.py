@@ -13,8 +13,9 @@ from kernels.attention.attention_columns import AttentionColumns, listed
 from kernels.attention.attention_mma import MmaAttention
 from kernels.attention.attention_weights import Layer
 from kernels.dense.activation import KINDS, unit_params
-from kernels.dense.linear import DENSE_DTYPE, fastest
+from kernels.dense.linear import DENSE_DTYPE
 from kernels.reference import split_attention
+from kernels.runtime.fastest import fastest
 from kernels.runtime.launch import check_rows, launch, overlapping, shared_limit, type_name
 from kernels.runtime.source import kernel
 

@@ -2,54 +2,8 @@
 // IdRecord.pack behind a comparison; built by c_build.py as a module of CPython, as its calls take a tenth of a microsecond
 // where NumPy's and ctypes' take one each.
 
+#include "runtime/id_records.h"
 #include "runtime/module.h"
-
-#include <string.h>
-
-typedef int64_t ANYWHERE Id64;
-typedef uint16_t ANYWHERE Half;
-typedef uint32_t ANYWHERE Word;
-typedef uint64_t ANYWHERE Long;
-
-// An id column: its place among the columns sent, its first byte in a record and its bytes there. Legal are `span` ids, from
-// `lowest` on.
-typedef struct {
-    int32_t source, at, width, lowest;
-    uint64_t span;
-} Column;
-
-enum { ROWS = 64 };  // at once, column by column: what they take stays in the first cache
-
-#define PACK(ID, STORED)                                                      \
-    for (int64_t r = 0; r < n; ++r) {                                         \
-        const int64_t id = ((const ID *)from)[r * columns];                   \
-        illegal += (uint64_t)id - (uint64_t)(int64_t)c->lowest >= c->span;    \
-        *(STORED *)(to + r * bytes) = (STORED)id;                             \
-    }
-
-#define PACK_ROWS(ID)                                                                       \
-    {                                                                                       \
-        const uint8_t *from = (const uint8_t *)((const ID *)ids + first * columns + c->source); \
-        switch (c->width) {                                                                 \
-            case 1: PACK(ID, uint8_t) break;                                                \
-            case 2: PACK(ID, Half) break;                                                   \
-            case 4: PACK(ID, Word) break;                                                   \
-            default: PACK(ID, Long)                                                         \
-        }                                                                                   \
-    }
-
-static int64_t packed(const Column *column, int64_t columns, const void *ids, int wide, int64_t rows, uint8_t *records,
-                      int64_t bytes) {
-    int64_t illegal = 0;
-    for (int64_t first = 0; first < rows; first += ROWS) {
-        const int64_t n = rows - first < ROWS ? rows - first : ROWS;
-        for (const Column *c = column; c < column + columns; ++c) {
-            uint8_t *to = records + first * bytes + c->at;
-            if (wide) PACK_ROWS(Id64) else PACK_ROWS(Id32)
-        }
-    }
-    return illegal;
-}
 
 // pack_ids(columns, ids, wide, rows, out, at, bytes): ids[rows, columns], of 8 bytes each if `wide`, else of 4, into records of so
 // many bytes from byte `at` of `out` on. Gives how many ids are not legal; then what the records hold has no meaning.
@@ -68,7 +22,7 @@ static PyObject *pack_ids(PyObject *Py_UNUSED(module), PyObject *const *args, Py
     if (ids.len != size)
         PyErr_Format(PyExc_ValueError, "ids: got %zd bytes, expected %lld", ids.len, (long long)size);
     else if (within(&out, at, rows * bytes))
-        result = PyLong_FromLongLong(packed(columns.buf, width, ids.buf, wide != 0, rows, (uint8_t *)out.buf + at, bytes));
+        result = PyLong_FromLongLong(dpi_packed(columns.buf, width, ids.buf, wide != 0, rows, (uint8_t *)out.buf + at, bytes));
     PyBuffer_Release(&out);
 no_out:
     PyBuffer_Release(&ids);
@@ -79,16 +33,14 @@ no_ids:
 
 // copy_numbers(given, out, at): copies float32s to byte `at` of `out`. Gives how many are infinite or no numbers.
 static PyObject *copy_numbers(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
-    int64_t at, found = 0;
+    int64_t at, found;
     if (!counted(count, 3) || !integers(args + 2, 1, PLACES_END, &at)) return NULL;
     Py_buffer given, out;
     PyObject *result = NULL;
     if (PyObject_GetBuffer(args[0], &given, PyBUF_SIMPLE)) return NULL;
     if (PyObject_GetBuffer(args[1], &out, PyBUF_WRITABLE)) goto no_out;
     if (within(&out, at, given.len)) {
-        const uint32_t exponent = 0x7f800000;  // all ones in those, and in those alone
-        const Word *number = memcpy((uint8_t *)out.buf + at, given.buf, given.len);
-        for (int64_t i = 0; i < given.len / 4; ++i) found += (number[i] & exponent) == exponent;
+        found = dpi_copied(given.buf, given.len, (uint8_t *)out.buf + at);
         result = PyLong_FromLongLong(found);
     }
     PyBuffer_Release(&out);
@@ -102,6 +54,10 @@ static PyMethodDef functions[] = {
     {"column_integers", (PyCFunction)(void (*)(void))dpi_column_integers, METH_FASTCALL, NULL},
     {"column_numbers", (PyCFunction)(void (*)(void))dpi_column_numbers, METH_FASTCALL, NULL},
     {"column_ids", (PyCFunction)(void (*)(void))dpi_column_ids, METH_FASTCALL, NULL},
+    {"column_hashes", (PyCFunction)(void (*)(void))dpi_column_hashes, METH_FASTCALL, NULL},
+    {"json_columns", (PyCFunction)(void (*)(void))dpi_json_columns, METH_FASTCALL, NULL},
+    {"json_items", (PyCFunction)(void (*)(void))dpi_json_items, METH_FASTCALL, NULL},
+    {"vocabulary", (PyCFunction)(void (*)(void))dpi_vocabulary, METH_FASTCALL, NULL},
     {"texts", (PyCFunction)(void (*)(void))dpi_texts, METH_FASTCALL, NULL},
     {"pack_ids", (PyCFunction)(void (*)(void))pack_ids, METH_FASTCALL, NULL},
     {"copy_numbers", (PyCFunction)(void (*)(void))copy_numbers, METH_FASTCALL, NULL},

@@ -25,6 +25,7 @@ extern "C" __global__ void head(
     const int* state,
     const X* part0, int width0, int ld0, int column0,
     const X* part1, int width1, int ld1, int column1,
+    const X* part2, int width2, int ld2, int column2,
     const float* logits0, int step0, const float* logits1, int step1,
     const float* logits2, int step2,
     const float* __restrict__ weights, int w_ld, const float* __restrict__ bias, float* __restrict__ scores, int* done) {
@@ -40,6 +41,7 @@ extern "C" __global__ void head(
         for (int t = 0; t < TASKS; ++t) logit[t] = 0.0f;
         if (part0) add_part(part0 + (long long)row * ld0, weights + column0, width0, w_ld, logit);
         if (part1) add_part(part1 + (long long)row * ld1, weights + column1, width1, w_ld, logit);
+        if (part2) add_part(part2 + (long long)row * ld2, weights + column2, width2, w_ld, logit);
 #pragma unroll
         for (int t = 0; t < TASKS; ++t) {
             float z = warp_sum(logit[t]) + bias[t];

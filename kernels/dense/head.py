@@ -1,4 +1,4 @@
-"""The output of a model on a GPU (head.cu): final linear over up to two parts, added logits, sigmoid. See `reference.head`."""
+"""The output of a model on a GPU (head.cu): linear over up to three parts, added logits, sigmoid. See `reference.head`."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ import torch
 from kernels.runtime.launch import WARP_ROWS, check_rows, launch, type_name
 from kernels.runtime.source import kernel
 
-MAX_PARTS, MAX_LOGITS = 2, 3
+MAX_PARTS, MAX_LOGITS = 3, 3
 
 
 class Head:
@@ -16,7 +16,7 @@ class Head:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, x_dtype: torch.dtype, device: torch.device) -> None:
         self._weight, self._bias = (t.float().contiguous().to(device) for t in (weight, bias))
-        self.tasks = weight.shape[0]
+        self.tasks, self.width = weight.shape
         self._function = kernel("dense/head", "head", {"X": type_name(x_dtype), "TASKS": str(self.tasks)}, device.index or 0)
 
     def __call__(
@@ -33,7 +33,7 @@ class Head:
         Args:
             state: int32[STATE_WORDS] on the device, see state.py.
             done: int32[>= rows / 8], pinned: gets the batch number (common.cuh, announce).
-            parts: (tensor [>= rows, >= width], width, first column of the weight), at most 2.
+            parts: (tensor [>= rows, >= width], width, first column of the weight), at most 3.
             logits: float32[>= rows, 1 or tasks], at most 3.
 
         Raises:

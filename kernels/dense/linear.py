@@ -5,9 +5,9 @@ and the way of computing chosen by measurement for each number of rows. See `ref
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from threading import RLock
 
 import numpy as np
@@ -17,8 +17,8 @@ from torch import Tensor
 from kernels.dense.activation import Activation
 from kernels.dense.cross_epilogue import cross_epilogue
 from kernels.reference import activate_
-from kernels.runtime.gc_pause import gc_paused
-from kernels.runtime.launch import check_rows, launch, own_stream, type_name
+from kernels.runtime.fastest import Found, fastest
+from kernels.runtime.launch import check_rows, launch, type_name
 from kernels.runtime.source import kernel
 
 log = logging.getLogger(__name__)
@@ -26,6 +26,9 @@ Ways = dict[str, Callable[[], None]]
 
 # By precision: of values and weights. "tf32" is a way to multiply float32.
 DENSE_DTYPE = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}
+
+
+TRITON = "triton-"  # begins the names of its ways
 
 
 def column_alignment(dtype: torch.dtype) -> int:
@@ -87,6 +90,7 @@ class Linear:
         self._epilogue = kernel("dense/linear", "bias_relu", {"X": type_name(dtype)}, device.index or 0)
         self._choice: dict[int, str] = {}
         self.recalled: dict[int, str] = {}  # choices made before, by rows; `tune` takes those that exist
+        self.rough: set[int] = set()
 
     def ways(self, x: Tensor, out: Tensor, x0: Tensor | None, state: Tensor, xl: Tensor | None = None) -> Ways:
         """Every way to compute the layer for these operands, by name."""
@@ -106,13 +110,34 @@ class Linear:
                     ways[tile.name] = partial(linear, x, self._weight, self._bias, out, *crossed, relu, tile)
         return ways
 
-    def tune(self, x: Tensor, out: Tensor, x0: Tensor | None, state: Tensor, xl: Tensor | None = None) -> str:
-        """Times the ways on these operands and keeps the fastest for this number of rows. Returns its name."""
+    def tune(
+        self,
+        found: Found,
+        x: Tensor,
+        out: Tensor,
+        x0: Tensor | None,
+        state: Tensor,
+        xl: Tensor | None = None,
+        *,
+        brief: bool = False,
+    ) -> str:
+        """Times the ways on these operands and keeps the fastest for this number of rows. Returns its name.
+
+        found: of layers that were timed in this warm-up. One of the same shapes and strides is alike.
+        brief: without Triton's ways, each of which takes a third of a second to compile. `rough` has the rows of such choices.
+        """
         rows = x.shape[0]
-        if rows not in self._choice:
+        if rows not in self._choice or (rows in self.rough and not brief):
             ways = self.ways(x, out, x0, state, xl)
-            known = self.recalled.get(rows, "")
-            self._choice[rows] = known if known in ways else fastest(ways)
+            known, lies = self.recalled.get(rows, ""), [None if t is None else t.stride(0) for t in (x, out, x0, xl)]
+            timed = {name: way for name, way in ways.items() if not (brief and name.startswith(TRITON))}
+            like = "linear", rows, *self._weight.shape, self.activation, self._outer_bias, *lies, *timed
+            if known not in ways and like not in found:
+                found[like] = fastest(timed)
+            self._choice[rows] = known if known in ways else found[like]
+            self.rough.discard(rows)
+            if known not in ways and len(timed) < len(ways):
+                self.rough.add(rows)
         return self._choice[rows]
 
     @property
@@ -152,50 +177,6 @@ class Linear:
         launch(self._epilogue, (rows, -(-width // 1024)), 256, args)
         if not relu:
             activate_(out, self.activation)
-
-
-def fastest(ways: Ways, repeats: int = 10, rounds: int = 5) -> str:
-    """The name of the way that takes the least device time, each captured `repeats` times in a graph and replayed.
-
-    Rounds go over all ways in turn, so that a clock that is still rising favours none of them.
-    """
-    stream = _tuning_stream(torch.cuda.current_device())
-    graphs = {name: torch.cuda.CUDAGraph() for name in ways}
-    with torch.cuda.stream(stream):
-        for name, way in ways.items():
-            way()
-            stream.synchronize()
-            with gc_paused():
-                graphs[name].capture_begin(capture_error_mode="thread_local")
-                try:
-                    for _ in range(repeats):
-                        way()
-                finally:  # the stream serves later warm-ups too
-                    graphs[name].capture_end()
-            graphs[name].replay()
-        best = least_ms(graphs, stream, rounds)
-    for graph in graphs.values():
-        graph.reset()
-    return min(best, key=lambda name: best[name])
-
-
-def least_ms(graphs: Mapping[str, torch.cuda.CUDAGraph], stream: torch.cuda.Stream, rounds: int) -> dict[str, float]:
-    """Device time of each graph's quietest replay. Who shares the GPU with others may have this wait for a turn."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    best = dict.fromkeys(graphs, float("inf"))
-    for _ in range(rounds):
-        for name, graph in graphs.items():
-            start.record(stream)
-            graph.replay()
-            end.record(stream)
-            end.synchronize()
-            best[name] = min(best[name], start.elapsed_time(end))
-    return best
-
-
-@lru_cache
-def _tuning_stream(device: int) -> torch.cuda.Stream:
-    return own_stream(torch.device("cuda", device))
 
 
 _ISSUING = RLock()

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from kernels.dense.activation import KINDS
-from kernels.dense.linear import fastest
 from kernels.interaction.cin_wgmma import TILES, CinTile, LayerOperands, WgmmaLayer, pitch, takes
+from kernels.runtime.fastest import fastest
 from kernels.runtime.launch import check_rows, launch, overlapping, type_name
 from kernels.runtime.source import kernel
 

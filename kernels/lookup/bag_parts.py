@@ -9,7 +9,7 @@ from math import gcd
 from kernels.lookup.plan import Kind, LookupPlan, Slot
 from kernels.lookup.units import Unit, units_of
 
-FLIGHT = 8  # rows of a part that a thread has in flight
+FLIGHT = 8  # rows of a part that a thread has in flight, at most (tiling.py)
 # Ids of a long bag. Where none is, a thread a column vector reads them as fast: 1,024 x 26 bags of 10, dim 16, 13 % faster.
 # Rows of several vectors by parts: bags of 10, dim 128, float16, 1,024 rows 19.6 us became 13.9, of 3 7.1 became 8.2 (H200).
 LONG, LONG_WIDE, WIDE_VECTORS = 16, 8, 4

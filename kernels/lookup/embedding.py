@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.lookup.bag_parts import FLIGHT, LONG, bag_parts
+from kernels.lookup.bag_parts import LONG, bag_parts
 from kernels.lookup.descriptors import TABLE, Descriptors
 from kernels.lookup.plan import Batch, Kind, LookupPlan, Slot
 from kernels.lookup.tiling import Tiling, bag_tiling, tiling
@@ -77,7 +77,7 @@ class DeviceLookup:
             "OUT_FACTOR": f"{1 / out_scale!r}f", "TIERS": int(descriptors.tiers),
             "MOST": self._most, "PARTS": len(self.bags.parts), "SINGLES": len(self.bags.singles),
             "JOINS": len(self.bags.joins),
-            "TEAM": self.bags.team, "FLIGHT": FLIGHT,
+            "TEAM": self.bags.team,
             "ONCE": ",".join(f"{{{first},{end}}}" for first, end in self.once) or "{0,0}",
             "SHARED": f"{{{shared[0]},{shared[1]}}}" if shared else "{0,0}",
         }  # fmt: skip
@@ -99,7 +99,8 @@ class DeviceLookup:
     def tiling(self, rows: int, pinned: bool) -> Tiling:
         """How a launch for `rows` rows is cut, with no more rows a block than its shared memory and threads hold."""
         if self.bags.parts:
-            t = bag_tiling(rows, self.units, self.totals, len(self.bags.parts) * self.bags.team, self._processors, pinned)
+            threads, tiers = len(self.bags.parts) * self.bags.team, self._descriptors.tiers
+            t = bag_tiling(rows, self.units, self.totals, threads, self._processors, pinned, tiers)
         else:
             t = tiling(rows, self.units, self.totals, self._processors, pinned, self._most > 1)
         threads = t.unit_threads + t.total_threads  # one of them reads each row's request
@@ -113,7 +114,7 @@ class DeviceLookup:
     def _kernel(self, t: Tiling, ahead: bool) -> Any:
         sizes = {
             "UNIT_THREADS": t.unit_threads, "TOTAL_THREADS": t.total_threads, "GROUP": t.group,
-            "BLOCKS": t.blocks, "AHEAD": int(ahead),
+            "BLOCKS": t.blocks, "FLIGHT": t.flight, "AHEAD": int(ahead),
         }  # fmt: skip
         constants = {k: str(v) for k, v in (self._constants | sizes).items()}
         return kernel("lookup/embedding", "lookup", constants, self._device.index or 0)

@@ -9,7 +9,8 @@ class Tiling:
     """How a launch covers its rows. All but `rows` are compile-time constants of embedding.cu.
 
     rows: of a block. unit_threads, total_threads: of a block, for x and for the first-order sums, in whole warps. group: lanes
-    that sum a row's first-order terms. blocks: of a multiprocessor, that must fit beside one another.
+    that sum a row's first-order terms. blocks: of a multiprocessor, that must fit beside one another. flight: rows of a bag's
+    part that a thread has in flight.
     """
 
     rows: int
@@ -17,6 +18,7 @@ class Tiling:
     total_threads: int
     group: int
     blocks: int
+    flight: int = 8
 
 
 def tiling(rows: int, units: int, totals: int, processors: int, pinned: bool, pooled: bool) -> Tiling:
@@ -55,14 +57,21 @@ def tiling(rows: int, units: int, totals: int, processors: int, pinned: bool, po
     return Tiling(wanted, unit_threads, total_threads, group, blocks)
 
 
-def bag_tiling(rows: int, units: int, totals: int, bag_threads: int, processors: int, pinned: bool) -> Tiling:
+def bag_tiling(
+    rows: int, units: int, totals: int, bag_threads: int, processors: int, pinned: bool, tiers: bool = False
+) -> Tiling:
     """The tiling of a launch whose bags are cut into parts (bag_parts.py).
 
-    units: output vectors that are of no bag. bag_threads: that the parts of one row take. The constants are from a sweep on an
-    H200: MLPerf's bags, 64 and 128 columns, float16 and int8, uniform and Zipf ids, 1,024 to 16,384 rows; 48 tilings.
+    units: output vectors that are of no bag. bag_threads: that the parts of one row take. The constants are from sweeps on an
+    H200: MLPerf's bags, 64 and 128 columns, float16 and int8, uniform and Zipf ids, 1,024 to 16,384 rows; 48 tilings, and 9.
     """
-    wanted = min(4 if pinned or rows <= 16 * processors else 8, -(-rows // processors))
-    unit_threads = min(320, -(-max(units, bag_threads * wanted) // 32) * 32)
+    many = rows > 16 * processors
+    narrow = many and not tiers  # four blocks of few rows each: more warps, whose threads have fewer rows in flight
+    wanted = min(8 if many and not pinned and tiers else 4, -(-rows // processors))
+    most = 256 if narrow else 320
+    unit_threads = min(most, -(-max(units, bag_threads * wanted) // 32) * 32)
     group = next(g for g in (8, 16, 32) if totals <= 8 * g or g == 32)
     total_threads = 64 if totals else 0
-    return Tiling(wanted, unit_threads - total_threads if unit_threads == 320 else unit_threads, total_threads, group, 2)
+    if unit_threads == most:
+        unit_threads -= total_threads
+    return Tiling(wanted, unit_threads, total_threads, group, *((4, 4) if narrow else (2, 8)))

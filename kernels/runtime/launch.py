@@ -39,6 +39,14 @@ def give_back(streams: list[torch.cuda.Stream], device: torch.device) -> None:
     _STREAMS.setdefault(device.index or 0, []).extend(streams)
 
 
+def copy_to_device(target: torch.Tensor, source: torch.Tensor, stream: torch.cuda.Stream) -> None:
+    """Puts a copy of pinned memory on a stream, which may be captured: torch's own asks whose memory it is, and records it."""
+    from cupy.cuda import runtime
+
+    if source.nbytes:
+        runtime.memcpyAsync(target.data_ptr(), source.data_ptr(), source.nbytes, runtime.memcpyHostToDevice, stream.cuda_stream)
+
+
 class _Attribute(ctypes.Structure):
     """CUlaunchAttribute: a union of 64 bytes behind its name."""
 

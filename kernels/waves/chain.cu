@@ -18,9 +18,10 @@
 #define TASKS 1
 #define DOTS 1     // of DCN's folded cross network
 #define LAYERS 1
-#define PER_ROW 3  // bits of FM and CROSS
-#define CROSSED 3  // of DCN-V2 layers: 1, with an outer bias 3
+#define PER_ROW 11 // bits of FM, CROSS and NORM
+#define CROSSED 7  // DCN-V2 layers: 1, with an outer bias 3; gates: 4
 #define KINDS 252
+#define MIXES 1    // whether some layer reads a mixture
 #define FIELDS 3   // of DLRM's dots, or 0: vectors of DIM columns, of which the first KEEP go in front
 #define DIM 8
 #define KEEP 8
@@ -30,26 +31,32 @@
 #define THREADS (32 * WARPS)
 #define COLUMNS 16
 #define MAX_LINKS 24
+#define GATES (CROSSED & 4)
 #include "waves/awaited_values.cuh"
 #include "waves/epilogue.cuh"
 #include "dense/few_row_products.cuh"
 #include "interaction/row_dots.cuh"
+#include "dense/row_norms.cuh"
 
 struct Link {
     const void* x;        // X[rows, x_ld]; of a link before: Word[ROWS, depth]
-    const void* weight;   // LINEAR: packed; CROSS: float[DOTS, width]
+    const void* weight;   // LINEAR: packed; CROSS: float[DOTS, width]; NORM: float[2, depth]
     const float* bias;    // LINEAR: [width]; CROSS: [DOTS]
     const float* shape;   // [3, width] of PRELU and DICE (activation.cuh), or null
-    const X* x0;          // of a DCN-V2 layer x0 * (W x + b) + xl, else null
-    const void* xl;       // of one of low rank, where x is V xl: X[rows, xl_ld], of a link before Word[ROWS, width]; null: x itself.
+    const void* x0;       // of a DCN-V2 layer x0 * (W x + b) + xl, or a gate number * x0 * activation(W x + b), else null: X[rows, x0_ld],
+                          // of a link before Word[ROWS, x0_ld]
+    const void* xl;       // of one of low rank, where x is V xl: X[rows, xl_ld], of a link before Word[ROWS, xl_ld]; null: x itself.
                           // DOT: all vectors but the first, which is x
-    Word* out;            // [ROWS, width], of FM [ROWS], of CROSS [ROWS, TASKS]; null if only the head reads it
+    Word* out;            // [ROWS, out_ld], of FM [ROWS], of CROSS [ROWS, TASKS]; null if only the head reads it
     const float* head;    // [TASKS, width]: the head's weights for these columns, or null
-    int linked, xl_linked;  // whether x and xl are of links before
-    int x_ld, x0_ld, xl_ld;
-    int width, depth;     // columns of out and of x, multiples of 8; FM: fields and dim
+    int linked, x0_linked, xl_linked;  // whether x, x0 and xl are of links before
+    int x_ld, x0_ld, xl_ld, out_ld;
+    int width, depth;     // columns of out and of x, multiples of 8; FM, NORM: fields and dim
     int kind, activation;
     int outer;            // whether the bias is added behind the product with x0
+    float number;         // of a gate; NORM: eps
+    int mixed_ld, experts;
+    const Word* mixed;    // [ROWS, mixed_ld]: the logits of a mixture of x, in as many equal parts as there are experts, or null
     int first, slot;      // block; of the head's partial sums
 };
 struct Head {
@@ -62,6 +69,20 @@ struct Head {
     int slots;
 };
 struct Chain { Link links[MAX_LINKS]; Head head; int count; };
+
+// softmax(logits[row])[i] times the i-th of as many equal parts of x[row].
+__device__ __forceinline__ void mix(X* x, int stride, const float* logits, int rows, int depth, int experts) {
+    const int dim = depth / experts;
+    for (int i = threadIdx.x; i < rows * depth; i += THREADS) {
+        const int row = ROWS == 1 ? 0 : i / depth, column = i - row * depth;
+        const float* own = logits + row * experts;
+        float most = own[0], sum = 0.0f;
+        for (int e = 1; e < experts; ++e) most = fmaxf(most, own[e]);
+        for (int e = 0; e < experts; ++e) sum += expf(own[e] - most);
+        X* at = x + row * stride + column;
+        store_value(at, expf(own[column / dim] - most) / sum * load_value(at));
+    }
+}
 
 __device__ __forceinline__ void layer(const Link& link, const Head& head, int tile, const int* state, char* shared) {
     const int groups = (link.depth * (int)sizeof(X) + 63) / 64, stride = (groups | 1) * 64 / (int)sizeof(X);  // odd: no bank twice
@@ -94,31 +115,43 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
             copy16((unsigned)__cvta_generic_to_shared(x + row * stride) + piece * 16, reinterpret_cast<const uint4*>(at) + piece);
         }
     }
-    const float x0 = CROSSED && link.x0 && own && r < rows ? load_value(link.x0 + (long long)r * link.x0_ld + column) : 0.0f;
+    const bool crossed = CROSSED && link.x0 && own && r < rows, gate = CROSSED == 4 || (CROSSED & 4 && link.number != 0.0f);
+    const long long at_x0 = (long long)r * link.x0_ld + column;
+    float x0 = crossed && !(GATES && link.x0_linked) ? load_value(static_cast<const X*>(link.x0) + at_x0) : 0.0f;
+    const bool mixed = MIXES && link.mixed;
+    if (mixed && threadIdx.x < rows * link.experts)  // into the place of the sums
+        sums[threadIdx.x] = take(link.mixed + (long long)(threadIdx.x / link.experts) * link.mixed_ld + threadIdx.x % link.experts, batch);
     if (link.linked) take_rows(x, stride, static_cast<const Word*>(link.x), rows, link.depth, batch);
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
+    if (mixed) {
+        mix(x, stride, sums, rows, link.depth, link.experts);
+        __syncthreads();
+    }
 
     if (PASSES == 3) multiply_exactly(weights, reinterpret_cast<const float*>(x), stride, groups, sums);
     else multiply_all(weights, x, stride, groups, rows, sums);
     __syncthreads();
     if (threadIdx.x >= (ROWS == 1 ? 32 : ROWS * COLUMNS)) return;  // whole warps
 
-    const bool outer = CROSSED > 1 && link.outer;
+    const bool outer = CROSSED & 2 && link.outer;
     float v = outer ? 0.0f : bias;
     if (r < ROWS) {
 #pragma unroll
         for (int w = 0; w < WARPS; ++w) v += sums[(w * ROWS + r) * COLUMNS + threadIdx.x % COLUMNS];
-        if (CROSSED && link.x0 && own && r < rows) {
+        v = activated(v, link.activation, shape);  // a DCN-V2 layer has none
+        if (GATES && crossed && link.x0_linked) x0 = take(static_cast<const Word*>(link.x0) + at_x0, batch);
+        if (gate && crossed) {
+            v *= x0 * link.number;
+        } else if (crossed) {
             float xl;
             if (!link.xl) xl = load_value(x + r * stride + column);
             else if (!link.xl_linked) xl = load_value(static_cast<const X*>(link.xl) + (long long)r * link.xl_ld + column);
-            else xl = take(static_cast<const Word*>(link.xl) + (long long)r * link.width + column, batch);
+            else xl = take(static_cast<const Word*>(link.xl) + (long long)r * link.xl_ld + column, batch);
             v = x0 * v + xl;
             if (outer) v += bias;
         }
     }
-    v = activated(v, link.activation, shape);
     if (link.head) {
 #pragma unroll
         for (int t = 0; t < TASKS; ++t) {
@@ -128,13 +161,13 @@ __device__ __forceinline__ void layer(const Link& link, const Head& head, int ti
                 put(head.partial + ((long long)r * head.slots + link.slot + tile) * TASKS + t, dot, batch);
         }
     }
-    if (link.out && own && r < rows) put(link.out + (long long)r * link.width + column, v, batch);
+    if (link.out && own && r < rows) put(link.out + (long long)r * link.out_ld + column, v, batch);
 }
 
-// FM and CROSS links: a warp a row. A cross network's weights too are on their way before x is: read beside it, a few at a time as
+// FM, CROSS and NORM links: a warp a row. A cross network's weights too are on their way before x is: read beside it, a few at a time as
 // registers allow, they took longer than all layers.
 __device__ __forceinline__ void rows_of(Link link, const int* state, char* shared) {
-    if (PER_ROW == CROSS || (PER_ROW != FM && link.kind == CROSS)) {
+    if (PER_ROW == CROSS || (PER_ROW & CROSS && link.kind == CROSS)) {
         float* weights = reinterpret_cast<float*>(shared);  // [DOTS][width], then k[DOTS]
 #pragma unroll 1
         for (int i = threadIdx.x; i < DOTS * link.width; i += THREADS) copy_word(weights + i, static_cast<const float*>(link.weight) + i);
@@ -147,6 +180,22 @@ __device__ __forceinline__ void rows_of(Link link, const int* state, char* share
     const int row = threadIdx.x >> 5, rows = ROWS == 1 ? 1 : min(state[TRUE_ROWS], ROWS), batch = state[BATCH_NUMBER];
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
+    if (PER_ROW == NORM || (PER_ROW & NORM && link.kind == NORM)) {
+        const auto norm = [&](const auto* x) {
+            norm_row(x, link.width, link.depth, link.number, static_cast<const float*>(link.weight), link.activation == RELU_,
+                     [&](int column, float v) { put(link.out + (long long)row * link.out_ld + column, v, batch); });
+        };
+        if (link.linked) {
+            X* x = reinterpret_cast<X*>(shared);  // [ROWS][x_ld]
+            take_rows(x, link.x_ld, static_cast<const Word*>(link.x), rows, link.x_ld, batch);
+            __syncthreads();
+            if (row < rows) norm(x + row * link.x_ld);
+        } else if (row < rows) {
+            norm(static_cast<const X*>(link.x) + (long long)row * link.x_ld);
+        }
+        return;
+    }
+    if (!LOGITS) return;
     if (row < rows) interact(link, row, [&](long long i, float logit) { put(link.out + i, logit, batch); });
 }
 

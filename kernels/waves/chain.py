@@ -3,7 +3,7 @@ of a launch. Each link has its twin in `reference`, as a wave's jobs have.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,43 +14,13 @@ from kernels.dense.linear import DENSE_DTYPE, padded
 from kernels.interaction.pairs import Pairs
 from kernels.runtime.launch import check_dense, check_rows, launch, shared_limit
 from kernels.runtime.source import kernel
-from kernels.waves.chain_arguments import MAX_LINKS, ChainArguments
-from kernels.waves.packed_weights import COLUMNS, CrossWeights, JobWeights, LinearWeights, job_weights, packed
-from kernels.waves.wave_arguments import MAX_LOGITS, logit_steps
-from kernels.waves.wave_jobs import CrossJob, FmJob, JobKind, LinearJob, job_constants
+from kernels.waves.chain_links import ChainHead, ChainOperands, Link, check_links, made_columns
+from kernels.waves.packed_weights import COLUMNS, CrossWeights, JobWeights, LinearWeights, NormWeights, job_weights, packed
+from kernels.waves.wave_arguments import MAX_LINKS, MAX_LOGITS, ChainArguments, logit_steps
+from kernels.waves.wave_jobs import CrossJob, FmJob, JobKind, LinearJob, NormJob, job_constants
 
 MOST_ROWS = 8  # of chain.cu
 _THREADS, _WARPS = 512, 16
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Link:
-    """A job of a chain. x: the number of the link, before this one, whose values it reads; None: it is given x. xl: the same of
-    a cross layer's last input, if that is not x. The first vector of `Pairs` is the x of a layer.
-    """
-
-    job: LinearJob | FmJob | CrossJob | Pairs
-    x: int | None = None
-    xl: int | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ChainHead:
-    """bias: float[tasks]. logits: at most 3: the number of the FM or cross link that makes it; None: it is given."""
-
-    bias: torch.Tensor
-    logits: tuple[int | None, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ChainOperands:
-    """What a link is given: x in the dense dtype, rows 16-byte aligned, unless a link before makes it; a cross layer's x0, and
-    its xl, unless that is x or a link before makes it; as xl all vectors of `Pairs` but the first.
-    """
-
-    x: torch.Tensor | None
-    x0: torch.Tensor | None = None
-    xl: torch.Tensor | None = None
 
 
 class Chain:
@@ -68,7 +38,7 @@ class Chain:
         if not 1 <= len(links) <= MAX_LINKS or len(head.logits) > MAX_LOGITS:
             got = f"{len(links)} links and {len(head.logits)} logits"
             raise ValueError(f"chain: got {got}, expected 1 to {MAX_LINKS} and at most {MAX_LOGITS}")
-        self._check(links, head)
+        check_links(links, head)
         self.links, self.head, self.tasks = tuple(links), head, len(head.bias)
         self._device, self._dtype = device, DENSE_DTYPE[precision]
         self._bias = head.bias.float().contiguous().to(device)
@@ -76,50 +46,32 @@ class Chain:
             None if isinstance(link.job, Pairs) else _packed(job_weights(link.job, self.tasks, precision, device))
             for link in links
         ]
-        read = {number for link in links for number in (link.x, link.xl)} | set(head.logits)
-        self._outs: list[int | None] = []  # where a link's words begin, if it has some
+        self._outs: dict[int, int] = {}  # where the words begin of each link that has some
+        self._pitch: dict[int, int] = {}  # from one row of them to the next
         self._slot: list[int] = []  # the head's first partial sum of each link
         self.words = self._slots = 0
-        for i, own in enumerate(self._weights):
-            self._outs.append(self.words if i in read else None)
+        together = [link.x for link in links if len(link.x) > 1]
+        alone = {number for link in links for number in (*link.x, link.xl, link.x0, link.mixed)} | set(head.logits)
+        for row in [*together, *((number,) for number in sorted(n for n in alone if n is not None))]:
+            if row[0] in self._outs:
+                continue
+            pitch = sum(self._columns(number) for number in row)
+            for k, number in enumerate(row):
+                self._outs[number] = self.words + sum(self._columns(before) for before in row[:k])
+                self._pitch[number] = pitch
+            self.words += pitch * MOST_ROWS
+        for own in self._weights:
             self._slot.append(self._slots)
-            self.words += self._columns(i) * MOST_ROWS if i in read else 0
             self._slots += len(own.weight) if isinstance(own, LinearWeights) and len(own.head) else 0
         self._partial = self.words
         self.words += MOST_ROWS * self._slots * self.tasks
         self._constants = job_constants([j for link in links if not isinstance(j := link.job, Pairs)], self.tasks, self._dtype)
+        self._constants["MIXES"] = str(int(any(link.mixed is not None for link in links)))
         self._constants["PASSES"] = "3" if precision == "fp32" else "1"
         pairs = next((link.job for link in links if isinstance(link.job, Pairs)), Pairs(0, 1, 0, False))
         self._constants |= {
             "FIELDS": str(pairs.fields), "DIM": str(pairs.dim), "KEEP": str(pairs.keep), "DIAGONAL": str(int(pairs.diagonal)),
         }  # fmt: skip
-
-    @staticmethod
-    def _check(links: Sequence[Link], head: ChainHead) -> None:
-        """What a link waits for must come: else it would wait for ever."""
-        for i, link in enumerate(links):
-            if link.x is not None and not (link.x < i and isinstance(links[link.x].job, LinearJob | Pairs)):
-                raise ValueError(f"chain link {i}: got x of link {link.x}, expected a layer before it")
-            match link.job, None if link.x is None else links[link.x].job:
-                case Pairs(dim=dim), before if not isinstance(before, LinearJob) or before.weight.shape[0] != dim:
-                    raise ValueError(f"chain link {i}: got x of link {link.x}, expected a layer of {dim} columns before it")
-                case Pairs(), _ if all(other.x != i for other in links):
-                    raise ValueError(f"chain link {i}: got no reader, expected a layer behind it")
-                case LinearJob(weight=weight), Pairs(columns=columns) if weight.shape[1] != columns:
-                    got = f"{weight.shape[1]} columns of link {link.x}"
-                    raise ValueError(f"chain link {i}: got {got}, expected its {columns}")
-                case LinearJob(weight=weight), LinearJob(weight=before) if weight.shape[1] != before.shape[0]:
-                    got = f"{weight.shape[1]} columns of link {link.x}"
-                    raise ValueError(f"chain link {i}: got {got}, expected its {before.shape[0]}")
-                case LinearJob(weight=weight), _ if link.xl is not None and not _makes(links, link.xl, i, weight.shape[0]):
-                    raise ValueError(f"chain link {i}: got xl of link {link.xl}, expected a layer as wide before it")
-                case ((FmJob() | CrossJob()), None) if i not in head.logits:
-                    raise ValueError(f"chain link {i}: got no reader, expected it to be one of the head's logits")
-                case ((FmJob() | CrossJob()), (LinearJob() | Pairs())):
-                    raise ValueError(f"chain link {i}: got x of link {link.x}, expected it to be given")
-        for logit in head.logits:
-            if logit is not None and isinstance(links[logit].job, LinearJob | Pairs):
-                raise ValueError(f"chain head: got link {logit} as a logit, expected an FM or a cross network")
 
     def fits(self, rows: int) -> bool:
         """Whether a launch for so many rows is possible on this device."""
@@ -156,21 +108,25 @@ class Chain:
             raise ValueError(f"chain: got {got}, expected at most {MOST_ROWS}, at least {self.words}, {len(self.links)}")
         chain, base, first = ChainArguments(count=len(self.links)), words.data_ptr(), 0
         for i, (link, operands) in enumerate(zip(self.links, given, strict=True)):
-            target, out = chain.links[i], self._outs[i]
+            target, out = chain.links[i], self._outs.get(i)
             target.first, target.out = first, 0 if out is None else base + 8 * out
-            if link.x is not None:
-                before = self._outs[link.x]
-                assert before is not None
-                target.linked, target.x, target.x_ld = 1, base + 8 * before, self._columns(link.x)
+            target.out_ld = self._pitch.get(i, 0)
+            if link.x:
+                target.linked, target.x, target.x_ld = 1, base + 8 * self._outs[link.x[0]], self._pitch[link.x[0]]
             else:
                 x = self._given_x(i, operands.x, rows)
                 target.x, target.x_ld = x.data_ptr(), x.stride(0)
-            crosses = isinstance(link.job, LinearJob) and link.job.cross
-            if crosses != (operands.x0 is not None):
+            crosses = isinstance(link.job, LinearJob) and (link.job.cross or link.job.gate != 0)
+            if (crosses and link.x0 is None) != (operands.x0 is not None):
                 raise ValueError(f"chain link {i}: got {'no ' if crosses else ''}x0, expected the contrary")
+            if link.x0 is not None:
+                target.x0_linked, target.x0, target.x0_ld = 1, base + 8 * self._outs[link.x0], self._pitch[link.x0]
             if operands.x0 is not None:
                 check_rows(f"chain link {i} x0", operands.x0, rows, self._width(i))
                 target.x0, target.x0_ld = operands.x0.data_ptr(), operands.x0.stride(0)
+            if link.mixed is not None:
+                target.mixed, target.mixed_ld = base + 8 * self._outs[link.mixed], self._pitch[link.mixed]
+                target.experts = made_columns(self.links[link.mixed].job)
             self._fill_xl(i, target, operands.xl, base, rows)
             first += self._describe(i, target, rows)
         self._fill_head(chain.head, iter(logits), base, scores, done)
@@ -183,16 +139,14 @@ class Chain:
         """A cross layer's last input; without one it is x."""
         link = self.links[i]
         if link.xl is not None:
-            before = self._outs[link.xl]
-            assert before is not None
-            target.xl_linked, target.xl = 1, base + 8 * before
+            target.xl_linked, target.xl, target.xl_ld = 1, base + 8 * self._outs[link.xl], self._pitch[link.xl]
         elif given is not None:
             width = (link.job.fields - 1) * link.job.dim if isinstance(link.job, Pairs) else self._width(i)
             check_dense(f"chain link {i} xl", given, rows, width, self._dtype)
             target.xl, target.xl_ld = given.data_ptr(), given.stride(0)
         elif isinstance(link.job, Pairs):
             raise ValueError(f"chain link {i}: got no xl, expected {link.job.fields - 1} vectors")
-        elif target.x0 and self._width(i) != self._depth(i):
+        elif isinstance(link.job, LinearJob) and link.job.cross and self._width(i) != self._depth(i):
             raise ValueError(f"chain link {i}: got no xl, expected one as wide as the layer")
 
     def _fill_head(self, target: Any, given: Any, base: int, scores: torch.Tensor, done: torch.Tensor) -> None:
@@ -203,9 +157,7 @@ class Chain:
                 logit = next(given)
                 target.logits[i], target.steps[i] = logit.data_ptr(), logit_steps(logit, self.tasks)
             else:
-                out = self._outs[source]
-                assert out is not None
-                target.logits[i], target.linked[i] = base + 8 * out, 1
+                target.logits[i], target.linked[i] = base + 8 * self._outs[source], 1
                 target.steps[i] = self.tasks if isinstance(self.links[source].job, CrossJob) and self.tasks > 1 else 0
 
     def _describe(self, i: int, target: Any, rows: int) -> int:
@@ -216,12 +168,15 @@ class Chain:
                 target.width, target.depth = len(own.bias), self._depth(i)
                 target.weight, target.bias = own.weight.data_ptr(), own.bias.data_ptr()
                 target.head, target.slot = own.head.data_ptr() if len(own.head) else 0, self._slot[i]
-                target.activation, target.outer = KINDS[job.activation], int(job.outer_bias)
+                target.activation, target.outer, target.number = KINDS[job.activation], int(job.outer_bias), job.gate
                 target.shape = own.shape.data_ptr() if len(own.shape) else 0
                 return len(own.weight)
             case FmJob(), _:
                 target.kind, target.width, target.depth = JobKind.FM, job.fields, job.dim
                 target.x += job.offset * self._dtype.itemsize
+            case NormJob(), NormWeights():
+                target.kind, target.width, target.depth, target.number = JobKind.NORM, job.fields, job.dim, job.eps
+                target.weight, target.activation = own.weight.data_ptr(), KINDS["relu"] if job.relu else 0
             case Pairs(), _:
                 target.kind, target.width = JobKind.DOT, self._columns(i)
                 return rows
@@ -249,6 +204,8 @@ class Chain:
                 return self._width(link)
             case Pairs() as pairs:
                 return padded(pairs.columns, self._dtype)
+            case NormJob() as norm:
+                return norm.width
         return self.tasks
 
     def _width(self, link: int) -> int:
@@ -261,7 +218,8 @@ class Chain:
         """Of the block that needs most: a layer's weights, x, and the sums of its warps; or a cross network's weights."""
         groups = max((own.weight.shape[1] for own in self._weights if isinstance(own, LinearWeights)), default=0)
         crosses = [own.weights.nbytes + own.k.nbytes for own in self._weights if isinstance(own, CrossWeights)]
-        return max((groups * 1024 + rows * (groups | 1) * 64 + _WARPS * rows * COLUMNS * 4, *crosses))
+        norms = [rows * link.job.width * self._dtype.itemsize for link in self.links if isinstance(link.job, NormJob)]
+        return max((groups * 1024 + rows * (groups | 1) * 64 + _WARPS * rows * COLUMNS * 4, *crosses, *norms))
 
     def _function(self, rows: int) -> Any:
         return kernel("waves/chain", "chain", self._constants | {"ROWS": str(rows)}, self._device.index or 0)
@@ -270,11 +228,6 @@ class Chain:
 def _bucket(rows: int) -> int:
     """Rows that the kernel is compiled for."""
     return 1 << (rows - 1).bit_length()
-
-
-def _makes(links: Sequence[Link], link: int, before: int, width: int) -> bool:
-    """Whether a link is a layer of so many columns ahead of the one numbered `before`."""
-    return link < before and isinstance(job := links[link].job, LinearJob) and job.weight.shape[0] == width
 
 
 def _packed(own: JobWeights) -> JobWeights:

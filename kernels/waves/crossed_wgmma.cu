@@ -1,7 +1,7 @@
 // A cross layer x0 * (x W^T + b) + xl of many rows (DCN-V2, Wang et al. 2021, eq. 1 and 2), alone in its wave: products as in
-// wave_wgmma.cu. Behind the last chunks x0 and xl come through the same ring, so that they are on their way while the last products
-// run; each thread combines them with its sums where they lie, and the tile goes out from there. Nothing else is kept in shared
-// memory: two blocks fit a multiprocessor, one multiplies while the other waits for memory.
+// wave_wgmma.cu. Behind the last chunks x0 and xl come through the same ring, box by box, so that they are on their way while the
+// last products run; each thread combines them with its sums where they lie, and each box goes out from there as soon as it is
+// done. Nothing else is kept in shared memory: two blocks fit a multiprocessor, one multiplies while the other waits for memory.
 //
 // Grid: column tiles within row tiles. Bytes of a block: (BM + BN) * depth + 2 * BM * BN in, BM * BN out, times sizeof(X). Rows
 // of the bucket's padding within a tile are written, too.
@@ -38,7 +38,7 @@ __device__ __forceinline__ void bring_to_l2(const TensorMap* map, int column, in
     asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(column), "r"(row) : "memory");
 }
 
-// Where box `b` lies in the ring: those of x0, then those of xl.
+// Where box `b` lies in the ring: number i of x0 is 2 * i, of xl the one behind it.
 __device__ __forceinline__ unsigned box(int chunks, int b) {
     return (chunks + b / IN_BUFFER) % STAGES * STAGE_BYTES + b % IN_BUFFER * BOX_BYTES;
 }
@@ -62,7 +62,7 @@ __device__ __forceinline__ void copy_all(
         arrive(barrier);
         expect(barrier, (end - first) * BOX_BYTES);
         for (int b = first; b < end; ++b)
-            copy_tile(ring + box(chunks, b), b < BOXES ? &layer.x0 : &layer.xl, barrier, n0 + b % BOXES * CHUNK, m0);
+            copy_tile(ring + box(chunks, b), b % 2 ? &layer.xl : &layer.x0, barrier, n0 + b / 2 * CHUNK, m0);
     };
 #pragma unroll 1
     for (int c = 0; c < ahead; ++c) copy_weight(c);
@@ -104,21 +104,20 @@ __device__ __forceinline__ void store2(bf16* p, const float v[2]) {
 }
 __device__ __forceinline__ void store2(fp8* p, const float v[2]) { *reinterpret_cast<unsigned short*>(p) = pack_fp8(v[0], v[1]); }
 
-// The sums of a thread, as wgmma lays them out, with x0 and xl, in the place of xl.
-__device__ __forceinline__ void combine(const Layer& layer, const Sums& sums, char* ring, const float* bias, const float* scale, int chunks) {
+// The sums of a thread, as wgmma lays them out, with x0 and xl of their box number B, in the place of xl.
+template <int B>
+__device__ __forceinline__ void combine(const Layer& layer, const Sums& sums, char* x0, char* xl, const float* bias, const float* scale) {
     const int lane = threadIdx.x & 31, row = first_row() + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
 #pragma unroll
-    for (int n = 0; n < BN / 8; ++n) {
-        const int column = n * 8 + (lane & 3) * 2, b = column / CHUNK;
+    for (int i = 0; i < CHUNK / 8; ++i) {
+        const int n = B * CHUNK / 8 + i, column = n * 8 + (lane & 3) * 2;
         const unsigned in_row = (column % CHUNK * (int)sizeof(X)) ^ (lane >> 2) << 4;  // swizzled: rows of 128 bytes, 8 of them
-        char* const x0 = ring + box(chunks, b) + in_row;
-        char* const xl = ring + box(chunks, BOXES + b) + in_row;
         float add[2], factor[2];
         load2(bias + column, add);
         if (FP8) load2(scale + column, factor);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int at = (row + 8 * half) * 128;
+            const int at = (row + 8 * half) * 128 + in_row;
             float a[2], last[2], v[2];
             load2(reinterpret_cast<const X*>(x0 + at), a);
             load2(reinterpret_cast<const X*>(xl + at), last);
@@ -134,6 +133,26 @@ __device__ __forceinline__ void combine(const Layer& layer, const Sums& sums, ch
             }
             store2(reinterpret_cast<X*>(xl + at), v);
         }
+    }
+}
+
+// Combines boxes from number B on; each goes out when all threads are done with it.
+template <int B>
+__device__ __forceinline__ void conclude(
+    const Layer& layer, const Sums& sums, char* buffers, unsigned ring, unsigned full, const float* bias, const float* scale, int chunks,
+    int m0, int n0) {
+    if constexpr (B < BOXES) {
+        for (int i = 2 * B / IN_BUFFER; i <= (2 * B + 1) / IN_BUFFER; ++i) wait(full + 8 * ((chunks + i) % STAGES), (chunks + i) / STAGES & 1);
+        const unsigned x0 = box(chunks, 2 * B), xl = box(chunks, 2 * B + 1);
+        combine<B>(layer, sums, buffers + x0, buffers + xl, bias, scale);
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // what was written here is what the copy out reads
+        SYNC();
+        if (threadIdx.x == 0) {
+            asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&layer.out),
+                         "r"(ring + xl), "r"(n0 + B * CHUNK), "r"(m0) : "memory");
+            asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+        }
+        conclude<B + 1>(layer, sums, buffers, ring, full, bias, scale, chunks, m0, n0);
     }
 }
 
@@ -170,16 +189,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32) crossed_wgmma(const _
 #pragma unroll
         for (int i = 0; i < PIECE / 2; ++i) sums[p][i] = 0.0f;
     multiply_all<true>(sums, chunks, ring, full, empty);
-    for (int c = chunks; c < chunks + BEHIND; ++c) wait(full + 8 * (c % STAGES), (c / STAGES) & 1);
     char* const buffers = shared + (ring - (unsigned)__cvta_generic_to_shared(shared));
-    combine(layer, sums, buffers, bias, scale, chunks);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // what was written here is what the copies out read
-    SYNC();
+    conclude<0>(layer, sums, buffers, ring, full, bias, scale, chunks, m0, n0);
     if (threadIdx.x != 0) return;
-#pragma unroll 1
-    for (int b = 0; b < BOXES; ++b)
-        asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(&layer.out),
-                     "r"(ring + box(chunks, BOXES + b)), "r"(n0 + b * CHUNK), "r"(m0) : "memory");
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
     asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 }

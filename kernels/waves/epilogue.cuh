@@ -1,5 +1,5 @@
 // What the kernels that compute layers share: kinds of jobs, what follows a product, and jobs that take a warp a row. The including
-// file defines X, KINDS (bits of the activations beyond RELU that layers have), PER_ROW (bits of FM and CROSS), and of CROSS jobs DOTS and
+// file defines X, KINDS (bits of the activations beyond RELU that layers have), PER_ROW (bits of FM, CROSS and NORM), and of CROSS jobs DOTS and
 // LAYERS: code is fetched anew in every launch, and what no layer needs is left out.
 #pragma once
 #include "dense/activation.cuh"
@@ -9,7 +9,8 @@
 #define HAS(kind) (KINDS >> kind & 1)
 #define SHAPED (HAS(PRELU) || HAS(DICE))  // whether some activation has parameters
 
-enum Kind { LINEAR = 0, FM = 1, CROSS = 2, DOT = 4 };
+enum Kind { LINEAR = 0, FM = 1, CROSS = 2, DOT = 4, NORM = 8 };
+#define LOGITS (PER_ROW & (FM | CROSS))  // which jobs make logits
 
 __device__ __forceinline__ float activated(float v, int kind, const Shape& shape) {
     if (kind == RELU_) return activate<RELU_>(v, shape);
@@ -27,7 +28,7 @@ template <typename Job, typename Put>
 __device__ __forceinline__ void interact(const Job& job, long long row, Put put) {
     const X* x = static_cast<const X*>(job.x) + row * job.x_ld;
     const bool hands = (threadIdx.x & 31) == 0;
-    if (PER_ROW == FM || (PER_ROW != CROSS && job.kind == FM)) {
+    if (LOGITS == FM || (LOGITS != CROSS && job.kind == FM)) {
         const float pairs = fm_row(x, job.width, job.depth);
         if (hands) put(row, pairs);
     } else {

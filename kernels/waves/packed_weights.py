@@ -8,7 +8,7 @@ import torch.nn.functional as f
 
 from kernels.dense.activation import SHAPED, unit_params
 from kernels.dense.linear import DENSE_DTYPE, padded
-from kernels.waves.wave_jobs import CrossJob, FmJob, LinearJob, chunk_columns
+from kernels.waves.wave_jobs import CrossJob, FmJob, Job, LinearJob, NormJob, chunk_columns
 
 FP8_MOST = 448.0  # the largest number of e4m3
 COLUMNS, GROUP_WORDS = 16, 16  # of a tile of packed weights, and the 4-byte words of K of one of its groups
@@ -35,7 +35,14 @@ class CrossWeights:
     k: torch.Tensor
 
 
-JobWeights = LinearWeights | CrossWeights | None
+@dataclass(frozen=True, slots=True, eq=False)
+class NormWeights:
+    """float32 weight[2, dim], the bias behind."""
+
+    weight: torch.Tensor
+
+
+JobWeights = LinearWeights | CrossWeights | NormWeights | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,12 +58,14 @@ class ShareWeights:
     wide_weight: torch.Tensor | None
 
 
-def job_weights(job: LinearJob | FmJob | CrossJob, tasks: int, precision: str, device: torch.device) -> JobWeights:
+def job_weights(job: Job, tasks: int, precision: str, device: torch.device) -> JobWeights:
     """None for a job without weights."""
     if isinstance(job, FmJob):
         return None
     if isinstance(job, CrossJob):
         return CrossWeights(job.weights.float().contiguous().to(device), job.k.float().contiguous().to(device))
+    if isinstance(job, NormJob):
+        return NormWeights(torch.stack((job.weight, job.bias)).float().to(device))
     dtype = DENSE_DTYPE[precision]
     out, width = job.weight.shape
     rows, columns = padded(out, dtype), padded(width, dtype)
@@ -81,7 +90,7 @@ def job_weights(job: LinearJob | FmJob | CrossJob, tasks: int, precision: str, d
 
 
 def share_weights(
-    jobs: Sequence[LinearJob | FmJob | CrossJob], weights: Sequence[JobWeights], wide: Mapping[int, torch.Tensor]
+    jobs: Sequence[Job], weights: Sequence[JobWeights], wide: Mapping[int, torch.Tensor]
 ) -> tuple[ShareWeights, ...]:
     """Of the jobs with `shared` columns. wide: by job, the weights of wave_wgmma.cu.
 

@@ -1,30 +1,32 @@
 // What every kernel that computes a wave shares: its arguments, and what is done with a tile's products once they are there.
 // The including file defines X, BM, BN, TASKS, DOTS, LAYERS, THREADS (that take part in the epilogue) and SYNC (for them), and
 // what the wave's jobs need, for code is fetched anew in every launch and what is left out is not waited for (H200: the epilogue
-// took 4,000 cycles with all activations unrolled into it): HEAD, PER_ROW (bits of FM and CROSS), CROSSED (DCN-V2 layers:
-// 1, with an outer bias 3), KINDS (bits of activations), SHARES (whether contexts have shares of products: shares.cuh).
+// took 4,000 cycles with all activations unrolled into it): HEAD, PER_ROW (bits of FM, CROSS and NORM), CROSSED (DCN-V2
+// layers: 1, with an outer bias 3; gates: 4), KINDS (bits of activations), SHARES (whether contexts have shares of products: shares.cuh).
 #pragma once
 #include "runtime/common.cuh"
 #include "waves/epilogue.cuh"
+#include "dense/row_norms.cuh"
 
 #define ROW_THREADS (BN / 4)  // threads that share a row in the epilogue, 4 columns each
 #define MAX_JOBS 8
 #define FP8 (sizeof(X) == 1)
+#define GATES (CROSSED & 4)
 
 struct Job {
     const X* x;                // [rows, x_ld]
-    const void* weight;        // LINEAR: X[width, depth]; CROSS: float[DOTS, width]
+    const void* weight;        // LINEAR: X[width, depth]; CROSS: float[DOTS, width]; NORM: float[2, depth]
     const float* bias;         // LINEAR: [width]; CROSS: [DOTS]
     const float* shape;        // [3, width] of PRELU and DICE (activation.cuh), or null
     const float* scale;        // [width]: what the products are multiplied by, where X is fp8
-    const X* x0;               // of a DCN-V2 layer x0 * (W x + b) + xl, else null
-    const X* xl;               // of one: x itself, or of low rank, where x is V xl, another value
+    const X* x0;               // of a DCN-V2 layer x0 * (W x + b) + xl, or a gate x0_scale * x0 * activation(W x + b), else null
+    const X* xl;               // of a DCN-V2 layer: x itself, or of low rank, where x is V xl, another value; of a gate null
     void* out;                 // X[rows, out_ld], float[rows, ..] of FM and CROSS; null if only the head reads it
     const float* head;         // [TASKS, width]: the head's weights for these columns, or null
-    float x_scale, x0_scale, xl_scale;  // a value is what lies in memory times its scale (fp8; of x for FM)
+    float x_scale, x0_scale, xl_scale;  // a value is what lies in memory times its scale (fp8; of x for FM; x_scale of NORM: its eps)
     float out_factor;          // one over that of out
     int x_ld, x0_ld, xl_ld, out_ld;
-    int width, depth;          // columns of out and of x, multiples of 8; FM: fields and dim
+    int width, depth;          // columns of out and of x, multiples of 8; FM, NORM: fields and dim
     int kind, activation;
     int outer;                 // whether the bias is added behind the product with x0
     int first, tiles;          // first block; column tiles
@@ -107,7 +109,7 @@ __device__ __forceinline__ void conclude(
     constexpr int MOST = CROSSED && KINDS < 1 << GELU ? 16 / (int)sizeof(X) : 4, AT_ONCE = EACH < MOST ? EACH : MOST;
     const int column = n0 + own.column, from = threadIdx.x / ROW_THREADS;
     constexpr int STEP = THREADS / ROW_THREADS;
-    const bool outer = CROSSED > 1 && job.outer;
+    const bool outer = CROSSED & 2 && job.outer;
     Share of_context(job, column);
     Shape shape[SHAPED ? 4 : 1];  // read here: kept beside the sums of the products it would take their registers
     if (SHAPED && own.there && job.shape)
@@ -120,7 +122,7 @@ __device__ __forceinline__ void conclude(
                 const int row = m0 + from + (i + u) * STEP;
                 if (row >= rows) continue;
                 first[u] = four(job.x0 + (long long)row * job.x0_ld + column);
-                last[u] = four(job.xl + (long long)row * job.xl_ld + column);
+                if (!GATES || job.xl) last[u] = four(job.xl + (long long)row * job.xl_ld + column);
             }
         }
 #pragma unroll
@@ -139,17 +141,17 @@ __device__ __forceinline__ void conclude(
             }
             if (FP8)
                 for (int k = 0; k < 4; ++k) v[k] = v[k] * own.scale[k] + (outer ? 0.0f : own.bias[k]);
+            for (int k = 0; k < 4; ++k) v[k] = activated(v[k], job.activation, shape[SHAPED ? k : 0]);  // a DCN-V2 layer has none
             if (CROSSED && valid && job.x0) {
-                float a[4], b[4];
+                float a[4], b[4] = {};
                 widen4(first[u], a);
-                widen4(last[u], b);
-                if (FP8)
+                if (!GATES || job.xl) widen4(last[u], b);
+                if (FP8 || GATES)
                     for (int k = 0; k < 4; ++k) a[k] *= job.x0_scale, b[k] *= job.xl_scale;
                 for (int k = 0; k < 4; ++k) v[k] = a[k] * v[k] + b[k];
                 if (outer)
                     for (int k = 0; k < 4; ++k) v[k] += own.bias[k];
             }
-            for (int k = 0; k < 4; ++k) v[k] = activated(v[k], job.activation, shape[SHAPED ? k : 0]);
             if (HEAD && job.head) {
                 for (int t = 0; t < TASKS; ++t) {
                     float dot = 0.0f;
@@ -168,11 +170,18 @@ __device__ __forceinline__ void conclude(
     if (HEAD && job.head) finish(head, m0, rows, batch);
 }
 
-// FM and CROSS jobs: a warp a row, WARPS rows a block.
+// FM, CROSS and NORM jobs: a warp a row, WARPS rows a block.
 template <int WARPS_> __device__ __forceinline__ void rows_of(const Job& job, int block, const int* state) {
     wait_for_dependencies();
     const int row = block * WARPS_ + (threadIdx.x >> 5);
     if (row >= state[TRUE_ROWS]) return;
+    if (PER_ROW == NORM || (PER_ROW & NORM && job.kind == NORM)) {
+        X* out = static_cast<X*>(job.out) + (long long)row * job.out_ld;
+        norm_row(job.x + (long long)row * job.x_ld, job.width, job.depth, job.x_scale, static_cast<const float*>(job.weight),
+                 job.activation == RELU_, [&](int column, float v) { store_value(out + column, v); });
+        return;
+    }
+    if (!LOGITS) return;
     const float scale = FP8 && job.kind == FM ? job.x_scale * job.x_scale : 1.0f;
     interact(job, row, [&](long long i, float logit) { static_cast<float*>(job.out)[i] = logit * scale; });
 }

@@ -12,13 +12,14 @@ import torch
 
 from kernels.dense.activation import KINDS
 from kernels.dense.library import ACTIVATIONS, LIBRARY, run_by_library
-from kernels.dense.linear import DENSE_DTYPE, fastest
+from kernels.dense.linear import DENSE_DTYPE
+from kernels.runtime.fastest import Found, fastest
 from kernels.runtime.launch import check_dense, check_rows, launch, overlapping, shared_limit
 from kernels.runtime.source import kernel
 from kernels.runtime.tensor_map import tensor_map
-from kernels.waves.packed_weights import CrossWeights, LinearWeights, job_weights, share_weights, tf32_halves
+from kernels.waves.packed_weights import CrossWeights, LinearWeights, NormWeights, job_weights, share_weights, tf32_halves
 from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, crossed_arguments, fill_head, fill_share
-from kernels.waves.wave_jobs import CrossJob, FmJob, HeadOperands, JobKind, LinearJob, Operands, job_constants
+from kernels.waves.wave_jobs import FmJob, HeadOperands, Job, JobKind, LinearJob, NormJob, Operands, job_constants, shape_of
 from kernels.waves.wave_tiles import (
     CROSSED_TILES,
     EXACT_TILES,
@@ -48,7 +49,7 @@ class Wave:
 
     def __init__(
         self,
-        jobs: Sequence[LinearJob | FmJob | CrossJob],
+        jobs: Sequence[Job],
         bias: torch.Tensor | None,
         precision: str,
         device: torch.device,
@@ -89,11 +90,12 @@ class Wave:
 
     def tiles_for(self, rows: int) -> list[AnyTile]:
         """See `wave_tiles.tiles_for`; those that this GPU's shared memory holds, and whose rows a warp sums up for a head."""
-        return [
+        tiles = [
             t
             for t in tiles_for(rows, self._wide)
             if t.shared_bytes + STATIC_BYTES <= self._shared_limit and not (self.has_head and t.columns > MOST_HEAD_COLUMNS)
         ]
+        return tiles if any(isinstance(job, LinearJob) for job in self.jobs) else tiles[:1]  # a warp a row, whatever the tile
 
     def ways(self, rows: int) -> dict[str, AnyTile | None]:
         """By name, the tiles for a number of rows, and None: a product by cuBLAS, for many rows and one layer alone."""
@@ -110,16 +112,20 @@ class Wave:
         tiles = {tile for rows in buckets for tile in self.tiles_for(rows) if self.recalled.get(rows) in (None, tile.name)}
         return [partial(self._function, tile) for tile in tiles]
 
-    def tune(self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor) -> str:
-        """Times the ways on these operands and keeps the fastest for this number of rows. Returns its name."""
+    def tune(
+        self, found: Found, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor
+    ) -> str:
+        """Times the ways on these operands and keeps the fastest for this number of rows. Returns its name.
+
+        found: of waves that were timed in this warm-up: models repeat their layers, and programs their waves.
+        """
         if rows not in self._choice:
             ways, known = self.ways(rows), self.recalled.get(rows, "")
-
-            def run(way: AnyTile | None) -> None:
+            like = "wave", rows, tuple(self._constants.items()), *map(shape_of, self.jobs, operands)
+            if known not in ways and like not in found:
                 with overlapping():
-                    self.run(operands, rows, head, state, way)
-
-            self._choice[rows] = known if known in ways else fastest({name: partial(run, way) for name, way in ways.items()})
+                    found[like] = fastest({name: self.bound(operands, rows, head, state, way) for name, way in ways.items()})
+            self._choice[rows] = known if known in ways else found[like]
         return self._choice[rows]
 
     def __call__(self, operands: Sequence[Operands], rows: int, head: HeadOperands | None, state: torch.Tensor) -> None:
@@ -142,17 +148,26 @@ class Wave:
         state: torch.Tensor,
         tile: AnyTile | None,
     ) -> None:
-        """One launch with a given tile, or with None by cuBLAS.
+        """One launch with a given tile, or with None by cuBLAS. See `bound`."""
+        self.bound(operands, rows, head, state, tile)()
+
+    def bound(
+        self,
+        operands: Sequence[Operands],
+        rows: int,
+        head: HeadOperands | None,
+        state: torch.Tensor,
+        tile: AnyTile | None,
+    ) -> Callable[[], None]:
+        """A call that launches on these operands, any number of times: to describe them takes longer than a launch.
 
         Raises:
             ValueError: an operand does not fit.
         """
         if tile is None:
-            self._run_by_library(operands[0])
-            return
+            return partial(self._run_by_library, operands[0])
         if isinstance(tile, CrossedTile):
-            self._run_alone(operands[0], rows, state, tile)
-            return
+            return self._alone(operands[0], rows, state, tile)
         if (head is None) != (self._bias is None):
             raise ValueError(f"wave: got {'no ' if head is None else ''}operands of a head, expected the contrary")
         shares, wide = len(self._shares), isinstance(tile, WideTile)
@@ -194,12 +209,26 @@ class Wave:
                     x0, xl = self._crossed(given, rows, width)
                     target.x0, target.x0_ld = x0.data_ptr(), x0.stride(0)
                     target.xl, target.xl_ld = xl.data_ptr(), xl.stride(0)
+                elif job.gate:
+                    if given.x0 is None:
+                        raise ValueError("wave gate: got no x0, expected one")
+                    check_dense("wave x0", given.x0, rows, width, self._dtype)
+                    target.x0, target.x0_ld, target.x0_scale = given.x0.data_ptr(), given.x0.stride(0), job.gate
                 slot += target.tiles if len(own.head) else 0
                 first += target.tiles * -(-rows // tile.rows)
             elif isinstance(job, FmJob):
                 check_rows("wave fm x", given.x, rows, job.width)
                 target.kind, target.width, target.depth, target.x_scale = JobKind.FM, job.fields, job.dim, job.x_scale
                 target.x += job.offset * given.x.element_size()
+                first += -(-rows // tile.row_warps)
+            elif isinstance(job, NormJob):
+                assert isinstance(own, NormWeights)
+                check_rows("wave norm x", given.x, rows, job.width)
+                if given.out is None:
+                    raise ValueError("wave norm: got no out, expected one")
+                check_rows("wave norm out", given.out, rows, job.width)
+                target.kind, target.width, target.depth, target.x_scale = JobKind.NORM, job.fields, job.dim, job.eps
+                target.weight, target.activation = own.weight.data_ptr(), KINDS["relu"] if job.relu else 0
                 first += -(-rows // tile.row_warps)
             else:
                 target.kind, target.width = JobKind.CROSS, job.width
@@ -211,12 +240,13 @@ class Wave:
             fill_head(wave.head, head, self._bias, rows, slot, self.tasks)
         function = self._function(tile)
         args = (maps, wave, state.data_ptr()) if wide else (wave, state.data_ptr(), np.int32(rows))
-        launch(function, first, tile.threads, args, shared_bytes=tile.shared_bytes)
+        shared_bytes = tile.shared_bytes if any(isinstance(job, LinearJob) for job in self.jobs) else 0
+        return partial(launch, function, first, tile.threads, args, shared_bytes=shared_bytes)
 
     def _for_library(self, precision: str) -> torch.Tensor | None:
         """The bias as cuBLAS takes it, if the wave is one layer that it computes in one call."""
         job, own = self.jobs[0], self._weights[0]
-        if precision == "fp8" or not isinstance(job, LinearJob) or job.cross or job.activation not in ACTIVATIONS:
+        if precision == "fp8" or not isinstance(job, LinearJob) or job.cross or job.gate or job.activation not in ACTIVATIONS:
             return None
         assert isinstance(own, LinearWeights)
         return own.bias.to(self._dtype)
@@ -240,7 +270,7 @@ class Wave:
         check_dense("wave xl", xl, rows, width, self._dtype)
         return x0, xl
 
-    def _run_alone(self, given: Operands, rows: int, state: torch.Tensor, tile: CrossedTile) -> None:
+    def _alone(self, given: Operands, rows: int, state: torch.Tensor, tile: CrossedTile) -> Callable[[], None]:
         job, own = self.jobs[0], self._weights[0]
         assert isinstance(job, LinearJob)
         assert isinstance(own, LinearWeights)
@@ -254,7 +284,7 @@ class Wave:
         layer = crossed_arguments((x, tensor_map(own.weight, tile.columns), *others), job, own, tile)
         function = self._function(tile)
         blocks, args = layer.tiles * -(-rows // tile.rows), (layer, state.data_ptr())
-        launch(function, blocks, tile.threads, args, shared_bytes=tile.shared_bytes)
+        return partial(launch, function, blocks, tile.threads, args, shared_bytes=tile.shared_bytes)
 
     def _function(self, tile: AnyTile) -> Any:
         name, constants = "wave_wgmma" if isinstance(tile, WideTile) else "wave", self._constants

@@ -1,4 +1,4 @@
-"""The structures that the wave kernels take by value (wave.cuh, wave_wgmma.cu, crossed_wgmma.cu), field by field."""
+"""The structures that the kernels of waves and chains take by value (wave.cuh and the .cu files here), field by field."""
 
 import ctypes
 from collections.abc import Sequence
@@ -20,6 +20,7 @@ from kernels.waves.wave_jobs import (
 from kernels.waves.wave_tiles import CrossedTile
 
 MAX_JOBS, MAX_LOGITS = 8, 3  # of wave.cuh
+MAX_LINKS = 24  # of chain.cu
 
 
 class JobArguments(ctypes.Structure):
@@ -49,6 +50,35 @@ class MapArguments(ctypes.Structure):
 
 class WaveArguments(ctypes.Structure):
     _fields_ = (("jobs", JobArguments * MAX_JOBS), ("head", HeadArguments), ("count", ctypes.c_int))
+
+
+class LinkArguments(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "shape", "x0", "xl", "out", "head")),
+        *((name, ctypes.c_int) for name in ("linked", "x0_linked", "xl_linked", "x_ld", "x0_ld", "xl_ld", "out_ld")),
+        *((name, ctypes.c_int) for name in ("width", "depth", "kind", "activation", "outer")),
+        ("number", ctypes.c_float),
+        *((name, ctypes.c_int) for name in ("mixed_ld", "experts")),
+        ("mixed", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("first", "slot")),
+    )
+
+
+class ChainHeadArguments(ctypes.Structure):
+    _fields_ = (
+        ("partial", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("logits", ctypes.c_void_p * MAX_LOGITS),
+        ("scores", ctypes.c_void_p),
+        ("done", ctypes.c_void_p),
+        ("steps", ctypes.c_int * MAX_LOGITS),
+        ("linked", ctypes.c_int * MAX_LOGITS),
+        ("slots", ctypes.c_int),
+    )
+
+
+class ChainArguments(ctypes.Structure):
+    _fields_ = (("links", LinkArguments * MAX_LINKS), ("head", ChainHeadArguments), ("count", ctypes.c_int))
 
 
 class CrossedArguments(ctypes.Structure):

@@ -1,6 +1,6 @@
 """What waves and chains are made of: jobs with their weights, and what they read and write in one launch. Plain data."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -20,11 +20,13 @@ class JobKind(IntEnum):
     CROSS = 2
     SHARE = 3
     DOT = 4
+    NORM = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LinearJob:
-    """activation(x W^T + b), or with `cross` x0 * (x W^T + b) + xl, where xl is x unless another value is given.
+    """activation(x W^T + b), or with `cross` x0 * (x W^T + b) + xl, where xl is x unless another value is given; with `gate`, a
+    factor, gate * x0 * activation(x W^T + b).
     weight[out, in], bias[out]; head[tasks, out]: the head's weights for this value, if the head reads it within this wave;
     kept: whether anything else reads it.
 
@@ -49,6 +51,7 @@ class LinearJob:
     xl_scale: float = 1.0
     out_scale: float = 1.0
     shared: tuple[int, int] | None = None
+    gate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +82,37 @@ class CrossJob:
         return self.weights.shape[1]
 
 
-def job_constants(jobs: Sequence[LinearJob | FmJob | CrossJob], tasks: int, dtype: torch.dtype) -> dict[str, str]:
+@dataclass(frozen=True, slots=True, eq=False)
+class NormJob:
+    """Layer norm of each of `fields` fields of `dim` columns, then perhaps ReLU. weight, bias: float[dim]."""
+
+    fields: int
+    dim: int
+    eps: float
+    weight: torch.Tensor
+    bias: torch.Tensor
+    relu: bool = False
+
+    @property
+    def width(self) -> int:
+        return self.fields * self.dim
+
+
+Job = LinearJob | FmJob | CrossJob | NormJob
+_PER_ROW = {FmJob: JobKind.FM, CrossJob: JobKind.CROSS, NormJob: JobKind.NORM}
+
+
+def job_constants(jobs: Sequence[Job], tasks: int, dtype: torch.dtype) -> dict[str, str]:
     """The compile-time constants of wave.cu and chain.cu that follow from what is computed."""
     cross = next((job for job in jobs if isinstance(job, CrossJob)), None)
     linear = [job for job in jobs if isinstance(job, LinearJob)]
     return {
         "X": type_name(dtype), "TASKS": str(tasks),
         "DOTS": str(len(cross.weights) if cross else 1), "LAYERS": str(cross.layers if cross else 1),
-        "PER_ROW": str(JobKind.FM * any(isinstance(job, FmJob) for job in jobs) | JobKind.CROSS * (cross is not None)),
-        "CROSSED": str(max((1 + 2 * job.outer_bias for job in linear if job.cross), default=0)),
+        "PER_ROW": str(sum({kind for job in jobs for known, kind in _PER_ROW.items() if isinstance(job, known)})),
+        "CROSSED": str(
+            max((1 + 2 * job.outer_bias for job in linear if job.cross), default=0) + 4 * any(job.gate for job in linear)
+        ),
         "KINDS": str(sum(1 << kind for kind in {KINDS[job.activation] for job in linear} if kind > KINDS["relu"])),
     }  # fmt: skip
 
@@ -120,6 +145,15 @@ class ShareOperands:
     context_of_row: torch.Tensor
     shares: torch.Tensor
     done: torch.Tensor
+
+
+def shape_of(job: Job, given: Operands) -> tuple[Hashable, ...]:
+    """What the time of a job depends on: alike jobs are computed fastest in the same way."""
+    lies = (None if t is None else t.stride(0) for t in (given.x, given.out, given.x0, given.xl))
+    if not isinstance(job, LinearJob):
+        return type(job).__name__, job.width, *lies
+    kind = job.activation, job.cross, job.gate != 0, job.outer_bias, job.bias is None, job.head is None, job.shared
+    return *job.weight.shape, *kind, *lies
 
 
 def chunk_columns(dtype: torch.dtype) -> int:

@@ -16,8 +16,8 @@
 #define DOTS 1
 #define LAYERS 1
 #define HEAD 1
-#define PER_ROW 3
-#define CROSSED 3
+#define PER_ROW 11
+#define CROSSED 7
 #define KINDS 252
 #define SHARES 1
 #define BRINGS 0
@@ -125,7 +125,7 @@ __device__ __forceinline__ void bring_to_l2(const Job& job, int m0, int n0, int 
         const int row = m0 + i / LINES, column = n0 + i % LINES * CHUNK;
         if (row >= rows || column >= job.width) continue;
         asm volatile("prefetch.global.L2 [%0];" ::"l"(job.x0 + (long long)row * job.x0_ld + column));
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(job.xl + (long long)row * job.xl_ld + column));
+        if (!GATES || job.xl) asm volatile("prefetch.global.L2 [%0];" ::"l"(job.xl + (long long)row * job.xl_ld + column));
     }
 }
 

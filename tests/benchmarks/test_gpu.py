@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.apart.gpu_turn import GpuTurn, ReplayedChoices
 from benchmarks.device import ablation, embedding, floor, latency, tiers, utilisation
-from benchmarks.systems.embedding_cells import Cell
+from benchmarks.systems.embedding_cells import MIXED, Cell
 from benchmarks.systems.gather import UNROLLS, Gather
 from benchmarks.systems.torch_calls import as_device_memory
 from benchmarks.timing import Captured
@@ -93,6 +93,9 @@ def test_lookups_of_every_dtype_are_right_before_they_are_timed():
     found = list(embedding.run(sizes, names, GPU, unexpected, seconds=0.005, seed=0, max_rows=200))
     ours = ["dpiframe", "dpiframe-pinned", "eager", "stacked-eager", "stacked-captured"]
     assert [r["system"] for r in found] == [*ours * 5, *(f"gather-{u}" for u in UNROLLS)]
+    mixed = [Cell(33, 64, 26, MIXED, dtype=t) for t in ("float16", "int8")]
+    gathered = list(embedding.run(mixed, names, GPU, unexpected, seconds=0.005, seed=0, max_rows=200))
+    assert [r["system"] for r in gathered] == [*ours[:2], *(f"gather-{u}" for u in UNROLLS)] * 2
     assert all((r["device_us"] is None) == (r["system"] in ("eager", "stacked-eager")) for r in found)
 
 
@@ -103,6 +106,8 @@ def test_the_other_suites_run():
     assert min(machine["launch_us"], machine["polled_us"], machine["step_us"], machine["trip_us"]) > 0
     assert cell["launches"] >= 2
     assert cell["chain_floor_us"] > cell["floor_us"]
+    assert len(cell["kernels"]) >= 2
+    assert 0 < sum(us for _, us in cell["kernels"]) < cell["p99_us"]
     assert cell["ratio"] > 0
     sweep = cells(["dcn"], ["tf32"], [8], GPU, seconds=0.3)
     busy = list(utilisation.run(sweep, ["dpiframe", "eager"], lanes=(1, 2)))

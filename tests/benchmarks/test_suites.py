@@ -16,7 +16,7 @@ from benchmarks.device.activity import GpuCounters, union
 from benchmarks.serving import offline_scoring
 from benchmarks.systems import lookups
 from benchmarks.systems import systems as known
-from benchmarks.systems.embedding_cells import Cell, sweep
+from benchmarks.systems.embedding_cells import MIXED, Cell, sweep
 from benchmarks.systems.fbgemm import TableBatch, require
 from benchmarks.systems.launches import dependent_launches
 from benchmarks.systems.stages import STAGES
@@ -111,7 +111,14 @@ def test_the_sweep_moves_one_axis_at_a_time_and_has_the_cells_that_the_aims_name
         assert {c.batch for c in own} >= {1, 1024, 4096, 16384, 65536}
         assert {(c.batch, c.dim) for c in own if c.large} == {(65536, 16), (65536, 128)}
         assert {c.batch for c in own if c.dim == 128 and not c.large} >= {1024, 4096, 16384}
+    mixed = [c for c in cells if c.bag == MIXED]
+    assert {(c.dtype, c.dim, c.batch) for c in mixed} == {
+        (t, d, b) for t in ("float16", "int8") for d in (64, 128) for b in (1024, 4096, 16384)
+    }
+    assert all(sum(c.bags) == 214 and sum(c.sizes()) * c.row_bytes > 1e9 for c in mixed)
     for c in cells:
+        if c.bag == MIXED:
+            continue
         moved = [k for k in ("batch", "dim", "fields", "bag", "ids") if getattr(c, k) != getattr(centre, k)]
         assert c.large or len(moved) <= 1 or moved == ["batch", "dim"], c
     assert all(sum(c.sizes()) * c.row_bytes > 5e9 for c in cells if c.large)
@@ -120,6 +127,9 @@ def test_the_sweep_moves_one_axis_at_a_time_and_has_the_cells_that_the_aims_name
 def test_bytes_of_a_lookup_are_ids_rows_and_outputs():
     assert Cell(2, 16, 3, bag=4, dtype="float32").bytes_moved == 2 * 3 * (4 * (4 + 64) + 64)
     assert Cell(2, 16, 3, dtype="int8").bytes_moved == 2 * 3 * (4 + 16 + 32)
+    mixed = Cell(2, 16, 3, MIXED, dtype="int8")
+    assert mixed.bags == (3, 2, 1)
+    assert (mixed.bytes_moved, mixed.gathered_bytes) == (2 * (6 * (4 + 16) + 3 * 32), 2 * 6 * (4 + 2 * 16))
 
 
 def test_every_lookup_gives_the_reference_rows():
@@ -136,6 +146,8 @@ def test_every_lookup_gives_the_reference_rows():
     one_hot = [r for r in found if r["cell"]["bag"] == 1]
     assert [r["max_abs_err"] for r in one_hot] == [0.0] * len(one_hot)
     assert all(r["cell"]["max_rows"] == 40 for r in found)
+    (mixed,) = embedding.run([Cell(7, 8, 26, MIXED)], lookups.SYSTEMS, CPU, unexpected, seconds=0.005, seed=0, max_rows=40)
+    assert (mixed["system"], mixed["cell"]["bag"]) == ("dpiframe", MIXED)
 
 
 def test_a_lookup_that_is_wrong_in_one_value_is_not_timed(monkeypatch):

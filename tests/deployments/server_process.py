@@ -132,13 +132,15 @@ def listens(port: int) -> bool:
     return True
 
 
-def outcomes_of_ctrl_c_under_load(server: Server, example: bytes) -> collections.Counter[str]:
-    """Stops the server with at least four requests sent and not answered, and two of which half was sent long before.
+def outcomes_of_ctrl_c_under_load(server: Server, example: bytes, port: int | None = None) -> collections.Counter[str]:
+    """Stops the server with at least four requests sent and not answered, and two of which half was sent long before. They are
+    sent to `port`, by default HAProxy's.
 
     Counts "scored", "late" (scored requests of which half was sent after the stop), statuses and errors. Each request has a
     connection of its own: a refused one was never accepted, nor perhaps one that was made just before the stop, which the
     kernel resets with the listener that it waits at.
     """
+    port = port or server.port
     request = json.loads(example)
     request["candidates"] = {name: column * 400 for name, column in request["candidates"].items()}
     body = json.dumps(request).encode()
@@ -148,7 +150,7 @@ def outcomes_of_ctrl_c_under_load(server: Server, example: bytes) -> collections
 
     def client(me: int) -> None:
         while True:
-            connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
             try:
                 connection.connect()
             except ConnectionRefusedError:
@@ -171,10 +173,10 @@ def outcomes_of_ctrl_c_under_load(server: Server, example: bytes) -> collections
                 connection.close()
 
     def late_client() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         try:
             rest = begin(connection, body)
-            while listens(server.port):
+            while listens(port):
                 time.sleep(0.02)
             connection.send(rest)
             answer = connection.getresponse()

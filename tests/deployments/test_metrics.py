@@ -1,7 +1,7 @@
 import warnings
 from collections import Counter
-from collections.abc import Sequence
-from types import SimpleNamespace
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ class Recorder:
         assert value > 0
         type(self).calls[self.name, tuple(tags.items())] += value  # type: ignore[assignment]
 
-    def set(self, value: float, tags: dict[str, str]) -> None:
+    def set(self, value: float, tags: Mapping[str, str] = MappingProxyType({})) -> None:
         type(self).calls[self.name, tuple(tags.items())] = value  # type: ignore[assignment]
 
     def observe(self, value: float, tags: dict[str, str]) -> None:
@@ -189,3 +189,16 @@ def test_where_rows_of_tables_are_read_is_reported_by_what_it_grew(recorder: typ
         ("dpiframe_table_reads", (*m, ("tier", "peers"))): 2,
         ("dpiframe_table_rows_moved", m): 7,
     }
+
+
+def test_what_the_score_log_lost_and_what_a_process_holds_of_its_device_are_told(recorder: type[Recorder]) -> None:
+    metrics = ray_metrics.RayMetrics(interval_s=1000)
+    metrics.unlogged("m", "1", 3)
+    metrics.unlogged("m", "1", 4)
+    metrics.holds(lambda: 2**20)
+    metrics.close()
+    lost = ("dpiframe_score_log_dropped", (("model", "m"), ("version", "1")))
+    assert dict(recorder.calls) == {lost: 7, ("dpiframe_device_pool_bytes", ()): 2**20}
+    recorder.calls.clear()
+    ray_metrics.RayMetrics(interval_s=1000).close()  # on a CPU
+    assert not recorder.calls

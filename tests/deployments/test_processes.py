@@ -1,13 +1,17 @@
-"""The end of a private cluster is bounded in time: whatever of it is left after its patience is killed."""
+"""The end of a private cluster is bounded in time: whatever of it is left after its patience is killed; nor outlives a process
+the one that started it.
+"""
 
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from deployments.processes import killed_after
+from deployments.processes import end_without_raylet, killed_after
 
 
 def sleeper(state: Path) -> subprocess.Popen[bytes]:
@@ -42,3 +46,26 @@ def test_what_a_short_block_leaves_running_is_killed_at_its_end(tmp_path, fails)
     except OSError:
         assert fails
     assert process.wait(60) < 0
+
+
+def test_a_worker_whose_raylet_is_killed_ends_a_while_later_and_not_before(tmp_path):
+    (tmp_path / "raylet").symlink_to(sys.executable)  # a program is called as its file
+    child = "import os, time; from deployments.processes import end_without_raylet; end_without_raylet(0.5);"
+    child += "print(os.getpid(), flush=True); time.sleep(600)"
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    raylet = subprocess.Popen([tmp_path / "raylet", "-c", parent], stdout=subprocess.PIPE)
+    assert raylet.stdout is not None
+    pid = int(raylet.stdout.readline())
+    time.sleep(1.5)
+    assert Path(f"/proc/{pid}").exists()
+    raylet.kill()
+    raylet.wait()
+    assert Path(f"/proc/{pid}").exists()
+    assert raylet.stdout.read() == b""  # to its end, which is the worker's: it has the pipe
+    raylet.stdout.close()
+
+
+def test_a_process_that_no_raylet_has_started_watches_nobody():
+    before = threading.active_count()
+    end_without_raylet()
+    assert threading.active_count() == before

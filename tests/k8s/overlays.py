@@ -13,7 +13,8 @@ from deployments.config import DeploymentConfig, parse_config
 from tests.deployments.access.token_files import made
 
 ROOT = Path(__file__).parents[2]
-OVERLAYS = ("cpu-kind", "single-gpu", "multi-gpu")
+OWN_TOKENS = ("cpu-kind", "single-gpu", "multi-gpu")
+OVERLAYS = (*OWN_TOKENS, "single-gpu-direct")
 
 
 @cache
@@ -27,9 +28,9 @@ def built(folder: Path) -> str:
 
 
 def copied(to: Path) -> Path:
-    """k8s/ with a file of tokens in each overlay, as a user makes it."""
+    """k8s/ with a file of tokens in each overlay that takes one, as a user makes it."""
     shutil.copytree(ROOT / "k8s", to / "k8s", dirs_exist_ok=True)
-    for name in OVERLAYS:
+    for name in OWN_TOKENS:
         made(to / "k8s" / "overlays" / name / "tokens.yaml", ranker=["score"])
     return to / "k8s" / "overlays"
 

@@ -23,7 +23,7 @@ from deployments.config import parse_config
 from deployments.metrics import LATENCY_BOUNDS_MS
 from deployments.serve.cluster import FASTER, FLAGS, serve_settings
 from dpiframe_core.errors import ConfigError
-from tests.k8s.overlays import OVERLAYS, ROOT, Rendered, copied, environment, pods, ray_containers
+from tests.k8s.overlays import OVERLAYS, OWN_TOKENS, ROOT, Rendered, copied, environment, pods, ray_containers
 
 CRD = ROOT.parent / "shared" / "k8s" / "ray.io_rayservices.v1.7.0.yaml"
 OPEN = "x-kubernetes-preserve-unknown-fields"
@@ -106,7 +106,7 @@ WORKERS = ("spec", "rayClusterConfig", "workerGroupSpecs", 0)
         (("spec", "rayClusterConfig", "workerGroupSpec"), [], "'workerGroupSpec' was unexpected"),
         ((*WORKERS, "maxReplicas"), "8", "'8' is not of type 'integer'"),
         ((*CONTAINER, "imag"), "x", "'imag' was unexpected"),
-        ((*WORKERS, "template", "spec", "initContainers", 1, "volumeMount"), [], "'volumeMount' was unexpected"),
+        ((*WORKERS, "template", "spec", "initContainers", 0, "volumeMount"), [], "'volumeMount' was unexpected"),
         (("spec", "rayClusterConfig", "autoscalerOptions", "version"), "v3", "'v3' is not one of"),
         (("spec", "rayClusterConfig", "authOptions", "mode"), "none", "'none' is not one of"),
     ],
@@ -144,10 +144,15 @@ def test_both_serving_flags_and_what_is_faster_are_on_for_the_head_and_for_every
 
 
 def test_probes_ask_serve_and_not_the_application(overlay: Rendered) -> None:
-    """That the path exists, `test_deployed` shows."""
-    for container in ray_containers(overlay.of("RayService")):
-        assert container["readinessProbe"]["httpGet"] == {"path": "/-/healthz", "port": overlay.config.http.port}
-        assert {"containerPort": overlay.config.http.port, "name": "serve"} in container["ports"]
+    """That the path exists, `test_deployed` shows. On a worker whose replicas have a port of their own, they are asked."""
+    http = overlay.config.http
+    of_serve = {"path": "/-/healthz", "port": http.port}
+    head, worker = ray_containers(overlay.of("RayService"))
+    assert head["readinessProbe"]["httpGet"] == of_serve
+    direct = {"path": "/readyz", "port": http.direct_port}
+    assert worker["readinessProbe"]["httpGet"] == (of_serve if http.direct_port is None else direct)
+    for container in (head, worker):
+        assert {"containerPort": http.port, "name": "serve"} in container["ports"]
 
 
 def test_workers_have_the_gpus_and_cores_of_their_replicas_and_the_head_takes_none(overlay: Rendered) -> None:
@@ -225,14 +230,34 @@ def test_budget_policy_and_monitor_select_the_pods_that_they_are_for(overlay: Re
         assert selected(service, monitor["selector"]) == ["head", "worker"]
 
 
-def test_the_network_policy_names_ports_that_containers_open_and_lets_clients_reach_one(overlay: Rendered) -> None:
+def test_a_direct_port_has_a_service_of_the_workers_that_listen_there(overlay: Rendered) -> None:
+    service, port = overlay.of("RayService"), overlay.config.http.direct_port
+    found = [one["spec"] for one in overlay.all() if one["kind"] == "Service"]
+    assert len(found) == (port is not None)
+    for spec in found:
+        assert selected(service, {"matchLabels": spec["selector"]}) == ["worker"]
+        (exposed,) = spec["ports"]
+        assert exposed["port"] == port
+        assert {"containerPort": port, "name": exposed["targetPort"]} in ray_containers(service)[1]["ports"]
+
+
+def test_the_overlay_with_a_direct_port_embeds_what_the_one_without_does(folder: Path) -> None:
+    with_it, without = (Rendered(folder / name).serve for name in ("single-gpu-direct", "single-gpu"))
+    assert with_it["applications"][0]["args"]["http"].pop("direct_port") == 8002
+    assert with_it == without
+
+
+def test_the_network_policy_names_ports_that_containers_open_and_lets_clients_reach_those_of_requests(
+    overlay: Rendered,
+) -> None:
     rules = overlay.of("NetworkPolicy")["spec"]["ingress"]
     assert all(rule["from"] for rule in rules)
     from_clients = [rule["ports"] for rule in rules if "dpiframe-client" in str(rule["from"])]
-    assert from_clients == [[{"protocol": "TCP", "port": overlay.config.http.port}]]
+    direct = {overlay.config.http.direct_port} - {None}
+    assert from_clients == [[{"protocol": "TCP", "port": port} for port in (overlay.config.http.port, *direct)]]
     named = {port["port"] for rule in rules for port in rule.get("ports", ())}
     opened = [{port["containerPort"] for port in c["ports"]} for c in ray_containers(overlay.of("RayService"))]
-    assert named <= opened[0]
+    assert named - direct <= opened[0]
     assert 8404 not in named
     assert opened[1] == named - {8265}  # the operator asks the head's dashboard
 
@@ -287,7 +312,7 @@ def test_what_a_warm_up_finds_stays_on_the_node_in_a_folder_of_the_services_user
 
 def test_one_line_names_the_image_of_every_container(folder: Path, tmp_path: Path) -> None:
     copied(tmp_path)
-    for name in OVERLAYS:
+    for name in OWN_TOKENS:
         file = tmp_path / "k8s" / "overlays" / name / "kustomization.yaml"
         text = file.read_text()
         assert text.count("newName: dpiframe, newTag: 0.1.0") == 1
@@ -323,36 +348,102 @@ def bundle_url(tmp_path: Path) -> Iterator[tuple[str, str]]:
     server.server_close()
 
 
-def fetched(multi_gpu: Rendered, to: Path, url: str, digest: str) -> int:
-    """The exit status of the init container's own script."""
-    fetch = next(c for c in pods(multi_gpu.of("RayService"))[1]["spec"]["initContainers"] if c["name"] == "fetch-model")
+@pytest.fixture
+def downloading(tmp_path: Path) -> Rendered:
+    """multi-gpu, with a download in the place of the claim, as its comment says."""
+    folder = copied(tmp_path) / "multi-gpu"
+    text = (folder / "kustomization.yaml").read_text()
+    assert text.count("# - ../../components/download ") == 1
+    (folder / "kustomization.yaml").write_text(text.replace("# - ../../components/download ", "- ../../components/download "))
+    return Rendered(folder)
+
+
+def job() -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load((ROOT / "k8s" / "models" / "job.yaml").read_text())
+    return read
+
+
+def run_script(container: dict[str, Any], to: Path, **variables: str) -> int:
+    """The exit status of a container's own script, with a folder in the place of its mount."""
+    said = environment(container)
+    assert said["FOLDER"] == mounts(container)["models"]["mountPath"] == "/models"
+    assert variables.keys() <= said.keys()
+    to.mkdir(exist_ok=True)
+    own = said | variables | {"FOLDER": str(to), "PATH": os.environ["PATH"], "no_proxy": "127.0.0.1"}
+    return subprocess.run(container["command"], env=own, capture_output=True, check=False).returncode
+
+
+def fetched(downloading: Rendered, to: Path, url: str, digest: str) -> int:
+    (fetch,) = (c for c in pods(downloading.of("RayService"))[1]["spec"]["initContainers"] if c["name"] == "fetch-model")
     assert set(environment(fetch)) == {"FOLDER", "URL", "SHA256"}
-    assert environment(fetch)["FOLDER"] == mounts(fetch)["models"]["mountPath"] == multi_gpu.config.models_root
-    to.mkdir()
-    variables = {"FOLDER": str(to), "URL": url, "SHA256": digest, "PATH": os.environ["PATH"], "no_proxy": "127.0.0.1"}
-    return subprocess.run(fetch["command"], env=variables, capture_output=True, check=False).returncode
+    return run_script(fetch, to, URL=url, SHA256=digest)
 
 
 def test_the_init_container_brings_the_bundle_where_the_configuration_says(
-    multi_gpu: Rendered, bundle_url: tuple[str, str], tmp_path: Path
+    downloading: Rendered, served_schema: dict[str, Any], bundle_url: tuple[str, str], tmp_path: Path
 ) -> None:
+    service = downloading.of("RayService")
+    validate(service, served_schema)
+    assert "persistentVolumeClaim" not in volumes(pods(service)[1])["models"]
     url, digest = bundle_url
-    assert fetched(multi_gpu, tmp_path / "models", url, digest) == 0
-    (model,) = multi_gpu.config.models
-    brought = tmp_path / "models" / Path(model.path).relative_to(str(multi_gpu.config.models_root))
+    assert fetched(downloading, tmp_path / "models", url, digest) == 0
+    (model,) = downloading.config.models
+    brought = tmp_path / "models" / Path(model.path).relative_to(str(downloading.config.models_root))
     assert (brought / "model.yaml").read_text() == "name: ctr"
     assert (brought / "tables" / "a.safetensors").read_bytes() == b"rows"
     assert [file.name for file in (tmp_path / "models").iterdir()] == [brought.name]
 
 
+def test_the_job_puts_a_version_beside_others_whole_and_never_in_the_place_of_one(
+    bundle_url: tuple[str, str], tmp_path: Path
+) -> None:
+    url, digest = bundle_url
+    (fetch,) = job()["spec"]["template"]["spec"]["containers"]
+    claim = tmp_path / "claim"
+    (claim / "ctr-1").mkdir(parents=True)
+    (claim / ".ctr-2.part" / "files").mkdir(parents=True)  # of a job whose node was lost
+    assert run_script(fetch, claim, URL=url, SHA256=digest, NAME="ctr-2") == 0
+    assert (claim / "ctr-2" / "model.yaml").read_text() == "name: ctr"
+    assert (claim / "ctr-2" / "tables" / "a.safetensors").read_bytes() == b"rows"
+    for name, sum_, where in (("ctr-2", digest, url), ("ctr-3", "0" * 64, url), ("ctr-3", digest, f"{url}.none")):
+        assert run_script(fetch, claim, URL=where, SHA256=sum_, NAME=name) != 0
+    assert sorted(file.name for file in claim.iterdir()) == ["ctr-1", "ctr-2"]
+    assert sorted(file.name for file in (claim / "ctr-2").iterdir()) == ["model.yaml", "tables"]
+
+
+def test_the_job_writes_to_the_claim_that_workers_read(folder: Path) -> None:
+    claim = yaml.safe_load((ROOT / "k8s" / "models" / "claim.yaml").read_text())
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    pod = job()["spec"]["template"]
+    wanted = {"claimName": claim["metadata"]["name"]}
+    assert volumes(pod)["models"]["persistentVolumeClaim"] == wanted
+    for name in ("single-gpu", "multi-gpu"):
+        overlay = Rendered(folder / name)
+        own = pods(overlay.of("RayService"))[1]
+        assert volumes(own)["models"]["persistentVolumeClaim"] == wanted | {"readOnly": True}
+        user = own["spec"]["securityContext"]
+        assert pod["spec"]["securityContext"] == user | {"fsGroup": user["runAsUser"]}
+
+
 @pytest.mark.parametrize(("address", "digest"), [("{url}", "0" * 64), ("{url}.none", "{digest}")])
 def test_a_download_that_fails_or_is_another_stops_the_pod_and_leaves_nothing(
-    multi_gpu: Rendered, bundle_url: tuple[str, str], tmp_path: Path, address: str, digest: str
+    downloading: Rendered, bundle_url: tuple[str, str], tmp_path: Path, address: str, digest: str
 ) -> None:
     url, right = bundle_url
-    status = fetched(multi_gpu, tmp_path / "models", address.format(url=url), digest.format(digest=right))
+    status = fetched(downloading, tmp_path / "models", address.format(url=url), digest.format(digest=right))
     assert status != 0
     assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_the_redis_component_is_what_the_operator_takes(served_schema: dict[str, Any], tmp_path: Path) -> None:
+    folder = copied(tmp_path) / "multi-gpu"
+    text = (folder / "kustomization.yaml").read_text()
+    (folder / "kustomization.yaml").write_text(text.replace("components:\n", "components:\n  - ../../components/redis\n"))
+    service = Rendered(folder).of("RayService")
+    validate(service, served_schema)
+    options = service["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]
+    assert options["redisAddress"] == "redis:6379"
+    assert options["redisPassword"]["valueFrom"]["secretKeyRef"] == {"name": "dpiframe-redis", "key": "password"}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's, at import

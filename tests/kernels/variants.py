@@ -16,7 +16,7 @@ _FP8 = {"OUT": "fp8", "OUT_FACTOR": "0.25f"}
 _WAVE = {"TASKS": "2", "DOTS": "7", "LAYERS": "6", "HEAD": "1", "PER_ROW": "3", "CROSSED": "3", "KINDS": "252"}
 _WAVE |= {"SHARES": "0"}
 _CHAIN = {name: value for name, value in _WAVE.items() if name not in ("HEAD", "SHARES")}
-_CHAIN |= {"FIELDS": "0", "DIM": "1", "KEEP": "0", "DIAGONAL": "0"}
+_CHAIN |= {"FIELDS": "0", "DIM": "1", "KEEP": "0", "DIAGONAL": "0", "MIXES": "0"}
 _TILES = (TILES[0].constants, TILES[-1].constants)
 _WIDE_TILES = (WIDE_TILES[0].constants, WIDE_TILES[-1].constants, CROSSED_TILES[0].constants)
 

@@ -1,6 +1,7 @@
 """`dpiframe models` against a server that notes what it is asked."""
 
 import json
+import shlex
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,7 +17,7 @@ STATE: dict[str, Any] = {
     "canary": {"version": "3", "percent": 5.0, "by": "user"},
     "versions": [{"version": v, "path": f"/models/ctr-{v}", "fingerprint": "f"} for v in "123"],
     "replicas": [{"id": "r1", "node": "n", "current": True, "loaded": [], "failed": {}},
-                 {"id": "r2", "node": "n", "current": False, "loaded": [], "failed": {}}],
+                 {"id": "r2", "node": "n", "current": False, "loaded": [], "failed": {"ctr/4": "no room"}}],
 }  # fmt: skip
 
 
@@ -28,6 +29,8 @@ class Asked(BaseHTTPRequestHandler):
         type(self).asked.append((self.command, self.path, self.headers.get("authorization"), json.loads(body or b"null")))
         refused = "/versions/bad" in self.path
         said = {"error": {"message": "golden rows: got scores off by 0.1"}} if refused else STATE
+        if (self.command, self.path) == ("DELETE", "/v1/models/ctr"):
+            said = {"models": ["cvr"]}
         if self.path == "/v1/models":
             said = {"models": [{"name": "ctr"}]}
         data = json.dumps(said).encode()
@@ -59,11 +62,20 @@ def url() -> Iterator[str]:
     [
         ("load ctr 2 ctr-2", ("PUT", "/v1/models/ctr/versions/2", {"path": "ctr-2", "live": True, "timeout_s": 600})),
         ("load ctr 2 --no-live --timeout 5", ("PUT", "/v1/models/ctr/versions/2", {"live": False, "timeout_s": 5})),
+        (
+            "load ctr 2 ctr-2 --tables '{hbm_gib: 2.5, remote: {shards: 4}}'",
+            (
+                "PUT",
+                "/v1/models/ctr/versions/2",
+                {"path": "ctr-2", "live": True, "timeout_s": 600, "tables": {"hbm_gib": 2.5, "remote": {"shards": 4}}},
+            ),
+        ),
         ("rollback ctr", ("POST", "/v1/models/ctr/rollback", None)),
         ("canary ctr 3 5 --by user", ("PUT", "/v1/models/ctr/canary", {"version": "3", "percent": 5, "by": "user"})),
         ("canary ctr off", ("DELETE", "/v1/models/ctr/canary", None)),
         ("shadow ctr 1", ("PUT", "/v1/models/ctr/shadow", {"version": "1"})),
         ("shadow ctr off", ("DELETE", "/v1/models/ctr/shadow", None)),
+        ("delete ctr", ("DELETE", "/v1/models/ctr", None)),
         ("unload ctr a%20b", ("DELETE", "/v1/models/ctr/versions/a%2520b", None)),
     ],
 )
@@ -71,7 +83,7 @@ def test_each_command_is_one_call_with_the_token(
     url: str, monkeypatch: pytest.MonkeyPatch, said: str, asked: tuple[str, str, Any]
 ) -> None:
     monkeypatch.setenv("DPIFRAME_TOKEN", "dpi_x")
-    done = CliRunner().invoke(app, ["models", *said.split(), "--url", url])
+    done = CliRunner().invoke(app, ["models", *shlex.split(said), "--url", url])
     assert done.exit_code == 0, done.output
     assert Asked.asked == [(asked[0], asked[1], "Bearer dpi_x", asked[2])]
 
@@ -83,6 +95,7 @@ def test_the_list_says_which_part_each_version_has(url: str) -> None:
         ["ctr", "1", "before", "/models/ctr-1"],
         ["ctr", "2", "live", "/models/ctr-2"],
         ["ctr", "3", "canary", "5", "%", "by", "user", "/models/ctr-3"],
+        ["r2", "has", "no", "ctr/4:", "no", "room"],
         ["not", "there", "yet:", "r2"],
     ]
 
@@ -90,6 +103,11 @@ def test_the_list_says_which_part_each_version_has(url: str) -> None:
 def test_a_refusal_is_one_line(url: str) -> None:
     done = CliRunner().invoke(app, ["models", "load", "ctr", "bad", "x", "--url", url])
     assert (done.exit_code, done.output) == (1, "error: golden rows: got scores off by 0.1\n")
+    done = CliRunner().invoke(app, ["models", "load", "ctr", "2", "--tables", "hbm_gib", "--url", url])
+    assert (done.exit_code, done.output) == (
+        1,
+        "error: --tables: got 'hbm_gib', expected a mapping, as {hbm_gib: 20}\n",
+    )
     done = CliRunner().invoke(app, ["models", "list", "--url", "http://127.0.0.1:1"])
     assert done.exit_code == 1
     assert done.output.startswith("error: http://127.0.0.1:1: got ")

@@ -254,8 +254,8 @@ def test_a_peer_that_writes_nonsense_into_its_ring_is_dropped(engine: FanInBatch
     async def body(scorer: FanInScorer) -> None:
         await scorer.found(1)
         (connection,) = scorer._connections
-        connection._rings.asks.put(1, 0, scorer._memory.size - 64, 100, 1, 0.0, 0.0, 0)
-        connection._rings.asks.publish()
+        connection.rings.asks.put(1, 0, scorer._memory.size - 64, 100, 1, 0.0, 0.0, 0)
+        connection.rings.asks.publish()
         task = asyncio.create_task(scorer.submit(numbered(1, 3)))
         with pytest.raises(Unavailable, match="engine: got its end"):
             await task

@@ -15,6 +15,7 @@ import pytest
 from deployments.access.gate import Gate
 from deployments.batching.batcher import RowBatcher
 from deployments.config import parse_config
+from deployments.lifecycle.control import FixedModels
 from deployments.lifecycle.coordinator import Coordinator
 from deployments.lifecycle.desired import Desired, desired_of
 from deployments.lifecycle.follower import Follower
@@ -409,7 +410,8 @@ def test_the_protocol_and_the_documents_know_every_version(replica: Callable[...
         ("PUT", "/versions/2", {"path": "nothing"}, 422, "nothing/model.yaml: got no such file, expected one in every bundle"),
         ("PUT", "/versions/2", {}, 422, "path: got nothing, expected the bundle of version 2, which is not loaded"),
         ("PUT", "/versions/2", {"path": 1}, 422, "path: got 1, expected text"),
-        ("PUT", "/versions/2", {"pth": "2"}, 422, "pth: got '2', expected "),
+        ("PUT", "/versions/2", {"pth": "2"}, 422, "pth: got an unknown key, expected those that the API's "),
+        ("PUT", "/versions/2", {"tables": {"hbm": 1}}, 422, "tables.hbm: got an unknown key, expected those"),
         ("PUT", "/versions/1", {"path": "2"}, 409, "version: got '1' of another bundle than the one loaded"),
         ("PUT", "/versions/a b", {"path": "2"}, 422, "version: got 'a b', expected text of the pattern"),
         ("PUT", "/versions/2", {"path": "2", "timeout_s": 0}, 422, "timeout_s: got 0, expected greater than 0"),
@@ -431,6 +433,34 @@ def test_what_cannot_be_changed_is_refused_with_the_rule(
         assert await version_of(client) == "1"
 
     replica().run(asking)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("PUT", "/versions/2", {"path": "2"}),
+        ("PUT", "/versions/2", {}),
+        ("PUT", "/versions/1", {}),
+        ("DELETE", "/versions/1", None),
+        ("DELETE", "", None),
+        ("POST", "/rollback", None),
+        ("PUT", "/canary", {"version": "1", "percent": 5}),
+        ("PUT", "/shadow", {"version": "1"}),
+    ],
+)
+def test_without_a_models_root_every_change_is_a_conflict(
+    replica: Callable[..., Replica], method: str, path: str, body: dict[str, Any] | None
+) -> None:
+    service = replica()
+    service.ask = FixedModels(lambda: desired_of(service.config.models)).ask  # type: ignore[method-assign]
+    service.config = service.config.model_copy(update={"models_root": None})
+
+    async def asking(client: httpx.AsyncClient) -> None:
+        error = refused(await client.request(method, MODEL + path, json=body), 409, "conflict")
+        assert error["message"].startswith("models_root: got none in the configuration, expected the folder below which")
+        assert (await client.get(f"{MODEL}/versions")).json()["live"] == "1"
+
+    service.run(asking)
 
 
 def test_an_unknown_model_is_not_found_and_a_new_one_may_be_put_and_deleted(replica: Callable[..., Replica]) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,8 @@ def taken(log: ScoreRecorder, requests: int, n: int) -> None:
 
 
 def test_a_disk_that_stalls_costs_rows_and_no_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    log = ScoreRecorder(ScoreLog(folder=str(tmp_path), sample=1, file_rows=1))
+    lost: Counter[tuple[str, str]] = Counter()
+    log = ScoreRecorder(ScoreLog(folder=str(tmp_path), sample=1, file_rows=1), lambda m, v, n: lost.update({(m, v): n}))
     held = Held()
     log._folder = held  # type: ignore[assignment]
     taken(log, 1, 500)
@@ -190,6 +192,7 @@ def test_a_disk_that_stalls_costs_rows_and_no_waiting(tmp_path: Path, caplog: py
         time.sleep(0.01)  # it writes now, and is held
     taken(log, 200, 500)  # returns, though nobody takes them
     assert log.dropped == 200 - 65_536 // 500
+    assert lost == {("fake", "7"): log.dropped}
     held.go.set()
     log.close()
     assert held.written == 500 * (1 + 65_536 // 500)
@@ -197,7 +200,8 @@ def test_a_disk_that_stalls_costs_rows_and_no_waiting(tmp_path: Path, caplog: py
 
 
 def test_a_full_disk_is_told_and_the_log_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    log = ScoreRecorder(ScoreLog(folder=str(tmp_path), sample=1, file_rows=1))
+    lost: list[tuple[str, str, int]] = []
+    log = ScoreRecorder(ScoreLog(folder=str(tmp_path), sample=1, file_rows=1), lambda *of: lost.append(of))
     held = Held()
     log._folder, held.full = held, True  # type: ignore[assignment]
     held.go.set()
@@ -208,6 +212,7 @@ def test_a_full_disk_is_told_and_the_log_goes_on(tmp_path: Path, caplog: pytest.
     taken(log, 1, 7)
     log.close()
     assert held.written == 7
+    assert lost == [("fake", "7", 1)]
     assert "a file of scored rows is lost: [Errno 28] No space left on device" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""A fan-in over two nodes of a Ray cluster: who stands where, and what a death or an update takes along."""
+"""A fan-in over two nodes of a Ray cluster: who stands where, and what a death, a cut network or an update takes along."""
 
 import json
 import os
@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 CONFIG = """
 models: [{{path: {bundle}}}]
+models_root: {root}
 topology: fanin
 nodes: 2
 replicas: 2
@@ -35,10 +36,9 @@ limits: {{max_rows_per_request: {rows}}}
 
 @dataclass
 class Service:
-    """One application on the cluster of `two_nodes`, whose second node's raylet is `raylet`."""
+    """One application on the cluster of `two_nodes`."""
 
     cluster: subprocess.Popen[str]
-    raylet: int
     server: Server
     config: Path
     settings: dict[str, str]
@@ -48,11 +48,49 @@ class Service:
 
     def replicas(self, deployment: str) -> dict[int, int]:
         """Process ids of a deployment's replicas, with that of the raylet which started each."""
+        return self.started(f"ServeReplica:dpiframe:{deployment}")
+
+    @property
+    def coordinator(self) -> tuple[int, int]:
+        """Its process id, and that of its raylet, once it is the only one whose raylet runs."""
+        running: dict[int, int] = {}
+
+        def one() -> bool:
+            running.clear()
+            running.update({pid: raylet for pid, raylet in self.started("CoordinatorActor").items() if runs(raylet)})
+            return len(running) == 1
+
+        wait_until(one)
+        return running.popitem()
+
+    def add_node(self) -> None:
+        assert self.cluster.stdin is not None
+        self.cluster.stdin.write("\n")
+        self.cluster.stdin.flush()
+
+    def versions(self) -> dict[str, Any]:
+        """What is served, once the replicas agree: a coordinator that was replaced takes a few seconds."""
+        said: list[dict[str, Any]] = []
+
+        def whole() -> bool:
+            answer = httpx.get(f"{self.server.url}/v1/models/demo/versions", timeout=30)
+            said.append(answer.json())
+            replicas = said[-1].get("replicas", ())
+            return len(replicas) >= 2 and all(replica["current"] for replica in replicas)
+
+        try:
+            wait_until(whole, 20)
+        except AssertionError:
+            pytest.fail(f"{said[-1]} {self.started('ServeReplica')}")
+        return said[-1]
+
+    def started(self, what: str) -> dict[int, int]:
+        """Process ids of the cluster's workers that are called so, with that of the raylet which started each."""
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 command = (folder / "cmdline").read_text()
-                if os.getsid(int(folder.name)) == self.cluster.pid and f"ServeReplica:dpiframe:{deployment}" in command:
+                if os.getsid(int(folder.name)) == self.cluster.pid and what in command:
                     found[int(folder.name)] = int(re.findall(r"PPid:\t(\d+)", (folder / "status").read_text())[0])
             except OSError:  # it has just ended
                 continue
@@ -74,7 +112,7 @@ def service(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     state = Path(f"/tmp/dpi-two-{os.getpid()}")
     state.mkdir(mode=0o700)
     config = tmp_path_factory.mktemp("configs") / "nodes.yaml"
-    config.write_text(CONFIG.format(bundle=demo_bundle, rows=8192))
+    config.write_text(CONFIG.format(bundle=demo_bundle, root=demo_bundle.parent, rows=8192))
     cluster = subprocess.Popen(
         [sys.executable, "-m", "tests.deployments.serve.two_nodes", str(state)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
@@ -85,7 +123,7 @@ def service(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         options = ("--address", said["address"])
         with Server(config, *options, environment=said["settings"]) as server:
             server.wait_for("Serving at")
-            yield Service(cluster, said["raylet"], server, config, said["settings"], options, example, wanted)
+            yield Service(cluster, server, config, said["settings"], options, example, wanted)
             server.kill()
     finally:
         run_guard.kill_all(lambda: session(cluster.pid))
@@ -102,6 +140,14 @@ def session(leader: int) -> set[int]:
         except OSError:
             continue
     return found
+
+
+def runs(pid: int) -> bool:
+    """Whether a process lives, and was not stopped."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "TZ"
+    except OSError:
+        return False
 
 
 def boards(pid: int) -> set[str]:
@@ -121,13 +167,14 @@ def test_each_node_has_its_share_and_each_ingress_the_engine_of_its_own_node(ser
     with service.load() as load:
         load.go_on()
     assert (load.lost, load.wrong) == (0, 0)
+    assert service.coordinator[1] in engines.values()  # where the bundles are: the head may have none
 
 
 def test_an_engine_that_is_killed_takes_only_its_own_requests_along_and_its_ingress_asks_the_other_node(
     service: Service,
 ) -> None:
     engines = service.replicas("Engine")
-    killed = next(engine for engine, raylet in engines.items() if raylet == service.raylet)
+    killed = max(engines)
     with service.load() as load:
         os.kill(killed, signal.SIGKILL)
         load.go_on(100)
@@ -141,7 +188,7 @@ def test_an_engine_that_is_killed_takes_only_its_own_requests_along_and_its_ingr
 def test_a_rolling_update_loses_no_request(service: Service, demo_bundle: Path, tmp_path: Path) -> None:
     before = {*service.replicas("Engine"), *service.replicas("Ingress")}
     changed = tmp_path / "changed.yaml"
-    changed.write_text(CONFIG.format(bundle=demo_bundle, rows=4000))
+    changed.write_text(CONFIG.format(bundle=demo_bundle, root=demo_bundle.parent, rows=4000))
     with service.load() as load:
         with Server(changed, *service.options, environment=service.settings, port=service.server.port) as updater:
             updater.wait_for("Serving at")
@@ -152,15 +199,55 @@ def test_a_rolling_update_loses_no_request(service: Service, demo_bundle: Path, 
     assert (load.met.keys(), load.wrong) == ({"200"}, 0), load.met
 
 
-def test_a_node_that_is_gone_takes_only_its_own_requests_along(service: Service) -> None:
-    """The last test of this service."""
+def test_a_node_that_is_cut_off_takes_only_its_own_requests_along_and_the_others_agree_on_what_they_serve(
+    service: Service, demo_bundle: Path
+) -> None:
+    """It has the coordinator. Its replicas live, and serve for as long as HAProxy sends them requests."""
+    put = httpx.put(f"{service.server.url}/v1/models/demo/versions/put", json={"path": demo_bundle.name}, timeout=60)
+    assert put.status_code == 200, put.text
+    coordinator, raylet = service.coordinator
     with service.load() as load:
-        os.kill(service.raylet, signal.SIGKILL)
-        wait_until(lambda: service.raylet not in {*service.replicas("Engine").values()})
+        os.kill(raylet, signal.SIGSTOP)
+        service.add_node()
+        took = wait_until(lambda: sum(map(runs, service.replicas("Engine").values())) == 2)
+        wait_until(lambda: sum(map(runs, service.replicas("Ingress").values())) == 2)
         load.go_on(100)
-        time.sleep(2)
+        os.kill(raylet, signal.SIGCONT)
+        wait_until(lambda: not runs(raylet))  # it hears that it was given up, and ends
+        load.go_on(50)
+    print(f"met {load.met}, right {load.right}, replaced after {took:.1f} s")
+    assert (load.failed, load.wrong) == ({}, 0)
+    assert load.lost <= 2 * load.clients
+    assert service.coordinator[0] != coordinator
+    assert service.versions()["live"] == "put"
+
+
+def test_a_node_that_is_gone_takes_only_its_own_requests_along(service: Service) -> None:
+    """What Ray leaves behind there ends by itself, when nobody asks it any more."""
+    _, killed = service.coordinator
+    raylets = {*filter(runs, service.replicas("Engine").values())} - {killed}
+    with service.load() as load:
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: killed not in service.replicas("Engine").values())
+        load.go_on(100)
+        wait_until(lambda: not {*service.replicas("Engine").values(), *service.replicas("Ingress").values()} - raylets)
         load.go_on(50)
     print(f"met {load.met}, right {load.right}")
     assert (load.failed, load.wrong) == ({}, 0)
     assert load.lost <= 2 * load.clients
     assert httpx.get(f"{service.server.url}/readyz").status_code == 200
+    assert service.coordinator[1] != killed
+    assert service.versions()["live"] == "put"
+
+
+def test_without_the_head_the_nodes_answer_on(service: Service) -> None:
+    """But for HAProxy, which lies there under our launcher. The last test of this service."""
+    parts = ("gcs_server", "ServeController")
+    with service.load() as load:
+        for pid in [pid for part in parts for pid in service.started(part)]:
+            os.kill(pid, signal.SIGKILL)
+        load.go_on(50)
+        time.sleep(2)
+        load.go_on(50)
+    print(f"met {load.met}, right {load.right}")
+    assert (load.failed, load.wrong, load.lost) == ({}, 0, 0)

@@ -1,6 +1,7 @@
-"""A Ray cluster of two nodes on this host: `python -m tests.deployments.serve.two_nodes STATE`, until its input ends.
+"""A Ray cluster on this host: `python -m tests.deployments.serve.two_nodes STATE`, until its input ends. As on Kubernetes its
+head has no cores for replicas; two other nodes have some, and one more for each line of the input.
 
-Says where it is and which process is the second node's raylet. Its environment is that which our launcher gives a cluster.
+Says where it is. Its environment is that which our launcher gives a cluster, but that it gives nodes up sooner.
 """
 
 import json
@@ -15,6 +16,8 @@ from deployments.serve.cluster import serve_settings
 from deployments.serve.host import port_windows
 
 LOOPBACK = "127.0.0.2"
+# By default a node that does not answer is given up after half a minute or more.
+SOON = {"period_ms": "500", "timeout_ms": "500", "initial_delay_ms": "500", "failure_threshold": "4"}
 
 
 def main(state: Path) -> None:
@@ -22,19 +25,18 @@ def main(state: Path) -> None:
         (state / "token").touch(0o600)
         (state / "token").write_text(secrets.token_hex(32))
         settings = serve_settings(parse_config({"models": [{"path": "x"}]}, "two nodes"), state, windows)
-        os.environ.update(settings)
+        os.environ.update(settings | {f"RAY_health_check_{name}": value for name, value in SOON.items()})
         from ray.cluster_utils import Cluster
 
         node: dict[str, Any] = {"num_cpus": 4, "num_gpus": 0, "object_store_memory": 80 * 2**20, "node_ip_address": LOOPBACK}
-        head = {**node, "include_dashboard": False, "temp_dir": str(state / "ray")}
+        head = {**node, "num_cpus": 0, "include_dashboard": False, "temp_dir": str(state / "ray")}
         cluster = Cluster(initialize_head=True, head_node_args=head)
-        worker = cluster.add_node(**node)
+        for _ in range(2):
+            cluster.add_node(**node, wait=False)
         cluster.wait_for_nodes(60)
-        raylet = worker.all_processes["raylet"][0].process.pid
-        print(
-            json.dumps({"address": cluster.address, "raylet": raylet, "node": worker.node_id, "settings": settings}), flush=True
-        )
-        sys.stdin.read()
+        print(json.dumps({"address": cluster.address, "settings": settings}), flush=True)
+        for _ in sys.stdin:
+            cluster.add_node(**node, wait=False)
         cluster.shutdown()
 
 

@@ -51,3 +51,9 @@ def test_a_program_alone_is_kept_without_a_call(monkeypatch):
     assert found == Calibration(8, "waves", {})
     assert found.gain == 1.0
     assert programs.calls == {"waves": 0}
+
+
+def test_a_program_is_near_if_it_is_kept_or_15_percent_behind(monkeypatch):
+    found = calibrated(64, Programs(monkeypatch, waves=lambda _: 20.0, streams=lambda _: 22.9, one=lambda _: 23.1).runs)
+    assert [found.near(name) for name in ("waves", "streams", "one", "another")] == [True, True, False, False]
+    assert Calibration(8, "alone", {}).near("alone")

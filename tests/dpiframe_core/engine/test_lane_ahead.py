@@ -1,4 +1,6 @@
-"""Lanes that launch large batches before their rows are staged: the same scores, to the bit, as of rows staged before."""
+"""Lanes that launch large batches before their rows are staged, or have rows copied to the device: the same scores, to the bit,
+as of rows that were staged before and are read in place.
+"""
 
 import sys
 import threading
@@ -29,7 +31,8 @@ NODES = [SimpleNamespace(op=op) for op in ("lookup", "linear", "lookup")]
 
 def decides(rows=512, lookups=1, **of_lane):
     program = SimpleNamespace(graph=SimpleNamespace(nodes=NODES[: 2 * lookups]))
-    return CudaLane._ahead(SimpleNamespace(**{"_capture": True, "_has_head": True, **of_lane}), program, rows)
+    lane = {"_capture": True, "_has_head": True, "_rows_on_device": lambda rows: None, **of_lane}
+    return CudaLane._ahead(SimpleNamespace(**lane), program, rows)
 
 
 def test_large_buckets_of_one_lookup_are_launched_ahead(monkeypatch):
@@ -40,6 +43,7 @@ def test_large_buckets_of_one_lookup_are_launched_ahead(monkeypatch):
     assert not decides(lookups=2)
     assert not decides(_capture=False)
     assert not decides(_has_head=False)
+    assert not decides(_rows_on_device=lambda rows: object())
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     assert not decides()
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
@@ -124,16 +128,18 @@ def test_an_eager_bucket_stages_rows_then_issues_and_waits(staging):
 
 @pytest.fixture(scope="module", params=["auto", "breadth_first"])
 def engines(request, tmp_path_factory):
-    """One that never launches ahead and one that does, by the choices of the first."""
+    """One that never launches ahead, one that does, and one that copies large buckets' rows, by the choices of the first."""
     bundle = small_bundle(tmp_path_factory.mktemp("bundles") / "small", DeepFM(hidden_units=(16, 8)))
     made = []
-    for first in (10**9, cuda_lane.AHEAD_ROWS):
+    for first, copied in ((10**9, 10**9), (cuda_lane.AHEAD_ROWS, 10**9), (cuda_lane.AHEAD_ROWS, 10**4)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / f"cache-{request.param}"))
             patch.setattr(cuda_lane, "AHEAD_ROWS", first)
+            patch.setattr(cuda_lane, "COPIED_BYTES", copied)
             options = EngineOptions(max_batch_rows=4096, buckets=BUCKETS, lanes=2, policy=request.param)
             made.append(Engine(bundle, "cuda:0", "fp32", options))
             made[-1].warmup()
+            assert [lane._on_device is not None for lane in made[-1]._pool.lanes] == [copied == 10**4] * 2
     yield made
     for engine in made:
         engine.close()
@@ -153,32 +159,34 @@ def blocks_of(engine, rows, seed):
 
 @pytest.mark.gpu
 def test_only_large_buckets_are_launched_ahead(engines):
-    for engine, want in zip(engines, ([False] * 3, [False, True, True]), strict=True):
+    for engine, want in zip(engines, ([False] * 3, [False, True, True], [False] * 3), strict=True):
         for own in engine._pool.lanes:
             assert [one.ahead for one in own._ready] == want
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("way", [1, 2])
 @pytest.mark.parametrize("rows", ROWS)
-def test_scores_are_those_of_rows_staged_before(engines, rows):
-    plain, ahead = engines
+def test_scores_are_those_of_rows_staged_before(engines, rows, way):
+    plain, other = engines[0], engines[way]
     for seed in range(12):
         blocks = blocks_of(plain, rows, seed)
-        want, got = plain.run_batch(blocks), ahead.run_batch(blocks)
+        want, got = plain.run_batch(blocks), other.run_batch(blocks)
         assert np.array_equal(got.scores, want.scores)
         assert got.bucket == want.bucket
 
 
 @pytest.mark.gpu
-def test_two_lanes_at_once_keep_their_rows_apart(engines):
-    plain, ahead = engines
+@pytest.mark.parametrize("way", [1, 2])
+def test_two_lanes_at_once_keep_their_rows_apart(engines, way):
+    plain, other = engines[0], engines[way]
     batches = [blocks_of(plain, rows, 100 + rows) for rows in ROWS]
     want = [plain.run_batch(blocks).scores for blocks in batches]
     wrong = []
 
     def client(seed):
         for i in np.random.default_rng(seed).integers(0, len(batches), 200).tolist():
-            if not np.array_equal(ahead.run_batch(batches[i]).scores, want[i]):
+            if not np.array_equal(other.run_batch(batches[i]).scores, want[i]):
                 wrong.append(ROWS[i])
 
     threads = [threading.Thread(target=client, args=(seed,)) for seed in range(4)]
@@ -191,7 +199,7 @@ def test_two_lanes_at_once_keep_their_rows_apart(engines):
 
 @pytest.mark.gpu
 def test_a_lane_goes_on_after_blocks_that_cannot_be_staged_and_after_replays(engines):
-    plain, ahead = engines
+    plain, ahead, _ = engines
     own = ahead._pool.lanes[0]
     block = oracle.make_block(ahead.schema, 3000, 5, np.random.default_rng(0))
     want = plain.run_batch([block]).scores

@@ -3,12 +3,11 @@
 import pytest
 
 from dpiframe_core.graph.architecture import DLRM, DCNv2, DeepFM, DLRMDCNv2
-from dpiframe_core.graph.chains import group_chain
+from dpiframe_core.graph.chains import group_chain, group_tower
 from dpiframe_core.graph.fusion import fuse
 from dpiframe_core.graph.graph import JOINED, Attrs, Graph, Node
 from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.schedule import POLICIES
-from dpiframe_core.graph.towers import group_tower
 from dpiframe_core.graph.waves import group_waves
 from dpiframe_core.models.build import build_graph
 from tests import model_oracle

@@ -10,6 +10,7 @@ from kernels.lookup import bag_parts as cut
 from kernels.lookup import embedding
 from kernels.lookup.bag_parts import BagParts, bag_parts
 from kernels.lookup.plan import IdColumn, Kind, Slot, TableShape
+from kernels.lookup.tiling import bag_tiling
 from kernels.runtime.state import STATE_WORDS
 from tests.kernels import host_cuda
 from tests.kernels.lane_state import lane_state
@@ -116,6 +117,21 @@ def test_the_bags_of_mlperf(rows, dtype, out_dtype, device):
     bags = lookup.lookup.bags
     assert len(bags.joins) == 1
     assert bags.team == 128 // (16 // dtype.itemsize)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [F16, I8])
+def test_how_many_rows_are_in_flight_changes_no_bit(dtype, device, monkeypatch):
+    """As many rows as launches of few or of many rows have, by the number of multiprocessors that they are told."""
+    plan, found = bags_plan(LENGTHS, (64,), dtype), []
+    for processors in (132, 1):
+        monkeypatch.setattr(
+            embedding, "bag_tiling", lambda r, u, t, n, _, *more, own=processors: bag_tiling(r, u, t, n, own, *more)
+        )
+        lookup, _, x = check(plan, device, 21)
+        found.append((lookup.lookup.tiling(21, pinned=False).flight, x))
+    assert [flight for flight, _ in found] == [8, 4]
+    assert torch.equal(found[0][1], found[1][1])
 
 
 @pytest.mark.parametrize("device", DEVICES)

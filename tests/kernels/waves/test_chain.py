@@ -36,7 +36,8 @@ class Model:
     """
 
     def __init__(self, width, hidden, tasks, precision, seed=0, device="cuda:0"):
-        from kernels.waves.chain import Chain, ChainHead, Link
+        from kernels.waves.chain import Chain
+        from kernels.waves.chain_links import ChainHead, Link
         from kernels.waves.wave_jobs import CrossJob, FmJob, LinearJob
 
         self.rng = np.random.default_rng(seed)
@@ -53,12 +54,12 @@ class Model:
             Link(LinearJob(*self.cross[0], "identity", True)),
             Link(FmJob(0, width // 8, 8)),
             Link(CrossJob(self.dots, self.k, 2)),
-            Link(LinearJob(*self.deep[1], "tanh", False, self.shares[0], False), 0),
-            Link(LinearJob(*self.cross[1], "identity", True, self.shares[1], False), 1),
+            Link(LinearJob(*self.deep[1], "tanh", False, self.shares[0], False), (0,)),
+            Link(LinearJob(*self.cross[1], "identity", True, self.shares[1], False), (1,)),
             Link(LinearJob(self.low[0][2], None)),
-            Link(LinearJob(*self.low[0][:2], cross=True, outer_bias=True), 6),
-            Link(LinearJob(self.low[1][2], None), 7),
-            Link(LinearJob(*self.low[1][:2], cross=True, head=self.shares[2], kept=False), 8, 7),
+            Link(LinearJob(*self.low[0][:2], cross=True, outer_bias=True), (6,)),
+            Link(LinearJob(self.low[1][2], None), (7,)),
+            Link(LinearJob(*self.low[1][:2], cross=True, head=self.shares[2], kept=False), (8,), 7),
         ]
         self.device = torch.device(device)
         self.chain = Chain(links, ChainHead(self.bias, (2, None, 3)), precision, self.device)
@@ -74,7 +75,7 @@ class Model:
     def start(self, rows, bucket, batch):
         """Launches a batch. Gives a check of its scores against the formulas in float64, for when the device is done."""
         from kernels.dense.linear import padded
-        from kernels.waves.chain import ChainOperands
+        from kernels.waves.chain_links import ChainOperands
 
         x = torch.full((bucket, padded(self.width)), torch.nan)
         x[:rows] = 0
@@ -165,7 +166,8 @@ class Dotted:
     """DLRM: two layers of some numbers, the dots of their output with the vectors of the lookup, two layers and the head."""
 
     def __init__(self, numbers, hidden, pairs, precision, device="cuda:0"):
-        from kernels.waves.chain import Chain, ChainHead, Link
+        from kernels.waves.chain import Chain
+        from kernels.waves.chain_links import ChainHead, Link
         from kernels.waves.wave_jobs import LinearJob
 
         self.rng = np.random.default_rng(numbers)
@@ -176,7 +178,7 @@ class Dotted:
         self.head, self.bias = self.normal(1, 24) / 5, self.normal(1)
         jobs = [LinearJob(*layer, "relu") for layer in self.layers[:3]]
         last = LinearJob(*self.layers[3], "relu", head=self.head, kept=False)
-        links = [Link(jobs[0]), Link(jobs[1], 0), Link(pairs, 1), Link(jobs[2], 2), Link(last, 3)]
+        links = [Link(jobs[0]), Link(jobs[1], (0,)), Link(pairs, (1,)), Link(jobs[2], (2,)), Link(last, (3,))]
         self.chain = Chain(links, ChainHead(self.bias), precision, self.device)
         self.words = torch.zeros(self.chain.words, dtype=torch.int64, device=device)
         self.state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=device)
@@ -193,7 +195,7 @@ class Dotted:
         return x.to(self.dtype).to(self.device)
 
     def run(self, rows, bucket, batch):
-        from kernels.waves.chain import ChainOperands
+        from kernels.waves.chain_links import ChainOperands
 
         p = self.pairs
         x, vectors = self.given(rows, bucket, self.numbers), self.given(rows, bucket, (p.fields - 1) * p.dim)
@@ -270,7 +272,8 @@ def test_on_the_host_too_a_chain_makes_the_dots_between_its_layers(on_host, name
 
 
 def test_what_does_not_fit_is_refused(on_host, monkeypatch):
-    from kernels.waves.chain import Chain, ChainHead, ChainOperands, Link
+    from kernels.waves.chain import Chain
+    from kernels.waves.chain_links import ChainHead, ChainOperands, Link
     from kernels.waves.wave_jobs import FmJob, LinearJob
 
     launched: list[object] = []
@@ -280,24 +283,24 @@ def test_what_does_not_fit_is_refused(on_host, monkeypatch):
     with pytest.raises(ValueError, match="chain: got 25 links and 0 logits, expected 1 to 24 and at most 3"):
         Chain([Link(layer)] * 25, ChainHead(bias), "fp32", device)
     with pytest.raises(ValueError, match="chain link 0: got x of link 0, expected a layer before it"):
-        Chain([Link(layer, 0)], ChainHead(bias), "fp32", device)
+        Chain([Link(layer, (0,))], ChainHead(bias), "fp32", device)
     with pytest.raises(ValueError, match="chain head: got link 0 as a logit, expected an FM or a cross network"):
         Chain([Link(layer)], ChainHead(bias, (0,)), "fp32", device)
     with pytest.raises(ValueError, match="chain link 1: got 24 columns of link 0, expected its 8"):
-        Chain([Link(layer), Link(LinearJob(torch.ones(8, 24), None), 0)], ChainHead(bias), "fp32", device)
+        Chain([Link(layer), Link(LinearJob(torch.ones(8, 24), None), (0,))], ChainHead(bias), "fp32", device)
     with pytest.raises(ValueError, match="chain link 1: got xl of link 0, expected a layer as wide before it"):
-        Chain([Link(layer), Link(LinearJob(torch.ones(16, 8), None, cross=True), 0, 0)], ChainHead(bias), "fp32", device)
+        Chain([Link(layer), Link(LinearJob(torch.ones(16, 8), None, cross=True), (0,), 0)], ChainHead(bias), "fp32", device)
     with pytest.raises(ValueError, match="chain link 1: got x of link 0, expected it to be given"):
-        Chain([Link(layer), Link(FmJob(0, 1, 8), 0)], ChainHead(bias, (1,)), "fp32", device)
+        Chain([Link(layer), Link(FmJob(0, 1, 8), (0,))], ChainHead(bias, (1,)), "fp32", device)
     with pytest.raises(ValueError, match="chain link 0: got no reader, expected it to be one of the head's logits"):
         Chain([Link(FmJob(0, 1, 8)), Link(layer)], ChainHead(bias), "fp32", device)
     dots, linear = Pairs(3, 8, 8, False), LinearJob(torch.ones(8, 11), None)
     with pytest.raises(ValueError, match="chain link 0: got x of link None, expected a layer of 8 columns before it"):
-        Chain([Link(dots), Link(linear, 0)], ChainHead(bias), "bf16", device)
+        Chain([Link(dots), Link(linear, (0,))], ChainHead(bias), "bf16", device)
     with pytest.raises(ValueError, match="chain link 1: got no reader, expected a layer behind it"):
-        Chain([Link(layer), Link(dots, 0)], ChainHead(bias), "bf16", device)
+        Chain([Link(layer), Link(dots, (0,))], ChainHead(bias), "bf16", device)
     with pytest.raises(ValueError, match="chain link 2: got 8 columns of link 1, expected its 11"):
-        Chain([Link(layer), Link(dots, 0), Link(layer, 1)], ChainHead(bias), "bf16", device)
+        Chain([Link(layer), Link(dots, (0,)), Link(layer, (1,))], ChainHead(bias), "bf16", device)
     wide = Chain([Link(LinearJob(torch.ones(8, 9000), None, head=torch.ones(1, 8)))], ChainHead(bias), "fp32", device)
     assert not wide.fits(1)
     chain = Chain([Link(FmJob(0, 1, 8)), Link(layer)], ChainHead(bias, (0,)), "fp32", device)
@@ -323,7 +326,7 @@ def test_what_does_not_fit_is_refused(on_host, monkeypatch):
         crossing([ChainOperands(x)], [], 8, *rest)
     with pytest.raises(ValueError, match="chain link 0 x0: got shape"):
         crossing([ChainOperands(x, narrow)], [], 8, *rest)
-    dotted = Chain([Link(layer), Link(dots, 0), Link(linear, 1)], ChainHead(bias), "bf16", device)
+    dotted = Chain([Link(layer), Link(dots, (0,)), Link(linear, (1,))], ChainHead(bias), "bf16", device)
     wide_words, x16 = torch.zeros(dotted.words, dtype=torch.int64), ChainOperands(x.bfloat16())
     for last, message in ((None, "got no xl, expected 2 vectors"), (x.bfloat16(), "xl: got shape")):
         with pytest.raises(ValueError, match=f"chain link 1:? {message}"):

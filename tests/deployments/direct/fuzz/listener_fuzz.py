@@ -1,4 +1,4 @@
-"""Drives the listener as hostile clients and a careless server would: python -m tests.deployments.direct.listener_fuzz SEED N
+"""Drives the listener as hostile clients and a careless server would: python -m ..listener_fuzz SEED N
 
 Run it with the sanitizers in the listener (see test_fuzz). What it checks itself is the form of what it is told.
 """

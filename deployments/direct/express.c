@@ -1,0 +1,365 @@
+// The GIL is held throughout: to give it up for a system call that does not block is to wait for whoever computes meanwhile.
+
+#include "express.h"
+
+#include <errno.h>
+#include <math.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+static const double LINGER_S = 300e-6, RECENT = 0.25, FAILED_S = 1.0;  // as connection.py and scorer.py have them
+enum { PER_SECOND = 500, MOST_OF_A_REQUEST = 64, RECORDS = 1 << 16, HEADER_TEXT = 1024, TOGETHER_ROWS = 1024 };
+
+// What is counted of a request that is over.
+typedef struct Record {
+    Form *form;
+    int cancelled, sampled, sample_at;  // scores of so many rows, from there on in `samples`
+    float queue_ms, encode_ms, device_ms, total_ms;
+} Record;
+
+static uint64_t drawn(Listener *l) {  // splitmix64; ids of requests are no secrets
+    uint64_t z = l->draw += UINT64_C(0x9e3779b97f4a7c15);
+    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
+    return z ^ z >> 31;
+}
+
+static void counted(Listener *l, Connection *c, int cancelled, double now) {
+    if (l->record_count == RECORDS) return;  // nobody has asked for them for long
+    if (l->record_count == l->record_room) {
+        const int room = l->record_room ? 2 * l->record_room : 256;
+        Record *more = realloc(l->records, room * sizeof *more);
+        if (more == NULL) return;
+        l->records = more, l->record_room = room;
+    }
+    ++c->sent.form->uses;
+    l->records[l->record_count++] = (Record){
+        c->sent.form, cancelled, 0, 0, c->sent.queue_ms, c->sent.encode_ms, c->sent.device_ms,
+        (float)((now - c->sent.started) * 1e3),
+    };
+}
+
+// As ScoreSample: about PER_SECOND rows a second, each as likely as any other.
+static void sampled(Listener *l, EngineRing *r, const float *scores, int rows, int tasks, double now) {
+    const double passed = now - r->sample_since;
+    if (passed >= 1) {
+        r->sample_every = fmax(1, round(r->sample_rows / passed / PER_SECOND));
+        r->sample_rows = 0, r->sample_since = now;
+    }
+    r->sample_rows += rows;
+    const int least = (rows + MOST_OF_A_REQUEST - 1) / MOST_OF_A_REQUEST, every = r->sample_every > least ? r->sample_every : least;
+    if (!l->record_count) return;
+    Record *record = l->records + l->record_count - 1;
+    record->sample_at = l->sample_count;
+    for (int row = (int)(drawn(l) % (uint64_t)every); row < rows && l->sample_count + tasks <= SAMPLES; row += every) {
+        memcpy(l->samples + l->sample_count, scores + (int64_t)row * tasks, tasks * sizeof *scores);
+        l->sample_count += tasks, ++record->sampled;
+    }
+}
+
+// The connection's request is no longer with C.
+static void over(Listener *l, Connection *c) {
+    --l->flying;
+    dpi_form_let_go(c->sent.form);
+    Py_CLEAR(c->sent.ring);
+    c->sent.form = NULL;
+}
+
+// Its slot stays taken until the engine has answered.
+static void abandoned(Listener *l, Connection *c) {
+    EngineRing *r = c->sent.ring;
+    if (r->place < 0 || !dpi_ring_leave(r, c->sent.slot, c->sent.member)) return;
+    const Ask *next = l->asks + r->place;
+    if (next->form == NULL || next->slot != (int)c->sent.slot) dpi_ring_ask(r, ASK_CANCEL, c->sent.slot, 0, 0, 0, 0, 0);
+}
+
+// From here on it is Python's: (key, known, ring, request id, why, queue_ms, encode_ms, device_ms, retry_s, started, scores or None).
+static int ended(Listener *l, Connection *c, int why, float retry_s, const float *scores) {
+    const Form *f = c->sent.form;
+    PyObject *item = Py_BuildValue(
+        "(KOOs#iffffdy#)", dpi_key_of(l, c), f->known, c->sent.ring, c->sent.id, (Py_ssize_t)16, why, c->sent.queue_ms, c->sent.encode_ms,
+        c->sent.device_ms, retry_s, c->sent.started, (const char *)scores, (Py_ssize_t)(scores ? f->rows * f->tasks * 4 : 0)
+    );
+    over(l, c);
+    const int good = item && !PyList_Append(l->ended, item);
+    l->ended_count += good;
+    Py_XDECREF(item);
+    return good;
+}
+
+void dpi_express_dropped(Listener *l, Connection *c) {
+    if (c->sent.form == NULL) return;
+    abandoned(l, c);
+    counted(l, c, 1, dpi_now_s());
+    over(l, c);
+}
+
+static int fits(const EngineRing *r, const Form *f, int rows, int contexts) {
+    return dpi_form_laid_out(f, rows, contexts, NULL) + (int64_t)rows * f->tasks * 4 <= r->slot_bytes;
+}
+
+// Those of one engine are cheap to look through, and there is one on most nodes.
+static EngineRing *best(const Form *f, double now) {
+    EngineRing *found = NULL;
+    int64_t least = INT64_MAX;
+    const Py_ssize_t count = PyList_GET_SIZE(f->rings);
+    for (Py_ssize_t i = 0; i < count; ++i) {
+        EngineRing *r = (EngineRing *)PyList_GET_ITEM(f->rings, i);
+        if (dpi_ring_leaving(r) || r->failed_at + FAILED_S > now) return NULL;  // who is asked then is Python's to say
+        const int64_t load = count > 1 ? dpi_ring_load(r) : 0;
+        if (load < least) found = r, least = load;
+    }
+    return found && found->place >= 0 && fits(found, f, f->rows, f->contexts) ? found : NULL;
+}
+
+// Puts an ask together and on the ring.
+static void put(Listener *l, EngineRing *r) {
+    Ask *ask = l->asks + r->place;
+    const Form *f = ask->form;
+    if (f == NULL) return;
+    ask->form = NULL;
+    uint64_t waiting = 0;
+    for (int i = 0; i < r->members[ask->slot]; ++i) waiting |= dpi_ring_owners(r, ask->slot)[i];
+    if (!waiting) {
+        dpi_ring_give(r, ask->slot);
+        dpi_form_let_go((Form *)f);
+        return;
+    }
+    char *block = dpi_ring_block(r, ask->slot);
+    int64_t at[SECTIONS];
+    dpi_form_laid_out(f, ask->rows, ask->contexts, at);
+    memcpy(block, f->block_header, HEADER_BYTES);
+    memcpy(block + 4, &ask->rows, 4);
+    memcpy(block + 8, &ask->contexts, 4);
+    for (int k = 0; k < SECTIONS; ++k) memcpy(block + at[k], ask->section[k], f->widths[k] * (k & 1 ? ask->contexts : ask->rows));
+    dpi_ring_ask(r, ASK_SCORE, ask->slot, ask->rows, ask->contexts, ask->deadline, ask->arrived, f->priority);
+    dpi_form_let_go((Form *)f);
+}
+
+void dpi_express_asked(Listener *l, EngineRing *r) {
+    put(l, r);
+    dpi_ring_tell(r);
+}
+
+// Whether a form's requests may be asked for together with those that an ask holds.
+static int joins(const EngineRing *r, const Ask *ask, const Form *f) {
+    const Form *first = ask->form;
+    return first->rings == f->rings && first->priority == f->priority && first->deadline_s == f->deadline_s &&
+           r->members[ask->slot] < MEMBERS && ask->rows + f->rows <= TOGETHER_ROWS &&
+           fits(r, f, ask->rows + f->rows, ask->contexts + f->contexts);
+}
+
+static void timed(Listener *l, double at) {
+    if (at >= l->timer_at) return;
+    l->timer_at = at;
+    const int64_t ns = (int64_t)(at * 1e9);
+    const struct itimerspec when = {.it_value = {ns / 1000000000, ns % 1000000000}};
+    timerfd_settime(l->timer, TFD_TIMER_ABSTIME, &when, NULL);
+}
+
+int dpi_express_begun(Listener *l, Connection *c, const char *data) {
+    const Head *h = &c->head;
+    if (!l->form_count || h->apart || h->body_bytes < 0) return 0;
+    Form *f = dpi_form_of(l, data, h->bytes - 2, h->body_bytes);
+    if (f == NULL) return 0;
+    const double started = dpi_now_s();
+    EngineRing *r = best(f, started);
+    if (r == NULL) return 0;
+    Ask *ask = l->asks + r->place;
+    if (ask->form && !joins(r, ask, f)) dpi_express_asked(l, r);
+    const int alone = ask->form == NULL;
+    if (dpi_ring_waiting(r) + (alone ? 0 : ask->rows) + f->rows > r->most_rows || (alone && !r->free_count)) return 0;
+    if (alone) ask->rows = ask->contexts = 0;
+    if (!dpi_form_encoded(ask, f, data + h->bytes + f->envelope_size)) return 0;
+    const double now = dpi_now_s(), deadline = f->deadline_s ? started + f->deadline_s : INFINITY;
+    if (alone) {
+        ask->slot = dpi_ring_take(r), ask->form = f, ask->arrived = now;
+        ++f->uses;
+    }
+    c->sent = (Sent){.form = f, .ring = r, .slot = ask->slot, .member = r->members[ask->slot], .row = ask->rows,
+                     .lone = r->open == 1 && alone, .started = started, .deadline = deadline, .encode_ms = (float)((now - started) * 1e3)};
+    dpi_ring_join(r, ask->slot, dpi_key_of(l, c) + 1);
+    ask->rows += f->rows, ask->contexts += f->contexts, ask->deadline = deadline;
+    ++f->uses;
+    Py_INCREF(r);
+    ++l->flying;
+    const uint64_t id = drawn(l);
+    for (int i = 0; i < 16; ++i) c->sent.id[i] = "0123456789abcdef"[id >> 4 * (15 - i) & 15];
+    if (f->deadline_s) timed(l, deadline);
+    c->tells_close = h->close;
+    c->state = BUSY;
+    return 1;
+}
+
+int dpi_express_flushed(Listener *l) {
+    for (int i = 0; i < RINGS; ++i) {
+        EngineRing *r = l->rings[i];
+        if (r == NULL || (!r->unsaid && l->asks[i].form == NULL)) continue;
+        dpi_express_asked(l, r);
+        if (r->open != 1 || l->flying != 1 || r->lone_s > LINGER_S) continue;
+        // A GPU needs some 30 us, and an event loop that sleeps 50 us or more to wake up. Others may have the GIL meanwhile.
+        Py_BEGIN_ALLOW_THREADS
+        for (const double until = dpi_now_s() + LINGER_S; !dpi_ring_answered(r) && dpi_now_s() < until;) sched_yield();
+        Py_END_ALLOW_THREADS
+        if (dpi_ring_answered(r) && !dpi_express_answered(l, r)) return 0;
+    }
+    return 1;
+}
+
+static int all_finite(const float *scores, int64_t count) {
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < count; ++i) wrong += !isfinite(scores[i]);
+    return !wrong;
+}
+
+static void answer(Listener *l, Connection *c, const Form *f, const float *scores) {
+    char text[HEADER_TEXT], json[160];
+    const size_t raw = (size_t)f->rows * f->tasks * 4;
+    const int times = snprintf(json, sizeof json, "\"queue_ms\":%.3f,\"encode_ms\":%.3f,\"device_ms\":%.3f", c->sent.queue_ms,
+                               c->sent.encode_ms, c->sent.device_ms);
+    const size_t header = f->before_size + times + f->after_size;
+    c->tells_close |= l->draining;
+    const int lines = snprintf(text, sizeof text,
+                               "inference-header-content-length: %zu\r\ncontent-length: %zu\r\nx-request-id: %.16s\r\n%s\r\n", header,
+                               header + raw, c->sent.id, c->tells_close ? "connection: close\r\n" : "");
+    const struct iovec parts[] = {
+        {(char *)f->opening, f->opening_size}, {l->date, l->date_size}, {(char *)f->headers, f->headers_size}, {text, lines},
+        {(char *)f->before, f->before_size},   {json, times},           {(char *)f->after, f->after_size},     {(float *)scores, raw},
+    };
+    dpi_first_pushed(l, c, parts, sizeof parts / sizeof *parts);
+}
+
+// Where an ask's scores are: the engine has them lie behind its block, whose rows and contexts are as they were written here.
+static const char *behind_block(const EngineRing *r, const Form *f, uint32_t slot) {
+    return dpi_ring_block(r, slot) + dpi_form_laid_out(f, r->rows[slot], r->contexts[slot], NULL);
+}
+
+static int answered(Listener *l, Connection *c, const RingAnswer *got, const float *scores, double now) {
+    Form *f = c->sent.form;
+    EngineRing *r = c->sent.ring;
+    c->sent.queue_ms = got->queue_ms, c->sent.device_ms = got->device_ms;
+    if (c->sent.lone) r->lone_s += RECENT * (now - c->sent.started - r->lone_s);
+    if (got->status != STATUS_OK) return ended(l, c, (int)got->status, got->retry_s, NULL);
+    if (!all_finite(scores, (int64_t)f->rows * f->tasks)) return ended(l, c, STATUS_OK, 0, scores);
+    counted(l, c, 0, now);
+    sampled(l, r, scores, f->rows, f->tasks, now);
+    ++f->uses;  // until it is sent
+    over(l, c);
+    answer(l, c, f, scores);
+    dpi_form_let_go(f);
+    return 1;
+}
+
+int dpi_express_answered(Listener *l, EngineRing *r) {
+    RingAnswer got;
+    int good = 1;
+    const double now = dpi_now_s();
+    while (dpi_ring_next(r, &got)) {
+        const Ask *next = l->asks + r->place;
+        if (next->form && next->slot == (int)got.slot) continue;  // it was not asked for yet
+        if (got.status == STATUS_FAILED) r->failed_at = now;
+        const char *behind = NULL;
+        for (int i = 0; good && i < r->members[got.slot]; ++i) {
+            const uint64_t owner = dpi_ring_owners(r, got.slot)[i];
+            Connection *c = owner ? dpi_found(l, owner - 1) : NULL;
+            if (c && c->sent.form && behind == NULL) behind = behind_block(r, c->sent.form, got.slot);
+            if (c && c->sent.form) good = answered(l, c, &got, (const float *)behind + (int64_t)c->sent.row * c->sent.form->tasks, now);
+        }
+        dpi_ring_give(r, got.slot);
+        if (!good) return 0;
+    }
+    return 1;
+}
+
+int dpi_express_woken(Listener *l, EngineRing *r) {
+    uint64_t times;
+    while (read(r->answer_fd, &times, sizeof times) < 0 && errno == EINTR) continue;
+    return dpi_express_answered(l, r);
+}
+
+int dpi_express_late(Listener *l) {
+    uint64_t times;
+    while (read(l->timer, &times, sizeof times) < 0 && errno == EINTR) continue;
+    const double now = dpi_now_s();
+    double next = INFINITY;
+    l->timer_at = INFINITY;
+    for (Connection *c = l->connections; l->flying && c < l->connections + l->most; ++c) {
+        if (c->state != BUSY || c->sent.form == NULL) continue;
+        if (c->sent.deadline > now) next = fmin(next, c->sent.deadline);
+        else {
+            abandoned(l, c);
+            if (!ended(l, c, ENDED_LATE, 0, NULL)) return 0;
+        }
+    }
+    timed(l, next);
+    return 1;
+}
+
+PyObject *dpi_express_attach(Listener *l, PyObject *given) {
+    if (!Py_IS_TYPE(given, &dpi_engine_ring_type)) return PyErr_SetString(PyExc_TypeError, "ring: expected an EngineRing"), NULL;
+    EngineRing *r = (EngineRing *)given;
+    int place = 0;
+    while (place < RINGS && l->rings[place]) ++place;
+    if (place == RINGS || r->place >= 0 || l->epoll < 0) Py_RETURN_FALSE;
+    for (int k = 0; k < SECTIONS; ++k) {
+        char *room = realloc(l->asks[place].section[k], r->slot_bytes);
+        if (room == NULL) return PyErr_NoMemory();
+        l->asks[place].section[k] = room;
+    }
+    struct epoll_event event = {.events = EPOLLIN, .data.u64 = RING_KEY | (uint64_t)place << 32};
+    if (epoll_ctl(l->epoll, EPOLL_CTL_ADD, r->answer_fd, &event)) return PyErr_SetFromErrno(PyExc_OSError);
+    Py_INCREF(given);
+    l->rings[place] = r, r->place = place;
+    Py_RETURN_TRUE;
+}
+
+PyObject *dpi_express_detach(Listener *l, PyObject *given) {
+    EngineRing *r = (EngineRing *)given;
+    if (!Py_IS_TYPE(given, &dpi_engine_ring_type) || r->place < 0 || l->rings[r->place] != r) Py_RETURN_NONE;
+    int good = dpi_express_answered(l, r);  // what it has answered before
+    dpi_form_let_go((Form *)l->asks[r->place].form);
+    l->asks[r->place].form = NULL;
+    if (l->epoll >= 0) epoll_ctl(l->epoll, EPOLL_CTL_DEL, r->answer_fd, NULL);
+    l->rings[r->place] = NULL, r->place = -1;
+    for (Connection *c = l->connections; good && l->flying && c < l->connections + l->most; ++c)
+        if (c->state == BUSY && c->sent.form && c->sent.ring == r) good = ended(l, c, ENDED_ENGINE_GONE, 0, NULL);
+    Py_DECREF(r);
+    if (!good) return NULL;
+    Py_RETURN_NONE;
+}
+
+PyObject *dpi_express_ended(Listener *l, PyObject *Py_UNUSED(none)) {
+    PyObject *fresh = PyList_New(0), *was = l->ended;
+    if (fresh == NULL) return NULL;
+    l->ended = fresh, l->ended_count = 0;
+    return was;
+}
+
+// [(known, whether its client gave it up, queue_ms, encode_ms, device_ms, total_ms, sampled scores as bytes)] since the last time.
+PyObject *dpi_express_seen(Listener *l, PyObject *Py_UNUSED(none)) {
+    PyObject *out = PyList_New(l->record_count);
+    for (int i = 0; out && i < l->record_count; ++i) {
+        const Record *r = l->records + i;
+        PyObject *item = Py_BuildValue("(OOffffy#)", r->form->known, r->cancelled ? Py_True : Py_False, r->queue_ms, r->encode_ms, r->device_ms,
+                                       r->total_ms, (const char *)(l->samples + r->sample_at), (Py_ssize_t)r->sampled * r->form->tasks * 4);
+        if (item == NULL) Py_CLEAR(out);
+        else PyList_SET_ITEM(out, i, item);
+    }
+    for (int i = 0; i < l->record_count; ++i) dpi_form_let_go(l->records[i].form);
+    l->record_count = l->sample_count = 0;
+    return out;
+}
+
+PyObject *dpi_express_date(Listener *l, PyObject *line) {
+    char *text;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(line, &text, &size)) return NULL;
+    if (size > (Py_ssize_t)sizeof l->date) return PyErr_SetString(PyExc_ValueError, "date: got a line too long"), NULL;
+    memcpy(l->date, text, size);
+    l->date_size = size;
+    Py_RETURN_NONE;
+}

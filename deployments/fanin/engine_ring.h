@@ -1,0 +1,67 @@
+// An ingress's end of a connection to an engine process for requests that C sends and answers: `rings.py`, `board.py` and
+// `connection.py` for them. Each slot has a place of its own in the request memory, so there is nothing to allocate.
+
+#ifndef DPI_ENGINE_RING_H
+#define DPI_ENGINE_RING_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+
+enum { ASK_SCORE = 1, ASK_CANCEL = 2 };
+enum { STATUS_OK = 1, STATUS_FAILED = 5 };
+
+typedef struct {
+    uint32_t slot, status;
+    float queue_ms, device_ms, retry_s;
+    uint32_t unused;
+} RingAnswer;
+
+typedef struct {
+    PyObject_HEAD
+    Py_buffer rings, beside, board, memory;  // beside: the rings of Python's connection to it
+    int answer_fd, wake_fd, most_rows, slots, free_count, open, place;  // open: slots in use; place: of a listener's, or -1
+    int64_t slot_bytes, answers_at;
+    uint64_t asks, answers, asks_mask, answers_mask;  // written, and read so far
+    double failed_at, lone_s;                         // when its device last failed; how long a lone request takes, lately
+    uint64_t *owner;                                  // MEMBERS of each slot: who waits; 0: nobody any more, or nobody yet
+    uint8_t *members;                                 // of each slot; 0: it is free
+    int32_t *rows, *contexts;                         // of the block in each slot
+    uint32_t *free;
+    double sample_since;                              // of the scores that are shown, as ScoreSample has them
+    int64_t sample_rows;
+    int sample_every;
+    int unsaid;  // something was asked since it was told
+} EngineRing;
+
+enum { MEMBERS = 16 };  // requests that one ask of an ingress holds
+
+extern PyTypeObject dpi_engine_ring_type;
+
+double dpi_now_s(void);
+
+// Rows that wait there, and those that run besides.
+int64_t dpi_ring_waiting(const EngineRing *r);
+int64_t dpi_ring_load(const EngineRing *r);
+// Whether it asks its ingresses to go elsewhere.
+int dpi_ring_leaving(const EngineRing *r);
+
+static inline char *dpi_ring_block(const EngineRing *r, uint32_t slot) { return (char *)r->memory.buf + slot * r->slot_bytes; }
+
+static inline uint64_t *dpi_ring_owners(const EngineRing *r, uint32_t slot) { return r->owner + (uint64_t)slot * MEMBERS; }
+
+// Takes a slot, if `free_count` is not 0, or gives one back.
+uint32_t dpi_ring_take(EngineRing *r);
+void dpi_ring_give(EngineRing *r, uint32_t slot);
+// One more request in it.
+void dpi_ring_join(EngineRing *r, uint32_t slot, uint64_t owner);
+// One of them is given up; gives whether all are.
+int dpi_ring_leave(EngineRing *r, uint32_t slot, int member);
+// The engine sees it once it is told.
+void dpi_ring_ask(EngineRing *r, int kind, uint32_t slot, int rows, int contexts, double deadline, double arrived, int priority);
+void dpi_ring_tell(EngineRing *r);
+int dpi_ring_answered(const EngineRing *r);
+// The next answer to a slot in use; 0 if there is none.
+int dpi_ring_next(EngineRing *r, RingAnswer *answer);
+
+#endif
