@@ -323,6 +323,27 @@ def test_an_engine_that_goes_takes_its_requests_along(in_c: bool) -> None:
     assert [one.outcome for one in Ingress(in_c, engine).run(test)] == ["unavailable", "ok"]
 
 
+def test_an_engine_that_ends_one_connection_alone_takes_its_requests_along(in_c: bool) -> None:
+    engine = FakeEngine()
+
+    async def test(at: Ingress) -> None:
+        client = await at.client()
+        await at.learned(client, post())
+        engine.go.clear()
+        client.send(post())
+        await until(lambda: at.batchers["7"].dispatcher.inflight_rows == 3)
+        at.batchers["7"]._peers[-1].sock.shutdown(socket.SHUT_RDWR)  # C's, if it has one
+        told(await client.answer(), 503, "engine: got its end with this request there, expected scores")
+        engine.go.set()
+        await until(lambda: at.live.scorer.accepting)
+        begun = at.in_python
+        await until(lambda: at.batchers["7"].peers == 1 + at.in_c)
+        assert scores(await at.ask(client, post())) == expected()
+        assert at.in_python == begun + (not at.in_c)  # what is known goes on over the connection that was made anew
+
+    assert [one.outcome for one in Ingress(in_c, engine).run(test)] == ["unavailable", "ok"]
+
+
 def test_a_version_that_goes_live_answers_the_next_request_and_a_canary_its_share(in_c: bool) -> None:
     old, new = FakeEngine(), FakeEngine(version="8")
 
