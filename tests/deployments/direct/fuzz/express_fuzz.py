@@ -1,7 +1,7 @@
 """Drives what C answers from end to end, as hostile clients and a broken engine would: python -m ..express_fuzz SEED N
 
-Run it with the sanitizers in the listener (see test_fuzz). It checks itself that blocks are sound and, where nothing is damaged on
-its way (an even seed), hold what was sent, whatever requests were asked for together.
+Run it with the sanitizers in the listener (see test_fuzz). It checks itself that blocks are sound and, where nothing is damaged
+on its way (an even seed), hold what was sent, whatever requests were asked for together.
 """
 
 import os
