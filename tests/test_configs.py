@@ -57,6 +57,11 @@ def test_values_of_a_file_arrive_and_the_rest_are_defaults() -> None:
         ("grpc: {port: 0}", "grpc.port: got 0, expected greater than or equal to 1"),
         ("grpc: {ports: 1}", "grpc.ports: got an unknown key, expected one of port"),
         ("http: {port: 65536}", "http.port: got 65536, expected less than or equal to 65535"),
+        (
+            "http: {direct_socket: run/score.sock}",
+            "http.direct_socket: got 'run/score.sock', expected match pattern '^/[!-~]{1,106}$'",
+        ),
+        ("http: {direct_socket_group: a}", "http.direct_socket_group: got 'a' without direct_socket, expected both"),
         ("http: {host: localhost}", "http.host: got 'localhost', expected '127.0.0.1' or '0.0.0.0'"),
         ("http: {host: 0.0.0.0}", "http.host: got '0.0.0.0' without access, expected access: {tokens: FILE}, whose lines "),
         ("access: {}", "access.tokens: got neither it nor open: true, expected one of the two"),

@@ -30,6 +30,7 @@ COMMON = {
 
 ROOMS: dict[str, dict[str, str]] = {
     "kernels/runtime": {},
+    "kernels/columns": {},
     "kernels/lookup": {"kernels/runtime": "its kernel is compiled and launched"},
     "kernels/reference": {"kernels/lookup": "the plain lookup follows the same plan"},
     "kernels/dense": {
@@ -193,6 +194,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "deployments/access": "a route asks the gate first",
         "deployments/scoring": "a route hands requests to the served model",
         "dpiframe_core/features": "an answer holds scores of a row block",
+        "kernels/runtime": "a list of requests is cut in C where it is built",
     },
     "deployments/protocol": {
         "deployments/access": "and so do its routes and calls",
@@ -207,7 +209,9 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/bundle": "both ends name the bundle by its fingerprint",
         "dpiframe_core/engine": "counts of rows by bucket",
     },
+    "deployments/host_sockets": {"deployments/fanin": "whoever is at the other end is looked at as engines and ingresses do"},
     "deployments/direct": {
+        "deployments/host_sockets": "its processes share what clients connect to",
         "deployments/batching": "a request is the reply that its scorer tells",
         "deployments/fanin": "processes of a node meet as engines and ingresses do",
         "deployments/http_api": "the score route's steps, bodies and answers",
@@ -239,6 +243,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "deployments/score_log": "a replica writes a sample of its requests",
         "deployments/batching": "a replica owns a batcher",
         "deployments/direct": "a replica may have a direct port",
+        "deployments/host_sockets": "at a port, a file, or both",
         "kernels/runtime": "its garbage is collected as a service needs it",
         "deployments/fanin": "or the two ends of the fan-in",
         "deployments/http_api": "the app mounts the score route",
@@ -370,7 +375,8 @@ DECIDES = {
     "dpiframe_core/engine/calibration", "dpiframe_core/engine/options", "dpiframe_core/compiler/strided",
     "dpiframe_core/describe/trace", "deployments/config", "deployments/metrics",
     "deployments/access", "deployments/http_api/gated", "deployments/batching", "deployments/scoring",
-    "deployments/protocol", "deployments/fanin", "deployments/client", "deployments/direct", "deployments/http_api/score_route",
+    "deployments/protocol", "deployments/fanin", "deployments/client", "deployments/direct", "deployments/host_sockets",
+    "deployments/http_api/score_route",
     "deployments/http_api/answers", "deployments/http_api/request_body", "deployments/http_api/arrow_body",
     "deployments/serve/http_app", "deployments/serve/openapi", "deployments/serve/autoscaling", "deployments/serve/load_meter",
     "deployments/serve/serve_policy", "deployments/serve/host", "deployments/telemetry",

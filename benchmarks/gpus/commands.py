@@ -11,7 +11,7 @@ from benchmarks.gpus import grid, large, links, loading, places, torchrec_bags
 from benchmarks.gpus.group import Group
 from benchmarks.records.record import Record
 from benchmarks.records.run import Append, Names, Out, Run
-from deployments.cli.plan_command import parse_links
+from deployments.cli.measured_links import parse_links
 
 app = typer.Typer()
 PARTS = "links,grid,places,large,load"
@@ -33,10 +33,10 @@ def tiers_gpus(
     times_hbm: Annotated[str, typer.Option(help="sizes of their tables")] = "0.5,1,2,4,8",
     large_gb: Annotated[float, typer.Option(help="of tables")] = 4,
     large_hbm_gb: Annotated[float, typer.Option(help="of each GPU for them")] = 1,
-    spreads_mib: Annotated[str, typer.Option(help="over which rows of each link are spread")] = "4096",
+    spreads_mib: Annotated[str, typer.Option(help="over which rows of each link are spread")] = "256,512,1024,2048,4096",
     load_gb: Annotated[float, typer.Option(help="of tables in files")] = 4,
     load_folder: Annotated[Path, typer.Option(help="where these lie")] = Path("build/tiers-load"),
-    given_links: Annotated[str, typer.Option("--links", help="GB/s: LOCAL,PEER,HOST, as of `dpiframe plan`")] = "",
+    given_links: Annotated[str, typer.Option("--links", help="as of `dpiframe plan`")] = "",
     sees_one: Annotated[bool, typer.Option(help="each process sees its own GPU alone")] = True,
     seconds: Annotated[float, typer.Option(help="of timing, a system and cell")] = 0.05,
     seed: int = 0,

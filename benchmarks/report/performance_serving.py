@@ -7,9 +7,13 @@ from benchmarks.report.serving_aims import WIDE, measured
 from benchmarks.serving.scaling import course
 from benchmarks.serving.systems import OURS
 
-_TOPOLOGIES = {"dpiframe": "colocated", "dpiframe-fanin": "fan-in"}
+_TOPOLOGIES = {
+    "dpiframe": "colocated", "dpiframe-fanin": "fan-in", "dpiframe-direct": "colocated, direct port",
+    "dpiframe-unix": "colocated, Unix socket",
+}  # fmt: skip
 _SERVERS = {
-    "dpiframe": "DPIFrame", "dpiframe-fanin": "DPIFrame, fan-in", "mosec": "mosec, batching", "litserve": "LitServe, batching",
+    "dpiframe-direct": "DPIFrame, direct port", "dpiframe-unix": "DPIFrame, direct port's Unix socket", "dpiframe": "DPIFrame",
+    "dpiframe-fanin": "DPIFrame, fan-in", "mosec": "mosec, batching", "litserve": "LitServe, batching",
     "uvicorn": "uvicorn + FastAPI, one model call a request", "ray-serve": "Ray Serve, FastAPI, `@serve.batch`",
     "bentoml": "BentoML, batching",
 }  # fmt: skip

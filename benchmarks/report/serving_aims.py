@@ -4,7 +4,7 @@ from benchmarks.records.record import Record
 from benchmarks.report.aims import NOTHING, Aim, Judge, Verdict
 from benchmarks.report.results import Results
 from benchmarks.serving.payloads import FORMS
-from benchmarks.serving.systems import OURS, PEERS
+from benchmarks.serving.systems import DIRECT, OURS, PEERS
 
 WIDE = "demo-4096-4096-4096"  # keeps the GPU busy: the demo model's rate is that of the cores
 _BARE = ("uvicorn", "mosec")  # a Python worker behind nothing, or behind Rust: the ceiling, not a service
@@ -26,25 +26,28 @@ def _best(results: Results, system: str, **fixed: object) -> float:
     return max((r["requests_per_s"] for r in measured(results, system=system, rate=0, **fixed)), default=0.0)
 
 
-def _stock_ray(results: Results) -> Verdict:
-    ours, theirs = _best(results, "dpiframe", form="binary", batch=100), _best(results, "ray-serve", form="rows", batch=100)
-    if not ours or not theirs:
-        return NOTHING
-    same = _best(results, "dpiframe", form="rows", batch=100)
-    return Verdict(
-        f"binary {ours / theirs:.1f}x ({ours:.0f} to {theirs:.0f} requests/s); row JSON too {same / theirs:.1f}x",
-        ours / theirs >= 10,
-    )
+def _stock_ray(least: float, system: str = "dpiframe") -> Judge:
+    def judge(results: Results) -> Verdict:
+        ours, theirs = _best(results, system, form="binary", batch=100), _best(results, "ray-serve", form="rows", batch=100)
+        if not ours or not theirs:
+            return NOTHING
+        same = _best(results, system, form="rows", batch=100)
+        return Verdict(
+            f"binary {ours / theirs:.1f}x ({ours:.0f} to {theirs:.0f} requests/s); row JSON too {same / theirs:.1f}x",
+            ours / theirs >= least,
+        )
+
+    return judge
 
 
-def _against(peers: tuple[str, ...], least: float) -> Judge:
+def _against(peers: tuple[str, ...], least: float, own: str = "dpiframe") -> Judge:
     """Our requests a second over each peer's, body form by body form, 100 candidates."""
 
     def judge(results: Results) -> Verdict:
         ratios = {}
         for peer in peers:
             for form in FORMS:
-                ours, theirs = (_best(results, system, form=form, batch=100, gpus=1) for system in ("dpiframe", peer))
+                ours, theirs = (_best(results, system, form=form, batch=100, gpus=1) for system in (own, peer))
                 if ours and theirs:
                     ratios[f"{peer} {form}"] = ours / theirs
         if not ratios:
@@ -54,13 +57,16 @@ def _against(peers: tuple[str, ...], least: float) -> Judge:
     return judge
 
 
-def _overhead(results: Results) -> Verdict:
-    lone = measured(results, system="dpiframe", form="binary", batch=100, connections=1, rate=0, gpus=1)
-    stages = results.of("serving_stages", form="binary", batch=100)
-    if not lone or not stages:
-        return NOTHING
-    more = lone[0]["p50_us"] - stages[0]["engine_us"]
-    return Verdict(f"{more:.0f} us over {stages[0]['engine_us']:.0f} us", more <= 600)
+def _overhead(most_us: float, system: str = "dpiframe") -> Judge:
+    def judge(results: Results) -> Verdict:
+        lone = measured(results, system=system, form="binary", batch=100, connections=1, rate=0, gpus=1)
+        stages = results.of("serving_stages", form="binary", batch=100)
+        if not lone or not stages:
+            return NOTHING
+        more = lone[0]["p50_us"] - stages[0]["engine_us"]
+        return Verdict(f"{more:.0f} us over {stages[0]['engine_us']:.0f} us", more <= most_us)
+
+    return judge
 
 
 def _rate_within(least: float, p99_ms: float) -> Judge:
@@ -139,10 +145,13 @@ def _has_profile(results: Results) -> Verdict:
 
 _SERVICES = tuple(peer for peer in PEERS if peer not in _BARE)
 SERVING_CPU_AIMS = (
-    Aim("over stock Ray Serve, FastAPI row JSON, @serve.batch; 100 candidates", ">= 10x the requests/s", _stock_ray),
+    Aim("over stock Ray Serve, FastAPI row JSON, @serve.batch; 100 candidates", ">= 10x the requests/s", _stock_ray(10)),
     Aim("over the other servers, same body form", "> 1x", _against(_SERVICES, 1.0)),
     Aim("against bare uvicorn and mosec, same body form", ">= 0.5x", _against(_BARE, 0.5)),
-    Aim("a lone client's p50 over the engine's own time, binary", "<= 600 us", _overhead),
+    Aim("a lone client's p50 over the engine's own time, binary", "<= 600 us", _overhead(600)),
+    Aim("direct port: over stock Ray Serve's row JSON, 100 candidates", ">= 15x the requests/s", _stock_ray(15, DIRECT)),
+    Aim("direct port: over bare mosec, same body form", "> 1x", _against(("mosec",), 1.0, DIRECT)),
+    Aim("direct port: a lone client's p50 over the engine's own time, binary", "<= 400 us", _overhead(400, DIRECT)),
     Aim("where a request's time goes", "reported", _has_profile),
 )
 SERVING_GPU_AIMS = (

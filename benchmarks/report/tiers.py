@@ -107,14 +107,16 @@ def placements(results: Results) -> list[str]:
 
 def links(results: Results) -> list[str]:
     """Random rows of each memory, all GPUs reading at once."""
-    found = {(r["system"], r["cell"]["row_bytes"]): r for r in results.of("links")}
-    sizes = sorted({size for _, size in found})
+    found = {(r["system"], r["cell"]["spread_mib"], r["cell"]["row_bytes"]): r for r in results.of("links")}
+    spreads, sizes = (sorted({key[i] for key in found}) for i in (1, 2))
     rows = []
     for link, name in LINKS.items():
-        of = [found.get((link, size)) for size in sizes]
-        if any(of):
-            rows.append([name, *(f"{r['gb_per_s']:.0f} GB/s, {r['ns_a_row']:.2f} ns" if r else "" for r in of)])
-    return table(["read from", *(f"rows of {size} bytes" for size in sizes)], rows)
+        for spread in spreads:
+            of = [found.get((link, spread, size)) for size in sizes]
+            if any(of):
+                each = (f"{r['gb_per_s']:.0f} GB/s, {r['ns_a_row']:.2f} ns" if r else "" for r in of)
+                rows.append([name, f"{spread:,g} MiB", *each])
+    return table(["read from", "spread over", *(f"rows of {size} bytes" for size in sizes)], rows)
 
 
 def large(results: Results) -> list[str]:

@@ -18,7 +18,7 @@ app = typer.Typer()
 def serving(
     bundle: Path = Path("models/demo"),
     hidden: Annotated[str, typer.Option(help="widths of random dense layers in place of the bundle's, to load a GPU")] = "",
-    systems: Names = "dpiframe,dpiframe-fanin,ray-serve,uvicorn,mosec,litserve,bentoml,triton",
+    systems: Names = "dpiframe,dpiframe-direct,dpiframe-unix,dpiframe-fanin,ray-serve,uvicorn,mosec,litserve,bentoml,triton",
     forms: Names = "binary,columns,rows",
     candidates: Names = "32,100,270,1000",
     connections: Annotated[str, typer.Option(help="closed loop: clients at once, one after the other")] = "1,16,64",
@@ -30,6 +30,7 @@ def serving(
     load_processes: Annotated[int, typer.Option(help="of the load generator; 0: one for each eight cores")] = 0,
     peer_python: Annotated[str, typer.Option(help="PATH,NAME=PATH: interpreters that have the peers, or one of them")] = "",
     stages: Annotated[bool, typer.Option(help="where a request's time goes, first")] = True,
+    turns: Annotated[int, typer.Option(help="how often each system is measured, all in turn; the middle one is kept")] = 1,
     device: Device = "auto",
     seconds: Seconds = 2.0,
     budget: Annotated[float, typer.Option(help="seconds after which nothing new is begun")] = 3600,
@@ -50,7 +51,7 @@ def serving(
         rates=[float(x) for x in names_in(rates)], gpus=counts,
         ingress=ingress or max(2, here // 2 // max(counts)), cores=cores_a_gpu,
         load_processes=load_processes or max(1, here // 8),
-        peer_python=peer_python, seconds=seconds, budget_s=budget, seed=seed,
+        peer_python=peer_python, seconds=seconds, budget_s=budget, seed=seed, turns=turns,
     )  # fmt: skip
     profile = request_stages.run(bundle, plan.device, plan.forms, plan.candidates, seed) if stages and not hidden else ()
     run.finish(chain(profile, serving_suite.run(plan, run.failed, typer.echo)))

@@ -24,6 +24,7 @@
 #include <sys/epoll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
@@ -40,7 +41,8 @@ typedef struct {
   int status;
 } Connection;
 
-static struct sockaddr_in target;
+static struct sockaddr_storage target;
+static socklen_t target_size;
 static int poll_fd;
 static char **requests;
 static uint32_t *lengths;
@@ -65,8 +67,8 @@ static void fail(const char *what) {
 }
 
 static void connect_to(Connection *c) {
-  c->fd = socket(AF_INET, SOCK_STREAM, 0);
-  for (int tries = 0; connect(c->fd, (struct sockaddr *)&target, sizeof target) != 0; tries++) {
+  c->fd = socket(target.ss_family, SOCK_STREAM, 0);
+  for (int tries = 0; connect(c->fd, (struct sockaddr *)&target, target_size) != 0; tries++) {
     if (tries == 200) fail("connect");
     usleep(10000);
   }
@@ -152,12 +154,21 @@ static int pull_in(Connection *c) {
 static int by_value(const void *a, const void *b) { return (*(float *)a > *(float *)b) - (*(float *)a < *(float *)b); }
 
 int main(int argc, char **argv) {
-  if (argc != 8) return fprintf(stderr, "load: expected HOST PORT CONNECTIONS RATE WARM_S SECONDS SEED\n"), 2;
+  if (argc != 8) return fprintf(stderr, "load: expected HOST or /PATH, PORT CONNECTIONS RATE WARM_S SECONDS SEED\n"), 2;
   int count = atoi(argv[3]);
   double rate = atof(argv[4]);
-  target.sin_family = AF_INET;
-  target.sin_port = htons(atoi(argv[2]));
-  inet_pton(AF_INET, argv[1], &target.sin_addr);
+  if (argv[1][0] == '/') {  // a Unix socket
+    struct sockaddr_un *file = (struct sockaddr_un *)&target;
+    file->sun_family = AF_UNIX;
+    strncpy(file->sun_path, argv[1], sizeof file->sun_path - 1);
+    target_size = sizeof *file;
+  } else {
+    struct sockaddr_in *port = (struct sockaddr_in *)&target;
+    port->sin_family = AF_INET;
+    port->sin_port = htons(atoi(argv[2]));
+    inet_pton(AF_INET, argv[1], &port->sin_addr);
+    target_size = sizeof *port;
+  }
   srand48(atol(argv[7]));
   uint32_t length;
   while (fread(&length, 4, 1, stdin) == 1) {

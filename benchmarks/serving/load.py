@@ -73,7 +73,7 @@ def request_bytes(port: int, path: str, body: bytes, headers: dict[str, str]) ->
 
 
 def drive(
-    port: int,
+    port: int | Path,
     requests: Sequence[bytes],
     *,
     connections: int,
@@ -83,7 +83,7 @@ def drive(
     warm_s: float = _WARM_S,
     seed: int = 0,
 ) -> Load:
-    """Load on 127.0.0.1:`port` from `processes` processes that share connections and rate.
+    """Load on 127.0.0.1:`port`, or on the Unix socket of that path, from `processes` processes that share connections and rate.
 
     Args:
         rate: requests a second that are due, answered or not; 0: each connection sends the next when the last is answered.
@@ -93,7 +93,8 @@ def drive(
     running = []
     for i in range(processes):
         own = connections // processes + (i < connections % processes)
-        arguments = ["127.0.0.1", port, own, rate / processes, warm_s, seconds, seed + i]
+        where = ["127.0.0.1", port] if isinstance(port, int) else [port, 0]
+        arguments = [*where, own, rate / processes, warm_s, seconds, seed + i]
         command = [str(compiled()), *map(str, arguments)]
         running.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     for process in running:

@@ -3,6 +3,7 @@
 Closed loop (as many clients as connections) finds what a server can do; open loop, at shares of that, what its clients feel.
 """
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,7 @@ from benchmarks.serving.systems import (
     OURS,
     PEERS,
     Running,
+    cpu_s,
     first_answer,
     missing,
     on_cores,
@@ -49,6 +51,8 @@ class Plan:
         gpus: replicas of ours, one after the other; peers have one worker.
         ingress: fan-in's ingress replicas for each engine.
         cores: that the server and the load have for each GPU; 0: all of the host's, however many GPUs are used.
+        turns: how often each system is started and measured, all of them one after the other each time, so that what else the
+            host does meanwhile meets all alike; of a closed loop's cell the middle turn is kept.
         load_processes: of the load generator. peer_python: see `python_of`.
     """
 
@@ -70,6 +74,7 @@ class Plan:
     seconds: float
     budget_s: float
     seed: int
+    turns: int = 1
 
     @property
     def model(self) -> str:
@@ -79,6 +84,8 @@ class Plan:
 def run(plan: Plan, failed: Failed, said: Callable[[str], None]) -> Iterator[Record]:
     """Yields a record a system, form, number of candidates and load. Every server's scores are checked before it is timed.
 
+    cpu_us: of a closed loop, CPU microseconds a request of all processes of the server, by the kernel's ticks of 10 ms.
+
     Where GPUs have shares of the cores, also what these cores give to loops of pure Python (`python-loops`).
     """
     for gpus in plan.gpus if plan.cores else ():
@@ -87,7 +94,22 @@ def run(plan: Plan, failed: Failed, said: Callable[[str], None]) -> Iterator[Rec
             turns = turns_per_s()
         yield record("serving", "python-loops", cell=cell, turns_per_s=turns)
     with _bundle(plan) as bundle:
-        yield from _run(plan, bundle, failed, said)
+        if plan.turns == 1:
+            yield from _run(plan, bundle, failed, said)
+        else:
+            yield from middle_turns([r for _ in range(plan.turns) for r in _run(plan, bundle, failed, said)])
+
+
+def middle_turns(records: Sequence[Record]) -> list[Record]:
+    """Of each cell's records, one a turn, the one with the middle rate; `turns` has the rates of all, requests a second."""
+    cells: dict[str, list[Record]] = {}
+    for r in records:
+        cells.setdefault(json.dumps([r["system"], r["batch"], r["cell"]], sort_keys=True), []).append(r)
+    middle = []
+    for turns in cells.values():
+        timed = sorted((r for r in turns if "requests_per_s" in r), key=lambda r: r["requests_per_s"])
+        middle.append(timed[len(timed) // 2] | {"turns": [r["requests_per_s"] for r in timed]} if timed else turns[0])
+    return middle
 
 
 @contextmanager
@@ -166,9 +188,12 @@ def _measured(
             if time.monotonic() > give_up:
                 said(f"{system} {cell['form']} {rows} candidates: out of time")
                 return
-            load = drive(server.port, requests, connections=connections, **common)
+            before, begin = cpu_s(server), time.monotonic()
+            load = drive(server.loaded, requests, connections=connections, **common)
+            spent = (cpu_s(server) - before) / (time.monotonic() - begin) / load.requests_per_s
             best = max(best, load.requests_per_s)
-            yield _record(plan, system, rows, cell | {"connections": connections, "rate": 0}, load, worst, len(bodies[0]))
+            own = cell | {"connections": connections, "rate": 0}
+            yield _record(plan, system, rows, own, load, worst, len(bodies[0])) | {"cpu_us": round(spent * 1e6, 1)}
         for rate in [*(best * share for share in plan.offered), *plan.rates]:
             if time.monotonic() > give_up:
                 said(f"{system} {cell['form']} {rows} candidates: out of time")
@@ -178,7 +203,7 @@ def _measured(
                 said(f"{what}: {rate:.0f} requests/s not offered, at most {best:.0f} are answered")
                 continue
             connections = max(64, 2 * max(plan.connections))
-            load = drive(server.port, requests, connections=connections, rate=rate, **common)
+            load = drive(server.loaded, requests, connections=connections, rate=rate, **common)
             offered = cell | {"connections": connections, "rate": round(rate)}
             yield _record(plan, system, rows, offered, load, worst, len(bodies[0]))
 
@@ -187,7 +212,7 @@ def _requests(system: str, form: str, payload: Payloads) -> tuple[str, dict[str,
     """Path, headers and bodies of a form as a system takes them."""
     peer = PEERS.get(system)
     if peer is None:
-        path = "/v2/models/demo/infer" if form == "binary" else "/v1/score"
+        path = "/v2/models/demo/infer" if form in ("binary", "bytes") else "/v1/score"
         return path, *payload.bodies(form)
     return peer.path.format(form=form), *payload.bodies(form, wrapped=peer.wrapped, repeat_context=peer.repeat_context)
 

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -69,8 +69,8 @@ PEERS = {
              lacks={"rows": _NO_JSON, "columns": _NO_JSON}),
     )
 }  # fmt: skip
-FANIN = "dpiframe-fanin"
-OURS = ("dpiframe", FANIN)  # one configuration key apart
+FANIN, DIRECT, UNIX = "dpiframe-fanin", "dpiframe-direct", "dpiframe-unix"
+OURS = ("dpiframe", FANIN, DIRECT, UNIX)  # by HAProxy in both topologies, by the direct port and its Unix socket in one
 SYSTEMS = (*OURS, *PEERS)
 
 
@@ -90,11 +90,16 @@ def missing(peer: Peer, python: str) -> str | None:
 
 @dataclass(frozen=True)
 class Running:
-    """A server's process, its port, and the file that takes what it prints."""
+    """A server's process, its port, and the file that takes what it prints. `at`: where its load goes, if not to that port."""
 
     process: subprocess.Popen[bytes]
     port: int
     said: IO[bytes]
+    at: int | Path | None = None
+
+    @property
+    def loaded(self) -> int | Path:
+        return self.port if self.at is None else self.at
 
     @property
     def last_words(self) -> str:
@@ -105,6 +110,10 @@ class Running:
 def our_config(system: str, bundle: Path, device: str, gpus: int, ingress: int) -> dict[str, Any]:
     """A deployment of one replica a GPU; fan-in with so many ingress replicas for each of them."""
     config: dict[str, Any] = {"models": [{"path": str(bundle.absolute()), "name": "demo"}], "device": device, "replicas": gpus}
+    if system == DIRECT:
+        config["http"] = {"direct_port": free_ports(1)[0]}
+    if system == UNIX:
+        config["http"] = {"direct_socket": tempfile.mktemp(prefix="dpiframe-", suffix=".sock", dir="/tmp")}
     if system == FANIN:
         config |= {"topology": "fanin", "ingress_replicas": gpus * ingress}
     return config
@@ -135,8 +144,10 @@ def our_server(config: dict[str, Any]) -> Iterator[Running]:
         json.dump(config, file)  # JSON is YAML
         file.flush()
         command = [sys.executable, "-c", "from deployments.cli.main import app; app()", "serve", "--config", file.name]
+        http = config.get("http", {})
+        at = http.get("direct_port") or (Path(http["direct_socket"]) if "direct_socket" in http else None)
         with process([*command, "--port", str(port)], port) as running:
-            yield running
+            yield replace(running, at=at)
 
 
 @contextmanager
@@ -169,8 +180,11 @@ def first_answer(server: Running, path: str, headers: dict[str, str], body: byte
     give_up, seen = time.monotonic() + _STARTS_WITHIN_S, "nothing"
     while time.monotonic() < give_up and server.process.poll() is None:
         try:
-            url = f"http://127.0.0.1:{server.port}{path}"
-            answer = httpx.post(url, content=body, headers=headers | {"Accept-Encoding": "identity"}, timeout=30)
+            at = server.loaded
+            url = f"http://127.0.0.1:{at if isinstance(at, int) else server.port}{path}"
+            transport = None if isinstance(at, int) else httpx.HTTPTransport(uds=str(at))
+            with httpx.Client(transport=transport, timeout=30) as client:
+                answer = client.post(url, content=body, headers=headers | {"Accept-Encoding": "identity"})
             if answer.status_code == 200:
                 return answer
             seen = f"status {answer.status_code} {answer.text[:300]}"
@@ -187,16 +201,16 @@ def settle(server: Running) -> None:
 
     A cluster answers before all its workers are up: on 32 cores they then took half of them for seconds more.
     """
-    give_up, before = time.monotonic() + _SETTLES_WITHIN_S, _cpu_s(server)
+    give_up, before = time.monotonic() + _SETTLES_WITHIN_S, cpu_s(server)
     while time.monotonic() < give_up:
         time.sleep(1)
-        now = _cpu_s(server)
+        now = cpu_s(server)
         if now - before < _QUIET:
             return
         before = now
 
 
-def _cpu_s(server: Running) -> float:
+def cpu_s(server: Running) -> float:
     """Seconds of CPU time of the server's processes that are alive."""
     ticks = 0
     for process in Path("/proc").glob("[0-9]*/stat"):

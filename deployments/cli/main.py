@@ -188,7 +188,7 @@ def plan(
     trace: Annotated[Path | None, typer.Option(help="A file of rows, as `score` takes it, to count reads in.")] = None,
     zipf: Annotated[float | None, typer.Option(help="Or an exponent to estimate reads by.  [default: 1.05]")] = None,
     batch: Annotated[int, typer.Option(min=1, help="Rows of the lookup whose time is told.")] = 1000,
-    links: Annotated[str | None, typer.Option(metavar="LOCAL,PEER,HOST", help="GB/s of random rows; else H200's.")] = None,
+    links: Annotated[str | None, typer.Option(metavar="LOCAL,PEER,HOST", help="GB/s, or a measured file; else H200's.")] = None,
     host_gib: Annotated[float | None, typer.Option(min=0, help="Of the host, for other rows; else it holds all.")] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="The directory to write the placement to.")] = None,
     measure: Annotated[bool, typer.Option("--measure", help="Also run the lookup, on the device at hand.")] = False,
@@ -200,7 +200,8 @@ def plan(
     if device and not measure:
         raise typer.BadParameter("--device says where to --measure, which was not asked for")
     with one_line_errors():
-        from deployments.cli.plan_command import parse_links, write_plan
+        from deployments.cli.measured_links import parse_links
+        from deployments.cli.plan_command import write_plan
 
         made = write_plan(bundle, gpus, hbm_gib, trace, 1.05 if zipf is None else zipf, parse_links(links), out, host_gib)
         stdout.print(made.report(batch), markup=False, soft_wrap=True)

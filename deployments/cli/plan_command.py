@@ -147,21 +147,6 @@ def trace_blocks(read: Encoding, trace: Path) -> Iterator[RowBlock]:
         yield encoder.encode(chunk.table, place)
 
 
-def parse_links(text: str | None) -> Links:
-    """Of "LOCAL,PEER,HOST" in GB/s; the defaults without one.
-
-    Raises:
-        InputError: other than three numbers above 0.
-    """
-    if text is None:
-        return Links()
-    try:
-        local, peer, host = (float(part) * _GB for part in text.split(","))
-    except ValueError:
-        raise InputError("--links", text, "three numbers of GB/s, LOCAL,PEER,HOST") from None
-    return Links(local, peer, host)
-
-
 def _shares(reads: Tiers) -> tuple[str, ...]:
     return tuple(f"{tier / max(sum(reads), 1):.1%}" for tier in reads)
 

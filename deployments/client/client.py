@@ -5,20 +5,23 @@ Owns connections; a request and its tries are `call`'s. Knows no server: it need
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 from urllib.parse import quote
 
 import httpx
+import numpy as np
 import numpy.typing as npt
 
 from deployments.client.call import Call, ClientError, Floats, Retry, Wait, bearer
-from deployments.client.columns import Column, WireTensor, array_tensors, raw_tensors
+from deployments.client.columns import Column, WireTensor, array_tensors, joined_tensors, raw_tensors
 
 __all__ = ["AsyncClient", "Client", "ClientError", "Floats", "Retry"]
 
+Request: TypeAlias = tuple[Mapping[str, Column], Mapping[str, object]]  # candidates and context of one user
 _RETRY = Retry()
+_LIMITS = httpx.Limits(max_connections=None)
 
 
 class _Requests:
@@ -36,6 +39,21 @@ class _Requests:
         return Call(self._path, tensors, parameters, deadline_s, self._timeout_s, self._retry)
 
 
+def _where(url: str) -> tuple[str, str | None]:
+    """The URL that requests are relative to, and the path of the Unix socket that takes them, if it is one.
+
+    Raises:
+        ValueError: its path is not absolute.
+    """
+    scheme, _, rest = url.partition("://")
+    if scheme != "unix":
+        return url, None
+    path, _, prefix = rest.partition(":")
+    if not path.startswith("/") or (prefix and not prefix.startswith("/")):
+        raise ValueError(f"url: got {url!r}, expected unix:///PATH, or unix:///PATH:/PREFIX")
+    return f"http://localhost{prefix}", path
+
+
 class Client:
     """Keeps its connections; may be shared by threads. Close it, or use it in a `with`."""
 
@@ -50,11 +68,15 @@ class Client:
         token: str | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """`timeout_s` bounds a try that has no deadline. `token`: by default that of the environment, DPIFRAME_TOKEN."""
+        """`url`: http://HOST:PORT, or unix://PATH of a service's `http.direct_socket`, with :/PREFIX behind it if it has one.
+
+        `timeout_s` bounds a try that has no deadline. `token`: by default that of the environment, DPIFRAME_TOKEN.
+        """
         self._requests = _Requests(model, version, retry, timeout_s)
-        self._http = httpx.Client(
-            base_url=url, transport=transport, headers=bearer(token), limits=httpx.Limits(max_connections=None)
-        )
+        base, socket_path = _where(url)
+        if transport is None and socket_path is not None:
+            transport = httpx.HTTPTransport(uds=socket_path, limits=_LIMITS)
+        self._http = httpx.Client(base_url=base, transport=transport, headers=bearer(token), limits=_LIMITS)
 
     def score(
         self,
@@ -88,6 +110,18 @@ class Client:
         """Scores ids and model-ready numbers: the four sections (docs/protocol.md), or one array a feature. Else as `score`."""
         sections = tensors.keys() <= _SECTIONS
         return self._run(self._requests.call(array_tensors(tensors), not sections, deadline_s, priority))
+
+    def score_together(
+        self, requests: Sequence[Request], *, deadline_s: float | None = None, priority: int = 0
+    ) -> list[Floats]:
+        """Scores the candidates of several users by one request: what `score` would give for each (candidates, context).
+
+        All have the same columns in their candidates and the same features in their context. What is wrong with one is refused
+        for all of them. Else as `score`.
+        """
+        tensors, rows = joined_tensors(requests)
+        scores = self._run(self._requests.call(tensors, False, deadline_s, priority))
+        return np.split(scores, np.cumsum(rows)[:-1])
 
     def ready(self) -> bool:
         return self._http.get("/v2/health/ready").status_code == 200
@@ -129,9 +163,10 @@ class AsyncClient:
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._requests = _Requests(model, version, retry, timeout_s)
-        self._http = httpx.AsyncClient(
-            base_url=url, transport=transport, headers=bearer(token), limits=httpx.Limits(max_connections=None)
-        )
+        base, socket_path = _where(url)
+        if transport is None and socket_path is not None:
+            transport = httpx.AsyncHTTPTransport(uds=socket_path, limits=_LIMITS)
+        self._http = httpx.AsyncClient(base_url=base, transport=transport, headers=bearer(token), limits=_LIMITS)
 
     async def score(
         self,
@@ -150,6 +185,14 @@ class AsyncClient:
         """As `Client.score_encoded`."""
         sections = tensors.keys() <= _SECTIONS
         return await self._run(self._requests.call(array_tensors(tensors), not sections, deadline_s, priority))
+
+    async def score_together(
+        self, requests: Sequence[Request], *, deadline_s: float | None = None, priority: int = 0
+    ) -> list[Floats]:
+        """As `Client.score_together`."""
+        tensors, rows = joined_tensors(requests)
+        scores = await self._run(self._requests.call(tensors, False, deadline_s, priority))
+        return np.split(scores, np.cumsum(rows)[:-1])
 
     async def ready(self) -> bool:
         return (await self._http.get("/v2/health/ready")).status_code == 200

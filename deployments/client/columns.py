@@ -40,7 +40,7 @@ def raw_tensors(candidates: Mapping[str, Column], context: Mapping[str, object])
         ValueError: a column cannot be sent as it is.
     """
     columns = [(name, values) for name, values in candidates.items()]
-    columns += [(name, [value.tolist() if isinstance(value, np.ndarray) else value]) for name, value in context.items()]
+    columns += [(name, [_plain(value)]) for name, value in context.items()]
     return list(chain.from_iterable(_column(name, values) for name, values in columns))
 
 
@@ -81,3 +81,34 @@ def _array(name: str, values: npt.NDArray[Any]) -> WireTensor:
     if datatype is None or values.ndim not in (1, 2):
         raise ValueError(f"{name}: got {values.dtype}{list(values.shape)}, expected numbers in one or two dimensions")
     return WireTensor(name, datatype, little.shape, little.reshape(-1).view(np.uint8).data)
+
+
+def joined_tensors(requests: Sequence[tuple[Mapping[str, Column], Mapping[str, object]]]) -> tuple[list[WireTensor], list[int]]:
+    """The tensors of several requests, and how many candidates each has. All have the same columns and the same context.
+
+    Raises:
+        ValueError: they have not, or a column cannot be sent as it is.
+    """
+    if not requests:
+        raise ValueError("requests: got none, expected at least one")
+    columns, contexts = ([side.keys() for side in sides] for sides in zip(*requests, strict=True))
+    for i, (own, beside) in enumerate(zip(columns, contexts, strict=True)):
+        if own != columns[0] or beside != contexts[0]:
+            raise ValueError(f"requests[{i}]: got other features than requests[0] on a side, expected the same")
+    rows = [len(next(iter(candidates.values()), ())) for candidates, _ in requests]
+    tensors = [_column(name, _joined(name, [candidates[name] for candidates, _ in requests], rows)) for name in columns[0]]
+    tensors += [_column(name, [_plain(context[name]) for _, context in requests]) for name in contexts[0]]
+    return [*chain.from_iterable(tensors), _array("context_rows", np.array(rows, np.int64))], rows
+
+
+def _joined(name: str, columns: Sequence[Column], rows: Sequence[int]) -> Column:
+    for i, (column, count) in enumerate(zip(columns, rows, strict=True)):
+        if len(column) != count:
+            raise ValueError(f"requests[{i}]: got {len(column)} values of {name}, expected {count}, as of the others")
+    if all(isinstance(column, np.ndarray) and column.dtype.kind in "biuf" for column in columns):
+        return np.concatenate([np.asarray(column) for column in columns])
+    return list(chain.from_iterable(column.tolist() if isinstance(column, np.ndarray) else column for column in columns))
+
+
+def _plain(value: object) -> object:
+    return value.tolist() if isinstance(value, np.ndarray) else value

@@ -1,6 +1,6 @@
 // What becomes of one client's bytes: from its socket to a request for Python, and from an answer to its socket.
 
-#include "express.h"
+#include "connection.h"
 
 #include <errno.h>
 #include <stdlib.h>

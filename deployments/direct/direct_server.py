@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
@@ -50,6 +50,7 @@ class DirectServer:
         self._open: dict[int, ScoringRequest | AsgiCall] = {}
         self._answers: list[tuple[int, bytes, bool]] = []
         self._in_round = self._due = self._draining = False
+        self.counted: Callable[[int], None] | None = None  # is told how many connections there are, after each round
         self._fd = self._listener.fileno()
         self._loop.add_reader(self._fd, self._round)
         self._timer = self._loop.call_soon(self._tick)
@@ -109,6 +110,8 @@ class DirectServer:
         finally:
             self._in_round = False
             self._write()
+            if self.counted is not None:
+                self.counted(self._listener.open)
         if self._listener.due:
             self._round_soon()
         if self._listener.seen_count >= _COUNT:

@@ -1,6 +1,6 @@
 // The GIL is held throughout: to give it up for a system call that does not block is to wait for whoever computes meanwhile.
 
-#include "express.h"
+#include "connection.h"
 
 #include <errno.h>
 #include <math.h>

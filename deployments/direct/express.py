@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _SLOTS, _SLOT_BYTES = 1024, 1 << 18  # of one engine, each with room for a block and its scores; pages come as they are used
 _FORMS, _HEAD_BYTES = 512, 4096  # so many are known, with heads of at most so many bytes
-_LATE, _ENGINE_GONE = 100, 101  # as express.h has them
+_LATE, _ENGINE_GONE = 100, 101  # as connection.h has them
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,11 +1,11 @@
 // What is known of requests that are the same to the byte but for their tensors: found by their heads, checked when it is learned.
 
-#include "express.h"
+#include "connection.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "runtime/id_records.h"
+#include "lookup/id_records.h"
 
 enum { ALIGN = 64 };  // of sections, as block_layout.py has it
 

@@ -3,7 +3,7 @@
 // sends behind it (pipelining) waits, at first in the kernel. Calls come from one thread, and hold the GIL: a thread that computes
 // would keep it for 5 ms, for each system call that gave it up.
 
-#include "express.h"
+#include "connection.h"
 
 #include <errno.h>
 #include <math.h>

@@ -14,7 +14,8 @@ from deployments.direct.listener import GONE, Received, body_fault
 from deployments.direct.request_head import RequestHead
 from deployments.http_api import answers
 from deployments.http_api.answers import Answer
-from deployments.http_api.request_body import Header, checked_encoding
+from deployments.http_api.request_body import JSON, Header, checked_encoding
+from deployments.http_api.score_list import is_list
 from deployments.http_api.score_route import ScoreRoute, values_of
 from deployments.protocol import rest
 from deployments.protocol.request import InferRequest, parse
@@ -148,6 +149,8 @@ class ScoringRoutes:
         kind = self._score.begun(headers)
         if received.fault is not None:
             raise self._unread(headers, received.fault)
+        if kind == JSON and is_list(received.body):
+            return False
         job = request.job
         served, asked = self._score.parsed(job, kind, received.body)
         if not encodes_on_loop(values_of(asked), 0):
@@ -155,7 +158,7 @@ class ScoringRoutes:
         options = request.asked = asked.options
         job.model, job.version = served.info.name, served.info.version
         job.given = asked.candidates, asked.context
-        request.encode = lambda one: one.encode(asked.candidates, asked.context)
+        request.encode = lambda one: asked.encoded(one.encode)
         self._send(request, served, options.deadline_ms, options.priority)
         return True
 

@@ -52,7 +52,14 @@ async def send_answer(answer: Answer, send: Send) -> None:
 
 def score_answer(model: ModelInfo, job: Job, scores: Floats, timing_ms: Mapping[str, float], top_k: int | None) -> Answer:
     """The answer to a scored request. `scores` is float32[n, tasks], all finite."""
-    body = {
+    return json_answer(200, job.request_id, score_body(model, job, scores, timing_ms, top_k), "ok")
+
+
+def score_body(
+    model: ModelInfo, job: Job, scores: Floats, timing_ms: Mapping[str, float], top_k: int | None
+) -> dict[str, object]:
+    """As `ScoreAnswer` has it."""
+    body: dict[str, object] = {
         "model": model.name,
         "version": model.version,
         "request_id": job.request_id,
@@ -64,17 +71,13 @@ def score_answer(model: ModelInfo, job: Job, scores: Floats, timing_ms: Mapping[
     if top_k is not None:
         best = np.argsort(-scores[:, 0], kind="stable")[:top_k]
         body["top_k"] = {"indices": best.tolist(), "scores": _by_task(model.tasks, scores[best])}
-    return json_answer(200, job.request_id, body, "ok")
+    return body
 
 
 def error_answer(error: DPIFrameError, request_id: str) -> Answer:
     """An error that was raised on purpose."""
-    detail: dict[str, object] = {"code": error.code, "message": str(error)}
     extra: tuple[Header, ...] = ()
-    if isinstance(error, InputError):
-        detail |= {"where": error.where, "got": error.got, "expected": error.expected}
     if isinstance(error, Overloaded):
-        detail["retry_after_s"] = round(error.retry_after_s, 4)
         ms = math.ceil(error.retry_after_s * 1e3)
         # HTTP's own header knows whole seconds only; a queue drains in milliseconds.
         extra = (b"retry-after", b"%d" % max(1, math.ceil(ms / 1e3))), (b"retry-after-ms", b"%d" % max(1, ms))
@@ -82,7 +85,17 @@ def error_answer(error: DPIFrameError, request_id: str) -> Answer:
         extra = ((b"connection", b"close"),)
     if error.status == 401:
         extra = (*extra, (b"www-authenticate", b"Bearer"))
-    return json_answer(error.status, request_id, {"error": {**detail, "request_id": request_id}}, error.code, extra)
+    return json_answer(error.status, request_id, {"error": error_detail(error, request_id)}, error.code, extra)
+
+
+def error_detail(error: DPIFrameError, request_id: str) -> dict[str, object]:
+    """As `ErrorDetail` has it."""
+    detail: dict[str, object] = {"code": error.code, "message": str(error)}
+    if isinstance(error, InputError):
+        detail |= {"where": error.where, "got": error.got, "expected": error.expected}
+    if isinstance(error, Overloaded):
+        detail["retry_after_s"] = round(error.retry_after_s, 4)
+    return detail | {"request_id": request_id}
 
 
 def plain_error(status: int, code: str, message: str, request_id: str, extra: tuple[Header, ...] = ()) -> Answer:

@@ -23,12 +23,15 @@ from deployments.http_api.request_body import (
     media_type,
     read_body,
 )
+from deployments.http_api.score_list import LISTED, check_rows, fault_body, is_list, items_of, list_answer
 from deployments.scoring.catalog import Catalog
+from deployments.scoring.faults import NotJson
 from deployments.scoring.job import Job
 from deployments.scoring.request_form import ScoreInput, addressed
 from deployments.scoring.scoring import Scoring
 from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import DPIFrameError, InputError
+from dpiframe_core.features.row_block import Floats
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +54,10 @@ class ScoreRoute:
             kind = self.begun(scope["headers"])
             body = await read_body(scope["headers"], receive, self._scoring.limits)
             self._scoring.over(job, "receive")
-            answer = await self._score(job, body, kind, receive)
+            if kind == JSON and is_list(body):
+                answer = await self._score_list(job, body, scope["headers"], receive)
+            else:
+                answer = await self._score(job, body, kind, receive)
         except ClientGone:
             answer = None
         except DPIFrameError as error:
@@ -59,7 +65,8 @@ class ScoreRoute:
         except Exception:
             log.exception("request %s failed", job.request_id, extra={"request_id": job.request_id})
             answer = answers.internal_error(job.request_id)
-        self._scoring.finish(job, "cancelled" if answer is None else answer.outcome)
+        if answer is None or answer.outcome != LISTED:
+            self._scoring.finish(job, "cancelled" if answer is None else answer.outcome)
         if answer is not None:
             await answers.send_answer(answer, send)
 
@@ -68,21 +75,67 @@ class ScoreRoute:
             served, request = self._of_arrow(job, await asyncio.to_thread(read_stream, body, self._max_rows))
         else:
             served, request = self.parsed(job, kind, body)
-        options, columns = request.options, request.candidates
-        job.model, job.version = served.info.name, served.info.version
-        job.given = columns, request.context
         with HangUp(receive):
-            scored = await self._scoring.score(
-                job,
-                served,
-                lambda one: one.encode(columns, request.context),
-                deadline_ms=options.deadline_ms,
-                priority=options.priority,
-                values=values_of(request),
-                body_bytes=len(body),
-            )
+            scores = await self._scores(job, served, request, len(body))
         timing_ms = job.timing_ms(self._scoring.total_ms(job))
-        return answers.score_answer(served.info, job, scored.scores, timing_ms, options.top_k)
+        return answers.score_answer(served.info, job, scores, timing_ms, request.options.top_k)
+
+    async def _scores(self, job: Job, served: ServedModel, request: ScoreInput, body_bytes: int) -> Floats:
+        job.model, job.version = served.info.name, served.info.version
+        job.given = request.candidates, request.context
+        scored = await self._scoring.score(
+            job,
+            served,
+            lambda one: request.encoded(one.encode),
+            deadline_ms=request.options.deadline_ms,
+            priority=request.options.priority,
+            values=values_of(request),
+            body_bytes=body_bytes,
+        )
+        return scored.scores
+
+    async def _score_list(self, job: Job, body: bytes, headers: list[Header], receive: Receive) -> Answer:
+        """Scores each request of the list by a job of its own; what is wrong with one is told in its place."""
+        bodies: list[object] = []
+        sound: list[tuple[int, Job, ServedModel, ScoreInput, int]] = []
+        rows = 0
+        for i, item in enumerate(items_of(body)):
+            one = self._scoring.begin(f"{job.request_id}.{i}", headers)
+            one.started = job.started
+            bodies.append(None)
+            try:
+                served, request = self._parse(one, item)
+            except NotJson:
+                raise
+            except DPIFrameError as error:
+                bodies[i] = fault_body(error, i, one.request_id)
+                self._scoring.finish(one, error.code)
+                continue
+            sound.append((i, one, served, request, len(item)))
+            rows += len(next(iter(request.candidates.values())))
+            check_rows(rows, self._max_rows)
+        with HangUp(receive):
+            scored = await asyncio.gather(*(self._score_one(*parts) for parts in sound))
+        for (i, *_), each in zip(sound, scored, strict=True):
+            bodies[i] = each
+        return list_answer(bodies, job.request_id)
+
+    async def _score_one(self, place: int, job: Job, served: ServedModel, request: ScoreInput, body_bytes: int) -> object:
+        outcome = "cancelled"
+        try:
+            scores = await self._scores(job, served, request, body_bytes)
+            outcome = "ok"
+            timing_ms = job.timing_ms(self._scoring.total_ms(job))
+            return answers.score_body(served.info, job, scores, timing_ms, request.options.top_k)
+        except DPIFrameError as error:
+            outcome = error.code
+            return fault_body(error, place, job.request_id)
+        except Exception as error:
+            outcome = "internal"
+            log.exception("request %s failed", job.request_id, extra={"request_id": job.request_id})
+            return fault_body(error, place, job.request_id)
+        finally:
+            self._scoring.finish(job, outcome)
 
     def begun(self, headers: Iterable[Header]) -> str:
         """The media type of a request that may ask. Raises DPIFrameError for what is wrong before the body is read."""

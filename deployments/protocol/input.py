@@ -20,9 +20,12 @@ from deployments.scoring.job import Job
 from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import InputError, TooLarge
 from dpiframe_core.features.block_layout import SECTIONS, Section
+from dpiframe_core.features.packed_column import ARRAYS, Form, PackedColumn
+from dpiframe_core.features.preencoded import CONTEXT_ROWS, check_context_rows
 from dpiframe_core.features.raw_columns import ColumnValues
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
+from kernels.runtime import c_build
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,6 +38,8 @@ class RawColumn:
     @property
     def only(self) -> object:
         """The value of a column of one row, as Python has it."""
+        if isinstance(self.values, PackedColumn):
+            return self.values.values()[0]
         value = cast(Any, self.values)[0]
         return value.as_py() if isinstance(value, pa.Scalar) else value.tolist() if hasattr(value, "tolist") else value
 
@@ -65,32 +70,68 @@ def encode(served: ServedModel, request: InferRequest, max_rows: int, job: Job) 
         if block is not None:
             return block
     schema, tensors = encoded.schema, request.tensors
+    context_rows, features = _context_rows(schema, tensors)
     sections: list[Section] = [s for s in SECTIONS if s in tensors and s not in schema.columns]
     if sections:
         for name in tensors:
-            if name not in sections:
+            if name not in sections and not (name == CONTEXT_ROWS and context_rows is not None):
                 raise InputError("inputs", name, f"one of {', '.join(SECTIONS)}, as there is {sections[0]}")
         _bounded(max(t.shape[0] for t in tensors.values()), max_rows)
-        block = encoded.block({section: _array(tensors[section]) for section in sections}, served.scorer.allocate)
-        if form is not None:  # the next of this form, in which it found nothing wrong but for values, takes less
+        given = {section: _array(tensors[section]) for section in sections}
+        block = encoded.block(given, served.scorer.allocate, context_rows)
+        if form is not None and context_rows is None:
+            # The next of this form, in which it found nothing wrong but for values, takes less.
             ends = dict(zip(tensors, form.ends, strict=True))
             form.plan = encoded, encoded.plan({s: (tensors[s].shape, DTYPES[tensors[s].datatype], ends[s]) for s in sections})
         return block
     if request.parameters.encoded:
         _bounded(max(t.shape[0] for t in tensors.values()), max_rows)
-        return served.encoded.features({name: _array(tensor) for name, tensor in tensors.items()}, served.scorer.allocate)
-    columns = _columns(schema, tensors, max_rows)
-    rows = max(column.rows for column in columns.values())
+        arrays = {name: _array(tensor) for name, tensor in features.items()}
+        return encoded.features(arrays, served.scorer.allocate, context_rows)
+    if c_build.request_extension() is not None:
+        try:
+            return _encoded(served, _columns(schema, features, max_rows, packed=True), context_rows, job)
+        except (InputError, ValueError):  # to be said below, of values as Python has them
+            pass
+    return _encoded(served, _columns(schema, features, max_rows, packed=False), context_rows, job)
+
+
+def _encoded(
+    served: ServedModel, columns: Mapping[str, RawColumn], context_rows: npt.NDArray[np.int64] | None, job: Job
+) -> RowBlock:
+    scopes = served.encoded.scopes
     candidates: dict[str, ColumnValues] = {}
-    context: dict[str, object] = {}
+    context: dict[str, Any] = {}
+    if context_rows is None:
+        rows = max(column.rows for column in columns.values())
+        for name, column in columns.items():
+            if column.rows == 1 and (rows > 1 or scopes[name] == "context"):
+                context[name] = column.only
+            else:
+                candidates[name] = column.values
+        job.given = candidates, context
+        return served.encode(candidates, context)
+    rows, contexts = int(context_rows.sum()), len(context_rows)
+    check_context_rows(context_rows, rows)
     for name, column in columns.items():
-        shared = column.rows == 1 and (rows > 1 or schema.feature(name).scope == "context")
-        if shared:
-            context[name] = column.only
-        else:
-            candidates[name] = column.values
-    job.given = candidates, context
-    return served.encode(candidates, context)
+        if column.rows not in (rows, contexts):
+            raise InputError(f"inputs.{name}", column.rows, f"{rows} rows, or {contexts}, one a context")
+        of_context = column.rows != rows or (contexts == rows and scopes[name] == "context")
+        (context if of_context else candidates)[name] = column.values
+    return served.encode(candidates, context, context_rows)
+
+
+def _context_rows(
+    schema: FeatureSchema, tensors: Mapping[str, Tensor]
+) -> tuple[npt.NDArray[np.int64] | None, Mapping[str, Tensor]]:
+    """How many candidates each context is for, if the request says so, and its other tensors."""
+    tensor = None if CONTEXT_ROWS in schema.columns else tensors.get(CONTEXT_ROWS)
+    if tensor is None:
+        return None, tensors
+    if tensor.datatype not in ("INT32", "INT64") or len(tensor.shape) != 1:
+        got = Words(f"{tensor.datatype} {list(tensor.shape)}")
+        raise InputError(CONTEXT_ROWS, got, "INT32 or INT64 [contexts]")
+    return numbers_of(tensor).astype(np.int64), {name: t for name, t in tensors.items() if t is not tensor}
 
 
 def _bounded(rows: int, max_rows: int) -> None:
@@ -104,18 +145,28 @@ def _array(tensor: Tensor) -> npt.NDArray[Any]:
     return numbers_of(tensor)
 
 
-def _columns(schema: FeatureSchema, tensors: Mapping[str, Tensor], max_rows: int) -> dict[str, RawColumn]:
-    """By feature, in the request's order."""
+def _columns(schema: FeatureSchema, tensors: Mapping[str, Tensor], max_rows: int, packed: bool) -> dict[str, RawColumn]:
+    """By feature, in the request's order. `packed`: those of one value a row as they lie in the body, not looked at yet."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         feature, _, suffix = name.partition(":")
         if feature not in schema.columns or suffix not in ("", "lengths", "missing") or (not suffix and ":" in name):
             raise InputError("inputs", name, "a feature of the model, or one of its :lengths or :missing")
         parts.setdefault(feature, {})[suffix] = tensor
-    listed = {feature: part[""] for feature, part in parts.items() if "" in part and part[""].datatype == "BYTES"}
+    out: dict[str, RawColumn] = {}
+    if packed:
+        for feature, part in parts.items():
+            if "" in part and (column := _packed(schema.feature(feature), part, max_rows)) is not None:
+                out[feature] = column
+    listed = {
+        feature: part[""]
+        for feature, part in parts.items()
+        if feature not in out and "" in part and part[""].datatype == "BYTES"
+    }
     texts = dict(zip(listed, texts_of(list(listed.values())), strict=True))
-    out = {}
     for feature, part in parts.items():
+        if feature in out:
+            continue
         if "" not in part:
             raise InputError(f"inputs.{feature}", None, f"its values, as there is {next(iter(part.values())).name}")
         tensor = part[""]
@@ -130,6 +181,21 @@ def _columns(schema: FeatureSchema, tensors: Mapping[str, Tensor], max_rows: int
             values = numbers_of(tensor).reshape(-1)
         out[feature] = _column(schema.feature(feature), tensor, values, part.get("lengths"), part.get("missing"))
     return out
+
+
+def _packed(f: Categorical | Numeric, part: Mapping[str, Tensor], max_rows: int) -> RawColumn | None:
+    """None for what is no such column, or may be none."""
+    tensor, missing = part[""], part.get("missing")
+    form = Form.TEXTS if tensor.datatype == "BYTES" else ARRAYS.get(DTYPES[tensor.datatype])
+    rows = tensor.shape[0]
+    if form is None or f.max_values > 1 or "lengths" in part or tensor.shape[1:] not in ((), (1,)) or not 0 < rows <= max_rows:
+        return None
+    if missing is not None and (missing.datatype != "BOOL" or missing.shape not in ((rows,), (rows, 1))):
+        return None
+    mask = None if missing is None else missing.data
+    if isinstance(tensor.data, list) or isinstance(mask, list):
+        return None
+    return RawColumn(PackedColumn(form, rows, tensor.data, mask), rows)
 
 
 def _column(

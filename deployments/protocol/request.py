@@ -143,6 +143,9 @@ def parse(body: bytes, header_length: str | None) -> InferRequest:
     if size > _KEPT_BYTES:
         return _cut(_envelope(body[:size]), memoryview(body), size)
     form = _form(body[:size])
+    form.met += 1
+    if form.met == 2:
+        form.check()
     if form.ends and size + form.ends[-1] == len(body):
         return form.over(memoryview(body)[size:])
     return _cut(form.envelope, memoryview(body), size)
@@ -178,12 +181,27 @@ class Form:
     Attributes:
         ends: the last byte of each tensor, counted from the envelope's end; none if its requests are to be checked anew.
         plan: what the model that was last asked makes of it, and which model that was. Filled by `input`.
+        met: requests that had it. One alone is not worth preparing for: where texts are sent, nearly every envelope is new.
     """
 
     envelope: Envelope
     request: InferRequest | None = None
     ends: tuple[int, ...] = ()
     plan: tuple[object, SectionPlan] | None = None
+    met: int = 0
+
+    def check(self) -> None:
+        """Prepares for the next requests of this form, unless they are to be checked anew."""
+        sizes = [given.parameters.binary_data_size for given in self.envelope.inputs]
+        ends = tuple(accumulate(size or 0 for size in sizes))
+        if None in sizes or ends[-1] > _KEPT_TENSOR_BYTES:
+            return
+        try:
+            request = _cut(self.envelope, memoryview(bytes(ends[-1])), 0)
+        except InputError:  # whoever sends it is told, with the bytes that came
+            return
+        bare = {name: tensor._replace(data=b"") for name, tensor in request.tensors.items()}  # the zeros are not kept
+        self.request, self.ends = replace(request, given=bare), ends
 
     def over(self, data: memoryview) -> InferRequest:
         """The same request over other bytes, as many."""
@@ -202,17 +220,7 @@ class Form:
 
 @lru_cache(_KEPT_ENVELOPES)
 def _form(text: bytes) -> Form:
-    envelope = _envelope(text)
-    sizes = [given.parameters.binary_data_size for given in envelope.inputs]
-    ends = tuple(accumulate(size or 0 for size in sizes))
-    if None in sizes or ends[-1] > _KEPT_TENSOR_BYTES:
-        return Form(envelope)
-    try:
-        request = _cut(envelope, memoryview(bytes(ends[-1])), 0)
-    except InputError:  # whoever sends it is told, with the bytes that came
-        return Form(envelope)
-    bare = {name: tensor._replace(data=b"") for name, tensor in request.tensors.items()}  # the zeros are not kept
-    return Form(envelope, replace(request, given=bare), ends)
+    return Form(_envelope(text))
 
 
 def checked(envelope: Envelope, raw: Sequence[memoryview | bytes | None]) -> InferRequest:

@@ -82,7 +82,10 @@ class ScoreAnswer(BaseModel):
 
 
 class ErrorDetail(BaseModel):
-    """`where`, `got` and `expected` are present if one value of the request is to blame."""
+    """`where`, `got` and `expected` are present if one value of the request is to blame.
+
+    `status`: that of this error, in the answer to a list of requests, whose own is 200.
+    """
 
     code: str
     message: str
@@ -91,6 +94,7 @@ class ErrorDetail(BaseModel):
     expected: str | None = None
     retry_after_s: float | None = None
     request_id: str
+    status: int | None = None
 
 
 class ErrorAnswer(BaseModel):

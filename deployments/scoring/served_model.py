@@ -14,7 +14,7 @@ from deployments.scoring.score_sample import ScoreSample
 from dpiframe_core.engine.buckets import BatchSizes, Counts, batch_sizes
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.preencoded import PreencodedReader
-from dpiframe_core.features.raw_columns import ColumnValues
+from dpiframe_core.features.raw_columns import ColumnValues, Int64s
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Feature, FeatureSchema, Table
 from dpiframe_core.graph.architecture import Architecture
@@ -106,9 +106,11 @@ class ServedModel:
     sample: ScoreSample = field(default_factory=ScoreSample)
     in_use: InUse = field(default_factory=InUse)
 
-    def encode(self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object]) -> RowBlock:
-        """A request's rows, encoded where the scorer wants them."""
-        return self.encoder.encode(candidates, context, self.scorer.allocate)
+    def encode(
+        self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object], context_rows: Int64s | None = None
+    ) -> RowBlock:
+        """A request's rows, encoded where the scorer wants them. See `Encoder.encode`."""
+        return self.encoder.encode(candidates, context, self.scorer.allocate, context_rows)
 
     @classmethod
     def of(

@@ -15,6 +15,7 @@ from pathlib import Path
 from deployments.access.gate import Gate
 from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig
+from deployments.host_sockets.listening import SocketFile
 from deployments.metrics import LATENCY_BOUNDS_MS
 from deployments.processes import cores, killed_after
 from deployments.serve.host import (
@@ -121,6 +122,9 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
     require_free_port(config.http.host, config.http.port)
     if config.http.direct_port is not None:
         require_free_port(config.http.host, config.http.direct_port, "http.direct_port", "")
+    file = None if config.http.direct_socket is None else SocketFile(config.http.direct_socket, config.http.direct_socket_group)
+    if file is not None:
+        file.check()
     if config.http.tls is not None:
         check_certificate(config.http.tls)
         require_free_port(config.http.tls.host, config.http.tls.port, "http.tls.port", "")
@@ -163,10 +167,12 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
             with uninterrupted():
                 report("Stopping: finishing the requests in flight")
                 with haproxy_stopped(state, config.drain_s):
-                    if config.http.direct_port is not None and ray.is_initialized():
+                    if (config.http.direct_port is not None or file is not None) and ray.is_initialized():
                         _leave_direct_port(config)
                 with killed_after(state):
                     ray.shutdown()
+                if file is not None:
+                    file.left()  # its processes were ended before they could
                 if not keep_logs:
                     shutil.rmtree(state, ignore_errors=True)
 

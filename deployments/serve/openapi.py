@@ -4,6 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from deployments.http_api.request_body import ARROW, BINARY
+from deployments.http_api.score_list import MOST_REQUESTS
 from deployments.protocol.inference import SCORES
 from deployments.protocol.request import Envelope
 from deployments.scoring.request_form import openapi_schemas
@@ -36,10 +37,14 @@ def score_page(models: Mapping[str, ServedModel]) -> tuple[Paths, dict[str, Any]
     """(the path of `/v1/score`, the schemas it refers to), with each model's true features."""
     requests, schemas = openapi_schemas([served.form for served in models.values()])
     examples = {name: {"value": served.example} for name, served in models.items() if served.example is not None}
-    body: dict[str, Any] = {"schema": requests[0] if len(requests) == 1 else {"anyOf": requests}}
+    one = requests[0] if len(requests) == 1 else {"anyOf": requests}
+    several = {"type": "array", "items": one, "minItems": 1, "maxItems": MOST_REQUESTS}
+    body: dict[str, Any] = {"schema": {"anyOf": [*requests, several]}}
     if examples:
         body["examples"] = examples
-    answers = {"200": {"description": "the scores", "content": _json(_ref("ScoreAnswer"))}, **error_answers(_SCORE_ERRORS)}
+    each = {"type": "array", "items": {"anyOf": [_ref("ScoreAnswer"), _ref("ErrorAnswer")]}}
+    scores = _json({"anyOf": [_ref("ScoreAnswer"), each]})
+    answers = {"200": {"description": "the scores; of a list, each", "content": scores}, **error_answers(_SCORE_ERRORS)}
     arrow = {"schema": {"type": "string", "format": "binary", "description": "Candidates as columns; see docs/protocol.md."}}
     content = {"application/json": body, ARROW: arrow}
     page = _operation("score", "Score candidates", "score", answers) | {"requestBody": {"required": True, "content": content}}

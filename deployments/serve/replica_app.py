@@ -12,6 +12,7 @@ from deployments.direct.direct_server import DirectServer
 from deployments.direct.request_head import DIRECT
 from deployments.direct.shared_port import SharedPort, open_port
 from deployments.fanin.handshake import meeting_place
+from deployments.host_sockets.listening import Place, Port, SocketFile
 from deployments.http_api.serve_bypass import ServeBypass
 from deployments.protocol.grpc_service import GrpcMethods
 from deployments.telemetry.node_metrics import NodeMetrics
@@ -74,13 +75,16 @@ def replica_app(
 
 
 async def direct_port(config: DeploymentConfig, app: "FastAPI", node: str) -> SharedPort | None:
-    """The direct port of this process, open; None if the configuration has none.
+    """The direct port of this process, open, at its port, its socket file, or both; None if the configuration has neither.
 
     Raises:
         ConfigError: it cannot be had.
     """
     http = config.http
-    if http.direct_port is None:
+    places: list[Place] = [] if http.direct_port is None else [Port(http.host, http.direct_port)]
+    if http.direct_socket is not None:
+        places.append(SocketFile(http.direct_socket, http.direct_socket_group))
+    if not places:
         return None
     server = DirectServer(app, app.state.score, app.state.infer, config.limits, config.route_prefix.rstrip("/"))
-    return await open_port(server, meeting_place(config.application, node), http.host, http.direct_port)
+    return await open_port(server, meeting_place(config.application, node), places)

@@ -4,6 +4,9 @@ memory as all rows do. Nothing moves that another process reads.
 A lookup finds a row by its place: uint32[rows] on the device, twice, one of each generation of descriptors. Only those are
 written that no batch reads: first the rows that go are given their places in the host's memory, and when no batch reads the
 former generation any more, others are copied to where they were.
+
+Tables whose rows have the same form share their slots: a row may take the place of another table's. So what each has of the
+memory follows traffic, too.
 """
 
 from collections.abc import Sequence
@@ -27,7 +30,8 @@ class Move:
     """Rows of a table that are to lie in a GPU's memory, in the place of others. Filled by `chosen_moves`.
 
     Attributes:
-        table: its number. rows: int64[k], ids, distinct. slots: int64[k], distinct: where in the GPU's memory each goes.
+        table: its number. rows: int64[k], ids, distinct. slots: int64[k], distinct: where each goes, of those that its table
+            shares with others.
     """
 
     table: int
@@ -35,30 +39,52 @@ class Move:
     slots: Ints
 
 
+class HotSlots:
+    """Places in a GPU's memory for rows of one form, and which row lies in each.
+
+    Args:
+        hot: of each table that shares them its number, and how many are its own at first. like: [*, dim], a table of theirs.
+
+    Attributes:
+        memory: [slots, dim] on the device. tables, rows: int64[slots], the number of the table, and the row. own: by table,
+            where those begin and end that are its own at first.
+    """
+
+    def __init__(self, hot: Sequence[tuple[int, int]], like: torch.Tensor, device: torch.device) -> None:
+        ends = np.cumsum([n for _, n in hot]).tolist()
+        self.memory = torch.empty(ends[-1], like.shape[1], dtype=like.dtype, device=device)
+        self.tables: Ints = np.repeat([table for table, _ in hot], [n for _, n in hot])
+        self.rows: Ints = np.zeros(ends[-1], np.int64)
+        self.own = {table: (end - n, end) for (table, n), end in zip(hot, ends, strict=True)}
+
+
 class HotRows:
     """Of one table. Its owner has one thread that changes it.
 
     Args:
-        ranks: of each row; None: ids are ranks. spare: slots behind the rows, for those of files.
-        hot: [hot, dim] on the device. homes: [held, dim] in the host's memory, in the order of ranks.
+        table: its number. ranks: of each row; None: ids are ranks. spare: slots behind the rows, for those of files.
+        homes: [held, dim] in the host's memory, in the order of ranks.
 
     Attributes:
         places: of each generation, uint32[rows + spare] on the device (as int32).
-        rows: int64[hot], the row in each slot.
-        end: places are below it.
+        end: places of slots that are the table's own at first, and of rows that are not hot, are below it, those of others'
+            slots from it on, below `last`.
     """
 
-    def __init__(self, p: TablePlacement, ranks: Ranks | None, spare: int, hot: torch.Tensor, homes: torch.Tensor) -> None:
-        self._p, self._ranks, self._behind = p, ranks, p.rows + spare
-        self._hot, self._homes = hot, homes
+    def __init__(
+        self, table: int, p: TablePlacement, ranks: Ranks | None, spare: int, slots: HotSlots, homes: torch.Tensor
+    ) -> None:
+        self._table, self._p, self._ranks, self._behind = table, p, ranks, p.rows + spare
+        self.slots, self._homes = slots, homes
         self.end = self._behind + p.hot
+        self.last = self.end + len(slots.rows)
+        self._begin, self._own_end = slots.own[table]
         own = np.arange(p.rows, dtype=np.uint32) if ranks is None else ranks
         self._place = np.where(own < p.held, own, np.uint32(0)) if p.in_files else own.copy()
-        self.rows: Ints = np.zeros(p.hot, np.int64)
         near = np.flatnonzero(own < p.hot)
-        self.rows[own[near]] = near
+        slots.rows[self._begin + own[near]] = near
         every = np.concatenate([self._place, np.arange(p.rows, self._behind, dtype=np.uint32)])
-        self.places = [torch.from_numpy(every.view(np.int32)).to(hot.device, copy=True) for _ in range(2)]
+        self.places = [torch.from_numpy(every.view(np.int32)).to(slots.memory.device, copy=True) for _ in range(2)]
         self._changed: list[list[Ints]] = [[], []]
 
     @staticmethod
@@ -66,14 +92,20 @@ class HotRows:
         """Whether rows of a table can: there are some nearer than others, and places have room in 32 bits."""
         return 0 < p.hot < p.held and p.rows + spare + p.hot < _MOST_PLACES
 
-    def at(self, ids: Ints) -> Ints:
-        """The place of each row; below `hot` it is in the GPU's memory."""
-        return self._place[ids].astype(np.int64)
-
     def far(self, ids: Ints) -> npt.NDArray[np.bool_]:
         """Which rows some memory holds, but not the GPU's own. (Places of rows of files are 0: nobody asks for them.)"""
-        found: npt.NDArray[np.bool_] = self._place[ids] >= self._p.hot
+        places = self._place[ids]
+        found: npt.NDArray[np.bool_] = (places >= self._p.hot) & (places < self.end)
         return found
+
+    def slot_of(self, ids: Ints) -> Ints:
+        """The slot of each row that is not far."""
+        places = self._place[ids].astype(np.int64)
+        return np.where(places < self.end, places + self._begin, places - self.end)
+
+    def at(self, ids: Ints) -> Ints:
+        """The place of each row; that of one in a slot is below `hot`."""
+        return np.where(self.far(ids), self._place[ids].astype(np.int64), 0)
 
     def warm(self, ids: Ints) -> npt.NDArray[np.bool_]:
         """Which rows are read in the memory of the host's GPUs while they are not in this one's; others in the host's."""
@@ -81,21 +113,21 @@ class HotRows:
         found: npt.NDArray[np.bool_] = (ranks >= self._p.hot) & (ranks < self._p.warm)
         return found
 
-    def leave(self, slots: Ints) -> None:
-        """From the next generation on the rows in these slots are read where they lie in the host's memory."""
-        rows = self.rows[slots]
+    def leave(self, rows: Ints) -> None:
+        """From the next generation on these rows are read where they lie in the host's memory."""
         ranks = self._home_ranks(rows)
         self._put(rows, np.where(ranks < self._p.hot, ranks + self._behind, ranks))
 
     def arrive(self, rows: Ints, slots: Ints) -> None:
         """Copies rows into slots that nobody reads. From the next generation on they are read there."""
-        step = max(1, _PART_BYTES // (self._hot.shape[1] * self._hot.element_size()))
+        memory = self.slots.memory
+        step = max(1, _PART_BYTES // (memory.shape[1] * memory.element_size()))
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
             found = self._homes.index_select(0, torch.from_numpy(self._home_ranks(rows[part])))
-            self._hot.index_copy_(0, torch.from_numpy(slots[part]).to(self._hot.device), found.to(self._hot.device))
-        self.rows[slots] = rows
-        self._put(rows, slots)
+            memory.index_copy_(0, torch.from_numpy(slots[part]).to(memory.device), found.to(memory.device))
+        self.slots.tables[slots], self.slots.rows[slots] = self._table, rows
+        self._put(rows, np.where((slots >= self._begin) & (slots < self._own_end), slots - self._begin, slots + self.end))
 
     def catch_up(self, generation: int) -> None:
         """Has the places of a generation, which no batch reads, tell what was changed."""
@@ -114,6 +146,28 @@ class HotRows:
 
     def _home_ranks(self, ids: Ints) -> Ints:
         return ids if self._ranks is None else self._ranks[ids].astype(np.int64)
+
+
+def shared_slots(
+    places: Sequence[TablePlacement],
+    tables: Sequence[torch.Tensor],
+    spares: Sequence[int],
+    moves: Sequence[bool],
+    device: torch.device,
+) -> list[HotSlots | None]:
+    """Of each table whose rows move, the slots that it shares with all tables whose rows have the same form."""
+    most = sum(p.hot for p, may in zip(places, moves, strict=True) if may)
+    together: dict[object, list[tuple[int, int]]] = {}
+    for i, (p, t, spare, may) in enumerate(zip(places, tables, spares, moves, strict=True)):
+        if may:  # a table whose places have no room for others' slots keeps to its own
+            shares = p.rows + spare + p.hot + most < _MOST_PLACES
+            together.setdefault((t.shape[1], t.dtype) if shares else i, []).append((i, p.hot))
+    found: list[HotSlots | None] = [None] * len(places)
+    for hot in together.values():
+        slots = HotSlots(hot, tables[hot[0][0]], device)
+        for i, _ in hot:
+            found[i] = slots
+    return found
 
 
 def place_bytes(places: Sequence[TablePlacement]) -> int:

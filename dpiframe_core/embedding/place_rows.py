@@ -72,11 +72,10 @@ def place_rows(
     if room < sum(row_bytes):
         need = f"{sum(row_bytes)} for a row of each of {len(row_bytes)} tables, {ranked} for ranks, {scales} for scales"
         raise InputError("hbm_bytes", hbm_bytes, f"at least {hbm_bytes - room + sum(row_bytes)}: {need}")
-    moved = tuple((links.moved(b), links.moved(b), links.moved_by_host(b)) for b in row_bytes)
     distinct = {id(own): own for own in reads}  # an estimate's tables have few
     found = dict(zip(distinct, _each(frequencies, distinct.values()), strict=True))
     by_table = tuple(found[id(own)] for own in reads)
-    search = _Search(tuple(t.rows for t in schema.tables), row_bytes, moved, by_table, gpus, room, links)
+    search = _Search(tuple(t.rows for t in schema.tables), row_bytes, by_table, gpus, room, links)
     hot, warm = search.best()
     held = search.rows if host_bytes is None else search.held(hot, _least_held(schema, warm), host_bytes)
     each = zip(schema.tables, hot, warm, held, strict=True)
@@ -100,13 +99,10 @@ def _each(function: Callable[[Counts], _Made], arrays: Iterable[Counts]) -> list
 
 @dataclass(frozen=True, eq=False)
 class _Search:
-    """The tables, each by its rows, the bytes of one, the bytes that a read of one moves where it is hot, warm or cold, and how
-    often they are read.
-    """
+    """The tables, each by its rows, the bytes of one, and how often they are read."""
 
     rows: Rows
     row_bytes: Rows
-    moved: Sequence[tuple[int, int, int]]
     reads: tuple[Frequencies, ...]
     gpus: int
     room: int
@@ -156,31 +152,40 @@ class _Search:
 
     def _wanted(self, want: float, least: Rows) -> Rows:
         """The rows of each table that are wanted more than that, at least `least`."""
-        each = zip(least, self.reads, self.row_bytes, self.moved, strict=True)
-        return [max(few, f.rows_above(math.floor(want * b / m * _ROUNDED))) for few, f, b, (*_, m) in each]
+        each = zip(least, self.reads, self.row_bytes, self.cold_s, strict=True)
+        return [max(few, f.rows_above(math.floor(want * b / s * _ROUNDED))) for few, f, b, s in each]
 
     def _want(self, table: int, rank: int) -> float:
-        """Bytes that the host would move for each byte that the row takes; of the row behind the last, less than any."""
+        """Seconds that its reads would take in the host, for each byte of the row; behind the last one less than any."""
         if rank >= self.rows[table]:
             return -1.0
-        return self.reads[table].count_at(rank) * self.moved[table][2] / self.row_bytes[table]
+        return self.reads[table].count_at(rank) * self.cold_s[table] / self.row_bytes[table]
+
+    @cached_property
+    def cold_s(self) -> Sequence[float]:
+        """Of each table, seconds that a read of a row takes in the host's memory, if no row lies on two GPUs."""
+        left = max(0, sum(n * b for n, b in zip(self.rows, self.row_bytes, strict=True)) - self.gpus * self.room)
+        return [self.links.host_s(b, left) for b in self.row_bytes]
 
     @cached_property
     def wants(self) -> npt.NDArray[np.float64]:
         """float64[k], rising: what `_want` gives, of all rows of all tables."""
-        each = zip(self.reads, self.moved, self.row_bytes, strict=True)
-        return np.unique(np.concatenate([f.negated * -m / b for f, (*_, m), b in each]))
+        each = zip(self.reads, self.cold_s, self.row_bytes, strict=True)
+        return np.unique(np.concatenate([f.negated * -s / b for f, s, b in each]))
 
     def _cost(self, start: Rows, ends: Rows, gpus: int) -> int:
         return sum(b * -(-(end - first) // gpus) for b, first, end in zip(self.row_bytes, start, ends, strict=True))
 
     def _busy(self, tiers: tuple[Rows, Rows]) -> Tiers:
         """How long each link is for all reads that were counted."""
-        totals = [0.0, 0.0, 0.0]
-        for f, each, rows, hot, warm in zip(self.reads, self.moved, self.rows, *tiers, strict=True):
-            upto = 0, f.reads_of(hot), f.reads_of(warm), f.reads_of(rows)
-            totals = [t + m * (b - a) for t, m, a, b in zip(totals, each, upto[:-1], upto[1:], strict=True)]
-        return self.links.seconds(self.gpus, Tiers(*totals))
+        hot = warm = cold_s = 0.0
+        spread = self._cost(tiers[1], self.rows, 1)
+        for f, size, rows, first, last in zip(self.reads, self.row_bytes, self.rows, *tiers, strict=True):
+            upto, beyond = f.reads_of(first), f.reads_of(last)
+            hot += self.links.moved(size) * upto
+            warm += self.links.moved(size) * (beyond - upto)
+            cold_s += self.links.host_s(size, spread) * (f.reads_of(rows) - beyond)
+        return self.links.seconds(self.gpus, hot, warm, cold_s)
 
     def _seconds(self, hot_bytes: int) -> float:
         return max(self._busy(self._tiers(hot_bytes))[1:])

@@ -17,42 +17,54 @@ from dpiframe_core.features.schema import FeatureSchema
 
 RANK_BYTES = 4
 _PART = 1 << 16  # rows
+_MIB = 1 << 20
+HOST_WAITS = (  # an H200's, rows of 128 bytes
+    (512 * _MIB, 2.6e-9), (768 * _MIB, 5.4e-9), (1024 * _MIB, 9.5e-9), (1536 * _MIB, 14.5e-9), (2048 * _MIB, 17.3e-9),
+    (4096 * _MIB, 21.1e-9),
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What one GPU reads of random rows over each link, bytes/s. The defaults were measured on H200s.
+    """What one GPU reads of random rows over each link, bytes/s. The defaults were measured on H200s and H100s.
 
     Attributes:
         local: its own HBM. peer: other GPUs' HBM, all of them together. host: pinned host memory, read in place.
         least_bytes: what a read moves comes in multiples of this; a row of 4 bytes takes no less than one of 32.
-        host_least_bytes: a read of the host takes as long as one of so many bytes: each waits for its address (20 ns).
+        host_waits: (bytes, seconds), both rising: the least that a read of the host takes where cold rows lie over so many
+            bytes, in proportion between two of them. Address translations of some hundred MB are held near the GPU; a read
+            of any other row waits for its own.
     """
 
     local: float = 1.7e12
     peer: float = 366e9
     host: float = 50e9
     least_bytes: int = 32
-    host_least_bytes: int = 1024
+    host_waits: tuple[tuple[float, float], ...] = HOST_WAITS
 
     def __post_init__(self) -> None:
-        for name in ("local", "peer", "host", "least_bytes", "host_least_bytes"):
+        for name in ("local", "peer", "host", "least_bytes"):
             value = getattr(self, name)
             if not (0 < value < math.inf):
                 raise InputError(f"links.{name}", value, "a finite number above 0")
+        if any(list(each) != sorted(each) for each in zip(*self.host_waits, strict=True)):
+            raise InputError("links.host_waits", self.host_waits, "rising numbers of bytes, and of seconds")
 
     def moved(self, row_bytes: int) -> int:
         """The bytes that a read of one row moves."""
         return -(-row_bytes // self.least_bytes) * self.least_bytes
 
-    def moved_by_host(self, row_bytes: int) -> int:
-        """The bytes that a read of one row of the host stands for."""
-        return max(self.moved(row_bytes), self.host_least_bytes)
+    def host_s(self, row_bytes: int, spread: float = math.inf) -> float:
+        """Seconds that a read of one row of the host takes, where all those lie over `spread` bytes."""
+        bytes_s = self.moved(row_bytes) / self.host
+        if not self.host_waits:
+            return bytes_s
+        spreads, waits = zip(*self.host_waits, strict=True)
+        return max(bytes_s, float(np.interp(spread, spreads, waits)))
 
-    def seconds(self, gpus: int, moved: "Tiers") -> "Tiers":
-        """How long each link (local, peer, host) is busy for bytes moved from each tier (hot, warm, cold)."""
-        hot, warm, cold = moved
-        return Tiers((hot + warm / gpus) / self.local, warm * (gpus - 1) / gpus / self.peer, cold / self.host)
+    def seconds(self, gpus: int, hot: float, warm: float, cold_s: float) -> "Tiers":
+        """How long each link (local, peer, host) is busy for bytes moved from hot and warm rows, and seconds for cold ones."""
+        return Tiers((hot + warm / gpus) / self.local, warm * (gpus - 1) / gpus / self.peer, cold_s)
 
 
 class Tiers(NamedTuple):
@@ -187,13 +199,14 @@ def predicted_links(schema: FeatureSchema, counts: RowCounts, placement: Placeme
     links = links or Links()
     counts.check(schema)
     placement.check(schema)
-    moved = [0.0, 0.0, 0.0]
+    spread = placement.host_bytes(schema)
+    hot = warm = cold_s = 0.0
     for name, reads in tier_reads(counts, placement).items():
         size = schema.table(name).row_bytes
-        each = links.moved(size), links.moved(size), links.moved_by_host(size)
-        moved = [total + row * tier for total, row, tier in zip(moved, each, reads, strict=True)]
-    busy = links.seconds(placement.gpus, Tiers(*moved))
-    return Tiers(*(seconds / counts.rows for seconds in busy))
+        hot += links.moved(size) * reads.hot
+        warm += links.moved(size) * reads.warm
+        cold_s += links.host_s(size, spread) * reads.cold
+    return Tiers(*(seconds / counts.rows for seconds in links.seconds(placement.gpus, hot, warm, cold_s)))
 
 
 def predicted_seconds(schema: FeatureSchema, counts: RowCounts, placement: Placement, links: Links | None = None) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dpiframe_core.embedding.hot_rows import HotRows, Ints, Move
+from dpiframe_core.embedding.hot_rows import HotRows, Ints, Move, shared_slots
 from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.shards import Shards
 from dpiframe_core.errors import InputError, Unavailable
@@ -98,7 +98,13 @@ class Tiers:
                 for (_, t, order), span, view in zip(rows, spans, cold, strict=True):
                     _copy(t, order, *span, view)
                 self._memory.publish()
-            self._hot = [torch.empty(p.hot, t.shape[1], dtype=t.dtype, device=device) for p, t, _ in rows]
+            pools = shared_slots(places, tables, slots, moves, device)
+            self._hot = [
+                torch.empty(p.hot, t.shape[1], dtype=t.dtype, device=device)
+                if pool is None
+                else pool.memory[slice(*pool.own[i])]
+                for i, (p, t, pool) in enumerate(zip(places, tables, pools, strict=True))
+            ]
             for (p, t, order), hot in zip(rows, self._hot, strict=True):
                 _copy(t, order, 0, p.hot, hot)
             self._scales = [None if s is None else s.to(device).contiguous() for s in scales]
@@ -108,15 +114,15 @@ class Tiers:
             ]
             self._own_ranks = [placement.ranks.get(p.table) for p in places]
             self.moving = [
-                HotRows(p, ranks, n, hot, view) if may else None
-                for p, ranks, n, hot, view, may in zip(places, self._own_ranks, slots, self._hot, cold, moves, strict=True)
+                None if pool is None else HotRows(i, p, ranks, n, pool, view)
+                for i, (p, ranks, n, pool, view) in enumerate(zip(places, self._own_ranks, slots, pools, cold, strict=True))
             ]
             self._cold, self._all = cold, places
             if placement.gpus > 1 and home.folder is not None and any(p.warm > p.hot for p in places):
                 warm = [own[p.hot - first : p.warm - first] for p, first, own in zip(places, firsts, cold, strict=True)]
                 self._shards = Shards(places, warm, placement.gpus, device, home.folder, f"{home.name}-{_digest(placement)}")
                 self._shards.refresh()
-            self.descriptors = descriptors([self._image(generation) for generation in range(2)], device)
+            self.descriptors = descriptors([self._image(i) for i in range(2)], device, placement.host_bytes(schema))
         except BaseException:
             self.close()
             raise
@@ -163,7 +169,10 @@ class Tiers:
         over: returns when all batches are done that have begun; what it raises ends the change, and every row is found.
         """
         for move in moves:
-            self._moving(move.table).leave(move.slots)
+            slots = self._moving(move.table).slots
+            owners = slots.tables[move.slots]
+            for table in np.unique(owners).tolist():
+                self._moving(table).leave(slots.rows[move.slots[owners == table]])
         self._turn(over)
         for move in moves:
             self._moving(move.table).arrive(move.rows, move.slots)
@@ -223,6 +232,8 @@ class Tiers:
         moving = self.moving[table]
         if moving is not None:
             found.append(Segment(cold.data_ptr(), moving.end))  # no id leads there, but places of rows that were hot at first
+            if len(moving.slots.rows) > p.hot:
+                found.append(Segment(moving.slots.memory.data_ptr(), moving.last))  # nor there, but those in others' slots
         return found
 
     def _lock_memory(self, home: Home) -> None:

@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 # Buckets from here on are launched first and staged while they start. A launch takes 5 us until the first kernel runs, but a
 # lookup that waits for its rows takes 2 us longer (H200): 256 rows came out 1.5 us slower that way, 1,024 1 to 2 us faster.
 AHEAD_ROWS = 512
-# Buckets of so many bytes of rows are copied to the device, if other lanes compute meanwhile: 8,192 rows of MLPerf's shape take
-# 115 us over the bus, during which a lookup that reads them in place keeps the multiprocessors from the other lanes' products.
+# Buckets of so many bytes of rows are copied to the device while other lanes compute: 8,192 rows of MLPerf's shape take 115 us
+# over the bus, during which a lookup that reads them in place keeps the multiprocessors from those lanes' products (H200).
 COPIED_BYTES = 1 << 20
 
 
@@ -50,7 +50,7 @@ class CudaLane:
     Args:
         programs: ways to run the model, of which the fastest is kept for each bucket.
         calibrations: by bucket, what was found. The first lane to warm up fills it, the others follow it.
-        overlaps: whether other lanes have batches in flight beside this one's.
+        overlaps: whether other lanes have batches in flight now, beside this one's; None: there are no others.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class CudaLane:
         calibrations: dict[int, Calibration],
         *,
         capture: bool = True,
-        overlaps: bool = False,
+        overlaps: Callable[[], bool] | None = None,
     ) -> None:
         self._programs, self._precision, self._device = {p.name: p for p in programs}, precision, device
         self._calibrations = calibrations
@@ -72,8 +72,9 @@ class CudaLane:
         rows, graph = self.buckets[-1], programs[0].graph
         self._generation = 0
         self._staging = Staging(layout, rows)
-        copies = overlaps and capture and layout.offsets(rows, rows)[-1] >= COPIED_BYTES
-        self._layout, self._on_device = layout, DeviceRows(self._staging.batch, device) if copies else None
+        self._overlaps, self._layout = overlaps, layout
+        copies = overlaps is not None and capture and self._is_large(rows)
+        self._on_device = DeviceRows(self._staging.batch, device) if copies else None
         self._streams = [own_stream(device) for _ in range(max(p.plan.streams for p in programs))]
         self._workspace = Workspace(
             batch=self._staging.batch,
@@ -92,6 +93,7 @@ class CudaLane:
         self._several = torch.cuda.device_count() > 1
         self._capture = capture
         self._ready: list[CapturedBucket | EagerBucket] = []  # as `buckets`
+        self._copied: dict[int, CapturedBucket] = {}  # of large buckets the same with their rows copied first
 
     @property
     def bytes_used(self) -> int:
@@ -108,6 +110,11 @@ class CudaLane:
             for rows in reversed(self.buckets):
                 self._staging.stage_zeros(rows)
                 self._ready.insert(0, self._prepared(rows, pool))
+                if self._on_device and self._is_large(rows):
+                    program = self._programs[self._calibrations[rows].program]
+                    self._issue(program, rows, self._on_device)
+                    self._streams[0].synchronize()
+                    self._copied[rows] = self._captured(program, rows, pool, self._on_device)
 
     def compile(self) -> None:
         """Compiles the kernels of all programs, those that are in no cache; nothing is launched."""
@@ -142,7 +149,7 @@ class CudaLane:
 
     def _compilations(self, program: CudaProgram) -> list[Callable[[], object]]:
         buckets = {rows: self._ahead(program, rows) for rows in self.buckets}
-        return program.operators.compile(buckets, {rows for rows in self.buckets if self._rows_on_device(rows)})
+        return program.operators.compile(buckets, {r for r in self.buckets if self._on_device and self._is_large(r)})
 
     def _prepared(self, rows: int, pool: Any) -> CapturedBucket | EagerBucket:
         """A bucket's program: the one that was found fastest before, or is found so now."""
@@ -189,16 +196,15 @@ class CudaLane:
         log.warning("%s; the other ways to run the model are left", failure)
         del self._programs[program.name]
 
-    def _captured(self, program: CudaProgram, rows: int, pool: Any) -> CapturedBucket:
+    def _captured(self, program: CudaProgram, rows: int, pool: Any, copies: DeviceRows | None = None) -> CapturedBucket:
         graph, stream = torch.cuda.CUDAGraph(), self._streams[0]
         with gc_paused(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self._issue(program, rows)
+            self._issue(program, rows, copies)
         done = self._workspace.done.numpy() if self._has_head else None
-        return CapturedBucket(graph, stream, self._staging, rows, done, ahead=self._ahead(program, rows))
+        return CapturedBucket(graph, stream, self._staging, rows, done, ahead=not copies and self._ahead(program, rows))
 
-    def _rows_on_device(self, rows: int) -> DeviceRows | None:
-        """Where a bucket's rows are copied before its lookups read them; None: those read them in place."""
-        return self._on_device if self._layout.offsets(rows, rows)[-1] >= COPIED_BYTES else None
+    def _is_large(self, rows: int) -> bool:
+        return self._layout.offsets(rows, rows)[-1] >= COPIED_BYTES
 
     def _ahead(self, program: CudaProgram, rows: int) -> bool:
         """Whether the bucket's graph is launched before its rows are staged: one lookup alone reads them, and waits for them.
@@ -207,17 +213,26 @@ class CudaLane:
         """
         if rows < AHEAD_ROWS or not self._capture or not self._has_head or os.environ.get("CUDA_LAUNCH_BLOCKING", "0") != "0":
             return False
-        if self._rows_on_device(rows):
-            return False
         return sum(n.op == "lookup" for n in program.graph.nodes) == 1 and stages()
 
-    def run(self, blocks: Sequence[RowBlock], generation: int = 0) -> BatchResult:
-        """Scores the rows of the blocks, in order; blocks until they lie in host memory (the GIL is free meanwhile)."""
+    @property
+    def copies(self) -> bool:
+        """Whether `run` may copy rows to the device first."""
+        return self._on_device is not None
+
+    def run(self, blocks: Sequence[RowBlock], generation: int = 0, copied: bool | None = None) -> BatchResult:
+        """Scores the rows of the blocks, in order; blocks until they lie in host memory (the GIL is free meanwhile).
+
+        copied: whether rows of large batches are copied to the device first; None: while other lanes compute.
+        """
         rows = sum([b.rows for b in blocks])
         at = bisect_left(self.buckets, rows)
         if generation != self._generation:
             self._switch(generation)
-        run, words = self._ready[at].run_batch, done_words(rows)
+        bucket = self._ready[at]
+        if self._copied and (self._overlaps() if copied is None and self._overlaps else copied):
+            bucket = self._copied.get(self.buckets[at], bucket)
+        run, words = bucket.run_batch, done_words(rows)
         start = time.perf_counter()
         if self._several:  # the current device is each thread's own
             with torch.cuda.device(self._device):
@@ -251,9 +266,9 @@ class CudaLane:
     def close(self) -> None:
         """Releases the graphs and the buffers."""
         self._streams[0].synchronize()
-        for bucket in self._ready:
+        for bucket in (*self._ready, *self._copied.values()):
             bucket.release()
-        self._ready = []
+        self._ready, self._copied = [], {}
         del self._workspace
         give_back(self._streams, self._device)
         self._streams = []
@@ -264,12 +279,12 @@ class CudaLane:
             self._workspace.state[StateWord.GENERATION].fill_(generation)
         self._generation = generation
 
-    def _issue(self, program: CudaProgram, rows: int) -> None:
+    def _issue(self, program: CudaProgram, rows: int, copies: DeviceRows | None = None) -> None:
         workspace, values = self._workspace, self._workspace.values
-        if copies := self._rows_on_device(rows):
+        if copies:
             copies.copy(rows, self._streams[0])
             workspace = replace(workspace, batch=copies.batch)
-        operators = program.operators.for_buffers(workspace, rows, self._ahead(program, rows))
+        operators = program.operators.for_buffers(workspace, rows, not copies and self._ahead(program, rows))
         execute_on_streams(program.plan, operators, values, self._streams, overlap=program.overlap)
         if not self._has_head:
             with torch.cuda.stream(self._streams[0]):

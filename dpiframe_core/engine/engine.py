@@ -344,7 +344,7 @@ class Engine:
             return CpuLane(first.operators, first.plan, layout, first.graph)
         return CudaLane(
             self._tuning.programs, layout, self.buckets, self.precision, target, self._tuning.calibrations,
-            capture=self.options.capture, overlaps=self.lanes > 1,
+            capture=self.options.capture, overlaps=(lambda: self._pool.crowded) if self.lanes > 1 else None,
         )  # fmt: skip
 
 

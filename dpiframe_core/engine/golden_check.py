@@ -26,9 +26,11 @@ def golden_error(lane: CpuLane | CudaLane, golden: Golden, max_batch_rows: int) 
         spans.append([(0, rows)] * whole + [(0, rest)] * (rest > 0))
     worst = 0.0
     for parts in spans:
-        got = lane.run([golden.block.part(*span) for span in parts]).scores
-        want = np.concatenate([golden.scores[start:stop] for start, stop in parts])
-        worst = max(worst, float(np.abs(got - want).max()))
+        blocks, want = [golden.block.part(*span) for span in parts], [golden.scores[start:stop] for start, stop in parts]
+        found = [lane.run(blocks)]
+        if isinstance(lane, CudaLane) and lane.copies:
+            found.append(lane.run(blocks, copied=True))
+        worst = max(worst, *(float(np.abs(result.scores - np.concatenate(want)).max()) for result in found))
     return worst
 
 

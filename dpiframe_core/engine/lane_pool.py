@@ -62,6 +62,11 @@ class LanePool:
             with self._changed:
                 self._changed.notify_all()
 
+    @property
+    def crowded(self) -> bool:
+        """Whether more than one lane is taken."""
+        return len(self.lanes) - len(self._free) > 1
+
     def taken(self) -> set[CpuLane | CudaLane]:
         """The lanes that somebody has."""
         return {*self.lanes} - {*self._free}

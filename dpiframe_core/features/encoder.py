@@ -4,7 +4,7 @@ Owns the request as a whole: which features it must hold, where each goes. Knows
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,13 +14,15 @@ import numpy.typing as npt
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.block_layout import BlockLayout, Column, IdSection, Section
 from dpiframe_core.features.feature_readers import MISSING, STAYS_FINITE, UNKNOWN, CategoryReader, NumberReader, no_lookup
-from dpiframe_core.features.multi_column_readers import multi_column_readers
-from dpiframe_core.features.raw_columns import ColumnValues, Float64s, Int64s, Place, column_length, read_numbers
+from dpiframe_core.features.multi_column_readers import multi_column_readers, rows_of
+from dpiframe_core.features.packed_column import PackedColumn
+from dpiframe_core.features.raw_columns import ColumnValues, Float64s, Int64s, Place, as_list, column_length, read_numbers
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema
 from dpiframe_core.features.vocabulary import VocabularyTable, check_vocabularies, id_bound, vocabulary_name
 from kernels.lookup.batch_header import HeaderWord
 
+_QUICK = {list, PackedColumn}
 _NO_CONTEXT: Mapping[str, object] = MappingProxyType({})
 
 
@@ -55,32 +57,41 @@ class Encoder:
         candidates: Mapping[str, ColumnValues],
         context: Mapping[str, object] = _NO_CONTEXT,
         allocate: Callable[[BlockLayout, int, int], RowBlock] = RowBlock.allocate,
+        context_rows: Int64s | None = None,
     ) -> RowBlock:
         """Encodes one request of n >= 1 candidates.
 
         Each feature of the schema is given exactly once, whatever its scope: as a column of n values in `candidates`, or as
         one value for the whole request in `context`. If a context feature comes as a column, every row gets its own context.
-        `allocate` makes the block of zeros, of a layout, rows and contexts, that is filled.
+        `allocate` makes the block of zeros, of a layout, rows and contexts, that is filled. With `context_rows`, which
+        `check_context_rows` has found sound, there are several contexts: `context` has columns of one value for each, and they
+        say how many candidates each is for, in their order.
 
         Raises:
             InputError: a feature is unknown, lacks or is given twice, or a value breaks its feature's rule.
         """
         rows = self._check_names(candidates, context)
         own_context = not self._context_names.isdisjoint(candidates)
-        block = allocate(self.schema.block_layout, rows, rows if own_context else 1)
+        contexts = rows if own_context else 1 if context_rows is None else len(context_rows)
+        block = allocate(self.schema.block_layout, rows, contexts)
         if own_context:
             block.request_of_row[:] = np.arange(rows)
+        elif context_rows is not None:
+            block.request_of_row[:] = np.repeat(np.arange(contexts), context_rows)
         sections: dict[Section, npt.NDArray[Any]] = {
             "context_dense": block.context_dense, "candidate_dense": block.candidate_dense,
         }  # fmt: skip
         for section, (unknown, _) in self._stand_ins.items():  # wide ids, with room for marks; a column is written at once
-            sections[section] = np.empty((len(getattr(block, section)), len(unknown)), unknown.dtype, order="F")
+            sections[section] = np.empty((len(getattr(block, section)), len(unknown)), np.int64, order="F")
         with np.errstate(all="ignore"):  # an overflow is found, and refused by name, in the result
-            joined = self._read_together(candidates, context, sections)
+            joined = self._read_together(candidates, context, sections, context_rows is not None)
             for field in self._fields.values():
                 if field.name not in joined:
-                    column = field.column
-                    sections[column.section][:, column.start : column.start + column.width] = field.encode(candidates, context)
+                    column, into = field.column, sections[field.column.section]
+                    values: npt.NDArray[Any] = field.encode(candidates, context, context_rows is not None)
+                    if context_rows is not None and len(values) != len(into):
+                        values = np.repeat(values, context_rows, axis=0)
+                    into[:, column.start : column.start + column.width] = values
         for section, stand_ins in self._stand_ins.items():
             if count := _settle(sections[section], *stand_ins):
                 block.header[HeaderWord.OOV_COUNT] += count
@@ -88,19 +99,23 @@ class Encoder:
         if not all(np.isfinite(x).all() for x in (block.candidate_dense, block.context_dense) if x.size):
             for field in self._fields.values():
                 column = field.column
-                field.refuse_overflow(candidates, context, sections[column.section][:, column.start])
+                field.refuse_overflow(candidates, context, sections[column.section][:, column.start], context_rows)
         return block
 
     def _read_together(
-        self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object], sections: dict[Section, npt.NDArray[Any]]
+        self,
+        candidates: Mapping[str, ColumnValues],
+        context: Mapping[str, object],
+        sections: dict[Section, npt.NDArray[Any]],
+        several: bool,
     ) -> set[str]:
         """Fills the columns of the features that can be read together; returns their names."""
         joined: set[str] = set()
         for reader in self._multi_column:
-            columns = reader.columns(candidates, context)
-            values = None if columns is None else reader.read(columns)
-            if values is not None:
-                sections[reader.section][:, reader.at] = values.T
+            columns = reader.columns(candidates, context, several)
+            if columns and reader.scope == "context" and rows_of(columns) != len(sections[reader.section]):
+                continue  # one value stands for several contexts
+            if columns is not None and reader.read(columns, sections[reader.section].T):
                 joined.update(reader.names)
         return joined
 
@@ -120,8 +135,8 @@ class Encoder:
                 raise InputError(f"{scope}.{name}", None, "the feature, as a column in candidates or as one value in context")
         if not candidates:
             raise InputError("candidates", {}, "at least one column")
-        if set(map(type, candidates.values())) == {list}:  # as JSON has them, all of one length: in one look
-            known = {len(values) for values in candidates.values()}
+        if set(map(type, candidates.values())) <= _QUICK:  # as JSON has them, all of one length: in one look
+            known = set(map(len, candidates.values()))
             if len(known) == 1 and 0 not in known:
                 return known.pop()
         lengths = {name: column_length(values, self._fields[name].in_candidates) for name, values in candidates.items()}
@@ -144,21 +159,38 @@ class _Field:
     in_candidates: Place
     in_context: Place
 
-    def encode(self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object]) -> Int64s | Float64s:
-        """[n or 1, width]: ids, marks and padding, or numbers."""
+    def encode(self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object], several: bool) -> Int64s | Float64s:
+        """[n, or a row a context, width]: ids, marks and padding, or numbers. `several`: the context has columns."""
+        return self.reader.encode(*self._given(candidates, context, several))
+
+    def _given(
+        self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object], several: bool
+    ) -> tuple[ColumnValues, Place]:
         if self.name in candidates:
-            return self.reader.encode(candidates[self.name], self.in_candidates)
-        return self.reader.encode([context[self.name]], self.in_context)
+            return _unpacked(candidates[self.name]), self.in_candidates
+        if several:
+            return _unpacked(context[self.name]), replace(self.in_context, indexed=True)
+        return [context[self.name]], self.in_context
 
     def refuse_overflow(
-        self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object], encoded: npt.NDArray[Any]
+        self,
+        candidates: Mapping[str, ColumnValues],
+        context: Mapping[str, object],
+        encoded: npt.NDArray[Any],
+        context_rows: Int64s | None,
     ) -> None:
         """Names the first value whose encoded form is not finite, if there is one."""
         if not np.isfinite(encoded).all():
-            given, i = self.name in candidates, int(np.argmin(np.isfinite(encoded)))
-            place = self.in_candidates if given else self.in_context
-            numbers, _ = read_numbers(candidates[self.name] if given else [context[self.name]], place)
-            raise InputError(place.value(i), float(numbers[i if given else 0]), STAYS_FINITE)
+            values, place = self._given(candidates, context, context_rows is not None)
+            numbers, _ = read_numbers(values, place)
+            i = int(np.argmin(np.isfinite(encoded)))
+            if context_rows is not None and len(numbers) != len(encoded):
+                i = int(np.searchsorted(np.cumsum(context_rows), i, side="right"))
+            raise InputError(place.value(i), float(numbers[min(i, len(numbers) - 1)]), STAYS_FINITE)
+
+
+def _unpacked(values: ColumnValues) -> ColumnValues:
+    return as_list(values) if isinstance(values, PackedColumn) else values
 
 
 def _stand_ins(schema: FeatureSchema, section: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

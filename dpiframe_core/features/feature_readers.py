@@ -63,7 +63,7 @@ class CategoryReader:
         flat, lengths, inside = read_bags(rows, place)
         if self.feature.missing_id is None and (lengths == 0).any():
             i = int(np.argmin(lengths))
-            raise InputError(place.row(i), as_list(values[i : i + 1])[0], NO_MISSING_LIST)
+            raise InputError(place.row(i), as_list(values)[i], NO_MISSING_LIST)
         return self._padded(self._known(self._ids(flat, inside), flat, inside), lengths, place)
 
     def _ids(self, values: ColumnValues, place: Place) -> Int64s:
@@ -79,7 +79,7 @@ class CategoryReader:
         for mark, row, rule in ((MISSING, f.missing_id, NO_MISSING), (UNKNOWN, f.oov_id, NO_UNKNOWN)):
             if row is None and (marked := ids == mark).any():
                 i = int(np.argmax(marked))
-                raise InputError(place.value(i), as_list(values[i : i + 1])[0], rule)
+                raise InputError(place.value(i), as_list(values)[i], rule)
         return ids
 
     @property

@@ -17,32 +17,53 @@ import numpy.typing as npt
 
 from dpiframe_core.features.block_layout import Section
 from dpiframe_core.features.feature_readers import MISSING, UNKNOWN, Lookup
+from dpiframe_core.features.packed_column import PackedColumn
 from dpiframe_core.features.raw_columns import Float64s, Int64s
 from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Hash, Identity, Numeric, Scope
 from dpiframe_core.features.transforms import Log, MinMax, Standardize
 from dpiframe_core.features.vocabulary import TextLookup, id_bound, vocabulary_name
 from kernels.runtime import c_build
 
-Columns: TypeAlias = Sequence[list[Any]]
-Read: TypeAlias = Callable[[Columns], npt.NDArray[Any] | None]
+Columns: TypeAlias = Sequence[list[Any] | tuple[Any, ...]]  # of a packed column its parts
+# Reads columns into rows `at` of the array given, [columns of the section, n]; whether it could.
+Read: TypeAlias = Callable[[Columns, npt.NDArray[Any]], bool]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MultiColumnReader:
-    """Reads features of one scope and kind together. `at`: their columns in the block's section; `read`: [k, n] or None."""
+    """Reads features of one scope and kind together, into their columns of the block's section."""
 
     names: tuple[str, ...]
     scope: Scope
     section: Section
-    at: npt.NDArray[np.intp] | slice
     read: Read
 
-    def columns(self, candidates: Mapping[str, Any], context: Mapping[str, Any]) -> Columns | None:
-        """The features' columns, if the request has them all on the side that the schema puts them on."""
-        if self.scope == "context":
+    def columns(self, candidates: Mapping[str, Any], context: Mapping[str, Any], several: bool) -> Columns | None:
+        """The features' columns, if the request has them all on the side that the schema puts them on.
+
+        `several`: the context has columns too.
+        """
+        if self.scope == "context" and not several:
             return [[context[name]] for name in self.names] if context.keys() >= set(self.names) else None
-        columns = [candidates.get(name) for name in self.names]
-        return columns if set(map(type, columns)) == {list} else None  # type: ignore[return-value]
+        side = context if self.scope == "context" else candidates
+        columns: list[Any] = [side.get(name) for name in self.names]
+        kinds = set(map(type, columns))
+        if kinds == {list}:
+            return columns
+        if not kinds <= _KINDS:
+            return None
+        return [column.parts if isinstance(column, PackedColumn) else column for column in columns]
+
+
+_KINDS = {list, PackedColumn}
+
+
+def rows_of(columns: Columns) -> int:
+    first = columns[0]
+    return len(first) if isinstance(first, list) else int(first[1])
+
+
+_ALL, _MARKED = 1, 2  # outcomes of texts.c: all have ids, or marks among them
 
 
 def multi_column_readers(schema: FeatureSchema, lookups: Mapping[str, Lookup]) -> list[MultiColumnReader]:
@@ -76,71 +97,75 @@ def _reader(schema: FeatureSchema, lookups: Mapping[str, Lookup], members: list[
     numbers = [f for f in members if isinstance(f, Numeric)]
     categories = [f for f in members if isinstance(f, Categorical)]
     hashes = [f.encoder for f in categories if isinstance(f.encoder, Hash)]
+    at = np.array([c for p in places for c in range(p.start, p.start + p.width)], np.int64)
     read: Read
     if numbers:
-        read = _numbers(numbers)
+        read = _numbers(numbers, at)
     elif hashes:
-        read = _hashes(hashes)
+        read = _hashes(categories, hashes, at)
     elif not isinstance(categories[0].encoder, Identity):
         found = [lookups[vocabulary_name(f) or ""] for f in categories]
-        read = _vocabularies(categories, [table for table in found if isinstance(table, TextLookup)])
+        read = _vocabularies(categories, [table for table in found if isinstance(table, TextLookup)], at)
     elif categories[0].max_values > 1:
-        read = _bags(categories[0], id_bound(schema, categories[0]))
+        read = _bags(categories[0], id_bound(schema, categories[0]), at)
     else:
-        read = _identities(tuple(id_bound(schema, f) for f in categories))
-    columns = [c for p in places for c in range(p.start, p.start + p.width)]
-    side_by_side = columns == list(range(columns[0], columns[0] + len(columns)))
-    at = slice(columns[0], columns[-1] + 1) if side_by_side else np.array(columns)
-    return MultiColumnReader(tuple(f.name for f in members), members[0].scope, places[0].section, at, read)
+        read = _identities(tuple(id_bound(schema, f) for f in categories), at)
+    return MultiColumnReader(tuple(f.name for f in members), members[0].scope, places[0].section, read)
 
 
-def _vocabularies(features: list[Categorical], tables: list[TextLookup]) -> Read:
+def _vocabularies(features: list[Categorical], tables: list[TextLookup], at: Int64s) -> Read:
     refused = {
         UNKNOWN: np.array([f.oov_id is None for f in features]),
         MISSING: np.array([f.missing_id is None for f in features]),
     }
-    dicts, unknown = tuple(table.id_of for table in tables), tuple(table.unknown for table in tables)
+    natives = tuple(table.native for table in tables)
 
-    def read(columns: Columns) -> Int64s | None:
+    def read(columns: Columns, out: npt.NDArray[Any]) -> bool:
         functions = c_build.request_extension()
         if functions is None:
-            return None
-        out = np.empty((len(columns), len(columns[0])), np.int64)
-        if not functions.column_ids(columns, dicts, unknown, out):
-            return None
-        if out.min() < 0 and any((out[by] == mark).any() for mark, by in refused.items()):
-            return None
-        return out
+            return False
+        found = functions.column_ids(columns, natives, UNKNOWN, MISSING, out, at)
+        return found == _ALL or (found == _MARKED and not any((out[at[by]] == mark).any() for mark, by in refused.items()))
 
     return read
 
 
-def _hashes(encoders: list[Hash]) -> Read:
+def _hashes(features: list[Categorical], encoders: list[Hash], at: Int64s) -> Read:
+    refused = at[[f.missing_id is None for f in features]]
     buckets = np.array([[e.buckets] for e in encoders])
     first = np.array([[e.first_id or 0] for e in encoders])
+    rules = np.array([[e.seed, e.buckets, e.first_id or 0] for e in encoders], np.int64)
 
-    def read(columns: Columns) -> Int64s | None:
+    def read(columns: Columns, out: npt.NDArray[Any]) -> bool:
+        functions = c_build.request_extension()
+        if functions is not None:
+            found = functions.column_hashes(columns, rules, MISSING, out, at)
+            return found == _ALL or (found == _MARKED and not (out[refused] == MISSING).any())
         if set(map(type, chain.from_iterable(columns))) != {str}:
-            return None
+            return False
         texts = zip(encoders, columns, strict=True)
         digests = (map(mmh3.mmh3_32_uintdigest, map(str.encode, c), repeat(e.seed)) for e, c in texts)
         try:
             hashes = np.fromiter(chain.from_iterable(digests), np.int64, len(columns) * len(columns[0]))
         except UnicodeEncodeError:
-            return None
-        ids: Int64s = hashes.reshape(len(columns), -1) % buckets + first
-        return ids
+            return False
+        out[at] = hashes.reshape(len(columns), -1) % buckets + first
+        return True
 
     return read
 
 
-def _identities(bounds: tuple[int, ...]) -> Read:
-    def read(columns: Columns) -> Int64s | None:
+def _identities(bounds: tuple[int, ...], at: Int64s) -> Read:
+    limits = np.array(bounds, np.int64)
+
+    def read(columns: Columns, out: npt.NDArray[Any]) -> bool:
         functions = c_build.request_extension()
-        if functions is None:
-            return _in_bounds(columns, bounds)
-        ids = np.empty((len(columns), len(columns[0])), np.int64)
-        return ids if functions.column_integers(columns, bounds, ids) else None
+        if functions is not None:
+            return functions.column_integers(columns, limits, out, at)
+        ids = _in_bounds(columns, bounds)
+        if ids is not None:
+            out[at] = ids
+        return ids is not None
 
     return read
 
@@ -156,41 +181,43 @@ def _in_bounds(columns: Columns, bounds: tuple[int, ...]) -> Int64s | None:
     return None if ids.min() < 0 or (ids >= np.array(bounds)[:, None]).any() else ids
 
 
-def _bags(f: Categorical, bound: int) -> Read:
+def _bags(f: Categorical, bound: int, at: Int64s) -> Read:
     """Lists of at least one id, and no more than the feature keeps."""
     padding = f.padding_value if isinstance(f.padding_value, int) else -1
     numbers = f.max_values, bound, padding, MISSING, f.align == "last"
 
-    def read(columns: Columns) -> Int64s | None:
+    def read(columns: Columns, out: npt.NDArray[Any]) -> bool:
         functions, (bags,) = c_build.request_extension(), columns
+        if functions is None or not isinstance(bags, list):
+            return False
         ids = np.empty((len(bags), f.max_values), np.int64)
-        return ids.T if functions is not None and functions.column_bags(bags, numbers, ids) else None
+        if known := functions.column_bags(bags, numbers, ids):
+            out[at] = ids.T
+        return known
 
     return read
 
 
-def _numbers(features: list[Numeric]) -> Read:
+def _numbers(features: list[Numeric], at: Int64s) -> Read:
     missing_value = np.array([[f.missing_value or 0.0] for f in features])
     refused = np.array([f.missing_value is None for f in features])
     steps = [_together(same) for same in zip(*(f.transforms for f in features), strict=True)]
 
-    def read(columns: Columns) -> Float64s | None:
+    every, some_refused = np.arange(len(features)), bool(refused.any())
+
+    def read(columns: Columns, out: npt.NDArray[Any]) -> bool:
         functions = c_build.request_extension()
         if functions is None:
-            return None
-        out = np.empty((len(columns), len(columns[0])), np.float64)
-        nulls = functions.column_numbers(columns, out)  # which become NaN
-        if nulls < 0:
-            return None
-        missing = None
-        if not np.isfinite(out).all():
-            missing = np.isnan(out)
-            if np.isinf(out).any() or np.count_nonzero(missing) != nulls or missing[refused].any():
-                return None
-            out[missing] = 0.0
+            return False
+        numbers = np.empty((len(columns), out.shape[1]), np.float64)
+        missing = np.empty(numbers.shape, np.bool_)
+        nulls = functions.column_numbers(columns, numbers, missing, every)
+        if nulls < 0 or (nulls and some_refused and missing[refused].any()):
+            return False
         for step in steps:
-            out = step(out)
-        return out if missing is None else np.where(missing, missing_value, out)
+            numbers = step(numbers)
+        out[at] = np.where(missing, missing_value, numbers) if nulls else numbers
+        return True
 
     return read
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.block_layout import SECTIONS, BlockLayout, IdSection, Section
+from dpiframe_core.features.raw_columns import Int64s
 from dpiframe_core.features.row_block import Floats, RowBlock
 from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Identity
 from dpiframe_core.features.vocabulary import id_bound
@@ -23,6 +24,8 @@ _IDS: tuple[IdSection, ...] = ("context_ids", "candidate_ids")
 _CONTEXT: tuple[Section, ...] = ("context_ids", "context_dense")
 _CANDIDATE: tuple[Section, ...] = ("candidate_ids", "candidate_dense")
 _ID_DTYPES, _NUMBER_DTYPE = (np.dtype(np.int32), np.dtype(np.int64)), np.dtype(np.float32)
+
+CONTEXT_ROWS = "context_rows"  # the tensor's name, and errors'
 
 Sections = Mapping[Section, npt.NDArray[Any]]
 
@@ -75,6 +78,7 @@ class PreencodedReader:
 
     def __init__(self, schema: FeatureSchema) -> None:
         self.schema = schema
+        self.scopes = {f.name: f.scope for f in schema.features}
         layout = schema.block_layout
         self.widths: dict[Section, int] = {
             "context_ids": len(layout.context_ids.widths), "candidate_ids": len(layout.candidate_ids.widths),
@@ -84,19 +88,28 @@ class PreencodedReader:
         self._rules = {section: _id_rule(schema, section) for section in _IDS}
         c_build.request_extension()  # built now, not at the first request
 
-    def block(self, sections: Sections, allocate: Callable[[BlockLayout, int, int], RowBlock] = RowBlock.allocate) -> RowBlock:
+    def block(
+        self,
+        sections: Sections,
+        allocate: Callable[[BlockLayout, int, int], RowBlock] = RowBlock.allocate,
+        context_rows: Int64s | None = None,
+    ) -> RowBlock:
         """A block of n >= 1 candidates.
 
         Args:
             sections: candidate_ids int32|int64[n, Ci], candidate_dense float32[n, Di], context_ids and context_dense alike with
                 one row, which all candidates share, or n. One without columns may be left out. Columns in the schema's order.
+            context_rows: how many candidates each row of the context sections is for, in their order (`check_context_rows`).
 
         Raises:
             InputError: a section lacks or has another shape or dtype, an id is no row of its tables, a number is not finite.
         """
-        rows, contexts = self._shape(sections)
+        rows, contexts = self._shape(sections, None if context_rows is None else len(context_rows))
         block = allocate(self.schema.block_layout, rows, contexts)
-        if contexts > 1:
+        if context_rows is not None:
+            check_context_rows(context_rows, rows)
+            block.request_of_row[:] = np.repeat(np.arange(contexts), context_rows)
+        elif contexts > 1:
             block.request_of_row[:] = np.arange(rows)
         for part, section in enumerate(SECTIONS, 1):
             given = sections.get(section)
@@ -156,6 +169,7 @@ class PreencodedReader:
         self,
         values: Mapping[str, npt.NDArray[Any]],
         allocate: Callable[[BlockLayout, int, int], RowBlock] = RowBlock.allocate,
+        context_rows: Int64s | None = None,
     ) -> RowBlock:
         """The same from one array a feature, [n or 1] or, for a bag, [n or 1, up to max_values] with -1 at the end (or in
         front, of a feature that aligns its values with the last).
@@ -174,7 +188,9 @@ class PreencodedReader:
         for f in self.schema.features:
             of_candidate = f.scope == "candidate"
             heights[of_candidate] = max(heights[of_candidate], len(values[f.name]))
-        if heights[False] > 1:  # a context of its own for each candidate
+        if context_rows is not None:
+            heights[False] = len(context_rows)
+        elif heights[False] > 1:  # a context of its own for each candidate
             heights[True] = max(heights.values())
         sections: dict[Section, npt.NDArray[Any]] = {}
         for section, width in self.widths.items():
@@ -184,7 +200,7 @@ class PreencodedReader:
                 sections[section] = np.empty((heights[section == "candidate_dense"], width), np.float32)
         for f in self.schema.features:
             self._place(f, values[f.name], sections)
-        return self.block(sections, allocate)
+        return self.block(sections, allocate, context_rows)
 
     def _put_ids(self, ids: npt.NDArray[Any], block: RowBlock, part: int, section: IdSection) -> None:
         """`part`: of `block.places`."""
@@ -222,7 +238,8 @@ class PreencodedReader:
             start = place.start + (f.max_values - array.shape[1] if isinstance(f, Categorical) and f.align == "last" else 0)
             column[:, start : start + array.shape[1]] = array
 
-    def _shape(self, sections: Sections) -> tuple[int, int]:
+    def _shape(self, sections: Sections, several: int | None) -> tuple[int, int]:
+        """(rows, contexts); of `several` contexts, if the request says of how many."""
         for section, width in self.widths.items():
             given = sections.get(section)
             if given is None:
@@ -242,10 +259,26 @@ class PreencodedReader:
                 raise InputError(section, len(sections[section]), f"{rows} rows")
         contexts = [s for s in sections if s in _CONTEXT and self.widths[s]]
         own = max((len(sections[s]) for s in contexts), default=1)
+        if several is not None:
+            for section in contexts:
+                if len(sections[section]) != several:
+                    raise InputError(section, len(sections[section]), f"{several} rows, as many as {CONTEXT_ROWS} has")
+            return rows, several
         for section in contexts:
             if (height := len(sections[section])) != own or own not in (1, rows):
                 raise InputError(section, height, f"one row for all candidates, or {rows} in every context section")
         return rows, own
+
+
+def check_context_rows(context_rows: Int64s, rows: int) -> None:
+    """Raises InputError unless there are contexts, each for at least one candidate, and together for all."""
+    if not context_rows.size:
+        raise InputError(CONTEXT_ROWS, [], "at least one context")
+    if int(context_rows.min()) < 1 or int(context_rows.max()) > rows:
+        i = int(np.argmin((context_rows >= 1) & (context_rows <= rows)))
+        raise InputError(f"{CONTEXT_ROWS}[{i}]", int(context_rows[i]), f"1 to {rows} candidates")
+    if int(context_rows.sum()) != rows:
+        raise InputError(CONTEXT_ROWS, int(context_rows.sum()), f"a sum of {rows}, the candidates")
 
 
 def _rows_of(section: str) -> str:

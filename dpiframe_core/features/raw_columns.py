@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpiframe_core.errors import InputError
+from dpiframe_core.features.packed_column import PackedColumn
 
-ColumnValues: TypeAlias = Sequence[object] | npt.NDArray[Any] | pa.Array | pa.ChunkedArray
+ColumnValues: TypeAlias = Sequence[object] | npt.NDArray[Any] | pa.Array | pa.ChunkedArray | PackedColumn
 Mask: TypeAlias = npt.NDArray[np.bool_] | None  # None: nothing is missing
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Float64s: TypeAlias = npt.NDArray[np.float64]
@@ -155,6 +156,8 @@ def as_list(values: ColumnValues) -> list[object]:
         return values
     if isinstance(values, tuple):
         return list(values)
+    if isinstance(values, PackedColumn):
+        return values.values()
     rows: list[object] = values.to_pylist() if isinstance(values, _ARROW) else values.tolist()  # type: ignore[union-attr]
     return rows
 
@@ -172,7 +175,7 @@ def null_mask(values: list[Any]) -> npt.NDArray[np.bool_]:
 
 
 _ARROW = (pa.Array, pa.ChunkedArray)
-_COLUMNS = (list, tuple, np.ndarray, *_ARROW)
+_COLUMNS = (list, tuple, np.ndarray, *_ARROW, PackedColumn)
 
 
 def _plain(values: ColumnValues, place: Place) -> tuple[list[Any] | npt.NDArray[Any], Mask]:

@@ -5,7 +5,7 @@ Knows the schema; knows nothing of requests.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import compress, repeat
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -17,17 +17,46 @@ import pyarrow.parquet as pq
 
 from dpiframe_core.errors import BundleError, shown
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric, Vocabulary
+from kernels.runtime import c_build
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class TextLookup:
-    """Text, or None, to ids by one dict; who looks up several columns at once takes the dicts."""
+    """Text, or None, to ids. `native` is the vocabulary in C, for who looks up several columns at once; None without C."""
 
-    id_of: dict[str | None, int]
-    unknown: int
+    def __init__(self, table: pa.Table, unknown: int, missing: int) -> None:
+        self.unknown, self.missing = unknown, missing
+        functions = c_build.request_extension()
+        values, ids = table["value"].cast(pa.large_string()).combine_chunks(), table["id"].to_numpy()
+        self.native: object | None = None
+        self._id_of: dict[str | None, int] = {}
+        if functions is None:
+            self._id_of = dict(zip(values.to_pylist(), ids.tolist(), strict=True)) | {None: missing}
+        else:
+            _, bounds, data = values.buffers()
+            offsets = (
+                np.frombuffer(bounds, np.int64)[values.offset : values.offset + len(values) + 1] if len(values) else _EMPTY
+            )
+            self.native = functions.vocabulary(memoryview(data or b""), offsets, np.ascontiguousarray(ids))
 
     def __call__(self, texts: Sequence[str | None]) -> npt.NDArray[np.int64]:
-        return np.fromiter(map(self.id_of.get, texts, repeat(self.unknown)), np.int64, len(texts))
+        functions = c_build.request_extension()
+        if self.native is None or functions is None:
+            return np.fromiter(map(self._id_of.get, texts, repeat(self.unknown)), np.int64, len(texts))
+        ids = np.empty(len(texts), np.int64)
+        if functions.column_ids([list(texts)], (self.native,), self.unknown, self.missing, ids, _FIRST):
+            return ids
+        # One has no form in UTF-8, so no vocabulary has it; or is of a class of its own.
+        sound = np.fromiter(map(_is_sound, texts), np.bool_, len(texts))
+        ids[:] = self.unknown
+        ids[sound] = self([None if text is None else str(text) for text in compress(texts, sound)])
+        return ids
+
+
+_EMPTY = _FIRST = np.zeros(1, np.int64)
+
+
+def _is_sound(text: str | None) -> bool:
+    return text is None or not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,9 +110,7 @@ class VocabularyTable:
         It takes int64[n], or a list of str and None; None gives `missing`.
         """
         if self.values == "string":
-            id_of: dict[str | None, int] = dict(zip(self.table["value"].to_pylist(), self.table["id"].to_pylist(), strict=True))
-            id_of[None] = missing
-            return TextLookup(id_of, unknown)
+            return TextLookup(self.table, unknown, missing)
         # Sorted arrays, since a dict of integers takes ten times their memory and, out of cache, twice the time.
         ordered = self.table.sort_by("value")
         values, ids = np.append(ordered["value"].to_numpy(), 0), np.append(ordered["id"].to_numpy(), unknown)

@@ -7,7 +7,7 @@ ids with our graphs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ class SourceModel:
         label: the column of labels in files of raw rows, if the source names one.
         own: the source model itself, where it is at hand, called on encoded rows: float64[n, tasks], probabilities.
         graph: what is computed, of an architecture that is a graph file. tasks: a name for each column of scores.
+        defaults: settings that the run's configuration does not name, with what the library's class has, which was taken.
     """
 
     library: str
@@ -57,6 +58,12 @@ class SourceModel:
     own: Callable[[Inputs], Tensor] | None = None
     graph: Graph | None = None
     tasks: tuple[str, ...] = ("click",)
+    defaults: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def taken(self) -> str:
+        """The defaults, in words."""
+        return ", ".join(f"{key} = {value}" for key, value in self.defaults.items())
 
     def probabilities(self, block: RowBlock) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
         """float64[n, tasks] of encoded rows."""

@@ -116,7 +116,14 @@ def write_import(
         made = parity(own.ravel(), written_scores(staging, block).ravel(), labels if own.shape[1] == 1 else None)
         made = replace(made, rows=len(own))  # of several tasks each has several scores
         if not made.max_deviation <= TOLERANCE:
-            raise InputError("parity", f"|dp| up to {made.max_deviation:.3g} against {against}", f"at most {TOLERANCE:g}")
+            taken = (
+                f" (the configuration does not name {source.taken}: taken as the library's class has it)"
+                if source.taken
+                else ""
+            )
+            raise InputError(
+                "parity", f"|dp| up to {made.max_deviation:.3g} against {against}", f"at most {TOLERANCE:g}{taken}"
+            )
         provenance = manifest.provenance.model_copy(update={"metrics": made.metrics(), "notes": f"compared with {against}"})
         manifest = manifest.model_copy(update={"provenance": provenance, "golden": GoldenSpec(rows=manifest.golden.rows)})
         (staging / MANIFEST_FILE).write_bytes(manifest_yaml(manifest))

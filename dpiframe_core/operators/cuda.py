@@ -161,14 +161,14 @@ class CudaOperators:
 
     def compile(self, buckets: Mapping[int, bool], on_device: Collection[int] = ()) -> list[Callable[[], object]]:
         """Calls that compile what the buckets may need; they may run side by side. buckets: rows, and whether a lookup of so
-        many is launched ahead of them. on_device: those whose lookups read rows in device memory.
+        many is launched ahead of them. on_device: those whose lookups read rows in device memory too.
         """
         calls: list[Callable[[], object]] = []
         buckets = {rows: ahead for rows, ahead in buckets.items() if self.fits(rows)}
         for kernel in self._kernels.values():
             if isinstance(kernel, DeviceLookup):
-                for pinned in (True, False):
-                    calls += kernel.compile({r: a for r, a in buckets.items() if (r in on_device) != pinned}, pinned)
+                calls += kernel.compile(buckets, pinned=True)
+                calls += kernel.compile({rows: False for rows in buckets if rows in on_device}, pinned=False)
             elif isinstance(kernel, Wave | Chain | Cin | Attention):
                 calls += kernel.compile([*buckets])
             elif isinstance(kernel, Tower):

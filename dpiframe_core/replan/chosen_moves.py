@@ -2,7 +2,7 @@
 that is copied. A row that goes is read over a link again: from the host, or from another GPU if it came from there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,11 +16,14 @@ _MARGIN, _ONCE = 1.5, 1.0
 
 
 class _Pairs(NamedTuple):
-    """Of a table: rows that are to come, slots whose rows they replace, and the seconds that each spares; falling."""
+    """Of tables that share slots: rows that are to come, of which table each, and the seconds that each spares, falling. They
+    replace rows that nobody reads, whichever, then those in `busy`, in this order."""
 
+    tables: Ints
     rows: Ints
-    slots: Ints
     gains: Floats
+    free: Ints
+    busy: Ints
 
 
 def chosen_moves(
@@ -38,38 +41,72 @@ def chosen_moves(
         gpus: of the host, each of which has a share of the warm rows.
     """
     links = links or Links()
-    tables = [i for i, hot in enumerate(moving) if hot is not None]
-    if not tables:
+    sharing: dict[int, dict[int, HotRows]] = {}
+    for i, hot in enumerate(moving):
+        if hot is not None:
+            sharing.setdefault(id(hot.slots), {})[i] = hot
+    if not sharing:
         return []
-    pairs = [_pairs(*counted[i], hot, *_seconds(row_bytes[i], gpus, links)) for i in tables if (hot := moving[i]) is not None]
-    sizes = np.repeat([row_bytes[i] for i in tables], [len(p.rows) for p in pairs])
-    of_pair = np.repeat(np.arange(len(tables)), [len(p.rows) for p in pairs])
+    pairs = [_pairs(counted, tables, *_seconds(row_bytes[min(tables)], gpus, links)) for tables in sharing.values()]
+    sizes = np.repeat([row_bytes[min(tables)] for tables in sharing.values()], [len(p.rows) for p in pairs])
+    of_pair = np.repeat(np.arange(len(pairs)), [len(p.rows) for p in pairs])
     order = np.argsort(-np.concatenate([p.gains for p in pairs]) / sizes, kind="stable")
-    taken = np.bincount(of_pair[order[np.cumsum(sizes[order]) <= most_bytes]], minlength=len(tables)).tolist()
-    return [Move(i, p.rows[:n], p.slots[:n]) for i, p, n in zip(tables, pairs, taken, strict=True) if n]
+    taken = np.bincount(of_pair[order[np.cumsum(sizes[order]) <= most_bytes]], minlength=len(pairs)).tolist()
+    found = []
+    for tables, p, n in zip(sharing.values(), pairs, taken, strict=True):
+        given = _given(tables, p.tables[:n], p.free, p.busy)
+        for table in tables:
+            own = p.tables[:n] == table
+            if own.any():
+                found.append(Move(table, p.rows[:n][own], given[own]))
+    return found
 
 
 def _seconds(row_bytes: int, gpus: int, links: Links) -> tuple[float, float]:
     """Of a link for a read of a row that is not near: of a warm one, of any other."""
-    return (gpus - 1) / gpus * links.moved(row_bytes) / links.peer, links.moved_by_host(row_bytes) / links.host
+    return (gpus - 1) / gpus * links.moved(row_bytes) / links.peer, links.host_s(row_bytes)
 
 
-def _pairs(ids: Ints, counts: Floats, hot: HotRows, warm_s: float, host_s: float) -> _Pairs:
-    each = np.where(hot.warm(ids), warm_s, host_s)
-    spared = counts * each
-    far = hot.far(ids)
-    order = np.argsort(-spared[far], kind="stable")
-    rows, wanted, least = ids[far][order], spared[far][order], each[far][order]
-    slots = hot.at(ids[~far])
-    own = hot.rows[slots] == ids[~far]  # rows of files have a place that is not theirs
-    slots, reads = slots[own], spared[~far][own]
-    unread = np.ones(len(hot.rows), np.bool_)
-    unread[slots] = False
-    # The last ones first: there lie rows that were planned to be read least, and those that came since.
-    free = np.flatnonzero(unread)[::-1][: len(rows)]
-    busy = np.argsort(reads, kind="stable")[: len(rows) - len(free)]
-    given, lost = np.concatenate([free, slots[busy]]), np.concatenate([np.zeros(len(free)), reads[busy]])
-    n = len(given)
+def _pairs(counted: Sequence[tuple[Ints, Floats]], tables: Mapping[int, HotRows], warm_s: float, host_s: float) -> _Pairs:
+    slots = next(iter(tables.values())).slots
+    spared_by_slot, unread = np.zeros(len(slots.rows)), np.ones(len(slots.rows), np.bool_)
+    come: list[tuple[Ints, Ints, Floats, Floats]] = []
+    for table, hot in tables.items():
+        ids, counts = counted[table]
+        each = np.where(hot.warm(ids), warm_s, host_s)
+        far = hot.far(ids)
+        come.append((np.full(int(far.sum()), table), ids[far], (counts * each)[far], each[far]))
+        near = hot.slot_of(ids[~far])
+        own = (slots.rows[near] == ids[~far]) & (slots.tables[near] == table)  # rows of files have a place that is not theirs
+        spared_by_slot[near[own]], unread[near[own]] = (counts * each)[~far][own], False
+    of, rows, spared, least = (np.concatenate(column) for column in zip(*come, strict=True))
+    order = np.argsort(-spared, kind="stable")
+    of, rows, wanted, least = of[order], rows[order], spared[order], least[order]
+    read = np.flatnonzero(~unread)
+    free, busy = np.flatnonzero(unread), read[np.argsort(spared_by_slot[read], kind="stable")]
+    lost = np.concatenate([np.zeros(len(free)), spared_by_slot[busy]])[: len(rows)]
+    n = len(lost)
     better = wanted[:n] > _MARGIN * lost + _ONCE * least[:n]
     n = n if better.all() else int(np.argmin(better))
-    return _Pairs(rows[:n], given[:n], wanted[:n] - lost[:n])
+    return _Pairs(of[:n], rows[:n], wanted[:n] - lost[:n], free, busy)
+
+
+def _given(tables: Mapping[int, HotRows], of: Ints, free: Ints, busy: Ints) -> Ints:
+    """A slot for each row: where it can, of those that were its table's at first, which a lookup looks at first."""
+
+    def own(table: int, slots: Ints) -> Ints:
+        begin, end = tables[table].slots.own[table]
+        return np.flatnonzero((slots >= begin) & (slots < end))
+
+    n = min(len(of), len(free))
+    # The last ones first: there lie rows that were planned to be read least, and those that came since.
+    near = [own(table, free)[::-1][: np.count_nonzero(of == table)] for table in tables]
+    first = np.concatenate([*near, np.setdiff1d(np.arange(len(free)), np.concatenate(near))[::-1]])[:n]
+    slots = np.concatenate([free[first], busy[: len(of) - n]])
+    found, left = np.full(len(slots), -1), np.ones(len(slots), np.bool_)
+    for table in tables:
+        rows = np.flatnonzero(of == table)
+        taken = own(table, slots)[: len(rows)]
+        found[rows[: len(taken)]], left[taken] = slots[taken], False
+    found[found < 0] = slots[left]
+    return found

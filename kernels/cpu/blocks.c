@@ -2,7 +2,7 @@
 // IdRecord.pack behind a comparison; built by c_build.py as a module of CPython, as its calls take a tenth of a microsecond
 // where NumPy's and ctypes' take one each.
 
-#include "runtime/id_records.h"
+#include "lookup/id_records.h"
 #include "runtime/module.h"
 
 // pack_ids(columns, ids, wide, rows, out, at, bytes): ids[rows, columns], of 8 bytes each if `wide`, else of 4, into records of so
@@ -54,6 +54,10 @@ static PyMethodDef functions[] = {
     {"column_integers", (PyCFunction)(void (*)(void))dpi_column_integers, METH_FASTCALL, NULL},
     {"column_numbers", (PyCFunction)(void (*)(void))dpi_column_numbers, METH_FASTCALL, NULL},
     {"column_ids", (PyCFunction)(void (*)(void))dpi_column_ids, METH_FASTCALL, NULL},
+    {"column_hashes", (PyCFunction)(void (*)(void))dpi_column_hashes, METH_FASTCALL, NULL},
+    {"json_columns", (PyCFunction)(void (*)(void))dpi_json_columns, METH_FASTCALL, NULL},
+    {"json_items", (PyCFunction)(void (*)(void))dpi_json_items, METH_FASTCALL, NULL},
+    {"vocabulary", (PyCFunction)(void (*)(void))dpi_vocabulary, METH_FASTCALL, NULL},
     {"texts", (PyCFunction)(void (*)(void))dpi_texts, METH_FASTCALL, NULL},
     {"pack_ids", (PyCFunction)(void (*)(void))pack_ids, METH_FASTCALL, NULL},
     {"copy_numbers", (PyCFunction)(void (*)(void))copy_numbers, METH_FASTCALL, NULL},

@@ -14,6 +14,7 @@ FLIGHT = 8  # rows of a part that a thread has in flight, at most (tiling.py)
 # Rows of several vectors by parts: bags of 10, dim 128, float16, 1,024 rows 19.6 us became 13.9, of 3 7.1 became 8.2 (H200).
 LONG, LONG_WIDE, WIDE_VECTORS = 16, 8, 4
 FAR = 1  # in tiers: all rows of a part are looked for once, and are on their way before one is used
+FARTHER = 0  # where many lie in the host's memory: one table after the other, see `far_tiling`
 MOST_IDS = 4 * FLIGHT  # of a part: a bag of 100 makes four, and a row's partial sums take 2 kB (128 columns)
 PART_BYTES = 48, 64  # of a part and of a join in shared memory: bags.cuh's Part; in tiers
 _MOST_RECORDS = 320  # parts and joins, in 15 kB of shared memory
@@ -49,13 +50,14 @@ class BagParts:
         return records * PART_BYTES[tiers] + 16 + rows * self.sums * (self.columns + 4) * 4 if records else 0
 
 
-def bag_parts(plan: LookupPlan, vector: int, far: bool = False) -> tuple[BagParts, list[Slot]]:
+def bag_parts(plan: LookupPlan, vector: int, most_ids: int | None = None) -> tuple[BagParts, list[Slot]]:
     """The parts of all bags of x whose columns are vectors, with the slots of one id beside them; and the slots that are
-    neither. No parts where no bag is long, or where they would not fit. far: rows may lie in other memory, so any bag is long.
+    neither. No parts where no bag is long, or where they would not fit. most_ids: of a bag that is not long; None: as its
+    columns have it.
     """
     wide = [s for s in plan.x_slots if s.kind == Kind.GATHER and s.dim % vector == s.out % vector == 0]
     most = MOST_IDS
-    while any(s.columns > (FAR if far else LONG_WIDE if s.dim // vector >= WIDE_VECTORS else LONG) for s in wide):
+    while any(s.columns > (_short(s, vector) if most_ids is None else most_ids) for s in wide):
         made = _cut(plan, wide, vector, most)
         if len(made.units) > _MOST_RECORDS:
             break
@@ -63,6 +65,10 @@ def bag_parts(plan: LookupPlan, vector: int, far: bool = False) -> tuple[BagPart
             return made, [s for s in plan.x_slots if s not in wide]
         most *= 2
     return BagParts(), list(plan.x_slots)
+
+
+def _short(slot: Slot, vector: int) -> int:
+    return LONG_WIDE if slot.dim // vector >= WIDE_VECTORS else LONG
 
 
 def _cut(plan: LookupPlan, slots: Sequence[Slot], vector: int, most: int) -> BagParts:

@@ -15,6 +15,7 @@ def record(fields: str) -> np.dtype[np.void]:
 
 TABLE = record("base <u8, end <i8, rows <i8, scale <u8, next <i4, segments <i4, ranks <u8")
 _SEGMENT = record("base <u8, end <i8")
+REACH = 512 << 20  # bytes of the host's memory of which a GPU reads any rows at the speed of its link; over 1 GB at a quarter
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +61,15 @@ class Descriptors:
     After a change lookups are to `place` themselves anew.
 
     tables: uint8[2 * n_tables * 48]; segments: uint8[2 * n_segments * 16]; out_of_range: int64[1], ids refused so far.
-    tiers: whether some table has several segments, or ranks. Lookups are compiled for it.
+    tiers: whether some table has several segments, or ranks. Lookups are compiled for it. spread: bytes of the host's memory
+    over which the rows lie that are read there; beyond `REACH` lookups go table by table.
     """
 
     tables: torch.Tensor
     segments: torch.Tensor
     out_of_range: torch.Tensor
     tiers: bool
+    spread: int = 0
 
     @property
     def n_tables(self) -> int:
@@ -77,15 +80,16 @@ class Descriptors:
         return self.segments.numel() // (2 * _SEGMENT.itemsize)
 
 
-def descriptors(generations: Sequence[tuple[np.ndarray, np.ndarray]], device: torch.device) -> Descriptors:
+def descriptors(generations: Sequence[tuple[np.ndarray, np.ndarray]], device: torch.device, spread: int = 0) -> Descriptors:
     """On a device, of two generations of `segment_descriptors`."""
     tables, segments = (np.concatenate(images) for images in zip(*generations, strict=True))
     records = tables.view(TABLE)
     tiers = bool((records["segments"] > 1).any() or records["ranks"].any())
     on = partial(torch.Tensor.to, device=device)
     return Descriptors(
-        on(torch.from_numpy(tables)), on(torch.from_numpy(segments)), torch.zeros(1, dtype=torch.int64, device=device), tiers
-    )
+        on(torch.from_numpy(tables)), on(torch.from_numpy(segments)), torch.zeros(1, dtype=torch.int64, device=device), tiers,
+        spread,
+    )  # fmt: skip
 
 
 def whole(tables: Sequence[torch.Tensor], scales: Sequence[torch.Tensor | None], device: torch.device) -> Descriptors:

@@ -65,7 +65,7 @@
 #include "lookup/wait_for_rows.cuh"
 #include "lookup/row_loads.cuh"
 #include "lookup/pooling.cuh"
-#if PARTS
+#if PARTS + SINGLES
 #include "lookup/bags.cuh"
 #endif
 
@@ -192,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
         terms[j] = source_of(UNITS + j, in);
         if (TOTAL_DTYPES >> I8) read_scales<1>(term_scales + j, scales_at<TOTAL_DTYPES>(UNITS + j, in));
     }
-#if PARTS
+#if PARTS + SINGLES
     char* own_bags = free + lines(R * CANDIDATE_BYTES + 124) + lines(R * CANDIDATE_NUMBERS * 4 + 124);
     const Bags bags = {reinterpret_cast<Part*>(own_bags), reinterpret_cast<int*>(own_bags + (PARTS + SINGLES + JOINS) * sizeof(Part)),
                        reinterpret_cast<float*>(own_bags + (PARTS + SINGLES + JOINS) * sizeof(Part) + 16)};
@@ -249,7 +249,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) lookup(
             if (narrow(own)) write_unit<1>(own, scales, lane, n, x, ld, requests, contexts, at, in);
             else write_unit<VEC>(own, scales, lane, n, x, ld, requests, contexts, at, in);
         }
-#if PARTS
+#if PARTS + SINGLES
         pool_bags<VEC, DTYPES>(bags, n, R, x, ld, at, in);
 #endif
         return;

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.lookup.bag_parts import LONG, bag_parts
-from kernels.lookup.descriptors import TABLE, Descriptors
+from kernels.lookup.bag_parts import FAR, FARTHER, LONG, bag_parts
+from kernels.lookup.descriptors import REACH, TABLE, Descriptors
 from kernels.lookup.plan import Batch, Kind, LookupPlan, Slot
-from kernels.lookup.tiling import Tiling, bag_tiling, tiling
+from kernels.lookup.tiling import Tiling, bag_tiling, far_tiling, tiling
 from kernels.lookup.units import DTYPES, units_image, units_of
 from kernels.runtime.launch import check_rows, launch, type_name
 from kernels.runtime.source import kernel
@@ -50,7 +50,8 @@ class DeviceLookup:
         self._descriptors, self._out_dtype, self._device = descriptors, out_dtype, descriptors.tables.device
         self._processors = torch.cuda.get_device_properties(self._device).multi_processor_count
         vector = _vector(plan, out_dtype)
-        self.bags, others = bag_parts(plan, vector, far=descriptors.tiers and not (once or shared))
+        in_parts = descriptors.tiers and not (once or shared)
+        self.bags, others = bag_parts(plan, vector, None if not in_parts else FAR if descriptors.spread <= REACH else FARTHER)
         if shared and (once or self.bags.parts):
             raise ValueError(f"lookup: got {len(self.bags.parts)} parts of bags, columns {once} once a context, expected none "
                              f"beside columns {shared} of each context")  # fmt: skip
@@ -98,9 +99,12 @@ class DeviceLookup:
 
     def tiling(self, rows: int, pinned: bool) -> Tiling:
         """How a launch for `rows` rows is cut, with no more rows a block than its shared memory and threads hold."""
-        if self.bags.parts:
-            threads, tiers = len(self.bags.parts) * self.bags.team, self._descriptors.tiers
+        if self.bags.units:
+            parts, team, tiers = len(self.bags.parts), self.bags.team, self._descriptors.tiers
+            threads = (parts or len(self.bags.singles)) * team
             t = bag_tiling(rows, self.units, self.totals, threads, self._processors, pinned, tiers)
+            if self._descriptors.spread > REACH:
+                t = far_tiling(rows, t, team, parts, self._processors)
         else:
             t = tiling(rows, self.units, self.totals, self._processors, pinned, self._most > 1)
         threads = t.unit_threads + t.total_threads  # one of them reads each row's request

@@ -5,13 +5,16 @@
 struct __align__(16) Table {  // its first segment inline; scale, for `DeviceLookup.place`: float32[dim] of an int8 table
     unsigned long long base; long long end; long long rows; const float* scale; int next; int segments; const unsigned* ranks;
 };
-struct Segment { unsigned long long base; long long end; };  // rows [end of the one before, end) lie at base
+struct __align__(16) Segment { unsigned long long base; long long end; };  // rows [end of the one before, end) lie at base
 // units.py says what the fields of a unit are.
 struct __align__(16) Unit { unsigned short id, ids, number, row_bytes; int out; int how; };
 struct __align__(16) Far { long long oov; int table; int offset; };  // for ids that the first segment does not hold
 // base, limit, scale: of either generation: a row of id < limit lies at base + id * row_bytes; scale is null but of int8. Copied
 // from the tables, so that one read leads to rows; side by side, so that a warp's reads are whole lines.
 // In TIERS rows lie in the order of their ranks (null: that of their ids). limit is then the table's rows, near the first segment's.
+#ifndef AT_ONCE
+#define AT_ONCE 3  // segments of a table that are looked at together: those behind the first of a plan for two GPUs
+#endif
 #define RECORDS (UNITS + TOTALS + PARTS + SINGLES + JOINS)
 struct __align__(16) Units {
     unsigned long long base[RECORDS][2], limit[RECORDS][2];
@@ -21,7 +24,7 @@ struct __align__(16) Units {
     unsigned long long near[RECORDS][2], ranks[RECORDS][2];
 #endif
     Far far[RECORDS];
-#if PARTS
+#if PARTS + SINGLES
     float zeros[TEAM * VEC];  // bags.cuh reads them where there is no row
 #endif
 };
@@ -117,25 +120,33 @@ __device__ __forceinline__ void find_rows(unsigned long long at[K], Of source, c
     }
     if (!far) return;
 #if TIERS
-    if constexpr (is_same_source<Of>::value) {  // segment by segment, each of which is read once for all ids
+    if constexpr (is_same_source<Of>::value) {  // segments are read once for all ids, AT_ONCE of them together
         const Source& s = source(0);
         const Far& f = in.units.far[s.unit];
         const Table& t = in.tables[in.generation * in.n_tables + f.table];
         const Segment* segment = in.segments + in.generation * in.n_segments + t.next;
         unsigned long long begin = s.near;
 #pragma unroll 1
-        for (int left = t.segments - 1; left > 0; --left, ++segment) {
-            const unsigned long long base = segment->base + f.offset, end = segment->end;
+        for (int left = t.segments - 1; left > 0; left -= AT_ONCE, segment += AT_ONCE) {
+            Segment some[AT_ONCE];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) some[i] = segment[min(i, left - 1)];
             far = false;
 #pragma unroll
             for (int k = 0; k < K; ++k) {
                 const bool wanted = has[k] && !at[k];
-                if (wanted && id[k] < (ID)s.limit && rank[k] >= (ID)begin && rank[k] < (ID)end)
-                    at[k] = base + (rank[k] - begin) * s.row_bytes;
+                unsigned long long from = begin;
+#pragma unroll
+                for (int i = 0; i < AT_ONCE; ++i) {
+                    const unsigned long long end = some[i].end;
+                    if (wanted && id[k] < (ID)s.limit && rank[k] >= (ID)from && rank[k] < (ID)end)
+                        at[k] = some[i].base + f.offset + (rank[k] - from) * s.row_bytes;
+                    from = end;
+                }
                 far |= wanted && !at[k];
             }
             if (!far) return;
-            begin = end;
+            begin = some[AT_ONCE - 1].end;
         }
     }
 #endif

@@ -1,6 +1,6 @@
-"""Builds the .c files with the host's C compiler, once for a processor, and loads them: blocks.c, columns.c, staging.c,
-copy_threads.c and replay.c as an extension module of CPython, which needs its headers, lookup.c, dense.c, recurrence.c and
-field_attention.c as a library. Where they cannot be built, NumPy, torch and CuPy do the same, slower.
+"""Builds the .c files with the host's C compiler, once for a processor, and loads them: blocks.c, staging.c,
+copy_threads.c, replay.c and those of kernels/columns as an extension module of CPython, which needs its headers; lookup.c,
+dense.c, recurrence.c and field_attention.c as a library. Where they cannot be built, NumPy, torch and CuPy do the same, slower.
 """
 
 import ctypes
@@ -36,6 +36,7 @@ _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
 Loaded = TypeVar("Loaded")
 Buffer = npt.NDArray[np.generic] | bytes | memoryview
+Columns = Sequence[list[Any] | tuple[Any, ...]]  # lists, or packed columns (cells.h)
 
 
 class RequestExtension(Protocol):
@@ -48,11 +49,17 @@ class RequestExtension(Protocol):
         self, columns: Buffer, ids: Buffer, wide: bool, rows: int, out: Buffer, at: int, record_bytes: int, /
     ) -> int: ...
     def column_bags(self, bags: list[Any], numbers: tuple[int, int, int, int, bool], out: Buffer, /) -> bool: ...
-    def column_integers(self, columns: Sequence[list[Any]], bounds: tuple[int, ...], out: Buffer, /) -> bool: ...
-    def column_numbers(self, columns: Sequence[list[Any]], out: Buffer, /) -> int: ...
+    def column_integers(self, columns: Columns, bounds: Buffer, out: Buffer, at: Buffer, /) -> bool: ...
+    def column_numbers(self, columns: Columns, out: Buffer, missing: Buffer, at: Buffer, /) -> int: ...
     def column_ids(
-        self, columns: Sequence[list[Any]], dicts: tuple[object, ...], unknown: tuple[int, ...], out: Buffer, /
-    ) -> bool: ...
+        self, columns: Columns, vocabularies: tuple[object, ...], unknown: int, missing: int, out: Buffer, at: Buffer, /
+    ) -> int: ...
+    def column_hashes(self, columns: Columns, rules: Buffer, missing: int, out: Buffer, at: Buffer, /) -> int: ...
+    def vocabulary(self, data: Buffer, offsets: Buffer, ids: Buffer, /) -> object: ...
+    def json_columns(
+        self, body: bytes, kinds: dict[str, int], most: int, /
+    ) -> tuple[dict[str, tuple[int, int]], int, bytes] | None: ...
+    def json_items(self, body: bytes, most: int, /) -> list[bytes] | None: ...
     def texts(self, data: Buffer, count: int, /) -> list[str] | None: ...
     def copy_numbers(self, given: Buffer, out: Buffer, at: int, /) -> int: ...
     def fill(
@@ -75,7 +82,8 @@ def cpu_library() -> ctypes.CDLL | None:
 @cache
 def request_extension() -> RequestExtension | None:
     """The module of blocks.c and the files that it names, or None where it cannot be built (which is said once, in the log)."""
-    names = ("cpu/blocks.c", "cpu/columns.c", "cpu/staging.c", "cpu/copy_threads.c", "runtime/replay.c")
+    columns = (f"columns/{name}.c" for name in ("cells", "columns", "texts", "json_columns"))
+    names = ("cpu/blocks.c", "cpu/staging.c", "cpu/copy_threads.c", "runtime/replay.c", *columns)
     return cast(RequestExtension | None, extension("kernels.cpu.blocks", names, "requests and graph replays"))
 
 

@@ -1,4 +1,4 @@
-"""Launches a compiled kernel on torch's current stream, and the checks that every launcher shares."""
+"""Launches a compiled kernel on torch's current stream, maps of its matrices, and the checks that every launcher shares."""
 
 import ctypes
 from collections.abc import Iterator
@@ -11,6 +11,9 @@ import numpy as np
 import torch
 
 _TYPES = {torch.float32: "float", torch.bfloat16: "bf16", torch.float8_e4m3fn: "fp8"}
+MAP_WORDS = 16
+_MAP_TYPES = {torch.bfloat16: 9, torch.float32: 7, torch.float8_e4m3fn: 0}  # CU_TENSOR_MAP_DATA_TYPE_*
+_SWIZZLE_128, _PROMOTE_256 = 3, 3
 WARP_ROWS = 8  # rows of a block of 256 threads, where a warp has a row
 
 _STREAMS: dict[int, list[torch.cuda.Stream]] = {}  # by device: those that were given back
@@ -141,6 +144,29 @@ def _scalar(value: object) -> ctypes.c_int32 | ctypes.c_uint64:
     if isinstance(value, int):
         return ctypes.c_uint64(value)
     raise TypeError(f"kernel argument: got {type(value).__name__}, expected a pointer (int), np.int32 or a ctypes structure")
+
+
+def tensor_map(matrix: torch.Tensor, rows: int) -> ctypes.Array[ctypes.c_uint64]:
+    """128 bytes by which the tensor memory accelerator (sm_90 on) copies tiles of `rows` rows x 128 bytes of a matrix into
+    shared memory; beyond its edges tiles read as zero.
+
+    Args:
+        matrix: bfloat16, float32 or float8_e4m3fn (copied as bytes) [r, c] on a GPU, consecutive columns, rows 16-byte aligned.
+
+    Raises:
+        RuntimeError: CUDA refuses it, say for its alignment.
+    """
+    room = (ctypes.c_uint64 * (MAP_WORDS + 8))()
+    aligned = ctypes.addressof(room) + -ctypes.addressof(room) % 64
+    size = matrix.element_size()
+    code = driver().cuTensorMapEncodeTiled(
+        ctypes.c_void_p(aligned), _MAP_TYPES[matrix.dtype], 2, ctypes.c_void_p(matrix.data_ptr()),
+        (ctypes.c_uint64 * 2)(matrix.shape[1], matrix.shape[0]), (ctypes.c_uint64 * 1)(matrix.stride(0) * size),
+        (ctypes.c_uint32 * 2)(128 // size, rows), (ctypes.c_uint32 * 2)(1, 1), 0, _SWIZZLE_128, _PROMOTE_256, 0,
+    )  # fmt: skip
+    if code != 0:
+        raise RuntimeError(f"tensor map of {tuple(matrix.shape)}, strides {matrix.stride()}: got CUDA error {code}")
+    return (ctypes.c_uint64 * MAP_WORDS).from_buffer_copy(ctypes.string_at(aligned, MAP_WORDS * 8))
 
 
 def four_columns_a_thread(rows: int, width: int) -> tuple[tuple[int, int], int]:

@@ -1,4 +1,5 @@
-// What the parts of the CPython module share: blocks.c, which registers its functions, columns.c, staging.c and replay.c.
+// What the parts of the CPython module share: blocks.c, which registers its functions, staging.c, replay.c
+// and those of kernels/columns.
 
 #ifndef DPI_MODULE_H
 #define DPI_MODULE_H
@@ -7,7 +8,7 @@
 #include <Python.h>
 #include <stdint.h>
 
-#include "runtime/id_records.h"
+#include "lookup/id_records.h"
 
 // Counts end at 2^31 - 1, so that a product of two is one of 64 bits, and places so early that such a product can be added.
 #define COUNTS INT32_MAX
@@ -59,6 +60,10 @@ PyObject *dpi_column_bags(PyObject *module, PyObject *const *args, Py_ssize_t co
 PyObject *dpi_column_integers(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_column_numbers(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_column_ids(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *dpi_column_hashes(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *dpi_json_columns(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *dpi_json_items(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *dpi_vocabulary(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_texts(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_fill(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_replay(PyObject *module, PyObject *const *args, Py_ssize_t count);

@@ -14,9 +14,8 @@ from kernels.dense.activation import KINDS
 from kernels.dense.library import ACTIVATIONS, LIBRARY, run_by_library
 from kernels.dense.linear import DENSE_DTYPE
 from kernels.runtime.fastest import Found, fastest
-from kernels.runtime.launch import check_dense, check_rows, launch, overlapping, shared_limit
+from kernels.runtime.launch import check_dense, check_rows, launch, overlapping, shared_limit, tensor_map
 from kernels.runtime.source import kernel
-from kernels.runtime.tensor_map import tensor_map
 from kernels.waves.packed_weights import CrossWeights, LinearWeights, NormWeights, job_weights, share_weights, tf32_halves
 from kernels.waves.wave_arguments import MAX_JOBS, MapArguments, WaveArguments, crossed_arguments, fill_head, fill_share
 from kernels.waves.wave_jobs import FmJob, HeadOperands, Job, JobKind, LinearJob, NormJob, Operands, job_constants, shape_of

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels.runtime.launch import check_dense
-from kernels.runtime.tensor_map import WORDS
+from kernels.runtime.launch import MAP_WORDS, check_dense
 from kernels.waves.packed_weights import LinearWeights, ShareWeights
 from kernels.waves.wave_jobs import (
     HeadOperands,
@@ -45,7 +44,7 @@ class HeadArguments(ctypes.Structure):
 
 
 class MapArguments(ctypes.Structure):
-    _fields_ = (("x", ctypes.c_uint64 * WORDS * MAX_JOBS), ("weight", ctypes.c_uint64 * WORDS * MAX_JOBS))
+    _fields_ = (("x", ctypes.c_uint64 * MAP_WORDS * MAX_JOBS), ("weight", ctypes.c_uint64 * MAP_WORDS * MAX_JOBS))
 
 
 class WaveArguments(ctypes.Structure):
@@ -85,7 +84,7 @@ class CrossedArguments(ctypes.Structure):
     """`Layer` of crossed_wgmma.cu, as long as the kernel's own: a multiple of the 64 bytes to which maps are aligned."""
 
     _fields_ = (
-        *((name, ctypes.c_uint64 * WORDS) for name in ("x", "weight", "x0", "xl", "out")),
+        *((name, ctypes.c_uint64 * MAP_WORDS) for name in ("x", "weight", "x0", "xl", "out")),
         *((name, ctypes.c_void_p) for name in ("bias", "scale")),
         *((name, ctypes.c_float) for name in ("x0_scale", "xl_scale", "out_factor")),
         *((name, ctypes.c_int) for name in ("width", "depth", "tiles")),

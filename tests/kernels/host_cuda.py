@@ -60,7 +60,7 @@ def put_under(monkeypatch: pytest.MonkeyPatch, module: ModuleType, run_folder: P
 
 
 def tensor_map(matrix: torch.Tensor, rows: int) -> "ctypes.Array[ctypes.c_uint64]":
-    """In the place of `kernels.runtime.tensor_map.tensor_map`: what host_cuda.h's copies read."""
+    """In the place of `kernels.runtime.launch.tensor_map`: what host_cuda.h's copies read."""
     size = matrix.element_size()
     words = matrix.data_ptr(), matrix.shape[0], matrix.shape[1] * size, matrix.stride(0) * size, rows, size
     return (ctypes.c_uint64 * 16)(*words)

@@ -52,7 +52,7 @@ def zoo_model(name: str, logit: Logit, run: FuxiRun, checkpoint: StateDict, cont
     return SourceModel(
         library="FuxiCTR", model=name, architecture=GraphFile(), schema=schema, dense=compiled.dense, tables=compiled.tables,
         vocabularies=build_vocabularies(run, schema), logit=logits, label=run.labels[0] if len(run.labels) == 1 else None,
-        graph=compiled.graph, tasks=tasks,
+        graph=compiled.graph, tasks=tasks, defaults=module.defaults,
     )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ class NetModule(nn.Module):
         self._read: set[str] = set()
         self.features_read: set[str] = set()
         self.first_order_read: set[str] = set()
+        self.defaults: dict[str, object] = {}
 
     def forward(self, values: Mapping[str, Tensor]) -> Tensor:
         held = {name: self.weights.get_buffer(path) for name, path in self._paths.items()}
@@ -38,6 +39,7 @@ class NetModule(nn.Module):
         self._read |= net.read
         self.features_read |= net.features_read
         self.first_order_read |= net.first_order_read
+        self.defaults |= net.defaults
         return logit
 
     def check_read(self, model: str) -> None:

@@ -43,7 +43,7 @@ class Net:
     Attributes:
         features: in FuxiCTR's order. values: feature -> int64[n] or [n, longest] ids, float32[n] numbers.
         read, features_read, first_order_read: names of the parameters read so far, of the features whose embeddings, and whose
-            linear weights were.
+            linear weights were. defaults: settings that the configuration does not name, with what was taken for each.
         where: the run's configuration, for errors.
     """
 
@@ -57,6 +57,7 @@ class Net:
         self.read: set[str] = set()
         self.features_read: set[str] = set()
         self.first_order_read: set[str] = set()
+        self.defaults: dict[str, object] = {}
 
     # Settings and parameters.
 
@@ -66,7 +67,10 @@ class Net:
         Raises:
             InputError: it is of none of `kinds`.
         """
-        return default if key not in self._settings else required(self._settings, key, f"{self.where}: {key}", kinds)
+        if key not in self._settings:
+            self.defaults[key] = default
+            return default
+        return required(self._settings, key, f"{self.where}: {key}", kinds)
 
     def flag(self, key: str, default: bool) -> bool:
         return bool(self.setting(key, default, bool, int))

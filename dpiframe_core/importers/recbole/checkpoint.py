@@ -71,7 +71,7 @@ def read_recbole(file: SpecFile, weights: StateDict) -> SourceModel:
 
     return SourceModel(
         library="RecBole", model=name, architecture=GraphFile(), schema=schema, dense=compiled.dense, tables=compiled.tables,
-        vocabularies=read.file.vocabularies, logit=logits, graph=compiled.graph,
+        vocabularies=read.file.vocabularies, logit=logits, graph=compiled.graph, defaults=module.defaults,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from deployments.cli.plan_command import Plan, parse_links, trace_blocks, write_plan
+from deployments.cli.plan_command import Plan, trace_blocks, write_plan
 from dpiframe_core.bundle.bundle import Bundle
 from dpiframe_core.bundle.encoding_files import read_encoding
 from dpiframe_core.embedding.placement import Links, predicted_seconds, uniform
@@ -93,18 +93,6 @@ def test_the_report_tells_rows_reads_bytes_and_times(bundle: Bundle) -> None:
 def test_more_memory_and_more_gpus_make_a_lookup_faster(bundle: Bundle) -> None:
     times = [max(planned(bundle, gpus, room).links) for gpus, room in ((1, 250), (1, 500), (2, 500))]
     assert times[0] > times[1] > times[2]
-
-
-@pytest.mark.parametrize("text", ["1,2", "1,2,3,4", "a,b,c", ""])
-def test_links_are_three_numbers(text: str) -> None:
-    with pytest.raises(InputError, match=f"--links: got '{text}', expected three numbers of GB/s, LOCAL,PEER,HOST"):
-        parse_links(text)
-
-
-def test_links_are_given_in_gigabytes_a_second() -> None:
-    assert parse_links("1700,366,50") == parse_links(None) == Links()
-    with pytest.raises(InputError, match=r"links.host: got -5"):
-        parse_links("1,2,-5e-9")
 
 
 def test_what_cannot_be_planned_is_refused(bundle: Bundle, tmp_path: Path) -> None:

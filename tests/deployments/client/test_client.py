@@ -294,3 +294,24 @@ def test_the_client_needs_neither_ray_nor_fastapi_nor_torch() -> None:
             for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names])
         }
         assert tops <= {*sys.stdlib_module_names, "httpx", "numpy", "deployments"}
+
+
+def test_several_users_are_scored_together_as_each_alone(live: LiveApp) -> None:
+    users = [({**columns(rows, rows), "site": ["a"] * rows}, {"user": rows}) for rows in (3, 1, 4)]
+
+    async def together() -> list[Any]:
+        async with AsyncClient(live.url, "fake") as client:
+            return await client.score_together(users)
+
+    with Client(live.url, "fake") as client:
+        alone = [client.score(*user) for user in users]
+        for got in (client.score_together(users, deadline_s=20), asyncio.run(together())):
+            assert all(np.array_equal(one, other) for one, other in zip(got, alone, strict=True))
+        with pytest.raises(ClientError, match=r"^422: candidates.price\[4\]: got nan"):
+            client.score_together([*users[:2], ({**users[2][0], "price": [float("nan")] * 4}, {"user": 1})])
+    with pytest.raises(
+        ValueError, match=r"^requests\[1\]: got other features than requests\[0\] on a side, expected the same$"
+    ):
+        client.score_together([users[0], (users[1][0], {})])
+    with pytest.raises(ValueError, match=r"^requests\[0\]: got 3 values of site, expected 2, as of the others$"):
+        client.score_together([({**users[0][0], "item": [1, 2]}, {"user": 1})])

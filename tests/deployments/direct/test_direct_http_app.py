@@ -1,3 +1,4 @@
-"""All that `serve.test_http_app` claims, on the direct port: see this folder's conftest."""
+"""All that these tests of `serve` claim, on the direct port: see this folder's conftest."""
 
 from tests.deployments.serve.test_http_app import *  # noqa: F403
+from tests.deployments.serve.test_multitask_app import *  # noqa: F403

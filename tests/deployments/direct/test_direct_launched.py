@@ -3,28 +3,31 @@
 import json
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
+from deployments.client import Client
 from deployments.serve.host import free_ports
 from tests.deployments.fanin.test_fanin_launched import replicas, wait_for
 from tests.deployments.server_process import Server, listens, outcomes_of_ctrl_c_under_load
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 PORT = free_ports(1)[0]
+SOCKET = Path(tempfile.gettempdir()) / f"dpiframe-{os.getpid()}-{PORT}.sock"
 HEADERS = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
 def server(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     config = tmp_path_factory.mktemp("configs") / "direct.yaml"
-    config.write_text(
-        f"models: [{{path: {demo_bundle}}}]\ntopology: fanin\ningress_replicas: 2\nhttp: {{direct_port: {PORT}}}\n"
-    )
+    http = f"{{direct_port: {PORT}, direct_socket: {SOCKET}}}"
+    config.write_text(f"models: [{{path: {demo_bundle}}}]\ntopology: fanin\ningress_replicas: 2\nhttp: {http}\n")
     with Server(config) as server:
         yield server.wait_ready()
 
@@ -47,6 +50,9 @@ def test_it_answers_what_the_other_port_does(server: Server, example: bytes) -> 
             assert answer.headers.get_list("x-request-id") == ["one"]
         for path in ("/livez", "/readyz", "/v1/models", "/docs", "/openapi.json", "/metrics", "/v2"):
             assert direct.get(path).status_code == 200, path
+        request = json.loads(example)
+        with Client(f"unix://{SOCKET}", "demo") as local:
+            np.testing.assert_allclose(local.score(request["candidates"], request["context"])[:, 0], wanted, atol=1e-6)
         models = direct.get("/v1/models").json()
         assert models == httpx.get(f"{server.url}/v1/models").json()
 
@@ -64,6 +70,8 @@ def test_clients_that_nobody_has_accepted_outlive_a_killed_ingress(server: Serve
         assert set(pool.map(lambda _: score(), range(40))) == {len(json.loads(example)["candidates"]["C9"])}
     wait_for(lambda: len(replicas(server, "Ingress")) == 2)
     assert score()
+    with Client(f"unix://{SOCKET}", "demo") as local:
+        assert local.ready()
 
 
 def test_ctrl_c_under_load_loses_no_request_and_frees_the_port(server: Server, example: bytes) -> None:
@@ -72,4 +80,5 @@ def test_ctrl_c_under_load_loses_no_request_and_frees_the_port(server: Server, e
     assert outcomes.keys() == {"scored", "late"}, outcomes
     assert outcomes["late"] == 2
     assert not listens(PORT)
+    assert not SOCKET.exists()
     assert "Traceback" not in server.output

@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import grp
 import json
+import os
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,6 +17,9 @@ from deployments.config import Limits
 from deployments.direct import shared_port
 from deployments.direct.direct_server import DirectServer
 from deployments.direct.shared_port import SharedPort, leave, open_port
+from deployments.fanin import handshake
+from deployments.host_sockets import mailbox
+from deployments.host_sockets.listening import Place, Port, SocketFile
 from deployments.serve.host import free_ports
 from dpiframe_core.errors import ConfigError
 from tests.deployments.serve.test_http_app import Service, expected, request
@@ -31,15 +37,19 @@ class Node:
     def __init__(self, service: Service) -> None:
         self.service, self.place = service, f"\0dpiframe-test-{secrets.token_hex(4)}"
         (self.port,) = free_ports(1)
+        self.places: list[Place] = [Port("127.0.0.1", self.port)]
 
     async def arrive(self) -> tuple[DirectServer, SharedPort]:
         state = self.service.app.state
         server = DirectServer(self.service.app, state.score, state.infer, Limits())
-        return server, await open_port(server, self.place, "127.0.0.1", self.port)
+        return server, await open_port(server, self.place, self.places)
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=20) as client:
+        """At its first place."""
+        [place, *_] = self.places
+        transport = httpx.AsyncHTTPTransport(uds=place.path) if isinstance(place, SocketFile) else None
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}", timeout=20, transport=transport) as client:
             yield client
 
     async def scored(self, client: httpx.AsyncClient) -> None:
@@ -76,7 +86,8 @@ def test_connections_that_nobody_has_accepted_outlive_the_process_that_leaves_or
     async def body(node: Node) -> None:
         (_, leaving), (server, staying) = await node.arrive(), await node.arrive()
         for shared in (leaving, staying):
-            asyncio.get_running_loop().remove_reader(shared._listening)  # type: ignore[arg-type]  # both are busy
+            for listening in shared._listening.values():  # both are busy
+                asyncio.get_running_loop().remove_reader(listening)
         waiting = [socket.create_connection(("127.0.0.1", node.port)) for _ in range(4)]
         await leaving.close(5)
         staying._accept_again()
@@ -95,10 +106,7 @@ def test_connections_that_nobody_has_accepted_outlive_the_process_that_leaves_or
 def test_a_process_that_was_killed_is_given_no_clients() -> None:
     async def body(node: Node) -> None:
         (_, killed), (server, living) = await node.arrive(), await node.arrive()
-        asyncio.get_running_loop().remove_reader(killed._mail)
-        asyncio.get_running_loop().remove_reader(killed._listening)  # type: ignore[arg-type]
-        killed._listening.close()  # type: ignore[union-attr]
-        killed._mail.close()  # what the end of a process does, and its count stays as it was
+        end(killed)
         async with node.client() as one, node.client() as two:
             await node.scored(one)
             await node.scored(two)
@@ -117,7 +125,7 @@ def test_all_of_a_place_leave_when_they_are_told_and_answer_what_they_have() -> 
             asked = [asyncio.create_task(node.scored(client)) for client in (one, two)]
             await until(lambda: [server.connections for server, _ in servers] == [1, 1] and bool(engine.batches))
             left = asyncio.create_task(asyncio.to_thread(leave, node.place, 20))
-            await until(lambda: all(shared._listening is None for _, shared in servers))
+            await until(lambda: not any(shared._listening for _, shared in servers))
             with pytest.raises(ConnectionRefusedError):
                 socket.create_connection(("127.0.0.1", node.port))
             assert not left.done()
@@ -153,26 +161,136 @@ def test_a_port_that_somebody_else_has_is_refused_in_words(monkeypatch: pytest.M
     on_node(body)
 
 
-def test_messages_of_other_users_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def end(killed: SharedPort) -> None:
+    """What the end of a process does: its sockets vanish, and its count stays as it was."""
+    for listening in killed._listening.values():
+        asyncio.get_running_loop().remove_reader(listening)
+        listening.close()
+    killed._mail.close()
+
+
+def test_a_connection_of_another_user_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(node: Node) -> None:
         _, shared = await node.arrive()
-        stranger = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        stranger.bind(shared_port._name(node.place, 7))
-        stranger.setblocking(False)
-        monkeypatch.setattr(shared_port.os, "getuid", lambda: 4_000_000)
-        stranger.sendto(b"?", shared_port._name(node.place, 0))
-        await asyncio.sleep(0.1)
-        with pytest.raises(BlockingIOError):
-            stranger.recv(1)
-        monkeypatch.undo()
-        stranger.sendto(b"?", shared_port._name(node.place, 0))
-        await asyncio.sleep(0.1)
-        what, fds, *_ = socket.recv_fds(stranger, 1, 2)
-        assert (what, len(fds)) == (b"!", 2)
-        for fd in fds:
-            socket.close(fd)
-        stranger.close()
+
+        async def answer() -> tuple[bytes, int]:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asker:
+                asker.connect(mailbox._name(node.place, 0))
+                asker.send(b"?")
+                await asyncio.sleep(0.1)
+                what, fds, *_ = socket.recv_fds(asker, 1, mailbox.MOST_SOCKETS, socket.MSG_DONTWAIT)
+                for fd in fds:
+                    socket.close(fd)
+                return what, len(fds)
+
+        assert await answer() == (b"!", 2)
+        monkeypatch.setattr(handshake.os, "getuid", lambda: 4_000_000)  # whoever asks is not of this user
+        with pytest.raises(ConnectionError):
+            await answer()
         await shared.close(5)
+
+    on_node(body)
+
+
+def test_who_takes_the_name_of_a_killed_process_is_given_no_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(node: Node) -> None:
+        (_, killed), (server, living) = await node.arrive(), await node.arrive()
+        end(killed)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as taken:
+            taken.bind(mailbox._name(node.place, 0))
+            taken.listen()
+            taken.setblocking(False)
+            monkeypatch.setattr(handshake.os, "getuid", lambda: 4_000_000)  # whoever is there is not of this user
+            async with node.client() as one, node.client() as two:
+                await node.scored(one)
+                await node.scored(two)
+                assert server.connections == 2
+            with contextlib.suppress(BlockingIOError):
+                caller, _ = taken.accept()
+                with caller:
+                    caller.settimeout(1)
+                    assert socket.recv_fds(caller, 1, 4)[:2] == (b"", [])
+        await living.close(5)
+
+    on_node(body)
+
+
+def test_a_process_whose_clients_have_left_is_given_the_next_ones() -> None:
+    async def body(node: Node) -> None:
+        (one, _), (two, _) = servers = [await node.arrive() for _ in range(2)]
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(node.client()) for _ in range(6)]
+            owners = []
+            for client in clients:
+                before = one.connections
+                await node.scored(client)
+                owners.append(one if one.connections > before else two)
+            assert (one.connections, two.connections) == (3, 3)
+            for client, owner in zip(clients, owners, strict=True):
+                if owner is one:
+                    await client.aclose()
+            await until(lambda: one.connections == 0)
+            for _ in range(3):  # no connection was placed since they left
+                await node.scored(await stack.enter_async_context(node.client()))
+            assert (one.connections, two.connections) == (3, 3)
+        for _, shared in servers:
+            await shared.close(5)
+
+    on_node(body)
+
+
+def test_processes_share_a_port_and_a_socket_file_of_their_user(tmp_path: Path) -> None:
+    path = tmp_path / "score.sock"
+
+    async def body(node: Node) -> None:
+        node.places.insert(0, SocketFile(str(path)))
+        with socket.socket(socket.AF_UNIX) as ended:  # a process that was killed has left its file
+            ended.bind(str(path))
+            ended.listen()
+        servers = [await node.arrive() for _ in range(3)]
+        assert path.stat().st_mode & 0o777 == 0o600
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(6):
+                await node.scored(await stack.enter_async_context(node.client()))
+                await node.scored(await stack.enter_async_context(httpx.AsyncClient(base_url=f"http://127.0.0.1:{node.port}")))
+            assert [server.connections for server, _ in servers] == [4, 4, 4]
+            for _, shared in servers[:2]:
+                await shared.close(5)
+            async with node.client() as client:
+                await node.scored(client)
+        await servers[2][1].close(5)
+        assert not path.exists()
+
+    on_node(body)
+
+
+def test_a_socket_file_may_be_a_groups_too(tmp_path: Path) -> None:
+    path, group = tmp_path / "score.sock", grp.getgrgid(os.getgid()).gr_name
+    with SocketFile(str(path), group).listen():
+        assert (path.stat().st_mode & 0o777, path.stat().st_gid) == (0o660, os.getgid())
+    with pytest.raises(ConfigError, match=r"^http.direct_socket_group: got 'no-such', expected a group of this host$"):
+        SocketFile(str(path), "no-such").listen()
+
+
+def test_a_path_that_something_else_has_is_refused_and_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_port, "_PATIENCE_S", 0.2)
+    path, live = tmp_path / "file", tmp_path / "live.sock"
+    path.write_text("mine")
+
+    async def body(node: Node) -> None:
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(str(live))
+            other.listen()
+            for place in (path, live, tmp_path / "none" / "score.sock"):
+                node.places = [SocketFile(str(place))]
+                with pytest.raises(ConfigError, match=rf"^http.direct_socket: got {place} \(.*\), expected a path below"):
+                    await node.arrive()
+                with pytest.raises(ConfigError, match=rf"^http.direct_socket: got {place} \(.*\), expected a path below"):
+                    SocketFile(str(place)).check()
+            SocketFile(str(tmp_path / "free.sock")).check()
+            assert not (tmp_path / "free.sock").exists()
+            assert path.read_text() == "mine"
+            assert live.exists()
 
     on_node(body)
 
@@ -180,8 +298,7 @@ def test_messages_of_other_users_are_dropped(monkeypatch: pytest.MonkeyPatch) ->
 def test_without_a_descriptor_it_waits_and_then_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(node: Node) -> None:
         _, shared = await node.arrive()
-        listening, refusals = shared._listening, 2
-        assert listening is not None
+        (listening,), refusals = shared._listening.values(), 2
 
         class Full:
             def accept(self) -> tuple[socket.socket, object]:
@@ -194,7 +311,9 @@ def test_without_a_descriptor_it_waits_and_then_goes_on(monkeypatch: pytest.Monk
             def __getattr__(self, name: str) -> object:
                 return getattr(listening, name)
 
-        monkeypatch.setattr(shared, "_listening", Full())
+        asyncio.get_running_loop().remove_reader(listening)
+        monkeypatch.setattr(shared, "_listening", {node.places[0]: Full()})
+        shared._accept_again()
         async with node.client() as client:
             await node.scored(client)
         assert refusals < 0

@@ -3,6 +3,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -28,9 +29,13 @@ Body = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
 class Service:
-    """An app over fake engines, and a client of it that needs no socket; or with `direct` one of its direct port."""
+    """An app over fake engines, and a client of it that needs no socket; or with `direct` one of its direct port.
+
+    `socket_path`: where that is a Unix socket.
+    """
 
     direct = False
+    socket_path: Path | None = None
 
     def __init__(self, *engines: Any, limits: Limits = LIMITS, max_queued_rows: int = 1000, gate: Gate | None = None) -> None:
         self.gate = gate
@@ -56,8 +61,10 @@ class Service:
         self.app = build_app(Catalog(self.models), self.limits, self.seen.append, self.gate)
         async with contextlib.AsyncExitStack() as stack:
             if self.direct:
-                self.server, port = await stack.enter_async_context(served(self.app, self.limits))
-                connected = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30)
+                path = self.socket_path
+                self.server, port = await stack.enter_async_context(served(self.app, self.limits, path=path))
+                transport = None if path is None else httpx.AsyncHTTPTransport(uds=str(path))
+                connected = httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=30, transport=transport)
             else:
                 connected = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://test")
             client = await stack.enter_async_context(connected)
@@ -516,10 +523,12 @@ def test_the_documentation_shows_the_score_route_with_the_models_own_features() 
         route = document["paths"]["/v1/score"]["post"]
         content = route["requestBody"]["content"]["application/json"]
         assert set(document["components"]["schemas"]) >= {"ScoreRequest_one", "ScoreRequest_two", "ScoreAnswer", "ErrorAnswer"}
-        assert [ref["$ref"] for ref in content["schema"]["anyOf"]] == [
+        *each, several = content["schema"]["anyOf"]
+        assert [ref["$ref"] for ref in each] == [
             "#/components/schemas/ScoreRequest_one",
             "#/components/schemas/ScoreRequest_two",
         ]
+        assert (several["type"], several["items"]["anyOf"]) == ("array", each)
         assert content["examples"]["one"]["value"] == {"candidates": {"item": [1]}}
         assert set(route["responses"]) == {"200", *map(str, (400, 401, 403, 404, 408, 413, 415, 422, 429, 503, 504))}
         for ref in _references(document):

@@ -67,6 +67,17 @@ def home_of(schema, folder, gpus, seed, *, files=False):
     return Home(Placement(gpus, tuple(made), ranks), "small", folder, replan_s=1)
 
 
+def drawn_moves(rng, placed, held):
+    """Some rows of each table, of those that a memory holds, into any slots of those that its table shares."""
+    moves, free = [], {}
+    for table, moving in enumerate(placed.moving):
+        if moving is not None:
+            slots = free.setdefault(id(moving.slots), rng.permutation(len(moving.slots.rows)).tolist())
+            n = min(len(held[table]), len(slots), int(rng.integers(1, 1 + len(moving.slots.rows))))
+            moves.append(Move(table, rng.permutation(held[table])[:n], np.array([slots.pop() for _ in range(n)], np.int64)))
+    return moves
+
+
 class Machine(RuleBasedStateMachine):
     """Two processes of a host, whose batches each are of the generation that was told when they began. A batch may read at any
     time until it ends; who changes where rows lie waits for batches, and new ones begin meanwhile.
@@ -137,12 +148,8 @@ class Machine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 1), seed=st.integers(0, 10_000), fails=st.booleans())
     def rows_move(self, which, seed, fails):
         rng = np.random.default_rng(seed)
-        placed, moves = self.processes[which], []
-        for table, moving in enumerate(placed.moving):
-            if moving is not None:
-                n = int(rng.integers(1, 1 + len(moving.rows)))
-                own = [rng.permutation(end)[:n] for end in (len(self.tables[table]), len(moving.rows))]
-                moves.append(Move(table, *own))
+        placed = self.processes[which]
+        moves = drawn_moves(rng, placed, [np.arange(len(t)) for t in self.tables])
         before = placed.generation
         if not fails:
             with self.watched(which):
@@ -224,15 +231,15 @@ def test_lookups_are_bit_equal_to_those_of_whole_tables_while_rows_move(tmp_path
     read([0])
     assert int(placed.descriptors.out_of_range) == outside
     for _ in range(3):
-        moves = []
+        held = [np.zeros(0, np.int64)] * len(tables)
         for table, moving in enumerate(placed.moving):
             if moving is not None:
-                held = np.flatnonzero(placed.tiers_of(table, np.arange(len(tables[table]))) < 3)
+                rows = np.flatnonzero(placed.tiers_of(table, np.arange(len(tables[table]))) < 3)
                 if store.ahead is not None:  # rows of files stay there
                     p, ranks = home.placement.tables[table], home.placement.ranks.get(schema.tables[table].name)
-                    held = held[(held if ranks is None else ranks[held]) < p.held]
-                n = min(len(held), len(moving.rows))
-                moves.append(Move(table, rng.permutation(held)[:n], rng.permutation(len(moving.rows))[:n]))
+                    rows = rows[(rows if ranks is None else ranks[rows]) < p.held]
+                held[table] = rows
+        moves = drawn_moves(rng, placed, held)
         former = placed.generation
         placed.move(moves, lambda former=former: read([placed.generation] + [former] * (placed.generation != former)))
         read([placed.generation])

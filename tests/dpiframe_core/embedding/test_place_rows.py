@@ -52,6 +52,27 @@ def test_no_placement_is_faster_by_more_than_a_hundredth_and_the_row_at_which_a_
 
 
 @settings(max_examples=60)
+@given(
+    st.integers(1, 4), st.integers(1, 3), st.sampled_from([0.6, 0.8, 1.1, 1.4]), st.floats(0.05, 0.95),
+    st.sampled_from([1e9, 20e9, 366e9, 1e12]), st.booleans(),
+)  # fmt: skip
+def test_neither_of_the_two_simple_placements_is_predicted_to_be_faster(gpus, tables, exponent, share, peer, waits):
+    """Each GPU holds what is read most; or no row lies on two GPUs, but one of each table."""
+    rows, size = 2000, 32
+    schema = schema_of(*[(rows, size // 4)] * tables)
+    counts, total = zipf_counts(schema, exponent), rows * size * tables
+    links = Links(peer=peer, host_waits=((0, 1e-9), (total, 50e-9)) if waits else ())
+    fit = max(2, int(share * rows))
+    placed = place_rows(schema, counts, gpus, fit * size * tables, links)
+    simple = [(fit, fit), (1, min(rows, 1 + (fit - 1) * gpus))] if gpus > 1 else [(fit, fit)]
+    for hot, warm in simple:
+        other = Placement(gpus, tuple(TablePlacement(t.name, rows, hot, warm) for t in schema.tables))
+        assert other.gpu_bytes(schema) <= fit * size * tables
+        least = max(predicted_links(schema, counts, other, links)[1:])
+        assert max(predicted_links(schema, counts, placed, links)[1:]) <= 1.011 * least
+
+
+@settings(max_examples=60)
 @given(tasks(st.just(1), st.just(8), in_order=True))
 def test_rows_of_one_size_are_placed_on_one_gpu_as_well_as_can_be(task):
     schema, counts, _, room = task
@@ -69,7 +90,7 @@ def test_of_thousands_of_rows_no_two_thresholds_on_all_rows_in_order_are_faster_
     order = np.argsort(-moves / sizes, kind="stable")
     held, moved = np.cumsum(sizes[order]), np.cumsum(moves[order])
     for gpus, share in ((2, 0.1), (2, 0.45), (4, 0.2), (8, 0.05)):
-        room, links = int(share * held[-1]), Links(1e12, 1e11, 1e10, host_least_bytes=32)
+        room, links = int(share * held[-1]), Links(1e12, 1e11, 1e10, host_waits=())
         best = np.inf
         for hot in range(0, int(np.searchsorted(held, room)), 3):
             warm = int(np.searchsorted(held, held[hot] + (room - held[hot]) * gpus))

@@ -7,7 +7,6 @@ from dpiframe_core.embedding.placement import (
     Links,
     Placement,
     TablePlacement,
-    Tiers,
     predicted_links,
     predicted_seconds,
     tier_reads,
@@ -20,7 +19,7 @@ SCHEMA = schema_of((6, 16), (3, 1))  # rows of 64 and 4 bytes
 COUNTS = counts_of([100, 40, 20, 10, 8, 2], [5, 70, 3], rows=10)
 RANKS = {"t1": np.array([1, 0, 2], np.uint32)}
 PLACED = Placement(2, (TablePlacement("t0", 6, 1, 4), TablePlacement("t1", 3, 1, 2)), RANKS)
-LINKS = Links(local=1000.0, peer=100.0, host=10.0, host_least_bytes=32)
+LINKS = Links(local=1000.0, peer=100.0, host=10.0, host_waits=())
 
 
 def test_reads_are_counted_by_the_tier_of_their_rank():
@@ -58,12 +57,22 @@ def test_bytes_are_those_of_the_fullest_gpu_and_of_the_cold_rows():
     assert uniform(int8, hot=True).gpu_bytes(int8) == sum(t.bytes_used for t in int8.tables)
 
 
-def test_a_read_of_the_host_takes_no_less_than_that_of_many_bytes():
-    links = Links(local=1000.0, peer=100.0, host=10.0, host_least_bytes=1024)
-    assert [links.moved_by_host(n) for n in (4, 1024, 1025)] == [1024, 1024, 1056]
-    cold = predicted_links(SCHEMA, COUNTS, uniform(SCHEMA, hot=False), links)
-    assert cold == pytest.approx((0, 0, 1024 * (180 + 78) / 100))
-    assert predicted_links(SCHEMA, COUNTS, uniform(SCHEMA, hot=True), links).hot == pytest.approx((64 * 180 + 32 * 78) / 1e4)
+def test_a_read_of_the_host_takes_no_less_than_the_wait_for_an_address_of_so_many():
+    links = Links(host=10.0, host_waits=((100, 20.0), (300, 40.0)))
+    assert [links.host_s(4, spread) for spread in (0, 100, 150, 300, 1000)] == [20, 20, 25, 40, 40]
+    assert (links.host_s(4), links.host_s(512, 0), Links(host=10.0, host_waits=()).host_s(4)) == (40, 51.2, 3.2)
+
+
+def test_cold_rows_take_what_a_read_takes_among_as_many_of_them():
+    links = Links(local=1e30, peer=1e30, host=1e30, host_waits=((0, 0.0), (260, 260.0)))  # a second for each byte that is cold
+    assert predicted_links(SCHEMA, COUNTS, PLACED, links).cold == pytest.approx((64 * 2 + 4) * (10 + 3) / 10)
+    assert predicted_links(SCHEMA, COUNTS, uniform(SCHEMA, hot=True), links).cold == 0
+
+
+@pytest.mark.parametrize("waits", [((2, 1.0), (1, 2.0)), ((1, 2.0), (2, 1.0))])
+def test_waits_that_fall_are_refused(waits):
+    with pytest.raises(InputError, match=r"links.host_waits: got .* expected rising numbers of bytes, and of seconds"):
+        Links(host_waits=waits)
 
 
 @pytest.mark.parametrize(("row_bytes", "moved"), [(1, 32), (32, 32), (33, 64), (512, 512)])
@@ -72,7 +81,7 @@ def test_a_read_moves_whole_pieces_of_32_bytes(row_bytes, moved):
 
 
 def test_links_work_at_the_same_time_and_a_gpu_reads_its_share_of_the_warm_rows_itself():
-    assert Links(1.0, 1.0, 1.0).seconds(4, Tiers(10, 8, 3)) == (12, 6, 3)
+    assert Links(1.0, 1.0, 1.0).seconds(4, 10, 8, 3) == (12, 6, 3)
 
 
 @pytest.mark.parametrize("name", ["local", "peer", "host", "least_bytes"])

@@ -31,8 +31,7 @@ NODES = [SimpleNamespace(op=op) for op in ("lookup", "linear", "lookup")]
 
 def decides(rows=512, lookups=1, **of_lane):
     program = SimpleNamespace(graph=SimpleNamespace(nodes=NODES[: 2 * lookups]))
-    lane = {"_capture": True, "_has_head": True, "_rows_on_device": lambda rows: None, **of_lane}
-    return CudaLane._ahead(SimpleNamespace(**lane), program, rows)
+    return CudaLane._ahead(SimpleNamespace(**{"_capture": True, "_has_head": True, **of_lane}), program, rows)
 
 
 def test_large_buckets_of_one_lookup_are_launched_ahead(monkeypatch):
@@ -43,7 +42,6 @@ def test_large_buckets_of_one_lookup_are_launched_ahead(monkeypatch):
     assert not decides(lookups=2)
     assert not decides(_capture=False)
     assert not decides(_has_head=False)
-    assert not decides(_rows_on_device=lambda rows: object())
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     assert not decides()
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
@@ -58,7 +56,7 @@ def test_a_batch_goes_to_the_smallest_bucket_that_holds_it_with_a_word_for_every
     switched = []
     own = SimpleNamespace(
         buckets=BUCKETS, _ready=ready, _generation=0, _switch=switched.append, _several=False,
-        _result=rng.random((4096, 1), np.float32),
+        _result=rng.random((4096, 1), np.float32), _copied={}, _overlaps=None,
     )  # fmt: skip
     for rows, bucket, words in (((1,), 64, 1), ((60, 4), 64, 8), ((60, 5), 1024, 9), ((4096,), 4096, 512)):
         blocks = [oracle.make_block(schema, n, 1, rng) for n in rows]
@@ -68,6 +66,13 @@ def test_a_batch_goes_to_the_smallest_bucket_that_holds_it_with_a_word_for_every
         assert result.scores.tolist() == own._result[: sum(rows)].tolist()
         assert not np.shares_memory(result.scores, own._result)
     assert not switched
+    own._copied = {4096: SimpleNamespace(run_batch=lambda words, blocks: ran.append("copied"))}
+    cases = (4096, True, None, "copied"), (4096, False, None, 4096), (4096, True, False, 4096), (4096, False, True, "copied")
+    for rows, overlaps, copied, want in (*cases, (60, True, True, 64)):
+        own._overlaps = lambda overlaps=overlaps: overlaps
+        CudaLane.run(own, [oracle.make_block(schema, rows, 1, rng)], copied=copied)
+        last = ran.pop()
+        assert want == (last if last == "copied" else last[0])
     CudaLane.run(own, blocks, generation=1)
     assert switched == [1]
 
@@ -139,7 +144,9 @@ def engines(request, tmp_path_factory):
             options = EngineOptions(max_batch_rows=4096, buckets=BUCKETS, lanes=2, policy=request.param)
             made.append(Engine(bundle, "cuda:0", "fp32", options))
             made[-1].warmup()
-            assert [lane._on_device is not None for lane in made[-1]._pool.lanes] == [copied == 10**4] * 2
+            assert [[*lane._copied] for lane in made[-1]._pool.lanes] == [[4096, 1024] * (copied == 10**4)] * 2
+    for lane in made[-1]._pool.lanes:
+        lane._overlaps = lambda: True
     yield made
     for engine in made:
         engine.close()
@@ -159,9 +166,10 @@ def blocks_of(engine, rows, seed):
 
 @pytest.mark.gpu
 def test_only_large_buckets_are_launched_ahead(engines):
-    for engine, want in zip(engines, ([False] * 3, [False, True, True], [False] * 3), strict=True):
+    for engine, want in zip(engines, ([False] * 3, *[[False, True, True]] * 2), strict=True):
         for own in engine._pool.lanes:
             assert [one.ahead for one in own._ready] == want
+            assert not any(one.ahead for one in own._copied.values())
 
 
 @pytest.mark.gpu

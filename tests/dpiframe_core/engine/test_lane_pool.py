@@ -38,3 +38,13 @@ def test_a_drained_pool_gives_nothing():
     pool.drain()
     with pytest.raises(Unavailable, match="engine: closed"):
         pool.take(None, 0)
+
+
+def test_a_pool_is_crowded_while_more_than_one_lane_is_taken():
+    pool = LanePool([Lane(), Lane(), Lane()])
+    first = pool.take(None, 0)
+    assert not pool.crowded
+    pool.take(None, 0)
+    assert pool.crowded
+    pool.put(first)
+    assert not pool.crowded

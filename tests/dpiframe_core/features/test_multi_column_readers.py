@@ -118,8 +118,8 @@ def test_ready_ids_in_a_table_are_taken_as_they_are_and_all_else_goes_the_carefu
 
     (reader,) = encoder(["a", "b"])._multi_column
     plain = all(type(v) is int and 0 <= v < 7 for v in ids)
-    found = reader.read([[3, 5], ids])
-    assert (found is not None) == plain
+    found = np.zeros((2, 2), np.int64)
+    assert reader.read([[3, 5], ids], found) == plain
     if plain:
         np.testing.assert_array_equal(found, [[3, 5], ids])
 
@@ -164,10 +164,10 @@ def test_lists_of_ready_ids_encode_to_the_same_bits_or_get_the_same_error(more, 
 )  # fmt: skip
 def test_c_takes_plain_lists_and_leaves_all_else(bag, ids):
     _, reader = lists_encoder(missing_id=-1, padding_value=0)._multi_column
-    found = reader.read([[[4], bag]])
-    if ids is None or c_build.request_extension() is None:
-        assert found is None
-    else:
+    found = np.zeros((3, 2), np.int64)
+    known = ids is not None and c_build.request_extension() is not None
+    assert reader.read([[[4], bag]], found) == known
+    if known:
         np.testing.assert_array_equal(found.T, [[4, -1, -1], ids])
 
 
@@ -177,7 +177,10 @@ def test_c_writes_into_arrays_of_the_right_size_alone():
         pytest.skip("without C")
     with pytest.raises(ValueError, match="out: got 16 bytes, expected 24 a bag"):
         functions.column_bags([[1]], (3, 7, -1, -3, False), np.empty(2, np.int64))
-    with pytest.raises(ValueError, match="out: got 8 bytes, expected 16"):
-        functions.column_integers([[1], [2]], (7, 7), np.empty(1, np.int64))
-    with pytest.raises(TypeError, match="bounds: expected a tuple, an item a column"):
-        functions.column_integers([[1], [2]], (7,), np.empty(2, np.int64))
+    both = np.arange(2)
+    with pytest.raises(ValueError, match="out: got 8 bytes, expected a row of 1 values for each column"):
+        functions.column_integers([[1], [2]], both + 7, np.empty(1, np.int64), both)
+    with pytest.raises(ValueError, match="out: got 16 bytes, expected a row of 1 values for each column"):
+        functions.column_integers([[1], [2]], both + 7, np.empty(2, np.int64), both + 1)
+    with pytest.raises(ValueError, match="bounds: got 8 bytes, expected 16"):
+        functions.column_integers([[1], [2]], both[:1], np.empty(2, np.int64), both)

@@ -12,7 +12,6 @@ import torch
 
 from dpiframe_core.embedding import tiers
 from dpiframe_core.embedding.follower import Follower
-from dpiframe_core.embedding.hot_rows import Move
 from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.tiers import Home, Tiers
 from dpiframe_core.engine.engine import Engine
@@ -21,7 +20,7 @@ from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.errors import Unavailable
 from dpiframe_core.graph.architecture import DeepFM
 from tests import oracle
-from tests.dpiframe_core.embedding.test_hot_rows import SCHEMA, row_of
+from tests.dpiframe_core.embedding.test_hot_rows import SCHEMA, drawn_moves, row_of
 from tests.dpiframe_core.embedding.test_tiers import CPU, Locked
 from tests.runner import small_bundle, table_tensors
 
@@ -153,10 +152,7 @@ def test_threads_that_read_while_another_moves_rows_find_what_they_should(monkey
 
     threads = [started(read, seed) for seed in range(3)]
     for _ in range(30):
-        moves = []
-        for table in moving:
-            n = int(rng.integers(1, 1 + len(tables[table]) // 2))
-            moves.append(Move(table, rng.permutation(len(tables[table]))[:n], rng.permutation(len(tables[table]) // 2)[:n]))
+        moves = drawn_moves(rng, placed, [np.arange(len(t)) for t in tables])
         placed.move(moves, lambda: pool.await_taken(lambda: None))
     ended.set()
     for thread in threads:

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from dpiframe_core.embedding import tiers
-from dpiframe_core.embedding.hot_rows import HotRows
 from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.tiers import Home, Tiers
 from dpiframe_core.features.row_block import RowBlock
@@ -125,6 +124,27 @@ def test_a_move_takes_no_more_bytes_than_it_may_and_the_best_rows_first(monkeypa
     placed.close()
 
 
+def test_a_table_that_is_read_more_takes_slots_of_another_whose_rows_have_its_form(monkeypatch):
+    placed, _ = placed_on(monkeypatch)
+    users, items, weights = placed.moving
+    assert users.slots is items.slots
+    assert users.slots is not weights.slots
+    ids, none = np.arange(HOT, HOT + 150), (np.zeros(0, np.int64), np.zeros(0))
+    counted = [(ids, np.full(150, 9.0)), (np.arange(HOT - 20), np.full(HOT - 20, 9.0)), none]
+    (move,) = chosen_moves(counted, placed.moving, [t.row_bytes for t in SCHEMA.tables], 1 << 20)
+    slots = np.sort(move.slots)
+    assert (move.table, len(move.rows)) == (0, HOT + 20)  # all of the own slots, and those whose items nobody reads
+    assert slots.tolist() == [*range(HOT), *range(2 * HOT - 20, 2 * HOT)]
+    assert placed.move([move], lambda: None) == HOT + 20
+    assert (placed.tiers_of(0, np.arange(HOT)) == 2).all()
+    assert np.count_nonzero(placed.tiers_of(0, ids) == 0) == HOT + 20
+    assert placed.tiers_of(1, np.arange(HOT)).tolist() == [0] * (HOT - 20) + [2] * 20
+    (back,) = chosen_moves([none, (np.arange(HOT), np.full(HOT, 9.0)), none], placed.moving, [32, 32, 4], 1 << 20)
+    assert sorted(back.rows.tolist()) == list(range(HOT - 20, HOT))
+    assert sorted(back.slots.tolist()) == list(range(2 * HOT - 20, 2 * HOT))  # its own again
+    placed.close()
+
+
 def test_a_warm_row_comes_only_for_reads_that_outweigh_those_from_the_host(monkeypatch):
     """Who goes was hot at first, and is read in the host's memory then: a row takes 20 ns, a warm one 0.04 ns of its link."""
     monkeypatch.setattr(tiers, "DeviceReadable", Locked)
@@ -151,11 +171,10 @@ def test_a_warm_row_comes_only_for_reads_that_outweigh_those_from_the_host(monke
 
 def test_a_row_that_is_read_hardly_more_often_does_not_take_the_place_of_another(monkeypatch):
     placed, _ = placed_on(monkeypatch)
-    hot = placed.moving[0]
-    assert isinstance(hot, HotRows)
     near, far = np.arange(HOT), np.array([HOT, HOT + 1, HOT + 2])
     counts = np.concatenate([np.full(HOT, 10.0), [16.0, 17.0, 9.0]])
-    (move,) = chosen_moves([(np.concatenate([near, far]), counts)], [hot], [32], 1 << 20)
+    counted = [(np.concatenate([near, far]), counts), (near, np.full(HOT, 10.0))]
+    (move,) = chosen_moves(counted, placed.moving[:2], [32, 32], 1 << 20)
     assert move.rows.tolist() == [HOT + 1]
     placed.close()
 

@@ -3,8 +3,11 @@
 import sys
 from types import SimpleNamespace
 
+import mmh3
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kernels.lookup.id_record import IdRecord
 from kernels.runtime import c_build
@@ -70,27 +73,62 @@ def test_numbers_are_copied_and_those_that_are_none_are_counted():
 
 def test_lists_of_numbers_become_floats_and_null_none():
     big = 2**53 + 1
-    columns = [[1, 2.5, None], [-big, 1e300, float("inf")], [True, 0, 0]]
-    out = np.zeros((2, 3))
-    assert BLOCKS.column_numbers(columns[:2], out) == 1
-    np.testing.assert_array_equal(out, [[1, 2.5, np.nan], [float(-big), 1e300, np.inf]])
-    for other in ([True, 0, 0], ["1", 0, 0], [10**400, 0, 0], [np.float64(1), 0, 0]):
-        assert BLOCKS.column_numbers([columns[0], other], out) == -1
+    columns = [[1, 2.5, None], [-big, 1e300, 2**80]]
+    out, missing = np.zeros((3, 3)), np.ones((3, 3), np.bool_)
+    assert BLOCKS.column_numbers(columns, out, missing, np.array([2, 0])) == 1
+    np.testing.assert_array_equal(out, [[float(-big), 1e300, 2.0**80], [0, 0, 0], [1, 2.5, 0]])
+    assert np.flatnonzero(missing).tolist() == [3, 4, 5, 8]  # those of the row that nobody wrote, and that of None
+    inf = float("inf")
+    for other in (
+        [True, 0, 0],
+        ["1", 0, 0],
+        [10**400, 0, 0],
+        [np.float64(1), 0, 0],
+        [inf, 0, 0],
+        [0, 0, -inf],
+        [inf - inf, 0, 0],
+    ):
+        assert BLOCKS.column_numbers([columns[0], other], out, missing, np.arange(2)) == -1
 
 
-def test_lists_of_text_become_the_ids_of_their_own_dicts():
-    dicts, out = ({"a": 2, "ö": 2**40, None: 7}, {"a": 3}), np.zeros((2, 3), np.int64)
-    assert BLOCKS.column_ids([["a", "ö", None], ["a", "b", None]], dicts, (1, 9), out) is True
-    assert out.tolist() == [[2, 2**40, 7], [3, 9, 9]]
-    for other in ([1, "a", "a"], [b"a", "a", "a"], ["a", "a", np.str_("a")]):
-        assert BLOCKS.column_ids([["a"] * 3, other], dicts, (1, 9), out) is False
+def vocabulary(*texts, first=0):
+    data = [text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, data)])
+    return BLOCKS.vocabulary(b"".join(data), ends, np.arange(first, first + len(data)))
+
+
+def test_lists_of_text_become_the_ids_of_their_own_vocabularies():
+    known, out = (vocabulary("a", "ö", "", first=2**40), vocabulary("a")), np.zeros((3, 4), np.int64)
+    columns = [["a", "ö", None, ""], ["a", "b", None, "aa"]]
+    assert BLOCKS.column_ids(columns, known, -2, -3, out, np.array([2, 0])) == 2  # some ids are below 0
+    assert out.tolist() == [[0, -2, -3, -2], [0] * 4, [2**40, 2**40 + 1, -3, 2**40 + 2]]
+    assert BLOCKS.column_ids([["a"] * 4] * 2, known, -2, -3, out, np.arange(2)) == 1
+    for other in ([1, "a", "a", "a"], [b"a", "a", "a", "a"], ["a", "a", "a", np.str_("a")], ["a", "\ud800", "a", "a"]):
+        assert BLOCKS.column_ids([["a"] * 4, other], known, -2, -3, out, np.arange(2)) == 0
+
+
+@given(st.sets(st.text(max_size=20), max_size=200), st.lists(st.text(max_size=20), max_size=50))
+def test_a_vocabulary_finds_its_texts_and_no_others(texts, others):
+    ordered = sorted(text for text in texts if not any("\ud800" <= c <= "\udfff" for c in text))
+    asked = [*ordered, *(text for text in others if not any("\ud800" <= c <= "\udfff" for c in text))]
+    out, id_of = np.zeros(len(asked), np.int64), {text: i for i, text in enumerate(ordered)}
+    assert BLOCKS.column_ids([asked], (vocabulary(*ordered),), -2, -3, out, np.zeros(1, np.int64)) in (1, 2)
+    assert out.tolist() == [id_of.get(text, -2) for text in asked]
+
+
+@given(st.lists(st.binary(max_size=40).map(lambda b: b.hex()), min_size=1), st.integers(0, 2**32 - 1), st.integers(1, 2**40))
+def test_hashes_are_those_of_murmur3(texts, seed, buckets):
+    out = np.zeros(len(texts), np.int64)
+    rules = np.array([[seed, buckets, 3]])
+    assert BLOCKS.column_hashes([texts], rules, -3, out, np.zeros(1, np.int64)) == 1
+    assert out.tolist() == [mmh3.mmh3_32_uintdigest(text.encode(), seed) % buckets + 3 for text in texts]
 
 
 def block_of(rows, contexts, size, places=(0, 0, 64, 0, 0, 128)):
     return SimpleNamespace(rows=rows, contexts=contexts, base=0, buffer=np.ones(size, np.uint8), places=places)
 
 
-OUT = np.zeros(256, np.uint8)
+OUT, AT, SOME = np.zeros(256, np.uint8), np.zeros(1, np.int64), vocabulary("a")
 PLACES = (0, 0, 64, 0, 0, 128)
 FAULTS = {
     "no room for records": (ValueError, lambda: pack(ids_of(2, np.int32), np.zeros(2 * RECORD.nbytes - 1, np.uint8))),
@@ -109,14 +147,26 @@ FAULTS = {
     "a section that is none": (ValueError, lambda: BLOCKS.fill(OUT, PLACES, ((5, 8),), [block_of(1, 1, 128)])),
     "five sections": (TypeError, lambda: BLOCKS.fill(OUT, PLACES, ((1, 1),) * 6, [])),
     "five places": (TypeError, lambda: BLOCKS.fill(OUT, PLACES[:5], (), [])),
-    "columns of two lengths": (ValueError, lambda: BLOCKS.column_numbers([[1.0], [1.0, 2.0]], OUT)),
-    "columns that are no lists": (ValueError, lambda: BLOCKS.column_numbers([(1.0,)], OUT)),
-    "no columns": (TypeError, lambda: BLOCKS.column_numbers(None, OUT)),
-    "other bytes than columns have": (ValueError, lambda: BLOCKS.column_numbers([[1.0]], OUT)),
-    "no buffer for ids": (TypeError, lambda: BLOCKS.column_ids([["a"]], ({},), (1,), None)),
-    "fewer dicts": (TypeError, lambda: BLOCKS.column_ids([["a"]], (), (1,), np.zeros(1))),
-    "an id that is none": (TypeError, lambda: BLOCKS.column_ids([["a"]], ({"a": "b"},), (1,), np.zeros(1))),
-    "an unknown that is none": (TypeError, lambda: BLOCKS.column_ids([["a"]], ({},), ("a",), np.zeros(1))),
+    "columns of two lengths": (ValueError, lambda: BLOCKS.column_numbers([[1.0], [1.0, 2.0]], OUT, OUT, AT)),
+    "columns that are no lists": (ValueError, lambda: BLOCKS.column_numbers([(1.0,)], OUT, OUT, AT)),
+    "no columns": (TypeError, lambda: BLOCKS.column_numbers(None, OUT, OUT, AT)),
+    "no bytes for what is missing": (ValueError, lambda: BLOCKS.column_numbers([[1.0]], OUT, OUT[:4], AT)),
+    "rows before the array": (ValueError, lambda: BLOCKS.column_numbers([[1.0]], OUT, OUT[:32], AT - 1)),
+    "rows beyond the array": (ValueError, lambda: BLOCKS.column_numbers([[1.0]], OUT, OUT[:32], AT + 32)),
+    "rows of other columns": (ValueError, lambda: BLOCKS.column_numbers([[1.0]], OUT, OUT[:32], np.arange(2))),
+    "no buffer for ids": (TypeError, lambda: BLOCKS.column_ids([["a"]], (SOME,), 1, 1, None, AT)),
+    "fewer vocabularies": (TypeError, lambda: BLOCKS.column_ids([["a"]], (), 1, 1, OUT, AT)),
+    "a vocabulary that is none": (ValueError, lambda: BLOCKS.column_ids([["a"]], ({},), 1, 1, OUT, AT)),
+    "an unknown that is none": (TypeError, lambda: BLOCKS.column_ids([["a"]], (SOME,), "a", 1, OUT, AT)),
+    "offsets that go back": (ValueError, lambda: BLOCKS.vocabulary(b"ab", np.array([0, 2, 1]), np.arange(2))),
+    "offsets beyond the texts": (ValueError, lambda: BLOCKS.vocabulary(b"ab", np.array([0, 3]), np.arange(1))),
+    "as many offsets as ids": (ValueError, lambda: BLOCKS.vocabulary(b"ab", np.array([0, 2]), np.arange(2))),
+    "no buckets": (ValueError, lambda: BLOCKS.column_hashes([["a"]], np.zeros((1, 3), np.int64), 1, OUT, AT)),
+    "other rules": (ValueError, lambda: BLOCKS.column_hashes([["a"]], np.ones(2, np.int64), 1, OUT, AT)),
+    "no such form": (ValueError, lambda: BLOCKS.column_numbers([(7, 1, b"12345678", None)], OUT, OUT[:32], AT)),
+    "fewer bytes than numbers": (ValueError, lambda: BLOCKS.column_numbers([(4, 2, b"12345678", None)], OUT, OUT[:32], AT)),
+    "a mask of other values": (ValueError, lambda: BLOCKS.column_numbers([(4, 1, b"12345678", b"12")], OUT, OUT[:32], AT)),
+    "kinds that are none": (TypeError, lambda: BLOCKS.json_columns(b"{}", None, 1)),
     "no blocks": (TypeError, lambda: BLOCKS.fill(OUT, PLACES, (), None)),
     "no block": (AttributeError, lambda: BLOCKS.fill(OUT, PLACES, (), [None])),
 }

@@ -8,7 +8,8 @@ import torch
 
 from kernels.lookup import bag_parts as cut
 from kernels.lookup import embedding
-from kernels.lookup.bag_parts import BagParts, bag_parts
+from kernels.lookup.bag_parts import FAR, FARTHER, BagParts, bag_parts
+from kernels.lookup.descriptors import REACH
 from kernels.lookup.plan import IdColumn, Kind, Slot, TableShape
 from kernels.lookup.tiling import bag_tiling
 from kernels.runtime.state import STATE_WORDS
@@ -183,6 +184,20 @@ def test_bags_over_tables_in_segments_and_of_both_generations(ranked, dtype, dev
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("lengths", "dtype"), [((1,) * 4, F16), ((7, 1, 2, 40), I8)])
+@pytest.mark.parametrize("rows", [9, 530, 1100])  # from four and from eight rows a multiprocessor on otherwise
+def test_a_lookup_that_goes_table_by_table_gives_the_same_bits(rows, lengths, dtype, device):
+    plan = bags_plan(lengths, (64, 16), dtype, first_order=True)
+    tables, batch = tables_of(plan), batch_of(plan, rows, ids=some_padding)
+    row_by_row, by_table = (OnDevice(plan, tables, device, segments=3, ranked=True, spread=n) for n in (REACH, REACH + 1))
+    assert bool(by_table.lookup.bags.singles) == (1 in lengths)
+    for a, b in zip(row_by_row(batch, rows), by_table(batch, rows), strict=True):
+        assert torch.equal(a, b)
+    assert not torch.isnan(b).any()
+    assert row_by_row.out_of_range == by_table.out_of_range
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_rows_of_a_batch_come_out_alike_wherever_they_lie(device):
     """Which block has a row, and which warp takes a part, changes no bit."""
     plan = bags_plan(MLPERF, (64,), F16, poolings=POOLINGS[1:])
@@ -250,9 +265,11 @@ def test_sums_of_a_row_stay_small_and_too_many_parts_or_no_long_bag_are_none():
 
 def test_in_tiers_every_bag_of_several_ids_goes_by_parts():
     plan = bags_plan((1, 2, 9, 16), (16,), F16)
-    bags, others = bag_parts(plan, 8, far=True)
+    bags, others = bag_parts(plan, 8, FAR)
     assert [part.ids for part in bags.parts] == [16, 9, 2]
     assert len(bags.singles) == 1
     assert others == []
     single = bags_plan((1,) * 4, (16,), F16)
-    assert bag_parts(single, 8, far=True) == (BagParts(), list(single.x_slots))
+    assert bag_parts(single, 8, FAR) == (BagParts(), list(single.x_slots))
+    bags, others = bag_parts(single, 8, FARTHER)
+    assert (len(bags.parts), len(bags.singles), others) == (0, 4, [])

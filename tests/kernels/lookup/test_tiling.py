@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernels.lookup.tiling import bag_tiling, tiling
+from kernels.lookup.tiling import bag_tiling, far_tiling, tiling
 
 ROWS, PROCESSORS, PINNED, POOLED = st.integers(1, 1 << 17), st.integers(1, 200), st.booleans(), st.booleans()
 UNITS, TOTALS = st.integers(0, 4000), st.integers(1, 300)
@@ -107,3 +107,26 @@ def test_measured_best_tilings_of_mlperfs_bags(rows, pinned, tiers, expected):
     """17 parts of 16 vectors a row."""
     t = bag_tiling(rows, 0, 0, 17 * 16, 132, pinned, tiers)
     assert (t.rows, t.unit_threads, t.blocks, t.flight) == expected
+
+
+@given(ROWS, st.integers(0, 320), st.sampled_from([1, 2, 3, 4, 8, 16, 32]), TOTALS, PROCESSORS, PINNED)
+def test_far_rows_are_taken_by_whole_warps_one_or_two_tables_at_a_time(rows, parts, team, totals, processors, pinned):
+    own = bag_tiling(rows, 0, totals, (parts or 26) * team, processors, pinned, True)
+    t = far_tiling(rows, own, team, parts, processors)
+    if rows < 4 * processors:
+        assert t == own
+        return
+    at_once = t.unit_threads // 32 * (32 // team)  # teams, each of which takes a part of a row, or a single of eight
+    assert t.unit_threads % 32 == 0
+    assert 64 <= t.unit_threads <= 320
+    assert at_once <= max(2 * t.rows if parts else 16, 64 // team + 64 % team)
+    assert t.rows in ((4, 8) if parts else (16,))
+
+
+@pytest.mark.parametrize(
+    ("rows", "team", "parts", "expected"),
+    [(1024, 8, 16, (4, 64)), (4096, 8, 16, (8, 128)), (1024, 8, 0, (16, 128)), (4096, 8, 0, (16, 128)), (527, 8, 0, (4, 320))],
+)
+def test_far_rows_are_cut_as_measured(rows, team, parts, expected):
+    t = far_tiling(rows, bag_tiling(rows, 0, 0, (parts or 26) * team, 132, True, True), team, parts, 132)
+    assert (t.rows, t.unit_threads) == expected

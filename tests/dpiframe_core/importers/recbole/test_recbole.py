@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from deployments.cli.main import app
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.engine import Engine
+from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.errors import InputError
 from dpiframe_core.importers.recbole.checkpoint import recbole
 from dpiframe_core.importers.writing import write_import
@@ -32,8 +33,9 @@ def stored_files(case, folder):
     return folder / "model.pt", folder / "spec.yaml", expected
 
 
-def engine_scores(path, columns):
-    engine = Engine(read_bundle(path), "cpu", "fp32")
+def engine_scores(path, columns, device="cpu", precision="fp32"):
+    options = EngineOptions(policy="waves" if device != "cpu" else "auto", buckets=(64,), max_batch_rows=64, lanes=1)
+    engine = Engine(read_bundle(path), device, precision, options)
     engine.warmup()
     try:
         return engine.score(columns)
@@ -47,6 +49,16 @@ def test_raw_tokens_score_as_in_the_library(tmp_path, case):
     write_import(recbole(checkpoint, spec_file), tmp_path / "bundle")
     assert expected.std() > 1e-3
     np.testing.assert_allclose(engine_scores(tmp_path / "bundle", rows(case)), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), (None, 1e-3)])
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_raw_tokens_score_the_same_on_a_gpu(tmp_path, case, precision, tolerance):
+    checkpoint, spec_file, expected = stored_files(case, tmp_path)
+    write_import(recbole(checkpoint, spec_file), tmp_path / "bundle")
+    got = engine_scores(tmp_path / "bundle", rows(case), "cuda:0", precision)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
 
 
 def test_a_token_that_the_data_set_did_not_have_reads_the_row_of_pad(tmp_path):

@@ -12,6 +12,7 @@ from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.errors import InputError
+from dpiframe_core.importers.findings import findings
 from dpiframe_core.importers.fuxictr.files import find_files
 from dpiframe_core.importers.fuxictr.run import fuxictr
 from dpiframe_core.importers.raw_rows import read_rows
@@ -86,6 +87,21 @@ def changed_run(tmp_path, name, change):
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     torch.save(weights, path)
     return run
+
+
+def test_a_setting_that_the_configuration_does_not_name_is_said_with_what_was_taken(tmp_path):
+    run, expected = (
+        changed_run(tmp_path, "pnn", lambda c, w: c.pop("hidden_activations")),
+        load_file(STORED / "pnn.safetensors"),
+    )
+    source, scores = fuxictr(find_files(run)), tmp_path / "expected.csv"
+    taken = "not in the configuration, taken as the library's class has it: product_type = inner, hidden_activations = ReLU"
+    assert taken in findings(source)
+    scores.write_text("\n".join(["score", *(f"{p:.9g}" for p in expected["expected"].ravel().tolist())]))
+    with pytest.raises(
+        InputError, match=r"at most 1e-05 \(the configuration does not name .*hidden_activations = ReLU: taken as"
+    ):
+        write_import(source, tmp_path / "bundle", rows=run / "test.csv", expected=scores)
 
 
 @pytest.mark.parametrize(

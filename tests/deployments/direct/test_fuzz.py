@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-DIRECT = HERE.parents[3] / "deployments" / "direct"
+DIRECT = HERE.parents[2] / "deployments" / "direct"
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
@@ -52,9 +52,9 @@ def test_hostile_clients_broken_engines_and_answers_to_nobody_break_nothing_in_t
         "PYTHONMALLOC": "malloc",
     }
     name, *given = driver
-    command = [sys.executable, "-m", f"tests.deployments.direct.fuzz.{name}", *given]
+    command = [sys.executable, "-m", f"tests.deployments.direct.{name}", *given]
     ran = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=HERE.parents[3], env=environment, timeout=600
+        command, capture_output=True, text=True, check=False, cwd=HERE.parents[2], env=environment, timeout=600
     )
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
     assert min(map(int, ran.stdout.split()[:2])) > 100  # so many were told of, and answered

@@ -1,0 +1,106 @@
+// Columns of raw values into arrays: one pass that takes values of the plain kinds alone. Twin of the NumPy way in
+// dpiframe_core.features.multi_column_readers; part of the module that blocks.c makes.
+
+#include "columns/cells.h"
+
+#include <math.h>
+
+// column_numbers(columns, out, missing, at): finite numbers and None into rows `at` of float64[.., values], 0 for None, and into bytes
+// as many, 1 where it was None. Gives how many were None; -1 if a value is none of these.
+PyObject *dpi_column_numbers(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    Table t;
+    Py_buffer mask;
+    if (!counted(count, 4) || !dpi_table_opened(args[0], args[1], args[3], &t)) return NULL;
+    if (PyObject_GetBuffer(args[2], &mask, PyBUF_WRITABLE)) {
+        dpi_table_closed(&t);
+        return NULL;
+    }
+    Py_ssize_t missing = 0;
+    if (8 * mask.len != t.out.len) {
+        PyErr_Format(PyExc_ValueError, "missing: got %zd bytes, expected %zd", mask.len, t.out.len / 8);
+        missing = -1;
+    }
+    for (Py_ssize_t i = 0; missing >= 0 && i < t.count; ++i) {
+        double *to = dpi_table_row(&t, i);
+        uint8_t *gone = (uint8_t *)mask.buf + (to - (double *)t.out.buf);
+        Cells cells;
+        if (!dpi_cells_opened(&t, i, &cells)) break;
+        for (Py_ssize_t k = 0; missing >= 0 && k < t.rows; ++k) {
+            Cell cell;
+            dpi_cell(&cells, &cell);
+            *to = cell.kind == NUMBER ? cell.number : cell.kind == INTEGER ? (double)cell.integer : 0;
+            *gone++ = cell.kind == NOTHING;
+            if (cell.kind == OTHER || cell.kind == TEXT || !isfinite(*to++)) missing = -1;
+            else missing += cell.kind == NOTHING;
+        }
+        dpi_cells_closed(&cells);
+    }
+    PyBuffer_Release(&mask);
+    dpi_table_closed(&t);
+    return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(missing);
+}
+
+// column_integers(columns, bounds, out, at): integers from 0 to below their column's bound, int64[columns], into rows `at` of
+// int64[.., values]. Gives whether all were such.
+PyObject *dpi_column_integers(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    Table t;
+    Py_buffer bounds;
+    if (!counted(count, 4) || !dpi_table_opened(args[0], args[2], args[3], &t)) return NULL;
+    int good = !PyObject_GetBuffer(args[1], &bounds, PyBUF_SIMPLE);
+    if (good) {
+        if (!(good = bounds.len == 8 * t.count))
+            PyErr_Format(PyExc_ValueError, "bounds: got %zd bytes, expected %zd", bounds.len, 8 * t.count);
+        for (Py_ssize_t i = 0; good && i < t.count; ++i) {
+            const int64_t bound = ((const int64_t *)bounds.buf)[i];
+            int64_t *to = dpi_table_row(&t, i);
+            Cells cells;
+            if (!(good = dpi_cells_opened(&t, i, &cells))) break;
+            for (Py_ssize_t k = 0; good && k < t.rows; ++k) {
+                Cell cell;
+                dpi_cell(&cells, &cell);
+                good = cell.kind == INTEGER && cell.integer >= 0 && cell.integer < bound;
+                *to++ = cell.integer;
+            }
+            dpi_cells_closed(&cells);
+        }
+        PyBuffer_Release(&bounds);
+    }
+    dpi_table_closed(&t);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(good);
+}
+
+// An integer from 0 to below `bound`, or `mark` in the place of `padding`, if that is one too; gives whether it is such.
+static inline int bag_id(PyObject *value, int64_t bound, int64_t padding, int64_t mark, int64_t *to) {
+    int overflow = 0;
+    if (!PyLong_CheckExact(value)) return 0;
+    *to = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow || *to < 0) return 0;
+    if (*to != padding) return *to < bound;
+    *to = mark;
+    return 1;
+}
+// column_bags(bags, numbers, out): lists of 1 to `width` integers each into int64[bags, width], -1 where a list has ended; `numbers`:
+// width, the bound above all, the one that is padding (-1: none) and what takes its place, whether lists end at the last place and
+// not begin at the first. Gives whether all were such.
+PyObject *dpi_column_bags(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    long long width, bound, padding, mark;
+    int last, good = 1;
+    Py_buffer out;
+    if (!counted(count, 3) || !PyArg_ParseTuple(args[1], "LLLLp", &width, &bound, &padding, &mark, &last)) return NULL;
+    if (!PyList_Check(args[0])) return PyErr_Format(PyExc_TypeError, "bags: expected a list");
+    const Py_ssize_t bags = PyList_GET_SIZE(args[0]);
+    if (PyObject_GetBuffer(args[2], &out, PyBUF_WRITABLE)) return NULL;
+    if (width < 1 || width > COUNTS || out.len / 8 / width != bags || out.len % (8 * width))
+        PyErr_Format(PyExc_ValueError, "out: got %zd bytes, expected %lld a bag", out.len, 8 * width);
+    int64_t *to = out.buf;
+    for (Py_ssize_t b = 0; good && b < bags && !PyErr_Occurred(); ++b, to += width) {
+        PyObject *bag = PyList_GET_ITEM(args[0], b);
+        if (b + 16 < bags) __builtin_prefetch(PyList_GET_ITEM(args[0], b + 16));  // thousands lie beyond the caches
+        const Py_ssize_t n = PyList_CheckExact(bag) ? PyList_GET_SIZE(bag) : 0, from = last ? width - n : 0;
+        good = n > 0 && n <= width;
+        for (Py_ssize_t k = 0; good && k < width; ++k) to[k] = -1;
+        for (Py_ssize_t k = 0; good && k < n; ++k) good = bag_id(PyList_GET_ITEM(bag, k), bound, padding, mark, to + from + k);
+    }
+    PyBuffer_Release(&out);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(good);
+}
