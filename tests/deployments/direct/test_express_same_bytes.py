@@ -1,6 +1,7 @@
 """The same bytes to C's way and to Python's: what comes back is the same to the byte, but for times, dates and fresh ids."""
 
 import asyncio
+import json
 import re
 from collections.abc import Callable
 from unittest.mock import patch
@@ -42,6 +43,22 @@ CHUNKED = swapped(f"\r\nContent-Length: {len(body()[0])}", "\r\nTransfer-Encodin
 
 
 BINARY_OUTPUT = b', "outputs": [{"name": "scores", "parameters": {"binary_data": true}}]}'
+
+
+def of_contexts(count: int, *rows: int) -> bytes:
+    """Three candidates with so many contexts, for so many of them each if that is said."""
+    sections = [
+        ("context_ids", "INT32", np.arange(count, dtype=np.int32)[:, None]),
+        ("candidate_ids", "INT64", np.full((3, 5), 4)),
+    ]
+    sections += [("candidate_dense", "FP32", np.ones((3, 2), np.float32))]
+    sections += [("context_rows", "INT64", np.array(rows, np.int64))] if rows else []
+    inputs = [
+        {"name": name, "datatype": kind, "shape": list(v.shape), "parameters": {"binary_data_size": v.nbytes}}
+        for name, kind, v in sections
+    ]
+    header = json.dumps({"parameters": {"binary_data_output": True}, "inputs": inputs}).encode()
+    return post(how=(header + b"".join(v.tobytes() for _, _, v in sections), len(header)))
 
 
 # By what is special about them; True: C answers them from their second time on.
@@ -120,6 +137,10 @@ CASES: dict[str, tuple[bool, Pieces]] = {
     "an id beyond 2^32": (False, (post(first=2**32),)),
     "a number that is none": (False, (post(bias=np.nan),)),
     "bytes as ids": (False, (tensors(lambda t: b"\xff" * len(t)),)),
+    "a context a row": (True, (of_contexts(3),)),
+    "two contexts for three rows": (False, (of_contexts(2),)),
+    "contexts with their rows": (False, (of_contexts(2, 1, 2),)),
+    "contexts with rows that they lack": (False, (of_contexts(2, 1, 1),)),
     "chunks": (False, (CHUNKED,)),
     "two at once": (True, (post() + post(first=9),)),
     "good and bad at once": (True, (post() + post(first=999) + post(bias=np.inf) + post(first=0),)),
