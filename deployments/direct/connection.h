@@ -61,7 +61,7 @@ typedef struct {
     struct Record *records;
     float *samples;
     int form_count, flying, ended_count, record_count, record_room, sample_count, timer, date_size;
-    uint64_t draw, begun;
+    uint64_t draw;
     double timer_at;
     char date[DATE_BYTES];
 } Listener;

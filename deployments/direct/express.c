@@ -28,23 +28,26 @@ static uint64_t drawn(Listener *l) {  // splitmix64; ids of requests are no secr
     return z ^ z >> 31;
 }
 
-static void counted(Listener *l, Connection *c, int cancelled, double now) {
-    if (l->record_count == RECORDS) return;  // nobody has asked for them for long
+// NULL: there is no room.
+static Record *counted(Listener *l, Connection *c, int cancelled, double now) {
+    if (l->record_count == RECORDS) return NULL;  // nobody has asked for them for long
     if (l->record_count == l->record_room) {
         const int room = l->record_room ? 2 * l->record_room : 256;
         Record *more = realloc(l->records, room * sizeof *more);
-        if (more == NULL) return;
+        if (more == NULL) return NULL;
         l->records = more, l->record_room = room;
     }
     ++c->sent.form->uses;
-    l->records[l->record_count++] = (Record){
+    Record *record = l->records + l->record_count++;
+    *record = (Record){
         c->sent.form, cancelled, 0, 0, c->sent.queue_ms, c->sent.encode_ms, c->sent.device_ms,
         (float)((now - c->sent.started) * 1e3),
     };
+    return record;
 }
 
 // As ScoreSample: about PER_SECOND rows a second, each as likely as any other.
-static void sampled(Listener *l, EngineRing *r, const float *scores, int rows, int tasks, double now) {
+static void sampled(Listener *l, EngineRing *r, Record *record, const float *scores, int rows, int tasks, double now) {
     const double passed = now - r->sample_since;
     if (passed >= 1) {
         r->sample_every = fmax(1, round(r->sample_rows / passed / PER_SECOND));
@@ -52,8 +55,7 @@ static void sampled(Listener *l, EngineRing *r, const float *scores, int rows, i
     }
     r->sample_rows += rows;
     const int least = (rows + MOST_OF_A_REQUEST - 1) / MOST_OF_A_REQUEST, every = r->sample_every > least ? r->sample_every : least;
-    if (!l->record_count) return;
-    Record *record = l->records + l->record_count - 1;
+    if (record == NULL) return;
     record->sample_at = l->sample_count;
     for (int row = (int)(drawn(l) % (uint64_t)every); row < rows && l->sample_count + tasks <= SAMPLES; row += every) {
         memcpy(l->samples + l->sample_count, scores + (int64_t)row * tasks, tasks * sizeof *scores);
@@ -245,8 +247,7 @@ static int answered(Listener *l, Connection *c, const RingAnswer *got, const flo
     if (c->sent.lone) r->lone_s += RECENT * (now - c->sent.started - r->lone_s);
     if (got->status != STATUS_OK) return ended(l, c, (int)got->status, got->retry_s, NULL);
     if (!all_finite(scores, (int64_t)f->rows * f->tasks)) return ended(l, c, STATUS_OK, 0, scores);
-    counted(l, c, 0, now);
-    sampled(l, r, scores, f->rows, f->tasks, now);
+    sampled(l, r, counted(l, c, 0, now), scores, f->rows, f->tasks, now);
     ++f->uses;  // until it is sent
     over(l, c);
     answer(l, c, f, scores);

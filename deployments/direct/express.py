@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 
@@ -73,6 +74,8 @@ class Track:
         self.ring = open_ring(agreed, connection.rings, memory, _SLOT_BYTES)
         self.connection = connection
         self._agreed, self._memory, self._left = agreed, memory, left
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(agreed.sock, self._engine_gone)
 
     @property
     def open(self) -> int:
@@ -83,8 +86,14 @@ class Track:
         return self._agreed.rings.unread_rows
 
     def close(self) -> None:
+        self._loop.remove_reader(self._agreed.sock)
         self._left(self)
         _closed(self._agreed, self._memory)
+
+    def _engine_gone(self) -> None:
+        """The engine has ended this connection: with it the requests there, whatever becomes of Python's."""
+        self.connection.beside = None
+        self.close()
 
 
 class Express:
@@ -98,7 +107,7 @@ class Express:
         self._learned: set[tuple[bytes, Form]] = set()
         self._rings: dict[FanInScorer, list[EngineRing]] = {}
         self._tracks: dict[EngineRing, Track] = {}
-        self._tried: set[Connection] = set()
+        self._tried: WeakSet[Connection] = WeakSet()
         self._opening: set[asyncio.Task[None]] = set()
 
     def learn(self, head: RequestHead, received: Received, request: ScoringRequest) -> None:

@@ -91,7 +91,8 @@ static int part_of(const Form *f, PyObject *given, int ids, Part *p) {
     if (ids) right = right && p->columns && rows == high && p->size == rows * p->columns * (p->wide ? 8 : 4);
     else right = right && p->size == high * width;
     for (const Column *c = (const Column *)legal; right && c < (const Column *)legal + p->columns; ++c)
-        right = c->source >= 0 && c->source < p->columns && c->at >= 0 && c->width >= 1 && c->width <= 8 && c->at + c->width <= width;
+        right = c->source >= 0 && c->source < p->columns && c->at >= 0 && c->at + c->width <= width &&
+                (c->width == 1 || c->width == 2 || c->width == 4 || c->width == 8);
     if (!right) PyErr_SetString(PyExc_ValueError, "part: got places that do not go together");
     return right;
 }

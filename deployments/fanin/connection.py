@@ -65,6 +65,17 @@ def greet(sock: socket.socket, index: int, hello: Hello, memory: RequestMemory) 
         os.close(rings_fd)
 
 
+async def greeted(sock: socket.socket, index: int, hello: Hello, memory: RequestMemory) -> Agreement:
+    """`greet` on a thread. If nobody waits for it any more, its end of the connection is closed, whatever it comes to."""
+    try:
+        return await asyncio.to_thread(greet, sock, index, hello, memory)
+    except asyncio.CancelledError:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)  # a thread that waits for the welcome waits no longer
+        sock.close()
+        raise
+
+
 @dataclass(slots=True, eq=False)
 class SentRequest:
     """A request that an engine has. Until its answer comes, the block holds its bytes of the request memory.

@@ -85,8 +85,12 @@ int dpi_ring_answered(const EngineRing *r) {
 
 int dpi_ring_next(EngineRing *r, RingAnswer *answer) {
     const RingAnswer *entries = (const RingAnswer *)((char *)r->rings.buf + r->answers_at + LINE);
-    while (dpi_ring_answered(r)) {
-        *answer = entries[r->answers++ & r->answers_mask];
+    const uint64_t told = __atomic_load_n(count_at(r, r->answers_at), __ATOMIC_ACQUIRE), most = r->answers_mask + 1;
+    if (told - r->answers > most) r->answers = told - most;  // no engine of ours says so: a count of nonsense is no long way
+    while (r->answers != told) {
+        const RingAnswer *entry = entries + (r->answers++ & r->answers_mask);
+        *answer = *entry;
+        answer->slot = __atomic_load_n(&entry->slot, __ATOMIC_RELAXED);  // once: what is checked is what is used
         if (answer->slot < (uint32_t)r->slots && r->members[answer->slot]) return 1;
     }
     return 0;

@@ -18,7 +18,7 @@ from deployments.batching.refusals import check_deadline
 from deployments.batching.scorer import Reply, Scored, forwarded
 from deployments.config import MOST_ENGINES
 from deployments.fanin import handshake
-from deployments.fanin.connection import Agreement, Connection, SentRequest, greet
+from deployments.fanin.connection import Agreement, Connection, SentRequest, greeted
 from deployments.fanin.far import FarAsk, FarEngines
 from deployments.fanin.far import scored as far_scored
 from deployments.fanin.handshake import Hello, Welcome
@@ -94,7 +94,7 @@ class FanInScorer:
         """A second agreement with the same engine, over other memory. Raises as `greet`."""
         sock = handshake.connect(self._place, connection.index)
         hello = self._hello.model_copy(update={"memory_bytes": memory.size})
-        return await asyncio.to_thread(greet, sock, connection.index, hello, memory)
+        return await greeted(sock, connection.index, hello, memory)
 
     @property
     def welcome(self) -> Welcome:
@@ -264,7 +264,7 @@ class FanInScorer:
         """Whether anybody has that name."""
         try:
             sock = handshake.connect(self._place, index)
-            agreed = await asyncio.to_thread(greet, sock, index, self._hello, self._memory)
+            agreed = await greeted(sock, index, self._hello, self._memory)
         except ConnectionError:  # nobody, or no longer
             return False
         except Exception as error:  # of another bundle, or nothing that we know; the search must go on

@@ -6,6 +6,7 @@ import re
 import socket
 import uuid
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from deployments.metrics import RequestSeen
 from deployments.scoring.catalog import Catalog, Share
 from deployments.scoring.served_model import ServedModel
 from deployments.serve.http_app import build_app
+from tests.deployments.access.token_files import made
 from tests.deployments.direct.direct_app import served
 from tests.deployments.direct.test_direct_port import Client
 from tests.deployments.fanin.doubles import FINGERPRINT
@@ -323,6 +325,27 @@ def test_an_engine_that_goes_takes_its_requests_along(in_c: bool) -> None:
     assert [one.outcome for one in Ingress(in_c, engine).run(test)] == ["unavailable", "ok"]
 
 
+def test_an_engine_that_ends_one_connection_alone_takes_its_requests_along(in_c: bool) -> None:
+    engine = FakeEngine()
+
+    async def test(at: Ingress) -> None:
+        client = await at.client()
+        await at.learned(client, post())
+        engine.go.clear()
+        client.send(post())
+        await until(lambda: at.batchers["7"].dispatcher.inflight_rows == 3)
+        at.batchers["7"]._peers[-1].sock.shutdown(socket.SHUT_RDWR)  # C's, if it has one
+        told(await client.answer(), 503, "engine: got its end with this request there, expected scores")
+        engine.go.set()
+        await until(lambda: at.live.scorer.accepting)
+        begun = at.in_python
+        await until(lambda: len(at.server._express._tracks) == at.in_c)
+        assert scores(await at.ask(client, post())) == expected()
+        assert at.in_python == begun + (not at.in_c)  # what is known goes on over the connection that was made anew
+
+    assert [one.outcome for one in Ingress(in_c, engine).run(test)] == ["unavailable", "ok"]
+
+
 def test_a_version_that_goes_live_answers_the_next_request_and_a_canary_its_share(in_c: bool) -> None:
     old, new = FakeEngine(), FakeEngine(version="8")
 
@@ -434,7 +457,7 @@ def test_a_connection_ends_when_its_client_says_so(in_c: bool) -> None:
     Ingress(in_c).run(test)
 
 
-def test_what_is_not_in_binary_form_or_asks_for_a_token_stays_with_python(in_c: bool) -> None:
+def test_what_is_not_in_binary_form_stays_with_python(in_c: bool) -> None:
     async def test(at: Ingress) -> None:
         client = await at.client()
         for _ in range(3):
@@ -443,3 +466,23 @@ def test_what_is_not_in_binary_form_or_asks_for_a_token_stays_with_python(in_c: 
         assert not at.server._express._learned
 
     Ingress(in_c).run(test)
+
+
+def test_a_token_is_asked_for_each_time_and_is_of_no_use_once_its_file_lacks_it(in_c: bool, tmp_path: Path) -> None:
+    now = 0.0
+    file = tmp_path / "tokens"
+    token = made(file, caller=["score"])["caller"]
+    gate = Gate(str(file), lambda: now)
+
+    async def test(at: Ingress) -> None:
+        nonlocal now
+        client = await at.client()
+        for _ in range(3):
+            assert scores(await at.ask(client, post(f"Authorization: Bearer {token}"))) == expected()
+            assert (await at.ask(await at.client(), post()))[0] == 401  # the same to the byte, but for the token
+        made(file, other=["score"])
+        now += 1
+        assert (await at.ask(client, post(f"Authorization: Bearer {token}")))[0] == 401
+
+    outcomes = [one.outcome for one in Ingress(in_c, gate=gate).run(test)]
+    assert outcomes == ["ok", "unauthenticated"] * 3 + ["unauthenticated"]

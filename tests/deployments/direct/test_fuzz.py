@@ -53,6 +53,8 @@ def test_hostile_clients_broken_engines_and_answers_to_nobody_break_nothing_in_t
     }
     name, *given = driver
     command = [sys.executable, "-m", f"tests.deployments.direct.{name}", *given]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE.parents[2], env=environment)
+    ran = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=HERE.parents[2], env=environment, timeout=600
+    )
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
     assert min(map(int, ran.stdout.split()[:2])) > 100  # so many were told of, and answered

@@ -12,7 +12,9 @@ import pytest
 
 from deployments.batching.scorer import Scored
 from deployments.fanin import connection as connection_module
+from deployments.fanin.handshake import Hello
 from deployments.fanin.peer import Peer
+from deployments.fanin.request_memory import RequestMemory
 from deployments.fanin.rings import NO_DEADLINE, Ask, Rings, Status
 from deployments.fanin.shared_memory import shared_memory
 from dpiframe_core.errors import Overloaded
@@ -254,3 +256,26 @@ def test_a_request_without_a_free_slot_is_told_so_and_to_wait_for_a_batch() -> N
         peer.sock.close()
 
     asyncio.run(main())
+
+
+def test_a_greeting_that_nobody_waits_for_any_more_leaves_nothing_open() -> None:
+    """The engine, which is the other end here, never answers."""
+    memory = RequestMemory(4096)
+
+    async def main() -> list[str]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        await asyncio.to_thread(int)  # there is a thread
+        before = sorted(os.listdir("/proc/self/fd"))
+        hello = Hello(model="m", fingerprint="f", memory_bytes=4096)
+        greeting = asyncio.create_task(connection_module.greeted(ours, 0, hello, memory))
+        assert (await asyncio.to_thread(theirs.recv, 1 << 16)).startswith(b"{")
+        greeting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await greeting
+        assert ours.fileno() == -1
+        theirs.close()
+        return before
+
+    before = asyncio.run(main())  # whose end waits for its threads
+    assert len(os.listdir("/proc/self/fd")) < len(before)
+    memory.close()
