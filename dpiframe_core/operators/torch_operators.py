@@ -41,7 +41,7 @@ def run_with_torch(node: Node, bias: torch.Tensor | None, ins: list[torch.Tensor
     """
     match node.op:
         case "concat":
-            places = out.split([t.shape[1] for t in ins], 1)
+            places = torch.split(out, [t.shape[1] for t in ins], 1)
             # Another way to run the model may have its makers write side by side, and buffers are the same.
             apart = [(t, place) for t, place in zip(ins, places, strict=True) if t.data_ptr() != place.data_ptr()]
             if len(apart) == len(ins) and out.is_contiguous():
