@@ -17,6 +17,7 @@ from pathlib import Path
 from deployments.config import DeploymentConfig
 from deployments.config_clients import Tls
 from deployments.processes import cores
+from deployments.signals import uninterrupted
 from deployments.tls.haproxy_file import haproxy_file
 from dpiframe_core.errors import ConfigError
 
@@ -65,7 +66,8 @@ def tls_front(config: DeploymentConfig) -> Iterator[None]:
         try:
             yield
         finally:
-            front.close()
+            with uninterrupted():
+                front.close()
 
 
 class TlsFront:

@@ -193,15 +193,18 @@ def test_a_request_in_flight_is_answered_after_the_block_and_newcomers_are_refus
     asking = threading.Thread(target=ask)
     asking.start()
     assert Echo.asked.acquire(timeout=WITHIN_S)
-    closing = threading.Thread(target=front.__exit__, args=(None, None, None))
-    closing.start()
-    wait_until(lambda: refused(made))
-    assert closing.is_alive()
-    Echo.may_answer.set()
-    asking.join(WITHIN_S)
-    closing.join(WITHIN_S)
+
+    def answer_once_newcomers_are_refused() -> None:
+        wait_until(lambda: refused(made))
+        Echo.may_answer.set()
+
+    answering = threading.Thread(target=answer_once_newcomers_are_refused)
+    answering.start()
+    front.__exit__(None, None, None)
+    assert Echo.may_answer.is_set()
+    for thread in (answering, asking):
+        thread.join(WITHIN_S)
     assert answers == [200]
-    assert not closing.is_alive()
 
 
 def test_what_dies_is_started_anew_and_its_files_are_nobody_elses(
