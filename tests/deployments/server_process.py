@@ -157,6 +157,7 @@ def outcomes_of_ctrl_c_under_load(server: Server, example: bytes, port: int | No
                 return
             connected = time.monotonic()
             time.sleep(_ACCEPTED_WITHIN_S)
+            begun = time.monotonic()
             try:
                 connection.request("POST", "/v1/score", body, {"content-type": "application/json"})
                 sent[me] = True
@@ -165,7 +166,7 @@ def outcomes_of_ctrl_c_under_load(server: Server, example: bytes, port: int | No
                 outcomes["scored" if (answer.status, len(scores)) == (200, 2000) else str(answer.status)] += 1
             except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
                 cut = isinstance(error, (ConnectionResetError, BrokenPipeError))
-                if cut and stopped and connected > stopped[0] - _ACCEPTED_WITHIN_S:
+                if cut and stopped and (connected > stopped[0] - _ACCEPTED_WITHIN_S or begun > stopped[0]):
                     return
                 outcomes[repr(error)] += 1
             finally:
