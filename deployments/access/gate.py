@@ -47,7 +47,7 @@ class Gate:
         self._path, self._clock = path, clock
         self._look_at = clock() + _LOOK_EVERY_S
         self._stamp = _stamp(path)  # before it is read: a change in between is then seen
-        self._known = read_tokens(path)
+        self._known, self._changes = read_tokens(path), 0
 
     @classmethod
     def of(cls, access: Access | None) -> Self | None:
@@ -74,6 +74,11 @@ class Gate:
         if scope is not None and scope not in known.scopes:
             raise Forbidden(f"authorization: got a token without the scope {scope!r}, expected one with it")
 
+    def changes(self) -> int:
+        """How often the tokens have become others: for who remembers that a request may pass. As `require`, it looks at the file."""
+        self._read_anew()
+        return self._changes
+
     def _read_anew(self) -> None:
         now = self._clock()
         if now < self._look_at:
@@ -84,7 +89,7 @@ class Gate:
             return
         self._stamp = stamp
         try:
-            self._known = read_tokens(self._path)
+            self._known, self._changes = read_tokens(self._path), self._changes + 1
         except ConfigError as error:
             log.error("the tokens stay as they were: %s", error)
         else:

@@ -102,8 +102,7 @@ class Express:
     def __init__(self, listener: Listener, infer: InferRoute, round_due: Callable[[], None]) -> None:
         self._listener, self._infer, self._round_due = listener, infer, round_due
         self._scoring, self._catalog = infer.inference.scoring, infer.inference.catalog
-        self._off = infer.gated or self._scoring.watched
-        self._changes = self._catalog.changes
+        self._changes = self._changed()
         self._learned: set[tuple[bytes, Form]] = set()
         self._rings: dict[FanInScorer, list[EngineRing]] = {}
         self._tracks: dict[EngineRing, Track] = {}
@@ -113,7 +112,7 @@ class Express:
     def learn(self, head: RequestHead, received: Received, request: ScoringRequest) -> None:
         """Has C answer what is like a request that was sent to its scorer just now, if it may."""
         served, asked = request.served, request.asked
-        if self._off or received.apart or served is None or not isinstance(asked, InferRequest):
+        if self._scoring.watched or received.apart or served is None or not isinstance(asked, InferRequest):
             return
         form, scorer = asked.form, served.scorer
         if form is None or form.plan is None or asked.data is None or not isinstance(scorer, FanInScorer):
@@ -147,10 +146,14 @@ class Express:
         )
 
     def follow(self) -> None:
-        """Before a round: nothing is known of versions that are no longer asked for."""
-        if self._changes != self._catalog.changes:
-            self._changes = self._catalog.changes
+        """Before a round: nothing is known of versions that are no longer asked for, and of who may ask no longer."""
+        if self._changes != (changes := self._changed()):
+            self._changes = changes
             self._forget()
+
+    def _changed(self) -> tuple[int, int]:
+        gate = self._infer.gate
+        return self._catalog.changes, 0 if gate is None else gate.changes()
 
     def tick(self) -> None:
         """Now and then: counts what was answered, and finds engines that have come."""

@@ -76,7 +76,7 @@ static const char *framing(Text name, Text value, Head *head, Said *said) {
 }
 
 static int differs(Text name) {
-    return is(name, "x-request-id") || is(name, "traceparent") || is(name, "tracestate") || is(name, "authorization");
+    return is(name, "x-request-id") || is(name, "traceparent") || is(name, "tracestate");
 }
 
 static const char *header(Text line, Head *head, Said *said, Stretch whole) {

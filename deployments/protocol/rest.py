@@ -67,12 +67,7 @@ class InferRoute:
     """All of `/v2`, to be mounted there. `gate`: who may ask; None: anybody."""
 
     def __init__(self, inference: Inference, gate: Gate | None = None) -> None:
-        self.inference = inference
-        self._gate = gate
-
-    @property
-    def gated(self) -> bool:
-        return self._gate is not None
+        self.inference, self.gate = inference, gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":  # a mount gets those too
@@ -86,8 +81,8 @@ class InferRoute:
             if path[:1] == ["models"] and path[-1:] == ["infer"] and len(path) in (3, 5):
                 answer = await self._infer(_only("POST", scope, path), headers, receive, request_id)
             else:
-                if self._gate is not None:
-                    self._gate.require(headers)
+                if self.gate is not None:
+                    self.gate.require(headers)
                 answer = await self._ask(path, scope, receive, request_id)
         except ClientGone:
             return
@@ -105,8 +100,8 @@ class InferRoute:
         Raises:
             DPIFrameError: whatever is known to be wrong before the body is read.
         """
-        if self._gate is not None:
-            self._gate.require(headers, "score")
+        if self.gate is not None:
+            self.gate.require(headers, "score")
         self.inference.find(job, *model)
         media_type_of(kind, _MEDIA)
 
