@@ -75,7 +75,7 @@ class Gate:
             raise Forbidden(f"authorization: got a token without the scope {scope!r}, expected one with it")
 
     def changes(self) -> int:
-        """How often the tokens have become others: for who remembers that a request may pass. As `require`, it looks at the file."""
+        """How often the tokens have become others: for who remembers that a request may pass. Looks at the file, too."""
         self._read_anew()
         return self._changes
 
