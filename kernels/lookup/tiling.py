@@ -72,8 +72,8 @@ def bag_tiling(
     unit_threads = min(most, -(-max(units, bag_threads * wanted) // 32) * 32)
     group = next(g for g in (8, 16, 32) if totals <= 8 * g or g == 32)
     total_threads = 64 if totals else 0
-    if unit_threads == most:
-        unit_threads -= total_threads
+    if unit_threads == most or (narrow and unit_threads + total_threads > most):  # four blocks' registers
+        unit_threads = most - total_threads
     return Tiling(wanted, unit_threads, total_threads, group, *((4, 4) if narrow else (2, 8)))
 
 
