@@ -1,6 +1,6 @@
-"""How `pytest -n 2 --dist loadfile` divides the tests: files whole, those that start Ray with one worker, long ones first.
+"""How `pytest -n 3 --dist loadfile` divides the tests: files whole, those that start Ray with one worker, long ones first.
 
-Real clusters side by side would wait for each other's start longer than their tests do; the other worker computes meanwhile.
+Real clusters side by side would wait for each other's start longer than their tests do; the other workers compute meanwhile.
 A file's tests share its fixtures. xdist's own groups say the same, but not with every pytest: 9.2 ignores them.
 """
 
