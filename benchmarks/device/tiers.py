@@ -24,10 +24,10 @@ from benchmarks.systems.lookups import batch_of
 from benchmarks.timing import Captured, Times, interleaved
 from benchmarks.workloads.blocks import drawn_blocks, wide_ids
 from benchmarks.workloads.workload import schema_of
+from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.store import EmbeddingStore
-from dpiframe_core.embedding.tiers import Home
 from dpiframe_core.engine.staging import Staging
 from dpiframe_core.far_rows.lease import leased
 from dpiframe_core.features.row_block import RowBlock

@@ -16,10 +16,10 @@ from benchmarks.systems.lookups import batch_of
 from benchmarks.timing import Captured, Times
 from benchmarks.workloads.blocks import wide_ids
 from benchmarks.workloads.workload import schema_of
+from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.embedding.placement import Placement
 from dpiframe_core.embedding.store import EmbeddingStore
-from dpiframe_core.embedding.tiers import Home
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.graph import Attrs, Node, Source

@@ -3,7 +3,6 @@
 import contextlib
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,7 +13,7 @@ from deployments.cli.capacity_command import capacity
 from deployments.cli.import_command import import_app
 from deployments.cli.models_command import models_app
 from deployments.cli.score_command import score
-from deployments.cli.terminal import BundlePath, Device, Precision, Splitter, by_feature, err, one_line_errors, stdout
+from deployments.cli.terminal import BundlePath, Device, Precision, Progress, Splitter, by_feature, err, one_line_errors, stdout
 from deployments.cli.token_command import token
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def serve(
     """Serve models over HTTP until Ctrl-C."""
     if (config is None) == (bundle is None):
         raise typer.BadParameter("expected either --config or --bundle")
-    with one_line_errors(), _Progress() as progress:
+    with one_line_errors(), Progress() as progress:
         from deployments.serve.launcher import running
 
         told = threading.Event()
@@ -73,7 +72,7 @@ def demo(
     precision: Precision = None,
 ) -> None:
     """Build the demo model if it is absent, serve it, and score its example over HTTP."""
-    with one_line_errors(), _Progress() as progress:
+    with one_line_errors(), Progress() as progress:
         if not (_DEMO_BUNDLE / "model.yaml").exists():
             from deployments.demo.export import build_demo_bundle
 
@@ -227,33 +226,6 @@ def check_config(files: Annotated[list[Path], typer.Argument(help="Deployment YA
             err.print(str(error), markup=False, soft_wrap=True)
     if faults:
         raise typer.Exit(1)
-
-
-class _Progress:
-    """Steps on stderr with the seconds each took: a spinner on a terminal, else a line when a step begins."""
-
-    def __enter__(self) -> "_Progress":
-        self._status: Any = None
-        self._text = ""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.finish()
-
-    def step(self, text: str) -> None:
-        self.finish()
-        self._text, self._start = text, time.monotonic()
-        if err.is_terminal:
-            self._status = err.status(text)
-            self._status.start()
-        else:
-            err.print(f"{text} ...", markup=False)
-
-    def finish(self) -> None:
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
-            err.print(f"{self._text}: {time.monotonic() - self._start:.1f} s", markup=False)
 
 
 def _settings(

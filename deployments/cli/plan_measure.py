@@ -9,9 +9,9 @@ import numpy as np
 from deployments.cli.plan_command import Plan, trace_blocks
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.bundle.encoding_files import read_encoding
+from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.row_counts import RowCounts
 from dpiframe_core.embedding.store import EmbeddingStore
-from dpiframe_core.embedding.tiers import Home
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import FeatureSchema

@@ -1,9 +1,10 @@
 """What the commands share: the two consoles, one-line errors, and options that mean the same everywhere."""
 
 import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -31,6 +32,33 @@ def one_line_errors() -> Iterator[None]:
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+class Progress:
+    """Steps on stderr with the seconds each took: a spinner on a terminal, else a line when a step begins."""
+
+    def __enter__(self) -> "Progress":
+        self._status: Any = None
+        self._text = ""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.finish()
+
+    def step(self, text: str) -> None:
+        self.finish()
+        self._text, self._start = text, time.monotonic()
+        if err.is_terminal:
+            self._status = err.status(text)
+            self._status.start()
+        else:
+            err.print(f"{text} ...", markup=False)
+
+    def finish(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+            err.print(f"{self._text}: {time.monotonic() - self._start:.1f} s", markup=False)
 
 
 def by_feature(splitter: list[str] | None) -> dict[str, str]:

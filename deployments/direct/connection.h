@@ -154,6 +154,14 @@ int dpi_express_late(Listener *l);
 void dpi_express_dropped(Listener *l, Connection *c);
 void dpi_express_forgotten(Listener *l);
 
+typedef struct Record Record;
+
+// A number of 64 bits that is not a secret: splitmix64.
+uint64_t dpi_drawn(Listener *l);
+// A request of the connection is over. NULL: there is no room to count it.
+Record *dpi_counted(Listener *l, Connection *c, int cancelled, double now);
+void dpi_sampled(Listener *l, EngineRing *r, Record *record, const float *scores, int rows, int tasks, double now);
+
 PyObject *dpi_express_learn(Listener *l, PyObject *args);
 PyObject *dpi_express_forget(Listener *l, PyObject *none);
 PyObject *dpi_express_attach(Listener *l, PyObject *ring);

@@ -12,56 +12,7 @@
 #include <unistd.h>
 
 static const double LINGER_S = 300e-6, RECENT = 0.25, FAILED_S = 1.0;  // as connection.py and scorer.py have them
-enum { PER_SECOND = 500, MOST_OF_A_REQUEST = 64, RECORDS = 1 << 16, HEADER_TEXT = 1024, TOGETHER_ROWS = 1024 };
-
-// What is counted of a request that is over.
-typedef struct Record {
-    Form *form;
-    int cancelled, sampled, sample_at;  // scores of so many rows, from there on in `samples`
-    float queue_ms, encode_ms, device_ms, total_ms;
-} Record;
-
-static uint64_t drawn(Listener *l) {  // splitmix64; ids of requests are no secrets
-    uint64_t z = l->draw += UINT64_C(0x9e3779b97f4a7c15);
-    z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
-    return z ^ z >> 31;
-}
-
-// NULL: there is no room.
-static Record *counted(Listener *l, Connection *c, int cancelled, double now) {
-    if (l->record_count == RECORDS) return NULL;  // nobody has asked for them for long
-    if (l->record_count == l->record_room) {
-        const int room = l->record_room ? 2 * l->record_room : 256;
-        Record *more = realloc(l->records, room * sizeof *more);
-        if (more == NULL) return NULL;
-        l->records = more, l->record_room = room;
-    }
-    ++c->sent.form->uses;
-    Record *record = l->records + l->record_count++;
-    *record = (Record){
-        c->sent.form, cancelled, 0, 0, c->sent.queue_ms, c->sent.encode_ms, c->sent.device_ms,
-        (float)((now - c->sent.started) * 1e3),
-    };
-    return record;
-}
-
-// As ScoreSample: about PER_SECOND rows a second, each as likely as any other.
-static void sampled(Listener *l, EngineRing *r, Record *record, const float *scores, int rows, int tasks, double now) {
-    const double passed = now - r->sample_since;
-    if (passed >= 1) {
-        r->sample_every = fmax(1, round(r->sample_rows / passed / PER_SECOND));
-        r->sample_rows = 0, r->sample_since = now;
-    }
-    r->sample_rows += rows;
-    const int least = (rows + MOST_OF_A_REQUEST - 1) / MOST_OF_A_REQUEST, every = r->sample_every > least ? r->sample_every : least;
-    if (record == NULL) return;
-    record->sample_at = l->sample_count;
-    for (int row = (int)(drawn(l) % (uint64_t)every); row < rows && l->sample_count + tasks <= SAMPLES; row += every) {
-        memcpy(l->samples + l->sample_count, scores + (int64_t)row * tasks, tasks * sizeof *scores);
-        l->sample_count += tasks, ++record->sampled;
-    }
-}
+enum { HEADER_TEXT = 1024, TOGETHER_ROWS = 1024 };
 
 // The connection's request is no longer with C.
 static void over(Listener *l, Connection *c) {
@@ -96,7 +47,7 @@ static int ended(Listener *l, Connection *c, int why, float retry_s, const float
 void dpi_express_dropped(Listener *l, Connection *c) {
     if (c->sent.form == NULL) return;
     abandoned(l, c);
-    counted(l, c, 1, dpi_now_s());
+    dpi_counted(l, c, 1, dpi_now_s());
     over(l, c);
 }
 
@@ -189,7 +140,7 @@ int dpi_express_begun(Listener *l, Connection *c, const char *data) {
     ++f->uses;
     Py_INCREF(r);
     ++l->flying;
-    const uint64_t id = drawn(l);
+    const uint64_t id = dpi_drawn(l);
     for (int i = 0; i < 16; ++i) c->sent.id[i] = "0123456789abcdef"[id >> 4 * (15 - i) & 15];
     if (f->deadline_s) timed(l, deadline);
     c->tells_close = h->close;
@@ -247,7 +198,7 @@ static int answered(Listener *l, Connection *c, const RingAnswer *got, const flo
     if (c->sent.lone) r->lone_s += RECENT * (now - c->sent.started - r->lone_s);
     if (got->status != STATUS_OK) return ended(l, c, (int)got->status, got->retry_s, NULL);
     if (!all_finite(scores, (int64_t)f->rows * f->tasks)) return ended(l, c, STATUS_OK, 0, scores);
-    sampled(l, r, counted(l, c, 0, now), scores, f->rows, f->tasks, now);
+    dpi_sampled(l, r, dpi_counted(l, c, 0, now), scores, f->rows, f->tasks, now);
     ++f->uses;  // until it is sent
     over(l, c);
     answer(l, c, f, scores);
@@ -338,21 +289,6 @@ PyObject *dpi_express_ended(Listener *l, PyObject *Py_UNUSED(none)) {
     if (fresh == NULL) return NULL;
     l->ended = fresh, l->ended_count = 0;
     return was;
-}
-
-// [(known, whether its client gave it up, queue_ms, encode_ms, device_ms, total_ms, sampled scores as bytes)] since the last time.
-PyObject *dpi_express_seen(Listener *l, PyObject *Py_UNUSED(none)) {
-    PyObject *out = PyList_New(l->record_count);
-    for (int i = 0; out && i < l->record_count; ++i) {
-        const Record *r = l->records + i;
-        PyObject *item = Py_BuildValue("(OOffffy#)", r->form->known, r->cancelled ? Py_True : Py_False, r->queue_ms, r->encode_ms, r->device_ms,
-                                       r->total_ms, (const char *)(l->samples + r->sample_at), (Py_ssize_t)r->sampled * r->form->tasks * 4);
-        if (item == NULL) Py_CLEAR(out);
-        else PyList_SET_ITEM(out, i, item);
-    }
-    for (int i = 0; i < l->record_count; ++i) dpi_form_let_go(l->records[i].form);
-    l->record_count = l->sample_count = 0;
-    return out;
 }
 
 PyObject *dpi_express_date(Listener *l, PyObject *line) {

@@ -6,7 +6,6 @@ may say was then checked by the routes; every refusal is made here, by the same 
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -88,7 +87,8 @@ class Track:
     def close(self) -> None:
         self._loop.remove_reader(self._agreed.sock)
         self._left(self)
-        _closed(self._agreed, self._memory)
+        self._agreed.close()
+        self._memory.close()
 
     def _engine_gone(self) -> None:
         """The engine has ended this connection: with it the requests there, whatever becomes of Python's."""
@@ -235,7 +235,8 @@ class Express:
             return
         track = Track(agreed, memory, connection, self._left)
         if not connection.alive or not self._listener.attach(track.ring):
-            _closed(agreed, memory)
+            agreed.close()
+            memory.close()
             return
         connection.beside = track
         self._tracks[track.ring] = track
@@ -249,10 +250,3 @@ class Express:
         del self._tracks[track.ring]
         self._tried.discard(track.connection)
         self._round_due()
-
-
-def _closed(agreed: Agreement, memory: RequestMemory) -> None:
-    agreed.sock.close()
-    for fd in (agreed.answer_fd, agreed.wake_fd):
-        os.close(fd)
-    memory.close()

@@ -27,7 +27,7 @@ _RECENT = 0.25  # what the last lone request counts for in the time that the nex
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Agreement:
-    """What an ingress has agreed on with an engine. Filled by `greet`; socket and descriptors are the connection's to close."""
+    """What an ingress has agreed on with an engine. Filled by `greet`; it is the connection's to close."""
 
     index: int
     sock: socket.socket
@@ -36,6 +36,12 @@ class Agreement:
     answer_fd: int
     wake_fd: int
     welcome: Welcome
+
+    def close(self) -> None:
+        """Leaves the engine, which sees the end of the socket."""
+        self.sock.close()
+        os.close(self.answer_fd)
+        os.close(self.wake_fd)
 
 
 def greet(sock: socket.socket, index: int, hello: Hello, memory: RequestMemory) -> Agreement:
@@ -133,7 +139,7 @@ class Connection:
     ) -> None:
         """Listens for answers from now on; `lost` is called once if the engine goes."""
         self.index, self.welcome, self.board = agreed.index, agreed.welcome, agreed.board
-        self._sock, self.rings = agreed.sock, agreed.rings
+        self._agreed, self._sock, self.rings = agreed, agreed.sock, agreed.rings
         self._answer_fd, self._wake_fd = agreed.answer_fd, agreed.wake_fd
         self._loop, self._lost, self._clock = loop, lost, clock
         self._free = list(range(SLOTS))
@@ -216,9 +222,7 @@ class Connection:
             self.beside.close()
         for fd in (self._answer_fd, self._sock):
             self._loop.remove_reader(fd)
-        self._sock.close()
-        os.close(self._answer_fd)
-        os.close(self._wake_fd)
+        self._agreed.close()
         for sent in self._sent.values():
             if not sent.future.done():
                 sent.future.set_exception(engine_ended())

@@ -1,5 +1,6 @@
 """From what an operator says, how much of a GPU's memory or a plan, to where each row lies."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from dpiframe_core.embedding.hot_rows import place_bytes
@@ -7,12 +8,30 @@ from dpiframe_core.embedding.place_rows import place_rows
 from dpiframe_core.embedding.placement import Placement
 from dpiframe_core.embedding.placement_file import read_placement
 from dpiframe_core.embedding.row_counts import zipf_counts
-from dpiframe_core.embedding.tiers import Home
 from dpiframe_core.errors import InputError
 from dpiframe_core.far_rows.row_source import RowSource
 from dpiframe_core.features.schema import FeatureSchema
 
 _EXPONENT = 1.05  # of how often rows are read, where no plan says it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Home:
+    """Where a model's rows are to lie.
+
+    name: of its tables, one for each content: processes of one host share the rows in its memory by it. folder: for memory
+    files, such as /dev/shm; None: this process keeps them for itself. ahead_bytes: of memory for rows that only files hold.
+    source: where those are read; None: in the bundle's files. replan_s: after how long rows that are read often now take the
+    places of others in a GPU's memory, None: never; move_bytes: of rows that move then.
+    """
+
+    placement: Placement
+    name: str
+    folder: Path | None = Path("/dev/shm")
+    ahead_bytes: int = 256 << 20
+    source: RowSource | None = None
+    replan_s: float | None = None
+    move_bytes: int = 64 << 20
 
 
 def home_of(

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import torch
 
+from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.layout import table_dtype
 from dpiframe_core.embedding.spares import Spares
-from dpiframe_core.embedding.tiers import Home, Tiers
+from dpiframe_core.embedding.tiers import Tiers
 from dpiframe_core.errors import BundleError, Unavailable
 from dpiframe_core.far_rows.row_source import FileRows, RowSource
 from dpiframe_core.far_rows.rows_ahead import RowsAhead

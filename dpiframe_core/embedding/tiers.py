@@ -5,19 +5,17 @@ rows move it holds the hot ones as well: which are hot is then each GPU's own af
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.hot_rows import HotRows, Ints, Move, shared_slots
 from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.shards import Shards
 from dpiframe_core.errors import InputError, Unavailable
-from dpiframe_core.far_rows.row_source import RowSource
 from dpiframe_core.features.schema import FeatureSchema
 from kernels.lookup.descriptors import Segment, descriptors, segment_descriptors
 from kernels.runtime.host_memory import DeviceReadable, PrivateMemory, SharedMemory
@@ -27,25 +25,6 @@ _LINE = 128  # bytes, to which tables begin aligned: what crosses the bus at onc
 _PART_BYTES = 64 << 20  # copied at once
 Tables = Sequence[torch.Tensor]
 Ranks = npt.NDArray[np.uint32]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Home:
-    """Where a model's rows are to lie.
-
-    name: of its tables, one for each content: processes of one host share the rows in its memory by it. folder: for memory
-    files, such as /dev/shm; None: this process keeps them for itself. ahead_bytes: of memory for rows that only files hold.
-    source: where those are read; None: in the bundle's files. replan_s: after how long rows that are read often now take the
-    places of others in a GPU's memory, None: never; move_bytes: of rows that move then.
-    """
-
-    placement: Placement
-    name: str
-    folder: Path | None = Path("/dev/shm")
-    ahead_bytes: int = 256 << 20
-    source: RowSource | None = None
-    replan_s: float | None = None
-    move_bytes: int = 64 << 20
 
 
 class Tiers:

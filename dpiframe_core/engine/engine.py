@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from dpiframe_core.bundle.bundle import Bundle, read_bundle
+from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.store import EmbeddingStore
-from dpiframe_core.embedding.tiers import Home
 from dpiframe_core.engine.buckets import Counts, geometric_buckets, padding_waste
 from dpiframe_core.engine.cpu_lane import CpuLane
 from dpiframe_core.engine.cuda_lane import CudaLane

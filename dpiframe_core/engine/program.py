@@ -110,9 +110,8 @@ def cuda_programs(
             plan = POLICIES["sequential"](chain, 1)
             programs.append(CudaProgram(CHAIN, chain, plan, CudaOperators(chain, schema, store, dense, precision), True))
     regions = group_waves(group_regions(graph))
-    left = policy == REGIONS or not (
-        programs and programs[0].overlap
-    )  # what waves do not compute; Inductor takes 8 s to be there
+    # Inductor takes 8 s to be there: not where waves compute everything.
+    left = policy == REGIONS or not (programs and programs[0].overlap)
     if policy in (AUTO, REGIONS) and left and any(n.op == "region" for n in regions.nodes) and triton_builds():
         plan = POLICIES["breadth_first"](regions, max_streams)
         programs.append(CudaProgram(REGIONS, regions, plan, CudaOperators(regions, schema, store, dense, precision), False))

@@ -9,8 +9,8 @@ from functools import partial
 import torch
 
 from dpiframe_core.embedding.follower import Follower
+from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.store import EmbeddingStore
-from dpiframe_core.embedding.tiers import Home
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.replan.replanner import Replanner, TableReads

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.row_counts import block_reads
-from dpiframe_core.embedding.tiers import Home, Tiers
+from dpiframe_core.embedding.tiers import Tiers
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.replan.chosen_moves import chosen_moves
 from dpiframe_core.replan.read_sample import ReadSample

@@ -23,7 +23,7 @@ from deployments.fanin.rings import Ask, Rings
 from deployments.fanin.shared_memory import shared_memory
 from dpiframe_core.features.preencoded import PreencodedReader
 from dpiframe_core.features.row_block import RowBlock
-from tests.deployments.direct.listener_fuzz import mutated
+from tests.deployments.direct.listener_fuzz import join, mutated
 from tests.deployments.direct.test_express import body, post
 from tests.deployments.serving_doubles import SCHEMA
 
@@ -121,15 +121,7 @@ def main(seed: int, steps: int) -> None:
             for shape in _SHAPES:
                 learn(listener, rings, post(**shape), shape)
         if action < 0.1 or not clients:
-            ours, theirs = socket.socketpair()
-            ours.setblocking(False)
-            theirs.setblocking(False)
-            if listener.add(theirs.fileno()):
-                theirs.detach()
-                clients.append((ours, bytearray()))
-            else:
-                ours.close()
-                theirs.close()
+            join(listener, clients)
         elif action < 0.13:
             clients.pop(rng.randrange(len(clients)))[0].close()
         elif action < 0.6:

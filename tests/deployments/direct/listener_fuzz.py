@@ -8,7 +8,7 @@ import socket
 import sys
 
 from deployments.config import Limits
-from deployments.direct.listener import open_listener
+from deployments.direct.listener import Listener, open_listener
 
 BODIES = [b"", b"x", b"hello" * 40, b"y" * 3000, b"z" * 300_000]
 
@@ -25,6 +25,19 @@ def request(rng: random.Random, body: bytes) -> bytes:
         chunks += b"%x\r\n%s\r\n" % (len(body[at : at + size]), body[at : at + size])
         at += size
     return head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks + b"0\r\n\r\n"
+
+
+def join(listener: Listener, clients: list[tuple[socket.socket, bytearray]]) -> None:
+    """One client more, if the listener has room."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    if listener.add(theirs.fileno()):
+        theirs.detach()
+        clients.append((ours, bytearray()))
+    else:
+        ours.close()
+        theirs.close()
 
 
 def mutated(rng: random.Random, data: bytes) -> bytes:
@@ -53,16 +66,7 @@ def main(seed: int, steps: int) -> None:
     for step in range(steps):
         action = rng.random()
         if action < 0.1 or not clients:
-            ours, theirs = socket.socketpair()
-            ours.setblocking(False)
-            theirs.setblocking(False)
-            if listener.add(theirs.fileno()):
-                theirs.detach()
-                clients.append((ours, bytearray()))
-            else:
-                assert len(clients) >= 1
-                ours.close()
-                theirs.close()
+            join(listener, clients)
         elif action < 0.15:
             clients.pop(rng.randrange(len(clients)))[0].close()
         elif action < 0.6:

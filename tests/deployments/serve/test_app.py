@@ -80,7 +80,7 @@ def test_a_model_scores_with_the_home_that_its_configuration_gives_its_tables(
 ) -> None:
     from deployments.config import parse_config
     from deployments.serve.loaded_models import load_engine
-    from dpiframe_core.embedding.tiers import Home
+    from dpiframe_core.embedding.home import Home
     from dpiframe_core.engine import engine
 
     made: list[Any] = []

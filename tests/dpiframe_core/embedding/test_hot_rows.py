@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
 from dpiframe_core.embedding import shards, tiers
+from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.hot_rows import HotRows, Move, place_bytes
 from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.store import EmbeddingStore
-from dpiframe_core.embedding.tiers import Home, Tiers
+from dpiframe_core.embedding.tiers import Tiers
 from dpiframe_core.errors import InputError, Unavailable
 from dpiframe_core.far_rows.lease import leased
 from dpiframe_core.graph.fusion import fuse

@@ -17,9 +17,10 @@ import torch
 
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.embedding import shards, tiers
+from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.embedding.placement import Placement, TablePlacement
-from dpiframe_core.embedding.tiers import Home, Tiers
+from dpiframe_core.embedding.tiers import Tiers
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.graph.fusion import fuse

@@ -12,8 +12,9 @@ import torch
 
 from dpiframe_core.embedding import tiers
 from dpiframe_core.embedding.follower import Follower
+from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.placement import Placement, TablePlacement
-from dpiframe_core.embedding.tiers import Home, Tiers
+from dpiframe_core.embedding.tiers import Tiers
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.lane_pool import LanePool
 from dpiframe_core.engine.options import EngineOptions

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from dpiframe_core.embedding import tiers
+from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.placement import Placement, TablePlacement
-from dpiframe_core.embedding.tiers import Home, Tiers
+from dpiframe_core.embedding.tiers import Tiers
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Table
 from dpiframe_core.replan import recent_reads
