@@ -261,3 +261,16 @@ def test_a_recurrence_over_the_rows_is_refused():
     module, made = randomised(OverRows(nn.GRU, 3, 4, 6, batch_first=True)), history(3, 4)
     with pytest.raises(InputError, match=r"module: got a fixed number of rows, .* no recurrence over rows"):
         compile_model(module, made, example(made))
+
+
+def test_features_that_lie_side_by_side_are_one_window_beside_a_state():
+    module = Sequential(nn.LSTM, 3, 4, 6, batch_first=True)
+    module.states = lambda x: torch.cat(
+        [*(module.item(x[f"item{t}"]) for t in range(3)), module.recur(module.items(x))[0][:, -1]], 1
+    )
+    module.out = nn.Linear(3 + 3 * 4 + 6, 1)
+    schema = history(3, 4)
+    compiled = compile_model(module, schema, example(schema))
+    calls = [node.attrs.aten for node in compiled.graph.nodes if node.attrs.aten]
+    beside = next(call for call in calls if call.op == "aten.cat")
+    assert [window.sizes for window in beside.operands] == [(3 * 4,), (6,)]
