@@ -32,7 +32,8 @@ _LINES = [
     b"Inference-Header-Content-Length: 99999999999999999999\r\n", b"traceparent: 00-1\r\n" * 3,
 ]  # fmt: skip
 _BODIES = [
-    b"", b"hello", b'{"candidates":{"item":[1,2,3]},"context":{"user":7}}', bytes(range(256)), b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"y" * 1030,
+    b"", b"hello", b'{"candidates":{"item":[1,2,3]},"context":{"user":7}}', bytes(range(256)), b"y" * 1030,
+    b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
 ]  # fmt: skip
 _CHUNK_SIZES = [b"%x", b"0%x", b"%X;a=b", b"0000000%x", b"00000000%x", b"f%xffffff", b" %x"]
 
