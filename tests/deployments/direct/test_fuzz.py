@@ -10,7 +10,7 @@ import pytest
 
 HERE = Path(__file__).parent
 DIRECT = HERE.parents[2] / "deployments" / "direct"
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITIZERS = ("-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all")
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,15 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "driver", [("listener_fuzz", "3", "8000"), ("express_fuzz", "1", "3000"), ("express_fuzz", "2", "3000")]
+    "driver",
+    [
+        ("listener_fuzz", "3", "8000"),
+        ("express_fuzz", "1", "3000"),
+        ("express_fuzz", "2", "3000"),
+        ("split_fuzz", "1", "100000"),
+    ],
 )
-def test_hostile_clients_broken_engines_and_answers_to_nobody_break_nothing_in_the_listener(
+def test_hostile_clients_broken_engines_cut_streams_and_answers_to_nobody_break_nothing_in_the_listener(
     compiled: Path, driver: tuple[str, str, str]
 ) -> None:
     compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
