@@ -17,7 +17,7 @@ SANITIZERS = ("-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
     out = tmp_path_factory.mktemp("fuzz") / "http_head_fuzz"
-    sources = HERE / "http_head_fuzz.c", DIRECT / "http_head.c"
+    sources = HERE / "fuzz" / "http_head_fuzz.c", DIRECT / "http_head.c"
     command = [compiler, "-g", "-O1", *SANITIZERS, f"-I{DIRECT}", *map(str, sources), "-o", str(out)]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if "cannot find" in made.stderr:
@@ -64,7 +64,7 @@ def test_hostile_clients_broken_engines_cut_streams_and_answers_to_nobody_break_
         "PYTHONMALLOC": "malloc",
     }
     name, *given = driver
-    command = [sys.executable, "-m", f"tests.deployments.direct.{name}", *given]
+    command = [sys.executable, "-m", f"tests.deployments.direct.fuzz.{name}", *given]
     ran = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=HERE.parents[2], env=environment, timeout=600
     )

@@ -24,7 +24,7 @@ from deployments.fanin.rings import Ask, Rings
 from deployments.fanin.shared_memory import shared_memory
 from dpiframe_core.features.preencoded import PreencodedReader
 from dpiframe_core.features.row_block import RowBlock
-from tests.deployments.direct.listener_fuzz import join, mutated
+from tests.deployments.direct.fuzz.listener_fuzz import join, mutated
 from tests.deployments.direct.test_express import body, post
 from tests.deployments.serving_doubles import SCHEMA
 

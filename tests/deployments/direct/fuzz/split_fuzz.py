@@ -10,7 +10,7 @@ import sys
 
 from deployments.config import Limits
 from deployments.direct.listener import Listener, open_listener
-from tests.deployments.direct.listener_fuzz import mutated
+from tests.deployments.direct.fuzz.listener_fuzz import mutated
 
 _MOST_BODY = 1024
 _LENGTHS = [
