@@ -36,8 +36,8 @@ _PATH = "/v2/models/demo/infer"
 _POOL = re.compile(r'^ray_dpiframe_device_pool_bytes\{.*?replica="([^"]*)".*?\} (\S+)', re.MULTILINE)
 # What a figure may grow by, and by which share of it, whichever is more.
 ALLOWED = {"rss_mb": (8.0, 0.03), "descriptors": (4.0, 0.0), "threads": (2.0, 0.0), "gpu_mb": (8.0, 0.0)}
-# Of Ray's daemons, which run no code of ours. Their pools make threads up to a bound as they are asked, so threads are shown, not
-# judged; a thread brings a megabyte and an event descriptor or two.
+# Of Ray's daemons, which run no code of ours. Their pools make threads up to a bound as they are asked, so threads are shown,
+# not judged; a thread brings a megabyte and an event descriptor or two.
 ALLOWED_RAY = {"rss_mb": (32.0, 0.1), "descriptors": (32.0, 0.0)}
 _RAY = re.compile(
     r"^\d+ (gcs_server|raylet|monitor\.py|dashboard\.py|log_monitor\.py|ray::\w+Agent|agent\.py|ray::Dashboard\w*)$"
