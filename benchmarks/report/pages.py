@@ -18,6 +18,7 @@ PICTURE = ROOT / "docs" / "img" / "speed.png"
 _MACHINES = {
     "h200": "H200",
     "h200-second-host": "another H200 host",
+    "h100": "one H100",
     "h100x2": "two H100s",
     "cpu": "Intel Xeon",
     "cpu-second-intel": "another Intel Xeon",

@@ -35,7 +35,7 @@ static int ended(Listener *l, Connection *c, int why, float retry_s, const float
     const Form *f = c->sent.form;
     PyObject *item = Py_BuildValue(
         "(KOOs#iffffdy#)", dpi_key_of(l, c), f->known, c->sent.ring, c->sent.id, (Py_ssize_t)16, why, c->sent.queue_ms, c->sent.encode_ms,
-        c->sent.device_ms, retry_s, c->sent.started, (const char *)scores, (Py_ssize_t)(scores ? f->rows * f->tasks * 4 : 0)
+        c->sent.device_ms, retry_s, c->sent.started, (const char *)scores, scores ? (Py_ssize_t)f->rows * f->tasks * 4 : 0
     );
     over(l, c);
     const int good = item && !PyList_Append(l->ended, item);
@@ -101,13 +101,14 @@ void dpi_express_asked(Listener *l, EngineRing *r) {
 // Whether a form's requests may be asked for together with those that an ask holds.
 static int joins(const EngineRing *r, const Ask *ask, const Form *f) {
     const Form *first = ask->form;
-    return first->rings == f->rings && first->priority == f->priority && first->deadline_s == f->deadline_s &&
+    return first->rings == f->rings && !memcmp(first->widths, f->widths, sizeof f->widths) && first->tasks == f->tasks &&
+           first->priority == f->priority && first->deadline_s == f->deadline_s &&
            r->members[ask->slot] < MEMBERS && ask->rows + f->rows <= TOGETHER_ROWS &&
            fits(r, f, ask->rows + f->rows, ask->contexts + f->contexts);
 }
 
 static void timed(Listener *l, double at) {
-    if (at >= l->timer_at) return;
+    if (at >= l->timer_at || at > INT64_MAX / 2e9) return;  // beyond what its ns can say: never
     l->timer_at = at;
     const int64_t ns = (int64_t)(at * 1e9);
     const struct itimerspec when = {.it_value = {ns / 1000000000, ns % 1000000000}};
@@ -218,8 +219,10 @@ int dpi_express_answered(Listener *l, EngineRing *r) {
         for (int i = 0; good && i < r->members[got.slot]; ++i) {
             const uint64_t owner = dpi_ring_owners(r, got.slot)[i];
             Connection *c = owner ? dpi_found(l, owner - 1) : NULL;
-            if (c && c->sent.form && behind == NULL) behind = behind_block(r, c->sent.form, got.slot);
-            if (c && c->sent.form) good = answered(l, c, &got, (const float *)behind + (int64_t)c->sent.row * c->sent.form->tasks, now);
+            // Its request may be another one by now: a ring that was detached, and is attached again, has its old owners.
+            if (c == NULL || c->sent.form == NULL || c->sent.ring != r || c->sent.slot != got.slot || c->sent.member != i) continue;
+            if (behind == NULL) behind = behind_block(r, c->sent.form, got.slot);
+            good = answered(l, c, &got, (const float *)behind + (int64_t)c->sent.row * c->sent.form->tasks, now);
         }
         dpi_ring_give(r, got.slot);
         if (!good) return 0;

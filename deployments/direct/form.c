@@ -116,7 +116,7 @@ PyObject *dpi_express_learn(Listener *l, PyObject *args) {
     int right = w[0] == 4;
     for (int k = 0; k < SECTIONS; ++k) right = right && w[k] >= 0 && w[k] <= 1 << 20, f->widths[k] = w[k];
     if (!right || block_header != HEADER_BYTES || f->rows < 1 || f->rows > 1 << 20 || (f->contexts != 1 && f->contexts != f->rows) ||
-        f->tasks < 1 || f->tasks > 4096 || f->envelope_size > body_size || f->deadline_s < 0 ||
+        f->tasks < 1 || f->tasks > 4096 || f->envelope_size > body_size || !(f->deadline_s >= 0) ||
         PyTuple_GET_SIZE(ids) + PyTuple_GET_SIZE(numbers) >= SECTIONS) {
         PyErr_SetString(PyExc_ValueError, "form: got sizes that do not go together");
         goto bad;

@@ -19,6 +19,8 @@ typedef struct {
 
 _Static_assert(sizeof(RingAsk) == 48 && sizeof(RingAnswer) == 24, "as rings.py packs them");
 enum { LINE = 64, QUEUED = 0, INFLIGHT = 1, LEAVING_WORD = 3, BUSY_WORD = 4, BOARD_BYTES = 40 };
+// What no count of rows and no time in ms of a sound engine reaches. A ring that says more is as full as can be.
+#define MOST_SAID (INT64_C(1) << 40)
 
 double dpi_now_s(void) {
     struct timespec t;
@@ -29,15 +31,21 @@ double dpi_now_s(void) {
 static double said(const EngineRing *r, int word) { return ((const volatile double *)r->board.buf)[word]; }
 static uint64_t *count_at(const EngineRing *r, int64_t at) { return (uint64_t *)((char *)r->rings.buf + at); }
 
+static int64_t rows_said(const EngineRing *r, int word) {
+    const double rows = said(r, word);
+    return rows >= 0 && rows < MOST_SAID ? (int64_t)rows : MOST_SAID;
+}
+
 // The last line of rings: rows that the engine has read, and those that it was asked for.
 static int64_t unread(const Py_buffer *rings) {
     const uint64_t *rows = (const uint64_t *)((char *)rings->buf + rings->len - LINE);
-    return (int64_t)(rows[1] - __atomic_load_n(rows, __ATOMIC_RELAXED));
+    const uint64_t left = rows[1] - __atomic_load_n(rows, __ATOMIC_RELAXED);
+    return left < MOST_SAID ? (int64_t)left : MOST_SAID;
 }
 
-int64_t dpi_ring_waiting(const EngineRing *r) { return (int64_t)said(r, QUEUED) + unread(&r->rings) + unread(&r->beside); }
+int64_t dpi_ring_waiting(const EngineRing *r) { return rows_said(r, QUEUED) + unread(&r->rings) + unread(&r->beside); }
 
-int64_t dpi_ring_load(const EngineRing *r) { return dpi_ring_waiting(r) + (int64_t)said(r, INFLIGHT); }
+int64_t dpi_ring_load(const EngineRing *r) { return dpi_ring_waiting(r) + rows_said(r, INFLIGHT); }
 int dpi_ring_leaving(const EngineRing *r) { return said(r, LEAVING_WORD) != 0; }
 
 uint32_t dpi_ring_take(EngineRing *r) {
@@ -83,6 +91,8 @@ int dpi_ring_answered(const EngineRing *r) {
     return __atomic_load_n(count_at(r, r->answers_at), __ATOMIC_ACQUIRE) != r->answers;
 }
 
+static float sound(float figure) { return figure >= 0 && figure < MOST_SAID ? figure : 0; }
+
 int dpi_ring_next(EngineRing *r, RingAnswer *answer) {
     const RingAnswer *entries = (const RingAnswer *)((char *)r->rings.buf + r->answers_at + LINE);
     const uint64_t told = __atomic_load_n(count_at(r, r->answers_at), __ATOMIC_ACQUIRE), most = r->answers_mask + 1;
@@ -91,6 +101,8 @@ int dpi_ring_next(EngineRing *r, RingAnswer *answer) {
         const RingAnswer *entry = entries + (r->answers++ & r->answers_mask);
         *answer = *entry;
         answer->slot = __atomic_load_n(&entry->slot, __ATOMIC_RELAXED);  // once: what is checked is what is used
+        // They go into answers' JSON and sums of metrics, which one NaN would spoil for good.
+        answer->queue_ms = sound(answer->queue_ms), answer->device_ms = sound(answer->device_ms), answer->retry_s = sound(answer->retry_s);
         if (answer->slot < (uint32_t)r->slots && r->members[answer->slot]) return 1;
     }
     return 0;

@@ -12,24 +12,41 @@ from dpiframe_core.compiler.strided import Dim, Frame, Refused, Strided, frame_o
 
 
 def cat(e: Emitter, tensors: Sequence[Tensor], dim: int) -> Strided:
-    """Side by side along a dimension: without a copy if they lie so already."""
+    """Side by side along a dimension: neighbours that lie so already are one operand, and without a copy if that is all."""
     strided = [t for t in tensors if isinstance(t, Strided)]
-    first, rank = strided[0], strided[0].rank
+    rank = strided[0].rank
     frame = frame_of(strided, rank)
     dim %= rank
     position = frame.position(dim)
     rows = [frame.row(t) for t in strided]
     sizes = [list(row[0]) for row in rows if row]
-    alike = frame == Frame(rank, 0) and len(sizes) == len(tensors) and all(t.is_run for t in strided)
+    alike = frame == Frame(rank, 0) and len(sizes) == len(strided) and all(t.is_run for t in strided)
     if alike and all(set(s[: position - 1]) <= {1} for s in sizes):  # one behind the other, row-major
-        joined = tuple(sum(s[i] for s in sizes) if i == position - 1 else n for i, n in enumerate(sizes[0]))
-        ends = [t.offset + t.count for t in strided]
-        if all(t.base == first.base for t in strided) and [t.offset for t in strided[1:]] == ends[:-1]:
-            return replace(frame.back(first.base, joined), offset=first.offset)
-        if all(e.whole(t) for t in strided):
-            return frame.back(e.node("concat", [t.base for t in strided], sum(t.count for t in strided)), joined)
+        joined = _joined(tensors, frame, position - 1)
+        runs = [t for t in joined if isinstance(t, Strided)]
+        if len(joined) == 1:
+            return runs[0]
+        if len(runs) == len(joined) and all(e.whole(t) for t in runs):
+            total = tuple(sum(s[i] for s in sizes) if i == position - 1 else n for i, n in enumerate(sizes[0]))
+            return frame.back(e.node("concat", [t.base for t in runs], sum(t.count for t in runs)), total)
+        tensors = joined
     parts = [t if isinstance(t, Strided) else _rows_of(t, frame) for t in tensors]
     return e.call("aten.cat", parts, [position], frame)
+
+
+def _joined(tensors: Sequence[Tensor], frame: Frame, along: int) -> list[Tensor]:
+    """Row-major runs, those of one value that lie one behind the other as one run."""
+    out = list[Tensor]()
+    for t in tensors:
+        last = out[-1] if out else None
+        if isinstance(t, Strided) and isinstance(last, Strided) and (last.base, last.offset + last.count) == (t.base, t.offset):
+            before, own = frame.row(last), frame.row(t)
+            if before and own:
+                sizes = tuple(n + own[0][i] if i == along else n for i, n in enumerate(before[0]))
+                out[-1] = replace(frame.back(t.base, sizes), offset=last.offset)
+                continue
+        out.append(t)
+    return out
 
 
 def stack(e: Emitter, tensors: Sequence[Tensor], dim: int) -> Strided:

@@ -139,8 +139,9 @@ class CudaLane:
     def _compile_regions(self) -> None:
         """Has Inductor compile what some bucket may need: seconds, of one core and this thread's."""
         rows = self.buckets[-1]
-        wanted = {c.program if (c := self._calibrations.get(b)) else "" for b in self.buckets}  # "": any
-        for program in [p for p in self._programs.values() if wanted & {"", p.name}]:
+        wanted = {c.program for c in self._calibrations.values()}
+        unknown = [b for b in self.buckets if b not in self._calibrations]
+        for program in [p for p in self._programs.values() if p.name in wanted or any(map(p.fits, unknown))]:
             try:
                 with torch.cuda.stream(self._streams[0]):
                     program.operators.compile_regions(self._workspace, rows)
@@ -148,7 +149,7 @@ class CudaLane:
                 self._leave(program, failure)
 
     def _compilations(self, program: CudaProgram) -> list[Callable[[], object]]:
-        buckets = {rows: self._ahead(program, rows) for rows in self.buckets}
+        buckets = {rows: self._ahead(program, rows) for rows in self.buckets if program.fits(rows)}
         return program.operators.compile(buckets, {r for r in self.buckets if self._on_device and self._is_large(r)})
 
     def _prepared(self, rows: int, pool: Any) -> CapturedBucket | EagerBucket:
@@ -156,7 +157,7 @@ class CudaLane:
         known = self._calibrations.get(rows)
         if known and known.program not in self._programs:
             known = None
-        wanted = [self._programs[known.program]] if known else [p for p in self._programs.values() if p.operators.fits(rows)]
+        wanted = [self._programs[known.program]] if known else [p for p in self._programs.values() if p.fits(rows)]
         programs = [p for p in wanted if self._tuned(p, rows, brief=self._capture and len(wanted) > 1)]
         if not programs:  # what an earlier warm-up chose cannot be had any more
             return self._prepared(rows, pool)

@@ -29,6 +29,10 @@ OWN_OPS = {
     JOINED, "lookup", "wave", "chain", "head", "fm", "cross_v1", "cross_v1_head", "dot", "cin", "attention", "field_attention",
     "mixture", "gru", "lstm", "tower",
 }  # fmt: skip
+# Rows from which regions are tried though waves leave them nothing, if waves hold norms: a norm's job has few warps beside a
+# tile's shared memory, and Inductor reads and writes with all. MaskNet, tf32, waves and regions, us: 27 and 34 at one row, 78
+# and 82 at 1,024, 236 and 212 at 4,096; FinalMLP, which has no norms, was never faster as regions (H200).
+NORM_ROWS = 2048
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +53,7 @@ class CudaProgram:
         name: "waves", "shares" (waves that compute what contexts share once), "tower" (waves whose narrow MLP is one launch),
             "chain", "regions", or the scheduling policy of a graph whose modules run on streams.
         overlap: its kernels may start before the ones ahead of them are done (`kernels.runtime.launch.overlapping`).
+        least_rows: of a bucket for which it may be the fastest.
     """
 
     name: str
@@ -56,6 +61,11 @@ class CudaProgram:
     plan: Plan
     operators: CudaOperators
     overlap: bool
+    least_rows: int = 1
+
+    def fits(self, rows: int) -> bool:
+        """Whether it can run a bucket of so many rows, and may be the fastest there."""
+        return rows >= self.least_rows and self.operators.fits(rows)
 
     @property
     def operators_name(self) -> str:
@@ -82,8 +92,8 @@ def cuda_programs(
     scales: Mapping[str, float] | None = None,
 ) -> tuple[CudaProgram, ...]:
     """The programs to choose from: for "auto" waves, waves that compute once what rows of a context share, waves with a tower,
-    a chain (which takes few rows), breadth-first streams, one stream, and for graphs of which waves leave generic operators
-    regions of these, where Inductor has a C compiler; else the one that is named.
+    a chain (which takes few rows), breadth-first streams, one stream, and where Inductor has a C compiler regions
+    (`region_rows`); else the one that is named.
 
     scales: of the values in fp8, which only waves compute with.
     """
@@ -110,11 +120,11 @@ def cuda_programs(
             plan = POLICIES["sequential"](chain, 1)
             programs.append(CudaProgram(CHAIN, chain, plan, CudaOperators(chain, schema, store, dense, precision), True))
     regions = group_waves(group_regions(graph))
-    # Inductor takes 8 s to be there: not where waves compute everything.
-    left = policy == REGIONS or not (programs and programs[0].overlap)
-    if policy in (AUTO, REGIONS) and left and any(n.op == "region" for n in regions.nodes) and triton_builds():
+    least = region_rows(programs[0].graph if programs else None)
+    if policy in (AUTO, REGIONS) and least and any(n.op == "region" for n in regions.nodes) and triton_builds():
         plan = POLICIES["breadth_first"](regions, max_streams)
-        programs.append(CudaProgram(REGIONS, regions, plan, CudaOperators(regions, schema, store, dense, precision), False))
+        operators = CudaOperators(regions, schema, store, dense, precision)
+        programs.append(CudaProgram(REGIONS, regions, plan, operators, False, least))
     if (policy in (WAVES, REGIONS) or scales) and programs:
         return tuple(programs)
     operators = CudaOperators(graph, schema, store, dense, precision)
@@ -125,3 +135,12 @@ def cuda_programs(
             continue
         programs.append(CudaProgram(name, graph, plan, operators, False))
     return tuple(programs)
+
+
+def region_rows(waves: Graph | None) -> int:
+    """Rows from which regions may be faster than waves, if there are any; 0: for no number. Inductor takes 8 s to be there: so
+    not where waves compute everything and have no norms, and few rows are not timed where they do.
+    """
+    if waves is None or not all(n.op in OWN_OPS for n in waves.nodes):
+        return 1
+    return NORM_ROWS if any(m.op == "norm" for n in waves.nodes for m in n.attrs.members) else 0

@@ -47,7 +47,7 @@ def recall_choices(programs: Sequence[CudaProgram], known: Mapping[str, str], bu
     for program in programs:
         own = f"{program.operators_name}/"
         program.operators.recall({k.removeprefix(own): v for k, v in known.items() if k.startswith(own)})
-    able = {b: {p.name for p in programs if p.operators.fits(b)} for b in buckets}
+    able = {b: {p.name for p in programs if p.fits(b)} for b in buckets}
     found = {b: known.get(f"program@{b}", "") for b in buckets}
     return {b: Calibration(b, name, {}) for b, name in found.items() if name in able[b]}
 

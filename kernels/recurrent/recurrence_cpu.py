@@ -88,6 +88,8 @@ class _Direction:
         self.of_h, self.h_bias, self.x_bias = self._turned(u), self._bias(c), self._bias(b)
         self.linear = None if dtype == torch.float32 else Linear(self._rows(w), self.x_bias[: self.width], "identity", dtype)
         self.of_x = self._turned(w) if self.linear is None else None
+        if self.of_x is not None and self.gates == 4:  # an LSTM's: one sum
+            self.h_bias = self.h_bias + self.x_bias
 
     def _rows(self, matrix: torch.Tensor) -> torch.Tensor:
         """[gates * padded, columns] of [gates * hidden, columns]."""

@@ -18,8 +18,10 @@ from benchmarks.timing import times_of
 from tests.deployments.client_load import wait_until
 
 
-def series(figure: str, value: Callable[[float], float], begin: int = 0, end: int = 100) -> dict[str, Series]:
-    one = Series("7 replica")
+def series(
+    figure: str, value: Callable[[float], float], begin: int = 0, end: int = 100, name: str = "replica"
+) -> dict[str, Series]:
+    one = Series(f"7 {name}")
     one.figures[figure] = [(float(t), value(t)) for t in range(begin, end)]
     return {"7": one}
 
@@ -46,6 +48,33 @@ def test_growth_behind_the_time_to_settle_is_found(seen: dict[str, Series], grow
     lines, findings = growths(seen, 0.0, 100.0)
     assert len(lines) == 1
     assert bool(findings) == grows
+
+
+def pool(t: float) -> float:
+    """26 threads, and one more now and then until there are 32."""
+    return min(26.0 + t // 12, 32.0)
+
+
+@pytest.mark.parametrize("name", ["gcs_server", "raylet", "dashboard.py", "log_monitor.py", "ray::RuntimeEnvAgent"])
+def test_a_bounded_pool_of_rays_own_passes_and_a_leak_of_it_does_not(name: str) -> None:
+    for figure, value, grows in (
+        ("threads", pool, False),
+        ("rss_mb", lambda t: 60.0 + pool(t), False),
+        ("descriptors", lambda t: 2 * pool(t), False),
+        ("rss_mb", lambda t: 60.0 + t, True),
+        ("descriptors", lambda t: 50.0 + t, True),
+    ):
+        lines, findings = growths(series(figure, value, name=name), 0.0, 100.0)
+        assert bool(findings) == grows, (figure, findings)
+        assert f"{figure} " in lines[0]  # shown in any case
+
+
+@pytest.mark.parametrize(
+    "name", ["dpiframe serve", "ray::ServeReplica:dpiframe", "ray::CoordinatorActor", "haproxy", "ray::ServeController"]
+)
+def test_the_same_pool_fails_a_process_that_runs_the_service(name: str) -> None:
+    assert growths(series("threads", pool, name=name), 0.0, 100.0)[1]
+    assert growths(series("rss_mb", lambda t: 100.0 + t, name=name), 0.0, 100.0)[1]
 
 
 def test_the_thirds_are_those_of_what_is_left_behind_the_first_quarter() -> None:

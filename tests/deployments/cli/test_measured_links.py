@@ -49,8 +49,11 @@ def test_a_measurement_tells_bandwidths_and_what_a_read_of_the_host_waits_by_the
 
 def test_a_file_of_two_gpus_is_read() -> None:
     found = parse_links(str(MEASURED))
-    assert found.peer == pytest.approx(335.7e9)
-    assert found.host_s(64) == pytest.approx(21.121e-9)
+    records = json.loads(MEASURED.read_text())["records"]
+    peer = [r["gb_per_s"] for r in records if (r["system"], r["cell"]["row_bytes"]) == ("peer", 512)]
+    host = [r["ns_a_row"] for r in records if (r["system"], r["cell"]["row_bytes"]) == ("host", 64)]
+    assert min(peer) <= found.peer / 1e9 <= max(peer)
+    assert min(host) <= found.host_s(64) * 1e9 <= max(host)
 
 
 @pytest.mark.parametrize("records", [[], {}, [{"suite": "links"}], [record("local", 1, 64, 1, 1)]])

@@ -10,14 +10,14 @@ import pytest
 
 HERE = Path(__file__).parent
 DIRECT = HERE.parents[2] / "deployments" / "direct"
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITIZERS = ("-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all")
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
     out = tmp_path_factory.mktemp("fuzz") / "http_head_fuzz"
-    sources = HERE / "http_head_fuzz.c", DIRECT / "http_head.c"
+    sources = HERE / "fuzz" / "http_head_fuzz.c", DIRECT / "http_head.c"
     command = [compiler, "-g", "-O1", *SANITIZERS, f"-I{DIRECT}", *map(str, sources), "-o", str(out)]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if "cannot find" in made.stderr:
@@ -40,9 +40,15 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "driver", [("listener_fuzz", "3", "8000"), ("express_fuzz", "1", "3000"), ("express_fuzz", "2", "3000")]
+    "driver",
+    [
+        ("listener_fuzz", "3", "8000"),
+        ("express_fuzz", "1", "3000"),
+        ("express_fuzz", "2", "3000"),
+        ("split_fuzz", "1", "100000"),
+    ],
 )
-def test_hostile_clients_broken_engines_and_answers_to_nobody_break_nothing_in_the_listener(
+def test_hostile_clients_broken_engines_cut_streams_and_answers_to_nobody_break_nothing_in_the_listener(
     compiled: Path, driver: tuple[str, str, str]
 ) -> None:
     compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
@@ -58,7 +64,7 @@ def test_hostile_clients_broken_engines_and_answers_to_nobody_break_nothing_in_t
         "PYTHONMALLOC": "malloc",
     }
     name, *given = driver
-    command = [sys.executable, "-m", f"tests.deployments.direct.{name}", *given]
+    command = [sys.executable, "-m", f"tests.deployments.direct.fuzz.{name}", *given]
     ran = subprocess.run(
         command, capture_output=True, text=True, check=False, cwd=HERE.parents[2], env=environment, timeout=600
     )

@@ -65,6 +65,7 @@ def seeds() -> list[Seed]:
         found.append((INFER, *packed(sections)))
         found.append(("/v1/score", stream(table(rows)), ARROW))
         found.append(("/v1/score", stream(table(rows), 2, pa.ipc.IpcWriteOptions(compression="lz4")), ARROW))
+        found.append(("/v1/score", json.dumps(request(rows)).encode(), {"content-type": "application/json"}))
         coded = table(rows, site=pa.array(["a"] * rows).dictionary_encode())
         found.append(("/v1/score", stream(coded), ARROW))
     return found

@@ -1,6 +1,7 @@
 """nn.GRU and nn.LSTM through `compile`: torch's own scores, one operator a layer, and refusals that say what is so."""
 
 import re
+from functools import cache
 
 import pytest
 import torch
@@ -76,7 +77,9 @@ READ += [(name, "cell") for name, (cell, *_) in CASES.items() if cell is nn.LSTM
 GPU_ONLY = [pytest.param("cuda:0", policy, marks=pytest.mark.gpu) for policy in ("waves", "sequential")]
 
 
+@cache
 def compiled_of(name, reads="all"):
+    """The module, its schema and what it was compiled to; none is to be changed."""
     cell, steps, dim, hidden, options = CASES[name]
     module, made = randomised(Sequential(cell, steps, dim, hidden, reads, **options)), history(steps, dim)
     return module, made, compile_model(module, made, example(made))
@@ -117,7 +120,7 @@ def test_an_lstm_is_traced_where_torch_exports_its_states_with_an_axis_too_many(
     monkeypatch.setattr(decompositions, "one_layer_lstm", of_old)
     monkeypatch.setattr(decompositions, "select_one_layer_lstm_function", lambda *_: decompositions.one_layer_lstm)
     for name in ("lstm", "lstm-layers-both-ways"):
-        assert compiled_of(name, "cell")[-1].deviation <= 1e-5
+        assert compiled_of.__wrapped__(name, "cell")[-1].deviation <= 1e-5
     assert decompositions.one_layer_lstm is of_old
 
 
@@ -258,3 +261,16 @@ def test_a_recurrence_over_the_rows_is_refused():
     module, made = randomised(OverRows(nn.GRU, 3, 4, 6, batch_first=True)), history(3, 4)
     with pytest.raises(InputError, match=r"module: got a fixed number of rows, .* no recurrence over rows"):
         compile_model(module, made, example(made))
+
+
+def test_features_that_lie_side_by_side_are_one_window_beside_a_state():
+    module = Sequential(nn.LSTM, 3, 4, 6, batch_first=True)
+    module.states = lambda x: torch.cat(
+        [*(module.item(x[f"item{t}"]) for t in range(3)), module.recur(module.items(x))[0][:, -1]], 1
+    )
+    module.out = nn.Linear(3 + 3 * 4 + 6, 1)
+    schema = history(3, 4)
+    compiled = compile_model(module, schema, example(schema))
+    calls = [node.attrs.aten for node in compiled.graph.nodes if node.attrs.aten]
+    beside = next(call for call in calls if call.op == "aten.cat")
+    assert [window.sizes for window in beside.operands] == [(3 * 4,), (6,)]

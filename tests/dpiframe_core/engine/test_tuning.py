@@ -6,8 +6,8 @@ from dpiframe_core.engine.tuning import recall_choices
 
 
 def program(name, most, heard):
-    operators = SimpleNamespace(fits=lambda rows: rows <= most, recall=heard.update)
-    return SimpleNamespace(name=name, operators_name=name, operators=operators)
+    operators = SimpleNamespace(recall=heard.update)
+    return SimpleNamespace(name=name, operators_name=name, operators=operators, fits=lambda rows: rows <= most)
 
 
 def test_a_bucket_recalls_only_a_program_that_exists_and_takes_its_rows():

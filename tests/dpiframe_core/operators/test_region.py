@@ -1,5 +1,7 @@
 """Regions computed as one function: the values of the operators one by one, on any number of rows."""
 
+from functools import cache
+
 import pytest
 import torch
 import torch._inductor.config as inductor
@@ -17,7 +19,9 @@ from tests.dpiframe_core.graph.test_regions import generic, graph_of
 GENERIC = ["transformer", "two-tower", "normalised"]
 
 
+@cache
 def compiled(name):
+    """The schema and what was compiled; neither is to be changed."""
     make, schema_of, options = MODULES[name]
     schema = schema_of(8)
     return schema, compile_model(randomised(make(8)), schema, example(schema), **options)

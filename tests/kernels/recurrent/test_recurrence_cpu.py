@@ -64,15 +64,25 @@ def test_scaled_by_a_mask_the_last_state_is_that_of_a_packed_sequence():
     torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
 
 
-def test_large_sums_saturate_and_nan_stays_nan():
-    cells = random_cells("gru", 1, 16)
-    w, u, b, c = cells[0]
+@pytest.mark.parametrize("op", ["gru", "lstm"])
+def test_large_sums_saturate_and_nan_stays_nan(op):
+    cells = random_cells(op, 1, 16)
     for value, expected in ((1e30, np.isfinite), (-1e30, np.isfinite), (np.nan, np.isnan)):
         x = np.full((2, 3, 1), value, np.float32)
-        got = run("gru", x, [(w, u, b, c)], "none", None, False)
+        got = run(op, x, cells, "none", None, False)
         assert expected(got).all()
         if value == value:
-            np.testing.assert_allclose(got, oracle("gru", x, cells), rtol=0, atol=2e-6)
+            np.testing.assert_allclose(got, oracle(op, x, cells), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 64, 256, 1024])
+@pytest.mark.parametrize("hidden", [32, 64])
+def test_an_lstm_of_twenty_steps_is_exact_to_a_millionth(hidden, rows):
+    cells = [tuple(part / 4 for part in cell) for cell in random_cells("lstm", 16, hidden)]
+    x, _ = inputs_of(20, 16, rows, "none")
+    np.testing.assert_allclose(
+        run("lstm", x, cells, "none", None, True), oracle("lstm", x, cells, "none", None, True), rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.skipif(cpu_library() is None, reason="there is no C compiler")

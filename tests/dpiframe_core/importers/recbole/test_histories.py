@@ -1,6 +1,7 @@
 """RecBole's DIN and DIEN, a state dict and a spec in, against the scores that the library's own classes gave."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -48,50 +49,64 @@ def scores(path, columns, device="cpu", precision="fp32"):
         engine.close()
 
 
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """case -> its bundle, not to be changed, and the library's scores: each is imported once for all tests."""
+
+    @cache
+    def import_once(name):
+        folder = tmp_path_factory.mktemp(name)
+        checkpoint, spec_file, expected = files(BY_NAME[name], folder)
+        write_import(recbole(checkpoint, spec_file), folder / "bundle")
+        return folder / "bundle", expected
+
+    return lambda case: import_once(case.name)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_raw_tokens_score_as_in_the_library(tmp_path, case):
-    checkpoint, spec_file, expected = files(case, tmp_path)
-    write_import(recbole(checkpoint, spec_file), tmp_path / "bundle")
+def test_raw_tokens_score_as_in_the_library(imported, case):
+    bundle, expected = imported(case)
     assert expected.std() > 5e-3
-    got = scores(tmp_path / "bundle", rows(case))
+    got = scores(bundle, rows(case))
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), (None, 1e-3)])
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_raw_tokens_score_the_same_on_a_gpu(tmp_path, case, precision, tolerance):
-    checkpoint, spec_file, expected = files(case, tmp_path)
-    write_import(recbole(checkpoint, spec_file), tmp_path / "bundle")
-    got = scores(tmp_path / "bundle", rows(case), "cuda:0", precision)
+def test_raw_tokens_score_the_same_on_a_gpu(imported, case, precision, tolerance):
+    bundle, expected = imported(case)
+    got = scores(bundle, rows(case), "cuda:0", precision)
     np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance)
 
 
-def scored(case, folder, *more):
-    """Of the first row, and of it with other raw values."""
-    checkpoint, spec_file, _ = files(case, folder)
-    write_import(recbole(checkpoint, spec_file), folder / "bundle")
-    one = {name: column[:1] for name, column in rows(case).items()}
-    return [float(scores(folder / "bundle", one | change)[0, 0]) for change in ({}, *more)]
+def scored(case, bundle, *more):
+    """Of the first row, and of it with other raw values, by one engine."""
+    columns = {name: [v[0]] * (1 + len(more)) for name, v in rows(case).items()}
+    for i, change in enumerate(more, 1):
+        for name, (value,) in change.items():
+            columns[name][i] = value
+    return scores(bundle, columns)[:, 0].tolist()
 
 
 @pytest.mark.parametrize("name", ["din", "dien-gru", "dien-aigru", "dien-agru", "dien-augru"])
-def test_steps_move_the_score_in_their_order_but_in_din_and_an_empty_history_has_a_score(tmp_path, name):
+def test_steps_move_the_score_in_their_order_but_in_din_and_an_empty_history_has_a_score(imported, name):
     def history(*items):
         return {"item_id_list": [[f"item_id-{i}" for i in items]], "category_list": [["category-1"] * len(items)]}
 
-    _, long, turned, short, none = scored(BY_NAME[name], tmp_path, history(3, 5, 7), history(7, 5, 3), history(3), history())
+    case, histories = BY_NAME[name], (history(3, 5, 7), history(7, 5, 3), history(3), history())
+    _, long, turned, short, none = scored(case, imported(case)[0], *histories)
     assert len({long, short, none}) == 3
     assert 0 < none < 1
     assert abs(turned - long) < 1e-6 if name == "din" else abs(turned - long) > 1e-6
 
 
-def test_an_item_that_the_data_set_did_not_have_reads_the_row_of_pad_and_is_a_step(tmp_path):
+def test_an_item_that_the_data_set_did_not_have_reads_the_row_of_pad_and_is_a_step(imported):
     def history(*items):
         return {"item_id_list": [list(items)], "category_list": [["category-2"] * len(items)]}
 
     changes = {"item_id": ["unheard"]}, {"item_id": [None]}, history("unheard", "item_id-1"), history("item_id-1")
-    first, unseen, missing, both, one = scored(BY_NAME["din"], tmp_path, *changes)
+    first, unseen, missing, both, one = scored(BY_NAME["din"], imported(BY_NAME["din"])[0], *changes)
     assert unseen == missing != first
     assert abs(both - one) > 1e-4
 
@@ -105,14 +120,13 @@ def test_histories_are_of_their_items_and_din_has_no_features_of_users(tmp_path)
     }  # fmt: skip
 
 
-def test_a_user_gives_a_history_once_for_all_candidates(tmp_path):
+def test_a_user_gives_a_history_once_for_all_candidates(imported):
     case = BY_NAME["dien-augru"]
-    checkpoint, spec_file, expected = files(case, tmp_path)
-    write_import(recbole(checkpoint, spec_file), tmp_path / "bundle")
+    bundle, expected = imported(case)
     columns = rows(case)
     context = {name: columns[name][7] for name in columns if name.endswith("_list")}
     several = {name: [v[7], v[2], v[7]] for name, v in columns.items() if name not in context}
-    engine = Engine(read_bundle(tmp_path / "bundle"), "cpu", "fp32")
+    engine = Engine(read_bundle(bundle), "cpu", "fp32")
     engine.warmup()
     try:
         got = engine.score(several, context)

@@ -17,7 +17,7 @@ from dpiframe_core.importers.fuxictr.files import find_files
 from dpiframe_core.importers.fuxictr.run import fuxictr
 from dpiframe_core.importers.raw_rows import read_rows
 from dpiframe_core.importers.writing import write_import
-from tests.dpiframe_core.importers.fuxictr.zoo.cases import BY_NAME, CASES, write_run
+from tests.dpiframe_core.importers.fuxictr.zoo.cases import BY_NAME, CASES, columns, write_run
 
 STORED = Path(__file__).parent / "stored"
 
@@ -66,7 +66,7 @@ def test_a_run_by_its_name_alone_scores_the_same_on_a_gpu(tmp_path, case, precis
 @pytest.mark.parametrize("name", ["fm", "bst", "dien"])
 def test_what_a_request_gives_once_scores_as_in_the_library(tmp_path, name):
     run, expected = stored_run(BY_NAME[name], tmp_path / "run")
-    given = [f.name for f in fuxictr(find_files(run)).schema.features][:1]
+    given = [columns(BY_NAME[name].data)[0]["name"]]
     write_import(fuxictr(find_files(run), given), tmp_path / "bundle")
     engine = Engine(read_bundle(tmp_path / "bundle"), "cpu", "fp32")
     engine.warmup()

@@ -9,6 +9,7 @@ import random
 import socket
 import sys
 import time
+from array import array
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -23,12 +24,14 @@ from deployments.fanin.rings import Ask, Rings
 from deployments.fanin.shared_memory import shared_memory
 from dpiframe_core.features.preencoded import PreencodedReader
 from dpiframe_core.features.row_block import RowBlock
-from tests.deployments.direct.listener_fuzz import join, mutated
+from tests.deployments.direct.fuzz.listener_fuzz import join, mutated
 from tests.deployments.direct.test_express import body, post
 from tests.deployments.serving_doubles import SCHEMA
 
 _SLOT_BYTES, _SLOTS = 4096, 8
 _SHAPES = [{"rows": 1}, {"rows": 3}, {"rows": 3, "deadline_ms": 1}, {"rows": 20, "priority": 1}, {"rows": 60}]
+_TIMES = [1.0, 1.0, 1.0, 0.0, -1.0, 3e38, float("nan"), float("inf")]
+_ROWS = [float("nan"), float("inf"), -float("inf"), 1e300, -1e300, 9.3e18]
 READER, LAYOUT = PreencodedReader(SCHEMA), SCHEMA.block_layout
 
 
@@ -39,7 +42,9 @@ class Engine:
         self.rng, self.trusting = rng, trusting
         self.memory, rings_fd = RequestMemory(_SLOTS * _SLOT_BYTES), shared_memory("fuzz", Rings.NBYTES)
         self.fds = os.eventfd(0, os.EFD_NONBLOCK), os.eventfd(0, os.EFD_NONBLOCK)
-        board = Board(shared_memory("fuzz", Board.nbytes(1)), 1)
+        self.board = board = Board(shared_memory("fuzz", Board.nbytes(1)), 1)
+        begun = Rings(rings_fd)  # both rings begin anew within the first requests
+        begun.asks._published[0], begun.answers._published[0] = (entries - 9 for entries in Rings.ENTRIES)
         self.rings, beside = Rings(rings_fd), Rings(shared_memory("fuzz", Rings.NBYTES))
         agreed: Any = SimpleNamespace(
             rings=Rings(rings_fd),
@@ -76,11 +81,16 @@ class Engine:
         for slot, rows, at in [self.open.pop() for _ in range(self.rng.randint(0, len(self.open)))]:
             values = float("nan") if self.rng.random() < 0.05 else 0.5
             self.memory.mapped[at : at + 4 * rows] = np.full(rows, values, np.float32).tobytes()
-            self.rings.answers.put(slot, self.rng.choice((1,) * 30 + (2, 3, 4, 5, 77)), 1.0, 2.0, 0.1)
+            times = self.rng.choices(_TIMES, k=3) if not self.trusting else (1.0, 2.0, 0.1)
+            self.rings.answers.put(slot, self.rng.choice((1,) * 30 + (2, 3, 4, 5, 77)), *times)
         if self.rng.random() < 0.1:
             self.rings.answers.put(self.rng.getrandbits(32), 1, float("nan"), 1e30, 0.0)
         self.rings.answers.publish()
         os.eventfd_write(self.fds[0], 1)
+        if not self.trusting:  # what its board and its counts say, now and then
+            said = self.rng.choice(_ROWS) if self.rng.random() < 0.05 else 0.0
+            self.board.line.cast("d")[:2] = array("d", (said, said))
+            self.rings.taken_rows = self.rng.choice((0, 2**63, 2**64 - 1)) if self.rng.random() < 0.05 else self.taken
 
     def close(self, listener: Any) -> None:
         listener.detach(self.ring)
@@ -142,8 +152,9 @@ def main(seed: int, steps: int) -> None:
             gone = listener.ended()
             ended += len(gone)
             listener.answer([(one[0], b"HTTP/1.1 503 No\r\n\r\n", False) for one in gone])
-            for known, given_up, *_, sample in listener.seen():
+            for known, given_up, *times, sample in listener.seen():
                 assert known in (1, 3, 20, 60)
+                assert all(0 <= ms < 1e13 for ms in times)
                 assert set(np.frombuffer(sample, np.float32)) <= {np.float32(0.5)}
                 cancelled += given_up
                 answered += not given_up

@@ -1,0 +1,75 @@
+"""Which ways a GPU may run a model at a number of rows, and for which of them Inductor compiles."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks.workloads.compiled import compiled_model
+from benchmarks.workloads.modules import FinalMLP, MaskNet
+from dpiframe_core.engine import cuda_lane, program
+from dpiframe_core.engine.calibration import Calibration
+from dpiframe_core.engine.cuda_lane import CudaLane
+from dpiframe_core.engine.program import NORM_ROWS, CudaProgram, cuda_programs
+from dpiframe_core.graph.fusion import fuse
+
+CPU, FIELDS, DIM = torch.device("cpu"), 5, 8
+BUCKETS = (1, 64, 1024, 2047, 2048, 4096)
+
+
+def programs_of(module, monkeypatch, policy="auto"):
+    """As on an H200 with a C compiler; operators that compute nothing."""
+    w = compiled_model("small", CPU, module=module, sizes=[50] * FIELDS, dim=DIM)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(program, "triton_builds", lambda: True)
+    monkeypatch.setattr(program, "tower_graph", lambda *given: None)
+    monkeypatch.setattr(program, "CudaOperators", lambda *given, **more: SimpleNamespace(fits=lambda rows: True))
+    store = SimpleNamespace(device=CPU)
+    return cuda_programs(fuse(w.graph), w.schema, store, w.dense, "tf32", policy, 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "policy", "expected"),
+    [
+        (MaskNet(FIELDS, DIM), "auto", [2048, 4096]),
+        (FinalMLP(FIELDS, DIM), "auto", []),
+        (MaskNet(FIELDS, DIM), "regions", list(BUCKETS)),
+        (FinalMLP(FIELDS, DIM), "regions", list(BUCKETS)),
+    ],
+)
+def test_regions_are_timed_where_waves_hold_norms_of_many_rows_or_they_are_asked_for(module, policy, expected, monkeypatch):
+    regions = [p for p in programs_of(module, monkeypatch, policy) if p.name == "regions"]
+    assert [b for b in BUCKETS for p in regions if p.fits(b)] == expected
+
+
+def test_waves_that_leave_generic_operators_compete_with_regions_at_every_bucket():
+    node = SimpleNamespace(op="aten", attrs=SimpleNamespace(members=()))
+    assert program.region_rows(SimpleNamespace(nodes=[node])) == 1
+
+
+def compiled(buckets, known, names):
+    """Which programs' regions a lane compiles."""
+    did = []
+    made = {}
+    for name, least in names.items():
+        operators = SimpleNamespace(
+            fits=lambda rows: True, compile_regions=lambda workspace, rows, n=name: did.append((n, rows))
+        )
+        made[name] = CudaProgram(name, None, None, operators, False, least)
+    CudaLane._compile_regions(
+        SimpleNamespace(buckets=buckets, _calibrations=known, _programs=made, _streams=[None], _workspace=None)
+    )
+    return did
+
+
+def test_inductor_compiles_only_what_some_bucket_may_keep(monkeypatch):
+    monkeypatch.setattr(cuda_lane.torch.cuda, "stream", lambda stream: nullcontext())
+    ways = {"waves": 1, "regions": NORM_ROWS}
+    assert compiled((1, 1024), {}, ways) == [("waves", 1024)]
+    assert compiled((1, 4096), {}, ways) == [("waves", 4096), ("regions", 4096)]
+    kept = {4096: Calibration(4096, "waves", {})}
+    assert compiled((1, 4096), kept, ways) == [("waves", 4096)]  # what is left to find needs no regions
+    both = {1: Calibration(1, "waves", {}), 4096: Calibration(4096, "regions", {})}
+    assert compiled((1, 4096), both, ways) == [("waves", 4096), ("regions", 4096)]
+    assert compiled((1,), {1: both[1]}, ways) == [("waves", 1)]

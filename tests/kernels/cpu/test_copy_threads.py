@@ -1,0 +1,37 @@
+"""The threads that share copies, under the thread sanitizer."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+KERNELS = HERE.parents[2] / "kernels"
+
+
+def ran(out: Path, source: str) -> subprocess.CompletedProcess[str]:
+    """The driver with this copy_threads.c in it."""
+    compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
+    (out / "copy_threads.c").write_text(source)
+    sources = HERE / "copy_threads_race.c", out / "copy_threads.c"
+    command = [compiler, "-g", "-O1", "-std=gnu11", "-pthread", "-fsanitize=thread", f"-I{KERNELS}", *map(str, sources)]
+    made = subprocess.run([*command, "-o", str(out / "race")], capture_output=True, text=True, check=False)
+    if "cannot find" in made.stderr:
+        pytest.skip("the compiler has no sanitizers")
+    assert made.returncode == 0, made.stderr
+    done = subprocess.run([out / "race"], capture_output=True, text=True, check=False, env=os.environ | {"TSAN_OPTIONS": ""})
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("the thread sanitizer does not run on this kernel")
+    return done
+
+
+@pytest.mark.slow
+def test_what_a_piece_wrote_is_read_only_behind_its_mark_and_without_the_mark_the_sanitizer_says_so(tmp_path: Path) -> None:
+    source = (KERNELS / "cpu" / "copy_threads.c").read_text()
+    done = ran(tmp_path, source)
+    assert (done.returncode, done.stdout) == (0, "whole\n"), done.stderr[-3000:]
+    unmarked = source.replace("__ATOMIC_RELEASE", "__ATOMIC_RELAXED")
+    assert unmarked != source
+    assert "data race" in ran(tmp_path, unmarked).stderr
