@@ -9,7 +9,7 @@
 //
 // stdout: one line of JSON, then three float32 for each request that was due (closed loop: answered) within SECONDS after WARM_S
 // and answered with 2xx: its latency; how much of that it was not sent yet, as this program was late or no connection was free;
-// and when it was due after WARM_S; all in microseconds. A request still open 2 s after the end counts as `unanswered`.
+// and when it was due after `begin_s`; all in microseconds. A request still open 2 s after the end counts as `unanswered`.
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -276,7 +276,7 @@ int main(int argc, char **argv) {
   printf("{\"answered\": %ld, \"seconds\": %.6f, \"unanswered\": %ld, \"reconnects\": %ld, \"cpu_share\": %.4f, ", (long)answered,
          (end - begin) / 1e9, unanswered, reconnects, cpu / ((now_ns() - first) / 1e9));
   printf("\"late_p99_us\": %.2f, \"answered_in_all\": %ld, ", late_kept ? late[(long)(late_kept * 0.99)] / 1e3 : 0.0, (long)answered_in_all);
-  printf("\"kept\": %zu, \"status\": {", kept);
+  printf("\"begin_s\": %.6f, \"kept\": %zu, \"status\": {", begin / 1e9, kept);
   const char *comma = "";
   for (int i = 0; i < 600; i++)
     if (status_counts[i]) printf("%s\"%d\": %ld", comma, i, status_counts[i]), comma = ", ";

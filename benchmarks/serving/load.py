@@ -127,10 +127,14 @@ def joined(outputs: Sequence[bytes]) -> Load:
         statuses.update(head["status"])
     unanswered = sum(head["unanswered"] for head in heads)
     failed = {status: count for status, count in statuses.items() if not status.startswith("2")}
-    times, unsent, due = np.concatenate(answers).T
+    times, unsent = np.concatenate(answers)[:, :2].T
+    first_s = min(head["begin_s"] for head in heads)
+    due = np.concatenate(
+        [own[:, 2] / 1e3 + (head["begin_s"] - first_s) * 1e3 for head, own in zip(heads, answers, strict=True)]
+    )
     if not times.size:
         raise RuntimeError(f"load: got no good answer (others: {failed}, unanswered: {unanswered}), expected some")
-    slow_ms = np.quantile(due[times >= np.quantile(times, 0.99)], (0.1, 0.5, 0.9)) / 1e3
+    slow_ms = np.quantile(due[times >= np.quantile(times, 0.99)], (0.1, 0.5, 0.9))
     return Load(
         times_of((times / 1e6).tolist()),
         float(np.quantile(times, 0.999)),

@@ -76,10 +76,11 @@ def run(plan: Plan, said: Callable[[str], None]) -> Iterator[Record]:
                         load, cpu_us = _measured(plan, at, requests, open_, share * best)
                         best = best if share else max(best, load.requests_per_s)
                         total = sum(map(sum, cpu_us.values()))
+                        slowest = " ".join(f"{ms:.0f}" for ms in load.slow_ms)
                         said(
                             f"{way} {form} {rows} x{open_} {share or ''}: {load.requests_per_s:.0f}/s, "
                             f"p50 {load.times.p50_us:.0f}, p99 {load.times.p99_us:.0f}, p99.9 {load.p999_us:.0f} us, "
-                            f"unsent p99 {load.unsent_p99_us:.0f} us, slowest at {' '.join(f'{ms:.0f}' for ms in load.slow_ms)} ms; "
+                            f"unsent p99 {load.unsent_p99_us:.0f} us, slowest at {slowest} ms; "
                             f"CPU {total:.0f} us {cpu_us}"
                         )
                         yield record(
@@ -95,11 +96,18 @@ def run(plan: Plan, said: Callable[[str], None]) -> Iterator[Record]:
 def _measured(
     plan: Plan, server: Running, requests: list[bytes], connections: int, rate: float
 ) -> tuple[Load, dict[str, tuple[float, float]]]:
-    common = {"connections": connections, "rate": rate, "processes": plan.load_processes, "seed": plan.seed}
     if not rate:
         settle(server)
     before = _cpu_ticks(server)
-    load = drive(server.port, requests, seconds=plan.seconds, **common)
+    load = drive(
+        server.port,
+        requests,
+        connections=connections,
+        seconds=plan.seconds,
+        rate=rate,
+        processes=plan.load_processes,
+        seed=plan.seed,
+    )
     after = _cpu_ticks(server)
     us = 1e6 / os.sysconf("SC_CLK_TCK") / load.answered
     spent = {part: [b - a for a, b in zip(before[part], after[part], strict=True)] for part in PARTS}

@@ -137,14 +137,16 @@ def test_requests_that_nobody_answers_are_told(requests_of):
 def test_the_figures_of_load_processes_are_put_together():
     def output(latencies: list[float], **changed: object) -> bytes:
         head = {"answered": 2, "seconds": 0.5, "unanswered": 0, "reconnects": 1, "cpu_share": 0.2, "late_p99_us": 5.0,
-                "answered_in_all": 3, "kept": len(latencies), "status": {"200": 2}, **changed}  # fmt: skip
+                "answered_in_all": 3, "begin_s": 7.0, "kept": len(latencies), "status": {"200": 2}, **changed}  # fmt: skip
         rows = [(latency, latency / 10, 1000 * latency) for latency in latencies]
         return json.dumps(head).encode() + b"\n" + b"".join(struct.pack("<3f", *row) for row in rows)
 
-    load = joined([output([10, 20]), output([30], answered=4, unanswered=3, cpu_share=0.95, status={"200": 1, "503": 2})])
+    load = joined(
+        [output([10, 20]), output([30], answered=4, unanswered=3, cpu_share=0.95, begin_s=7.5, status={"200": 1, "503": 2})]
+    )
     assert (load.times.calls, load.requests_per_s, load.reconnects) == (3, 12.0, 2)
     assert load.times.p50_us == pytest.approx(20)
-    assert load.slow_ms == pytest.approx((30, 30, 30))
+    assert load.slow_ms == pytest.approx((530, 530, 530))  # the second process began half a second later
     assert load.unsent_p99_us == pytest.approx(3, abs=0.1)
     assert load.answered == 6
     assert load.failed == {"503": 2, "unanswered": 3}
