@@ -7,8 +7,9 @@
 // whether or not earlier ones are answered: one that is due goes to a free connection or waits for one, and its latency counts
 // from when it was due, so that a stall of the server is felt by all requests that a real client would have sent meanwhile.
 //
-// stdout: one line of JSON, then a float32 for each request that was due (closed loop: answered) within SECONDS after WARM_S and
-// answered with 2xx: its latency in microseconds. A request still open 2 s after the end counts as `unanswered`.
+// stdout: one line of JSON, then three float32 for each request that was due (closed loop: answered) within SECONDS after WARM_S
+// and answered with 2xx: its latency; how much of that it was not sent yet, as this program was late or no connection was free;
+// and when it was due after `begin_s`; all in microseconds. A request still open 2 s after the end counts as `unanswered`.
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -33,7 +34,7 @@ enum { BUFFER = 1 << 20, PATIENCE_NS = 2000000000 };
 
 typedef struct {
   int fd, busy, measured;
-  int64_t due;             // ns; latency counts from here
+  int64_t due, sent;       // ns; latency counts from when it was due
   const char *out;         // the request being sent
   size_t out_len, out_at;
   char *in;
@@ -47,7 +48,8 @@ static int poll_fd;
 static char **requests;
 static uint32_t *lengths;
 static size_t request_count, next_request;
-static float *latencies;
+typedef struct { float latency, unsent, due; } Kept;
+static Kept *answers;
 static size_t kept, room;
 static int64_t *waiting;   // due times that found no free connection: a ring
 static size_t waiting_head, waiting_count, waiting_room = 1 << 16;
@@ -99,6 +101,7 @@ static void push_out(Connection *c) {
 static void start(Connection *c, int64_t due) {
   c->busy = 1;
   c->due = due;
+  c->sent = now_ns();
   c->measured = due >= begin && due < end;
   c->out = requests[next_request];
   c->out_len = lengths[next_request];
@@ -117,9 +120,9 @@ static void reconnect(Connection *c) {  // a server may close an idle connection
   }
 }
 
-static void keep(float us) {
-  if (kept == room) latencies = realloc(latencies, (room = room ? 2 * room : 1 << 16) * sizeof *latencies);
-  latencies[kept++] = us;
+static void keep(const Connection *c, int64_t now) {
+  if (kept == room) answers = realloc(answers, (room = room ? 2 * room : 1 << 16) * sizeof *answers);
+  answers[kept++] = (Kept){(now - c->due) / 1e3f, (c->sent - c->due) / 1e3f, (c->due - begin) / 1e3f};
 }
 
 static void read_head(Connection *c) {
@@ -195,7 +198,7 @@ int main(int argc, char **argv) {
   int64_t first = now_ns();
   begin = first + (int64_t)(atof(argv[5]) * 1e9);
   end = begin + (int64_t)(atof(argv[6]) * 1e9);
-  int64_t due = first, answered = 0;
+  int64_t due = first, answered = 0, answered_in_all = 0;
   long late_room = 0;
   if (rate == 0)
     while (idle_count) start(idle[--idle_count], now_ns());
@@ -244,8 +247,10 @@ int main(int argc, char **argv) {
       now = now_ns();
       int measured = rate > 0 ? c->measured : now >= begin && now < end;
       if (measured) status_counts[c->status < 600 ? c->status : 599]++;
-      if (measured && c->status / 100 == 2) keep((now - c->due) / 1e3f);
-      answered += now >= begin && now < end && c->status / 100 == 2;
+      if (measured && c->status / 100 == 2) keep(c, now);
+      const int good = c->status / 100 == 2;
+      answered += now >= begin && now < end && good;
+      answered_in_all += good;
       c->busy = 0;
       if (rate == 0) {
         start(c, now_ns());
@@ -270,11 +275,12 @@ int main(int argc, char **argv) {
   double cpu = used.ru_utime.tv_sec + used.ru_stime.tv_sec + (used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6;
   printf("{\"answered\": %ld, \"seconds\": %.6f, \"unanswered\": %ld, \"reconnects\": %ld, \"cpu_share\": %.4f, ", (long)answered,
          (end - begin) / 1e9, unanswered, reconnects, cpu / ((now_ns() - first) / 1e9));
-  printf("\"late_p99_us\": %.2f, \"kept\": %zu, \"status\": {", late_kept ? late[(long)(late_kept * 0.99)] / 1e3 : 0.0, kept);
+  printf("\"late_p99_us\": %.2f, \"answered_in_all\": %ld, ", late_kept ? late[(long)(late_kept * 0.99)] / 1e3 : 0.0, (long)answered_in_all);
+  printf("\"begin_s\": %.6f, \"kept\": %zu, \"status\": {", begin / 1e9, kept);
   const char *comma = "";
   for (int i = 0; i < 600; i++)
     if (status_counts[i]) printf("%s\"%d\": %ld", comma, i, status_counts[i]), comma = ", ";
   printf("}}\n");
-  fwrite(latencies, sizeof *latencies, kept, stdout);
+  fwrite(answers, sizeof *answers, kept, stdout);
   return 0;
 }

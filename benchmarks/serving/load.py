@@ -30,6 +30,10 @@ class Load:
         failed: other answers by status, and "unanswered" two seconds after the end.
         cpu_share: of the busiest load process, and late_p99_us how late that process itself was: they say whether the load
             generator, and not the server, set the figures. limited: it did.
+        answered: with 2xx, those of the warm-up too.
+        unsent_p99_us: how long requests that were due were not sent, as that process was late or no connection was free.
+        slow_ms: when the slowest hundredth was due, from the first measured second on: a tenth of it before the first of these,
+            half before the second, nine tenths before the third. Close together, they are one stall and not a busy server.
     """
 
     times: Times
@@ -39,6 +43,9 @@ class Load:
     reconnects: int
     cpu_share: float
     late_p99_us: float
+    answered: int
+    unsent_p99_us: float
+    slow_ms: tuple[float, float, float]
 
     @property
     def limited(self) -> bool:
@@ -111,18 +118,23 @@ def drive(
 
 def joined(outputs: Sequence[bytes]) -> Load:
     """The figures of several load processes as one."""
-    heads, latencies, statuses = [], [], Counter[str]()
+    heads, answers, statuses = [], [], Counter[str]()
     for out in outputs:
         line, _, raw = out.partition(b"\n")
         head = json.loads(line)
         heads.append(head)
-        latencies.append(np.frombuffer(raw, np.float32, head["kept"]))
+        answers.append(np.frombuffer(raw, np.float32, 3 * head["kept"]).reshape(-1, 3))
         statuses.update(head["status"])
     unanswered = sum(head["unanswered"] for head in heads)
     failed = {status: count for status, count in statuses.items() if not status.startswith("2")}
-    times = np.concatenate(latencies)
+    times, unsent = np.concatenate(answers)[:, :2].T
+    first_s = min(head["begin_s"] for head in heads)
+    due = np.concatenate(
+        [own[:, 2] / 1e3 + (head["begin_s"] - first_s) * 1e3 for head, own in zip(heads, answers, strict=True)]
+    )
     if not times.size:
         raise RuntimeError(f"load: got no good answer (others: {failed}, unanswered: {unanswered}), expected some")
+    slow_ms = np.quantile(due[times >= np.quantile(times, 0.99)], (0.1, 0.5, 0.9))
     return Load(
         times_of((times / 1e6).tolist()),
         float(np.quantile(times, 0.999)),
@@ -131,4 +143,7 @@ def joined(outputs: Sequence[bytes]) -> Load:
         sum(head["reconnects"] for head in heads),
         max(head["cpu_share"] for head in heads),
         max(head["late_p99_us"] for head in heads),
+        sum(head["answered_in_all"] for head in heads),
+        float(np.quantile(unsent, 0.99)),
+        (float(slow_ms[0]), float(slow_ms[1]), float(slow_ms[2])),
     )

@@ -76,9 +76,11 @@ def run(plan: Plan, said: Callable[[str], None]) -> Iterator[Record]:
                         load, cpu_us = _measured(plan, at, requests, open_, share * best)
                         best = best if share else max(best, load.requests_per_s)
                         total = sum(map(sum, cpu_us.values()))
+                        slowest = " ".join(f"{ms:.0f}" for ms in load.slow_ms)
                         said(
                             f"{way} {form} {rows} x{open_} {share or ''}: {load.requests_per_s:.0f}/s, "
-                            f"p50 {load.times.p50_us:.0f}, p99 {load.times.p99_us:.0f}, p99.9 {load.p999_us:.0f} us; "
+                            f"p50 {load.times.p50_us:.0f}, p99 {load.times.p99_us:.0f}, p99.9 {load.p999_us:.0f} us, "
+                            f"unsent p99 {load.unsent_p99_us:.0f} us, slowest at {slowest} ms; "
                             f"CPU {total:.0f} us {cpu_us}"
                         )
                         yield record(
@@ -87,21 +89,27 @@ def run(plan: Plan, said: Callable[[str], None]) -> Iterator[Record]:
                             rows_per_s=load.requests_per_s * rows, requests_per_s=round(load.requests_per_s, 1), cpu_us=cpu_us,
                             p999_us=round(load.p999_us, 1), failed=load.failed, body_bytes=len(bodies[0]),
                             load_limited=load.limited, load_late_p99_us=load.late_p99_us,
+                            load_unsent_p99_us=round(load.unsent_p99_us, 1), slow_ms=[round(ms, 1) for ms in load.slow_ms],
                         )  # fmt: skip
 
 
 def _measured(
     plan: Plan, server: Running, requests: list[bytes], connections: int, rate: float
 ) -> tuple[Load, dict[str, tuple[float, float]]]:
-    common = {"connections": connections, "rate": rate, "processes": plan.load_processes, "seed": plan.seed}
     if not rate:
         settle(server)
-    drive(server.port, requests, seconds=0.5, warm_s=0.0, **common)  # connections, caches
     before = _cpu_ticks(server)
-    load = drive(server.port, requests, seconds=plan.seconds, warm_s=0.0, **common)
+    load = drive(
+        server.port,
+        requests,
+        connections=connections,
+        seconds=plan.seconds,
+        rate=rate,
+        processes=plan.load_processes,
+        seed=plan.seed,
+    )
     after = _cpu_ticks(server)
-    answered = load.requests_per_s * plan.seconds
-    us = 1e6 / os.sysconf("SC_CLK_TCK") / answered
+    us = 1e6 / os.sysconf("SC_CLK_TCK") / load.answered
     spent = {part: [b - a for a, b in zip(before[part], after[part], strict=True)] for part in PARTS}
     return load, {part: (round(user * us, 1), round(system * us, 1)) for part, (user, system) in spent.items()}
 

@@ -113,6 +113,22 @@ def test_a_stall_counts_for_every_request_that_was_due_meanwhile(requests_of):
     assert one_slow.times.p99_us < 400_000 or one_slow.times.calls < 100
 
 
+def test_a_stall_is_told_from_a_server_that_is_always_slow_by_when_the_slowest_requests_were_due(requests_of):
+    with server(stall_s=0.5) as (port, _):
+        load = drive(port, requests_of(port, [b"x"]), connections=1, seconds=1, warm_s=0, rate=200)
+    first, _, last = load.slow_ms
+    assert 0 <= first <= last < 100  # the stall is the first request's: those that were due first waited for longest
+    assert load.unsent_p99_us > 350_000  # and for a free connection, not for the server
+    assert load.late_p99_us < 350_000
+
+
+def test_what_the_warm_up_meets_is_in_no_figure_but_in_the_number_answered(requests_of):
+    with server(stall_s=0.3) as (port, seen):
+        load = drive(port, requests_of(port, [b"x"]), connections=4, seconds=0.5, warm_s=1, rate=100)
+    assert load.times.p99_us < 250_000
+    assert load.times.calls < load.answered == len(seen)
+
+
 def test_requests_that_nobody_answers_are_told(requests_of):
     with server(stall_s=2.9) as (port, _), pytest.raises(RuntimeError, match=r"load: got no good answer .* unanswered: [1-9]"):
         drive(port, requests_of(port, [b"x"]), connections=1, seconds=0.2, warm_s=0, rate=100)
@@ -121,12 +137,18 @@ def test_requests_that_nobody_answers_are_told(requests_of):
 def test_the_figures_of_load_processes_are_put_together():
     def output(latencies: list[float], **changed: object) -> bytes:
         head = {"answered": 2, "seconds": 0.5, "unanswered": 0, "reconnects": 1, "cpu_share": 0.2, "late_p99_us": 5.0,
-                "kept": len(latencies), "status": {"200": 2}, **changed}  # fmt: skip
-        return json.dumps(head).encode() + b"\n" + struct.pack(f"<{len(latencies)}f", *latencies)
+                "answered_in_all": 3, "begin_s": 7.0, "kept": len(latencies), "status": {"200": 2}, **changed}  # fmt: skip
+        rows = [(latency, latency / 10, 1000 * latency) for latency in latencies]
+        return json.dumps(head).encode() + b"\n" + b"".join(struct.pack("<3f", *row) for row in rows)
 
-    load = joined([output([10, 20]), output([30], answered=4, unanswered=3, cpu_share=0.95, status={"200": 1, "503": 2})])
+    load = joined(
+        [output([10, 20]), output([30], answered=4, unanswered=3, cpu_share=0.95, begin_s=7.5, status={"200": 1, "503": 2})]
+    )
     assert (load.times.calls, load.requests_per_s, load.reconnects) == (3, 12.0, 2)
     assert load.times.p50_us == pytest.approx(20)
+    assert load.slow_ms == pytest.approx((530, 530, 530))  # the second process began half a second later
+    assert load.unsent_p99_us == pytest.approx(3, abs=0.1)
+    assert load.answered == 6
     assert load.failed == {"503": 2, "unanswered": 3}
     assert load.limited
 

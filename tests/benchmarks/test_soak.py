@@ -168,7 +168,7 @@ def soaked(monkeypatch: pytest.MonkeyPatch, loads: list[Load | Exception]) -> li
 
 
 def load(failed: dict[str, int] | None = None) -> Load:
-    return Load(times_of([0.001]), 1.0, 1000.0, failed or {}, 2, 0.1, 1.0)
+    return Load(times_of([0.001]), 1.0, 1000.0, failed or {}, 2, 0.1, 1.0, 1000, 1.0, (1.0, 2.0, 3.0))
 
 
 def test_a_record_is_told_while_it_runs_and_the_last_one_has_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
