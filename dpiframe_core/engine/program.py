@@ -30,8 +30,7 @@ OWN_OPS = {
     "mixture", "gru", "lstm", "tower",
 }  # fmt: skip
 # Rows from which regions are tried though waves leave them nothing, if waves hold norms: a norm's job has few warps beside a
-# tile's shared memory, and Inductor reads and writes with all. MaskNet, tf32, waves and regions, us: 27 and 34 at one row, 78
-# and 82 at 1,024, 236 and 212 at 4,096; FinalMLP, which has no norms, was never faster as regions (H200).
+# tile's shared memory, and Inductor reads and writes with all.
 NORM_ROWS = 2048
 
 
