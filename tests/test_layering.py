@@ -50,7 +50,6 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "kernels/recurrent": {
         "kernels/runtime": "its kernels are compiled and launched",
-        "kernels/reference": "a cell is the plain version's",
         "kernels/cpu": "a layer's inputs are multiplied as dense layers are",
     },
     "kernels/waves": {
