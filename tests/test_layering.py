@@ -22,7 +22,7 @@ SOURCES = {".py", ".cu", ".cuh", ".c", ".h"}
 COMMON = {
     "dpiframe_core/errors", "dpiframe_core/strict", "dpiframe_core/strict_yaml",
     "deployments/config", "deployments/config_clients", "deployments/config_faults", "deployments/config_models",
-    "deployments/config_tables", "deployments/config_observed",
+    "deployments/config_load", "deployments/config_tables", "deployments/config_observed",
     "deployments/metrics",
     "deployments/processes", "deployments/signals",
     "benchmarks/timing",

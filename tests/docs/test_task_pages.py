@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from deployments.config import Autoscaling, Limits, parse_config
+from deployments.config import Limits, parse_config
 from deployments.config_clients import Grpc
+from deployments.config_load import Autoscaling
 from deployments.config_observed import ScoreLog, Tracing
 from dpiframe_core.engine import Engine
 from dpiframe_core.strict_yaml import load_yaml

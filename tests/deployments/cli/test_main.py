@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.config import Access
+from deployments.config_clients import Access
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.graph.architecture import DeepFM
 from tests.runner import small_bundle
