@@ -22,6 +22,7 @@ from dpiframe_core.errors import ConfigError
 
 _GRPC_SERVICE = "deployments.infer_grpc.add_to_server"
 _POLL_S = 0.1
+_READY_S = 10  # for HAProxy to take its configuration over
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +106,11 @@ def _deploy(config: DeploymentConfig, report: Report, metrics_url: str) -> Endpo
     return Endpoint(url, metrics_url, config)
 
 
-def _wait_ready(url: str, patience_s: float = 10) -> None:
+def _wait_ready(url: str) -> None:
     """Serve calls an application running a moment before HAProxy has its new configuration."""
     import httpx
 
-    give_up = time.monotonic() + patience_s
+    give_up = time.monotonic() + _READY_S
     while True:
         try:
             answer = httpx.get(f"{url}/readyz", timeout=5)
@@ -119,7 +120,7 @@ def _wait_ready(url: str, patience_s: float = 10) -> None:
         except httpx.HTTPError as error:
             seen = str(error)
         if time.monotonic() > give_up:
-            raise LaunchError(f"{url}/readyz: got {seen}, expected status 200 within {patience_s:g} s")
+            raise LaunchError(f"{url}/readyz: got {seen}, expected status 200 within {_READY_S} s")
         time.sleep(_POLL_S)
 
 

@@ -1,4 +1,4 @@
-"""Where a model's embedding tables lie, as a lookup on a GPU reads it (unit_records.cuh): a table's rows in one or more segments."""
+"""Where a model's embedding tables lie, as a lookup on a GPU reads it (unit_records.cuh): a table's rows in segments."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

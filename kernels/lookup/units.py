@@ -1,5 +1,5 @@
-"""A lookup's plan as its kernel reads it (unit_records.cuh): units, each a few neighbouring output columns of one slot. Knows no
-device.
+"""A lookup's plan as its kernel reads it (unit_records.cuh): units, each a few neighbouring output columns of one slot.
+Knows no device.
 """
 
 from collections.abc import Sequence
