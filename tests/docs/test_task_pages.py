@@ -30,7 +30,7 @@ SAID = {  # page -> what each of its commands prints, or writes
     "profile": ["", "Plan: breadth_first"],
     "compress": ["golden rows"],
     "capacity": ["needed      2 nodes: 2 GPUs, 2 engines, 16 ingresses, 32 cores"],
-    "tables-larger-than-a-gpu": ["predicted lookup of 1,000 rows"],
+    "placement": ["predicted lookup of 1,000 rows"],
 }
 BLOCKS = [
     (page, i, b)
