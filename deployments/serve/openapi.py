@@ -45,7 +45,7 @@ def score_page(models: Mapping[str, ServedModel]) -> tuple[Paths, dict[str, Any]
     each = {"type": "array", "items": {"anyOf": [_ref("ScoreAnswer"), _ref("ErrorAnswer")]}}
     scores = _json({"anyOf": [_ref("ScoreAnswer"), each]})
     answers = {"200": {"description": "the scores; of a list, each", "content": scores}, **error_answers(_SCORE_ERRORS)}
-    arrow = {"schema": {"type": "string", "format": "binary", "description": "Candidates as columns; see docs/protocol.md."}}
+    arrow = {"schema": {"type": "string", "format": "binary", "description": "Candidates as columns; see docs/requests.md."}}
     content = {"application/json": body, ARROW: arrow}
     page = _operation("score", "Score candidates", "score", answers) | {"requestBody": {"required": True, "content": content}}
     return {"/v1/score": {"post": page}}, schemas

@@ -24,7 +24,7 @@ from tests.docs.test_readme import RUN, Block, blocks
 
 ROOT = Path(__file__).parents[2]
 SAID = {  # page -> what each of its commands prints, or writes
-    "requests": ['"scores":['],
+    "requests": ['"scores":[', "[0."],
     "security": [""],
     "tuning": ["max_batch_rows: 4096"],
     "profile": ["", "Plan: breadth_first"],
