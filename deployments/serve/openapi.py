@@ -12,6 +12,13 @@ from deployments.scoring.served_model import ServedModel
 
 Paths = dict[str, dict[str, Any]]
 
+TAGS = [  # in the order in which the page shows them
+    {"name": "score", "description": "Scores of candidates."},
+    {"name": "protocol", "description": "The same by the Open Inference Protocol v2."},
+    {"name": "models", "description": "What is served."},
+    {"name": "lifecycle", "description": "Versions of a model, and changes of them."},
+    {"name": "health", "description": "How the service does."},
+]
 _SCORE_ERRORS = {
     400: "the body is not JSON, or no Arrow stream",
     401: "no bearer token, or an unknown one, where the service asks for one",
