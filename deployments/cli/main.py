@@ -32,9 +32,6 @@ Host = Annotated[Literal["127.0.0.1", "0.0.0.0"] | None, typer.Option(help="0.0.
 Tokens = Annotated[Path | None, typer.Option(help="Who may ask: a file with lines of `dpiframe token`.")]
 Open = Annotated[bool, typer.Option("--open", help="Anybody who reaches the port may ask.")]
 Port = Annotated[int | None, typer.Option(min=1, max=65535)]
-app.command()(score)
-app.command()(token)
-app.command()(capacity)
 
 
 @app.command()
@@ -228,6 +225,11 @@ def check_config(files: Annotated[list[Path], typer.Argument(help="Deployment YA
         raise typer.Exit(1)
 
 
+app.command()(score)
+app.command()(capacity)
+app.command()(token)
+
+
 def _settings(
     file: Path | None,
     bundle: Path | None,
@@ -252,7 +254,7 @@ def _settings(
 
 
 def _announce(endpoint: "Endpoint") -> None:
-    stdout.print(f"Serving at {endpoint.url}  (API: {endpoint.url}/docs)  Ctrl-C stops.", soft_wrap=True)
+    stdout.print(f"Serving at {endpoint.url}/ (status page; API: {endpoint.url}/docs). Ctrl-C stops.", soft_wrap=True)
     if endpoint.config.http.tls is not None:
         stdout.print(f"TLS at {endpoint.config.http.tls.host}:{endpoint.config.http.tls.port}")
     if endpoint.config.grpc is not None:

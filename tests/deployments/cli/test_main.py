@@ -32,6 +32,8 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     assert done.returncode == 0
     for command in ("serve", "demo", "inspect", "profile", "tune", "compress", "plan", "models", "check-config"):
         assert command in done.stdout
+    _, commands = done.stdout.split("Commands")
+    assert commands.index(" serve ") < commands.index(" demo ") < commands.index(" score ")  # what a newcomer wants comes first
     assert modules_after("import deployments.cli.main") & {"torch", "ray", "numpy", "fastapi", "matplotlib"} == set()
 
 
