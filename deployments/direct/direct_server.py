@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import secrets
-import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
@@ -13,7 +12,7 @@ from deployments.batching.scorer import Scorer
 from deployments.config import Limits
 from deployments.direct.asgi_call import AsgiCall
 from deployments.direct.express import Express
-from deployments.direct.listener import GONE, Received, body_fault, open_listener
+from deployments.direct.listener import GONE, MOST_CONNECTIONS, Received, body_fault, open_listener
 from deployments.direct.request_head import RequestHead, header_lines, read_head
 from deployments.direct.scoring_request import ScoringRequest, ScoringRoutes, scorer_of
 from deployments.http_api import answers
@@ -59,12 +58,13 @@ class DirectServer:
     def connections(self) -> int:
         return self._listener.open
 
-    def adopt(self, sock: socket.socket) -> bool:
-        """Takes a connection over; False, and it stays the caller's, if there are as many as may be."""
-        if not self._listener.add(sock.fileno()):
-            return False
-        sock.detach()
-        return True
+    def accept(self, listening: int, most: int) -> list[int]:
+        """At most so many of the clients that wait at a socket, and no more than may be adopted."""
+        return self._listener.accept(listening, min(most, MOST_CONNECTIONS - self._listener.open))
+
+    def adopt(self, clients: Sequence[int]) -> int:
+        """Takes connections over; how many: those behind stay the caller's, as there are as many as may be."""
+        return self._listener.add(clients)
 
     async def drain(self, within_s: float) -> None:
         """Answers what is open, each with the end of its connection; then, or after `within_s` seconds, closes all."""

@@ -18,7 +18,16 @@ GONE, LONG, SLOW = "gone", "long", "slow"  # faults whose request's head is know
 
 _HELD_BYTES = 256 * 2**20  # of requests that are not whole yet, and of answers that are not read yet; beyond that, 503
 _HEAD_MS, _IDLE_MS = 30_000, 75_000
-_SOURCES = ("listener.c", "connection.c", "express.c", "counts.c", "form.c", "http_head.c", "../fanin/engine_ring.c")
+_SOURCES = (
+    "listener.c",
+    "arrivals.c",
+    "connection.c",
+    "express.c",
+    "counts.c",
+    "form.c",
+    "http_head.c",
+    "../fanin/engine_ring.c",
+)
 
 
 class Received(NamedTuple):
@@ -54,7 +63,8 @@ class Listener(Protocol):
     seen_count: int
 
     def fileno(self) -> int: ...
-    def add(self, fd: int, /) -> bool: ...
+    def accept(self, listening: int, most: int, /) -> list[int]: ...
+    def add(self, fds: Sequence[int], /) -> int: ...
     def round(self) -> list[tuple[int, bytes, bytes, bytes, bool, str | None]]: ...
     def answer(self, answers: Sequence[tuple[int, bytes, bool]], /) -> bool: ...
     def drain(self) -> None: ...

@@ -15,7 +15,7 @@ from deployments.fanin.handshake import check_user
 from dpiframe_core.errors import ConfigError, Unavailable
 
 MOST_PROCESSES = 128  # twice the ingresses of the largest fan-in: those of a rolling update run side by side
-MOST_SOCKETS = 4  # of one message
+MOST_SOCKETS = 32  # of one message; the kernel takes 253
 
 Received = Callable[[socket.socket, bytes, list[int]], None]
 

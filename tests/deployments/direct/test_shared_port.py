@@ -16,7 +16,7 @@ import pytest
 from deployments.config import Limits
 from deployments.direct import shared_port
 from deployments.direct.direct_server import DirectServer
-from deployments.direct.shared_port import SharedPort, leave, open_port
+from deployments.direct.shared_port import SharedPort, leave, open_port, shares
 from deployments.fanin import handshake
 from deployments.host_sockets import mailbox
 from deployments.host_sockets.listening import Place, Port, SocketFile
@@ -38,6 +38,7 @@ class Node:
         self.service, self.place = service, f"\0dpiframe-test-{secrets.token_hex(4)}"
         (self.port,) = free_ports(1)
         self.places: list[Place] = [Port("127.0.0.1", self.port)]
+        self.kept: list[socket.socket] = []
 
     async def arrive(self) -> tuple[DirectServer, SharedPort]:
         state = self.service.app.state
@@ -80,6 +81,34 @@ def test_clients_are_spread_evenly_and_a_newcomer_gets_the_next_ones() -> None:
             await shared.close(5)
 
     on_node(body)
+
+
+def test_clients_that_come_at_once_are_spread_evenly_and_answered() -> None:
+    async def body(node: Node) -> None:
+        servers = [await node.arrive() for _ in range(3)]
+        for count in (1, 2):  # the second time beside those that are here
+            waiting = [socket.create_connection(("127.0.0.1", node.port)) for _ in range(150)]
+            await until(lambda count=count: sum(server.connections for server, _ in servers) == 150 * count)
+            assert [server.connections for server, _ in servers] == pytest.approx([50 * count] * 3, abs=2)
+            for sock in waiting:
+                sock.sendall(b"GET /livez HTTP/1.1\r\nhost: a\r\n\r\n")
+            for sock in waiting:
+                sock.setblocking(False)
+                answer = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(sock, 4096), 20)
+                assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+            node.kept += waiting
+        for sock in node.kept:
+            sock.close()
+        for _, shared in servers:
+            await shared.close(5)
+
+    on_node(body)
+
+
+def test_each_of_many_goes_to_who_has_the_fewest_by_then_and_ties_are_for_who_accepts() -> None:
+    assert shares(range(6), [(2, 0), (0, 1), (3, 2)], 2) == {1: [0, 1, 3], 0: [2, 5], 2: [4]}
+    assert shares(range(3), [(1, 0), (1, 1), (1, 2)], 1) == {1: [0], 0: [1], 2: [2]}
+    assert shares([], [(1, 0)], 0) == {}
 
 
 def test_connections_that_nobody_has_accepted_outlive_the_process_that_leaves_or_dies() -> None:
@@ -297,23 +326,17 @@ def test_a_path_that_something_else_has_is_refused_and_left_alone(tmp_path: Path
 
 def test_without_a_descriptor_it_waits_and_then_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body(node: Node) -> None:
-        _, shared = await node.arrive()
-        (listening,), refusals = shared._listening.values(), 2
+        server, shared = await node.arrive()
+        accept, refusals = server.accept, 2
 
-        class Full:
-            def accept(self) -> tuple[socket.socket, object]:
-                nonlocal refusals
-                refusals -= 1
-                if refusals < 0:
-                    return listening.accept()
-                raise OSError(24, "Too many open files")
+        def full(listening: int, most: int) -> list[int]:
+            nonlocal refusals
+            refusals -= 1
+            if refusals < 0:
+                return accept(listening, most)
+            raise OSError(24, "Too many open files")
 
-            def __getattr__(self, name: str) -> object:
-                return getattr(listening, name)
-
-        asyncio.get_running_loop().remove_reader(listening)
-        monkeypatch.setattr(shared, "_listening", {node.places[0]: Full()})
-        shared._accept_again()
+        monkeypatch.setattr(server, "accept", full)
         async with node.client() as client:
             await node.scored(client)
         assert refusals < 0
