@@ -37,7 +37,7 @@ from kernels.lookup.mapped_lookup import MappedLookup
 from kernels.lookup.plan import LookupPlan
 
 SYSTEMS = ("slots", "promoted")
-_TABLES, _ROWS, _DIM = 4, 1_000_000, 64
+_TABLES, _ROWS, _DIM = 4, 250_000, 64
 _MEBI = 1 << 20
 _CPU = torch.device("cpu")
 
@@ -162,6 +162,8 @@ def _measured(
             found = own.ahead.found
             yield record("tiers-promotion", name, batch=batch, cell=asdict(traffic) | {"part": window},
                          times=times_of(own.seconds[start:end]), max_abs_err=error,
+                         p50_file_rows=float(np.percentile(own.files[start:end], 50)),
+                         p99_file_rows=float(np.percentile(own.files[start:end], 99)),
                          file_share=round(sum(own.files[start:end]) / sum(asked[start:end]), 4),
                          slots_mib=round(sum(s.nbytes for s in own.store.spares if s is not None) / _MEBI, 1),
                          tables_mib=round(sum(v.nbytes for v in values.values()) / _MEBI, 1), staying=found.staying,
