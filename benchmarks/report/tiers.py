@@ -122,12 +122,15 @@ def links(results: Results) -> list[str]:
 def large(results: Results) -> list[str]:
     rows = []
     for r in results.of("tiers-large"):
-        tiers = ", ".join(f"{r[t]:.1%} {t}" for t in ("hot", "warm", "cold"))
-        where = f"{r['device_bytes'] / 1e9:.0f} GB on each GPU, {r['host_bytes'] / 1e9:.0f} GB in host memory"
-        times = [us(r["p50_us"]), us(r["p99_us"]), f"{r['rows_per_s'] * r['cell']['gpus'] / 1e6:.1f}"]
-        rows.append(
-            [f"{r['table_bytes'] / 1e9:.0f} GB", f"{r['all_rows'] / 1e6:.0f} M", where, tiers, f"{r['batch']:,}", *times]
+        files, rows_a_call = (
+            r["cell"].get("files_mib", 0),
+            f"{r['batch']:,}" + (", read first" if r["system"] == "files" else ""),
         )
+        tiers = ", ".join(f"{r[t]:.1%} {t}" for t in ("hot", "warm", "cold", *(("files",) if files else ())))
+        where = f"{r['device_bytes'] / 1e9:.0f} GB on each GPU, {r['host_bytes'] / 1e9:.0f} GB in host memory"
+        where += f", {files * 2**20 / 1e9:.0f} GB in files" if files else ""
+        times = [us(r["p50_us"]), us(r["p99_us"]), f"{r['rows_per_s'] * r['cell']['gpus'] / 1e6:.1f}"]
+        rows.append([f"{r['table_bytes'] / 1e9:.0f} GB", f"{r['all_rows'] / 1e6:.0f} M", where, tiers, rows_a_call, *times])
     head = ["tables", "rows of them", "lie in", "reads", "rows a call", "p50 us", "p99 us", "M rows/s, both GPUs"]
     return table(head, rows, figures=4)
 

@@ -31,7 +31,7 @@ from dpiframe_core.features.row_block import RowBlock
 log = logging.getLogger(__name__)
 _READERS = 8  # threads
 _RETRY_S = 0.01
-_KEPT = 128  # leases whose rows nobody has counted yet
+_KEPT, _MOST_KEYS = 128, 1 << 16  # leases whose rows nobody has counted yet; rows of them that are counted at a time
 _PATIENCE_S = 5.0  # for leases of rows that are to leave a nearer memory; a queue is shorter
 
 
@@ -150,8 +150,13 @@ class RowsAhead:
 
     def asked(self) -> list[Ints]:
         """Since the last call: of each lease, or of the last of many, the keys of its rows (`RowSlots`), distinct."""
+        found: list[Ints] = []
         kept = self._asked
-        return [] if kept is None else [kept.popleft() for _ in range(len(kept))]
+        while kept and sum(map(len, found)) < _MOST_KEYS:
+            found.append(kept.pop())
+        if kept:
+            kept.clear()
+        return found
 
     @property
     def found(self) -> FarReads:

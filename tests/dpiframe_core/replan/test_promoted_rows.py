@@ -197,10 +197,11 @@ class OnAGpu(RuleBasedStateMachine):
     in place of such as the host has, while leases are open. The device is the host here: what descriptors say is followed.
     """
 
-    @initialize(seed=st.integers(0, 1000), slots=st.integers(5, 14))
-    def start(self, seed, slots):
+    @initialize(seed=st.integers(0, 1000), slots=st.integers(5, 14), cold=st.booleans())
+    def start(self, seed, slots, cold):
+        """cold: whether the host has rows that are not hot."""
         self.rng, self.source = np.random.default_rng(seed), Files()
-        home = home_of(self.source, slots, ranks=drawn_ranks(seed))
+        home = home_of(self.source, slots, ranks=drawn_ranks(seed), hot=HOT if cold else HELD)
         self.store = EmbeddingStore(SCHEMA, TABLES, CPU, None, home)
         self.placed = Tiers(SCHEMA, list(TABLES.values()), [None] * 3, home, CPU, self.store.spares)
         self.replanner = Replanner(SCHEMA, self.placed, self.store.ahead, home, self.over, self.check)
@@ -464,6 +465,27 @@ def test_rows_that_stay_leave_a_quarter_of_the_slots_to_others():
     assert store.ahead.found.staying == 6
     with leased(store.ahead, [block_of([0], np.arange(30, 38))]):  # who needs all slots has them
         pass
+    store.close()
+
+
+def test_what_nobody_counts_takes_no_more_memory_than_some_leases(monkeypatch):
+    monkeypatch.setattr(rows_ahead, "_MOST_KEYS", 6)
+    store = EmbeddingStore(SCHEMA, TABLES, CPU, None, home_of(Files(), 8))
+    for counts in (False, True):
+        for item in range(20, 40):
+            for _ in range(10):
+                with leased(store.ahead, [block_of([0], [item])]):
+                    pass
+        asked = store.ahead.asked()
+        # The last ones: of item 39, the second of two groups.
+        assert [keys.tolist() for keys in asked] == ([[ROWS + 39]] * 6 if counts else [])
+        assert store.ahead.asked() == []
+        store.ahead.count()
+    for item in range(20, 40):
+        for _ in range(10):
+            with leased(store.ahead, [block_of([0], [item])]):
+                pass
+    assert len(store.ahead._asked) == 128
     store.close()
 
 
