@@ -3,15 +3,13 @@
 An id of such a row becomes the id `rows + slot`, which a lookup finds behind the table's own rows. One slot has the rows of all
 tables that are read by the same id. A slot keeps its row until another row needs the slot, so what is read often stays.
 
-Of rows that lie in a nearer memory for a while (`promote`) the id stays as it is. Who asked for one while it lay there finds it
-there until it closes its lease: `demote` tells which are still held so.
+Of rows that lie in a nearer memory for a while (`NearRows`) the id stays as it is.
 """
 
 import logging
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
@@ -22,6 +20,7 @@ import torch
 from dpiframe_core.errors import Overloaded, TooLarge
 from dpiframe_core.far_rows.far_reads import FarReads
 from dpiframe_core.far_rows.lease import Lease, Read, Written
+from dpiframe_core.far_rows.near_rows import NearRows
 from dpiframe_core.far_rows.row_slots import Ints, RowSlots
 from dpiframe_core.far_rows.row_source import RowSource, Wanted
 from dpiframe_core.far_rows.spare import Side, Spare, sides
@@ -29,10 +28,9 @@ from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import RowBlock
 
 log = logging.getLogger(__name__)
-_READERS = 8  # threads
+_READERS, _AT_ONCE = 8, 4096  # threads; rows that are fetched at once
 _RETRY_S = 0.01
 _KEPT, _MOST_KEYS = 128, 1 << 16  # leases whose rows nobody has counted yet; rows of them that are counted at a time
-_PATIENCE_S = 5.0  # for leases of rows that are to leave a nearer memory; a queue is shorter
 
 
 class RowsAhead:
@@ -42,7 +40,7 @@ class RowsAhead:
         spares: whose tables' rows are read. layout: of the blocks. near: how many rows may lie in a nearer memory at a time.
 
     Attributes:
-        spares: their order numbers groups.
+        spares: their order numbers groups. near: the rows that need no slot.
     """
 
     def __init__(self, spares: Sequence[Spare], layout: BlockLayout, source: RowSource, near: int = 0) -> None:
@@ -51,7 +49,7 @@ class RowsAhead:
         self._slots = RowSlots([s.group.rows for s in spares], [s.slots for s in spares], near)
         self._asked: deque[Ints] | None = None
         self._found = np.zeros(3, np.int64)  # promoted, memory, file
-        self._near = 0
+        self.near = NearRows(self._lock, self._slots)
         self._behind = np.array([s.group.rows for s in spares]) - self._slots.first_slots[:-1]  # of a slot: its id
         self._pool = ThreadPoolExecutor(_READERS, "dpiframe-rows")
         self._reads: dict[int, tuple[Read, ...]] = {}
@@ -162,7 +160,7 @@ class RowsAhead:
     def found(self) -> FarReads:
         with self._lock:
             promoted, memory, file = self._found.tolist()
-            return FarReads(promoted, memory, file, self._near, self._slots.staying)
+            return FarReads(promoted, memory, file, self.near.count, self._slots.staying)
 
     def keep(self, keys: Ints) -> None:
         """Has these rows stay in their slots, and no others; a row that has none from when it is asked for next."""
@@ -174,45 +172,15 @@ class RowsAhead:
         there, places, read = np.zeros(len(ids), np.bool_), [np.zeros(0, np.intp)], []
         for part in self._source.parts(ids):
             try:
-                read.append(self._source.read([Wanted(table, ids[part]) for table in tables]))
+                for start in range(0, len(part), _AT_ONCE):
+                    own = part[start : start + _AT_ONCE]
+                    read.append(self._source.read([Wanted(table, ids[own]) for table in tables]))
+                    there[own] = True
+                    places.append(own)
             except Exception as failure:  # as in `_read`: whatever it is, they stay where they are
-                log.info("%d rows in files are not promoted: %s", len(part), failure)
-            else:
-                there[part] = True
-                places.append(part)
+                log.info("of %d rows in files some are not promoted: %s", len(part), failure)
         order = torch.from_numpy(np.argsort(np.concatenate(places)))
         return there, [torch.cat(own)[order] for own in zip(*read, strict=True)]
-
-    def promoted(self, group: int, ids: Ints) -> "np.ndarray":
-        """bool[k]: which rows of a group lie in a nearer memory."""
-        with self._lock:
-            return self._slots.near(ids + self._slots.first_keys[group])
-
-    def promote(self, group: int, ids: Ints) -> int:
-        """Rows of a group lie in a nearer memory, where each lookup that begins finds them by their ids: the first so many."""
-        with self._lock:
-            brought = self._slots.bring(ids + self._slots.first_keys[group])
-            self._near += brought
-        return brought
-
-    def demote(self, group: int, ids: Ints, check: Callable[[], None]) -> "np.ndarray":
-        """bool[k]: which of these rows are to stay in the nearer memory, as a lease has held them for too long. All others are
-        asked for as if they never had been there. What `check` raises ends the wait.
-        """
-        keys, give_up = ids + self._slots.first_keys[group], time.monotonic() + _PATIENCE_S
-        with self._lock:
-            self._near -= self._slots.leave(keys)
-        while True:
-            check()
-            with self._lock:
-                held = np.isin(keys, self._slots.lingering())
-                if held.any() and time.monotonic() > give_up:
-                    # Each such row has a number of its own for those who come.
-                    self._near += self._slots.bring(keys[held])
-                    return held
-            if not held.any():
-                return held
-            time.sleep(0.001)
 
     def _take(self, keys: Ints, *, asked: bool = False) -> tuple[Ints, frozenset[Read]]:
         """The slots of the rows, and the reads to wait for."""

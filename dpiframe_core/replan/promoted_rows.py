@@ -68,7 +68,7 @@ class PromotedRows:
         for g in self._groups:
             own = [rows_in_files(m, self._hot(m.table)) for m in moves if m.table in g.tables]
             ids = np.unique(np.concatenate([np.zeros(0, np.int64), *own]))
-            self._leave(g, ids[self._ahead.promote(g.number, ids) :])
+            self._leave(g, ids[self._ahead.near.promote(g.number, ids) :])
 
     def keep(self, fade: float) -> None:
         """Has those rows stay in slots that were asked for most and do not lie nearer; what was counted fades."""
@@ -87,7 +87,7 @@ class PromotedRows:
         for number, s in enumerate(self._ahead.spares):
             begin, end = np.searchsorted(keys, [first, first + s.group.rows])
             ids, own = keys[begin:end] - first, counts[begin:end]
-            far = ~self._ahead.promoted(number, ids)
+            far = ~self._ahead.near.promoted(number, ids)
             found.append((first, s.slots, ids[far], own[far]))
             first += s.group.rows
         return found
@@ -99,7 +99,7 @@ class PromotedRows:
             ids = np.unique(np.concatenate([np.zeros(0, np.int64), *going]))
             if not len(ids):
                 continue
-            held = self._ahead.demote(g.number, ids, self._check)
+            held = self._ahead.near.demote(g.number, ids, self._check)
             self._leave(g, ids[~held])
             moves = [m.of(~(self._of(g, m) & np.isin(self._going(m)[1], ids[held]))) for m in moves]
         return list(moves)

@@ -14,7 +14,7 @@ from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.embedding.tiers import Tiers
 from dpiframe_core.errors import Overloaded, TooLarge, Unavailable
-from dpiframe_core.far_rows import rows_ahead
+from dpiframe_core.far_rows import near_rows, rows_ahead
 from dpiframe_core.far_rows.far_reads import FarReads
 from dpiframe_core.far_rows.lease import leased
 from dpiframe_core.far_rows.row_source import FileRows
@@ -272,11 +272,11 @@ class OnAGpu(RuleBasedStateMachine):
     def a_row_of_files_lies_in_the_gpus_memory_in_all_its_tables_or_in_none(self):
         ids = np.arange(ROWS)
         for group, tables in enumerate(((0,), (1, 2))):
-            near = self.store.ahead.promoted(group, ids)
+            near = self.store.ahead.near.promoted(group, ids)
             for hot in (self.placed.moving[table] for table in tables):
                 files = hot.in_files(ids)
                 assert ((hot.slot_of(ids) >= 0)[files] == near[files]).all()
-        assert self.store.ahead.found.near == sum(self.store.ahead.promoted(g, ids).sum() for g in range(2))
+        assert self.store.ahead.found.near == sum(self.store.ahead.near.promoted(g, ids).sum() for g in range(2))
 
     def teardown(self):
         for lease, *_ in self.open:
@@ -287,7 +287,7 @@ class OnAGpu(RuleBasedStateMachine):
 
 def test_leases_read_what_they_should_while_rows_of_files_come_into_the_gpus_memory_and_go(monkeypatch):
     monkeypatch.setattr(tiers, "DeviceReadable", Locked)
-    monkeypatch.setattr(rows_ahead, "_PATIENCE_S", 0.02)
+    monkeypatch.setattr(near_rows, "_PATIENCE_S", 0.02)
     run_state_machine_as_test(OnAGpu, settings=settings(max_examples=60, stateful_step_count=20, deadline=None))
 
 
@@ -303,7 +303,7 @@ class Served:
 
     def __init__(self, monkeypatch, *, slots=12, check=lambda: None, hot=HOT, move_bytes=1 << 20, over=lambda: None):
         monkeypatch.setattr(tiers, "DeviceReadable", Locked)
-        monkeypatch.setattr(rows_ahead, "_PATIENCE_S", 0.02)
+        monkeypatch.setattr(near_rows, "_PATIENCE_S", 0.02)
         self.source = Files()
         home = home_of(self.source, slots, hot=hot, move_bytes=move_bytes)
         self.store = EmbeddingStore(SCHEMA, TABLES, CPU, None, home)
@@ -317,7 +317,7 @@ class Served:
 
     def near(self):
         """Items of files that lie in the GPU's memory."""
-        return np.flatnonzero(self.store.ahead.promoted(1, np.arange(ROWS))).tolist()
+        return np.flatnonzero(self.store.ahead.near.promoted(1, np.arange(ROWS))).tolist()
 
     def close(self):
         self.placed.close()
@@ -374,7 +374,7 @@ def test_an_engine_that_closes_ends_the_wait_for_leases(monkeypatch):
         raise Unavailable("engine: closed")
 
     served = Served(monkeypatch, check=closed, hot={"u": 1, "i": 1, "i_w": 1})
-    monkeypatch.setattr(rows_ahead, "_PATIENCE_S", 60)
+    monkeypatch.setattr(near_rows, "_PATIENCE_S", 60)
     served.counted([30])
     with leased(served.store.ahead, [block_of([0], [30])]), pytest.raises(Unavailable, match="engine: closed"):
         served.counted([31], times=500)
@@ -390,6 +390,22 @@ def test_rows_that_cannot_be_read_stay_in_files_and_come_when_they_can(monkeypat
     served.source.broken = False
     served.counted([30, 31])
     assert served.near() == [30, 31]
+    served.close()
+
+
+def test_a_promoted_row_is_never_late(monkeypatch):
+    served = Served(monkeypatch)
+    served.counted([30])
+    served.source.broken = True
+    lease = served.store.ahead.lease(block_of([0], [30, 31]))
+    assert [type(read.exception(10)) for read in lease.reads] == [OSError]
+    assert lease.settle() == 1
+    assert ids_of(lease.block)[1] == [30, OOV]
+    lease.close()
+    near = served.store.ahead.lease(block_of([0], [30]))
+    assert not near.reads
+    assert near.settle() == 0
+    near.close()
     served.close()
 
 
@@ -506,7 +522,7 @@ def test_the_kernel_reads_bit_equal_rows_before_during_and_after_they_come(monke
     """The kernel itself, on the host: leases of before, of meanwhile and of after, batches of both generations."""
     host_cuda.put_under(monkeypatch, embedding, run_folder)
     monkeypatch.setattr(tiers, "DeviceReadable", Locked)
-    monkeypatch.setattr(rows_ahead, "_PATIENCE_S", 0.02)
+    monkeypatch.setattr(near_rows, "_PATIENCE_S", 0.02)
     rng = np.random.default_rng(seed)
     home = home_of(Files(), 24, ranks=drawn_ranks(seed))
     store = EmbeddingStore(SCHEMA, TABLES, CPU, None, home)
