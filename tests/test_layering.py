@@ -90,6 +90,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "dpiframe_core/replan": {
         "dpiframe_core/features": "samples of reads are row blocks",
         "dpiframe_core/embedding": "whose rows move",
+        "dpiframe_core/far_rows": "those of files, too",
     },
     "dpiframe_core/operators": {
         "dpiframe_core/features": "a batch is a row block",

@@ -66,6 +66,7 @@ def parts(stored: Mapping[str, Results], records: str) -> dict[str, list[str]]:
         "tiers-links": tiers.links(stored["h100x2"]),
         "tiers-large": tiers.large(stored["h100x2"]),
         "tiers-load": tiers.loading(stored["h100x2"]),
+        "tiers-promotion": tiers.promotion(cpu),
         "all-peers": performance.all_peers(stored["h200-all-peers"]),
         "lookup": performance.lookup(h200),
         "large-tables": performance.large_tables(h200),

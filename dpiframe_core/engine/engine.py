@@ -23,6 +23,7 @@ from dpiframe_core.engine.model_lanes import ModelLanes
 from dpiframe_core.engine.options import EngineOptions, WarmupReport, chosen_precision
 from dpiframe_core.engine.program import CpuProgram, CudaProgram
 from dpiframe_core.errors import InputError, Overloaded, Unavailable
+from dpiframe_core.far_rows.far_reads import FarReads
 from dpiframe_core.far_rows.lease import Lease, leased
 from dpiframe_core.features.candidate_columns import Candidates, candidate_columns
 from dpiframe_core.features.encoder import Encoder
@@ -80,7 +81,7 @@ class Engine:
         self.reads_ahead = self._store.ahead is not None
         self._failure: str | None = _COLD
         self._device_failure: str | None = None
-        self._moving = MovingTables(self.schema, self._store, home, self._place_lookups, self._batches_over)
+        self._moving = MovingTables(self.schema, self._store, home, self._place_lookups, self._batches_over, self.check)
         with wanting_memory(self.device, self._wanted):
             self._set_up()
 
@@ -280,6 +281,11 @@ class Engine:
     def table_reads(self) -> TableReads | None:
         """Where sampled reads of tables were served, and how many rows moved; None unless rows may move."""
         return self._moving.reads
+
+    @property
+    def far_reads(self) -> FarReads | None:
+        """Where rows were found that only files hold; None: there are none."""
+        return None if self._store.ahead is None else self._store.ahead.found
 
     def _place_lookups(self) -> None:
         self._model.place_lookups()
