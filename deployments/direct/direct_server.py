@@ -59,8 +59,13 @@ class DirectServer:
     def connections(self) -> int:
         return self._listener.open
 
+    @property
+    def full(self) -> bool:
+        """Whether there are as many as may be."""
+        return self._listener.open >= self._listener.most
+
     def adopt(self, sock: socket.socket) -> bool:
-        """Takes a connection over; False, and it stays the caller's, if there are as many as may be."""
+        """Takes a connection over; False, and it stays the caller's, if it is full."""
         if not self._listener.add(sock.fileno()):
             return False
         sock.detach()

@@ -16,7 +16,6 @@ from array import array
 from collections.abc import Sequence
 
 from deployments.direct.direct_server import DirectServer
-from deployments.direct.listener import MOST_CONNECTIONS
 from deployments.fanin.shared_memory import shared_memory
 from deployments.host_sockets.listening import Place
 from deployments.host_sockets.mailbox import MOST_PROCESSES, Gone, Mailbox, posted, send_on
@@ -24,6 +23,7 @@ from deployments.host_sockets.mailbox import MOST_PROCESSES, Gone, Mailbox, post
 log = logging.getLogger(__name__)
 
 _PATIENCE_S, _ASK_S, _FULL_S, _TOLD_S = 10.0, 0.1, 0.1, 0.02
+_SAID_S = 60.0  # between two lines of the log that say the same
 _ACCEPTS = 16  # at a time
 # Who has the sockets; here they are; serve this client; all are to leave.
 _ASK, _SHARE, _TAKE, _LEAVE = b"?", b"!", b"+", b"."
@@ -39,6 +39,7 @@ class SharedPort:
         self._listening: dict[Place, socket.socket] = {}
         self._opening, self._closing = True, False
         self._end: asyncio.Task[None] | None = None
+        self._said = -math.inf
         self._mail = Mailbox(meeting, self._read)
         self._keep_counts(shared_memory("dpiframe-direct", 4 * MOST_PROCESSES))
         self._counts[:] = memoryview(array("i", [_NOBODY] * MOST_PROCESSES))
@@ -98,7 +99,8 @@ class SharedPort:
     def _accept(self, listening: socket.socket) -> None:
         try:
             for _ in range(_ACCEPTS):
-                if self._server.connections >= MOST_CONNECTIONS:
+                if self._server.full:
+                    self._say(f"got {self._server.connections} connections, as many as may be")
                     break
                 client, _ = listening.accept()
                 self._place_client(client)
@@ -107,10 +109,15 @@ class SharedPort:
         except (BlockingIOError, ConnectionAbortedError):  # another process was faster, or the client is gone already
             return
         except OSError as error:  # no descriptor is left
-            log.warning("direct port: got no connection (%s), expected one", error.strerror)
+            self._say(f"got no connection ({error.strerror})")
         for each in self._listening.values():
             self._loop.remove_reader(each)
         self._loop.call_later(_FULL_S, self._accept_again)
+
+    def _say(self, why: str) -> None:
+        if self._loop.time() > self._said + _SAID_S:
+            self._said = self._loop.time()
+            log.warning("direct port: %s, expected room for one more: newcomers wait", why)
 
     def _place_client(self, client: socket.socket) -> None:
         client.setblocking(False)

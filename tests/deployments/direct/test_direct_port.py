@@ -192,7 +192,7 @@ def test_who_expects_100_continue_gets_it_before_the_body() -> None:
         ("1.1", "Connection: x , Close", True),
         ("1.1", "Connection: keep-alive", False),
         ("1.0", "X: y", True),
-        ("1.0", "Connection: Keep-Alive", False),
+        ("1.0", "Connection: Keep-Alive", True),  # else the answer would have to say so: ab -k waits for the end otherwise
     ],
 )
 def test_a_connection_ends_when_the_client_says_so(version: str, header: str, closes: bool) -> None:
@@ -273,6 +273,21 @@ def test_a_client_that_hangs_up_is_taken_out_of_the_queue_and_counted() -> None:
     service = on_port(body, engine)
     assert engine.batches == [1, 2]
     assert sorted(seen.outcome for seen in service.seen) == ["cancelled", "cancelled", "ok", "ok"]
+
+
+def test_a_client_that_closes_its_half_has_hung_up_and_what_it_asked_is_forgotten() -> None:
+    """Nothing but an answer that cannot be sent would tell it from one that is gone."""
+
+    async def body(port: Port) -> None:
+        async with port.client() as half, port.client() as polite:
+            half.send(post())
+            half.writer.write_eof()
+            assert await half.closed()
+            polite.send(post())
+            assert await polite.scores() == expected(2)
+        await until(lambda: port.server.connections == 0)
+
+    assert sorted(seen.outcome for seen in on_port(body).seen) == ["cancelled", "ok"]
 
 
 def test_a_client_that_does_not_read_its_answers_holds_up_nobody() -> None:
