@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from deployments.config import Limits
-from deployments.direct import direct_server, listener
+from deployments.direct import direct_server, listener, request_head
 from tests.deployments.direct.direct_app import served
 from tests.deployments.serve.test_http_app import Service, expected, request
 from tests.deployments.serving_doubles import FakeEngine, until
@@ -363,6 +363,19 @@ def test_a_mount_below_a_prefix_answers_there_and_nowhere_else() -> None:
             assert (await client.get("/ctr/v2/models/fake")).status_code == 200
 
     Port(service, service.limits, prefix="/ctr").run(body)
+
+
+def test_a_flood_of_long_heads_is_answered_and_not_kept() -> None:
+    before = request_head._kept.cache_info().currsize
+
+    async def body(port: Port) -> None:
+        async with port.client() as client:
+            for i in range(50):
+                client.send(post(GOOD, *[f"X-{i}-{j}: {'y' * 130}" for j in range(95)]))
+                assert await client.scores() == expected(2)
+
+    on_port(body)
+    assert request_head._kept.cache_info().currsize == before
 
 
 def test_one_connection_serves_every_route_and_a_head_has_no_body() -> None:
