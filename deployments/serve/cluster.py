@@ -23,8 +23,10 @@ from deployments.metrics import LATENCY_BOUNDS_MS
 from deployments.processes import cores, killed_after, processes_of
 from deployments.serve.host import (
     WINDOW,
+    end_leftovers,
     free_ports,
     haproxy_stopped,
+    held,
     port_windows,
     require_free_port,
 )
@@ -146,6 +148,7 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[Privat
         )
     check_models_root(config)
     Gate.of(config.access)
+    end_leftovers()
     require_free_port(config.http.host, config.http.port)
     if config.http.direct_port is not None:
         require_free_port(config.http.host, config.http.direct_port, "http.direct_port", "")
@@ -159,8 +162,9 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[Privat
         require_free_port(config.http.host, config.grpc.port, "grpc.port", "")
     if config.metrics.port is not None:
         require_free_port("0.0.0.0", config.metrics.port, "metrics.port", "")
-    with port_windows(2) as windows:
+    with port_windows(2) as windows, contextlib.ExitStack() as stack:
         state = Path(tempfile.mkdtemp(prefix=f"dpi-{os.getpid()}-", dir="/tmp"))
+        stack.enter_context(held(state))
         (state / "token").touch(0o600)
         (state / "token").write_text(secrets.token_hex(32))
         metrics_port = config.metrics.port or free_ports(1)[0]
@@ -184,11 +188,10 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[Privat
                 _temp_dir=str(state / "ray"),
             )
             interrupt_on_sigterm()  # ray.init puts a handler of its own there
-            with contextlib.ExitStack() as open_:
-                vital = {name: os.pidfd_open(pid) for name in _VITAL for pid in processes_of(state, name.encode())}
-                for fd in vital.values():
-                    open_.callback(os.close, fd)
-                yield PrivateCluster(metrics_port, vital)
+            vital = {name: os.pidfd_open(pid) for name in _VITAL for pid in processes_of(state, name.encode())}
+            for fd in vital.values():
+                stack.callback(os.close, fd)
+            yield PrivateCluster(metrics_port, vital)
         except Exception as error:
             keep_logs = not isinstance(error, DPIFrameError) or (isinstance(error, LaunchError) and error.logs_help)
             if keep_logs:

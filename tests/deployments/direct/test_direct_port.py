@@ -32,6 +32,11 @@ class Client:
     def send(self, data: bytes) -> None:
         self.writer.write(data)
 
+    async def drip(self, data: bytes) -> None:
+        for i in range(len(data)):
+            self.send(data[i : i + 1])
+            await asyncio.sleep(0.02)
+
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
         async with asyncio.timeout(20):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
@@ -241,10 +246,15 @@ def test_headers_that_stall_and_idle_connections_end(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(listener, "_IDLE_MS", 300)
 
     async def body(port: Port) -> None:
-        async with port.client() as stalls, port.client() as idle:
+        async with port.client() as stalls, port.client() as drips, port.client() as idle:
             stalls.send(b"GET /livez HT")
-            status, _, text = await stalls.answer()
-            assert (status, json.loads(text)["error"]["code"]) == (408, "slow_headers")
+            drips.send(post())  # and behind it headers that never end, a byte at a time
+            assert await drips.scores() == expected(2)
+            dripping = asyncio.create_task(drips.drip(b"GET /livez HTTP/1.1\r\nX: " + b"y" * 1000))
+            for client in (stalls, drips):
+                status, _, text = await client.answer()
+                assert (status, json.loads(text)["error"]["code"]) == (408, "slow_headers")
+            dripping.cancel()
             assert await idle.closed()
 
     on_port(body)
