@@ -12,7 +12,7 @@ from deployments.batching.scorer import Scorer
 from deployments.config import Limits
 from deployments.direct.asgi_call import AsgiCall
 from deployments.direct.express import Express
-from deployments.direct.listener import GONE, MOST_CONNECTIONS, Received, body_fault, open_listener
+from deployments.direct.listener import GONE, Received, body_fault, open_listener
 from deployments.direct.request_head import RequestHead, header_lines, read_head
 from deployments.direct.scoring_request import ScoringRequest, ScoringRoutes, scorer_of
 from deployments.http_api import answers
@@ -58,9 +58,14 @@ class DirectServer:
     def connections(self) -> int:
         return self._listener.open
 
+    @property
+    def full(self) -> bool:
+        """Whether there are as many as may be."""
+        return self._listener.open >= self._listener.most
+
     def accept(self, listening: int, most: int) -> list[int]:
         """At most so many of the clients that wait at a socket, and no more than may be adopted."""
-        return self._listener.accept(listening, min(most, MOST_CONNECTIONS - self._listener.open))
+        return self._listener.accept(listening, min(most, self._listener.most - self._listener.open))
 
     def adopt(self, clients: Sequence[int]) -> int:
         """Takes connections over; how many: those behind stay the caller's, as there are as many as may be."""

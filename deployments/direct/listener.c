@@ -180,6 +180,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyMemberDef members[] = {
+    {"most", T_INT, offsetof(Listener, most), READONLY, NULL},
     {"open", T_INT, offsetof(Listener, open), READONLY, NULL},
     {"due", T_INT, offsetof(Listener, due_count), READONLY, NULL},
     {"ended_count", T_INT, offsetof(Listener, ended_count), READONLY, NULL},

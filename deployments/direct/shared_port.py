@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from heapq import heapify, heapreplace
 
 from deployments.direct.direct_server import DirectServer
-from deployments.direct.listener import MOST_CONNECTIONS
 from deployments.fanin.shared_memory import shared_memory
 from deployments.host_sockets.listening import Place
 from deployments.host_sockets.mailbox import MOST_PROCESSES, MOST_SOCKETS, Gone, Mailbox, posted, send_on
@@ -27,6 +26,7 @@ log = logging.getLogger(__name__)
 _PATIENCE_S, _ASK_S, _FULL_S, _TOLD_S = 10.0, 0.1, 0.1, 0.02
 _NEXT_S = 0.002  # after which who has found clients looks again: one by one each would cost two processes a wake-up
 _ACCEPTS = MOST_SOCKETS  # at a time: all of them may be another process's
+_SAID_S = 60.0  # between two lines of the log that say the same
 # Who has the sockets; here they are; serve this client; all are to leave.
 _ASK, _SHARE, _TAKE, _LEAVE = b"?", b"!", b"+", b"."
 _NOBODY = -1
@@ -41,6 +41,7 @@ class SharedPort:
         self._listening: dict[Place, socket.socket] = {}
         self._opening, self._closing = True, False
         self._end: asyncio.Task[None] | None = None
+        self._said = -math.inf
         self._mail = Mailbox(meeting, self._read)
         self._keep_counts(shared_memory("dpiframe-direct", 4 * MOST_PROCESSES))
         self._counts[:] = memoryview(array("i", [_NOBODY] * MOST_PROCESSES))
@@ -99,17 +100,25 @@ class SharedPort:
 
     def _accept(self, listening: socket.socket) -> None:
         """A round of clients: those who have been served before wait no longer than for these."""
-        full = self._server.connections >= MOST_CONNECTIONS
+        full, clients = self._server.full, list[int]()
         try:
-            clients = [] if full else self._server.accept(listening.fileno(), _ACCEPTS)
+            if full:
+                self._say(f"got {self._server.connections} connections, as many as may be")
+            else:
+                clients = self._server.accept(listening.fileno(), _ACCEPTS)
         except OSError as error:  # no descriptor is left
-            log.warning("direct port: got no connection (%s), expected one", error.strerror)
-            clients, full = [], True
+            self._say(f"got no connection ({error.strerror})")
+            full = True
         if full or 0 < len(clients) < _ACCEPTS:
             for each in self._listening.values():
                 self._loop.remove_reader(each)
             self._loop.call_later(_FULL_S if full else _NEXT_S, self._accept_again)
         self._place_clients(clients)
+
+    def _say(self, why: str) -> None:
+        if self._loop.time() > self._said + _SAID_S:
+            self._said = self._loop.time()
+            log.warning("direct port: %s, expected room for one more: newcomers wait", why)
 
     def _place_clients(self, clients: list[int]) -> None:
         """Gives each to whoever has the fewest then."""

@@ -10,8 +10,8 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deployments.config import DeploymentConfig
@@ -27,11 +27,16 @@ _READY_S = 10  # for HAProxy to take its configuration over
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A running service. Filled by `running`; `metrics_url` is empty on a cluster that somebody else started."""
+    """A running service. Filled by `running`; `metrics_url` is empty on a cluster that somebody else started.
+
+    Attributes:
+        check: raises LaunchError once the private cluster is lost.
+    """
 
     url: str
     metrics_url: str
     config: DeploymentConfig
+    check: Callable[[], None] = lambda: None
 
 
 @contextlib.contextmanager
@@ -50,8 +55,9 @@ def running(config: DeploymentConfig, report: Report, *, address: str | None = N
     config = config.with_absolute_paths()
     interrupt_on_sigterm()
     if address is None:
-        with private_cluster(config, report) as metrics_port:
-            endpoint = _deploy(config, report, f"http://127.0.0.1:{metrics_port}/metrics")
+        with private_cluster(config, report) as cluster:
+            endpoint = _deploy(config, report, f"http://127.0.0.1:{cluster.metrics_port}/metrics")
+            endpoint = replace(endpoint, check=cluster.check)
             with tls_front(endpoint.config):
                 yield endpoint
     else:

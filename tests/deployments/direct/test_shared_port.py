@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from deployments.config import Limits
-from deployments.direct import shared_port
+from deployments.direct import direct_server, listener, shared_port
 from deployments.direct.direct_server import DirectServer
 from deployments.direct.shared_port import SharedPort, leave, open_port, shares
 from deployments.fanin import handshake
@@ -322,6 +322,80 @@ def test_a_path_that_something_else_has_is_refused_and_left_alone(tmp_path: Path
             assert live.exists()
 
     on_node(body)
+
+
+def test_a_full_process_has_newcomers_wait_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = listener.open_listener
+    monkeypatch.setattr(direct_server, "open_listener", lambda limits: opened(limits, 2))
+
+    async def body(node: Node) -> None:
+        server, shared = await node.arrive()
+        async with node.client() as first, node.client() as third:
+            async with node.client() as second:
+                await node.scored(first)
+                await node.scored(second)
+                waits = asyncio.create_task(node.scored(third))
+                await asyncio.sleep(0.5)
+                assert not waits.done()
+                assert server.connections == 2
+            await waits
+            await node.scored(first)
+        await shared.close(5)
+
+    on_node(body)
+    wanted = "direct port: got 2 connections, as many as may be, expected room for one more: newcomers wait"
+    assert [record.getMessage() for record in caplog.records if "direct port" in record.getMessage()] == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised", "most"),
+    [
+        (1024, 524_288, 4608, 4096),
+        (1024, -1, 4608, 4096),
+        (1024, 1024, 1024, 512),
+        (1024, 2048, 2048, 1536),
+        (256, 256, 256, 128),
+        (65_536, 65_536, 65_536, 4096),
+        (-1, -1, -1, 4096),
+    ],
+)
+def test_clients_leave_descriptors_for_all_else(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: int, most: int
+) -> None:
+    limit = [(soft, hard)]
+    monkeypatch.setattr(listener.resource, "getrlimit", lambda _: limit[-1])
+    monkeypatch.setattr(listener.resource, "setrlimit", lambda _, wanted: limit.append(wanted))
+    assert listener.most_connections() == most
+    assert limit[-1] == (raised, hard)
+
+
+def test_mail_that_finds_no_descriptor_waits_without_a_spin_and_is_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        read, refusals = [], 0
+        box = mailbox.Mailbox(f"\0dpiframe-test-{secrets.token_hex(4)}", lambda _, what, fds: read.append(what))
+        own = box._listening
+
+        class Full:
+            def accept(self) -> tuple[socket.socket, object]:
+                nonlocal refusals
+                refusals += 1
+                if refusals > 2:
+                    return own.accept()
+                raise OSError(24, "Too many open files")
+
+            def __getattr__(self, name: str) -> object:
+                return getattr(own, name)
+
+        monkeypatch.setattr(box, "_listening", Full())
+        assert mailbox.posted(box._place, box.slot, b".")
+        await asyncio.sleep(0.15)
+        assert (read, refusals) == ([], 2)
+        await until(lambda: read == [b"."])
+        box.close()
+
+    asyncio.run(body())
 
 
 def test_without_a_descriptor_it_waits_and_then_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
