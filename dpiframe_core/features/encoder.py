@@ -4,7 +4,9 @@ Owns the request as a whole: which features it must hold, where each goes. Knows
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -18,11 +20,13 @@ from dpiframe_core.features.multi_column_readers import multi_column_readers, ro
 from dpiframe_core.features.packed_column import PackedColumn
 from dpiframe_core.features.raw_columns import ColumnValues, Float64s, Int64s, Place, as_list, column_length, read_numbers
 from dpiframe_core.features.row_block import RowBlock
-from dpiframe_core.features.schema import Categorical, FeatureSchema
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
 from dpiframe_core.features.vocabulary import VocabularyTable, check_vocabularies, id_bound, vocabulary_name
 from kernels.lookup.batch_header import HeaderWord
+from kernels.runtime import c_build
 
 _QUICK = {list, PackedColumn}
+_QUIET = partial(np.errstate, all="ignore")  # an overflow is found, and refused by name, in the result
 _NO_CONTEXT: Mapping[str, object] = MappingProxyType({})
 
 
@@ -50,7 +54,14 @@ class Encoder:
         self._multi_column = multi_column_readers(schema, lookups)
         self._context_names = frozenset(f.name for f in schema.features if f.scope == "context")
         ids: tuple[IdSection, ...] = ("context_ids", "candidate_ids")
-        self._stand_ins = {section: own for section in ids if (own := _stand_ins(schema, section))[0].size}
+        self._stand_ins = {section: own for section in ids if (own := _stand_ins(schema, section)).size}
+        records = {"context_ids": schema.block_layout.context_ids, "candidate_ids": schema.block_layout.candidate_ids}
+        zeros = {section: [0] * len(record.widths) for section, record in records.items()}
+        self._packing = {section: records[section].legal(zeros[section], zeros[section]) for section in self._stand_ins}
+        numbers: tuple[Section, ...] = ("context_dense", "candidate_dense")
+        self._dense = tuple(section for section in numbers if getattr(schema.block_layout, section))
+        numeric = any(isinstance(f, Numeric) for f in schema.features)
+        self._quiet: Callable[[], AbstractContextManager[object]] = _QUIET if numeric else nullcontext
 
     def encode(
         self,
@@ -78,28 +89,25 @@ class Encoder:
             block.request_of_row[:] = np.arange(rows)
         elif context_rows is not None:
             block.request_of_row[:] = np.repeat(np.arange(contexts), context_rows)
-        sections: dict[Section, npt.NDArray[Any]] = {
-            "context_dense": block.context_dense, "candidate_dense": block.candidate_dense,
-        }  # fmt: skip
+        sections: dict[Section, npt.NDArray[Any]] = {section: getattr(block, section).T for section in self._dense}
         for section, (unknown, _) in self._stand_ins.items():  # wide ids, with room for marks; a column is written at once
-            sections[section] = np.empty((len(getattr(block, section)), len(unknown)), np.int64, order="F")
-        with np.errstate(all="ignore"):  # an overflow is found, and refused by name, in the result
+            sections[section] = np.empty((len(unknown), contexts if section == "context_ids" else rows), np.int64)
+        with self._quiet():
             joined = self._read_together(candidates, context, sections, context_rows is not None)
-            for field in self._fields.values():
+            for field in self._fields.values() if len(joined) < len(self._fields) else ():
                 if field.name not in joined:
                     column, into = field.column, sections[field.column.section]
                     values: npt.NDArray[Any] = field.encode(candidates, context, context_rows is not None)
-                    if context_rows is not None and len(values) != len(into):
+                    if context_rows is not None and len(values) != into.shape[1]:
                         values = np.repeat(values, context_rows, axis=0)
-                    into[:, column.start : column.start + column.width] = values
-        for section, stand_ins in self._stand_ins.items():
-            if count := _settle(sections[section], *stand_ins):
+                    into[column.start : column.start + column.width] = values.T
+        for section in self._stand_ins:
+            if count := self._settle(block, section, sections[section]):
                 block.header[HeaderWord.OOV_COUNT] += count
-            block.set_ids(section, sections[section])
-        if not all(np.isfinite(x).all() for x in (block.candidate_dense, block.context_dense) if x.size):
+        if not all(np.isfinite(sections[section]).all() for section in self._dense):
             for field in self._fields.values():
                 column = field.column
-                field.refuse_overflow(candidates, context, sections[column.section][:, column.start], context_rows)
+                field.refuse_overflow(candidates, context, sections[column.section][column.start], context_rows)
         return block
 
     def _read_together(
@@ -113,11 +121,26 @@ class Encoder:
         joined: set[str] = set()
         for reader in self._multi_column:
             columns = reader.columns(candidates, context, several)
-            if columns and reader.scope == "context" and rows_of(columns) != len(sections[reader.section]):
+            if columns and reader.scope == "context" and rows_of(columns) != sections[reader.section].shape[1]:
                 continue  # one value stands for several contexts
-            if columns is not None and reader.read(columns, sections[reader.section].T):
+            if columns is not None and reader.read(columns, sections[reader.section]):
                 joined.update(reader.names)
         return joined
+
+    def _settle(self, block: RowBlock, section: IdSection, ids: Int64s) -> int:
+        """Puts ids[columns, rows] into the block, stand-ins in the place of marks; returns how many values were unknown."""
+        stand_ins = self._stand_ins[section]
+        if (functions := c_build.request_extension()) is not None:
+            place = (
+                block.places[1 if section == "context_ids" else 2],
+                block.layout.widths[1 if section == "context_ids" else 2],
+            )
+            return functions.settle_ids(self._packing[section], ids, stand_ins, ids.shape[1], block.buffer, *place)
+        unknown = ids == UNKNOWN
+        np.copyto(ids, stand_ins[0][:, None], where=unknown)
+        np.copyto(ids, stand_ins[1][:, None], where=ids == MISSING)
+        block.set_ids(section, ids.T)
+        return int(np.count_nonzero(unknown))
 
     def _check_names(self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object]) -> int:
         """The number of rows, once every feature is there exactly once and all columns are equally long."""
@@ -193,23 +216,12 @@ def _unpacked(values: ColumnValues) -> ColumnValues:
     return as_list(values) if isinstance(values, PackedColumn) else values
 
 
-def _stand_ins(schema: FeatureSchema, section: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """For every column of an id section: the ids of an unknown and of a missing value."""
+def _stand_ins(schema: FeatureSchema, section: str) -> Int64s:
+    """int64[2, columns] of an id section: the ids of an unknown and of a missing value."""
     unknown: list[int] = []
     missing: list[int] = []
     for f in schema.features:
         if schema.columns[f.name].section == section:
             unknown += [f.oov_id or 0] * f.max_values  # without a row of their own, the readers refuse them
             missing += [f.missing_id or 0] * f.max_values
-    dtype = schema.block_layout.id_dtype
-    return np.array(unknown, dtype), np.array(missing, dtype)
-
-
-def _settle(ids: npt.NDArray[Any], unknown_ids: npt.NDArray[Any], missing_ids: npt.NDArray[Any]) -> int:
-    """Puts the stand-ins in the place of the marks; returns how many values were unknown."""
-    if ids.min(initial=0) >= -1:  # no marks, which most requests of identities and hashes have not
-        return 0
-    unknown = ids == UNKNOWN
-    np.copyto(ids, unknown_ids, where=unknown)
-    np.copyto(ids, missing_ids, where=ids == MISSING)
-    return int(np.count_nonzero(unknown))
+    return np.array([unknown, missing], np.int64)

@@ -44,7 +44,10 @@ class MultiColumnReader:
         `several`: the context has columns too.
         """
         if self.scope == "context" and not several:
-            return [[context[name]] for name in self.names] if context.keys() >= set(self.names) else None
+            try:
+                return [[context[name]] for name in self.names]
+            except KeyError:
+                return None
         side = context if self.scope == "context" else candidates
         columns: list[Any] = [side.get(name) for name in self.names]
         kinds = set(map(type, columns))

@@ -31,6 +31,30 @@ no_ids:
     return result;
 }
 
+// settle_ids(columns, ids, stand_ins, rows, out, at, bytes): `dpi_settled` of int64[columns, rows] into records from byte `at` of
+// `out` on.
+static PyObject *settle_ids(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    int64_t rows, place[2];
+    if (!counted(count, 7) || !integers(args + 3, 1, COUNTS, &rows) || !integers(args + 5, 1, PLACES_END, place) ||
+        !integers(args + 6, 1, COUNTS, place + 1))
+        return NULL;
+    Py_buffer held[4];
+    PyObject *result = NULL;
+    int open = 0;
+    for (; open < 4; ++open)
+        if (PyObject_GetBuffer(args[open < 3 ? open : 4], held + open, open < 3 ? PyBUF_SIMPLE : PyBUF_WRITABLE)) break;
+    if (open == 4) {
+        const int64_t columns = held[0].len / (int64_t)sizeof(Column);
+        if (held[1].len != 8 * columns * rows || held[2].len != 16 * columns)
+            PyErr_Format(PyExc_ValueError, "ids: got %zd and %zd bytes, expected 8 an id and 16 a column", held[1].len, held[2].len);
+        else if (within(held + 3, place[0], rows * place[1]))
+            result = PyLong_FromLongLong(dpi_settled(held[0].buf, columns, held[1].buf, held[2].buf, rows,
+                                                     (uint8_t *)held[3].buf + place[0], place[1]));
+    }
+    while (open) PyBuffer_Release(held + --open);
+    return result;
+}
+
 // copy_numbers(given, out, at): copies float32s to byte `at` of `out`. Gives how many are infinite or no numbers.
 static PyObject *copy_numbers(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t at, found;
@@ -60,6 +84,7 @@ static PyMethodDef functions[] = {
     {"vocabulary", (PyCFunction)(void (*)(void))dpi_vocabulary, METH_FASTCALL, NULL},
     {"texts", (PyCFunction)(void (*)(void))dpi_texts, METH_FASTCALL, NULL},
     {"pack_ids", (PyCFunction)(void (*)(void))pack_ids, METH_FASTCALL, NULL},
+    {"settle_ids", (PyCFunction)(void (*)(void))settle_ids, METH_FASTCALL, NULL},
     {"copy_numbers", (PyCFunction)(void (*)(void))copy_numbers, METH_FASTCALL, NULL},
     {"replay", (PyCFunction)(void (*)(void))dpi_replay, METH_FASTCALL, NULL},
     {"fill", (PyCFunction)(void (*)(void))dpi_fill, METH_FASTCALL, NULL},

@@ -50,6 +50,22 @@ def test_legal_ids_lie_in_records_as_numpy_packs_them(rows, dtype, shift):
     assert not out[-8:].any()
 
 
+@pytest.mark.parametrize("rows", [1, 2, 65, 300])
+def test_marks_become_their_columns_stand_ins_in_the_records(rows):
+    """-2, which is counted, and -3; padding stays."""
+    rng, ids = np.random.default_rng(rows), ids_of(rows, np.int64)
+    marks = rng.integers(-3, 3, ids.shape)
+    marked = np.where(marks < -1, marks, ids)
+    stand_ins = np.array([[9, 8, 7, 6, 5, 4], [1, 2, 3, 2**40 - 1, 0, 6]])
+    want, out = np.zeros((rows, RECORD.nbytes), np.uint8), np.zeros(64 + rows * RECORD.nbytes + 8, np.uint8)
+    RECORD.pack(np.where(marks == -2, stand_ins[0], np.where(marks == -3, stand_ins[1], ids)), want)
+    columns = np.ascontiguousarray(marked.T)
+    assert BLOCKS.settle_ids(LEGAL, columns, stand_ins, rows, out, 64, RECORD.nbytes) == (marks == -2).sum()
+    assert out[64:-8].tobytes() == want.tobytes()
+    assert not out[:64].any()
+    assert not out[-8:].any()
+
+
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("column", range(6))
 def test_each_id_that_is_not_legal_is_counted(dtype, column):
@@ -130,10 +146,18 @@ def block_of(rows, contexts, size, places=(0, 0, 64, 0, 0, 128)):
 
 OUT, AT, SOME = np.zeros(256, np.uint8), np.zeros(1, np.int64), vocabulary("a")
 PLACES = (0, 0, 64, 0, 0, 128)
+WIDE, STAND_INS = np.zeros((6, 2), np.int64), np.zeros((2, 6), np.int64)
 FAULTS = {
     "no room for records": (ValueError, lambda: pack(ids_of(2, np.int32), np.zeros(2 * RECORD.nbytes - 1, np.uint8))),
     "records before the buffer": (ValueError, lambda: pack(ids_of(2, np.int32), np.zeros(100, np.uint8), -1)),
     "other rows": (ValueError, lambda: BLOCKS.pack_ids(LEGAL, ids_of(2, np.int32), False, 3, OUT, 0, RECORD.nbytes)),
+    "no room for settled ids": (ValueError, lambda: BLOCKS.settle_ids(LEGAL, WIDE, STAND_INS, 2, OUT, 229, RECORD.nbytes)),
+    "other rows to settle": (ValueError, lambda: BLOCKS.settle_ids(LEGAL, WIDE, STAND_INS, 3, OUT, 0, RECORD.nbytes)),
+    "stand-ins of other columns": (ValueError, lambda: BLOCKS.settle_ids(LEGAL, WIDE, STAND_INS[:1], 2, OUT, 0, RECORD.nbytes)),
+    "settled ids that may not be written": (
+        ValueError,
+        lambda: BLOCKS.settle_ids(LEGAL, WIDE, STAND_INS, 2, np.frombuffer(bytes(256), np.uint8), 0, RECORD.nbytes),
+    ),
     "fewer arguments": (TypeError, lambda: BLOCKS.pack_ids(LEGAL, OUT)),
     "apart": (ValueError, lambda: pack(ids_of(4, np.int32)[::2], np.zeros(100, np.uint8))),
     "read only": (ValueError, lambda: BLOCKS.copy_numbers(np.zeros(2, np.float32), np.frombuffer(b"12345678", np.uint8), 0)),
