@@ -149,7 +149,7 @@ class CpuOperators:
                 return small_operator(node, w)
             case "aten":
                 assert a.aten is not None  # the graph has checked it
-                call = AtenOperator(a.aten, w, torch.device("cpu"))
+                call = AtenOperator(a.aten, w, torch.device("cpu"), one_view=True)
                 return lambda *ins: call(ins)
             case "linear":
                 return self._linear(a, w)
