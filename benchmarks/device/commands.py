@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from benchmarks.device import ablation as stage_suites
@@ -14,6 +15,7 @@ from benchmarks.device import floor as floor_suite
 from benchmarks.device import latency as latency_suite
 from benchmarks.device import precision as precision_suite
 from benchmarks.device import promotion as promotion_suite
+from benchmarks.device import raw_values as raw_suite
 from benchmarks.device import tiers as tiers_suite
 from benchmarks.device import utilisation as utilisation_suite
 from benchmarks.device import warmup as warmup_suite
@@ -280,6 +282,24 @@ def contexts(
     run.finish(
         contexts_suite.run(*given, run.device, run.failed, seconds=seconds, seed=seed, most_rows=max_rows or None)
     )  # fmt: skip
+
+
+@app.command()
+def raw(
+    models: Names = f"{raw_suite.TINY},autoint",
+    batches: Names = "1,8,64,256,1024",
+    max_rows: MaxRows = 100_000,
+    threads: Annotated[int, typer.Option(help="that torch and our C code compute with")] = 1,
+    seconds: Seconds = 0.3,
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """Raw values through an engine on a CPU, against the compiled module itself on ready ids; by the calling thread's time."""
+    run = Run("raw", "cpu", seed, out, append)
+    torch.set_num_threads(threads)
+    sweep = _sweep(run, models, "fp32", batches, seconds, seed, "zipf", max_rows=max_rows)
+    run.finish(raw_suite.run(replace(sweep, make=raw_suite.made)))
 
 
 @app.command()

@@ -84,8 +84,7 @@ def _dpiframe(task: Task) -> list[Candidate]:
     rows = task.cell.batch
     if task.device.type == "cpu":
         stacked = PackedLookup(task.plan, task.tables)
-        host = [(b.request_of_row, b.candidate_ids, b.context_ids, b.candidate_dense, b.context_dense) for b in task.blocks]
-        return [Candidate(lambda i: stacked.read(*host[i])[0], "dpiframe")]  # type: ignore[arg-type,return-value]
+        return [Candidate(lambda i: stacked.read(task.blocks[i])[0], "dpiframe")]  # type: ignore[arg-type,return-value]
     plan, tables, scales = _stored(task)
     lookup = DeviceLookup(plan, whole(tables, scales, task.device), task.out_dtype)
     x = torch.zeros(rows, padded(task.width), dtype=task.out_dtype, device=task.device)

@@ -1,10 +1,22 @@
-"""Three models that we have no function for, as plain modules: embeddings float32[rows, fields, dim] -> logits [rows, 1]."""
+"""Models that we have no function for, as plain modules: embeddings float32[rows, fields, dim] -> logits [rows, 1]."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import nn
+
+
+class Mlp(nn.Module):
+    """Dense layers on the embeddings: what a call costs."""
+
+    def __init__(self, fields: int, dim: int, hidden_units: Sequence[int] = (32,)) -> None:
+        super().__init__()
+        self.deep = nn.Sequential(*_mlp([fields * dim, *hidden_units]), nn.Linear(hidden_units[-1], 1))
+
+    def forward(self, e: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.deep(e.flatten(1))
+        return logits
 
 
 class AutoInt(nn.Module):

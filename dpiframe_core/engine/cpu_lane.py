@@ -20,6 +20,7 @@ class CpuLane:
 
     def __init__(self, operators: CpuOperators, plan: Plan, layout: BlockLayout, graph: Graph) -> None:
         self._operators, self._plan, self._layout, self._output = operators, plan, layout, graph.output
+        self._inference = torch.inference_mode()  # a lane has one user at a time
         self._no_more, self._any_number = last_reads(plan, graph), operators.rows_in_any_number
 
     def prepare(self) -> None:
@@ -33,15 +34,17 @@ class CpuLane:
     def run(self, blocks: Sequence[RowBlock], _generation: int = 0) -> BatchResult:
         """Scores the rows of the blocks, in order."""
         start = time.perf_counter()
-        block, rows = blocks[0], sum(b.rows for b in blocks)
+        block, one = blocks[0], len(blocks) == 1
+        rows = block.rows if one else sum(b.rows for b in blocks)
         computed = rows if rows <= self._any_number else computed_rows(rows)
-        if len(blocks) > 1 or rows < computed:
+        if not one or rows < computed:
             block = RowBlock.allocate(self._layout, computed, sum(b.contexts for b in blocks))  # ids 0: every table has a row
             block.fill(blocks)
         values: Values = {}
-        with torch.inference_mode():
+        with self._inference:
             execute(self._plan, self._operators.for_block(block), values, self._no_more)
-            scores = values[self._output][:rows].float().numpy()
+            found = values[self._output]
+            scores = (found if rows == computed else found[:rows]).float().numpy()
         return BatchResult(scores, (time.perf_counter() - start) * 1e3, computed)
 
     def close(self) -> None:

@@ -93,12 +93,19 @@ class AtenOperator:
     Args:
         params: the node's, float32, in its order.
         dtype: of the operands.
+        one_view: a window is made by one call, and not by those that tell a compiler what is read (`windows`).
     """
 
     def __init__(
-        self, call: AtenCall, params: Sequence[torch.Tensor], device: torch.device, dtype: torch.dtype = torch.float32
+        self,
+        call: AtenCall,
+        params: Sequence[torch.Tensor],
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        *,
+        one_view: bool = False,
     ) -> None:
-        self._call, self._dtype = call, dtype
+        self._call, self._dtype, self._one_view = call, dtype, one_view
         self._params = [p.to(device, dtype).contiguous() for p in params]
         # A tensor from here on: to make one of a tuple would be a copy from the host in every call.
         self._args = [_argument(a, device if call.op == "aten.index_select" else None) for a in call.args]
@@ -127,6 +134,9 @@ class AtenOperator:
                 x = inputs[operand.value]
                 if count == x.shape[1] and x.is_contiguous():
                     found = x if len(operand.sizes) == 1 else x.view(rows, *operand.sizes)
+                elif self._one_view and x.stride(1) == 1:
+                    strides, offset = (x.stride(0), *operand.strides), x.storage_offset() + operand.offset
+                    found = x.as_strided((rows, *operand.sizes), strides, offset)
                 else:
                     found = window(x, operand.sizes, operand.strides, operand.offset)
                 found = found if found.dtype == self._dtype else found.to(self._dtype)

@@ -16,10 +16,11 @@ from dpiframe_core.graph.interactions import attention_params, cin_params, field
 from dpiframe_core.graph.recurrence import directions_of
 from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.executor import Operator, Values
+from dpiframe_core.operators.layer_series import bind_series, series_from, series_layers
 from dpiframe_core.operators.torch_operators import Compute, small_operator
 from kernels import reference
 from kernels.attention.field_attention_cpu import CpuFieldAttention
-from kernels.cpu.dense import FEW_ROWS, SMALL_WEIGHT, CrossV1, Fm, Head, Linear, has_bf16
+from kernels.cpu.dense import CrossV1, Fm, Head, Linear, few_rows, has_bf16
 from kernels.cpu.first_layers import FirstLayers
 from kernels.cpu.lookup import PackedLookup
 from kernels.lookup.mapped_lookup import MappedLookup
@@ -61,18 +62,22 @@ class CpuOperators:
         self._first = {
             n.name: first for n, lookup in self._lookups if (first := self._first_layers(n, lookup, readers)) is not None
         }
-        along = {reader.name for _, own in self._first.values() for reader in own}
-        self._pure = {
-            n.name: _done if n.name in along else _bound(n, self._computation(n)) for n in graph.nodes if n.op != "lookup"
+        along = {reader.name for _, _, own in self._first.values() for reader in own}
+        self._pure: dict[str, Operator] = {
+            n.name: _bound(n, self._computation(n)) for n in graph.nodes if n.op != "lookup" and n.name not in along
         }
+        if self._dtype == torch.float32:
+            begun = [one for first, series, _ in self._first.values() if first.few(1) for one in series]
+            bind_series(self._pure, begun, graph.nodes, readers, self._weights, self._widths)
+        self._pure |= dict.fromkeys(along, _done)
 
     @property
     def rows_in_any_number(self) -> int:
         """Batches of up to so many rows compile nothing of their own, whatever their number: oneDNN has no part in them."""
         layers = [n for n in self._nodes if n.op in _BY_ONEDNN]
-        if self._dtype != torch.float32 or any(self._weights[p].numel() > SMALL_WEIGHT for n in layers for p in n.params):
+        if self._dtype != torch.float32:
             return 0
-        return FEW_ROWS if layers else sys.maxsize
+        return min((few_rows(self._weights[p].numel()) for n in layers for p in n.params), default=sys.maxsize)
 
     @property
     def out_of_range(self) -> int:
@@ -84,7 +89,9 @@ class CpuOperators:
         looked_up = {}
         for node, lookup in self._lookups:
             if node.name in self._first:
-                looked_up[node.name] = partial(_look_up_first, *self._first[node.name], node.outputs[1:], block)
+                first, series, readers = self._first[node.name]
+                done = [*(one[-1] for one in series), *readers[len(series) :]] if first.few(block.rows) else readers
+                looked_up[node.name] = partial(_look_up_first, first, done, node.outputs[1:], block)
                 continue
             widths = [self._widths[o] for o in node.outputs[: len(node.attrs.outputs_of_concat())]]
             looked_up[node.name] = partial(_look_up, lookup, node.outputs, widths, block)
@@ -92,8 +99,10 @@ class CpuOperators:
 
     def _first_layers(
         self, lookup: Node, packed: PackedLookup | MappedLookup, readers: Mapping[str, Sequence[Node]]
-    ) -> tuple[FirstLayers, Sequence[Node]] | None:
-        """The lookup with its readers, and those: dense layers of its one output first, then FM of all of it; or None."""
+    ) -> tuple[FirstLayers, Sequence[Sequence[Node]], Sequence[Node]] | None:
+        """The lookup with its readers, the series that these begin, and the readers: dense layers of its one output first, then
+        FM of all of it; or None.
+        """
         own = sorted(readers.get(lookup.outputs[0], ()), key=lambda n: n.op == "fm")
         dense, fms = [n for n in own if n.op == "linear"], [n for n in own if n.op == "fm"]
         if isinstance(packed, MappedLookup):
@@ -114,7 +123,9 @@ class CpuOperators:
             weight, bias, params = linear_params(a, [self._weights[p] for p in n.params])
             make = partial(Linear, activation=a.activation, dtype=torch.float32, params=params, slope=a.slope)
             layers.append((weight.reshape(-1, weight.shape[-1]), bias, make))
-        return FirstLayers(packed, layers, bool(fms)), own
+        series = [series_from(n, readers) for n in dense]
+        of_series = [series_layers(one, self._weights, self._widths) for one in series] if all(series) else []
+        return FirstLayers(packed, layers, bool(fms), of_series), series, own
 
     def _x_dtype(self, lookup: Node, readers: Mapping[str, Sequence[Node]]) -> torch.dtype:
         """The dense layers' dtype if all that reads the embeddings are dense layers; what sums them wants them in full."""
@@ -138,7 +149,7 @@ class CpuOperators:
                 return small_operator(node, w)
             case "aten":
                 assert a.aten is not None  # the graph has checked it
-                call = AtenOperator(a.aten, w, torch.device("cpu"))
+                call = AtenOperator(a.aten, w, torch.device("cpu"), one_view=True)
                 return lambda *ins: call(ins)
             case "linear":
                 return self._linear(a, w)
@@ -217,20 +228,18 @@ def _attention(a: Attrs, w: Sequence[torch.Tensor]) -> Compute:
 def _look_up(
     lookup: PackedLookup | MappedLookup, outputs: Sequence[str], widths: Sequence[int], block: RowBlock, values: Values
 ) -> None:
-    ids = block.candidate_ids, block.context_ids
-    x, total = lookup.read(block.request_of_row, *ids, block.candidate_dense, block.context_dense)
+    x, total = lookup.read(block)
     parts = () if x is None else (x,) if len(widths) == 1 else (part.contiguous() for part in torch.split(x, list(widths), 1))
     values.update(zip(outputs, (*parts, *(() if total is None else (total,))), strict=True))
 
 
 def _look_up_first(
-    first: FirstLayers, readers: Sequence[Node], total_output: Sequence[str], block: RowBlock, values: Values
+    first: FirstLayers, done: Sequence[Node], total_output: Sequence[str], block: RowBlock, values: Values
 ) -> None:
-    """The lookup and all that reads its embeddings, which are not kept."""
-    ids = block.candidate_ids, block.context_ids
-    outputs, total, fm = first(block.request_of_row, *ids, block.candidate_dense, block.context_dense)
+    """The lookup and all that reads its embeddings, which are not kept: up to the nodes `done`."""
+    outputs, total, fm = first(block.addresses)
     terms = [t for t in (fm,) if t is not None]
-    values.update(zip((n.outputs[0] for n in readers), (*outputs, *terms), strict=True))
+    values.update(zip((n.outputs[0] for n in done), (*outputs, *terms), strict=True))
     if total is not None:
         values[total_output[0]] = total
 

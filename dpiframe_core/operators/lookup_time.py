@@ -47,7 +47,7 @@ def _on_cpu(plans: Sequence[LookupPlan], store: EmbeddingStore, blocks: Sequence
         start = time.perf_counter()
         for b in blocks:
             for lookup in own:
-                lookup.read(b.request_of_row, b.candidate_ids, b.context_ids, b.candidate_dense, b.context_dense)
+                lookup.read(b)
         times.append(time.perf_counter() - start)
     return statistics.median(times[1:]) * 1e6 / len(blocks)
 

@@ -40,6 +40,17 @@ PyObject *dpi_column_numbers(PyObject *Py_UNUSED(module), PyObject *const *args,
     return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(missing);
 }
 
+// An integer from 0 to below `bound`, or `mark` in the place of `padding`, if that is one too; gives whether it is such.
+static inline int id_of(PyObject *value, int64_t bound, int64_t padding, int64_t mark, int64_t *to) {
+    int overflow = 0;
+    if (!PyLong_CheckExact(value)) return 0;
+    *to = PyLong_AsLongLongAndOverflow(value, &overflow);
+    if (overflow || *to < 0) return 0;
+    if (*to != padding) return *to < bound;
+    *to = mark;
+    return 1;
+}
+
 // column_integers(columns, bounds, out, at): integers from 0 to below their column's bound, int64[columns], into rows `at` of
 // int64[.., values]. Gives whether all were such.
 PyObject *dpi_column_integers(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
@@ -55,11 +66,16 @@ PyObject *dpi_column_integers(PyObject *Py_UNUSED(module), PyObject *const *args
             int64_t *to = dpi_table_row(&t, i);
             Cells cells;
             if (!(good = dpi_cells_opened(&t, i, &cells))) break;
-            for (Py_ssize_t k = 0; good && k < t.rows; ++k) {
+            for (Py_ssize_t k = 0; good && k < t.rows; ++k, ++to) {
                 Cell cell;
+                if (cells.form == OBJECTS) {
+                    if (k + 16 < t.rows) __builtin_prefetch(PyList_GET_ITEM(cells.list, k + 16));
+                    good = id_of(PyList_GET_ITEM(cells.list, k), bound, -1, -1, to);
+                    continue;
+                }
                 dpi_cell(&cells, &cell);
                 good = cell.kind == INTEGER && cell.integer >= 0 && cell.integer < bound;
-                *to++ = cell.integer;
+                *to = cell.integer;
             }
             dpi_cells_closed(&cells);
         }
@@ -69,16 +85,6 @@ PyObject *dpi_column_integers(PyObject *Py_UNUSED(module), PyObject *const *args
     return PyErr_Occurred() ? NULL : PyBool_FromLong(good);
 }
 
-// An integer from 0 to below `bound`, or `mark` in the place of `padding`, if that is one too; gives whether it is such.
-static inline int bag_id(PyObject *value, int64_t bound, int64_t padding, int64_t mark, int64_t *to) {
-    int overflow = 0;
-    if (!PyLong_CheckExact(value)) return 0;
-    *to = PyLong_AsLongLongAndOverflow(value, &overflow);
-    if (overflow || *to < 0) return 0;
-    if (*to != padding) return *to < bound;
-    *to = mark;
-    return 1;
-}
 // column_bags(bags, numbers, out): lists of 1 to `width` integers each into int64[bags, width], -1 where a list has ended; `numbers`:
 // width, the bound above all, the one that is padding (-1: none) and what takes its place, whether lists end at the last place and
 // not begin at the first. Gives whether all were such.
@@ -99,7 +105,7 @@ PyObject *dpi_column_bags(PyObject *Py_UNUSED(module), PyObject *const *args, Py
         const Py_ssize_t n = PyList_CheckExact(bag) ? PyList_GET_SIZE(bag) : 0, from = last ? width - n : 0;
         good = n > 0 && n <= width;
         for (Py_ssize_t k = 0; good && k < width; ++k) to[k] = -1;
-        for (Py_ssize_t k = 0; good && k < n; ++k) good = bag_id(PyList_GET_ITEM(bag, k), bound, padding, mark, to + from + k);
+        for (Py_ssize_t k = 0; good && k < n; ++k) good = id_of(PyList_GET_ITEM(bag, k), bound, padding, mark, to + from + k);
     }
     PyBuffer_Release(&out);
     return PyErr_Occurred() ? NULL : PyBool_FromLong(good);

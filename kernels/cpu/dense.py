@@ -2,12 +2,11 @@
 plain twin in `reference`. Knows no graph.
 """
 
+import ctypes
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from kernels import reference
@@ -15,8 +14,11 @@ from kernels.cpu.openmp_pool import pool_arguments
 from kernels.runtime.c_build import cpu_library
 
 _FM_DIM = 256  # of dense.c
-FEW_ROWS, SMALL_WEIGHT = 128, 1 << 18  # up to which MKL multiplies
+_LANES, _WIDEST = 16, 512  # of layers.c
+_SERIES_PRODUCTS = 1 << 21  # up to which it takes less time than libraries
+_FEW_ROWS, _SMALL_WEIGHT, _FEW_PRODUCTS = 128, 1 << 18, 1 << 20  # up to which MKL multiplies
 _ATTRIBUTES = {"identity": "none", "relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh"}
+_IN_PLACE = {"relu": torch.relu_, "sigmoid": torch.sigmoid_, "tanh": torch.tanh_}
 
 
 def has_bf16() -> bool:
@@ -31,6 +33,11 @@ def _packs() -> bool:
     return x86 and all(hasattr(ops, name) for name in ("_linear_pointwise", "_reorder_linear_weight"))
 
 
+def few_rows(numbers: int) -> int:
+    """Rows up to which MKL multiplies a float32 weight of so many numbers."""
+    return max(_FEW_ROWS, _FEW_PRODUCTS // numbers) if numbers <= _SMALL_WEIGHT else 1
+
+
 class Linear:
     """activation(x W^T + b) for x[rows, in] of `dtype`, weight [out, in], bias [out] or None.
 
@@ -40,7 +47,8 @@ class Linear:
     float32; weights of bfloat16 are read as such where dense.c could be built (two Sapphire Rapids cores: 39 us, float32
     58, oneDNN in bfloat16 73). Few rows, 2.6 MB: oneDNN half of MKL's time for 8 rows. But a call of it costs 14 us more: for
     at most 1 MB of weights MKL is ahead, these laid out [in, out] (one Sapphire Rapids core, 256 x 128: 9 us for 16 rows, 24 by
-    oneDNN; 48 and 63 for 128), and from some 200 rows on behind.
+    oneDNN; 48 and 63 for 128), and from some 200 rows on behind. Up to a million products it is ahead whatever the rows (one
+    Zen 4 core, 32 x 32: 7 us for 256 rows, 15 by oneDNN; 23 and 21 for 1,024).
     """
 
     def __init__(
@@ -59,12 +67,14 @@ class Linear:
         library = cpu_library() if dtype == torch.bfloat16 else None
         self._run = None if library is None else partial(library.dpi_row, self._weight.data_ptr(), out, width)
         plain = weight.float() if self._run is None else self._weight  # else nobody reads it as float32
-        self._small = weight.numel() <= SMALL_WEIGHT and dtype == torch.float32
+        self._small = weight.numel() <= _SMALL_WEIGHT and dtype == torch.float32
         self._turned = plain.t().contiguous() if self._small else plain.t()
         self._slices = plain.view(slices, out // slices, width).transpose(1, 2)
         self._dtype, self._fused = dtype, _ATTRIBUTES.get(activation)
         self._relu = activation == "relu"
-        self._activate = partial(reference.activate_, activation=activation, params=params, slope=slope)
+        plainly = partial(reference.activate_, activation=activation, params=params, slope=slope)
+        self._activate: Callable[[torch.Tensor], torch.Tensor] = _IN_PLACE.get(activation, plainly)
+        self._few = few_rows(weight.numel()) if self._small else 1
         self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight, None) if _packs() else None
 
     def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -75,14 +85,17 @@ class Linear:
         y = self._product(x, self._bias if bias is None else bias, fused or "none")
         return y if fused else self._activate(y)
 
-    def with_shares(self, x: torch.Tensor, shares: torch.Tensor, request: npt.NDArray[np.int32]) -> torch.Tensor:
-        """activation(x W^T + shares[request]), shares float32[contexts, out] in place of the bias; float32, by dense.c."""
-        if len(shares) == 1:
+    def with_shares(self, x: torch.Tensor, shares: torch.Tensor, request: int | None) -> torch.Tensor:
+        """activation(x W^T + shares[request]), shares float32[contexts, out] in place of the bias; float32, by dense.c.
+
+        request: address of int32[rows]; None: all rows are of one context.
+        """
+        if request is None:
             return self(x, shares[0])
         library = cpu_library()
         assert library is not None
-        y, request = self._product(x, None), np.ascontiguousarray(request)
-        library.dpi_add_shared(y.data_ptr(), *y.shape, shares.data_ptr(), request.ctypes.data, self._relu)
+        y = self._product(x, None)
+        library.dpi_add_shared(y.data_ptr(), *y.shape, shares.data_ptr(), request, self._relu)
         return y if self._relu else self._activate(y)
 
     def _one_row(self, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -94,7 +107,7 @@ class Linear:
         return y if self._relu else self._activate(y)
 
     def _is_small(self, x: torch.Tensor) -> bool:
-        return x.shape[0] == 1 or (self._small and x.shape[0] <= FEW_ROWS)
+        return x.shape[0] <= self._few
 
     def _product(self, x: torch.Tensor, bias: torch.Tensor | None, fused: str = "none") -> torch.Tensor:
         if x.shape[0] == 1 and not self._small and bias is not None:
@@ -106,6 +119,54 @@ class Linear:
         if self._packed is None:
             return reference.linear(x, self._weight, bias, "identity")
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise.default(x, self._packed, bias, fused, [], "")
+        return y
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("in_", "out", "padded", "relu")),
+        *((name, ctypes.c_void_p) for name in ("weight", "bias")),
+    ]
+
+
+class Layers:
+    """Linear layers one after the other, float32, in one call of layers.c.
+
+    Args:
+        layers: of each its weight [out, in], its bias [out] or None, and whether a ReLU follows.
+
+    Attributes:
+        few: rows up to which this takes less time than layer by layer. 0: it cannot be called.
+    """
+
+    def __init__(self, layers: Sequence[tuple[torch.Tensor, torch.Tensor | None, bool]]) -> None:
+        library, self.few = cpu_library(), 0
+        padded = [-(-len(weight) // _LANES) * _LANES if len(weight) > 1 else 1 for weight, _, _ in layers]
+        products = sum(weight.shape[1] * n for (weight, _, _), n in zip(layers, padded, strict=True))
+        if library is None or max(padded) > _WIDEST or products > _SERIES_PRODUCTS:
+            return
+        self.few, self._shape = _SERIES_PRODUCTS // products, (layers[0][0].shape[1], len(layers[-1][0]))
+        self._held, structs = [], []
+        for (weight, bias, relu), n in zip(layers, padded, strict=True):
+            out, width = weight.shape
+            turned, added = torch.zeros(width, n), torch.zeros(n)
+            turned[:, :out], added[:out] = weight.t(), 0 if bias is None else bias
+            self._held.append((turned, added))
+            structs.append(_Layer(width, out, n, relu, turned.data_ptr(), added.data_ptr()))
+        self._structs = (_Layer * len(structs))(*structs)
+        self._run = partial(library.dpi_layers, ctypes.addressof(self._structs), len(structs))
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """float32[rows, out of the last] of x float32[rows, in of the first].
+
+        Raises:
+            ValueError: x of another shape.
+        """
+        (rows, width), (wanted, out) = x.shape, self._shape
+        if width != wanted:
+            raise ValueError(f"layers: got x {tuple(x.shape)}, expected [rows, {wanted}]")
+        x, y = x.float().contiguous(), torch.empty(rows, out)
+        self._run(x.data_ptr(), rows, y.data_ptr(), *pool_arguments())
         return y
 
 
@@ -173,6 +234,11 @@ class Head:
         z = self._bias
         for part, share in zip(values, self._shares, strict=False):
             z = torch.addmm(z, part.float(), share)
-        for logit in values[len(self._shares) :]:
-            z = z + logit
-        return z.sigmoid_()
+        return scores_of(z, values[len(self._shares) :])
+
+
+def scores_of(z: torch.Tensor, logits: Sequence[torch.Tensor]) -> torch.Tensor:
+    """sigmoid(z + sum(logits)); z may be overwritten."""
+    for logit in logits:
+        z = z + logit
+    return z.sigmoid_()

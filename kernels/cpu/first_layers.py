@@ -5,18 +5,17 @@ share is multiplied once, and a numeric field, which is a number times one vecto
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from kernels.cpu.dense import Linear
+from kernels.cpu.dense import Layers, Linear
 from kernels.cpu.float_lookup import FloatLookup, FloatTables
 from kernels.cpu.lookup import PackedLookup
-from kernels.cpu.packed_tables import Floats
-from kernels.lookup.id_record import Records
+from kernels.lookup.id_record import RowAddresses, address
 from kernels.lookup.plan import Kind, Slot
 
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]  # of a weight and a bias
-_ROWS_OF_A_CONTEXT = 4  # from so many on, what they share is multiplied apart
+# From so many rows a context and products spared on, what rows share is multiplied apart. That costs 10 us of its own.
+_ROWS_OF_A_CONTEXT, _PRODUCTS = 4, 1 << 18
 
 
 class FirstLayers:
@@ -25,11 +24,16 @@ class FirstLayers:
     Args:
         lookup: one with `float_tables` that reads rows.
         layers: weight[out, x_width], bias[out] or None, and what makes a layer of such.
+        series: of each layer, what `Layers` takes for it and those behind it; none if they cannot be computed so.
         fm: whether FM's term of all of x is wanted.
     """
 
     def __init__(
-        self, lookup: PackedLookup, layers: Sequence[tuple[torch.Tensor, torch.Tensor | None, MakeLinear]], fm: bool
+        self,
+        lookup: PackedLookup,
+        layers: Sequence[tuple[torch.Tensor, torch.Tensor | None, MakeLinear]],
+        fm: bool,
+        series: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor | None, bool]]] = (),
     ) -> None:
         tables = lookup.float_tables
         assert tables is not None
@@ -39,39 +43,39 @@ class FirstLayers:
         own = [s for s in slots if s not in shared] if shared else []
         self._whole = _reader(tables, slots)
         self._of_whole = [make(_weight(tables, slots, w), b) for w, b, make in layers]
-        self._apart = bool(own)
+        self._series = [Layers([(_weight(tables, slots, w), b, relu), *more]) for (w, b, relu), *more in series]
+        self._few = min((one.few for one in self._series), default=0)
+        self._products = 0  # of what is shared, for a row
         if own:
             self._own, self._shared = _reader(tables, own), _reader(tables, shared)
             self._of_own = [make(_weight(tables, own, w), None) for w, _, make in layers]
             self._of_shared = [
                 (_weight(tables, shared, w).t().contiguous(), torch.zeros(len(w)) if b is None else b) for w, b, _ in layers
             ]
+            self._products = sum(weight.numel() for weight, _ in self._of_shared)
 
-    def __call__(
-        self,
-        request: npt.NDArray[np.int32],
-        candidate_ids: Records,
-        context_ids: Records,
-        candidate_numbers: Floats,
-        context_numbers: Floats,
-    ) -> tuple[list[torch.Tensor], torch.Tensor | None, torch.Tensor | None]:
-        """The layers' outputs [rows, out], the sum of first-order terms and FM's, float32[rows, 1], None for what there is not.
+    def few(self, rows: int) -> bool:
+        """Whether series are computed of so many rows."""
+        return rows <= self._few
 
-        Arguments as `PackedLookup.read`.
+    def __call__(self, rows: RowAddresses) -> tuple[list[torch.Tensor], torch.Tensor | None, torch.Tensor | None]:
+        """The outputs [rows, out] of the layers, or (`few`) of the series; the sum of first-order terms and FM's, [rows, 1].
+        None for what there is not.
         """
-        contexts = len(context_ids)
-        apart = self._apart and len(request) >= contexts * _ROWS_OF_A_CONTEXT
-        of_rows = request, candidate_ids, context_ids, candidate_numbers, context_numbers
-        x, total, fm, outside = (self._own if apart else self._whole)(*of_rows, self._fm)
+        few = self.few(rows.rows)
+        contexts = rows.contexts
+        saved = (rows.rows - contexts) * self._products
+        apart = not few and saved >= _PRODUCTS and rows.rows >= contexts * _ROWS_OF_A_CONTEXT
+        x, total, fm, outside = (self._own if apart else self._whole)(rows, self._fm)
         assert x is not None
         self._count(outside)
         if not apart:
-            return [layer(x) for layer in self._of_whole], total, fm
-        first = np.arange(contexts, dtype=np.int32), candidate_ids[:contexts], context_ids, candidate_numbers[:contexts]
-        of_contexts, *_ = self._shared(*first, context_numbers)
+            return [layer(x) for layer in (self._series if few else self._of_whole)], total, fm
+        each = np.arange(contexts, dtype=np.int32)
+        of_contexts, *_ = self._shared(rows._replace(rows=contexts, request=None if contexts == 1 else address(each)))
         assert of_contexts is not None
         shares = [torch.addmm(bias, of_contexts, weight) for weight, bias in self._of_shared]
-        return [layer.with_shares(x, s, request) for layer, s in zip(self._of_own, shares, strict=True)], total, fm
+        return [layer.with_shares(x, s, rows.request) for layer, s in zip(self._of_own, shares, strict=True)], total, fm
 
 
 def _of_context(tables: FloatTables, slot: Slot) -> bool:

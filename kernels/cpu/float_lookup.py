@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from kernels.cpu.openmp_pool import pool_arguments
-from kernels.cpu.packed_tables import Floats
-from kernels.cpu.rows_c import RowsByC, address
-from kernels.lookup.id_record import Records
+from kernels.cpu.rows_c import RowsByC
+from kernels.lookup.id_record import RowAddresses
 from kernels.lookup.plan import NO_NUMBER, LookupPlan
 
 MOST_DIM, MORE = 256, -2  # of lookup.c
@@ -69,30 +67,20 @@ class FloatLookup:
         )  # fmt: skip
         self._held = held, table, weights  # what the struct points into
         self._rows, self._run, self._address = tables.rows, tables.library.dpi_floats, ctypes.addressof(self._floats)
-        self._numbers = plan.candidate_numbers + plan.context_numbers > 0
         self._x_width, self._sums = 0 if table is None else width, weights is not None
 
     def __call__(
-        self,
-        request: npt.NDArray[np.int32],
-        candidate_ids: Records,
-        context_ids: Records,
-        candidate_numbers: Floats,
-        context_numbers: Floats,
-        fm: bool = False,
+        self, rows: RowAddresses, fm: bool = False
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, int]:
         """x float32[rows, width], the sums and FM's term of all columns, [rows, 1] each, and how many ids were outside.
 
         Raises:
-            ValueError: arrays that are not of the plan's records.
+            ValueError: rows that are not of the plan's records.
         """
-        n = len(request)
+        self._rows.check(rows)
+        n = rows.rows
         x = torch.empty(n, self._x_width) if self._x_width else None
         total = torch.empty(n, 1) if self._sums else None
         term = torch.empty(n, 1) if fm else None
-        numbers = [np.ascontiguousarray(a) for a in (candidate_numbers, context_numbers)] if self._numbers else ()
-        a = self._rows.arguments(request, candidate_ids, context_ids)
-        rows = a.rows, a.candidate, a.context, a.request, a.contexts
-        where = [address(n) for n in numbers] or (None, None)
         out = [None if t is None else t.data_ptr() for t in (x, total, term)]
-        return x, total, term, int(self._run(self._rows.address, self._address, *rows, *where, *out, *pool_arguments()))
+        return x, total, term, self._run(self._rows.address, self._address, *rows[:7], *out, *pool_arguments())

@@ -15,8 +15,8 @@ from kernels.cpu.float_lookup import MORE, MOST_DIM, FloatLookup, FloatTables
 from kernels.cpu.packed_tables import Floats, PackedGroup, bag_maxima, by_shape, group_factors, number_place, packed_table
 from kernels.cpu.rows_c import RowsByC
 from kernels.cpu.rows_numpy import RowsByNumpy, place, runs
-from kernels.lookup.id_record import Records
-from kernels.lookup.plan import NO_NUMBER, Batch, Kind, LookupPlan, Slot
+from kernels.lookup.id_record import Records, Rows
+from kernels.lookup.plan import NO_NUMBER, Batch, Kind, LookupPlan, Slot, rows_of
 from kernels.runtime.c_build import cpu_library
 
 _PREFETCH_FROM = 2048  # from so many ids on embedding_bag, which prefetches, beats a plain gather: 2.2 times on cold rows
@@ -73,33 +73,21 @@ class PackedLookup:
 
     def __call__(self, batch: Batch, rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """x[rows, x_width] and total float32[rows, 1], as `reference.lookup`; None for an output the plan lacks."""
-        return self.read(
-            batch.request_of_row.numpy()[:rows],
-            batch.candidate_ids.numpy()[:rows],
-            batch.context_ids.numpy(),
-            batch.candidate_numbers.numpy()[:rows],
-            batch.context_numbers.numpy(),
-        )
+        return self.read(rows_of(batch, rows))
 
-    def read(
-        self,
-        request: npt.NDArray[np.int32],
-        candidate_ids: Records,
-        context_ids: Records,
-        candidate_numbers: Floats,
-        context_numbers: Floats,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The same for the arrays of exactly the rows to read (see `Batch`)."""
+    def read(self, batch: Rows) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The same for exactly the rows to read."""
         if self._floats is not None:
-            x, total, _, outside = self._floats(request, candidate_ids, context_ids, candidate_numbers, context_numbers)
+            x, total, _, outside = self._floats(batch.addresses)
             self.count(outside)
             return x, total
-        numbers = candidate_numbers
+        request, candidate_ids, context_ids = batch.request_of_row, batch.candidate_ids, batch.context_ids
+        numbers, context_numbers = batch.candidate_dense, batch.context_dense
         if self.plan.context_numbers:
-            numbers = np.concatenate([candidate_numbers, context_numbers[request]], 1)
+            numbers = np.concatenate([numbers, context_numbers[request]], 1)
         found: dict[RowsByNumpy, torch.Tensor] = {}
         for reads, by_c in self._reads.values():
-            at, outside = (by_c or reads)(request, candidate_ids, context_ids)
+            at, outside = by_c(batch.addresses) if by_c else reads(request, candidate_ids, context_ids)
             found[reads] = torch.from_numpy(at)
             self._count(outside * reads.readers)
         x = total = None
@@ -134,7 +122,8 @@ class PackedLookup:
 
     def count(self, outside: int) -> None:
         """Adds ids that a pass over `float_tables` found outside; each of their readers has read them."""
-        self._count(outside * sum(reads.readers for reads, _ in self._reads.values()))
+        if outside:
+            self._count(outside * sum(reads.readers for reads, _ in self._reads.values()))
 
     def _tables_of_one_pass(self) -> FloatTables | None:
         """What one pass of C reads: float32 rows and sums of them, of one set of id columns; else None."""

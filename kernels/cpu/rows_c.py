@@ -2,13 +2,12 @@
 
 import ctypes
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kernels.cpu.openmp_pool import pool_arguments
-from kernels.lookup.id_record import Ids, Records
+from kernels.lookup.id_record import Ids, RowAddresses, address
 from kernels.lookup.plan import ALWAYS_ROW_0, IdColumn, LookupPlan
 
 
@@ -22,17 +21,6 @@ class _Columns(ctypes.Structure):
         ("stretch", ctypes.POINTER(_Stretch)),
         *((name, ctypes.c_void_p) for name in ("word", "shift", "mask", "first", "rows", "oov", "pad", "pads")),
     ]
-
-
-class RecordArguments(NamedTuple):
-    """A batch's records as lookup.c takes them: addresses, None where there is none. held: the arrays they point into."""
-
-    rows: int
-    candidate: int | None
-    context: int | None
-    request: int | None
-    contexts: int
-    held: tuple[npt.NDArray[np.generic], ...]
 
 
 class RowsByC:
@@ -60,48 +48,28 @@ class RowsByC:
         constants["word"] = np.array([byte // 4 for _, byte, _ in places], np.int32)
         constants["shift"] = np.array([byte % 4 * 8 for _, byte, _ in places], np.int32)
         self.first_rows = tuple(first_rows)
+        numbers = 4 * plan.context_numbers, 4 * plan.candidate_numbers
         self._held = constants, stretches  # what the struct points into
-        self._bytes = plan.candidate_ids.nbytes, plan.context_ids.nbytes
+        self._widths = 4, *(r.nbytes for r in (plan.context_ids, plan.candidate_ids)), *numbers
         self._columns = _Columns(
-            columns=len(columns), stretches=len(stretches), candidate_bytes=self._bytes[0], context_bytes=self._bytes[1],
+            columns=len(columns), stretches=len(stretches), candidate_bytes=self._widths[2], context_bytes=self._widths[1],
             stretch=stretches, **{name: array.ctypes.data for name, array in constants.items()},
         )  # fmt: skip
         self.address, self.columns, self._run = ctypes.addressof(self._columns), len(columns), library.dpi_lookup
 
-    def __call__(self, request: npt.NDArray[np.int32], candidate_ids: Records, context_ids: Records) -> tuple[Ids, int]:
-        """As `RowsByNumpy`.
+    def __call__(self, rows: RowAddresses) -> tuple[Ids, int]:
+        """As `RowsByNumpy`. Raises as `check`."""
+        self.check(rows)
+        at: Ids = np.empty((rows.rows, self.columns), self._dtype)
+        return at, int(self._run(self.address, self.wide, *rows[:5], address(at), *pool_arguments()))
 
-        Raises:
-            ValueError: arrays that are not of the plan's records.
-        """
-        at: Ids = np.empty((len(request), self.columns), self._dtype)
-        a = self.arguments(request, candidate_ids, context_ids)
-        rows = a.rows, a.candidate, a.context, a.request, a.contexts
-        return at, int(self._run(self.address, self.wide, *rows, address(at), *pool_arguments()))
-
-    def arguments(self, request: npt.NDArray[np.int32], candidate_ids: Records, context_ids: Records) -> RecordArguments:
+    def check(self, rows: RowAddresses) -> None:
         """
         Raises:
-            ValueError: arrays that are not of the plan's records.
+            ValueError: rows that are not of the plan's records.
         """
-        rows, contexts = len(request), len(context_ids)
-        shapes = (rows, self._bytes[0]), (contexts, self._bytes[1])
-        if (candidate_ids.shape, context_ids.shape) != shapes or candidate_ids.itemsize * context_ids.itemsize != 1:
-            got = [(a.dtype, a.shape) for a in (candidate_ids, context_ids)]
-            raise ValueError(f"lookup ids: got {got}, expected uint8 {shapes}")
-        if not (candidate_ids.flags.c_contiguous and context_ids.flags.c_contiguous and request.flags.c_contiguous):
-            candidate_ids, context_ids = np.ascontiguousarray(candidate_ids), np.ascontiguousarray(context_ids)
-            request = np.ascontiguousarray(request)
-        has_candidate, has_context = self._bytes
-        return RecordArguments(
-            rows, address(candidate_ids) if has_candidate else None, address(context_ids) if has_context else None,
-            address(request) if contexts != 1 else None, contexts, held=(request, candidate_ids, context_ids),
-        )  # fmt: skip
-
-
-def address(array: npt.NDArray[np.generic]) -> int:
-    """Of the first byte; quicker than `array.ctypes.data`."""
-    return int(array.__array_interface__["data"][0])
+        if rows.widths != self._widths:
+            raise ValueError(f"lookup rows: got {rows.widths} bytes of a row and a context, expected {self._widths}")
 
 
 def _place(plan: LookupPlan, column: IdColumn) -> tuple[int, int, int]:

@@ -1,11 +1,11 @@
-"""How the ids of one row lie side by side: as few bytes a column as its tables need, the widest columns first. Plain NumPy, no
-torch: host code fills such records, a lookup on a GPU reads them in place.
+"""How the ids of one row lie side by side: as few bytes a column as its tables need, the widest columns first; and what a
+lookup on a CPU takes of a batch. Plain NumPy, no torch: host code fills such records, a lookup on a GPU reads them in place.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ _COLUMN = np.dtype([*((name, np.int32) for name in ("source", "at", "width", "lo
 
 Records = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.float32]
 
 
 def id_bytes(rows: int) -> int:
@@ -89,3 +90,76 @@ class IdRecord:
             runs.append((slice(first, first + count) if together else columns, slice(at, at + count * width), _DTYPES[width]))
             at += count * width
         return runs
+
+
+class RowAddresses(NamedTuple):
+    """Where a batch's rows lie, in the order in which lookup.c takes them; request: None if all rows are of one context.
+
+    widths: bytes of a row's request, a context's ids, a row's ids, a context's numbers, a row's numbers.
+    """
+
+    rows: int
+    candidate_ids: int
+    context_ids: int
+    request: int | None
+    contexts: int
+    candidate_numbers: int
+    context_numbers: int
+    widths: tuple[int, ...]
+
+
+class Rows(Protocol):
+    """A batch as a lookup on a CPU takes it: a row block, or `RowArrays`. C reads where they lie: arrays of a block, which are
+    made when they are asked for, would take as long as a lookup of a few rows.
+    """
+
+    @property
+    def request_of_row(self) -> npt.NDArray[np.int32]: ...
+    @property
+    def candidate_ids(self) -> Records: ...
+    @property
+    def context_ids(self) -> Records: ...
+    @property
+    def candidate_dense(self) -> Numbers: ...
+    @property
+    def context_dense(self) -> Numbers: ...
+    @property
+    def addresses(self) -> RowAddresses: ...
+
+
+@dataclass(frozen=True, eq=False)
+class RowArrays:
+    """A batch of arrays that need not lie together; `of` makes one."""
+
+    request_of_row: npt.NDArray[np.int32]
+    candidate_ids: Records
+    context_ids: Records
+    candidate_dense: Numbers
+    context_dense: Numbers
+
+    @classmethod
+    def of(cls, *arrays: npt.NDArray[Any]) -> Self:
+        """In the order of the fields.
+
+        Raises:
+            ValueError: not as many rows, or contexts, of each.
+        """
+        made = cls(*(np.ascontiguousarray(array) for array in arrays))
+        rows, own, of_contexts, own_numbers, numbers = map(len, arrays)
+        if not (rows == own == own_numbers and of_contexts == numbers):
+            raise ValueError(f"lookup rows: got {[a.shape for a in arrays]}, expected as many of rows, and as many of contexts")
+        return made
+
+    @property
+    def addresses(self) -> RowAddresses:
+        request, contexts = self.request_of_row, len(self.context_ids)
+        sides = self.context_ids, self.candidate_ids, self.context_dense, self.candidate_dense
+        of_context, own, numbers, own_numbers = [address(side) for side in sides]
+        widths = request.itemsize, *(a.shape[1] * a.itemsize for a in sides)
+        given = None if contexts == 1 else address(request)
+        return RowAddresses(len(request), own, of_context, given, contexts, own_numbers, numbers, widths)
+
+
+def address(array: npt.NDArray[np.generic]) -> int:
+    """Of the first byte; quicker than `array.ctypes.data`."""
+    return int(array.__array_interface__["data"][0])

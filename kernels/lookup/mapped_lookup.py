@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kernels.lookup.id_record import Ids, Records
-from kernels.lookup.plan import ALWAYS_ROW_0, Batch, Kind, LookupPlan, Slot
+from kernels.lookup.id_record import Ids, Rows
+from kernels.lookup.plan import ALWAYS_ROW_0, Batch, Kind, LookupPlan, Slot, rows_of
 
 Floats = npt.NDArray[np.float32]
 
@@ -43,29 +43,17 @@ class MappedLookup:
 
     def __call__(self, batch: Batch, rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """x[rows, x_width] and total float32[rows, 1], as `reference.lookup`; None for an output the plan lacks."""
-        return self.read(
-            batch.request_of_row.numpy()[:rows],
-            batch.candidate_ids.numpy()[:rows],
-            batch.context_ids.numpy(),
-            batch.candidate_numbers.numpy()[:rows],
-            batch.context_numbers.numpy(),
-        )
+        return self.read(rows_of(batch, rows))
 
-    def read(
-        self,
-        request: npt.NDArray[np.int32],
-        candidate_ids: Records,
-        context_ids: Records,
-        candidate_numbers: Floats,
-        context_numbers: Floats,
-    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The same for the arrays of exactly the rows to read (see `Batch`)."""
+    def read(self, batch: Rows) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The same for exactly the rows to read."""
+        request = batch.request_of_row
         plan = self.plan
         ids = (
-            plan.candidate_ids.widened(candidate_ids, np.int64),
-            plan.context_ids.widened(context_ids, np.int64)[request],
+            plan.candidate_ids.widened(batch.candidate_ids, np.int64),
+            plan.context_ids.widened(batch.context_ids, np.int64)[request],
         )
-        numbers = candidate_numbers, context_numbers[request]
+        numbers = batch.candidate_dense, batch.context_dense[request]
         x = total = None
         if plan.x_slots:
             x = torch.empty(len(request), plan.x_width, dtype=self._out_dtype)

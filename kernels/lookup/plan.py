@@ -7,7 +7,7 @@ from enum import IntEnum
 
 import torch
 
-from kernels.lookup.id_record import IdRecord, id_bytes
+from kernels.lookup.id_record import IdRecord, RowArrays, id_bytes
 
 ALWAYS_ROW_0 = -(2**31)  # IdColumn.source of a numeric embedding: its table has one row and needs no id
 NO_NUMBER = 2**31 - 1  # Slot.number of a slot that needs none
@@ -131,3 +131,10 @@ class Batch:
     candidate_ids: torch.Tensor
     context_numbers: torch.Tensor
     candidate_numbers: torch.Tensor
+
+
+def rows_of(batch: Batch, rows: int) -> RowArrays:
+    """The first rows of a batch, as a lookup on a CPU takes them."""
+    own = (t.numpy()[:rows] for t in (batch.request_of_row, batch.candidate_ids))
+    numbers = batch.candidate_numbers.numpy()[:rows], batch.context_numbers.numpy()
+    return RowArrays.of(*own, batch.context_ids.numpy(), *numbers)

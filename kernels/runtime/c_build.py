@@ -1,6 +1,7 @@
 """Builds the .c files with the host's C compiler, once for a processor, and loads them: blocks.c, staging.c,
 copy_threads.c, replay.c and those of kernels/columns as an extension module of CPython, which needs its headers; lookup.c,
-dense.c, recurrence.c and field_attention.c as a library. Where they cannot be built, NumPy, torch and CuPy do the same, slower.
+dense.c, layers.c, recurrence.c and field_attention.c as a library. Where they cannot be built, NumPy, torch and CuPy do the
+same, slower.
 """
 
 import ctypes
@@ -28,8 +29,8 @@ from kernels.runtime.code_cache import find_code, store_code
 from kernels.runtime.source import FOLDER
 
 log = logging.getLogger(__name__)
-# No contraction: sums are the same to the bit whether a processor has fused multiply-add or not. recurrence.c has it,
-# and says why.
+# No contraction: sums are the same to the bit whether a processor has fused multiply-add or not. recurrence.c and layers.c have
+# it, and say why.
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c11", "-shared", "-fPIC", "-pthread")
 _BUILD_S = 60
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
@@ -48,6 +49,9 @@ class RequestExtension(Protocol):
     def pack_ids(
         self, columns: Buffer, ids: Buffer, wide: bool, rows: int, out: Buffer, at: int, record_bytes: int, /
     ) -> int: ...
+    def settle_ids(
+        self, columns: Buffer, ids: Buffer, stand_ins: Buffer, rows: int, out: Buffer, at: int, record_bytes: int, /
+    ) -> int: ...
     def column_bags(self, bags: list[Any], numbers: tuple[int, int, int, int, bool], out: Buffer, /) -> bool: ...
     def column_integers(self, columns: Columns, bounds: Buffer, out: Buffer, at: Buffer, /) -> bool: ...
     def column_numbers(self, columns: Columns, out: Buffer, missing: Buffer, at: Buffer, /) -> int: ...
@@ -56,9 +60,6 @@ class RequestExtension(Protocol):
     ) -> int: ...
     def column_hashes(self, columns: Columns, rules: Buffer, missing: int, out: Buffer, at: Buffer, /) -> int: ...
     def vocabulary(self, data: Buffer, offsets: Buffer, ids: Buffer, /) -> object: ...
-    def settle_ids(
-        self, columns: Buffer, ids: Buffer, stand_ins: Buffer, rows: int, out: Buffer, at: int, record_bytes: int, /
-    ) -> int: ...
     def json_columns(
         self, body: bytes, kinds: dict[str, int], most: int, /
     ) -> tuple[dict[str, tuple[int, int, bytes, tuple[int, int]]], int, bytes] | None: ...
@@ -78,7 +79,7 @@ class RequestExtension(Protocol):
 @cache
 def cpu_library() -> ctypes.CDLL | None:
     """The functions of the files named here, or None where they cannot be built (said once, in the log)."""
-    names = ("cpu/lookup.c", "cpu/dense.c", "recurrent/recurrence.c", "attention/field_attention.c")
+    names = ("cpu/lookup.c", "cpu/dense.c", "cpu/layers.c", "recurrent/recurrence.c", "attention/field_attention.c")
     return _loaded(names, (), _bound, "CPU lookups")
 
 
@@ -101,7 +102,7 @@ def extension(name: str, sources: Sequence[str | Path], users: str) -> Any | Non
 def _bound(path: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     loaded.dpi_lookup.restype = loaded.dpi_floats.restype = _LONG
-    loaded.dpi_field_attention.restype = None
+    loaded.dpi_field_attention.restype = loaded.dpi_layers.restype = None
     loaded.dpi_recurrence.restype = loaded.dpi_fm.restype = loaded.dpi_add_shared.restype = loaded.dpi_row.restype = None
     loaded.dpi_lookup.argtypes = [_POINTER, _LONG, _LONG, *[_POINTER] * 3, _LONG, *[_POINTER] * 2, _LONG]
     loaded.dpi_floats.argtypes = [_POINTER, _POINTER, _LONG, *[_POINTER] * 3, _LONG, *[_POINTER] * 6, _LONG]
@@ -109,6 +110,7 @@ def _bound(path: Path) -> ctypes.CDLL:
     loaded.dpi_row.argtypes = [_POINTER, *[_LONG] * 2, *[_POINTER] * 2, _LONG, *[_POINTER] * 2, _LONG]
     loaded.dpi_field_attention.argtypes = [_POINTER, _LONG, _POINTER, _LONG]
     loaded.dpi_recurrence.argtypes = [_POINTER, _LONG, _POINTER, _LONG]
+    loaded.dpi_layers.argtypes = [_POINTER, _LONG, _POINTER, _LONG, *[_POINTER] * 2, _LONG]
     loaded.dpi_fm.argtypes = [_POINTER, *[_LONG] * 4, *[_POINTER] * 2, _LONG]
     return loaded
 

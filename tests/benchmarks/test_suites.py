@@ -4,14 +4,14 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.device import ablation, chain_steps, embedding, floor, latency, precision, utilisation, warmup
+from benchmarks.device import ablation, chain_steps, embedding, floor, latency, precision, raw_values, utilisation, warmup
 from benchmarks.device.activity import GpuCounters, union
 from benchmarks.serving import offline_scoring
 from benchmarks.systems import lookups
@@ -367,3 +367,14 @@ def test_fbgemm_and_the_floor_refuse_a_model_that_they_are_not_written_for():
         known.build("fbgemm", w, 4, "fp32", CPU)
     with pytest.raises(ValueError, match=r"^floor: got dlrm, expected one of"):
         floor.needs_of(w, drawn_blocks(w.schema, 4, 1), "fp32")
+
+
+@pytest.mark.slow
+def test_raw_values_are_scored_and_held_against_the_module():
+    def made(name, device, **size):
+        return (raw_values.made if name == raw_values.TINY else make)(name, device, **size)
+
+    found = list(raw_values.run(replace(cells(["autoint", raw_values.TINY], ["fp32"], [1, 9], CPU), make=made)))
+    systems = ("eager", "dpiframe", "dpiframe-raw")
+    assert [(r["model"], r["batch"], r["system"]) for r in found] == [*product(("autoint", "mlp-2"), (1, 9), systems)]
+    assert all(r["p50_us"] > 0 and r["max_abs_err"] <= 1e-5 for r in found)

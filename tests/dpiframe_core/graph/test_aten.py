@@ -135,11 +135,17 @@ def test_a_call_computes_its_definition_on_windows(op, device):
             for o in operands
         ]
         want = np.asarray(definition(*exact), np.float64).reshape(rows, -1)
-        operator = AtenOperator(call, [torch.from_numpy(p) for p in params], torch.device(device))
+        operator, by_one_view = (
+            AtenOperator(call, [torch.from_numpy(p) for p in params], torch.device(device), one_view=one)
+            for one in (False, True)
+        )
         given = [torch.from_numpy(v).to(device) for v in values]
+        within = [torch.nn.functional.pad(v, (2, 3))[:, 2:-3] for v in given]  # rows that do not lie one after the other
+        across = [v.t().contiguous().t() for v in given]
         out = torch.full((rows, prod(call.sizes) + 3), torch.nan, device=device)
         operator.into(given, out)
-        for got in (operator(given), out[:, : prod(call.sizes)]):
+        one_view = (by_one_view(v) for v in (given, within, across))
+        for got in (operator(given), out[:, : prod(call.sizes)], *one_view):
             np.testing.assert_allclose(got.cpu().numpy(), want, rtol=2e-6, atol=2e-6)
         assert out[:, prod(call.sizes) :].isnan().all(), "columns beside the result were written"
 

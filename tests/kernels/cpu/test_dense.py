@@ -1,11 +1,13 @@
 """The layers of a CPU against float64 formulas: packed products and their fallback, single rows, both precisions."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 from kernels.cpu import dense
-from kernels.cpu.dense import CrossV1, Head, Linear, has_bf16
+from kernels.cpu.dense import CrossV1, Head, Layers, Linear, has_bf16
 from kernels.runtime.c_build import cpu_library
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -126,3 +128,53 @@ def test_a_head_takes_bfloat16_parts_and_sums_in_float32():
     z += bias.double().numpy() + logit.double().numpy()
     assert got.dtype == F32
     np.testing.assert_allclose(got.numpy(), 1 / (1 + np.exp(-z)), rtol=0, atol=1e-6)
+
+
+@pytest.mark.skipif(cpu_library() is None, reason="there is no C compiler")
+@pytest.mark.parametrize("widths", [(1, 1), (5, 16, 1), (39, 40, 7, 3), (128, 512, 33, 1), (16, 1, 17)])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 17, 129])
+@pytest.mark.parametrize("last_relu", [False, True])
+def test_layers_in_one_call_are_the_layers_one_by_one(rows, widths, last_relu):
+    """Of widths that no vector divides, with and without a bias; each row has the same bits alone and in a batch."""
+    rng = np.random.default_rng(rows)
+    pairs = list(itertools.pairwise(widths))
+    given = [
+        (draw(rng, out, width) / width**0.5, draw(rng, out) if i % 2 == 0 else None, last_relu or i < len(pairs) - 1)
+        for i, (width, out) in enumerate(pairs)
+    ]
+    x, layers = draw(rng, rows, widths[0]), Layers(given)
+    got = layers(x)
+    y, slack = x.double(), torch.zeros(rows, 1).double()
+    for weight, bias, relu in given:
+        w, b = weight.double(), torch.zeros(len(weight)).double() if bias is None else bias.double()
+        slack = slack @ w.abs().sum(0, keepdim=True).amax(1, keepdim=True) + (y.abs() @ w.abs().t() + b.abs()).amax(1, True)
+        y = y @ w.t() + b
+        y = y.clamp(min=0) if relu else y
+    assert got.dtype == F32
+    assert ((got.double() - y).abs() <= 8 * EPS * (slack + 1)).all()
+    assert all(torch.equal(layers(x[i : i + 1]), got[i : i + 1]) for i in range(rows))
+
+
+@pytest.mark.skipif(cpu_library() is None, reason="there is no C compiler")
+def test_layers_of_several_threads_are_those_of_one(monkeypatch):
+    rng = np.random.default_rng(1)
+    layers = Layers([(draw(rng, 64, 100), draw(rng, 64), True), (draw(rng, 1, 64), None, False)])
+    x = draw(rng, 3001, 100)
+    got = layers(x)
+    monkeypatch.setattr(dense, "pool_arguments", lambda: (None, 1))
+    assert torch.equal(layers(x), got)
+
+
+@pytest.mark.skipif(cpu_library() is None, reason="there is no C compiler")
+def test_layers_refuse_another_width_and_are_of_few_rows_alone():
+    layer = torch.zeros(3, 5), None, False
+    with pytest.raises(ValueError, match=r"layers: got x \(2, 4\), expected \[rows, 5\]"):
+        Layers([layer])(torch.zeros(2, 4))
+    assert Layers([layer]).few > 10_000
+    assert Layers([(torch.zeros(513, 5), None, False)]).few == 0
+    assert Layers([(torch.zeros(512, 8192), None, False)]).few == 0
+
+
+def test_without_a_compiler_no_layers_are_computed_at_once(monkeypatch):
+    monkeypatch.setattr(dense, "cpu_library", lambda: None)
+    assert Layers([(torch.zeros(3, 5), None, False)]).few == 0

@@ -10,18 +10,13 @@ from kernels import reference
 from kernels.cpu.dense import Linear
 from kernels.cpu.first_layers import FirstLayers
 from kernels.cpu.lookup import PackedLookup
-from kernels.lookup.plan import ALWAYS_ROW_0, IdColumn, Kind, Slot, TableShape
+from kernels.lookup.plan import ALWAYS_ROW_0, IdColumn, Kind, Slot, TableShape, rows_of
 from kernels.runtime import c_build
 from tests.kernels.lookup.test_lookup import batch_of, in_records, plan_of, some_padding, tables_of
 
 F32 = torch.float32
 EPS = 2.0**-23
 pytestmark = [pytest.mark.bulk, pytest.mark.skipif(c_build.cpu_library() is None, reason="there is no C compiler")]
-
-
-def arrays(batch):
-    sides = batch.candidate_ids, batch.context_ids, batch.candidate_numbers, batch.context_numbers
-    return [t.numpy() for t in (batch.request_of_row, *sides)]
 
 
 def plan_of_both_sides(dim, copies):
@@ -60,8 +55,8 @@ def test_layers_and_fm_are_those_of_the_embeddings(rows, contexts, activation, c
     biases = [torch.randn(33, generator=generator), None]
     make = partial(Linear, activation=activation, dtype=F32)
     first = FirstLayers(lookup, [(w, b, make) for w, b in zip(weights, biases, strict=True)], wants_fm)
-    records = in_records(plan, batch)
-    outputs, got_total, fm = first(*arrays(records))
+    held = rows_of(in_records(plan, batch), rows)
+    outputs, got_total, fm = first(held.addresses)
 
     for y, weight, bias in zip(outputs, weights, biases, strict=True):
         added = torch.zeros(len(weight)).double() if bias is None else bias.double()
@@ -76,7 +71,7 @@ def test_layers_and_fm_are_those_of_the_embeddings(rows, contexts, activation, c
         pairs = sum(((v[:, i] * v[:, j]).sum(1) for i in range(7) for j in range(i)), torch.zeros(rows).double())
         magnitude = v.sum(1).square().sum(1) + v.square().sum((1, 2))
         assert ((fm[:, 0].double() - pairs).abs() <= 8 * EPS * (magnitude + 1)).all()
-    again, *_ = first(*arrays(records))
+    again, *_ = first(held.addresses)
     assert all(torch.equal(a, b) for a, b in zip(again, outputs, strict=True))
 
 
@@ -88,5 +83,6 @@ def test_ids_outside_are_counted_as_the_lookup_alone_counts_them(rows, contexts)
     alone, along = PackedLookup(plan, tables), PackedLookup(plan, tables)
     alone(batch, rows)
     first = FirstLayers(along, [(torch.ones(4, plan.x_width), None, partial(Linear, activation="relu", dtype=F32))], True)
-    first(*arrays(batch))
+    held = rows_of(batch, rows)
+    first(held.addresses)
     assert alone.out_of_range == along.out_of_range > 0

@@ -11,9 +11,8 @@ from kernels.cpu import float_lookup, openmp_pool, rows_c
 from kernels.cpu.float_lookup import FloatLookup
 from kernels.cpu.lookup import PackedLookup
 from kernels.cpu.rows_c import RowsByC
-from kernels.lookup.plan import ALWAYS_ROW_0, IdColumn, Kind, Slot, TableShape
+from kernels.lookup.plan import ALWAYS_ROW_0, IdColumn, Kind, Slot, TableShape, rows_of
 from kernels.runtime.c_build import cpu_library
-from tests.kernels.cpu.test_first_layers import arrays
 from tests.kernels.lookup.test_lookup import batch_of, in_records, plan_of, tables_of
 from tests.kernels.runtime.test_c_build import wild
 
@@ -66,10 +65,10 @@ def test_floats_of_several_threads_are_those_of_one(threads, alone, dim, context
     plan = plan_of(tables, columns, x, [Slot(Kind.GATHER, 1, 0, 9 + i, 1) for i in range(9)], candidate=6, context=3)
     stacks = PackedLookup(plan, tables_of(plan)).float_tables
     reader = FloatLookup(stacks, [s.out for s in plan.x_slots], [], plan.x_width)
-    batch = arrays(in_records(plan, batch_of(plan, ROWS, contexts, ids=wild)))
-    got = reader(*batch, True)
+    batch = rows_of(in_records(plan, batch_of(plan, ROWS, contexts, ids=wild)), ROWS)
+    got = reader(batch.addresses, True)
     alone()
-    want = reader(*batch, True)
+    want = reader(batch.addresses, True)
     for several, one in zip(got[:3], want[:3], strict=True):
         assert torch.equal(several, one)
     assert got[3] == want[3] > 0
@@ -81,10 +80,10 @@ def test_rows_of_several_threads_are_those_of_one(threads, alone, zero_row):
         [TableShape(200, 4, F32)], [IdColumn(0, 0, 3), IdColumn(ALWAYS_ROW_0, 0, 0), IdColumn(1, 0, 5)], [], candidate=2
     )
     rows = RowsByC(cpu_library(), plan, plan.columns, [0, 1000, 2000], zero_row)
-    ids = arrays(in_records(plan, batch_of(plan, 50_000, ids=wild)))[:3]
-    got, outside = rows(*ids)
+    batch = rows_of(in_records(plan, batch_of(plan, 50_000, ids=wild)), 50_000)
+    got, outside = rows(batch.addresses)
     alone()
-    want, want_outside = rows(*ids)
+    want, want_outside = rows(batch.addresses)
     assert np.array_equal(got, want)
     assert outside == want_outside > 0
 

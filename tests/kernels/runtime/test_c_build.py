@@ -14,8 +14,8 @@ from kernels.cpu import lookup
 from kernels.cpu.dense import Fm
 from kernels.cpu.rows_c import RowsByC
 from kernels.cpu.rows_numpy import RowsByNumpy
-from kernels.lookup.id_record import IdRecord
-from kernels.lookup.plan import ALWAYS_ROW_0, IdColumn, Kind, Slot, TableShape
+from kernels.lookup.id_record import IdRecord, RowArrays
+from kernels.lookup.plan import ALWAYS_ROW_0, IdColumn, Kind, Slot, TableShape, rows_of
 from kernels.runtime import c_build
 from tests.kernels.lookup.test_lookup import (
     batch_of,
@@ -31,6 +31,12 @@ from tests.kernels.lookup.test_lookup import (
 LIBRARY = c_build.cpu_library()
 needs_compiler = pytest.mark.skipif(LIBRARY is None, reason="there is no C compiler")
 F32 = torch.float32
+
+
+def of_candidates(records):
+    """Rows with no more than ids of their own."""
+    rows, none = len(records), np.zeros((1, 0), np.float32)
+    return RowArrays.of(np.zeros(rows, np.int32), records, none.astype(np.uint8), np.zeros((rows, 0), np.float32), none)
 
 
 def wild(rng, n, size):
@@ -52,7 +58,7 @@ def test_ids_of_every_width_and_side_name_the_rows_that_numpy_names(width, zero_
     batch = in_records(plan, batch_of(plan, rows, contexts, ids=wild))
     ids = batch.request_of_row.numpy(), batch.candidate_ids.numpy(), batch.context_ids.numpy()
     want, want_outside = RowsByNumpy(plan, columns, first, zero_row)(*ids)
-    got, outside = RowsByC(LIBRARY, plan, columns, first, zero_row)(*ids)
+    got, outside = RowsByC(LIBRARY, plan, columns, first, zero_row)(rows_of(batch, rows).addresses)
     assert got.tolist() == want.tolist()
     assert outside == want_outside
 
@@ -64,7 +70,7 @@ def test_the_farthest_ids_of_eight_bytes_read_the_oov_row():
     records = np.zeros((7, 8), np.uint8)
     plan.candidate_ids.pack(ids, records)
     rows = RowsByC(LIBRARY, plan, plan.columns, [100], 2**31 + 105)
-    got, outside = rows(np.zeros(7, np.int32), records, np.zeros((1, 0), np.uint8))
+    got, outside = rows(of_candidates(records).addresses)
     assert got[:, 0].tolist() == [2**31 + 104, 109, 109, 109, 109, 109, 100]
     assert outside == 5
 
@@ -133,9 +139,7 @@ def test_without_a_compiler_every_kind_of_slot_is_read_all_the_same(rows, int8, 
 def test_a_model_of_numbers_alone_reads_no_record():
     plan = plan_of([TableShape(1, 4, F32)], [IdColumn(ALWAYS_ROW_0, 0, 0)], [])
     assert plan.candidate_ids == IdRecord()
-    at, outside = RowsByC(LIBRARY, plan, plan.columns, [5], 6)(
-        np.zeros(3, np.int32), np.zeros((3, 0), np.uint8), np.zeros((1, 0), np.uint8)
-    )
+    at, outside = RowsByC(LIBRARY, plan, plan.columns, [5], 6)(of_candidates(np.zeros((3, 0), np.uint8)).addresses)
     assert (at.tolist(), outside) == ([[5]] * 3, 0)
 
 
@@ -143,8 +147,17 @@ def test_a_model_of_numbers_alone_reads_no_record():
 def test_records_of_another_plan_are_refused():
     plan = plan_of([TableShape(9, 4, F32)], [IdColumn(0, 0, 0)], [], candidate=1)
     rows = RowsByC(LIBRARY, plan, plan.columns, [0], 9)
-    with pytest.raises(ValueError, match=r"lookup ids: got .*int32.*, \(2, 4\).*, expected uint8 \(\(2, 4\), \(1, 0\)\)"):
-        rows(np.zeros(2, np.int32), np.zeros((2, 4), np.int32), np.zeros((1, 0), np.uint8))
+    for records, width in ((np.zeros((2, 4), np.int32), 16), (np.zeros((2, 8), np.uint8), 8)):
+        with pytest.raises(ValueError, match=rf"lookup rows: got \(4, 0, {width}, 0, 0\) bytes .*, expected \(4, 0, 4, 0, 0\)"):
+            rows(of_candidates(records).addresses)
+
+
+def test_arrays_of_different_batches_are_refused():
+    none = np.zeros((1, 0), np.float32)
+    with pytest.raises(ValueError, match=r"lookup rows: got .*\(3, 4\).*, expected as many of rows, and as many of contexts"):
+        RowArrays.of(
+            np.zeros(2, np.int32), np.zeros((3, 4), np.uint8), none.astype(np.uint8), np.zeros((2, 0), np.float32), none
+        )
 
 
 @pytest.mark.parametrize(("fields", "dim"), [(1, 1), (2, 3), (39, 16), (26, 10), (3, 257)])
