@@ -28,7 +28,7 @@ _FRESH = {
     f"aten.{name}" for name in (
         "linear.default", "matmul.default", "mm.default", "bmm.default", "batch_norm.default", "add.Tensor", "sub.Tensor",
         "mul.Tensor", "div.Tensor", "sum.dim_IntList", "mean.dim", "cat.default", "stack.default", "clone.default",
-        "lift_fresh_copy.default",
+        "lift_fresh_copy.default", "new_zeros.default", "zeros_like.default",
     )
 }  # fmt: skip
 
@@ -108,23 +108,26 @@ def made_functional(graph: fx.Graph) -> bool:
     """Whether no call of a graph changes a value; those that change one which they alone read are replaced first."""
     settled = set[fx.Node]()  # calls replaced, whose results are as good as fresh
     for node in graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload | torch._ops.HigherOrderOperator):
-            continue
         if isinstance(node.target, torch._ops.HigherOrderOperator):
             return False  # it has graphs of its own
-        if node.target._schema.is_mutable:
-            changed = node.args[0]
-            alone = isinstance(changed, fx.Node) and set(changed.users) == {node}
-            if not alone or not (str(changed.target) in _FRESH or changed in settled):
-                return False
-            kinds = {n.meta["val"].dtype for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)}
-            name, _, overload = str(node.target).removeprefix("aten.").partition("_.")
-            packet = getattr(torch.ops.aten, name, None)
-            if len(kinds) != 1 or overload not in (packet.overloads() if packet else ()):
-                return False
-            node.target = getattr(packet, overload)
-            settled.add(node)
+        if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+            continue
+        changed, functional = node.args[0], _functional(node)
+        alone = isinstance(changed, fx.Node) and set(changed.users) == {node}
+        alone = alone and (str(changed.target) in _FRESH or changed in settled)
+        if functional is None or not (alone or functional is torch.ops.aten.detach.default):
+            return False
+        node.target = functional
+        settled |= {node} if alone else set()
     return True
+
+
+def _functional(node: fx.Node) -> Any:
+    """The operator that gives what a call changes its first argument to; None: there is none, or of another dtype."""
+    name, _, overload = str(node.target).removeprefix("aten.").partition("_.")
+    packet = getattr(torch.ops.aten, name, None)
+    kinds = {n.meta["val"].dtype for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)} - {torch.bool}
+    return getattr(packet, overload, None) if len(kinds) == 1 else None
 
 
 def _read(scored: Scored, exported: torch.export.ExportedProgram) -> Trace:

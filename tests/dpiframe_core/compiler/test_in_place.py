@@ -46,6 +46,8 @@ UNSEEN = {
     "several": several,
     "an activation": lambda x, w: F.relu(F.linear(x, w), inplace=True) * x,
     "read again": read_again,  # torch's trace reads the result there
+    "zeros": lambda x, w: x.new_zeros((x.shape[0], 4)).add_(x).masked_fill_(x > 0, 0.5),
+    "no value": lambda x, w: x * torch.tensor([1.0, 2.0, 3.0, 4.0], device="cpu"),  # detached in place
     "a constant": lambda x, w: x * torch.tensor([1.0, 2.0, 3.0, 4.0]),
 }
 
