@@ -3,7 +3,7 @@
 Owns the request as a whole: which features it must hold, where each goes. Knows nothing of HTTP, weights or devices.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.block_layout import BlockLayout, Column, IdSection, Section
-from dpiframe_core.features.feature_readers import MISSING, STAYS_FINITE, UNKNOWN, CategoryReader, NumberReader, no_lookup
+from dpiframe_core.features.feature_readers import STAYS_FINITE, CategoryReader, NumberReader, no_lookup
 from dpiframe_core.features.multi_column_readers import multi_column_readers, rows_of
-from dpiframe_core.features.packed_column import PackedColumn
+from dpiframe_core.features.packed_column import JsonColumns, PackedColumn
 from dpiframe_core.features.raw_columns import ColumnValues, Float64s, Int64s, Place, as_list, column_length, read_numbers
-from dpiframe_core.features.row_block import RowBlock
+from dpiframe_core.features.row_block import MISSING, UNKNOWN, RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema
 from dpiframe_core.features.vocabulary import VocabularyTable, check_vocabularies, id_bound, vocabulary_name
 from kernels.lookup.batch_header import HeaderWord
@@ -48,9 +48,11 @@ class Encoder:
             place = Place(f"candidates.{f.name}", True), Place(f"context.{f.name}", False)
             self._fields[f.name] = _Field(f.name, schema.columns[f.name], reader, *place)
         self._multi_column = multi_column_readers(schema, lookups)
+        together = {name for reader in self._multi_column for name in reader.names}
+        self._alone = [field for name, field in self._fields.items() if name not in together]
         self._context_names = frozenset(f.name for f in schema.features if f.scope == "context")
         ids: tuple[IdSection, ...] = ("context_ids", "candidate_ids")
-        self._stand_ins = {section: own for section in ids if (own := _stand_ins(schema, section))[0].size}
+        self._stand_ins = {section: own for section in ids if (own := _stand_ins(schema, section)).size}
 
     def encode(
         self,
@@ -81,22 +83,20 @@ class Encoder:
         sections: dict[Section, npt.NDArray[Any]] = {
             "context_dense": block.context_dense, "candidate_dense": block.candidate_dense,
         }  # fmt: skip
-        for section, (unknown, _) in self._stand_ins.items():  # wide ids, with room for marks; a column is written at once
-            sections[section] = np.empty((len(getattr(block, section)), len(unknown)), np.int64, order="F")
+        for section, stand_ins in self._stand_ins.items():  # wide ids, with room for marks; a column is written at once
+            n = contexts if section == "context_ids" else rows
+            sections[section] = np.empty((n, stand_ins.shape[1]), np.int64, order="F")
         with np.errstate(all="ignore"):  # an overflow is found, and refused by name, in the result
-            joined = self._read_together(candidates, context, sections, context_rows is not None)
-            for field in self._fields.values():
-                if field.name not in joined:
-                    column, into = field.column, sections[field.column.section]
-                    values: npt.NDArray[Any] = field.encode(candidates, context, context_rows is not None)
-                    if context_rows is not None and len(values) != len(into):
-                        values = np.repeat(values, context_rows, axis=0)
-                    into[:, column.start : column.start + column.width] = values
+            for field in self._left_over(self._read_together(candidates, context, sections, context_rows is not None)):
+                column, into = field.column, sections[field.column.section]
+                values: npt.NDArray[Any] = field.encode(candidates, context, context_rows is not None)
+                if context_rows is not None and len(values) != len(into):
+                    values = np.repeat(values, context_rows, axis=0)
+                into[:, column.start : column.start + column.width] = values
         for section, stand_ins in self._stand_ins.items():
-            if count := _settle(sections[section], *stand_ins):
+            if count := block.settle_ids(section, sections[section], stand_ins):
                 block.header[HeaderWord.OOV_COUNT] += count
-            block.set_ids(section, sections[section])
-        if not all(np.isfinite(x).all() for x in (block.candidate_dense, block.context_dense) if x.size):
+        if not np.isfinite(block.dense).all():
             for field in self._fields.values():
                 column = field.column
                 field.refuse_overflow(candidates, context, sections[column.section][:, column.start], context_rows)
@@ -109,15 +109,19 @@ class Encoder:
         sections: dict[Section, npt.NDArray[Any]],
         several: bool,
     ) -> set[str]:
-        """Fills the columns of the features that can be read together; returns their names."""
-        joined: set[str] = set()
+        """Fills the columns of the features that can be read together; returns the names of those that could not."""
+        left: set[str] = set()
         for reader in self._multi_column:
             columns = reader.columns(candidates, context, several)
             if columns and reader.scope == "context" and rows_of(columns) != len(sections[reader.section]):
-                continue  # one value stands for several contexts
-            if columns is not None and reader.read(columns, sections[reader.section].T):
-                joined.update(reader.names)
-        return joined
+                columns = None  # one value stands for several contexts
+            if columns is None or not reader.read(columns, sections[reader.section].T):
+                left |= reader.name_set
+        return left
+
+    def _left_over(self, left: set[str]) -> "Iterable[_Field]":
+        """The features that no reader has read with others, as the schema has them in order."""
+        return [field for field in self._fields.values() if field.name in left or field in self._alone] if left else self._alone
 
     def _check_names(self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object]) -> int:
         """The number of rows, once every feature is there exactly once and all columns are equally long."""
@@ -135,6 +139,8 @@ class Encoder:
                 raise InputError(f"{scope}.{name}", None, "the feature, as a column in candidates or as one value in context")
         if not candidates:
             raise InputError("candidates", {}, "at least one column")
+        if type(candidates) is JsonColumns:
+            return candidates.rows
         if set(map(type, candidates.values())) <= _QUICK:  # as JSON has them, all of one length: in one look
             known = set(map(len, candidates.values()))
             if len(known) == 1 and 0 not in known:
@@ -193,23 +199,12 @@ def _unpacked(values: ColumnValues) -> ColumnValues:
     return as_list(values) if isinstance(values, PackedColumn) else values
 
 
-def _stand_ins(schema: FeatureSchema, section: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """For every column of an id section: the ids of an unknown and of a missing value."""
+def _stand_ins(schema: FeatureSchema, section: str) -> Int64s:
+    """[2, columns] of an id section: the ids of an unknown and of a missing value."""
     unknown: list[int] = []
     missing: list[int] = []
     for f in schema.features:
         if schema.columns[f.name].section == section:
             unknown += [f.oov_id or 0] * f.max_values  # without a row of their own, the readers refuse them
             missing += [f.missing_id or 0] * f.max_values
-    dtype = schema.block_layout.id_dtype
-    return np.array(unknown, dtype), np.array(missing, dtype)
-
-
-def _settle(ids: npt.NDArray[Any], unknown_ids: npt.NDArray[Any], missing_ids: npt.NDArray[Any]) -> int:
-    """Puts the stand-ins in the place of the marks; returns how many values were unknown."""
-    if ids.min(initial=0) >= -1:  # no marks, which most requests of identities and hashes have not
-        return 0
-    unknown = ids == UNKNOWN
-    np.copyto(ids, unknown_ids, where=unknown)
-    np.copyto(ids, missing_ids, where=ids == MISSING)
-    return int(np.count_nonzero(unknown))
+    return np.array([unknown, missing], np.int64)

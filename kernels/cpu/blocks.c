@@ -31,6 +31,54 @@ no_ids:
     return result;
 }
 
+// What stands for a value that has no id, as row_block.py has it.
+enum { UNKNOWN = -2, MISSING = -3 };
+
+#define SETTLE(STORED)                                                        \
+    for (int64_t r = 0; r < rows; ++r, to += bytes) {                         \
+        const int64_t id = from[r];                                           \
+        unknown += id == UNKNOWN;                                             \
+        *(STORED *)to = (STORED)(id == UNKNOWN ? stand[c->source] : id == MISSING ? stand[width + c->source] : id); \
+    }
+
+// settle_ids(columns, ids, stand_ins, rows, out, at, bytes): legal ids[columns, rows] and marks among them, of 8 bytes each, into
+// records as pack_ids has them; stand_ins[2, columns], of 8 bytes too: the ids for UNKNOWN and for MISSING. Gives how many were UNKNOWN.
+static PyObject *settle_ids(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    int64_t shape[3], unknown = 0;
+    if (!counted(count, 7) || !integers(args + 3, 1, COUNTS, shape) || !integers(args + 5, 1, PLACES_END, shape + 1) ||
+        !integers(args + 6, 1, COUNTS, shape + 2))
+        return NULL;
+    const int64_t rows = shape[0], at = shape[1], bytes = shape[2];
+    Py_buffer columns, ids, stand_ins, out;
+    if (PyObject_GetBuffer(args[0], &columns, PyBUF_SIMPLE)) return NULL;
+    if (PyObject_GetBuffer(args[1], &ids, PyBUF_SIMPLE)) goto no_ids;
+    if (PyObject_GetBuffer(args[2], &stand_ins, PyBUF_SIMPLE)) goto no_stand_ins;
+    if (PyObject_GetBuffer(args[4], &out, PyBUF_WRITABLE)) goto no_out;
+    const int64_t width = columns.len / (int64_t)sizeof(Column), *stand = stand_ins.buf;
+    if (ids.len != 8 * rows * width || stand_ins.len != 16 * width)
+        PyErr_Format(PyExc_ValueError, "ids: got %zd and %zd bytes, expected %lld and %lld", ids.len, stand_ins.len,
+                     (long long)(8 * rows * width), (long long)(16 * width));
+    else if (within(&out, at, rows * bytes))
+        for (const Column *c = columns.buf; c < (const Column *)columns.buf + width; ++c) {
+            const int64_t *from = (const int64_t *)ids.buf + c->source * rows;
+            uint8_t *to = (uint8_t *)out.buf + at + c->at;
+            switch (c->width) {
+                case 1: SETTLE(uint8_t) break;
+                case 2: SETTLE(Half) break;
+                case 4: SETTLE(Word) break;
+                default: SETTLE(Long)
+            }
+        }
+    PyBuffer_Release(&out);
+no_out:
+    PyBuffer_Release(&stand_ins);
+no_stand_ins:
+    PyBuffer_Release(&ids);
+no_ids:
+    PyBuffer_Release(&columns);
+    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(unknown);
+}
+
 // copy_numbers(given, out, at): copies float32s to byte `at` of `out`. Gives how many are infinite or no numbers.
 static PyObject *copy_numbers(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t at, found;
@@ -60,6 +108,7 @@ static PyMethodDef functions[] = {
     {"vocabulary", (PyCFunction)(void (*)(void))dpi_vocabulary, METH_FASTCALL, NULL},
     {"texts", (PyCFunction)(void (*)(void))dpi_texts, METH_FASTCALL, NULL},
     {"pack_ids", (PyCFunction)(void (*)(void))pack_ids, METH_FASTCALL, NULL},
+    {"settle_ids", (PyCFunction)(void (*)(void))settle_ids, METH_FASTCALL, NULL},
     {"copy_numbers", (PyCFunction)(void (*)(void))copy_numbers, METH_FASTCALL, NULL},
     {"replay", (PyCFunction)(void (*)(void))dpi_replay, METH_FASTCALL, NULL},
     {"fill", (PyCFunction)(void (*)(void))dpi_fill, METH_FASTCALL, NULL},

@@ -19,6 +19,7 @@ RECORD = IdRecord((1, 4, 2, 8, 1, 2))
 SIZES = [200, 70_000, 300, 2**40, 255, 65_535]
 LOWEST = [0, -1, 0, -1, -1, 0]
 LEGAL = RECORD.legal(LOWEST, SIZES)
+STAND_INS = np.zeros((2, 6), np.int64)
 
 
 def ids_of(rows, dtype):
@@ -124,8 +125,27 @@ def test_hashes_are_those_of_murmur3(texts, seed, buckets):
     assert out.tolist() == [mmh3.mmh3_32_uintdigest(text.encode(), seed) % buckets + 3 for text in texts]
 
 
+def numbers_of(body, place):
+    return BLOCKS.column_numbers([(2, 1, body, place)], OUT, OUT[:32], AT)
+
+
+def test_an_array_is_read_where_it_lies_in_its_body():
+    body, out, missing = b'{"a": [1, 2.5], "b": [null,4]}', np.zeros((2, 2)), np.zeros((2, 2), np.bool_)
+    columns = [(2, 2, body, (21, 29)), (2, 2, body, (6, 14))]
+    assert BLOCKS.column_numbers(columns, out, missing, np.arange(2)) == 1
+    assert out.tolist() == [[0, 4], [1, 2.5]]
+    found, rows, rest = BLOCKS.json_columns(b'{"candidates":%s}' % body, {"a": 12, "b": 12}, 9)
+    assert (rows, rest) == (2, b'{"candidates":{}}')
+    assert [body[start - 14 : end - 14] for _, _, _, (start, end) in found.values()] == [b"[1, 2.5]", b"[null,4]"]
+    assert BLOCKS.column_numbers([found["b"], found["a"]], out, missing, np.arange(2)) == 1
+
+
 def block_of(rows, contexts, size, places=(0, 0, 64, 0, 0, 128)):
     return SimpleNamespace(rows=rows, contexts=contexts, base=0, buffer=np.ones(size, np.uint8), places=places)
+
+
+def settle(ids, out, at=0, stand_ins=STAND_INS):
+    return BLOCKS.settle_ids(LEGAL, ids, stand_ins, 2, out, at, RECORD.nbytes)
 
 
 OUT, AT, SOME = np.zeros(256, np.uint8), np.zeros(1, np.int64), vocabulary("a")
@@ -134,6 +154,16 @@ FAULTS = {
     "no room for records": (ValueError, lambda: pack(ids_of(2, np.int32), np.zeros(2 * RECORD.nbytes - 1, np.uint8))),
     "records before the buffer": (ValueError, lambda: pack(ids_of(2, np.int32), np.zeros(100, np.uint8), -1)),
     "other rows": (ValueError, lambda: BLOCKS.pack_ids(LEGAL, ids_of(2, np.int32), False, 3, OUT, 0, RECORD.nbytes)),
+    "no room for settled ids": (
+        ValueError,
+        lambda: settle(np.zeros((6, 2), np.int64), np.zeros(2 * RECORD.nbytes - 1, np.uint8)),
+    ),
+    "settled ids before the buffer": (ValueError, lambda: settle(np.zeros((6, 2), np.int64), OUT, -1)),
+    "fewer columns of ids": (ValueError, lambda: settle(np.zeros((5, 2), np.int64), OUT)),
+    "narrow ids": (ValueError, lambda: settle(np.zeros((6, 2), np.int32), OUT)),
+    "ids row by row": (ValueError, lambda: settle(np.zeros((2, 6), np.int64).T, OUT)),
+    "who stands for one mark only": (ValueError, lambda: settle(np.zeros((6, 2), np.int64), OUT, stand_ins=STAND_INS[:1])),
+    "nobody who stands for marks": (TypeError, lambda: settle(np.zeros((6, 2), np.int64), OUT, stand_ins=None)),
     "fewer arguments": (TypeError, lambda: BLOCKS.pack_ids(LEGAL, OUT)),
     "apart": (ValueError, lambda: pack(ids_of(4, np.int32)[::2], np.zeros(100, np.uint8))),
     "read only": (ValueError, lambda: BLOCKS.copy_numbers(np.zeros(2, np.float32), np.frombuffer(b"12345678", np.uint8), 0)),
@@ -166,6 +196,11 @@ FAULTS = {
     "no such form": (ValueError, lambda: BLOCKS.column_numbers([(7, 1, b"12345678", None)], OUT, OUT[:32], AT)),
     "fewer bytes than numbers": (ValueError, lambda: BLOCKS.column_numbers([(4, 2, b"12345678", None)], OUT, OUT[:32], AT)),
     "a mask of other values": (ValueError, lambda: BLOCKS.column_numbers([(4, 1, b"12345678", b"12")], OUT, OUT[:32], AT)),
+    "an array beyond its body": (ValueError, lambda: numbers_of(b"[1]", (0, 4))),
+    "an array before its body": (ValueError, lambda: numbers_of(b"[1]", (-1, 3))),
+    "an array of one bracket": (ValueError, lambda: numbers_of(b"[1]", (2, 3))),
+    "an array that ends where it begins": (ValueError, lambda: numbers_of(b"[1]", (2, 2))),
+    "an array without an end": (TypeError, lambda: numbers_of(b"[1]", (2,))),
     "kinds that are none": (TypeError, lambda: BLOCKS.json_columns(b"{}", None, 1)),
     "no blocks": (TypeError, lambda: BLOCKS.fill(OUT, PLACES, (), None)),
     "no block": (AttributeError, lambda: BLOCKS.fill(OUT, PLACES, (), [None])),
