@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.device import ablation, chain_steps, embedding, floor, latency, precision, utilisation, warmup
+from benchmarks.device import ablation, chain_steps, embedding, floor, latency, precision, promotion, utilisation, warmup
 from benchmarks.device.activity import GpuCounters, union
 from benchmarks.serving import offline_scoring
 from benchmarks.systems import lookups
@@ -367,3 +367,14 @@ def test_fbgemm_and_the_floor_refuse_a_model_that_they_are_not_written_for():
         known.build("fbgemm", w, 4, "fp32", CPU)
     with pytest.raises(ValueError, match=r"^floor: got dlrm, expected one of"):
         floor.needs_of(w, drawn_blocks(w.schema, 4, 1), "fp32")
+
+
+def test_rows_of_files_that_stay_are_read_less_in_files_and_both_systems_read_what_the_tables_have(monkeypatch):
+    monkeypatch.setattr(promotion, "_ROWS", 4000)
+    traffic = promotion.Traffic(zipf=1.05, held=0.02, slots=0.03, disk_us=0.0, requests=240, replan_every=30)
+    found = list(promotion.run([traffic], 30, unexpected, seed=0))
+    share = {(r["system"], r["cell"]["part"]): r["file_share"] for r in found}
+    assert len(share) == 6
+    assert share["promoted", "later"] < share["slots", "later"]
+    assert {r["max_abs_err"] for r in found} == {0.0}
+    assert {r["slots_mib"] for r in found} == {0.1}
