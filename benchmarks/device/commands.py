@@ -146,12 +146,12 @@ def tiers(
 @app.command("tiers-promotion")
 def tiers_promotion(
     zipfs: Annotated[str, typer.Option(help="exponents of how often rows are read")] = "0.8,1.05",
-    disks: Annotated[str, typer.Option(help="us of each row that is read in a file, beyond the page cache")] = "80",
+    disks: Annotated[str, typer.Option(help="us of each row that is read in a file, beyond the page cache")] = "0,80",
     batch: Annotated[int, typer.Option(help="rows of a request")] = 270,
     requests: int = 8000,
     held: Annotated[float, typer.Option(help="share of each table that the plan has in memory")] = 0.02,
     slots: Annotated[float, typer.Option(help="share of each table for which there are slots for rows of files")] = 0.02,
-    every: Annotated[int, typer.Option(help="requests after which rows may change places")] = 500,
+    every: Annotated[int, typer.Option(help="requests after which rows may change places")] = 1000,
     seed: int = 0,
     append: Append = False,
     out: Out = None,

@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.device import ablation, chain_steps, embedding, floor, latency, precision, raw_values, utilisation, warmup
+from benchmarks.device import (
+    ablation,
+    chain_steps,
+    embedding,
+    floor,
+    latency,
+    precision,
+    promotion,
+    raw_values,
+    utilisation,
+    warmup,
+)
 from benchmarks.device.activity import GpuCounters, union
 from benchmarks.serving import offline_scoring
 from benchmarks.systems import lookups
@@ -378,3 +389,14 @@ def test_raw_values_are_scored_and_held_against_the_module():
     systems = ("eager", "dpiframe", "dpiframe-raw")
     assert [(r["model"], r["batch"], r["system"]) for r in found] == [*product(("autoint", "mlp-2"), (1, 9), systems)]
     assert all(r["p50_us"] > 0 and r["max_abs_err"] <= 1e-5 for r in found)
+
+
+def test_rows_of_files_that_stay_are_read_less_in_files_and_both_systems_read_what_the_tables_have(monkeypatch):
+    monkeypatch.setattr(promotion, "_ROWS", 4000)
+    traffic = promotion.Traffic(zipf=1.05, held=0.02, slots=0.03, disk_us=0.0, requests=240, replan_every=30)
+    found = list(promotion.run([traffic], 30, unexpected, seed=0))
+    share = {(r["system"], r["cell"]["part"]): r["file_share"] for r in found}
+    assert len(share) == 6
+    assert share["promoted", "later"] < share["slots", "later"]
+    assert {r["max_abs_err"] for r in found} == {0.0}
+    assert {r["slots_mib"] for r in found} == {0.1}
