@@ -23,7 +23,7 @@ def report(
         Path | None, typer.Argument(help="a machine's results; default: of every machine, and both pages")
     ] = None,
 ) -> None:
-    """Writes each machine's RESULTS.md and plots, README's table and picture, and docs/performance.md, from the JSON alone."""
+    """Writes each machine's RESULTS.md and plots, README's table and picture, and docs/performance*.md, from the JSON alone."""
     from benchmarks.report import pages, results_page
 
     if folder:

@@ -5,15 +5,15 @@ It knows neither Ray nor FastAPI: `launcher` and `application` turn it into proc
 
 import json
 from collections.abc import Mapping
-from itertools import pairwise
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from deployments.config_clients import Grpc, Http
+from deployments.config_clients import Access, Grpc, Http
 from deployments.config_faults import fault_lines
+from deployments.config_load import Autoscaling, Batching
 from deployments.config_models import ModelRef
 from deployments.config_observed import Metrics, ScoreLog, Tracing
 from dpiframe_core.errors import ConfigError, shown
@@ -22,50 +22,6 @@ from dpiframe_core.strict_yaml import load_yaml
 
 MOST_ENGINES = 16  # of one application on one node, in the fan-in
 MOST_INGRESSES = 64
-
-
-class Access(Strict):
-    """Who may ask: those with a token of the file `tokens`, whose lines `dpiframe token` makes; or, with `open`, anybody."""
-
-    tokens: Annotated[str, Field(min_length=1)] | None = None
-    open: bool = False
-
-    @model_validator(mode="after")
-    def _one_way_in(self) -> Self:
-        if (self.tokens is None) != self.open:
-            got = "both it and" if self.open else "neither it nor"
-            raise ValueError(f"tokens: got {got} open: true, expected one of the two")
-        return self
-
-
-class Batching(Strict):
-    """How requests become batches: rows in one run, runs in flight, and rows that may wait before requests get a 429.
-
-    `lanes` is by default two on a GPU, and one on a CPU, whose cores one batch already fills. `buckets` are the batch sizes
-    that a GPU captures a graph for: by default they grow geometrically, `dpiframe tune` finds better ones. `max_run_s`: a run
-    that lasts longer hangs, and its process is ended and replaced (docs/faults.md).
-    """
-
-    max_batch_rows: Annotated[int, Field(ge=1, le=65536)] = 4096
-    lanes: Annotated[int, Field(ge=1, le=8)] | None = None
-    max_queued_rows: Annotated[int, Field(ge=1)] = 65536
-    buckets: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    max_run_s: Annotated[float, Field(ge=0.1, le=3600)] = 10
-
-    @model_validator(mode="after")
-    def _queue_holds_a_batch(self) -> Self:
-        if self.max_queued_rows < self.max_batch_rows:
-            raise ValueError(
-                f"max_queued_rows: got {self.max_queued_rows}, expected at least max_batch_rows {self.max_batch_rows}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _buckets_hold_every_batch(self) -> Self:
-        sizes = self.buckets
-        if sizes and (sizes[-1] != self.max_batch_rows or any(a >= b for a, b in pairwise(sizes))):
-            raise ValueError(f"buckets: got {list(sizes)}, expected growing sizes up to max_batch_rows {self.max_batch_rows}")
-        return self
 
 
 class Limits(Strict):
@@ -79,28 +35,6 @@ class Limits(Strict):
     max_rows_per_request: Annotated[int, Field(ge=1)] = 8192
     max_row_dicts: Annotated[int, Field(ge=1)] = 1000
     default_deadline_ms: Annotated[float, Field(gt=0)] | None = None
-
-
-class Autoscaling(Strict):
-    """Bounds of the number of replicas, what each of them may have to do, and how long a need lasts before it counts.
-
-    `target_busy` is a share of the time of a device, or of the event loop before it. `look_back_s` is what figures are averaged
-    over. Rules: `autoscaling.decide`.
-    """
-
-    min_replicas: Annotated[int, Field(ge=1)] = 1
-    max_replicas: Annotated[int, Field(ge=1)]
-    target_busy: Annotated[float, Field(gt=0, le=0.95)] = 0.6
-    target_queued_rows: Annotated[int, Field(ge=1)] = 4096
-    look_back_s: Annotated[float, Field(ge=0.5, le=60)] = 5
-    up_after_s: Annotated[float, Field(ge=0, le=600)] = 2
-    down_after_s: Annotated[float, Field(ge=0, le=3600)] = 60
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.max_replicas < self.min_replicas:
-            raise ValueError(f"max_replicas: got {self.max_replicas}, expected at least min_replicas {self.min_replicas}")
-        return self
 
 
 class DeploymentConfig(Strict):

@@ -1,4 +1,4 @@
-"""What a deployment says of where its clients connect."""
+"""What a deployment says of its clients: where they connect, and who may ask."""
 
 from typing import Annotated, Literal, Self
 
@@ -48,3 +48,17 @@ class Grpc(Strict):
     """Where gRPC clients connect, on the host of `Http`. Replicas then listen on every interface too (docs/protocol.md)."""
 
     port: Annotated[int, Field(ge=1, le=65535)] = 8001
+
+
+class Access(Strict):
+    """Who may ask: those with a token of the file `tokens`, whose lines `dpiframe token` makes; or, with `open`, anybody."""
+
+    tokens: Annotated[str, Field(min_length=1)] | None = None
+    open: bool = False
+
+    @model_validator(mode="after")
+    def _one_way_in(self) -> Self:
+        if (self.tokens is None) != self.open:
+            got = "both it and" if self.open else "neither it nor"
+            raise ValueError(f"tokens: got {got} open: true, expected one of the two")
+        return self

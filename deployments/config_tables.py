@@ -30,8 +30,9 @@ class TablesHome(Strict):
     before a request waits for a batch. A request waits for them `miss_budget_ms` at most, if that is given; for rows that are
     late it then reads those of unknown values, and the answer says how many. With `remote` others read them in files.
 
-    Every `replan_s` seconds rows that are read often by now come into each GPU's memory in the place of others, `replan_mib` of
-    them at most; null: never. Host memory then holds a copy of the GPU's rows, beside `host_gib`.
+    Every `replan_s` seconds rows that are read often by now, those of files too, come into each GPU's memory in the place of
+    others, `replan_mib` of them at most; null: never. Host memory then holds a copy of the GPU's rows, beside `host_gib`. Other
+    rows of files keep their places in `ahead_mib` while they are asked for; on a CPU that is all.
     """
 
     hbm_gib: Annotated[float, Field(gt=0)] | None = None

@@ -122,3 +122,25 @@ class TableFigures(Protocol):
 
     @property
     def rows_moved(self) -> int: ...
+
+
+FOUND = ("promoted", "memory", "file")
+
+
+class FarFigures(Protocol):
+    """See `FarReads`: rows of files by where they were `FOUND`, and those that a GPU's memory and the host's keep."""
+
+    @property
+    def promoted(self) -> int: ...
+
+    @property
+    def memory(self) -> int: ...
+
+    @property
+    def file(self) -> int: ...
+
+    @property
+    def near(self) -> int: ...
+
+    @property
+    def staying(self) -> int: ...

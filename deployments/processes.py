@@ -48,7 +48,7 @@ def end_soon(within_s: float) -> None:
     timer.start()
 
 
-def end_without_raylet(after_s: float = _ORPHAN_S) -> None:
+def end_without_raylet() -> None:
     """Kills this process, if a raylet has started it, so long after that has ended. A raylet that dies, or that Ray has given
     up, leaves its workers behind: nobody would know them, and their GPU would stay taken.
     """
@@ -59,8 +59,8 @@ def end_without_raylet(after_s: float = _ORPHAN_S) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(_LOOK_S)
-        log.critical("the raylet is gone: this process ends in %g s", after_s)
-        time.sleep(after_s)
+        log.critical("the raylet is gone: this process ends in %g s", _ORPHAN_S)
+        time.sleep(_ORPHAN_S)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, name="raylet-watch", daemon=True).start()

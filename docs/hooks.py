@@ -2,6 +2,8 @@
 
 On a viewer of repositories such links are followed as they stand. The site is read apart from the repository: a link to a
 record leads to its page here, and a link to any other file becomes that file's path.
+
+A page that loads something from another host fails a strict build: the site is read where there is no network.
 """
 
 import logging
@@ -16,6 +18,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+_LOADED = re.compile(r"<(?:(?:script|img|iframe|source)\b[^>]*\ssrc|link\b[^>]*\shref)=\"?(?:https?:)?//[^\">]+")
 _OUTER_LINK = re.compile(r"(?P<text>\[[^\]]*\])\((?P<path>\.\./[^)#\s]*)(?P<anchor>#[^)\s]*)?\)")
 log = logging.getLogger("mkdocs.hooks")
 
@@ -33,6 +36,18 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if place.startswith("results/"):
         page.meta["search"] = {"exclude": True}  # tables of figures, which a search for words would drown in
     return mended(markdown, source, place)
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    """MkDocs calls it with each page as it is written."""
+    for loaded in loads_of(output):
+        log.warning("%s: got %s, expected nothing that is loaded from another host", page.file.src_uri, loaded)
+    return output
+
+
+def loads_of(html: str) -> list[str]:
+    """What a page has a browser load from other hosts: scripts, pictures, styles."""
+    return [match[0] for match in _LOADED.finditer(html)]
 
 
 def mended(markdown: str, source: Path, place: str) -> str:

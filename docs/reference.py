@@ -38,7 +38,8 @@ class Reference(griffe.Extension):
             return
         text = obj.docstring.value
         if isinstance(obj, griffe.Class) and any(str(base) == "Strict" for base in obj.bases):
-            fields = [a for a in obj.attributes.values() if "property" not in a.labels and not a.name.startswith("_")]
+            own = [a for a in obj.attributes.values() if not a.name.startswith(("_", "model_"))]
+            fields = [a for a in own if "property" not in a.labels]
             lines = [f"{a.name}: {a.annotation}" + ("" if a.value is None else f" = {a.value}") for a in fields]
             if lines:
                 text = "\n".join([text, "", "```python", *lines, "```"])

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deployments.config import Autoscaling, DeploymentConfig, parse_config, read_config
+from deployments.config import DeploymentConfig, parse_config, read_config
+from deployments.config_load import Autoscaling
 from dpiframe_core.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[1] / "configs"

@@ -22,7 +22,7 @@ SOURCES = {".py", ".cu", ".cuh", ".c", ".h"}
 COMMON = {
     "dpiframe_core/errors", "dpiframe_core/strict", "dpiframe_core/strict_yaml",
     "deployments/config", "deployments/config_clients", "deployments/config_faults", "deployments/config_models",
-    "deployments/config_tables", "deployments/config_observed",
+    "deployments/config_load", "deployments/config_tables", "deployments/config_observed",
     "deployments/metrics",
     "deployments/processes", "deployments/signals",
     "benchmarks/timing",
@@ -50,7 +50,6 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "kernels/recurrent": {
         "kernels/runtime": "its kernels are compiled and launched",
-        "kernels/reference": "a cell is the plain version's",
         "kernels/cpu": "a layer's inputs are multiplied as dense layers are",
     },
     "kernels/waves": {
@@ -91,6 +90,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "dpiframe_core/replan": {
         "dpiframe_core/features": "samples of reads are row blocks",
         "dpiframe_core/embedding": "whose rows move",
+        "dpiframe_core/far_rows": "those of files, too",
     },
     "dpiframe_core/operators": {
         "dpiframe_core/features": "a batch is a row block",

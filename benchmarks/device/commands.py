@@ -14,6 +14,7 @@ from benchmarks.device import embedding as embedding_suite
 from benchmarks.device import floor as floor_suite
 from benchmarks.device import latency as latency_suite
 from benchmarks.device import precision as precision_suite
+from benchmarks.device import promotion as promotion_suite
 from benchmarks.device import raw_values as raw_suite
 from benchmarks.device import tiers as tiers_suite
 from benchmarks.device import utilisation as utilisation_suite
@@ -140,6 +141,26 @@ def tiers(
         sets, [float(s) for s in names_in(shares)], numbers_in(batches), numbers_in(poolings), names_in(systems), run.device,
         run.failed, seconds=seconds, seed=seed,
     ))  # fmt: skip
+
+
+@app.command("tiers-promotion")
+def tiers_promotion(
+    zipfs: Annotated[str, typer.Option(help="exponents of how often rows are read")] = "0.8,1.05",
+    disks: Annotated[str, typer.Option(help="us of each row that is read in a file, beyond the page cache")] = "80",
+    batch: Annotated[int, typer.Option(help="rows of a request")] = 270,
+    requests: int = 8000,
+    held: Annotated[float, typer.Option(help="share of each table that the plan has in memory")] = 0.02,
+    slots: Annotated[float, typer.Option(help="share of each table for which there are slots for rows of files")] = 0.02,
+    every: Annotated[int, typer.Option(help="requests after which rows may change places")] = 500,
+    seed: int = 0,
+    append: Append = False,
+    out: Out = None,
+) -> None:
+    """Rows of files that stay in memory as they are read often, while traffic changes; on a CPU."""
+    run = Run("tiers-promotion", "cpu", seed, out, append)
+    each = ((float(zipf), float(disk)) for zipf in names_in(zipfs) for disk in names_in(disks))
+    traffics = [promotion_suite.Traffic(zipf, held, slots, disk, requests, every) for zipf, disk in each]
+    run.finish(promotion_suite.run(traffics, batch, run.failed, seed=seed))
 
 
 @app.command()

@@ -33,6 +33,7 @@ def tiers_gpus(
     times_hbm: Annotated[str, typer.Option(help="sizes of their tables")] = "0.5,1,2,4,8",
     large_gb: Annotated[float, typer.Option(help="of tables")] = 4,
     large_hbm_gb: Annotated[float, typer.Option(help="of each GPU for them")] = 1,
+    large_host_gb: Annotated[float, typer.Option(help="of host memory for them, the rest in files; 0: all the rest")] = 0,
     spreads_mib: Annotated[str, typer.Option(help="over which rows of each link are spread")] = "256,512,1024,2048,4096",
     load_gb: Annotated[float, typer.Option(help="of tables in files")] = 4,
     load_folder: Annotated[Path, typer.Option(help="where these lie")] = Path("build/tiers-load"),
@@ -72,7 +73,7 @@ def tiers_gpus(
         ),
         "large": lambda: large.run(
             group, int(large_gb * 1e9), int(large_hbm_gb * 1e9), (270, 1024, 4096), tables=26, dim=128, zipf=1.05, links=speeds,
-            seconds=max(1.0, seconds), seed=seed,
+            seconds=max(1.0, seconds), seed=seed, host_bytes=int(large_host_gb * 1e9) or None,
         ),
         "torchrec": lambda: torchrec_bags.run(
             group, sets, each, tuple(map(int, poolings.split(","))), torch.cuda.device_count(), failed, seconds=seconds,

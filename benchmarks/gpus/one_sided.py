@@ -20,6 +20,7 @@ from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.embedding.placement import Placement
 from dpiframe_core.embedding.store import EmbeddingStore
+from dpiframe_core.far_rows.row_source import RowSource
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.graph import Attrs, Node, Source
@@ -62,13 +63,16 @@ def table_values(schema: FeatureSchema, seed: int) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def held(group: Group, schema: FeatureSchema, tables: Tables, placement: Placement | None) -> Iterator[EmbeddingStore]:
+def held(
+    group: Group, schema: FeatureSchema, tables: Tables, placement: Placement | None, source: RowSource | None = None
+) -> Iterator[EmbeddingStore]:
     """The store of this process, when it reads the shares of all others. placement: None: all rows in this GPU's memory.
+    source: of rows in files.
 
     Raises:
         RuntimeError: some share is not reached.
     """
-    home = None if placement is None else Home(placement, "benchmark", FOLDER)
+    home = None if placement is None else Home(placement, "benchmark", FOLDER, source=source)
     store = EmbeddingStore(schema, tables, group.device, None, home)
     try:
         end = time.monotonic() + _FOUND_S
@@ -87,7 +91,7 @@ def held(group: Group, schema: FeatureSchema, tables: Tables, placement: Placeme
 
 def lookup_over(store: EmbeddingStore, plan: LookupPlan) -> DeviceLookup:
     assert store.descriptors is not None
-    return DeviceLookup(plan, store.descriptors, DTYPE)
+    return DeviceLookup(store.placed(plan), store.descriptors, DTYPE)
 
 
 def compiled(group: Group, lookups: Sequence[DeviceLookup], batches: Sequence[int], *, pinned: bool) -> None:
@@ -105,11 +109,12 @@ def _called(call: Callable[[], object]) -> None:
 
 def measured(
     group: Group, lookup: DeviceLookup, of: Bags, tables: Tables, blocks: Sequence[RowBlock], generation: int, seconds: float,
-    *, pinned: bool,
+    *, pinned: bool, asked: RowBlock | None = None,
 ) -> tuple[Times, float, float]:  # fmt: skip
     """A call in all processes at once, its device time in a row of launches, and the largest deviation.
 
-    pinned: ids lie in host memory, as the engine has them; else on the device.
+    pinned: ids lie in host memory, as the engine has them; else on the device. asked: the first block with ids of rows,
+    if those of the blocks may be of slots.
     """
     rows = blocks[0].rows
     x = torch.zeros(rows, padded(of.plan.x_width, DTYPE), dtype=DTYPE, device=group.device)
@@ -121,7 +126,7 @@ def measured(
         lookup(batches[i % len(batches)], rows, x, None, state)
 
     one(0)
-    error = deviation(x, tables, blocks[0], of.pooling)
+    error = deviation(x, tables, asked or blocks[0], of.pooling)
     return (*timed(group, one, len(batches), seconds), error)
 
 

@@ -13,7 +13,10 @@ from benchmarks.report.results import Record, Results, any_of, gains
 from benchmarks.systems.names import PAPER_MODELS
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/performance.md", "docs/imported-models.md", "docs/tables-larger-than-a-gpu.md")
+_SUBJECTS = ("calls", "parts", "serving", "cpu", "far-rows")
+PAGES = (
+    "README.md", "docs/performance.md", *(f"docs/performance-{subject}.md" for subject in _SUBJECTS), "docs/imported-models.md",
+)  # fmt: skip
 PICTURE = ROOT / "docs" / "img" / "speed.png"
 _MACHINES = {
     "h200": "H200",
@@ -27,7 +30,7 @@ _MACHINES = {
 
 
 def write() -> list[Path]:
-    """Writes every machine's page and pictures, both pages and a picture, after all texts are made; returns what it wrote."""
+    """Writes every machine's page and pictures, `PAGES` and a picture, after all texts are made; returns what it wrote."""
     machines = {p: Results.read(p) for p in sorted(RESULTS.iterdir()) if p.is_dir()}
     texts = {folder / "RESULTS.md": results_page.page(results) for folder, results in machines.items()}
     texts |= {ROOT / page: written_anew(page) for page in PAGES}
@@ -63,6 +66,7 @@ def parts(stored: Mapping[str, Results], records: str) -> dict[str, list[str]]:
         "tiers-links": tiers.links(stored["h100x2"]),
         "tiers-large": tiers.large(stored["h100x2"]),
         "tiers-load": tiers.loading(stored["h100x2"]),
+        "tiers-promotion": tiers.promotion(cpu),
         "all-peers": performance.all_peers(stored["h200-all-peers"]),
         "lookup": performance.lookup(h200),
         "large-tables": performance.large_tables(h200),

@@ -78,9 +78,11 @@ def legend(figure: Figure, axes: Sequence[Axes]) -> None:
     )
 
 
-def bars(axes: Axes, groups: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], form: str) -> None:
-    """Groups of bars, one colour a name, each with its figure above it."""
-    names = list(dict.fromkeys(n for g in groups.values() for n in g))
+def bars(
+    axes: Axes, groups: Mapping[str, Mapping[str, float]], colours: Mapping[str, str], form: str, order: Sequence[str] = ()
+) -> None:
+    """Groups of bars, one colour a name, each with its figure above it. order: names that come first, and keep their place."""
+    names = list(dict.fromkeys([*order, *(n for g in groups.values() for n in g)]))
     width = 0.84 / max(1, len(names))
     for i, name in enumerate(names):
         at = [(j, g[name]) for j, g in enumerate(groups.values()) if name in g]

@@ -1,4 +1,4 @@
-"""What docs/performance.md says of models and lookups, from the stored results: a function a generated part."""
+"""What docs/performance*.md say of models and lookups, from the stored results: a function a generated part."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What docs/performance.md says of whole servers, from the stored results: a function a generated part."""
+"""What docs/performance-serving.md and -cpu.md say of whole servers, from the stored results: a function a generated part."""
 
 from benchmarks.records.record import Record
 from benchmarks.report.markdown import failures, table
@@ -52,7 +52,7 @@ def topologies(results: Results) -> list[str]:
 def direct_port(results: Results) -> list[str]:
     """Both ways into one service: what a lone client waits, the most requests a second, and what one of those costs."""
     rows, found = [], results.of("request_budget", form="binary", offered=0.0)
-    for system, candidates, way in dict.fromkeys((r["system"], r["batch"], r["cell"]["way"]) for r in found):
+    for system, candidates, way in sorted({(r["system"], r["batch"], r["cell"]["way"]) for r in found}):
         cells = [r for r in found if (r["system"], r["batch"], r["cell"]["way"]) == (system, candidates, way)]
         best = max(cells, key=lambda r: r["requests_per_s"])
         lone = next((f"{r['p50_us'] / 1e3:.2f} ms" for r in cells if r["cell"]["connections"] == 1), "")

@@ -1,6 +1,7 @@
 """Draws a suite's figures beside its JSON, from the records alone."""
 
 from collections.abc import Callable, Iterable, Mapping
+from math import ceil
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -15,6 +16,7 @@ _PLACED_ROWS = 1024  # of a call, in the picture of placements
 _SHARED = {"one-sided": "read where they lie", "nccl": "by NCCL"}
 _PLACED = {"replicated": "hot rows on each GPU", "partitioned": "no row twice", "one-sided": "as planned"}
 _COLUMNS = 5  # of panels, a model each
+_MODELS_A_ROW = 7  # of bars: a page has no room for more
 
 
 def draw(suite: str, results: Results, folder: Path) -> list[Path]:
@@ -76,9 +78,14 @@ def _speedup(results: Results, precision: str) -> Named:
         gain = cell["eager"]["p50_us"] / cell["dpiframe"]["p50_us"]
         groups.setdefault(model_title(r), {})[f"B = {r['batch']}"] = gain
     title = f"Speed-up over eager PyTorch with a table per field, {precision}"
-    figure, axes = panels.grid(title, 1, width=max(8.5, 1.7 * len(groups)))
-    sizes = dict.fromkeys(name for g in groups.values() for name in g)
-    panels.bars(axes[0], groups, dict(zip(sizes, panels.SHADES, strict=False)), "%.0fx")
+    rows = ceil(len(groups) / _MODELS_A_ROW)
+    across = ceil(len(groups) / rows)
+    figure, axes = panels.grid(title, 1, rows=rows, width=max(8.5, 1.7 * across))
+    sizes = list(dict.fromkeys(name for g in groups.values() for name in g))
+    colours = dict(zip(sizes, panels.SHADES, strict=False))
+    for i, panel in enumerate(axes):
+        panels.bars(panel, dict(list(groups.items())[i * across : (i + 1) * across]), colours, "%.0fx", sizes)
+    panels.same_heights(axes)
     panels.legend(figure, axes)
     yield f"speedup-{precision}", figure
 

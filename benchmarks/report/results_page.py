@@ -28,6 +28,7 @@ _TABLES: Mapping[str, Callable[[Results], list[str]]] = {
     "contexts": device_tables.contexts,
     "imported": imported.measured, "tiers": _tiers,
     "links": tiers.links, "tiers-large": tiers.large, "tiers-load": tiers.loading,
+    "tiers-promotion": tiers.promotion,
     "floor": device_tables.floor, "precision": device_tables.precision,
     "warmup": device_tables.warmup, "http": serving_tables.http, "serving": serving_tables.serving,
     "serving_stages": serving_tables.stages, "request_budget": serving_tables.request_budget,

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 
 from benchmarks.report.panels import SHADES
@@ -30,7 +31,7 @@ def draw(results: Results, path: Path) -> None:
     shown = speeds(results)
     if not shown:
         return
-    figure = Figure(figsize=(8, 5.2), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(8, 5.2), layout=ConstrainedLayoutEngine(hspace=0.08), facecolor="white")
     figure.suptitle("One call on an H200: times as fast as the strongest peer", x=0.028, ha="left", fontsize=13, color=_INK)
     top = max(v for models in shown.values() for sizes in models.values() for v in sizes.values())
     for row, (precision, models) in enumerate(shown.items(), 1):

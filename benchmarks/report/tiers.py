@@ -1,5 +1,5 @@
 """Lookups over tables in memories of several kinds: one GPU's and the host's; several GPUs' shares, beside collectives and
-by three placements; tables as large as they were; the links.
+by three placements; tables as large as they were; the links. And rows of files, while traffic changes.
 """
 
 from collections.abc import Mapping
@@ -122,12 +122,15 @@ def links(results: Results) -> list[str]:
 def large(results: Results) -> list[str]:
     rows = []
     for r in results.of("tiers-large"):
-        tiers = ", ".join(f"{r[t]:.1%} {t}" for t in ("hot", "warm", "cold"))
-        where = f"{r['device_bytes'] / 1e9:.0f} GB on each GPU, {r['host_bytes'] / 1e9:.0f} GB in host memory"
-        times = [us(r["p50_us"]), us(r["p99_us"]), f"{r['rows_per_s'] * r['cell']['gpus'] / 1e6:.1f}"]
-        rows.append(
-            [f"{r['table_bytes'] / 1e9:.0f} GB", f"{r['all_rows'] / 1e6:.0f} M", where, tiers, f"{r['batch']:,}", *times]
+        files, rows_a_call = (
+            r["cell"].get("files_mib", 0),
+            f"{r['batch']:,}" + (", read first" if r["system"] == "files" else ""),
         )
+        tiers = ", ".join(f"{r[t]:.1%} {t}" for t in ("hot", "warm", "cold", *(("files",) if files else ())))
+        where = f"{r['device_bytes'] / 1e9:.0f} GB on each GPU, {r['host_bytes'] / 1e9:.0f} GB in host memory"
+        where += f", {files * 2**20 / 1e9:.0f} GB in files" if files else ""
+        times = [us(r["p50_us"]), us(r["p99_us"]), f"{r['rows_per_s'] * r['cell']['gpus'] / 1e6:.1f}"]
+        rows.append([f"{r['table_bytes'] / 1e9:.0f} GB", f"{r['all_rows'] / 1e6:.0f} M", where, tiers, rows_a_call, *times])
     head = ["tables", "rows of them", "lie in", "reads", "rows a call", "p50 us", "p99 us", "M rows/s, both GPUs"]
     return table(head, rows, figures=4)
 
@@ -142,3 +145,25 @@ def loading(results: Results) -> list[str]:
     head = ["tables", "files read alone, GB/s", "ready after, s", "GB/s", "memory had", "rows copied", "memory locked",
             "share filled"]  # fmt: skip
     return table(head, rows)
+
+
+PARTS = {"planned": "as planned", "changed": "just changed", "later": "changed, later"}
+
+
+def promotion(results: Results) -> list[str]:
+    """Beside each other what both systems read in files, and how long their requests took."""
+    found: dict[tuple, dict[str, Record]] = {}
+    for r in results.of("tiers-promotion"):
+        c = r["cell"]
+        found.setdefault((c["zipf"], c["disk_us"], c["part"]), {})[r["system"]] = r
+    rows = []
+    for (zipf, disk_us, part), of in sorted(found.items(), key=lambda f: (*f[0][:2], list(PARTS).index(f[0][2]))):
+        if {"slots", "promoted"} <= of.keys():
+            both = of["slots"], of["promoted"]
+            each = [f"{r['p99_file_rows']:.0f}" for r in both]
+            each += [f"{r[which] / 1e3:.1f}" for which in ("p50_us", "p99_us") for r in both]
+            disk = f"{disk_us:g} us a row" if disk_us else "page cache"
+            rows.append([zipf, disk, PARTS[part], *(f"{r['file_share']:.1%}" for r in both), *each])
+    head = ["Zipf", "files", "traffic", "read in files, slots", "promoted", "p99 rows of a request, slots", "promoted",
+            "p50 ms, slots", "promoted", "p99 ms, slots", "promoted"]  # fmt: skip
+    return table(head, rows, figures=3)

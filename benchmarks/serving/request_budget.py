@@ -20,7 +20,6 @@ from deployments.serve.host import free_ports
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.options import GOLDEN_TOLERANCE
 
-WAYS = ("haproxy", "direct")
 PARTS = ("haproxy", "ingress", "engine", "replica", "rest")  # a replica is ingress and engine in one; the rest is Ray
 _NAMES = {
     "ingress": b"ServeReplica:dpiframe:Ingress", "engine": b"ServeReplica:dpiframe:Engine",

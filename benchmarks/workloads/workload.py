@@ -83,11 +83,6 @@ class Workload:
         return any(f.scope == "context" for f in self.schema.features)
 
     @property
-    def is_one_id_a_field(self) -> bool:
-        """Whether every feature is one id of each row, in a table of its own."""
-        return all(f.is_id and f.max_values == 1 and f.scope == "candidate" for f in self.schema.features)
-
-    @property
     def embedding_tables(self) -> list[torch.Tensor]:
         """A table a feature that has one, in the schema's order."""
         return [self.tables[f.table] for f in self.schema.features if f.table]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Self
 
 from deployments.access.tokens import Known, Scope, head_of, read_tokens
-from deployments.config import Access
+from deployments.config_clients import Access
 from dpiframe_core.errors import ConfigError, DPIFrameError
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from dpiframe_core.errors import ConfigError, InputError
 from dpiframe_core.strict import first_fault
@@ -20,8 +20,6 @@ OURS = Path(__file__).with_name("capacity_figures.json")
 _TOPOLOGIES = {"dpiframe": "colocated", "dpiframe-fanin": "fanin"}
 _INGRESSES = 8  # of the fan-in, in records that do not say it (docs/fan-in.md)
 _REACHED = 0.97  # of an offered rate: with less, what waits grows
-
-Positive = Annotated[float, Field(gt=0)]
 
 
 class _Cell(BaseModel):

@@ -26,15 +26,13 @@ app = typer.Typer(
 app.add_typer(import_app, name="import")
 app.add_typer(models_app, name="models")
 
+_LOOK_S = 1.0  # whether the cluster is still there
 _DEMO_BUNDLE = Path("models/demo")
 
 Host = Annotated[Literal["127.0.0.1", "0.0.0.0"] | None, typer.Option(help="0.0.0.0 lets other hosts connect.")]
 Tokens = Annotated[Path | None, typer.Option(help="Who may ask: a file with lines of `dpiframe token`.")]
 Open = Annotated[bool, typer.Option("--open", help="Anybody who reaches the port may ask.")]
 Port = Annotated[int | None, typer.Option(min=1, max=65535)]
-app.command()(score)
-app.command()(token)
-app.command()(capacity)
 
 
 @app.command()
@@ -61,7 +59,7 @@ def serve(
         with running(settings, progress.step, address=address) as endpoint:
             progress.finish()
             _announce(endpoint)
-            _wait_for_interrupt(told, lambda: _settings(config, bundle, host, port, device, precision, tokens, open_))
+            _wait_for_interrupt(endpoint, told, lambda: _settings(config, bundle, host, port, device, precision, tokens, open_))
 
 
 @app.command()
@@ -87,7 +85,7 @@ def demo(
             show_example(endpoint.url, endpoint.config.device, _DEMO_BUNDLE, stdout)
             if stay:
                 _announce(endpoint)
-                _wait_for_interrupt()
+                _wait_for_interrupt(endpoint)
 
 
 @app.command()
@@ -228,6 +226,11 @@ def check_config(files: Annotated[list[Path], typer.Argument(help="Deployment YA
         raise typer.Exit(1)
 
 
+app.command()(score)
+app.command()(capacity)
+app.command()(token)
+
+
 def _settings(
     file: Path | None,
     bundle: Path | None,
@@ -252,7 +255,7 @@ def _settings(
 
 
 def _announce(endpoint: "Endpoint") -> None:
-    stdout.print(f"Serving at {endpoint.url}  (API: {endpoint.url}/docs)  Ctrl-C stops.", soft_wrap=True)
+    stdout.print(f"Serving at {endpoint.url}/ (status page; API: {endpoint.url}/docs). Ctrl-C stops.", soft_wrap=True)
     if endpoint.config.http.tls is not None:
         stdout.print(f"TLS at {endpoint.config.http.tls.host}:{endpoint.config.http.tls.port}")
     if endpoint.config.grpc is not None:
@@ -261,12 +264,15 @@ def _announce(endpoint: "Endpoint") -> None:
         stdout.print(f"Prometheus metrics at {endpoint.metrics_url}")
 
 
-def _wait_for_interrupt(told: threading.Event | None = None, settings: "Callable[[], DeploymentConfig] | None" = None) -> None:
-    """Until Ctrl-C. Whenever `told`, the models of the settings are read anew."""
+def _wait_for_interrupt(
+    endpoint: "Endpoint", told: threading.Event | None = None, settings: "Callable[[], DeploymentConfig] | None" = None
+) -> None:
+    """Until Ctrl-C. Whenever `told`, the models of the settings are read anew. Raises LaunchError: see `Endpoint`."""
     told = told or threading.Event()
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            if told.wait(3600) and settings is not None:
+            endpoint.check()
+            if told.wait(_LOOK_S) and settings is not None:
                 told.clear()
                 _reload(settings)
 

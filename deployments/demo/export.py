@@ -37,17 +37,16 @@ def build_demo_bundle(
     seed: int = 7,
     progress: bool = True,
     plan: TrainingPlan | None = None,
-    overwrite: bool = False,
 ) -> Manifest:
     """Makes the demo bundle at `path`: half a minute on one core, and 6 MB. The same seed gives the same log.
 
     Raises:
-        BundleError: there is something at `path`, and `overwrite` is false.
+        BundleError: there is something at `path`.
         InputError: so few rows that the held-out part would hold no golden rows.
     """
     path, plan = Path(path), plan or TrainingPlan()
-    if path.exists() and not overwrite:  # `write_bundle` says so too, but only after the training
-        raise BundleError(f"{path}: got an existing path, expected a new one, or overwrite=True")
+    if path.exists():  # `write_bundle` says so too, but only after the training
+        raise BundleError(f"{path}: got an existing path, expected a new one")
     if rows < _MIN_ROWS:
         raise InputError("rows", rows, f"at least {_MIN_ROWS}")
     console = Console(quiet=not progress, soft_wrap=True)
@@ -97,7 +96,6 @@ def build_demo_bundle(
             metrics=metrics,
         ),
         example=next(_requests(held_out, schema, _EXAMPLE_CANDIDATES, 1)),
-        overwrite=overwrite,
     )
     console.print(f"bundle: {path}, {sum(f.stat().st_size for f in path.rglob('*') if f.is_file()) / 1e6:.1f} MB")
     return manifest

@@ -36,6 +36,7 @@ _LOG_STD = (1.1, 1.8, 1.2, 0.8, 2.4, 1.5, 1.3, 1.0, 1.5, 0.5, 0.7, 0.5, 1.1)
 # Fields whose pairs act together (0-based): context with candidate fields, since a ranking lives on how the two meet.
 _PAIRS = ((0, 8), (4, 13), (5, 16), (1, 19), (7, 21), (4, 24), (5, 22))
 _PAIR_DIM = 4
+_HELD_OUT = 0.1
 
 Floats = npt.NDArray[np.float64]
 
@@ -62,7 +63,7 @@ def vocabulary_sizes() -> tuple[int, ...]:
     return tuple(size if size <= 1000 else round(1000 * (size / 1000) ** 0.4) for size in _PUBLISHED)
 
 
-def write_click_log(path: str | Path, *, rows: int = 300_000, seed: int = 7, held_out: float = 0.1) -> ClickLogReport:
+def write_click_log(path: str | Path, *, rows: int = 300_000, seed: int = 7) -> ClickLogReport:
     """Draws the log and writes it to `path`. The same arguments give the same bytes."""
     rng, planted = (
         np.random.default_rng((seed, stream)) for stream in range(2)
@@ -96,7 +97,7 @@ def write_click_log(path: str | Path, *, rows: int = 300_000, seed: int = 7, hel
         path,
         pa.csv.WriteOptions(include_header=False, delimiter="\t", quoting_style="none"),
     )
-    test = max(1, round(rows * held_out))
+    test = max(1, round(rows * _HELD_OUT))
     return ClickLogReport(
         path=path,
         rows=rows,

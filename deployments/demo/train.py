@@ -21,6 +21,8 @@ from dpiframe_core.features.row_block import Floats, RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema
 from dpiframe_core.machine.one_thread import one_thread
 
+_PREDICTED_ROWS = 2048  # at a time
+
 
 class DeepFM(nn.Module):
     """DeepFM (Guo et al. 2017): y = sigmoid(first-order terms + FM + MLP), all three on one set of embeddings.
@@ -64,9 +66,9 @@ class DeepFM(nn.Module):
 
     @one_thread()  # with 512 rows a second one gains a third, and loses a factor of five once another process wants its core
     @torch.no_grad()
-    def predict(self, rows: EncodedRows, batch_rows: int = 2048) -> Floats:
+    def predict(self, rows: EncodedRows) -> Floats:
         """Click probabilities, float32[n, 1]."""
-        parts = (rows.part(start, start + batch_rows) for start in range(0, len(rows), batch_rows))
+        parts = (rows.part(start, start + _PREDICTED_ROWS) for start in range(0, len(rows), _PREDICTED_ROWS))
         return torch.cat([torch.sigmoid(self(part.numbers, part.ids)) for part in parts]).numpy()
 
 

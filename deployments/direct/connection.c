@@ -200,6 +200,8 @@ void dpi_first_pushed(Listener *l, Connection *c, const struct iovec *parts, int
     while ((n = sendmsg(c->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT)) < 0 && errno == EINTR) continue;
     if (n == (ssize_t)size) return dpi_answered(l, c);
     if ((n < 0 && errno != EAGAIN) || !dpi_roomy(l, &c->out, &c->out_room, size)) return dpi_closed(l, c);
+    struct epoll_event event = {.events = WATCHED | EPOLLOUT, .data.u64 = dpi_key_of(l, c)};
+    if (epoll_ctl(l->epoll, EPOLL_CTL_MOD, c->fd, &event)) return dpi_closed(l, c);
     char *at = c->out;
     for (int i = 0; i < count; ++i) at = mempcpy(at, parts[i].iov_base, parts[i].iov_len);
     c->out_size = size, c->out_at = n < 0 ? 0 : n;

@@ -6,6 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #define _GNU_SOURCE
 #include <Python.h>
+#include <sys/epoll.h>
 #include <sys/uio.h>
 
 #include "../fanin/engine_ring.h"
@@ -40,6 +41,8 @@ typedef struct {
     Sent sent;
 } Connection;
 
+// Of a connection. EPOLLOUT comes to it with the first answer that its client does not take at once.
+enum { WATCHED = EPOLLIN | EPOLLRDHUP | (int)EPOLLET };
 enum { SCRATCH = 1 << 18, RINGS = 64, FORM_SETS = 128, FORM_WAYS = 4, DATE_BYTES = 64 };
 // What an epoll event tells of, if it is no connection's key.
 #define RING_KEY UINT64_C(0xffffffff)  // with the ring's place above
@@ -92,6 +95,10 @@ void dpi_first_pushed(Listener *l, Connection *c, const struct iovec *parts, int
 void dpi_answered(Listener *l, Connection *c);
 // Sends more of an answer that the socket did not take at once.
 void dpi_pushed(Listener *l, Connection *c);
+
+// The part of arrivals.c.
+PyObject *dpi_arrivals_accepted(Listener *l, PyObject *args);
+PyObject *dpi_arrivals_added(Listener *l, PyObject *fds);
 
 // The part of express.c and form.c.
 // Scoring requests that C answers from end to end: what they say but for their tensors was seen before, to the byte, and Python,

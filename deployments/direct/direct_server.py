@@ -3,8 +3,7 @@
 import asyncio
 import logging
 import secrets
-import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
@@ -59,12 +58,18 @@ class DirectServer:
     def connections(self) -> int:
         return self._listener.open
 
-    def adopt(self, sock: socket.socket) -> bool:
-        """Takes a connection over; False, and it stays the caller's, if there are as many as may be."""
-        if not self._listener.add(sock.fileno()):
-            return False
-        sock.detach()
-        return True
+    @property
+    def full(self) -> bool:
+        """Whether there are as many as may be."""
+        return self._listener.open >= self._listener.most
+
+    def accept(self, listening: int, most: int) -> list[int]:
+        """At most so many of the clients that wait at a socket, and no more than may be adopted."""
+        return self._listener.accept(listening, min(most, self._listener.most - self._listener.open))
+
+    def adopt(self, clients: Sequence[int]) -> int:
+        """Takes connections over; how many: those behind stay the caller's, as there are as many as may be."""
+        return self._listener.add(clients)
 
     async def drain(self, within_s: float) -> None:
         """Answers what is open, each with the end of its connection; then, or after `within_s` seconds, closes all."""

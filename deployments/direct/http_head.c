@@ -43,7 +43,7 @@ static const char *request_line(Text line, Head *head) {
 
 // What a head has said so far of the headers that frame its request.
 typedef struct {
-    int hosts, lengths, codings, close, keep;
+    int hosts, lengths, codings, close;
 } Said;
 
 static const char *framing(Text name, Text value, Head *head, Said *said) {
@@ -68,7 +68,6 @@ static const char *framing(Text name, Text value, Head *head, Said *said) {
             const size_t size = comma ? (size_t)(comma - value.at) : value.size;
             const Text option = trimmed((Text){value.at, size});
             said->close |= is(option, "close");
-            said->keep |= is(option, "keep-alive");
             value.at += size + !!comma, value.size -= size + !!comma;
         }
     }
@@ -96,7 +95,7 @@ static const char *settled(Head *head, const Said *said) {
     if (head->minor && !said->hosts) return "400 no Host header";
     if (said->codings && (said->lengths || !head->minor)) return "400 a transfer encoding beside a Content-Length or in HTTP/1.0";
     if (said->codings) head->body_bytes = CHUNKED;
-    head->close = said->close || (!head->minor && !said->keep);
+    head->close = said->close || !head->minor;  // HTTP/1.0 keeps a connection only if the answer says so too
     head->expects &= head->minor;
     return NULL;
 }

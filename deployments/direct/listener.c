@@ -7,8 +7,6 @@
 
 #include <errno.h>
 #include <math.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <structmember.h>
@@ -86,22 +84,6 @@ static PyObject *listener_answer(Listener *l, PyObject *given) {
     }
     Py_DECREF(items);
     return PyBool_FromLong(l->due_count);
-}
-
-// add(fd): takes a connected socket over; False, and the socket stays the caller's, if there are as many as may be.
-static PyObject *listener_add(Listener *l, PyObject *given) {
-    const int fd = PyLong_AsLong(given);
-    if (fd == -1 && PyErr_Occurred()) return NULL;
-    if (!l->vacant_count || l->draining) Py_RETURN_FALSE;
-    Connection *c = l->connections + l->vacant[l->vacant_count - 1];
-    const int on = 1;
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // of a Unix socket it fails, and need not be
-    struct epoll_event event = {.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET, .data.u64 = dpi_key_of(l, c)};
-    if (epoll_ctl(l->epoll, EPOLL_CTL_ADD, fd, &event)) return PyErr_SetFromErrno(PyExc_OSError);
-    --l->vacant_count, ++l->open;
-    c->fd = fd, c->state = HEAD, c->unread = c->tells_close = 0;
-    c->until = dpi_now_ms() + l->idle_ms;
-    Py_RETURN_TRUE;
 }
 
 // drain(): closes the connections that are between two requests, and takes no new ones.
@@ -183,8 +165,10 @@ static PyObject *listener_new(PyTypeObject *type, PyObject *args, PyObject *Py_U
 
 static PyMethodDef methods[] = {
     {"round", (PyCFunction)listener_round, METH_NOARGS, NULL}, {"answer", (PyCFunction)listener_answer, METH_O, NULL},
-    {"add", (PyCFunction)listener_add, METH_O, NULL},          {"drain", (PyCFunction)listener_drain, METH_NOARGS, NULL},
-    {"close", (PyCFunction)listener_close, METH_NOARGS, NULL}, {"fileno", (PyCFunction)listener_fileno, METH_NOARGS, NULL},
+    {"drain", (PyCFunction)listener_drain, METH_NOARGS, NULL}, {"close", (PyCFunction)listener_close, METH_NOARGS, NULL},
+    {"fileno", (PyCFunction)listener_fileno, METH_NOARGS, NULL},
+    {"accept", (PyCFunction)dpi_arrivals_accepted, METH_VARARGS, NULL},
+    {"add", (PyCFunction)dpi_arrivals_added, METH_O, NULL},
     {"learn", (PyCFunction)dpi_express_learn, METH_VARARGS, NULL},
     {"forget", (PyCFunction)dpi_express_forget, METH_NOARGS, NULL},
     {"attach", (PyCFunction)dpi_express_attach, METH_O, NULL},
@@ -196,6 +180,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyMemberDef members[] = {
+    {"most", T_INT, offsetof(Listener, most), READONLY, NULL},
     {"open", T_INT, offsetof(Listener, open), READONLY, NULL},
     {"due", T_INT, offsetof(Listener, due_count), READONLY, NULL},
     {"ended_count", T_INT, offsetof(Listener, ended_count), READONLY, NULL},

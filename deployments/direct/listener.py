@@ -1,5 +1,6 @@
 """The listener in C (`listener.c`): built, loaded and set up within a deployment's limits."""
 
+import resource
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
@@ -13,12 +14,22 @@ from deployments.scoring.faults import Words
 from dpiframe_core.errors import ConfigError, DPIFrameError, TooLarge
 from kernels.runtime import c_build
 
-MOST_CONNECTIONS = 4096  # of one process: as many as HAProxy takes
 GONE, LONG, SLOW = "gone", "long", "slow"  # faults whose request's head is known; others begin with a status
 
+_MOST_CONNECTIONS = 4096  # of one process: as many as HAProxy takes
+_OTHER_DESCRIPTORS = 512  # that a process has for bundles, rings, Ray and its log
 _HELD_BYTES = 256 * 2**20  # of requests that are not whole yet, and of answers that are not read yet; beyond that, 503
 _HEAD_MS, _IDLE_MS = 30_000, 75_000
-_SOURCES = ("listener.c", "connection.c", "express.c", "counts.c", "form.c", "http_head.c", "../fanin/engine_ring.c")
+_SOURCES = (
+    "listener.c",
+    "arrivals.c",
+    "connection.c",
+    "express.c",
+    "counts.c",
+    "form.c",
+    "http_head.c",
+    "../fanin/engine_ring.c",
+)
 
 
 class Received(NamedTuple):
@@ -48,13 +59,15 @@ def body_fault(fault: str, limits: Limits) -> DPIFrameError:
 class Listener(Protocol):
     """Connections, and the requests on them; `fileno` is readable when a round may find something. See `listener.c`."""
 
+    most: int
     open: int
     due: int
     ended_count: int
     seen_count: int
 
     def fileno(self) -> int: ...
-    def add(self, fd: int, /) -> bool: ...
+    def accept(self, listening: int, most: int, /) -> list[int]: ...
+    def add(self, fds: Sequence[int], /) -> int: ...
     def round(self) -> list[tuple[int, bytes, bytes, bytes, bool, str | None]]: ...
     def answer(self, answers: Sequence[tuple[int, bytes, bool]], /) -> bool: ...
     def drain(self) -> None: ...
@@ -77,14 +90,28 @@ class EngineRing(Protocol):
     open: int
 
 
-def open_listener(limits: Limits, connections: int = MOST_CONNECTIONS) -> Listener:
+def most_connections() -> int:
+    """As many as leave descriptors for all else: who has none left can load no model. Raises this process's limit of them."""
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wished = _MOST_CONNECTIONS + _OTHER_DESCRIPTORS
+    if 0 <= limit < wished:  # below 0: there is no limit
+        limit = wished if hard < 0 else min(hard, wished)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return min(_MOST_CONNECTIONS, max(limit // 2, limit - _OTHER_DESCRIPTORS)) if limit >= 0 else _MOST_CONNECTIONS
+
+
+def open_listener(limits: Limits, connections: int | None = None) -> Listener:
     """
+    Args:
+        connections: by default `most_connections`.
+
     Raises:
         ConfigError: it cannot be built here.
     """
+    most = most_connections() if connections is None else connections
     body_ms = round(limits.max_body_s * 1e3)
     held = max(_HELD_BYTES, 2 * limits.max_body_bytes)
-    return cast(Listener, _module().Listener(connections, limits.max_body_bytes, held, _HEAD_MS, body_ms, _IDLE_MS))
+    return cast(Listener, _module().Listener(most, limits.max_body_bytes, held, _HEAD_MS, body_ms, _IDLE_MS))
 
 
 def open_ring(agreed: Agreement, beside: Rings, memory: RequestMemory, slot_bytes: int) -> EngineRing:

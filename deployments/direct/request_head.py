@@ -9,7 +9,7 @@ from deployments.http_api.request_body import Header, Scope, header_of
 from deployments.protocol.rest import ENVELOPE_LENGTH
 
 DIRECT = "dpiframe.direct"  # among a scope's extensions: the request came this way
-_KEPT = 1024  # heads, of at most 15 kB: a client sends the same one again and again
+_KEPT, _KEPT_BYTES = 1024, 2048  # heads, each of at most so many bytes: a client sends the same one again and again
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,9 +50,14 @@ class RequestHead:
         return scope
 
 
-@lru_cache(_KEPT)
 def read_head(head: bytes, prefix: str) -> RequestHead:
     """`prefix`: where the service is mounted, without a slash at its end."""
+    if len(head) > _KEPT_BYTES:  # of the longest ones that there may be, all different, 40 MB would be kept
+        return _read(head, prefix)
+    return _kept(head, prefix)
+
+
+def _read(head: bytes, prefix: str) -> RequestHead:
     first, *lines = head.removesuffix(b"\r\n").split(b"\r\n")
     method, target, version = first.split(b" ")
     headers = header_lines(lines)
@@ -71,6 +76,9 @@ def read_head(head: bytes, prefix: str) -> RequestHead:
         method.decode(), target, version[-1] - ord("0"), path, headers, infer, score, packed,
         header_of(headers, b"content-type"), None if length is None else length.decode("latin-1"),
     )  # fmt: skip
+
+
+_kept = lru_cache(_KEPT)(_read)
 
 
 def header_lines(lines: list[bytes]) -> list[Header]:

@@ -13,18 +13,20 @@ import os
 import socket
 import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from heapq import heapify, heapreplace
 
 from deployments.direct.direct_server import DirectServer
-from deployments.direct.listener import MOST_CONNECTIONS
 from deployments.fanin.shared_memory import shared_memory
 from deployments.host_sockets.listening import Place
-from deployments.host_sockets.mailbox import MOST_PROCESSES, Gone, Mailbox, posted, send_on
+from deployments.host_sockets.mailbox import MOST_PROCESSES, MOST_SOCKETS, Gone, Mailbox, posted, send_on
 
 log = logging.getLogger(__name__)
 
 _PATIENCE_S, _ASK_S, _FULL_S, _TOLD_S = 10.0, 0.1, 0.1, 0.02
-_ACCEPTS = 16  # at a time
+_NEXT_S = 0.002  # after which who has found clients looks again: one by one each would cost two processes a wake-up
+_ACCEPTS = MOST_SOCKETS  # at a time: all of them may be another process's
+_SAID_S = 60.0  # between two lines of the log that say the same
 # Who has the sockets; here they are; serve this client; all are to leave.
 _ASK, _SHARE, _TAKE, _LEAVE = b"?", b"!", b"+", b"."
 _NOBODY = -1
@@ -39,6 +41,7 @@ class SharedPort:
         self._listening: dict[Place, socket.socket] = {}
         self._opening, self._closing = True, False
         self._end: asyncio.Task[None] | None = None
+        self._said = -math.inf
         self._mail = Mailbox(meeting, self._read)
         self._keep_counts(shared_memory("dpiframe-direct", 4 * MOST_PROCESSES))
         self._counts[:] = memoryview(array("i", [_NOBODY] * MOST_PROCESSES))
@@ -96,38 +99,48 @@ class SharedPort:
             self._loop.add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
+        """A round of clients: those who have been served before wait no longer than for these."""
+        full, clients = self._server.full, list[int]()
         try:
-            for _ in range(_ACCEPTS):
-                if self._server.connections >= MOST_CONNECTIONS:
-                    break
-                client, _ = listening.accept()
-                self._place_client(client)
+            if full:
+                self._say(f"got {self._server.connections} connections, as many as may be")
             else:
-                return
-        except (BlockingIOError, ConnectionAbortedError):  # another process was faster, or the client is gone already
-            return
+                clients = self._server.accept(listening.fileno(), _ACCEPTS)
         except OSError as error:  # no descriptor is left
-            log.warning("direct port: got no connection (%s), expected one", error.strerror)
-        for each in self._listening.values():
-            self._loop.remove_reader(each)
-        self._loop.call_later(_FULL_S, self._accept_again)
+            self._say(f"got no connection ({error.strerror})")
+            full = True
+        if full or 0 < len(clients) < _ACCEPTS:
+            for each in self._listening.values():
+                self._loop.remove_reader(each)
+            self._loop.call_later(_FULL_S if full else _NEXT_S, self._accept_again)
+        self._place_clients(clients)
 
-    def _place_client(self, client: socket.socket) -> None:
-        client.setblocking(False)
-        me = self._mail.slot
-        mine = self._server.connections if self._takes else _NOBODY
-        others = [(count, slot) for slot, count in enumerate(self._counts) if count != _NOBODY and slot != me]
-        for count, slot in sorted(others):
-            if mine != _NOBODY and mine <= count:
-                break
-            if self._sent(slot, _TAKE, client.fileno()):
-                self._counts[slot] += 1
-                client.close()
-                return
-        if self._server.adopt(client):
-            self._count(self._server.connections)
-        else:
-            client.close()
+    def _say(self, why: str) -> None:
+        if self._loop.time() > self._said + _SAID_S:
+            self._said = self._loop.time()
+            log.warning("direct port: %s, expected room for one more: newcomers wait", why)
+
+    def _place_clients(self, clients: list[int]) -> None:
+        """Gives each to whoever has the fewest then."""
+        me, refusing = self._mail.slot, {self._mail.slot}
+        while clients:
+            loads = [(count, slot) for slot, count in enumerate(self._counts) if count != _NOBODY and slot not in refusing]
+            if self._takes or not loads:
+                loads.append((self._server.connections, me))
+            given, clients = shares(clients, loads, me), []
+            for slot, fds in given.items():
+                if slot == me:
+                    left = fds[self._server.adopt(fds) :]
+                elif self._sent(slot, _TAKE, *fds):
+                    self._counts[slot] += len(fds)
+                    left = fds
+                else:
+                    refusing.add(slot)
+                    clients += fds
+                    left = []
+                for fd in left:
+                    os.close(fd)
+        self._count(self._server.connections)
 
     def _sent(self, to: int, what: bytes, *fds: int) -> bool:
         try:
@@ -137,9 +150,10 @@ class SharedPort:
             return False
 
     def _read(self, connection: socket.socket, what: bytes, fds: list[int]) -> None:
-        if what == _TAKE and len(fds) == 1:
-            self._place_client(socket.socket(fileno=fds.pop()))
-        elif what == _SHARE and len(fds) > 1 and self._opening and not self._closing:
+        if what == _TAKE:
+            self._place_clients(fds)
+            return
+        if what == _SHARE and len(fds) > 1 and self._opening and not self._closing:
             self._keep_counts(fds.pop())
             for listening in [socket.socket(fileno=fd) for fd in fds]:
                 place = next((place for place in self._places if place.name == listening.getsockname()), None)
@@ -156,6 +170,18 @@ class SharedPort:
 
     def _keep_counts(self, fd: int) -> None:
         self._counts_fd, self._counts = fd, memoryview(mmap.mmap(fd, 4 * MOST_PROCESSES)).cast("i")
+
+
+def shares(clients: Iterable[int], loads: list[tuple[int, int]], me: int) -> dict[int, list[int]]:
+    """Who gets which, one after the other to the fewest. `loads`: connections and number of each process; ties are for `me`."""
+    fewest = [(count, slot != me, slot) for count, slot in loads]
+    heapify(fewest)
+    given: dict[int, list[int]] = {}
+    for client in clients:
+        count, other, slot = fewest[0]
+        given.setdefault(slot, []).append(client)
+        heapreplace(fewest, (count + 1, other, slot))
+    return given
 
 
 async def open_port(server: DirectServer, meeting: str, places: Sequence[Place]) -> SharedPort:

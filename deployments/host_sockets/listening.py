@@ -30,7 +30,9 @@ class Port:
 
     def listen(self) -> socket.socket:
         """Raises OSError, with EADDRINUSE if somebody listens here."""
-        return socket.create_server((self.host, self.port), backlog=_BACKLOG)
+        listening = socket.create_server((self.host, self.port), backlog=_BACKLOG)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # each connection that it accepts has it from here
+        return listening
 
     def left(self) -> None:
         """Nothing of it stays."""

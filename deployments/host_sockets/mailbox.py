@@ -7,6 +7,7 @@ connection look at the user at the other, before anything is sent and before any
 import asyncio
 import contextlib
 import errno
+import logging
 import socket
 from array import array
 from collections.abc import Callable
@@ -14,8 +15,11 @@ from collections.abc import Callable
 from deployments.fanin.handshake import check_user
 from dpiframe_core.errors import ConfigError, Unavailable
 
+log = logging.getLogger(__name__)
+
 MOST_PROCESSES = 128  # twice the ingresses of the largest fan-in: those of a rolling update run side by side
-MOST_SOCKETS = 4  # of one message
+MOST_SOCKETS = 32  # of one message; the kernel takes 253
+_FULL_S = 0.1  # until the next try to take a connection, when no descriptor was left
 
 Received = Callable[[socket.socket, bytes, list[int]], None]
 
@@ -91,7 +95,7 @@ class Mailbox:
         connection.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+        try:
             while True:
                 connection, _ = self._listening.accept()
                 connection.setblocking(False)
@@ -101,6 +105,16 @@ class Mailbox:
                     connection.close()
                 else:
                     self._watch(connection)
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:  # it stays readable, and would be called for it without a pause
+            log.warning("mail of the direct port waits: %s", error.strerror)
+            self._loop.remove_reader(self._listening)
+            self._loop.call_later(_FULL_S, self._accept_again)
+
+    def _accept_again(self) -> None:
+        if self._listening.fileno() >= 0:
+            self._loop.add_reader(self._listening, self._accept)
 
     def _read(self, connection: socket.socket) -> None:
         try:

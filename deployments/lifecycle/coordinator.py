@@ -44,9 +44,9 @@ class Coordinator:
             and anything is changed.
     """
 
-    def __init__(self, file: StateFile, settle_s: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._file, self._clock = file, clock
-        self._settled_at = clock() + settle_s
+    def __init__(self, file: StateFile, settle_s: float = 0.0) -> None:
+        self._file = file
+        self._settled_at = time.monotonic() + settle_s
         self._epoch, self._serial = secrets.token_hex(4), 0
         self._digest = ""
         self._desired: Desired | None = None
@@ -179,7 +179,7 @@ class Coordinator:
     @property
     def abandoned(self) -> bool:
         """No member has been heard of for so long that none will be."""
-        return self._clock() > self._settled_at + 60 and not self._seats
+        return time.monotonic() > self._settled_at + 60 and not self._seats
 
     async def _alter(self, model: str, change: Callable[[ModelState], ModelState | None]) -> dict[str, Any]:
         async with self._change() as desired:
@@ -205,7 +205,7 @@ class Coordinator:
             yield self._desired
 
     async def _settled(self) -> None:
-        await asyncio.sleep(max(0.0, self._settled_at - self._clock()))
+        await asyncio.sleep(max(0.0, self._settled_at - time.monotonic()))
 
     async def _load(self, old: Desired, new: Desired, timeout_s: float) -> None:
         """Phase one: every engine first, for an ingress looks for those that have a version."""

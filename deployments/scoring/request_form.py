@@ -18,7 +18,7 @@ from deployments.scoring.bodies import STRICT, ErrorAnswer, Options, ScoreAnswer
 from deployments.scoring.faults import Words, first_error, refuse_unknown
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.candidate_columns import columns_of_rows
-from dpiframe_core.features.packed_column import Form, PackedColumn
+from dpiframe_core.features.packed_column import JsonColumns
 from dpiframe_core.features.raw_columns import ColumnValues, split_text
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
@@ -99,23 +99,20 @@ class RequestForm:
         found = None if functions is None else functions.json_columns(body, self._kinds, self._most)
         if found is None:
             return None
-        places, rows, rest = found
+        parts, rows, rest = found
         try:
             with gc_paused():
                 request = self.body.model_validate_json(rest)
         except ValidationError:
             return None
         self._refuse_unknown(request)
-        others, whole = request.candidates, memoryview(body)
+        others = request.candidates
         if not isinstance(others, dict) or not others.keys() <= self._features or any(len(v) != rows for v in others.values()):
             return None
-        columns: dict[str, ColumnValues] = {
-            name: PackedColumn(Form.JSON, rows, whole[start:end]) for name, (start, end) in places.items()
-        }
+        packed = JsonColumns(parts, rows)
+        columns: Mapping[str, ColumnValues] = {**packed, **others} if others else packed
         options = request.options
-        return ScoreInput(
-            request.model, request.version, request.context, columns | others, options, lambda: self._unpacked(body)
-        )
+        return ScoreInput(request.model, request.version, request.context, columns, options, lambda: self._unpacked(body))
 
     def _unpacked(self, body: bytes) -> ScoreInput:
         try:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from deployments.config import Autoscaling
+from deployments.config_load import Autoscaling
 
 _GROWTH = 2  # times the replicas that report: those that still start have not helped yet, and must not be asked for twice
 _SLACK = 0.75  # of a target: what fits into one replica fewer must fit with room, or a little noise would bring it back

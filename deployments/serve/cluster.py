@@ -7,9 +7,12 @@ import contextlib
 import math
 import os
 import secrets
+import select
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from deployments.access.gate import Gate
@@ -17,11 +20,13 @@ from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig
 from deployments.host_sockets.listening import SocketFile
 from deployments.metrics import LATENCY_BOUNDS_MS
-from deployments.processes import cores, killed_after
+from deployments.processes import cores, killed_after, processes_of
 from deployments.serve.host import (
     WINDOW,
+    end_leftovers,
     free_ports,
     haproxy_stopped,
+    held,
     port_windows,
     require_free_port,
 )
@@ -40,19 +45,43 @@ FASTER = {
 }
 _LOOPBACK = "127.0.0.2"  # Ray swaps 127.0.0.1 for the host's outer address; this one it leaves alone
 _OBJECT_STORE_BYTES = 80 * 2**20  # requests never touch it; Ray refuses less than 75 MiB
+_DELETE_S = 15.0  # beyond the time that an engine has to end
+_VITAL = ("gcs_server", "raylet")
 _MESSAGE_ROOM = 65_536  # bytes of a gRPC message beside its tensors
 
 Report = Callable[[str], None]
 
 
 class LaunchError(DPIFrameError):
-    """The service could not be started. `logs_help`: the message alone may not explain why."""
+    """The service could not be started, or not be kept. `logs_help`: the message alone may not explain why."""
 
     code = "launch_failed"
 
     def __init__(self, message: str, *, logs_help: bool = True) -> None:
         self.logs_help = logs_help
         super().__init__(message)
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateCluster:
+    """Filled by `private_cluster`.
+
+    Attributes:
+        metrics_port: of Ray's metrics. vital: processes that Ray starts once, as descriptors of theirs by their names.
+    """
+
+    metrics_port: int
+    vital: Mapping[str, int]
+
+    def check(self) -> None:
+        """Raises LaunchError if a vital process has ended: Ray starts no other one, and replaces nothing any more."""
+        ends = select.poll()
+        for fd in self.vital.values():
+            ends.register(fd, select.POLLIN)
+        ended = {fd for fd, _ in ends.poll(0)}
+        for name, fd in self.vital.items():
+            if fd in ended:
+                raise LaunchError(f"ray: got the end of its {name}, expected it to outlive the service, which stops")
 
 
 def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]) -> dict[str, str]:
@@ -104,8 +133,8 @@ def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]
 
 
 @contextlib.contextmanager
-def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
-    """A cluster of this host alone for the block, with all settings; the port of its metrics.
+def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[PrivateCluster]:
+    """A cluster of this host alone for the block, with all settings.
 
     Raises:
         ConfigError: a model's bundle is not there or leaves `models_root`, the tokens cannot be read, or a port is taken.
@@ -119,6 +148,7 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
         )
     check_models_root(config)
     Gate.of(config.access)
+    end_leftovers()
     require_free_port(config.http.host, config.http.port)
     if config.http.direct_port is not None:
         require_free_port(config.http.host, config.http.direct_port, "http.direct_port", "")
@@ -132,8 +162,9 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
         require_free_port(config.http.host, config.grpc.port, "grpc.port", "")
     if config.metrics.port is not None:
         require_free_port("0.0.0.0", config.metrics.port, "metrics.port", "")
-    with port_windows(2) as windows:
+    with port_windows(2) as windows, contextlib.ExitStack() as stack:
         state = Path(tempfile.mkdtemp(prefix=f"dpi-{os.getpid()}-", dir="/tmp"))
+        stack.enter_context(held(state))
         (state / "token").touch(0o600)
         (state / "token").write_text(secrets.token_hex(32))
         metrics_port = config.metrics.port or free_ports(1)[0]
@@ -157,7 +188,10 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[int]:
                 _temp_dir=str(state / "ray"),
             )
             interrupt_on_sigterm()  # ray.init puts a handler of its own there
-            yield metrics_port
+            vital = {name: os.pidfd_open(pid) for name in _VITAL for pid in processes_of(state, name.encode())}
+            for fd in vital.values():
+                stack.callback(os.close, fd)
+            yield PrivateCluster(metrics_port, vital)
         except Exception as error:
             keep_logs = not isinstance(error, DPIFrameError) or (isinstance(error, LaunchError) and error.logs_help)
             if keep_logs:
@@ -187,7 +221,6 @@ def joined_cluster(config: DeploymentConfig, report: Report, address: str) -> It
     os.environ.update(dict.fromkeys(FLAGS, "1"))
     report(f"Joining the Ray cluster at {address}")
     import ray
-    from ray import serve
 
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="serve")
@@ -202,9 +235,20 @@ def joined_cluster(config: DeploymentConfig, report: Report, address: str) -> It
     finally:
         with uninterrupted():
             report("Stopping: finishing the requests in flight")
-            with contextlib.suppress(Exception):
-                serve.delete(config.application)
+            # Of a controller that is away, for it was on a node that is, Serve would wait for its answer forever.
+            deleting = threading.Thread(target=_deleted, args=(config.application,), daemon=True)
+            deleting.start()
+            deleting.join(3 * config.drain_s + _DELETE_S)
+            if deleting.is_alive():
+                report("The Serve controller does not answer: the application stays on the cluster")
             ray.shutdown()
+
+
+def _deleted(application: str) -> None:
+    from ray import serve
+
+    with contextlib.suppress(Exception):
+        serve.delete(application)
 
 
 def _leave_direct_port(config: DeploymentConfig) -> None:

@@ -80,7 +80,8 @@ class EngineReplica:
         self._loaded.meter(release.key, batcher.dispatcher)
         end_when_lost(batcher.dispatcher, engine.check_device, self._config.batching.max_run_s, batcher.fail)
         self._metrics.watch(*release.key, batcher.dispatcher)
-        self._metrics.reads_tables(*release.key, partial(getattr, engine, "table_reads"))
+        tables, far = partial(getattr, engine, "table_reads"), partial(getattr, engine, "far_reads")
+        self._metrics.reads_tables(*release.key, tables, far)
         self._batchers[release.label] = batcher  # whoever asks for it is let in from now on
 
     def route(self, desired: Desired) -> None:

@@ -1,6 +1,8 @@
 """What a cluster needs of the host it runs on: free ports, the soft stop of HAProxy, the end of what is left. Knows no Ray."""
 
 import contextlib
+import fcntl
+import os
 import random
 import signal
 import socket
@@ -12,6 +14,7 @@ from deployments.processes import processes_of, signal_all
 from dpiframe_core.errors import ConfigError
 
 WINDOW = 100
+_STATES, _LOCK = Path("/tmp"), "launcher"
 _PORTS = range(20_000, 32_000)  # below those that the kernel hands out for connections
 
 
@@ -82,3 +85,24 @@ def haproxy_stopped(state: Path, patience_s: float) -> Iterator[None]:
     yield
     while processes_of(state, b"haproxy") and time.monotonic() < give_up:
         time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def held(state: Path) -> Iterator[None]:
+    """Within the block nobody takes the processes of the directory `state` for left over."""
+    with (state / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def end_leftovers() -> None:
+    """Kills what killed launchers of this user have left: Serve's HAProxy, which would hold its port for good and answer 500.
+    Logs stay.
+    """
+    for path in _STATES.glob(f"dpi-*/{_LOCK}"):
+        with contextlib.suppress(OSError):  # its launcher holds it, it has just gone, or it is another user's
+            if path.parent.stat().st_uid != os.getuid():
+                continue
+            with path.open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                signal_all(path.parent, signal.SIGKILL)

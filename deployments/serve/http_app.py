@@ -31,7 +31,7 @@ from deployments.scoring.served_model import ModelList
 from deployments.scoring.shadow import Shadows
 from deployments.scoring.statistics import Statistics
 from deployments.scoring.watchers import Watchers
-from deployments.serve.openapi import error_answers, name_the_bearer, protocol_pages, score_page
+from deployments.serve.openapi import TAGS, error_answers, name_the_bearer, protocol_pages, score_page
 from deployments.status.page_routes import page_routes
 from deployments.status.profiles import Profiles
 from deployments.status.recent import Recent, RecentAnswer
@@ -165,7 +165,7 @@ def _openapi(app: FastAPI, models: Catalog, guarded: bool) -> dict[str, Any]:
     if app.openapi_schema and app.state.documented == models.changes:
         return app.openapi_schema
     app.state.documented = models.changes
-    document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
+    document = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes, tags=TAGS)
     for paths, schemas in (score_page(models.live), protocol_pages()):
         document["paths"] |= paths
         document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)

@@ -10,8 +10,8 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deployments.config import DeploymentConfig
@@ -22,15 +22,21 @@ from dpiframe_core.errors import ConfigError
 
 _GRPC_SERVICE = "deployments.infer_grpc.add_to_server"
 _POLL_S = 0.1
+_READY_S = 10  # for HAProxy to take its configuration over
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A running service. Filled by `running`; `metrics_url` is empty on a cluster that somebody else started."""
+    """A running service. Filled by `running`; `metrics_url` is empty on a cluster that somebody else started.
+
+    Attributes:
+        check: raises LaunchError once the private cluster is lost.
+    """
 
     url: str
     metrics_url: str
     config: DeploymentConfig
+    check: Callable[[], None] = lambda: None
 
 
 @contextlib.contextmanager
@@ -49,8 +55,9 @@ def running(config: DeploymentConfig, report: Report, *, address: str | None = N
     config = config.with_absolute_paths()
     interrupt_on_sigterm()
     if address is None:
-        with private_cluster(config, report) as metrics_port:
-            endpoint = _deploy(config, report, f"http://127.0.0.1:{metrics_port}/metrics")
+        with private_cluster(config, report) as cluster:
+            endpoint = _deploy(config, report, f"http://127.0.0.1:{cluster.metrics_port}/metrics")
+            endpoint = replace(endpoint, check=cluster.check)
             with tls_front(endpoint.config):
                 yield endpoint
     else:
@@ -105,11 +112,11 @@ def _deploy(config: DeploymentConfig, report: Report, metrics_url: str) -> Endpo
     return Endpoint(url, metrics_url, config)
 
 
-def _wait_ready(url: str, patience_s: float = 10) -> None:
+def _wait_ready(url: str) -> None:
     """Serve calls an application running a moment before HAProxy has its new configuration."""
     import httpx
 
-    give_up = time.monotonic() + patience_s
+    give_up = time.monotonic() + _READY_S
     while True:
         try:
             answer = httpx.get(f"{url}/readyz", timeout=5)
@@ -119,7 +126,7 @@ def _wait_ready(url: str, patience_s: float = 10) -> None:
         except httpx.HTTPError as error:
             seen = str(error)
         if time.monotonic() > give_up:
-            raise LaunchError(f"{url}/readyz: got {seen}, expected status 200 within {patience_s:g} s")
+            raise LaunchError(f"{url}/readyz: got {seen}, expected status 200 within {_READY_S} s")
         time.sleep(_POLL_S)
 
 

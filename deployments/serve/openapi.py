@@ -12,6 +12,13 @@ from deployments.scoring.served_model import ServedModel
 
 Paths = dict[str, dict[str, Any]]
 
+TAGS = [  # in the order in which the page shows them
+    {"name": "score", "description": "Scores of candidates."},
+    {"name": "protocol", "description": "The same by the Open Inference Protocol v2."},
+    {"name": "models", "description": "What is served."},
+    {"name": "lifecycle", "description": "Versions of a model, and changes of them."},
+    {"name": "health", "description": "How the service does."},
+]
 _SCORE_ERRORS = {
     400: "the body is not JSON, or no Arrow stream",
     401: "no bearer token, or an unknown one, where the service asks for one",
@@ -45,7 +52,7 @@ def score_page(models: Mapping[str, ServedModel]) -> tuple[Paths, dict[str, Any]
     each = {"type": "array", "items": {"anyOf": [_ref("ScoreAnswer"), _ref("ErrorAnswer")]}}
     scores = _json({"anyOf": [_ref("ScoreAnswer"), each]})
     answers = {"200": {"description": "the scores; of a list, each", "content": scores}, **error_answers(_SCORE_ERRORS)}
-    arrow = {"schema": {"type": "string", "format": "binary", "description": "Candidates as columns; see docs/protocol.md."}}
+    arrow = {"schema": {"type": "string", "format": "binary", "description": "Candidates as columns; see docs/requests.md."}}
     content = {"application/json": body, ARROW: arrow}
     page = _operation("score", "Score candidates", "score", answers) | {"requestBody": {"required": True, "content": content}}
     return {"/v1/score": {"post": page}}, schemas

@@ -19,8 +19,8 @@ from deployments.metrics import (
     FILL_BOUNDS,
     LATENCY_BOUNDS_MS,
     SCORE_BOUNDS,
-    TIERS,
     BatchSeen,
+    FarFigures,
     Gauged,
     RequestSeen,
     Serving,
@@ -28,6 +28,7 @@ from deployments.metrics import (
     TableFigures,
 )
 from deployments.telemetry.node_metrics import Endpoint
+from deployments.telemetry.table_metrics import Of, TableMetrics, tags_of
 from dpiframe_core.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -38,8 +39,7 @@ _OBSERVED = 500  # values a histogram gets of one second: at 3,000 requests a se
 
 _STEPS = "queue", "encode", "device", "total"  # as a record has their times
 
-_Of = tuple[str, str]  # model, version
-_Totals = collections.defaultdict[tuple[metrics.Counter, _Of, str], float]
+_Totals = collections.defaultdict[tuple[metrics.Counter, Of, str], float]
 
 
 class RayMetrics:
@@ -72,21 +72,22 @@ class RayMetrics:
         self._differences = metrics.Histogram("dpiframe_shadow_difference", said, list(DIFFERENCE_BOUNDS), shadow)
         self._shadows = metrics.Counter("dpiframe_shadow_requests", "Requests in a shadow by outcome.", (*shadow, "outcome"))
         self._shadowed: collections.deque[ShadowSeen] = collections.deque(maxlen=_KEPT)
-        self._table_reads = metrics.Counter(
-            "dpiframe_table_reads", "Reads of a sample's rows, by where they lay.", (*of, "tier")
+        self._tables = TableMetrics(
+            metrics.Counter("dpiframe_table_reads", "Reads of a sample's rows, by where they lay.", (*of, "tier")),
+            metrics.Counter("dpiframe_table_rows_moved", "Rows that came into the GPU's memory.", of),
+            metrics.Counter("dpiframe_far_rows", "Rows of files that requests asked for, by where they were.", (*of, "found")),
+            metrics.Gauge("dpiframe_promoted_rows", "Rows of files that a memory keeps, as they are read.", (*of, "memory")),
         )
-        self._rows_moved = metrics.Counter("dpiframe_table_rows_moved", "Rows that came into the GPU's memory.", of)
         self._pool = metrics.Gauge("dpiframe_device_pool_bytes", "What this process's pool holds of its device.", ())
         self._pool_bytes: Callable[[], int | None] = lambda: None
         self._unlogged = metrics.Counter("dpiframe_score_log_dropped", "Sampled requests that the score log lost.", of)
-        self._dropped: collections.deque[tuple[_Of, int]] = collections.deque(maxlen=_KEPT)
+        self._dropped: collections.deque[tuple[Of, int]] = collections.deque(maxlen=_KEPT)
         self._seen: collections.deque[RequestSeen] = collections.deque(maxlen=_KEPT)
-        self._batches: collections.deque[tuple[_Of, BatchSeen]] = collections.deque(maxlen=_KEPT)
-        self._gauged: dict[_Of, Gauged] = {}
-        self._active_s: dict[_Of, float] = {}
-        self._gone: collections.deque[_Of] = collections.deque()
-        self._served: dict[_Of, tuple[Serving, Callable[[], bool]]] = {}
-        self._tables: dict[_Of, tuple[Callable[[], TableFigures | None], TableFigures]] = {}
+        self._batches: collections.deque[tuple[Of, BatchSeen]] = collections.deque(maxlen=_KEPT)
+        self._gauged: dict[Of, Gauged] = {}
+        self._active_s: dict[Of, float] = {}
+        self._gone: collections.deque[Of] = collections.deque()
+        self._served: dict[Of, tuple[Serving, Callable[[], bool]]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(interval_s,), name="metrics", daemon=True)
         self._thread.start()
@@ -112,14 +113,14 @@ class RayMetrics:
         self._returned((model, version))
         self._gauged[model, version] = gauged
 
-    def reads_tables(self, model: str, version: str, figures: Callable[[], TableFigures | None]) -> None:
-        """Registers where reads of a model's tables are served, since its start; asked each time that this reports."""
-        first = figures()
+    def reads_tables(
+        self, model: str, version: str, figures: Callable[[], TableFigures | None], far: Callable[[], FarFigures | None]
+    ) -> None:
+        """Registers where reads of a model's tables are served, and rows of files were found, since its start; asked each time
+        that this reports.
+        """
         self._returned((model, version))
-        if first is None:
-            self._tables.pop((model, version), None)  # of a version that was unloaded a moment ago
-        else:
-            self._tables[model, version] = figures, first
+        self._tables.register((model, version), figures, far)
 
     def holds(self, pool_bytes: Callable[[], int | None]) -> None:
         """Registers what this process holds of its device; None of none. Asked each time that this reports."""
@@ -162,55 +163,55 @@ class RayMetrics:
             active_s = gauged.busy_s
             totals[self._active, of, ""] += (active_s - self._active_s.get(of, 0.0)) * 1e3
             self._active_s[of] = active_s
-            self._queued_rows.set(gauged.queued_rows, _tags(of))
-            self._inflight_rows.set(gauged.inflight_rows, _tags(of))
-        self._take_tables()
+            self._queued_rows.set(gauged.queued_rows, tags_of(of))
+            self._inflight_rows.set(gauged.inflight_rows, tags_of(of))
+        self._tables.report()
         for _ in range(len(self._dropped)):
             of, requests = self._dropped.popleft()
             totals[self._unlogged, of, ""] += requests
         if (held := self._pool_bytes()) is not None:
             self._pool.set(held)
         for of, (info, ready) in list(self._served.items()):
-            self._info.set(1, _tags(of) | {"precision": info.precision, "device": info.device})
-            self._ready.set(int(ready()), _tags(of))
+            self._info.set(1, tags_of(of) | {"precision": info.precision, "device": info.device})
+            self._ready.set(int(ready()), tags_of(of))
         for (counter, of, outcome), total in totals.items():
             if total > 0:  # Ray refuses to add nothing
-                counter.inc(total, _tags(of) | ({"outcome": outcome} if outcome else {}))
+                counter.inc(total, tags_of(of) | ({"outcome": outcome} if outcome else {}))
 
-    def _returned(self, of: _Of) -> None:
+    def _returned(self, of: Of) -> None:
         with contextlib.suppress(ValueError):
             self._gone.remove(of)
 
-    def _unregister(self, of: _Of) -> None:
+    def _unregister(self, of: Of) -> None:
         """A gauge is shown with its last value for good: zero then."""
-        self._tables.pop(of, None)
+        self._tables.forget(of)
         if self._gauged.pop(of, None) is not None:
             self._active_s.pop(of, None)
-            self._queued_rows.set(0, _tags(of))
-            self._inflight_rows.set(0, _tags(of))
+            self._queued_rows.set(0, tags_of(of))
+            self._inflight_rows.set(0, tags_of(of))
         if (known := self._served.pop(of, None)) is not None:
-            self._info.set(0, _tags(of) | {"precision": known[0].precision, "device": known[0].device})
-            self._ready.set(0, _tags(of))
+            self._info.set(0, tags_of(of) | {"precision": known[0].precision, "device": known[0].device})
+            self._ready.set(0, tags_of(of))
 
     def _take_shadows(self) -> None:
         room = _OBSERVED
-        counts: collections.Counter[tuple[_Of, str, str]] = collections.Counter()
+        counts: collections.Counter[tuple[Of, str, str]] = collections.Counter()
         for _ in range(len(self._shadowed)):
             seen = self._shadowed.popleft()
             of = seen.model, seen.version
-            tags = _tags(of) | {"shadow": seen.shadow}
+            tags = tags_of(of) | {"shadow": seen.shadow}
             counts[of, seen.shadow, seen.outcome] += 1
             _give_way()
             for difference in seen.differences[:room]:
                 self._differences.observe(difference, tags)
             room -= len(seen.differences[:room])
         for (of, shadow, outcome), count in counts.items():
-            self._shadows.inc(count, _tags(of) | {"shadow": shadow, "outcome": outcome})
+            self._shadows.inc(count, tags_of(of) | {"shadow": shadow, "outcome": outcome})
 
     def _take_requests(self, totals: _Totals) -> None:
         count = len(self._seen)
         stride = -(-count // _OBSERVED)
-        scores: collections.defaultdict[_Of, list[Sequence[float]]] = collections.defaultdict(list)
+        scores: collections.defaultdict[Of, list[Sequence[float]]] = collections.defaultdict(list)
         added: dict[tuple[str, str, str], list[int]] = {}  # requests, rows, values, unknown ones: a busy second has thousands
         for i in range(count):
             if i % min(stride, _AT_ONCE) == 0:
@@ -229,7 +230,7 @@ class RayMetrics:
                 scores[model, version] += sampled
             if i % stride == 0:
                 for step, ms in zip(_STEPS, times, strict=True):
-                    self._times[step].observe(ms, _tags((model, version)))
+                    self._times[step].observe(ms, tags_of((model, version)))
         for (model, version, outcome), (requests, scored, values, oov_count) in added.items():
             of = model or "none", version or "none"
             totals[self._requests, of, outcome] += requests
@@ -243,19 +244,7 @@ class RayMetrics:
             for row in rows[:: -(-len(rows) // _OBSERVED) or 1]:
                 _give_way()
                 for task, score in zip(tasks, row, strict=True):
-                    self._scores.observe(score, _tags(of) | {"task": task})
-
-    def _take_tables(self) -> None:
-        for of, (figures, before) in list(self._tables.items()):
-            now = figures()
-            if now is None:
-                continue
-            self._tables[of] = figures, now
-            for tier in TIERS:
-                if (more := getattr(now, tier) - getattr(before, tier)) > 0:
-                    self._table_reads.inc(more, _tags(of) | {"tier": tier})
-            if now.rows_moved > before.rows_moved:
-                self._rows_moved.inc(now.rows_moved - before.rows_moved, _tags(of))
+                    self._scores.observe(score, tags_of(of) | {"task": task})
 
     def _take_batches(self, totals: _Totals) -> None:
         count = len(self._batches)
@@ -265,7 +254,7 @@ class RayMetrics:
             if i % min(stride, _AT_ONCE) == 0:
                 _give_way()
             if i % stride == 0:
-                self._fill.observe(batch.fill, _tags(of))
+                self._fill.observe(batch.fill, tags_of(of))
             totals[self._batches_run, of, ""] += 1
             totals[self._failed, of, ""] += batch.failed
             totals[self._busy, of, ""] += batch.device_ms
@@ -276,10 +265,6 @@ class RayMetrics:
 def _give_way() -> None:
     """Whoever waits for the interpreter has it now, and not when this thread's turn of half a millisecond is over."""
     time.sleep(0)
-
-
-def _tags(of: _Of) -> dict[str, str]:
-    return {"model": of[0], "version": of[1]}
 
 
 def endpoints() -> list[Endpoint]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from deployments.config import Autoscaling
+from deployments.config_load import Autoscaling
 from deployments.serve import autoscaling
 
 

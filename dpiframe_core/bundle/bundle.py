@@ -80,6 +80,10 @@ class Bundle:
     scales: dict[str, torch.Tensor] = field(default_factory=dict)
     graph: Graph | None = None
 
+    @property
+    def table_bytes(self) -> int:
+        return sum(t.nbytes for t in (*self.tables.values(), *self.scales.values()))
+
 
 def read_bundle(path: str | os.PathLike[str], *, verify: bool = True) -> Bundle:
     """Reads and checks a bundle; `verify=False` skips the hashes (of files known to be whole) and nothing else.

@@ -60,14 +60,14 @@ class Canvas:
         style = (0, (4, 2.2)) if dashed else "-"
         self._axes.add_patch(PathPatch(outline, fc="none", ec=color, lw=wide * 72 / _DPI, ls=style, capstyle="butt"))
 
-    def arrow(self, points: Sequence[tuple[float, float]], color: str = INK, *, dashed: bool = False) -> None:
+    def arrow(self, points: Sequence[tuple[float, float]], *, dashed: bool = False) -> None:
         """As `line`, with a head that points down at its end."""
         from matplotlib.patches import Polygon
 
         *way, (x, y) = points
         x = floor(x) + 0.5
-        self.line([*way, (x, y - 6)], color, dashed=dashed)
-        self._axes.add_patch(Polygon([(x - 3.6, y - 7.5), (x + 3.6, y - 7.5), (x, y - 0.5)], fc=color, ec="none"))
+        self.line([*way, (x, y - 6)], dashed=dashed)
+        self._axes.add_patch(Polygon([(x - 3.6, y - 7.5), (x + 3.6, y - 7.5), (x, y - 0.5)], fc=INK, ec="none"))
 
     def legend(self, x: float, y: float, room: float, colors: Mapping[str, str]) -> None:
         """The modules' names, each beside its colour."""

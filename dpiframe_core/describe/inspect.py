@@ -14,13 +14,13 @@ from dpiframe_core.graph.waves import group_waves
 from dpiframe_core.models.model_graph import model_graph
 
 
-def describe(bundle: Bundle, max_streams: int = 4) -> str:
+def describe(bundle: Bundle) -> str:
     """A page about a bundle, for people."""
     m = bundle.manifest
     unfused = model_graph(bundle)
     graph = place(fuse(unfused))
     operators = [n for n in graph.nodes if n.op != JOINED]
-    plan = breadth_first(graph, max_streams)
+    plan = breadth_first(graph)
     dense = unfused.parameter_count
     return "\n\n".join(
         (

@@ -8,6 +8,7 @@ import re
 _WIDTHS = {"il'j": 29, " .,:;|": 34, "()[]rt/f-!": 42, '_"*': 52, "csvxyzk": 61, "%@W→…": 103, "mM": 98, "w": 84, "+=<>": 85}
 _HUNDREDTHS = {letter: width for letters, width in _WIDTHS.items() for letter in letters}
 _BOLD = 1.16
+_LINES = 3
 
 
 def text_width(text: str, size: float, bold: bool = False) -> float:
@@ -26,8 +27,8 @@ def shortened(text: str, size: float, width: float, bold: bool = False) -> str:
     return short
 
 
-def wrapped(text: str, size: float, width: float, bold: bool = False, most: int = 3) -> tuple[str, ...]:
-    """At most `most` lines that fit, broken after spaces, dots and underscores."""
+def wrapped(text: str, size: float, width: float, bold: bool = False) -> tuple[str, ...]:
+    """At most three lines that fit, broken after spaces, dots and underscores."""
     if text_width(text, size, bold) <= width:
         return (text,)
     lines = [""]
@@ -35,6 +36,6 @@ def wrapped(text: str, size: float, width: float, bold: bool = False, most: int 
         if lines[-1] and text_width((lines[-1] + piece).rstrip(), size, bold) > width:
             lines.append("")
         lines[-1] += piece
-    if len(lines) > most:
-        lines[most - 1 :] = ["".join(lines[most - 1 :])]
+    if len(lines) > _LINES:
+        lines[_LINES - 1 :] = ["".join(lines[_LINES - 1 :])]
     return tuple(shortened(line.strip(), size, width, bold) for line in lines)

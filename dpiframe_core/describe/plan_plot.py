@@ -26,16 +26,16 @@ _NOTE = (
 )
 
 
-def plot_plan(bundle: Bundle, path: str | Path, max_streams: int = 4) -> None:
+def plot_plan(bundle: Bundle, path: str | Path) -> None:
     """Writes the picture; the file's ending picks the format (PNG, SVG, PDF)."""
     graph, m = place(fuse(model_graph(bundle))), bundle.manifest
     colors = module_colors(n.module for n in graph.nodes)
-    draw_plan(f"{m.name} ({m.architecture.type})", plan_sections(graph, max_streams), colors).save(path)
+    draw_plan(f"{m.name} ({m.architecture.type})", plan_sections(graph), colors).save(path)
 
 
-def plan_sections(graph: Graph, max_streams: int) -> list[Section]:
+def plan_sections(graph: Graph) -> list[Section]:
     """The plan on streams; the waves too, where one of them holds several operators."""
-    plan, waves = breadth_first(graph, max_streams), group_waves(graph)
+    plan, waves = breadth_first(graph), group_waves(graph)
     streams = "1 stream" if plan.streams == 1 else f"{plan.streams} streams"
     sections = [(f"{plan.policy} plan, {streams}", plan_layout(launches(graph, plan)))]
     if any(len(n.attrs.members) > 1 for n in waves.nodes):

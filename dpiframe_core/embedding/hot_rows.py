@@ -1,5 +1,5 @@
 """Which rows of a table lie in a GPU's memory, while that changes: rows come in the place of others, which lie in the host's
-memory as all rows do. Nothing moves that another process reads.
+memory as all rows do, or in files. Nothing moves that another process reads.
 
 A lookup finds a row by its place: uint32[rows] on the device, twice, one of each generation of descriptors. Only those are
 written that no batch reads: first the rows that go are given their places in the host's memory, and when no batch reads the
@@ -32,11 +32,17 @@ class Move:
     Attributes:
         table: its number. rows: int64[k], ids, distinct. slots: int64[k], distinct: where each goes, of those that its table
             shares with others.
+        values: [k, dim] of rows that only files hold; None: the host's memory holds them all.
     """
 
     table: int
     rows: Ints
     slots: Ints
+    values: torch.Tensor | None = None
+
+    def of(self, which: npt.NDArray[np.bool_], values: torch.Tensor | None = None) -> "Move":
+        """Some of its rows."""
+        return Move(self.table, self.rows[which], self.slots[which], values)
 
 
 class HotSlots:
@@ -46,8 +52,8 @@ class HotSlots:
         hot: of each table that shares them its number, and how many are its own at first. like: [*, dim], a table of theirs.
 
     Attributes:
-        memory: [slots, dim] on the device. tables, rows: int64[slots], the number of the table, and the row. own: by table,
-            where those begin and end that are its own at first.
+        memory: [slots, dim] on the device. tables, rows: int64[slots], the number of the table, -1 if there is none, and the
+            row. own: by table, where those begin and end that are its own at first.
     """
 
     def __init__(self, hot: Sequence[tuple[int, int]], like: torch.Tensor, device: torch.device) -> None:
@@ -90,22 +96,21 @@ class HotRows:
     @staticmethod
     def move(p: TablePlacement, spare: int) -> bool:
         """Whether rows of a table can: there are some nearer than others, and places have room in 32 bits."""
-        return 0 < p.hot < p.held and p.rows + spare + p.hot < _MOST_PLACES
-
-    def far(self, ids: Ints) -> npt.NDArray[np.bool_]:
-        """Which rows some memory holds, but not the GPU's own. (Places of rows of files are 0: nobody asks for them.)"""
-        places = self._place[ids]
-        found: npt.NDArray[np.bool_] = (places >= self._p.hot) & (places < self.end)
-        return found
+        return 0 < p.hot < p.rows and p.rows + spare + p.hot < _MOST_PLACES
 
     def slot_of(self, ids: Ints) -> Ints:
-        """The slot of each row that is not far."""
+        """The slot of each row; -1 of those that lie in none. (The place of a row in files is 0: nobody asks for it.)"""
         places = self._place[ids].astype(np.int64)
-        return np.where(places < self.end, places + self._begin, places - self.end)
+        found = np.where(places < self._p.hot, places + self._begin, places - self.end)
+        far = (places >= self._p.hot) & (places < self.end)
+        found[far] = 0
+        own = ~far & (self.slots.rows[found] == ids) & (self.slots.tables[found] == self._table)
+        return np.where(own, found, -1)
 
-    def at(self, ids: Ints) -> Ints:
-        """The place of each row; that of one in a slot is below `hot`."""
-        return np.where(self.far(ids), self._place[ids].astype(np.int64), 0)
+    def in_files(self, ids: Ints) -> npt.NDArray[np.bool_]:
+        """Which rows no memory of the host holds."""
+        found: npt.NDArray[np.bool_] = self._home_ranks(ids) >= self._p.held
+        return found
 
     def warm(self, ids: Ints) -> npt.NDArray[np.bool_]:
         """Which rows are read in the memory of the host's GPUs while they are not in this one's; others in the host's."""
@@ -114,17 +119,25 @@ class HotRows:
         return found
 
     def leave(self, rows: Ints) -> None:
-        """From the next generation on these rows are read where they lie in the host's memory."""
+        """From the next generation on these rows are read in the host's memory; nobody asks for those that files hold."""
+        slots = self.slot_of(rows)
+        self.slots.tables[slots[slots >= 0]] = -1
         ranks = self._home_ranks(rows)
-        self._put(rows, np.where(ranks < self._p.hot, ranks + self._behind, ranks))
+        held = np.where(ranks < self._p.held, ranks, 0)
+        self._put(rows, np.where(ranks < self._p.hot, ranks + self._behind, held))
 
-    def arrive(self, rows: Ints, slots: Ints) -> None:
-        """Copies rows into slots that nobody reads. From the next generation on they are read there."""
+    def arrive(self, rows: Ints, slots: Ints, values: torch.Tensor | None = None) -> None:
+        """Copies rows into slots that nobody reads, from where they lie in the host's memory, or `values`. From the next
+        generation on they are read there.
+        """
         memory = self.slots.memory
         step = max(1, _PART_BYTES // (memory.shape[1] * memory.element_size()))
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
-            found = self._homes.index_select(0, torch.from_numpy(self._home_ranks(rows[part])))
+            if values is None:
+                found = self._homes.index_select(0, torch.from_numpy(self._home_ranks(rows[part])))
+            else:
+                found = values[part]
             memory.index_copy_(0, torch.from_numpy(slots[part]).to(memory.device), found.to(memory.device))
         self.slots.tables[slots], self.slots.rows[slots] = self._table, rows
         self._put(rows, np.where((slots >= self._begin) & (slots < self._own_end), slots - self._begin, slots + self.end))

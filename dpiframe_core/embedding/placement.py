@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from dpiframe_core.embedding.frequency import Ranks
 from dpiframe_core.embedding.row_counts import Counts, RowCounts
@@ -102,6 +103,10 @@ class TablePlacement:
     def held(self) -> int:
         """Ranks below it lie in some memory."""
         return self.rows - self.in_files
+
+    def tiers(self, ranks: npt.NDArray[np.integer]) -> npt.NDArray[np.intp]:
+        """Where the row of each rank lies: 0 hot, 1 warm, 2 in host memory, 3 in files."""
+        return sum(((ranks >= end).astype(np.intp) for end in (self.hot, self.warm, self.held)), np.zeros(len(ranks), np.intp))
 
     def share(self, gpus: int) -> int:
         """Rows of a GPU's share of the warm ones, the largest of them."""

@@ -66,10 +66,8 @@ def count_rows(schema: FeatureSchema, blocks: Iterable[RowBlock]) -> RowCounts:
     return RowCounts(tables, rows)
 
 
-def block_reads(schema: FeatureSchema, block: RowBlock, slots: Mapping[str, int] | None = None) -> Iterator[Reads]:
+def block_reads(schema: FeatureSchema, block: RowBlock) -> Iterator[Reads]:
     """What the lookup reads for a block, a feature and a table of it at a time: the table, ids, and how often each is read.
-
-    slots: of each table, how many ids behind its rows lead somewhere too, as in a block that `RowsAhead` made.
 
     Raises:
         InputError: a block of another schema.
@@ -85,8 +83,7 @@ def block_reads(schema: FeatureSchema, block: RowBlock, slots: Mapping[str, int]
                 continue
             place = schema.columns[f.name]
             own = ids[place.section][:, place.start : place.start + place.width]  # type: ignore[index]
-            end = schema.table(name).rows + (slots or {}).get(name, 0)
-            yield name, *_read(own, times[place.section], f, end)
+            yield name, *_read(own, times[place.section], f, schema.table(name).rows)
 
 
 def _read(ids: npt.NDArray[Any], times: Counts, feature: Feature, end: int) -> tuple[Counts, Counts]:

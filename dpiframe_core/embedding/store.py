@@ -21,6 +21,8 @@ from dpiframe_core.features.schema import FeatureSchema
 from kernels.lookup.descriptors import Descriptors, whole
 from kernels.lookup.plan import LookupPlan
 
+_MOST_NEAR = 1 << 24  # rows of files in a GPU's memory at a time: the host has 20 bytes for each
+
 
 class EmbeddingStore:
     """The tables of one model, in the schema's order.
@@ -143,7 +145,8 @@ class EmbeddingStore:
         if isinstance(source, FileRows):
             for i in far:
                 source.advise(i)
-        self.ahead = RowsAhead(self._spares.groups, schema.block_layout, source)
+        near = 0 if home.replan_s is None else sum(p.hot for p in home.placement.tables)
+        self.ahead = RowsAhead(self._spares.groups, schema.block_layout, source, min(_MOST_NEAR, near))
 
 
 def _check(where: str, found: torch.Tensor | None, shape: tuple[int, ...], dtype: str) -> None:

@@ -150,20 +150,19 @@ class Tiers:
         for move in moves:
             slots = self._moving(move.table).slots
             owners = slots.tables[move.slots]
-            for table in np.unique(owners).tolist():
+            for table in np.unique(owners[owners >= 0]).tolist():
                 self._moving(table).leave(slots.rows[move.slots[owners == table]])
         self._turn(over)
         for move in moves:
-            self._moving(move.table).arrive(move.rows, move.slots)
+            self._moving(move.table).arrive(move.rows, move.slots, move.values)
         self._turn(over)
         return sum(len(move.rows) for move in moves)
 
     def tiers_of(self, table: int, ids: Ints) -> npt.NDArray[np.intp]:
-        """Where each id of a lookup is read: 0 this GPU's memory, 1 that of the host's GPUs, 2 the host's, 3 read ahead."""
+        """Where each row is read: 0 this GPU's memory, 1 that of the host's GPUs, 2 the host's, 3 that for rows of files."""
         p, moving, ranks = self._all[table], self.moving[table], self._own_ranks[table]
-        within = np.where(ids < p.rows, ids, 0)
-        at = moving.at(within) if moving is not None else within if ranks is None else ranks[within].astype(np.int64)
-        return np.where(ids < p.rows, (at >= p.hot).astype(np.intp) + (at >= p.warm), 3)
+        found = p.tiers(ids if ranks is None else ranks[ids])
+        return found if moving is None else np.where(moving.slot_of(ids) >= 0, 0, np.where(found == 0, 2, found))
 
     def _turn(self, over: Callable[[], None]) -> None:
         """To the other generation, which is made to tell where rows lie now; returns when no batch reads the former one."""

@@ -9,33 +9,28 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
 import numpy as np
-import torch
 
 from dpiframe_core.bundle.bundle import Bundle, read_bundle
 from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine.buckets import Counts, geometric_buckets, padding_waste
-from dpiframe_core.engine.cpu_lane import CpuLane
-from dpiframe_core.engine.cuda_lane import CudaLane
-from dpiframe_core.engine.golden_check import check_golden_error, golden_error, golden_tolerance
-from dpiframe_core.engine.lane_pool import LanePool
-from dpiframe_core.engine.model_programs import model_programs
-from dpiframe_core.engine.options import DEFAULT_PRECISION, FALLBACK, PRECISIONS, EngineOptions, WarmupReport
+from dpiframe_core.engine.golden_check import check_golden_error, golden_tolerance
+from dpiframe_core.engine.model_lanes import ModelLanes
+from dpiframe_core.engine.options import EngineOptions, WarmupReport, chosen_precision
 from dpiframe_core.engine.program import CpuProgram, CudaProgram
-from dpiframe_core.engine.tuning import Tuning, engine_key
 from dpiframe_core.errors import InputError, Overloaded, Unavailable
+from dpiframe_core.far_rows.far_reads import FarReads
 from dpiframe_core.far_rows.lease import Lease, leased
 from dpiframe_core.features.candidate_columns import Candidates, candidate_columns
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock
 from dpiframe_core.graph.fusion import fuse
 from dpiframe_core.machine.device_name import target_device
-from dpiframe_core.machine.out_of_memory import wanting_memory
+from dpiframe_core.machine.out_of_memory import free_bytes, wanting_memory
 from dpiframe_core.models.model_graph import model_graph
 from dpiframe_core.replan.moving_tables import MovingTables
 from dpiframe_core.replan.replanner import TableReads
@@ -71,13 +66,7 @@ class Engine:
         self.options = options = options or EngineOptions()
         target = target_device(device)
         self.device = str(target)
-        asked = bundle.manifest.precision.dense
-        if target.type == "cpu" and precision is None:
-            asked = None  # what a bundle asks for is about GPUs; a CPU computes in float32, which is at least as exact
-        self.precision = precision or asked or DEFAULT_PRECISION[target.type]
-        self._fallback = None if precision or asked else FALLBACK.get(self.precision)
-        if self.precision not in PRECISIONS[target.type]:
-            raise InputError("precision", self.precision, f"one of {', '.join(PRECISIONS[target.type])} on {target.type}")
+        self.precision, self._fallback = chosen_precision(precision, bundle.manifest.precision.dense, target.type)
         self.bundle, self.manifest = bundle, bundle.manifest
         self.schema = bundle.manifest.feature_schema
         self.encoder = Encoder(self.schema, bundle.vocabularies)
@@ -87,27 +76,24 @@ class Engine:
         if target.type == "cuda":
             self.buckets = tuple(sorted({*options.buckets})) or geometric_buckets(self.max_batch_rows)
         self.graph = fuse(model_graph(bundle), options.fusion)
-        with wanting_memory(self.device, lambda: f"tables of {_bytes_of(bundle):,} bytes"):
+        with wanting_memory(self.device, lambda: f"tables of {bundle.table_bytes:,} bytes"):
             self._store = EmbeddingStore(self.schema, bundle.tables, target, bundle.scales, home)
         self.reads_ahead = self._store.ahead is not None
         self._failure: str | None = _COLD
         self._device_failure: str | None = None
-        self._moving = MovingTables(self.schema, self._store, home, self._place_lookups, self._batches_over)
+        self._moving = MovingTables(self.schema, self._store, home, self._place_lookups, self._batches_over, self.check)
         with wanting_memory(self.device, self._wanted):
-            self._set_up(target)
+            self._set_up()
 
     def _wanted(self) -> str:
         buckets = f", and the graphs of {len(self.buckets)} batch sizes" if self.buckets else ""
         held = f"the dense layers and buffers of {self.lanes} lanes for {self.max_batch_rows:,} rows each{buckets}"
         return f"{held} beside tables of {self._store.bytes_used:,} bytes"
 
-    def _set_up(self, target: torch.device) -> None:
+    def _set_up(self) -> None:
         """Programs and lanes of `self.precision`."""
-        with leased(self._store.ahead, (self.bundle.golden.block,)) as (rows,):
-            self._programs = model_programs(self.bundle, rows, self.graph, self._store, self.precision, self.options)
-        key = engine_key(self.bundle.fingerprint, self.precision, target, self.options)
-        self._tuning = Tuning(self._programs, self.buckets, key)
-        self._pool = LanePool([self._lane(target) for _ in range(self.lanes)])
+        self._model = ModelLanes(self.bundle, self.graph, self._store, self.precision, self.options, self.buckets, self.lanes)
+        self._pool = self._model.pool
         # A lane has one user at a time, so its own counts need no lock.
         self._batch_sizes = {lane: [0] * (self.max_batch_rows + 1) for lane in self._pool.lanes}
 
@@ -132,9 +118,7 @@ class Engine:
     def compile(self) -> None:
         """Compiles what a warm-up would have to, without the GPU: for who shares it and has to wait for a turn."""
         c_build.request_extension()
-        for lane in self._pool.lanes:
-            if isinstance(lane, CudaLane):
-                lane.compile()
+        self._model.compile()
 
     def warmup(self) -> WarmupReport:
         """Captures every bucket on every lane and scores the golden rows on each. The engine serves only after this.
@@ -148,58 +132,44 @@ class Engine:
         start = time.perf_counter()
         c_build.request_extension()  # built now, not at the first batch of several requests
         try:
-            before = _free_bytes(self.device)
+            before = free_bytes(self.device)
             error = self._prepare()
             if self._fallback and error > _MARGIN * golden_tolerance(self.bundle, self.precision):
                 log.warning(_TOO_FAR, self.bundle.path, error, self.precision, self._fallback, self._fallback)
-                for lane in self._pool.lanes:
-                    lane.close()
+                self._model.close()
                 self.precision, self._fallback = self._fallback, None
-                self._set_up(torch.device(self.device))
+                self._set_up()
                 error = self._prepare()
-            captured = max(0, before - _free_bytes(self.device))
+            captured = max(0, before - free_bytes(self.device))
             check_golden_error(error, self.bundle, self.precision, self.device)
         except Exception as failure:
             self._failure = f"the warm-up failed: {failure}"
             raise
         if self._failure != _COLD:
             raise Unavailable(f"engine: {self._failure}")
-        self._tuning.remember()  # not before the golden rows came out: what computes wrongly must not come back
+        self._model.tuning.remember()  # not before the golden rows came out: what computes wrongly must not come back
         self._failure = None
         self._moving.start(target_device(self.device))
-        buffers = sum(lane.bytes_used for lane in self._pool.lanes if isinstance(lane, CudaLane))
-        calibrations = self._tuning.calibrations
-        for c in calibrations.values():
-            log.info("bucket %d runs %s, %.2fx the next best of %s us", c.bucket, c.program, c.gain, dict(c.microseconds))
         return WarmupReport(
             device=self.device, precision=self.precision, buckets=self.buckets, lanes=self.lanes,
             seconds=time.perf_counter() - start,
             golden_error=error, golden_tolerance=golden_tolerance(self.bundle, self.precision),
-            table_bytes=self._store.bytes_used,
-            buffer_bytes=buffers, captured_bytes=captured,
-            calibrations=tuple(calibrations[b] for b in sorted(calibrations)), recalled=self._recalled,
+            table_bytes=self._store.bytes_used, buffer_bytes=self._model.buffer_bytes, captured_bytes=captured,
+            calibrations=self._model.tuning.found, recalled=self._model.recalled,
         )  # fmt: skip
 
     def _prepare(self) -> float:
-        """Captures every bucket on every lane, and returns the largest deviation on the golden rows."""
-        self._recalled = self._tuning.recall()
         with wanting_memory(self.device, self._wanted):
-            for lane in self._pool.lanes:
-                lane.prepare()
-        with leased(self._store.ahead, (self.bundle.golden.block,)) as (rows,):
-            golden = replace(self.bundle.golden, block=rows)
-            return max(golden_error(lane, golden, self.max_batch_rows) for lane in self._pool.lanes)
+            return self._model.prepare()
 
     @property
     def out_of_range(self) -> int:
         """Reads of a table with an id outside it (they got the out-of-vocabulary row). One bad id may feed two tables."""
-        first = self._programs[0]
-        return first.operators.out_of_range if isinstance(first, CpuProgram) else self._store.out_of_range
+        return self._model.out_of_range
 
     def program(self, bucket: int) -> CpuProgram | CudaProgram:
         """What runs a bucket's batches (on a CPU: all batches). Settled by the warm-up."""
-        known = self._tuning.calibrations.get(bucket)
-        return next((p for p in self._programs if known and p.name == known.program), self._programs[0])
+        return self._model.program(bucket)
 
     @property
     def batch_sizes(self) -> Counts:
@@ -293,15 +263,7 @@ class Engine:
     def replay_us(self, block: RowBlock, repeats: int = 50) -> float | None:
         """Device-only time of one run in microseconds, its graph replayed back to back; None without captured graphs."""
         self.check()
-        lane = self._pool.take(None, 0)
-        try:
-            if not isinstance(lane, CudaLane) or not self.options.capture:
-                return None
-            with leased(self._store.ahead, (block,)) as ready:
-                lane.run(ready, self._store.generation)
-            return lane.replay_us(block.rows, repeats)
-        finally:
-            self._pool.put(lane)
+        return self._model.replay_us(block, repeats)
 
     def score(self, candidates: Candidates, context: Mapping[str, object] | None = None) -> Floats:
         """float32[n, tasks] for raw values of n candidates.
@@ -320,9 +282,13 @@ class Engine:
         """Where sampled reads of tables were served, and how many rows moved; None unless rows may move."""
         return self._moving.reads
 
+    @property
+    def far_reads(self) -> FarReads | None:
+        """Where rows were found that only files hold; None: there are none."""
+        return None if self._store.ahead is None else self._store.ahead.found
+
     def _place_lookups(self) -> None:
-        for operators in {p.operators for p in self._programs if isinstance(p, CudaProgram)}:
-            operators.place()
+        self._model.place_lookups()
 
     def _batches_over(self) -> None:
         self._pool.await_taken(self.check)
@@ -331,26 +297,5 @@ class Engine:
         """Refuses new runs (Unavailable), waits for those in flight, then releases graphs and buffers."""
         self._failure = "closed"
         self._moving.close()
-        for lane in self._pool.drain():
-            try:
-                lane.close()
-            except RuntimeError:  # a failed device refuses even that
-                log.exception("releasing a lane of %s failed", self.device)
+        self._model.close()
         self._store.close()
-
-    def _lane(self, target: torch.device) -> CpuLane | CudaLane:
-        layout, first = self.schema.block_layout, self._programs[0]
-        if isinstance(first, CpuProgram):
-            return CpuLane(first.operators, first.plan, layout, first.graph)
-        return CudaLane(
-            self._tuning.programs, layout, self.buckets, self.precision, target, self._tuning.calibrations,
-            capture=self.options.capture, overlaps=(lambda: self._pool.crowded) if self.lanes > 1 else None,
-        )  # fmt: skip
-
-
-def _free_bytes(device: str) -> int:
-    return torch.cuda.mem_get_info(device)[0] if device != "cpu" else 0
-
-
-def _bytes_of(bundle: Bundle) -> int:
-    return sum(t.nbytes for t in (*bundle.tables.values(), *bundle.scales.values()))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dpiframe_core.engine.calibration import Calibration
-from dpiframe_core.errors import ConfigError
+from dpiframe_core.errors import ConfigError, InputError
 from dpiframe_core.graph.fusion import PASSES
 from dpiframe_core.graph.schedule import POLICIES
 
@@ -69,3 +69,18 @@ class WarmupReport:
     captured_bytes: int
     calibrations: tuple[Calibration, ...] = ()
     recalled: int = 0
+
+
+def chosen_precision(asked: str | None, of_bundle: str | None, device: str) -> tuple[str, str | None]:
+    """What is asked for, or else what the bundle asks for, or else the default of a "cpu" or "cuda"; and what a default falls
+    back to that does not meet the golden rows.
+
+    Raises:
+        InputError: a precision that such a device does not have.
+    """
+    if device == "cpu":
+        of_bundle = None  # it is about GPUs; a CPU computes in float32, which is at least as exact
+    precision = asked or of_bundle or DEFAULT_PRECISION[device]
+    if precision not in PRECISIONS[device]:
+        raise InputError("precision", precision, f"one of {', '.join(PRECISIONS[device])} on {device}")
+    return precision, None if asked or of_bundle else FALLBACK.get(precision)

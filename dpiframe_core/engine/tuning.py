@@ -2,6 +2,7 @@
 which their operators compute.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -10,6 +11,8 @@ from dpiframe_core.engine.calibration import Calibration
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.engine.program import CpuProgram, CudaProgram
 from dpiframe_core.engine.tuning_cache import TuningKey, load_choices, store_choices, tuning_key
+
+log = logging.getLogger(__name__)
 
 
 class Tuning:
@@ -30,8 +33,15 @@ class Tuning:
             self.calibrations |= recall_choices(self.programs, load_choices(self._key), self._buckets)
         return len(self.calibrations)
 
+    @property
+    def found(self) -> tuple[Calibration, ...]:
+        """Of each bucket, the smallest first; none on a CPU."""
+        return tuple(self.calibrations[b] for b in sorted(self.calibrations))
+
     def remember(self) -> None:
-        """Keeps what was found for the next warm-up."""
+        """Keeps what was found for the next warm-up, and logs it."""
+        for c in self.found:
+            log.info("bucket %d runs %s, %.2fx the next best of %s us", c.bucket, c.program, c.gain, dict(c.microseconds))
         if self._key is not None:
             store_choices(self._key, warmup_choices(self.programs, self.calibrations))
 

@@ -3,7 +3,7 @@
 Owns the request as a whole: which features it must hold, where each goes. Knows nothing of HTTP, weights or devices.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,15 +15,14 @@ import numpy.typing as npt
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.block_layout import BlockLayout, Column, IdSection, Section
-from dpiframe_core.features.feature_readers import MISSING, STAYS_FINITE, UNKNOWN, CategoryReader, NumberReader, no_lookup
+from dpiframe_core.features.feature_readers import STAYS_FINITE, CategoryReader, NumberReader, no_lookup
 from dpiframe_core.features.multi_column_readers import multi_column_readers, rows_of
-from dpiframe_core.features.packed_column import PackedColumn
+from dpiframe_core.features.packed_column import JsonColumns, PackedColumn
 from dpiframe_core.features.raw_columns import ColumnValues, Float64s, Int64s, Place, as_list, column_length, read_numbers
-from dpiframe_core.features.row_block import RowBlock
+from dpiframe_core.features.row_block import MISSING, UNKNOWN, RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
 from dpiframe_core.features.vocabulary import VocabularyTable, check_vocabularies, id_bound, vocabulary_name
 from kernels.lookup.batch_header import HeaderWord
-from kernels.runtime import c_build
 
 _QUICK = {list, PackedColumn}
 _QUIET = partial(np.errstate, all="ignore")  # an overflow is found, and refused by name, in the result
@@ -52,14 +51,13 @@ class Encoder:
             place = Place(f"candidates.{f.name}", True), Place(f"context.{f.name}", False)
             self._fields[f.name] = _Field(f.name, schema.columns[f.name], reader, *place)
         self._multi_column = multi_column_readers(schema, lookups)
+        together = {name for reader in self._multi_column for name in reader.names}
+        self._alone = [field for name, field in self._fields.items() if name not in together]
         self._context_names = frozenset(f.name for f in schema.features if f.scope == "context")
         ids: tuple[IdSection, ...] = ("context_ids", "candidate_ids")
         self._stand_ins = {section: own for section in ids if (own := _stand_ins(schema, section)).size}
-        records = {"context_ids": schema.block_layout.context_ids, "candidate_ids": schema.block_layout.candidate_ids}
-        zeros = {section: [0] * len(record.widths) for section, record in records.items()}
-        self._packing = {section: records[section].legal(zeros[section], zeros[section]) for section in self._stand_ins}
         numbers: tuple[Section, ...] = ("context_dense", "candidate_dense")
-        self._dense = tuple(section for section in numbers if getattr(schema.block_layout, section))
+        self._numbers = tuple(section for section in numbers if getattr(schema.block_layout, section))
         numeric = any(isinstance(f, Numeric) for f in schema.features)
         self._quiet: Callable[[], AbstractContextManager[object]] = _QUIET if numeric else nullcontext
 
@@ -89,25 +87,24 @@ class Encoder:
             block.request_of_row[:] = np.arange(rows)
         elif context_rows is not None:
             block.request_of_row[:] = np.repeat(np.arange(contexts), context_rows)
-        sections: dict[Section, npt.NDArray[Any]] = {section: getattr(block, section).T for section in self._dense}
-        for section, (unknown, _) in self._stand_ins.items():  # wide ids, with room for marks; a column is written at once
-            sections[section] = np.empty((len(unknown), contexts if section == "context_ids" else rows), np.int64)
+        sections: dict[Section, npt.NDArray[Any]] = {section: getattr(block, section) for section in self._numbers}
+        for section, stand_ins in self._stand_ins.items():  # wide ids, with room for marks; a column is written at once
+            n = contexts if section == "context_ids" else rows
+            sections[section] = np.empty((n, stand_ins.shape[1]), np.int64, order="F")
         with self._quiet():
-            joined = self._read_together(candidates, context, sections, context_rows is not None)
-            for field in self._fields.values() if len(joined) < len(self._fields) else ():
-                if field.name not in joined:
-                    column, into = field.column, sections[field.column.section]
-                    values: npt.NDArray[Any] = field.encode(candidates, context, context_rows is not None)
-                    if context_rows is not None and len(values) != into.shape[1]:
-                        values = np.repeat(values, context_rows, axis=0)
-                    into[column.start : column.start + column.width] = values.T
-        for section in self._stand_ins:
-            if count := self._settle(block, section, sections[section]):
+            for field in self._left_over(self._read_together(candidates, context, sections, context_rows is not None)):
+                column, into = field.column, sections[field.column.section]
+                values: npt.NDArray[Any] = field.encode(candidates, context, context_rows is not None)
+                if context_rows is not None and len(values) != len(into):
+                    values = np.repeat(values, context_rows, axis=0)
+                into[:, column.start : column.start + column.width] = values
+        for section, stand_ins in self._stand_ins.items():
+            if count := block.settle_ids(section, sections[section], stand_ins):
                 block.header[HeaderWord.OOV_COUNT] += count
-        if not all(np.isfinite(sections[section]).all() for section in self._dense):
+        if self._numbers and not np.isfinite(block.dense).all():
             for field in self._fields.values():
                 column = field.column
-                field.refuse_overflow(candidates, context, sections[column.section][column.start], context_rows)
+                field.refuse_overflow(candidates, context, sections[column.section][:, column.start], context_rows)
         return block
 
     def _read_together(
@@ -117,30 +114,19 @@ class Encoder:
         sections: dict[Section, npt.NDArray[Any]],
         several: bool,
     ) -> set[str]:
-        """Fills the columns of the features that can be read together; returns their names."""
-        joined: set[str] = set()
+        """Fills the columns of the features that can be read together; returns the names of those that could not."""
+        left: set[str] = set()
         for reader in self._multi_column:
             columns = reader.columns(candidates, context, several)
-            if columns and reader.scope == "context" and rows_of(columns) != sections[reader.section].shape[1]:
-                continue  # one value stands for several contexts
-            if columns is not None and reader.read(columns, sections[reader.section]):
-                joined.update(reader.names)
-        return joined
+            if columns and reader.scope == "context" and rows_of(columns) != len(sections[reader.section]):
+                columns = None  # one value stands for several contexts
+            if columns is None or not reader.read(columns, sections[reader.section].T):
+                left |= reader.name_set
+        return left
 
-    def _settle(self, block: RowBlock, section: IdSection, ids: Int64s) -> int:
-        """Puts ids[columns, rows] into the block, stand-ins in the place of marks; returns how many values were unknown."""
-        stand_ins = self._stand_ins[section]
-        if (functions := c_build.request_extension()) is not None:
-            place = (
-                block.places[1 if section == "context_ids" else 2],
-                block.layout.widths[1 if section == "context_ids" else 2],
-            )
-            return functions.settle_ids(self._packing[section], ids, stand_ins, ids.shape[1], block.buffer, *place)
-        unknown = ids == UNKNOWN
-        np.copyto(ids, stand_ins[0][:, None], where=unknown)
-        np.copyto(ids, stand_ins[1][:, None], where=ids == MISSING)
-        block.set_ids(section, ids.T)
-        return int(np.count_nonzero(unknown))
+    def _left_over(self, left: set[str]) -> "Iterable[_Field]":
+        """The features that no reader has read with others, as the schema has them in order."""
+        return [field for field in self._fields.values() if field.name in left or field in self._alone] if left else self._alone
 
     def _check_names(self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object]) -> int:
         """The number of rows, once every feature is there exactly once and all columns are equally long."""
@@ -158,6 +144,8 @@ class Encoder:
                 raise InputError(f"{scope}.{name}", None, "the feature, as a column in candidates or as one value in context")
         if not candidates:
             raise InputError("candidates", {}, "at least one column")
+        if type(candidates) is JsonColumns:
+            return candidates.rows
         if set(map(type, candidates.values())) <= _QUICK:  # as JSON has them, all of one length: in one look
             known = set(map(len, candidates.values()))
             if len(known) == 1 and 0 not in known:
@@ -217,7 +205,7 @@ def _unpacked(values: ColumnValues) -> ColumnValues:
 
 
 def _stand_ins(schema: FeatureSchema, section: str) -> Int64s:
-    """int64[2, columns] of an id section: the ids of an unknown and of a missing value."""
+    """[2, columns] of an id section: the ids of an unknown and of a missing value."""
     unknown: list[int] = []
     missing: list[int] = []
     for f in schema.features:

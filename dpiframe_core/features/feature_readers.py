@@ -27,11 +27,10 @@ from dpiframe_core.features.raw_columns import (
     read_texts,
     split_text,
 )
+from dpiframe_core.features.row_block import MISSING, UNKNOWN
 from dpiframe_core.features.schema import Categorical, Hash, Identity, Numeric, Vocabulary
 from dpiframe_core.features.transforms import Bucketize, Log, MinMax, Standardize
 
-# Marks among ids: real ids are >= 0 and -1 is padding.
-UNKNOWN, MISSING = -2, -3
 NO_MISSING = "a value, as the schema gives no missing_id for null"
 NO_MISSING_LIST = "at least one value, as the schema gives no missing_id for an empty list"
 NO_UNKNOWN = "a value of the vocabulary, as the schema gives no oov_id for others"

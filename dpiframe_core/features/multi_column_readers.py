@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpiframe_core.features.block_layout import Section
-from dpiframe_core.features.feature_readers import MISSING, UNKNOWN, Lookup
-from dpiframe_core.features.packed_column import PackedColumn
+from dpiframe_core.features.feature_readers import Lookup
+from dpiframe_core.features.packed_column import JsonColumns, PackedColumn
 from dpiframe_core.features.raw_columns import Float64s, Int64s
+from dpiframe_core.features.row_block import MISSING, UNKNOWN
 from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Hash, Identity, Numeric, Scope
 from dpiframe_core.features.transforms import Log, MinMax, Standardize
 from dpiframe_core.features.vocabulary import TextLookup, id_bound, vocabulary_name
@@ -34,6 +35,7 @@ class MultiColumnReader:
     """Reads features of one scope and kind together, into their columns of the block's section."""
 
     names: tuple[str, ...]
+    name_set: frozenset[str]
     scope: Scope
     section: Section
     read: Read
@@ -44,11 +46,10 @@ class MultiColumnReader:
         `several`: the context has columns too.
         """
         if self.scope == "context" and not several:
-            try:
-                return [[context[name]] for name in self.names]
-            except KeyError:
-                return None
+            return [[context[name]] for name in self.names] if context.keys() >= self.name_set else None
         side = context if self.scope == "context" else candidates
+        if type(side) is JsonColumns:
+            return [side.parts[name] for name in self.names] if side.keys() >= self.name_set else None
         columns: list[Any] = [side.get(name) for name in self.names]
         kinds = set(map(type, columns))
         if kinds == {list}:
@@ -113,7 +114,8 @@ def _reader(schema: FeatureSchema, lookups: Mapping[str, Lookup], members: list[
         read = _bags(categories[0], id_bound(schema, categories[0]), at)
     else:
         read = _identities(tuple(id_bound(schema, f) for f in categories), at)
-    return MultiColumnReader(tuple(f.name for f in members), members[0].scope, places[0].section, read)
+    names = tuple(f.name for f in members)
+    return MultiColumnReader(names, frozenset(names), members[0].scope, places[0].section, read)
 
 
 def _vocabularies(features: list[Categorical], tables: list[TextLookup], at: Int64s) -> Read:
@@ -207,6 +209,7 @@ def _numbers(features: list[Numeric], at: Int64s) -> Read:
     steps = [_together(same) for same in zip(*(f.transforms for f in features), strict=True)]
 
     every, some_refused = np.arange(len(features)), bool(refused.any())
+    side_by_side = slice(int(at[0]), int(at[-1]) + 1) if (np.diff(at) == 1).all() else at  # a slice takes no gather
 
     def read(columns: Columns, out: npt.NDArray[Any]) -> bool:
         functions = c_build.request_extension()
@@ -219,7 +222,7 @@ def _numbers(features: list[Numeric], at: Int64s) -> Read:
             return False
         for step in steps:
             numbers = step(numbers)
-        out[at] = np.where(missing, missing_value, numbers) if nulls else numbers
+        out[side_by_side] = np.where(missing, missing_value, numbers) if nulls else numbers
         return True
 
     return read

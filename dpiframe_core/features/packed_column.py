@@ -3,6 +3,7 @@ become Python's objects. Twin of cells.h in kernels/columns.
 """
 
 import json
+from collections.abc import Iterator, KeysView, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -65,6 +66,32 @@ class PackedColumn:
         if self.missing is None:
             return values
         return [None if gone else value for value, gone in zip(values, bytes(self.missing), strict=True)]
+
+
+@dataclass(slots=True, eq=False)
+class JsonColumns(Mapping[str, PackedColumn]):
+    """Columns of one body of JSON, all of `rows` values. `parts`: of each by name, for C. A `PackedColumn` is made of them when
+    it is asked for: to make forty was a tenth of a small request's CPU.
+    """
+
+    parts: dict[str, tuple[int, int, bytes, tuple[int, int]]]
+    rows: int
+
+    def __getitem__(self, name: str) -> PackedColumn:
+        _, rows, body, (start, end) = self.parts[name]
+        return PackedColumn(Form.JSON, rows, memoryview(body)[start:end])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.parts
+
+    def keys(self) -> KeysView[str]:
+        return self.parts.keys()
 
 
 def _texts(data: bytes, count: int) -> list[str]:

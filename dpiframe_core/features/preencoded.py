@@ -12,12 +12,11 @@ import numpy.typing as npt
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.block_layout import SECTIONS, BlockLayout, IdSection, Section
+from dpiframe_core.features.id_rule import id_rule, names_of
 from dpiframe_core.features.raw_columns import Int64s
 from dpiframe_core.features.row_block import Floats, RowBlock
-from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Identity
-from dpiframe_core.features.vocabulary import id_bound
+from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema
 from kernels.lookup.batch_header import HeaderWord
-from kernels.lookup.id_record import IdRecord
 from kernels.runtime import c_build
 
 _IDS: tuple[IdSection, ...] = ("context_ids", "candidate_ids")
@@ -28,34 +27,6 @@ _ID_DTYPES, _NUMBER_DTYPE = (np.dtype(np.int32), np.dtype(np.int64)), np.dtype(n
 CONTEXT_ROWS = "context_rows"  # the tensor's name, and errors'
 
 Sections = Mapping[Section, npt.NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _IdRule:
-    """What the ids of a section's columns may be.
-
-    Attributes:
-        lowest: int64[C], -1 where a bag may be padded, else 0; above: int64[C], the first id that is no row.
-        stand_in: int64[C], the id read instead of one out of range; -1 where that is refused.
-        names: of the columns' features. record: how they lie in a block; legal: all of this for C (kernels/cpu/blocks.c).
-    """
-
-    lowest: npt.NDArray[np.int64]
-    above: npt.NDArray[np.int64]
-    stand_in: npt.NDArray[np.int64]
-    names: tuple[str, ...]
-    record: IdRecord
-    legal: bytes
-
-    def settled(self, ids: npt.NDArray[Any], where: str) -> tuple[npt.NDArray[Any], int]:
-        """(ids that are all legal, how many were replaced)."""
-        legal = (ids >= self.lowest) & (ids < self.above)
-        refused = ~legal & (self.stand_in < 0)
-        if refused.any():
-            row, column = np.unravel_index(int(np.argmax(refused)), refused.shape)
-            rule = f"an id of {self.names[column]} from {self.lowest[column]} to {self.above[column] - 1}"
-            raise InputError(f"{where}[{row}, {column}]", int(ids[row, column]), rule)
-        return np.where(legal, ids, self.stand_in), int(legal.size - np.count_nonzero(legal))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +55,8 @@ class PreencodedReader:
             "context_ids": len(layout.context_ids.widths), "candidate_ids": len(layout.candidate_ids.widths),
             "context_dense": layout.context_dense, "candidate_dense": layout.candidate_dense,
         }  # fmt: skip
-        self._names = {section: _names(schema, section) for section in SECTIONS}
-        self._rules = {section: _id_rule(schema, section) for section in _IDS}
+        self._names = {section: names_of(schema, section) for section in SECTIONS}
+        self._rules = {section: id_rule(schema, section) for section in _IDS}
         c_build.request_extension()  # built now, not at the first request
 
     def block(
@@ -283,24 +254,3 @@ def check_context_rows(context_rows: Int64s, rows: int) -> None:
 
 def _rows_of(section: str) -> str:
     return "n" if section.startswith("candidate") else "1 or n"
-
-
-def _names(schema: FeatureSchema, section: Section) -> tuple[str, ...]:
-    features = (f for f in schema.features if schema.columns[f.name].section == section)
-    return tuple(f.name for f in features for _ in range(f.max_values))
-
-
-def _id_rule(schema: FeatureSchema, section: IdSection) -> _IdRule:
-    lowest: list[int] = []
-    above: list[int] = []
-    stand_in: list[int] = []
-    for f in schema.features:
-        if schema.columns[f.name].section == section:
-            lenient = isinstance(f, Categorical) and isinstance(f.encoder, Identity) and f.encoder.out_of_range == "oov"
-            instead_of = f.oov_id if lenient and f.oov_id is not None else -1
-            lowest += [-1 if f.max_values > 1 else 0] * f.max_values
-            above += [id_bound(schema, f)] * f.max_values
-            stand_in += [instead_of] * f.max_values
-    record: IdRecord = getattr(schema.block_layout, section)
-    low, high, instead = (np.array(each, np.int64) for each in (lowest, above, stand_in))
-    return _IdRule(low, high, instead, _names(schema, section), record, record.legal(lowest, above))

@@ -13,17 +13,16 @@ from dpiframe_core.features.transforms import Bucketize, Log, MinMax, Standardiz
 from dpiframe_core.features.vocabulary import VocabularyTable, vocabulary_name
 
 _ABSENT = object()
+_ROWS = 5
 
 
-def raw_example(
-    schema: FeatureSchema, block: RowBlock, vocabularies: Mapping[str, VocabularyTable], rows: int = 5
-) -> dict[str, Any] | None:
+def raw_example(schema: FeatureSchema, block: RowBlock, vocabularies: Mapping[str, VocabularyTable]) -> dict[str, Any] | None:
     """The first rows as a request body, `context` of the first; None where a feature has no raw value (an empty vocabulary).
 
     Ids become the values that encode to them, or, where none does (a hash, an id outside the vocabulary), another legal value.
     Numbers are rounded to six digits.
     """
-    rows = min(rows, block.rows)
+    rows = min(_ROWS, block.rows)
     context: dict[str, object] = {}
     candidates: dict[str, list[object]] = {}
     for f in schema.features:

@@ -18,6 +18,8 @@ from kernels.lookup.batch_header import HEADER_WORDS, HeaderWord
 from kernels.lookup.id_record import IdRecord, Ids, Records, RowAddresses, address
 from kernels.runtime import c_build
 
+# Marks among ids: real ids are >= 0 and -1 is padding.
+UNKNOWN, MISSING = -2, -3
 _MAGIC = 0x44504902  # "DPI", layout version 2
 _WORD = Struct("=i")
 _HEADER = Struct(f"={HeaderWord.OOV_COUNT + 1}i")  # a microsecond less than an assignment of NumPy's
@@ -88,6 +90,11 @@ class RowBlock:
         return RowAddresses(
             self.rows, at + own, at + of_context, given, self.contexts, at + own_numbers, at + numbers, self.layout.widths
         )
+
+    @property
+    def dense(self) -> Floats:
+        """All numbers, of contexts and of rows; between them 0 where alignment leaves a gap."""
+        return self.buffer[self.places[3] : self.places[5]].view(np.float32)
 
     @property
     def header(self) -> npt.NDArray[np.int32]:
@@ -175,6 +182,20 @@ class RowBlock:
         """The reverse of `wide_ids`. Every id must be a row of its tables, or -1."""
         record: IdRecord = getattr(self.layout, section)
         record.pack(ids, getattr(self, section))
+
+    def settle_ids(self, section: IdSection, ids: npt.NDArray[np.int64], stand_ins: npt.NDArray[np.int64]) -> int:
+        """`set_ids` of ids [n, columns], a column after the other in memory, in which marks stand for values that have none:
+        `stand_ins` [2, columns] has the ids for `UNKNOWN` and for `MISSING`. Returns how many were unknown.
+        """
+        record: IdRecord = getattr(self.layout, section)
+        if (functions := c_build.request_extension()) is not None:
+            at = self.places[1 if section == "context_ids" else 2]
+            return functions.settle_ids(record.columns, ids.T, stand_ins, len(ids), self.buffer, at, record.nbytes)
+        unknown = ids == UNKNOWN
+        np.copyto(ids, stand_ins[0], where=unknown)
+        np.copyto(ids, stand_ins[1], where=ids == MISSING)
+        self.set_ids(section, ids)
+        return int(np.count_nonzero(unknown))
 
     def fill(self, blocks: Sequence[RowBlock]) -> int:
         """Copies blocks of the same layout one after the other into the first rows and contexts. Returns the rows filled."""

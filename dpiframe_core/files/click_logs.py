@@ -1,4 +1,4 @@
-"""Reads the published click logs, Criteo (Kaggle) and Avazu, into pyarrow tables, block by block, with nulls kept as nulls.
+"""Reads click logs in the format of Criteo (Kaggle) into pyarrow tables, block by block, with nulls kept as nulls.
 
 Values stay raw (text and integers): turning them into ids is `Encoder`'s work. It knows no schema and no model.
 """
@@ -28,14 +28,12 @@ class ClickLogFormat:
     Attributes:
         columns: names in file order, `label` among them; a test file lacks the label, and so does the table read from it.
         integers: the columns whose values are integers (int64, null where the file has nothing); the others are text.
-        header: whether every file opens with a line of column names (else it may: that line is then recognised).
     """
 
     name: str
     label: str
     columns: tuple[str, ...]
     integers: frozenset[str]
-    header: bool
 
     @property
     def unlabelled(self) -> tuple[str, ...]:
@@ -50,41 +48,25 @@ CRITEO = ClickLogFormat(
     label="label",
     columns=("label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))),
     integers=frozenset(("label", *(f"I{i}" for i in range(1, 14)))),
-    header=False,
 )
 
-# `id` is an opaque 64-bit number, at times above 2^63, hence text.
-AVAZU = ClickLogFormat(
-    name="Avazu",
-    label="click",
-    columns=(
-        "id", "click", "hour", "C1", "banner_pos", "site_id", "site_domain", "site_category", "app_id", "app_domain",
-        "app_category", "device_id", "device_ip", "device_model", "device_type", "device_conn_type",
-        *(f"C{i}" for i in range(14, 22)),
-    ),
-    integers=frozenset(
-        ("click", "hour", "C1", "banner_pos", "device_type", "device_conn_type", *(f"C{i}" for i in range(14, 22)))
-    ),
-    header=True,
-)  # fmt: skip
 
-
-def read_table(path: str | Path, log_format: ClickLogFormat = CRITEO) -> pa.Table:
+def read_table(path: str | Path) -> pa.Table:
     """The whole file as one table; see `iter_batches`."""
-    return pa.concat_tables(iter_batches(path, log_format))
+    return pa.concat_tables(iter_batches(path))
 
 
-def iter_batches(path: str | Path, log_format: ClickLogFormat = CRITEO, *, block_bytes: int = 8 << 20) -> Iterator[pa.Table]:
+def iter_batches(path: str | Path, *, block_bytes: int = 8 << 20) -> Iterator[pa.Table]:
     """The file's rows in order, one table for each `block_bytes` of (unpacked) text, so that memory stays bounded.
 
     Read as they come: tab- or comma-separated (by the first line), plain or gzip (by the first bytes), with or without
-    the label column. Integers may be written the way pandas writes a column with gaps, `260.0`.
+    the label column and a first line of names. Integers may be written the way pandas writes a column with gaps, `260.0`.
 
     Raises:
         InputError: the file is missing, empty, cut short or not text, or a line breaks the format; names file, line, column.
     """
     path = Path(path)
-    dialect = _sniff(path, log_format)
+    dialect = _sniff(path)
     bad_rows: list[pa.csv.InvalidRow] = []
     first_line = line = 2 if dialect.header else 1
     try:
@@ -93,16 +75,16 @@ def iter_batches(path: str | Path, log_format: ClickLogFormat = CRITEO, *, block
             ignore_empty_lines=False,  # else the line numbers of later errors would be off
         )  # fmt: skip
         for raw in batches:
-            yield _typed(raw, path, line, log_format)
+            yield _typed(raw, path, line)
             line += raw.num_rows
         if line == first_line:
             raise InputError(f"{path}, line {line}", "the end of the file", "at least one row")
     except pa.ArrowInvalid as error:
         if bad_rows:
             bad = bad_rows[0]
-            rule = f"{bad.expected_columns}, as {log_format.name} has"
+            rule = f"{bad.expected_columns}, as {CRITEO.name} has"
             raise InputError(f"{path}, line {bad.number}, columns", bad.actual_columns, rule) from error
-        raise InputError(f"{path}, line {line} or later", str(error), f"lines of {log_format.name}") from error
+        raise InputError(f"{path}, line {line} or later", str(error), f"lines of {CRITEO.name}") from error
     except OSError as error:
         raise InputError(f"{path}, line {line} or later", str(error), "an intact file") from error
 
@@ -120,33 +102,31 @@ def _open(path: Path) -> pa.NativeFile:
     return pa.input_stream(str(path), compression="gzip" if packed else None)
 
 
-def _sniff(path: Path, log_format: ClickLogFormat) -> _Dialect:
+def _sniff(path: Path) -> _Dialect:
     """Delimiter, header and columns, by the first line."""
     if not path.is_file():
-        raise InputError(str(path), "no such file", f"a click log in {log_format.name}'s format")
+        raise InputError(str(path), "no such file", f"a click log in {CRITEO.name}'s format")
     try:
         with _open(path) as stream:
             first = stream.read(_FIRST_LINE_BYTES).split(b"\n", 1)[0]
     except OSError as error:
         raise InputError(f"{path}, line 1", str(error), "an intact file") from error
     if not first.strip():
-        raise InputError(f"{path}, line 1", "an empty line", f"a click log in {log_format.name}'s format")
+        raise InputError(f"{path}, line 1", "an empty line", f"a click log in {CRITEO.name}'s format")
     line = first.decode("utf-8-sig", "replace").rstrip("\r")
     delimiter = "\t" if "\t" in line else ","
     cells = tuple(cell.strip('"') for cell in line.split(delimiter))
-    for columns in (log_format.columns, log_format.unlabelled):
+    for columns in (CRITEO.columns, CRITEO.unlabelled):
         if cells == columns:
             return _Dialect(delimiter, True, columns)
-    if log_format.header:
-        raise InputError(f"{path}, line 1", line, f"{log_format.name}'s header, {delimiter.join(log_format.columns)}")
-    for columns in (log_format.columns, log_format.unlabelled):
+    for columns in (CRITEO.columns, CRITEO.unlabelled):
         if len(cells) == len(columns):
             return _Dialect(delimiter, False, columns)
-    counts = f"{len(log_format.columns)}, as {log_format.name} has (a test file: {len(log_format.unlabelled)})"
+    counts = f"{len(CRITEO.columns)}, as {CRITEO.name} has (a test file: {len(CRITEO.unlabelled)})"
     raise InputError(f"{path}, line 1, columns", len(cells), counts)
 
 
-def _typed(raw: pa.RecordBatch, path: Path, line: int, log_format: ClickLogFormat) -> pa.Table:
+def _typed(raw: pa.RecordBatch, path: Path, line: int) -> pa.Table:
     """Bytes -> text and integers. `line` is the file's line that holds row 0."""
 
     def place(name: str, row: int) -> str:
@@ -155,16 +135,16 @@ def _typed(raw: pa.RecordBatch, path: Path, line: int, log_format: ClickLogForma
     arrays = []
     for name, column in zip(raw.schema.names, raw.columns, strict=True):
         array = converted(column, text, partial(place, name), "UTF-8 text")
-        if name in log_format.integers:
+        if name in CRITEO.integers:
             array = converted(array, integers, partial(place, name), "a 64-bit integer or nothing")
         arrays.append(array)
-    table = pa.table(arrays, schema=log_format.schema(tuple(raw.schema.names)))
+    table = pa.table(arrays, schema=CRITEO.schema(tuple(raw.schema.names)))
     _refuse_empty_lines(table, path, line)
-    if log_format.label in table.column_names:
-        label = table[log_format.label]
+    if CRITEO.label in table.column_names:
+        label = table[CRITEO.label]
         good = pc.is_in(label, value_set=pa.array([0, 1], pa.int64()))
         if (row := pc.index(good, False).as_py()) >= 0:
-            raise InputError(f"{path}, line {line + row}, column {log_format.label}", label[row].as_py(), "0 or 1")
+            raise InputError(f"{path}, line {line + row}, column {CRITEO.label}", label[row].as_py(), "0 or 1")
     return table
 
 

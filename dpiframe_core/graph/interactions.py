@@ -7,7 +7,6 @@ from typing import Protocol, Self, TypeVar
 
 from dpiframe_core.graph.builder import GraphBuilder
 from dpiframe_core.graph.graph import ACTIVATION_PARAMS, Attended, Attrs, Node
-from dpiframe_core.graph.recurrence import Recurrence, check_recurrence, param_shapes
 
 T = TypeVar("T")
 
@@ -94,25 +93,6 @@ def mixture(g: GraphBuilder, x: str, gates: str, name: str, module: str) -> str:
         raise ValueError(f"{name}: got {g.width(x)} columns, expected a multiple of the {fields} gates")
     attrs = Attrs(fields=fields, dim=g.width(x) // fields)
     return g.node(Node(name, "mixture", (x, gates), (name,), module, attrs=attrs), g.width(x))
-
-
-def recurrent(
-    g: GraphBuilder, op: str, values: Sequence[str], r: Recurrence, prefix: str, module: str, *, offset: int = 0
-) -> str:
-    """A "gru" or "lstm" of x's columns from `offset` on, and of one number a step where its gate is scaled or replaced.
-
-    Parameters, as torch lays them out: `prefix.weight_ih` [gates * hidden, inputs], `.weight_hh` [gates * hidden, hidden],
-    `.bias_ih`, `.bias_hh` [gates * hidden]; of a second direction the same with `_reverse` behind.
-    """
-    own = [f"{prefix}.{kind}_{side}{end}" for end in ("", "_reverse") for kind in ("weight", "bias") for side in ("ih", "hh")]
-    own = [name for name in own if r.biases or ".weight_" in name]
-    shapes = param_shapes(op, r)
-    params = tuple(g.param(name, shape) for name, shape in zip(own, shapes, strict=False))
-    try:
-        width = check_recurrence(op, r, offset, [g.width(v) for v in values], shapes)
-    except ValueError as error:
-        raise ValueError(f"{prefix}: {error}") from None
-    return g.node(Node(prefix, op, tuple(values), (prefix,), module, params, Attrs(recurrence=r, offset=offset)), width)
 
 
 def linear_params(a: Attrs, params: Sequence[T]) -> tuple[T, T | None, Sequence[T]]:

@@ -144,14 +144,14 @@ class Inputs:
         return values[block.request_of_row] if place.section.startswith("context") else values
 
 
-def check_padding(where: str, weight: Tensor, row: int = 0) -> None:
+def check_padding(where: str, weight: Tensor) -> None:
     """Our lookup leaves padding out, which is the source's sum only if its padding row is zero.
 
     Raises:
         InputError: it is not.
     """
-    if bool(weight[row].any()):
-        raise InputError(where, "a padding row that is not zero", f"zeros in row {row}")
+    if bool(weight[0].any()):
+        raise InputError(where, "a padding row that is not zero", "zeros in row 0")
 
 
 def tables_in_order(schema: FeatureSchema, tables: Mapping[str, Tensor]) -> dict[str, Tensor]:

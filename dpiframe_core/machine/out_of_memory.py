@@ -36,3 +36,8 @@ def _free(device: str) -> str:
         return "a host"
     free, total = torch.cuda.mem_get_info(device)
     return f"{free:,} bytes free of {total:,}"
+
+
+def free_bytes(device: str) -> int:
+    """Of a GPU's memory; 0 of a CPU."""
+    return torch.cuda.mem_get_info(device)[0] if device != "cpu" else 0

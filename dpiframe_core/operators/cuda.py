@@ -8,13 +8,13 @@ import torch
 
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.features.schema import FeatureSchema
-from dpiframe_core.graph.fusion import PLAIN_LOGITS
 from dpiframe_core.graph.gates import SUMMED
 from dpiframe_core.graph.graph import JOINED, Graph, Node
 from dpiframe_core.graph.placement import matrices
 from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.context_shares import SHARED_ROWS, ContextShares
 from dpiframe_core.operators.cuda_kernels import KernelMaker, NodeKernel
+from dpiframe_core.operators.exact_values import exact_values
 from dpiframe_core.operators.executor import Operator, Values
 from dpiframe_core.operators.region import Region
 from dpiframe_core.operators.torch_operators import run_with_torch
@@ -71,14 +71,7 @@ class CudaOperators:
         makes = [n for n in graph.nodes if n.op != JOINED and n.name not in same]
         self._kernels: dict[str, NodeKernel] = same | {n.name: maker.kernel(n) for n in makes}
         self._counting = next((n.name for n in graph.nodes if n.op == "lookup"), None)  # ids out of range count once
-        # Sums that feed the head's logits stay float32; everything a GEMM may read has the dense dtype.
-        self._logits = {
-            n.outputs[-1] if n.op == "lookup" else n.outputs[0]
-            for node in graph.nodes
-            for n in (node.attrs.members or (node,))
-            if (n.op == "lookup" and n.attrs.total) or n.op in ("fm", "cross_v1_head", "head", "sum")
-        } | {graph.output}
-        self._logits |= _kept_exact(graph)
+        self._exact = exact_values(graph)
 
     def allocate(self, workspace: Workspace, rows: int) -> None:
         """Adds the buffers that these operators need for up to `rows` rows to those that other programs of the lane have."""
@@ -103,7 +96,7 @@ class CudaOperators:
             for value in node.outputs:
                 if value not in workspace.values:
                     width = self.graph.widths[value]
-                    exact = value in self._logits
+                    exact = value in self._exact
                     columns, dtype = (width, torch.float32) if exact else (padded(width, self.dtype), self.dtype)
                     workspace.values[value] = self._zeros(rows, columns, dtype=dtype)
 
@@ -277,23 +270,6 @@ class CudaOperators:
                     run_with_torch(node, bias, cut, outs[0][:, : widths[node.outputs[0]]])
 
         return run
-
-
-def _kept_exact(graph: Graph) -> set[str]:
-    """Values that stay float32 and unpadded beside those of known operators: logits of a head that operators of torch make, and
-    what generic ones hand to generic ones alone (logarithms and sums do not bear bfloat16 in between).
-    """
-    members = [m for n in graph.nodes for m in (n.attrs.members or (n,))]
-    heads, made_by = [m for m in members if m.op == "head"], {o: m for m in members for o in m.outputs}
-    readers: dict[str, list[Node]] = {}
-    for m in members:
-        for i in m.inputs:
-            readers.setdefault(i, []).append(m)
-    logits = {i for head in heads for i in head.inputs[len(head.attrs.columns) :]}
-    generic = {o for m in members if m.op == "aten" for o in m.outputs}
-    return {v for v in logits if made_by[v].op in PLAIN_LOGITS} | {
-        v for v in generic if all(n.op == "aten" for n in readers.get(v, []))
-    }
 
 
 def _linear_inputs(ins: list[torch.Tensor]) -> dict[str, Any]:

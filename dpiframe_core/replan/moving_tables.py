@@ -23,7 +23,8 @@ class MovingTables:
 
     Args:
         home: where the rows lie; None: all in the device's memory, for good.
-        place: has all lookups find their rows anew. over: returns when all batches are done that have begun.
+        place: has all lookups find their rows anew. over: returns when all batches are done that have begun. check: raises if
+            the engine is closed.
     """
 
     def __init__(
@@ -33,13 +34,14 @@ class MovingTables:
         home: Home | None,
         place: Callable[[], None],
         over: Callable[[], None],
+        check: Callable[[], None],
     ) -> None:
         # Whose methods `place` and `over` are owns this: kept in vain, they would keep each other until a collection.
         self._steps: list[Callable[[], object]] = [partial(_refresh, store, place, over)] if store.shared else []
         self._replanner: Replanner | None = None
-        if home is not None and store.tiers is not None and store.tiers.moves:
-            slots = {t.name: len(own) for t, own in zip(schema.tables, store.spares, strict=True) if own is not None}
-            self._replanner = Replanner(schema, store.tiers, home, slots, over)
+        moves = store.ahead is not None or (store.tiers is not None and store.tiers.moves)
+        if home is not None and home.replan_s is not None and moves:
+            self._replanner = Replanner(schema, store.tiers, store.ahead, home, over, check)
             self._steps.append(self._replanner.step)
         self._follower: Follower | None = None
 

@@ -16,14 +16,23 @@ _KEPT = 64  # that nobody has counted yet
 
 
 class ReadSample:
-    """Any thread may offer and take."""
+    """Any thread may offer and take.
 
-    def __init__(self, layout: BlockLayout, clock: Callable[[], float] = time.monotonic) -> None:
-        self._layout, self._clock, self._next = layout, clock, 0.0
+    Args:
+        restore: puts ids of rows into a copy of a block, in the place of those of slots (`RowsAhead.restore`).
+    """
+
+    def __init__(
+        self,
+        layout: BlockLayout,
+        clock: Callable[[], float] = time.monotonic,
+        restore: Callable[[RowBlock], None] | None = None,
+    ) -> None:
+        self._layout, self._clock, self._next, self._restore = layout, clock, 0.0, restore
         self._kept: deque[RowBlock] = deque(maxlen=_KEPT)
 
     def offer(self, blocks: Sequence[RowBlock]) -> None:
-        """The blocks of a batch. Keeps a copy of some rows of one of them if the time has come."""
+        """The blocks of a batch, whose slots are still held. Keeps a copy of some rows of one of them if the time has come."""
         now = self._clock()
         if now < self._next:
             return
@@ -33,6 +42,8 @@ class ReadSample:
         part = block.window(first, min(block.rows, first + _MOST_ROWS))
         own = RowBlock.allocate(self._layout, part.rows, part.contexts)  # the block's memory may be another request's soon
         own.fill((part,))
+        if self._restore is not None:
+            self._restore(own)
         self._kept.append(own)
 
     def take(self) -> list[RowBlock]:

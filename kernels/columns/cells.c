@@ -54,13 +54,20 @@ int dpi_cells_opened(const Table *t, Py_ssize_t column, Cells *c) {
     c->form = form;
     if (PyObject_GetBuffer(PyTuple_GET_ITEM(given, 2), &c->data, PyBUF_SIMPLE)) return 0;
     PyObject *missing = PyTuple_GET_ITEM(given, 3);
-    if (missing != Py_None && PyObject_GetBuffer(missing, &c->missing, PyBUF_SIMPLE)) goto no_mask;
-    c->mask = c->missing.buf;
     c->at = c->data.buf;
     c->end = c->at + c->data.len;
+    if (form == JSON && PyTuple_Check(missing)) {  // one array of a body
+        Py_ssize_t from, to;
+        if (!PyArg_ParseTuple(missing, "nn", &from, &to)) goto no_mask;
+        if (from >= 0 && from < to - 1 && to <= c->data.len) return c->at += from + 1, c->end -= c->data.len - to + 1, 1;
+        PyErr_Format(PyExc_ValueError, "columns: got bytes %zd to %zd, expected some of %zd", from, to, c->data.len);
+        goto no_mask;
+    }
+    if (missing != Py_None && PyObject_GetBuffer(missing, &c->missing, PyBUF_SIMPLE)) goto no_mask;
+    c->mask = c->missing.buf;
     const Py_ssize_t width = form == FLOAT32 || form == INT32 ? 4 : form == FLOAT64 || form == INT64 ? 8 : 0;
     if ((!width || c->data.len == width * c->rows) && (!c->mask || c->missing.len == c->rows)) {
-        if (form == JSON && c->data.len) ++c->at, --c->end;  // its brackets
+        if (form == JSON && c->data.len > 1) ++c->at, --c->end;  // its brackets
         return 1;
     }
     PyErr_Format(PyExc_ValueError, "columns: got %zd bytes, expected those of %zd values", c->data.len, c->rows);

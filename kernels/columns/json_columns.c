@@ -73,7 +73,7 @@ static Py_ssize_t array(Reader *r, long kinds) {
 
 typedef struct {
     const uint8_t *body;
-    PyObject *kinds, *found;  // {name: bits of the kinds that it takes}, {name: (start, end)}
+    PyObject *given, *kinds, *found;  // the body; {name: bits of the kinds that it takes}; {name: its parts, for dpi_cells_opened}
     Py_ssize_t rows, most;
     uint8_t *rest;
 } Search;
@@ -101,9 +101,9 @@ static int members(Reader *r, Search *s) {
             const Py_ssize_t rows = array(r, PyLong_AsLong(kinds));
             good = rows > 0 && rows <= s->most && (!s->rows || rows == s->rows) && PyDict_Contains(s->found, name) == 0;
             s->rows = rows;
-            PyObject *place = good ? Py_BuildValue("(nn)", from - s->body, r->at - s->body) : NULL;
-            good = place != NULL && !PyDict_SetItem(s->found, name, place);
-            Py_XDECREF(place);
+            PyObject *parts = good ? Py_BuildValue("(inO(nn))", JSON, rows, s->given, from - s->body, r->at - s->body) : NULL;
+            good = parts != NULL && !PyDict_SetItem(s->found, name, parts);
+            Py_XDECREF(parts);
         } else if (good) {
             good = skipped(r);
             if (kept) *s->rest++ = ',';
@@ -141,10 +141,10 @@ static int searched(Reader *r, Search *s) {
     return 1;
 }
 
-// json_columns(body, kinds, most): of a JSON object whose member `candidates` is an object, where the arrays are whose names are
-// in `kinds`, {name: bits of `Kind`}: ({name: (start, end)}, how many values each has, the body without them). All that is left to
-// find wrong with the body is in the rest. None, if any of them has other values, escapes, more than `most` values or another
-// number of them than the rest, or comes twice.
+// json_columns(body, kinds, most): of a JSON object whose member `candidates` is an object, the arrays whose names are in `kinds`,
+// {name: bits of `Kind`}: ({name: (JSON, how many values it has, body, (start, end))}, as C takes columns; how many values each has;
+// the body without them). All that is left to find wrong with the body is in the rest. None, if any of them has other values,
+// escapes, more than `most` values or another number of them than the rest, or comes twice.
 PyObject *dpi_json_columns(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     int64_t most;
     Py_buffer body;
@@ -153,7 +153,7 @@ PyObject *dpi_json_columns(PyObject *Py_UNUSED(module), PyObject *const *args, P
     if (PyObject_GetBuffer(args[0], &body, PyBUF_SIMPLE)) return NULL;
     PyObject *rest = PyBytes_FromStringAndSize(NULL, body.len), *found = PyDict_New(), *result = NULL;
     if (rest && found) {
-        Search s = {body.buf, args[1], found, 0, most, (uint8_t *)PyBytes_AS_STRING(rest)};
+        Search s = {body.buf, args[0], args[1], found, 0, most, (uint8_t *)PyBytes_AS_STRING(rest)};
         Reader r = {s.body, s.body + body.len};
         uint8_t all = 0;
         for (Py_ssize_t i = 0; i < body.len; ++i) all |= s.body[i];

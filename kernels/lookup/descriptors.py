@@ -1,4 +1,4 @@
-"""Where a model's embedding tables lie, as a lookup on a GPU reads it (pooling.cuh): a table's rows in one or more segments."""
+"""Where a model's embedding tables lie, as a lookup on a GPU reads it (unit_records.cuh): a table's rows in segments."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 
 
 def record(fields: str) -> np.dtype[np.void]:
-    """A structure of pooling.cuh: "name type, name type, .."."""
+    """A structure of unit_records.cuh: "name type, name type, .."."""
     return np.dtype([tuple(field.split()) for field in fields.split(", ")])
 
 

@@ -61,6 +61,11 @@ class IdRecord:
         rows = zip(columns, self.offsets, self.widths, lowest, spans, strict=True)
         return np.array(sorted(rows, key=lambda row: row[1]), _COLUMN).tobytes()
 
+    @cached_property
+    def columns(self) -> bytes:
+        """The columns as blocks.c packs them."""
+        return self.legal([0] * len(self.widths), [0] * len(self.widths))
+
     def widened(self, records: Records, dtype: npt.DTypeLike) -> Ids:
         """All ids as dtype[n, columns], in the order of the columns, -1 for all ones."""
         out = np.empty((len(records), len(self.widths)), dtype)

@@ -1,5 +1,5 @@
-"""A lookup's plan as its kernel reads it (pooling.cuh): units, each a few neighbouring output columns of one slot. Knows no
-device.
+"""A lookup's plan as its kernel reads it (unit_records.cuh): units, each a few neighbouring output columns of one slot.
+Knows no device.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ class How:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Fields of pooling.cuh's Unit, and of its Far.
+    """Fields of unit_records.cuh's Unit, and of its Far.
 
     id: the first byte of its first id among a row's [context | candidate] ids. ids: how many it pools. number: the place of its
     number among a row's. row_bytes: of a row of its table. out: its first column. table, oov: which it reads, and the row of
@@ -88,7 +88,7 @@ def units_of(plan: LookupPlan, slot: Slot, vector: int) -> list[Unit]:
 
 
 def units_image(units: Sequence[Unit], zeros: int, tiers: bool = False) -> np.ndarray:
-    """pooling.cuh's Units, one record, with so many zeros; where tables lie is 0 yet."""
+    """unit_records.cuh's Units, one record, with so many zeros; where tables lie is 0 yet."""
     n = len(units)
     both_generations = n, 2
     more = [("near", "<i8", both_generations), ("ranks", "<u8", both_generations)] if tiers else []

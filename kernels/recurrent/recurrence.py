@@ -1,4 +1,4 @@
-"""GRU and LSTM on a GPU, a layer a launch (recurrence.cu). See `reference.gru` and `reference.lstm`."""
+"""GRU and LSTM on a GPU, a layer a launch (recurrence.cu). See `cells.gru` and `cells.lstm`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from kernels.reference import Cell
+from kernels.recurrent.cells import Cell
 from kernels.runtime.launch import check_rows, launch, type_name
 from kernels.runtime.source import kernel
 

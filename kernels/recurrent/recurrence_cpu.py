@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import torch
 
-from kernels import reference
 from kernels.cpu.dense import Linear
 from kernels.cpu.openmp_pool import pool_arguments
-from kernels.reference import Cell
+from kernels.recurrent.cells import Cell, gru, lstm
 from kernels.runtime.c_build import cpu_library
 
 _LANES = 16  # the most of recurrence.c
@@ -66,10 +65,10 @@ class CpuRecurrence:
         states, last = list[torch.Tensor](), list[torch.Tensor]()
         for d, own in enumerate(self._cells):
             if self._op == "lstm":
-                h, c = reference.lstm(x, own, bool(d))
+                h, c = lstm(x, own, bool(d))
                 last.append(c)
             else:
-                h = reference.gru(x, scale, own, self._gate == "replaced", bool(d))
+                h = gru(x, scale, own, self._gate == "replaced", bool(d))
             states.append(h)
         return torch.cat([torch.cat(states, 2).flatten(1), *(last if self._cell else [])], 1)
 

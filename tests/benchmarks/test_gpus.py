@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -14,7 +15,11 @@ from benchmarks.gpus import collective, grid, large, loading, one_sided, places
 from benchmarks.gpus.group import Group
 from dpiframe_core.embedding import shards, tiers
 from dpiframe_core.embedding.placement import Links
+from dpiframe_core.embedding.spares import Spares
+from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.embedding.tiers import Tiers
+from dpiframe_core.engine.staging import Staging
+from dpiframe_core.far_rows.rows_ahead import RowsAhead
 from kernels.lookup import embedding
 from kernels.lookup.descriptors import whole
 from tests.benchmarks.tiny import unexpected
@@ -23,6 +28,7 @@ from tests.dpiframe_core.embedding.test_tiers import CPU, Locked
 from tests.kernels import host_cuda
 
 ROOT = Path(__file__).parents[2]
+ZEROS = torch.zeros
 
 
 class Replayed:
@@ -49,10 +55,18 @@ class Store:
 
     def __init__(self, schema, tables, device, scales, home):
         ordered, none = [tables[t.name] for t in schema.tables], [None] * len(schema.tables)
-        self.all = [] if home is None else [Tiers(schema, ordered, none, home, device) for _ in range(2)]
+        self.spares = self.ahead = None
+        if home is not None and home.source is not None:
+            self.spares = Spares(schema, home.placement, ordered, 1 << 20, readable=False)
+            self.ahead = RowsAhead(self.spares.groups, schema.block_layout, home.source)
+        spares = self.spares.rows if self.spares else ()
+        self.all = [] if home is None else [Tiers(schema, ordered, none, home, device, spares) for _ in range(2)]
         self.descriptors = self.all[0].descriptors if home else whole(ordered, none, CPU)
         self.shared = bool(self.all) and self.all[0].shared
         self.generation, self.bytes_used, self.host_bytes = 0, 0, 0
+
+    def placed(self, plan):
+        return EmbeddingStore.placed(self, plan)
 
     @property
     def shares_missing(self):
@@ -63,8 +77,16 @@ class Store:
             self.generation = 1
 
     def close(self):
-        for t in self.all:
+        for t in (*self.all, *((self.ahead, self.spares) if self.ahead else ())):
             t.close()
+
+
+class Unpinned(Staging):
+    """Without a GPU no memory is pinned."""
+
+    def __init__(self, layout, rows):
+        with mock.patch.object(torch, "zeros", lambda *of, pin_memory=False, **how: ZEROS(*of, **how)):
+            super().__init__(layout, rows)
 
 
 class Two(Group):
@@ -120,6 +142,17 @@ def test_tables_of_a_repeated_pattern_are_looked_up(emulated):
     found = list(large.run(Two(), 3 * 5000 * 64, 200_000, [7], **given))
     assert [r["all_rows"] for r in found] == [15_000]
     assert found[0]["stages_s"].keys() == {"memory", "locked", "copied", "share"}
+
+
+def test_rows_of_a_pattern_for_which_the_host_has_no_room_are_read_as_if_from_files(emulated, monkeypatch):
+    monkeypatch.setattr(large, "Staging", Unpinned)
+    monkeypatch.setattr(large, "_NEW", 3)
+    given = {"tables": 3, "dim": 32, "zipf": 0.8, "links": Links(), "seconds": 0.0, "seed": 0, "host_bytes": 500_000}
+    found = list(large.run(Two(), 3 * 5000 * 64, 100_000, [40], **given))
+    assert [r["system"] for r in found] == ["one-sided", "files"]
+    assert found[0]["files"] > 0.05
+    assert found[0]["cell"]["files_mib"] == 0  # 0.3
+    assert found[0]["hot"] + found[0]["warm"] + found[0]["cold"] + found[0]["files"] == pytest.approx(1, abs=1e-3)
 
 
 def test_tables_of_files_are_loaded(emulated, monkeypatch, tmp_path):

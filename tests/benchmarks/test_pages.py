@@ -1,4 +1,4 @@
-"""README.md, docs/performance.md and every RESULTS.md say what the stored results say."""
+"""README.md, docs/performance*.md and every RESULTS.md say what the stored results say."""
 
 import re
 from pathlib import Path

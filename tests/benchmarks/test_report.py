@@ -4,7 +4,8 @@ import pytest
 
 from benchmarks.records.record import record
 from benchmarks.records.result_file import ResultFile
-from benchmarks.report import results_page
+from benchmarks.records.run import RESULTS
+from benchmarks.report import plots, results_page
 from benchmarks.report.aims import CPU_AIMS, GPU_AIMS, NOTHING
 from benchmarks.report.results import Results
 from benchmarks.systems.embedding_cells import Cell
@@ -159,3 +160,11 @@ def test_of_two_files_with_one_cell_the_later_name_stands(tmp_path):
     results = Results.read(tmp_path)
     assert [r["ratio"] for r in results.of("floor", system="dpiframe")] == [20.0, 10.0]
     assert [r["ratio"] for r in results.latest("floor", system="dpiframe")] == [10.0]
+
+
+def test_speed_ups_of_many_models_stand_in_rows_whose_batch_sizes_keep_their_places():
+    figure = dict(plots.figures("latency", Results.read(RESULTS / "h200")))["speedup-tf32"]
+    assert figure.get_figwidth() <= 12  # inches: a page shows no more
+    assert len(figure.axes) > 1
+    sizes = [f"B = {rows}" for rows in (1, 64, 256, 1024, 4096)]
+    assert all([bars.get_label() for bars in panel.containers] == sizes for panel in figure.axes)

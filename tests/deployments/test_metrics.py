@@ -9,6 +9,7 @@ import pytest
 
 from deployments.metrics import BatchSeen, RequestSeen, ShadowSeen
 from deployments.scoring.score_sample import ScoreSample
+from dpiframe_core.far_rows.far_reads import FarReads
 from dpiframe_core.replan.replanner import TableReads
 
 with warnings.catch_warnings():  # Ray Serve 2.60 uses what pydantic has deprecated
@@ -178,8 +179,8 @@ def test_a_failed_report_is_logged_and_does_not_end_the_next(
 def test_where_rows_of_tables_are_read_is_reported_by_what_it_grew(recorder: type[Recorder]) -> None:
     now = [TableReads(hot=5, host=1)]
     metrics = ray_metrics.RayMetrics(interval_s=1000)
-    metrics.reads_tables("m", "1", lambda: now[-1])
-    metrics.reads_tables("whole", "1", lambda: None)
+    metrics.reads_tables("m", "1", lambda: now[-1], lambda: None)
+    metrics.reads_tables("whole", "1", lambda: None, lambda: None)
     now.append(TableReads(hot=15, peers=2, host=1, rows_moved=7))
     metrics._flush()
     metrics.close()
@@ -189,6 +190,26 @@ def test_where_rows_of_tables_are_read_is_reported_by_what_it_grew(recorder: typ
         ("dpiframe_table_reads", (*m, ("tier", "peers"))): 2,
         ("dpiframe_table_rows_moved", m): 7,
     }
+
+
+def test_where_rows_of_files_were_found_and_how_many_are_promoted_is_reported_until_the_model_is_gone(
+    recorder: type[Recorder],
+) -> None:
+    now = [FarReads(memory=5, file=3)]
+    metrics = ray_metrics.RayMetrics(interval_s=1000)
+    metrics.reads_tables("m", "1", lambda: None, lambda: now[-1])
+    now.append(FarReads(promoted=2, memory=5, file=7, near=4, staying=6))
+    metrics._flush()
+    m = (("model", "m"), ("version", "1"))
+    counted: dict[Any, float] = {
+        ("dpiframe_far_rows", (*m, ("found", "promoted"))): 2,
+        ("dpiframe_far_rows", (*m, ("found", "file"))): 4,
+    }
+    kept = [("dpiframe_promoted_rows", (*m, ("memory", memory))) for memory in ("gpu", "host")]
+    assert dict(recorder.calls) == counted | dict(zip(kept, (4, 6), strict=True))
+    metrics.forget("m", "1")
+    metrics.close()
+    assert dict(recorder.calls) == counted | dict.fromkeys(kept, 0)
 
 
 def test_what_the_score_log_lost_and_what_a_process_holds_of_its_device_are_told(recorder: type[Recorder]) -> None:

@@ -1,4 +1,4 @@
-"""Every code block of docs/protocol.md works, against the real app over the real engine of a small demo model."""
+"""Every code block of docs/clients.md and protocol.md works, against the real app over the engine of a small demo model."""
 
 import os
 import shutil
@@ -16,8 +16,12 @@ from tests.docs.test_readme import RUN, Block, blocks
 pytestmark = pytest.mark.bulk
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "protocol.md"
-BLOCKS = [block for block in blocks(PAGE.read_text()) if block.language in RUN]
+BLOCKS = {
+    f"{page}-line-{block.line}": block
+    for page in ("clients", "protocol")
+    for block in blocks((ROOT / "docs" / f"{page}.md").read_text())
+    if block.language in RUN
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +36,7 @@ def page(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: f"line-{block.line}")
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=BLOCKS.keys())
 def test_a_code_block_of_the_page_runs(block: Block, page: tuple[LiveApp, Path]) -> None:
     live, folder = page
     if "tritonclient" in block.code:
@@ -55,5 +59,5 @@ def test_a_code_block_of_the_page_runs(block: Block, page: tuple[LiveApp, Path])
         assert "0." in done.stdout
 
 
-def test_the_page_shows_code_in_both_languages() -> None:
-    assert {block.language for block in BLOCKS} == {"bash", "python"}
+def test_the_pages_show_code_in_both_languages() -> None:
+    assert {block.language for block in BLOCKS.values()} == {"bash", "python"}

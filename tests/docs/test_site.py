@@ -50,6 +50,21 @@ def test_a_link_to_no_file_is_a_warning(hooks: Any, caplog: pytest.LogCaptureFix
     assert caplog.messages == ["serving.md: got a link to ../configs/gone.yaml, expected a file of the repository"]
 
 
+@pytest.mark.parametrize(
+    ("html", "loads"),
+    [
+        ('<script src="https://cdn.example/a.js"></script>', 1),
+        ("<script src=//cdn.example/a.js></script>", 1),
+        ('<link rel="stylesheet" href="https://fonts.example/css">', 1),
+        ('<img alt="" src="http://x.example/p.png"><img src="img/p.png">', 1),
+        ('<script src="assets/bundle.js"></script><link href="site.css"><a href="https://x.example">there</a>', 0),
+        ('<code>&lt;script src="https://cdn.example/a.js"&gt;</code>', 0),
+    ],
+)
+def test_what_a_page_loads_from_another_host_is_found_and_links_are_not(hooks: Any, html: str, loads: int) -> None:
+    assert len(hooks.loads_of(html)) == loads
+
+
 @pytest.mark.bulk
 def test_the_imports_of_the_api_pages_work() -> None:
     pages = sorted((ROOT / "docs" / "api").glob("*.md"))

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from deployments.config import Autoscaling, Limits, parse_config
+from deployments.config import Limits, parse_config
 from deployments.config_clients import Grpc
+from deployments.config_load import Autoscaling
 from deployments.config_observed import ScoreLog, Tracing
 from dpiframe_core.engine import Engine
 from dpiframe_core.strict_yaml import load_yaml
@@ -23,13 +24,13 @@ from tests.docs.test_readme import RUN, Block, blocks
 
 ROOT = Path(__file__).parents[2]
 SAID = {  # page -> what each of its commands prints, or writes
-    "requests": ['"scores":['],
+    "requests": ['"scores":[', "[0."],
     "security": [""],
     "tuning": ["max_batch_rows: 4096"],
     "profile": ["", "Plan: breadth_first"],
     "compress": ["golden rows"],
     "capacity": ["needed      2 nodes: 2 GPUs, 2 engines, 16 ingresses, 32 cores"],
-    "tables-larger-than-a-gpu": ["predicted lookup of 1,000 rows"],
+    "placement": ["predicted lookup of 1,000 rows"],
 }
 BLOCKS = [
     (page, i, b)

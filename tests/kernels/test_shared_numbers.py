@@ -25,7 +25,7 @@ def enum_of(file: str, name: str) -> dict[str, int]:
     [
         ("runtime/common.cuh", "StateWord", StateWord),
         ("lookup/wait_for_rows.cuh", "HeaderWord", HeaderWord),
-        ("lookup/pooling.cuh", "Kind", Kind),
+        ("lookup/unit_records.cuh", "Kind", Kind),
         ("waves/epilogue.cuh", "Kind", JobKind),
     ],
 )

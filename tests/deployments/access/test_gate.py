@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from deployments.access.gate import Forbidden, Gate, Unauthenticated
-from deployments.config import Access
+from deployments.config_clients import Access
 from dpiframe_core.errors import ConfigError
 from tests.deployments.access.token_files import made, written
 

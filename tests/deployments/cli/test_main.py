@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.config import Access
+from deployments.config_clients import Access
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.graph.architecture import DeepFM
 from tests.runner import small_bundle
@@ -32,6 +32,8 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     assert done.returncode == 0
     for command in ("serve", "demo", "inspect", "profile", "tune", "compress", "plan", "models", "check-config"):
         assert command in done.stdout
+    _, commands = done.stdout.split("Commands")
+    assert commands.index(" serve ") < commands.index(" demo ") < commands.index(" score ")  # what a newcomer wants comes first
     assert modules_after("import deployments.cli.main") & {"torch", "ray", "numpy", "fastapi", "matplotlib"} == set()
 
 

@@ -232,7 +232,7 @@ def test_the_example_is_plain_json_that_the_encoder_takes_whole(bundle):
 
 
 def test_a_taken_path_is_refused_before_any_work(tmp_path):
-    with pytest.raises(BundleError, match=r": got an existing path, expected a new one, or overwrite=True"):
+    with pytest.raises(BundleError, match=r": got an existing path, expected a new one"):
         build_demo_bundle(tmp_path, rows=10**12, progress=False)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,9 +25,9 @@ async def served(
         listening.setblocking(False)
 
         def accept() -> None:
-            sock, _ = listening.accept()
-            if not server.adopt(sock):
-                sock.close()
+            for client in server.accept(listening.fileno(), 16):
+                if not server.adopt([client]):
+                    os.close(client)
 
         loop.add_reader(listening, accept)
         try:

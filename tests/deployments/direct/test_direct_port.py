@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from deployments.config import Limits
-from deployments.direct import direct_server, listener
+from deployments.direct import direct_server, listener, request_head
 from tests.deployments.direct.direct_app import served
 from tests.deployments.serve.test_http_app import Service, expected, request
 from tests.deployments.serving_doubles import FakeEngine, until
@@ -31,6 +31,11 @@ class Client:
 
     def send(self, data: bytes) -> None:
         self.writer.write(data)
+
+    async def drip(self, data: bytes) -> None:
+        for i in range(len(data)):
+            self.send(data[i : i + 1])
+            await asyncio.sleep(0.02)
 
     async def answer(self) -> tuple[int, dict[str, str], bytes]:
         async with asyncio.timeout(20):
@@ -192,7 +197,7 @@ def test_who_expects_100_continue_gets_it_before_the_body() -> None:
         ("1.1", "Connection: x , Close", True),
         ("1.1", "Connection: keep-alive", False),
         ("1.0", "X: y", True),
-        ("1.0", "Connection: Keep-Alive", False),
+        ("1.0", "Connection: Keep-Alive", True),  # else the answer would have to say so: ab -k waits for the end otherwise
     ],
 )
 def test_a_connection_ends_when_the_client_says_so(version: str, header: str, closes: bool) -> None:
@@ -241,10 +246,15 @@ def test_headers_that_stall_and_idle_connections_end(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(listener, "_IDLE_MS", 300)
 
     async def body(port: Port) -> None:
-        async with port.client() as stalls, port.client() as idle:
+        async with port.client() as stalls, port.client() as drips, port.client() as idle:
             stalls.send(b"GET /livez HT")
-            status, _, text = await stalls.answer()
-            assert (status, json.loads(text)["error"]["code"]) == (408, "slow_headers")
+            drips.send(post())  # and behind it headers that never end, a byte at a time
+            assert await drips.scores() == expected(2)
+            dripping = asyncio.create_task(drips.drip(b"GET /livez HTTP/1.1\r\nX: " + b"y" * 1000))
+            for client in (stalls, drips):
+                status, _, text = await client.answer()
+                assert (status, json.loads(text)["error"]["code"]) == (408, "slow_headers")
+            dripping.cancel()
             assert await idle.closed()
 
     on_port(body)
@@ -273,6 +283,21 @@ def test_a_client_that_hangs_up_is_taken_out_of_the_queue_and_counted() -> None:
     service = on_port(body, engine)
     assert engine.batches == [1, 2]
     assert sorted(seen.outcome for seen in service.seen) == ["cancelled", "cancelled", "ok", "ok"]
+
+
+def test_a_client_that_closes_its_half_has_hung_up_and_what_it_asked_is_forgotten() -> None:
+    """Nothing but an answer that cannot be sent would tell it from one that is gone."""
+
+    async def body(port: Port) -> None:
+        async with port.client() as half, port.client() as polite:
+            half.send(post())
+            half.writer.write_eof()
+            assert await half.closed()
+            polite.send(post())
+            assert await polite.scores() == expected(2)
+        await until(lambda: port.server.connections == 0)
+
+    assert sorted(seen.outcome for seen in on_port(body).seen) == ["cancelled", "ok"]
 
 
 def test_a_client_that_does_not_read_its_answers_holds_up_nobody() -> None:
@@ -348,6 +373,19 @@ def test_a_mount_below_a_prefix_answers_there_and_nowhere_else() -> None:
             assert (await client.get("/ctr/v2/models/fake")).status_code == 200
 
     Port(service, service.limits, prefix="/ctr").run(body)
+
+
+def test_a_flood_of_long_heads_is_answered_and_not_kept() -> None:
+    before = request_head._kept.cache_info().currsize
+
+    async def body(port: Port) -> None:
+        async with port.client() as client:
+            for i in range(50):
+                client.send(post(GOOD, *[f"X-{i}-{j}: {'y' * 130}" for j in range(95)]))
+                assert await client.scores() == expected(2)
+
+    on_port(body)
+    assert request_head._kept.cache_info().currsize == before
 
 
 def test_one_connection_serves_every_route_and_a_head_has_no_body() -> None:

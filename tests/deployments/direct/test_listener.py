@@ -1,5 +1,7 @@
 """The listener alone, over sockets of loopback: what fits nowhere costs its own connection, and a drain cuts off no request."""
 
+import contextlib
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +11,7 @@ import pytest
 
 from deployments.config import Limits
 from deployments.direct import listener as listeners
+from deployments.host_sockets.listening import Port
 
 HEAD = b"POST /v1/score HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n"
 EMPTY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
@@ -25,7 +28,7 @@ def connected() -> Iterator[tuple[Any, Callable[[], socket.socket]]]:
             clients.append(socket.create_connection(server.getsockname()))
             accepted, _ = server.accept()
         accepted.setblocking(False)
-        assert listener.add(accepted.fileno())
+        assert listener.add([accepted.fileno()]) == 1
         accepted.detach()
         return clients[-1]
 
@@ -101,3 +104,47 @@ def test_requests_behind_a_large_answer_come_in_their_order(connected: Any) -> N
     listener.answer([(then[0].key, EMPTY, False)])
     then += told(listener, 1)
     assert [(request.body, request.fault) for request in then] == [(b"2.", None), (b"3.", None)]
+
+
+def test_clients_that_wait_are_accepted_so_many_at_a_time_and_have_what_a_connection_needs() -> None:
+    listener = listeners.open_listener(Limits())
+    with Port("127.0.0.1", 0).listen() as listening, contextlib.ExitStack() as clients:
+        listening.setblocking(False)
+        for _ in range(5):
+            clients.enter_context(socket.create_connection(listening.getsockname()))
+        rounds = [listener.accept(listening.fileno(), 3) for _ in range(3)]
+        assert list(map(len, rounds)) == [3, 2, 0]
+        for fd in rounds[0] + rounds[1]:
+            assert not os.get_blocking(fd)
+            assert not os.get_inheritable(fd)
+            with socket.socket(fileno=fd) as accepted:
+                assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+        closed = listening.fileno()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        listener.accept(closed, 3)
+    listener.close()
+
+
+def test_a_listener_takes_as_many_as_may_be_and_leaves_the_others_to_who_asks() -> None:
+    listener = listeners.open_listener(Limits(), 3)
+    with contextlib.ExitStack() as stack:
+        ours, theirs = zip(*(socket.socketpair() for _ in range(5)), strict=True)
+        for one in (*ours, *theirs):
+            one.setblocking(False)
+            stack.enter_context(one)
+        assert listener.add([one.fileno() for one in theirs]) == 3
+        assert listener.add([theirs[3].fileno()]) == 0
+        for one in theirs[:3]:
+            one.detach()
+        for i, one in enumerate(ours):
+            one.sendall(HEAD % 1 + b"%d" % i)
+        assert {request.body for request in told(listener, 3)} == {b"0", b"1", b"2"}
+        ours[0].close()
+        listener.round()
+        assert listener.add([one.fileno() for one in theirs[3:]]) == 1
+        theirs[3].detach()
+        with pytest.raises(TypeError):
+            listener.add(["3"])
+        listener.drain()
+        assert listener.add([theirs[4].fileno()]) == 0
+        listener.close()

@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from deployments.config import Limits
-from deployments.direct import shared_port
+from deployments.direct import direct_server, listener, shared_port
 from deployments.direct.direct_server import DirectServer
-from deployments.direct.shared_port import SharedPort, leave, open_port
+from deployments.direct.shared_port import SharedPort, leave, open_port, shares
 from deployments.fanin import handshake
 from deployments.host_sockets import mailbox
 from deployments.host_sockets.listening import Place, Port, SocketFile
@@ -38,6 +38,7 @@ class Node:
         self.service, self.place = service, f"\0dpiframe-test-{secrets.token_hex(4)}"
         (self.port,) = free_ports(1)
         self.places: list[Place] = [Port("127.0.0.1", self.port)]
+        self.kept: list[socket.socket] = []
 
     async def arrive(self) -> tuple[DirectServer, SharedPort]:
         state = self.service.app.state
@@ -80,6 +81,34 @@ def test_clients_are_spread_evenly_and_a_newcomer_gets_the_next_ones() -> None:
             await shared.close(5)
 
     on_node(body)
+
+
+def test_clients_that_come_at_once_are_spread_evenly_and_answered() -> None:
+    async def body(node: Node) -> None:
+        servers = [await node.arrive() for _ in range(3)]
+        for count in (1, 2):  # the second time beside those that are here
+            waiting = [socket.create_connection(("127.0.0.1", node.port)) for _ in range(150)]
+            await until(lambda count=count: sum(server.connections for server, _ in servers) == 150 * count)
+            assert [server.connections for server, _ in servers] == pytest.approx([50 * count] * 3, abs=2)
+            for sock in waiting:
+                sock.sendall(b"GET /livez HTTP/1.1\r\nhost: a\r\n\r\n")
+            for sock in waiting:
+                sock.setblocking(False)
+                answer = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(sock, 4096), 20)
+                assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+            node.kept += waiting
+        for sock in node.kept:
+            sock.close()
+        for _, shared in servers:
+            await shared.close(5)
+
+    on_node(body)
+
+
+def test_each_of_many_goes_to_who_has_the_fewest_by_then_and_ties_are_for_who_accepts() -> None:
+    assert shares(range(6), [(2, 0), (0, 1), (3, 2)], 2) == {1: [0, 1, 3], 0: [2, 5], 2: [4]}
+    assert shares(range(3), [(1, 0), (1, 1), (1, 2)], 1) == {1: [0], 0: [1], 2: [2]}
+    assert shares([], [(1, 0)], 0) == {}
 
 
 def test_connections_that_nobody_has_accepted_outlive_the_process_that_leaves_or_dies() -> None:
@@ -295,25 +324,93 @@ def test_a_path_that_something_else_has_is_refused_and_left_alone(tmp_path: Path
     on_node(body)
 
 
-def test_without_a_descriptor_it_waits_and_then_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_process_has_newcomers_wait_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = listener.open_listener
+    monkeypatch.setattr(direct_server, "open_listener", lambda limits: opened(limits, 2))
+
     async def body(node: Node) -> None:
-        _, shared = await node.arrive()
-        (listening,), refusals = shared._listening.values(), 2
+        server, shared = await node.arrive()
+        async with node.client() as first, node.client() as third:
+            async with node.client() as second:
+                await node.scored(first)
+                await node.scored(second)
+                waits = asyncio.create_task(node.scored(third))
+                await asyncio.sleep(0.5)
+                assert not waits.done()
+                assert server.connections == 2
+            await waits
+            await node.scored(first)
+        await shared.close(5)
+
+    on_node(body)
+    wanted = "direct port: got 2 connections, as many as may be, expected room for one more: newcomers wait"
+    assert [record.getMessage() for record in caplog.records if "direct port" in record.getMessage()] == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised", "most"),
+    [
+        (1024, 524_288, 4608, 4096),
+        (1024, -1, 4608, 4096),
+        (1024, 1024, 1024, 512),
+        (1024, 2048, 2048, 1536),
+        (256, 256, 256, 128),
+        (65_536, 65_536, 65_536, 4096),
+        (-1, -1, -1, 4096),
+    ],
+)
+def test_clients_leave_descriptors_for_all_else(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: int, most: int
+) -> None:
+    limit = [(soft, hard)]
+    monkeypatch.setattr(listener.resource, "getrlimit", lambda _: limit[-1])
+    monkeypatch.setattr(listener.resource, "setrlimit", lambda _, wanted: limit.append(wanted))
+    assert listener.most_connections() == most
+    assert limit[-1] == (raised, hard)
+
+
+def test_mail_that_finds_no_descriptor_waits_without_a_spin_and_is_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body() -> None:
+        read, refusals = [], 0
+        box = mailbox.Mailbox(f"\0dpiframe-test-{secrets.token_hex(4)}", lambda _, what, fds: read.append(what))
+        own = box._listening
 
         class Full:
             def accept(self) -> tuple[socket.socket, object]:
                 nonlocal refusals
-                refusals -= 1
-                if refusals < 0:
-                    return listening.accept()
+                refusals += 1
+                if refusals > 2:
+                    return own.accept()
                 raise OSError(24, "Too many open files")
 
             def __getattr__(self, name: str) -> object:
-                return getattr(listening, name)
+                return getattr(own, name)
 
-        asyncio.get_running_loop().remove_reader(listening)
-        monkeypatch.setattr(shared, "_listening", {node.places[0]: Full()})
-        shared._accept_again()
+        monkeypatch.setattr(box, "_listening", Full())
+        assert mailbox.posted(box._place, box.slot, b".")
+        await asyncio.sleep(0.15)
+        assert (read, refusals) == ([], 2)
+        await until(lambda: read == [b"."])
+        box.close()
+
+    asyncio.run(body())
+
+
+def test_without_a_descriptor_it_waits_and_then_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(node: Node) -> None:
+        server, shared = await node.arrive()
+        accept, refusals = server.accept, 2
+
+        def full(listening: int, most: int) -> list[int]:
+            nonlocal refusals
+            refusals -= 1
+            if refusals < 0:
+                return accept(listening, most)
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(server, "accept", full)
         async with node.client() as client:
             await node.scored(client)
         assert refusals < 0

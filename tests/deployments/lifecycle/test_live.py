@@ -100,8 +100,20 @@ def test_versions_change_under_load_without_a_failed_request(topology: str, root
             said: dict[str, Any] = answer.json()
             return said
 
+        def kill_coordinator() -> None:
+            (coordinator,) = (pid for pid, said in server.processes().items() if "CoordinatorActor" in said)
+            os.kill(coordinator, signal.SIGKILL)
+
         with load.running():
-            ask("PUT", "/versions/2", path="demo-2")
+            cut = threading.Timer(0.2, kill_coordinator)  # in the middle of what comes next
+            cut.start()
+            answer = httpx.put(f"{server.url}{MODEL}/versions/2", json={"path": "demo-2"}, timeout=60)
+            cut.join()
+            if answer.status_code != 200:
+                what = "coordinator of models: got ActorDiedError, expected an answer: ask again"
+                assert (answer.status_code, answer.json()["error"]["message"]) == (503, what)
+            state = eventually(lambda: ask("PUT", "/versions/2", path="demo-2"))
+            assert (state["live"], state["previous"]) == ("2", "1")
             load.until(lambda seen: seen["2"] >= 20)
             answer = httpx.put(f"{server.url}{MODEL}/versions/bad", json={"path": "demo-bad"}, timeout=60)
             assert (answer.status_code, answer.json()["error"]["code"]) == (422, "load_failed")
@@ -110,8 +122,7 @@ def test_versions_change_under_load_without_a_failed_request(topology: str, root
             ask("PUT", "/canary", version="3", percent=50)
             ask("PUT", "/shadow", version="1")
             load.until(lambda seen: seen["2"] >= 20 and seen["3"] >= 20)
-            (coordinator,) = (pid for pid, said in server.processes().items() if "CoordinatorActor" in said)
-            os.kill(coordinator, signal.SIGKILL)
+            kill_coordinator()
             load.until(lambda seen: sum(seen.values()) >= 20)
             state = eventually(lambda: ask("PUT", "/versions/3"))
             assert (state["live"], state["previous"], state["canary"], state["shadow"]) == ("3", "2", None, "1")

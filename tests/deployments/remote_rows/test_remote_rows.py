@@ -15,6 +15,7 @@ from deployments.remote_rows.remote_rows import Found, RemoteRows
 from deployments.remote_rows.row_server import RowServer
 from deployments.remote_rows.wire import FAULT, MOST_IDS, answer, question, read_answer, read_question
 from dpiframe_core.errors import InputError, Unavailable
+from dpiframe_core.far_rows import rows_ahead
 from dpiframe_core.far_rows.id_groups import id_groups
 from dpiframe_core.far_rows.lease import leased
 from dpiframe_core.far_rows.row_source import Wanted
@@ -291,3 +292,25 @@ def test_a_server_that_is_closed_says_so_and_lets_nobody_in() -> None:
         server.check()
     with pytest.raises(ConnectionError):
         socket.create_connection(("127.0.0.1", server.port), 1)
+
+
+def test_rows_that_come_nearer_are_fetched_from_each_shard_that_answers(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_ahead, "_AT_ONCE", 100)
+    source = shards.source()
+    source.await_all(5)
+    features = (Categorical(name="f", values="int", encoder=Identity(), table="t", missing_id=0),)
+    schema = FeatureSchema(features=features, tables=(Table(name="t", rows=ROWS, dim=3),))
+    (group,) = id_groups(schema)
+    ahead = RowsAhead([Spare(group, (1,), (None,), (torch.zeros(4, 3, dtype=torch.int8),))], schema.block_layout, source)
+    ids = np.sort(np.random.default_rng(0).permutation(ROWS)[:1500])
+    there, (small, half) = ahead.fetch(ids, (0, 1))
+    assert there.all()
+    assert torch.equal(small, TABLES[0][ids])
+    assert torch.equal(half, TABLES[1][ids])
+    shards.servers[1].close()
+    there, (small, _) = ahead.fetch(ids, (0, 1))
+    assert (there == ~np.isin(ids, of_shard(source, 1))).all()
+    assert torch.equal(small, TABLES[0][ids[there]])
+    ahead.close()

@@ -17,7 +17,7 @@ from deployments.scoring.job import Job
 from deployments.scoring.request_form import RequestForm, ScoreInput
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.encoder import Encoder
-from dpiframe_core.features.packed_column import PackedColumn
+from dpiframe_core.features.packed_column import JsonColumns, PackedColumn
 from dpiframe_core.features.preencoded import PreencodedReader
 from dpiframe_core.features.raw_columns import as_list
 from dpiframe_core.features.row_block import RowBlock
@@ -52,10 +52,11 @@ def _schema() -> FeatureSchema:
 
 
 SCHEMA = _schema()
-ENCODER = Encoder(
-    SCHEMA, {"v": VocabularyTable.of({"a": 2, "ö": 3, "long text of a value": 4}), "i": VocabularyTable.of({5: 2})}
-)
-FORM = RequestForm("m", SCHEMA, Limits(max_rows_per_request=4, max_row_dicts=4))
+PLAIN = SCHEMA.model_copy(update={"features": SCHEMA.features[:-1]})  # no lists: all candidates are read where they lie
+VOCABULARIES = {"v": VocabularyTable.of({"a": 2, "ö": 3, "long text of a value": 4}), "i": VocabularyTable.of({5: 2})}
+LIMITS = Limits(max_rows_per_request=4, max_row_dicts=4)
+ENCODER, FORM = Encoder(SCHEMA, VOCABULARIES), RequestForm("m", SCHEMA, LIMITS)
+OF = {True: (ENCODER, FORM), False: (Encoder(PLAIN, VOCABULARIES), RequestForm("m", PLAIN, LIMITS))}  # whether it has lists
 TEXT = st.sampled_from(["a", "ö", "long text of a value", "", "b", None, "\x7f", "日本"])
 NUMBER = st.none() | st.integers(-9, 9) | st.floats(-1e9, 1e9) | st.sampled_from([0.1, 1e-7, 2**53 + 1, 1e22, -0.0])
 KINDS = {
@@ -95,32 +96,42 @@ def outcome(call: Any) -> object:
         return type(error), str(error)
 
 
-def both_outcomes(body: bytes) -> tuple[object, object]:
+def both_outcomes(body: bytes, lists: bool) -> tuple[object, object]:
+    encoder, form = OF[lists]
+
     def careful(read: Any) -> Any:
         parsed: ScoreInput = read(body)
-        return ENCODER.encode({name: as_list(values) for name, values in parsed.candidates.items()}, parsed.context)
+        return encoder.encode({name: as_list(values) for name, values in parsed.candidates.items()}, parsed.context)
 
-    return outcome(lambda: FORM.parse(body).encoded(ENCODER.encode)), outcome(lambda: careful(FORM._unpacked))
+    return outcome(lambda: form.parse(body).encoded(encoder.encode)), outcome(lambda: careful(form._unpacked))
 
 
-@given(requests(odd=False), st.booleans(), st.sampled_from([None, 1]))
-def test_a_sound_body_is_read_where_it_lies(request: dict[str, Any], ascii_only: bool, indent: int | None) -> None:
+@given(requests(odd=False), st.booleans(), st.sampled_from([None, 1]), st.booleans())
+def test_a_sound_body_is_read_where_it_lies(request: dict[str, Any], ascii_only: bool, indent: int | None, lists: bool) -> None:
+    if not lists:
+        del request["candidates"]["tags"]
     body = json.dumps(request, ensure_ascii=ascii_only, indent=indent).encode()
-    got, wanted = both_outcomes(body)
+    got, wanted = both_outcomes(body, lists)
     assert isinstance(got, bytes)
     assert got == wanted
-    packed = {name for name, values in FORM.parse(body).candidates.items() if isinstance(values, PackedColumn)}
+    candidates = OF[lists][1].parse(body).candidates
+    packed = {name for name, values in candidates.items() if isinstance(values, PackedColumn)}
     if b"\\u" not in body:
         assert packed == request["candidates"].keys() - {"tags"}
-    for name, values in FORM.parse(body).candidates.items():
+        assert isinstance(candidates, JsonColumns) != lists
+    assert candidates.keys() == set(candidates) == request["candidates"].keys()
+    assert len(candidates) == len(request["candidates"])
+    for name, values in candidates.items():
         as_sent = [float(v) if type(v) is int else v for v in request["candidates"][name]]
         assert [float(v) if type(v) is int else v for v in as_list(values)] == as_sent
 
 
-@given(requests(odd=True), st.booleans())
-def test_a_faulty_body_gets_the_same_answer(request: dict[str, Any], ascii_only: bool) -> None:
+@given(requests(odd=True), st.booleans(), st.booleans())
+def test_a_faulty_body_gets_the_same_answer(request: dict[str, Any], ascii_only: bool, lists: bool) -> None:
+    if not lists:
+        del request["candidates"]["tags"]
     text = json.dumps(request, ensure_ascii=ascii_only)
-    got, wanted = both_outcomes(text.encode("utf-8", "surrogatepass"))
+    got, wanted = both_outcomes(text.encode("utf-8", "surrogatepass"), lists)
     assert got == wanted
 
 
@@ -143,14 +154,14 @@ SOUND = json.dumps(
 ).encode()  # fmt: skip
 
 
-@given(MUTATIONS)
-@example([(40, b'"candidates":')])
-def test_a_damaged_body_gets_the_same_answer(mutations: list[tuple[int, bytes]]) -> None:
-    body = SOUND
+@given(MUTATIONS, st.booleans())
+@example([(40, b'"candidates":')], True)
+def test_a_damaged_body_gets_the_same_answer(mutations: list[tuple[int, bytes]], lists: bool) -> None:
+    body = SOUND if lists else SOUND.replace(b', "tags": [["a"], []]', b"")
     for at, new in mutations:
         at %= len(body)
         body = body[:at] + new + body[at + (at + len(new)) % 2 :]
-    got, wanted = both_outcomes(body)
+    got, wanted = both_outcomes(body, lists)
     assert got == wanted
 
 

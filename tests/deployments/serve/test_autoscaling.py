@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deployments.config import Autoscaling, parse_config
+from deployments.config import parse_config
+from deployments.config_load import Autoscaling
 from deployments.serve.autoscaling import ReplicaLoad, Seen, decide, need
 from deployments.serve.load_meter import LoadMeter
 from deployments.serve.serve_policy import loads_of, reported

@@ -1,9 +1,15 @@
-"""A service for other hosts as a user starts it, in both topologies: every way in asks for a token; a new file is followed."""
+"""A service for other hosts as a user starts it, in both topologies: every way in asks for a token; a new file is followed; and
+what becomes of it without Ray.
+"""
 
 import json
 import os
 import re
+import shutil
+import signal
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -43,11 +49,12 @@ def guarded(request: pytest.FixtureRequest, services: dict[str, SimpleNamespace]
 
 @contextmanager
 def served(topology: str, demo_bundle: Path, folder: Path, collector: Collector) -> Iterator[SimpleNamespace]:
-    grpc_port, tls_port = free_ports(2)
+    grpc_port, tls_port, direct_port = free_ports(3)
     pem, key = certificate(folder, "service")
     tls = {"port": tls_port, "certificate": str(pem), "key": str(key)}
     config = {
-        "models": [{"path": str(demo_bundle)}], "models_root": str(demo_bundle.parent), "http": {"host": "0.0.0.0", "tls": tls},
+        "models": [{"path": str(demo_bundle)}], "models_root": str(demo_bundle.parent),
+        "http": {"host": "0.0.0.0", "tls": tls, "direct_port": direct_port},
         "grpc": {"port": grpc_port}, "access": {"tokens": str(folder / "tokens.yaml")}, "topology": topology,
         "tracing": {"endpoint": collector.endpoint, "sample": 0},
         "score_log": {"folder": str(folder / "rows"), "sample": 1, "every_s": 1},
@@ -62,6 +69,7 @@ def served(topology: str, demo_bundle: Path, folder: Path, collector: Collector)
         yield SimpleNamespace(
             server=server, tokens=tokens, file=folder / "tokens.yaml", grpc_port=grpc_port, example=example,
             collector=collector, rows=folder / "rows", tls_port=tls_port, pem=pem,
+            direct_port=direct_port, topology=topology,
         )  # fmt: skip
 
 
@@ -89,7 +97,7 @@ def test_every_way_in_asks_for_a_token(guarded: SimpleNamespace) -> None:
         own = {int(port) for port in re.findall(r"^    server \S+ [\d.]+:(\d+) check ", config.read_text(), re.MULTILINE)}
         time.sleep(0.1)
     for through_serve in ({}, {"x-request-timeout-seconds": "60"}):
-        for port in (server.port, *own):
+        for port in (server.port, guarded.direct_port, *own):
             refused = score(guarded, through_serve, port)
             assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
             assert score(guarded, through_serve | bearing(tokens["boss"]), port).status_code == 403
@@ -146,7 +154,6 @@ def test_no_process_has_a_token_of_a_client_in_its_command_or_says_it(guarded: S
 
 
 def test_a_new_file_takes_the_old_ones_place_without_a_restart(guarded: SimpleNamespace) -> None:
-    """The last test of this service."""
     old = guarded.tokens["ranker"]
     new = made(guarded.file, ranker=["score"])["ranker"]
     give_up = time.monotonic() + 60
@@ -154,3 +161,44 @@ def test_a_new_file_takes_the_old_ones_place_without_a_restart(guarded: SimpleNa
         assert time.monotonic() < give_up, statuses
         time.sleep(0.1)
     assert os.getpgid(guarded.server.process.pid)
+    guarded.tokens["ranker"] = new
+
+
+def test_a_service_whose_ray_is_lost_answers_what_it_has_says_why_and_leaves_no_process(guarded: SimpleNamespace) -> None:
+    """Ray starts a raylet and a control service once. The last test of this service."""
+    server, vital = guarded.server, {"colocated": "raylet", "fanin": "gcs_server"}[guarded.topology]
+    headers = {"content-type": "application/json"} | bearing(guarded.tokens["ranker"])
+    outcomes = Counter[str]()
+
+    def client(url: str, verify: object) -> None:
+        with httpx.Client(base_url=url, verify=verify, headers=headers, timeout=30) as asking:
+            while True:
+                try:
+                    outcomes[str(asking.post("/v1/score", content=guarded.example).status_code)] += 1
+                except httpx.ConnectError:
+                    return
+                except httpx.TransportError as error:
+                    outcomes[repr(error)] += 1
+
+    ways = [(server.url, True), (f"http://127.0.0.1:{guarded.direct_port}", True)]
+    ways += [(f"https://localhost:{guarded.tls_port}", trusting(guarded.pem))]
+    clients = [threading.Thread(target=client, args=way) for way in ways * 2]
+    for thread in clients:
+        thread.start()
+    give_up = time.monotonic() + 30
+    while outcomes["200"] < 30 and time.monotonic() < give_up:
+        time.sleep(0.01)
+    (pid,) = [pid for pid, command in server.processes().items() if command.split()[0].endswith(f"/{vital}")]
+    os.kill(pid, signal.SIGKILL)
+    said, _ = server.process.communicate(timeout=40)
+    for thread in clients:
+        thread.join(30)
+    print(outcomes)
+    assert outcomes["200"] >= 30
+    assert outcomes.total() - outcomes["200"] <= len(clients)  # one that crossed the end of its connection
+    assert not any(status in outcomes for status in ("500", "502", "503", "504"))
+    assert server.process.returncode == 1
+    assert f"error: ray: got the end of its {vital}, expected it to outlive the service, which stops" in said
+    assert server.processes() == {}
+    (state,) = server.states()  # its logs stay
+    shutil.rmtree(state)

@@ -533,6 +533,9 @@ def test_the_documentation_shows_the_score_route_with_the_models_own_features() 
         assert set(route["responses"]) == {"200", *map(str, (400, 401, 403, 404, 408, 413, 415, 422, 429, 503, 504))}
         for ref in _references(document):
             assert ref.removeprefix("#/components/schemas/") in document["components"]["schemas"]
+        told = [tag["name"] for tag in document["tags"]]
+        assert told[:2] == ["score", "protocol"]
+        assert {tag for path in document["paths"].values() for route in path.values() for tag in route["tags"]} <= set(told)
         assert (await client.get("/docs")).status_code == 200
 
     Service(FakeEngine(name="one"), FakeEngine(name="two")).run(body)

@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -215,6 +216,29 @@ def test_a_cluster_without_the_flags_is_not_joined(demo_bundle: Path, tmp_path: 
     assert joined.returncode == 1
     said = "RAY_SERVE_ENABLE_HA_PROXY on node 127.0.0.3: got None, expected '1' in the environment in which Ray is started"
     assert said in joined.stderr
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's, at import
+def test_a_stop_does_not_wait_for_a_serve_controller_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+    from ray import serve
+
+    from deployments.serve import cluster
+
+    never, done, said = threading.Event(), [], []
+    for name in FLAGS:
+        monkeypatch.setenv(name, "1")
+    for what, name, double in (
+        (ray, "init", lambda **_: None), (ray, "shutdown", lambda: done.append("shutdown")),
+        (serve, "delete", lambda _: never.wait()), (cluster, "_require_flags", lambda: None),
+        (cluster, "interrupt_on_sigterm", lambda: None), (cluster, "_DELETE_S", -2.9),
+    ):  # fmt: skip
+        monkeypatch.setattr(what, name, double)
+    with cluster.joined_cluster(parse_config({"models": [{"path": "x"}]}, "test"), said.append, "there"):
+        pass
+    never.set()
+    assert done == ["shutdown"]
+    assert said[-1] == "The Serve controller does not answer: the application stays on the cluster"
 
 
 def listeners() -> set[tuple[str, int]]:

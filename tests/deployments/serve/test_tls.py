@@ -32,3 +32,16 @@ def test_nothing_of_the_options_for_tls_reaches_haproxys_configuration() -> None
     source = Path(haproxy.__file__).read_text()
     assert re.findall(r"ssl_(?:keyfile|certfile|ca_certs)", source) == []
     assert source.count("custom_global") == source.count("custom_defaults") == 1  # declared, and used nowhere
+
+
+def test_serves_haproxy_has_no_bound_on_the_whole_time_of_headers() -> None:
+    """Or docs/security.md need no longer warn of clients that send them byte by byte."""
+    import dataclasses
+    from pathlib import Path
+
+    from ray.serve._private import haproxy
+
+    fields = {field.name: field.default for field in dataclasses.fields(haproxy.HAProxyConfig)}
+    assert fields["timeout_http_request_s"] is None
+    assert haproxy.__file__ is not None
+    assert "timeout_http_request_s=" not in Path(haproxy.__file__).read_text()

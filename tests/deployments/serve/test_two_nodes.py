@@ -240,13 +240,27 @@ def test_a_node_that_is_gone_takes_only_its_own_requests_along(service: Service)
     assert service.versions()["live"] == "put"
 
 
-def test_without_the_head_the_nodes_answer_on(service: Service) -> None:
-    """But for HAProxy, which lies there under our launcher. The last test of this service."""
-    parts = ("gcs_server", "ServeController")
+def test_without_the_head_the_nodes_answer_on_and_agree_on_what_they_serve(service: Service) -> None:
+    """Its raylet first, which takes the Serve controller along, then its control service. HAProxy, which lies there under our
+    launcher, outlives both. The last test of this service.
+    """
+
+    def rolled_back() -> str:
+        answer = httpx.post(f"{service.server.url}/v1/models/demo/rollback", timeout=30)
+        assert answer.status_code == 200, answer.text
+        live: str = answer.json()["live"]
+        return live
+
+    (head,) = (pid for pid in service.started("raylet/raylet") if b"--head" in Path(f"/proc/{pid}/cmdline").read_bytes())
     with service.load() as load:
-        for pid in [pid for part in parts for pid in service.started(part)]:
-            os.kill(pid, signal.SIGKILL)
+        os.kill(head, signal.SIGKILL)
+        wait_until(lambda: not service.started("ServeController"))
         load.go_on(50)
+        before = rolled_back()
+        (control,) = service.started("gcs_server")
+        os.kill(control, signal.SIGKILL)
+        load.go_on(50)
+        assert (rolled_back(), before != "put") == ("put", True)
         time.sleep(2)
         load.go_on(50)
     print(f"met {load.met}, right {load.right}")

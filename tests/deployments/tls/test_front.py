@@ -1,8 +1,10 @@
 """Our HAProxy, real, before a plain HTTP server of this process: who speaks to it, what goes on, certificates that change."""
 
 import contextlib
+import itertools
 import json
 import os
+import re
 import signal
 import socket
 import ssl
@@ -21,6 +23,7 @@ import pytest
 
 from deployments.config import DeploymentConfig, parse_config
 from deployments.serve.host import free_ports
+from deployments.tls import front
 from deployments.tls.front import check_certificate, tls_front
 from dpiframe_core.errors import ConfigError
 from tests.deployments.tls.certificates import certificate, openssl, trusting
@@ -205,6 +208,45 @@ def test_a_request_in_flight_is_answered_after_the_block_and_newcomers_are_refus
     for thread in (answering, asking):
         thread.join(WITHIN_S)
     assert answers == [200]
+
+
+def test_headers_and_handshakes_that_come_byte_by_byte_are_cut_in_time(
+    config: Callable[..., DeploymentConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """30 s are a second here. A byte each tenth of it never is a stall."""
+    written = front.haproxy_file
+    monkeypatch.setattr(front, "haproxy_file", lambda *given: re.sub(r"(?<= )30s", "1s", written(*given)))
+    made = config()
+    assert made.http.tls is not None
+    address = ("127.0.0.1", made.http.tls.port)
+    hello = bytes.fromhex("1603010200010001fc0303")
+
+    def dripped(sock: socket.socket, data: bytes) -> bytes:
+        """What came before the end."""
+        sock.settimeout(0.1)
+        give_up, got = time.monotonic() + WITHIN_S, b""
+        for i in itertools.count():
+            assert time.monotonic() < give_up
+            with contextlib.suppress(TimeoutError):
+                try:
+                    sock.sendall(data[i % len(data) : i % len(data) + 1])
+                    part = sock.recv(4096)
+                except (ConnectionError, ssl.SSLError):
+                    break
+                if not part:
+                    break
+                got += part
+        return got
+
+    with tls_front(made):
+        with socket.create_connection(address) as plain:
+            dripped(plain, hello)
+        with (
+            socket.create_connection(address) as plain,
+            trusting(tmp_path / "one.crt").wrap_socket(plain, server_hostname="localhost") as spoken,
+        ):
+            spoken.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ")
+            assert dripped(spoken, b"y").startswith(b"HTTP/1.1 408 ")
 
 
 def test_what_dies_is_started_anew_and_its_files_are_nobody_elses(

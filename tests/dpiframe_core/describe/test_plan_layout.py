@@ -205,10 +205,10 @@ def test_a_wave_is_one_frame_around_its_operators_and_the_head_behind_them(name)
 
 def test_waves_are_drawn_where_one_holds_several_operators():
     graph = fuse(build_graph(CASES["dlrm"][0], model_oracle.make_schema(**CASES["dlrm"][1]), 1))
-    assert [title.split(" ")[0] for title, _ in plan_sections(graph, 4)] == ["breadth_first", "waves,"]
+    assert [title.split(" ")[0] for title, _ in plan_sections(graph)] == ["breadth_first", "waves,"]
     graph = fuse(build_graph(CASES["dlrm-itself"][0], model_oracle.make_schema(**CASES["dlrm-itself"][1]), 1))
     several = any(len(n.attrs.members) > 1 for n in group_waves(graph).nodes)
-    assert len(plan_sections(graph, 4)) == 1 + several
+    assert len(plan_sections(graph)) == 1 + several
 
 
 def test_an_operator_says_what_it_computes_and_how_wide_its_values_are():

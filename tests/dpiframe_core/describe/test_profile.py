@@ -30,7 +30,7 @@ def bundle(request, tmp_path_factory):
 def test_every_step_of_the_plan_is_in_the_profile_in_order(bundle, device):
     trace = profile_bundle(bundle, 19, device, "fp32")
     engine = Engine(bundle, device, "fp32")
-    program = next(p for p in engine._programs if p.name == trace.facts["program"])  # what its calibration found fastest
+    program = next(p for p in engine._model.programs if p.name == trace.facts["program"])  # what its calibration found fastest
     nodes = {n.name: n for n in program.graph.nodes}
     want = [f"{nodes[s.node].module}/{s.node} ({nodes[s.node].op})" for s in program.plan.steps]
     operators = [s for s in trace.spans if s.section == ISSUED and s.row == "operators"]

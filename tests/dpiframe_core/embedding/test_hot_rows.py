@@ -38,7 +38,7 @@ SCHEMA = oracle.make_schema(dtype=("float32", "float16"), one_hot=3, context=1, 
 SLOTS = 3
 
 
-def row_of(placed, generation, table, row):
+def row_of(placed, generation, table, row, schema=SCHEMA):
     """The bytes that a lookup of a generation finds, by nothing but what its descriptors say."""
     record = placed.descriptors.tables.numpy().view(TABLE).reshape(2, -1)[generation][table]
     segments = placed.descriptors.segments.numpy().view(SEGMENT).reshape(2, -1)[generation]
@@ -50,7 +50,7 @@ def row_of(placed, generation, table, row):
     for at in range(record["next"] - 1, record["next"] - 1 + record["segments"]):
         base, end = segments[at]
         if place < end:
-            size = SCHEMA.tables[table].row_bytes
+            size = schema.tables[table].row_bytes
             return ctypes.string_at(int(base) + int(place - begin) * size, size)
         begin = end
     raise AssertionError(f"place {place} of row {row} is behind all segments")
@@ -126,8 +126,8 @@ class Machine(RuleBasedStateMachine):
         def generations():
             return [*self.batches[which], placed.generation]
 
-        def arrive(hot, rows, slots):
-            ARRIVE(hot, rows, slots)
+        def arrive(hot, *of):
+            ARRIVE(hot, *of)
             for generation in generations():
                 self.check(placed, generation)
 

@@ -51,8 +51,12 @@ def encoders() -> tuple[Encoder, Encoder]:
     """(with the fast way, without it)."""
     fast, careful = (Encoder(schema(), {"v": VocabularyTable.of(KNOWN)}) for _ in range(2))
     assert fast._multi_column
-    careful._multi_column = []
-    return fast, careful
+    return fast, value_by_value(careful)
+
+
+def value_by_value(encoder: Encoder) -> Encoder:
+    encoder._multi_column, encoder._alone = [], list(encoder._fields.values())
+    return encoder
 
 
 TEXT = st.one_of(st.none(), st.sampled_from([*KNOWN, "c", ""]), st.text(max_size=3))
@@ -128,9 +132,7 @@ def lists_encoder(fast=True, **more):
     fields = {"values": "int", "max_values": 3, "pooling": "sum", "table": "t", "encoder": Identity()} | more
     features = [Categorical(name=scope, scope=scope, **fields) for scope in ("context", "candidate")]
     encoder = Encoder(FeatureSchema(features=tuple(features), tables=(Table(name="t", rows=7, dim=2),)), {})
-    if not fast:
-        encoder._multi_column = []
-    return encoder
+    return encoder if fast else value_by_value(encoder)
 
 
 LISTS = [

@@ -5,9 +5,9 @@ import pytest
 
 from dpiframe_core.bundle.golden import Golden, golden_from_tensors
 from dpiframe_core.errors import InputError
-from dpiframe_core.features.block_layout import BlockLayout
+from dpiframe_core.features.block_layout import BlockLayout, IdSection
 from dpiframe_core.features.encoder import Encoder
-from dpiframe_core.features.row_block import RowBlock
+from dpiframe_core.features.row_block import MISSING, UNKNOWN, RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Numeric, Table
 from kernels.lookup.batch_header import HeaderWord
 from kernels.lookup.id_record import IdRecord
@@ -51,6 +51,23 @@ def values(block: RowBlock) -> list[np.ndarray]:
     request = block.request_of_row
     sides = block.wide_ids("candidate_ids"), block.wide_ids("context_ids")[request]
     return [*sides, block.candidate_dense, block.context_dense[request]]
+
+
+@pytest.mark.parametrize("schema", [MIXED, LARGE])
+@pytest.mark.parametrize("rows", [1, 2, 130])
+@pytest.mark.parametrize("section", ["context_ids", "candidate_ids"])
+def test_marks_give_way_to_the_ids_that_stand_for_them(schema: FeatureSchema, rows: int, section: IdSection) -> None:
+    block = random_block(schema, rows, rows, 3)
+    before, wide = block.buffer.copy(), block.wide_ids(section).astype(np.int64)
+    rng = np.random.default_rng(rows)
+    unknown, missing = rng.random(wide.shape) < 0.3, rng.random(wide.shape) < 0.3
+    stand_ins = np.array([np.arange(wide.shape[1]) % 9, np.arange(wide.shape[1]) % 7 - 1])
+    marked = np.asfortranarray(np.where(missing, MISSING, np.where(unknown, UNKNOWN, wide)))
+    assert block.settle_ids(section, marked, stand_ins) == (unknown & ~missing).sum()
+    want = np.where(missing, stand_ins[1], np.where(unknown, stand_ins[0], wide))
+    np.testing.assert_array_equal(block.wide_ids(section), want)
+    block.set_ids(section, wide)
+    np.testing.assert_array_equal(block.buffer, before)  # and nothing else was written
 
 
 def test_a_column_is_as_wide_as_its_table_needs() -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.files.click_logs import AVAZU, CRITEO, iter_batches, read_table
+from dpiframe_core.files.click_logs import CRITEO, iter_batches, read_table
 
 SAMPLES = Path(__file__).resolve().parents[4] / "shared" / "data"
 needs_samples = pytest.mark.skipif(not SAMPLES.is_dir(), reason="the click-log samples are not beside this checkout")
@@ -87,35 +87,6 @@ def test_blocks_hold_the_rows_once_and_in_order(tmp_path):
     assert {b.schema for b in batches} == {read_table(path).schema}
 
 
-AVAZU_HEADER = (
-    "id,click,hour,C1,banner_pos,site_id,site_domain,site_category,app_id,app_domain,app_category,device_id,device_ip,"
-    "device_model,device_type,device_conn_type,C14,C15,C16,C17,C18,C19,C20,C21"
-)
-AVAZU_ROW = (
-    "17000009418151094273,0,14102100,1005,0,1fbe01fe,f3845767,28905ebd,ecad2386,7801e8d9,07d7df22,a99f214a,ddd2926e,"
-    "44956a24,1,2,15706,320,50,1722,0,35,-1,79"
-)
-
-
-def test_avazu_is_read_in_its_published_form_with_ids_beyond_63_bits(tmp_path):
-    path = tmp_path / "train.gz"
-    path.write_bytes(gzip.compress(f"{AVAZU_HEADER}\n{AVAZU_ROW}\n".encode()))
-    (row,) = read_table(path, AVAZU).to_pylist()
-    assert ",".join(row) == AVAZU_HEADER
-    text = {"id", "site_id", "site_domain", "site_category", "app_id", "app_domain", "app_category", "device_id", "device_ip",
-            "device_model"}  # fmt: skip
-    cells = zip(AVAZU_HEADER.split(","), AVAZU_ROW.split(","), strict=True)
-    assert row == {name: cell if name in text else int(cell) for name, cell in cells}
-
-
-def test_an_avazu_test_file_lacks_the_click_column(tmp_path):
-    path = tmp_path / "test"
-    path.write_text(AVAZU_HEADER.replace("click,", "") + "\n" + AVAZU_ROW.replace(",0,", ",", 1) + "\n")
-    table = read_table(path, AVAZU)
-    assert ",".join(table.column_names) == AVAZU_HEADER.replace("click,", "")
-    assert table["hour"].to_pylist() == [14102100]
-
-
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -174,14 +145,9 @@ def test_other_files_are_refused_by_what_they_are(tmp_path):
     with pytest.raises(InputError, match=r"none.txt: got 'no such file', expected a click log in Criteo's format"):
         read_table(tmp_path / "none.txt")
     path = tmp_path / "train.csv"
-    path.write_text(AVAZU_HEADER.replace("banner_pos", "banner") + "\n" + AVAZU_ROW + "\n")
-    with pytest.raises(
-        InputError, match=r"train.csv, line 1: got 'id,click,hour,C1,banner,.*, expected Avazu's header, id,click,"
-    ):
-        read_table(path, AVAZU)
-    path.write_text(AVAZU_HEADER + "\n")
+    path.write_text(",".join(CRITEO.columns) + "\n")
     with pytest.raises(InputError, match=r"train.csv, line 2: got 'the end of the file', expected at least one row"):
-        read_table(path, AVAZU)
+        read_table(path)
 
 
 @needs_samples
@@ -196,9 +162,3 @@ def test_the_real_criteo_sample_is_read_as_python_reads_it():
     assert as_rows(table) == expected
     assert len(expected) == 200
     assert min(v for v in table["I2"].to_pylist() if v is not None) < 0
-
-
-@needs_samples
-def test_the_already_encoded_avazu_sample_is_not_taken_for_the_published_format():
-    with pytest.raises(InputError, match=r"avazu_sample.csv, line 1: got 'label,feat_1,.*, expected Avazu's header"):
-        read_table(SAMPLES / "avazu_sample.csv", AVAZU)

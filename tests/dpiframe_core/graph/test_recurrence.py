@@ -17,7 +17,7 @@ from dpiframe_core.errors import BundleError
 from dpiframe_core.features.schema import FeatureSchema, Numeric, Table
 from dpiframe_core.graph.builder import GraphBuilder
 from dpiframe_core.graph.fusion import PASSES, fuse
-from dpiframe_core.graph.interactions import recurrent
+from dpiframe_core.graph.graph import Attrs, Node
 from dpiframe_core.graph.recurrence import Recurrence, check_recurrence, param_shapes
 from dpiframe_core.graph.schedule import breadth_first
 from dpiframe_core.operators.cpu import CpuOperators
@@ -35,6 +35,15 @@ SCHEMA = FeatureSchema(
 )
 
 
+def recurrent(g, op, values, r, name, offset):
+    """A node of a layer whose parameters are named as torch names them."""
+    names = [f"{name}.weight_ih", f"{name}.weight_hh", f"{name}.bias_ih", f"{name}.bias_hh"]
+    shapes = param_shapes(op, r)
+    params = tuple(g.param(own, shape) for own, shape in zip(names, shapes, strict=True))
+    width = check_recurrence(op, r, offset, [g.width(v) for v in values], shapes)
+    return g.node(Node(name, op, tuple(values), (name,), "gru", params, Attrs(recurrence=r, offset=offset)), width)
+
+
 def graph_of(gate):
     """sigmoid of a linear layer of all hidden states, over the items, whose columns follow one that is not theirs."""
     g = GraphBuilder(SCHEMA)
@@ -43,7 +52,7 @@ def graph_of(gate):
         numbers = [g.lookup(f"attention{t}", None, f"a{t}", "embedding") for t in range(STEPS)]
         numbers = g.concat(numbers, "a", "embedding")
         values.append(g.linear(numbers, STEPS - 1, "first", "attention", bias=False))
-    h = recurrent(g, "gru", values, Recurrence(STEPS - 1, DIM, HIDDEN, gate=gate), "evolution", "gru", offset=DIM)
+    h = recurrent(g, "gru", values, Recurrence(STEPS - 1, DIM, HIDDEN, gate=gate), "evolution", DIM)
     return g.finish(g.activation(g.linear(h, 1, "head", "head"), "sigmoid", "score", "head"))
 
 

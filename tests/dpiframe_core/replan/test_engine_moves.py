@@ -4,6 +4,7 @@ import shutil
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -172,14 +173,57 @@ def test_a_cpu_reads_in_place_and_moves_nothing(tmp_path):
     engine.close()
 
 
+def with_files(schema, hot):
+    """Of tables that ids read, half of the rows lie in files."""
+    return tuple(
+        TablePlacement(t.name, t.rows, *(2 * (max(1, int(t.rows * hot)),)), t.rows // 2 if t.rows > 1 else 0)
+        for t in schema.tables
+    )
+
+
+def test_no_score_of_a_cpu_is_wrong_while_rows_of_files_are_told_to_stay(tmp_path, monkeypatch):
+    """Rows are read in two lanes, of few slots, at every look of the thread that counts."""
+    monkeypatch.setattr("dpiframe_core.embedding.follower.EVERY_S", 0.005)
+    bundle = small_bundle(tmp_path / "b", ARCHITECTURE, dtype=("float32", "float16", "int8"), bags=2)
+    schema = bundle.manifest.feature_schema
+    options = EngineOptions(max_batch_rows=64, lanes=2)
+    home = Home(Placement(1, with_files(schema, 0.25)), "small", None, ahead_bytes=1 << 14, replan_s=1e-6)
+    whole, engine = (Engine(bundle, "cpu", None, options, replace(home, replan_s=after)) for after in (None, home.replan_s))
+    for one in (whole, engine):
+        one.warmup()
+    blocks = [oracle.make_block(schema, 20, 3, np.random.default_rng(i)) for i in range(8)]
+    want = [whole.submit(block) for block in blocks]
+    wrong, scored = [], [0]
+
+    def score(first):
+        for i in range(first, first + 120):
+            if not np.array_equal(engine.submit(blocks[i % 8]), want[i % 8]):
+                wrong.append(i)
+            scored[0] += 1
+
+    threads = [started(score, 40 * i) for i in range(3)]
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+    assert scored[0] == 360
+    assert engine.far_reads.staying > 0
+    assert engine.far_reads.promoted == 0
+    assert engine.table_reads.files > 0
+    assert whole.table_reads is None
+    for one in (whole, engine):
+        one.close()
+
+
 @pytest.mark.gpu
+@pytest.mark.parametrize("files", [False, True])
 @pytest.mark.parametrize("seed", range(2))
-def test_no_score_of_a_gpu_is_wrong_while_rows_move(tmp_path, seed):
+def test_no_score_of_a_gpu_is_wrong_while_rows_move(tmp_path, seed, files):
     """Rows are read in two lanes while all that is read far comes near, at every look."""
     bundle = small_bundle(tmp_path / "b", ARCHITECTURE, dtype=("float32", "float16", "int8"), bags=2)
     schema, rng = bundle.manifest.feature_schema, np.random.default_rng(seed)
     memory = Path(tempfile.mkdtemp(dir="/dev/shm"))  # a disk's files cannot be locked
     places = tuple(TablePlacement(t.name, t.rows, *(2 * (max(1, t.rows // 4),))) for t in schema.tables)
+    places = with_files(schema, 0.25) if files else places
     ranks = {t.name: rng.permutation(t.rows).astype(np.uint32) for t in schema.tables[::2]}
     home = Home(Placement(1, places, ranks), "small", memory, replan_s=1e-6)
     options = EngineOptions(max_batch_rows=64, policy="waves", recall=False, lanes=2)
@@ -204,6 +248,8 @@ def test_no_score_of_a_gpu_is_wrong_while_rows_move(tmp_path, seed):
         thread.join()
     assert wrong == []
     assert engine.table_reads.rows_moved > 0
+    if files:
+        assert engine.far_reads.promoted > 0
     for one in (plain, engine):
         one.close()
     shutil.rmtree(memory)

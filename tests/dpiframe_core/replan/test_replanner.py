@@ -83,7 +83,7 @@ def sum_of(reads: TableReads) -> int:
 def test_the_share_of_hot_reads_recovers_when_other_rows_become_hot(monkeypatch):
     placed, home = placed_on(monkeypatch)
     clock, traffic, turns = Clock(), Traffic(), []
-    replanner = Replanner(SCHEMA, placed, home, {}, lambda: turns.append(placed.generation), clock)
+    replanner = Replanner(SCHEMA, placed, None, home, lambda: turns.append(placed.generation), clock=clock)
     planned = hot_share(replanner, traffic, clock, 50)
     assert planned > 0.7
     assert replanner.reads.rows_moved == 0
@@ -100,7 +100,7 @@ def test_the_share_of_hot_reads_recovers_when_other_rows_become_hot(monkeypatch)
 def test_traffic_that_stays_moves_next_to_nothing_after_a_while(monkeypatch):
     placed, home = placed_on(monkeypatch)
     clock, traffic = Clock(), Traffic(seed=1)
-    replanner = Replanner(SCHEMA, placed, home, {}, lambda: None, clock)
+    replanner = Replanner(SCHEMA, placed, None, home, lambda: None, clock=clock)
     hot_share(replanner, traffic, clock, 200)
     before = replanner.reads.rows_moved
     hot_share(replanner, traffic, clock, 120)
@@ -182,11 +182,11 @@ def test_a_row_that_is_read_hardly_more_often_does_not_take_the_place_of_another
 
 def test_reads_are_told_by_the_tier_that_serves_them(monkeypatch):
     placed, home = placed_on(monkeypatch)
-    replanner = Replanner(SCHEMA, placed, home, {"i": 4, "i_w": 4}, lambda: None, Clock())
-    # 3 rows of user 5; items: hot, host, a slot of a row in files, and none at all, which reads row 1.
-    replanner.sample.offer([block_of([5], [7, HOT, ROWS + 3, ROWS + 9])])
+    replanner = Replanner(SCHEMA, placed, None, home, lambda: None)
+    # 3 rows of user 5; items: hot, host, and none at all, which reads row 1.
+    replanner.sample.offer([block_of([5], [7, HOT, ROWS + 9])])
     replanner.step()
-    assert replanner.reads == TableReads(hot=4 + 2 * 2, peers=0, host=2, files=2, rows_moved=0)
+    assert replanner.reads == TableReads(hot=3 + 2 * 2, peers=0, host=2, files=0, rows_moved=0)
     assert replanner._recent[1].counted()[0].tolist() == [1, 7, HOT]
     placed.close()
 

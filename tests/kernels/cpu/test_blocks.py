@@ -19,6 +19,7 @@ RECORD = IdRecord((1, 4, 2, 8, 1, 2))
 SIZES = [200, 70_000, 300, 2**40, 255, 65_535]
 LOWEST = [0, -1, 0, -1, -1, 0]
 LEGAL = RECORD.legal(LOWEST, SIZES)
+STAND_INS = np.zeros((2, 6), np.int64)
 
 
 def ids_of(rows, dtype):
@@ -45,22 +46,6 @@ def test_legal_ids_lie_in_records_as_numpy_packs_them(rows, dtype, shift):
     RECORD.pack(ids, want)
     out = np.zeros(64 + want.size + 8, np.uint8)
     assert pack(sent, out, 64) == 0
-    assert out[64:-8].tobytes() == want.tobytes()
-    assert not out[:64].any()
-    assert not out[-8:].any()
-
-
-@pytest.mark.parametrize("rows", [1, 2, 65, 300])
-def test_marks_become_their_columns_stand_ins_in_the_records(rows):
-    """-2, which is counted, and -3; padding stays."""
-    rng, ids = np.random.default_rng(rows), ids_of(rows, np.int64)
-    marks = rng.integers(-3, 3, ids.shape)
-    marked = np.where(marks < -1, marks, ids)
-    stand_ins = np.array([[9, 8, 7, 6, 5, 4], [1, 2, 3, 2**40 - 1, 0, 6]])
-    want, out = np.zeros((rows, RECORD.nbytes), np.uint8), np.zeros(64 + rows * RECORD.nbytes + 8, np.uint8)
-    RECORD.pack(np.where(marks == -2, stand_ins[0], np.where(marks == -3, stand_ins[1], ids)), want)
-    columns = np.ascontiguousarray(marked.T)
-    assert BLOCKS.settle_ids(LEGAL, columns, stand_ins, rows, out, 64, RECORD.nbytes) == (marks == -2).sum()
     assert out[64:-8].tobytes() == want.tobytes()
     assert not out[:64].any()
     assert not out[-8:].any()
@@ -140,24 +125,45 @@ def test_hashes_are_those_of_murmur3(texts, seed, buckets):
     assert out.tolist() == [mmh3.mmh3_32_uintdigest(text.encode(), seed) % buckets + 3 for text in texts]
 
 
+def numbers_of(body, place):
+    return BLOCKS.column_numbers([(2, 1, body, place)], OUT, OUT[:32], AT)
+
+
+def test_an_array_is_read_where_it_lies_in_its_body():
+    body, out, missing = b'{"a": [1, 2.5], "b": [null,4]}', np.zeros((2, 2)), np.zeros((2, 2), np.bool_)
+    columns = [(2, 2, body, (21, 29)), (2, 2, body, (6, 14))]
+    assert BLOCKS.column_numbers(columns, out, missing, np.arange(2)) == 1
+    assert out.tolist() == [[0, 4], [1, 2.5]]
+    found, rows, rest = BLOCKS.json_columns(b'{"candidates":%s}' % body, {"a": 12, "b": 12}, 9)
+    assert (rows, rest) == (2, b'{"candidates":{}}')
+    assert [body[start - 14 : end - 14] for _, _, _, (start, end) in found.values()] == [b"[1, 2.5]", b"[null,4]"]
+    assert BLOCKS.column_numbers([found["b"], found["a"]], out, missing, np.arange(2)) == 1
+
+
 def block_of(rows, contexts, size, places=(0, 0, 64, 0, 0, 128)):
     return SimpleNamespace(rows=rows, contexts=contexts, base=0, buffer=np.ones(size, np.uint8), places=places)
 
 
+def settle(ids, out, at=0, stand_ins=STAND_INS):
+    return BLOCKS.settle_ids(LEGAL, ids, stand_ins, 2, out, at, RECORD.nbytes)
+
+
 OUT, AT, SOME = np.zeros(256, np.uint8), np.zeros(1, np.int64), vocabulary("a")
 PLACES = (0, 0, 64, 0, 0, 128)
-WIDE, STAND_INS = np.zeros((6, 2), np.int64), np.zeros((2, 6), np.int64)
 FAULTS = {
     "no room for records": (ValueError, lambda: pack(ids_of(2, np.int32), np.zeros(2 * RECORD.nbytes - 1, np.uint8))),
     "records before the buffer": (ValueError, lambda: pack(ids_of(2, np.int32), np.zeros(100, np.uint8), -1)),
     "other rows": (ValueError, lambda: BLOCKS.pack_ids(LEGAL, ids_of(2, np.int32), False, 3, OUT, 0, RECORD.nbytes)),
-    "no room for settled ids": (ValueError, lambda: BLOCKS.settle_ids(LEGAL, WIDE, STAND_INS, 2, OUT, 229, RECORD.nbytes)),
-    "other rows to settle": (ValueError, lambda: BLOCKS.settle_ids(LEGAL, WIDE, STAND_INS, 3, OUT, 0, RECORD.nbytes)),
-    "stand-ins of other columns": (ValueError, lambda: BLOCKS.settle_ids(LEGAL, WIDE, STAND_INS[:1], 2, OUT, 0, RECORD.nbytes)),
-    "settled ids that may not be written": (
+    "no room for settled ids": (
         ValueError,
-        lambda: BLOCKS.settle_ids(LEGAL, WIDE, STAND_INS, 2, np.frombuffer(bytes(256), np.uint8), 0, RECORD.nbytes),
+        lambda: settle(np.zeros((6, 2), np.int64), np.zeros(2 * RECORD.nbytes - 1, np.uint8)),
     ),
+    "settled ids before the buffer": (ValueError, lambda: settle(np.zeros((6, 2), np.int64), OUT, -1)),
+    "fewer columns of ids": (ValueError, lambda: settle(np.zeros((5, 2), np.int64), OUT)),
+    "narrow ids": (ValueError, lambda: settle(np.zeros((6, 2), np.int32), OUT)),
+    "ids row by row": (ValueError, lambda: settle(np.zeros((2, 6), np.int64).T, OUT)),
+    "who stands for one mark only": (ValueError, lambda: settle(np.zeros((6, 2), np.int64), OUT, stand_ins=STAND_INS[:1])),
+    "nobody who stands for marks": (TypeError, lambda: settle(np.zeros((6, 2), np.int64), OUT, stand_ins=None)),
     "fewer arguments": (TypeError, lambda: BLOCKS.pack_ids(LEGAL, OUT)),
     "apart": (ValueError, lambda: pack(ids_of(4, np.int32)[::2], np.zeros(100, np.uint8))),
     "read only": (ValueError, lambda: BLOCKS.copy_numbers(np.zeros(2, np.float32), np.frombuffer(b"12345678", np.uint8), 0)),
@@ -190,6 +196,11 @@ FAULTS = {
     "no such form": (ValueError, lambda: BLOCKS.column_numbers([(7, 1, b"12345678", None)], OUT, OUT[:32], AT)),
     "fewer bytes than numbers": (ValueError, lambda: BLOCKS.column_numbers([(4, 2, b"12345678", None)], OUT, OUT[:32], AT)),
     "a mask of other values": (ValueError, lambda: BLOCKS.column_numbers([(4, 1, b"12345678", b"12")], OUT, OUT[:32], AT)),
+    "an array beyond its body": (ValueError, lambda: numbers_of(b"[1]", (0, 4))),
+    "an array before its body": (ValueError, lambda: numbers_of(b"[1]", (-1, 3))),
+    "an array of one bracket": (ValueError, lambda: numbers_of(b"[1]", (2, 3))),
+    "an array that ends where it begins": (ValueError, lambda: numbers_of(b"[1]", (2, 2))),
+    "an array without an end": (TypeError, lambda: numbers_of(b"[1]", (2,))),
     "kinds that are none": (TypeError, lambda: BLOCKS.json_columns(b"{}", None, 1)),
     "no blocks": (TypeError, lambda: BLOCKS.fill(OUT, PLACES, (), None)),
     "no block": (AttributeError, lambda: BLOCKS.fill(OUT, PLACES, (), [None])),

@@ -6,7 +6,7 @@ FuxiCTR packs each history: it reads as many steps as the history has values, fr
 import torch
 from torch import Tensor
 
-from dpiframe_core.importers.fuxictr.zoo.sequences import groups
+from dpiframe_core.importers.fuxictr.zoo.sequences import beside_sequences, groups
 from dpiframe_core.importers.networks.histories import against, gru, gru_of_scores, last_state, masks, softmax_over
 from dpiframe_core.importers.networks.layers import mlp, stack
 from dpiframe_core.importers.networks.net import Net
@@ -17,7 +17,6 @@ _CELL = ("x2h.weight", "h2h.weight", "x2h.bias", "h2h.bias")
 def dien(m: Net) -> Tensor:
     """Defaults and names are those of FuxiCTR's `model_zoo/DIEN`."""
     targets, sequences = groups(m, "dien_target_field"), groups(m, "dien_sequence_field")
-    negatives = groups(m, "dien_neg_seq_field") if m.setting("dien_neg_seq_field", None, str, list, tuple, type(None)) else []
     parts = []
     for i, (target, sequence) in enumerate(zip(targets, sequences, strict=True)):
         history, wanted = m.joined(sequence), m.joined(target)
@@ -27,9 +26,7 @@ def dien(m: Net) -> Tensor:
         if m.flag("enable_sum_pooling", False):
             total = history.sum(1)
             parts += [total, wanted * total]
-    left_out = {name for group in (*sequences, *negatives) for name in group}
-    parts += [m.joined([f.name]) for f in m.features if f.name not in left_out]
-    m.skip("aux_net", *(f"embedding_layer.embedding_layers.{name}" for group in negatives for name in group))
+    parts += beside_sequences(m, sequences, "dien_neg_seq_field")
     return mlp(m, "dnn", torch.cat(parts, 1), "dnn_activations")
 
 

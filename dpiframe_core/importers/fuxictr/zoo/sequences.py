@@ -32,6 +32,14 @@ def groups(m: Net, key: str) -> list[list[str]]:
     return [[str(name) for name in group] for group in out]
 
 
+def beside_sequences(m: Net, sequences: list[list[str]], negatives_key: str) -> list[Tensor]:
+    """The features that are of no sequence. What training alone needs, auxiliary network and negative samples, is skipped."""
+    negatives = groups(m, negatives_key) if m.setting(negatives_key, None, str, list, tuple, type(None)) else []
+    m.skip("aux_net", *(f"embedding_layer.embedding_layers.{name}" for group in negatives for name in group))
+    left_out = {name for group in (*sequences, *negatives) for name in group}
+    return [m.joined([f.name]) for f in m.features if f.name not in left_out]
+
+
 def bst(m: Net) -> Tensor:
     """Chen et al. 2019 (Alibaba): transformer blocks over the history and the target behind it."""
     targets, sequences = groups(m, "bst_target_field"), groups(m, "bst_sequence_field")
@@ -89,7 +97,6 @@ def _multi_head(m: Net, name: str, x: Tensor, masked: Callable[[Tensor], Tensor]
 def dmin(m: Net) -> Tensor:
     """Xiao et al. 2020: a refined history, one interest a head, each pooled by attention to the target."""
     targets, sequences = groups(m, "target_field"), groups(m, "sequence_field")
-    negatives = groups(m, "neg_seq_field") if m.setting("neg_seq_field", None, str, list, tuple, type(None)) else []
     parts = []
     for i, (target, sequence) in enumerate(zip(targets, sequences, strict=True)):
         history, wanted = m.joined(sequence), m.joined(target)
@@ -101,9 +108,7 @@ def dmin(m: Net) -> Tensor:
         if m.flag("enable_sum_pooling", False):
             total = history.sum(1)
             parts += [total, wanted * total]
-    left_out = {name for group in (*sequences, *negatives) for name in group}
-    parts += [m.joined([f.name]) for f in m.features if f.name not in left_out]
-    m.skip("aux_net", *(f"embedding_layer.embedding_layers.{name}" for group in negatives for name in group))
+    parts += beside_sequences(m, sequences, "neg_seq_field")
     return mlp(m, "dnn", torch.cat(parts, 1), "dnn_activations", "Dice")
 
 

@@ -3,6 +3,7 @@
 Run it with the sanitizers in the listener (see test_fuzz). What it checks itself is the form of what it is told.
 """
 
+import os
 import random
 import socket
 import sys
@@ -32,12 +33,27 @@ def join(listener: Listener, clients: list[tuple[socket.socket, bytearray]]) -> 
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     theirs.setblocking(False)
-    if listener.add(theirs.fileno()):
+    if listener.add([theirs.fileno()]):
         theirs.detach()
         clients.append((ours, bytearray()))
     else:
         ours.close()
         theirs.close()
+
+
+def arrive(
+    rng: random.Random, listener: Listener, listening: socket.socket, clients: list[tuple[socket.socket, bytearray]]
+) -> None:
+    """Some clients more, as many as the listener has room for; the others are turned away."""
+    for _ in range(rng.randint(1, 3)):
+        ours = socket.create_connection(listening.getsockname())
+        ours.setblocking(False)
+        clients.append((ours, bytearray()))
+    come = listener.accept(listening.fileno(), rng.randint(0, 4))
+    taken = listener.add(come)
+    assert 0 <= taken <= len(come) <= 4
+    for fd in come[taken:]:
+        os.close(fd)
 
 
 def mutated(rng: random.Random, data: bytes) -> bytes:
@@ -60,13 +76,18 @@ def mutated(rng: random.Random, data: bytes) -> bytes:
 def main(seed: int, steps: int) -> None:
     rng = random.Random(seed)
     listener = open_listener(Limits(max_body_bytes=200_000), 8)
+    listening = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    listening.setblocking(False)
     clients: list[tuple[socket.socket, bytearray]] = []
     waiting: list[int] = []
     told = answered = 0
     for step in range(steps):
         action = rng.random()
         if action < 0.1 or not clients:
-            join(listener, clients)
+            if rng.random() < 0.5:
+                join(listener, clients)
+            else:
+                arrive(rng, listener, listening, clients)
         elif action < 0.15:
             clients.pop(rng.randrange(len(clients)))[0].close()
         elif action < 0.6:

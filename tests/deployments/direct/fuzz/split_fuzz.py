@@ -64,7 +64,7 @@ def request(rng: random.Random) -> bytes:
 def told_of(listener: Listener, parts: list[bytes]) -> Told:
     """All that is told of a stream that comes in these parts and then ends, each request answered as it comes."""
     ours, theirs = socket.socketpair()
-    assert listener.add(theirs.fileno())
+    assert listener.add([theirs.fileno()]) == 1
     theirs.detach()
     told: Told = []
 
