@@ -14,8 +14,7 @@ from dpiframe_core.graph.interactions import attention_params, cin_params, field
 from dpiframe_core.graph.placement import Matrix
 from dpiframe_core.graph.recurrence import directions_of
 from dpiframe_core.operators.aten_functions import AtenOperator
-from dpiframe_core.operators.context_columns import context_columns
-from dpiframe_core.operators.context_shares import ContextShares
+from dpiframe_core.operators.context_shares import ContextShares, context_columns
 from dpiframe_core.operators.region import Region
 from dpiframe_core.operators.towers import tower_kernel
 from dpiframe_core.operators.wave_operands import chain_head, chain_links, cross_and_head, jobs_of

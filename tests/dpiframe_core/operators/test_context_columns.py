@@ -5,7 +5,7 @@ import pytest
 from dpiframe_core.graph.architecture import DIN, TargetAttention, WideDeep
 from dpiframe_core.graph.fusion import fuse
 from dpiframe_core.models.build import build_graph
-from dpiframe_core.operators.context_columns import context_columns
+from dpiframe_core.operators.context_shares import context_columns
 from tests import model_oracle
 
 
