@@ -11,7 +11,8 @@ from deployments.batching.watchdog import Runs, start_watching
 from deployments.processes import end_soon
 
 log = logging.getLogger(__name__)
-# Meanwhile it refuses at once, and so is sent most. The tries of our client last 0.14 s at least: it must not spend all of them here.
+# Meanwhile it refuses at once, and so is sent most. The tries of our client last 0.14 s at least: it must not spend all of
+# them here.
 _LAST_WORDS_S = 0.1
 
 

@@ -12,12 +12,12 @@ from torch import nn
 
 from dpiframe_core.bundle.bundle import Golden, Manifest, Provenance, VocabularyTable, write_bundle
 from dpiframe_core.bundle.manifest import vocabulary_names
-from dpiframe_core.compiler.examples import example_block, raw_columns
+from dpiframe_core.compiler.examples import Call, Output, RawColumns, Scored, example_block, raw_columns
 from dpiframe_core.compiler.lookups import Lookups
 from dpiframe_core.compiler.lower import Lowering
 from dpiframe_core.compiler.strided import Strided
 from dpiframe_core.compiler.tidy import tidied
-from dpiframe_core.compiler.trace import Call, Output, Scored, evaluating, trace
+from dpiframe_core.compiler.trace import Trace, evaluating, traces
 from dpiframe_core.describe.module_summary import Timed, in_turns, module_summary
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine.cpu_lane import CpuLane
@@ -160,7 +160,15 @@ def table_sizes(
 def _lowered(scored: Scored, schema: FeatureSchema, example: Mapping[str, torch.Tensor]) -> tuple[Lowering, Lookups, Strided]:
     """What a module reads and computes, and its scores."""
     values = raw_columns(schema, example)
-    traced = trace(scored, list(example.values()))
+    for traced in traces(scored, list(example.values())):
+        try:
+            return _through(traced, schema, values)
+        except InputError as error:
+            refused = error
+    raise refused
+
+
+def _through(traced: Trace, schema: FeatureSchema, values: RawColumns) -> tuple[Lowering, Lookups, Strided]:
     complete = {"x": 0, "w": 0}
     for _ in range(2):  # the first pass finds how wide the embeddings are together
         lookups = Lookups(schema, values.columns)

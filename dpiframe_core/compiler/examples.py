@@ -1,16 +1,22 @@
-"""The example that a module is compiled with: feature -> tensor, held against the schema, and as encoded golden rows."""
+"""What a module is called with: an example, feature -> tensor, held against the schema, and as encoded golden rows. And the
+module as a function of it.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from dpiframe_core.compiler.lookups import Indices
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import FeatureSchema
 
+Call = Literal["mapping", "keywords", "matrix"]
+Output = str | int | Sequence[str | int] | None
 _LEAST_ROWS = 2  # torch.export takes a batch of one for a constant
 
 
@@ -71,3 +77,46 @@ def example_block(schema: FeatureSchema, example: Mapping[str, torch.Tensor], pa
                 values[values == padding[f.name]] = -1
         block.column(schema.columns[f.name])[:] = values
     return block
+
+
+class Scored(nn.Module):
+    """A module as a function from features to scores: takes them as it wants them, picks the scores, adds the sigmoid."""
+
+    def __init__(self, module: nn.Module, names: Sequence[str], call: Call, output: Output, logits: bool) -> None:
+        super().__init__()
+        self.module = module
+        self.names, self._call, self._output, self._logits = tuple(names), call, output, logits
+
+    def forward(self, *values: torch.Tensor) -> torch.Tensor:
+        if self._call == "matrix":
+            columns = [v.to(torch.float32).reshape(v.shape[0], -1) for v in values]
+            found = self.module(torch.cat(columns, 1))
+        elif self._call == "keywords":
+            found = self.module(**dict(zip(self.names, values, strict=True)))
+        else:
+            found = self.module(dict(zip(self.names, values, strict=True)))
+        found = self._picked(found)
+        return torch.sigmoid(found) if self._logits else found
+
+    def _picked(self, found: Any) -> torch.Tensor:
+        if isinstance(self._output, Sequence) and not isinstance(self._output, str):
+            parts = [_scores(found[key], f"module output {key!r}") for key in self._output]
+            return torch.cat([part.reshape(part.shape[0], -1) for part in parts], 1)
+        if self._output is not None:
+            found = found[self._output]
+        elif isinstance(found, Mapping) and len(found) == 1:
+            (found,) = found.values()
+        elif isinstance(found, tuple | list) and len(found) == 1:
+            (found,) = found
+        elif isinstance(found, Mapping | tuple | list):
+            keys = list(found) if isinstance(found, Mapping) else list(range(len(found)))
+            raise InputError(
+                "module output", f"{len(found)} values", f"`output`: one of {keys}, or a list of one for each task"
+            )
+        return _scores(found, "module output")
+
+
+def _scores(found: Any, where: str) -> torch.Tensor:
+    if not isinstance(found, torch.Tensor):
+        raise InputError(where, type(found).__name__, "one tensor of scores; name it by `output`")
+    return found

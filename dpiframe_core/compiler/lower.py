@@ -81,6 +81,8 @@ class Lowering:
             return made
         if not isinstance(node.target, torch._ops.OpOverload):
             raise Refused(f"got {target}, expected an ATen operation")
+        if target == "aten.dropout.default" and not (a := self._arguments(node))["train"]:
+            return a["input"]
         seeded = torch.Tag.nondeterministic_seeded in node.target.tags
         if seeded and "attention" not in target and target not in RECURRENT:  # the dropout of these is looked at there
             raise Refused(f"got {target}, expected nothing random")

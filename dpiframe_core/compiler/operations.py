@@ -94,7 +94,7 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
             return einsum(e, a["equation"], a["tensors"])
         case "aten.layer_norm.default":
             return _layer_norm(e, a)
-        case "aten._native_batch_norm_legit_no_training.default":
+        case "aten.batch_norm.default" | "aten._native_batch_norm_legit_no_training.default" if not a.get("training"):
             return _batch_norm(e, a)
         case "aten._native_batch_norm_legit.no_stats" | "aten._native_batch_norm_legit_functional.default":
             raise Refused("got batch norm by the statistics of the batch, expected those kept in training")

@@ -5,12 +5,12 @@ the source line behind each call. Knows no graph of ours.
 import logging
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -18,12 +18,19 @@ from torch._decomp import decompositions
 from torch.export.graph_signature import InputKind
 from torch.nn import functional
 
+from dpiframe_core.compiler.examples import Scored
 from dpiframe_core.errors import InputError
 
-Call = Literal["mapping", "keywords", "matrix"]
-Output = str | int | Sequence[str | int] | None
 _TORCH = str(Path(torch.__file__).parent)
 _HERE = str(Path(__file__).parent)
+# Their results are tensors of their own, which a reshape's or a dropout's may or may not be.
+_FRESH = {
+    f"aten.{name}" for name in (
+        "linear.default", "matmul.default", "mm.default", "bmm.default", "batch_norm.default", "add.Tensor", "sub.Tensor",
+        "mul.Tensor", "div.Tensor", "sum.dim_IntList", "mean.dim", "cat.default", "stack.default", "clone.default",
+        "lift_fresh_copy.default", "new_zeros.default", "zeros_like.default",
+    )
+}  # fmt: skip
 
 
 class Verbatim(str):
@@ -33,55 +40,12 @@ class Verbatim(str):
         return str(self)
 
 
-class Scored(nn.Module):
-    """A module as a function from features to scores: takes them as it wants them, picks the scores, adds the sigmoid."""
-
-    def __init__(self, module: nn.Module, names: Sequence[str], call: Call, output: Output, logits: bool) -> None:
-        super().__init__()
-        self.module = module
-        self.names, self._call, self._output, self._logits = tuple(names), call, output, logits
-
-    def forward(self, *values: torch.Tensor) -> torch.Tensor:
-        if self._call == "matrix":
-            columns = [v.to(torch.float32).reshape(v.shape[0], -1) for v in values]
-            found = self.module(torch.cat(columns, 1))
-        elif self._call == "keywords":
-            found = self.module(**dict(zip(self.names, values, strict=True)))
-        else:
-            found = self.module(dict(zip(self.names, values, strict=True)))
-        found = self._picked(found)
-        return torch.sigmoid(found) if self._logits else found
-
-    def _picked(self, found: Any) -> torch.Tensor:
-        if isinstance(self._output, Sequence) and not isinstance(self._output, str):
-            parts = [_scores(found[key], f"module output {key!r}") for key in self._output]
-            return torch.cat([part.reshape(part.shape[0], -1) for part in parts], 1)
-        if self._output is not None:
-            found = found[self._output]
-        elif isinstance(found, Mapping) and len(found) == 1:
-            (found,) = found.values()
-        elif isinstance(found, tuple | list) and len(found) == 1:
-            (found,) = found
-        elif isinstance(found, Mapping | tuple | list):
-            keys = list(found) if isinstance(found, Mapping) else list(range(len(found)))
-            raise InputError(
-                "module output", f"{len(found)} values", f"`output`: one of {keys}, or a list of one for each task"
-            )
-        return _scores(found, "module output")
-
-
-def _scores(found: Any, where: str) -> torch.Tensor:
-    if not isinstance(found, torch.Tensor):
-        raise InputError(where, type(found).__name__, "one tensor of scores; name it by `output`")
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class Trace:
     """What a module computes.
 
     Attributes:
-        nodes: the calls, in order; `result` is the one whose value holds the scores.
+        nodes: the calls that the scores need, in order; `result` is the one whose value holds the scores.
         tensors: placeholder -> parameter, buffer or constant, under its name in the module.
         inputs: placeholders of the features, in order. batch: the symbol for the number of rows.
     """
@@ -93,20 +57,32 @@ class Trace:
     batch: Any
 
 
-def trace(scored: Scored, values: Sequence[torch.Tensor]) -> Trace:
-    """Traces a module in eval mode on example values (dimension 0 is the batch).
+def traces(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[Trace]:
+    """A module in eval mode, traced on example values (dimension 0 is the batch): as torch.export has it, unless a call there
+    changes a value. Then, for who cannot take that over, of fewer operators, which takes torch longer than all before.
 
     Raises:
         InputError: the module does not run; control flow that depends on values, a fixed number of rows, or changed buffers;
             with the source line.
     """
     rows = torch.export.Dim("rows", min=1)
+    with _explained(scored, values):
+        exported = torch.export.export(scored, tuple(values), dynamic_shapes=(tuple({0: rows} for _ in values),))
+    if made_functional(exported.graph):
+        yield _read(scored, exported)
+    with _explained(scored, values):
+        exported = exported.run_decompositions({torch.ops.aten.gru_cell.default: _gru_cell})
+    yield _read(scored, exported)
+
+
+@contextmanager
+def _explained(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Where torch's tracing runs: quiet, and its errors as what is to be changed in the module."""
     try:
         with _quiet(), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # of torch about itself
             with _states_of_lstm():
-                exported = torch.export.export(scored, tuple(values), dynamic_shapes=(tuple({0: rows} for _ in values),))
-                exported = exported.run_decompositions({torch.ops.aten.gru_cell.default: _gru_cell})
+                yield
     except InputError:
         raise
     except Exception as error:  # whatever the module's code raised, too
@@ -126,6 +102,35 @@ def trace(scored: Scored, values: Sequence[torch.Tensor]) -> Trace:
         raise InputError(
             f"module: {_origin(error)}", Verbatim(_first_line(error)), "a module that torch.export takes"
         ) from error
+
+
+def made_functional(graph: fx.Graph) -> bool:
+    """Whether no call of a graph changes a value; those that change one which they alone read are replaced first."""
+    settled = set[fx.Node]()  # calls replaced, whose results are as good as fresh
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            return False  # it has graphs of its own
+        if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+            continue
+        changed, functional = node.args[0], _functional(node)
+        alone = isinstance(changed, fx.Node) and set(changed.users) == {node}
+        alone = alone and (str(changed.target) in _FRESH or changed in settled)
+        if functional is None or not (alone or functional is torch.ops.aten.detach.default):
+            return False
+        node.target = functional
+        settled |= {node} if alone else set()
+    return True
+
+
+def _functional(node: fx.Node) -> Any:
+    """The operator that gives what a call changes its first argument to; None: there is none, or of another dtype."""
+    name, _, overload = str(node.target).removeprefix("aten.").partition("_.")
+    packet = getattr(torch.ops.aten, name, None)
+    kinds = {n.meta["val"].dtype for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)} - {torch.bool}
+    return getattr(packet, overload, None) if len(kinds) == 1 else None
+
+
+def _read(scored: Scored, exported: torch.export.ExportedProgram) -> Trace:
     signature = exported.graph_signature
     changed = sorted({*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()})
     if changed:
@@ -147,7 +152,10 @@ def trace(scored: Scored, values: Sequence[torch.Tensor]) -> Trace:
     batch = inputs[0].meta["val"].shape[0]
     if isinstance(batch, int):
         raise InputError("module", f"{batch} rows", "a module that takes any number of rows")
-    calls = tuple(n for n in exported.graph.nodes if n.op == "call_function")
+    used = {result}
+    for node in reversed(exported.graph.nodes):
+        used |= {*node.all_input_nodes} if node in used else set()
+    calls = tuple(n for n in exported.graph.nodes if n.op == "call_function" and n in used)
     return Trace(calls, result, tensors, tuple(inputs), batch.node.expr)
 
 

@@ -82,6 +82,11 @@ class RowBlock:
         return np.ndarray((self.rows, self.layout.candidate_dense), np.float32, self.buffer.data, self.places[4])
 
     @property
+    def dense(self) -> Floats:
+        """All numbers, of contexts and of rows; between them 0 where alignment leaves a gap."""
+        return self.buffer[self.places[3] : self.places[5]].view(np.float32)
+
+    @property
     def addresses(self) -> RowAddresses:
         """For C, which reads the block while it is held."""
         at = addressof(c_char.from_buffer(self.buffer.data))  # a quarter of `address`'s time; a block may be written to
@@ -90,11 +95,6 @@ class RowBlock:
         return RowAddresses(
             self.rows, at + own, at + of_context, given, self.contexts, at + own_numbers, at + numbers, self.layout.widths
         )
-
-    @property
-    def dense(self) -> Floats:
-        """All numbers, of contexts and of rows; between them 0 where alignment leaves a gap."""
-        return self.buffer[self.places[3] : self.places[5]].view(np.float32)
 
     @property
     def header(self) -> npt.NDArray[np.int32]:

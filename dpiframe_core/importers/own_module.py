@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dpiframe_core.compiler.compiled import compile_module, table_sizes
-from dpiframe_core.compiler.trace import Call, Scored
+from dpiframe_core.compiler.examples import Call, Scored
 from dpiframe_core.features.sample import sample_columns
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
 from dpiframe_core.graph.architecture import GraphFile

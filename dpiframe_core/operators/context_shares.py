@@ -1,5 +1,5 @@
-"""Which columns of a lookup are multiplied but once a context: those of its features, in layers that read the lookup itself.
-And which are written but once: a history that one attention alone reads.
+"""Which columns of a lookup are worked on but once a context. Multiplied: those of its features, in layers that read the lookup
+itself. Written: a history that one attention alone reads.
 """
 
 from collections.abc import Iterator

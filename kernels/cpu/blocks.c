@@ -31,52 +31,28 @@ no_ids:
     return result;
 }
 
-// What stands for a value that has no id, as row_block.py has it.
-enum { UNKNOWN = -2, MISSING = -3 };
-
-#define SETTLE(STORED)                                                        \
-    for (int64_t r = 0; r < rows; ++r, to += bytes) {                         \
-        const int64_t id = from[r];                                           \
-        unknown += id == UNKNOWN;                                             \
-        *(STORED *)to = (STORED)(id == UNKNOWN ? stand[c->source] : id == MISSING ? stand[width + c->source] : id); \
-    }
-
-// settle_ids(columns, ids, stand_ins, rows, out, at, bytes): legal ids[columns, rows] and marks among them, of 8 bytes each, into
-// records as pack_ids has them; stand_ins[2, columns], of 8 bytes too: the ids for UNKNOWN and for MISSING. Gives how many were UNKNOWN.
+// settle_ids(columns, ids, stand_ins, rows, out, at, bytes): `dpi_settled` of int64[columns, rows] into records from byte `at` of
+// `out` on.
 static PyObject *settle_ids(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
-    int64_t shape[3], unknown = 0;
-    if (!counted(count, 7) || !integers(args + 3, 1, COUNTS, shape) || !integers(args + 5, 1, PLACES_END, shape + 1) ||
-        !integers(args + 6, 1, COUNTS, shape + 2))
+    int64_t rows, place[2];
+    if (!counted(count, 7) || !integers(args + 3, 1, COUNTS, &rows) || !integers(args + 5, 1, PLACES_END, place) ||
+        !integers(args + 6, 1, COUNTS, place + 1))
         return NULL;
-    const int64_t rows = shape[0], at = shape[1], bytes = shape[2];
-    Py_buffer columns, ids, stand_ins, out;
-    if (PyObject_GetBuffer(args[0], &columns, PyBUF_SIMPLE)) return NULL;
-    if (PyObject_GetBuffer(args[1], &ids, PyBUF_SIMPLE)) goto no_ids;
-    if (PyObject_GetBuffer(args[2], &stand_ins, PyBUF_SIMPLE)) goto no_stand_ins;
-    if (PyObject_GetBuffer(args[4], &out, PyBUF_WRITABLE)) goto no_out;
-    const int64_t width = columns.len / (int64_t)sizeof(Column), *stand = stand_ins.buf;
-    if (ids.len != 8 * rows * width || stand_ins.len != 16 * width)
-        PyErr_Format(PyExc_ValueError, "ids: got %zd and %zd bytes, expected %lld and %lld", ids.len, stand_ins.len,
-                     (long long)(8 * rows * width), (long long)(16 * width));
-    else if (within(&out, at, rows * bytes))
-        for (const Column *c = columns.buf; c < (const Column *)columns.buf + width; ++c) {
-            const int64_t *from = (const int64_t *)ids.buf + c->source * rows;
-            uint8_t *to = (uint8_t *)out.buf + at + c->at;
-            switch (c->width) {
-                case 1: SETTLE(uint8_t) break;
-                case 2: SETTLE(Half) break;
-                case 4: SETTLE(Word) break;
-                default: SETTLE(Long)
-            }
-        }
-    PyBuffer_Release(&out);
-no_out:
-    PyBuffer_Release(&stand_ins);
-no_stand_ins:
-    PyBuffer_Release(&ids);
-no_ids:
-    PyBuffer_Release(&columns);
-    return PyErr_Occurred() ? NULL : PyLong_FromLongLong(unknown);
+    Py_buffer held[4];
+    PyObject *result = NULL;
+    int open = 0;
+    for (; open < 4; ++open)
+        if (PyObject_GetBuffer(args[open < 3 ? open : 4], held + open, open < 3 ? PyBUF_SIMPLE : PyBUF_WRITABLE)) break;
+    if (open == 4) {
+        const int64_t columns = held[0].len / (int64_t)sizeof(Column);
+        if (held[1].len != 8 * columns * rows || held[2].len != 16 * columns)
+            PyErr_Format(PyExc_ValueError, "ids: got %zd and %zd bytes, expected 8 an id and 16 a column", held[1].len, held[2].len);
+        else if (within(held + 3, place[0], rows * place[1]))
+            result = PyLong_FromLongLong(dpi_settled(held[0].buf, columns, held[1].buf, held[2].buf, rows,
+                                                     (uint8_t *)held[3].buf + place[0], place[1]));
+    }
+    while (open) PyBuffer_Release(held + --open);
+    return result;
 }
 
 // copy_numbers(given, out, at): copies float32s to byte `at` of `out`. Gives how many are infinite or no numbers.

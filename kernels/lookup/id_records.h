@@ -57,6 +57,36 @@ static inline int64_t dpi_packed(const Column *column, int64_t columns, const vo
     return illegal;
 }
 
+enum { UNKNOWN = -2 };  // a mark among ids that are below all others; another mark, below it, is of a missing value
+
+#define SETTLE(STORED)                                                              \
+    for (int64_t r = 0; r < rows; ++r) {                                            \
+        int64_t id = from[r];                                                       \
+        if (id <= UNKNOWN) {                                                        \
+            found += id == UNKNOWN;                                                 \
+            id = stand_ins[(id == UNKNOWN ? 0 : columns) + c->source];              \
+        }                                                                           \
+        *(STORED *)(to + r * bytes) = (STORED)id;                                   \
+    }
+
+// ids[columns, rows] into records of so many bytes, marks replaced by their column's of stand_ins[2, columns]: of an unknown and of
+// a missing value. Gives how many were unknown.
+static inline int64_t dpi_settled(const Column *column, int64_t columns, const int64_t *ids, const int64_t *stand_ins, int64_t rows,
+                                  uint8_t *records, int64_t bytes) {
+    int64_t found = 0;
+    for (const Column *c = column; c < column + columns; ++c) {
+        const int64_t *from = ids + c->source * rows;
+        uint8_t *to = records + c->at;
+        switch (c->width) {
+            case 1: SETTLE(uint8_t) break;
+            case 2: SETTLE(Half) break;
+            case 4: SETTLE(Word) break;
+            default: SETTLE(Long)
+        }
+    }
+    return found;
+}
+
 // Copies float32s. Gives how many are infinite or no numbers.
 static inline int64_t dpi_copied(const void *given, int64_t size, void *out) {
     const uint32_t exponent = 0x7f800000;  // all ones in those, and in those alone

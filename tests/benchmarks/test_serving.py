@@ -123,9 +123,9 @@ def test_a_stall_is_told_from_a_server_that_is_always_slow_by_when_the_slowest_r
 
 
 def test_what_the_warm_up_meets_is_in_no_figure_but_in_the_number_answered(requests_of):
-    with server(stall_s=0.3) as (port, seen):
+    with server(stall_s=0.9) as (port, seen):
         load = drive(port, requests_of(port, [b"x"]), connections=4, seconds=0.5, warm_s=1, rate=100)
-    assert load.times.p99_us < 250_000
+    assert load.times.p99_us < 800_000
     assert load.times.calls < load.answered == len(seen)
 
 

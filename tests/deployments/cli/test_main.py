@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from deployments.cli.main import app
 from deployments.config_clients import Access
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.graph.architecture import DeepFM
@@ -108,7 +110,14 @@ def test_a_taken_port_is_one_line_before_anything_starts(tmp_path: Path) -> None
     ids=" ".join,
 )
 def test_a_wrong_usage_exits_with_2(args: tuple[str, ...]) -> None:
-    done = dpiframe(*args)
+    done = CliRunner().invoke(app, args)  # here: a process for each would take half a second
+    assert done.exit_code == 2
+    assert isinstance(done.exception, SystemExit)
+    assert "Usage: " in done.stderr
+
+
+def test_a_command_that_does_not_exist_exits_with_2() -> None:
+    done = dpiframe("sevre")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 

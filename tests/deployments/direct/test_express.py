@@ -249,16 +249,16 @@ def test_a_deadline_passes_on_the_device_and_in_the_queue(in_c: bool) -> None:
 
     async def test(at: Ingress) -> None:
         client, other = await at.client(), await at.client()
-        await at.learned(client, post(deadline_ms=60))
+        await at.learned(client, post(deadline_ms=500))
         engine.go.clear()
-        client.send(post(deadline_ms=60))
+        client.send(post(deadline_ms=500))
         await until(lambda: at.batchers["7"].dispatcher.inflight_rows == 3)
-        other.send(post(deadline_ms=60, first=9))
+        other.send(post(deadline_ms=500, first=9))
         for one in (client, other):
             told(await one.answer(), 504, "deadline: got past it in the queue or on the device, expected the scores before it")
         engine.go.set()
         await until(lambda: not at.batchers["7"].dispatcher.queued_rows)
-        assert scores(await at.ask(client, post(deadline_ms=60))) == expected()
+        assert scores(await at.ask(client, post(deadline_ms=500))) == expected()
 
     assert [one.outcome for one in Ingress(in_c, engine).run(test)] == ["deadline_exceeded"] * 2 + ["ok"]
 

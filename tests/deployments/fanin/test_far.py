@@ -143,10 +143,10 @@ def test_a_deadline_is_kept_here_and_told_there_as_what_is_left_of_it() -> None:
     async def body(scorer: FanInScorer, other: OtherNode, device: FakeDevice) -> None:
         await scorer.found(1)
         with pytest.raises(DeadlineExceeded):
-            await scorer.submit(numbered(1, 2), time.monotonic() + 0.05)
+            await scorer.submit(numbered(1, 2), time.monotonic() + 0.5)
         [ask] = other.asks
         assert ask.left_s is not None
-        assert 0 < ask.left_s <= 0.05
+        assert 0 < ask.left_s <= 0.5
         await until(lambda: not other.batcher.dispatcher.queued_rows)
 
     run(body, open_=False)

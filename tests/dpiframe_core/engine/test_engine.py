@@ -299,7 +299,8 @@ def test_close_under_load_serves_whole_answers_or_refuses(bundle, device):
     threads = [threading.Thread(target=client) for _ in range(6)]
     for t in threads:
         t.start()
-    time.sleep(0.05)
+    while not outcomes:
+        time.sleep(0.001)
     closers = [threading.Thread(target=engine.close) for _ in range(2)]
     for t in closers:
         t.start()

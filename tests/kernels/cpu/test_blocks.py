@@ -51,6 +51,22 @@ def test_legal_ids_lie_in_records_as_numpy_packs_them(rows, dtype, shift):
     assert not out[-8:].any()
 
 
+@pytest.mark.parametrize("rows", [1, 2, 65, 300])
+def test_marks_become_their_columns_stand_ins_in_the_records(rows):
+    """-2, which is counted, and -3; padding stays."""
+    rng, ids = np.random.default_rng(rows), ids_of(rows, np.int64)
+    marks = rng.integers(-3, 3, ids.shape)
+    marked = np.where(marks < -1, marks, ids)
+    stand_ins = np.array([[9, 8, 7, 6, 5, 4], [1, 2, 3, 2**40 - 1, 0, 6]])
+    want, out = np.zeros((rows, RECORD.nbytes), np.uint8), np.zeros(64 + rows * RECORD.nbytes + 8, np.uint8)
+    RECORD.pack(np.where(marks == -2, stand_ins[0], np.where(marks == -3, stand_ins[1], ids)), want)
+    columns = np.ascontiguousarray(marked.T)
+    assert BLOCKS.settle_ids(LEGAL, columns, stand_ins, rows, out, 64, RECORD.nbytes) == (marks == -2).sum()
+    assert out[64:-8].tobytes() == want.tobytes()
+    assert not out[:64].any()
+    assert not out[-8:].any()
+
+
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 @pytest.mark.parametrize("column", range(6))
 def test_each_id_that_is_not_legal_is_counted(dtype, column):
@@ -164,6 +180,10 @@ FAULTS = {
     "ids row by row": (ValueError, lambda: settle(np.zeros((2, 6), np.int64).T, OUT)),
     "who stands for one mark only": (ValueError, lambda: settle(np.zeros((6, 2), np.int64), OUT, stand_ins=STAND_INS[:1])),
     "nobody who stands for marks": (TypeError, lambda: settle(np.zeros((6, 2), np.int64), OUT, stand_ins=None)),
+    "settled ids that may not be written": (
+        ValueError,
+        lambda: settle(np.zeros((6, 2), np.int64), np.frombuffer(bytes(256), np.uint8)),
+    ),
     "fewer arguments": (TypeError, lambda: BLOCKS.pack_ids(LEGAL, OUT)),
     "apart": (ValueError, lambda: pack(ids_of(4, np.int32)[::2], np.zeros(100, np.uint8))),
     "read only": (ValueError, lambda: BLOCKS.copy_numbers(np.zeros(2, np.float32), np.frombuffer(b"12345678", np.uint8), 0)),
