@@ -4,7 +4,9 @@ Owns the request as a whole: which features it must hold, where each goes. Knows
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -18,11 +20,12 @@ from dpiframe_core.features.multi_column_readers import multi_column_readers, ro
 from dpiframe_core.features.packed_column import JsonColumns, PackedColumn
 from dpiframe_core.features.raw_columns import ColumnValues, Float64s, Int64s, Place, as_list, column_length, read_numbers
 from dpiframe_core.features.row_block import MISSING, UNKNOWN, RowBlock
-from dpiframe_core.features.schema import Categorical, FeatureSchema
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
 from dpiframe_core.features.vocabulary import VocabularyTable, check_vocabularies, id_bound, vocabulary_name
 from kernels.lookup.batch_header import HeaderWord
 
 _QUICK = {list, PackedColumn}
+_QUIET = partial(np.errstate, all="ignore")  # an overflow is found, and refused by name, in the result
 _NO_CONTEXT: Mapping[str, object] = MappingProxyType({})
 
 
@@ -53,6 +56,10 @@ class Encoder:
         self._context_names = frozenset(f.name for f in schema.features if f.scope == "context")
         ids: tuple[IdSection, ...] = ("context_ids", "candidate_ids")
         self._stand_ins = {section: own for section in ids if (own := _stand_ins(schema, section)).size}
+        numbers: tuple[Section, ...] = ("context_dense", "candidate_dense")
+        self._numbers = tuple(section for section in numbers if getattr(schema.block_layout, section))
+        numeric = any(isinstance(f, Numeric) for f in schema.features)
+        self._quiet: Callable[[], AbstractContextManager[object]] = _QUIET if numeric else nullcontext
 
     def encode(
         self,
@@ -80,13 +87,11 @@ class Encoder:
             block.request_of_row[:] = np.arange(rows)
         elif context_rows is not None:
             block.request_of_row[:] = np.repeat(np.arange(contexts), context_rows)
-        sections: dict[Section, npt.NDArray[Any]] = {
-            "context_dense": block.context_dense, "candidate_dense": block.candidate_dense,
-        }  # fmt: skip
+        sections: dict[Section, npt.NDArray[Any]] = {section: getattr(block, section) for section in self._numbers}
         for section, stand_ins in self._stand_ins.items():  # wide ids, with room for marks; a column is written at once
             n = contexts if section == "context_ids" else rows
             sections[section] = np.empty((n, stand_ins.shape[1]), np.int64, order="F")
-        with np.errstate(all="ignore"):  # an overflow is found, and refused by name, in the result
+        with self._quiet():
             for field in self._left_over(self._read_together(candidates, context, sections, context_rows is not None)):
                 column, into = field.column, sections[field.column.section]
                 values: npt.NDArray[Any] = field.encode(candidates, context, context_rows is not None)
@@ -96,7 +101,7 @@ class Encoder:
         for section, stand_ins in self._stand_ins.items():
             if count := block.settle_ids(section, sections[section], stand_ins):
                 block.header[HeaderWord.OOV_COUNT] += count
-        if not np.isfinite(block.dense).all():
+        if self._numbers and not np.isfinite(block.dense).all():
             for field in self._fields.values():
                 column = field.column
                 field.refuse_overflow(candidates, context, sections[column.section][:, column.start], context_rows)
