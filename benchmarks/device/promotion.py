@@ -98,9 +98,7 @@ class _System:
     def score(self, block: RowBlock) -> None:
         before, start = self.ahead.found.file, time.perf_counter()
         with leased(self.ahead, [block]) as (ready,):
-            self.x, _ = self._lookup.read(
-                ready.request_of_row, ready.candidate_ids, ready.context_ids, ready.candidate_dense, ready.context_dense
-            )
+            self.x, _ = self._lookup.read(ready)
             self.seconds.append(time.perf_counter() - start)
         self.files.append(self.ahead.found.file - before)
 

@@ -171,9 +171,7 @@ class OnACpu(RuleBasedStateMachine):
         lease.close()
 
     def read(self, block):
-        return self.lookup.read(
-            block.request_of_row, block.candidate_ids, block.context_ids, block.candidate_dense, block.context_dense
-        )
+        return self.lookup.read(block)
 
     @invariant()
     def every_open_lease_reads_its_rows(self):
