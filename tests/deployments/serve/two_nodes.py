@@ -26,6 +26,7 @@ def main(state: Path) -> None:
         (state / "token").write_text(secrets.token_hex(32))
         settings = serve_settings(parse_config({"models": [{"path": "x"}]}, "two nodes"), state, windows)
         os.environ.update(settings | {f"RAY_health_check_{name}": value for name, value in SOON.items()})
+        os.environ["RAY_TMPDIR"] = str(state)  # where Ray notes the cluster's address, in a folder that is the head's
         from ray.cluster_utils import Cluster
 
         node: dict[str, Any] = {"num_cpus": 4, "num_gpus": 0, "object_store_memory": 80 * 2**20, "node_ip_address": LOOPBACK}
