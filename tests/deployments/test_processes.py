@@ -50,7 +50,7 @@ def test_what_a_short_block_leaves_running_is_killed_at_its_end(tmp_path, fails)
 
 def test_a_worker_whose_raylet_is_killed_ends_a_while_later_and_not_before(tmp_path):
     (tmp_path / "raylet").symlink_to(sys.executable)  # a program is called as its file
-    child = "import os, time; from deployments.processes import end_without_raylet; end_without_raylet(0.5);"
+    child = "import os, time; from deployments import processes; processes._ORPHAN_S = 0.5; processes.end_without_raylet();"
     child += "print(os.getpid(), flush=True); time.sleep(600)"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     raylet = subprocess.Popen([tmp_path / "raylet", "-c", parent], stdout=subprocess.PIPE)

@@ -319,7 +319,7 @@ def test_a_client_that_does_not_read_its_answers_holds_up_nobody() -> None:
     on_port(body)
 
 
-def test_beyond_its_connections_it_takes_none_and_the_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_its_connections_newcomers_wait_and_the_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = listener.open_listener
     monkeypatch.setattr(direct_server, "open_listener", lambda limits: opened(limits, 2))
 
@@ -329,9 +329,12 @@ def test_beyond_its_connections_it_takes_none_and_the_others_are_served(monkeypa
                 client.send(post())
                 assert await client.scores() == expected(2)
             async with port.client() as third:
-                assert await third.closed()
-            first.send(post())
-            assert await first.scores() == expected(2)
+                third.send(post())
+                first.send(post())
+                assert await first.scores() == expected(2)
+                assert port.server.connections == 2
+                second.writer.close()
+                assert await third.scores() == expected(2)
 
     on_port(body)
 
