@@ -48,17 +48,14 @@ class TableMetrics:
                 continue
             self._tables[of] = tables, now
             for tier in TIERS:
-                if (more := getattr(now, tier) - getattr(before, tier)) > 0:
-                    self._reads.inc(more, tags_of(of) | {"tier": tier})
-            if now.rows_moved > before.rows_moved:
-                self._moved.inc(now.rows_moved - before.rows_moved, tags_of(of))
+                _grow(self._reads, getattr(now, tier) - getattr(before, tier), tags_of(of) | {"tier": tier})
+            _grow(self._moved, now.rows_moved - before.rows_moved, tags_of(of))
         for of, (far, earlier) in list(self._files.items()):
             if (found := far()) is None:
                 continue
             self._files[of] = far, found
             for where in FOUND:
-                if (more := getattr(found, where) - getattr(earlier, where)) > 0:
-                    self._far.inc(more, tags_of(of) | {"found": where})
+                _grow(self._far, getattr(found, where) - getattr(earlier, where), tags_of(of) | {"found": where})
             self._keep(of, found.near, found.staying)
 
     def forget(self, of: Of) -> None:
@@ -74,3 +71,8 @@ class TableMetrics:
 
 def tags_of(of: Of) -> Tags:
     return {"model": of[0], "version": of[1]}
+
+
+def _grow(counter: Counter, more: int, tags: Tags) -> None:
+    if more > 0:  # Ray refuses to add nothing
+        counter.inc(more, tags)

@@ -152,10 +152,9 @@ class Engine:
         self._moving.start(target_device(self.device))
         return WarmupReport(
             device=self.device, precision=self.precision, buckets=self.buckets, lanes=self.lanes,
-            seconds=time.perf_counter() - start,
+            seconds=time.perf_counter() - start, calibrations=self._model.tuning.found, recalled=self._model.recalled,
             golden_error=error, golden_tolerance=golden_tolerance(self.bundle, self.precision),
             table_bytes=self._store.bytes_used, buffer_bytes=self._model.buffer_bytes, captured_bytes=captured,
-            calibrations=self._model.tuning.found, recalled=self._model.recalled,
         )  # fmt: skip
 
     def _prepare(self) -> float:

@@ -18,7 +18,6 @@ from dpiframe_core.far_rows import near_rows, rows_ahead
 from dpiframe_core.far_rows.far_reads import FarReads
 from dpiframe_core.far_rows.lease import leased
 from dpiframe_core.far_rows.row_source import FileRows
-from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Table
 from dpiframe_core.graph.graph import Attrs, Node, Source
 from dpiframe_core.replan.replanner import Replanner
@@ -28,6 +27,7 @@ from kernels.lookup.embedding import DeviceLookup
 from kernels.lookup.mapped_lookup import MappedLookup
 from tests.dpiframe_core.embedding.test_hot_rows import row_of
 from tests.dpiframe_core.embedding.test_tiers import CPU, Locked, looked_up
+from tests.dpiframe_core.replan.blocks import block_of
 from tests.kernels import host_cuda
 
 ROWS, DIM, OOV = 40, 3, 2
@@ -85,18 +85,25 @@ def drawn_ranks(seed):
     return {t.name: rng.permutation(ROWS).astype(np.uint32) for t in SCHEMA.tables if rng.random() < 0.5}
 
 
-def block_of(users, items):
-    block = RowBlock.allocate(SCHEMA.block_layout, len(items), len(users))
-    block.column(SCHEMA.columns["user"])[:, 0] = users
-    block.column(SCHEMA.columns["item"])[:, 0] = items
-    block.request_of_row[:] = np.arange(len(items)) % len(users)
-    return block
+def waited(ahead, block, source):
+    """A lease whose rows are there; None: there is no room for them, or the source is broken."""
+    try:
+        lease = ahead.lease(block)
+    except (Overloaded, TooLarge):
+        return None
+    try:
+        lease.wait()
+    except Unavailable:
+        assert source.broken
+        lease.close()
+        return None
+    return lease
 
 
 def drawn_block(rng):
     """Ids of which few are read often."""
     ids = [np.minimum((rng.pareto(0.7, n) * 3).astype(int) + int(rng.integers(0, 30)), ROWS - 1) for n in (2, 4)]
-    return block_of(*ids)
+    return block_of(SCHEMA, *ids)
 
 
 def expected(users, items):
@@ -125,15 +132,7 @@ class OnACpu(RuleBasedStateMachine):
     def a_lease_is_opened(self, often):
         block = drawn_block(self.rng)
         for _ in range(often):
-            try:
-                lease = self.store.ahead.lease(block)
-            except (Overloaded, TooLarge):
-                return
-            try:
-                lease.wait()
-            except Unavailable:
-                assert self.source.broken
-                lease.close()
+            if (lease := waited(self.store.ahead, block, self.source)) is None:
                 return
             self.open.append((lease, *ids_of(block)))
 
@@ -208,16 +207,8 @@ class OnAGpu(RuleBasedStateMachine):
     @rule()
     def a_lease_is_opened(self):
         block = drawn_block(self.rng)
-        try:
-            lease = self.store.ahead.lease(block)
-            lease.wait()
-        except (Overloaded, TooLarge):
-            return
-        except Unavailable:
-            assert self.source.broken
-            lease.close()
-            return
-        self.open.append((lease, *ids_of(block)))
+        if (lease := waited(self.store.ahead, block, self.source)) is not None:
+            self.open.append((lease, *ids_of(block)))
 
     @precondition(lambda self: self.open)
     @rule()
@@ -328,14 +319,14 @@ def test_a_row_of_files_that_is_read_often_comes_is_read_no_more_and_goes_when_o
     assert served.near() == [30, 31]
     assert (served.placed.tiers_of(1, np.array([30, 31, 32])) == [0, 0, 3]).all()
     asked = len(served.source.asked)
-    with leased(served.store.ahead, [block_of([0], [30, 31])]) as (ready,):
+    with leased(served.store.ahead, [block_of(SCHEMA, [0], [30, 31])]) as (ready,):
         assert ids_of(ready)[1] == [30, 31]
     assert len(served.source.asked) == asked
     assert served.store.ahead.found == FarReads(promoted=2, near=2)
     served.counted([33, 34, 35, 36, 37, 38])  # there are six places for weights
     assert not {30, 31} & set(served.near())
     assert len(served.near()) == 6
-    with leased(served.store.ahead, [block_of([0], [30, 33])]) as (ready,):
+    with leased(served.store.ahead, [block_of(SCHEMA, [0], [30, 33])]) as (ready,):
         assert ids_of(ready)[1][0] >= ROWS
         assert ids_of(ready)[1][1] == 33
     served.close()
@@ -353,7 +344,7 @@ def test_a_row_comes_in_all_tables_that_its_id_reads_in_files_or_in_none(monkeyp
 def test_a_row_that_a_lease_holds_stays_until_that_is_closed(monkeypatch):
     served = Served(monkeypatch, hot={"u": 1, "i": 1, "i_w": 1})
     served.counted([30])
-    lease = served.store.ahead.lease(block_of([0], [30]))
+    lease = served.store.ahead.lease(block_of(SCHEMA, [0], [30]))
     users = np.arange(20, 24)
     served.replanner._recent[0].add(users, np.full(4, 90))
     served.counted([31], times=500)
@@ -374,7 +365,7 @@ def test_an_engine_that_closes_ends_the_wait_for_leases(monkeypatch):
     served = Served(monkeypatch, check=closed, hot={"u": 1, "i": 1, "i_w": 1})
     monkeypatch.setattr(near_rows, "_PATIENCE_S", 60)
     served.counted([30])
-    with leased(served.store.ahead, [block_of([0], [30])]), pytest.raises(Unavailable, match="engine: closed"):
+    with leased(served.store.ahead, [block_of(SCHEMA, [0], [30])]), pytest.raises(Unavailable, match="engine: closed"):
         served.counted([31], times=500)
     served.close()
 
@@ -395,12 +386,12 @@ def test_a_promoted_row_is_never_late(monkeypatch):
     served = Served(monkeypatch)
     served.counted([30])
     served.source.broken = True
-    lease = served.store.ahead.lease(block_of([0], [30, 31]))
+    lease = served.store.ahead.lease(block_of(SCHEMA, [0], [30, 31]))
     assert [type(read.exception(10)) for read in lease.reads] == [OSError]
     assert lease.settle() == 1
     assert ids_of(lease.block)[1] == [30, OOV]
     lease.close()
-    near = served.store.ahead.lease(block_of([0], [30]))
+    near = served.store.ahead.lease(block_of(SCHEMA, [0], [30]))
     assert not near.reads
     assert near.settle() == 0
     near.close()
@@ -417,7 +408,7 @@ def test_no_more_bytes_of_files_come_at_a_time_than_may_move(monkeypatch):
 def test_a_sample_counts_rows_of_files_by_their_ids_wherever_they_lie(monkeypatch):
     served = Served(monkeypatch)
     served.counted([30])
-    with leased(served.store.ahead, [block_of([25], [30, 31, 31])]) as (ready,):
+    with leased(served.store.ahead, [block_of(SCHEMA, [25], [30, 31, 31])]) as (ready,):
         assert ids_of(ready)[1][1] >= ROWS
         served.replanner.sample.offer([ready])
         served.replanner.step()
@@ -434,7 +425,7 @@ def test_a_new_version_begins_with_what_its_placement_says(monkeypatch):
     served.counted([30])
     other = Served(monkeypatch)
     assert other.near() == []
-    with leased(other.store.ahead, [block_of([0], [30])]) as (ready,):
+    with leased(other.store.ahead, [block_of(SCHEMA, [0], [30])]) as (ready,):
         assert ids_of(ready)[1][0] >= ROWS
     served.close()
     other.close()
@@ -448,7 +439,7 @@ def test_on_a_cpu_rows_that_are_asked_for_often_outlive_those_that_pass():
 
     def asked(items):
         before = len([row for table, row in source.asked if table == "i"])
-        with leased(store.ahead, [block_of([0], items)]):
+        with leased(store.ahead, [block_of(SCHEMA, [0], items)]):
             pass
         return len([row for table, row in source.asked if table == "i"]) - before
 
@@ -472,12 +463,12 @@ def test_rows_that_stay_leave_a_quarter_of_the_slots_to_others():
     store = EmbeddingStore(SCHEMA, TABLES, CPU, None, home)
     replanner = Replanner(SCHEMA, None, store.ahead, home, lambda: None)
     for _ in range(4):
-        with leased(store.ahead, [block_of([0], np.arange(20, 28))]):
+        with leased(store.ahead, [block_of(SCHEMA, [0], np.arange(20, 28))]):
             pass
     replanner.step()
     replanner.move()
     assert store.ahead.found.staying == 6
-    with leased(store.ahead, [block_of([0], np.arange(30, 38))]):  # who needs all slots has them
+    with leased(store.ahead, [block_of(SCHEMA, [0], np.arange(30, 38))]):  # who needs all slots has them
         pass
     store.close()
 
@@ -488,7 +479,7 @@ def test_what_nobody_counts_takes_no_more_memory_than_some_leases(monkeypatch):
     for counts in (False, True):
         for item in range(20, 40):
             for _ in range(10):
-                with leased(store.ahead, [block_of([0], [item])]):
+                with leased(store.ahead, [block_of(SCHEMA, [0], [item])]):
                     pass
         asked = store.ahead.asked()
         # The last ones: of item 39, the second of two groups.
@@ -497,7 +488,7 @@ def test_what_nobody_counts_takes_no_more_memory_than_some_leases(monkeypatch):
         store.ahead.count()
     for item in range(20, 40):
         for _ in range(10):
-            with leased(store.ahead, [block_of([0], [item])]):
+            with leased(store.ahead, [block_of(SCHEMA, [0], [item])]):
                 pass
     assert len(store.ahead._asked) == 128
     store.close()
@@ -507,7 +498,7 @@ def test_a_cpu_tells_reads_of_the_host_and_of_files_apart():
     home = home_of(Files(), 8)
     store = EmbeddingStore(SCHEMA, TABLES, CPU, None, home)
     replanner = Replanner(SCHEMA, None, store.ahead, home, lambda: None)
-    with leased(store.ahead, [block_of([0, 30], [3, 15, 30])]) as (ready,):
+    with leased(store.ahead, [block_of(SCHEMA, [0, 30], [3, 15, 30])]) as (ready,):
         replanner.sample.offer([ready])
     replanner.step()
     # Users 0 (twice) and 30; items 3 by both tables, 15 by its weight alone, 30 by none.
@@ -527,7 +518,7 @@ def test_the_kernel_reads_bit_equal_rows_before_during_and_after_they_come(monke
     placed = Tiers(SCHEMA, list(TABLES.values()), [None] * 3, home, CPU, store.spares)
     lookup = DeviceLookup(store.placed(PLAN), placed.descriptors, torch.float32)
     of_whole = DeviceLookup(PLAN, whole(list(TABLES.values()), [None] * 3, CPU), torch.float32)
-    blocks = [drawn_block(rng), block_of([ROWS, 39], [*range(ROWS - 6, ROWS + 4)])]  # ids that are none's, too
+    blocks = [drawn_block(rng), block_of(SCHEMA, [ROWS, 39], [*range(ROWS - 6, ROWS + 4)])]  # ids that are none's, too
     want = [torch.cat(looked_up(of_whole, block), 1) for block in blocks]
     held = [store.ahead.lease(blocks[0])]
     held[0].wait()

@@ -10,7 +10,6 @@ from dpiframe_core.embedding import tiers
 from dpiframe_core.embedding.home import Home
 from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.tiers import Tiers
-from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Table
 from dpiframe_core.replan import recent_reads
 from dpiframe_core.replan.chosen_moves import chosen_moves
@@ -18,6 +17,7 @@ from dpiframe_core.replan.read_sample import EVERY_S, ReadSample
 from dpiframe_core.replan.recent_reads import RecentReads
 from dpiframe_core.replan.replanner import Replanner, TableReads
 from tests.dpiframe_core.embedding.test_tiers import CPU, Locked
+from tests.dpiframe_core.replan.blocks import block_of
 
 ROWS, HOT, DIM = 2000, 100, 8
 SCHEMA = FeatureSchema(
@@ -44,14 +44,6 @@ def placed_on(monkeypatch, move_bytes=1 << 20):
     return Tiers(SCHEMA, tables, [None] * 3, home, CPU), home
 
 
-def block_of(users, items):
-    block = RowBlock.allocate(SCHEMA.block_layout, len(items), len(users))
-    block.column(SCHEMA.columns["user"])[:, 0] = users
-    block.column(SCHEMA.columns["item"])[:, 0] = items
-    block.request_of_row[:] = np.arange(len(items)) % len(users)
-    return block
-
-
 class Traffic:
     """Zipf's law over an order of the rows that may change."""
 
@@ -61,7 +53,7 @@ class Traffic:
 
     def block(self):
         users, items = (self.order[np.searchsorted(self.upto, self.rng.random(n) * self.upto[-1])] for n in (4, 128))
-        return block_of(users, items)
+        return block_of(SCHEMA, users, items)
 
 
 def hot_share(replanner, traffic, clock, seconds):
@@ -184,7 +176,7 @@ def test_reads_are_told_by_the_tier_that_serves_them(monkeypatch):
     placed, home = placed_on(monkeypatch)
     replanner = Replanner(SCHEMA, placed, None, home, lambda: None)
     # 3 rows of user 5; items: hot, host, and none at all, which reads row 1.
-    replanner.sample.offer([block_of([5], [7, HOT, ROWS + 9])])
+    replanner.sample.offer([block_of(SCHEMA, [5], [7, HOT, ROWS + 9])])
     replanner.step()
     assert replanner.reads == TableReads(hot=3 + 2 * 2, peers=0, host=2, files=0, rows_moved=0)
     assert replanner._recent[1].counted()[0].tolist() == [1, 7, HOT]
@@ -194,13 +186,13 @@ def test_reads_are_told_by_the_tier_that_serves_them(monkeypatch):
 def test_a_sample_is_a_copy_of_some_rows_now_and_then():
     clock = Clock()
     sample = ReadSample(SCHEMA.block_layout, clock)
-    block = block_of([3, 4], np.arange(1000))
+    block = block_of(SCHEMA, [3, 4], np.arange(1000))
     clock.now = 1.0
     sample.offer([block])
-    sample.offer([block_of([9], [9])])  # too soon
+    sample.offer([block_of(SCHEMA, [9], [9])])  # too soon
     block.buffer[:] = 255  # the memory is another request's now
     clock.now += 2 * EVERY_S
-    sample.offer([block_of([9], [8])])
+    sample.offer([block_of(SCHEMA, [9], [8])])
     many, one = sample.take()
     items = many.column(SCHEMA.columns["item"])[:, 0].astype(int)
     assert len(items) == 256
@@ -216,7 +208,7 @@ def test_samples_that_nobody_counts_take_no_more_memory_than_some():
     sample = ReadSample(SCHEMA.block_layout, clock)
     for i in range(1000):
         clock.now = float(i)
-        sample.offer([block_of([1], [1])])
+        sample.offer([block_of(SCHEMA, [1], [1])])
     assert len(sample.take()) == 64
 
 
@@ -226,7 +218,7 @@ def test_threads_offer_and_take_at_once():
 
     def offer():
         while not stop.is_set():
-            sample.offer([block_of([1], [1])])
+            sample.offer([block_of(SCHEMA, [1], [1])])
 
     threads = [threading.Thread(target=offer) for _ in range(2)]
     for t in threads:
