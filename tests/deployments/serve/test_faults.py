@@ -99,7 +99,7 @@ def test_a_replica_whose_device_hangs_ends_itself_and_is_replaced(service: Servi
         load.go_on()
     print(f"met {load.met}, ended after {took:.1f} s")
     assert (load.failed, load.wrong) == ({}, 0)
-    # 500: HAProxy's own, of a connection that ended (docs/errors.md). Of one of ours, which is not tried again, `failed` would tell.
+    # 500: HAProxy's own, of a connection that ended (docs/errors.md). One of ours, which is not tried again, would have failed.
     assert load.met.keys() <= {"200", "500", "503", "RemoteProtocolError", "ReadError", "ConnectError"}
     assert load.lost <= 10 * load.clients  # it refuses at once until it is gone, so HAProxy sends it most
     why = "device: got a run that has lasted 2 s, expected its end (batching.max_run_s): this process ends"
