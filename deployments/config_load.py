@@ -11,13 +11,12 @@ from dpiframe_core.strict import Strict
 class Batching(Strict):
     """How requests become batches: rows in one run, runs in flight, and rows that may wait before requests get a 429.
 
-    `lanes` is by default two on a GPU, and one on a CPU, whose cores one batch already fills. `buckets` are the batch sizes
-    that a GPU captures a graph for: by default they grow geometrically, `dpiframe tune` finds better ones. `max_run_s`: a run
-    that lasts longer hangs, and its process is ended and replaced (docs/faults.md).
+    `buckets` are the batch sizes that a GPU captures a graph for: by default they grow geometrically, `dpiframe tune` finds
+    better ones. `max_run_s`: a run that lasts longer hangs, and its process is ended and replaced (docs/faults.md).
     """
 
     max_batch_rows: Annotated[int, Field(ge=1, le=65536)] = 4096
-    lanes: Annotated[int, Field(ge=1, le=8)] | None = None
+    lanes: Annotated[int, Field(ge=1, le=8)] = 2
     max_queued_rows: Annotated[int, Field(ge=1)] = 65536
     buckets: tuple[Annotated[int, Field(ge=1)], ...] = ()
     max_run_s: Annotated[float, Field(ge=0.1, le=3600)] = 10

@@ -31,7 +31,7 @@ class ScoredChunk:
 class ChunkScorer:
     """Owns an engine, warmed up. Safe to use from `lanes` threads at once."""
 
-    def __init__(self, job: ScoreJob, plan: ScorePlan, bundle: Bundle, lanes: int = 0) -> None:
+    def __init__(self, job: ScoreJob, plan: ScorePlan, bundle: Bundle, lanes: int = 2) -> None:
         """Raises what `Engine` and `Engine.warmup` raise."""
         buckets = () if job.chunk_rows < 1024 else (256, 1024, job.chunk_rows)  # all chunks but the last are of one size
         options = EngineOptions(max_batch_rows=job.chunk_rows, lanes=lanes, buckets=tuple(sorted({*buckets})))

@@ -124,7 +124,7 @@ def warm_engine(
     from dpiframe_core.engine.options import EngineOptions
 
     batching = config.batching
-    options = EngineOptions(max_batch_rows=batching.max_batch_rows, lanes=batching.lanes or 0, buckets=batching.buckets)
+    options = EngineOptions(max_batch_rows=batching.max_batch_rows, lanes=batching.lanes, buckets=batching.buckets)
     home = None
     if t is not None:
         schema, name = bundle.manifest.feature_schema, bundle.fingerprint[:16]

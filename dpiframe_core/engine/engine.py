@@ -71,7 +71,7 @@ class Engine:
         self.schema = bundle.manifest.feature_schema
         self.encoder = Encoder(self.schema, bundle.vocabularies)
         self.max_batch_rows = options.max_batch_rows
-        self.lanes = options.lanes or (2 if target.type == "cuda" else 1)
+        self.lanes = options.lanes
         self.buckets: tuple[int, ...] = ()
         if target.type == "cuda":
             self.buckets = tuple(sorted({*options.buckets})) or geometric_buckets(self.max_batch_rows)
@@ -105,7 +105,7 @@ class Engine:
         precision: str | None = None,
         *,
         max_batch_rows: int = 4096,
-        lanes: int = 0,
+        lanes: int = 2,
     ) -> Self:
         """Reads and verifies a bundle and puts it on a device ("auto": the GPU if there is one; "cpu", "cuda", "cuda:N").
 

@@ -20,7 +20,7 @@ class EngineOptions:
 
     Attributes:
         max_batch_rows: most rows of one run.
-        lanes: batches in flight; 0: two on a GPU, one on a CPU (whose cores one batch already fills).
+        lanes: batches in flight.
         buckets: rows of the captured graphs, () for geometric steps up to max_batch_rows.
         fusion: fusion passes to apply.
         policy: "waves", "regions", a scheduling policy of `graph.schedule`, or "auto": on a GPU the fastest for each bucket.
@@ -30,7 +30,7 @@ class EngineOptions:
     """
 
     max_batch_rows: int = 4096
-    lanes: int = 0
+    lanes: int = 2
     buckets: tuple[int, ...] = ()
     fusion: tuple[str, ...] = tuple(PASSES)
     policy: str = "auto"
@@ -41,8 +41,8 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if not 1 <= self.max_batch_rows <= 65536:
             raise ConfigError(f"max_batch_rows: got {self.max_batch_rows}, expected 1 to 65536")
-        if self.lanes < 0:
-            raise ConfigError(f"lanes: got {self.lanes}, expected at least 0")
+        if self.lanes < 1:
+            raise ConfigError(f"lanes: got {self.lanes}, expected at least 1")
         if self.buckets and (min(self.buckets) < 1 or max(self.buckets) != self.max_batch_rows):
             raise ConfigError(f"buckets: got {self.buckets}, expected sizes from 1 up to max_batch_rows {self.max_batch_rows}")
         if self.policy not in (AUTO, WAVES, REGIONS, *POLICIES):

@@ -348,7 +348,7 @@ def test_an_oversized_block_whose_rows_jump_between_contexts_is_scored(bundle):
     ("options", "message"),
     [
         ({"max_batch_rows": 0}, "max_batch_rows: got 0, expected 1 to 65536"),
-        ({"lanes": -1}, "lanes: got -1, expected at least 0"),
+        ({"lanes": 0}, "lanes: got 0, expected at least 1"),
         ({"buckets": (1, 16)}, r"buckets: got \(1, 16\), expected sizes from 1 up to max_batch_rows 4096"),
         ({"policy": "bfs"}, "policy: got 'bfs', expected one of auto, waves, regions, breadth_first, depth_first, sequential"),
     ],

@@ -39,7 +39,7 @@ def test_a_warm_up_without_room_names_the_bytes_and_the_engine_serves_nothing(
     monkeypatch.setattr(CpuLane, "prepare", full(lack))
     with pytest.raises(Unavailable) as caught:
         engine.warmup()
-    held = "the dense layers and buffers of 1 lanes for 512 rows each"
+    held = "the dense layers and buffers of 2 lanes for 512 rows each"
     message = f"device cpu: got a host when memory ran out, expected room for {held} beside tables of {tables:,} bytes; "
     assert str(caught.value).startswith(message)
     with pytest.raises(Unavailable, match="the warm-up failed: device cpu"):
