@@ -63,6 +63,18 @@ def direct_port(results: Results) -> list[str]:
     return table(head, rows, 3)
 
 
+def tails(results: Results) -> list[str]:
+    """The direct port before a fan-in's engine: what clients wait for at shares of the highest rate."""
+    rows, found = [], results.of("request_budget", system="dpiframe-fanin", form="binary", way="direct")
+    loads = [r for r in found if r["cell"]["offered"]]
+    for r in sorted(loads, key=lambda r: (r["batch"], r["cell"]["ingress"], r["cell"]["offered"])):
+        cell, times = r["cell"], [f"{r[key] / 1e3:.1f}" for key in ("p50_us", "p99_us", "p999_us")]
+        stolen = f"{r['stolen']:.1%}" if "stolen" in r else ""
+        rows.append([r["batch"], cell["ingress"], f"{cell['offered']:.0%}", f"{r['requests_per_s']:,.0f}", *times, stolen])
+    head = ["candidates", "ingresses", "of the highest rate", "requests/s", "p50 ms", "p99 ms", "p99.9 ms", "stolen"]
+    return table(head, rows, 2)
+
+
 def _times(r: Record) -> str:
     return f"{r['p50_us'] / 1e3:.1f} ({r['p99_us'] / 1e3:.1f}) ms"
 

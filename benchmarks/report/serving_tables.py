@@ -13,7 +13,8 @@ times, latency from when each was due. `failed`: other answers, and requests una
 star was the load generator's limit."""
 _BUDGET = """CPU microseconds a request under load, user and system, of all processes of the service but the load generator: by
 HAProxy and Serve, and on the direct port of the same service. `replica`: HTTP and engine in one. `rest`: Ray's own. Offered:
-shares of the best closed-loop rate of that way."""
+shares of the best closed-loop rate of that way. `stolen`: of the CPU time that all processes on the machine wanted, what
+its host gave to others."""
 _STAGES = """Microseconds, medians, one request at a time in the app that a replica serves. `engine`: the same rows through
 `Engine.submit` alone. `transport`: what a lone client of the running service waits for beyond the app."""
 
@@ -60,12 +61,14 @@ def request_budget(results: Results) -> list[str]:
         total = sum(map(sum, parts.values()))
         system = f"{sum(own for _, own in parts.values()):.0f}"
         figures = [f"{r['requests_per_s']:.0f}", *times, f"{total:.0f}", system, *cpu]
-        rows.append([r["system"], cell["form"], r["batch"], cell["way"], load, *figures])
+        stolen = f"{r['stolen']:.1%}" if "stolen" in r else ""
+        rows.append([r["system"], cell["form"], r["batch"], cell["way"], cell.get("ingress", ""), load, *figures, stolen])
     head = [
         "system",
         "form",
         "candidates",
         "way",
+        "ingresses",
         "load",
         "requests/s",
         "p50 ms",
@@ -74,7 +77,7 @@ def request_budget(results: Results) -> list[str]:
         "CPU us",
         "of it system",
     ]
-    return [_BUDGET, "", *table([*head, *PARTS], rows, 5)]
+    return [_BUDGET, "", *table([*head, *PARTS, "stolen"], rows, 6)]
 
 
 def autoscaling(results: Results) -> list[str]:

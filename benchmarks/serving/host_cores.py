@@ -1,8 +1,11 @@
-"""What a host's cores give without any service: hosts whose cores share parts, or their clock, do not scale with them."""
+"""What a host's cores give: without any service, as hosts whose cores share parts, or their clock, do not scale with them; and
+what of it others get while a virtual machine wants it.
+"""
 
 import multiprocessing
 import os
 import time
+from pathlib import Path
 
 _LOOPS = 2000  # additions a turn
 _PATIENCE_S = 60  # with a worker that has ended
@@ -20,6 +23,15 @@ def turns_per_s(seconds: float = 0.5) -> float:
     for worker in workers:
         worker.join()
     return total
+
+
+def core_ticks(stat: Path = Path("/proc/stat")) -> tuple[int, int]:
+    """Of all cores since the machine's start, in the kernel's ticks: computing or wanting to, and of it stolen by the host.
+
+    What is stolen comes in pieces of milliseconds, and whoever holds a lock on that core keeps all others waiting.
+    """
+    user, nice, system, _idle, _iowait, irq, softirq, stolen = map(int, stat.read_text().split(maxsplit=9)[1:9])
+    return user + nice + system + irq + softirq + stolen, stolen
 
 
 def _turn(core, start, seconds, queue) -> None:  # type: ignore[no-untyped-def]  # multiprocessing's own types are functions

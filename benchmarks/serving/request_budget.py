@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.records.record import Record, record
+from benchmarks.serving.host_cores import core_ticks
 from benchmarks.serving.load import Load, drive, request_bytes
 from benchmarks.serving.payloads import Payloads, scores_in
 from benchmarks.serving.systems import Running, first_answer, our_config, our_server, settle
@@ -72,7 +73,7 @@ def run(plan: Plan, said: Callable[[str], None]) -> Iterator[Record]:
                     loads = [(connections, 0.0) for connections in plan.connections]
                     for connections, share in [*loads, *((0, share) for share in plan.offered)]:
                         open_ = max(64, 2 * max(plan.connections)) if share else connections
-                        load, cpu_us = _measured(plan, at, requests, open_, share * best)
+                        load, cpu_us, stolen = _measured(plan, at, requests, open_, share * best)
                         best = best if share else max(best, load.requests_per_s)
                         total = sum(map(sum, cpu_us.values()))
                         slowest = " ".join(f"{ms:.0f}" for ms in load.slow_ms)
@@ -80,7 +81,7 @@ def run(plan: Plan, said: Callable[[str], None]) -> Iterator[Record]:
                             f"{way} {form} {rows} x{open_} {share or ''}: {load.requests_per_s:.0f}/s, "
                             f"p50 {load.times.p50_us:.0f}, p99 {load.times.p99_us:.0f}, p99.9 {load.p999_us:.0f} us, "
                             f"unsent p99 {load.unsent_p99_us:.0f} us, slowest at {slowest} ms; "
-                            f"CPU {total:.0f} us {cpu_us}"
+                            f"CPU {total:.0f} us {cpu_us}, stolen {stolen:.1%}"
                         )
                         yield record(
                             "request_budget", plan.system, model="demo", batch=rows, times=load.times, max_abs_err=worst,
@@ -89,15 +90,17 @@ def run(plan: Plan, said: Callable[[str], None]) -> Iterator[Record]:
                             p999_us=round(load.p999_us, 1), failed=load.failed, body_bytes=len(bodies[0]),
                             load_limited=load.limited, load_late_p99_us=load.late_p99_us,
                             load_unsent_p99_us=round(load.unsent_p99_us, 1), slow_ms=[round(ms, 1) for ms in load.slow_ms],
+                            stolen=round(stolen, 4),
                         )  # fmt: skip
 
 
 def _measured(
     plan: Plan, server: Running, requests: list[bytes], connections: int, rate: float
-) -> tuple[Load, dict[str, tuple[float, float]]]:
+) -> tuple[Load, dict[str, tuple[float, float]], float]:
+    """What clients saw, CPU time by part, and the share of the CPU time of all that ran which the host did not give."""
     if not rate:
         settle(server)
-    before = _cpu_ticks(server)
+    before, cores = _cpu_ticks(server), core_ticks()
     load = drive(
         server.port,
         requests,
@@ -107,10 +110,11 @@ def _measured(
         processes=plan.load_processes,
         seed=plan.seed,
     )
-    after = _cpu_ticks(server)
+    after, (wanted, stolen) = _cpu_ticks(server), (b - a for a, b in zip(cores, core_ticks(), strict=True))
     us = 1e6 / os.sysconf("SC_CLK_TCK") / load.answered
     spent = {part: [b - a for a, b in zip(before[part], after[part], strict=True)] for part in PARTS}
-    return load, {part: (round(user * us, 1), round(system * us, 1)) for part, (user, system) in spent.items()}
+    cpu_us = {part: (round(user * us, 1), round(system * us, 1)) for part, (user, system) in spent.items()}
+    return load, cpu_us, stolen / max(wanted, 1)
 
 
 def _cpu_ticks(server: Running) -> dict[str, list[int]]:

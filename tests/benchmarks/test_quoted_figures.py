@@ -30,11 +30,6 @@ def warm_ups(start: str) -> str:
     return f"{min(seconds):.1f} to {max(seconds):.1f} s"
 
 
-def at_half_load(way: str) -> float:
-    found = H200.of("request_budget", system="dpiframe-fanin", form="binary", batch=100, offered=0.5, way=way)
-    return float(found[-1]["p99_us"]) / 1e3
-
-
 QUOTED: list[tuple[str, Callable[[], str]]] = [
     ("engine", lambda: f"The call takes {one('latency', 'p50_us', **DCNV2):.1f} us"),
     (
@@ -79,10 +74,6 @@ QUOTED: list[tuple[str, Callable[[], str]]] = [
         lambda: "one row takes {:.1f} us this way, {:.1f} of them on the device (`latency-tf32.json`)".format(
             *(one("latency", key, model="dcnv2", batch=1, precision="tf32") for key in ("p50_us", "device_us"))
         ),
-    ),
-    (
-        "performance-serving",
-        lambda: f"is {at_half_load('direct'):.1f} ms on the direct port and {at_half_load('haproxy'):.1f} ms through HAProxy",
     ),
 ]
 

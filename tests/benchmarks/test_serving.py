@@ -20,7 +20,7 @@ from benchmarks.records.record import record
 from benchmarks.report.results import Results
 from benchmarks.report.serving_aims import SERVING_CPU_AIMS, SERVING_GPU_AIMS, WIDE
 from benchmarks.report.serving_tables import serving as serving_table
-from benchmarks.serving.host_cores import _turn, turns_per_s
+from benchmarks.serving.host_cores import _turn, core_ticks, turns_per_s
 from benchmarks.serving.load import compiled, drive, joined, request_bytes
 from benchmarks.serving.payloads import FORMS, Payloads
 from benchmarks.serving.peers.model import PeerModel
@@ -151,6 +151,12 @@ def test_the_figures_of_load_processes_are_put_together():
     assert load.answered == 6
     assert load.failed == {"503": 2, "unanswered": 3}
     assert load.limited
+
+
+def test_what_a_host_steals_is_part_of_what_its_machine_wanted_and_idle_time_is_not(tmp_path: Path) -> None:
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  10 1 5 100 2 3 4 6 0 0\ncpu0 10 1 5 100 2 3 4 6 0 0\n")
+    assert core_ticks(stat) == (10 + 1 + 5 + 3 + 4 + 6, 6)
 
 
 @pytest.fixture(scope="module")
