@@ -5,15 +5,16 @@ from benchmarks.report.markdown import failures, table
 from benchmarks.report.results import Results
 from benchmarks.report.serving_aims import WIDE, measured
 from benchmarks.serving.scaling import course
-from benchmarks.serving.systems import OURS
+from benchmarks.serving.systems import FANIN, FANIN_DIRECT, OURS
 
 _TOPOLOGIES = {
     "dpiframe": "colocated", "dpiframe-fanin": "fan-in", "dpiframe-direct": "colocated, direct port",
-    "dpiframe-unix": "colocated, Unix socket",
+    "dpiframe-fanin-direct": "fan-in, direct port", "dpiframe-unix": "colocated, Unix socket",
 }  # fmt: skip
 _SERVERS = {
     "dpiframe-direct": "DPIFrame, direct port", "dpiframe-unix": "DPIFrame, direct port's Unix socket", "dpiframe": "DPIFrame",
-    "dpiframe-fanin": "DPIFrame, fan-in", "mosec": "mosec, batching", "litserve": "LitServe, batching",
+    "dpiframe-fanin": "DPIFrame, fan-in", "dpiframe-fanin-direct": "DPIFrame, fan-in, direct port",
+    "mosec": "mosec, batching", "litserve": "LitServe, batching",
     "uvicorn": "uvicorn + FastAPI, one model call a request", "ray-serve": "Ray Serve, FastAPI, `@serve.batch`",
     "bentoml": "BentoML, batching",
 }  # fmt: skip
@@ -81,10 +82,15 @@ def _times(r: Record) -> str:
 
 def gpus(results: Results) -> list[str]:
     """Several GPUs of one host, 16 cores each: the rates, and what the same cores gave to loops of Python."""
-    loops = {r["cell"]["gpus"]: r["turns_per_s"] for r in results.of("serving", system="python-loops")}
     rows = []
-    for model, candidates, about in (("demo", 100, "the demo model"), (WIDE, 1000, "dense layers 4,096 wide")):
-        found = measured(results, file="serving-gpus.json", model=model, batch=candidates, form="binary")
+    for model, candidates, about, system, file in (
+        ("demo", 100, "the demo model, direct port", FANIN_DIRECT, "serving-gpus-direct.json"),
+        ("demo", 1000, "the demo model, direct port", FANIN_DIRECT, "serving-gpus-direct.json"),
+        ("demo", 100, "the demo model, HAProxy", FANIN, "serving-gpus.json"),
+        (WIDE, 1000, "dense layers 4,096 wide, HAProxy", FANIN, "serving-gpus.json"),
+    ):
+        loops = {r["cell"]["gpus"]: r["turns_per_s"] for r in results.of("serving", system="python-loops", file=file)}
+        found = measured(results, file=file, system=system, model=model, batch=candidates, form="binary")
         counts = sorted({r["cell"]["gpus"] for r in found})
         best = {count: best_closed([r for r in found if r["cell"]["gpus"] == count]) for count in counts}
         rates = {count: r for count, r in best.items() if r}

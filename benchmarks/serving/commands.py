@@ -18,7 +18,7 @@ app = typer.Typer()
 def serving(
     bundle: Path = Path("models/demo"),
     hidden: Annotated[str, typer.Option(help="widths of random dense layers in place of the bundle's, to load a GPU")] = "",
-    systems: Names = "dpiframe,dpiframe-direct,dpiframe-unix,dpiframe-fanin,ray-serve,uvicorn,mosec,litserve,bentoml,triton",
+    systems: Names = "dpiframe,dpiframe-fanin,dpiframe-direct,dpiframe-fanin-direct,dpiframe-unix,ray-serve,uvicorn,mosec,litserve,bentoml,triton",
     forms: Names = "binary,columns,rows",
     candidates: Names = "32,100,270,1000",
     connections: Annotated[str, typer.Option(help="closed loop: clients at once, one after the other")] = "1,16,64",

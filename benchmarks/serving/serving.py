@@ -19,6 +19,7 @@ from benchmarks.serving.load import Load, drive, request_bytes
 from benchmarks.serving.payloads import Payloads, scores_in
 from benchmarks.serving.systems import (
     FANIN,
+    FANIN_DIRECT,
     OURS,
     PEERS,
     Running,
@@ -220,7 +221,7 @@ def _requests(system: str, form: str, payload: Payloads) -> tuple[str, dict[str,
 def _record(
     plan: Plan, system: str, rows: int, cell: dict[str, object], load: Load, worst: float, body_bytes: int
 ) -> Record:  # fmt: skip
-    fanin = {"ingress": plan.ingress} if system == FANIN else {}
+    fanin = {"ingress": plan.ingress} if system in (FANIN, FANIN_DIRECT) else {}
     return record(
         "serving", system, model=plan.model, batch=rows, cell=cell, times=load.times, rows_per_s=load.requests_per_s * rows,
         max_abs_err=worst, requests_per_s=round(load.requests_per_s, 1), failed=load.failed, reconnects=load.reconnects,

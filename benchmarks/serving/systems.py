@@ -69,8 +69,14 @@ PEERS = {
              lacks={"rows": _NO_JSON, "columns": _NO_JSON}),
     )
 }  # fmt: skip
-FANIN, DIRECT, UNIX = "dpiframe-fanin", "dpiframe-direct", "dpiframe-unix"
-OURS = ("dpiframe", FANIN, DIRECT, UNIX)  # by HAProxy in both topologies, by the direct port and its Unix socket in one
+FANIN, DIRECT, FANIN_DIRECT, UNIX = "dpiframe-fanin", "dpiframe-direct", "dpiframe-fanin-direct", "dpiframe-unix"
+OURS = (
+    "dpiframe",
+    FANIN,
+    DIRECT,
+    FANIN_DIRECT,
+    UNIX,
+)  # both topologies by HAProxy and by the direct port, one by a Unix socket
 SYSTEMS = (*OURS, *PEERS)
 
 
@@ -110,11 +116,11 @@ class Running:
 def our_config(system: str, bundle: Path, device: str, gpus: int, ingress: int) -> dict[str, Any]:
     """A deployment of one replica a GPU; fan-in with so many ingress replicas for each of them."""
     config: dict[str, Any] = {"models": [{"path": str(bundle.absolute()), "name": "demo"}], "device": device, "replicas": gpus}
-    if system == DIRECT:
+    if system in (DIRECT, FANIN_DIRECT):
         config["http"] = {"direct_port": free_ports(1)[0]}
     if system == UNIX:
         config["http"] = {"direct_socket": tempfile.mktemp(prefix="dpiframe-", suffix=".sock", dir="/tmp")}
-    if system == FANIN:
+    if system in (FANIN, FANIN_DIRECT):
         config |= {"topology": "fanin", "ingress_replicas": gpus * ingress}
     return config
 
