@@ -12,14 +12,14 @@ from deployments.signals import interrupted_by_sigterm
 from dpiframe_core.engine.options import DEFAULT_PRECISION
 
 app = typer.Typer()
-_SYSTEMS = "dpiframe,dpiframe-fanin,dpiframe-direct,dpiframe-fanin-direct,dpiframe-unix,ray-serve,uvicorn,mosec,litserve,bentoml,triton"
+_OURS = "dpiframe,dpiframe-fanin,dpiframe-direct,dpiframe-fanin-direct,dpiframe-unix"
 
 
 @app.command()
 def serving(
     bundle: Path = Path("models/demo"),
     hidden: Annotated[str, typer.Option(help="widths of random dense layers in place of the bundle's, to load a GPU")] = "",
-    systems: Names = _SYSTEMS,
+    systems: Names = f"{_OURS},ray-serve,uvicorn,mosec,litserve,bentoml,triton",
     forms: Names = "binary,columns,rows",
     candidates: Names = "32,100,270,1000",
     connections: Annotated[str, typer.Option(help="closed loop: clients at once, one after the other")] = "1,16,64",
