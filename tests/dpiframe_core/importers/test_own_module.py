@@ -75,7 +75,8 @@ def compared(tmp_path, own):
     engine = Engine(read_bundle(tmp_path / "b"), "cpu", "fp32")
     engine.warmup()
     rows = random_rows(engine.schema, {}, 50)
-    rows = {name: [v or 0 for v in column] for name, column in rows.items()}
+    several = {f.name for f in engine.schema.features if f.max_values > 1}
+    rows = {name: [v or ([] if name in several else 0) for v in column] for name, column in rows.items()}
     got = engine.score(rows)
     engine.close()
     with torch.no_grad():
