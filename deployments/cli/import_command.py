@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,19 +86,23 @@ def fuxictr(
     _write(model, out, golden_rows, expected, label, name, version, overwrite, dry_run)
 
 
-def _of_checkpoint(
-    library: str,
-    about: str,
-    read: "Callable[[Path, Path], SourceModel]",
-    by_source: "Callable[[Path, Path, str], SourceModel] | None" = None,
-) -> None:
-    """Adds the command of a library whose models are a checkpoint and a spec. by_source: how `--source` reads one."""
+def _importer(place: str) -> "Callable[..., SourceModel]":
+    """A function of the importers, found when it is needed: most commands need no torch."""
+    module, _, function = place.rpartition(".")
+    found: Callable[..., SourceModel] = getattr(import_module(f"dpiframe_core.importers.{module}"), function)
+    return found
+
+
+def _of_checkpoint(library: str, about: str, read: str, by_source: str | None = None) -> None:
+    """Adds the command of a library whose models are a checkpoint and a spec. read, by_source: who reads one, without and with
+    `--source`.
+    """
 
     def command(
         checkpoint: Checkpoint, spec: Spec, out: Out = None, golden_rows: Rows = None, expected: Expected = None,
         label: Label = None, name: Name = None, version: Version = "1", overwrite: Overwrite = False, dry_run: DryRun = False,
     ) -> None:  # fmt: skip
-        _write(lambda: read(checkpoint, spec), out, golden_rows, expected, label, name, version, overwrite, dry_run)
+        _write(lambda: _importer(read)(checkpoint, spec), out, golden_rows, expected, label, name, version, overwrite, dry_run)
 
     def sourced(
         checkpoint: Checkpoint, spec: Spec, out: Out = None, source: Maker = None, golden_rows: Rows = None,
@@ -105,74 +110,27 @@ def _of_checkpoint(
         dry_run: DryRun = False,
     ) -> None:  # fmt: skip
         def made() -> "SourceModel":
-            assert by_source is not None
-            return read(checkpoint, spec) if source is None else by_source(checkpoint, spec, source)
+            if source is None or by_source is None:
+                return _importer(read)(checkpoint, spec)
+            return _importer(by_source)(checkpoint, spec, source)
 
         _write(made, out, golden_rows, expected, label, name, version, overwrite, dry_run)
 
     import_app.command(library, help=about)(command if by_source is None else sourced)
 
 
-def _deepctr_torch(checkpoint: Path, spec: Path) -> "SourceModel":
-    from dpiframe_core.importers.deepctr.checkpoint import deepctr_torch_checkpoint
-
-    return deepctr_torch_checkpoint(checkpoint, spec)
-
-
-def _deepctr_torch_own(checkpoint: Path, spec: Path, source: str) -> "SourceModel":
-    from dpiframe_core.importers.own_module import own_of_spec
-
-    return own_of_spec("DeepCTR-Torch", checkpoint, spec, source, "matrix")
-
-
-def _torchrec(checkpoint: Path, spec: Path) -> "SourceModel":
-    from dpiframe_core.importers.dlrm import torchrec
-
-    return torchrec(checkpoint, spec)
-
-
-def _dlrm(checkpoint: Path, spec: Path) -> "SourceModel":
-    from dpiframe_core.importers.dlrm import facebook_dlrm
-
-    return facebook_dlrm(checkpoint, spec)
-
-
-def _torch_rechub(checkpoint: Path, spec: Path) -> "SourceModel":
-    from dpiframe_core.importers.rechub import torch_rechub
-
-    return torch_rechub(checkpoint, spec)
-
-
-def _torch_rechub_own(checkpoint: Path, spec: Path, source: str) -> "SourceModel":
-    from dpiframe_core.importers.own_module import own_of_spec
-
-    return own_of_spec("torch-rechub", checkpoint, spec, source, "mapping")
-
-
-def _recbole(checkpoint: Path, spec: Path) -> "SourceModel":
-    from dpiframe_core.importers.recbole.checkpoint import recbole
-
-    return recbole(checkpoint, spec)
-
-
-def _recbole_own(checkpoint: Path, spec: Path, source: str) -> "SourceModel":
-    from dpiframe_core.importers.recbole.own import recbole_own
-
-    return recbole_own(checkpoint, spec, source)
-
-
 _of_checkpoint(
     "deepctr-torch", "Import a DeepCTR-Torch 0.3 model: WDL, DeepFM, xDeepFM, DCN, DCNMix, DIN; others by --source.",
-    _deepctr_torch, _deepctr_torch_own,
+    "deepctr.checkpoint.deepctr_torch_checkpoint", "own_module.deepctr_torch_own",
 )  # fmt: skip
-_of_checkpoint("torchrec", "Import a TorchRec DLRM or DLRM_DCN.", _torchrec)
-_of_checkpoint("dlrm", "Import a DLRM_Net of facebookresearch/dlrm.", _dlrm)
+_of_checkpoint("torchrec", "Import a TorchRec DLRM or DLRM_DCN.", "dlrm.torchrec")
+_of_checkpoint("dlrm", "Import a DLRM_Net of facebookresearch/dlrm.", "dlrm.facebook_dlrm")
 _of_checkpoint(
     "recbole", "Import a RecBole 1.2 model: FM, NFM, DeepFM, WideDeep, DCN, xDeepFM, AutoInt, DIN, DIEN; others by --source.",
-    _recbole, _recbole_own,
+    "recbole.checkpoint.recbole", "recbole.own.recbole_own",
 )  # fmt: skip
 _of_checkpoint("torch-rechub", "Import a ranking model of torch-rechub: WideDeep, DeepFM, DCN, DCNv2; others by --source.",
-               _torch_rechub, _torch_rechub_own)  # fmt: skip
+               "rechub.torch_rechub", "own_module.torch_rechub_own")  # fmt: skip
 
 
 def _write(
@@ -192,7 +150,7 @@ def _write(
 
     with one_line_errors():
         if out is None and not dry_run:
-            raise InputError("--out", None, "the directory of the new bundle, or --dry-run")
+            raise InputError.worded("--out", "nothing", "the directory of the new bundle, or --dry-run")
         if out is None or dry_run:
             stdout.print(findings(read()), markup=False, soft_wrap=True)
             return

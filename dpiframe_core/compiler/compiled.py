@@ -148,11 +148,7 @@ def compile_module(
 
 
 def table_sizes(
-    module: nn.Module,
-    schema: FeatureSchema,
-    example: Mapping[str, torch.Tensor],
-    call: Call,
-    absent: Mapping[str, int] | None = None,
+    module: nn.Module, schema: FeatureSchema, example: Mapping[str, torch.Tensor], call: Call, absent: Mapping[str, int]
 ) -> dict[str, tuple[int, int]]:
     """Rows and dim, as the module has them, of each table that it reads; those of the schema need only be wide enough.
 

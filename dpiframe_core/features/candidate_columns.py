@@ -1,17 +1,33 @@
 """The candidates of a request in whatever form a Python caller has them, as columns by feature. Never imports pandas."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from dpiframe_core.errors import InputError, shown
 from dpiframe_core.features.raw_columns import ColumnValues
+from dpiframe_core.features.row_block import RowBlock
 
 _FORMS = "columns by feature, a list of dicts, or an Arrow or pandas table"
 _SHOWN_KEY = 64
+_PLACE = re.compile(r"^candidates\.([\w.\-]+)\[(\d+)\]")
 
 Candidates: TypeAlias = "Mapping[str, ColumnValues] | Sequence[Mapping[str, object]] | pa.Table | pa.RecordBatch | Any"
+
+
+def encoded_candidates(
+    encode: Callable[[Mapping[str, ColumnValues], Mapping[str, object]], RowBlock],
+    candidates: Candidates,
+    context: Mapping[str, object],
+) -> RowBlock:
+    """What `encode` makes of candidates in whatever form. Raises as that and `candidate_columns`, by the caller's places."""
+    columns = candidate_columns(candidates)
+    try:
+        return encode(columns, context)
+    except InputError as error:
+        raise in_its_row(error) if isinstance(candidates, list | tuple) else error from None
 
 
 def candidate_columns(candidates: Candidates) -> Mapping[str, ColumnValues]:
@@ -53,6 +69,11 @@ def columns_of_rows(rows: Sequence[Any]) -> dict[str, list[Any]]:
             where = f"candidates[{i}].{_key_shown(str(name))}"
             raise InputError.worded(where, got, "the features of candidates[0] in every candidate")
     return {name: [row[name] for row in rows] for name in first}
+
+
+def in_its_row(error: InputError) -> InputError:
+    """The fault of a value in a column, told by its place in the list of rows that the caller has."""
+    return error.at(_PLACE.sub(r"candidates[\2].\1", error.where))
 
 
 def _frame_columns(frame: Any) -> dict[str, ColumnValues]:

@@ -23,19 +23,26 @@ from dpiframe_core.importers.state_dict import read_checkpoint
 _ROWS, _WIDEST = 64, 4096
 
 
-def own_of_spec(library: str, checkpoint: Path, spec: Path, source: str, call: Call) -> SourceModel:
+def deepctr_torch_own(checkpoint: Path, spec: Path, source: str) -> SourceModel:
     """The module that `source` names ("FILE.py:NAME": a class or function that is called without arguments), which is run.
-
-    Args:
-        call: how the library's models take features, as `dpiframe_core.compile` says it.
 
     Raises:
         InputError: no such name, it refuses, the checkpoint does not fit it, or `compile` cannot take it over; each named.
     """
+    file, module, name = _made(checkpoint, spec, source)
+    return own_model("DeepCTR-Torch", name, module, _in_columns(module, file), "matrix")
+
+
+def torch_rechub_own(checkpoint: Path, spec: Path, source: str) -> SourceModel:
+    """As `deepctr_torch_own`."""
+    file, module, name = _made(checkpoint, spec, source)
+    return own_model("torch-rechub", name, module, file, "mapping")
+
+
+def _made(checkpoint: Path, spec: Path, source: str) -> tuple[SpecFile, nn.Module, str]:
     file, weights = read_spec(spec), read_checkpoint(checkpoint)
-    make, name = own_maker(source), source.rpartition(":")[2]
-    module = with_weights(make, weights, f"--source {name}")
-    return own_model(library, name, module, _in_columns(module, file) if call == "matrix" else file, call)
+    name = source.rpartition(":")[2]
+    return file, with_weights(own_maker(source), weights, f"--source {name}"), name
 
 
 def own_model(library: str, name: str, module: nn.Module, file: SpecFile, call: Call) -> SourceModel:
@@ -51,11 +58,10 @@ def own_model(library: str, name: str, module: nn.Module, file: SpecFile, call: 
             found: Tensor = scored(*(_value(f, i.column(f.name)) for f in schema.features))
         return found.reshape(len(found), -1).double()
 
-    scores = compiled.golden.scores.shape[1]
-    tasks = ("click",) if scores == 1 else tuple(f"task{i}" for i in range(scores))
     return SourceModel(
         library=library, model=name, architecture=GraphFile(), schema=schema, dense=compiled.dense, tables=compiled.tables,
-        vocabularies=file.vocabularies, logit=lambda i: torch.logit(own(i)), own=own, graph=compiled.graph, tasks=tasks,
+        vocabularies=file.vocabularies, logit=lambda i: torch.logit(own(i)), own=own, graph=compiled.graph,
+        tasks=compiled.tasks,
     )  # fmt: skip
 
 
