@@ -17,15 +17,13 @@ from deployments.config import Limits
 from deployments.scoring.bodies import STRICT, ErrorAnswer, Options, ScoreAnswer, ScoreRequest, ScoreRest
 from deployments.scoring.faults import Words, first_error, refuse_unknown
 from dpiframe_core.errors import InputError
-from dpiframe_core.features.candidate_columns import columns_of_rows, in_its_row
+from dpiframe_core.features.candidate_columns import Encode, columns_of_rows, in_its_row
 from dpiframe_core.features.packed_column import JsonColumns
 from dpiframe_core.features.raw_columns import ColumnValues, split_text
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
 from kernels.runtime import c_build
 from kernels.runtime.gc_pause import gc_paused
-
-Encode = Callable[[Mapping[str, ColumnValues], Mapping[str, object]], RowBlock]
 
 _ROWS_FOLLOW = re.compile(rb'"candidates"\s*:\s*\[')
 

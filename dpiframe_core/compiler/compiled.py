@@ -17,7 +17,7 @@ from dpiframe_core.compiler.lookups import Lookups
 from dpiframe_core.compiler.lower import Lowering
 from dpiframe_core.compiler.strided import Strided
 from dpiframe_core.compiler.tidy import tidied
-from dpiframe_core.compiler.trace import Trace, Verbatim, evaluating, traces
+from dpiframe_core.compiler.trace import Trace, evaluating, traces
 from dpiframe_core.describe.module_summary import Timed, in_turns, module_summary
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine.cpu_lane import CpuLane
@@ -199,11 +199,8 @@ def _check_used(schema: FeatureSchema, lookups: Lookups) -> None:
     read = {feature for feature, _ in lookups.sources}
     unread = [f.name for f in schema.features if f.name not in read]
     if unread:
-        raise InputError(
-            "module",
-            Verbatim(f"no lookup of {listed(unread)}"),
-            "each feature to be read: leave out those that the module is not for",
-        )
+        rule = "each feature to be read: leave out those that the module is not for"
+        raise InputError.worded("module", f"no lookup of {listed(unread)}", rule)
 
 
 def _source_scores(scored: Scored, example: Mapping[str, torch.Tensor]) -> Floats:

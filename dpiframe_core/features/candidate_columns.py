@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from dpiframe_core.errors import InputError, shown
+from dpiframe_core.errors import InputError
 from dpiframe_core.features.raw_columns import ColumnValues
 from dpiframe_core.features.row_block import RowBlock
 
@@ -14,14 +14,11 @@ _FORMS = "columns by feature, a list of dicts, or an Arrow or pandas table"
 _SHOWN_KEY = 64
 _PLACE = re.compile(r"^candidates\.([\w.\-]+)\[(\d+)\]")
 
+Encode = Callable[[Mapping[str, ColumnValues], Mapping[str, object]], RowBlock]
 Candidates: TypeAlias = "Mapping[str, ColumnValues] | Sequence[Mapping[str, object]] | pa.Table | pa.RecordBatch | Any"
 
 
-def encoded_candidates(
-    encode: Callable[[Mapping[str, ColumnValues], Mapping[str, object]], RowBlock],
-    candidates: Candidates,
-    context: Mapping[str, object],
-) -> RowBlock:
+def encoded_candidates(encode: Encode, candidates: Candidates, context: Mapping[str, object]) -> RowBlock:
     """What `encode` makes of candidates in whatever form. Raises as that and `candidate_columns`, by the caller's places."""
     columns = candidate_columns(candidates)
     try:
@@ -87,7 +84,7 @@ def _frame_columns(frame: Any) -> dict[str, ColumnValues]:
         try:
             columns[name] = pa.array(frame[name], from_pandas=True)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise InputError(f"candidates.{_key_shown(name)}", shown(str(error)), "values of one kind") from None
+            raise InputError(f"candidates.{_key_shown(name)}", str(error), "values of one kind") from None
     return columns
 
 
