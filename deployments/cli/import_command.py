@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import import_module
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,51 +86,50 @@ def fuxictr(
     _write(model, out, golden_rows, expected, label, name, version, overwrite, dry_run)
 
 
-def _importer(place: str) -> "Callable[..., SourceModel]":
-    """A function of the importers, found when it is needed: most commands need no torch."""
-    module, _, function = place.rpartition(".")
-    found: Callable[..., SourceModel] = getattr(import_module(f"dpiframe_core.importers.{module}"), function)
-    return found
+def _source_model(library: str, checkpoint: Path, spec: Path, source: str | None = None) -> "SourceModel":
+    from dpiframe_core.importers.deepctr.checkpoint import deepctr_torch_checkpoint
+    from dpiframe_core.importers.dlrm import facebook_dlrm, torchrec
+    from dpiframe_core.importers.own_module import deepctr_torch_own, torch_rechub_own
+    from dpiframe_core.importers.recbole.checkpoint import recbole
+    from dpiframe_core.importers.recbole.own import recbole_own
+    from dpiframe_core.importers.rechub import torch_rechub
+
+    if source is not None:
+        own = {"deepctr-torch": deepctr_torch_own, "recbole": recbole_own, "torch-rechub": torch_rechub_own}
+        return own[library](checkpoint, spec, source)
+    named = {"deepctr-torch": deepctr_torch_checkpoint, "torchrec": torchrec, "dlrm": facebook_dlrm}
+    named |= {"recbole": recbole, "torch-rechub": torch_rechub}
+    return named[library](checkpoint, spec)
 
 
-def _of_checkpoint(library: str, about: str, read: str, by_source: str | None = None) -> None:
-    """Adds the command of a library whose models are a checkpoint and a spec. read, by_source: who reads one, without and with
-    `--source`.
-    """
+def _of_checkpoint(library: str, about: str, *, by_source: bool = True) -> None:
+    """Adds the command of a library whose models are a checkpoint and a spec. by_source: whether it takes `--source`."""
 
     def command(
         checkpoint: Checkpoint, spec: Spec, out: Out = None, golden_rows: Rows = None, expected: Expected = None,
         label: Label = None, name: Name = None, version: Version = "1", overwrite: Overwrite = False, dry_run: DryRun = False,
     ) -> None:  # fmt: skip
-        _write(lambda: _importer(read)(checkpoint, spec), out, golden_rows, expected, label, name, version, overwrite, dry_run)
+        read = partial(_source_model, library, checkpoint, spec)
+        _write(read, out, golden_rows, expected, label, name, version, overwrite, dry_run)
 
     def sourced(
         checkpoint: Checkpoint, spec: Spec, out: Out = None, source: Maker = None, golden_rows: Rows = None,
         expected: Expected = None, label: Label = None, name: Name = None, version: Version = "1", overwrite: Overwrite = False,
         dry_run: DryRun = False,
     ) -> None:  # fmt: skip
-        def made() -> "SourceModel":
-            if source is None or by_source is None:
-                return _importer(read)(checkpoint, spec)
-            return _importer(by_source)(checkpoint, spec, source)
+        read = partial(_source_model, library, checkpoint, spec, source)
+        _write(read, out, golden_rows, expected, label, name, version, overwrite, dry_run)
 
-        _write(made, out, golden_rows, expected, label, name, version, overwrite, dry_run)
-
-    import_app.command(library, help=about)(command if by_source is None else sourced)
+    import_app.command(library, help=about)(sourced if by_source else command)
 
 
+_of_checkpoint("deepctr-torch", "Import a DeepCTR-Torch 0.3 model: WDL, DeepFM, xDeepFM, DCN, DCNMix, DIN; others by --source.")
+_of_checkpoint("torchrec", "Import a TorchRec DLRM or DLRM_DCN.", by_source=False)
+_of_checkpoint("dlrm", "Import a DLRM_Net of facebookresearch/dlrm.", by_source=False)
 _of_checkpoint(
-    "deepctr-torch", "Import a DeepCTR-Torch 0.3 model: WDL, DeepFM, xDeepFM, DCN, DCNMix, DIN; others by --source.",
-    "deepctr.checkpoint.deepctr_torch_checkpoint", "own_module.deepctr_torch_own",
-)  # fmt: skip
-_of_checkpoint("torchrec", "Import a TorchRec DLRM or DLRM_DCN.", "dlrm.torchrec")
-_of_checkpoint("dlrm", "Import a DLRM_Net of facebookresearch/dlrm.", "dlrm.facebook_dlrm")
-_of_checkpoint(
-    "recbole", "Import a RecBole 1.2 model: FM, NFM, DeepFM, WideDeep, DCN, xDeepFM, AutoInt, DIN, DIEN; others by --source.",
-    "recbole.checkpoint.recbole", "recbole.own.recbole_own",
-)  # fmt: skip
-_of_checkpoint("torch-rechub", "Import a ranking model of torch-rechub: WideDeep, DeepFM, DCN, DCNv2; others by --source.",
-               "rechub.torch_rechub", "own_module.torch_rechub_own")  # fmt: skip
+    "recbole", "Import a RecBole 1.2 model: FM, NFM, DeepFM, WideDeep, DCN, xDeepFM, AutoInt, DIN, DIEN; others by --source."
+)
+_of_checkpoint("torch-rechub", "Import a ranking model of torch-rechub: WideDeep, DeepFM, DCN, DCNv2; others by --source.")
 
 
 def _write(

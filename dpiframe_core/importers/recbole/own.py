@@ -21,8 +21,6 @@ from dpiframe_core.importers.recbole.tables import token_rows
 from dpiframe_core.importers.source_model import SourceModel
 from dpiframe_core.importers.state_dict import read_checkpoint
 
-_PAD = 0
-
 
 def recbole_own(checkpoint: Path, spec: Path, source: str) -> SourceModel:
     """As `recbole`, by the class or function that `source` names ("FILE.py:NAME"), which is run with (config, dataset).
@@ -110,4 +108,4 @@ def _read(f: SparseFeature | DenseFeature) -> SparseFeature | DenseFeature:
         return f
     if f.max_values > 1:
         return f.model_copy(update={"pooling": "none", "missing_id": -1})
-    return f.model_copy(update={"oov_id": f.oov_id or _PAD, "missing_id": f.missing_id or _PAD})
+    return f.model_copy(update={"oov_id": f.oov_id or 0, "missing_id": f.missing_id or 0})
