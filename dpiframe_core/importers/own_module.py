@@ -29,20 +29,19 @@ def deepctr_torch_own(checkpoint: Path, spec: Path, source: str) -> SourceModel:
     Raises:
         InputError: no such name, it refuses, the checkpoint does not fit it, or `compile` cannot take it over; each named.
     """
-    file, module, name = _made(checkpoint, spec, source)
-    return own_model("DeepCTR-Torch", name, module, _in_columns(module, file), "matrix")
+    file, module = _made(checkpoint, spec, source)
+    return own_model("DeepCTR-Torch", type(module).__name__, module, _in_columns(module, file), "matrix")
 
 
 def torch_rechub_own(checkpoint: Path, spec: Path, source: str) -> SourceModel:
     """As `deepctr_torch_own`."""
-    file, module, name = _made(checkpoint, spec, source)
-    return own_model("torch-rechub", name, module, file, "mapping")
+    file, module = _made(checkpoint, spec, source)
+    return own_model("torch-rechub", type(module).__name__, module, file, "mapping")
 
 
-def _made(checkpoint: Path, spec: Path, source: str) -> tuple[SpecFile, nn.Module, str]:
+def _made(checkpoint: Path, spec: Path, source: str) -> tuple[SpecFile, nn.Module]:
     file, weights = read_spec(spec), read_checkpoint(checkpoint)
-    name = source.rpartition(":")[2]
-    return file, with_weights(own_maker(source), weights, f"--source {name}"), name
+    return file, with_weights(own_maker(source), weights, f"--source {source.rpartition(':')[2]}")
 
 
 def own_model(library: str, name: str, module: nn.Module, file: SpecFile, call: Call) -> SourceModel:

@@ -122,6 +122,7 @@ def test_a_model_of_torch_rechub_by_a_function(tmp_path, kind, more):
     source, net = files(tmp_path, RECHUB.format(kind=kind, more=more))
     done = imported(tmp_path, "torch-rechub", f"{source}:model")
     assert done.exit_code == 0, done.output
+    assert read_bundle(tmp_path / "b").manifest.name == kind.lower(), "the model's name, not the function's"
     compared(tmp_path, lambda rows: net({name: torch.tensor(rows[name]) for name in ("user", "ad")}))
 
 
