@@ -43,7 +43,7 @@ class InputError(DPIFrameError):
     code = "invalid_input"
 
     def __init__(self, where: str, got: object, expected: str) -> None:
-        self._say(where, shown(got), expected)
+        self._say(where, "null" if got is None else shown(got), expected)
 
     def _say(self, where: str, got: str, expected: str) -> None:
         self.where, self.got, self.expected = where, got, expected

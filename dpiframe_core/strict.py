@@ -24,7 +24,7 @@ class Strict(BaseModel):
         try:
             super().__init__(**fields)
         except ValidationError as e:
-            raise _told(e, type(self).__name__) from None
+            raise told(e, type(self).__name__, ".") from None
 
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # parsed data does not come this way, but all at once
 
@@ -41,19 +41,23 @@ def first_fault(error: ValidationError) -> str:
             line = "got nothing, expected a value"
         case "extra_forbidden":
             line = f"got {shown(fault['input'])}, expected no such key"
+        case "union_tag_invalid":  # of a union whose members are told apart by a key
+            key, tag, tags = (fault["ctx"][name] for name in ("discriminator", "tag", "expected_tags"))
+            kind = key.strip("_()'")
+            line = f"got {kind} {tag!r}, expected one of {tags}"
         case _:
             rule = fault["msg"].removeprefix("Input should be ").replace("String should match pattern", "text of the pattern")
             line = f"got {shown(fault['input'])}, expected {rule}"
     return f"{where}{line}" + (f" ({len(faults) - 1} more faults)" if len(faults) > 1 else "")
 
 
-def _told(error: ValidationError, name: str) -> InputError:
-    """The first fault of a call of the class `name`, by its field: `Hash.buckets: got 0, expected ..`."""
-    line = first_fault(error)
+def told(error: ValidationError | ValueError, name: str, joint: str = ": ") -> InputError:
+    """The first fault of a call of the class `name`, by its field: `Hash.buckets: got 0, ..`; or of a file, by its key."""
+    line = first_fault(error) if isinstance(error, ValidationError) else str(error)
     parts = _FAULT.fullmatch(line)
     if parts is None:
         return InputError.worded(name, "fields", line)
     where = parts["where"]
-    if error.errors(include_url=False)[0]["loc"] or where is None:
-        where = name if where is None else f"{name}.{where}"
+    if joint != "." or error.errors(include_url=False)[0]["loc"] or where is None:  # type: ignore[union-attr]
+        where = name if where is None else f"{name}{joint}{where}"
     return InputError.worded(where, parts["got"], parts["expected"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -85,94 +86,50 @@ def fuxictr(
     _write(model, out, golden_rows, expected, label, name, version, overwrite, dry_run)
 
 
-def _of_checkpoint(
-    library: str,
-    about: str,
-    read: "Callable[[Path, Path], SourceModel]",
-    by_source: "Callable[[Path, Path, str], SourceModel] | None" = None,
-) -> None:
-    """Adds the command of a library whose models are a checkpoint and a spec. by_source: how `--source` reads one."""
+def _source_model(library: str, checkpoint: Path, spec: Path, source: str | None = None) -> "SourceModel":
+    from dpiframe_core.importers.deepctr.checkpoint import deepctr_torch_checkpoint
+    from dpiframe_core.importers.dlrm import facebook_dlrm, torchrec
+    from dpiframe_core.importers.own_module import deepctr_torch_own, torch_rechub_own
+    from dpiframe_core.importers.recbole.checkpoint import recbole
+    from dpiframe_core.importers.recbole.own import recbole_own
+    from dpiframe_core.importers.rechub import torch_rechub
+
+    if source is not None:
+        own = {"deepctr-torch": deepctr_torch_own, "recbole": recbole_own, "torch-rechub": torch_rechub_own}
+        return own[library](checkpoint, spec, source)
+    named = {"deepctr-torch": deepctr_torch_checkpoint, "torchrec": torchrec, "dlrm": facebook_dlrm}
+    named |= {"recbole": recbole, "torch-rechub": torch_rechub}
+    return named[library](checkpoint, spec)
+
+
+def _of_checkpoint(library: str, about: str, *, by_source: bool = True) -> None:
+    """Adds the command of a library whose models are a checkpoint and a spec. by_source: whether it takes `--source`."""
 
     def command(
         checkpoint: Checkpoint, spec: Spec, out: Out = None, golden_rows: Rows = None, expected: Expected = None,
         label: Label = None, name: Name = None, version: Version = "1", overwrite: Overwrite = False, dry_run: DryRun = False,
     ) -> None:  # fmt: skip
-        _write(lambda: read(checkpoint, spec), out, golden_rows, expected, label, name, version, overwrite, dry_run)
+        read = partial(_source_model, library, checkpoint, spec)
+        _write(read, out, golden_rows, expected, label, name, version, overwrite, dry_run)
 
     def sourced(
         checkpoint: Checkpoint, spec: Spec, out: Out = None, source: Maker = None, golden_rows: Rows = None,
         expected: Expected = None, label: Label = None, name: Name = None, version: Version = "1", overwrite: Overwrite = False,
         dry_run: DryRun = False,
     ) -> None:  # fmt: skip
-        def made() -> "SourceModel":
-            assert by_source is not None
-            return read(checkpoint, spec) if source is None else by_source(checkpoint, spec, source)
+        read = partial(_source_model, library, checkpoint, spec, source)
+        _write(read, out, golden_rows, expected, label, name, version, overwrite, dry_run)
 
-        _write(made, out, golden_rows, expected, label, name, version, overwrite, dry_run)
-
-    import_app.command(library, help=about)(command if by_source is None else sourced)
+    import_app.command(library, help=about)(sourced if by_source else command)
 
 
-def _deepctr_torch(checkpoint: Path, spec: Path) -> "SourceModel":
-    from dpiframe_core.importers.deepctr.checkpoint import deepctr_torch_checkpoint
-
-    return deepctr_torch_checkpoint(checkpoint, spec)
-
-
-def _deepctr_torch_own(checkpoint: Path, spec: Path, source: str) -> "SourceModel":
-    from dpiframe_core.importers.own_module import own_of_spec
-
-    return own_of_spec("DeepCTR-Torch", checkpoint, spec, source, "matrix")
-
-
-def _torchrec(checkpoint: Path, spec: Path) -> "SourceModel":
-    from dpiframe_core.importers.dlrm import torchrec
-
-    return torchrec(checkpoint, spec)
-
-
-def _dlrm(checkpoint: Path, spec: Path) -> "SourceModel":
-    from dpiframe_core.importers.dlrm import facebook_dlrm
-
-    return facebook_dlrm(checkpoint, spec)
-
-
-def _torch_rechub(checkpoint: Path, spec: Path) -> "SourceModel":
-    from dpiframe_core.importers.rechub import torch_rechub
-
-    return torch_rechub(checkpoint, spec)
-
-
-def _torch_rechub_own(checkpoint: Path, spec: Path, source: str) -> "SourceModel":
-    from dpiframe_core.importers.own_module import own_of_spec
-
-    return own_of_spec("torch-rechub", checkpoint, spec, source, "mapping")
-
-
-def _recbole(checkpoint: Path, spec: Path) -> "SourceModel":
-    from dpiframe_core.importers.recbole.checkpoint import recbole
-
-    return recbole(checkpoint, spec)
-
-
-def _recbole_own(checkpoint: Path, spec: Path, source: str) -> "SourceModel":
-    from dpiframe_core.importers.recbole.own import recbole_own
-
-    return recbole_own(checkpoint, spec, source)
-
-
+_of_checkpoint("deepctr-torch", "Import a DeepCTR-Torch 0.3 model: WDL, DeepFM, xDeepFM, DCN, DCNMix, DIN; others by --source.")
+_of_checkpoint("torchrec", "Import a TorchRec DLRM or DLRM_DCN.", by_source=False)
+_of_checkpoint("dlrm", "Import a DLRM_Net of facebookresearch/dlrm.", by_source=False)
 _of_checkpoint(
-    "deepctr-torch", "Import a DeepCTR-Torch 0.3 model: WDL, DeepFM, xDeepFM, DCN, DCNMix, DIN; others by --source.",
-    _deepctr_torch, _deepctr_torch_own,
-)  # fmt: skip
-_of_checkpoint("torchrec", "Import a TorchRec DLRM or DLRM_DCN.", _torchrec)
-_of_checkpoint("dlrm", "Import a DLRM_Net of facebookresearch/dlrm.", _dlrm)
-_of_checkpoint(
-    "recbole", "Import a RecBole 1.2 model: FM, NFM, DeepFM, WideDeep, DCN, xDeepFM, AutoInt, DIN, DIEN; others by --source.",
-    _recbole, _recbole_own,
-)  # fmt: skip
-_of_checkpoint("torch-rechub", "Import a ranking model of torch-rechub: WideDeep, DeepFM, DCN, DCNv2; others by --source.",
-               _torch_rechub, _torch_rechub_own)  # fmt: skip
+    "recbole", "Import a RecBole 1.2 model: FM, NFM, DeepFM, WideDeep, DCN, xDeepFM, AutoInt, DIN, DIEN; others by --source."
+)
+_of_checkpoint("torch-rechub", "Import a ranking model of torch-rechub: WideDeep, DeepFM, DCN, DCNv2; others by --source.")
 
 
 def _write(
@@ -192,7 +149,7 @@ def _write(
 
     with one_line_errors():
         if out is None and not dry_run:
-            raise InputError("--out", None, "the directory of the new bundle, or --dry-run")
+            raise InputError.worded("--out", "nothing", "the directory of the new bundle, or --dry-run")
         if out is None or dry_run:
             stdout.print(findings(read()), markup=False, soft_wrap=True)
             return

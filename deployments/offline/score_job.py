@@ -97,7 +97,9 @@ def input_file(
         if not text or name not in lists:
             raise InputError("--splitter", name, "a feature of several values, and a CSV or TSV file")
     if text and (unsplit := [name for name in lists if name not in joined_by]):
-        raise InputError("--splitter", None, f"FEATURE=SEPARATOR for the features of several values, {', '.join(unsplit)}")
+        raise InputError.worded(
+            "--splitter", "nothing", f"FEATURE=SEPARATOR for the features of several values, {', '.join(unsplit)}"
+        )
     found = column_names(file)
     if lacking := missing_features(schema, found):
         raise InputError(f"{path}, columns", found, f"columns for the features {', '.join(lacking)} too")

@@ -67,7 +67,7 @@ class Catalog:
         """
         if name is None:
             if len(self.live) != 1:
-                raise InputError("model", None, f"one of {sorted(self.live)}")
+                raise InputError.worded("model", "nothing", f"one of {sorted(self.live)}")
             served = next(iter(self.live.values()))
         elif name not in self.live:
             raise ModelNotFound("model", name, f"one of {sorted(self.live)}")

@@ -21,7 +21,7 @@ from dpiframe_core.compiler.trace import Trace, evaluating, traces
 from dpiframe_core.describe.module_summary import Timed, in_turns, module_summary
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine.cpu_lane import CpuLane
-from dpiframe_core.errors import InputError
+from dpiframe_core.errors import InputError, listed
 from dpiframe_core.features.raw_example import raw_example
 from dpiframe_core.features.row_block import Floats, RowBlock
 from dpiframe_core.features.schema import FeatureSchema
@@ -121,14 +121,17 @@ def compile_module(
     call: Call = "mapping",
     output: Output = None,
     logits: bool = False,
+    absent: Mapping[str, int] | None = None,
 ) -> Compiled:
-    """See `dpiframe_core.compile`."""
+    """See `dpiframe_core.compile`. `absent`: of features of several values the id that the module gets for an absent one,
+    where neither it nor the schema says so.
+    """
     for where, p in [*module.named_parameters(), *module.named_buffers()]:
         if p.is_floating_point() and (p.dtype != torch.float32 or p.device.type != "cpu"):
             raise InputError(f"module.{where}", f"{p.dtype} on {p.device}", "float32 on the CPU")
     scored = Scored(module, list(example), call, output, logits)
     with evaluating(module):
-        lowering, lookups, result = _lowered(scored, schema, example)
+        lowering, lookups, result = _lowered(scored, schema, example, absent)
         rows = result.count
         output_value = lowering.emitter.run(result)
         graph, dense = tidied(lowering.emitter, lookups, output_value)
@@ -145,7 +148,7 @@ def compile_module(
 
 
 def table_sizes(
-    module: nn.Module, schema: FeatureSchema, example: Mapping[str, torch.Tensor], call: Call
+    module: nn.Module, schema: FeatureSchema, example: Mapping[str, torch.Tensor], call: Call, absent: Mapping[str, int]
 ) -> dict[str, tuple[int, int]]:
     """Rows and dim, as the module has them, of each table that it reads; those of the schema need only be wide enough.
 
@@ -153,28 +156,32 @@ def table_sizes(
         InputError: as of `compile_module`, but for sizes.
     """
     with evaluating(module):
-        _, lookups, _ = _lowered(Scored(module, list(example), call, None, False), schema, example)
+        _, lookups, _ = _lowered(Scored(module, list(example), call, None, False), schema, example, absent)
     return {name: (lookups.rows(name), sum(p.width for p in parts)) for name, parts in lookups.parts.items()}
 
 
-def _lowered(scored: Scored, schema: FeatureSchema, example: Mapping[str, torch.Tensor]) -> tuple[Lowering, Lookups, Strided]:
+def _lowered(
+    scored: Scored, schema: FeatureSchema, example: Mapping[str, torch.Tensor], absent: Mapping[str, int] | None
+) -> tuple[Lowering, Lookups, Strided]:
     """What a module reads and computes, and its scores."""
     values = raw_columns(schema, example)
     for traced in traces(scored, list(example.values())):
         try:
-            return _through(traced, schema, values)
+            return _through(traced, schema, values, absent or {})
         except InputError as error:
             refused = error
     raise refused
 
 
-def _through(traced: Trace, schema: FeatureSchema, values: RawColumns) -> tuple[Lowering, Lookups, Strided]:
+def _through(
+    traced: Trace, schema: FeatureSchema, values: RawColumns, absent: Mapping[str, int]
+) -> tuple[Lowering, Lookups, Strided]:
     complete = {"x": 0, "w": 0}
-    for _ in range(2):  # the first pass finds how wide the embeddings are together
-        lookups = Lookups(schema, values.columns)
+    for last in (False, True):  # the first pass finds how wide the embeddings are together, and by which ids masks go
+        lookups = Lookups(schema, values.columns, absent, last)
         lowering = Lowering(traced, lookups, values.at, complete)
         result = lowering.run()
-        complete = lookups.widths
+        complete, absent = lookups.widths, {**absent, **lookups.padding}
     return lowering, lookups, result
 
 
@@ -192,7 +199,8 @@ def _check_used(schema: FeatureSchema, lookups: Lookups) -> None:
     read = {feature for feature, _ in lookups.sources}
     unread = [f.name for f in schema.features if f.name not in read]
     if unread:
-        raise InputError("module", unread, "every feature of the schema to be read")
+        rule = "each feature to be read: leave out those that the module is not for"
+        raise InputError.worded("module", f"no lookup of {listed(unread)}", rule)
 
 
 def _source_scores(scored: Scored, example: Mapping[str, torch.Tensor]) -> Floats:
@@ -206,7 +214,8 @@ def _source_scores(scored: Scored, example: Mapping[str, torch.Tensor]) -> Float
     scores: Floats = found.detach().reshape(len(found), -1).float().numpy()
     if not (np.isfinite(scores).all() and (scores >= 0).all() and (scores <= 1).all()):
         bad = scores[~((scores >= 0) & (scores <= 1))]
-        raise InputError("module output", float(bad[0]), "probabilities from 0 to 1; logits=True adds the sigmoid")
+        expected = "probabilities from 0 to 1: a forward that ends in a sigmoid, or logits=True of dpiframe_core.compile"
+        raise InputError("module output", float(bad[0]), expected)
     return scores
 
 
@@ -236,8 +245,13 @@ def _check_rows(scored: Scored, example: Mapping[str, torch.Tensor], scores: Flo
     rows = len(scores)
     worst = 0.0
     for order in (torch.arange(rows - 1, -1, -1), torch.arange(rows).repeat(2), torch.arange(1)):
-        with torch.no_grad():
-            found = scored(*(v[order] for v in example.values())).reshape(len(order), -1).float().numpy()
+        try:
+            with torch.no_grad():
+                found = scored(*(v[order] for v in example.values())).reshape(len(order), -1).float().numpy()
+        except Exception:  # a `squeeze()` too many: the module takes no single row, which says nothing of rows that meet
+            if len(order) > 1:
+                raise
+            continue
         worst = max(worst, float(np.abs(found - scores[order.numpy()]).max()))
     if not worst <= TOLERANCE:
         raise InputError(

@@ -2,7 +2,7 @@
 followed from the inputs to the lookups; nothing is computed here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -65,11 +65,15 @@ class Lookups:
     """Collects the sources that a module reads, and what their tables are made of.
 
     columns: (feature, position) of each raw column. weights: name -> [rows, dim].
+    told: of features of several values the id that the module gets for an absent one, where it does not say so itself.
+    complete: whether `told` has what an earlier pass found: the masks, which come behind the lookups.
     padding: of each feature of several values the id that the module takes for an absent one.
     """
 
     schema: FeatureSchema
     columns: Sequence[tuple[str, int]]
+    told: Mapping[str, int] = field(default_factory=dict)
+    complete: bool = True
     sources: dict[tuple[str, str | None], Slot] = field(default_factory=dict)
     widths: dict[str, int] = field(default_factory=lambda: {"x": 0, "w": 0})
     parts: dict[str, list[Part]] = field(default_factory=dict)
@@ -108,8 +112,8 @@ class Lookups:
         """
         features = {self.columns[at][0] for at in raw.at.flatten().tolist()}
         several = sorted(f for f in features if self.schema.feature(f).max_values > 1)
-        pooled = [f for f in several if self.schema.pooling(f, self._table(f, weight)) != "none"]
-        for feature in several if sums else ():
+        pooled = [f for f in several if self.schema.pooling(f, self._table(f, name, weight)) != "none"]
+        for feature in pooled if sums else ():
             self._check_padding(feature, name, weight, padding)
         if not pooled and (sums or not several):
             return None
@@ -118,7 +122,7 @@ class Lookups:
             raise Refused(f"got some of the values of feature {feature!r}, expected all {f.max_values} of them in their order")
         if raw.shift.any():
             raise Refused(f"got shifted ids of feature {feature!r} of several values, expected a table of their own")
-        pooling = self.schema.pooling(feature, self._table(feature, weight))
+        pooling = self.schema.pooling(feature, self._table(feature, name, weight))
         if pooling != mode:
             raise Refused(f"got pooling {mode!r} of feature {feature!r}, expected {pooling!r} as the schema says")
         if padding is None:
@@ -128,11 +132,48 @@ class Lookups:
         self._absent(feature, padding)
         return Bags(feature, self._id_row(feature, -1, int(raw.shift.flat[0]), name, weight))
 
+    def ended(self, raw: Raw, name: str, weight: torch.Tensor, padding: int | None) -> int | None:
+        """The id whose row the module reads where a list has ended, of the steps of a sequence; None: none, or one of zeros."""
+        features = {self.columns[at][0] for at in raw.at.flatten().tolist()}
+        found = {}
+        for feature in sorted(f for f in features if self.schema.feature(f).max_values > 1):
+            own = self._told(feature) if padding is None else padding
+            if own is not None:
+                self._absent(feature, own)
+                found[feature] = own
+            elif self.complete:
+                raise Refused(
+                    f"got no id of an absent value of feature {feature!r}, expected a padding_idx of its nn.Embedding, a mask "
+                    "such as `ids != 0`, or (of integers that are ids) the feature's padding_value"
+                )
+        ids = set(found.values())
+        if not any(weight[i].any() for i in ids):
+            return None
+        if len(features) > 1 or raw.shift.any():
+            raise Refused(
+                f"got a row of {name} at the ids of absent values {sorted(ids)} that is not zero, expected zeros where "
+                "features are looked up together"
+            )
+        return ids.pop()
+
+    def _told(self, feature: str) -> int | None:
+        f = self.schema.feature(feature)
+        assert isinstance(f, Categorical)  # only they have several values
+        given = f.padding_value if isinstance(f.encoder, Identity) and isinstance(f.padding_value, int) else None
+        return self.told.get(feature, given)
+
+    def there(self, raw: Raw) -> list[Slot]:
+        """For each id of a sequence whether there is one: 1, or 0 where the list has ended."""
+        slots = []
+        for feature, position in (self.columns[at] for at in raw.at.flatten().tolist()):
+            slot = self._source(feature, None, self.schema.feature(feature).max_values)
+            slots.append(Slot(slot.base, slot.offset + position, 1))
+        return slots
+
     def mask(self, raw: Raw, padding: int) -> list[Slot]:
         """For each id of a row whether there is one: 1, or 0 where the list has ended and the module has the id `padding`."""
-        slots = []
         for at, shift in zip(raw.at.flatten().tolist(), raw.shift.flatten().tolist(), strict=True):
-            feature, position = self.columns[at]
+            feature, _ = self.columns[at]
             f = self.schema.feature(feature)
             if f.max_values == 1 or f.pooling != "none" or shift:
                 how = "of one value" if f.max_values == 1 else f"with pooling {f.pooling!r}" if not shift else "shifted"
@@ -142,9 +183,7 @@ class Lookups:
                 )
             _check_absent(f, padding)
             self._absent(feature, padding)
-            slot = self._source(feature, None, f.max_values)
-            slots.append(Slot(slot.base, slot.offset + position, 1))
-        return slots
+        return self.there(raw)
 
     def table(self, name: str) -> torch.Tensor:
         """float32[rows, dim] of a table of the schema.
@@ -174,9 +213,11 @@ class Lookups:
         starts = {p.start for parts in self.parts.values() for p in parts if p.weight == part.weight}
         return min([s for s in starts if s > part.start], default=len(self.weights[part.weight])) - max(0, part.start)
 
-    def _table(self, feature: str, weight: torch.Tensor) -> str | None:
+    def _table(self, feature: str, name: str, weight: torch.Tensor) -> str | None:
+        """Of weights of one column the first is of first order; others (of a mixture of regressions) lie in the table."""
         f = self.schema.feature(feature)
-        return f.first_order_table if weight.shape[1] == 1 and f.first_order_table is not None else f.table
+        taken = f.first_order_table is None or any(p.weight != name for p in self.parts.get(f.first_order_table, ()))
+        return f.table if taken or weight.shape[1] > 1 else f.first_order_table
 
     def _check_padding(self, feature: str, name: str, weight: torch.Tensor, padding: int | None) -> None:
         if padding is None:
@@ -195,7 +236,7 @@ class Lookups:
             )
 
     def _id_row(self, feature: str, position: int, shift: int, name: str, weight: torch.Tensor) -> Slot:
-        f, table = self.schema.feature(feature), self._table(feature, weight)
+        f, table = self.schema.feature(feature), self._table(feature, name, weight)
         if not f.is_id:
             raise Refused(f"got the number {feature!r} as an id, expected a categorical or bucketized feature")
         if table is None:
@@ -231,7 +272,7 @@ class Lookups:
 
 def _check_absent(f: Feature, padding: int) -> None:
     """Refuses a feature whose encoder would count what the module leaves out, the row at `padding`, as a value."""
-    assert isinstance(f, Categorical)  # only they have several values
+    assert isinstance(f, Categorical)
     if f.missing_id != -1 or (isinstance(f.encoder, Identity) and f.padding_value != padding):
         raise Refused(
             f"got padding_value {f.padding_value!r} and missing_id {f.missing_id} of feature {f.name!r}, expected {padding} "

@@ -6,7 +6,7 @@ from dpiframe_core.compiler.arguments import Arguments, constant, integers, is_n
 from dpiframe_core.compiler.emit import Const, Emitter
 from dpiframe_core.compiler.joins import cat, indexed, selected_at, stack
 from dpiframe_core.compiler.products import along, attention, einsum, matmul
-from dpiframe_core.compiler.strided import Frame, Refused, Size, Strided, frame_of, fresh, squeezed
+from dpiframe_core.compiler.strided import Frame, Refused, Size, Strided, frame_of, fresh, permuted, squeezed
 from dpiframe_core.operators.batch_norm import BatchNorm, fold_after
 
 # fmt: off
@@ -20,6 +20,7 @@ BINARY = "add sub mul div maximum minimum pow eq ne gt ge lt le logical_and logi
 REDUCTIONS = {
     "aten.sum.dim_IntList": "aten.sum", "aten.sum.default": "aten.sum", "aten.mean.dim": "aten.mean",
     "aten.mean.default": "aten.mean", "aten.amax.default": "aten.amax", "aten.amin.default": "aten.amin",
+    "aten.max.dim": "aten.amax", "aten.min.dim": "aten.amin", "aten.max.default": "aten.amax", "aten.min.default": "aten.amin",
     "aten.logsumexp.default": "aten.logsumexp", "aten.linalg_vector_norm.default": "aten.linalg_vector_norm",
     "aten.norm.ScalarOpt_dim": "aten.linalg_vector_norm", "aten.var.correction": "aten.var",
 }  # fmt: skip
@@ -78,6 +79,13 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
             return along(e, "aten.cumsum", a["self"], a["dim"])
         case "aten.linear.default":
             return e.linear(a["input"], constant(a["weight"]), a["bias"] and constant(a["bias"]))
+        case "aten.conv1d.default" if a["weight"].tensor.shape[2] == 1 and (a["stride"], a["padding"], a["groups"]) == (
+            [1],
+            [0],
+            1,
+        ):
+            weight = Const(constant(a["weight"]).tensor[:, :, 0])
+            return permuted(e.linear(permuted(a["input"], (0, 2, 1)), weight, a["bias"] and constant(a["bias"])), (0, 2, 1))
         case "aten.addmm.default" if a["beta"] == a["alpha"] == 1:
             return e.elementwise("aten.add", [matmul(e, a["mat1"], a["mat2"]), a["self"]])
         case "aten.baddbmm.default" if a["beta"] == a["alpha"] == 1:

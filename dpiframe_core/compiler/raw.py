@@ -120,8 +120,12 @@ class RawInputs:
             if raw.at.ndim != 1:
                 raise Refused(f"got ids of sizes {raw.at.shape} a row of feature {bags.feature!r}, expected [rows, values]")
             return bags
-        slots = self._lookups.embedded(raw, name, weight.tensor)
-        return self._slots(slots, (*raw.at.shape, weight.tensor.shape[1]))
+        end = self._lookups.ended(raw, name, weight.tensor, padding if padding >= 0 else None)
+        found = self._slots(self._lookups.embedded(raw, name, weight.tensor), (*raw.at.shape, weight.tensor.shape[1]))
+        if end is None:
+            return found
+        there = replace(self._slots(self._lookups.there(raw), (*raw.at.shape, 1)), boolean=True)
+        return self._emitter.elementwise("aten.where", [there, found, Const(weight.tensor[end])])
 
     def _embedding_bag(self, a: Arguments) -> Strided:
         raw, weight, starts = a["indices"], _weight(a["weight"]), a["offsets"]
@@ -159,12 +163,15 @@ class RawInputs:
             return self._slots([bags.slot], (1, width) if a["keepdim"] else (width,))
         raise Refused(f"got {target} of a feature of several values, expected the sum over its values, or nn.EmbeddingBag")
 
-    def _mask(self, target: str, a: Arguments) -> Strided:
+    def _mask(self, target: str, a: Arguments) -> Strided | Const:
         """Whether each id is there, or lacks, from its comparison with the id that says so."""
         x, value = a["self"], a["other"]
         least = {"aten.gt.Scalar": 0, "aten.ge.Scalar": 1}.get(target)
         if isinstance(value, Const) and value.tensor.ndim == 0:
             value = value.tensor.item()
+        if isinstance(x, Raw) and not x.flat and isinstance(value, int) and value < (least or 0):
+            always = torch.full((1, *x.at.shape), not target.startswith("aten.eq"))
+            return Const(always, batch_dim=0)  # no embedding takes an id below 0
         if not isinstance(x, Raw) or x.flat or not isinstance(value, int) or (least is not None and value != least):
             raise Refused(
                 "got a comparison of ids, expected `ids != n`, `ids == n` or `ids > 0` with the id of an absent value"

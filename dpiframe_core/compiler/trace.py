@@ -21,8 +21,8 @@ from torch.nn import functional
 from dpiframe_core.compiler.examples import Scored
 from dpiframe_core.errors import InputError
 
-_TORCH = str(Path(torch.__file__).parent)
-_HERE = str(Path(__file__).parent)
+_TORCH = f"{Path(torch.__file__).parent}/"  # torch_rechub lies beside it
+_HERE = f"{Path(__file__).parent}/"
 # Their results are tensors of their own, which a reshape's or a dropout's may or may not be.
 _FRESH = {
     f"aten.{name}" for name in (
@@ -99,6 +99,9 @@ def _explained(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[None]
                 Verbatim("a fixed number of rows"),
                 "any number: x.shape[0] for len(x), and no recurrence over rows",
             ) from error
+        if "Constraints violated" in str(error):
+            got = Verbatim("operations that hold for some numbers of rows alone")
+            raise InputError("module", got, "any number: squeeze(dim) for squeeze(), no convolution over fields") from error
         raise InputError(
             f"module: {_origin(error)}", Verbatim(_first_line(error)), "a module that torch.export takes"
         ) from error

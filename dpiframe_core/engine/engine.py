@@ -25,7 +25,7 @@ from dpiframe_core.engine.program import CpuProgram, CudaProgram
 from dpiframe_core.errors import InputError, Overloaded, Unavailable
 from dpiframe_core.far_rows.far_reads import FarReads
 from dpiframe_core.far_rows.lease import Lease, leased
-from dpiframe_core.features.candidate_columns import Candidates, candidate_columns
+from dpiframe_core.features.candidate_columns import Candidates, encoded_candidates
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock
 from dpiframe_core.graph.fusion import fuse
@@ -274,7 +274,7 @@ class Engine:
         Raises:
             InputError: a feature is unknown, lacks or is given twice, or a value breaks its feature's rule.
         """
-        return self.submit(self.encoder.encode(candidate_columns(candidates), context or {}))
+        return self.submit(encoded_candidates(self.encoder.encode, candidates, context or {}))
 
     @property
     def table_reads(self) -> TableReads | None:

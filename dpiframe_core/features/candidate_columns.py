@@ -1,17 +1,30 @@
 """The candidates of a request in whatever form a Python caller has them, as columns by feature. Never imports pandas."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from dpiframe_core.errors import InputError, shown
+from dpiframe_core.errors import InputError
 from dpiframe_core.features.raw_columns import ColumnValues
+from dpiframe_core.features.row_block import RowBlock
 
 _FORMS = "columns by feature, a list of dicts, or an Arrow or pandas table"
 _SHOWN_KEY = 64
+_PLACE = re.compile(r"^candidates\.([\w.\-]+)\[(\d+)\]")
 
+Encode = Callable[[Mapping[str, ColumnValues], Mapping[str, object]], RowBlock]
 Candidates: TypeAlias = "Mapping[str, ColumnValues] | Sequence[Mapping[str, object]] | pa.Table | pa.RecordBatch | Any"
+
+
+def encoded_candidates(encode: Encode, candidates: Candidates, context: Mapping[str, object]) -> RowBlock:
+    """What `encode` makes of candidates in whatever form. Raises as that and `candidate_columns`, by the caller's places."""
+    columns = candidate_columns(candidates)
+    try:
+        return encode(columns, context)
+    except InputError as error:
+        raise in_its_row(error) if isinstance(candidates, list | tuple) else error from None
 
 
 def candidate_columns(candidates: Candidates) -> Mapping[str, ColumnValues]:
@@ -55,6 +68,11 @@ def columns_of_rows(rows: Sequence[Any]) -> dict[str, list[Any]]:
     return {name: [row[name] for row in rows] for name in first}
 
 
+def in_its_row(error: InputError) -> InputError:
+    """The fault of a value in a column, told by its place in the list of rows that the caller has."""
+    return error.at(_PLACE.sub(r"candidates[\2].\1", error.where))
+
+
 def _frame_columns(frame: Any) -> dict[str, ColumnValues]:
     names = list(frame.columns)
     for name in names:
@@ -66,7 +84,7 @@ def _frame_columns(frame: Any) -> dict[str, ColumnValues]:
         try:
             columns[name] = pa.array(frame[name], from_pandas=True)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise InputError(f"candidates.{_key_shown(name)}", shown(str(error)), "values of one kind") from None
+            raise InputError(f"candidates.{_key_shown(name)}", str(error), "values of one kind") from None
     return columns
 
 

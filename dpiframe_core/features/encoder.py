@@ -141,7 +141,8 @@ class Encoder:
                 raise InputError(f"context.{name}", context[name], "nothing, as candidates has a column of it")
             if name not in candidates and name not in context:
                 scope = "context" if name in self._context_names else "candidates"
-                raise InputError(f"{scope}.{name}", None, "the feature, as a column in candidates or as one value in context")
+                rule = "the feature: of every candidate in candidates, or once in context"
+                raise InputError.worded(f"{scope}.{name}", "nothing", rule)
         if not candidates:
             raise InputError("candidates", {}, "at least one column")
         if type(candidates) is JsonColumns:

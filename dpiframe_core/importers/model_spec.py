@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 
-from pydantic import Discriminator, Field, Tag, ValidationError
+from pydantic import Discriminator, Field, Tag
 from torch import Tensor
 
 from dpiframe_core.errors import InputError, shown
@@ -18,7 +18,7 @@ from dpiframe_core.features.transforms import Log, MinMax, Standardize
 from dpiframe_core.features.vocabulary import VocabularyTable
 from dpiframe_core.importers.source_model import SourceLayers, SourceModel, required, tables_in_order
 from dpiframe_core.importers.state_dict import StateDict
-from dpiframe_core.strict import Name, Strict, first_fault
+from dpiframe_core.strict import Name, Strict, told
 from dpiframe_core.strict_yaml import load_yaml
 
 T = TypeVar("T")
@@ -140,10 +140,8 @@ def read_spec(path: Path) -> SpecFile:
         spec = Spec.model_validate_json(json.dumps(fields, default=str), strict=True)
     except OSError:
         raise InputError("--spec", str(path), "a file") from None
-    except ValidationError as e:
-        raise InputError(str(path), first_fault(e), "a spec of the model") from None
-    except ValueError as e:
-        raise InputError(str(path), str(e), "YAML") from None
+    except ValueError as e:  # also pydantic's
+        raise told(e, str(path)) from None
     return with_vocabularies(spec, str(path), path.parent)
 
 
@@ -156,10 +154,12 @@ def with_vocabularies(spec: Spec, where: str, folder: Path | None = None) -> Spe
             try:
                 entries = json.loads(file.read_bytes())
                 ids = {str(k) if f.values == "string" else int(k): v for k, v in entries.items()}
-            except (OSError, ValueError, AttributeError, RecursionError) as e:
+            except OSError:
                 raise InputError(
-                    f"{where}: {f.name}.vocabulary", shown(str(e)), f"a JSON object of {f.values} values and ids"
+                    f"{where}: {f.name}.vocabulary", str(file), "a file, named as seen from the spec's folder"
                 ) from None
+            except (ValueError, AttributeError, RecursionError) as e:
+                raise InputError(f"{file}", str(e), f"a JSON object of {f.values} values and ids") from None
             found[f.name] = VocabularyTable.of(ids)  # type: ignore[arg-type]  # of one kind, which it checks
     return SpecFile(where, spec, found)
 

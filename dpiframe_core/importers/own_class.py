@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpiframe_core.errors import InputError, listed, shown
+from dpiframe_core.errors import InputError, listed
 from dpiframe_core.importers.state_dict import StateDict
 
 
@@ -51,8 +51,10 @@ def _named(source: str) -> tuple[Any, ModuleType, str]:
     """What "FILE.py:NAME" names, None if nothing; the module of the file; and how errors call it."""
     file, _, name = source.rpartition(":")
     path = Path(file)
-    if not file or not path.is_file() or path.suffix != ".py":
+    if not name or path.suffix != ".py":
         raise InputError("--source", source, "FILE.py:CLASS, a file of Python and a class in it")
+    if not path.is_file():
+        raise InputError("--source", str(path), "a file of Python")
     module = _run(path)
     return getattr(module, name, None), module, f"--source {path}"
 
@@ -133,4 +135,4 @@ def _loaded(name: str, file: Path, folders: list[str] | None) -> ModuleType:
 
 
 def _said(error: Exception) -> Any:
-    return f"{type(error).__name__}: {shown(str(error))}"
+    return f"{type(error).__name__}: {error}"

@@ -1,6 +1,7 @@
 """A module of the user's own, of a library that keeps features in code alone: made by a file of Python, features by a spec."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from torch import Tensor, nn
 
 from dpiframe_core.compiler.compiled import compile_module, table_sizes
 from dpiframe_core.compiler.examples import Call, Scored
+from dpiframe_core.errors import InputError, listed
 from dpiframe_core.features.sample import sample_columns
-from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Numeric
 from dpiframe_core.graph.architecture import GraphFile
 from dpiframe_core.importers.model_spec import SparseFeature, SpecFile, build_schema, read_spec
 from dpiframe_core.importers.own_class import own_maker, with_weights
@@ -21,18 +23,25 @@ from dpiframe_core.importers.state_dict import read_checkpoint
 _ROWS, _WIDEST = 64, 4096
 
 
-def own_of_spec(library: str, checkpoint: Path, spec: Path, source: str, call: Call) -> SourceModel:
+def deepctr_torch_own(checkpoint: Path, spec: Path, source: str) -> SourceModel:
     """The module that `source` names ("FILE.py:NAME": a class or function that is called without arguments), which is run.
-
-    Args:
-        call: how the library's models take features, as `dpiframe_core.compile` says it.
 
     Raises:
         InputError: no such name, it refuses, the checkpoint does not fit it, or `compile` cannot take it over; each named.
     """
+    file, module = _made(checkpoint, spec, source)
+    return own_model("DeepCTR-Torch", type(module).__name__, module, _in_columns(module, file), "matrix")
+
+
+def torch_rechub_own(checkpoint: Path, spec: Path, source: str) -> SourceModel:
+    """As `deepctr_torch_own`."""
+    file, module = _made(checkpoint, spec, source)
+    return own_model("torch-rechub", type(module).__name__, module, file, "mapping")
+
+
+def _made(checkpoint: Path, spec: Path, source: str) -> tuple[SpecFile, nn.Module]:
     file, weights = read_spec(spec), read_checkpoint(checkpoint)
-    make, name = own_maker(source), source.rpartition(":")[2]
-    return own_model(library, name, with_weights(make, weights, f"--source {name}"), file, call)
+    return file, with_weights(own_maker(source), weights, f"--source {source.rpartition(':')[2]}")
 
 
 def own_model(library: str, name: str, module: nn.Module, file: SpecFile, call: Call) -> SourceModel:
@@ -40,7 +49,7 @@ def own_model(library: str, name: str, module: nn.Module, file: SpecFile, call: 
     schema = _schema(file, module, call)
     columns = sample_columns(schema, _ROWS)
     values = {f.name: _value(f, columns[f.name]) for f in schema.features}
-    compiled = compile_module(module, schema, values, call=call)
+    compiled = compile_module(module, schema, values, call=call, absent=_absent(schema))
     scored = Scored(module, list(values), call, None, False)
 
     def own(i: Inputs) -> Tensor:
@@ -48,12 +57,37 @@ def own_model(library: str, name: str, module: nn.Module, file: SpecFile, call: 
             found: Tensor = scored(*(_value(f, i.column(f.name)) for f in schema.features))
         return found.reshape(len(found), -1).double()
 
-    scores = compiled.golden.scores.shape[1]
-    tasks = ("click",) if scores == 1 else tuple(f"task{i}" for i in range(scores))
     return SourceModel(
         library=library, model=name, architecture=GraphFile(), schema=schema, dense=compiled.dense, tables=compiled.tables,
-        vocabularies=file.vocabularies, logit=lambda i: torch.logit(own(i)), own=own, graph=compiled.graph, tasks=tasks,
+        vocabularies=file.vocabularies, logit=lambda i: torch.logit(own(i)), own=own, graph=compiled.graph,
+        tasks=compiled.tasks,
     )  # fmt: skip
+
+
+def _in_columns(module: nn.Module, file: SpecFile) -> SpecFile:
+    """The spec with its features in the order of the columns of the module's matrix, as DeepCTR-Torch's models know them.
+
+    Raises:
+        InputError: the module has other columns than the spec has features, or of other widths.
+    """
+    index: Mapping[str, tuple[int, int]] | None = getattr(module, "feature_index", None)
+    if index is None:
+        return file
+    features = {f.name: f for f in file.spec.features}
+    lengths = {c.length_name: c.name for c in module.dnn_feature_columns if getattr(c, "length_name", None)}  # type: ignore[union-attr]
+    for name in index.keys() - features.keys():
+        if name in lengths:
+            expected = "none: 0 behind a list says its length, too, and the checkpoint is the same"
+            raise InputError(f"--source: length_name of {lengths[name]!r}", name, expected)
+    if index.keys() != features.keys():
+        lacking, more = sorted(index.keys() - features.keys()), sorted(features.keys() - index.keys())
+        got = f"none of {listed(lacking)}" if lacking else listed(more)
+        raise InputError(f"{file.where}: features", got, f"the columns of the model that --source makes: {listed(index)}")
+    for name, (start, end) in index.items():
+        f = features[name]
+        if end - start != (width := f.max_values if isinstance(f, SparseFeature) else 1):
+            raise InputError(f"{file.where}: {name}.max_values", width, f"{end - start}, as many as the model's column has")
+    return replace(file, spec=file.spec.model_copy(update={"features": tuple(features[name] for name in index)}))
 
 
 def _schema(file: SpecFile, module: nn.Module, call: Call) -> FeatureSchema:
@@ -74,7 +108,7 @@ def _schema(file: SpecFile, module: nn.Module, call: Call) -> FeatureSchema:
     rows = 1 + max([f.oov_id or 0 for f in sparse.values()] + [f.missing_id or 0 for f in sparse.values()], default=0)
     largest = of(dict.fromkeys(tables, (rows, _WIDEST)) | {f"{table}.w": (rows, 1) for table in tables})
     zeros = {f.name: _value(f, np.zeros((2, f.max_values), np.float32)) for f in largest.features}
-    found = table_sizes(module, largest, zeros, call)
+    found = table_sizes(module, largest, zeros, call, _absent(largest))
     narrow = {table: found.pop(f"{table}.w") for table in tables if table not in found and f"{table}.w" in found}
     return of(found | narrow)
 
@@ -84,5 +118,13 @@ def _value(f: Categorical | Numeric, column: "np.ndarray[tuple[int, int], np.dty
     if not isinstance(f, Categorical):
         return torch.from_numpy(column[:, 0].astype(np.float32))
     ids = torch.from_numpy(column.astype(np.int64))
-    padding = f.padding_value if isinstance(f.padding_value, int) else 0
-    return torch.where(ids < 0, padding, ids) if f.max_values > 1 else ids[:, 0]
+    return torch.where(ids < 0, _padding(f), ids) if f.max_values > 1 else ids[:, 0]
+
+
+def _padding(f: Categorical) -> int:
+    """The id that the module gets behind the end of a list: 0, as the libraries pad, unless ids are given that are padded."""
+    return f.padding_value if isinstance(f.padding_value, int) and isinstance(f.encoder, Identity) else 0
+
+
+def _absent(schema: FeatureSchema) -> dict[str, int]:
+    return {f.name: _padding(f) for f in schema.features if isinstance(f, Categorical) and f.max_values > 1}

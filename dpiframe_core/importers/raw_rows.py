@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pcsv
 
-from dpiframe_core.errors import InputError, listed, shown
+from dpiframe_core.errors import InputError, listed
 from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Identity, Numeric, Vocabulary
 from dpiframe_core.features.vocabulary import VocabularyTable, id_bound, vocabulary_name
 from dpiframe_core.files.row_files import RowFile, column_names, iter_chunks
@@ -57,7 +57,7 @@ def read_expected(path: Path, rows: int) -> npt.NDArray[np.float64]:
             raise InputError(str(path), table.column_names, "a column `score`")
         scores: npt.NDArray[np.float64] = table[name].cast(pa.float64()).to_numpy()
     except (pa.ArrowException, OSError) as e:
-        raise InputError(str(path), shown(str(e)), "a CSV file of probabilities") from None
+        raise InputError(str(path), str(e), "a CSV file of probabilities") from None
     if len(scores) != rows:
         raise InputError(str(path), f"{len(scores)} rows", f"{rows}, as many as the raw rows")
     if not bool(((scores >= 0) & (scores <= 1)).all()):

@@ -14,7 +14,8 @@ from dpiframe_core.bundle.bundle_files import first_infinite
 from dpiframe_core.errors import InputError, listed
 
 # A training script often saves a dict of things; these are its usual keys for the model.
-_WRAPPERS = ("state_dict", "model_state_dict")
+_SAVED = "a saved state_dict: torch.save(model.state_dict(), ..)"
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "model_state", "state", "net")
 
 
 class StateDict:
@@ -90,12 +91,12 @@ def read_checkpoint(path: Path) -> StateDict:
     """
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise InputError("checkpoint", str(path), "a file") from None
+    except (FileNotFoundError, IsADirectoryError):
+        raise InputError("checkpoint", str(path), "a file that torch.save wrote") from None
     except pickle.UnpicklingError as e:
         # PyTorch's own text advises weights_only=False: only its reason is passed on.
         reason = next((line.strip() for line in str(e).splitlines() if "Unsupported" in line or "GLOBAL" in line), None)
-        raise InputError(str(path), reason or "a file that PyTorch refuses to read as weights", "a saved state_dict") from None
+        raise InputError(str(path), reason or "a file that PyTorch refuses to read as weights", _SAVED) from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, TypeError, IndexError) as e:
         raise InputError(str(path), f"damaged data ({str(e).splitlines()[0] if str(e) else type(e).__name__})",
                          "a whole file written by torch.save") from None  # fmt: skip

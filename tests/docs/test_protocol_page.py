@@ -50,7 +50,7 @@ def test_a_code_block_of_the_page_runs(block: Block, page: tuple[LiveApp, Path])
     )
     assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
     if "curl" in code:
-        assert '{"error":"context.I1: got None, expected the feature, as a column in candidates' in done.stdout
+        assert '{"error":"context.I1: got nothing, expected the feature: of every candidate in candidates' in done.stdout
     elif "score_encoded" in code:
         assert done.stdout == "True\n"
     elif "grpc" in code:

@@ -59,7 +59,7 @@ def read_deepctr(file: SpecFile, weights: StateDict) -> SourceModel:
     r = DeepCtrReader(file, weights)
     task = r.settings.take("task", str)
     if task != "binary":
-        raise InputError(f"{file.where}: settings.task", task, "binary")
+        raise InputError(f"{file.where}: settings.task", task, "binary: scores are probabilities of a click")
     return r.model(build(r))
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dpiframe_core.compiler.compiled import compile_module
-from dpiframe_core.errors import InputError, shown
+from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import GraphFile
 from dpiframe_core.importers.fuxictr.features import build_vocabularies, fields_of
 from dpiframe_core.importers.fuxictr.files import FuxiRun
@@ -63,9 +63,7 @@ def _first_scores(module: NetModule, values: dict[str, Tensor], name: str, run: 
             found: Tensor = module(values)
     except (RuntimeError, ValueError, IndexError) as e:  # shapes that do not meet, lists of other lengths
         expected = f"settings and parameters of one run of FuxiCTR 2.3's {name}; of a changed class: --source FILE.py:CLASS"
-        raise InputError(
-            f"{run.files.config}: model {name}", shown(str(e).splitlines()[0] if str(e) else repr(e)), expected
-        ) from e
+        raise InputError(f"{run.files.config}: model {name}", str(e).splitlines()[0] if str(e) else repr(e), expected) from e
     return found
 
 

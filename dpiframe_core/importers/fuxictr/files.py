@@ -16,7 +16,7 @@ from dpiframe_core.errors import InputError, listed, shown
 from dpiframe_core.features.transforms import MinMax, Standardize
 from dpiframe_core.importers.fuxictr.pickled_processor import FeatureMapRecord, Processor, read_processor
 from dpiframe_core.importers.fuxictr.processor import as_mapping, check_tokenizers, processor_normalizers
-from dpiframe_core.strict import first_fault
+from dpiframe_core.strict import first_fault, told
 from dpiframe_core.strict_yaml import load_yaml
 
 Normalizer = Annotated[Standardize | MinMax, Field(discriminator="type")]
@@ -78,7 +78,8 @@ def find_files(
     if run.is_dir():
         found = sorted(p for pattern in _CHECKPOINTS for p in run.glob(pattern))
         if len(found) != 1:
-            raise InputError(str(run), [p.name for p in found], f"one checkpoint ({', '.join(_CHECKPOINTS)}); or name it")
+            got = [p.name for p in found] or "no checkpoint"
+            raise InputError(str(run), got, f"one ({', '.join(_CHECKPOINTS)}), with the run's files beside it; or name it")
         checkpoint = found[0]
     beside = checkpoint.parent
 
@@ -217,11 +218,11 @@ def _yaml(path: Path) -> object:
     try:
         return load_yaml(path.read_bytes())
     except ValueError as e:
-        raise InputError(str(path), str(e), "YAML") from None
+        raise told(e, str(path)) from None
 
 
 def _json(path: Path) -> object:
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as e:
-        raise InputError(str(path), shown(str(e)), "JSON") from None
+        raise InputError(str(path), str(e), "JSON") from None

@@ -5,6 +5,7 @@ What the class reads of each feature is seen in the checkpoint: FuxiCTR's layers
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ def fuxictr_own(files: FuxiFiles, source: str, context: Sequence[str] = ()) -> S
         InputError: also: FuxiCTR is not installed, no such class, its constructor refuses, the checkpoint does not fit it, or
             `compile` cannot take it over; each named.
     """
-    run = read_run(files)
+    run = _steps(read_run(files))
     weights = read_checkpoint(files.checkpoint)
     kind = own_class(source)
     module = with_weights(lambda: _made(kind, run), weights, f"--source {kind.__name__}")
@@ -62,6 +63,11 @@ def _made(kind: type[nn.Module], run: FuxiRun) -> nn.Module:
     feature_map = FeatureMap(required(run.config, "dataset_id", f"{run.files.config}: dataset_id", (str,)), "")
     feature_map.load(str(run.files.feature_map), settings)
     return kind(feature_map, **settings)
+
+
+def _steps(run: FuxiRun) -> FuxiRun:
+    """The run with sequences step by step: the class pools them itself, by whatever `feature_encoder` its layers have."""
+    return replace(run, features={name: {**spec, "feature_encoder": None} for name, spec in run.features.items()})
 
 
 def _ordered(module: nn.Module, fields: Sequence[Field]) -> None:

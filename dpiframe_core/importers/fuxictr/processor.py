@@ -20,7 +20,7 @@ from dpiframe_core.importers.fuxictr.pickled_processor import (
 def as_mapping(where: str, value: object) -> Mapping[str, Any]:
     """The value, if it is a mapping; else InputError."""
     if not isinstance(value, Mapping):
-        raise InputError(where, shown(value), "a mapping of names")
+        raise InputError(where, value, "a mapping of names")
     return value
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dpiframe_core.compiler.compiled import compile_module
-from dpiframe_core.errors import InputError, shown
+from dpiframe_core.errors import InputError
 from dpiframe_core.features.sample import sample_columns
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.architecture import GraphFile
@@ -58,7 +58,7 @@ def read_recbole(file: SpecFile, weights: StateDict) -> SourceModel:
             module(sample_values(schema))
     except (RuntimeError, ValueError) as e:
         expected = f"settings and parameters of one RecBole 1.2 {name}; a changed class goes by --source FILE.py:NAME"
-        raise InputError(f"{file.where}: model {name}", shown(str(e).splitlines()[0]), expected) from e
+        raise InputError(f"{file.where}: model {name}", str(e).splitlines()[0], expected) from e
     module.check_read(f"RecBole's {name}")
     compiled = compile_module(module, schema, sample_values(schema), logits=True)
     doubled = {n: w.double() for n, w in read.named.items()}

@@ -17,12 +17,9 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.importers.model_spec import DenseFeature, SparseFeature, SpecFile, read_spec
 from dpiframe_core.importers.own_class import own_maker, with_weights
 from dpiframe_core.importers.own_module import own_model
-from dpiframe_core.importers.recbole.checkpoint import sample_values
 from dpiframe_core.importers.recbole.tables import token_rows
 from dpiframe_core.importers.source_model import SourceModel
 from dpiframe_core.importers.state_dict import read_checkpoint
-
-_PAD, _SAME = 0, 1e-7
 
 
 def recbole_own(checkpoint: Path, spec: Path, source: str) -> SourceModel:
@@ -47,13 +44,8 @@ def recbole_own(checkpoint: Path, spec: Path, source: str) -> SourceModel:
             raise InputError(f"{file.where}: settings", got, f"all that {name} reads of its configuration") from e
 
     model = _Predicted(with_weights(made, weights, f"--source {name}"), dataset.numbers)
-    kept = _without_padding(model)
     features = tuple(_read(f) for f in file.spec.features)
-    found = own_model(
-        "RecBole", name, model, replace(file, spec=file.spec.model_copy(update={"features": features})), "mapping"
-    )
-    _check_padding(model, kept, sample_values(found.schema), f"--source {name}")
-    return found
+    return own_model("RecBole", name, model, replace(file, spec=file.spec.model_copy(update={"features": features})), "mapping")
 
 
 class _Config(dict[str, Any]):
@@ -116,29 +108,4 @@ def _read(f: SparseFeature | DenseFeature) -> SparseFeature | DenseFeature:
         return f
     if f.max_values > 1:
         return f.model_copy(update={"pooling": "none", "missing_id": -1})
-    return f.model_copy(update={"oov_id": f.oov_id or _PAD, "missing_id": f.missing_id or _PAD})
-
-
-def _without_padding(model: nn.Module) -> dict[nn.Embedding, Tensor]:
-    """RecBole's lists read the rows of `[PAD]` and multiply them by zero. A bundle has none to read; the rows as they were."""
-    kept: dict[nn.Embedding, Tensor] = {}
-    for name, part in model.named_modules():
-        if isinstance(part, nn.Embedding) and "token_seq_embedding" in name:
-            part.padding_idx, kept[part] = _PAD, part.weight[_PAD].detach().clone()
-            part.weight.data[_PAD] = 0
-    return kept
-
-
-def _check_padding(model: nn.Module, kept: Mapping[nn.Embedding, Tensor], values: Mapping[str, Tensor], where: str) -> None:
-    """Raises InputError if the scores of lists that have ended depend on the rows of `[PAD]`."""
-    with torch.no_grad():
-        without = model(values)
-        for part, row in kept.items():
-            part.weight[_PAD] = row
-        off = (model(values) - without).abs().max()
-        for part in kept:
-            part.weight[_PAD] = 0
-    if off > _SAME:
-        raise InputError(
-            where, f"scores that change by {off:.1e} with the rows of [PAD] in lists", "lists that leave [PAD] out"
-        )
+    return f.model_copy(update={"oov_id": f.oov_id or 0, "missing_id": f.missing_id or 0})

@@ -78,7 +78,7 @@ def test_a_dry_run_finds_the_faults_that_an_import_would(given: Path) -> None:
 def test_an_import_without_a_place_for_the_bundle_is_refused(given: Path) -> None:
     done = command(given)
     assert done.exit_code == 1
-    assert "--out: got None, expected the directory of the new bundle, or --dry-run" in done.output
+    assert "--out: got nothing, expected the directory of the new bundle, or --dry-run" in done.output
 
 
 def test_what_an_import_writes_is_shown_on_a_terminal_and_not_elsewhere(given: Path, monkeypatch: pytest.MonkeyPatch) -> None:

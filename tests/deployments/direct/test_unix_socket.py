@@ -28,7 +28,7 @@ def test_both_clients_score_and_are_told_errors_by_a_unix_socket(tmp_path: Path)
         with Client(url, "fake") as client:
             assert client.ready()
             assert client.score(columns(3, 2), {"user": 1})[:, 0].tolist() == expected(3, 2)
-            with pytest.raises(ClientError, match=r"^422: context.user: got None, expected the feature"):
+            with pytest.raises(ClientError, match=r"^422: context.user: got nothing, expected the feature"):
                 client.score(columns(3), {})
             with pytest.raises(ClientError, match=r"^404: model: got 'none', expected one of"), Client(url, "none") as other:
                 other.score(columns(3), {"user": 1})

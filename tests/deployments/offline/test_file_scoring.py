@@ -189,7 +189,7 @@ FAULTS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "csv",
         {},
         {"separators": {}},
-        "--splitter: got None, expected FEATURE=SEPARATOR for the features of several values, bag0",
+        "--splitter: got nothing, expected FEATURE=SEPARATOR for the features of several values, bag0",
     ),
     ("csv", {}, {"separators": SPLIT | {"c0": "|"}}, "--splitter: got 'c0', expected a feature of several values, and a CSV"),
     ("parquet", {}, {"separators": SPLIT}, "--splitter: got 'bag0', expected a feature of several values, and a CSV"),
@@ -212,7 +212,7 @@ FAULTS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
         "csv",
         {"label": [*[0] * 70, None, *[0] * 429]},
         {"labels": ("label",)},
-        "row 71, column label: got None, expected 0",
+        "row 71, column label: got null, expected 0",
     ),
 ]
 
@@ -234,7 +234,7 @@ def test_an_empty_cell_is_named_by_its_row_where_the_schema_does_not_say_what_it
     run(replace(job, bundle=strict))
     full[empty][333] = None
     job = replace(job_of(bundle, write(tmp_path / f"in.{ending}", full)), bundle=strict, out=tmp_path / "other.parquet")
-    with pytest.raises(InputError, match=f"in.{ending}, row 334, column {empty}: got None, expected .* as the schema"):
+    with pytest.raises(InputError, match=f"in.{ending}, row 334, column {empty}: got null, expected .* as the schema"):
         run(job)
     assert not (tmp_path / "other.parquet").exists()
 

@@ -190,7 +190,7 @@ RUDE: list[tuple[str, Any, grpc.StatusCode, str]] = [
     ("text that is none", bad_text(), INVALID, "inputs.site.contents.bytes_contents: got b'\\xff', expected text in UTF-8"),
     ("raw contents lack", one_less(), INVALID, "raw_input_contents: got 5, expected 6, one for each input"),
     ("an unknown parameter", parameter("x", int64_param=1), INVALID, "parameters.x: got an unknown key, expected one of"),
-    ("an empty parameter", parameter("encoded"), INVALID, "parameters.encoded: got None, expected"),
+    ("an empty parameter", parameter("encoded"), INVALID, "parameters.encoded: got null, expected"),
     ("a parameter of text", parameter("priority", string_param="1"), INVALID, "parameters.priority: got '1', expected an"),
     ("rows without values", claimed(), INVALID, "inputs: got 1000000000, expected at most 500 rows"),
     ("too many rows", infer(501), INVALID, "inputs: got 501, expected at most 500 rows"),

@@ -184,12 +184,12 @@ RUDE_JSON: list[tuple[Any, int, str]] = [
     (listed(item={"extra": 1}), 422, "inputs.item.extra: got an unknown key, expected one of name, shape, datatype"),
     (listed(item={"shape": [2, 2], "data": [[0, 1], [2, 3]]}), 422, "inputs.item: got [2, 2], expected shape [n] or [n, 1]"),
     (listed(item={"shape": [0], "data": []}), 422, "candidates.item: got 0, expected at least 1 value"),
-    (listed(item=None), 422, "candidates.item: got None, expected the feature"),
+    (listed(item=None), 422, "candidates.item: got nothing, expected the feature"),
     (listed(colour={"datatype": "INT64", "shape": [2], "data": [0, 1]}), 422, "inputs: got 'colour', expected"),
     (listed(**{"item:": {"datatype": "INT64", "shape": [2], "data": [0, 1]}}), 422, "inputs: got 'item:', expected"),
     (listed(**{"item:x": {"datatype": "INT64", "shape": [2], "data": [0, 1]}}), 422, "inputs: got 'item:x', expected"),
     (listed(item=None, **{"item:missing": {"datatype": "BOOL", "shape": [2], "data": [True, True]}}), 422,
-     "inputs.item: got None, expected its values, as there is item:missing"),
+     "inputs.item: got null, expected its values, as there is item:missing"),
     (listed(**{"item:missing": {"datatype": "BOOL", "shape": [3], "data": [True] * 3}}), 422,
      "inputs.item:missing: got BOOL [3], expected BOOL [2]"),
     (listed(**{"item:missing": {"datatype": "INT8", "shape": [2], "data": [1, 1]}}), 422,
@@ -215,7 +215,7 @@ RUDE_JSON: list[tuple[Any, int, str]] = [
     ({"inputs": [{"name": "candidate_ids", "shape": [200, 5], "datatype": "INT32", "data": [0] * 1000}]}, 413,
      "inputs: got 200, expected at most 100 rows"),
     ({"inputs": [{"name": "candidate_ids", "shape": [5], "datatype": "INT32", "data": [0] * 5}]}, 422,
-     "context_ids: got None, expected shape [1 or n, 1]"),
+     "context_ids: got null, expected shape [1 or n, 1]"),
 ]  # fmt: skip
 
 

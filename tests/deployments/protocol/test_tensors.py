@@ -124,7 +124,7 @@ def test_json_numbers_take_their_datatype(datatype: str, data: list[Any], wanted
         ("UINT32", [-1, 1], "inputs.t.data[0]: got -1, expected an integer that UINT32 can hold"),
         ("INT64", [1, 2**63], "inputs.t.data[1]: got 9223372036854775808, expected an integer of 64 bits or null"),
         ("INT32", [1, 1.0], "inputs.t.data[1]: got 1.0, expected an integer of 64 bits or null"),
-        ("INT32", [1, None], "inputs.t.data[1]: got None, expected a value: ids and masks cannot be missing"),
+        ("INT32", [1, None], "inputs.t.data[1]: got null, expected a value: ids and masks cannot be missing"),
         ("FP32", [1, "2"], "inputs.t.data[1]: got '2', expected a finite number or null"),
         ("BOOL", [True, 1], "inputs.t.data[1]: got 1, expected true or false"),
     ],

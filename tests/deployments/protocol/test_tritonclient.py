@@ -246,7 +246,7 @@ def test_refusals_have_the_protocols_form(
 
 
 TENSORS = [
-    (lambda kind: raw(kind)[1:], "context.user: got None, expected the feature, as a column"),
+    (lambda kind: raw(kind)[1:], "context.user: got nothing, expected the feature: of every candidate"),
     (lambda kind: [*raw(kind), tensor(kind, "colour", np.zeros(ROWS, np.int64))], "inputs: got 'colour', expected a feature"),
     (lambda kind: [*raw(kind), raw(kind)[1]], "inputs: got 'item', expected each name once"),
     (lambda kind: [*raw(kind)[:-1], tensor(kind, "bias", np.zeros(ROWS - 1, np.float32))],
@@ -259,7 +259,7 @@ TENSORS = [
      "candidates.item[0]: got 'a', expected an integer"),
     (lambda kind: [*raw(kind)[:2], tensor(kind, "site", np.array([b"a", b"\xff", b"c", b"d"], object)), *raw(kind)[3:]],
      "inputs.site[1]: got b'\\xff', expected text in UTF-8"),
-    (lambda kind: sections(kind)[:2], "candidate_dense: got None, expected shape [n, 2]"),
+    (lambda kind: sections(kind)[:2], "candidate_dense: got null, expected shape [n, 2]"),
     (lambda kind: [*sections(kind), raw(kind)[1]], "inputs: got 'item', expected one of context_ids, candidate_ids"),
     (lambda kind: [sections(kind)[0], tensor(kind, "candidate_ids", np.full((ROWS, 5), 99, np.int32)), sections(kind)[2]],
      None),

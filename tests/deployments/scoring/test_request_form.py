@@ -68,7 +68,7 @@ BAD = [
     (b'{"candidates": {"price": [1e999]}}', "candidates.price[0]: got inf, expected a finite number or null"),
     (b'{"candidates": {"tags": [["x"], "y"]}}', "candidates.tags[1]: got 'y', expected a list"),
     (b'{"candidates": {"tags": [["x"], ["y", 2]]}}', "candidates.tags[1][1]: got 2, expected text or null"),
-    (b'{"candidates": {"item": null}}', "candidates.item: got None, expected a list"),
+    (b'{"candidates": {"item": null}}', "candidates.item: got null, expected a list"),
     (b'{"candidates": {"item": 7}}', "candidates.item: got 7, expected a list"),
     (b'{"candidates": {"item": {"0": 7}}}', "candidates.item: got an object of 1 keys, expected a list"),
     (b'{"candidates": {"item": []}}', "candidates.item: got a list of 0 values, expected at least one candidate"),
@@ -88,7 +88,7 @@ BAD = [
         "candidates[1].bias: got nothing, expected the features of candidates[0] in every candidate",
     ),
     (b'{"candidates": 5}', "candidates: got 5, expected an object of columns or a list of objects"),
-    (b'{"candidates": null}', "candidates: got None, expected an object of columns or a list of objects"),
+    (b'{"candidates": null}', "candidates: got null, expected an object of columns or a list of objects"),
     (b"{}", "candidates: got nothing, expected an object of columns or a list of objects"),
     (b'{"context": [], "candidates": {"item": [1]}}', "context: got a list of 0 values, expected an object"),
     (b'{"context": {"user": [1]}, "candidates": {"item": [1]}}',
@@ -105,7 +105,7 @@ BAD = [
     (b'{"candidates": {"item": [1]}, "options": {"priority": 11}}',
      "options.priority: got 11, expected less than or equal to 10"),
     (b'{"candidates": {"item": [1]}, "model": 5}', "model: got 5, expected text"),
-    (b"null", "body: got None, expected an object"),
+    (b"null", "body: got null, expected an object"),
     (b"[1]", "body: got a list of 1 values, expected an object"),
     (b'"text"', "body: got 'text', expected an object"),
 ]  # fmt: skip
@@ -117,6 +117,20 @@ def test_a_bad_body_is_refused_with_its_path_and_rule(sent: bytes, message: str)
         FORM.parse(sent)
     assert str(refused.value) == message
     assert refused.value.status == 422
+
+
+@pytest.mark.parametrize("form", [FORM, ONE_BY_ONE])
+def test_what_an_encoder_refuses_is_told_by_its_place_in_the_body(form: RequestForm) -> None:
+    def encode(candidates: object, context: object) -> Any:
+        raise InputError("candidates.item[1]", None, "a value")
+
+    for sent, where in (
+        (body(candidates=[{"item": 1}, {"item": None}]), "candidates[1].item"),
+        (body(candidates={"item": [1, None]}), "candidates.item[1]"),
+    ):
+        with pytest.raises(InputError) as refused:
+            form.parse(sent).encoded(encode)
+        assert str(refused.value) == f"{where}: got null, expected a value"
 
 
 @pytest.mark.parametrize(

@@ -132,9 +132,9 @@ def test_null_is_refused_with_its_path_where_the_schema_does_not_say_what_it_mea
         for name, rule in (("item", "a value"), ("site", "a value"), ("tags", "at least one value"), ("bias", "a number")):
             nulled = columns(2) | {name: [columns(2)[name][0], None]}
             error = refused(await client.post("/v1/score", json=request(candidates=nulled)), 422, "invalid_input")
-            assert error["message"].startswith(f"candidates.{name}[1]: got None, expected {rule}, as the schema ")
+            assert error["message"].startswith(f"candidates.{name}[1]: got null, expected {rule}, as the schema ")
         error = refused(await client.post("/v1/score", json=request(context={"user": None})), 422, "invalid_input")
-        assert error["message"] == "context.user: got None, expected a value, as the schema gives no missing_id for null"
+        assert error["message"] == "context.user: got null, expected a value, as the schema gives no missing_id for null"
 
     Service(engine).run(body)
     assert engine.batches == [2]
@@ -424,7 +424,7 @@ def test_with_several_models_a_request_must_name_one_and_reaches_that_one() -> N
         assert (one.batches, two.batches) == ([], [3])
         assert (await client.post("/v1/score", json=request(model="one", version="7"))).status_code == 200
         error = refused(await client.post("/v1/score", json=request()), 422, "invalid_input")
-        assert error["message"] == "model: got None, expected one of ['one', 'two']"
+        assert error["message"] == "model: got nothing, expected one of ['one', 'two']"
         refused(await client.post("/v1/score", json=request(model="one", version="2")), 404, "model_not_found")
         refused(await client.post("/v1/score", json=request(model=5)), 422, "invalid_input")
         refused(await client.post("/v1/score", content=b"{"), 400, "not_json")
@@ -478,7 +478,7 @@ def test_the_sizes_of_batches_are_told_as_tune_reads_them() -> None:
 def test_of_several_models_one_must_be_named_for_its_batch_sizes() -> None:
     async def body(client: httpx.AsyncClient) -> None:
         error = refused(await client.get("/v1/batch-sizes"), 422, "invalid_input")
-        assert error["message"] == "model: got None, expected one of ['one', 'two']"
+        assert error["message"] == "model: got nothing, expected one of ['one', 'two']"
         assert (await client.get("/v1/batch-sizes?model=two")).json()["counts"] == {}
         route = (await client.get("/openapi.json")).json()["paths"]["/v1/batch-sizes"]["get"]
         assert set(route["responses"]) == {"200", "404", "422"}
@@ -548,5 +548,5 @@ def _references(node: Any) -> list[str]:
 
 
 def test_a_model_must_be_found_before_it_is_served() -> None:
-    with pytest.raises(InputError, match=r"model: got None, expected one of \[\]"):
+    with pytest.raises(InputError, match=r"model: got nothing, expected one of \[\]"):
         Catalog().find(None, None)

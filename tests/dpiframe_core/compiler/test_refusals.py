@@ -241,7 +241,8 @@ def test_scores_that_are_no_probabilities_are_refused():
 
     message = refusal(randomised(Logits()))
     assert re.fullmatch(
-        r"module output: got -[\d.]+, expected probabilities from 0 to 1; logits=True adds the sigmoid", message
+        r"module output: got -[\d.]+, expected probabilities from 0 to 1: a forward that ends in a sigmoid, or logits=True .*",
+        message,
     )
 
 
@@ -284,7 +285,7 @@ def test_a_schema_of_other_tables_is_refused_with_what_the_module_has():
     )
     unread = FeatureSchema(features=(*made.features, Numeric(name="age")), tables=made.tables)
     assert refusal(randomised(Plain()), unread, example(unread)) == (
-        "module: got ['age'], expected every feature of the schema to be read"
+        "module: got no lookup of age, expected each feature to be read: leave out those that the module is not for"
     )
 
 

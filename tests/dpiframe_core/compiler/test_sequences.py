@@ -6,7 +6,7 @@ from torch import nn
 
 from dpiframe_core import compile as compile_module
 from dpiframe_core.errors import InputError
-from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Table
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Hash, Identity, Table
 
 STEPS, DIM, ROWS = 6, 8, 12
 
@@ -14,7 +14,7 @@ STEPS, DIM, ROWS = 6, 8, 12
 def schema(**of_history):
     plain = {"values": "int", "encoder": Identity(), "table": "item"}
     history = {"max_values": STEPS, "pooling": "none", "missing_id": -1, "padding_value": 0, **of_history}
-    features = (Categorical(name="item", missing_id=0, **plain), Categorical(name="hist", **plain, **history))
+    features = (Categorical(name="item", missing_id=0, **plain), Categorical(name="hist", **(plain | history)))
     return FeatureSchema(features=features, tables=(Table(name="item", rows=30, dim=DIM),))
 
 
@@ -104,6 +104,18 @@ class Gru(Base):
         return self.gru(history)[0][:, -1]
 
 
+class ByTorchMax(Base):
+    def read(self, item, history, ids):
+        there = torch.repeat_interleave((ids != 0).unsqueeze(2).float(), DIM, dim=2)
+        return torch.max(history - (1 - there) * 1e9, dim=1, keepdim=True)[0].squeeze(1).clamp(-4, 4)
+
+
+class AllIdsBelowNone(Base):
+    def read(self, item, history, ids):
+        there = (ids != -1).float() * (ids >= 0).float()
+        return (history * there.unsqueeze(2)).sum(1) / there.sum(1, keepdim=True)
+
+
 class BooleanCast(Base):
     def read(self, item, history, ids):
         return (history * ids.bool().unsqueeze(2)).sum(1) + (ids > 0).sum(1, keepdim=True)
@@ -111,13 +123,38 @@ class BooleanCast(Base):
 
 @pytest.mark.parametrize(
     "kind",
-    [Flat, MaskedMean, PlainMean, Attention, Largest, ByPosition, Transformer, Gru, BooleanCast],
+    [Flat, MaskedMean, PlainMean, Attention, Largest, ByTorchMax, ByPosition, Transformer, Gru, BooleanCast, AllIdsBelowNone],
     ids=lambda k: k.__name__,
 )
 def test_a_module_over_a_history_scores_as_it_did(kind):
     compiled = compile_module(kind(), schema(), example())
     assert compiled.deviation <= 1e-5
     assert compiled.golden.scores.std() > 1e-3
+
+
+@pytest.mark.parametrize("kind", [Flat, MaskedMean, PlainMean, Attention, Gru, ByTorchMax, AllIdsBelowNone])
+def test_where_a_list_has_ended_the_module_reads_the_row_of_its_padding(kind):
+    """As DeepCTR-Torch's and torch-rechub's tables have one: no padding_idx, no zeros."""
+    module = kind()
+    module.table.padding_idx = None
+    with torch.no_grad():
+        module.table.weight[0] = 3.0
+    compiled = compile_module(module, schema(), example())
+    assert compiled.deviation <= 1e-5
+    assert compiled.golden.scores.std() > 1e-3
+    ids = compiled.golden.block.wide_ids("candidate_ids")[:, 1:]
+    assert (ids == -1).any()
+    assert not (ids == 0).any()
+
+
+def test_the_id_of_an_absent_value_is_a_masks_or_the_schemas_or_asked_for():
+    module, vocabulary = MaskedMean(), {"encoder": Hash(buckets=20, first_id=1), "padding_value": None}
+    module.table.padding_idx = None
+    assert compile_module(module, schema(**vocabulary), example()).deviation <= 1e-5
+    unsaid = PlainMean()
+    unsaid.table.padding_idx = None
+    with pytest.raises(InputError, match=r"got no id of an absent value of feature 'hist', expected a padding_idx of its"):
+        compile_module(unsaid, schema(**vocabulary), example())
 
 
 def test_the_mask_is_read_from_the_list_and_not_from_the_embeddings():

@@ -216,7 +216,7 @@ def test_what_cannot_be_renumbered_is_refused_with_the_reason():
         (Categorical(name="f", encoder=Identity(), values="int", oov_id=1, **common),
          "features.f.encoder: got 'identity', expected a vocabulary, or a trace: raw ids have no known order"),
         (Categorical(name="f", encoder=Vocabulary(), **common),
-         "features.f.oov_id: got None, expected a row for values unknown, which dropped ids can read"),
+         "features.f.oov_id: got null, expected a row for values unknown, which dropped ids can read"),
         (Numeric(name="f", transforms=(Bucketize(boundaries=tuple(map(float, range(9)))),), **common),
          "features.f.transforms: got 'bucketize', expected a vocabulary or raw ids: buckets cannot be dropped"),
     ]  # fmt: skip

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.features.candidate_columns import candidate_columns
+from dpiframe_core.features.candidate_columns import candidate_columns, encoded_candidates
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table
 
@@ -87,7 +87,7 @@ def frame_of(**columns: Any) -> Any:
         (lambda: None, "candidates: got a NoneType, expected columns by feature"),
         (lambda: pa.table([[1], [2]], names=["item", "item"]), "candidates: got two columns item, expected one for each"),
         (lambda: pa.table(COLUMNS | {"other": [1, 2, 3]}), "candidates: got 'other', expected a feature of the model"),
-        (lambda: pa.table(COLUMNS).drop_columns(["tags"]), "candidates.tags: got None, expected the feature, as a column"),
+        (lambda: pa.table(COLUMNS).drop_columns(["tags"]), "candidates.tags: got nothing, expected the feature: of every"),
         (lambda: frame_of(item=[1]).rename(columns={"item": 5}), "candidates: got 5, expected names of features"),
         (lambda: frame_of(item=[1, "a"]), "candidates.item: got "),
         (lambda: frame().assign(price=datetime(2026, 1, 1)), "candidates.price: got 'timestamp["),
@@ -97,3 +97,22 @@ def test_what_is_no_table_of_the_features_is_refused_by_name(make: Any, message:
     with pytest.raises(InputError) as caught:
         encoded(make())
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"item": 10}, "candidates[1].item: got 10, expected an id from 0 to 9"),
+        ({"item": "x"}, "candidates[1].item: got 'x', expected an integer of 64 bits or null"),
+        ({"tags": ["a", 7]}, "candidates[1].tags[1]: got 7, expected text or null"),
+        ({"price": "dear"}, "candidates[1].price: got 'dear', expected a finite number or null"),
+    ],
+)
+def test_what_is_wrong_with_a_value_of_a_row_is_told_by_its_place_in_the_rows(change: Any, message: str) -> None:
+    rows = [ROWS[0], ROWS[1] | change, ROWS[2]]
+    encode = Encoder(SCHEMA, {}).encode
+    with pytest.raises(InputError) as caught:
+        encoded_candidates(encode, rows, {})
+    assert str(caught.value).startswith(message)
+    with pytest.raises(InputError, match=rf"^candidates\.{next(iter(change))}\[1\]"):
+        encoded_candidates(encode, {name: [row[name] for row in rows] for name in COLUMNS}, {})

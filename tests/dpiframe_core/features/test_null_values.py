@@ -24,10 +24,10 @@ from dpiframe_core.features.vocabulary import VocabularyTable
 from dpiframe_core.files.table_rows import TableEncoder
 from kernels.runtime import c_build
 
-NULL = "got None, expected a value, as the schema gives no missing_id for null"
+NULL = "got null, expected a value, as the schema gives no missing_id for null"
 EMPTY = "expected at least one value, as the schema gives no missing_id for an empty list"
 UNKNOWN = "expected a value of the vocabulary, as the schema gives no oov_id for others"
-NUMBER = "got None, expected a number, as the schema does not say what null means"
+NUMBER = "got null, expected a number, as the schema does not say what null means"
 TEXTS = VocabularyTable.of({"a": 3, "b": 7})
 ENCODERS: dict[str, dict[str, Any]] = {
     "text": {"encoder": Vocabulary()},
@@ -90,9 +90,9 @@ def test_null_in_the_context_is_refused_too(kind: str) -> None:
 def test_a_null_or_empty_list_is_refused_and_a_null_within_one(kind: str) -> None:
     known, made = value(kind), encoder(category(**ENCODERS[kind], max_values=3))
     assert refusal(made, {"user": [[known], []]}) == f"candidates.user[1]: got [], {EMPTY}"
-    assert refusal(made, {"user": [[known], None]}) == f"candidates.user[1]: got None, {EMPTY}"
+    assert refusal(made, {"user": [[known], None]}) == f"candidates.user[1]: got null, {EMPTY}"
     assert refusal(made, {"user": [[known], [known, None]]}) == f"candidates.user[1][1]: {NULL}"
-    assert refusal(made, {"user": pa.array([[known], None])}) == f"candidates.user[1]: got None, {EMPTY}"
+    assert refusal(made, {"user": pa.array([[known], None])}) == f"candidates.user[1]: got null, {EMPTY}"
     told = encoder(category(**ENCODERS[kind], max_values=3, missing_id=-1))
     assert told.encode({"user": [[known], []]}).wide_ids("candidate_ids")[1].tolist() == [-1, -1, -1]
 

@@ -110,7 +110,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("context_ids", np.array([1]), "context_ids: got [1], expected shape [1 or n, 1]"),
     ("context_ids", np.array([[1, 2]]), "context_ids: got [1, 2], expected shape [1 or n, 1]"),
     ("context_ids", np.array([[1], [2]]), "context_dense: got 1, expected one row for all candidates, or 3"),
-    ("context_ids", None, "context_ids: got None, expected shape [1 or n, 1]"),
+    ("context_ids", None, "context_ids: got null, expected shape [1 or n, 1]"),
     ("candidate_dense", np.zeros((3, 2)), "candidate_dense: got 'float64', expected float32"),
     ("candidate_dense", np.zeros((2, 2), np.float32), "candidate_dense: got 2, expected 3 rows"),
     ("candidate_dense", np.array([[0, 1], [2, np.nan], [3, 4]], np.float32),
@@ -145,7 +145,7 @@ def test_a_request_without_rows_is_refused() -> None:
     ("changed", "message"),
     [
         ({"colour": np.array([1])}, "inputs: got 'colour', expected a feature of the model"),
-        ({"item": None}, "inputs.item: got None, expected the feature, as ids or numbers"),
+        ({"item": None}, "inputs.item: got null, expected the feature, as ids or numbers"),
         ({"item": np.zeros((3, 2), int)}, "inputs.item: got [3, 2], expected [3 or 1]"),
         ({"item": np.zeros(2, int)}, "inputs.item: got [2], expected [3 or 1]"),
         ({"item": np.zeros(0, int)}, "inputs.item: got [0], expected [3 or 1]"),

@@ -96,7 +96,7 @@ def test_blocks_hold_the_rows_once_and_in_order(tmp_path):
         (changed(1, "I2", "9223372036854775808"), "column I2: got '9223372036854775808', expected a 64-bit integer or nothing"),
         (changed(1, "I2", "nan"), "line 1, column I2: got 'nan', expected a 64-bit integer or nothing"),
         (changed(2, "label", "2"), "line 2, column label: got 2, expected 0 or 1"),
-        (changed(2, "label", ""), "line 2, column label: got None, expected 0 or 1"),
+        (changed(2, "label", ""), "line 2, column label: got null, expected 0 or 1"),
         ([*ROWS, ROWS[0][:-1]], "line 4, columns: got 39, expected 40, as Criteo has"),
         ([*ROWS, [*ROWS[0], "x"]], "line 4, columns: got 41, expected 40, as Criteo has"),
         ([ROWS[0][:7]], "line 1, columns: got 7, expected 40, as Criteo has (a test file: 39)"),

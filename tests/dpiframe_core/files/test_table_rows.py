@@ -102,7 +102,7 @@ FAULTS = [
     ("city", [1, 2, 3, 4, 5], False, "f.csv, row 10, column city: got 1, expected text or null"),
     ("slot", [0, 4, 5, 1, 1], True, "f.csv, row 12, column slot: got 5, expected an id from 0 to 4"),
     ("slot", [0, 4, -1, 1, 1], True, "f.csv, row 12, column slot: got -1, expected an id from 0 to 4"),
-    ("slot", [0, None, 1, 1, 1], True, "f.csv, row 11, column slot: got None, expected an id from 0 to 4"),
+    ("slot", [0, None, 1, 1, 1], True, "f.csv, row 11, column slot: got null, expected an id from 0 to 4"),
     ("slot", [0.0, 1.0, 1.0, 1.0, 1.0], True, "f.csv, row 10, column slot: got 0.0, expected an integer of 64 bits"),
     ("seen", [[1], [1], [1, 5], [], []], True, r"f.csv, row 12, column seen\[1\]: got 5, expected an id from -1 to 4"),
     ("seen", [[1], [1, 2, 3], [], [], []], True, "f.csv, row 11, column seen: got 3, expected at most 2 ids"),
@@ -111,7 +111,7 @@ FAULTS = [
         "price",
         [0.0, None, 0.0, 0.0, 0.0],
         True,
-        "row 11, column price: got None, expected a number, already transformed",
+        "row 11, column price: got null, expected a number, already transformed",
     ),
 ]
 

@@ -242,7 +242,7 @@ def test_files_that_are_not_there_are_named(run, tmp_path):
     (run / "config.yaml").unlink()
     with pytest.raises(InputError, match=r"--config: got .*config\.yaml', expected a file"):
         find_files(run)
-    with pytest.raises(InputError, match=r"got \[\], expected one checkpoint \(\*\.model"):
+    with pytest.raises(InputError, match=r"got .no checkpoint., expected one \(\*\.model"):
         find_files(tmp_path)
     with pytest.raises(InputError, match=r"checkpoint: got .*nothing\.model', expected a file"):
         find_files(tmp_path / "nothing.model")

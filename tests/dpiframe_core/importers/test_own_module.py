@@ -75,7 +75,8 @@ def compared(tmp_path, own):
     engine = Engine(read_bundle(tmp_path / "b"), "cpu", "fp32")
     engine.warmup()
     rows = random_rows(engine.schema, {}, 50)
-    rows = {name: [v or 0 for v in column] for name, column in rows.items()}
+    several = {f.name for f in engine.schema.features if f.max_values > 1}
+    rows = {name: [v or ([] if name in several else 0) for v in column] for name, column in rows.items()}
     got = engine.score(rows)
     engine.close()
     with torch.no_grad():
@@ -121,6 +122,7 @@ def test_a_model_of_torch_rechub_by_a_function(tmp_path, kind, more):
     source, net = files(tmp_path, RECHUB.format(kind=kind, more=more))
     done = imported(tmp_path, "torch-rechub", f"{source}:model")
     assert done.exit_code == 0, done.output
+    assert read_bundle(tmp_path / "b").manifest.name == kind.lower(), "the model's name, not the function's"
     compared(tmp_path, lambda rows: net({name: torch.tensor(rows[name]) for name in ("user", "ad")}))
 
 
