@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import exp, inf, log
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,7 @@ class Results:
 
     def of(self, suite: str, **fixed: object) -> list[Record]:
         """A suite's records with these values, in the record or in its cell."""
-        return [
-            r for r in self.records if r["suite"] == suite and all(r.get(k, r["cell"].get(k)) == v for k, v in fixed.items())
-        ]
+        return [r for _, r in self._placed(suite, fixed)]
 
     def cells(self, suite: str, **fixed: object) -> list[dict[str, Record]]:
         """The same by cell: system -> record. In the order of the file, but a model's cells together, by contexts and rows.
@@ -48,13 +47,12 @@ class Results:
         Of a system that several runs have in a cell the last; of a compiled peer the fastest, for it is the one to beat.
         """
         found: dict[tuple[Any, ...], dict[str, Record]] = {}
-        for r in self.of(suite, **fixed):
-            cell, system = found.setdefault(identity(r)[1:], {}), r["system"]
+        for place, r in self._placed(suite, fixed):
+            cell, system = found.setdefault(place, {}), r["system"]
             before = cell.get(system)
             if not before or not is_compiled(system) or (r["p50_us"] or inf) < (before["p50_us"] or inf):
                 cell[system] = r
-        models = list(dict.fromkeys(r["model"] for r in self.records))
-        return sorted(found.values(), key=lambda c: _place(any_of(c), models))
+        return sorted(found.values(), key=lambda c: _place(any_of(c), self._models))
 
     def usual(self, suite: str, *systems: str, **fixed: object) -> list[dict[str, Record]]:
         """Those that nothing sets apart (`cell_name`) and that have all of these systems: for tables without a label."""
@@ -67,7 +65,32 @@ class Results:
 
     @property
     def suites(self) -> list[str]:
-        return list(dict.fromkeys(r["suite"] for r in self.records))
+        return list(self._by_suite)
+
+    def _placed(self, suite: str, fixed: Mapping[str, object]) -> list[tuple[tuple[Any, ...], Record]]:
+        """A suite's records with these values, each behind what names its cell."""
+        asked = suite, *fixed.items()
+        if asked not in self._answers:
+            found = self._by_suite.get(suite, [])
+            wanted = [(place, r) for place, r in found if all(r.get(k, r["cell"].get(k)) == v for k, v in fixed.items())]
+            self._answers[asked] = wanted
+        return self._answers[asked]
+
+    @cached_property
+    def _answers(self) -> dict[tuple[object, ...], list[tuple[tuple[Any, ...], Record]]]:
+        """By what was asked for: tables, pictures and aims ask for the same few thousands of times."""
+        return {}
+
+    @cached_property
+    def _models(self) -> list[str | None]:
+        return list(dict.fromkeys(r["model"] for r in self.records))
+
+    @cached_property
+    def _by_suite(self) -> Mapping[str, list[tuple[tuple[Any, ...], Record]]]:
+        found: dict[str, list[tuple[tuple[Any, ...], Record]]] = {}
+        for r in self.records:
+            found.setdefault(r["suite"], []).append((identity(r)[1:], r))
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,27 +16,30 @@ ROOT = Path(__file__).parents[2]
 BLOCKS = blocks((ROOT / "docs" / "compile.md").read_text())
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "python"], ids=lambda block: f"line-{block.line}")
-def test_the_example_runs(block, tmp_path):
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    """The example's folder, and what it printed there."""
+    (block,) = (b for b in BLOCKS if b.language == "python")
+    folder = tmp_path_factory.mktemp("compile")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", block.code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", block.code], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "largest deviation on the example" in done.stdout
-    assert all((tmp_path / "models" / "attention" / name).is_file() for name in ("graph.json", "example.json"))
+    return folder, done.stdout
 
 
-def test_the_summary_on_the_page_is_that_of_its_example_but_for_the_times(tmp_path):
+def test_the_example_runs(example):
+    folder, printed = example
+    assert "largest deviation on the example" in printed
+    assert all((folder / "models" / "attention" / name).is_file() for name in ("graph.json", "example.json"))
+
+
+def test_the_summary_on_the_page_is_that_of_its_example_but_for_the_times(example):
     (shown,) = (b.code for b in BLOCKS if b.language == "text" and "after fusion" in b.code)
-    (block,) = (b for b in BLOCKS if b.language == "python")
-    done = subprocess.run(
-        [sys.executable, "-c", block.code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True,
-        text=True, check=True,
-    )  # fmt: skip
     for line in shown.splitlines():
         fixed = re.split(r"; scores within|[\d.]+ ms", line)[0]
-        assert any(printed.startswith(fixed) for printed in done.stdout.splitlines()), fixed
+        assert any(printed.startswith(fixed) for printed in example[1].splitlines()), fixed
 
 
 def test_every_fence_has_a_language():

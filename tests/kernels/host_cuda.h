@@ -3,7 +3,7 @@
 // other; who waits at a barrier or for its warp has none until it can go on. host_cuda.py turns each asm statement into a call of
 // ptx::<opcode>, outputs first. A launch returns what went wrong, or null. Copies into shared memory are done as late as they may
 // be: those of a thread when it waits for them, those of tensors in any order, some turns later or when nobody can go on. Races of threads go unnoticed, and of global memory, which is the process's, only the alignment is
-// checked.
+// checked. What no kernel changes lies in host_cuda.cpp.
 #pragma once
 #include <cmath>
 #include <csetjmp>
@@ -26,7 +26,7 @@
 #define __shared__ static
 
 struct Place { int x, y, z; };
-static Place threadIdx, blockIdx, blockDim, gridDim;
+inline Place threadIdx, blockIdx, blockDim, gridDim;
 struct __align__(8) float2 { float x, y; };
 struct __align__(8) uint2 { unsigned x, y; };
 struct __align__(16) float4 { float x, y, z, w; };
@@ -64,146 +64,43 @@ struct Wait {
 };
 constexpr int MOST_BLOCKS = 8;     // of a cluster
 constexpr size_t LIMIT = 228 * 1024;
-alignas(1024) static char memory[MOST_BLOCKS][LIMIT];
-static char* shared = memory[0];   // of the block whose thread runs, and where addresses in shared memory count from
-static std::vector<Fiber> fibers;  // of all blocks of a cluster, for all clusters of a launch
-static std::vector<Wait> waits;    // of each fiber
-static int per_block, first_block, cluster;  // threads of a block; the first block; blocks
-static char* stacks;
-static int size;                   // of the dynamic shared memory
-static ucontext_t scheduler;
-static int current, alive, alive_of[MOST_BLOCKS], turns;
+alignas(1024) inline char memory[MOST_BLOCKS][LIMIT];
+inline char* shared = memory[0];   // of the block whose thread runs, and where addresses in shared memory count from
+inline std::vector<Fiber> fibers;  // of all blocks of a cluster, for all clusters of a launch
+inline std::vector<Wait> waits;    // of each fiber
+inline int per_block, first_block, cluster;  // threads of a block; the first block; blocks
+inline char* stacks;
+inline int size;                   // of the dynamic shared memory
+inline ucontext_t scheduler;
+inline int current, alive, alive_of[MOST_BLOCKS], turns;
 inline int rank() { return current / per_block; }  // of the block in its cluster
 struct TensorCopy { char* shared; unsigned to; const unsigned long long* map; unsigned barrier; long long column, row; };
-static std::vector<TensorCopy> under_way;
-static unsigned chance;
-inline void deliver();
-static Meeting block[MOST_BLOCKS], named[MOST_BLOCKS], of_cluster;  // of __syncthreads, bar.sync and barrier.cluster
-static int counts[MOST_BLOCKS][3];                                  // of __syncthreads_count
-static std::vector<Meeting> warps;
+inline std::vector<TensorCopy> under_way;
+inline unsigned chance;
+inline Meeting block[MOST_BLOCKS], named[MOST_BLOCKS], of_cluster;  // of __syncthreads, bar.sync and barrier.cluster
+inline int counts[MOST_BLOCKS][3];                                  // of __syncthreads_count
+inline std::vector<Meeting> warps;
 
-static const char* failure;
-[[noreturn]] inline void fail(const char* why) {  // leaves all threads where they are
-    failure = why;
-    setcontext(&scheduler);
-    abort();
-}
-// Never returns: the thread `current` goes on where it left its place, as swapcontext would have it, which calls the kernel twice.
-[[noreturn]] inline void go_on() {
-    Fiber& fiber = fibers[current];
-    threadIdx.x = current % per_block, blockIdx.x = first_block + rank(), shared = memory[rank()];
-    if (fiber.begun) _longjmp(fiber.place, 1);
-    fiber.begun = true;
-    setcontext(&fiber.context);
-    abort();
-}
-inline void end_if_all_came(Meeting& at, int expected) {
-    if (at.came && at.came >= expected) at.came = 0, ++at.round;
-}
-// The next thread that can go on becomes `current`; this one if it is the only one.
-inline void pick() {
-    const int self = current, all = (int)waits.size();
-    for (;;) {
-        for (int i = 0; i < all; ++i) {
-            if (++current == all) current = 0;
-            if (!waits[current].idle()) return;
-        }
-        if (under_way.empty()) fail("threads that wait for each other for ever");
-        current = self;
-        deliver();
-    }
-}
-inline void yield() {
-    if (++turns > 5000000 * cluster) fail("threads that wait for each other for ever");
-    chance = chance * 1664525u + 1013904223u;
-    if (!under_way.empty() && chance >> (blockIdx.x % 3 ? 26 : 19) == 0) deliver();  // one turn in 64, or in 8,192
-    const int self = current;
-    pick();
-    if (current != self && _setjmp(fibers[self].place) == 0) go_on();
-    waits[self] = {};
-}
-inline int living(int warp) {
-    int n = 0;
-    for (int i = warp * 32; i < warp * 32 + 32 && i < (int)waits.size(); ++i) n += !waits[i].done;
-    return n;
-}
-// All of `expected` threads, all living ones of a block or warp. Returns the round, by which exchanged words lie in one of two
-// places.
-inline int meet(Meeting& at, int expected) {
-    const int round = at.round;
-    ++at.came;
-    end_if_all_came(at, expected);
-    if (at.round == round) {
-        waits[current].meeting = &at, waits[current].round = round;
-        yield();
-    }
-    return round & 1;
-}
+inline const char* failure;
+[[noreturn]] void fail(const char* why);  // leaves all threads where they are
+void yield();
+int meet(Meeting& at, int expected);
 struct Words { uint32_t w[8]; };
-// What all lanes of the warp gave; all have to come.
-inline uint32_t (*exchanged(const Words& own))[8] {
-    Meeting& at = warps[current / 32];
-    memcpy(at.words[at.round & 1][current % 32], own.w, sizeof own.w);
-    return at.words[meet(at, living(current / 32))];
-}
-
-static void (*body)();
-inline void fiber() {
-    for (;;) {  // a block's thread each time
-        body();
-        const int self = current, block_rank = rank();
-        waits[self].done = true;
-        --alive, --alive_of[block_rank];
-        end_if_all_came(warps[self / 32], living(self / 32));  // those that wait for the living have one less to wait for
-        end_if_all_came(block[block_rank], alive_of[block_rank]);
-        end_if_all_came(of_cluster, alive);
-        if (_setjmp(fibers[self].place)) continue;
-        if (alive == 0) setcontext(&scheduler);
-        pick();
-        go_on();
-    }
-}
-inline void run_cluster(int first, int threads) {
-    const int blocks = cluster, all = blocks * threads;
-    for (int b = 0; b < blocks; ++b) {
-        memset(memory[b], 0xff, size);  // NaN: what nobody wrote must not count
-        block[b] = named[b] = {}, alive_of[b] = threads;
-    }
-    of_cluster = {};
-    first_block = first, per_block = threads;
-    for (Fiber& fiber : fibers) fiber.group = 0, fiber.copies.clear();
-    waits.assign(all, {});
-    warps.assign((all + 31) / 32, {});
-    memset(counts, 0, sizeof counts);
-    alive = all, current = turns = 0;
-    if (getcontext(&scheduler) == 0 && alive == all && !failure) go_on();
-    if (!under_way.empty() && !failure) failure = "a block that ends before its copies have come";
-    under_way.clear();
-}
+uint32_t (*exchanged(const Words& own))[8];  // what all lanes of the warp gave; all have to come
+inline void (*body)();
+void run_blocks(int blocks, int threads, size_t shared_bytes, int together);
 template <typename... A, size_t... I>
-void launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, int together, void** args, std::index_sequence<I...>) {
-    static std::tuple<void (*)(A...), void**> call;
-    call = {kernel, args};
-    body = [] { std::get<0>(call)(*static_cast<std::remove_reference_t<A>*>(std::get<1>(call)[I])...); };
-    gridDim = {blocks, 1, 1}, blockDim = {threads, 1, 1};
-    failure = nullptr;
-    size = (int)shared_bytes, cluster = together;
-    stacks = new char[cluster * threads * STRIDE];  // not initialised: pages that no thread reaches are never there
-    fibers.assign(cluster * threads, {});
-    for (size_t i = 0; i < fibers.size(); ++i) {
-        getcontext(&fibers[i].context);
-        fibers[i].context.uc_stack = {stacks + i * STRIDE, 0, STACK};
-        fibers[i].context.uc_link = nullptr;
-        makecontext(&fibers[i].context, fiber, 0);
-    }
-    for (int b = 0; b < blocks && !failure; b += cluster) run_cluster(b, threads);
-    delete[] stacks;
+void call(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
+    static std::tuple<void (*)(A...), void**> given;
+    given = {kernel, args};
+    body = [] { std::get<0>(given)(*static_cast<std::remove_reference_t<A>*>(std::get<1>(given)[I])...); };
 }
 template <typename... A>
 const char* launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, int cluster, void** args) {
     if (shared_bytes > LIMIT) return "more shared memory than there is";
     if (cluster > MOST_BLOCKS || blocks % cluster) return "blocks that make no whole clusters";
-    launch(kernel, blocks, threads, shared_bytes, cluster, args, std::index_sequence_for<A...>());
+    call(kernel, args, std::index_sequence_for<A...>());
+    run_blocks(blocks, threads, shared_bytes, cluster);
     return failure;
 }
 }  // namespace host
@@ -270,26 +167,10 @@ NOTHING(cp_async_bulk_prefetch_tensor_2d_L2_global_tile)
 NOTHING(cp_async_bulk_commit_group)
 NOTHING(cp_async_bulk_wait_group)
 inline host::Fiber& own() { return host::fibers[host::current]; }
-inline void cp_async_cg_shared_global(unsigned to, const void* from, int bytes = 16) {
-    if (bytes) aligned(from, 16);
-    memset(within(to, 16), 0xff, 16);
-    own().copies.push_back({to, from, bytes, own().group});
-}
-inline void cp_async_ca_shared_global(unsigned to, const void* from, int bytes) {
-    memset(within(to, bytes), 0xff, bytes);
-    own().copies.push_back({to, from, -bytes, own().group});  // nothing is put behind these bytes
-}
+void cp_async_cg_shared_global(unsigned to, const void* from, int bytes = 16);
+void cp_async_ca_shared_global(unsigned to, const void* from, int bytes);
+void cp_async_wait_group(int pending);
 inline void cp_async_commit_group() { ++own().group; }
-inline void cp_async_wait_group(int pending) {
-    auto& copies = own().copies;
-    size_t done = 0;
-    for (; done < copies.size() && copies[done].group < own().group - pending; ++done) {
-        const host::Copy& c = copies[done];
-        if (c.bytes >= 0) memset(host::shared + c.to, 0, 16);
-        memcpy(host::shared + c.to, c.from, abs(c.bytes));
-    }
-    copies.erase(copies.begin(), copies.begin() + done);
-}
 inline void cp_async_wait_all() {
     cp_async_commit_group();
     cp_async_wait_group(0);
@@ -424,56 +305,21 @@ inline void mbarrier_try_wait_parity_shared(unsigned at, int parity) {
 }
 inline unsigned swizzled(unsigned at) { return at ^ (at >> 7 & 7) << 4; }
 // To the same address in all blocks whose ranks are given, a copy each.
-inline void begin_copies(
-    unsigned to, const void* map, unsigned at, long long column, long long row, size_t bytes, int alignment, unsigned ranks) {
-    within(to, bytes, alignment);
-    for (int r = 0; r < host::cluster; ++r) {
-        if (!(ranks >> r & 1)) continue;
-        memset(host::memory[r] + to, 0xff, bytes);
-        host::under_way.push_back({host::memory[r], to, static_cast<const unsigned long long*>(map), at, column, row});
-    }
-}
+void begin_copies(
+    unsigned to, const void* map, unsigned at, long long column, long long row, size_t bytes, int alignment, unsigned ranks);
 inline unsigned own_rank() { return 1u << host::rank(); }
 // A tile of rows of 128 bytes; zeros beyond the matrix. map: see host_cuda.py, tensor_map.
 inline void cp_async_bulk_tensor_2d_shared(unsigned to, const void* map, unsigned at, int column, int row) {
     begin_copies(to, map, at, column, row, static_cast<const unsigned long long*>(map)[4] * 128, 1024, own_rank());
 }
 // The reverse, at once; what lies beyond the matrix is not written.
-inline void cp_async_bulk_tensor_2d_global_shared(const void* map, unsigned from, int column, int row) {
-    const unsigned long long* m = static_cast<const unsigned long long*>(map);
-    within(from, m[4] * 128, 1024);
-    for (long long r = 0; r < (long long)m[4]; ++r)
-        for (int byte = 0; byte < 128; ++byte) {
-            const long long to = row + r, offset = column * (long long)m[5] + byte;
-            if (to < (long long)m[1] && offset < (long long)m[2])
-                reinterpret_cast<char*>(m[0])[to * m[3] + offset] = host::shared[swizzled(from + r * 128 + byte)];
-        }
-}
+void cp_async_bulk_tensor_2d_global_shared(const void* map, unsigned from, int column, int row);
 // Consecutive bytes, a copy of a tensor without a map.
 inline void cp_async_bulk_shared(unsigned to, const void* from, int bytes, unsigned at, unsigned ranks = own_rank()) {
     aligned(from, 16);
     if (bytes % 16 || bytes == 0) host::fail("a copy of bytes that are no multiple of 16");
     begin_copies(to, from, at, bytes, -1, bytes, 16, ranks);
 }
-}  // namespace ptx
-inline void host::deliver() {  // one of the copies that are under way: in some blocks the last, and slowly, in others the first, or any
-    const size_t n = under_way.size(), order[] = {n - 1, 0, chance / 7 % n}, i = order[blockIdx.x % 3];
-    const TensorCopy c = under_way[i];
-    under_way.erase(under_way.begin() + i);
-    const unsigned long long* m = c.map;
-    const bool bytes = c.row == -1;
-    if (bytes) memcpy(c.shared + c.to, m, c.column);
-    for (long long r = 0; !bytes && r < (long long)m[4]; ++r)
-        for (int byte = 0; byte < 128; ++byte) {
-            const long long from = c.row + r, offset = c.column * (long long)m[5] + byte;
-            const bool there = from < (long long)m[1] && offset < (long long)m[2];
-            c.shared[ptx::swizzled(c.to + r * 128 + byte)] = there ? reinterpret_cast<const char*>(m[0])[from * m[3] + offset] : 0;
-        }
-    ptx::Barrier& barrier = ptx::barrier(c.barrier, c.shared);
-    barrier.bytes -= bytes ? c.column : m[4] * 128;
-    ptx::settle(barrier);
-}
-namespace ptx {
 // d[64, N] += a b^T over 32 bytes of K, for the warpgroup of the thread. given: d, then descriptors of a and b; or d, four
 // registers, a descriptor, and whether d counts (1 if it is not given).
 template <int PER, typename Value, typename... A> void wgmma(Value value, A&... given) {

@@ -27,7 +27,7 @@ HEADER = Path(__file__).with_name("host_cuda.h")
 _ASM = re.compile(r"\basm\s*(?:volatile\s*)?\(")
 _OPERAND = re.compile(r'"[=+]?\w"\s*\(')
 _OPCODE = re.compile(r"[a-z]\w*(?:\.\w+)+")  # the first of a template
-_OPTIONS = ("-O1", "-U_FORTIFY_SOURCE", "-pedantic-errors", "-fPIC")
+_OPTIONS = ("-O1", "-U_FORTIFY_SOURCE", "-pedantic-errors", "-fPIC", "-fvisibility=hidden")
 _KNOWN = set(re.findall(r"(?:void |MMA\(|WGMMA\(|NOTHING\()(\w+)", HEADER.read_text().split("namespace ptx", 1)[1]))
 
 
@@ -131,17 +131,23 @@ def _build(file: str, name: str, constants: tuple[tuple[str, str], ...], made: P
     code = _gcc("-E", "-P", *defines, f"-I{FOLDER}", "-x", "c++", str(FOLDER / f"{file}.cu"))
     run = f"return host::launch({name}, blocks, threads, shared_bytes, cluster, args);"
     source, header = made.with_suffix(".cpp"), made_once(made.parent / HEADER.name, _with_precompiled)
+    runtime = made_once(made.parent / "host_cuda.o", _runtime)
     source.write_text(
         f'#include "{header}"\n{translated(code)}\n'
-        f'extern "C" const char* run(int blocks, int threads, size_t shared_bytes, int cluster, void** args) {{ {run} }}\n'
+        f'extern "C" __attribute__((visibility("default"))) const char* '
+        f"run(int blocks, int threads, size_t shared_bytes, int cluster, void** args) {{ {run} }}\n"
     )
-    _gcc(*_OPTIONS, "-shared", str(source), "-o", str(made))
+    _gcc(*_OPTIONS, "-shared", str(source), str(runtime), "-o", str(made))
 
 
 def _with_precompiled(header: Path) -> None:
     """g++ reads what lies beside a header under this name in its place, in less time; each variant is compiled for itself."""
     shutil.copy(HEADER, header)
     _gcc(*_OPTIONS, "-x", "c++-header", str(header), "-o", str(header.with_name(f"{HEADER.name}.gch")))
+
+
+def _runtime(made: Path) -> None:
+    _gcc(*_OPTIONS, "-O2", "-c", str(HEADER.with_suffix(".cpp")), "-o", str(made))
 
 
 def _gcc(*options: str) -> str:

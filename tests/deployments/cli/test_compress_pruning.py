@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -25,9 +23,9 @@ from dpiframe_core.graph.architecture import GraphFile
 from dpiframe_core.models.model_graph import model_graph
 from tests import oracle
 from tests.backends import BACKENDS
+from tests.deployments.command import dpiframe_here
 from tests.dpiframe_core.embedding.vocabulary_model import ITEMS, SHOPS, USERS, make_rows, make_schema, write_model
 
-DPIFRAME = str(Path(sys.executable).with_name("dpiframe"))
 VOCABULARIES = ("user", "item")  # tables whose ids come in the order of a vocabulary
 
 
@@ -172,10 +170,10 @@ def test_a_named_table_takes_along_those_of_the_same_ids(folder: Path, tmp_path:
 def test_quality_before_and_after_is_that_of_the_scores(folder: Path, tmp_path: Path) -> None:
     """AUC by all pairs, log-loss by its formula, in float64."""
     command = [
-        DPIFRAME, "compress", "words", "--table-dtype", "int8", "--prune", "0.5", "--trace", "trace.parquet",
+        "compress", "words", "--table-dtype", "int8", "--prune", "0.5", "--trace", "trace.parquet",
         "--rows", "rows.parquet", "--label", "click", "-o", str(tmp_path / "out"),
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    done = dpiframe_here(*command, cwd=folder)
     assert (done.returncode, done.stderr) == (0, "")
     rows = pq.read_table(folder / "rows.parquet").to_pydict()
     clicks = np.array(rows.pop("click")) == 1
@@ -249,7 +247,7 @@ def test_what_cannot_be_pruned_is_refused_and_nothing_is_written(folder: Path, t
 
 
 def test_a_refusal_for_a_feature_names_the_way_around(folder: Path, tmp_path: Path) -> None:
-    command = [DPIFRAME, "compress", "words", "--prune", "0.2", "-o", str(tmp_path / "out")]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    command = ["compress", "words", "--prune", "0.2", "-o", str(tmp_path / "out")]
+    done = dpiframe_here(*command, cwd=folder)
     refused = "features.shop.encoder: got 'identity', expected a vocabulary, or a trace: raw ids have no known order"
     assert (done.returncode, done.stderr) == (1, f"error: {refused}; --only names the tables to change\n")

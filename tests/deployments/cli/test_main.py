@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from deployments.cli.main import app
 from deployments.config_clients import Access
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.graph.architecture import DeepFM
+from tests.deployments.command import dpiframe_here
 from tests.runner import small_bundle
 
 pytestmark = pytest.mark.bulk
@@ -110,9 +109,8 @@ def test_a_taken_port_is_one_line_before_anything_starts(tmp_path: Path) -> None
     ids=" ".join,
 )
 def test_a_wrong_usage_exits_with_2(args: tuple[str, ...]) -> None:
-    done = CliRunner().invoke(app, args)  # here: a process for each would take half a second
-    assert done.exit_code == 2
-    assert isinstance(done.exception, SystemExit)
+    done = dpiframe_here(*args)
+    assert done.returncode == 2
     assert "Usage: " in done.stderr
 
 
@@ -162,14 +160,14 @@ def test_token_prints_the_line_of_the_file_and_beside_it_the_token(tmp_path: Pat
     (tmp_path / "t.yaml").write_text(done.stdout)
     Gate(str(tmp_path / "t.yaml")).require([(b"authorization", f"Bearer {secret}".encode())], "metrics")
     for wrong in (("a b", "--scope", "score"), ("a", "--scope", "all")):
-        done = dpiframe("token", *wrong)
+        done = dpiframe_here("token", *wrong)
         assert (done.returncode, done.stdout) == (1, "")
         assert done.stderr.startswith("error: Token.")
-    assert dpiframe("token", "a").returncode == 2
+    assert dpiframe_here("token", "a").returncode == 2
 
 
 def test_inspect_of_something_else_than_a_bundle_is_one_line(tmp_path: Path) -> None:
-    done = dpiframe("inspect", str(tmp_path / "nothing"))
+    done = dpiframe_here("inspect", str(tmp_path / "nothing"))
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith("error: ")
@@ -178,11 +176,13 @@ def test_inspect_of_something_else_than_a_bundle_is_one_line(tmp_path: Path) -> 
 def test_tune_prints_the_configuration_and_reports_beside_it(tmp_path: Path) -> None:
     bundle = small_bundle(tmp_path / "small", DeepFM(hidden_units=(16, 8)))
     (tmp_path / "sizes.json").write_text('{"max_batch_rows": 64, "counts": {"40": 7}}')
-    done = dpiframe("tune", str(bundle.path), "--histogram", "sizes.json", "--buckets", "2", "-o", "out.json", cwd=tmp_path)
+    done = dpiframe_here(
+        "tune", str(bundle.path), "--histogram", "sizes.json", "--buckets", "2", "-o", "out.json", cwd=tmp_path
+    )
     assert (done.returncode, done.stdout) == (0, "batching:\n  max_batch_rows: 64\n  buckets: [40, 64]\n"), done.stderr
     assert done.stderr.splitlines()[0] == "small 1: 7 batches recorded, of 40 rows in the median"
     assert (tmp_path / "out.json").exists()
-    done = dpiframe("tune", str(bundle.path), "--histogram", "none.json", cwd=tmp_path)
+    done = dpiframe_here("tune", str(bundle.path), "--histogram", "none.json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (
         1,
         "error: none.json: got 'No such file or directory', expected a readable file\n",
@@ -192,34 +192,34 @@ def test_tune_prints_the_configuration_and_reports_beside_it(tmp_path: Path) -> 
 def test_compress_says_how_far_the_scores_are_off(tmp_path: Path) -> None:
     bundle = small_bundle(tmp_path / "small", DeepFM(hidden_units=(16, 8)))
     command = ("compress", str(bundle.path), "--table-dtype", "int8", "-o", "out", "--only", "c1", "--only", "c2")
-    done = dpiframe(*command, cwd=tmp_path)
+    done = dpiframe_here(*command, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["c1", "c2", "small", "golden", "golden.tolerance:"]
     assert [t.name for t in read_bundle(tmp_path / "out").manifest.feature_schema.tables if t.dtype == "int8"] == ["c1", "c2"]
-    done = dpiframe(*command, cwd=tmp_path)
+    done = dpiframe_here(*command, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (1, "error: --out: got 'out', expected a path where nothing is yet\n")
 
 
 def test_plan_prints_where_rows_go_and_writes_the_placement(tmp_path: Path) -> None:
     bundle = small_bundle(tmp_path / "small", DeepFM(hidden_units=(16, 8)))
     options = ("--hbm-gib", "0.000002", "--gpus", "2", "-o", "out", "--measure", "--device", "cpu")
-    done = dpiframe("plan", str(bundle.path), *options, cwd=tmp_path)
+    done = dpiframe_here("plan", str(bundle.path), *options, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0].split()[:2] == ["table", "rows"]
     predicted, measured = done.stdout.splitlines()[-2:]
     assert predicted.startswith("predicted lookup of 1,000 rows: ")
     assert measured.startswith("measured on cpu: ")
     assert (tmp_path / "out" / "placement.json").exists()
-    done = dpiframe("plan", str(bundle.path), "--hbm-gib", "0", cwd=tmp_path)
+    done = dpiframe_here("plan", str(bundle.path), "--hbm-gib", "0", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("error: hbm_bytes: got 0, expected at least ")
 
 
 def test_profile_says_what_it_wrote(tmp_path: Path) -> None:
     bundle = small_bundle(tmp_path / "small", DeepFM(hidden_units=(16, 8)))
-    done = dpiframe("profile", str(bundle.path), "--batch", "5", "--device", "cpu", "-o", "trace.json", cwd=tmp_path)
+    done = dpiframe_here("profile", str(bundle.path), "--batch", "5", "--device", "cpu", "-o", "trace.json", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1] == "written: trace.json (open it in ui.perfetto.dev)"
-    done = dpiframe("profile", str(bundle.path), "--batch", "5", "-o", "none/trace.json", cwd=tmp_path)
+    done = dpiframe_here("profile", str(bundle.path), "--batch", "5", "-o", "none/trace.json", cwd=tmp_path)
     expected = "expected a file in a folder that exists; none does not"
     assert (done.returncode, done.stderr) == (1, f"error: --out: got 'none/trace.json', {expected}\n")

@@ -29,6 +29,7 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.files.row_files import RowFile
 from dpiframe_core.graph.architecture import DCNv2, DeepFM
+from tests.deployments.command import dpiframe_here
 from tests.docs.test_readme import ROOT, RUN, blocks
 from tests.runner import small_bundle
 
@@ -351,22 +352,22 @@ def test_an_interrupted_run_leaves_what_was_there_before(bundle: Bundle, tmp_pat
 
 def test_the_command_prints_rows_rate_and_metrics(bundle: Bundle, tmp_path: Path) -> None:
     write(tmp_path / "in.csv", columns())
-    command = [DPIFRAME, "score", str(bundle.path), "in.csv", "-o", "out.parquet", "--device", "cpu", "--label", "label",
+    command = ["score", str(bundle.path), "in.csv", "-o", "out.parquet", "--device", "cpu", "--label", "label",
                "--splitter", "bag0=|", "--splitter", "bag1=^", "--keep", "request", "--keep", "label"]  # fmt: skip
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = dpiframe_here(*command, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     first, second = done.stdout.splitlines()
     assert first.startswith("out.parquet: 500 rows in ")
     assert first.endswith(" rows/s")
     assert second.startswith("score: AUC 0.")
     assert pq.read_table(tmp_path / "out.parquet").column_names == ["label", "request", "score"]
-    done = subprocess.run([*command, "--label", "x"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = dpiframe_here(*command, "--label", "x", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (
         1,
         "error: --label: got \"['label', 'x']\", expected one column for each task: click\n",
     )
     for wrong in (["--splitter", "bag0"], ["--workers", "2"], ["--engine", "spark"]):
-        done = subprocess.run([*command, *wrong], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        done = dpiframe_here(*command, *wrong, cwd=tmp_path)
         assert (done.returncode, "Traceback" in done.stderr) == (2, False)
 
 

@@ -24,7 +24,7 @@ from deployments.fanin.rings import Ask, Rings
 from deployments.fanin.shared_memory import shared_memory
 from dpiframe_core.features.preencoded import PreencodedReader
 from dpiframe_core.features.row_block import RowBlock
-from tests.deployments.direct.fuzz.listener_fuzz import join, mutated
+from tests.deployments.direct.fuzz.listener_fuzz import READ, join, mutated
 from tests.deployments.direct.test_express import body, post
 from tests.deployments.serving_doubles import SCHEMA
 
@@ -170,7 +170,7 @@ def main(seed: int, steps: int) -> None:
         for ours, _ in clients:
             if rng.random() < 0.3:
                 try:
-                    ours.recv(1 << 20)
+                    ours.recv_into(READ)
                 except OSError:
                     continue
         if step % 97 == 0:
