@@ -271,7 +271,7 @@ def _require_flags() -> None:
         for name, value in ray.get(task.options(scheduling_strategy=there).remote()).items():
             if value != "1":
                 where = f"{name} on node {node['NodeManagerAddress']}"
-                raise ConfigError(f"{where}: got {value!r}, expected '1' in the environment in which Ray is started")
+                raise ConfigError(f"{where}: got {value or 'nothing'}, expected '1' in the environment in which Ray is started")
 
 
 def _flags_here() -> dict[str, str | None]:

@@ -66,11 +66,8 @@ def view(e: Emitter, target: str, x: Strided, a: Arguments, sizes: Sequence[Size
         case "aten.repeat.default":
             return _repeated(x, a["repeats"])
         case "aten.repeat_interleave.self_int" if a["dim"] is not None:
-            dim = a["dim"] % x.rank
-            if any(atom.batch for atom in x.dims[dim]):
-                raise Refused("got rows of the batch repeated, expected each row to be computed from itself")
-            each = (Atom(a["repeats"], 0),) if a["repeats"] > 1 else ()
-            return replace(x, dims=(*x.dims[:dim], (*x.dims[dim], *each), *x.dims[dim + 1 :]))
+            at = a["dim"] % x.rank + 1
+            return e.view(_repeated(unsqueezed(x, at), [a["repeats"] if i == at else 1 for i in range(x.rank + 1)]), sizes)
         case "aten.select.int":
             dim = a["dim"] % x.rank
             if dim == 0 and x in e.stacked:

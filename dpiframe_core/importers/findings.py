@@ -38,9 +38,9 @@ def _feature(source: SourceModel, f: Feature) -> tuple[str, ...]:
 
 def _values(source: SourceModel, f: Categorical) -> str:
     name = vocabulary_name(f)
-    kind = "text" if f.values == "string" else "integers"
+    kind, how = "text" if f.values == "string" else "integers", "each" if f.pooling == "none" else f.pooling
     known = f", {len(source.vocabularies[name].table):,} known" if name is not None else f", {f.encoder.type}"
-    return kind + known + (f", up to {f.max_values}, {f.pooling}" if f.max_values > 1 else "")
+    return kind + known + (f", up to {f.max_values}, {how}" if f.max_values > 1 else "")
 
 
 def _row(f: Categorical, row: int | None) -> str:

@@ -75,10 +75,9 @@ def _in_columns(module: nn.Module, file: SpecFile) -> SpecFile:
         return file
     features = {f.name: f for f in file.spec.features}
     lengths = {c.length_name: c.name for c in module.dnn_feature_columns if getattr(c, "length_name", None)}  # type: ignore[union-attr]
-    for name in index.keys() - features.keys():
-        if name in lengths:
-            expected = "none: 0 behind a list says its length, too, and the checkpoint is the same"
-            raise InputError(f"--source: length_name of {lengths[name]!r}", name, expected)
+    for name in lengths.keys() & (index.keys() - features.keys()):
+        expected = "none: 0 behind a list says its length, too, and the checkpoint is the same"
+        raise InputError(f"--source: length_name of {lengths[name]!r}", name, expected)
     if index.keys() != features.keys():
         lacking, more = sorted(index.keys() - features.keys()), sorted(features.keys() - index.keys())
         got = f"none of {listed(lacking)}" if lacking else listed(more)

@@ -57,7 +57,10 @@ def fields_of(run: FuxiRun, dim: int, unpooled: Sequence[str] = ()) -> list[Fiel
             raise InputError(f"{where}: type", kind, "numeric, categorical or sequence")
         for key in ("category_processor", "pretrained_emb", "emb_output_dim"):
             if spec.get(key) is not None:
-                raise InputError(f"{where}: {key}", spec[key], "none: its values cannot be carried over")
+                rule = (
+                    "none: its values cannot be carried over, but of pretrained embeddings made plain: docs/import-fuxictr.md"
+                )
+                raise InputError(f"{where}: {key}", spec[key], rule)
         pooling = None
         if kind == "sequence" and name not in unpooled:
             if not isinstance(encoder, str) or encoder not in _POOLINGS:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import pickletools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +64,9 @@ class MinMaxScalerRecord(Record):
     kind = "MinMaxScaler"
 
 
+_CODE = re.compile(r"[fi][48]|U[1-9][0-9]{0,3}")
+
+
 @dataclass
 class _Array:
     """A NumPy array before its state is known: then float64 or int64 values of one or two dimensions."""
@@ -78,11 +82,11 @@ class _Array:
 
 
 class _Dtype:
-    """Stands for numpy.dtype: a code such as f8, and the byte order of its state."""
+    """Stands for numpy.dtype: a code such as f8 (U8 of the keys of pretrained embeddings), and the byte order of its state."""
 
     def __init__(self, code: object, *_: object) -> None:
-        if code not in ("f8", "f4", "i8", "i4"):
-            raise pickle.UnpicklingError(f"array: got dtype {code!r}, expected float or integer")
+        if not isinstance(code, str) or not _CODE.fullmatch(code):
+            raise pickle.UnpicklingError(f"array: got dtype {code!r}, expected float, integer or text")
         self._code = str(code)
         self._order = "<"
 
@@ -98,10 +102,10 @@ def _reconstruct(_kind: object, _shape: object, _code: object) -> _Array:
     return _Array()
 
 
-def _scalar(dtype: object, data: object) -> float | int:
+def _scalar(dtype: object, data: object) -> float | int | str:
     if not isinstance(dtype, _Dtype) or not isinstance(data, bytes):
         raise pickle.UnpicklingError("NumPy scalar: got an unknown form, expected a number")
-    value: float | int = np.frombuffer(data, dtype.numpy())[0].item()
+    value: float | int | str = np.frombuffer(data, dtype.numpy())[0].item()
     return value
 
 

@@ -44,8 +44,8 @@ def recbole_own(checkpoint: Path, spec: Path, source: str) -> SourceModel:
             raise InputError(f"{file.where}: settings", got, f"all that {name} reads of its configuration") from e
 
     model = _Predicted(with_weights(made, weights, f"--source {name}"), dataset.numbers)
-    features = tuple(_read(f) for f in file.spec.features)
-    return own_model("RecBole", name, model, replace(file, spec=file.spec.model_copy(update={"features": features})), "mapping")
+    spec_read = file.spec.model_copy(update={"features": tuple(_read(f) for f in file.spec.features)})
+    return own_model("RecBole", name, model, replace(file, spec=spec_read), "mapping")
 
 
 class _Config(dict[str, Any]):

@@ -214,7 +214,7 @@ def test_a_cluster_without_the_flags_is_not_joined(demo_bundle: Path, tmp_path: 
         ray.communicate(timeout=60)
         shutil.rmtree(folder)
     assert joined.returncode == 1
-    said = "RAY_SERVE_ENABLE_HA_PROXY on node 127.0.0.3: got null, expected '1' in the environment in which Ray is started"
+    said = "RAY_SERVE_ENABLE_HA_PROXY on node 127.0.0.3: got nothing, expected '1' in the environment in which Ray is started"
     assert said in joined.stderr
 
 

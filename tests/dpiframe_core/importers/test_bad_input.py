@@ -8,6 +8,7 @@ import pickle
 import shutil
 import types
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -15,7 +16,7 @@ import yaml
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.errors import BundleError, InputError
 from dpiframe_core.importers.fuxictr.files import find_files
-from dpiframe_core.importers.fuxictr.pickled_processor import read_processor
+from dpiframe_core.importers.fuxictr.pickled_processor import _Dtype, _InertUnpickler, read_processor
 from dpiframe_core.importers.fuxictr.run import fuxictr
 from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
 from dpiframe_core.importers.writing import write_import
@@ -294,6 +295,17 @@ def test_a_damaged_or_foreign_pickle_is_refused(tmp_path):
     path.write_bytes(pickle.dumps({"a": 1}))
     with pytest.raises(InputError, match=r"p\.pkl: got 'dict', expected a FuxiCTR feature processor"):
         read_processor(path)
+
+
+def test_keys_of_pretrained_embeddings_are_text_of_numpys_in_the_pickle():
+    """FuxiCTR's tokenizers keep them as `numpy.str_`; here they are plain text."""
+    whole = pickle.dumps({"vocab": {np.str_("caf\u00e9"): 1}, "numbers": np.array([1.5])}, 4)
+    found = _InertUnpickler(io.BytesIO(whole)).load()
+    assert found["vocab"] == {"caf\u00e9": 1}
+    assert type(next(iter(found["vocab"]))) is str
+    for code in ("O", "V8", "U0", "U99999", "f16"):
+        with pytest.raises(pickle.UnpicklingError, match=r"got dtype .*, expected float, integer or text"):
+            _Dtype(code)
 
 
 @pytest.mark.parametrize(
