@@ -22,6 +22,8 @@ from dpiframe_core.errors import InputError, Overloaded
 from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import BatchResult, RowBlock
 
+_KNOWN_BLOCKS = 4096  # of a peer
+
 
 class FanInBatcher:
     """Serves one model to any number of ingresses through `run`, a blocking callable that `lanes` threads may call at once.
@@ -131,37 +133,41 @@ class FanInBatcher:
         return any(peer.rings.asks.waiting for peer in self._peers)
 
     def expired(self, tickets: list[Ticket[PeerRequest]]) -> None:
+        peers = {ticket.item.peer for ticket in tickets}
         with self.dispatcher.lock:
             for ticket in tickets:
                 self._end(ticket, Status.EXPIRED)
-            for peer in {ticket.item.peer for ticket in tickets}:
-                peer.wake()
+            for peer in peers:
+                peer.publish()
+        for peer in peers:
+            peer.wake()
 
-    def finished(self, parts: list[Part[PeerRequest]], result: BatchResult | None) -> None:
+    def ran(self, parts: list[Part[PeerRequest]], result: BatchResult | None) -> None:
         at, size = 0, self.tasks * 4
-        peers = set()
         scores, device_ms = None, 0.0
         if result is not None:
             scores, device_ms = np.ascontiguousarray(result.scores, np.float32).data.cast("B"), result.device_ms
-        with self.dispatcher.lock:
-            for ticket, start, stop in parts:
-                request = ticket.item
-                request.done += stop - start
-                end = at + stop - start
-                if scores is None:
-                    request.ended = request.ended or Status.FAILED
-                elif not request.peer.gone:  # else its bytes may be somebody else's by now
-                    first = request.scores_at
-                    request.peer.writable[first + start * size : first + stop * size] = scores[at * size : end * size]
-                    request.device_ms += device_ms
-                at = end
-                self._settle(ticket)
-                peers.add(request.peer)
-            if result is not None:
-                self.board.counts[at] += 1
-            self.formed(self._clock())
-            for peer in peers:
-                peer.wake()
+        for ticket, start, stop in parts:
+            request = ticket.item
+            peer, rows = request.peer, stop - start
+            request.done += rows
+            if scores is None:
+                request.ended = request.ended or Status.FAILED
+            elif not peer.gone:  # else its bytes may be somebody else's by now
+                first = request.scores_at
+                peer.writable[first + start * size : first + stop * size] = scores[at * size : (at + rows) * size]
+                request.device_ms += device_ms
+            at += rows
+            self._settle(ticket)
+        if result is not None:
+            self.board.ran(at)
+        self.formed(0.0)
+        for peer in {ticket.item.peer for ticket, _, _ in parts}:
+            peer.publish()
+
+    def finished(self, parts: list[Part[PeerRequest]], result: BatchResult | None) -> None:
+        for peer in {ticket.item.peer for ticket, _, _ in parts}:
+            peer.wake()
 
     # With the lock held.
 
@@ -171,12 +177,12 @@ class FanInBatcher:
         if kind == Ask.CANCEL:
             if ticket is not None:
                 self._end(ticket, Status.CANCELLED)
+                peer.publish()
                 peer.wake()
             return
-        block = RowBlock.over(peer.memory[offset:], self.layout, rows, contexts)
-        scores_at = offset + block.places[-1]
-        if ticket is not None or scores_at + rows * self.tasks * 4 > peer.memory.size:
-            raise InputError("ask", ask, "a free slot and bytes of the request memory")
+        if ticket is not None:
+            raise InputError("ask", ask, "a free slot")
+        block, scores_at = peer.blocks.get((offset, rows, contexts)) or self._placed(peer, offset, rows, contexts)
         if self._read_ahead is not None:
             self._read_ahead(block)
         request = PeerRequest(peer, slot, block, scores_at)
@@ -187,7 +193,19 @@ class FanInBatcher:
             self.dispatcher.admit(ticket)
         except Overloaded as error:
             peer.answer(ticket, Status.OVERLOADED, error.retry_after_s)
+            peer.publish()
             peer.wake()
+
+    def _placed(self, peer: Peer, offset: int, rows: int, contexts: int) -> tuple[RowBlock, int]:
+        block = RowBlock.over(peer.memory[offset:], self.layout, rows, contexts)
+        scores_at = offset + block.places[-1]
+        if scores_at + rows * self.tasks * 4 > peer.memory.size:
+            raise InputError("ask", (offset, rows, contexts), "bytes of the request memory")
+        if self._read_ahead is None:  # else a block is one request's: it is told whether its rows were read
+            if len(peer.blocks) == _KNOWN_BLOCKS:
+                peer.blocks.clear()
+            peer.blocks[offset, rows, contexts] = block, scores_at
+        return block, scores_at
 
     def _end(self, ticket: Ticket[PeerRequest], why: Status) -> None:
         """No further row of it goes to the device."""
