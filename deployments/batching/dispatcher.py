@@ -146,8 +146,10 @@ class Dispatcher(Generic[W]):
 
     def admit(self, ticket: Ticket[W]) -> None:
         """Queues a request. The lock is held. Raises as `check_room`."""
-        check_room(ticket.rows, self.queue.rows, self.max_queued_rows, self.load.seconds_per_row)
-        self.queue.push(ticket)
+        rows, queue = ticket.rows, self.queue
+        if rows < 1 or queue.rows + rows > self.max_queued_rows:
+            check_room(rows, queue.rows, self.max_queued_rows, self.load.seconds_per_row)
+        queue.push(ticket)
 
     def wake(self) -> None:
         """Has idle lanes look for work. Free when none is idle."""
@@ -204,7 +206,8 @@ class Dispatcher(Generic[W]):
         now = self._clock()
         if self._source is not None and not self._stopped:
             self._source.take_in(now)
-        parts, expired = self.queue.form(now) if self.load.batches < self._most_running else ([], [])
+        free = self.queue.rows > 0 and self.load.batches < self._most_running
+        parts, expired = self.queue.form(now) if free else ([], [])
         rows = sum([stop - start for _, start, stop in parts])
         number = next(self._numbers)
         if parts:

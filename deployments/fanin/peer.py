@@ -53,7 +53,7 @@ class Peer:
         self.gone = False
 
     def joined(self) -> None:
-        """Its descriptors are closed, the mappings stay. That which wakes it is closed with the last lane that may write to it."""
+        """Its descriptors are closed, the mappings stay. That which wakes it is closed with the last use of this object."""
         for fd in self._mapped_fds:
             os.close(fd)
         weakref.finalize(self, os.close, self._wake_fd).atexit = False
