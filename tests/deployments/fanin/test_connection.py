@@ -22,7 +22,7 @@ from deployments.fanin.rings import NO_DEADLINE, Ask, Rings, Status
 from deployments.fanin.shared_memory import shared_memory
 from dpiframe_core.errors import Overloaded
 from dpiframe_core.features.row_block import BatchResult, RowBlock
-from tests.deployments.fanin.doubles import connect, engine_of, rows_of, scorer_of
+from tests.deployments.fanin.doubles import FINGERPRINT, connect, engine_of, rows_of, scorer_of
 from tests.deployments.serving_doubles import LAYOUT, FakeDevice, numbered, numbers
 
 
@@ -179,6 +179,25 @@ def test_requests_of_any_size_at_one_place_one_after_the_other_get_their_own_sco
     ingress.sock.close()
     ingress.peer.sock.close()
     engine.close(0)
+
+
+def test_where_rows_are_read_ahead_each_request_has_a_block_of_its_own() -> None:
+    """It says whether its rows were read, so it must not be an earlier request's."""
+    told: list[RowBlock] = []
+    engine = FanInBatcher(
+        FakeDevice(), LAYOUT, 1, FINGERPRINT, max_batch_rows=10, lanes=0, max_queued_rows=100, read_ahead=told.append
+    )
+    ingress = Ingress(engine)
+    for number in (1, 2):
+        ingress.ask(0, 0, number, 5)
+        assert engine.dispatcher.step()
+        assert ingress.scores(0, 5) == numbers(number, 5)
+    assert len(told) == 2
+    assert told[0] is not told[1]
+    engine.close(0)
+    assert ingress.peer is not None
+    ingress.sock.close()
+    ingress.peer.sock.close()
 
 
 def test_no_system_call_is_made_under_the_lock_for_a_run_and_each_peer_of_it_is_woken_once(
