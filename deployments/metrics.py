@@ -55,8 +55,7 @@ class ShadowSeen:
     differences: Sequence[float] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSeen:
+class BatchSeen(NamedTuple):
     """One run on a lane. Filled by `Dispatcher`. `fill` is rows over the most that a batch may hold.
 
     `computed_rows` are those of the bucket that ran, zero for a run that failed: what is above `rows` is padding.

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from deployments.batching.device_load import DeviceLoad
 from deployments.batching.refusals import check_room
@@ -53,6 +53,9 @@ class Source(Protocol):
 
     def formed(self, now: float) -> None:
         """A batch was taken from the queue, or there was none to take."""
+
+    def ran(self, parts: list[Part[Any]], result: BatchResult | None) -> None:
+        """A run is over, and its rows are off the load. As `Replies.finished`, which comes next, without the lock."""
 
     def idle(self, lanes: int) -> None:
         """So many lanes sleep, or are about to: whoever asks must wake one. Of others, each looks before it sleeps."""
@@ -143,8 +146,10 @@ class Dispatcher(Generic[W]):
 
     def admit(self, ticket: Ticket[W]) -> None:
         """Queues a request. The lock is held. Raises as `check_room`."""
-        check_room(ticket.rows, self.queue.rows, self.max_queued_rows, self.load.seconds_per_row)
-        self.queue.push(ticket)
+        rows, queue = ticket.rows, self.queue
+        if rows < 1 or queue.rows + rows > self.max_queued_rows:
+            check_room(rows, queue.rows, self.max_queued_rows, self.load.seconds_per_row)
+        queue.push(ticket)
 
     def wake(self) -> None:
         """Has idle lanes look for work. Free when none is idle."""
@@ -201,8 +206,9 @@ class Dispatcher(Generic[W]):
         now = self._clock()
         if self._source is not None and not self._stopped:
             self._source.take_in(now)
-        parts, expired = self.queue.form(now) if self.load.batches < self._most_running else ([], [])
-        rows = sum(part.stop - part.start for part in parts)
+        free = self.queue.rows > 0 and self.load.batches < self._most_running
+        parts, expired = self.queue.form(now) if free else ([], [])
+        rows = sum([stop - start for _, start, stop in parts])
         number = next(self._numbers)
         if parts:
             self.load.started(rows, now)
@@ -221,14 +227,14 @@ class Dispatcher(Generic[W]):
         if more:
             self.wake()
         blocks = []
-        for part in parts:
-            item = part.ticket.item
-            whole = part.stop - part.start == part.ticket.rows
-            if part.start == 0:
+        for ticket, start, stop in parts:
+            item = ticket.item
+            if start == 0:
                 item.bound_at = bound_at
-            blocks.append(item.block if whole else item.block.window(part.start, part.stop))
+            blocks.append(item.block if stop - start == ticket.rows else item.block.window(start, stop))
         result, fault = None, None
-        cpu_s = 0.0 if here else -time.thread_time()
+        timed = not here and self._source is None  # with a source nobody asks what a run on his thread would take
+        cpu_s = -time.thread_time() if timed else 0.0
         try:
             result = self._run(blocks)
             if result.scores.shape[0] != rows:
@@ -236,7 +242,7 @@ class Dispatcher(Generic[W]):
         except BaseException as error:  # whatever it is, its clients must be answered and this lane must live on
             result, fault = None, error
             log.exception("a batch of %d rows from %d requests failed", rows, len(parts))
-        if not here:
+        if timed:
             cpu_s += time.thread_time()
         with self.lock:
             now = self._clock()
@@ -247,8 +253,10 @@ class Dispatcher(Generic[W]):
                     self.queue.discard(part.ticket)
             elif here:
                 self._times.ran_here(rows, now - bound_at)
-            else:
+            elif timed:
                 self._times.ran_elsewhere(rows, now - bound_at, cpu_s)
+            if self._source is not None:
+                self._source.ran(parts, result)
         self._replies.finished(parts, result)
         self._observe(rows, len(parts), result)
         return fault

@@ -64,7 +64,7 @@ class RowQueue(Generic[T]):
     def push(self, ticket: Ticket[T]) -> None:
         ticket.turn = self.turn_rows
         self._levels[ticket.priority][ticket] = None
-        self.rows += ticket.left
+        self.rows += ticket.rows - ticket.next_row
 
     def discard(self, ticket: Ticket[T]) -> None:
         """Takes a request out; rows already given out stay with their batches. Does nothing if it no longer waits."""
@@ -78,10 +78,12 @@ class RowQueue(Generic[T]):
 
     def form(self, now: float) -> tuple[list[Part[T]], list[Ticket[T]]]:
         """The next batch (empty if nothing waits), and the expired requests that were met and removed on the way."""
+        if self.rows <= self.max_batch_rows:
+            return self._all(now)
         starts: dict[Ticket[T], int] = {}
         expired: list[Ticket[T]] = []
         room = self.max_batch_rows
-        for priority in sorted(self._levels, reverse=True) if len(self._levels) > 1 else list(self._levels):
+        for priority in sorted(self._levels, reverse=True):
             level = self._levels[priority]
             while level and room:
                 ticket = next(iter(level))
@@ -104,6 +106,22 @@ class RowQueue(Generic[T]):
             if not room:
                 break
         return [Part(ticket, start, ticket.next_row) for ticket, start in starts.items()], expired
+
+    def _all(self, now: float) -> tuple[list[Part[T]], list[Ticket[T]]]:
+        """`form` where all that waits fits into a batch, so that turns cut nothing."""
+        parts: list[Part[T]] = []
+        expired: list[Ticket[T]] = []
+        levels = self._levels
+        for priority in sorted(levels, reverse=True) if len(levels) > 1 else levels:
+            for ticket in levels[priority]:
+                deadline = ticket.deadline
+                if deadline is not None and deadline <= now:
+                    expired.append(ticket)
+                else:
+                    parts.append(Part(ticket, ticket.next_row, ticket.rows))
+                    ticket.next_row = ticket.rows
+        self.clear()
+        return parts, expired
 
     def _remove(self, level: OrderedDict[Ticket[T], None], ticket: Ticket[T]) -> None:
         del level[ticket]

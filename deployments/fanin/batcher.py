@@ -22,6 +22,9 @@ from dpiframe_core.errors import InputError, Overloaded
 from dpiframe_core.features.block_layout import BlockLayout
 from dpiframe_core.features.row_block import BatchResult, RowBlock
 
+_KNOWN_BLOCKS = 4096  # of a peer
+_CANCEL, _OK = Ask.CANCEL, Status.OK  # members of an enum take longer to look up
+
 
 class FanInBatcher:
     """Serves one model to any number of ingresses through `run`, a blocking callable that `lanes` threads may call at once.
@@ -113,8 +116,7 @@ class FanInBatcher:
             if not asks:
                 continue
             try:
-                for ask in asks:
-                    self._take(peer, ask)
+                self._read(peer, asks)
             except (InputError, ValueError):  # it does not write what it should: no ingress of ours, or one that is broken
                 self._drop(peer)
             peer.rings.taken_rows = peer.taken_rows
@@ -131,63 +133,85 @@ class FanInBatcher:
         return any(peer.rings.asks.waiting for peer in self._peers)
 
     def expired(self, tickets: list[Ticket[PeerRequest]]) -> None:
+        peers = {ticket.item.peer for ticket in tickets}
         with self.dispatcher.lock:
             for ticket in tickets:
                 self._end(ticket, Status.EXPIRED)
-            for peer in {ticket.item.peer for ticket in tickets}:
-                peer.wake()
+            for peer in peers:
+                peer.publish()
+        for peer in peers:
+            peer.wake()
 
-    def finished(self, parts: list[Part[PeerRequest]], result: BatchResult | None) -> None:
+    def ran(self, parts: list[Part[PeerRequest]], result: BatchResult | None) -> None:
         at, size = 0, self.tasks * 4
-        peers = set()
+        peers: set[Peer] = set()
         scores, device_ms = None, 0.0
         if result is not None:
             scores, device_ms = np.ascontiguousarray(result.scores, np.float32).data.cast("B"), result.device_ms
-        with self.dispatcher.lock:
-            for ticket, start, stop in parts:
-                request = ticket.item
-                request.done += stop - start
-                end = at + stop - start
-                if scores is None:
-                    request.ended = request.ended or Status.FAILED
-                elif not request.peer.gone:  # else its bytes may be somebody else's by now
-                    first = request.scores_at
-                    request.peer.writable[first + start * size : first + stop * size] = scores[at * size : end * size]
-                    request.device_ms += device_ms
-                at = end
+        for ticket, start, stop in parts:
+            request = ticket.item
+            peer, rows = request.peer, stop - start
+            request.done = done = request.done + rows
+            if scores is None:
+                request.ended = request.ended or Status.FAILED
+            elif not peer.gone:  # else its bytes may be somebody else's by now
+                first = request.scores_at
+                peer.writable[first + start * size : first + stop * size] = scores[at * size : (at + rows) * size]
+                request.device_ms += device_ms
+            at += rows
+            if done == ticket.rows and request.ended is None:  # as nearly all
+                peer.answer(ticket, _OK)
+            else:
                 self._settle(ticket)
-                peers.add(request.peer)
-            if result is not None:
-                self.board.counts[at] += 1
-            self.formed(self._clock())
-            for peer in peers:
-                peer.wake()
+            peers.add(peer)
+        if result is not None:
+            self.board.ran(at)
+        self.formed(0.0)
+        for peer in peers:
+            peer.publish()
+
+    def finished(self, parts: list[Part[PeerRequest]], result: BatchResult | None) -> None:
+        for peer in {ticket.item.peer for ticket, _, _ in parts}:
+            peer.wake()
 
     # With the lock held.
 
-    def _take(self, peer: Peer, ask: tuple[Any, ...]) -> None:
-        kind, slot, offset, rows, contexts, deadline, arrived, priority = ask
-        ticket = peer.tickets.get(slot)
-        if kind == Ask.CANCEL:
+    def _read(self, peer: Peer, asks: list[tuple[Any, ...]]) -> None:
+        tickets, blocks, read_ahead, admit = peer.tickets, peer.blocks, self._read_ahead, self.dispatcher.admit
+        for kind, slot, offset, rows, contexts, deadline, arrived, priority in asks:
+            ticket = tickets.get(slot)
+            if kind == _CANCEL:
+                if ticket is not None:
+                    self._end(ticket, Status.CANCELLED)
+                    peer.publish()
+                    peer.wake()
+                continue
             if ticket is not None:
-                self._end(ticket, Status.CANCELLED)
+                raise InputError("ask", slot, "a free slot")
+            block, scores_at = blocks.get((offset, rows, contexts)) or self._placed(peer, offset, rows, contexts)
+            if read_ahead is not None:
+                read_ahead(block)
+            request = PeerRequest(peer, slot, block, scores_at)
+            ticket = Ticket(request, rows, None if deadline == NO_DEADLINE else deadline, priority, arrived)
+            peer.taken_rows += rows
+            tickets[slot] = ticket
+            try:
+                admit(ticket)
+            except Overloaded as error:
+                peer.answer(ticket, Status.OVERLOADED, error.retry_after_s)
+                peer.publish()
                 peer.wake()
-            return
+
+    def _placed(self, peer: Peer, offset: int, rows: int, contexts: int) -> tuple[RowBlock, int]:
         block = RowBlock.over(peer.memory[offset:], self.layout, rows, contexts)
         scores_at = offset + block.places[-1]
-        if ticket is not None or scores_at + rows * self.tasks * 4 > peer.memory.size:
-            raise InputError("ask", ask, "a free slot and bytes of the request memory")
-        if self._read_ahead is not None:
-            self._read_ahead(block)
-        request = PeerRequest(peer, slot, block, scores_at)
-        ticket = Ticket(request, rows, None if deadline == NO_DEADLINE else deadline, priority, arrived)
-        peer.taken_rows += rows
-        peer.tickets[slot] = ticket
-        try:
-            self.dispatcher.admit(ticket)
-        except Overloaded as error:
-            peer.answer(ticket, Status.OVERLOADED, error.retry_after_s)
-            peer.wake()
+        if scores_at + rows * self.tasks * 4 > peer.memory.size:
+            raise InputError("ask", (offset, rows, contexts), "bytes of the request memory")
+        if self._read_ahead is None:  # else a block is one request's: it is told whether its rows were read
+            if len(peer.blocks) == _KNOWN_BLOCKS:
+                peer.blocks.clear()
+            peer.blocks[offset, rows, contexts] = block, scores_at
+        return block, scores_at
 
     def _end(self, ticket: Ticket[PeerRequest], why: Status) -> None:
         """No further row of it goes to the device."""

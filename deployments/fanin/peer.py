@@ -4,6 +4,7 @@ import contextlib
 import mmap
 import os
 import socket
+import weakref
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from dpiframe_core.features.row_block import RowBlock
 
 
 class PeerRequest:
-    """One request of a peer. Touched with the dispatcher's lock held, but for its block. `scores_at`: offset in its memory."""
+    """One request of a peer. Touched with the dispatcher's lock held, but for its block and peer. `scores_at`: offset in its
+    memory.
+    """
 
     __slots__ = ("block", "bound_at", "device_ms", "done", "ended", "peer", "scores_at", "slot")
 
@@ -32,6 +35,7 @@ class Peer:
     Attributes:
         memory: uint8[memory_bytes], the ingress's. writable: the same bytes, for scores.
         tickets: the requests that it has here, by slot. taken_rows: of all that were ever read.
+        blocks: by offset, rows and contexts, and where the scores go: a listener's requests come to the same places again.
 
     Raises:
         OSError, ValueError: the descriptors are not of such memory. Until it joins an engine, they are the caller's to close.
@@ -44,31 +48,38 @@ class Peer:
         self.rings = Rings(rings_fd)
         self._mapped_fds = memory_fd, rings_fd
         self.tickets: dict[int, Ticket[PeerRequest]] = {}
+        self.blocks: dict[tuple[int, int, int], tuple[RowBlock, int]] = {}
         self.taken_rows = 0
         self.gone = False
 
     def joined(self) -> None:
-        """Its descriptors are closed, but for that which wakes it: the mappings stay."""
+        """Its descriptors are closed, the mappings stay. That which wakes it is closed with the last use of this object."""
         for fd in self._mapped_fds:
             os.close(fd)
+        weakref.finalize(self, os.close, self._wake_fd).atexit = False
 
     def answer(self, ticket: Ticket[PeerRequest], status: Status, retry_after_s: float = 0.0) -> None:
-        """Puts an answer on its ring, unless there was one. The peer sees it after `wake`."""
+        """Puts an answer on its ring, unless there was one. The peer sees it after `publish`, and looks after `wake`."""
         request = ticket.item
-        if self.tickets.get(request.slot) is ticket:  # else it is answered, and the slot may be another request's
-            del self.tickets[request.slot]
-            queue_ms = 0.0 if request.bound_at is None else (request.bound_at - ticket.arrived) * 1e3
-            self.rings.answers.put(request.slot, status, queue_ms, request.device_ms, retry_after_s)
+        slot, bound_at = request.slot, request.bound_at
+        if self.tickets.get(slot) is ticket:  # else it is answered, and the slot may be another request's
+            del self.tickets[slot]
+            queue_ms = 0.0 if bound_at is None else (bound_at - ticket.arrived) * 1e3
+            self.rings.answers.put(slot, status, queue_ms, request.device_ms, retry_after_s)
 
-    def wake(self) -> None:
+    def publish(self) -> None:
         if not self.gone:
             self.rings.answers.publish()
+
+    def wake(self) -> None:
+        """Needs no lock, and is best called without: a system call gives the interpreter away."""
+        if not self.gone:
             os.eventfd_write(self._wake_fd, 1)
 
     def drop(self) -> None:
         """Its memory is written no more; whoever reads its socket learns that it is over, and closes it. Once."""
         self.gone = True
         self.tickets.clear()
-        os.close(self._wake_fd)
+        self.blocks.clear()
         with contextlib.suppress(OSError):  # it may be so already
             self.sock.shutdown(socket.SHUT_RDWR)

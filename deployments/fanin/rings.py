@@ -71,6 +71,9 @@ class Ring:
         if end == self._at:
             return []
         size = self._entry.size
+        if end == self._at + 1:  # as for a lone request, at a third of the time
+            self._at = end
+            return [self._entry.unpack_from(self._entries, ((end - 1) & (self._capacity - 1)) * size)]
         first, last = (i & (self._capacity - 1) for i in (self._at, end))
         self._at = end
         if first < last:

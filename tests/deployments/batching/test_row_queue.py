@@ -186,3 +186,31 @@ def test_what_two_waiting_requests_are_given_differs_by_at_most_a_turn(
             both = then.keys() & later.keys()
             given_rows = [later[k] - then[k] for k in both]
             assert not given_rows or max(given_rows) - min(given_rows) <= turn_rows
+
+
+@given(requests, st.integers(0, 40), st.data())
+def test_a_batch_that_all_fits_into_is_what_a_simple_model_says(
+    wanted: list[tuple[int, int, int | None]], given_before: int, data: st.DataObject
+) -> None:
+    """Some rows are given out before, so that requests are met that are in part on the device."""
+    queue: RowQueue[int] = RowQueue(max(given_before, 1))
+    tickets = [
+        Ticket(i, rows, None if deadline is None else float(deadline), priority, 0.0)
+        for i, (rows, priority, deadline) in enumerate(wanted)
+    ]
+    for t in tickets:
+        queue.push(t)
+    if given_before:
+        queue.form(-1.0)
+    left = {t.item: (t.next_row, t.rows) for t in tickets if t.left}
+    now = float(data.draw(st.integers(0, 9)))
+    queue.max_batch_rows = 25 * 40
+    parts, expired = queue.form(now)
+    late = {i for i in left if (deadline := tickets[i].deadline) is not None and deadline <= now}
+    assert {t.item for t in expired} == late
+    assert {p.ticket.item: (p.start, p.stop) for p in parts} == {i: left[i] for i in left if i not in late}
+    assert len(parts) + len(expired) == len(left)
+    assert [p.ticket.priority for p in parts] == sorted((p.ticket.priority for p in parts), reverse=True)
+    assert all(tickets[i].next_row == left[i][0] for i in late)
+    assert queue.rows == 0
+    assert queue.form(now) == ([], [])

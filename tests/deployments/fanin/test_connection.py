@@ -1,6 +1,7 @@
 """Both ends of the fan-in in one process, stepped by hand: where requests go, what the engine reads, how answers come."""
 
 import asyncio
+import mmap
 import os
 import socket
 import threading
@@ -11,7 +12,9 @@ import numpy as np
 import pytest
 
 from deployments.batching.scorer import Scored
+from deployments.fanin import batcher as batcher_module
 from deployments.fanin import connection as connection_module
+from deployments.fanin.batcher import FanInBatcher
 from deployments.fanin.handshake import Hello
 from deployments.fanin.peer import Peer
 from deployments.fanin.request_memory import RequestMemory
@@ -19,7 +22,7 @@ from deployments.fanin.rings import NO_DEADLINE, Ask, Rings, Status
 from deployments.fanin.shared_memory import shared_memory
 from dpiframe_core.errors import Overloaded
 from dpiframe_core.features.row_block import BatchResult, RowBlock
-from tests.deployments.fanin.doubles import connect, engine_of, rows_of, scorer_of
+from tests.deployments.fanin.doubles import FINGERPRINT, connect, engine_of, rows_of, scorer_of
 from tests.deployments.serving_doubles import LAYOUT, FakeDevice, numbered, numbers
 
 
@@ -134,6 +137,116 @@ def test_an_expiry_that_is_told_late_leaves_the_next_request_of_its_slot_alone()
     engine.close(0)
     here.close()
     there.close()
+
+
+class Ingress:
+    """The other end of a peer of `engine`, which writes what it likes into its rings."""
+
+    def __init__(self, engine: FanInBatcher, memory_bytes: int = 1 << 16) -> None:
+        self.sock, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        rings_fd, memory_fd = shared_memory("test", Rings.NBYTES), shared_memory("test", memory_bytes)
+        self.rings = Rings(rings_fd)
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
+        self.memory = np.frombuffer(mmap.mmap(memory_fd, memory_bytes), np.uint8)
+        self.peer: Peer | None = Peer(there, memory_fd, rings_fd, self.wake_fd, memory_bytes)
+        engine.join(self.peer)
+
+    def ask(self, slot: int, offset: int, number: int, rows: int) -> None:
+        RowBlock.formatted(self.memory[offset:], LAYOUT, rows, 1).fill((numbered(number, rows),))
+        self.rings.asks.put(Ask.SCORE, slot, offset, rows, 1, NO_DEADLINE, 0.0, 0)
+        self.rings.asks.publish()
+
+    def scores(self, offset: int, rows: int) -> list[int]:
+        at = offset + LAYOUT.offsets(rows, 1)[-1]
+        return [int(score) for score in self.memory[at : at + 4 * rows].view(np.float32)]
+
+
+def test_requests_of_any_size_at_one_place_one_after_the_other_get_their_own_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of known places are kept, and forgotten when there are too many."""
+    monkeypatch.setattr(batcher_module, "_KNOWN_BLOCKS", 3)
+    engine = engine_of(FakeDevice(), time.monotonic, max_batch_rows=4)
+    ingress = Ingress(engine)
+    assert ingress.peer is not None
+    for number, rows in enumerate((5, 5, 1, 9, 5, 2, 3, 9, 5)):
+        ingress.ask(0, 4096, number, rows)
+        while engine.dispatcher.step():
+            pass
+        assert [(slot, status) for slot, status, *_ in ingress.rings.answers.new()] == [(0, Status.OK)]
+        assert ingress.scores(4096, rows) == numbers(number, rows)
+        assert len(ingress.peer.blocks) <= 3
+    engine.leave(ingress.peer)
+    assert not ingress.peer.blocks
+    ingress.sock.close()
+    ingress.peer.sock.close()
+    engine.close(0)
+
+
+def test_where_rows_are_read_ahead_each_request_has_a_block_of_its_own() -> None:
+    """It says whether its rows were read, so it must not be an earlier request's."""
+    told: list[RowBlock] = []
+    engine = FanInBatcher(
+        FakeDevice(), LAYOUT, 1, FINGERPRINT, max_batch_rows=10, lanes=0, max_queued_rows=100, read_ahead=told.append
+    )
+    ingress = Ingress(engine)
+    for number in (1, 2):
+        ingress.ask(0, 0, number, 5)
+        assert engine.dispatcher.step()
+        assert ingress.scores(0, 5) == numbers(number, 5)
+    assert len(told) == 2
+    assert told[0] is not told[1]
+    engine.close(0)
+    assert ingress.peer is not None
+    ingress.sock.close()
+    ingress.peer.sock.close()
+
+
+def test_no_system_call_is_made_under_the_lock_for_a_run_and_each_peer_of_it_is_woken_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_of(FakeDevice(), time.monotonic)
+    ingresses = [Ingress(engine) for _ in range(3)]
+    for i, ingress in enumerate(ingresses[:2]):
+        for slot in (0, 1):
+            ingress.ask(slot, slot * 4096, 10 * i + slot, 2)
+    woken: list[int] = []
+
+    def write(fd: int, value: int) -> None:
+        assert not engine.dispatcher.lock.locked()
+        woken.append(fd)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "eventfd_write", write)
+        assert engine.dispatcher.step()
+    assert sorted(woken) == sorted(ingress.wake_fd for ingress in ingresses[:2])
+    assert [len(ingress.rings.answers.new()) for ingress in ingresses] == [2, 2, 0]
+    engine.close(0)
+    for ingress in ingresses:
+        assert ingress.peer is not None
+        ingress.sock.close()
+        ingress.peer.sock.close()
+
+
+def test_a_peer_that_leaves_during_a_run_is_written_no_more_and_what_wakes_it_is_closed_after_the_last_use() -> None:
+    device = FakeDevice()
+
+    def run(blocks: Sequence[RowBlock]) -> BatchResult:
+        assert ingress.peer is not None
+        engine.leave(ingress.peer)
+        os.fstat(ingress.wake_fd)
+        ingress.peer.sock.close()
+        ingress.peer = None
+        return device(blocks)
+
+    engine = engine_of(run, time.monotonic)
+    ingress = Ingress(engine)
+    ingress.ask(0, 0, 7, 5)
+    assert engine.dispatcher.step()
+    assert ingress.scores(0, 5) == [0] * 5
+    assert ingress.rings.answers.new() == []
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(ingress.wake_fd)
+    ingress.sock.close()
+    engine.close(0)
 
 
 def test_a_request_goes_to_the_engine_with_the_fewest_rows_and_to_one_that_leaves_only_if_there_is_no_other() -> None:
