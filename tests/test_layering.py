@@ -399,6 +399,9 @@ def _tree(file: str) -> ast.Module:
     return ast.parse((ROOT / file).read_text())
 
 
+LOADERS = ("__import__", "import_module")
+
+
 def imports(where: str, nodes: list[ast.AST]) -> Iterator[str]:
     """Full names of what the nodes import; of `from a import b`, `a.b` if that is a module, else `a`."""
     for node in nodes:
@@ -409,11 +412,7 @@ def imports(where: str, nodes: list[ast.AST]) -> Iterator[str]:
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
                 yield name if file_of(name) else str(node.module)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
-            "__import__",
-            "import_module",
-            "importlib.import_module",
-        ):
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in LOADERS:
             pytest.fail(f"{where}:{node.lineno}: an import that this test cannot read")
 
 
@@ -424,9 +423,10 @@ def file_of(module: str) -> str | None:
     return next((file for file in (f"{path}.py", f"{path}/__init__.py") if (ROOT / file).is_file()), None)
 
 
-def own_imports(file: str) -> set[str]:
+@cache
+def own_imports(file: str) -> frozenset[str]:
     """The files of ours that a file imports."""
-    return {found for name in imports(file, nodes_of(file)) if (found := file_of(name)) and found != file}
+    return frozenset({found for name in imports(file, nodes_of(file)) if (found := file_of(name)) and found != file})
 
 
 def room_of(file: str) -> str:

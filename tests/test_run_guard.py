@@ -137,12 +137,22 @@ def test_none():
 """
 
 
+# In the place of torch, which would be most of each run.
+NO_GPU = """
+class cuda:
+    is_available = staticmethod(lambda: False)
+
+def set_num_threads(_):
+    pass
+"""
+
+
 @pytest.mark.parametrize("workers", [(), ("-n", "2", "--dist", "loadfile")], ids=["alone", "workers"])
 @pytest.mark.parametrize(("option", "outcome"), [((), "skipped"), (("--require-gpu",), "error")])
 def test_a_gpu_that_is_missing_is_told_by_the_tests_that_were_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: tuple[str, ...], option: tuple[str, ...], outcome: str
+    tmp_path: Path, workers: tuple[str, ...], option: tuple[str, ...], outcome: str
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "torch.py").write_text(NO_GPU)
     done = run(tmp_path, OF_GPUS, "-p", "tests.conftest", "-m", "not gpu2", "-W", "ignore", *option, *workers)
     assert re.search(f"^1 passed,( 1 deselected,)? 1 {outcome}", done.stdout, re.MULTILINE), done.stdout + done.stderr
     assert "needs 1 CUDA GPU(s) with CuPy, found 0" in done.stdout or not option

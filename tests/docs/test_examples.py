@@ -24,19 +24,21 @@ def run(example: Path, *args: str) -> str:
     return done.stdout
 
 
+def went_to_a_bundle(out: str) -> bool:
+    return "|dp| max" in out and "AUC: source 0." in out
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_goes_from_training_to_a_bundle(example: Path) -> None:
-    out = run(example, "--no-serve")
-    assert "|dp| max" in out
-    assert "AUC: source 0." in out
+def test_an_example_ends_with_a_bundle_if_told_to() -> None:
+    """One of them: those that go on to the endpoint train and import all the same."""
+    assert went_to_a_bundle(run(ROOT / "examples" / "deepctr_torch_to_endpoint.py", "--no-serve"))
 
 
 @pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_an_example_goes_to_the_endpoint(example: Path) -> None:
-    assert [line for line in run(example).splitlines() if line.startswith("[0.") and line.endswith("]")], (
-        "the scores of its request"
-    )
+def test_an_example_goes_from_training_to_a_bundle_and_to_the_endpoint(example: Path) -> None:
+    out = run(example)
+    assert went_to_a_bundle(out)
+    assert [line for line in out.splitlines() if line.startswith("[0.") and line.endswith("]")], "the scores of its request"

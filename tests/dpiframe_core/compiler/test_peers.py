@@ -22,6 +22,15 @@ def library(name):
         return pytest.importorskip(name, reason=REASON.format(name), exc_type=ImportError)
 
 
+def paired(names, options, sizes):
+    """Each of the options at one of the sizes, each size with some of them. That any dim compiles is tested in test_modules."""
+    sizes = [size if isinstance(size, tuple) else (size,) for size in sizes]
+    return [
+        pytest.param(o, *sizes[i % len(sizes)], id=f"{sizes[i % len(sizes)][0]}-{name}")
+        for i, (name, o) in enumerate(zip(names, options, strict=True))
+    ]
+
+
 def agrees(module, schema, tmp_path, **options):
     """Compiles a module and holds the served scores of fresh rows, in batches of several sizes, against its own forward."""
     compiled = compile_model(module, schema, example(schema, 37, seed=1), **options)
@@ -59,16 +68,18 @@ def fuxictr_parts(dim, *, numbers=True, wide=False, context=()):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"batch_norm": True, "layer_norm": True, "use_scale": True},
-        {"use_wide": True, "heads": 1, "layers": 1, "hidden": ()},
-        {"use_residual": False, "layers": 3, "hidden": (9, 7, 5, 3)},
-    ],
-    ids=["plain", "norms", "wide", "deep"],
+    ("options", "dim"),
+    paired(
+        ["plain", "norms", "wide", "deep"],
+        [
+            {},
+            {"batch_norm": True, "layer_norm": True, "use_scale": True},
+            {"use_wide": True, "heads": 1, "layers": 1, "hidden": ()},
+            {"use_residual": False, "layers": 3, "hidden": (9, 7, 5, 3)},
+        ],
+        [4, 10],
+    ),
 )
-@pytest.mark.parametrize("dim", [4, 10])
 def test_autoint_scores_as_fuxictr(options, dim, tmp_path):
     features, schema = fuxictr_parts(dim, wide=options.get("use_wide", False))
     from tests.dpiframe_core.compiler.fuxictr_models import AutoInt
@@ -77,16 +88,18 @@ def test_autoint_scores_as_fuxictr(options, dim, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"parallel": 3, "hidden": (8, 4)},
-        {"emb_norm": False, "net_norm": False, "ratio": 2, "activation": "tanh"},
-        {"parallel": 1, "net_norm": False, "ratio": 0.5, "hidden": (7,)},
-    ],
-    ids=["serial", "parallel", "no-norms", "one-block"],
+    ("options", "dim", "numbers"),
+    paired(
+        ["serial", "parallel", "no-norms", "one-block"],
+        [
+            {},
+            {"parallel": 3, "hidden": (8, 4)},
+            {"emb_norm": False, "net_norm": False, "ratio": 2, "activation": "tanh"},
+            {"parallel": 1, "net_norm": False, "ratio": 0.5, "hidden": (7,)},
+        ],
+        [(10, True), (16, False)],
+    ),
 )
-@pytest.mark.parametrize(("dim", "numbers"), [(10, True), (16, False)])
 def test_masknet_scores_as_fuxictr(options, dim, numbers, tmp_path):
     features, schema = fuxictr_parts(dim, numbers=numbers)
     from tests.dpiframe_core.compiler.fuxictr_models import MaskNet
@@ -95,16 +108,18 @@ def test_masknet_scores_as_fuxictr(options, dim, numbers, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"batch_norm": True, "heads": 4, "hidden1": (16, 8), "hidden2": (8,)},
-        {"use_fs": False, "hidden2": (12, 10, 6), "heads": 2},
-        {"fs1_context": ("user",), "fs2_context": ("item", "user"), "activation": "LeakyReLU"},
-    ],
-    ids=["learnt-gates", "heads", "no-gates", "gates-by-features"],
+    ("options", "dim"),
+    paired(
+        ["learnt-gates", "heads", "no-gates", "gates-by-features"],
+        [
+            {},
+            {"batch_norm": True, "heads": 4, "hidden1": (16, 8), "hidden2": (8,)},
+            {"use_fs": False, "hidden2": (12, 10, 6), "heads": 2},
+            {"fs1_context": ("user",), "fs2_context": ("item", "user"), "activation": "LeakyReLU"},
+        ],
+        [4, 40],
+    ),
 )
-@pytest.mark.parametrize("dim", [4, 40])
 def test_finalmlp_scores_as_fuxictr(options, dim, tmp_path):
     features, schema = fuxictr_parts(dim, context=(*options.get("fs1_context", ()), *options.get("fs2_context", ())))
     from tests.dpiframe_core.compiler.fuxictr_models import FinalMLP
@@ -128,11 +143,13 @@ def deepctr_columns(dim, *, numbers=True):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"dnn_hidden_units": (9,), "bi_dropout": 0.5}, {"dnn_hidden_units": (16, 8, 4, 2), "dnn_activation": "prelu"}],
-    ids=["plain", "dropout", "deep"],
+    ("options", "dim", "numbers"),
+    paired(
+        ["plain", "dropout", "deep"],
+        [{}, {"dnn_hidden_units": (9,), "bi_dropout": 0.5}, {"dnn_hidden_units": (16, 8, 4, 2), "dnn_activation": "prelu"}],
+        [(4, True), (10, False), (40, True)],
+    ),
 )
-@pytest.mark.parametrize(("dim", "numbers"), [(4, True), (10, False), (40, True)])
 def test_nfm_scores_as_deepctr_torch(options, dim, numbers, tmp_path):
     columns, schema = deepctr_columns(dim, numbers=numbers)
     from deepctr_torch.models import NFM
@@ -141,14 +158,16 @@ def test_nfm_scores_as_deepctr_torch(options, dim, numbers, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"ltl_hidden_size": 12, "afn_dnn_hidden_units": (16, 8)},
-        {"ltl_hidden_size": 5, "afn_dnn_hidden_units": (9,), "dnn_dropout": 0.3},
-    ],
-    ids=["plain", "small"],
+    ("options", "dim", "numbers"),
+    paired(
+        ["plain", "small"],
+        [
+            {"ltl_hidden_size": 12, "afn_dnn_hidden_units": (16, 8)},
+            {"ltl_hidden_size": 5, "afn_dnn_hidden_units": (9,), "dnn_dropout": 0.3},
+        ],
+        [(4, True), (10, False)],
+    ),
 )
-@pytest.mark.parametrize(("dim", "numbers"), [(4, True), (10, False)])
 def test_afn_scores_as_deepctr_torch(options, dim, numbers, tmp_path):
     columns, schema = deepctr_columns(dim, numbers=numbers)
     from deepctr_torch.models import AFN
