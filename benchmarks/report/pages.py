@@ -127,7 +127,7 @@ def _lookup(h200: Results) -> _Row | None:
 
 
 def _http(h200: Results) -> list[_Row]:
-    """Of the direct port; over HAProxy's way into the same service, in the same run."""
+    """Of the direct port; over the best that HAProxy's way into such a service gave in any run."""
     link, rows = "h200/RESULTS.md#request_budget", []
 
     def loads(system: str, way: str) -> list[Record]:

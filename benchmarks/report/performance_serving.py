@@ -85,7 +85,6 @@ def gpus(results: Results) -> list[str]:
     rows = []
     for model, candidates, about, system, file in (
         ("demo", 100, "the demo model, direct port", FANIN_DIRECT, "serving-gpus-direct.json"),
-        ("demo", 1000, "the demo model, direct port", FANIN_DIRECT, "serving-gpus-direct.json"),
         ("demo", 100, "the demo model, HAProxy", FANIN, "serving-gpus.json"),
         (WIDE, 1000, "dense layers 4,096 wide, HAProxy", FANIN, "serving-gpus.json"),
     ):

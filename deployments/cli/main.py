@@ -4,6 +4,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -55,11 +56,11 @@ def serve(
 
         told = threading.Event()
         signal.signal(signal.SIGUSR1, lambda *_: told.set())  # from now on, as its default would end a start
-        settings = _settings(config, bundle, host, port, device, precision, tokens, open_)
-        with running(settings, progress.step, address=address) as endpoint:
+        settings = partial(_settings, config, bundle, host, port, device, precision, tokens, open_)
+        with running(settings(), progress.step, address=address) as endpoint:
             progress.finish()
             _announce(endpoint)
-            _wait_for_interrupt(endpoint, told, lambda: _settings(config, bundle, host, port, device, precision, tokens, open_))
+            _wait_for_interrupt(endpoint, told, settings)
 
 
 @app.command()
@@ -256,10 +257,15 @@ def _settings(
 
 def _announce(endpoint: "Endpoint") -> None:
     stdout.print(f"Serving at {endpoint.url}/ (status page; API: {endpoint.url}/docs). Ctrl-C stops.", soft_wrap=True)
-    if endpoint.config.http.tls is not None:
-        stdout.print(f"TLS at {endpoint.config.http.tls.host}:{endpoint.config.http.tls.port}")
+    http = endpoint.config.http
+    if http.direct_port is not None:
+        stdout.print(f"Direct port at {http.host}:{http.direct_port}")
+    if http.direct_socket is not None:
+        stdout.print(f"Unix socket at {http.direct_socket}", markup=False, soft_wrap=True)
+    if http.tls is not None:
+        stdout.print(f"TLS at {http.tls.host}:{http.tls.port}")
     if endpoint.config.grpc is not None:
-        stdout.print(f"gRPC at {endpoint.config.http.host}:{endpoint.config.grpc.port}")
+        stdout.print(f"gRPC at {http.host}:{endpoint.config.grpc.port}")
     if endpoint.metrics_url:
         stdout.print(f"Prometheus metrics at {endpoint.metrics_url}")
 

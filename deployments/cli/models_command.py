@@ -61,11 +61,13 @@ def rollback(model: Model, url: Url = _HERE) -> None:
 def canary(
     model: Model,
     version: OrOff,
-    percent: Annotated[float, typer.Argument(min=0, max=100, help="Of the requests.")] = 0,
+    percent: Annotated[float | None, typer.Argument(min=0, max=100, help="Of the requests.")] = None,
     by: Annotated[str | None, typer.Option(help="The feature by whose value requests stay with one version.")] = None,
     url: Url = _HERE,
 ) -> None:
     """Give a loaded version a share of the requests."""
+    if (percent is None) != (version == _OFF):
+        raise typer.BadParameter("expected VERSION PERCENT, or off")
     if version == _OFF:
         _change(url, "DELETE", model, "canary")
     else:

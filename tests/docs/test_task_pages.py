@@ -70,6 +70,15 @@ def test_a_command_of_a_page_runs(page: str, i: int, block: Block, service: tupl
     assert SAID[page][i] in done.stdout, done.stdout
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_finds_no_fault_with_the_unit(tmp_path: Path) -> None:
+    (block,) = (b for b in blocks((ROOT / "docs" / "operate.md").read_text()) if b.language == "ini")
+    unit = tmp_path / "dpiframe.service"
+    unit.write_text(block.code.replace("/opt/dpiframe/.venv/bin/dpiframe", "/bin/true"))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_every_page_shows_as_many_commands_as_are_run() -> None:
     for page, said in SAID.items():
         assert sum(name == page for name, _, _ in BLOCKS) == len(said), page

@@ -149,6 +149,23 @@ def test_tokens_and_open_let_other_hosts_in_and_one_of_them_must_be_there(tmp_pa
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_a_service_says_every_way_in(capsys: pytest.CaptureFixture[str]) -> None:
+    from deployments.cli.main import _announce
+    from deployments.config import parse_config
+    from deployments.serve.launcher import Endpoint
+
+    ways = {"direct_port": 8002, "direct_socket": "/run/d[1].sock", "tls": {"certificate": "c.pem", "host": "127.0.0.1"}}
+    config = parse_config({"models": [{"path": "m"}], "http": ways, "access": {"open": True}, "grpc": {}}, "ways")
+    _announce(Endpoint("http://127.0.0.1:8000", "http://127.0.0.1:9090/metrics", config))
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "Direct port at 127.0.0.1:8002",
+        "Unix socket at /run/d[1].sock",
+        "TLS at 127.0.0.1:8443",
+        "gRPC at 127.0.0.1:8001",
+        "Prometheus metrics at http://127.0.0.1:9090/metrics",
+    ]
+
+
 def test_token_prints_the_line_of_the_file_and_beside_it_the_token(tmp_path: Path) -> None:
     from deployments.access.gate import Gate
 

@@ -88,6 +88,12 @@ def test_each_command_is_one_call_with_the_token(
     assert Asked.asked == [(asked[0], asked[1], "Bearer dpi_x", asked[2])]
 
 
+@pytest.mark.parametrize("said", ["ctr 3", "ctr 3 --by user", "ctr off 5"])
+def test_a_canary_without_its_share_asks_nothing_of_the_service(url: str, said: str) -> None:
+    done = CliRunner().invoke(app, ["models", "canary", *shlex.split(said), "--url", url])
+    assert (done.exit_code, Asked.asked) == (2, []), done.output
+
+
 def test_the_list_says_which_part_each_version_has(url: str) -> None:
     done = CliRunner().invoke(app, ["models", "list", "--url", url])
     assert done.exit_code == 0
