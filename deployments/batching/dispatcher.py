@@ -51,7 +51,7 @@ class Source(Protocol):
     def take_in(self, now: float) -> None:
         """Admits what has arrived since."""
 
-    def formed(self, now: float) -> None:
+    def formed(self) -> None:
         """A batch was taken from the queue, or there was none to take."""
 
     def ran(self, parts: list[Part[Any]], result: BatchResult | None) -> None:
@@ -214,7 +214,7 @@ class Dispatcher(Generic[W]):
             self.load.started(rows, now)
             self._runs[number] = None
         if self._source is not None:
-            self._source.formed(now)
+            self._source.formed()
         return _Batch(parts, expired, rows, now, self.queue.rows > 0, number)
 
     def _carry_out(self, batch: _Batch[W], *, here: bool) -> BaseException | None:

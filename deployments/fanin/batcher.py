@@ -121,7 +121,7 @@ class FanInBatcher:
                 self._drop(peer)
             peer.rings.taken_rows = peer.taken_rows
 
-    def formed(self, now: float) -> None:
+    def formed(self) -> None:
         load = self.dispatcher.load
         self.board.write(self.dispatcher.queue.rows, load.rows, load.seconds_per_row)
 
@@ -166,7 +166,7 @@ class FanInBatcher:
             peers.add(peer)
         if result is not None:
             self.board.ran(at)
-        self.formed(0.0)
+        self.formed()
         for peer in peers:
             peer.publish()
 
