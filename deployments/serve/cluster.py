@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from deployments.access.gate import Gate
 from deployments.access.models_root import check_models_root
@@ -132,6 +133,24 @@ def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]
     }
 
 
+def _start_ray(state: Path, metrics_port: int | None, **settings: Any) -> int:
+    """`ray.init`, and once more if it fails; returns its metrics port, which is another one then unless it is given.
+
+    Ray gives up a raylet that has not registered within 30 s, as on a busy host or when somebody has taken its port meanwhile.
+    """
+    import ray
+
+    port = metrics_port or free_ports(1)[0]
+    try:
+        ray.init(_metrics_export_port=port, **settings)
+    except Exception:
+        with killed_after(state):
+            ray.shutdown()
+        port = metrics_port or free_ports(1)[0]
+        ray.init(_metrics_export_port=port, **settings)
+    return port
+
+
 @contextlib.contextmanager
 def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[PrivateCluster]:
     """A cluster of this host alone for the block, with all settings.
@@ -167,14 +186,15 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[Privat
         stack.enter_context(held(state))
         (state / "token").touch(0o600)
         (state / "token").write_text(secrets.token_hex(32))
-        metrics_port = config.metrics.port or free_ports(1)[0]
         os.environ.update(serve_settings(config, state, windows))
         keep_logs = False
         import ray
 
         try:
             report("Starting Ray")
-            ray.init(
+            metrics_port = _start_ray(
+                state,
+                config.metrics.port,
                 address="local",
                 num_cpus=max(cores(), math.ceil(config.cpus)),
                 num_gpus=0 if config.device == "cpu" else None,
@@ -184,7 +204,6 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[Privat
                 logging_level="ERROR",
                 namespace="serve",
                 _node_ip_address=_LOOPBACK,
-                _metrics_export_port=metrics_port,
                 _temp_dir=str(state / "ray"),
             )
             interrupt_on_sigterm()  # ray.init puts a handler of its own there

@@ -10,8 +10,10 @@ import time
 from pathlib import Path
 
 import pytest
+import ray
 
 from deployments.processes import end_without_raylet, killed_after
+from deployments.serve import cluster
 
 
 def sleeper(state: Path) -> subprocess.Popen[bytes]:
@@ -46,6 +48,25 @@ def test_what_a_short_block_leaves_running_is_killed_at_its_end(tmp_path, fails)
     except OSError:
         assert fails
     assert process.wait(60) < 0
+
+
+def test_a_ray_that_does_not_start_is_ended_and_started_once_more(tmp_path, monkeypatch):
+    begun = []
+
+    def init(**settings: str) -> None:
+        begun.append((sleeper(tmp_path), settings))
+        if len(begun) == 1:
+            raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    port = cluster._start_ray(tmp_path, None, address="local")
+    (first, taken), (second, settings) = begun
+    assert (first.wait(60) < 0, second.poll(), taken["_metrics_export_port"] != port) == (True, None, True)
+    assert settings == {"address": "local", "_metrics_export_port": port}
+    monkeypatch.setattr(ray, "init", lambda **settings: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cluster._start_ray(tmp_path, 9, address="local")
+    assert second.wait(60) < 0
 
 
 def test_a_worker_whose_raylet_is_killed_ends_a_while_later_and_not_before(tmp_path):
