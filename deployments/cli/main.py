@@ -1,10 +1,12 @@
 """The `dpiframe` command. Parses arguments, prints results and one-line errors; imports what does the work when needed."""
 
 import contextlib
+import platform
 import signal
 import threading
 from collections.abc import Callable
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -21,9 +23,7 @@ if TYPE_CHECKING:
     from deployments.config import DeploymentConfig
     from deployments.serve.launcher import Endpoint
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help="CTR-model inference server."
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(import_app, name="import")
 app.add_typer(models_app, name="models")
 
@@ -34,6 +34,22 @@ Host = Annotated[Literal["127.0.0.1", "0.0.0.0"] | None, typer.Option(help="0.0.
 Tokens = Annotated[Path | None, typer.Option(help="Who may ask: a file with lines of `dpiframe token`.")]
 Open = Annotated[bool, typer.Option("--open", help="Anybody who reaches the port may ask.")]
 Port = Annotated[int | None, typer.Option(min=1, max=65535)]
+
+
+def _say_versions(asked: bool) -> None:
+    if asked:
+        said = [f"{name} {metadata.version(name)}" for name in ("dpiframe", "torch", "ray")]
+        stdout.print(*said, f"Python {platform.python_version()}", sep=", ", markup=False, highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_say_versions, help="Print what a report of a fault needs.")
+    ] = False,
+) -> None:
+    """CTR-model inference server."""
 
 
 @app.command()

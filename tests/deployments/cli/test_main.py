@@ -1,8 +1,10 @@
 """The command as a user types it, as far as it goes without starting anything: errors are one line, exit codes 1 and 2."""
 
+import platform
 import socket
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,13 @@ ROOT = Path(__file__).parents[3]
 
 def dpiframe(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run([DPIFRAME, *args], cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_versions_that_a_report_needs_are_one_line() -> None:
+    done = dpiframe("--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    versions = {name: metadata.version(name) for name in ("dpiframe", "torch", "ray")} | {"Python": platform.python_version()}
+    assert done.stdout == ", ".join(f"{name} {version}" for name, version in versions.items()) + "\n"
 
 
 def modules_after(statement: str) -> set[str]:
