@@ -279,24 +279,30 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "deployments/cli": {
         "deployments/access": "dpiframe token",
+        "deployments/cli/tables": "dpiframe compress, plan",
         "deployments/client": "dpiframe models sends a token as clients do",
         "deployments/demo": "dpiframe demo",
-        "deployments/offline": "dpiframe score, compress",
+        "deployments/offline": "dpiframe score",
         "deployments/serve": "dpiframe serve",
-        "dpiframe_core/bundle": "dpiframe compress, tune, plan",
+        "dpiframe_core/bundle": "dpiframe inspect, tune",
         "dpiframe_core/describe": "dpiframe inspect, profile",
-        "dpiframe_core/embedding": "dpiframe compress, plan",
         "dpiframe_core/engine": "dpiframe tune",
-        "dpiframe_core/features": "dpiframe compress, plan",
-        "dpiframe_core/files": "dpiframe plan reads rows",
-        "dpiframe_core/graph": "dpiframe plan --measure",
-        "dpiframe_core/machine": "dpiframe plan --measure",
-        "dpiframe_core/models": "dpiframe plan --measure",
-        "dpiframe_core/operators": "dpiframe plan --measure",
         "dpiframe_core/importers": "dpiframe import",
         "dpiframe_core/importers/deepctr": "dpiframe import deepctr-torch",
         "dpiframe_core/importers/fuxictr": "dpiframe import fuxictr",
         "dpiframe_core/importers/recbole": "dpiframe import recbole",
+    },
+    "deployments/cli/tables": {
+        "deployments/offline": "scores of a compressed model against labels",
+        "dpiframe_core/bundle": "one is compressed or planned for",
+        "dpiframe_core/embedding": "the tables",
+        "dpiframe_core/engine": "scores before and after",
+        "dpiframe_core/features": "which features read a table",
+        "dpiframe_core/files": "rows, to count what is read",
+        "dpiframe_core/graph": "the lookup whose time is measured",
+        "dpiframe_core/machine": "what it was measured on",
+        "dpiframe_core/models": "the graph that the lookup is of",
+        "dpiframe_core/operators": "the lookup itself",
     },
     "deployments/client": {},
     # Benchmarks may read all of the product; the table holds their own rooms alone.
@@ -358,10 +364,8 @@ FASTAPI = {  # replicas name it as a type only
     "deployments/lifecycle/routes.py",
 }
 GRPC = {"deployments/protocol/grpc_service.py"}
-TYPER = {
-    f"deployments/cli/{name}.py"
-    for name in ("main", "terminal", "score_command", "import_command", "token_command", "models_command", "capacity_command")
-}
+_COMMANDS = ("score_command", "import_command", "token_command", "models_command", "capacity_command", "table_commands")
+TYPER = {f"deployments/cli/{name}.py" for name in ("main", "terminal", *_COMMANDS)}
 ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "grpc": GRPC, "typer": TYPER}
 
 # What decides runs anywhere and is tested anywhere: neither torch nor CuPy nor Ray, not through another module either.
@@ -370,7 +374,7 @@ DECIDES = {
     "dpiframe_core/graph", "dpiframe_core/files", "dpiframe_core/evaluation", "dpiframe_core/models",
     "dpiframe_core/bundle/manifest", "dpiframe_core/embedding/row_counts", "dpiframe_core/embedding/frequency",
     "dpiframe_core/embedding/placement", "dpiframe_core/embedding/place_rows", "dpiframe_core/embedding/placement_file",
-    "deployments/cli/plan_command", "deployments/cli/capacity",
+    "deployments/cli/tables/plan_command", "deployments/cli/capacity",
     "dpiframe_core/bundle/graph_file", "dpiframe_core/bundle/encoding_files", "dpiframe_core/engine/buckets",
     "dpiframe_core/engine/calibration", "dpiframe_core/engine/options", "dpiframe_core/compiler/strided",
     "dpiframe_core/describe/trace", "deployments/config", "deployments/metrics",

@@ -11,7 +11,7 @@ from benchmarks.gpus import grid, large, links, loading, places, torchrec_bags
 from benchmarks.gpus.group import Group
 from benchmarks.records.record import Record
 from benchmarks.records.run import Append, Names, Out, Run
-from deployments.cli.measured_links import parse_links
+from deployments.cli.tables.measured_links import parse_links
 
 app = typer.Typer()
 PARTS = "links,grid,places,large,load"

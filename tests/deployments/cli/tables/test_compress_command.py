@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deployments.cli.compress_command import CompressJob, write_compressed
-from deployments.cli.compression import Compression
+from deployments.cli.tables.compress_command import CompressJob, write_compressed
+from deployments.cli.tables.compression import Compression
 from dpiframe_core.bundle.bundle import Bundle, read_bundle, write_bundle
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import GOLDEN_TOLERANCE, EngineOptions

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from deployments.cli.compress_command import CompressJob, write_compressed
-from deployments.cli.compression import Changed
+from deployments.cli.tables.compress_command import CompressJob, write_compressed
+from deployments.cli.tables.compression import Changed
 from dpiframe_core.bundle.bundle import Bundle, read_bundle, write_bundle
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.errors import InputError

@@ -10,7 +10,7 @@ from typing import get_args
 import numpy as np
 import numpy.typing as npt
 
-from deployments.cli.compression import Changed, Compression
+from deployments.cli.tables.compression import Changed, Compression
 from deployments.offline.encoded_rows import encoded_rows
 from deployments.offline.file_scoring import score_file
 from deployments.offline.score_job import ScoreJob

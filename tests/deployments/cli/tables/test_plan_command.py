@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from deployments.cli.plan_command import Plan, trace_blocks, write_plan
+from deployments.cli.tables.plan_command import Plan, trace_blocks, write_plan
 from dpiframe_core.bundle.bundle import Bundle
 from dpiframe_core.bundle.encoding_files import read_encoding
 from dpiframe_core.embedding.placement import Links, predicted_seconds, uniform

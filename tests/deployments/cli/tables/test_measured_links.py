@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.cli.measured_links import parse_links
+from deployments.cli.tables.measured_links import parse_links
 from dpiframe_core.embedding.placement import Links
 from dpiframe_core.errors import InputError
 

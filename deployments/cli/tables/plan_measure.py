@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deployments.cli.plan_command import Plan, trace_blocks
+from deployments.cli.tables.plan_command import Plan, trace_blocks
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.bundle.encoding_files import read_encoding
 from dpiframe_core.embedding.home import Home

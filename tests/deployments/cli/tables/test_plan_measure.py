@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from deployments.cli import plan_measure
-from deployments.cli.plan_command import write_plan
-from deployments.cli.plan_measure import batches_of, drawn_block, measured
+from deployments.cli.tables import plan_measure
+from deployments.cli.tables.plan_command import write_plan
+from deployments.cli.tables.plan_measure import batches_of, drawn_block, measured
 from dpiframe_core.embedding.placement import Links
 from dpiframe_core.embedding.row_counts import RowCounts, count_rows, zipf_counts
 from dpiframe_core.errors import InputError

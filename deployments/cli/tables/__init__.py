@@ -1,0 +1,1 @@
+"""What the commands do that make tables smaller and say where their rows go."""
