@@ -60,8 +60,7 @@ class ScoreInput:
         except InputError as error:
             if self.anew is None:
                 raise in_its_row(error) if self.rows else error from None
-        careful = self.anew()  # to be said as everywhere, of the values as Python has them
-        return encode(careful.candidates, careful.context)
+        return self.anew().encoded(encode)  # to be said as everywhere, of the values as Python has them
 
 
 class RequestForm:
@@ -96,7 +95,7 @@ class RequestForm:
     def _packed(self, body: bytes) -> ScoreInput | None:
         """The request with its columns of plain values as they lie in the body; None for all else, and whatever has a fault."""
         functions = c_build.request_extension()
-        found = None if functions is None else functions.json_columns(body, self._kinds, self._most)
+        found = None if functions is None else functions.json_columns(body, self._kinds, self._most, self._most_rows)
         if found is None:
             return None
         parts, rows, rest = found

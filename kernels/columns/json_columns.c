@@ -1,31 +1,6 @@
 // Finds the columns of a JSON body where they lie, so that their values need not become Python's objects.
 
-#include "columns/cells.h"
-
-#include <string.h>
-
-typedef struct {
-    const uint8_t *at, *end;
-} Reader;
-
-static void blank(Reader *r) {
-    while (r->at < r->end && (*r->at == ' ' || *r->at == '\n' || *r->at == '\r' || *r->at == '\t')) ++r->at;
-}
-
-static int next_is(Reader *r, uint8_t what) {
-    blank(r);
-    if (r->at == r->end || *r->at != what) return 0;
-    ++r->at;
-    return 1;
-}
-
-// A string without escapes, from behind its first quote to behind its last; gives whether it is such.
-static int plain_string(Reader *r) {
-    while (r->at < r->end && *r->at != '"' && *r->at != '\\' && *r->at >= ' ') ++r->at;
-    if (r->at == r->end || *r->at != '"') return 0;
-    ++r->at;
-    return 1;
-}
+#include "columns/json_reader.h"
 
 // Over any value, roughly: whether it is right is for whoever reads it. Gives whether it has an end.
 static int skipped(Reader *r) {
@@ -50,22 +25,8 @@ static Py_ssize_t array(Reader *r, long kinds) {
     Py_ssize_t count = 0;
     if (!next_is(r, '[')) return -1;
     do {
-        Cell cell = {.kind = TEXT};
         blank(r);
-        if (r->at == r->end) return -1;
-        if (*r->at == '"') {
-            ++r->at;
-            if (!plain_string(r)) return -1;
-        } else if (*r->at == 'n') {
-            if (r->end - r->at < 4 || memcmp(r->at, "null", 4)) return -1;
-            r->at += 4;
-            cell.kind = NOTHING;
-        } else {
-            const uint8_t *end = dpi_json_number(r->at, r->end, &cell);
-            if (end == NULL || cell.kind == OTHER) return -1;
-            r->at = end;
-        }
-        if (cell.kind != NOTHING && !(kinds >> cell.kind & 1)) return -1;
+        if (!plain_value(r, kinds)) return -1;
         ++count;
     } while (next_is(r, ','));
     return next_is(r, ']') ? count : -1;
@@ -74,7 +35,7 @@ static Py_ssize_t array(Reader *r, long kinds) {
 typedef struct {
     const uint8_t *body;
     PyObject *given, *kinds, *found;  // the body; {name: bits of the kinds that it takes}; {name: its parts, for dpi_cells_opened}
-    Py_ssize_t rows, most;
+    Py_ssize_t rows, most, most_objects;
     uint8_t *rest;
 } Search;
 
@@ -126,7 +87,14 @@ static int searched(Reader *r, Search *s) {
         if (!next_is(r, '"') || !plain_string(r)) return 0;
         const int here = r->at - start == 11 && !memcmp(start, "candidates", 10);
         if (!next_is(r, ':') || (here && seen++)) return 0;
-        if (here) {
+        if (here && next_is(r, '[')) {
+            copied(s, s->body, r->at - 1);
+            *s->rest++ = '{';
+            s->rows = dpi_json_rows(r, s->kinds, s->most_objects, s->found);
+            if (s->rows < 1) return 0;
+            *s->rest++ = '}';
+            close = r->at;
+        } else if (here) {
             if (!next_is(r, '{')) return 0;
             copied(s, s->body, r->at);
             if (!members(r, s)) return 0;
@@ -141,19 +109,20 @@ static int searched(Reader *r, Search *s) {
     return 1;
 }
 
-// json_columns(body, kinds, most): of a JSON object whose member `candidates` is an object, the arrays whose names are in `kinds`,
-// {name: bits of `Kind`}: ({name: (JSON, how many values it has, body, (start, end))}, as C takes columns; how many values each has;
-// the body without them). All that is left to find wrong with the body is in the rest. None, if any of them has other values,
-// escapes, more than `most` values or another number of them than the rest, or comes twice.
+// json_columns(body, kinds, most, most_objects): of a JSON object whose member `candidates` is an object, the arrays whose names are
+// in `kinds`, {name: bits of `Kind`}: ({name: (JSON, how many values it has, body, (start, end))}, as C takes columns; how many values
+// each has; the body without them). `candidates` may be a list of objects, too, all of the same such names: arrays are made of them,
+// in other bytes than the body. All that is left to find wrong with the body is in the rest. None, if any of them has other values,
+// escapes, more than `most` values (`most_objects` of a list) or another number of them than the rest, or comes twice.
 PyObject *dpi_json_columns(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
-    int64_t most;
+    int64_t most[2];
     Py_buffer body;
-    if (!counted(count, 3) || !integers(args + 2, 1, COUNTS, &most)) return NULL;
+    if (!counted(count, 4) || !integers(args + 2, 2, COUNTS, most)) return NULL;
     if (!PyDict_Check(args[1])) return PyErr_Format(PyExc_TypeError, "kinds: expected a dict");
     if (PyObject_GetBuffer(args[0], &body, PyBUF_SIMPLE)) return NULL;
     PyObject *rest = PyBytes_FromStringAndSize(NULL, body.len), *found = PyDict_New(), *result = NULL;
     if (rest && found) {
-        Search s = {body.buf, args[0], args[1], found, 0, most, (uint8_t *)PyBytes_AS_STRING(rest)};
+        Search s = {body.buf, args[0], args[1], found, 0, most[0], most[1], (uint8_t *)PyBytes_AS_STRING(rest)};
         Reader r = {s.body, s.body + body.len};
         uint8_t all = 0;
         for (Py_ssize_t i = 0; i < body.len; ++i) all |= s.body[i];

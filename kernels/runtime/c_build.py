@@ -61,7 +61,7 @@ class RequestExtension(Protocol):
     def column_hashes(self, columns: Columns, rules: Buffer, missing: int, out: Buffer, at: Buffer, /) -> int: ...
     def vocabulary(self, data: Buffer, offsets: Buffer, ids: Buffer, /) -> object: ...
     def json_columns(
-        self, body: bytes, kinds: dict[str, int], most: int, /
+        self, body: bytes, kinds: dict[str, int], most: int, most_objects: int, /
     ) -> tuple[dict[str, tuple[int, int, bytes, tuple[int, int]]], int, bytes] | None: ...
     def json_items(self, body: bytes, most: int, /) -> list[bytes] | None: ...
     def texts(self, data: Buffer, count: int, /) -> list[str] | None: ...
@@ -86,7 +86,7 @@ def cpu_library() -> ctypes.CDLL | None:
 @cache
 def request_extension() -> RequestExtension | None:
     """The module of blocks.c and the files that it names, or None where it cannot be built (which is said once, in the log)."""
-    columns = (f"columns/{name}.c" for name in ("cells", "columns", "texts", "json_columns"))
+    columns = (f"columns/{name}.c" for name in ("cells", "columns", "texts", "json_columns", "json_rows"))
     names = ("cpu/blocks.c", "cpu/staging.c", "cpu/copy_threads.c", "runtime/replay.c", *columns)
     return cast(RequestExtension | None, extension("kernels.cpu.blocks", names, "requests and graph replays"))
 
@@ -152,7 +152,8 @@ def _built(command: Sequence[str], sources: Sequence[Path], *, anew: bool = Fals
         whole = [*command, *map(str, sources), "-o", str(made)]
         done = subprocess.run(whole, capture_output=True, text=True, timeout=_BUILD_S, check=False)
         if done.returncode:
-            raise RuntimeError((done.stderr.strip().splitlines() or [f"{command[0]} failed"])[0])
+            said = done.stderr.strip().splitlines() or [f"{command[0]} failed"]
+            raise RuntimeError(next((line for line in said if "error:" in line), said[0]))  # not where a header is included
         return store_code(name, made.read_bytes())
 
 

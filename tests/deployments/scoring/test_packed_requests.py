@@ -1,6 +1,8 @@
 """Columns that are read where they lie in the body get the ids and the errors of those that are read value by value."""
 
 import json
+import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -101,7 +103,8 @@ def both_outcomes(body: bytes, lists: bool) -> tuple[object, object]:
 
     def careful(read: Any) -> Any:
         parsed: ScoreInput = read(body)
-        return encoder.encode({name: as_list(values) for name, values in parsed.candidates.items()}, parsed.context)
+        candidates = {name: as_list(values) for name, values in parsed.candidates.items()}
+        return replace(parsed, candidates=candidates).encoded(encoder.encode)
 
     return outcome(lambda: form.parse(body).encoded(encoder.encode)), outcome(lambda: careful(form._unpacked))
 
@@ -122,14 +125,41 @@ def test_a_sound_body_is_read_where_it_lies(request: dict[str, Any], ascii_only:
     assert candidates.keys() == set(candidates) == request["candidates"].keys()
     assert len(candidates) == len(request["candidates"])
     for name, values in candidates.items():
-        as_sent = [float(v) if type(v) is int else v for v in request["candidates"][name]]
-        assert [float(v) if type(v) is int else v for v in as_list(values)] == as_sent
+        assert floats(as_list(values)) == floats(request["candidates"][name])
 
 
-@given(requests(odd=True), st.booleans(), st.booleans())
-def test_a_faulty_body_gets_the_same_answer(request: dict[str, Any], ascii_only: bool, lists: bool) -> None:
+def floats(values: list[Any]) -> list[Any]:
+    return [float(v) if type(v) is int else v for v in values]
+
+
+def listed(columns: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """Columns as a list of objects; of a column that ends too soon the last ones lack a value."""
+    most = max(map(len, columns.values()))
+    return [{name: values[i] for name, values in columns.items() if i < len(values)} for i in range(most)]
+
+
+@given(requests(odd=False), st.booleans(), st.sampled_from([None, 1]), st.randoms())
+def test_a_list_of_objects_is_read_where_it_lies(
+    request: dict[str, Any], ascii_only: bool, indent: int | None, chance: Any
+) -> None:
+    columns = request["candidates"]
+    del columns["tags"]
+    rows = [dict(chance.sample(sorted(row.items()), len(row))) for row in listed(columns)]  # names in any order
+    body = json.dumps(request | {"candidates": rows}, ensure_ascii=ascii_only, indent=indent).encode()
+    got, wanted = both_outcomes(body, lists=False)
+    assert isinstance(got, bytes)
+    assert got == wanted == outcome(lambda: OF[False][0].encode(columns, request["context"]))
+    candidates = FORM.parse(body).candidates
+    assert isinstance(candidates, JsonColumns) or b"\\u" in body
+    assert {name: floats(as_list(values)) for name, values in candidates.items()} == {n: floats(v) for n, v in columns.items()}
+
+
+@given(requests(odd=True), st.booleans(), st.booleans(), st.booleans())
+def test_a_faulty_body_gets_the_same_answer(request: dict[str, Any], ascii_only: bool, lists: bool, rows: bool) -> None:
     if not lists:
         del request["candidates"]["tags"]
+    if rows:
+        request["candidates"] = listed(request["candidates"])
     text = json.dumps(request, ensure_ascii=ascii_only)
     got, wanted = both_outcomes(text.encode("utf-8", "surrogatepass"), lists)
     assert got == wanted
@@ -154,10 +184,14 @@ SOUND = json.dumps(
 ).encode()  # fmt: skip
 
 
-@given(MUTATIONS, st.booleans())
-@example([(40, b'"candidates":')], True)
-def test_a_damaged_body_gets_the_same_answer(mutations: list[tuple[int, bytes]], lists: bool) -> None:
-    body = SOUND if lists else SOUND.replace(b', "tags": [["a"], []]', b"")
+SOUND_ROWS = json.dumps(json.loads(SOUND) | {"candidates": listed(json.loads(SOUND)["candidates"])}).encode()
+
+
+@given(MUTATIONS, st.booleans(), st.sampled_from([SOUND, SOUND_ROWS]))
+@example([(40, b'"candidates":')], True, SOUND)
+def test_a_damaged_body_gets_the_same_answer(mutations: list[tuple[int, bytes]], lists: bool, body: bytes) -> None:
+    body = body if lists else re.sub(rb', "tags": (\["a"\]|\[\["a"\], \[\]\]|\[\])', b"", body)
+    assert (b"tags" in body) == lists
     for at, new in mutations:
         at %= len(body)
         body = body[:at] + new + body[at + (at + len(new)) % 2 :]
@@ -189,8 +223,8 @@ def test_what_is_no_number_is_not_taken(number: str) -> None:
     body = b'{"candidates":{"price":[%s]}}' % number.encode()
     functions = c_build.request_extension()
     assert functions is not None
-    assert functions.json_columns(body, {"price": 1 << 2 | 1 << 3}, 10) is None
-    assert functions.json_columns(body.replace(number.encode(), b"1"), {"price": 1 << 2}, 10) is not None
+    assert functions.json_columns(body, {"price": 1 << 2 | 1 << 3}, 10, 10) is None
+    assert functions.json_columns(body.replace(number.encode(), b"1"), {"price": 1 << 2}, 10, 10) is not None
 
 
 def encode(candidates: Any, context: Any, context_rows: Any = None) -> RowBlock:

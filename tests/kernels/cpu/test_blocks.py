@@ -1,5 +1,6 @@
 """blocks.c packs what NumPy packs, counts what is not legal, and refuses to go beyond a buffer or to lose a reference."""
 
+import json
 import sys
 from types import SimpleNamespace
 
@@ -150,10 +151,36 @@ def test_an_array_is_read_where_it_lies_in_its_body():
     columns = [(2, 2, body, (21, 29)), (2, 2, body, (6, 14))]
     assert BLOCKS.column_numbers(columns, out, missing, np.arange(2)) == 1
     assert out.tolist() == [[0, 4], [1, 2.5]]
-    found, rows, rest = BLOCKS.json_columns(b'{"candidates":%s}' % body, {"a": 12, "b": 12}, 9)
+    found, rows, rest = BLOCKS.json_columns(b'{"candidates":%s}' % body, {"a": 12, "b": 12}, 9, 9)
     assert (rows, rest) == (2, b'{"candidates":{}}')
     assert [body[start - 14 : end - 14] for _, _, _, (start, end) in found.values()] == [b"[1, 2.5]", b"[null,4]"]
     assert BLOCKS.column_numbers([found["b"], found["a"]], out, missing, np.arange(2)) == 1
+
+
+def objects_of(text, most=999):
+    return BLOCKS.json_columns(b'{"candidates":[%s],"x":1}' % text, {"a": 12, "b": 2}, 1, most)
+
+
+def test_objects_become_arrays_in_other_bytes_than_the_body():
+    found, rows, rest = objects_of(b",".join(b'{"b":"t%d", "a":%d}' % (i, i) for i in range(200)))
+    assert (rows, rest, [*found]) == (200, b'{"candidates":{},"x":1}', ["b", "a"])
+    texts = {name: json.loads(body[start:end]) for name, (_, _, body, (start, end)) in found.items()}
+    assert texts == {"b": [f"t{i}" for i in range(200)], "a": [*range(200)]}
+    out, missing = np.zeros((1, 200)), np.zeros((1, 200), np.bool_)
+    assert BLOCKS.column_numbers([found["a"]], out, missing, AT) == 0
+    assert out[0].tolist() == [*range(200)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{}", b"1", b'{"a":1},', b'{"a":1},{}', b'{"a":1},{"b":"t"}', b'{"a":1},{"a":1,"b":"t"}', b'{"a":1,"a":2}',
+     b'{"c":1}', b'{"a":1},{"a":1,"a":1}', b'{"a":"t"}', b'{"a":[1]}', b'{"a":{}}', b'{"b":"\\n"}', b'{"a":1}]',
+     b'{"a":1},{"a":1', b'{"a":01}'],
+)  # fmt: skip
+def test_objects_that_are_not_plain_and_alike_are_left_to_others(text):
+    assert objects_of(text) is None
+    assert objects_of(b'{"a":1},{"a":null}', 2) is not None
+    assert objects_of(b'{"a":1},{"a":null}', 1) is None
 
 
 def block_of(rows, contexts, size, places=(0, 0, 64, 0, 0, 128)):
@@ -221,7 +248,7 @@ FAULTS = {
     "an array of one bracket": (ValueError, lambda: numbers_of(b"[1]", (2, 3))),
     "an array that ends where it begins": (ValueError, lambda: numbers_of(b"[1]", (2, 2))),
     "an array without an end": (TypeError, lambda: numbers_of(b"[1]", (2,))),
-    "kinds that are none": (TypeError, lambda: BLOCKS.json_columns(b"{}", None, 1)),
+    "kinds that are none": (TypeError, lambda: BLOCKS.json_columns(b"{}", None, 1, 1)),
     "no blocks": (TypeError, lambda: BLOCKS.fill(OUT, PLACES, (), None)),
     "no block": (AttributeError, lambda: BLOCKS.fill(OUT, PLACES, (), [None])),
 }
