@@ -1,6 +1,6 @@
 """Triton Inference Server with its Python backend: `python -m benchmarks.serving.peers.triton_server BUNDLE PORT DEVICE FORM`.
 
-Its front reads HTTP, its dynamic batcher joins requests of any number of candidates, its backend's processes run our encoder and
+Its front reads HTTP, its dynamic batcher joins requests of any number of candidates, its backend runs our encoder and
 engine. The program is the one in nvidia-pytriton's wheel; pytriton's own proxy, one hop more, is left out.
 """
 
