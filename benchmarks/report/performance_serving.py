@@ -14,7 +14,8 @@ _TOPOLOGIES = {
 _SERVERS = {
     "dpiframe-direct": "DPIFrame, direct port", "dpiframe-unix": "DPIFrame, direct port's Unix socket", "dpiframe": "DPIFrame",
     "dpiframe-fanin": "DPIFrame, fan-in", "dpiframe-fanin-direct": "DPIFrame, fan-in, direct port",
-    "mosec": "mosec, batching", "litserve": "LitServe, batching",
+    "mosec": "mosec, batching", "mosec-2": "mosec, batching, two workers",
+    "triton": "Triton Inference Server, Python backend, two instances", "litserve": "LitServe, batching",
     "uvicorn": "uvicorn + FastAPI, one model call a request", "ray-serve": "Ray Serve, FastAPI, `@serve.batch`",
     "bentoml": "BentoML, batching",
 }  # fmt: skip

@@ -7,7 +7,7 @@ from benchmarks.serving.payloads import FORMS
 from benchmarks.serving.systems import DIRECT, OURS, PEERS
 
 WIDE = "demo-4096-4096-4096"  # keeps the GPU busy: the demo model's rate is that of the cores
-_BARE = ("uvicorn", "mosec")  # a Python worker behind nothing, or behind Rust: the ceiling, not a service
+_BARE = ("uvicorn", "mosec", "mosec-2")  # Python workers behind nothing, or behind Rust: the ceiling, not a service
 
 
 def measured(results: Results, **fixed: object) -> list[Record]:

@@ -19,7 +19,7 @@ _OURS = "dpiframe,dpiframe-fanin,dpiframe-direct,dpiframe-fanin-direct,dpiframe-
 def serving(
     bundle: Path = Path("models/demo"),
     hidden: Annotated[str, typer.Option(help="widths of random dense layers in place of the bundle's, to load a GPU")] = "",
-    systems: Names = f"{_OURS},ray-serve,uvicorn,mosec,litserve,bentoml,triton",
+    systems: Names = f"{_OURS},ray-serve,uvicorn,mosec,mosec-2,litserve,bentoml,triton",
     forms: Names = "binary,columns,rows",
     candidates: Names = "32,100,270,1000",
     connections: Annotated[str, typer.Option(help="closed loop: clients at once, one after the other")] = "1,16,64",

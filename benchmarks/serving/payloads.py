@@ -1,7 +1,7 @@
 """One set of requests in each body form, and the scores that every server must answer to them. Knows no servers."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,13 +52,11 @@ class Payloads:
                 scores.append(torch.sigmoid(model(encoded.numbers, encoded.ids))[:, 0].numpy())
         return cls(rows, raw, blocks, scores)
 
-    def bodies(self, form: str, *, wrapped: bool = False, repeat_context: bool = False) -> tuple[dict[str, str], list[bytes]]:
-        """Headers and bodies. wrapped: in BentoML's list. repeat_context: on every row, where a server cannot broadcast it."""
+    def bodies(self, form: str, *, wrapped: bool = False, batched: bool = False) -> tuple[dict[str, str], list[bytes]]:
+        """Headers and bodies. wrapped: in BentoML's list. batched: tensors with one dimension more, the requests of a batch, as
+        Triton has them; JSON is such a tensor's bytes."""
         if form == "binary":
-            made = [_binary(block, repeat_context) for block in self.blocks]
-            length = {len(body.partition(b"\n")[0]) + 1 for body in made}
-            assert len(length) == 1  # one set of headers for all of them
-            return {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(*length)}, made
+            return _framed([_binary(block, batched) for block in self.blocks])
         if form == "bytes":
             return _bytes(self.raw)
         if form == "arrow":
@@ -68,23 +66,35 @@ class Payloads:
             requests = [r | {"candidates": _transposed(r["candidates"])} for r in self.raw]
         if wrapped:
             requests = [{"requests": [r]} for r in requests]
-        return {"Content-Type": "application/json"}, [json.dumps(r, separators=(",", ":")).encode() for r in requests]
+        bodies = [json.dumps(r, separators=(",", ":")).encode() for r in requests]
+        return _framed([_text(body) for body in bodies]) if batched else ({"Content-Type": "application/json"}, bodies)
+
+
+def _framed(requests: Sequence[tuple[dict[str, Any], bytes]]) -> tuple[dict[str, str], list[bytes]]:
+    """Open Inference Protocol requests of envelopes and tensors. A line feed ends an envelope, for those who see no headers;
+    they have one length, for one set of headers."""
+    envelopes = [json.dumps(envelope, separators=(",", ":")).encode() for envelope, _ in requests]
+    longest = max(map(len, envelopes))
+    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(longest + 1)}
+    return headers, [e.ljust(longest) + b"\n" + tensors for e, (_, tensors) in zip(envelopes, requests, strict=True)]
+
+
+def _text(body: bytes) -> tuple[dict[str, Any], bytes]:
+    one = {"name": "request", "shape": [1, len(body)], "datatype": "UINT8", "parameters": {"binary_data_size": len(body)}}
+    return {"inputs": [one]}, body
 
 
 def _bytes(requests: list[dict[str, Any]]) -> tuple[dict[str, str], list[bytes]]:
-    """Raw values in binary form, as our client sends them; envelopes of one length, for one set of headers."""
-    envelopes, tensors = [], []
+    """Raw values in binary form, as our client sends them."""
+    framed = []
     for request in requests:
         wired = raw_tensors(request["candidates"], request["context"])
         inputs = [
             {"name": t.name, "shape": list(t.shape), "datatype": t.datatype, "parameters": {"binary_data_size": len(t.data)}}
             for t in wired
         ]
-        envelopes.append(json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode())
-        tensors.append(b"".join(t.data for t in wired))
-    longest = max(map(len, envelopes))
-    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(longest)}
-    return headers, [e.ljust(longest) + t for e, t in zip(envelopes, tensors, strict=True)]
+        framed.append(({"inputs": inputs, "parameters": {"binary_data_output": True}}, b"".join(t.data for t in wired)))
+    return _framed(framed)
 
 
 def _arrow(request: dict[str, Any]) -> bytes:
@@ -110,8 +120,8 @@ def _transposed(columns: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
-def _binary(block: RowBlock, repeat_context: bool) -> bytes:
-    """An Open Inference Protocol request of encoded sections. A line feed ends the envelope, for those who see no headers."""
+def _binary(block: RowBlock, batched: bool) -> tuple[dict[str, Any], bytes]:
+    """Encoded sections."""
     arrays = {
         "context_ids": block.wide_ids("context_ids"), "candidate_ids": block.wide_ids("candidate_ids"),
         "context_dense": block.context_dense, "candidate_dense": block.candidate_dense,
@@ -120,9 +130,8 @@ def _binary(block: RowBlock, repeat_context: bool) -> bytes:
     for name, array in arrays.items():
         if not array.shape[1]:
             continue
-        whole = np.ascontiguousarray(array[block.request_of_row] if repeat_context and name.startswith("context") else array)
-        datatype, parameters = _DATATYPES[whole.dtype], {"binary_data_size": whole.nbytes}
-        inputs.append({"name": name, "shape": list(whole.shape), "datatype": datatype, "parameters": parameters})
-        tensors.append(whole.tobytes())
-    envelope = {"inputs": inputs, "outputs": [{"name": "scores", "parameters": {"binary_data": True}}]}
-    return json.dumps(envelope, separators=(",", ":")).encode() + b"\n" + b"".join(tensors)
+        shape = [1, *array.shape] if batched else list(array.shape)
+        datatype, parameters = _DATATYPES[array.dtype], {"binary_data_size": array.nbytes}
+        inputs.append({"name": name, "shape": shape, "datatype": datatype, "parameters": parameters})
+        tensors.append(array.tobytes())
+    return {"inputs": inputs, "outputs": [{"name": "scores", "parameters": {"binary_data": True}}]}, b"".join(tensors)

@@ -215,7 +215,7 @@ def _requests(system: str, form: str, payload: Payloads) -> tuple[str, dict[str,
     if peer is None:
         path = "/v2/models/demo/infer" if form in ("binary", "bytes") else "/v1/score"
         return path, *payload.bodies(form)
-    return peer.path.format(form=form), *payload.bodies(form, wrapped=peer.wrapped, repeat_context=peer.repeat_context)
+    return peer.path.format(form=form), *payload.bodies(form, wrapped=peer.wrapped, batched=peer.batched)
 
 
 def _record(

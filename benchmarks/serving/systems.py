@@ -29,7 +29,7 @@ class Peer:
 
     Attributes:
         probe: code that raises, with the reason, where it cannot run.
-        wrapped, repeat_context: see `Payloads.bodies`. lacks: forms that it takes no requests in, and why.
+        wrapped, batched: see `Payloads.bodies`. lacks: forms that it takes no requests in, and why.
         extra: it is not among this project's own packages.
     """
 
@@ -38,7 +38,7 @@ class Peer:
     program: str
     path: str = "/score"
     wrapped: bool = False
-    repeat_context: bool = False
+    batched: bool = False
     lacks: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     extra: bool = True
@@ -47,15 +47,16 @@ class Peer:
         return [python, "-m", f"benchmarks.serving.peers.{self.program}", str(bundle), str(port), device, form]
 
 
-_NO_JSON = "its clients send tensors, not feature values"
 _NO_BINARY = "its own API takes no raw binary body"
 _STOCK_RAY = {
     "RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_THROUGHPUT_OPTIMIZED": "0", "RAY_SERVE_LOG_TO_STDERR": "0",
     "RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0",
 }  # fmt: skip
-_PYTRITON = """import numpy, pytriton, pytriton.triton
+_TRITON = """import numpy, importlib.util
 if int(numpy.__version__[0]) > 1:
-    raise RuntimeError("pytriton: built for NumPy 1, its stub answers nothing with NumPy 2, which this project needs")
+    raise RuntimeError("triton: the Python backend of its last wheel is built for NumPy 1")
+if importlib.util.find_spec("pytriton") is None:
+    raise RuntimeError("triton: nvidia-pytriton, whose wheel has its program, is not installed")
 """
 PEERS = {
     peer.name: peer
@@ -63,10 +64,10 @@ PEERS = {
         Peer("ray-serve", "import ray", "ray_serve", "/{form}", environment=_STOCK_RAY, extra=False),
         Peer("uvicorn", "import uvicorn", "uvicorn_fastapi", extra=False),
         Peer("mosec", "import mosec", "mosec_worker"),
+        Peer("mosec-2", "import mosec", "mosec_worker", environment={"PEER_WORKERS": "2"}),
         Peer("litserve", "import litserve", "litserve_api", lacks={"binary": _NO_BINARY}),
         Peer("bentoml", "import bentoml", "bento_service", wrapped=True, lacks={"binary": _NO_BINARY}),
-        Peer("triton", _PYTRITON, "triton_server", "/v2/models/demo/infer", repeat_context=True,
-             lacks={"rows": _NO_JSON, "columns": _NO_JSON}),
+        Peer("triton", _TRITON, "triton_server", "/v2/models/demo/infer", batched=True),
     )
 }  # fmt: skip
 FANIN, DIRECT, FANIN_DIRECT, UNIX = "dpiframe-fanin", "dpiframe-direct", "dpiframe-fanin-direct", "dpiframe-unix"

@@ -169,12 +169,16 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def test_every_form_holds_the_same_rows_whose_scores_are_the_source_models(bundle: Bundle):
     payloads, model = Payloads.draw(bundle, 7, 0), PeerModel(bundle.path, "cpu")
     for form in FORMS:
-        for repeat in (False, True):
-            headers, bodies = payloads.bodies(form, repeat_context=repeat)
-            assert headers["Content-Type"].startswith("application/")
-            blocks = [model.reader(form)(body) for body in bodies]
-            for scores, expected in zip(model.scores(blocks), payloads.scores, strict=True):
-                assert np.abs(scores - expected).max() <= 1e-5
+        headers, bodies = payloads.bodies(form)
+        assert headers["Content-Type"].startswith("application/")
+        blocks = [model.reader(form)(body) for body in bodies]
+        for scores, expected in zip(model.scores(blocks), payloads.scores, strict=True):
+            assert np.abs(scores - expected).max() <= 1e-5
+        headers, batched = payloads.bodies(form, batched=True)
+        for body, plain in zip(batched, bodies, strict=True):
+            head, tensors = json.loads(body[: (end := int(headers["Inference-Header-Content-Length"]))]), body[end:]
+            assert all(one["shape"][0] == 1 for one in head["inputs"])  # one request of a batch
+            assert tensors == (plain.partition(b"\n")[2] if form == "binary" else plain)
     _, wrapped = payloads.bodies("rows", wrapped=True)
     assert [list(json.loads(body)) for body in wrapped] == [["requests"]] * len(wrapped)
     model.engine.close()

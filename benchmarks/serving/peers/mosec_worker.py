@@ -1,5 +1,7 @@
-"""mosec: a Rust front and one Python worker with dynamic batching. `python -m benchmarks.serving.peers.mosec_worker
-BUNDLE PORT DEVICE FORM`."""
+"""mosec: a Rust front and dynamic batching before PEER_WORKERS Python workers, or one.
+
+`python -m benchmarks.serving.peers.mosec_worker BUNDLE PORT DEVICE FORM`.
+"""
 
 import os
 import sys
@@ -37,5 +39,7 @@ if __name__ == "__main__":
     sys.argv = [sys.argv[0], "--address", "127.0.0.1", "--port", port, "--log-level", "warning", "--timeout", "30000"]
     server = Server()
     environment = {"PEER_BUNDLE": bundle, "PEER_DEVICE": device, "PEER_FORM": form}
-    server.append_worker(Scorer, max_batch_size=MAX_BATCH, max_wait_time=MAX_WAIT_MS, env=[environment], route="/score")
+    workers = int(os.environ.get("PEER_WORKERS", "1"))
+    waits = {"max_batch_size": MAX_BATCH, "max_wait_time": MAX_WAIT_MS}
+    server.append_worker(Scorer, num=workers, env=[environment] * workers, route="/score", **waits)
     server.run()
