@@ -6,8 +6,6 @@ Everything is checked here but what needs the model's graph (parameter shapes) o
 import hashlib
 import json
 import os
-import secrets
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +13,14 @@ from typing import Any
 
 import torch
 
-from dpiframe_core.bundle.bundle_files import check_finite, listed_files, move_into_place, read_tensors, write_tensors
+from dpiframe_core.bundle.bundle_files import (
+    check_finite,
+    listed_files,
+    move_into_place,
+    new_folder,
+    read_tensors,
+    write_tensors,
+)
 from dpiframe_core.bundle.encoding_files import check_hashes, named, read_example, read_vocabularies, sha256
 from dpiframe_core.bundle.golden import Golden, golden_from_tensors
 from dpiframe_core.bundle.graph_file import graph_json, read_graph
@@ -125,15 +130,12 @@ def write_bundle(
     is told each table that is written, and its bytes.
 
     Raises:
-        BundleError: `path` is taken, or what was given would not make a readable bundle.
+        BundleError: `path` is taken or cannot be written, or what was given would not make a readable bundle.
     """
     root = Path(path).absolute()
     if is_taken(root, overwrite):
         raise BundleError(f"{root}: got an existing path, expected a new one, or a bundle and overwrite=True")
-    root.parent.mkdir(parents=True, exist_ok=True)
-    staging = root.parent / f".{root.name}-{secrets.token_hex(4)}.new"
-    staging.mkdir()
-    try:
+    with new_folder(root) as staging:
         with named(root):
             _check_given("tables", tables, [table.name for table in feature_schema.tables])
             scales = scales or {}
@@ -162,8 +164,6 @@ def write_bundle(
             (staging / MANIFEST_FILE).write_bytes(manifest_yaml(manifest))
             _read(staging, verify=False)
         move_into_place(staging, root)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return manifest
 
 

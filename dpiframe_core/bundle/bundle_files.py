@@ -4,8 +4,10 @@ Knows nothing of what the files mean. Names in errors are relative to the direct
 """
 
 import os
+import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -65,6 +67,30 @@ def first_infinite(tensor: torch.Tensor) -> float | None:
         if not torch.isfinite(part).all():
             return float(part[~torch.isfinite(part)][0].item())
     return None
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder beside `target`, to be filled and moved there, or a folder of the target's name in it. Of what was made for it
+    nothing else is left after the block.
+
+    Raises:
+        BundleError: nothing can be written there, or the disk is full.
+    """
+    made = [folder for folder in target.parents if not folder.exists()]
+    staging = target.parent / f".{target.name}-{secrets.token_hex(4)}.new"
+    try:
+        staging.mkdir(parents=True)
+        yield staging
+    except BundleError as e:
+        raise BundleError(str(e).replace(str(staging / target.name), str(target))) from e
+    except (OSError, SafetensorError) as e:
+        raise BundleError(f"{target}: got {shown(str(e))}, expected a place that may be written, with room") from e
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        with suppress(OSError):  # the bundle is in the first one
+            for folder in made:
+                folder.rmdir()
 
 
 def move_into_place(staging: Path, target: Path) -> None:

@@ -123,6 +123,9 @@ class Lookups:
         if raw.shift.any():
             raise Refused(f"got shifted ids of feature {feature!r} of several values, expected a table of their own")
         pooling = self.schema.pooling(feature, self._table(feature, name, weight))
+        if pooling != mode and sums:  # an nn.Embedding: what the module makes of the values is not known here
+            expected = f"nn.EmbeddingBag(.., mode={pooling!r}); pooling 'none' in the schema leaves the values to the module"
+            raise Refused(f"got an nn.Embedding of feature {feature!r}, whose schema pools by {pooling!r}, expected {expected}")
         if pooling != mode:
             raise Refused(f"got pooling {mode!r} of feature {feature!r}, expected {pooling!r} as the schema says")
         if padding is None:

@@ -161,7 +161,8 @@ class RawInputs:
         if bags is not None and target == "aten.sum.dim_IntList" and list(a["dim"]) in ([1], [-2]):
             width = bags.slot.width
             return self._slots([bags.slot], (1, width) if a["keepdim"] else (width,))
-        raise Refused(f"got {target} of a feature of several values, expected the sum over its values, or nn.EmbeddingBag")
+        expected = "the sum over its values, or nn.EmbeddingBag; pooling 'none' in the schema leaves the values to the module"
+        raise Refused(f"got {target} of a feature of several values, expected {expected}")
 
     def _mask(self, target: str, a: Arguments) -> Strided | Const:
         """Whether each id is there, or lacks, from its comparison with the id that says so."""

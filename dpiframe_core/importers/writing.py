@@ -3,8 +3,6 @@
 The deviation is measured on what was written and read back, by the CPU's operators at fp32, and stored with it.
 """
 
-import secrets
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpiframe_core.bundle.bundle import Golden, GoldenSpec, Manifest, Provenance, is_taken, write_bundle
-from dpiframe_core.bundle.bundle_files import move_into_place
+from dpiframe_core.bundle.bundle_files import move_into_place, new_folder
 from dpiframe_core.bundle.manifest import MANIFEST_FILE, manifest_yaml
 from dpiframe_core.errors import BundleError, InputError
 from dpiframe_core.evaluation.parity import Parity, parity
@@ -82,7 +80,7 @@ def write_import(
         progress: told what is being done, and the bytes of tables written, of how many.
 
     Raises:
-        InputError: a file does not fit, or the scores are off. BundleError: `out` is taken.
+        InputError: a file does not fit, or the scores are off. BundleError: `out` is taken, or cannot be written.
     """
     out, rows = Path(out), None if rows is None else Path(rows)
     expected = None if expected is None else Path(expected)
@@ -107,9 +105,8 @@ def write_import(
             raise InputError("--expected", str(expected), "none, as the model has several tasks")
         own, against = read_expected(expected, block.rows)[:, None], f"{source.library}'s own scores, {expected.name}"
     against += f", on {'random rows' if rows is None else rows.name}"
-    staging = out.absolute().parent / f".{out.name}-{secrets.token_hex(4)}.import"
-    staging.parent.mkdir(parents=True, exist_ok=True)
-    try:
+    with new_folder(out.absolute()) as folder:
+        staging = folder / out.name
         told = _TableProgress(progress or (lambda what, done, total: None), sum(t.bytes_used for t in schema.tables))
         manifest = _write(source, staging, name or source.model.lower(), version, columns, block, own, told.wrote)
         told.now("Comparing")
@@ -128,8 +125,6 @@ def write_import(
         manifest = manifest.model_copy(update={"provenance": provenance, "golden": GoldenSpec(rows=manifest.golden.rows)})
         (staging / MANIFEST_FILE).write_bytes(manifest_yaml(manifest))
         move_into_place(staging, out.absolute())
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     return Imported(manifest, made, against)
 
 

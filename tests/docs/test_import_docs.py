@@ -5,6 +5,7 @@ that a page cannot make itself are made here.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from dpiframe_core.importers.deepctr.checkpoint import _MODELS as DEEPCTR
+from dpiframe_core.importers.fuxictr.run import IMPORTED
+from dpiframe_core.importers.recbole.checkpoint import SEQUENTIAL
+from dpiframe_core.importers.recbole.models import MODELS as RECBOLE
+from dpiframe_core.importers.rechub import _MODELS as RECHUB
 from tests.docs.test_readme import FENCE, ROOT
 from tests.dpiframe_core.importers.peers import RUNS, library
 from tests.dpiframe_core.importers.recbole.cases import BY_NAME
@@ -77,3 +83,11 @@ def test_every_library_has_its_page() -> None:
         "torch-rechub",
         "torchrec",
     ]
+
+
+def test_the_table_of_models_has_each_that_is_imported_by_name_and_no_other():
+    page = (ROOT / "docs" / "imported-models.md").read_text()
+    rows = re.findall(r"^\| ([\w-]+) \| (\w+) \| ", page, re.MULTILINE)
+    imported = {"FuxiCTR": IMPORTED, "DeepCTR-Torch": DEEPCTR, "torch-rechub": RECHUB, "RecBole": {*RECBOLE, *SEQUENTIAL}}
+    for name, models in imported.items():
+        assert sorted(model for of, model in rows if of == name) == sorted(models), name

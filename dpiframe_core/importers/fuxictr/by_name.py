@@ -33,7 +33,6 @@ def zoo_model(name: str, logit: Logit, run: FuxiRun, checkpoint: StateDict, cont
     module = NetModule(logit, weights, checkpoint.where, run.config, str(run.files.config), features)
     everything = schema_of(run, weights, checkpoint.where, context)
     scores = _first_scores(module, sample_values(everything), name, run)
-    module.check_read(f"FuxiCTR's {name}")
     tasks = run.labels if name in OF_TASKS else ("click",)
     if scores.shape[1] != len(tasks):
         raise InputError(f"{run.files.feature_map}: labels", list(tasks), f"{scores.shape[1]}, one for each tower of {name}")
@@ -61,9 +60,15 @@ def _first_scores(module: NetModule, values: dict[str, Tensor], name: str, run: 
     try:
         with torch.no_grad():
             found: Tensor = module(values)
-    except (RuntimeError, ValueError, IndexError) as e:  # shapes that do not meet, lists of other lengths
+        module.check_read(f"FuxiCTR's {name}")
+    except (InputError, RuntimeError, ValueError, IndexError) as e:  # shapes that do not meet, lists of other lengths
         expected = f"settings and parameters of one run of FuxiCTR 2.3's {name}; of a changed class: --source FILE.py:CLASS"
-        raise InputError(f"{run.files.config}: model {name}", str(e).splitlines()[0] if str(e) else repr(e), expected) from e
+        got = str(e).splitlines()[0] if str(e) else repr(e)
+        error = e if isinstance(e, InputError) else InputError(f"{run.files.config}: model {name}", got, expected)
+        if module.defaults:
+            taken = ", ".join(f"{key} = {value}" for key, value in module.defaults.items())
+            error.add_note(f"{run.files.config} does not name {taken}: taken as the library's class has it")
+        raise error from None
     return found
 
 

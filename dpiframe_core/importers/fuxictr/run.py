@@ -50,6 +50,11 @@ def fuxictr_model(run: FuxiRun, weights: StateDict, context: Sequence[str] = ())
     tasks = task if isinstance(task, list) and name in OF_TASKS else [task]
     if any(one != "binary_classification" for one in tasks):
         raise InputError(f"{where}: task", task, "binary_classification")
+    for parameter in weights.remaining():
+        layers, feature, last = ("", "", *parameter.split("."))[-3:]
+        if (layers, last) == ("embedding_layers", "weight") and feature not in run.features:
+            expected = f"it, as {weights.where} has {parameter}"
+            raise InputError.worded(f"{run.files.feature_map}: features", f"no {feature}", expected)
     if name in _MODELS:
         return _MODELS[name](run, weights, context)
     logit = ZOO.get(name) or OF_TASKS[name]

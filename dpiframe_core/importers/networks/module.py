@@ -35,11 +35,11 @@ class NetModule(nn.Module):
     def forward(self, values: Mapping[str, Tensor]) -> Tensor:
         held = {name: self.weights.get_buffer(path) for name, path in self._paths.items()}
         net = Net(held, self._checkpoint, self._settings, self._where, self._features, values)
+        self.defaults = net.defaults  # also of a call that fails
         logit = self._logit(net)
         self._read |= net.read
         self.features_read |= net.features_read
         self.first_order_read |= net.first_order_read
-        self.defaults |= net.defaults
         return logit
 
     def check_read(self, model: str) -> None:

@@ -7,7 +7,7 @@ from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, 
 
 ROWS = {"user": 50, "item": 31, "tag": 7, "hour": 24}
 NUMBERS = ("age", "price")
-PADDING = {"words": 0, "seen": 2}  # the ids of absent values in `Mixed`
+PADDING = {"words": 0, "seen": 2, "hist": 0}  # the ids of absent values in `Mixed`, and of histories
 
 
 def categorical(name, table, first=None, **more):

@@ -298,6 +298,12 @@ def test_features_of_several_values_must_be_pooled_as_the_schema_says():
     assert refusal(module, other, values, call="keywords").endswith(
         "got pooling 'mean' of feature 'seen', expected 'sum' as the schema says"
     )
+    listed = [f if f.name != "words" else f.model_copy(update={"pooling": "mean"}) for f in made.features]
+    said = refusal(module, FeatureSchema(features=tuple(listed), tables=made.tables), values, call="keywords")
+    assert said.endswith(
+        "got an nn.Embedding of feature 'words', whose schema pools by 'mean', expected nn.EmbeddingBag(.., mode='mean'); "
+        "pooling 'none' in the schema leaves the values to the module"
+    )
     with torch.no_grad():
         module.words.weight[0] = 1
     assert refusal(module, made, values, call="keywords").endswith(

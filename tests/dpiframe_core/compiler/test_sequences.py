@@ -7,8 +7,11 @@ from torch import nn
 from dpiframe_core import compile as compile_module
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Hash, Identity, Table
+from tests.dpiframe_core.compiler.modules import called
+from tests.dpiframe_core.compiler.served import served_scores
 
 STEPS, DIM, ROWS = 6, 8, 12
+GPU_ONLY = [pytest.param("cuda:0", policy, marks=pytest.mark.gpu) for policy in ("waves", "regions", "sequential")]
 
 
 def schema(**of_history):
@@ -132,9 +135,10 @@ def test_a_module_over_a_history_scores_as_it_did(kind):
     assert compiled.golden.scores.std() > 1e-3
 
 
+@pytest.mark.parametrize(("device", "policy"), [("cpu", "auto"), *GPU_ONLY])
 @pytest.mark.parametrize("kind", [Flat, MaskedMean, PlainMean, Attention, Gru, ByTorchMax, AllIdsBelowNone])
-def test_where_a_list_has_ended_the_module_reads_the_row_of_its_padding(kind):
-    """As DeepCTR-Torch's and torch-rechub's tables have one: no padding_idx, no zeros."""
+def test_where_a_list_has_ended_the_module_reads_the_row_of_its_padding(kind, device, policy, tmp_path):
+    """As DeepCTR-Torch's and torch-rechub's tables have one: no padding_idx, no zeros. The graph has a `where` for it."""
     module = kind()
     module.table.padding_idx = None
     with torch.no_grad():
@@ -145,6 +149,10 @@ def test_where_a_list_has_ended_the_module_reads_the_row_of_its_padding(kind):
     ids = compiled.golden.block.wide_ids("candidate_ids")[:, 1:]
     assert (ids == -1).any()
     assert not (ids == 0).any()
+    assert "aten.where" in str(compiled.graph), "behind the lookup"
+    compiled.write(tmp_path / "b", name="ended")
+    scores = served_scores(tmp_path / "b", example(), device, policy=policy)
+    torch.testing.assert_close(scores, called(module, example(), {}), rtol=0, atol=1e-5)
 
 
 def test_the_id_of_an_absent_value_is_a_masks_or_the_schemas_or_asked_for():

@@ -5,6 +5,8 @@ import io
 import json
 import os
 import pickle
+import re
+import resource
 import shutil
 import types
 
@@ -113,6 +115,23 @@ def test_settings_that_ask_for_another_network_are_refused(run):
     refused(run, r"fc\.weight: got 'shape \[1, 344\]', expected \[1, 376\]")
     change_config(run, dnn_hidden_units=[64, 32], num_cross_layers=2)
     refused(run, r"for crossnet\.cross_net\.2\.bias, crossnet\.cross_net\.2\.weight\.weight")
+
+
+def test_a_feature_map_without_a_feature_of_the_checkpoint_is_named(run):
+    features = json.loads((run / "feature_map.json").read_text())
+    name = next(iter(features["features"].pop()))
+    (run / "feature_map.json").write_text(json.dumps(features))
+    refused(run, rf"feature_map\.json: features: got no {name}, expected it, as .*\.model has .*\.{name}\.weight")
+
+
+@needs_runs
+def test_what_was_taken_for_a_missing_setting_is_told_where_it_does_not_fit(tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(RUNS / "finalmlp_plain", run)
+    without(run, "num_heads")
+    with pytest.raises(InputError, match=r"config\.yaml: model FinalMLP: got ") as caught:
+        fuxictr(find_files(run))
+    assert re.search(r"config\.yaml does not name .*num_heads = 1.*: taken as the library", caught.value.__notes__[0])
 
 
 @pytest.mark.parametrize("key", ["model", "embedding_dim", "dnn_hidden_units", "dnn_activations", "num_cross_layers"])
@@ -265,8 +284,21 @@ def test_rows_and_scores_that_do_not_fit_are_refused(run, tmp_path):
 def test_scores_of_another_model_are_refused_and_nothing_is_written(run, tmp_path):
     with pytest.raises(InputError, match=r"parity: got .\|dp\| up to 0\..* against FuxiCTR's own .*, expected at most 1e-05"):
         write_import(
-            fuxictr(find_files(run)), tmp_path / "b", rows=run / "test.csv", expected=RUNS / "widedeep" / "expected.csv"
+            fuxictr(find_files(run)), tmp_path / "new" / "b", rows=run / "test.csv", expected=RUNS / "widedeep" / "expected.csv"
         )  # fmt: skip
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_full_disk_is_told_in_words_and_leaves_nothing(run, tmp_path):
+    source, limits = fuxictr(find_files(run)), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # no file may be longer
+    try:
+        with pytest.raises(
+            BundleError, match=r"/new/b: got '.*File too large.*', expected a place that may be written, with room"
+        ):
+            write_import(source, tmp_path / "new" / "b")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
