@@ -91,6 +91,8 @@ class Attrs:
     diagonal: bool = False
     units: tuple[int, ...] = ()
     halves: bool = False
+    fields_first: bool = False
+    second_on: bool = False
     attended: Attended | None = None
     field_heads: FieldHeads | None = None
     aten: AtenCall | None = None
@@ -128,6 +130,7 @@ class Node:
     dot             (a, b, ..) -> [keep + pairs] of the joined inputs                     fields, dim, keep, diagonal
     cin             (x[w]) -> [pooled maps of all layers]               W[h, p * m] (b[h]) a layer offset, fields, dim,
                                                                                           units, halves, activation
+                    (fused from generic ones, also W[h, m * p]: fields_first; the second half of h goes on: second_on)
     attention       (x[w]) -> [kept + d]                                see `attention`   attended, units, activation, slope
     mixture         (a[fields * dim], g[fields]) -> [fields * dim]                        fields, dim
     gru, lstm       (x[w] (, a[steps])) -> [all hidden states]          see `recurrence`  recurrence, offset

@@ -1,12 +1,21 @@
 """Nodes of the feature interactions that read columns of a value: pairwise dots, the compressed interaction network, target
-attention, a mixture of experts, recurrences. Graph nodes only, their shapes checked.
+attention, a mixture of experts, recurrences. Graph nodes only, their shapes checked. Among generic operators it finds the
+compressed interaction network as libraries write it: an outer product, a convolution of width 1 and an activation a layer.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, Self, TypeVar
 
+from dpiframe_core.graph.aten import Constant, Window, contiguous
 from dpiframe_core.graph.builder import GraphBuilder
-from dpiframe_core.graph.graph import ACTIVATION_PARAMS, Attended, Attrs, Node
+from dpiframe_core.graph.field_attention import call_of, is_call
+from dpiframe_core.graph.graph import ACTIVATION_PARAMS, Attended, Attrs, Graph, Node
+
+MOST_FIELDS, MOST_DIM = 80, 256  # what its kernel takes (kernels/interaction/cin.py)
+_OUTER = re.compile(r"(\w)(\w)(\w),\1(\w)\3->\1\2\4\3")
+Read = tuple[str, Window]  # a value, and a window of it as if it were a node's first input
 
 T = TypeVar("T")
 
@@ -101,13 +110,6 @@ def linear_params(a: Attrs, params: Sequence[T]) -> tuple[T, T | None, Sequence[
     return params[0], params[1] if own == 2 else None, params[own:]
 
 
-def cin_params(a: Attrs, params: Sequence[T]) -> list[tuple[T, T | None]]:
-    """Weight and bias, if there is one, of each layer of a `cin` node."""
-    if len(params) == len(a.units):
-        return [(weight, None) for weight in params]
-    return list(zip(params[0::2], params[1::2], strict=True))
-
-
 def field_projections(attrs: Attrs, params: Sequence[R]) -> list[tuple[R, R | None]]:
     """(weight, bias or None) of each projection of an attention over fields, from its node's parameters: rows of theirs."""
     heads = attrs.field_heads
@@ -124,3 +126,97 @@ def attention_params(a: Attrs, params: Sequence[T]) -> tuple[list[tuple[T, T, Se
     step = 2 + len(ACTIVATION_PARAMS.get(a.activation, ()))
     layers = [(params[i], params[i + 1], params[i + 2 : i + step]) for i in range(0, len(params) - 2, step)]
     return layers, (params[-2], params[-1])
+
+
+def fuse_cin(graph: Graph) -> Graph:
+    """All layers of a network whose maps nothing else reads become one `cin`."""
+    made_by, read_by, gone, fused = graph.producers(), graph.consumers(), set[str](), dict[str, Node]()
+    for last in graph.nodes:
+        nodes, node = _network(made_by, last) or ([], last)
+        inside = {n.name for n in nodes}
+        if nodes and all(r.name in inside or r is last for n in nodes for r in read_by[n.outputs[0]]):
+            gone, fused[last.name] = gone | inside, node
+    return replace(graph, nodes=tuple(fused.get(n.name, n) for n in graph.nodes if n.name not in gone))
+
+
+def _network(made_by: Mapping[str, Node], last: Node) -> tuple[list[Node], Node] | None:
+    """The nodes of the network that ends in `last`, but it, and the one that computes it all; None if none ends there."""
+    nodes, summed = _summed(made_by, last)
+    linears, factors, activations = list[Node](), list[list[Read]](), set[tuple[str, float]]()
+    for value, _ in summed:
+        end = made_by[value]
+        linear = made_by[end.inputs[0]] if end.op == "activation" and not end.params else end
+        product = made_by[linear.inputs[0]] if is_call(linear, "linear") and len(linear.inputs) == 1 else None
+        found = _outer(product) if product else []
+        if product is None or not found:
+            return None
+        maps, fields, dim = call_of(product).sizes
+        constants = (Constant(i) for i in range(len(linear.params)))
+        if call_of(linear).operands != (Window(0, (dim, maps * fields), (1, dim)), *constants):
+            return None
+        nodes += [product, linear, end] if end is not linear else [product, linear]
+        linears, factors = [*linears, linear], [*factors, found]
+        activations.add((end.attrs.activation, end.attrs.slope))
+    if not summed:
+        return None
+    x, window = first = factors[0][0]
+    (fields, dim), turned = window.sizes, len(factors) > 1 and factors[1][0] == first
+    units, halves = tuple(call_of(linear).sizes[1] for linear in linears), set[tuple[bool, bool] | None]()
+    before, beside = zip(*(f[::-1] if turned else f for f in factors), strict=True)
+    for n, (value, own), (of, on) in zip(units, summed, (*before[1:], summed[-1]), strict=True):
+        half = n // 2 if n % 2 == 0 else 0
+        whole, low, high = (Window(0, (size, dim), (1, n), at) for size, at in ((n, 0), (half, 0), (half, half)))
+        way = {(whole, whole): (False, False), (high, low): (True, False), (low, high): (True, True)}.get((own, on))
+        if way is None or of != value or value != summed[-1][0]:  # all maps of the last layer are summed alone
+            halves.add(way if of == value else None)
+    alike = len(halves) < 2 and len(activations) == 1 and len({len(n.params) for n in linears}) == 1
+    if not alike or None in halves or {before[0], *beside} != {first} or window.strides != (dim, 1):
+        return None
+    if fields > MOST_FIELDS or dim > MOST_DIM:
+        return None
+    ((activation, slope),) = activations
+    cut, second_on = next(iter(halves), None) or (False, False)
+    attrs = Attrs(
+        offset=window.offset, fields=fields, dim=dim, units=units, halves=cut, activation=activation, slope=slope,
+        fields_first=turned, second_on=second_on,
+    )  # fmt: skip
+    params = tuple(p for linear in linears for p in linear.params)
+    return nodes, Node(last.name, "cin", (x,), last.outputs, last.module, params, attrs)
+
+
+def _summed(made_by: Mapping[str, Node], last: Node) -> tuple[list[Node], list[Read]]:
+    """What a node sums over the embedding, joined before or behind, a window a layer; and the other nodes of that."""
+    if last.op == "concat":
+        each = [made_by[value] for value in last.inputs]
+        return each, [_reads(n)[0] for n in each] if all(map(_sums, each)) else []
+    if not _sums(last):
+        return [], []
+    ((value, window),) = reads = _reads(last)
+    joined = made_by[value]
+    if not is_call(joined, "cat") or call_of(joined).args != (1,):
+        return [], reads
+    sizes = call_of(joined).sizes
+    return [joined], _reads(joined) if window == Window(0, sizes, contiguous(sizes)) else []
+
+
+def _sums(n: Node) -> bool:
+    return is_call(n, "sum") and call_of(n).args[0] == (2,)
+
+
+def _outer(n: Node) -> list[Read]:
+    """The factors [a, dim] and [b, dim] of a product [a, b, dim]; none of another node."""
+    if is_call(n, "einsum") and _OUTER.fullmatch(str(call_of(n).args[0])):
+        return _reads(n)
+    reads = _reads(n) if is_call(n, "mul") and len(call_of(n).sizes) == 3 else []
+    for (a, u), (b, v) in (reads, reads[::-1]) if len(reads) == 2 else ():
+        if len(u.sizes) == len(v.sizes) == 3 and u.sizes[1] == v.sizes[0] == 1 and u.sizes[2] == v.sizes[2]:
+            return [(a, _without(u, 1)), (b, _without(v, 0))]
+    return []
+
+
+def _without(w: Window, dim: int) -> Window:
+    return Window(0, w.sizes[:dim] + w.sizes[dim + 1 :], w.strides[:dim] + w.strides[dim + 1 :], w.offset)
+
+
+def _reads(n: Node) -> list[Read]:
+    return [(n.inputs[w.value], replace(w, value=0)) for w in call_of(n).operands if isinstance(w, Window)]

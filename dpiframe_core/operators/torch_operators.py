@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from dpiframe_core.graph.graph import Node
+from dpiframe_core.graph.graph import Attrs, Node
 from kernels import reference
 
 Compute = Callable[..., torch.Tensor]
@@ -64,3 +64,16 @@ def run_with_torch(node: Node, bias: torch.Tensor | None, ins: list[torch.Tensor
             reference.activate_(out.copy_(ins[0]), node.attrs.activation)
         case _:
             raise ValueError(f"graph node {node.name}: got op {node.op!r}, expected one that the CUDA backend knows")
+
+
+def cin_layers(a: Attrs, params: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Weight and bias, if there is one, of each layer of a `cin` node."""
+    step, layers = len(params) // len(a.units), list[tuple[torch.Tensor, torch.Tensor | None]]()
+    for k, units in enumerate(a.units):
+        weight, bias = params[k * step], params[k * step + 1] if step == 2 else None
+        if a.fields_first:
+            weight = weight.reshape(units, a.fields, -1).transpose(1, 2).flatten(1)
+        if a.second_on and k < len(a.units) - 1:
+            weight, bias = weight.roll(units // 2, 0), None if bias is None else bias.roll(units // 2, 0)
+        layers.append((weight, bias))
+    return layers
