@@ -11,6 +11,7 @@ from dpiframe_core.graph.graph import Attrs, FieldHeads, Graph, Node
 
 # What its kernel takes (kernels/attention/field_attention.py); columns begin 8 bytes aligned.
 MOST_FIELDS, MOST_DIM, MOST_SIZE, ALIGNMENT = 64, 64, 32, 4
+Read = tuple[str, Window]  # a value, and a window of it as if it were a node's first input
 
 
 def fuse_field_attention(graph: Graph) -> Graph:
@@ -108,7 +109,7 @@ class _Finder:
             before = self.made_by[node.inputs[0]]
             if count is None or self._reader(before) is not node:
                 return nodes, softmax, scale
-            factor = _factor(before)
+            factor = factor_of(before)
             if factor is None:
                 return nodes, before, scale
             nodes, node, scale = [*nodes, before], before, scale * factor
@@ -198,7 +199,7 @@ def _view(node: Node, i: int, sizes: Shape, strides: Shape) -> str | None:
     return node.inputs[operand.value] if isinstance(operand, Window) and fits else None
 
 
-def _factor(node: Node) -> float | None:
+def factor_of(node: Node) -> float | None:
     """What a node multiplies by, if it does nothing else."""
     if not (is_call(node, "mul.Scalar") or is_call(node, "div.Scalar")):
         return None
@@ -206,3 +207,25 @@ def _factor(node: Node) -> float | None:
     if not isinstance(by, int | float) or not by:
         return None
     return float(by) if is_call(node, "mul.Scalar") else 1.0 / by
+
+
+def fuse_ends(graph: Graph, found: Callable[[Mapping[str, Node], Node], tuple[list[Node], Node] | None]) -> Graph:
+    """The graph with one node in the place of each that `found` says (the others of it, and the new one) in which a group of
+    nodes ends that nothing else reads.
+    """
+    made_by, read_by, gone, fused = graph.producers(), graph.consumers(), set[str](), dict[str, Node]()
+    for last in graph.nodes:
+        nodes, node = found(made_by, last) or ([], last)
+        inside = {n.name for n in nodes}
+        if nodes and all(r.name in inside or r is last for n in nodes for r in read_by[n.outputs[0]]):
+            gone, fused[last.name] = gone | inside, node
+    return replace(graph, nodes=tuple(fused.get(n.name, n) for n in graph.nodes if n.name not in gone))
+
+
+def reads_of(node: Node) -> list[Read]:
+    """What a generic node's operands are windows of."""
+    return [(node.inputs[w.value], replace(w, value=0)) for w in call_of(node).operands if isinstance(w, Window)]
+
+
+def whole(sizes: Shape) -> Window:
+    return Window(0, sizes, contiguous(sizes))

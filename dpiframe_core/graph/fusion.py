@@ -10,7 +10,7 @@ from dataclasses import replace
 from dpiframe_core.graph.column_copies import fuse_column_copies
 from dpiframe_core.graph.field_attention import fuse_field_attention
 from dpiframe_core.graph.graph import Attrs, Graph, Node
-from dpiframe_core.graph.interactions import fuse_cin
+from dpiframe_core.graph.interactions import fuse_cin, fuse_target_attention
 
 # What the head kernel takes (kernels/dense/head.cu).
 MAX_PARTS, MAX_LOGITS = 3, 3
@@ -199,6 +199,7 @@ PASSES: dict[str, Callable[[Graph], Graph]] = {
     "cross_v1": fuse_cross_v1,
     "head": fuse_head,
     "field_attention": fuse_field_attention,
+    "attention": fuse_target_attention,
 }
 
 

@@ -38,6 +38,7 @@ class Attended:
     each part's dims[i], and of its L * dims[i] columns. mask: the first of L columns; -1: none, all L count.
     kept: (column, first column of the output, count) of the columns that are passed on. pooled: each part's first column of
     the output. softmax: of the weights over the sequence. output: the activation of a weight.
+    scale: what the last layer gives is multiplied by it before.
     """
 
     length: int
@@ -49,6 +50,7 @@ class Attended:
     kept: tuple[tuple[int, int, int], ...] = ()
     softmax: bool = False
     output: str = "identity"
+    scale: float = 1.0
 
     @property
     def dim(self) -> int:

@@ -5,17 +5,17 @@ compressed interaction network as libraries write it: an outer product, a convol
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from itertools import accumulate
 from typing import Protocol, Self, TypeVar
 
-from dpiframe_core.graph.aten import Constant, Window, contiguous
+from dpiframe_core.graph.aten import Constant, Window
 from dpiframe_core.graph.builder import GraphBuilder
-from dpiframe_core.graph.field_attention import call_of, is_call
+from dpiframe_core.graph.field_attention import Read, call_of, factor_of, fuse_ends, is_call, reads_of, whole
 from dpiframe_core.graph.graph import ACTIVATION_PARAMS, Attended, Attrs, Graph, Node
 
 MOST_FIELDS, MOST_DIM = 80, 256  # what its kernel takes (kernels/interaction/cin.py)
+MOST_WORDS = 20_000  # of a row of target attention in shared memory, which all GPUs have (kernels/attention/attention.py)
 _OUTER = re.compile(r"(\w)(\w)(\w),\1(\w)\3->\1\2\4\3")
-Read = tuple[str, Window]  # a value, and a window of it as if it were a node's first input
 
 T = TypeVar("T")
 
@@ -121,22 +121,9 @@ def field_projections(attrs: Attrs, params: Sequence[R]) -> list[tuple[R, R | No
     return projections
 
 
-def attention_params(a: Attrs, params: Sequence[T]) -> tuple[list[tuple[T, T, Sequence[T]]], tuple[T, T]]:
-    """Weight, bias and the parameters of the activation of each layer of an `attention` node; its output's weight and bias."""
-    step = 2 + len(ACTIVATION_PARAMS.get(a.activation, ()))
-    layers = [(params[i], params[i + 1], params[i + 2 : i + step]) for i in range(0, len(params) - 2, step)]
-    return layers, (params[-2], params[-1])
-
-
 def fuse_cin(graph: Graph) -> Graph:
     """All layers of a network whose maps nothing else reads become one `cin`."""
-    made_by, read_by, gone, fused = graph.producers(), graph.consumers(), set[str](), dict[str, Node]()
-    for last in graph.nodes:
-        nodes, node = _network(made_by, last) or ([], last)
-        inside = {n.name for n in nodes}
-        if nodes and all(r.name in inside or r is last for n in nodes for r in read_by[n.outputs[0]]):
-            gone, fused[last.name] = gone | inside, node
-    return replace(graph, nodes=tuple(fused.get(n.name, n) for n in graph.nodes if n.name not in gone))
+    return fuse_ends(graph, _network)
 
 
 def _network(made_by: Mapping[str, Node], last: Node) -> tuple[list[Node], Node] | None:
@@ -188,15 +175,15 @@ def _summed(made_by: Mapping[str, Node], last: Node) -> tuple[list[Node], list[R
     """What a node sums over the embedding, joined before or behind, a window a layer; and the other nodes of that."""
     if last.op == "concat":
         each = [made_by[value] for value in last.inputs]
-        return each, [_reads(n)[0] for n in each] if all(map(_sums, each)) else []
+        return each, [reads_of(n)[0] for n in each] if all(map(_sums, each)) else []
     if not _sums(last):
         return [], []
-    ((value, window),) = reads = _reads(last)
+    ((value, window),) = reads = reads_of(last)
     joined = made_by[value]
     if not is_call(joined, "cat") or call_of(joined).args != (1,):
         return [], reads
     sizes = call_of(joined).sizes
-    return [joined], _reads(joined) if window == Window(0, sizes, contiguous(sizes)) else []
+    return [joined], reads_of(joined) if window == whole(sizes) else []
 
 
 def _sums(n: Node) -> bool:
@@ -206,8 +193,8 @@ def _sums(n: Node) -> bool:
 def _outer(n: Node) -> list[Read]:
     """The factors [a, dim] and [b, dim] of a product [a, b, dim]; none of another node."""
     if is_call(n, "einsum") and _OUTER.fullmatch(str(call_of(n).args[0])):
-        return _reads(n)
-    reads = _reads(n) if is_call(n, "mul") and len(call_of(n).sizes) == 3 else []
+        return reads_of(n)
+    reads = reads_of(n) if is_call(n, "mul") and len(call_of(n).sizes) == 3 else []
     for (a, u), (b, v) in (reads, reads[::-1]) if len(reads) == 2 else ():
         if len(u.sizes) == len(v.sizes) == 3 and u.sizes[1] == v.sizes[0] == 1 and u.sizes[2] == v.sizes[2]:
             return [(a, _without(u, 1)), (b, _without(v, 0))]
@@ -218,5 +205,74 @@ def _without(w: Window, dim: int) -> Window:
     return Window(0, w.sizes[:dim] + w.sizes[dim + 1 :], w.strides[:dim] + w.strides[dim + 1 :], w.offset)
 
 
-def _reads(n: Node) -> list[Read]:
-    return [(n.inputs[w.value], replace(w, value=0)) for w in call_of(n).operands if isinstance(w, Window)]
+def fuse_target_attention(graph: Graph) -> Graph:
+    """Scores of [q, k, q - k, q * k], masked and scaled, and the sum of the keys that they weigh become one `attention`."""
+    return fuse_ends(graph, _interest)
+
+
+def _interest(made_by: Mapping[str, Node], last: Node) -> tuple[list[Node], Node] | None:
+    """The nodes of the attention that ends in a sum over the history, but it, and the one that computes it all."""
+    weighted = made_by[last.inputs[0]] if is_call(last, "sum") and call_of(last).args[0] == (1,) else last
+    sizes = call_of(weighted).sizes if weighted is not last and is_call(weighted, "mul") else ()
+    if len(sizes) != 2 or reads_of(last) != [(weighted.outputs[0], whole(sizes))] or len(reads_of(weighted)) != 2:
+        return None
+    (scores, across), (keys, window) = reads_of(weighted)
+    length, dim = sizes
+    nodes, node, scale, masks, kinds = [weighted], made_by[scores], 1.0, list[Read](), set[tuple[str, float]]()
+    while not is_call(node, "linear"):
+        factor, reads = factor_of(node), reads_of(node) if node.op == "aten" else []
+        if (factor is None and not (is_call(node, "mul") and len(reads) == 2)) or not reads or reads[0][1] != whole((length,)):
+            return None
+        nodes, node, scale, masks = [*nodes, node], made_by[reads[0][0]], scale * (factor or 1.0), masks + reads[1:]
+    layers = list[Node]()
+    while is_call(node, "linear"):
+        ((_, read),) = reads_of(node)
+        if call_of(node).operands != (read, Constant(0), Constant(1)) or read != whole((length, read.sizes[-1])):
+            return None
+        layers, nodes, joined = [node, *layers], [*nodes, node], made_by[node.inputs[0]]
+        if joined.op != "activation" or joined.params:
+            break
+        kinds.add((joined.attrs.activation, joined.attrs.slope))
+        nodes, node = [*nodes, joined], made_by[joined.inputs[0]]
+    else:
+        return None
+    parts = reads_of(joined) if is_call(joined, "cat") and call_of(joined).args == (2,) else []
+    if len(parts) != 4 or across != Window(0, (length, 1), (1, 0)) or len(kinds) != 1 or len(masks) > 1:
+        return None
+    (x, query), *others = parts
+    less, times = (made_by[value] for value, _ in others[1:])
+    if others != [(keys, window), (less.outputs[0], whole(sizes)), (times.outputs[0], whole(sizes))]:
+        return None
+    if not is_call(less, "sub") or not is_call(times, "mul") or [reads_of(less), reads_of(times)] != [parts[:2]] * 2:
+        return None
+    nodes, of, own = [*nodes, joined, less, times], made_by[keys], [(keys, window)]
+    if is_call(of, "cat") and call_of(of).args == (2,) and call_of(of).sizes == sizes and window == whole(sizes):
+        nodes, own = [*nodes, of], reads_of(of)
+    dims, units = tuple(w.sizes[-1] for _, w in own), tuple(call_of(n).sizes[1] for n in layers[:-1])
+    pooled = tuple(sum(dims[:i]) for i in range(len(dims)))
+    if [reads_of(n)[0][1].sizes[1] for n in layers] != [4 * dim, *units] or call_of(layers[-1]).sizes != (length, 1):
+        return None
+    (mask,) = masks or [(x, Window(0, (length,), (1,), -1))]
+    fits = all(read == (x, Window(0, (length, d), (d, 1), read[1].offset)) for read, d in zip(own, dims, strict=True))
+    if not fits or query != Window(0, sizes, (0, 1), query.offset) or mask != (x, Window(0, (length,), (1,), mask[1].offset)):
+        return None
+    if masks and not _is_mask(made_by[x], x, mask[1]):
+        return None
+    if length < 2 or length + 17 * dim + 32 * max(units) + units[0] > MOST_WORDS:
+        return None
+    ((activation, slope),) = kinds
+    attended = Attended(
+        length, dims, tuple(query.offset + at for at in pooled), tuple(w.offset for _, w in own), pooled, mask[1].offset,
+        scale=scale,
+    )  # fmt: skip
+    attrs = Attrs(attended=attended, units=units, activation=activation, slope=slope)
+    params = tuple(p for layer in layers for p in layer.params)
+    return nodes, Node(last.name, "attention", (x,), last.outputs, last.module, params, attrs)
+
+
+def _is_mask(maker: Node, value: str, window: Window) -> bool:
+    """Whether a window of a lookup's output is the mask of a sequence, whose kernels take it for 1 and 0."""
+    sources = dict(zip(maker.outputs, maker.attrs.outputs_of_concat(), strict=False)).get(value, ())
+    starts = accumulate((s.width for s in sources), initial=0)
+    mask = (window.offset, None, window.sizes[0])
+    return maker.op == "lookup" and mask in ((at, s.table, s.width) for at, s in zip(starts, sources, strict=False))
