@@ -14,7 +14,7 @@ from dpiframe_core.graph.field_attention import Read, call_of, factor_of, fuse_e
 from dpiframe_core.graph.graph import ACTIVATION_PARAMS, Attended, Attrs, Graph, Node
 
 MOST_FIELDS, MOST_DIM = 80, 256  # what its kernel takes (kernels/interaction/cin.py)
-MOST_WORDS = 20_000  # of a row of target attention in shared memory, which all GPUs have (kernels/attention/attention.py)
+MOST_WORDS = 15_000  # of a row of target attention in shared memory, which all GPUs have (kernels/attention/attention.py)
 _OUTER = re.compile(r"(\w)(\w)(\w),\1(\w)\3->\1\2\4\3")
 
 T = TypeVar("T")
