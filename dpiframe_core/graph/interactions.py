@@ -175,10 +175,12 @@ def _summed(made_by: Mapping[str, Node], last: Node) -> tuple[list[Node], list[R
     """What a node sums over the embedding, joined before or behind, a window a layer; and the other nodes of that."""
     if last.op == "concat":
         each = [made_by[value] for value in last.inputs]
-        return each, [reads_of(n)[0] for n in each] if all(map(_sums, each)) else []
+        return each, [read for n in each for read in reads_of(n)] if all(map(_sums, each)) else []
     if not _sums(last):
         return [], []
-    ((value, window),) = reads = reads_of(last)
+    if len(reads := reads_of(last)) != 1:
+        return [], []
+    ((value, window),) = reads
     joined = made_by[value]
     if not is_call(joined, "cat") or call_of(joined).args != (1,):
         return [], reads
@@ -193,7 +195,7 @@ def _sums(n: Node) -> bool:
 def _outer(n: Node) -> list[Read]:
     """The factors [a, dim] and [b, dim] of a product [a, b, dim]; none of another node."""
     if is_call(n, "einsum") and _OUTER.fullmatch(str(call_of(n).args[0])):
-        return reads_of(n)
+        return reads if len(reads := reads_of(n)) == 2 else []
     reads = reads_of(n) if is_call(n, "mul") and len(call_of(n).sizes) == 3 else []
     for (a, u), (b, v) in (reads, reads[::-1]) if len(reads) == 2 else ():
         if len(u.sizes) == len(v.sizes) == 3 and u.sizes[1] == v.sizes[0] == 1 and u.sizes[2] == v.sizes[2]:
@@ -225,7 +227,7 @@ def _interest(made_by: Mapping[str, Node], last: Node) -> tuple[list[Node], Node
             return None
         nodes, node, scale, masks = [*nodes, node], made_by[reads[0][0]], scale * (factor or 1.0), masks + reads[1:]
     layers = list[Node]()
-    while is_call(node, "linear"):
+    while is_call(node, "linear") and len(reads_of(node)) == 1:
         ((_, read),) = reads_of(node)
         if call_of(node).operands != (read, Constant(0), Constant(1)) or read != whole((length, read.sizes[-1])):
             return None
