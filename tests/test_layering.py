@@ -152,6 +152,7 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "dpiframe_core/importers/networks": {
         "dpiframe_core/importers": "a setting that lacks is said as everywhere",
+        "dpiframe_core/features": "values of a schema's features",
         "kernels/recurrent": "DIEN's GRU",
     },
     "dpiframe_core/importers/fuxictr/zoo": {

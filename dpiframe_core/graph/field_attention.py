@@ -11,13 +11,14 @@ from dpiframe_core.graph.graph import Attrs, FieldHeads, Graph, Node
 
 # What its kernel takes (kernels/attention/field_attention.py); columns begin 8 bytes aligned.
 MOST_FIELDS, MOST_DIM, MOST_SIZE, ALIGNMENT = 64, 64, 32, 4
+Read = tuple[str, Window]  # a value, and a window of it as if it were a node's first input
 
 
 def fuse_field_attention(graph: Graph) -> Graph:
     """Linear layers Q, K, V of each field, softmax(scale Q K^T) V head by head, and R and ReLU behind become one operator."""
     found = _Finder(graph.producers(), graph.consumers())
     for softmax in graph.nodes:
-        layer = found.around(softmax) if _is(softmax, "softmax") else None
+        layer = found.around(softmax) if is_call(softmax, "softmax") else None
         if layer is None:
             continue
         nodes, fused = layer
@@ -45,15 +46,15 @@ class _Finder:
 
     def around(self, softmax: Node) -> tuple[list[Node], Node] | None:
         """The nodes of the layer whose weights a softmax makes, and the one that computes them all; None if there is none."""
-        sizes = _call(softmax).sizes
-        if len(sizes) != 3 or sizes[1] != sizes[2] or sizes[1] > MOST_FIELDS or _call(softmax).args != (3,):
+        sizes = call_of(softmax).sizes
+        if len(sizes) != 3 or sizes[1] != sizes[2] or sizes[1] > MOST_FIELDS or call_of(softmax).args != (3,):
             return None
         heads, fields = sizes[:2]
         scaled, product, scale = self._scaled(softmax)
         weighted = self._reader(softmax)
-        if not weighted or not (_is(product, "matmul") and _is(weighted, "matmul")):
+        if not weighted or not (is_call(product, "matmul") and is_call(weighted, "matmul")):
             return None
-        size = _call(weighted).sizes[-1]
+        size = call_of(weighted).sizes[-1]
         width, square = heads * size, (heads, fields, fields)
         found = [
             self._projection(product, 0, (heads, fields, size), lambda whole: (size, whole, 1)),
@@ -67,7 +68,7 @@ class _Finder:
         nodes += [early] if early else []
         if heads > 1:  # a step that puts the heads side by side
             joined = self._reader(nodes[-1])
-            if not joined or not _is(joined, "clone"):
+            if not joined or not is_call(joined, "clone"):
                 return None
             if _view(joined, 0, (fields, heads, size), (size, fields * size, 1)) != nodes[-1].outputs[0]:
                 return None
@@ -108,36 +109,36 @@ class _Finder:
             before = self.made_by[node.inputs[0]]
             if count is None or self._reader(before) is not node:
                 return nodes, softmax, scale
-            factor = _factor(before)
+            factor = factor_of(before)
             if factor is None:
                 return nodes, before, scale
             nodes, node, scale = [*nodes, before], before, scale * factor
 
     def _elements(self, node: Node) -> int | None:
         """How many elements a node's first operand has, if it is all of a value in order."""
-        operand = _call(node).operands[0]
+        operand = call_of(node).operands[0]
         if not isinstance(operand, Window) or operand.offset or not _same(operand, operand.sizes, contiguous(operand.sizes)):
             return None
         made = self.made_by[node.inputs[operand.value]]
-        whole = made.op == "aten" and _count(_call(made).sizes) == _count(operand.sizes)
+        whole = made.op == "aten" and _count(call_of(made).sizes) == _count(operand.sizes)
         return _count(operand.sizes) if whole else None
 
     def _projection(self, node: Node, i: int, sizes: Shape, strides: Callable[[int], Shape]) -> _Projection | None:
         """What operand i takes of a linear layer of each field, whose width tells the strides; None if it takes another."""
-        operand = _call(node).operands[i]
+        operand = call_of(node).operands[i]
         layer = self.made_by[node.inputs[operand.value]] if isinstance(operand, Window) else None
-        if layer is None or not _is(layer, "linear") or len(_call(layer).sizes) != 2:
+        if layer is None or not is_call(layer, "linear") or len(call_of(layer).sizes) != 2:
             return None
         assert isinstance(operand, Window)
-        return _Projection(layer, operand.offset) if _same(operand, sizes, strides(_call(layer).sizes[1])) else None
+        return _Projection(layer, operand.offset) if _same(operand, sizes, strides(call_of(layer).sizes[1])) else None
 
     def _other_term(self, node: Node, value: str, sizes: Shape) -> _Projection | None:
         """The projection that is added to a value of these sizes; None if the node does another thing."""
         if node.op == "add" and len(node.inputs) == 2 and value in node.inputs:
             (other,) = set(node.inputs) - {value} or {value}
             layer = self.made_by[other]
-            return _Projection(layer, 0) if _is(layer, "linear") and _call(layer).sizes == sizes else None
-        if not _is(node, "add"):
+            return _Projection(layer, 0) if is_call(layer, "linear") and call_of(layer).sizes == sizes else None
+        if not is_call(node, "add"):
             return None
         for i in (0, 1):
             if _view(node, 1 - i, sizes, contiguous(sizes)) == value:
@@ -150,8 +151,8 @@ class _Finder:
         """The value, and the window of its fields, that all linear layers read; None where they differ or others read them."""
         found, inside = set[tuple[str, Window]](), {n.name for n in nodes}
         for p in projections:
-            x, *constants = _call(p.layer).operands
-            if any(n.name not in inside for n in self.read_by[p.layer.outputs[0]]) or _call(p.layer).sizes[0] != fields:
+            x, *constants = call_of(p.layer).operands
+            if any(n.name not in inside for n in self.read_by[p.layer.outputs[0]]) or call_of(p.layer).sizes[0] != fields:
                 return None
             if not isinstance(x, Window) or constants != [Constant(i) for i in range(len(p.layer.params))]:
                 return None
@@ -168,13 +169,15 @@ def _rows_of(projections: Sequence[_Projection]) -> tuple[tuple[bool, ...], tupl
     return tuple(len(p.layer.params) == 2 for p in projections), tuple(p.first for p in projections)
 
 
-def _call(node: Node) -> AtenCall:
+def call_of(node: Node) -> AtenCall:
+    """What a generic node computes."""
     assert node.attrs.aten is not None
     return node.attrs.aten
 
 
-def _is(node: Node, op: str) -> bool:
-    return node.op == "aten" and _call(node).op == f"aten.{op}"
+def is_call(node: Node, op: str) -> bool:
+    """Whether a node is a generic one of this function."""
+    return node.op == "aten" and call_of(node).op == f"aten.{op}"
 
 
 def _count(sizes: Shape) -> int:
@@ -191,16 +194,38 @@ def _same(w: Window, sizes: Shape, strides: Shape) -> bool:
 
 def _view(node: Node, i: int, sizes: Shape, strides: Shape) -> str | None:
     """The value of which operand i is such a window, from its first column on; None if it is another."""
-    operand = _call(node).operands[i]
+    operand = call_of(node).operands[i]
     fits = isinstance(operand, Window) and not operand.offset and _same(operand, sizes, strides)
     return node.inputs[operand.value] if isinstance(operand, Window) and fits else None
 
 
-def _factor(node: Node) -> float | None:
+def factor_of(node: Node) -> float | None:
     """What a node multiplies by, if it does nothing else."""
-    if not (_is(node, "mul.Scalar") or _is(node, "div.Scalar")):
+    if not (is_call(node, "mul.Scalar") or is_call(node, "div.Scalar")):
         return None
-    (by,) = _call(node).args
+    (by,) = call_of(node).args
     if not isinstance(by, int | float) or not by:
         return None
-    return float(by) if _is(node, "mul.Scalar") else 1.0 / by
+    return float(by) if is_call(node, "mul.Scalar") else 1.0 / by
+
+
+def fuse_ends(graph: Graph, found: Callable[[Mapping[str, Node], Node], tuple[list[Node], Node] | None]) -> Graph:
+    """The graph with one node in the place of each that `found` says (the others of it, and the new one) in which a group of
+    nodes ends that nothing else reads.
+    """
+    made_by, read_by, gone, fused = graph.producers(), graph.consumers(), set[str](), dict[str, Node]()
+    for last in graph.nodes:
+        nodes, node = found(made_by, last) or ([], last)
+        inside = {n.name for n in nodes}
+        if nodes and all(r.name in inside or r is last for n in nodes for r in read_by[n.outputs[0]]):
+            gone, fused[last.name] = gone | inside, node
+    return replace(graph, nodes=tuple(fused.get(n.name, n) for n in graph.nodes if n.name not in gone))
+
+
+def reads_of(node: Node) -> list[Read]:
+    """What a generic node's operands are windows of."""
+    return [(node.inputs[w.value], replace(w, value=0)) for w in call_of(node).operands if isinstance(w, Window)]
+
+
+def whole(sizes: Shape) -> Window:
+    return Window(0, sizes, contiguous(sizes))

@@ -10,6 +10,7 @@ from dataclasses import replace
 from dpiframe_core.graph.column_copies import fuse_column_copies
 from dpiframe_core.graph.field_attention import fuse_field_attention
 from dpiframe_core.graph.graph import Attrs, Graph, Node
+from dpiframe_core.graph.interactions import fuse_cin, fuse_target_attention
 
 # What the head kernel takes (kernels/dense/head.cu).
 MAX_PARTS, MAX_LOGITS = 3, 3
@@ -191,12 +192,14 @@ def _may_be_logit(graph: Graph, maker: Node, value: str, consumers: dict[str, li
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "lookup": fuse_lookup,
     "column_copies": fuse_column_copies,
+    "cin": fuse_cin,
     "linear_bias": fuse_linear_bias,
     "linear_activation": fuse_linear_activation,
     "cross_v2": fuse_cross_v2,
     "cross_v1": fuse_cross_v1,
     "head": fuse_head,
     "field_attention": fuse_field_attention,
+    "attention": fuse_target_attention,
 }
 
 

@@ -38,6 +38,7 @@ class Attended:
     each part's dims[i], and of its L * dims[i] columns. mask: the first of L columns; -1: none, all L count.
     kept: (column, first column of the output, count) of the columns that are passed on. pooled: each part's first column of
     the output. softmax: of the weights over the sequence. output: the activation of a weight.
+    scale: what the last layer gives is multiplied by it before.
     """
 
     length: int
@@ -49,6 +50,7 @@ class Attended:
     kept: tuple[tuple[int, int, int], ...] = ()
     softmax: bool = False
     output: str = "identity"
+    scale: float = 1.0
 
     @property
     def dim(self) -> int:
@@ -91,6 +93,8 @@ class Attrs:
     diagonal: bool = False
     units: tuple[int, ...] = ()
     halves: bool = False
+    fields_first: bool = False
+    second_on: bool = False
     attended: Attended | None = None
     field_heads: FieldHeads | None = None
     aten: AtenCall | None = None
@@ -128,6 +132,7 @@ class Node:
     dot             (a, b, ..) -> [keep + pairs] of the joined inputs                     fields, dim, keep, diagonal
     cin             (x[w]) -> [pooled maps of all layers]               W[h, p * m] (b[h]) a layer offset, fields, dim,
                                                                                           units, halves, activation
+                    (fused from generic ones, also W[h, m * p]: fields_first; the second half of h goes on: second_on)
     attention       (x[w]) -> [kept + d]                                see `attention`   attended, units, activation, slope
     mixture         (a[fields * dim], g[fields]) -> [fields * dim]                        fields, dim
     gru, lstm       (x[w] (, a[steps])) -> [all hidden states]          see `recurrence`  recurrence, offset

@@ -12,12 +12,12 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.graph import Attrs, Graph, Node
-from dpiframe_core.graph.interactions import attention_params, cin_params, field_projections, linear_params
+from dpiframe_core.graph.interactions import field_projections, linear_params
 from dpiframe_core.graph.recurrence import directions_of
 from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.executor import Operator, Values
 from dpiframe_core.operators.layer_series import bind_series, series_from, series_layers
-from dpiframe_core.operators.torch_operators import Compute, small_operator
+from dpiframe_core.operators.torch_operators import Compute, attention_layers, cin_layers, small_operator
 from kernels import reference
 from kernels.attention.field_attention_cpu import CpuFieldAttention
 from kernels.cpu.dense import CrossV1, Fm, Head, Linear, few_rows, has_bf16
@@ -158,7 +158,7 @@ class CpuOperators:
             case "dot":
                 return lambda *parts: reference.dot(_joined(parts), a.fields, a.dim, a.keep, a.diagonal)
             case "cin":
-                maps = cin_params(a, w)
+                maps = cin_layers(a, w)
                 span = slice(a.offset, a.offset + a.fields * a.dim)
                 return lambda x: reference.cin(x[:, span].float(), a.fields, a.dim, maps, a.activation, a.slope, a.halves)
             case "attention":
@@ -206,7 +206,7 @@ def _attention(a: Attrs, w: Sequence[torch.Tensor]) -> Compute:
     """A node's target attention: from x[B, *] to what it keeps of it and the interest, float32."""
     at = a.attended
     assert at is not None
-    how = *attention_params(a, w), a.activation, a.slope, at.output, at.softmax
+    how = *attention_layers(a, w), a.activation, a.slope, at.output, at.softmax
 
     def run(x: torch.Tensor) -> torch.Tensor:
         x, rows = x.float(), len(x)

@@ -10,12 +10,13 @@ from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.gates import SUMMED
 from dpiframe_core.graph.graph import Graph, Node
-from dpiframe_core.graph.interactions import attention_params, cin_params, field_projections, linear_params
+from dpiframe_core.graph.interactions import field_projections, linear_params
 from dpiframe_core.graph.placement import Matrix
 from dpiframe_core.graph.recurrence import directions_of
 from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.context_shares import ContextShares, context_columns
 from dpiframe_core.operators.region import Region
+from dpiframe_core.operators.torch_operators import attention_layers, cin_layers
 from dpiframe_core.operators.towers import tower_kernel
 from dpiframe_core.operators.wave_operands import chain_head, chain_links, cross_and_head, jobs_of
 from kernels.attention.attention import Attention
@@ -79,7 +80,7 @@ class KernelMaker:
                 return Dot(a.fields, a.dim, a.keep, a.diagonal, dtype, device)
             case "cin":
                 return Cin(
-                    a.fields, a.dim, cin_params(a, w), activation=a.activation, slope=a.slope, halves=a.halves,
+                    a.fields, a.dim, cin_layers(a, w), activation=a.activation, slope=a.slope, halves=a.halves,
                     dtype=dtype, precision=self.precision, device=device,
                 )  # fmt: skip
             case "attention":
@@ -134,7 +135,7 @@ class KernelMaker:
     def _attention(self, node: Node) -> Attention:
         a, at = node.attrs, node.attrs.attended
         assert at is not None
-        layers, out = attention_params(a, [self.dense[p] for p in node.params])
+        layers, out = attention_layers(a, [self.dense[p] for p in node.params])
         columns = AttentionColumns(at.length, at.dims, at.queries, at.keys, at.pooled, at.mask, at.kept)
         return Attention(
             columns, layers, out, activation=a.activation, slope=a.slope, output=at.output, softmax=at.softmax,

@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from dpiframe_core.graph.graph import Node
+from dpiframe_core.graph.graph import ACTIVATION_PARAMS, Attrs, Node
 from kernels import reference
 
 Compute = Callable[..., torch.Tensor]
+AttentionLayer = tuple[torch.Tensor, torch.Tensor, Sequence[torch.Tensor]]
 
 
 def small_operator(node: Node, w: Sequence[torch.Tensor]) -> Compute:
@@ -64,3 +65,24 @@ def run_with_torch(node: Node, bias: torch.Tensor | None, ins: list[torch.Tensor
             reference.activate_(out.copy_(ins[0]), node.attrs.activation)
         case _:
             raise ValueError(f"graph node {node.name}: got op {node.op!r}, expected one that the CUDA backend knows")
+
+
+def cin_layers(a: Attrs, params: Sequence[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+    """Weight and bias, if there is one, of each layer of a `cin` node."""
+    step, layers = len(params) // len(a.units), list[tuple[torch.Tensor, torch.Tensor | None]]()
+    for k, units in enumerate(a.units):
+        weight, bias = params[k * step], params[k * step + 1] if step == 2 else None
+        if a.fields_first:
+            weight = weight.reshape(units, a.fields, -1).transpose(1, 2).flatten(1)
+        if a.second_on and k < len(a.units) - 1:
+            weight, bias = weight.roll(units // 2, 0), None if bias is None else bias.roll(units // 2, 0)
+        layers.append((weight, bias))
+    return layers
+
+
+def attention_layers(a: Attrs, w: Sequence[torch.Tensor]) -> tuple[list[AttentionLayer], tuple[torch.Tensor, torch.Tensor]]:
+    """Weight, bias and the parameters of the activation of each layer of an `attention` node; its output's weight and bias."""
+    assert a.attended is not None
+    step = 2 + len(ACTIVATION_PARAMS.get(a.activation, ()))
+    layers = [(w[i], w[i + 1], w[i + 2 : i + step]) for i in range(0, len(w) - 2, step)]
+    return layers, (w[-2] * a.attended.scale, w[-1] * a.attended.scale)

@@ -10,8 +10,9 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import GraphFile
 from dpiframe_core.importers.fuxictr.features import build_vocabularies, fields_of
 from dpiframe_core.importers.fuxictr.files import FuxiRun
-from dpiframe_core.importers.fuxictr.inputs import encoded_values, in_bucket_order, sample_values, schema_of, unpooled
+from dpiframe_core.importers.fuxictr.inputs import in_bucket_order, schema_of, unpooled
 from dpiframe_core.importers.fuxictr.zoo.models import OF_TASKS
+from dpiframe_core.importers.networks.inputs import encoded_values, sample_values
 from dpiframe_core.importers.networks.module import NetModule
 from dpiframe_core.importers.networks.net import Embedded, Logit
 from dpiframe_core.importers.source_model import Inputs, SourceModel

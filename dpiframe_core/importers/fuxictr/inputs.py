@@ -1,23 +1,16 @@
-"""What a compiled FuxiCTR model reads: the schema that fits the tables of its checkpoint, and batches as FuxiCTR's loaders give
-them. FuxiCTR's layers keep a table at `embedding_layers.NAME`, whatever model they are part of.
+"""What a compiled FuxiCTR model reads: the schema that fits the tables of its checkpoint. FuxiCTR's layers keep a table at
+`embedding_layers.NAME`, whatever model they are part of.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.features.sample import sample_columns
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.importers.fuxictr.features import Field, build_schema, fields_of
 from dpiframe_core.importers.fuxictr.files import FuxiRun
-from dpiframe_core.importers.networks.net import PADDING
-from dpiframe_core.importers.source_model import Inputs
-
-_ROWS = 64
 
 
 def unpooled(run: FuxiRun) -> list[str]:
@@ -68,21 +61,3 @@ def in_bucket_order(fields: Sequence[Field], weights: Mapping[str, Tensor]) -> d
         if layers == "embedding_layers" and last == "weight" and feature in rows:
             out[name] = weight[rows[feature]]
     return out
-
-
-def sample_values(schema: FeatureSchema) -> dict[str, Tensor]:
-    """Random rows, to trace a model on."""
-    columns = sample_columns(schema, _ROWS)
-    return {f.name: _value(columns[f.name], f.is_id, f.max_values) for f in schema.features}
-
-
-def encoded_values(schema: FeatureSchema, inputs: Inputs) -> dict[str, Tensor]:
-    """feature -> int64[n] or [n, longest] ids, padded; float32[n] numbers."""
-    return {f.name: _value(inputs.column(f.name), f.is_id, f.max_values) for f in schema.features}
-
-
-def _value(column: "np.ndarray[tuple[int, int], np.dtype[np.generic]]", is_id: bool, longest: int) -> Tensor:
-    if not is_id:
-        return torch.from_numpy(column[:, 0].astype(np.float32))
-    ids = torch.from_numpy(column.astype(np.int64))
-    return torch.where(ids < 0, PADDING, ids) if longest > 1 else ids[:, 0]

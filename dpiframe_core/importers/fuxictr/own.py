@@ -16,7 +16,8 @@ from dpiframe_core.errors import InputError, listed
 from dpiframe_core.graph.architecture import GraphFile
 from dpiframe_core.importers.fuxictr.features import Field, build_vocabularies, fields_of
 from dpiframe_core.importers.fuxictr.files import FuxiFiles, FuxiRun, read_run
-from dpiframe_core.importers.fuxictr.inputs import encoded_values, sample_values, schema_of, unpooled
+from dpiframe_core.importers.fuxictr.inputs import schema_of, unpooled
+from dpiframe_core.importers.networks.inputs import encoded_values, sample_values
 from dpiframe_core.importers.own_class import own_class, with_weights
 from dpiframe_core.importers.source_model import Inputs, SourceModel, required
 from dpiframe_core.importers.state_dict import read_checkpoint

@@ -5,27 +5,21 @@ has no id for tokens that its data set did not have: here they read `[PAD]`, too
 """
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dpiframe_core.compiler.compiled import compile_module
 from dpiframe_core.errors import InputError
-from dpiframe_core.features.sample import sample_columns
-from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.architecture import GraphFile
 from dpiframe_core.importers.model_spec import SpecFile, read_spec
+from dpiframe_core.importers.networks.inputs import encoded_values, sample_values
 from dpiframe_core.importers.networks.module import NetModule
-from dpiframe_core.importers.networks.net import PADDING
 from dpiframe_core.importers.recbole.features import read_fields, read_histories
 from dpiframe_core.importers.recbole.models import MODELS, SETTINGS, STAYS_OUT
 from dpiframe_core.importers.recbole.sequential import SEQUENTIAL
 from dpiframe_core.importers.source_model import Inputs, SourceModel, required
 from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
-
-_ROWS = 64
 
 
 def recbole(checkpoint: Path, spec: Path) -> SourceModel:
@@ -65,7 +59,7 @@ def read_recbole(file: SpecFile, weights: StateDict) -> SourceModel:
     exact = NetModule(models[name], doubled, weights.where, file.spec.settings, file.where, read.features)
 
     def logits(i: Inputs) -> Tensor:
-        values = {f.name: _value(i.column(f.name), f.is_id, f.max_values) for f in schema.features}
+        values = encoded_values(schema, i)
         found: Tensor = exact({n: v.double() if v.is_floating_point() else v for n, v in values.items()})
         return found
 
@@ -73,16 +67,3 @@ def read_recbole(file: SpecFile, weights: StateDict) -> SourceModel:
         library="RecBole", model=name, architecture=GraphFile(), schema=schema, dense=compiled.dense, tables=compiled.tables,
         vocabularies=read.file.vocabularies, logit=logits, graph=compiled.graph, defaults=module.defaults,
     )  # fmt: skip
-
-
-def sample_values(schema: FeatureSchema) -> dict[str, Tensor]:
-    """Random rows, to trace a model on."""
-    columns = sample_columns(schema, _ROWS)
-    return {f.name: _value(columns[f.name], f.is_id, f.max_values) for f in schema.features}
-
-
-def _value(column: "np.ndarray[tuple[int, int], np.dtype[Any]]", is_id: bool, longest: int) -> Tensor:
-    if not is_id:
-        return torch.from_numpy(column[:, 0].astype(np.float32))
-    ids = torch.from_numpy(column.astype(np.int64))
-    return torch.where(ids < 0, PADDING, ids) if longest > 1 else ids[:, 0]

@@ -54,15 +54,16 @@ def xdeepfm(m: Net) -> Tensor:
     for i in layers:
         weight, bias = m.parameter(f"conv1d_list.{i}.weight"), m.parameter(f"conv1d_list.{i}.bias")
         products = torch.einsum("nhd,nmd->nhmd", x, fields).flatten(1, 2)
-        out = torch.relu(weight.squeeze(2) @ products + bias.unsqueeze(1))
+        out = torch.relu(functional.conv1d(products, weight, bias))
         if direct or i == layers[-1]:
             kept.append(out)
             x = out
         else:
             x, own = torch.chunk(out, 2, 1)
             kept.append(own)
-    pooled = m.linear("cin_linear", torch.cat(kept, 1).sum(2))
-    return m.first_order(FIRST_ORDER) + pooled + _hidden(m, fields.flatten(1))
+    summed = torch.cat([torch.cat(kept, 1).sum(2), _hidden(m, fields.flatten(1))], 1)
+    weight = functional.pad(m.parameter("cin_linear.weight"), (0, 1), value=1.0)  # one product for both: a head takes it
+    return m.first_order(FIRST_ORDER) + functional.linear(summed, weight, m.parameter("cin_linear.bias"))
 
 
 def autoint(m: Net) -> Tensor:
