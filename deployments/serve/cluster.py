@@ -86,8 +86,8 @@ class PrivateCluster:
 
 def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]) -> dict[str, str]:
     """The environment of a private cluster: the two flags, and free ports and own files for all that is fixed by default."""
-    metrics, stats, fallback, fallback_grpc = free_ports(4)
-    first, first_grpc = windows
+    first, first_grpc, single = windows
+    metrics, stats, fallback, fallback_grpc = free_ports(4, single)
     proxy = state / "haproxy"
     ours = {  # unless the user has his own
         **FASTER,
@@ -162,13 +162,14 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[Privat
         require_free_port(config.http.host, config.grpc.port, "grpc.port", "")
     if config.metrics.port is not None:
         require_free_port("0.0.0.0", config.metrics.port, "metrics.port", "")
-    with port_windows(2) as windows, contextlib.ExitStack() as stack:
+    with port_windows(4) as windows, contextlib.ExitStack() as stack:
         state = Path(tempfile.mkdtemp(prefix=f"dpi-{os.getpid()}-", dir="/tmp"))
         stack.enter_context(held(state))
         (state / "token").touch(0o600)
         (state / "token").write_text(secrets.token_hex(32))
-        metrics_port = config.metrics.port or free_ports(1)[0]
-        os.environ.update(serve_settings(config, state, windows))
+        settings = serve_settings(config, state, windows[:3])
+        metrics_port = config.metrics.port or free_ports(1, windows[3])[0]
+        os.environ.update(settings)
         keep_logs = False
         import ray
 
