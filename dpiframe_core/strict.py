@@ -33,6 +33,8 @@ def first_fault(error: ValidationError) -> str:
     """The first fault in one line, `<where>: got <value>, expected <rule>`, and how many more there are."""
     faults = error.errors(include_url=False)
     fault = faults[0]
+    # pydantic tells of a bad item twice: its tuple is "too short" without it.
+    more = sum(f["type"] != "too_short" or f["loc"] != fault["loc"][: len(f["loc"])] for f in faults[1:])
     where = ".".join(map(str, fault["loc"])) + ": " if fault["loc"] else ""
     match fault["type"]:
         case "value_error":  # our own validators, which word the whole rule
@@ -48,7 +50,7 @@ def first_fault(error: ValidationError) -> str:
         case _:
             rule = fault["msg"].removeprefix("Input should be ").replace("String should match pattern", "text of the pattern")
             line = f"got {shown(fault['input'])}, expected {rule}"
-    return f"{where}{line}" + (f" ({len(faults) - 1} more faults)" if len(faults) > 1 else "")
+    return f"{where}{line}" + (f" ({more} more fault{'s' * (more > 1)})" if more else "")
 
 
 def told(error: ValidationError | ValueError, name: str, joint: str = ": ") -> InputError:

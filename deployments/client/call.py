@@ -50,7 +50,7 @@ class ClientError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """When to send a request again: after 429, 503, a lost connection, or a 500 in which the service itself has no part.
+    """When to send a request again: after 429, 503, a lost connection, or a 404 or 500 in which the service itself has no part.
 
     Attributes:
         times: beyond the first; scoring changes nothing, so that it may be asked for twice.
@@ -122,7 +122,7 @@ class Call:
         message = _message(got)
         request_id = got.headers.get("x-request-id", "")
         error = ClientError(got.status_code, got.text[:200] if message is None else message, request_id)
-        if got.status_code in (429, 503) or (got.status_code == 500 and message is None):
+        if got.status_code in (429, 503) or (got.status_code in (404, 500) and message is None):
             return self._wait(error, _asked_s(got.headers))
         raise error
 

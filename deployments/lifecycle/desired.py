@@ -1,7 +1,7 @@
 """What a service is to serve: models, versions, and who gets which requests. Frozen data; a change is another value."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Self
 
 from pydantic import Field
@@ -9,7 +9,7 @@ from pydantic import Field
 from deployments.config_models import Canary, ModelRef
 from deployments.lifecycle.refusals import Conflict
 from deployments.lifecycle.release import Key, Release
-from dpiframe_core.errors import ConfigError, ModelNotFound
+from dpiframe_core.errors import ConfigError, InputError, ModelNotFound
 from dpiframe_core.strict import Name, Strict, Version
 
 
@@ -17,6 +17,12 @@ class CanaryOf(Canary):
     """Of a version."""
 
     version: Version
+
+    def check_by(self, live: Sequence[str], own: Sequence[str]) -> None:
+        """Raises InputError if `by` is no feature of both versions, whose names are given: one would refuse it in a request."""
+        both = [name for name in live if name in own]
+        if self.by is not None and self.by not in both:
+            raise InputError("by", self.by, f"a feature of both versions: {', '.join(both) or 'they share none'}")
 
 
 class ModelState(Strict):
@@ -163,7 +169,8 @@ def desired_of(refs: Iterable[ModelRef]) -> Desired:
     """What a configuration asks for. Reads each bundle's manifest.
 
     Raises:
-        BundleError: a bundle has none. ConfigError: a name or a version comes twice, or a model has no live version.
+        BundleError: a bundle has none. ConfigError: a name or a version comes twice, or a model has no live version, or a
+            canary is shared out by what is no feature.
     """
     models: dict[str, ModelState] = {}
     others: list[tuple[ModelRef, Release]] = []
@@ -186,7 +193,13 @@ def desired_of(refs: Iterable[ModelRef]) -> Desired:
             raise ConfigError(f"models: got {got} of {release.model!r} twice, expected it once")
         state = state.model_copy(update={"releases": (*state.releases, release)})
         if ref.canary is not None:
-            state = state.with_canary(CanaryOf(version=release.version, **ref.canary.model_dump()))
+            canary = CanaryOf(version=release.version, **ref.canary.model_dump())
+            state = state.with_canary(canary)
+            if canary.by is not None:
+                try:
+                    canary.check_by(state.release(state.live).features(), release.features())
+                except InputError as error:
+                    raise ConfigError(f"models: canary.{error}") from None
         models[release.model] = state if ref.canary is not None else state.with_shadow(release.version)
     text = Desired(models=models).model_dump_json()
     return Desired(models=models, configured=hashlib.sha256(text.encode()).hexdigest())

@@ -7,7 +7,7 @@ from typing import Self
 from deployments.config_models import ModelRef
 from deployments.config_tables import TablesHome
 from dpiframe_core.bundle.encoding_files import named
-from dpiframe_core.bundle.manifest import MANIFEST_FILE, parse_manifest
+from dpiframe_core.bundle.manifest import MANIFEST_FILE, Manifest, parse_manifest
 from dpiframe_core.errors import BundleError
 from dpiframe_core.strict import Name, Strict, Version
 
@@ -42,13 +42,7 @@ class Release(Strict):
         Raises:
             BundleError: there is no sound manifest.
         """
-        root = Path(ref.path)
-        with named(root):
-            try:
-                text = (root / MANIFEST_FILE).read_bytes()
-            except (FileNotFoundError, NotADirectoryError):
-                raise BundleError(f"{MANIFEST_FILE}: got no such file, expected one in every bundle") from None
-            manifest = parse_manifest(text)
+        manifest, text = _manifest(Path(ref.path))
         return cls(
             model=ref.name or manifest.name,
             version=ref.version or manifest.version,
@@ -57,8 +51,21 @@ class Release(Strict):
             tables=ref.tables,
         )
 
+    def features(self) -> list[str]:
+        """The names, as the bundle that lies there has them. Raises as `of`."""
+        return [feature.name for feature in _manifest(Path(self.path))[0].feature_schema.features]
+
     def check_fingerprint(self, found: str) -> None:
         """Raises BundleError if the directory holds another bundle by now."""
         if found != self.fingerprint:
             got = f"got a bundle with fingerprint {found[:16]}, expected {self.fingerprint[:16]}"
             raise BundleError(f"{self.path}: {got}, which was there when version {self.version} was asked for")
+
+
+def _manifest(root: Path) -> tuple[Manifest, bytes]:
+    with named(root):
+        try:
+            text = (root / MANIFEST_FILE).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            raise BundleError(f"{MANIFEST_FILE}: got no such file, expected one in every bundle") from None
+        return parse_manifest(text), text

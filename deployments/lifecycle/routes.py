@@ -13,13 +13,14 @@ from pydantic import BaseModel, Field, ValidationError
 from deployments.access.gate import Forbidden, Gate
 from deployments.access.models_root import check_below
 from deployments.config import DeploymentConfig
-from deployments.config_models import Canary, ModelRef
+from deployments.config_models import ModelRef
 from deployments.config_tables import TablesHome
 from deployments.http_api.request_body import read_body
 from deployments.lifecycle.control import Control
 from deployments.lifecycle.desired import CanaryOf
 from deployments.lifecycle.refusals import LoadFailed
 from deployments.lifecycle.release import Release
+from deployments.scoring.catalog import Catalog
 from deployments.scoring.faults import first_error
 from dpiframe_core.errors import BundleError, ConfigError, InputError, ModelNotFound
 from dpiframe_core.strict import Strict, Version
@@ -37,10 +38,6 @@ class PutVersion(Strict):
     tables: TablesHome | None = None
     live: bool = True
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 600
-
-
-class PutCanary(Canary):
-    version: Version
 
 
 class PutShadow(Strict):
@@ -76,8 +73,8 @@ class VersionsState(BaseModel):
     replicas: list[ReplicaState]
 
 
-def lifecycle_routes(control: Control, config: DeploymentConfig, gate: Gate | None) -> APIRouter:
-    """To be included in the app."""
+def lifecycle_routes(control: Control, config: DeploymentConfig, gate: Gate | None, models: Catalog) -> APIRouter:
+    """To be included in the app, which scores with `models`."""
     router = APIRouter(prefix="/v1/models/{model}", tags=["lifecycle"])
     root, limits = config.models_root, config.limits
 
@@ -128,11 +125,14 @@ def lifecycle_routes(control: Control, config: DeploymentConfig, gate: Gate | No
         let_in(asked)
         return _of(model, await control.ask("roll_back", model))
 
-    @router.put("/canary", openapi_extra=_body(PutCanary))
+    @router.put("/canary", openapi_extra=_body(CanaryOf))
     async def put_canary(model: str, asked: Request) -> VersionsState:
         """Gives a loaded version a share of the requests."""
-        body = await body_of(asked, PutCanary)
-        return _of(model, await control.ask("share", model, CanaryOf(**body.model_dump())))
+        body = await body_of(asked, CanaryOf)
+        if body.by is not None:
+            live, own = ([f.name for f in models.find(model, v).info.features] for v in (None, body.version))
+            body.check_by(live, own)
+        return _of(model, await control.ask("share", model, body))
 
     @router.delete("/canary")
     async def delete_canary(model: str, asked: Request) -> VersionsState:

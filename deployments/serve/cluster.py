@@ -87,8 +87,8 @@ class PrivateCluster:
 
 def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]) -> dict[str, str]:
     """The environment of a private cluster: the two flags, and free ports and own files for all that is fixed by default."""
-    metrics, stats, fallback, fallback_grpc = free_ports(4)
-    first, first_grpc = windows
+    first, first_grpc, single = windows
+    metrics, stats, fallback, fallback_grpc = free_ports(4, single)
     proxy = state / "haproxy"
     ours = {  # unless the user has his own
         **FASTER,
@@ -133,22 +133,22 @@ def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]
     }
 
 
-def _start_ray(state: Path, metrics_port: int | None, **settings: Any) -> int:
-    """`ray.init`, and once more if it fails; returns its metrics port, which is another one then unless it is given.
+def _start_ray(state: Path, metrics_port: int | None, window: int, **settings: Any) -> int:
+    """`ray.init`, and once more if it fails; returns its metrics port: that given, or one of the window, each time another.
 
     Ray gives up a raylet that has not registered within 30 s, as on a busy host or when somebody has taken its port meanwhile.
     """
     import ray
 
-    port = metrics_port or free_ports(1)[0]
+    port, other = [metrics_port] * 2 if metrics_port else free_ports(2, window)
     try:
         ray.init(_metrics_export_port=port, **settings)
+        return port
     except Exception:
         with killed_after(state):
             ray.shutdown()
-        port = metrics_port or free_ports(1)[0]
-        ray.init(_metrics_export_port=port, **settings)
-    return port
+        ray.init(_metrics_export_port=other, **settings)
+        return other
 
 
 @contextlib.contextmanager
@@ -181,12 +181,12 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[Privat
         require_free_port(config.http.host, config.grpc.port, "grpc.port", "")
     if config.metrics.port is not None:
         require_free_port("0.0.0.0", config.metrics.port, "metrics.port", "")
-    with port_windows(2) as windows, contextlib.ExitStack() as stack:
+    with port_windows(4) as windows, contextlib.ExitStack() as stack:
         state = Path(tempfile.mkdtemp(prefix=f"dpi-{os.getpid()}-", dir="/tmp"))
         stack.enter_context(held(state))
         (state / "token").touch(0o600)
         (state / "token").write_text(secrets.token_hex(32))
-        os.environ.update(serve_settings(config, state, windows))
+        os.environ.update(serve_settings(config, state, windows[:3]))
         keep_logs = False
         import ray
 
@@ -195,6 +195,7 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[Privat
             metrics_port = _start_ray(
                 state,
                 config.metrics.port,
+                windows[3],
                 address="local",
                 num_cpus=max(cores(), math.ceil(config.cpus)),
                 num_gpus=0 if config.device == "cpu" else None,

@@ -37,13 +37,17 @@ def free_port_from(wished: int) -> int:
     return wished
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
+def free_ports(count: int, window: int | None = None) -> list[int]:
+    """Ports that nobody listens on, of a `window` that the caller has; else of windows that nobody has, where somebody else
+    may take them before they are used.
+    """
     found: list[int] = []
     while len(found) < count:
-        port = random.choice(_PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
+        port = random.choice(_PORTS if window is None else range(window, window + WINDOW - 1))
+        with socket.socket() as probe, socket.socket() as guard, contextlib.suppress(OSError):
             probe.bind(("", port))
+            if window is None:
+                guard.bind(("", port - port % WINDOW + WINDOW - 1))
             if port not in found:
                 found.append(port)
     return found

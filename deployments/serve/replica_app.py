@@ -63,7 +63,7 @@ def replica_app(
 
     gate = Gate.of(config.access)
     page = NodeMetrics(config.application, metrics.endpoints).page
-    routes, watchers = lifecycle_routes(control, config, gate), watchers or Watchers()
+    routes, watchers = lifecycle_routes(control, config, gate, models), watchers or Watchers()
     app = build_app(models, config.limits, metrics.request, gate, page, config.profiles, watchers, metrics.shadow, routes)
     app.add_middleware(OneRequestId)
     bypass = ServeBypass(app.state.score, app.state.infer, config.route_prefix.rstrip("/"), asyncio.get_running_loop())

@@ -59,13 +59,13 @@ def test_a_ray_that_does_not_start_is_ended_and_started_once_more(tmp_path, monk
             raise Exception("The current node timed out during startup.")
 
     monkeypatch.setattr(ray, "init", init)
-    port = cluster._start_ray(tmp_path, None, address="local")
+    port = cluster._start_ray(tmp_path, None, 20_000, address="local")
     (first, taken), (second, settings) = begun
     assert (first.wait(60) < 0, second.poll(), taken["_metrics_export_port"] != port) == (True, None, True)
     assert settings == {"address": "local", "_metrics_export_port": port}
     monkeypatch.setattr(ray, "init", lambda **settings: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        cluster._start_ray(tmp_path, 9, address="local")
+        cluster._start_ray(tmp_path, 9, 20_000, address="local")
     assert second.wait(60) < 0
 
 

@@ -20,6 +20,7 @@ STAMP = ROOT / ".venv" / ".installed"
 FENCE = re.compile(
     r"^(?:<!-- not run: (?P<reason>.+?) -->\n)?```(?P<language>\w*)[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
 )
+SCORE = re.compile(r"│ \d+ +│ (0\.\d+) │")
 RUN = {"bash": ["bash", "-euo", "pipefail", "-c"], "python": [sys.executable, "-c"]}
 
 
@@ -55,6 +56,9 @@ def test_a_code_block_of_the_readme_runs(block: Block) -> None:
         [*RUN[block.language], block.code], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800, check=False
     )
     assert done.returncode == 0, f"{block.code}\n{done.stdout}\n{done.stderr}"
+    if block.code == "make demo\n":
+        shown, printed = ([float(score) for score in SCORE.findall(text)] for text in (README.read_text(), done.stdout))
+        assert shown == pytest.approx(printed[: len(shown)], abs=0.02)  # another PyTorch or CPU trains a slightly other model
 
 
 def test_the_readme_shows_code_that_runs() -> None:

@@ -80,8 +80,8 @@ function draw(picture, lines, axis) {
         run.push(`${x(i).toFixed(1)},${y(values[i]).toFixed(1)}`);
         continue;
       }
-      if (run.length === 1) run.push(`${(x(i - 1) + 2).toFixed(1)},${run[0].split(",")[1]}`);
-      if (run.length) parts.push(svg("polyline", { class: name, points: run.join(" ") }));
+      const alone = run.length === 1; // a dot, by its round ends
+      if (run.length) parts.push(svg("polyline", { class: alone ? `${name} alone` : name, points: (alone ? [...run, ...run] : run).join(" ") }));
       run = [];
     }
   }

@@ -187,6 +187,7 @@ def async_score(moods: Moods, **how: Any) -> Any:
         lambda: httpx.Response(500, html="<html>Internal</html>"),
         lambda: httpx.Response(500, text="Internal Server Error"),
         lambda: httpx.Response(500, json={"detail": "not ours"}),
+        lambda: httpx.Response(404, text="Path '/v2' not found."),  # HAProxy, until it knows the application
         lambda: httpx.ConnectError("refused"),
         lambda: httpx.ConnectTimeout("no answer to the handshake"),
         lambda: httpx.RemoteProtocolError("closed without an answer"),

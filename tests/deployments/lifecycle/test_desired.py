@@ -13,6 +13,7 @@ from deployments.lifecycle.refusals import Conflict
 from deployments.lifecycle.release import Release
 from deployments.lifecycle.state_file import Remembered, StateFile
 from dpiframe_core.errors import BundleError, ConfigError, DPIFrameError, ModelNotFound
+from dpiframe_core.features.schema import FeatureSchema, Numeric
 
 
 def release(version: str, model: str = "m", bundle: str = "") -> Release:
@@ -111,6 +112,8 @@ def manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     class Parsed:
         def __init__(self, text: bytes) -> None:
             self.name, self.version = text.decode().split()
+            features = [Numeric(name=name) for name in ("user", f"of_{self.version}")]
+            self.feature_schema = FeatureSchema.model_construct(features=tuple(features), tables=())
 
     monkeypatch.setattr("deployments.lifecycle.release.parse_manifest", Parsed)
     for name in ("ctr 1", "ctr 2", "ctr 3", "cvr 1"):
@@ -149,6 +152,10 @@ def test_a_configuration_names_versions_with_their_parts(manifests: Path) -> Non
         (
             [{"path": "ctr-1"}, {"path": "ctr-2", "shadow": True}, {"path": "ctr-3", "shadow": True}],
             "got a shadow of 'ctr' twice",
+        ),
+        (
+            [{"path": "ctr-1"}, {"path": "ctr-2", "canary": {"percent": 5, "by": "of_2"}}],
+            "models: canary.by: got 'of_2', expected a feature of both versions: user$",
         ),
     ],
 )

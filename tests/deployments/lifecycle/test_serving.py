@@ -89,7 +89,7 @@ class Replica:
             member = Member("r", "n", scores=True, answers=True, digest="d")
             follower = Follower(self, desired_of(self.config.models), member, self)
             await follower.start()
-            routes = lifecycle_routes(self, self.config, self.gate)
+            routes = lifecycle_routes(self, self.config, self.gate, self.catalog)
             app = build_app(
                 self.catalog, self.config.limits, self.seen.append, on_shadow=self.shadowed.append, lifecycle=routes
             )
@@ -124,6 +124,7 @@ def replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
     class Parsed:
         def __init__(self, text: bytes) -> None:
             self.name, self.version = text.decode().split()
+            self.feature_schema = FakeEngine().schema
 
     monkeypatch.setattr("deployments.lifecycle.release.parse_manifest", Parsed)
     for version in ("1", "2", "3", "8", "bad"):
@@ -420,6 +421,7 @@ def test_the_protocol_and_the_documents_know_every_version(replica: Callable[...
         ("POST", "/rollback", None, 409, "rollback: got no version before '1', expected one that was live and is still loaded"),
         ("PUT", "/canary", {"version": "2", "percent": 5}, 404, "version: got '2', expected one of ['1'], which are loaded"),
         ("PUT", "/canary", {"version": "1", "percent": 101}, 422, "percent: got 101, expected less than or equal to 100"),
+        ("PUT", "/canary", {"version": "1", "percent": 5, "by": "usr"}, 422, "by: got 'usr', expected a feature of both"),
         ("PUT", "/shadow", {"version": "1"}, 409, "version: got '1', which is live, expected another one beside it"),
     ],
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -22,13 +21,13 @@ import pytest
 from deployments.config import parse_config
 from deployments.processes import cores
 from deployments.serve.cluster import FASTER, FLAGS, LaunchError, serve_settings
-from deployments.serve.host import free_ports, port_windows
+from deployments.serve.host import WINDOW, free_ports, port_windows
 from deployments.serve.launcher import _cause
 from dpiframe_core.errors import ConfigError
 from tests.deployments.server_process import DPIFRAME, Server, outcomes_of_ctrl_c_under_load, score
 
 RAY = str(Path(sys.executable).with_name("ray"))
-WINDOWS = (20_000, 20_100)  # as `port_windows` gives them
+WINDOWS = (20_000, 20_100, 20_200)  # as `port_windows` gives them
 
 
 @pytest.fixture(scope="module")
@@ -267,15 +266,18 @@ def test_a_window_of_ports_has_one_owner_at_a_time() -> None:
         assert len({*mine, *theirs}) == 80
         with pytest.raises(ConfigError, match=r"ports: got \d+ free windows of 120, expected 41"), port_windows(41):
             pass
-    with port_windows(80):  # given back, those of the refused attempt too
-        pass
+    with port_windows(80) as every:  # given back, those of the refused attempt too
+        assert not {port - port % WINDOW for port in free_ports(40)} & {*every}
 
 
-def test_two_instances_share_no_port_and_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_instances_share_no_port_and_no_file(tmp_path: Path) -> None:
     config = parse_config({"models": [{"path": "models/x"}], "drain_s": 4}, "test")
-    monkeypatch.setattr("deployments.serve.host.random", random.Random(0))  # of 12,000 single ports two draws may be alike
-    with port_windows(2) as one, port_windows(2) as other:
+    with port_windows(3) as one, port_windows(3) as other:
         first, second = (serve_settings(config, tmp_path / name, w) for name, w in (("a", one), ("b", other)))
+    for settings, windows in ((first, one), (second, other)):
+        ports = [int(value) for name, value in settings.items() if name.endswith("PORT")]
+        assert len({*ports}) == len(ports) == 8
+        assert {port - port % WINDOW for port in ports} == {*windows}  # of 12,000 ports two draws may be alike
     assert first.keys() == second.keys()
     alike = {key for key in first if first[key] == second[key]}
     fixed = {*FLAGS, *FASTER, "RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED"}

@@ -21,7 +21,7 @@ SOON = {"period_ms": "500", "timeout_ms": "500", "initial_delay_ms": "500", "fai
 
 
 def main(state: Path) -> None:
-    with port_windows(2) as windows:
+    with port_windows(3) as windows:
         (state / "token").touch(0o600)
         (state / "token").write_text(secrets.token_hex(32))
         settings = serve_settings(parse_config({"models": [{"path": "x"}]}, "two nodes"), state, windows)

@@ -426,7 +426,7 @@ FEATURE_1 = "schema.features.1.categorical"
          "files: got 'tables/x.safetensors', expected only files that the schema needs"),
         (lambda m: m["files"].pop("vocab/items.parquet"),
          "files: got no vocab/items.parquet, expected every file that the schema needs"),
-        (lambda m: (m.pop("name"), m.pop("version")), "name: got nothing, expected a value (1 more faults)"),
+        (lambda m: (m.pop("name"), m.pop("version")), "name: got nothing, expected a value (1 more fault)"),
     ],
 )  # fmt: skip
 def test_a_manifest_with_a_wrong_value_is_refused_by_its_key(
