@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dpiframe_core.features.block_layout import Section
 from dpiframe_core.features.feature_readers import Lookup
-from dpiframe_core.features.packed_column import JsonColumns, PackedColumn
+from dpiframe_core.features.packed_column import ARRAYS, JsonColumns, PackedColumn
 from dpiframe_core.features.raw_columns import Float64s, Int64s
 from dpiframe_core.features.row_block import MISSING, UNKNOWN
 from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Hash, Identity, Numeric, Scope
@@ -51,15 +51,22 @@ class MultiColumnReader:
         if type(side) is JsonColumns:
             return [side.parts[name] for name in self.names] if side.keys() >= self.name_set else None
         columns: list[Any] = [side.get(name) for name in self.names]
-        kinds = set(map(type, columns))
-        if kinds == {list}:
+        if set(map(type, columns)) == {list}:
             return columns
-        if not kinds <= _KINDS:
-            return None
-        return [column.parts if isinstance(column, PackedColumn) else column for column in columns]
+        columns = list(map(_as_c_takes_it, columns))
+        return None if any(column is None for column in columns) else columns
 
 
-_KINDS = {list, PackedColumn}
+def _as_c_takes_it(values: Any) -> list[Any] | tuple[Any, ...] | None:
+    """A list, or the parts of a packed column; an array of NumPy becomes one of these. None: it is left to the careful way."""
+    if isinstance(values, PackedColumn):
+        return values.parts
+    if type(values) is np.ndarray and values.ndim == 1:  # none that is masked
+        if values.dtype.kind in "OU":
+            return list(values.tolist())
+        form = ARRAYS.get(values.dtype)
+        return None if form is None or not values.flags.c_contiguous else (form, len(values), values, None)
+    return values if type(values) is list else None
 
 
 def rows_of(columns: Columns) -> int:

@@ -1,5 +1,7 @@
 """The fast way through the encoders gives the same bits as the careful one, and leaves to it whatever is not plain."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.encoder import Encoder
+from dpiframe_core.features.packed_column import ARRAYS
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table, Vocabulary
 from dpiframe_core.features.transforms import Log, MinMax, Standardize
 from dpiframe_core.features.vocabulary import VocabularyTable
@@ -78,7 +81,8 @@ def requests(draw, text, number, ready):
             context[f.name] = draw(values)
         else:
             candidates[f.name] = draw(st.lists(values, min_size=n, max_size=n))
-    return candidates, context
+    make = draw(st.sampled_from([list, np.array, partial(np.array, dtype=object)]))
+    return {name: make(values) for name, values in candidates.items()}, context
 
 
 @given(requests(TEXT.filter(lambda t: t is None or t.isprintable()), PLAIN_NUMBER, PLAIN_ID))
@@ -97,6 +101,24 @@ def test_faulty_requests_get_the_same_error(request_):
         except InputError as error:
             outcomes.append(str(error))
     assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "i8", ">f4", "u1", object])
+@pytest.mark.parametrize("step", [1, 2])
+def test_arrays_of_numpy_go_the_fast_way_where_c_reads_them_and_encode_alike(dtype, step):
+    numbers, texts = np.array([3, 1, 2, 1], dtype)[::step], np.array(["a", "b", "c", ""])[::step]
+    ids = numbers if np.dtype(dtype).kind in "iu" else numbers.astype(np.int64)
+    kinds = {"n": numbers, "v": texts, "h": texts.astype(object), "i": ids}
+    candidates = {f.name: kinds[f.name[0]] for f in schema().features if f.scope == "candidate"}
+    context = {f.name: {"n": 1.5, "v": "a", "h": "b", "i": 2}[f.name[0]] for f in schema().features if f.scope == "context"}
+    fast, careful = encoders()
+    wanted = careful.encode(candidates, context).buffer
+    assert np.array_equal(fast.encode(candidates, context).buffer, wanted)
+    assert np.array_equal(fast.encode({n: v.tolist() for n, v in candidates.items()}, context).buffer, wanted)
+    of_c = [
+        reader.columns(candidates, context, False) is not None for reader in fast._multi_column if reader.scope == "candidate"
+    ]
+    assert all(of_c) == (dtype == object or (step == 1 and np.dtype(dtype) in ARRAYS))
 
 
 @pytest.mark.parametrize("moved", ["context", "candidates"])
