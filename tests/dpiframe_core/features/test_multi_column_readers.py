@@ -118,7 +118,7 @@ def test_arrays_of_numpy_go_the_fast_way_where_c_reads_them_and_encode_alike(dty
     of_c = [
         reader.columns(candidates, context, False) is not None for reader in fast._multi_column if reader.scope == "candidate"
     ]
-    assert all(of_c) == (dtype == object or (step == 1 and np.dtype(dtype) in ARRAYS))
+    assert all(of_c) == (dtype is object or (step == 1 and np.dtype(dtype) in ARRAYS))
 
 
 @pytest.mark.parametrize("moved", ["context", "candidates"])
