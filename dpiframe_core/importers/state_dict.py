@@ -4,6 +4,7 @@ The only place that reads PyTorch's files, with `weights_only=True`. Knows no mo
 """
 
 import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
@@ -90,7 +91,8 @@ def read_checkpoint(path: Path) -> StateDict:
         InputError: the file is missing, damaged, or holds more than tensors and plain containers.
     """
     try:
-        saved = torch.load(path, map_location="cpu", weights_only=True)
+        mapped = zipfile.is_zipfile(path)  # what torch.save has written since 1.6 is read where it lies, row by row
+        saved = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except (FileNotFoundError, IsADirectoryError):
         raise InputError("checkpoint", str(path), "a file that torch.save wrote") from None
     except pickle.UnpicklingError as e:

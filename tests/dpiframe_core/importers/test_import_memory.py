@@ -1,4 +1,4 @@
-"""The memory that an import needs, measured in a process of its own: the checkpoint, and little more than its largest table."""
+"""The memory that an import needs, measured in a process of its own: little, as the checkpoint is read where it lies."""
 
 import json
 import subprocess
@@ -10,23 +10,30 @@ import torch
 import yaml
 
 ROOT = Path(__file__).parents[3]
-DIM, ROWS = 16, (2_500_000, 1_500_000, 700_000)  # 160, 96 and 45 MB
-LARGEST, ALL = DIM * ROWS[0] * 4, DIM * sum(ROWS) * 4
+DIM, ROWS = 16, (1_500_000, 1_500_000, 1_500_000)  # 96 MB each
+LARGEST = DIM * ROWS[0] * 4
 PROGRAM = """
-import json, sys
+import json, sys, threading
 from pathlib import Path
 from dpiframe_core.importers.dlrm import facebook_dlrm
 from dpiframe_core.importers.writing import write_import
 
-def status(key):
-    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key))
+def held():  # pages of files, which the kernel may drop at any time, not among them
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("RssAnon:"))
 
-folder = Path(sys.argv[1])
+def watch():
+    while not over.wait(0.002):
+        seen.append(held())
+
+folder, over = Path(sys.argv[1]), threading.Event()
 write_import(facebook_dlrm(folder / "small.pt", folder / "spec.yaml"), folder / "small")  # which imports what it needs
-Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-before = status("VmRSS:")
+seen = [held()]
+watcher = threading.Thread(target=watch)
+watcher.start()
 write_import(facebook_dlrm(folder / "large.pt", folder / "spec.yaml"), folder / "large")
-print(json.dumps(status("VmHWM:") - before))
+over.set()
+watcher.join()
+print(json.dumps([len(seen), max(seen) - seen[0]]))
 """
 
 
@@ -39,8 +46,8 @@ def checkpoint(path: Path, rows: tuple[int, ...]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from Linux")
-def test_an_import_needs_the_checkpoint_and_at_most_1_3_of_its_largest_table(tmp_path: Path) -> None:
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="what a process holds is read from Linux")
+def test_an_import_needs_at_most_1_3_of_its_largest_table(tmp_path: Path) -> None:
     numbers = [{"kind": "dense", "name": f"n{i}"} for i in range(2)]
     features = [*numbers, *({"name": f"s{i}"} for i in range(3))]
     settings = {"arch_interaction_op": "dot", "arch_interaction_itself": False}
@@ -49,7 +56,7 @@ def test_an_import_needs_the_checkpoint_and_at_most_1_3_of_its_largest_table(tmp
     checkpoint(tmp_path / "large.pt", ROWS)
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    peak = json.loads(done.stdout)
-    assert peak >= ALL * 0.9, "a peak below the checkpoint would say that nothing was measured"
-    assert peak <= ALL + 1.3 * LARGEST, f"{(peak - ALL) / LARGEST:.2f} of the largest table beyond the checkpoint"
-    print(f"{(peak - ALL) / LARGEST:.2f} of the largest table beyond the checkpoint")
+    looks, peak = json.loads(done.stdout)
+    assert looks > 20, "nothing was measured"
+    assert peak <= 1.3 * LARGEST, f"{peak / LARGEST:.2f} of the largest table"
+    print(f"{peak / LARGEST:.2f} of the largest table, {looks} looks")
