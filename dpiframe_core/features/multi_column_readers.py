@@ -54,7 +54,7 @@ class MultiColumnReader:
         if set(map(type, columns)) == {list}:
             return columns
         columns = list(map(_as_c_takes_it, columns))
-        return None if any(column is None for column in columns) else columns
+        return None if None in columns else columns
 
 
 def _as_c_takes_it(values: Any) -> list[Any] | tuple[Any, ...] | None:
@@ -63,7 +63,8 @@ def _as_c_takes_it(values: Any) -> list[Any] | tuple[Any, ...] | None:
         return values.parts
     if type(values) is np.ndarray and values.ndim == 1:  # none that is masked
         if values.dtype.kind in "OU":
-            return list(values.tolist())
+            texts: list[Any] = values.tolist()
+            return texts
         form = ARRAYS.get(values.dtype)
         return None if form is None or not values.flags.c_contiguous else (form, len(values), values, None)
     return values if type(values) is list else None

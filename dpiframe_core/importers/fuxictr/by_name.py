@@ -1,8 +1,8 @@
 """A FuxiCTR run of the zoo, by its model's name alone: our function of its parameters, compiled, with FuxiCTR's features."""
 
 from collections.abc import Sequence
+from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,10 +13,10 @@ from dpiframe_core.importers.fuxictr.features import build_vocabularies, fields_
 from dpiframe_core.importers.fuxictr.files import FuxiRun
 from dpiframe_core.importers.fuxictr.inputs import in_bucket_order, schema_of, unpooled
 from dpiframe_core.importers.fuxictr.zoo.models import OF_TASKS
-from dpiframe_core.importers.networks.inputs import encoded_values, sample_values
+from dpiframe_core.importers.networks.inputs import exact_logits, sample_values
 from dpiframe_core.importers.networks.module import NetModule
-from dpiframe_core.importers.networks.net import PADDING, Embedded, Logit
-from dpiframe_core.importers.source_model import Inputs, SourceModel
+from dpiframe_core.importers.networks.net import Embedded, Logit, table_of
+from dpiframe_core.importers.source_model import SourceModel
 from dpiframe_core.importers.state_dict import StateDict
 
 
@@ -42,37 +42,12 @@ def zoo_model(name: str, logit: Logit, run: FuxiRun, checkpoint: StateDict, cont
     given = [name for name in context if name in used or name not in everything.columns]
     schema = schema_of(run, weights, checkpoint.where, given, used, summed)
     compiled = compile_module(module, schema, sample_values(schema), logits=True)
-    tables = {f.name for f in features if f.kind != "numeric"}
-
-    def logits(i: Inputs) -> Tensor:
-        values = encoded_values(schema, i)
-        ids = [v.flatten() for v in values.values() if not v.is_floating_point()]
-        read = torch.tensor(np.unique(torch.cat([torch.tensor([PADDING]), *ids]).numpy()))
-        doubled = {n: _doubled(w, read if _table(n) in tables else None) for n, w in weights.items()}
-        exact = NetModule(logit, doubled, checkpoint.where, run.config, str(run.files.config), features)
-        found: Tensor = exact({n: v.double() if v.is_floating_point() else v for n, v in values.items()})
-        return found
-
     return SourceModel(
         library="FuxiCTR", model=name, architecture=GraphFile(), schema=schema, dense=compiled.dense, tables=compiled.tables,
-        vocabularies=build_vocabularies(run, schema), logit=logits, label=run.labels[0] if len(run.labels) == 1 else None,
+        vocabularies=build_vocabularies(run, schema), logit=partial(exact_logits, module, schema),
+        label=run.labels[0] if len(run.labels) == 1 else None,
         graph=compiled.graph, tasks=tasks, defaults=module.defaults,
     )  # fmt: skip
-
-
-def _table(name: str) -> str | None:
-    """The feature of a parameter `..embedding_layers.FEATURE.weight`."""
-    *_, layers, feature, _ = ("", "", "", *name.split("."))
-    return feature if layers == "embedding_layers" else None
-
-
-def _doubled(weight: Tensor, read: Tensor | None) -> Tensor:
-    """In float64; of a table, whose ids are given, those rows alone: zeros that nobody wrote take no memory."""
-    if read is None:
-        return weight.double()
-    rows, out = read[read < len(weight)], torch.from_numpy(np.zeros(tuple(weight.shape)))
-    out[rows] = weight[rows].double()
-    return out
 
 
 def _first_scores(module: NetModule, values: dict[str, Tensor], name: str, run: FuxiRun) -> Tensor:
@@ -95,8 +70,8 @@ def _first_scores(module: NetModule, values: dict[str, Tensor], name: str, run: 
 def _check_shared(weights: dict[str, Tensor], tied: dict[str, str], where: str) -> None:
     """A feature that shares an embedding has the other's values in the checkpoint, too."""
     for name, weight in weights.items():
-        *head, feature, last = ("", *name.split("."))
-        if head[-1:] == ["embedding_layers"] and last == "weight" and feature in tied and weight.shape[1] > 1:
-            other = ".".join([*head[1:], tied[feature], last])
+        feature = table_of(name)
+        if feature is not None and feature in tied and weight.shape[1] > 1:
+            other = f"{name.removesuffix(f'{feature}.weight')}{tied[feature]}.weight"
             if other in weights and not torch.equal(weight, weights[other]):
                 raise InputError(f"{where}: {name}", "other values", f"those of {tied[feature]}, which it shares")

@@ -11,6 +11,7 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.importers.fuxictr.features import Field, build_schema, fields_of
 from dpiframe_core.importers.fuxictr.files import FuxiRun
+from dpiframe_core.importers.networks.net import table_of
 
 
 def unpooled(run: FuxiRun) -> list[str]:
@@ -57,7 +58,7 @@ def in_bucket_order(fields: Sequence[Field], weights: Mapping[str, Tensor]) -> d
     rows = {f.name: list(f.buckets.rows) for f in fields if f.buckets is not None}
     out = dict(weights)
     for name, weight in weights.items():
-        *_, layers, feature, last = ("", "", *name.split("."))
-        if layers == "embedding_layers" and last == "weight" and feature in rows:
+        feature = table_of(name)
+        if feature is not None and feature in rows:
             out[name] = weight[rows[feature]]
     return out

@@ -10,6 +10,7 @@ from dpiframe_core.importers.fuxictr.files import FuxiFiles, FuxiRun, read_run
 from dpiframe_core.importers.fuxictr.models import dcn, dcnv2, deepfm, wide_deep, xdeepfm
 from dpiframe_core.importers.fuxictr.sequences import din, dlrm
 from dpiframe_core.importers.fuxictr.zoo.models import OF_TASKS, STAYS_OUT, ZOO
+from dpiframe_core.importers.networks.net import table_of
 from dpiframe_core.importers.source_model import SourceModel, required
 from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
 
@@ -51,8 +52,8 @@ def fuxictr_model(run: FuxiRun, weights: StateDict, context: Sequence[str] = ())
     if any(one != "binary_classification" for one in tasks):
         raise InputError(f"{where}: task", task, "binary_classification")
     for parameter in weights.remaining():
-        layers, feature, last = ("", "", *parameter.split("."))[-3:]
-        if (layers, last) == ("embedding_layers", "weight") and feature not in run.features:
+        feature = table_of(parameter)
+        if feature is not None and feature not in run.features:
             expected = f"it, as {weights.where} has {parameter}"
             raise InputError.worded(f"{run.files.feature_map}: features", f"no {feature}", expected)
     if name in _MODELS:

@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from keyword import iskeyword
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from dpiframe_core.errors import InputError, listed
-from dpiframe_core.importers.networks.net import Embedded, Logit, Net
+from dpiframe_core.importers.networks.net import Embedded, Logit, Net, table_of
 
 
 class NetModule(nn.Module):
@@ -42,6 +44,13 @@ class NetModule(nn.Module):
         self.first_order_read |= net.first_order_read
         return logit
 
+    def exact(self, ids: Tensor) -> "NetModule":
+        """The same in float64, for rows that read these ids, int64[*]: of a table it has those rows alone."""
+        tables = {f.name for f in self._features if f.kind != "numeric"}
+        held = {name: self.weights.get_buffer(path) for name, path in self._paths.items()}
+        doubled = {name: _doubled(w, ids) if table_of(name) in tables else w.double() for name, w in held.items()}
+        return NetModule(self._logit, doubled, self._checkpoint, self._settings, self._where, self._features)
+
     def check_read(self, model: str) -> None:
         """After a call: every parameter was read.
 
@@ -52,6 +61,12 @@ class NetModule(nn.Module):
         if left:
             expected = f"a place in {model} with these settings for {listed(left)}"
             raise InputError(self._checkpoint, f"{len(left)} parameters left over", expected)
+
+
+def _doubled(table: Tensor, ids: Tensor) -> Tensor:
+    rows, out = ids[ids < len(table)], torch.from_numpy(np.zeros(tuple(table.shape)))  # what nobody writes takes no memory
+    out[rows] = table[rows].double()
+    return out
 
 
 class _Branch(nn.Module):

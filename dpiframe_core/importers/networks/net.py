@@ -37,6 +37,12 @@ class Embedded:
     source: str
 
 
+def table_of(parameter: str) -> str | None:
+    """The feature whose table it is, by its name `..embedding_layers.FEATURE.weight`; None of another parameter."""
+    layers, feature, last = ("", "", *parameter.split("."))[-3:]
+    return feature if (layers, last) == ("embedding_layers", "weight") else None
+
+
 class Net:
     """One call of a model on a batch.
 

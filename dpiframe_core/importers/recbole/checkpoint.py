@@ -4,21 +4,21 @@ The library stacks the tables of all tokens in the order of the fields. Id 0 of 
 has no id for tokens that its data set did not have: here they read `[PAD]`, too, and in a list that is pooled a row of zeros.
 """
 
+from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from dpiframe_core.compiler.compiled import compile_module
 from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import GraphFile
 from dpiframe_core.importers.model_spec import SpecFile, read_spec
-from dpiframe_core.importers.networks.inputs import encoded_values, sample_values
+from dpiframe_core.importers.networks.inputs import exact_logits, sample_values
 from dpiframe_core.importers.networks.module import NetModule
 from dpiframe_core.importers.recbole.features import read_fields, read_histories
 from dpiframe_core.importers.recbole.models import MODELS, SETTINGS, STAYS_OUT
 from dpiframe_core.importers.recbole.sequential import SEQUENTIAL
-from dpiframe_core.importers.source_model import Inputs, SourceModel, required
+from dpiframe_core.importers.source_model import SourceModel, required
 from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
 
 
@@ -55,15 +55,8 @@ def read_recbole(file: SpecFile, weights: StateDict) -> SourceModel:
         raise InputError(f"{file.where}: model {name}", str(e).splitlines()[0], expected) from e
     module.check_read(f"RecBole's {name}")
     compiled = compile_module(module, schema, sample_values(schema), logits=True)
-    doubled = {n: w.double() for n, w in read.named.items()}
-    exact = NetModule(models[name], doubled, weights.where, file.spec.settings, file.where, read.features)
-
-    def logits(i: Inputs) -> Tensor:
-        values = encoded_values(schema, i)
-        found: Tensor = exact({n: v.double() if v.is_floating_point() else v for n, v in values.items()})
-        return found
-
     return SourceModel(
         library="RecBole", model=name, architecture=GraphFile(), schema=schema, dense=compiled.dense, tables=compiled.tables,
-        vocabularies=read.file.vocabularies, logit=logits, graph=compiled.graph, defaults=module.defaults,
+        vocabularies=read.file.vocabularies, logit=partial(exact_logits, module, schema), graph=compiled.graph,
+        defaults=module.defaults,
     )  # fmt: skip
