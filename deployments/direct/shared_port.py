@@ -47,7 +47,7 @@ class SharedPort:
         self._counts[:] = memoryview(array("i", [_NOBODY] * MOST_PROCESSES))
 
     async def open(self) -> None:
-        """Raises ConfigError if somebody else has a place."""
+        """Raises ConfigError if somebody else has a place. Told to leave meanwhile, it opens none."""
         give_up = time.monotonic() + _PATIENCE_S
         for place in self._places:
             while place not in self._listening:
@@ -61,6 +61,8 @@ class SharedPort:
                         if slot != self._mail.slot:
                             self._sent(slot, _ASK)
                     await asyncio.sleep(_ASK_S)  # meanwhile `_read` may get it
+                    if self._closing:
+                        return
         self._opening = False
         for listening in self._listening.values():
             listening.setblocking(False)
@@ -202,12 +204,18 @@ async def open_port(server: DirectServer, meeting: str, places: Sequence[Place])
 
 
 def leave(meeting: str, within_s: float) -> None:
-    """Has all processes that meet there close their places and answer what they have; until they did, or for so long."""
-    slots, give_up = set(range(MOST_PROCESSES)), time.monotonic() + within_s
-    while slots and time.monotonic() < give_up:
-        for slot in list(slots):
-            try:
-                posted(meeting, slot, _LEAVE)
-            except Gone:
-                slots.remove(slot)
+    """Has all processes that meet there, and who comes meanwhile, close their places and answer what they have; until they did,
+    or for so long.
+    """
+    give_up = time.monotonic() + within_s
+    while sum(_told(meeting, slot) for slot in range(MOST_PROCESSES)) and time.monotonic() < give_up:  # some come late
         time.sleep(_TOLD_S)
+
+
+def _told(meeting: str, slot: int) -> bool:
+    """Whether there is a process, which is told to leave."""
+    try:
+        posted(meeting, slot, _LEAVE)
+    except Gone:
+        return False
+    return True

@@ -34,11 +34,11 @@ def replacing(option: str, path: Path) -> Iterator[Path]:
         InputError: nothing may be written there.
     """
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        unfinished.touch(exist_ok=False)
-    except OSError as error:
-        raise InputError(option, str(path), f"a file that may be written ({error.strerror})") from None
-    try:
+    try:  # from before it is there: an interrupt may come between any two lines
+        try:
+            unfinished.touch()
+        except OSError as error:
+            raise InputError(option, str(path), f"a file that may be written ({error.strerror})") from None
         yield unfinished
         unfinished.replace(path)
     finally:

@@ -179,6 +179,48 @@ def test_a_place_that_nobody_is_at_is_left_at_once_and_one_that_stalls_after_the
     on_node(body)
 
 
+def test_who_comes_while_all_are_told_to_leave_leaves_too_and_what_is_begun_is_answered() -> None:
+    """A starting process found the port free, and opened it again: it was let alone, as nobody had been there at first."""
+
+    async def body(node: Node) -> None:
+        loop = asyncio.get_running_loop()
+        server, shared = await node.arrive()
+        reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
+        text = json.dumps(request(2)).encode()
+        head = f"POST /v1/score HTTP/1.1\r\nhost: a\r\ncontent-length: {len(text)}\r\n\r\n".encode()
+        writer.write(head + text[:10])
+        await until(lambda: server.connections == 1)
+        leaving = loop.run_in_executor(None, leave, node.place, 20)
+        await until(lambda: not shared._listening)
+        newcomer, late = await node.arrive()
+        await until(lambda: not late._listening)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", node.port)
+        assert not leaving.done()
+        writer.write(text[10:])
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        await leaving
+        writer.close()
+        assert (server.connections, newcomer.connections) == (0, 0)
+
+    on_node(body)
+
+
+def test_who_is_told_to_leave_while_it_waits_for_the_port_opens_none() -> None:
+    async def body(node: Node) -> None:
+        loop = asyncio.get_running_loop()
+        with socket.create_server(("127.0.0.1", node.port)):
+            arriving = loop.create_task(node.arrive())
+            await asyncio.sleep(0.05)  # it has asked
+            await loop.run_in_executor(None, leave, node.place, 20)
+        _, shared = await arriving
+        assert not shared._listening
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", node.port)
+
+    on_node(body)
+
+
 def test_a_port_that_somebody_else_has_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_port, "_PATIENCE_S", 0.2)
 
