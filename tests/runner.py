@@ -8,7 +8,7 @@ from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine.cpu_lane import CpuLane
 from dpiframe_core.engine.cuda_lane import CudaLane
 from dpiframe_core.engine.program import CudaProgram, cuda_programs
-from dpiframe_core.graph.fusion import PASSES, fuse
+from dpiframe_core.fusion.passes import PASSES, fuse
 from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.schedule import breadth_first
 from dpiframe_core.models.build import build_graph

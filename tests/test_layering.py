@@ -67,6 +67,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "kernels/runtime": "columns are read and packed in C where it is built",
     },
     "dpiframe_core/graph": {"dpiframe_core/features": "a graph reads the features of a schema"},
+    "dpiframe_core/fusion": {"dpiframe_core/graph": "a graph becomes one of fewer operators"},
     "dpiframe_core/bundle": {
         "dpiframe_core/features": "a bundle holds a schema, vocabularies and golden rows",
         "dpiframe_core/graph": "it holds an architecture, or a graph as data",
@@ -95,6 +96,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "dpiframe_core/operators": {
         "dpiframe_core/features": "a batch is a row block",
         "dpiframe_core/graph": "operators are a graph's, in the order of a schedule",
+        "dpiframe_core/fusion": "and some are those that fusion makes",
         "dpiframe_core/embedding": "lookups read the store",
         "dpiframe_core/far_rows": "rows of files are there when a lookup is timed",
         "kernels/runtime": "launches that overlap",
@@ -113,7 +115,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/features": "rows come as blocks, requests through the encoder",
         "dpiframe_core/bundle": "an engine serves a bundle",
         "dpiframe_core/models": "whose model is a graph",
-        "dpiframe_core/graph": "that is fused, scheduled and grouped into waves",
+        "dpiframe_core/fusion": "that is fused",
+        "dpiframe_core/graph": "scheduled, and grouped into waves",
         "dpiframe_core/embedding": "whose tables lie in the store",
         "dpiframe_core/far_rows": "or in files, and are read ahead of its batches",
         "dpiframe_core/replan": "and move while it serves",
@@ -125,6 +128,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "dpiframe_core/compiler": {
         "dpiframe_core/features": "a module's inputs are a schema's features",
         "dpiframe_core/graph": "a module becomes a graph",
+        "dpiframe_core/fusion": "is fused as for an engine",
         "dpiframe_core/bundle": "and is written as a bundle",
         "dpiframe_core/embedding": "its tables are stored",
         "dpiframe_core/operators": "it is run on the CPU, against the module",
@@ -137,6 +141,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "dpiframe_core/importers": {
         "dpiframe_core/features": "a source's features become a schema",
         "dpiframe_core/graph": "its hyper-parameters an architecture",
+        "dpiframe_core/fusion": "fused as for an engine",
         "dpiframe_core/bundle": "both a bundle",
         "dpiframe_core/engine": "whose scores, by the CPU's lane, are held against the source's",
         "dpiframe_core/models": "of the bundle's graph",
@@ -176,6 +181,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "dpiframe_core/describe": {
         "dpiframe_core/features": "a request to profile, the schema to show",
         "dpiframe_core/graph": "the plan to draw",
+        "dpiframe_core/fusion": "as it is fused",
         "dpiframe_core/bundle": "of a bundle",
         "dpiframe_core/models": "of its model",
         "dpiframe_core/engine": "a profile runs an engine",
@@ -300,7 +306,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/engine": "scores before and after",
         "dpiframe_core/features": "which features read a table",
         "dpiframe_core/files": "rows, to count what is read",
-        "dpiframe_core/graph": "the lookup whose time is measured",
+        "dpiframe_core/fusion": "the lookup whose time is measured",
         "dpiframe_core/machine": "what it was measured on",
         "dpiframe_core/models": "the graph that the lookup is of",
         "dpiframe_core/operators": "the lookup itself",
@@ -372,7 +378,7 @@ ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "grpc": GRPC, "typer": 
 # What decides runs anywhere and is tested anywhere: neither torch nor CuPy nor Ray, not through another module either.
 DECIDES = {
     "dpiframe_core/errors", "dpiframe_core/strict", "dpiframe_core/strict_yaml", "dpiframe_core/features",
-    "dpiframe_core/graph", "dpiframe_core/files", "dpiframe_core/evaluation", "dpiframe_core/models",
+    "dpiframe_core/graph", "dpiframe_core/fusion", "dpiframe_core/files", "dpiframe_core/evaluation", "dpiframe_core/models",
     "dpiframe_core/bundle/manifest", "dpiframe_core/embedding/row_counts", "dpiframe_core/embedding/frequency",
     "dpiframe_core/embedding/placement", "dpiframe_core/embedding/place_rows", "dpiframe_core/embedding/placement_file",
     "deployments/cli/tables/plan_command", "deployments/cli/capacity",

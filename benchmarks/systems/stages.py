@@ -11,7 +11,7 @@ from benchmarks.workloads.workload import Workload
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.features.row_block import RowBlock
-from dpiframe_core.graph.fusion import PASSES
+from dpiframe_core.fusion.passes import PASSES
 
 _PLAIN = EngineOptions(fusion=(), policy="sequential", max_streams=1, capture=False)
 _FUSED = replace(_PLAIN, fusion=tuple(PASSES))

@@ -25,8 +25,8 @@ from dpiframe_core.errors import InputError, listed
 from dpiframe_core.features.raw_example import raw_example
 from dpiframe_core.features.row_block import Floats, RowBlock
 from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.architecture import GraphFile
-from dpiframe_core.graph.fusion import fuse
 from dpiframe_core.graph.graph import Graph
 from dpiframe_core.graph.schedule import breadth_first
 from dpiframe_core.operators.cpu import CpuOperators

@@ -6,7 +6,7 @@ from itertools import groupby
 from dpiframe_core.bundle.bundle import Bundle
 from dpiframe_core.describe.plan_launches import operator_text
 from dpiframe_core.features.schema import Categorical, Feature
-from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.graph import JOINED, Graph, Node
 from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.schedule import Plan, breadth_first

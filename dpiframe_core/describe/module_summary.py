@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from dpiframe_core.describe.plan_launches import operator_text
-from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.graph import Graph, Node
 
 _LEAST_RUNS, _MOST_RUNS, _SECONDS = 3, 200, 0.3

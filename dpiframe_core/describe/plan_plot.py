@@ -10,7 +10,7 @@ from dpiframe_core.describe.launch_box import DETAIL, LINE, NAME, Box
 from dpiframe_core.describe.module_colors import module_colors, text_color
 from dpiframe_core.describe.plan_launches import launches
 from dpiframe_core.describe.plan_layout import MOST_WIDTH, PlanLayout, plan_layout
-from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.graph import Graph
 from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.schedule import breadth_first, sequential

@@ -28,7 +28,7 @@ from dpiframe_core.far_rows.lease import Lease, leased
 from dpiframe_core.features.candidate_columns import Candidates, encoded_candidates
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.row_block import BatchResult, Floats, RowBlock
-from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.machine.device_name import target_device
 from dpiframe_core.machine.out_of_memory import free_bytes, wanting_memory
 from dpiframe_core.models.model_graph import model_graph

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from dpiframe_core.engine.calibration import Calibration
 from dpiframe_core.errors import ConfigError, InputError
-from dpiframe_core.graph.fusion import PASSES
+from dpiframe_core.fusion.passes import PASSES
 from dpiframe_core.graph.schedule import POLICIES
 
 AUTO, WAVES, REGIONS = "auto", "waves", "regions"

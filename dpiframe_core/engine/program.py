@@ -10,7 +10,7 @@ import torch
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine.options import AUTO, REGIONS, WAVES
 from dpiframe_core.features.schema import FeatureSchema
-from dpiframe_core.graph.gates import fuse_gates
+from dpiframe_core.fusion.gates import fuse_gates
 from dpiframe_core.graph.graph import JOINED, Graph
 from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.regions import group_regions

@@ -1,1 +1,1 @@
-"""What is computed from what, and in which order: op graph, fusion, schedule, waves. Plain data; no torch, no CuPy."""
+"""What is computed from what, and in which order: op graph, schedule, waves. Plain data; no torch, no CuPy."""

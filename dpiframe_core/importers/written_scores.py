@@ -16,7 +16,7 @@ from dpiframe_core.engine.cpu_lane import CpuLane
 from dpiframe_core.features.block_layout import IdSection
 from dpiframe_core.features.row_block import Floats, RowBlock
 from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema
-from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.schedule import breadth_first
 from dpiframe_core.models.model_graph import model_graph
 from dpiframe_core.operators.cpu import CpuOperators

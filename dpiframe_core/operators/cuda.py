@@ -8,7 +8,7 @@ import torch
 
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.features.schema import FeatureSchema
-from dpiframe_core.graph.gates import SUMMED
+from dpiframe_core.fusion.gates import SUMMED
 from dpiframe_core.graph.graph import JOINED, Graph, Node
 from dpiframe_core.graph.placement import matrices
 from dpiframe_core.operators.aten_functions import AtenOperator

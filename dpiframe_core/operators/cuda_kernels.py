@@ -8,7 +8,7 @@ import torch
 from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.features.schema import FeatureSchema
-from dpiframe_core.graph.gates import SUMMED
+from dpiframe_core.fusion.gates import SUMMED
 from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.graph.interactions import field_projections, linear_params
 from dpiframe_core.graph.placement import Matrix

@@ -1,6 +1,6 @@
 """Which values of a graph stay float32 on a GPU at any precision. Plain data: knows no tensor."""
 
-from dpiframe_core.graph.fusion import PLAIN_LOGITS
+from dpiframe_core.fusion.passes import PLAIN_LOGITS
 from dpiframe_core.graph.graph import Graph, Node
 
 

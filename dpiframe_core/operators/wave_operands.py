@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from dpiframe_core.fusion.gates import SUMMED
 from dpiframe_core.graph.chains import group_chain
-from dpiframe_core.graph.gates import SUMMED
 from dpiframe_core.graph.graph import JOINED, Graph, Node
 from dpiframe_core.graph.interactions import linear_params
 from dpiframe_core.graph.waves import CROSS_LAYERS

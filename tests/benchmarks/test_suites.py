@@ -38,7 +38,7 @@ from benchmarks.workloads.workload import schema_of
 from deployments.demo.export import build_demo_bundle
 from deployments.demo.train import TrainingPlan
 from dpiframe_core.bundle.bundle import read_bundle
-from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.waves import group_waves
 from dpiframe_core.models.build import build_graph

@@ -15,7 +15,7 @@ from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import FeatureSchema
-from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.machine.device_name import target_device
 from dpiframe_core.models.model_graph import model_graph
 from dpiframe_core.operators.lookup_time import lookup_us

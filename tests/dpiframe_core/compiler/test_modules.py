@@ -17,7 +17,7 @@ from dpiframe_core.engine.cpu_lane import CpuLane
 from dpiframe_core.engine.cuda_lane import CudaLane
 from dpiframe_core.engine.program import CudaProgram
 from dpiframe_core.features.schema import FeatureSchema
-from dpiframe_core.graph.fusion import PASSES, fuse
+from dpiframe_core.fusion.passes import PASSES, fuse
 from dpiframe_core.graph.schedule import POLICIES
 from dpiframe_core.operators.cpu import CpuOperators
 from dpiframe_core.operators.cuda import CudaOperators

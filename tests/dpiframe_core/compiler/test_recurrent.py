@@ -11,7 +11,7 @@ from torch._decomp import decompositions
 from dpiframe_core import compile as compile_model
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import FeatureSchema, Table
-from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.fusion.passes import fuse
 from tests.dpiframe_core.compiler.modules import called, categorical, example, randomised
 from tests.dpiframe_core.compiler.served import served_scores
 

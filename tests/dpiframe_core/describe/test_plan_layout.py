@@ -10,7 +10,7 @@ from dpiframe_core.describe.launch_box import DETAIL, NAME
 from dpiframe_core.describe.plan_launches import Launch, Operator, launches
 from dpiframe_core.describe.plan_layout import MOST_WIDTH, plan_layout
 from dpiframe_core.describe.plan_plot import plan_sections, section_places
-from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.schedule import POLICIES, breadth_first, levels
 from dpiframe_core.graph.waves import group_waves
 from dpiframe_core.models.build import build_graph

@@ -11,8 +11,8 @@ from dpiframe_core.describe.plan_plot import plot_plan
 from dpiframe_core.describe.timeline_layout import WIDTH, tick_times, timeline_layout
 from dpiframe_core.describe.timeline_plot import draw_timeline
 from dpiframe_core.describe.trace import Span, Trace
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.architecture import DCNv2
-from dpiframe_core.graph.fusion import fuse
 from dpiframe_core.graph.waves import group_waves
 from dpiframe_core.models.model_graph import model_graph
 from tests.runner import small_bundle

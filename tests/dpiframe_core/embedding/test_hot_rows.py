@@ -21,7 +21,7 @@ from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.embedding.tiers import Tiers
 from dpiframe_core.errors import InputError, Unavailable
 from dpiframe_core.far_rows.lease import leased
-from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.models.build import build_graph
 from kernels.lookup import embedding
 from kernels.lookup.descriptors import TABLE, whole

@@ -23,7 +23,7 @@ from dpiframe_core.embedding.placement import Placement, TablePlacement
 from dpiframe_core.embedding.tiers import Tiers
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
-from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.models.build import build_graph
 from kernels.lookup import embedding
 from kernels.lookup.descriptors import whole

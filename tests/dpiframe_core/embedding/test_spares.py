@@ -17,8 +17,8 @@ from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.errors import InputError, Unavailable
 from dpiframe_core.far_rows.lease import leased
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.architecture import DeepFM
-from dpiframe_core.graph.fusion import fuse
 from dpiframe_core.models.build import build_graph
 from kernels.lookup import embedding
 from kernels.lookup.descriptors import whole

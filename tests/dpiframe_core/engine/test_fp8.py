@@ -8,8 +8,8 @@ from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.fp8 import MOST, check_fp8, scales_of
 from dpiframe_core.engine.options import GOLDEN_TOLERANCE, EngineOptions
 from dpiframe_core.errors import ConfigError, InputError
+from dpiframe_core.fusion.passes import PASSES, fuse
 from dpiframe_core.graph.architecture import DCN, DCNv2, DeepFM, WideDeep
-from dpiframe_core.graph.fusion import PASSES, fuse
 from dpiframe_core.graph.placement import Matrix
 from dpiframe_core.graph.waves import group_waves
 from dpiframe_core.models.build import build_graph

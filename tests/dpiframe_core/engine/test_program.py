@@ -12,7 +12,7 @@ from dpiframe_core.engine import cuda_lane, program
 from dpiframe_core.engine.calibration import Calibration
 from dpiframe_core.engine.cuda_lane import CudaLane
 from dpiframe_core.engine.program import NORM_ROWS, CudaProgram, cuda_programs
-from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.fusion.passes import fuse
 
 CPU, FIELDS, DIM = torch.device("cpu"), 5, 8
 BUCKETS = (1, 64, 1024, 2047, 2048, 4096)

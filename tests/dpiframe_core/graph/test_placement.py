@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.architecture import DCNv2, DLRMDCNv2
 from dpiframe_core.graph.builder import GraphBuilder
-from dpiframe_core.graph.fusion import fuse
 from dpiframe_core.graph.graph import JOINED, Graph
 from dpiframe_core.graph.placement import matrices, place
 from dpiframe_core.graph.schedule import breadth_first

@@ -15,8 +15,8 @@ from dpiframe_core.engine.cuda_lane import CudaLane
 from dpiframe_core.engine.program import cuda_programs
 from dpiframe_core.errors import BundleError
 from dpiframe_core.features.schema import FeatureSchema, Numeric, Table
+from dpiframe_core.fusion.passes import PASSES, fuse
 from dpiframe_core.graph.builder import GraphBuilder
-from dpiframe_core.graph.fusion import PASSES, fuse
 from dpiframe_core.graph.graph import Attrs, Node
 from dpiframe_core.graph.recurrence import Recurrence, check_recurrence, param_shapes
 from dpiframe_core.graph.schedule import breadth_first

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.architecture import DCNv2, DeepFM
-from dpiframe_core.graph.fusion import fuse
 from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.graph.schedule import POLICIES, Plan, Step, breadth_first, depth_first, sequential
 from dpiframe_core.models.build import build_graph

@@ -2,9 +2,9 @@
 
 import pytest
 
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.architecture import DLRM, DCNv2, DeepFM, DLRMDCNv2
 from dpiframe_core.graph.chains import group_chain, group_tower
-from dpiframe_core.graph.fusion import fuse
 from dpiframe_core.graph.graph import JOINED, Attrs, Graph, Node
 from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.schedule import POLICIES

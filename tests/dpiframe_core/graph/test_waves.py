@@ -2,11 +2,11 @@
 
 import pytest
 
+from dpiframe_core.fusion.passes import PASSES, fuse
 from dpiframe_core.graph import chains
 from dpiframe_core.graph import waves as core
 from dpiframe_core.graph.architecture import DCN, DCNv2, DeepFM, WideDeep
 from dpiframe_core.graph.chains import group_chain
-from dpiframe_core.graph.fusion import PASSES, fuse
 from dpiframe_core.graph.graph import Graph
 from dpiframe_core.graph.waves import MAX_JOBS, group_waves
 from dpiframe_core.models.build import build_graph

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dpiframe_core.features.schema import Categorical, FeatureSchema
+from dpiframe_core.fusion.passes import PASSES
 from dpiframe_core.graph.architecture import DCN, DCNv2, WideDeep
-from dpiframe_core.graph.fusion import PASSES
 from tests import oracle
 from tests.backends import BACKENDS
 from tests.runner import Model, table_tensors

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from dpiframe_core.engine.options import GOLDEN_TOLERANCE
+from dpiframe_core.fusion.passes import PASSES, fuse
 from dpiframe_core.graph.architecture import DIN, DLRM, DCNv2, DLRMDCNv2, LeakyReLU, TargetAttention, WideDeep, XDeepFM
-from dpiframe_core.graph.fusion import PASSES, fuse
 from dpiframe_core.models.build import build_graph
 from tests import model_oracle, oracle
 from tests.backends import BACKENDS

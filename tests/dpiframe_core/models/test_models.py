@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from dpiframe_core.fusion.passes import PASSES
 from dpiframe_core.graph.architecture import DCN, DCNv2, DeepFM, WideDeep
-from dpiframe_core.graph.fusion import PASSES
 from dpiframe_core.graph.schedule import depth_first, sequential
 from dpiframe_core.models.build import build_graph
 from kernels.cpu.dense import has_bf16

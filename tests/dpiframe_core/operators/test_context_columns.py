@@ -2,8 +2,8 @@
 
 import pytest
 
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.architecture import DIN, TargetAttention, WideDeep
-from dpiframe_core.graph.fusion import fuse
 from dpiframe_core.models.build import build_graph
 from dpiframe_core.operators.context_shares import context_columns
 from tests import model_oracle

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from dpiframe_core.fusion.passes import PASSES, fuse
 from dpiframe_core.graph.architecture import DCN, DIN, DCNv2, DeepFM, TargetAttention, WideDeep, XDeepFM
-from dpiframe_core.graph.fusion import PASSES, fuse
 from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.waves import group_waves
 from dpiframe_core.models.build import build_graph

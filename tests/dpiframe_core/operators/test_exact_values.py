@@ -2,9 +2,9 @@
 
 import pytest
 
+from dpiframe_core.fusion.passes import PASSES, fuse
 from dpiframe_core.graph.architecture import DCN, DeepFM, WideDeep
 from dpiframe_core.graph.aten import AtenCall, Window
-from dpiframe_core.graph.fusion import PASSES, fuse
 from dpiframe_core.graph.graph import Attrs, Graph, Node, Source
 from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.waves import group_waves

@@ -8,9 +8,9 @@ import torch
 
 from benchmarks.workloads.compiled import compiled_model
 from benchmarks.workloads.modules import FinalMLP, MaskNet
+from dpiframe_core.fusion.gates import SUMMED, fuse_gates
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.chains import group_chain
-from dpiframe_core.graph.fusion import fuse
-from dpiframe_core.graph.gates import SUMMED, fuse_gates
 from dpiframe_core.graph.graph import JOINED
 from dpiframe_core.graph.placement import matrices, place
 from dpiframe_core.graph.waves import group_waves

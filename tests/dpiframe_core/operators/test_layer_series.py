@@ -9,7 +9,7 @@ from dpiframe_core import compile as compile_module
 from dpiframe_core.engine.cpu_lane import CpuLane
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Numeric, Table
-from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.schedule import breadth_first
 from dpiframe_core.operators import layer_series
 from dpiframe_core.operators.cpu import CpuOperators, EmbeddingStore

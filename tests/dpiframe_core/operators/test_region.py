@@ -8,7 +8,7 @@ import torch._inductor.config as inductor
 
 from dpiframe_core import compile as compile_model
 from dpiframe_core.embedding.store import EmbeddingStore
-from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.regions import group_regions
 from dpiframe_core.graph.schedule import POLICIES
 from dpiframe_core.operators.cpu import CpuOperators

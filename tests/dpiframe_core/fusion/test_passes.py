@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine.cpu_lane import CpuLane
+from dpiframe_core.fusion.passes import PASSES, fuse
 from dpiframe_core.graph import fusion
 from dpiframe_core.graph.builder import GraphBuilder
-from dpiframe_core.graph.fusion import PASSES, fuse
 from dpiframe_core.graph.graph import Graph
 from dpiframe_core.graph.interactions import dot, mixture
 from dpiframe_core.graph.schedule import breadth_first

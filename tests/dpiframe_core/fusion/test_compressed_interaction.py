@@ -13,7 +13,7 @@ from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.features.schema import FeatureSchema, Table
-from dpiframe_core.graph.fusion import PASSES, fuse
+from dpiframe_core.fusion.passes import PASSES, fuse
 from tests.dpiframe_core.compiler.modules import categorical, example
 
 FIELDS, DIM = 5, 8

@@ -7,10 +7,11 @@ streams. Each pass can be left out (`passes`), which is how the ablation measure
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from dpiframe_core.graph.column_copies import fuse_column_copies
-from dpiframe_core.graph.field_attention import fuse_field_attention
+from dpiframe_core.fusion.column_copies import fuse_column_copies
+from dpiframe_core.fusion.compressed_interaction import fuse_cin
+from dpiframe_core.fusion.field_attention import fuse_field_attention
+from dpiframe_core.fusion.target_attention import fuse_target_attention
 from dpiframe_core.graph.graph import Attrs, Graph, Node
-from dpiframe_core.graph.interactions import fuse_cin, fuse_target_attention
 
 # What the head kernel takes (kernels/dense/head.cu).
 MAX_PARTS, MAX_LOGITS = 3, 3

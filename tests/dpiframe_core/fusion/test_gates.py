@@ -1,7 +1,7 @@
 """Which operators become gates and norms, and which are left as they are."""
 
+from dpiframe_core.fusion.gates import SUMMED, fuse_gates
 from dpiframe_core.graph.aten import AtenCall, Constant, Window
-from dpiframe_core.graph.gates import SUMMED, fuse_gates
 from dpiframe_core.graph.graph import Attrs, Graph, Node, Source
 
 

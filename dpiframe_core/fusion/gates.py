@@ -6,8 +6,8 @@ sum_h a_h W_h b_h, whose sum the head takes. As operators of their own they are 
 
 from dataclasses import replace
 
+from dpiframe_core.fusion.passes import MAX_PARTS, only, rebuilt
 from dpiframe_core.graph.aten import AtenCall, Constant, Window, contiguous
-from dpiframe_core.graph.fusion import MAX_PARTS, only, rebuilt
 from dpiframe_core.graph.graph import Attrs, Graph, Node
 from dpiframe_core.graph.placement import ALIGNMENT
 

@@ -10,7 +10,7 @@ from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Table
-from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.fusion.passes import fuse
 from tests.dpiframe_core.compiler.modules import categorical, example
 
 STEPS, ROWS = 6, 20

@@ -7,7 +7,7 @@ from torch import nn
 from dpiframe_core import compile as compile_model
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.features.schema import FeatureSchema, Table
-from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.fusion.passes import fuse
 from tests.dpiframe_core.compiler.modules import categorical, example
 
 FIELDS, DIM, HEADS, SIZE = 5, 8, 2, 4

@@ -5,13 +5,13 @@ makes one operator of it. Graph in, graph out; nothing executable.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dpiframe_core.graph.aten import AtenCall, Constant, Window, contiguous
+from dpiframe_core.fusion.generic_nodes import call_of, factor_of, is_call
+from dpiframe_core.graph.aten import Constant, Window, contiguous
 from dpiframe_core.graph.aten_rules import Shape
 from dpiframe_core.graph.graph import Attrs, FieldHeads, Graph, Node
 
 # What its kernel takes (kernels/attention/field_attention.py); columns begin 8 bytes aligned.
 MOST_FIELDS, MOST_DIM, MOST_SIZE, ALIGNMENT = 64, 64, 32, 4
-Read = tuple[str, Window]  # a value, and a window of it as if it were a node's first input
 
 
 def fuse_field_attention(graph: Graph) -> Graph:
@@ -169,17 +169,6 @@ def _rows_of(projections: Sequence[_Projection]) -> tuple[tuple[bool, ...], tupl
     return tuple(len(p.layer.params) == 2 for p in projections), tuple(p.first for p in projections)
 
 
-def call_of(node: Node) -> AtenCall:
-    """What a generic node computes."""
-    assert node.attrs.aten is not None
-    return node.attrs.aten
-
-
-def is_call(node: Node, op: str) -> bool:
-    """Whether a node is a generic one of this function."""
-    return node.op == "aten" and call_of(node).op == f"aten.{op}"
-
-
 def _count(sizes: Shape) -> int:
     count = 1
     for size in sizes:
@@ -197,35 +186,3 @@ def _view(node: Node, i: int, sizes: Shape, strides: Shape) -> str | None:
     operand = call_of(node).operands[i]
     fits = isinstance(operand, Window) and not operand.offset and _same(operand, sizes, strides)
     return node.inputs[operand.value] if isinstance(operand, Window) and fits else None
-
-
-def factor_of(node: Node) -> float | None:
-    """What a node multiplies by, if it does nothing else."""
-    if not (is_call(node, "mul.Scalar") or is_call(node, "div.Scalar")):
-        return None
-    (by,) = call_of(node).args
-    if not isinstance(by, int | float) or not by:
-        return None
-    return float(by) if is_call(node, "mul.Scalar") else 1.0 / by
-
-
-def fuse_ends(graph: Graph, found: Callable[[Mapping[str, Node], Node], tuple[list[Node], Node] | None]) -> Graph:
-    """The graph with one node in the place of each that `found` says (the others of it, and the new one) in which a group of
-    nodes ends that nothing else reads.
-    """
-    made_by, read_by, gone, fused = graph.producers(), graph.consumers(), set[str](), dict[str, Node]()
-    for last in graph.nodes:
-        nodes, node = found(made_by, last) or ([], last)
-        inside = {n.name for n in nodes}
-        if nodes and all(r.name in inside or r is last for n in nodes for r in read_by[n.outputs[0]]):
-            gone, fused[last.name] = gone | inside, node
-    return replace(graph, nodes=tuple(fused.get(n.name, n) for n in graph.nodes if n.name not in gone))
-
-
-def reads_of(node: Node) -> list[Read]:
-    """What a generic node's operands are windows of."""
-    return [(node.inputs[w.value], replace(w, value=0)) for w in call_of(node).operands if isinstance(w, Window)]
-
-
-def whole(sizes: Shape) -> Window:
-    return Window(0, sizes, contiguous(sizes))
