@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine.cpu_lane import CpuLane
+from dpiframe_core.fusion import passes as fusion
 from dpiframe_core.fusion.passes import PASSES, fuse
-from dpiframe_core.graph import fusion
 from dpiframe_core.graph.builder import GraphBuilder
 from dpiframe_core.graph.graph import Graph
 from dpiframe_core.graph.interactions import dot, mixture

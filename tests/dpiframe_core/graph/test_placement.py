@@ -15,7 +15,7 @@ from dpiframe_core.graph.schedule import breadth_first
 from dpiframe_core.graph.waves import group_waves
 from dpiframe_core.models.build import build_graph
 from tests import model_oracle, oracle
-from tests.dpiframe_core.graph.test_fusion import SCHEMA, random_graph
+from tests.dpiframe_core.fusion.test_passes import SCHEMA, random_graph
 
 DLRM = DLRMDCNv2(bottom_units=(12, 8), cross_layers=2, rank=5, hidden_units=(16,))
 

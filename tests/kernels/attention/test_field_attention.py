@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dpiframe_core.graph import field_attention as in_graphs
+from dpiframe_core.fusion import field_attention as in_graphs
 from kernels import reference
 from kernels.attention import field_attention
 from tests.backends import BACKENDS
