@@ -1,6 +1,7 @@
 """Marks that need hardware are skipped with the reason; `--require-gpu` turns that skip into a failure. And shared fixtures."""
 
 import importlib.util
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,14 @@ settings.load_profile("dpiframe")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-gpu", action="store_true", help="fail, rather than skip, tests marked gpu if there is no GPU")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_clients() -> None:
+    """By default httpx gives up after five seconds; a busy host may take longer."""
+    if "httpx" in sys.modules:
+        own = sys.modules["httpx"]._config.DEFAULT_TIMEOUT_CONFIG
+        own.connect = own.read = own.write = own.pool = 60.0
 
 
 @pytest.fixture(scope="session")

@@ -110,16 +110,16 @@ def test_a_stall_counts_for_every_request_that_was_due_meanwhile(requests_of):
     assert load.times.p99_us > 400_000
     with server(stall_s=0.5) as (port, seen):
         one_slow = drive(port, requests_of(port, [b"x"]), connections=1, seconds=1, warm_s=0)
-    assert one_slow.times.p99_us < 400_000 or one_slow.times.calls < 100
+    assert one_slow.times.p50_us < 400_000
 
 
 def test_a_stall_is_told_from_a_server_that_is_always_slow_by_when_the_slowest_requests_were_due(requests_of):
-    with server(stall_s=0.5) as (port, _):
-        load = drive(port, requests_of(port, [b"x"]), connections=1, seconds=1, warm_s=0, rate=200)
+    with server(stall_s=1.8) as (port, _):
+        load = drive(port, requests_of(port, [b"x"]), connections=1, seconds=2, warm_s=0, rate=200)
     first, _, last = load.slow_ms
-    assert 0 <= first <= last < 100  # the stall is the first request's: those that were due first waited for longest
-    assert load.unsent_p99_us > 350_000  # and for a free connection, not for the server
-    assert load.late_p99_us < 350_000
+    assert 0 <= first <= last < 300  # the stall is the first request's: those that were due first waited for longest
+    assert load.unsent_p99_us > 1_500_000  # and for a free connection, not for the server
+    assert load.late_p99_us < 1_500_000  # nor for the generator
 
 
 def test_what_the_warm_up_meets_is_in_no_figure_but_in_the_number_answered(requests_of):
@@ -130,7 +130,7 @@ def test_what_the_warm_up_meets_is_in_no_figure_but_in_the_number_answered(reque
 
 
 def test_requests_that_nobody_answers_are_told(requests_of):
-    with server(stall_s=2.9) as (port, _), pytest.raises(RuntimeError, match=r"load: got no good answer .* unanswered: [1-9]"):
+    with server(stall_s=6) as (port, _), pytest.raises(RuntimeError, match=r"load: got no good answer .* unanswered: [1-9]"):
         drive(port, requests_of(port, [b"x"]), connections=1, seconds=0.2, warm_s=0, rate=100)
 
 

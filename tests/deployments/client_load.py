@@ -61,7 +61,7 @@ class ClientLoad:
         for thread in self._threads:
             thread.join(60)
 
-    def go_on(self, answers: int = 50, within_s: float = 60) -> None:
+    def go_on(self, answers: int = 50, within_s: float = 120) -> None:
         """Returns after so many more right answers."""
         before = self.right
         wait_until(lambda: self.right >= before + answers or bool(self.failed), within_s)
@@ -82,7 +82,7 @@ class ClientLoad:
                 self._done.wait(0.005)
 
 
-def wait_until(true: Callable[[], bool], within_s: float = 60) -> float:
+def wait_until(true: Callable[[], bool], within_s: float = 120) -> float:
     """How long it took."""
     begun = time.monotonic()
     while not true():

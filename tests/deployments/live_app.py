@@ -28,7 +28,7 @@ LIMITS = Limits(max_body_bytes=200_000, max_rows_per_request=500)
 
 def wait_until(true: Callable[[], bool]) -> None:
     """Waits for what the app's thread is about to do."""
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + 60
     while not true():
         assert time.monotonic() < give_up
         time.sleep(0.001)

@@ -105,7 +105,7 @@ def numbers(request: int, rows: int) -> list[int]:
 
 async def until(true: Callable[[], bool]) -> None:
     """Waits for what other threads are about to do."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not true():
             await asyncio.sleep(0.001)
 

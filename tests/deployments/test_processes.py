@@ -79,14 +79,15 @@ def test_a_worker_whose_raylet_is_killed_ends_a_while_later_and_not_before(tmp_p
     pid = int(raylet.stdout.readline())
     time.sleep(1.5)
     assert Path(f"/proc/{pid}").exists()
+    killed = time.monotonic()
     raylet.kill()
     raylet.wait()
-    assert Path(f"/proc/{pid}").exists()
     assert raylet.stdout.read() == b""  # to its end, which is the worker's: it has the pipe
+    assert time.monotonic() - killed >= 0.5
     raylet.stdout.close()
 
 
 def test_a_process_that_no_raylet_has_started_watches_nobody():
-    before = threading.active_count()
+    before = {*threading.enumerate()}  # of which some may just end
     end_without_raylet()
-    assert threading.active_count() == before
+    assert {*threading.enumerate()} <= before

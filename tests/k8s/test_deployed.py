@@ -9,9 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deployments.serve.host import free_ports
 from tests.deployments.access.token_files import bearing, made
 from tests.k8s.overlays import ROOT, Rendered, copied, environment, ray_containers
+from tests.own_ports import own_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
@@ -23,7 +23,7 @@ def test_the_embedded_configuration_is_deployed_and_scores_and_answers_its_probe
     (application,) = serve["applications"]
     args = application["args"]
     # All that is of this host: a port, and where the files lie.
-    (port,) = free_ports(1)
+    port = own_port()
     serve["http_options"]["port"] = args["http"]["port"] = port
     tokens = made(tmp_path / "tokens.yaml", ranker=["score"], boss=["admin"])
     args["access"]["tokens"] = str(tmp_path / "tokens.yaml")
@@ -48,7 +48,7 @@ def test_the_embedded_configuration_is_deployed_and_scores_and_answers_its_probe
             pytest.fail(said)
         url = f"http://127.0.0.1:{port}"
         probe = worker["readinessProbe"]["httpGet"]["path"]
-        give_up = time.monotonic() + 20
+        give_up = time.monotonic() + 60
         while httpx.get(url + probe).status_code != 200:  # HAProxy's new configuration comes a moment later
             assert time.monotonic() < give_up
             time.sleep(0.1)
@@ -67,7 +67,7 @@ def test_the_embedded_configuration_is_deployed_and_scores_and_answers_its_probe
         replica["user_config"] = {"models": [{"path": str(demo_bundle), "version": "of-user-config"}]}
         process.stdin.write(json.dumps(serve) + "\n")
         process.stdin.flush()
-        give_up = time.monotonic() + 30
+        give_up = time.monotonic() + 90
         while answer.json()["version"] != "of-user-config":
             assert time.monotonic() < give_up
             time.sleep(0.1)

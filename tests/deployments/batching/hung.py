@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import sys
+import time
 
 from deployments.batching.batcher import RowBatcher
 from deployments.batching.lost_device import end_when_lost
@@ -30,7 +31,7 @@ async def main(device: str, max_run_s: float) -> None:
     batcher = RowBatcher(run, max_batch_rows=4, lanes=1, max_queued_rows=100)
     end_when_lost(batcher.dispatcher, lambda: None, max_run_s, batcher.fail)
     await batcher.submit(numbered(1, 1))
-    print("scored", flush=True)
+    print("scored", time.monotonic(), flush=True)
     try:
         await batcher.submit(numbered(2, 4))
     except Unavailable as error:

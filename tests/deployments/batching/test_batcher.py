@@ -51,6 +51,13 @@ def rows_of(scored: Scored) -> list[int]:
     return [int(score) for score in scored.scores[:, 0]]
 
 
+async def scored_by_a_lane(batcher: RowBatcher, rows: int) -> Scored:
+    """The scores of request 0, once the only lane sleeps: what comes next is not its own find."""
+    scored = await batcher.submit(numbered(0, rows))
+    await until(lambda: batcher.dispatcher._idle == 1)
+    return scored
+
+
 async def occupy(batcher: RowBatcher, device: FakeDevice) -> asyncio.Task[Scored]:
     """Puts a one-row request on the only lane, so that what comes next waits."""
     runs = len(device.batches)
@@ -365,6 +372,7 @@ def test_the_event_loop_runs_what_is_short_itself_once_a_lane_has_shown_it_to_be
             busy = batcher.dispatcher.busy_s
             scored = await batcher.submit(numbered(i, 4))
             assert rows_of(scored) == numbers(i, 4)
+            await until(lambda: batcher.dispatcher._idle == 1)
             assert (scored.queue_ms, scored.device_ms) == (0.0, 1.0)
             assert batcher.dispatcher.busy_s - busy == pytest.approx(0.0001)
             assert batcher.dispatcher.queued_rows == batcher.dispatcher.inflight_rows == 0
@@ -382,6 +390,7 @@ def test_runs_above_the_limit_go_to_a_lane_until_they_are_short_again() -> None:
     async def body(batcher: RowBatcher) -> None:
         for device.seconds in (0.001, 0.001, 0.0001, 0.0001, 0.001, 0.001, 0.0001, 0.0001):
             await batcher.submit(numbered(1, 4))
+            await until(lambda: batcher.dispatcher._idle == 1)
 
     run(device, body, clock=clock)
     # The one that turns out to be long on the loop is the fifth.
@@ -393,7 +402,7 @@ def test_requests_of_one_round_of_the_event_loop_share_a_batch_there() -> None:
     device = Timed(clock)
 
     async def body(batcher: RowBatcher) -> None:
-        await batcher.submit(numbered(0, 1))
+        await scored_by_a_lane(batcher, 1)
         done = await asyncio.gather(*(batcher.submit(numbered(i, 3), priority=i) for i in range(1, 4)))
         assert [rows_of(scored) for scored in done] == [numbers(i, 3) for i in range(1, 4)]
 
@@ -407,7 +416,7 @@ def test_more_than_one_batch_is_left_to_the_lanes() -> None:
     device = Timed(clock)
 
     async def body(batcher: RowBatcher) -> None:
-        await batcher.submit(numbered(0, 1))
+        await scored_by_a_lane(batcher, 1)
         assert rows_of(await batcher.submit(numbered(1, 25))) == numbers(1, 25)
 
     run(device, body, clock=clock)
@@ -419,7 +428,7 @@ def test_a_run_that_fails_on_the_event_loop_answers_all_its_clients_and_the_next
     device = Timed(clock)
 
     async def body(batcher: RowBatcher) -> None:
-        await batcher.submit(numbered(0, 1))
+        await scored_by_a_lane(batcher, 1)
         device.fail_on = 2001
         done = await asyncio.gather(*(batcher.submit(numbered(i, 3)) for i in (1, 2, 3)), return_exceptions=True)
         assert [str(error) for error in done] == ["device: got an error on this request's batch, expected scores"] * 3
@@ -442,7 +451,7 @@ def test_an_order_to_exit_during_a_run_on_the_event_loop_is_obeyed_once_the_clie
         return result
 
     async def body(batcher: RowBatcher) -> None:
-        await batcher.submit(numbered(0, 3))
+        await scored_by_a_lane(batcher, 3)
         task = asyncio.create_task(batcher.submit(numbered(1, 3)))
         await asyncio.sleep(0)
         with pytest.raises(SystemExit):
@@ -458,7 +467,7 @@ def test_who_hangs_up_when_the_event_loop_is_about_to_run_its_batch_harms_nobody
     device = Timed(clock)
 
     async def body(batcher: RowBatcher) -> None:
-        await batcher.submit(numbered(0, 1))
+        await scored_by_a_lane(batcher, 1)
         doomed, other = (asyncio.create_task(batcher.submit(numbered(i, 2))) for i in (1, 2))
         await asyncio.sleep(0)
         assert batcher.dispatcher.queued_rows == 4
@@ -480,7 +489,7 @@ def test_a_deadline_that_passes_during_a_run_on_the_event_loop_is_kept() -> None
     device = Timed(clock)
 
     async def body(batcher: RowBatcher) -> None:
-        await batcher.submit(numbered(0, 2))
+        await scored_by_a_lane(batcher, 2)
         device.seconds = 60
         fine = asyncio.create_task(batcher.submit(numbered(1, 2), deadline=clock.now + 61))
         with pytest.raises(DeadlineExceeded, match="deadline: got past it on the device, expected the scores before it"):
@@ -496,7 +505,7 @@ def test_closing_waits_for_what_the_event_loop_is_about_to_run() -> None:
     device = Timed(clock)
 
     async def body(batcher: RowBatcher) -> None:
-        await batcher.submit(numbered(0, 2))
+        await scored_by_a_lane(batcher, 2)
         task = asyncio.create_task(batcher.submit(numbered(1, 2)))
         await asyncio.sleep(0)
         assert batcher.dispatcher.queued_rows == 2
@@ -515,8 +524,7 @@ def test_the_event_loop_counts_as_a_lane_so_that_it_never_waits_for_one() -> Non
 
     async def body(batcher: RowBatcher) -> None:
         dispatcher = batcher.dispatcher
-        await batcher.submit(numbered(0, 2))
-        await until(lambda: dispatcher._idle == 1)
+        await scored_by_a_lane(batcher, 2)
 
         def during(blocks: Sequence[RowBlock]) -> BatchResult:
             if threading.get_ident() == device.loops and not refused:

@@ -125,7 +125,7 @@ def test_a_failed_batcher_answers_who_waits_and_who_comes_with_the_reason() -> N
 def test_watching_ends_with_the_batcher() -> None:
     async def main() -> None:
         batcher = RowBatcher(FakeDevice(), max_batch_rows=4, lanes=1, max_queued_rows=100)
-        watching = threading.Thread(target=watch, args=(batcher.dispatcher, lambda: None, 0.1, print))
+        watching = threading.Thread(target=watch, args=(batcher.dispatcher, lambda: None, 2.0, print))
         watching.start()
         await batcher.submit(numbered(1, 1))
         assert watching.is_alive()
@@ -143,7 +143,8 @@ def test_a_process_whose_device_hangs_answers_says_where_it_is_and_ends(device: 
     ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert ended.returncode == -signal.SIGKILL
     why = "device: got a run that has lasted 1 s, expected its end (batching.max_run_s)"
-    assert ended.stdout.splitlines() == ["scored", why]
+    scored, *rest = ended.stdout.splitlines()
+    assert (scored.split()[0], rest) == ("scored", [why])
     assert f"{why}: this process ends, and Serve starts another one" in ended.stderr
     assert "in spin" in ended.stderr or "in run" in ended.stderr
 
@@ -154,11 +155,11 @@ def test_a_process_that_was_stopped_for_longer_than_a_run_may_last_goes_on() -> 
     command = [sys.executable, "-m", "tests.deployments.batching.hung", "cpu", "3"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "scored\n"
+        said, begun = process.stdout.readline().split()
+        assert said == "scored"
         time.sleep(0.4)  # the run that hangs is under way
         process.send_signal(signal.SIGSTOP)
         time.sleep(3.2)
         process.send_signal(signal.SIGCONT)
-        with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(0.5)
         assert process.wait(60) == -signal.SIGKILL  # it does hang
+        assert time.monotonic() - float(begun) > 3 + 3.2 - 0.3  # one turn of a twentieth may end while it is stopped

@@ -1,5 +1,6 @@
 """The direct port as a user starts it: the fan-in on the CPU, two ingresses at one port; the death of one, the end of both."""
 
+import contextlib
 import json
 import os
 import signal
@@ -13,12 +14,12 @@ import numpy as np
 import pytest
 
 from deployments.client import Client
-from deployments.serve.host import free_ports
 from tests.deployments.fanin.test_fanin_launched import replicas, wait_for
 from tests.deployments.server_process import Server, listens, outcomes_of_ctrl_c_under_load
+from tests.own_ports import own_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-PORT = free_ports(1)[0]
+PORT = own_port()
 SOCKET = Path(tempfile.gettempdir()) / f"dpiframe-{os.getpid()}-{PORT}.sock"
 HEADERS = {"content-type": "application/json"}
 
@@ -27,7 +28,7 @@ HEADERS = {"content-type": "application/json"}
 def server(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     config = tmp_path_factory.mktemp("configs") / "direct.yaml"
     http = f"{{direct_port: {PORT}, direct_socket: {SOCKET}}}"
-    config.write_text(f"models: [{{path: {demo_bundle}}}]\ntopology: fanin\ningress_replicas: 2\nhttp: {http}\n")
+    config.write_text(f"models: [{{path: {demo_bundle}}}]\ntopology: fanin\ningress_replicas: 2\ndrain_s: 20\nhttp: {http}\n")
     with Server(config) as server:
         yield server.wait_ready()
 
@@ -35,6 +36,15 @@ def server(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 @pytest.fixture(scope="module")
 def example(demo_bundle: Path) -> bytes:
     return (demo_bundle / "example.json").read_bytes()
+
+
+def gone(pid: int) -> bool:
+    """Whether all threads of a process have ended, and its sockets with them."""
+    states = set()
+    for thread in Path(f"/proc/{pid}").glob("task/*/stat"):
+        with contextlib.suppress(OSError):
+            states.add(thread.read_text().rpartition(")")[2].split()[0])
+    return states <= {*"ZX"}
 
 
 def client() -> httpx.Client:
@@ -58,9 +68,12 @@ def test_it_answers_what_the_other_port_does(server: Server, example: bytes) -> 
 
 
 def test_clients_that_nobody_has_accepted_outlive_a_killed_ingress(server: Server, example: bytes) -> None:
-    """The listening socket is one for both: whoever lives answers, and so does the successor of who died."""
+    """The listening socket is one for both: whoever lives answers, and so does the successor of who died. Clients that the one
+    who lives had handed to the other one before the kernel was done with it are cut: they are not asked here.
+    """
     first, *_ = replicas(server, "Ingress")
     os.kill(first, signal.SIGKILL)
+    wait_for(lambda: gone(first))
 
     def score() -> int:
         with client() as fresh:

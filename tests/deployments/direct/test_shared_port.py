@@ -6,7 +6,9 @@ import grp
 import json
 import os
 import secrets
+import select
 import socket
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
@@ -20,10 +22,10 @@ from deployments.direct.shared_port import SharedPort, leave, open_port, shares
 from deployments.fanin import handshake
 from deployments.host_sockets import mailbox
 from deployments.host_sockets.listening import Place, Port, SocketFile
-from deployments.serve.host import free_ports
 from dpiframe_core.errors import ConfigError
 from tests.deployments.serve.test_http_app import Service, expected, request
 from tests.deployments.serving_doubles import until
+from tests.own_ports import own_port
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +38,7 @@ class Node:
 
     def __init__(self, service: Service) -> None:
         self.service, self.place = service, f"\0dpiframe-test-{secrets.token_hex(4)}"
-        (self.port,) = free_ports(1)
+        self.port = own_port()
         self.places: list[Place] = [Port("127.0.0.1", self.port)]
         self.kept: list[socket.socket] = []
 
@@ -152,7 +154,9 @@ def test_all_of_a_place_leave_when_they_are_told_and_answer_what_they_have() -> 
         engine.go.clear()
         async with node.client() as one, node.client() as two:
             asked = [asyncio.create_task(node.scored(client)) for client in (one, two)]
-            await until(lambda: [server.connections for server, _ in servers] == [1, 1] and bool(engine.batches))
+            dispatcher = node.service.batchers["fake"].dispatcher
+            await until(lambda: dispatcher.inflight_rows + dispatcher.queued_rows == 4)  # both were read
+            assert [server.connections for server, _ in servers] == [1, 1]
             left = asyncio.create_task(asyncio.to_thread(leave, node.place, 20))
             await until(lambda: not any(shared._listening for _, shared in servers))
             with pytest.raises(ConnectionRefusedError):
@@ -248,7 +252,7 @@ def test_a_connection_of_another_user_is_not_read(monkeypatch: pytest.MonkeyPatc
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asker:
                 asker.connect(mailbox._name(node.place, 0))
                 asker.send(b"?")
-                await asyncio.sleep(0.1)
+                await until(lambda: bool(select.select([asker], [], [], 0)[0]))
                 what, fds, *_ = socket.recv_fds(asker, 1, mailbox.MOST_SOCKETS, socket.MSG_DONTWAIT)
                 for fd in fds:
                     socket.close(fd)
@@ -415,15 +419,14 @@ def test_clients_leave_descriptors_for_all_else(
 
 def test_mail_that_finds_no_descriptor_waits_without_a_spin_and_is_read_later(monkeypatch: pytest.MonkeyPatch) -> None:
     async def body() -> None:
-        read, refusals = [], 0
+        read, tried = [], list[float]()
         box = mailbox.Mailbox(f"\0dpiframe-test-{secrets.token_hex(4)}", lambda _, what, fds: read.append(what))
         own = box._listening
 
         class Full:
             def accept(self) -> tuple[socket.socket, object]:
-                nonlocal refusals
-                refusals += 1
-                if refusals > 2:
+                tried.append(time.monotonic())
+                if len(tried) > 2:
                     return own.accept()
                 raise OSError(24, "Too many open files")
 
@@ -432,9 +435,9 @@ def test_mail_that_finds_no_descriptor_waits_without_a_spin_and_is_read_later(mo
 
         monkeypatch.setattr(box, "_listening", Full())
         assert mailbox.posted(box._place, box.slot, b".")
-        await asyncio.sleep(0.15)
-        assert (read, refusals) == ([], 2)
         await until(lambda: read == [b"."])
+        first, second, third = tried[:3]
+        assert min(second - first, third - second) >= 0.09
         box.close()
 
     asyncio.run(body())

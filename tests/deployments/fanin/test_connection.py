@@ -23,7 +23,7 @@ from deployments.fanin.shared_memory import shared_memory
 from dpiframe_core.errors import Overloaded
 from dpiframe_core.features.row_block import BatchResult, RowBlock
 from tests.deployments.fanin.doubles import FINGERPRINT, connect, engine_of, rows_of, scorer_of
-from tests.deployments.serving_doubles import LAYOUT, FakeDevice, numbered, numbers
+from tests.deployments.serving_doubles import LAYOUT, FakeDevice, numbered, numbers, until
 
 
 def test_a_lone_request_is_looked_out_for_only_if_that_was_enough_lately(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,6 +39,10 @@ def test_a_lone_request_is_looked_out_for_only_if_that_was_enough_lately(monkeyp
         scorer = scorer_of(time.monotonic)
         connection, peer = connect(scorer, engine)
         asyncio.get_running_loop().remove_reader(connection._answer_fd)  # nobody wakes the loop now
+
+        async def read_all() -> None:
+            await until(lambda: connection._read_answers() or not connection._sent)
+
         scored = await scorer.submit(numbered(3, 5))
         assert scored.scores[:, 0].tolist() == numbers(3, 5)
         assert 0 < connection._lone_s < 20
@@ -46,7 +50,7 @@ def test_a_lone_request_is_looked_out_for_only_if_that_was_enough_lately(monkeyp
         connection._lone_s = 21.0
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(scorer.submit(numbered(4, 5)), 0.2)
-        connection._read_answers()
+        await read_all()
         connection._lone_s = 21.0
         reply = asyncio.get_running_loop().create_future()
         connection.send(*scorer._placed(numbered(5, 5)), None, time.monotonic(), 0, reply)
@@ -55,7 +59,7 @@ def test_a_lone_request_is_looked_out_for_only_if_that_was_enough_lately(monkeyp
         sent = [asyncio.create_task(scorer.submit(numbered(i, 5))) for i in (6, 7)]
         await asyncio.wait(sent, timeout=0.2)
         assert not any(task.done() for task in sent)
-        connection._read_answers()
+        await read_all()
         assert [(await task).scores[0, 0] for task in sent] == [6000, 7000]
         await scorer.close()
         peer.sock.close()

@@ -12,17 +12,17 @@ import httpx
 import numpy as np
 import pytest
 
-from deployments.serve.host import free_ports
 from tests.deployments.server_process import Server, outcomes_of_ctrl_c_under_load, score
+from tests.own_ports import own_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-METRICS_PORT = free_ports(1)[0]
+METRICS_PORT = own_port()
 
 
 @pytest.fixture(scope="module")
 def server(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     config = tmp_path_factory.mktemp("configs") / "fanin.yaml"
-    wanted = f"metrics: {{port: {METRICS_PORT}}}\nlog_format: json\n"
+    wanted = f"metrics: {{port: {METRICS_PORT}}}\nlog_format: json\ndrain_s: 20\n"
     config.write_text(f"models: [{{path: {demo_bundle}}}]\ntopology: fanin\ningress_replicas: 2\n{wanted}")
     with Server(config) as server:
         yield server.wait_ready()
@@ -46,7 +46,7 @@ def replicas(server: Server, deployment: str) -> list[int]:
 
 
 def wait_for(true: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 120
     while not true():
         assert time.monotonic() < give_up
         time.sleep(0.05)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -79,7 +80,7 @@ class Load:
     def until(self, true: Callable[[Counter[str]], bool]) -> None:
         """Waits for answers to what is asked from now on."""
         self.seen = Counter()
-        give_up = time.monotonic() + 20
+        give_up = time.monotonic() + 60
         while not true(self.seen):
             assert time.monotonic() < give_up, (self.seen, self.failed)
             time.sleep(0.01)
@@ -114,8 +115,10 @@ def test_versions_change_under_load_without_a_failed_request(topology: str, root
             answer = httpx.put(f"{server.url}{MODEL}/versions/2", json={"path": "demo-2"}, timeout=60)
             cut.join()
             if answer.status_code != 200:
-                what = "coordinator of models: got ActorDiedError, expected an answer: ask again"
-                assert (answer.status_code, answer.json()["error"]["message"]) == (503, what)
+                assert answer.status_code == 503, answer.text
+                # Unavailable: Ray has not heard of the death within a second.
+                what = r"coordinator of models: got Actor(Died|Unavailable)Error, expected an answer: ask again"
+                assert re.fullmatch(what, answer.json()["error"]["message"])
             state = eventually(lambda: ask("PUT", "/versions/2", path="demo-2"))
             assert (state["live"], state["previous"]) == ("2", "1")
             load.until(lambda seen: seen["2"] >= 20)
@@ -165,7 +168,7 @@ def test_versions_change_under_load_without_a_failed_request(topology: str, root
     assert json.loads((tmp_path / "state.json").read_text())["desired"]["models"]["demo"]["live"] == "2"
 
 
-def eventually(ask: Callable[[], dict[str, Any]], within_s: float = 30) -> dict[str, Any]:
+def eventually(ask: Callable[[], dict[str, Any]], within_s: float = 90) -> dict[str, Any]:
     """The answer, once there is one: a coordinator that ends takes the calls that it has along."""
     give_up = time.monotonic() + within_s
     while True:

@@ -15,6 +15,7 @@ from deployments.lifecycle.release import Key, Release
 from deployments.scoring.catalog import Catalog
 from dpiframe_core.errors import BundleError, Unavailable
 from tests.deployments.lifecycle.versions import write_moved
+from tests.deployments.serving_doubles import until
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's, at import
 
@@ -61,11 +62,7 @@ def test_an_unloaded_version_leaves_its_memory_without_the_help_of_a_collection(
             await asyncio.to_thread(thread.join, 10)
         assert list(replica._catalog) == []
         assert replica._loaded._engines == {}
-        for _ in range(100):
-            if engine() is None:
-                break
-            await asyncio.sleep(0.02)
-        assert engine() is None
+        await until(lambda: engine() is None)
 
     gc.collect()
     gc.disable()

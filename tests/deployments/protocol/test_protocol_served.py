@@ -17,9 +17,9 @@ import pytest
 
 from deployments.client.client import Client
 from deployments.protocol.grpc_messages import CLASSES, SERVICE
-from deployments.serve.host import free_ports
 from tests.deployments.serve.test_launcher import listeners
 from tests.deployments.server_process import Server
+from tests.own_ports import own_port
 
 LIMIT_BYTES = 1_000_000
 
@@ -34,7 +34,7 @@ class Protocols:
 
 @pytest.fixture(scope="module")
 def served(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Protocols]:
-    [grpc_port] = free_ports(1)
+    grpc_port = own_port()
     config = tmp_path_factory.mktemp("config") / "grpc.yaml"
     config.write_text(
         f"models: [{{path: {demo_bundle}}}]\ngrpc: {{port: {grpc_port}}}\nlimits: {{max_body_bytes: {LIMIT_BYTES}}}\n"
@@ -123,7 +123,7 @@ def _replica_ports(server: Server) -> list[int]:
 def _code_at(target: str) -> grpc.StatusCode | None:
     with grpc.insecure_channel(target) as channel:
         try:
-            channel.unary_unary(f"/{SERVICE}/ServerLive")(b"", timeout=5)
+            channel.unary_unary(f"/{SERVICE}/ServerLive")(b"", timeout=20)
         except grpc.RpcError as error:
             code: grpc.StatusCode = error.code()
             return code
@@ -154,7 +154,7 @@ def test_sigterm_under_load_gives_every_grpc_call_its_scores_or_unavailable(serv
         thread.start()
     while outcomes.count("scored") < 40 and any(thread.is_alive() for thread in clients):
         time.sleep(0.001)
-    assert served.server.stop(signal.SIGTERM, within_s=40) == 0  # HAProxy lets gRPC connections go one by one: 7 s here
+    assert served.server.stop(signal.SIGTERM) == 0
     for thread in clients:
         thread.join(30)
     assert [outcome for outcome in outcomes if outcome != "scored" and "UNAVAILABLE" not in outcome] == []

@@ -53,8 +53,6 @@ def test_without_shards_a_replica_is_bound_as_before() -> None:
 def test_a_shard_is_found_from_any_thread_by_a_handle_that_is_asked_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     from deployments.remote_rows import row_shard
 
-    monkeypatch.setattr(row_shard, "_FIND_S", 0.05)
-
     class Handle:
         """Serve's, as it is with our flags: it belongs to one event loop."""
 
@@ -73,6 +71,7 @@ def test_a_shard_is_found_from_any_thread_by_a_handle_that_is_asked_on_the_event
     async def found() -> None:
         finds = row_shard.finders({3: [Handle(7), Handle(0)]})[3]
         assert (await asyncio.to_thread(finds[0])).port == 7
+        monkeypatch.setattr(row_shard, "_FIND_S", 0.05)
         with pytest.raises(TimeoutError):
             await asyncio.to_thread(finds[1])
         assert row_shard.finders(None) == {}
@@ -90,7 +89,7 @@ def test_an_engine_takes_its_rows_from_shards_and_the_same_come_out(demo_bundle:
     bundle = read_bundle(demo_bundle)
     servers = [RowServer([bundle.tables[t.name] for t in bundle.manifest.feature_schema.tables], "127.0.0.1") for _ in range(2)]
     finds = [lambda s=s: Found("127.0.0.1", s.port, s.secret, bundle.fingerprint) for s in servers]
-    model = {"path": str(demo_bundle), "tables": TABLES | {"remote": {"shards": 2}}}
+    model = {"path": str(demo_bundle), "tables": TABLES | {"remote": {"shards": 2, "timeout_ms": 30_000}}}
     config = parse_config({"models": [model], "device": "cpu"}, "test")
     engine = load_engine(config, config.models[0], finds)
     plain = Engine(bundle, "cpu")
@@ -145,10 +144,10 @@ def kill(server: Server, deployment: str) -> None:
 def test_a_killed_shard_degrades_or_refuses_its_rows_alone_and_is_found_again(demo_bundle: Path, tmp_path: Path) -> None:
     from dpiframe_core.engine.engine import Engine
 
-    remote = {"cpus_per_shard": 0.1, "timeout_ms": 2000}
+    remote = {"cpus_per_shard": 0.1, "timeout_ms": 20_000}
     models = [
         {"path": str(demo_bundle), "name": name, "tables": TABLES | {"remote": remote | {"shards": shards}} | own}
-        for name, shards, own in (("late", 2, {"miss_budget_ms": 2000}), ("strict", 1, {}))
+        for name, shards, own in (("late", 2, {"miss_budget_ms": 20_000}), ("strict", 1, {}))
     ]
     (tmp_path / "shards.yaml").write_text(json.dumps({"models": models, "device": "cpu", "cpus_per_replica": 0.5}))
     engine = Engine.load(demo_bundle, "cpu")

@@ -66,7 +66,7 @@ def scale_up_and_down(server: Server, scaled: str, example: bytes) -> collection
     def replicas() -> int:
         return sum(f"ServeReplica:dpiframe:{scaled}" in command for command in server.processes().values())
 
-    def wait_for(wanted: int, patience_s: float = 60) -> None:
+    def wait_for(wanted: int, patience_s: float = 120) -> None:
         give_up = time.monotonic() + patience_s
         while replicas() != wanted:
             assert time.monotonic() < give_up, f"{replicas()} replicas, expected {wanted}; answers: {outcomes}"

@@ -30,7 +30,7 @@ topology: fanin
 nodes: 2
 replicas: 2
 ingress_replicas: 2
-drain_s: 1
+drain_s: 5
 limits: {{max_rows_per_request: {rows}}}
 """
 
@@ -80,7 +80,7 @@ class Service:
             return len(replicas) >= 2 and all(replica["current"] for replica in replicas)
 
         try:
-            wait_until(whole, 20)
+            wait_until(whole, 60)
         except AssertionError:
             pytest.fail(f"{said[-1]} {self.started('ServeReplica')}")
         return said[-1]

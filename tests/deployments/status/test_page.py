@@ -84,7 +84,7 @@ def test_the_page_scores_the_example_that_it_is_filled_with(
         assert "the one replica heard from" in page.text("live-about")
         features = page.run("document.querySelectorAll('#schema tbody tr').length")
         assert features == len(engine.schema.features)
-        assert page.run("document.querySelectorAll('svg.timeline rect').length") == 3
+        page.wait("document.querySelectorAll('svg.timeline rect').length === 3")
         assert page.run("document.documentElement.scrollWidth") <= width  # wide parts scroll by themselves
         ground = page.run("getComputedStyle(document.body).backgroundColor")
         assert (ground == "rgb(255, 255, 255)") is not dark

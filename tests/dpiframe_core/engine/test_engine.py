@@ -305,10 +305,10 @@ def test_close_under_load_serves_whole_answers_or_refuses(bundle, device):
     for t in closers:
         t.start()
     for t in closers:
-        t.join(10)
+        t.join(60)
     stop.set()
     for t in threads:
-        t.join(10)
+        t.join(60)
     assert not any(t.is_alive() for t in [*threads, *closers])
     assert outcomes == {"right", "refused"}
 

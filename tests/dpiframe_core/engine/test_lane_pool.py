@@ -27,7 +27,7 @@ def test_of_several_that_close_at_once_one_gets_every_lane_and_all_return():
             time.sleep(0.01)  # all wait: the lane wakes them, and each is free to take it
             pool.put(lane)
         for t in closers:
-            t.join(10)
+            t.join(60)
         assert not any(t.is_alive() for t in closers)
         assert sorted(map(len, got)) == [0, 0, 3]
         assert pool.lanes == ()
