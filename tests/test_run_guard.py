@@ -48,7 +48,7 @@ def run(folder: Path, code: str, *options: str, before: tuple[str, ...] = ()) ->
     command = [*before, sys.executable, "-m", "pytest", "-q", *plugins, "--rootdir", str(folder), *options, "test_it.py"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     environment |= {"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=250, check=False)
 
 
 def wait_gone(folder: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_code_block_of_the_page_runs(block: Block, page: tuple[LiveApp, Path])
     assert code != block.code
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [*RUN[block.language], code], cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False
+        [*RUN[block.language], code], cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
     if "curl" in code:
