@@ -22,7 +22,7 @@ from dpiframe_core.errors import ConfigError
 
 _GRPC_SERVICE = "deployments.infer_grpc.add_to_server"
 _POLL_S = 0.1
-_READY_S = 10  # for HAProxy to take its configuration over
+_READY_S = 30  # for HAProxy to take its configuration over: a second, on a busy host many
 
 
 @dataclass(frozen=True, slots=True)
