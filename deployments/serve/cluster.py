@@ -117,6 +117,8 @@ def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "30",
         # A HAProxy that died is started anew after three looks. By default they are ten seconds apart, and nobody is answered.
         "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
+        # Serve kills a proxy that is not ready by then, and its start fails with it. By default it has 5 s, imports included.
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(proxy / "haproxy.cfg"),
         "RAY_SERVE_HAPROXY_SOCKET_PATH": str(proxy / "a"),  # short: socket paths end at 108 bytes and hold a node id of 56
         "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(proxy / "m"),

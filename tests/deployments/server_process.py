@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 from tests import run_guard
-from tests.own_ports import own_port
+from tests.deployments.own_ports import own_port
 
 DPIFRAME = str(Path(sys.executable).with_name("dpiframe"))
 # What nohup and a script's & do to a program: SIGINT means nothing to it, nor to what it starts.

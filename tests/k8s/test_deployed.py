@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from tests.deployments.access.token_files import bearing, made
+from tests.deployments.own_ports import own_port
 from tests.k8s.overlays import ROOT, Rendered, copied, environment, ray_containers
-from tests.own_ports import own_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

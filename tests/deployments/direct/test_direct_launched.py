@@ -15,8 +15,8 @@ import pytest
 
 from deployments.client import Client
 from tests.deployments.fanin.test_fanin_launched import replicas, wait_for
+from tests.deployments.own_ports import own_port
 from tests.deployments.server_process import Server, listens, outcomes_of_ctrl_c_under_load
-from tests.own_ports import own_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 PORT = own_port()

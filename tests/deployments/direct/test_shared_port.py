@@ -23,9 +23,9 @@ from deployments.fanin import handshake
 from deployments.host_sockets import mailbox
 from deployments.host_sockets.listening import Place, Port, SocketFile
 from dpiframe_core.errors import ConfigError
+from tests.deployments.own_ports import own_port
 from tests.deployments.serve.test_http_app import Service, expected, request
 from tests.deployments.serving_doubles import until
-from tests.own_ports import own_port
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.deployments.own_ports import own_port
 from tests.deployments.server_process import Server, outcomes_of_ctrl_c_under_load, score
-from tests.own_ports import own_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 METRICS_PORT = own_port()

@@ -17,9 +17,9 @@ import pytest
 
 from deployments.client.client import Client
 from deployments.protocol.grpc_messages import CLASSES, SERVICE
+from tests.deployments.own_ports import own_port
 from tests.deployments.serve.test_launcher import listeners
 from tests.deployments.server_process import Server
-from tests.own_ports import own_port
 
 LIMIT_BYTES = 1_000_000
 

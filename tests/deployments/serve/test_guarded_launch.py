@@ -23,9 +23,9 @@ import pytest
 from deployments.protocol.grpc_messages import CLASSES, SERVICE
 from tests.deployments.access.token_files import bearing, made
 from tests.deployments.collector import Collector
+from tests.deployments.own_ports import own_port
 from tests.deployments.server_process import Server
 from tests.deployments.tls.certificates import certificate, trusting
-from tests.own_ports import own_port
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

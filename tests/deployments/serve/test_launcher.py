@@ -26,8 +26,8 @@ from deployments.serve.host import WINDOW, free_ports, port_windows
 from deployments.serve.launcher import _cause
 from dpiframe_core.errors import ConfigError
 from tests import run_guard
+from tests.deployments.own_ports import own_port
 from tests.deployments.server_process import DPIFRAME, Server, outcomes_of_ctrl_c_under_load, score
-from tests.own_ports import own_port
 
 RAY = str(Path(sys.executable).with_name("ray"))
 WINDOWS = (20_000, 20_100, 20_200)  # as `port_windows` gives them
@@ -315,6 +315,14 @@ def test_a_grpc_message_has_the_bound_of_a_body_and_replicas_ports_of_their_own(
         first, last = (int(settings[f"RAY_SERVE_DIRECT_INGRESS_{end}_{kind}_PORT"]) for end in ("MIN", "MAX"))
         windows.append(range(first, last))
     assert not set(windows[0]) & set(windows[1])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's, at import
+def test_a_proxy_that_starts_slowly_has_as_long_as_the_start_waits_for_it(tmp_path: Path) -> None:
+    from ray.serve._private.constants import HTTP_PROXY_TIMEOUT
+
+    settings = serve_settings(parse_config({"models": [{"path": "models/x"}]}, "test"), tmp_path, WINDOWS)
+    assert float(settings["RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S"]) == HTTP_PROXY_TIMEOUT
 
 
 def test_latency_histograms_start_below_a_millisecond(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from deployments.config import DeploymentConfig, parse_config
 from deployments.tls import front
 from deployments.tls.front import check_certificate, tls_front
 from dpiframe_core.errors import ConfigError
+from tests.deployments.own_ports import own_port
 from tests.deployments.tls.certificates import certificate, openssl, trusting
-from tests.own_ports import own_port
 
 WITHIN_S = 60.0
 
