@@ -207,7 +207,7 @@ def test_no_score_of_a_cpu_is_wrong_while_rows_of_files_are_told_to_stay(tmp_pat
 
     threads = [started(score, 40 * i) for i in range(3)]
     for thread in threads:
-        thread.join(60)
+        thread.join(200)
     assert wrong == []
     assert scored[0] == 360
     assert staying[0] > 0  # while they are asked for
