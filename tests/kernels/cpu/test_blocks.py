@@ -192,7 +192,7 @@ def settle(ids, out, at=0, stand_ins=STAND_INS):
 
 
 OUT, AT, SOME = np.zeros(256, np.uint8), np.zeros(1, np.int64), vocabulary("a")
-PLACES = (0, 0, 64, 0, 0, 128)
+PLACES, RULE, MANY = (0, 0, 64, 0, 0, 128), np.ones((1, 3), np.int64), (2, 2**31 - 1, b'["a"]', None)
 FAULTS = {
     "no room for records": (ValueError, lambda: pack(ids_of(2, np.int32), np.zeros(2 * RECORD.nbytes - 1, np.uint8))),
     "records before the buffer": (ValueError, lambda: pack(ids_of(2, np.int32), np.zeros(100, np.uint8), -1)),
@@ -230,6 +230,7 @@ FAULTS = {
     "no bytes for what is missing": (ValueError, lambda: BLOCKS.column_numbers([[1.0]], OUT, OUT[:4], AT)),
     "rows before the array": (ValueError, lambda: BLOCKS.column_numbers([[1.0]], OUT, OUT[:32], AT - 1)),
     "rows beyond the array": (ValueError, lambda: BLOCKS.column_numbers([[1.0]], OUT, OUT[:32], AT + 32)),
+    "rows beyond all memory": (ValueError, lambda: BLOCKS.column_hashes([MANY], RULE, 1, OUT, AT + 2**31 - 2)),
     "rows of other columns": (ValueError, lambda: BLOCKS.column_numbers([[1.0]], OUT, OUT[:32], np.arange(2))),
     "no buffer for ids": (TypeError, lambda: BLOCKS.column_ids([["a"]], (SOME,), 1, 1, None, AT)),
     "fewer vocabularies": (TypeError, lambda: BLOCKS.column_ids([["a"]], (), 1, 1, OUT, AT)),
