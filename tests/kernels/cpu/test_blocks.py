@@ -1,6 +1,7 @@
 """blocks.c packs what NumPy packs, counts what is not legal, and refuses to go beyond a buffer or to lose a reference."""
 
 import json
+import random
 import sys
 from types import SimpleNamespace
 
@@ -181,6 +182,17 @@ def test_objects_that_are_not_plain_and_alike_are_left_to_others(text):
     assert objects_of(text) is None
     assert objects_of(b'{"a":1},{"a":null}', 2) is not None
     assert objects_of(b'{"a":1},{"a":null}', 1) is None
+
+
+def test_objects_of_many_names_have_them_in_any_order():
+    names, chance = [f"{'ö' * (i % 3)}{i}" for i in range(300)], random.Random(1)
+    rows = [{name: i * k for k, name in enumerate(chance.sample(names, 300))} for i in range(9)]
+    body = json.dumps({"candidates": rows}, ensure_ascii=False).encode()
+    found, count, _ = BLOCKS.json_columns(body, dict.fromkeys(names, 4), 9, 9)
+    columns = {name: json.loads(data[start:end]) for name, (_, _, data, (start, end)) in found.items()}
+    assert (count, columns) == (9, {name: [row[name] for row in rows] for name in names})
+    more = json.dumps({"candidates": [*rows, rows[0] | {"other": 1}]}, ensure_ascii=False).encode()
+    assert BLOCKS.json_columns(more, dict.fromkeys([*names, "other"], 4), 99, 99) is None
 
 
 def block_of(rows, contexts, size, places=(0, 0, 64, 0, 0, 128)):
