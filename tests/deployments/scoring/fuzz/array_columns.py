@@ -12,7 +12,7 @@ _GOOD: dict[str, list[Any]] = {
     "item": [*_TEXTS, None], "site": [*_TEXTS, None], "strict": ["a", "ö"], "place": [0, 5, 19, 20, 30, None],
     "known": [4, 5, 6, None], "price": [0, 3, 2.5, 100.0, -0.0], "wide": [0, 1, 2.5, -0.0, 1e22, 2**53 + 1, 5e-324, None],
     "step": [0, -1, 2.5, 1e9, None], "tags": [["a"], [], ["a", "b"], ["a", None], None], "user": [*_TEXTS, None],
-    "age": [3, -0.0, 1e2, None],
+    "age": [3, -0.0, 1e2, None], "ready": [0, 7, 19], "bag": [[1], [0, 19, 2], [], None, [3, None]],
 }  # fmt: skip
 _ODD: list[Any] = [
     "\ud800", "x" * 300, True, False, 2**63, 2**64, 2**70, -(2**63), -(2**63) - 1, 10**400, -1, 1e39, 1e300, float("nan"),
@@ -25,7 +25,11 @@ _KINDS = [
     "m8[s]", "S", "U", ">U9", "O", "V4", np.dtypes.StringDType(), np.dtypes.StringDType(na_object=None),
     [("a", "<i4"), ("b", "<f4")], "q", "l", "U1",
 ]  # fmt: skip
-_NAMES_OF = {"f": ["price", "wide", "step"], "i": ["place", "known", "price", "wide", "step"], "U": ["item", "site", "strict"]}
+_NAMES_OF = {
+    "f": ["price", "wide", "step"],
+    "i": ["place", "known", "ready", "price", "wide", "step"],
+    "U": ["item", "site", "strict"],
+}
 
 
 def columns(rng: random.Random) -> tuple[Columns, Columns, Any]:

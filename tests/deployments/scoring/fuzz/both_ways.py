@@ -17,7 +17,7 @@ from unittest.mock import patch
 import numpy as np
 
 from deployments.config import Limits
-from deployments.http_api.score_list import items_of
+from deployments.http_api.score_list import is_list, items_of
 from deployments.protocol import input as tensor_reader
 from deployments.protocol.request import parse
 from deployments.scoring.faults import NotJson
@@ -27,11 +27,23 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.preencoded import PreencodedReader
 from dpiframe_core.features.row_block import RowBlock
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity
 from kernels.runtime import c_build
 from tests.deployments.http_api.fuzz_bodies import changed, resident_mb
 from tests.deployments.scoring.fuzz.array_columns import columns
 from tests.deployments.scoring.fuzz.json_bodies import MOST_OBJECTS, MOST_ROWS, body, late_fault, request_list
-from tests.deployments.scoring.test_packed_requests import SCHEMA, VOCABULARIES, tensors_of
+from tests.deployments.scoring.test_packed_requests import SCHEMA as SOME
+from tests.deployments.scoring.test_packed_requests import VOCABULARIES, tensors_of
+
+_READY: dict[str, Any] = {"values": "int", "encoder": Identity(), "table": "t"}
+SCHEMA = FeatureSchema(
+    features=(
+        *SOME.features,
+        Categorical(name="ready", **_READY),
+        Categorical(name="bag", max_values=3, missing_id=0, **_READY),
+    ),
+    tables=SOME.tables,
+)
 
 _SETTLED = 0.25  # of the cases: by then every cache and arena has been met
 _MOST_GROWTH_MB = 24
@@ -43,6 +55,7 @@ class Reader:
 
     def __init__(self, functions: Any) -> None:
         self._functions = functions
+        self.packed = 0  # requests whose columns stay as they lie in a body until they are encoded
         with self._chosen():
             self.form = RequestForm("m", SCHEMA, Limits(max_rows_per_request=MOST_ROWS, max_row_dicts=MOST_OBJECTS))
             self.long_form = RequestForm("m", SCHEMA, Limits(max_rows_per_request=_LATE_ROWS, max_row_dicts=_LATE_ROWS))
@@ -61,6 +74,7 @@ class Reader:
 
     def of_json(self, form: RequestForm, given: bytes) -> object:
         request = form.parse(given)
+        self.packed += request.anew is not None
         rest = request.model, request.version, request.options, request.context
         return repr(rest), request.encoded(self.encoder.encode).buffer.tobytes()
 
@@ -73,6 +87,8 @@ class Reader:
 
     def of_list(self, given: bytes) -> object:
         """Of each item; C leaves it to whoever reads one whether it is JSON, and then none is read."""
+        if not is_list(given):
+            return "no list"
         try:
             found = [self.outcome(lambda r, item=item: r.of_json(r.form, item)) for item in items_of(given)]  # type: ignore[misc]
         except NotJson:
@@ -88,17 +104,23 @@ class Reader:
 
 @dataclass
 class Outcome:
-    """Of a run. `kinds`: cases by form, and whether a block was made. `findings`: a line each, with the case's number."""
+    """Of a run. `kinds`: cases by form, and whether a block was made. `findings`: a line each, with the case's number.
+
+    `packed`: requests of JSON that C read where they lie.
+    """
 
     kinds: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
+    packed: int = 0
     grown_mb: float = 0.0
     seconds: float = 0.0
 
     def report(self) -> str:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.kinds.items()))
-        head = f"{self.kinds.total():,} cases in {self.seconds:.0f} s; {kinds}; memory grew by {self.grown_mb:.1f} MB"
-        return "\n".join([head, f"{len(self.findings)} findings", *self.findings[:20]])
+        head = f"{self.kinds.total():,} cases in {self.seconds:.0f} s, {self.packed:,} read where they lie; {kinds}"
+        return "\n".join(
+            [f"{head}; memory grew by {self.grown_mb:.1f} MB", f"{len(self.findings)} findings", *self.findings[:20]]
+        )
 
 
 def case(seed: int, number: int) -> tuple[str, Callable[[Reader], object], object]:
@@ -129,10 +151,11 @@ def _tensor_request(rng: random.Random) -> dict[str, Any]:
     texts, numbers = ["a", "ö", "long text of a value", "", None], [0.0, -0.5, 2.5, 1e30, None]
     kinds: dict[str, list[Any]] = {
         "item": texts, "site": texts, "strict": ["a", "ö"], "place": [0, 5, 30, None], "known": [4, 5, None],
-        "price": [0.0, 2.5], "wide": numbers, "step": numbers, "tags": [["a"], [], ["a", "b"]],
+        "price": [0.0, 2.5], "wide": numbers, "step": numbers, "tags": [["a"], [], ["a", "b"]], "ready": [0, 19],
+        "bag": [[1], [], [0, 2, 19]],
     }  # fmt: skip
     candidates: dict[str, Any] = {name: rng.choices(values, k=n) for name, values in kinds.items()}
-    for name, dtype in (("price", "f4"), ("place", "i4"), ("known", "i8")):
+    for name, dtype in (("price", "f4"), ("place", "i4"), ("known", "i8"), ("ready", "i8")):
         if rng.random() < 0.5:
             candidates[name] = np.array([0 if v is None else v for v in candidates[name]], dtype)
     return {"candidates": candidates, "context": {"user": rng.choice(texts), "age": rng.choice(numbers)}}
@@ -159,6 +182,7 @@ def fuzz(seed: int, cases: int) -> Outcome:
             outcome.findings.append(f"case {number}: {found[0]!s:.200} by C, {found[1]!s:.200} by Python, of {given!s:.600}")
         if number == int(cases * _SETTLED):
             before = resident_mb()
+    outcome.packed = of_c.packed
     outcome.grown_mb, outcome.seconds = resident_mb() - before, time.monotonic() - begun
     if outcome.grown_mb > _MOST_GROWTH_MB:
         outcome.findings.append(f"memory: got {outcome.grown_mb:.1f} MB more, expected at most {_MOST_GROWTH_MB}")
