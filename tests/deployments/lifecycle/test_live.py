@@ -35,8 +35,10 @@ def root(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Load:
-    """Clients that ask without a pause. `seen`: answers by version, each proven to hold that version's scores, to what was asked
-    since `until` was last called."""
+    """Clients that ask without a pause.
+
+    `seen`: answers by version to what was asked since `until` was last called, each proven to hold that version's scores.
+    """
 
     def __init__(self, url: str, example: bytes) -> None:
         self.seen: Counter[str] = Counter()
