@@ -159,24 +159,23 @@ int dpi_gone(Listener *l, Connection *c, PyObject *to) {
 }
 
 int dpi_pulled(Listener *l, Connection *c, PyObject *to) {
-    for (;;) {
-        const int fresh = c->state == CHUNKS || !c->in_size;
-        char *into = fresh ? l->scratch : c->in + c->in_size;
-        const size_t room = fresh ? SCRATCH : c->in_room - c->in_size;
-        const ssize_t n = recv(c->fd, into, room, MSG_DONTWAIT);
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0 && errno == EAGAIN) return c->unread = 0, 1;
-        if (n <= 0) return dpi_gone(l, c, to);
-        if (!dpi_taken(l, c, fresh ? into : c->in, fresh ? (size_t)n : c->in_size + n, to)) return 0;
-        c->unread = (size_t)n == room;
-        if (c->state == BUSY || !c->unread) return 1;  // whatever comes now is a new event
-    }
+    const int fresh = c->state == CHUNKS || !c->in_size;
+    char *into = fresh ? l->scratch : c->in + c->in_size;
+    const size_t room = fresh ? SCRATCH : c->in_room - c->in_size;
+    ssize_t n;
+    while ((n = recv(c->fd, into, room, MSG_DONTWAIT)) < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) return c->unread = 0, 1;
+    if (n <= 0) return dpi_gone(l, c, to);
+    if (!dpi_taken(l, c, fresh ? into : c->in, fresh ? (size_t)n : c->in_size + n, to)) return 0;
+    c->unread = (size_t)n == room;                 // whatever comes else is a new event
+    if (c->unread && c->state != BUSY) due(l, c);  // in turns: who sends faster than it is read would have all of them
+    return 1;
 }
 
 void dpi_drained(Listener *l, Connection *c) {
-    ssize_t n;
-    while ((n = recv(c->fd, l->scratch, SCRATCH, MSG_DONTWAIT)) > 0) continue;
-    if (n == 0 || errno != EAGAIN) dpi_closed(l, c);
+    const ssize_t n = recv(c->fd, l->scratch, SCRATCH, MSG_DONTWAIT);
+    if (n > 0) due(l, c);  // in turns too
+    else if (n == 0 || errno != EAGAIN) dpi_closed(l, c);
 }
 
 void dpi_answered(Listener *l, Connection *c) {

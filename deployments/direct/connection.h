@@ -80,14 +80,14 @@ int dpi_roomy(Listener *l, char **buffer, size_t *room, size_t size);
 // What follows appends to a list what Python is to know, and gives 0 for an exception of Python's.
 // Takes what a connection has sent, its buffer `in` or bytes of the scratch: a request that is whole, or will never be, is told.
 int dpi_taken(Listener *l, Connection *c, const char *data, size_t size, PyObject *to);
-// Reads what its socket has.
+// Reads some of what its socket has.
 int dpi_pulled(Listener *l, Connection *c, PyObject *to);
 // The client has closed: whoever works on its request learns that nobody waits.
 int dpi_gone(Listener *l, Connection *c, PyObject *to);
 // Its time is over.
 int dpi_late(Listener *l, Connection *c, PyObject *to);
 
-// Throws away what a client that has its last answer still sends.
+// Throws away some of what a client that has its last answer still sends.
 void dpi_drained(Listener *l, Connection *c);
 // Sends an answer, of at most eight parts, or as much of it as the socket takes; the rest is kept, if there is room.
 void dpi_first_pushed(Listener *l, Connection *c, const struct iovec *parts, int count);

@@ -15,7 +15,7 @@ static const uint8_t TOKEN[256] = {
     ['!'] = 1, ['#' ... '\''] = 1, ['*'] = 1, ['+'] = 1, ['-'] = 1, ['.'] = 1, ['0' ... '9'] = 1,
     ['A' ... 'Z'] = 1, ['^' ... 'z'] = 1, ['|'] = 1, ['~'] = 1,
 };
-enum { METHOD_BYTES = 20, LINE_BYTES = 256 };
+enum { METHOD_BYTES = 20, EXTENSION_BYTES = 1 << 14 };  // of all chunks of a body
 
 static int is(Text text, const char *wanted) {
     return text.size == strlen(wanted) && !strncasecmp(text.at, wanted, text.size);
@@ -160,7 +160,7 @@ int dpi_http_chunks(Chunks *k, const char **data, const char *end, char *out, si
                 break;
             case EXTENSION:
                 if (c == '\r') k->state = SIZE_END;
-                else if ((uint8_t)c < ' ' || c == 127 || ++k->line > LINE_BYTES) *fault = "400 a chunk with a broken extension";
+                else if ((uint8_t)c < ' ' || c == 127 || ++k->extension > EXTENSION_BYTES) *fault = "400 a chunk with a broken extension";
                 break;
             case SIZE_END:
                 k->state = k->left ? DATA : LAST_CR;

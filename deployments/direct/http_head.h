@@ -30,9 +30,10 @@ int dpi_http_head(const char *data, size_t size, Head *head, const char **fault)
 
 typedef struct {
     int state;
-    uint32_t line;  // bytes of the line of a chunk's size so far
-    uint64_t left;  // bytes of the chunk
-} Chunks;           // zeros at the start of a body
+    uint32_t line;       // bytes of a chunk's size so far
+    uint32_t extension;  // bytes of the extensions of all chunks so far
+    uint64_t left;       // bytes of the chunk
+} Chunks;                // zeros at the start of a body
 
 // Decodes [*data, end) and moves *data behind what it has read. Appends to `out`, which has room for all of it, at *size.
 int dpi_http_chunks(Chunks *chunks, const char **data, const char *end, char *out, size_t *size, const char **fault);

@@ -52,9 +52,10 @@ static PyObject *listener_round(Listener *l, PyObject *Py_UNUSED(none)) {
     }
     const int again = l->due_count;
     l->due_count = 0;
-    for (int i = 0; good && i < again; ++i) {  // none of them is put there again meanwhile: that takes an answer
+    for (int i = 0; good && i < again; ++i) {  // one that is put there again takes a place of those that were looked at
         Connection *c = l->connections + l->due[i];
         c->due = 0;
+        if (c->state == LEAVING) dpi_drained(l, c);
         if (c->state == HEAD && c->in_size) good = dpi_taken(l, c, c->in, c->in_size, to);
         if (good && c->state != FREE && c->state != BUSY && c->state != LEAVING && c->unread) good = dpi_pulled(l, c, to);
     }

@@ -34,7 +34,7 @@ def items_of(body: bytes) -> list[bytes]:
     items = None if functions is None else functions.json_items(body, MOST_REQUESTS)
     if items is None:
         try:
-            items = [to_json(item) for item in from_json(body, allow_inf_nan=False)]
+            items = [to_json(item) for item in from_json(body)]
         except ValueError as error:
             raise NotJson("body", Words(f"invalid JSON ({error})"), "a JSON list of requests in UTF-8") from None
     if not items:

@@ -67,12 +67,13 @@ class RequestForm:
     """The request body of one model: validates bytes, and describes itself as JSON schema."""
 
     def __init__(self, model: str, schema: FeatureSchema, limits: Limits) -> None:
-        self._features, self._most_rows = frozenset(f.name for f in schema.features), limits.max_row_dicts
+        self._features = frozenset(f.name for f in schema.features)
+        self._most_rows = min(limits.max_row_dicts, limits.max_rows_per_request)
         self._kinds, self._most = {f.name: kinds for f in schema.features if (kinds := _kinds(f))}, limits.max_rows_per_request
         self.schema = schema
         values = {f.name: _documented(f, _value_type(f)) for f in schema.features}
         columns = {f.name: _documented(f, _list_of(_value_type(f), limits.max_rows_per_request)) for f in schema.features}
-        rows = _list_of(_typed_dict(f"Candidate_{model}", values), limits.max_row_dicts)
+        rows = _list_of(_typed_dict(f"Candidate_{model}", values), self._most_rows)
         candidates: Any = _typed_dict(f"Columns_{model}", columns) | rows
         fields: Any = {
             "context": (_typed_dict(f"Context_{model}", values), {}),

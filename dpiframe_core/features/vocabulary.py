@@ -48,7 +48,7 @@ class TextLookup:
         # One has no form in UTF-8, so no vocabulary has it; or is of a class of its own.
         sound = np.fromiter(map(_is_sound, texts), np.bool_, len(texts))
         ids[:] = self.unknown
-        ids[sound] = self([None if text is None else str(text) for text in compress(texts, sound)])
+        ids[sound] = self([None if text is None else str.__str__(text) for text in compress(texts, sound)])
         return ids
 
 

@@ -24,7 +24,7 @@ int dpi_table_opened(PyObject *columns, PyObject *out, PyObject *at, Table *t) {
     good = t->at.len == 8 * t->count;
     for (Py_ssize_t i = 0; good && i < t->count; ++i) {
         const int64_t row = ((const int64_t *)t->at.buf)[i];
-        good = row >= 0 && row < COUNTS && 8 * t->rows * (row + 1) <= t->out.len;
+        good = row >= 0 && row < COUNTS && t->rows * (row + 1) <= t->out.len / 8;  // in values: bytes might not fit
     }
     if (good) return 1;
     PyErr_Format(PyExc_ValueError, "out: got %zd bytes, expected a row of %zd values for each column", t->out.len, t->rows);

@@ -15,27 +15,29 @@ typedef struct {
     Py_ssize_t bytes, seen;
 } Member;
 
-// `values`: row by row, `count` each.
+// `values`: row by row, `count` each. `places`: 1 + the columns by the hashes of their names, at most half of them taken.
 typedef struct {
     Member *columns;
     Span *values;
-    Py_ssize_t count, rows, room;
+    uint32_t *places;
+    Py_ssize_t count, rows, room, mask;
 } Rows;
 
 static int named(const Member *column, Span name) {
     return column->name.size == name.size && !memcmp(column->name.from, name.from, name.size);
 }
 
-// The column of a name, which is most often that of the row before in this place; -1: there is none.
-static Py_ssize_t column_of(const Rows *s, Py_ssize_t place, Span name) {
-    if (place < s->count && named(s->columns + place, name)) return place;
-    for (Py_ssize_t i = 0; i < s->count; ++i)
-        if (named(s->columns + i, name)) return i;
-    return -1;
+// Where 1 + the column of a name is, or 0, if there is none.
+static uint32_t *place_of(const Rows *s, Span name) {
+    uint32_t hash = 0;
+    for (Py_ssize_t k = 0; k < name.size; ++k) hash = (hash ^ name.from[k]) * 0x01000193u;
+    hash ^= hash >> 15;
+    while (s->places[hash & s->mask] && !named(s->columns + s->places[hash & s->mask] - 1, name)) ++hash;
+    return s->places + (hash & s->mask);
 }
 
 // A column more, of the first row; its place, or -1.
-static Py_ssize_t opened(Rows *s, Span name, PyObject *kinds) {
+static Py_ssize_t opened(Rows *s, Span name, PyObject *kinds, uint32_t *place) {
     PyObject *text = PyUnicode_DecodeUTF8((const char *)name.from + 1, name.size - 2, NULL);
     PyObject *bits = text ? PyDict_GetItemWithError(kinds, text) : NULL;
     if (bits == NULL || s->count == PyDict_GET_SIZE(kinds)) {
@@ -43,19 +45,20 @@ static Py_ssize_t opened(Rows *s, Span name, PyObject *kinds) {
         return -1;
     }
     s->columns[s->count] = (Member){name, text, PyLong_AsLong(bits), 0, 0};
-    return s->count++;
+    *place = ++s->count;
+    return s->count - 1;
 }
 
 static int roomy(Rows *s) {
-    const Py_ssize_t room = s->room ? 2 * s->room : 64;
+    const Py_ssize_t room = s->room < 64 ? 64 : 2 * s->room;
     Span *values = PyMem_Realloc(s->values, room * s->count * sizeof *values);
     if (values == NULL) return 0;
     s->values = values, s->room = room;
     return 1;
 }
 
-// One object, from its first bracket to behind its last. The first row's values lie in `first` until its columns are counted.
-static int row(Reader *r, Rows *s, PyObject *kinds, Span *first) {
+// One object, from its first bracket to behind its last. A name is most often that of the first row in the same place.
+static int row(Reader *r, Rows *s, PyObject *kinds) {
     Py_ssize_t place = 0;
     if (!next_is(r, '{')) return 0;
     do {
@@ -63,13 +66,16 @@ static int row(Reader *r, Rows *s, PyObject *kinds, Span *first) {
         Span name = {r->at, 0};
         if (!next_is(r, '"') || !plain_string(r)) return 0;
         name.size = r->at - name.from;
-        Py_ssize_t i = column_of(s, place, name);
-        if (i < 0 && !s->rows) i = opened(s, name, kinds);
+        Py_ssize_t i = place;
+        if (place >= s->count || !named(s->columns + place, name)) {
+            uint32_t *at = place_of(s, name);
+            i = *at || s->rows ? (Py_ssize_t)*at - 1 : opened(s, name, kinds, at);
+        }
         if (i < 0 || s->columns[i].seen++ != s->rows || !next_is(r, ':')) return 0;
         blank(r);
         const uint8_t *from = r->at;
         if (!plain_value(r, s->columns[i].kinds)) return 0;
-        (s->rows ? s->values + s->rows * s->count : first)[i] = (Span){from, r->at - from};
+        s->values[s->rows * s->count + i] = (Span){from, r->at - from};  // of the first row, before its columns are counted, too
         s->columns[i].bytes += r->at - from;
         ++place;
     } while (next_is(r, ','));
@@ -101,17 +107,18 @@ static int written(const Rows *s, PyObject *found) {
 
 Py_ssize_t dpi_json_rows(Reader *r, PyObject *kinds, Py_ssize_t most, PyObject *found) {
     const Py_ssize_t names = PyDict_GET_SIZE(kinds);
-    Rows s = {.columns = PyMem_Malloc((names + 1) * sizeof(Member))};
-    Span *first = PyMem_Malloc((names + 1) * sizeof *first);
-    int good = s.columns && first;
+    Rows s = {PyMem_Malloc((names + 1) * sizeof(Member)), PyMem_Malloc((names + 1) * sizeof(Span)), .room = 1, .mask = 1};
+    while (s.mask < 2 * names) s.mask = 2 * s.mask + 1;
+    s.places = PyMem_Calloc(s.mask + 1, sizeof *s.places);
+    int good = s.columns && s.values && s.places;
     do {
-        good = good && s.rows < most && (s.rows < 2 || s.rows < s.room || roomy(&s)) && row(r, &s, kinds, first) && s.count;
-        if (good && ++s.rows == 1 && (good = roomy(&s))) memcpy(s.values, first, s.count * sizeof *first);
+        good = good && s.rows < most && (s.rows < s.room || roomy(&s)) && row(r, &s, kinds);
+        s.rows += good;
     } while (good && next_is(r, ','));
     good = good && next_is(r, ']') && written(&s, found);
     for (Py_ssize_t i = 0; i < s.count; ++i) Py_DECREF(s.columns[i].text);
     PyMem_Free(s.columns);
     PyMem_Free(s.values);
-    PyMem_Free(first);
+    PyMem_Free(s.places);
     return good ? s.rows : 0;
 }

@@ -87,6 +87,62 @@ def test_a_drain_answers_what_was_sent_before_it_however_many_there_are(connecte
     assert {one.recv(len(EMPTY)) for one in clients} == {EMPTY}
 
 
+def sent_until_full(client: socket.socket, data: bytes) -> int:
+    client.setblocking(False)
+    sent = 0
+    with contextlib.suppress(BlockingIOError):
+        while sent < len(data):
+            sent += client.send(data[sent:])
+    client.settimeout(10)
+    return sent
+
+
+CHUNKED = b"POST /v1/score HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def test_a_client_that_sends_faster_than_it_is_read_has_no_round_for_itself(connected: Any) -> None:
+    listener, client = connected
+    fast, theirs = socket.socketpair()
+    with fast:
+        fast.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        theirs.setblocking(False)
+        assert listener.add([theirs.detach()]) == 1
+        sent = sent_until_full(fast, CHUNKED + b"1\r\nx\r\n" * 400_000)
+        if sent < 1 << 20:
+            pytest.skip(f"a socket keeps {sent} bytes here")
+        client().sendall(HEAD % 0)
+        assert len(listener.round()) == 1
+        assert listener.due == 1  # there is more of it, for the next rounds
+        while listener.due:
+            assert listener.round() == []
+        fast.sendall(b"none")
+        (request,) = told(listener, 1)
+        assert request.fault is not None
+        assert request.fault.startswith("400 a chunk ")
+
+
+def test_who_sends_on_behind_its_last_answer_has_no_round_for_itself(connected: Any) -> None:
+    listener, client = connected
+    fast = client()
+    fast.sendall(b"none\r\n")
+    (request,) = told(listener, 1)
+    assert sent_until_full(fast, bytes(4 << 20)) > 2**16
+    assert listener.answer([(request.key, EMPTY, True)])  # more waits
+    while listener.due:
+        listener.round()
+    assert fast.recv(100) == EMPTY
+
+
+def test_extensions_of_chunks_are_few(connected: Any) -> None:
+    listener, client = connected
+    one, other = client(), client()
+    one.sendall(CHUNKED + b"1;%s\r\nx\r\n" % (b"a" * 200) * 81 + b"0\r\n\r\n")
+    other.sendall(CHUNKED + b"1;%s\r\nx\r\n" % (b"a" * 200) * 82 + b"0\r\n\r\n")
+    assert {(len(request.body), request.fault) for request in told(listener, 2)} == {
+        (81, None), (0, "400 a chunk with a broken extension")
+    }  # fmt: skip
+
+
 def test_requests_behind_a_large_answer_come_in_their_order(connected: Any) -> None:
     listener, client = connected
     one = client()

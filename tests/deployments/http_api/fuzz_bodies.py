@@ -29,6 +29,7 @@ _WAYS = (0, 0, 0, 0, 1, 1, 2, 3, 4, 5, 5, 5, 5, 6, 7)  # those that keep the len
 _SETTLED = 0.2  # of the cases: by then every cache and arena has been met
 _MOST_GROWTH_MB = 24
 
+JSON = {"content-type": "application/json"}
 Seed = tuple[str, bytes, dict[str, str]]  # path, body, headers
 
 
@@ -48,7 +49,7 @@ class Outcome:
 
 
 def seeds() -> list[Seed]:
-    """Right bodies in every binary form, small and of some dozen rows."""
+    """Right bodies in every form, small and of some dozen rows."""
     found: list[Seed] = []
     for rows in (2, 40):
         body, headers = packed(tensors(rows))
@@ -65,9 +66,15 @@ def seeds() -> list[Seed]:
         found.append((INFER, *packed(sections)))
         found.append(("/v1/score", stream(table(rows)), ARROW))
         found.append(("/v1/score", stream(table(rows), 2, pa.ipc.IpcWriteOptions(compression="lz4")), ARROW))
-        found.append(("/v1/score", json.dumps(request(rows)).encode(), {"content-type": "application/json"}))
+        found.append(("/v1/score", json.dumps(request(rows)).encode(), JSON))
         coded = table(rows, site=pa.array(["a"] * rows).dictionary_encode())
         found.append(("/v1/score", stream(coded), ARROW))
+    objects = {
+        "context": {"user": 1, "tags": ["x"]},
+        "candidates": [{"item": i, "site": "a", "price": 1.5, "bias": 0} for i in range(4)],
+    }
+    found.append(("/v1/score", json.dumps(objects).encode(), JSON))
+    found.append(("/v1/score", json.dumps([objects, request(2), objects]).encode(), JSON))
     return found
 
 
@@ -141,8 +148,8 @@ def fuzz(cases: int, first: int = 0) -> Outcome:
                 service.seen.clear()
                 engine.batches.clear()
             if number - first == int(cases * _SETTLED):
-                before = _rss_mb()
-        outcome.grown_mb = _rss_mb() - before
+                before = resident_mb()
+        outcome.grown_mb = resident_mb() - before
 
     service.run(body)
     outcome.seconds = time.monotonic() - begun
@@ -151,7 +158,7 @@ def fuzz(cases: int, first: int = 0) -> Outcome:
     return outcome
 
 
-def _rss_mb() -> float:
+def resident_mb() -> float:
     fields: list[Any] = Path("/proc/self/status").read_text().split("VmRSS:")[1].split()
     return int(fields[0]) / 1024
 

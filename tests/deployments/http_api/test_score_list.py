@@ -117,3 +117,19 @@ def test_items_are_cut_where_json_cuts_them() -> None:
     for indent in (None, 1):
         found = score_list.items_of(json.dumps(items, indent=indent, ensure_ascii=False).encode())
         assert [json.loads(item) for item in found] == items
+
+
+@pytest.mark.usefixtures("both_ways")
+def test_a_number_that_json_lacks_is_for_the_request_that_has_it_as_when_it_comes_alone() -> None:
+    service = Service()
+
+    async def body(client: httpx.AsyncClient) -> None:
+        bad = json.dumps(request(2)).replace("0.25", "NaN").encode()
+        alone = await client.post("/v1/score", content=bad)
+        both = await client.post("/v1/score", content=b"[%s,%s]" % (bad, json.dumps(request(2)).encode()))
+        first, second = both.json()
+        assert (alone.status_code, both.status_code, first["error"]["status"]) == (422, 200, 422)
+        assert first["error"]["got"] == alone.json()["error"]["got"] == "nan"
+        assert second["scores"] == expected(2)
+
+    service.run(body)

@@ -165,6 +165,14 @@ def test_each_form_has_its_own_bound_on_candidates() -> None:
         FORM.parse(body(candidates=[{"item": 1}] * 4))
 
 
+@pytest.mark.usefixtures("both_ways")
+def test_a_list_of_objects_has_no_more_candidates_than_any_request() -> None:
+    form = RequestForm("fake", SCHEMA, Limits(max_rows_per_request=2))
+    form.parse(body(candidates=[{"item": 1}] * 2))
+    with pytest.raises(TooLarge, match=r"candidates: got a list of 3 values, expected at most 2"):
+        form.parse(body(candidates=[{"item": 1}] * 3))
+
+
 def test_a_message_never_repeats_a_large_value_or_key() -> None:
     long = "x" * 100_000
     for sent in (

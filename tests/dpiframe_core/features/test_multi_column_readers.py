@@ -1,5 +1,6 @@
 """The fast way through the encoders gives the same bits as the careful one, and leaves to it whatever is not plain."""
 
+from enum import Enum
 from functools import partial
 
 import numpy as np
@@ -119,6 +120,27 @@ def test_arrays_of_numpy_go_the_fast_way_where_c_reads_them_and_encode_alike(dty
         reader.columns(candidates, context, False) is not None for reader in fast._multi_column if reader.scope == "candidate"
     ]
     assert all(of_c) == (dtype is object or (step == 1 and np.dtype(dtype) in ARRAYS))
+
+
+class Letter(str, Enum):  # noqa: UP042 (a StrEnum says of itself what it is)
+    A, OTHER = "a", "zzz"
+
+
+class Own(str):
+    def __str__(self):
+        return self
+
+
+@pytest.mark.parametrize("texts", [[*Letter], [Own("a"), Own("zzz")]])
+def test_text_of_a_class_of_its_own_is_its_characters(texts):
+    plain = {"n": [1, 2], "v": ["a", "zzz"], "h": ["a", "zzz"], "i": [2, 3]}
+    context = {f.name: {"n": 1.5, "v": "a", "h": "b", "i": 2}[f.name[0]] for f in schema().features if f.scope == "context"}
+    blocks = [
+        encoder.encode({f.name: kinds[f.name[0]] for f in schema().features if f.scope == "candidate"}, context).buffer
+        for kinds in (plain, plain | {"v": texts, "h": texts})
+        for encoder in encoders()
+    ]
+    assert all(np.array_equal(block, blocks[0]) for block in blocks)
 
 
 @pytest.mark.parametrize("moved", ["context", "candidates"])

@@ -1,6 +1,7 @@
 """blocks.c packs what NumPy packs, counts what is not legal, and refuses to go beyond a buffer or to lose a reference."""
 
 import json
+import random
 import sys
 from types import SimpleNamespace
 
@@ -183,6 +184,17 @@ def test_objects_that_are_not_plain_and_alike_are_left_to_others(text):
     assert objects_of(b'{"a":1},{"a":null}', 1) is None
 
 
+def test_objects_of_many_names_have_them_in_any_order():
+    names, chance = [f"{'ö' * (i % 3)}{i}" for i in range(300)], random.Random(1)
+    rows = [{name: i * k for k, name in enumerate(chance.sample(names, 300))} for i in range(9)]
+    body = json.dumps({"candidates": rows}, ensure_ascii=False).encode()
+    found, count, _ = BLOCKS.json_columns(body, dict.fromkeys(names, 4), 9, 9)
+    columns = {name: json.loads(data[start:end]) for name, (_, _, data, (start, end)) in found.items()}
+    assert (count, columns) == (9, {name: [row[name] for row in rows] for name in names})
+    more = json.dumps({"candidates": [*rows, rows[0] | {"other": 1}]}, ensure_ascii=False).encode()
+    assert BLOCKS.json_columns(more, dict.fromkeys([*names, "other"], 4), 99, 99) is None
+
+
 def block_of(rows, contexts, size, places=(0, 0, 64, 0, 0, 128)):
     return SimpleNamespace(rows=rows, contexts=contexts, base=0, buffer=np.ones(size, np.uint8), places=places)
 
@@ -192,7 +204,7 @@ def settle(ids, out, at=0, stand_ins=STAND_INS):
 
 
 OUT, AT, SOME = np.zeros(256, np.uint8), np.zeros(1, np.int64), vocabulary("a")
-PLACES = (0, 0, 64, 0, 0, 128)
+PLACES, RULE, MANY = (0, 0, 64, 0, 0, 128), np.ones((1, 3), np.int64), (2, 2**31 - 1, b'["a"]', None)
 FAULTS = {
     "no room for records": (ValueError, lambda: pack(ids_of(2, np.int32), np.zeros(2 * RECORD.nbytes - 1, np.uint8))),
     "records before the buffer": (ValueError, lambda: pack(ids_of(2, np.int32), np.zeros(100, np.uint8), -1)),
@@ -230,6 +242,7 @@ FAULTS = {
     "no bytes for what is missing": (ValueError, lambda: BLOCKS.column_numbers([[1.0]], OUT, OUT[:4], AT)),
     "rows before the array": (ValueError, lambda: BLOCKS.column_numbers([[1.0]], OUT, OUT[:32], AT - 1)),
     "rows beyond the array": (ValueError, lambda: BLOCKS.column_numbers([[1.0]], OUT, OUT[:32], AT + 32)),
+    "rows beyond all memory": (ValueError, lambda: BLOCKS.column_hashes([MANY], RULE, 1, OUT, AT + 2**31 - 2)),
     "rows of other columns": (ValueError, lambda: BLOCKS.column_numbers([[1.0]], OUT, OUT[:32], np.arange(2))),
     "no buffer for ids": (TypeError, lambda: BLOCKS.column_ids([["a"]], (SOME,), 1, 1, None, AT)),
     "fewer vocabularies": (TypeError, lambda: BLOCKS.column_ids([["a"]], (), 1, 1, OUT, AT)),
