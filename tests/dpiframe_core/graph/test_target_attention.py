@@ -11,6 +11,7 @@ from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Table
 from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.operators.exact_values import exact_values
 from tests.dpiframe_core.compiler.modules import categorical, example
 
 STEPS, ROWS = 6, 20
@@ -61,12 +62,13 @@ class Attention(nn.Module):
 class Model(nn.Module):
     """`fields` items of a history, side by side."""
 
-    def __init__(self, dim, fields, **options):
+    def __init__(self, dim, fields, *, added=False, **options):
         super().__init__()
+        self.added = added
         self.names = [f"i{f}" for f in range(fields)]
         self.embed = nn.ModuleList(nn.Embedding(ROWS, dim, padding_idx=0) for _ in self.names)
         self.attention = Attention(dim * fields, **options)
-        self.out = nn.Linear(2 * dim * fields, 1)
+        self.out = nn.Linear(2 * dim * fields, dim * fields if added else 1)
 
     def read(self, x):
         q, keys = (torch.cat([e(x[n + end]) for n, e in zip(self.names, self.embed, strict=True)], -1) for end in ("", "_list"))
@@ -74,7 +76,10 @@ class Model(nn.Module):
 
     def forward(self, x):
         q, keys, there = self.read(x)
-        return torch.sigmoid(self.out(torch.cat([self.attention(q, keys, there), q], 1))).squeeze(1)
+        interest = self.attention(q, keys, there)
+        if self.added:
+            return torch.sigmoid(self.out(torch.cat([q, q], 1)) + interest)
+        return torch.sigmoid(self.out(torch.cat([interest, q], 1))).squeeze(1)
 
     def oracle(self, x):
         """float64 scores."""
@@ -147,6 +152,14 @@ def test_a_gpu_scores_by_the_formula(options, precision, tolerance, tmp_path):
     )
     engine.close()
     np.testing.assert_allclose(got, model.oracle(values), rtol=0, atol=tolerance)
+
+
+def test_an_interest_as_wide_as_the_tasks_is_no_logit_of_the_head():
+    """That is float32 without padding, which the attention's kernel does not write."""
+    graph = fuse(made(dim=2, fields=1, added=True)[0].graph)
+    assert "attention" in [n.op for n in graph.nodes]
+    heads = [n for n in graph.nodes if n.op == "head"]
+    assert {i for head in heads for i in head.inputs[len(head.attrs.columns) :]} <= exact_values(graph)
 
 
 @pytest.mark.parametrize(
