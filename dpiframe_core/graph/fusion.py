@@ -194,12 +194,12 @@ PASSES: dict[str, Callable[[Graph], Graph]] = {
     "column_copies": fuse_column_copies,
     "cin": fuse_cin,
     "attention": fuse_target_attention,
+    "field_attention": fuse_field_attention,
     "linear_bias": fuse_linear_bias,
     "linear_activation": fuse_linear_activation,
     "cross_v2": fuse_cross_v2,
     "cross_v1": fuse_cross_v1,
     "head": fuse_head,
-    "field_attention": fuse_field_attention,
 }
 
 

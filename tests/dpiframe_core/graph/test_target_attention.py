@@ -8,11 +8,12 @@ from torch import nn
 from dpiframe_core import compile as compile_model
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.engine import Engine
-from dpiframe_core.engine.options import EngineOptions
+from dpiframe_core.engine.options import GOLDEN_TOLERANCE, EngineOptions
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Table
 from dpiframe_core.graph.fusion import fuse
 from dpiframe_core.operators.exact_values import exact_values
 from tests.dpiframe_core.compiler.modules import categorical, example
+from tests.programs_on_host import put_programs_under, scores_by_program
 
 STEPS, ROWS = 6, 20
 SPELLED = {"sigmoid": torch.sigmoid, "relu": torch.relu, "tanh": torch.tanh}
@@ -85,8 +86,10 @@ class Model(nn.Module):
         """float64 scores."""
         with torch.no_grad():
             q, keys, there = (t.double() for t in self.read(x))
-            h = torch.cat([self.attention.formula(q, keys, there), q], 1)
-            return torch.sigmoid(h @ self.out.weight.double().T + self.out.bias.double()).numpy()
+            interest = self.attention.formula(q, keys, there)
+            h = torch.cat([q if self.added else interest, q], 1)
+            logit = h @ self.out.weight.double().T + self.out.bias.double()
+            return torch.sigmoid(logit + interest if self.added else logit).numpy()
 
 
 def made(dim=4, fields=2, **options):
@@ -152,6 +155,22 @@ def test_a_gpu_scores_by_the_formula(options, precision, tolerance, tmp_path):
     )
     engine.close()
     np.testing.assert_allclose(got, model.oracle(values), rtol=0, atol=tolerance)
+
+
+@pytest.mark.bulk
+@pytest.mark.parametrize(
+    ("options", "precision"),
+    [
+        ({"dim": 10}, "fp32"), ({"masked": False}, "tf32"), ({"dim": 16, "units": (6,), "activation": "relu"}, "bf16"),
+        ({"dim": 2, "fields": 1, "added": True}, "tf32"),
+    ],
+)  # fmt: skip
+def test_its_kernels_score_by_the_formula_on_the_host(options, precision, monkeypatch, run_folder):
+    put_programs_under(monkeypatch, run_folder)
+    compiled, model, values = made(**options)
+    parts = compiled.schema, compiled.tables, compiled.dense, precision, compiled.golden.block
+    for scores in scores_by_program(fuse(compiled.graph), *parts, 32).values():
+        np.testing.assert_allclose(scores, model.oracle(values), rtol=0, atol=GOLDEN_TOLERANCE[precision])
 
 
 def test_an_interest_as_wide_as_the_tasks_is_no_logit_of_the_head():

@@ -53,7 +53,7 @@ def test_what_generic_operators_hand_to_one_another_and_to_the_heads_logits_is_e
 
 @pytest.mark.parametrize("op", ["cin", "dot", "linear", "fm", "sum", "mul"])
 def test_a_head_adds_what_is_exact_and_nothing_else(op):
-    """A compressed interaction network of one map is as wide as a logit, but its kernel writes the dense dtype, with padding."""
+    """A network of one map is as wide as a logit, but its kernel writes the dense dtype, with padding."""
     attrs = Attrs(fields=2, dim=2, units=(1,)) if op in ("cin", "dot", "fm") else Attrs()
     nodes = (
         Node("lookup", "lookup", (), ("x",), "embedding", attrs=Attrs(concat=(Source("f", "t", 4),))),
