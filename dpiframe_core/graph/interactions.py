@@ -5,7 +5,7 @@ compressed interaction network as libraries write it: an outer product, a convol
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Protocol, Self, TypeVar
 
 from dpiframe_core.graph.aten import Constant, Window
@@ -14,7 +14,9 @@ from dpiframe_core.graph.field_attention import Read, call_of, factor_of, fuse_e
 from dpiframe_core.graph.graph import ACTIVATION_PARAMS, Attended, Attrs, Graph, Node
 
 MOST_FIELDS, MOST_DIM = 80, 256  # what its kernel takes (kernels/interaction/cin.py)
-MOST_WORDS = 15_000  # of a row of target attention in shared memory, which all GPUs have (kernels/attention/attention.py)
+# Of target attention in shared memory: words of a row, which all GPUs have (kernels/attention/attention.py), and on the tensor
+# cores in tf32 all words, and registers of a thread (kernels/attention/attention_mma.py).
+MOST_ROW_WORDS, MOST_WORDS, MOST_REGISTERS = 15_000, 56_000, 255
 _OUTER = re.compile(r"(\w)(\w)(\w),\1(\w)\3->\1\2\4\3")
 
 T = TypeVar("T")
@@ -260,7 +262,7 @@ def _interest(made_by: Mapping[str, Node], last: Node) -> tuple[list[Node], Node
         return None
     if masks and not _is_mask(made_by[x], x, mask[1]):
         return None
-    if length < 2 or length + 17 * dim + 32 * max(units) + units[0] > MOST_WORDS:
+    if length < 2 or not takes(length, dims, units):
         return None
     ((activation, slope),) = kinds
     attended = Attended(
@@ -270,6 +272,17 @@ def _interest(made_by: Mapping[str, Node], last: Node) -> tuple[list[Node], Node
     attrs = Attrs(attended=attended, units=units, activation=activation, slope=slope)
     params = tuple(p for layer in layers for p in layer.params)
     return nodes, Node(last.name, "attention", (x,), last.outputs, last.module, params, attrs)
+
+
+def takes(length: int, dims: Sequence[int], units: Sequence[int]) -> bool:
+    """Whether a target attention fits its kernels, and the tensor cores of an H200. Wider layers are products for cuBLAS: by a
+    block a row they run at 5.5 TFLOP/s.
+    """
+    row_words = length + 17 * sum(dims) + 32 * max(units) + units[0]
+    dim, wide = sum(-(-d // 8) * 8 for d in dims), [-(-n // 16) * 16 for n in units]
+    words = (3 * dim + 20) * wide[0] + sum((a + 4) * b for a, b in pairwise(wide)) + -(-length // 16) * (dim + 2)
+    registers = 68 + 3 * dim // 4 + max(wide[1::2], default=0) // (2 if len(wide) < 3 else 1)
+    return row_words <= MOST_ROW_WORDS and words <= MOST_WORDS and registers <= MOST_REGISTERS
 
 
 def _is_mask(maker: Node, value: str, window: Window) -> bool:

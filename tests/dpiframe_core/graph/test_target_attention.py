@@ -1,5 +1,8 @@
 """The attention of a target over a history is found among generic operators where it is that, and the scores stay."""
 
+from collections import Counter
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +14,10 @@ from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import GOLDEN_TOLERANCE, EngineOptions
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Table
 from dpiframe_core.graph.fusion import fuse
+from dpiframe_core.graph.interactions import takes
 from dpiframe_core.operators.exact_values import exact_values
+from kernels.attention.attention_columns import AttentionColumns
+from kernels.attention.attention_mma import MmaAttention
 from tests.dpiframe_core.compiler.modules import categorical, example
 from tests.programs_on_host import put_programs_under, scores_by_program
 
@@ -173,6 +179,24 @@ def test_its_kernels_score_by_the_formula_on_the_host(options, precision, monkey
         np.testing.assert_allclose(scores, model.oracle(values), rtol=0, atol=GOLDEN_TOLERANCE[precision])
 
 
+def test_what_is_taken_runs_on_tensor_cores_and_little_else_does(monkeypatch, run_folder):
+    put_programs_under(monkeypatch, run_folder)
+    rng, seen = np.random.default_rng(0), Counter()
+    for _ in range(120):
+        dims = rng.choice([1, 8, 10, 16, 32, 64, 128, 200], rng.integers(1, 4)).tolist()
+        units = rng.choice([1, 16, 40, 64, 80, 128, 200, 256, 400], rng.integers(1, 5)).tolist()
+        length, firsts = int(rng.choice([2, 50, 200, 1000])), np.cumsum([0, *dims[:-1]]).tolist()
+        keys = [sum(dims) + length * at for at in firsts]
+        columns = AttentionColumns(length, tuple(dims), tuple(firsts), tuple(keys), tuple(firsts), -1, ())
+        widths = [4 * sum(dims), *units, 1]
+        *layers, out = ((torch.zeros(b, a), torch.zeros(b), ()) for a, b in pairwise(widths))
+        how = columns, layers, out[:2], "sigmoid", 0.0, "identity", False
+        has = all(MmaAttention(*how, dtype, torch.device("cpu")).tiles for dtype in (torch.float32, torch.bfloat16))
+        seen[takes(length, dims, units), has] += 1
+    assert seen[True, False] == 0
+    assert seen[True, True] > 10 * seen[False, True]
+
+
 def test_an_interest_as_wide_as_the_tasks_is_no_logit_of_the_head():
     """That is float32 without padding, which the attention's kernel does not write."""
     graph = fuse(made(dim=2, fields=1, added=True)[0].graph)
@@ -185,7 +209,7 @@ def test_an_interest_as_wide_as_the_tasks_is_no_logit_of_the_head():
     "options",
     [
         {"softmax": True}, {"turned": True}, {"uneven": True}, {"twice": True}, {"bias": False}, {"reads_scores": True},
-        {"dim": 700}, {"units": (400, 700)},
+        {"dim": 700}, {"units": (400, 700)}, {"dim": 16, "units": (256, 256, 256)},
     ],
     ids=str,
 )  # fmt: skip
