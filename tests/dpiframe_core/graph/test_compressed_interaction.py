@@ -15,7 +15,7 @@ from dpiframe_core.engine.options import GOLDEN_TOLERANCE, EngineOptions
 from dpiframe_core.features.schema import FeatureSchema, Table
 from dpiframe_core.graph.fusion import PASSES, fuse
 from tests.dpiframe_core.compiler.modules import categorical, example
-from tests.programs_on_host import put_programs_under, scores_by_program
+from tests.dpiframe_core.programs_on_host import put_programs_under, scores_by_program
 
 FIELDS, DIM = 5, 8
 NAMES = [f"f{i}" for i in range(FIELDS)]

@@ -19,7 +19,7 @@ from dpiframe_core.operators.exact_values import exact_values
 from kernels.attention.attention_columns import AttentionColumns
 from kernels.attention.attention_mma import MmaAttention
 from tests.dpiframe_core.compiler.modules import categorical, example
-from tests.programs_on_host import put_programs_under, scores_by_program
+from tests.dpiframe_core.programs_on_host import put_programs_under, scores_by_program
 
 STEPS, ROWS = 6, 20
 SPELLED = {"sigmoid": torch.sigmoid, "relu": torch.relu, "tanh": torch.tanh}
