@@ -15,7 +15,7 @@ from dpiframe_core.graph.graph import Attrs, Graph, Node
 
 # What the head kernel takes (kernels/dense/head.cu).
 MAX_PARTS, MAX_LOGITS = 3, 3
-# Values of these may be logits of a head if nothing else reads them: it wants float32 without padding, which others may not.
+# Values of these are float32 without padding where a head adds them, and nothing else reads them: others may not want that.
 PLAIN_LOGITS = {"add", "mul", "bias", "activation", "concat", "aten"}
 
 
@@ -183,24 +183,24 @@ def fuse_head(graph: Graph) -> Graph:
 
 
 def _may_be_logit(graph: Graph, maker: Node, value: str, consumers: dict[str, list[Node]]) -> bool:
-    if graph.widths[value] not in (1, graph.widths[graph.output]) or maker.op in ("linear", "cross_v2", "cross_low_rank"):
+    if graph.widths[value] not in (1, graph.widths[graph.output]):
         return False
     if maker.op == "lookup":  # of its outputs the sum alone is float32 at every precision
         return bool(maker.attrs.total) and value == maker.outputs[-1]
-    return maker.op not in PLAIN_LOGITS or len(consumers[value]) == 1
+    return maker.op in ("fm", "sum") or (maker.op in PLAIN_LOGITS and len(consumers[value]) == 1)
 
 
 PASSES: dict[str, Callable[[Graph], Graph]] = {
     "lookup": fuse_lookup,
     "column_copies": fuse_column_copies,
     "cin": fuse_cin,
+    "attention": fuse_target_attention,
+    "field_attention": fuse_field_attention,
     "linear_bias": fuse_linear_bias,
     "linear_activation": fuse_linear_activation,
     "cross_v2": fuse_cross_v2,
     "cross_v1": fuse_cross_v1,
     "head": fuse_head,
-    "field_attention": fuse_field_attention,
-    "attention": fuse_target_attention,
 }
 
 

@@ -4,16 +4,18 @@ A score of each step of the history comes from linear layers over [q, k, q - k, 
 step's key. Graph in, graph out; nothing executable.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from dpiframe_core.fusion.generic_nodes import Read, call_of, factor_of, fuse_ends, is_call, reads_of, whole
 from dpiframe_core.graph.aten import Constant, Window
 from dpiframe_core.graph.aten_rules import Shape
 from dpiframe_core.graph.graph import Attended, Attrs, Graph, Node
 
-MOST_WORDS = 15_000  # of a row in shared memory, which all GPUs have (kernels/attention/attention.py)
+# Words of a row in shared memory, which all GPUs have (kernels/attention/attention.py), and on the tensor cores in tf32 all
+# words, and registers of a thread (kernels/attention/attention_mma.py).
+MOST_ROW_WORDS, MOST_WORDS, MOST_REGISTERS = 15_000, 56_000, 255
 
 
 def fuse_target_attention(graph: Graph) -> Graph:
@@ -57,7 +59,7 @@ def _interest(made_by: Mapping[str, Node], last: Node) -> tuple[list[Node], Node
     dims, widths = tuple(w.sizes[-1] for _, w in items), [4 * dim, *scoring.units, 1]
     if [(length, n) for n in widths[1:]] != [call_of(layer).sizes for layer in scoring.layers]:
         return None
-    if widths[:-1] != [reads_of(layer)[0][1].sizes[1] for layer in scoring.layers] or not _fits(length, dim, scoring.units):
+    if widths[:-1] != [reads_of(layer)[0][1].sizes[1] for layer in scoring.layers] or not takes(length, dims, scoring.units):
         return None
     alike = [(x, Window(0, (length, d), (d, 1), w.offset)) for (_, w), d in zip(items, dims, strict=True)]
     if items != alike or query != Window(0, sizes, (0, 1), query.offset):
@@ -123,8 +125,15 @@ def _items(made_by: Mapping[str, Node], keys: Read, sizes: Shape) -> tuple[list[
     return [], [keys]
 
 
-def _fits(length: int, dim: int, units: tuple[int, ...]) -> bool:
-    return length >= 2 and length + 17 * dim + 32 * max(units) + units[0] <= MOST_WORDS
+def takes(length: int, dims: Sequence[int], units: Sequence[int]) -> bool:
+    """Whether a target attention fits its kernels, and the tensor cores of an H200. Wider layers are products for cuBLAS: by a
+    block a row they run at 5.5 TFLOP/s.
+    """
+    row_words = length + 17 * sum(dims) + 32 * max(units) + units[0]
+    dim, wide = sum(-(-d // 8) * 8 for d in dims), [-(-n // 16) * 16 for n in units]
+    words = (3 * dim + 20) * wide[0] + sum((a + 4) * b for a, b in pairwise(wide)) + -(-length // 16) * (dim + 2)
+    registers = 68 + 3 * dim // 4 + max(wide[1::2], default=0) // (2 if len(wide) < 3 else 1)
+    return length >= 2 and row_words <= MOST_ROW_WORDS and words <= MOST_WORDS and registers <= MOST_REGISTERS
 
 
 def _is_mask(maker: Node, value: str, length: int, mask: Read) -> bool:

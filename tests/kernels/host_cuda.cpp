@@ -99,8 +99,6 @@ void run_cluster(int first, int threads) {
     under_way.clear();
 }
 void run_blocks(int blocks, int threads, size_t shared_bytes, int together) {
-    gridDim = {blocks, 1, 1}, blockDim = {threads, 1, 1};
-    failure = nullptr;
     size = (int)shared_bytes, cluster = together;
     stacks = new char[cluster * threads * STRIDE];  // not initialised: pages that no thread reaches are never there
     fibers.assign(cluster * threads, {});

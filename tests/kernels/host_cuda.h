@@ -96,11 +96,13 @@ void call(void (*kernel)(A...), void** args, std::index_sequence<I...>) {
     body = [] { std::get<0>(given)(*static_cast<std::remove_reference_t<A>*>(std::get<1>(given)[I])...); };
 }
 template <typename... A>
-const char* launch(void (*kernel)(A...), int blocks, int threads, size_t shared_bytes, int cluster, void** args) {
+const char* launch(void (*kernel)(A...), int blocks, int y, int threads, size_t shared_bytes, int cluster, void** args) {
     if (shared_bytes > LIMIT) return "more shared memory than there is";
     if (cluster > MOST_BLOCKS || blocks % cluster) return "blocks that make no whole clusters";
     call(kernel, args, std::index_sequence_for<A...>());
-    run_blocks(blocks, threads, shared_bytes, cluster);
+    failure = nullptr;
+    gridDim = {blocks, y, 1}, blockDim = {threads, 1, 1};
+    for (blockIdx.y = 0; blockIdx.y < y && !failure; ++blockIdx.y) run_blocks(blocks, threads, shared_bytes, cluster);
     return failure;
 }
 }  // namespace host

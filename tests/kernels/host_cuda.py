@@ -38,10 +38,13 @@ class HostKernel:
         self.max_dynamic_shared_size_bytes = 0
         self._run = _built(file, name, tuple(sorted(constants.items())), folder)
 
-    def __call__(self, blocks: int, threads: int, args: Sequence[object], shared_bytes: int, cluster: int = 1) -> None:
+    def __call__(
+        self, blocks: int | tuple[int, int], threads: int, args: Sequence[object], shared_bytes: int, cluster: int = 1
+    ) -> None:
+        x, y = (blocks, 1) if isinstance(blocks, int) else blocks
         values = [a if isinstance(a, ctypes.Structure) else _scalar(a) for a in args]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(v) for v in values))
-        failure = self._run(blocks, threads, ctypes.c_size_t(shared_bytes), cluster, pointers)
+        failure = self._run(x, y, threads, ctypes.c_size_t(shared_bytes), cluster, pointers)
         assert failure is None, failure.decode()
 
 
@@ -67,7 +70,13 @@ def tensor_map(matrix: torch.Tensor, rows: int) -> "ctypes.Array[ctypes.c_uint64
 
 
 def launch(
-    kernel: HostKernel, blocks: int, threads: int, args: Sequence[object], *, shared_bytes: int = 0, cluster: int = 1
+    kernel: HostKernel,
+    blocks: int | tuple[int, int],
+    threads: int,
+    args: Sequence[object],
+    *,
+    shared_bytes: int = 0,
+    cluster: int = 1,
 ) -> None:
     """In the place of `kernels.runtime.launch.launch`."""
     assert shared_bytes <= max(48 * 1024, kernel.max_dynamic_shared_size_bytes)
@@ -76,7 +85,7 @@ def launch(
 
 def translated(code: str) -> str:
     """Preprocessed code with every asm statement as a call of ptx::<opcode>, its outputs first."""
-    code = re.sub(r"extern __shared__ __align__\(\d+\) char (\w+)\[\];", r"char* const \1 = host::shared;", code)
+    code = re.sub(r"extern __shared__ __align__\(\d+\) (char|float) (\w+)\[\];", r"\1* const \2 = (\1*)host::shared;", code)
     out, at = [], 0
     while found := _ASM.search(code, at):
         end = _closing(code, found.end())
@@ -129,13 +138,13 @@ def _built(file: str, name: str, constants: tuple[tuple[str, str], ...], folder:
 def _build(file: str, name: str, constants: tuple[tuple[str, str], ...], made: Path) -> None:
     defines = [f"-D{k}={v}" for k, v in (*constants, ("__CUDA_ARCH__", "900"))]
     code = _gcc("-E", "-P", *defines, f"-I{FOLDER}", "-x", "c++", str(FOLDER / f"{file}.cu"))
-    run = f"return host::launch({name}, blocks, threads, shared_bytes, cluster, args);"
+    run = f"return host::launch({name}, x, y, threads, shared_bytes, cluster, args);"
     source, header = made.with_suffix(".cpp"), made_once(made.parent / HEADER.name, _with_precompiled)
     runtime = made_once(made.parent / "host_cuda.o", _runtime)
     source.write_text(
         f'#include "{header}"\n{translated(code)}\n'
         f'extern "C" __attribute__((visibility("default"))) const char* '
-        f"run(int blocks, int threads, size_t shared_bytes, int cluster, void** args) {{ {run} }}\n"
+        f"run(int x, int y, int threads, size_t shared_bytes, int cluster, void** args) {{ {run} }}\n"
     )
     _gcc(*_OPTIONS, "-shared", str(source), str(runtime), "-o", str(made))
 

@@ -11,10 +11,11 @@ from torch.nn import functional
 from dpiframe_core import compile as compile_model
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.engine import Engine
-from dpiframe_core.engine.options import EngineOptions
+from dpiframe_core.engine.options import GOLDEN_TOLERANCE, EngineOptions
 from dpiframe_core.features.schema import FeatureSchema, Table
 from dpiframe_core.fusion.passes import PASSES, fuse
 from tests.dpiframe_core.compiler.modules import categorical, example
+from tests.dpiframe_core.programs_on_host import put_programs_under, scores_by_program
 
 FIELDS, DIM = 5, 8
 NAMES = [f"f{i}" for i in range(FIELDS)]
@@ -161,6 +162,19 @@ def test_a_gpu_scores_by_the_formula(options, precision, tolerance, tmp_path):
     compiled.write(tmp_path / "b", name="cin")
     got = engine_scores(tmp_path / "b", values, "cuda:0", precision)
     np.testing.assert_allclose(got, oracle(model, values), rtol=0, atol=tolerance)
+
+
+@pytest.mark.bulk
+@pytest.mark.parametrize(
+    ("options", "precision"),
+    [({"units": (6, 4), "bias": False}, "fp32"), (SETTINGS[6], "tf32"), (SETTINGS[2] | {"activation": "tanh"}, "bf16")],
+)
+def test_its_kernels_score_by_the_formula_on_the_host(options, precision, monkeypatch, run_folder):
+    put_programs_under(monkeypatch, run_folder)
+    compiled, model, values = made(Cin(**options))
+    parts = compiled.schema, compiled.tables, compiled.dense, precision, compiled.golden.block
+    for scores in scores_by_program(fuse(compiled.graph), *parts, 32).values():
+        np.testing.assert_allclose(scores, oracle(model, values), rtol=0, atol=GOLDEN_TOLERANCE[precision])
 
 
 @pytest.mark.parametrize(

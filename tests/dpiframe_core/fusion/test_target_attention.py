@@ -1,5 +1,8 @@
 """The attention of a target over a history is found among generic operators where it is that, and the scores stay."""
 
+from collections import Counter
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -8,10 +11,15 @@ from torch import nn
 from dpiframe_core import compile as compile_model
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.engine import Engine
-from dpiframe_core.engine.options import EngineOptions
+from dpiframe_core.engine.options import GOLDEN_TOLERANCE, EngineOptions
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Table
 from dpiframe_core.fusion.passes import fuse
+from dpiframe_core.fusion.target_attention import takes
+from dpiframe_core.operators.exact_values import exact_values
+from kernels.attention.attention_columns import AttentionColumns
+from kernels.attention.attention_mma import MmaAttention
 from tests.dpiframe_core.compiler.modules import categorical, example
+from tests.dpiframe_core.programs_on_host import put_programs_under, scores_by_program
 
 STEPS, ROWS = 6, 20
 SPELLED = {"sigmoid": torch.sigmoid, "relu": torch.relu, "tanh": torch.tanh}
@@ -61,12 +69,13 @@ class Attention(nn.Module):
 class Model(nn.Module):
     """`fields` items of a history, side by side."""
 
-    def __init__(self, dim, fields, **options):
+    def __init__(self, dim, fields, *, added=False, **options):
         super().__init__()
+        self.added = added
         self.names = [f"i{f}" for f in range(fields)]
         self.embed = nn.ModuleList(nn.Embedding(ROWS, dim, padding_idx=0) for _ in self.names)
         self.attention = Attention(dim * fields, **options)
-        self.out = nn.Linear(2 * dim * fields, 1)
+        self.out = nn.Linear(2 * dim * fields, dim * fields if added else 1)
 
     def read(self, x):
         q, keys = (torch.cat([e(x[n + end]) for n, e in zip(self.names, self.embed, strict=True)], -1) for end in ("", "_list"))
@@ -74,14 +83,19 @@ class Model(nn.Module):
 
     def forward(self, x):
         q, keys, there = self.read(x)
-        return torch.sigmoid(self.out(torch.cat([self.attention(q, keys, there), q], 1))).squeeze(1)
+        interest = self.attention(q, keys, there)
+        if self.added:
+            return torch.sigmoid(self.out(torch.cat([q, q], 1)) + interest)
+        return torch.sigmoid(self.out(torch.cat([interest, q], 1))).squeeze(1)
 
     def oracle(self, x):
         """float64 scores."""
         with torch.no_grad():
             q, keys, there = (t.double() for t in self.read(x))
-            h = torch.cat([self.attention.formula(q, keys, there), q], 1)
-            return torch.sigmoid(h @ self.out.weight.double().T + self.out.bias.double()).numpy()
+            interest = self.attention.formula(q, keys, there)
+            h = torch.cat([q if self.added else interest, q], 1)
+            logit = h @ self.out.weight.double().T + self.out.bias.double()
+            return torch.sigmoid(logit + interest if self.added else logit).numpy()
 
 
 def made(dim=4, fields=2, **options):
@@ -149,11 +163,53 @@ def test_a_gpu_scores_by_the_formula(options, precision, tolerance, tmp_path):
     np.testing.assert_allclose(got, model.oracle(values), rtol=0, atol=tolerance)
 
 
+@pytest.mark.bulk
+@pytest.mark.parametrize(
+    ("options", "precision"),
+    [
+        ({"dim": 10}, "fp32"), ({"masked": False}, "tf32"), ({"dim": 16, "units": (6,), "activation": "relu"}, "bf16"),
+        ({"dim": 2, "fields": 1, "added": True}, "tf32"),
+    ],
+)  # fmt: skip
+def test_its_kernels_score_by_the_formula_on_the_host(options, precision, monkeypatch, run_folder):
+    put_programs_under(monkeypatch, run_folder)
+    compiled, model, values = made(**options)
+    parts = compiled.schema, compiled.tables, compiled.dense, precision, compiled.golden.block
+    for scores in scores_by_program(fuse(compiled.graph), *parts, 32).values():
+        np.testing.assert_allclose(scores, model.oracle(values), rtol=0, atol=GOLDEN_TOLERANCE[precision])
+
+
+def test_what_is_taken_runs_on_tensor_cores_and_little_else_does(monkeypatch, run_folder):
+    put_programs_under(monkeypatch, run_folder)
+    rng, seen = np.random.default_rng(0), Counter()
+    for _ in range(120):
+        dims = rng.choice([1, 8, 10, 16, 32, 64, 128, 200], rng.integers(1, 4)).tolist()
+        units = rng.choice([1, 16, 40, 64, 80, 128, 200, 256, 400], rng.integers(1, 5)).tolist()
+        length, firsts = int(rng.choice([2, 50, 200, 1000])), np.cumsum([0, *dims[:-1]]).tolist()
+        keys = [sum(dims) + length * at for at in firsts]
+        columns = AttentionColumns(length, tuple(dims), tuple(firsts), tuple(keys), tuple(firsts), -1, ())
+        widths = [4 * sum(dims), *units, 1]
+        *layers, out = ((torch.zeros(b, a), torch.zeros(b), ()) for a, b in pairwise(widths))
+        how = columns, layers, out[:2], "sigmoid", 0.0, "identity", False
+        has = all(MmaAttention(*how, dtype, torch.device("cpu")).tiles for dtype in (torch.float32, torch.bfloat16))
+        seen[takes(length, dims, units), has] += 1
+    assert seen[True, False] == 0
+    assert seen[True, True] > 10 * seen[False, True]
+
+
+def test_an_interest_as_wide_as_the_tasks_is_no_logit_of_the_head():
+    """That is float32 without padding, which the attention's kernel does not write."""
+    graph = fuse(made(dim=2, fields=1, added=True)[0].graph)
+    assert "attention" in [n.op for n in graph.nodes]
+    heads = [n for n in graph.nodes if n.op == "head"]
+    assert {i for head in heads for i in head.inputs[len(head.attrs.columns) :]} <= exact_values(graph)
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {"softmax": True}, {"turned": True}, {"uneven": True}, {"twice": True}, {"bias": False}, {"reads_scores": True},
-        {"dim": 700}, {"units": (400, 700)},
+        {"dim": 700}, {"units": (400, 700)}, {"dim": 16, "units": (256, 256, 256)},
     ],
     ids=str,
 )  # fmt: skip

@@ -49,3 +49,20 @@ def test_what_generic_operators_hand_to_one_another_and_to_the_heads_logits_is_e
     )  # fmt: skip
     graph = Graph(nodes, {o: 4 for n in nodes for o in n.outputs}, {"w": (4, 4), "b": (4,)}, "score")
     assert exact_values(graph) == {"inner", "logit", "score"}
+
+
+@pytest.mark.parametrize("op", ["cin", "dot", "linear", "fm", "sum", "mul"])
+def test_a_head_adds_what_is_exact_and_nothing_else(op):
+    """A network of one map is as wide as a logit, but its kernel writes the dense dtype, with padding."""
+    attrs = Attrs(fields=2, dim=2, units=(1,)) if op in ("cin", "dot", "fm") else Attrs()
+    nodes = (
+        Node("lookup", "lookup", (), ("x",), "embedding", attrs=Attrs(concat=(Source("f", "t", 4),))),
+        Node("v", op, ("x",), ("v",), op, ("w",) if op in ("cin", "linear") else (), attrs),
+        Node("logit", "linear", ("x",), ("logit",), "deep", ("w", "b")),
+        Node("both", "add", ("logit", "v"), ("both",), "deep"),
+        Node("score", "activation", ("both",), ("score",), "head", attrs=Attrs(activation="sigmoid")),
+    )
+    graph = fuse(Graph(nodes, {"x": 4, "v": 1, "logit": 1, "both": 1, "score": 1}, {"w": (1, 4), "b": (1,)}, "score"))
+    heads = [n for n in graph.nodes if n.op == "head"]
+    assert len(heads) == (op in ("fm", "sum", "mul"))
+    assert all({*head.inputs[1:]} <= exact_values(graph) for head in heads)
