@@ -32,8 +32,8 @@ _FRESH = {
     )
 }  # fmt: skip
 # What torch can write by calls that `operations` has; the last three are what it writes some of the others by.
-_SPELLED_OUT = """addcdiv addcmul celu clip column_stack cosine_similarity diff glu hstack inner isnan lerp linalg_vecdot logaddexp
-    logit pairwise_distance rms_norm roll threshold tile tril triu isfinite atleast_1d _fused_rms_norm true_divide"""
+_SPELLED_OUT = """addcdiv addcmul celu clip column_stack cosine_similarity diff glu hstack inner isnan lerp linalg_vecdot
+    logaddexp logit pairwise_distance rms_norm roll threshold tile tril triu isfinite atleast_1d _fused_rms_norm true_divide"""
 
 
 class Verbatim(str):
