@@ -42,7 +42,7 @@ class ScoreRecorder:
         self._tables: defaultdict[tuple[str, str], list[pa.Table]] = defaultdict(list)
         self._written_at: dict[tuple[str, str], float] = {}
         self.dropped = 0  # requests
-        self._told_dropped, self._tell_at = 0, 0.0
+        self._told_dropped, self._tell_at, self._why = 0, 0.0, ""  # _why: the last error, as a message ends
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, name="score-log", daemon=True)
         self._thread.start()
@@ -99,8 +99,8 @@ class ScoreRecorder:
                 try:
                     self._folder.write(*of, pa.concat_tables(tables).combine_chunks())
                 except OSError as error:
+                    self._why = f": {error}"
                     self._lose(of, len(tables))
-                    log.warning("a file of scored rows is lost: %s", error)
 
     def _lose(self, of: tuple[str, str], requests: int) -> None:
         self.dropped += requests
@@ -109,5 +109,5 @@ class ScoreRecorder:
     def _tell(self) -> None:
         now = time.monotonic()
         if self.dropped > self._told_dropped and now >= self._tell_at:
-            log.warning("%d sampled requests are not in the score log", self.dropped - self._told_dropped)
-            self._told_dropped, self._tell_at = self.dropped, now + _TELL_EVERY_S
+            log.warning("%d sampled requests are not in the score log%s", self.dropped - self._told_dropped, self._why)
+            self._why, self._told_dropped, self._tell_at = "", self.dropped, now + _TELL_EVERY_S

@@ -55,6 +55,17 @@ def stack(e: Emitter, tensors: Sequence[Tensor], dim: int) -> Strided:
     return cat(e, [unsqueezed(t, dim) if isinstance(t, Strided) else Const(t.tensor.unsqueeze(dim)) for t in tensors], dim)
 
 
+def padded(e: Emitter, x: Strided, pad: Sequence[int], value: float) -> Strided:
+    """Constants ahead of and behind the last dimensions, the very last one first."""
+    for at, both in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        dim, sizes = x.rank - 1 - at, [1 if s.batch else s.count for s in x.sizes]
+        if min(both) < 0:
+            raise Refused(f"got padding by {list(pad)}, expected 0 or more (a slice takes columns away)")
+        ahead, behind = (Const(torch.full([*sizes[:dim], n, *sizes[dim + 1 :]], value)) for n in both)
+        x = cat(e, [t for t in (ahead, x, behind) if isinstance(t, Strided) or t.tensor.numel()], dim)
+    return x
+
+
 def selected_at(e: Emitter, x: Strided, dim: int, index: Any) -> Strided:
     """The elements at constant positions of one dimension."""
     dim %= x.rank

@@ -3,6 +3,7 @@ their way to a lookup, a view that costs nothing, or nodes of the graph.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -128,7 +129,9 @@ class Lowering:
         made = operation(self.emitter, target, a)
         if made is None:
             raise Refused(f"got {target}, expected an operation that docs/compile.md lists")
-        return (made, None, None) if isinstance(found, tuple | list) else made
+        if isinstance(found, tuple | list):
+            return made, None, None
+        return replace(made, boolean=True) if found.dtype == torch.bool else made  # also of masks side by side
 
     def _filled(self, target: str, a: Mapping[str, Any], sizes: Sequence[Size], found: torch.Tensor) -> Const:
         value = a.get("fill_value", a.get("s"))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dpiframe_core.compiler.arguments import Arguments, constant, integers, is_number, limit, number, tensor
 from dpiframe_core.compiler.emit import Const, Emitter
-from dpiframe_core.compiler.joins import cat, indexed, selected_at, stack
+from dpiframe_core.compiler.joins import cat, indexed, padded, selected_at, stack
 from dpiframe_core.compiler.products import along, attention, einsum, matmul
 from dpiframe_core.compiler.strided import Frame, Refused, Size, Strided, frame_of, fresh, permuted, squeezed
 from dpiframe_core.operators.batch_norm import BatchNorm, fold_after
@@ -12,7 +12,8 @@ from dpiframe_core.operators.batch_norm import BatchNorm, fold_after
 # fmt: off
 SAME_NAME = (
     "abs", "neg", "exp", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt", "reciprocal", "square", "relu", "sigmoid", "tanh",
-    "silu", "mish", "hardswish", "hardsigmoid", "log_sigmoid", "sin", "cos", "erf", "sign", "floor", "ceil", "logical_not",
+    "silu", "mish", "hardswish", "hardsigmoid", "log_sigmoid", "sin", "cos", "atan", "erf", "sign", "floor", "ceil", "round",
+    "trunc", "log10", "logical_not",
 )
 # fmt: on
 UNARY = {f"aten.{n}.default": f"aten.{n}" for n in SAME_NAME}
@@ -66,6 +67,14 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
         case "aten.clamp.default" | "aten.clamp_min.default" | "aten.clamp_max.default" | "aten.hardtanh.default":
             low, high = a.get("min", a.get("min_val")), a.get("max", a.get("max_val"))
             return e.elementwise("aten.clamp", [a["self"]], [limit(low, "-inf"), limit(high, "inf")])
+        case "aten.clamp_min.Tensor" | "aten.clamp_max.Tensor":
+            low = name == "clamp_min"
+            return _binary(e, "maximum" if low else "minimum", {"self": a["self"], "other": a["min" if low else "max"]})
+        case "aten.any.dim" | "aten.any.dims" | "aten.all.dim" | "aten.all.dims":
+            is_true = a["self"] if a["self"].boolean else e.elementwise("aten.ne.Scalar", [a["self"]], [0])
+            dims = [a["dim"]] if isinstance(a["dim"], int) else a["dim"]
+            found = reduced(e, "aten.amax" if name == "any" else "aten.amin", is_true, dims, keep=a["keepdim"])
+            return e.elementwise("aten.ne.Scalar", [found], [0])
         case "aten.prelu.default" | "aten._prelu_kernel.default":
             slope, channels = constant(a["weight"]).tensor, (-1, *[1] * (a["self"].rank - 2))
             return e.elementwise("aten.prelu", [a["self"], Const(slope.reshape(channels if slope.numel() > 1 else ()))])
@@ -110,6 +119,8 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
             return attention(e, a)
         case "aten.cat.default":
             return cat(e, a["tensors"], a["dim"])
+        case "aten.pad.default" | "aten.constant_pad_nd.default" if a.get("mode", "constant") == "constant":
+            return padded(e, a["self"], a["pad"], number(a["value"] or 0))
         case "aten.stack.default":
             return stack(e, a["tensors"], a["dim"])
         case "aten.index_select.default":

@@ -31,6 +31,9 @@ _FRESH = {
         "lift_fresh_copy.default", "new_zeros.default", "zeros_like.default",
     )
 }  # fmt: skip
+# What torch can write by calls that `operations` has; the last three are what it writes some of the others by.
+_SPELLED_OUT = """addcdiv addcmul celu clip column_stack cosine_similarity diff glu hstack inner isnan lerp linalg_vecdot
+    logaddexp logit pairwise_distance rms_norm roll threshold tile tril triu isfinite atleast_1d _fused_rms_norm true_divide"""
 
 
 class Verbatim(str):
@@ -71,8 +74,16 @@ def traces(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[Trace]:
     if made_functional(exported.graph):
         yield _read(scored, exported)
     with _explained(scored, values):
-        exported = exported.run_decompositions({torch.ops.aten.gru_cell.default: _gru_cell})
+        exported = exported.run_decompositions(_spelled_out())
     yield _read(scored, exported)
+
+
+def _spelled_out() -> dict[Any, Any]:
+    """How the calls above are written by others: as torch does it, and nn.GRUCell's as here."""
+    names = set(_SPELLED_OUT.split())
+    known = {**torch._decomp.decomposition_table, **torch.export.default_decompositions()}
+    named = {call: known[call] for call in known if str(call).removeprefix("aten.").split(".")[0] in names}
+    return named | {torch.ops.aten.gru_cell.default: _gru_cell}
 
 
 @contextmanager
@@ -135,9 +146,11 @@ def _functional(node: fx.Node) -> Any:
 
 def _read(scored: Scored, exported: torch.export.ExportedProgram) -> Trace:
     signature = exported.graph_signature
-    changed = sorted({*signature.buffers_to_mutate.values(), *signature.user_inputs_to_mutate.values()})
+    buffers, parameters = signature.buffers_to_mutate, getattr(signature, "parameters_to_mutate", {})  # torch 2.9 on
+    changed = sorted({*buffers.values(), *parameters.values(), *signature.user_inputs_to_mutate.values()})
     if changed:
-        raise InputError("module", [_plain(name) for name in changed], "no buffer or input that the module changes")
+        rule = "nothing that the module changes (an embedding with max_norm: scale its rows, then set max_norm to None)"
+        raise InputError("module", [_plain(name) for name in changed], rule)
     nodes = {n.name: n for n in exported.graph.nodes}
     stored: dict[str, Any] = dict(exported.constants)
     stored |= dict([*scored.named_buffers(remove_duplicate=False), *scored.named_parameters(remove_duplicate=False)])

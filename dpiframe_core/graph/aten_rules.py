@@ -179,7 +179,7 @@ def _einsum(operands: Sequence[Sizes], args: Sequence[Plain]) -> Shape:
 
 
 _UNARY = "abs neg exp expm1 log log1p log2 sqrt rsqrt reciprocal square relu sigmoid tanh silu mish hardswish hardsigmoid"
-_UNARY += " log_sigmoid sin cos erf sign floor ceil logical_not clone"
+_UNARY += " log_sigmoid sin cos atan erf sign floor ceil round trunc log10 logical_not clone"
 _BINARY = "add sub mul div maximum minimum pow eq ne gt ge lt le logical_and logical_or logical_xor prelu atan2"
 _SCALAR = "add sub rsub mul div pow rpow eq ne gt ge lt le"
 

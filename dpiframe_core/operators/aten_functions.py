@@ -53,6 +53,7 @@ def _masked_fill(x: torch.Tensor, mask: torch.Tensor, value: float) -> torch.Ten
 
 
 _SAME = "abs neg exp expm1 log log1p log2 sqrt rsqrt reciprocal square sigmoid tanh sin cos erf sign floor ceil"
+_SAME += " atan round trunc log10"
 _SAME += " add sub mul div maximum minimum pow atan2 clamp sum mean amax amin matmul"
 _SAME_ONLY = "relu logical_not eq ne gt ge lt le logical_and logical_or logical_xor"
 _SAME_ONLY += " logsumexp softmax log_softmax cumsum index_select"

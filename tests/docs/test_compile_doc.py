@@ -19,11 +19,11 @@ BLOCKS = blocks((ROOT / "docs" / "compile.md").read_text())
 @pytest.fixture(scope="module")
 def example(tmp_path_factory):
     """The example's folder, and what it printed there."""
-    (block,) = (b for b in BLOCKS if b.language == "python")
+    code = "\n".join(b.code for b in BLOCKS if b.language == "python")
     folder = tmp_path_factory.mktemp("compile")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", block.code], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return folder, done.stdout
@@ -33,6 +33,7 @@ def test_the_example_runs(example):
     folder, printed = example
     assert "largest deviation on the example" in printed
     assert all((folder / "models" / "attention" / name).is_file() for name in ("graph.json", "example.json"))
+    assert (folder / "models" / "by-name" / "vocab" / "user.parquet").is_file()
 
 
 def test_the_summary_on_the_page_is_that_of_its_example_but_for_the_times(example):
@@ -43,4 +44,4 @@ def test_the_summary_on_the_page_is_that_of_its_example_but_for_the_times(exampl
 
 
 def test_every_fence_has_a_language():
-    assert [b.language for b in BLOCKS] == ["python", "text", "text"]
+    assert [b.language for b in BLOCKS] == ["python", "text", "python", "text"]

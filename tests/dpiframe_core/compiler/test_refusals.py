@@ -102,6 +102,14 @@ class Mutation(Model):
         self.seen += 1
         return self.out(self.fields(x)).sigmoid()
 
+class Renormed(Model):
+    def forward(self, x):
+        self.more.max_norm = 1.0
+        return (self.out(self.fields(x)) + self.more(x["user"]).sum(1, keepdim=True)).sigmoid()
+
+class Cropped(Model):
+    def forward(self, x): return self.out(nn.functional.pad(self.fields(x), (-1, 1))).sigmoid()
+
 class Noise(Model):
     def forward(self, x): return self.out(self.fields(x) + torch.rand_like(self.fields(x))).sigmoid()
 
@@ -150,6 +158,7 @@ EXPECTED = {
     Einsum: ("einsum", "got einsum 'bi,ci->bi', expected one letter for the batch, in the result and in no constant"),
     Positions: ("arange", f"got aten.arange.default with the rows of the batch, {ROW}"),
     RowCount: (r"mul_\d+", "got the number of rows as a number, expected one that is known before there is a batch"),
+    Cropped: ("pad", "got padding by [-1, 1], expected 0 or more (a slice takes columns away)"),
     Filtered: ("index", "got an index that depends on values of the batch, expected constant positions"),
     Noise: ("rand_like", "got aten.rand_like.default, expected nothing random"),
     Dropout: ("native_dropout", "got aten.native_dropout.default, expected nothing random"),
@@ -165,9 +174,11 @@ EXPECTED = {
         "got 4 of embeddings.tables.user.weight + 3 of more.weight for table 'user', expected 4 columns as the schema says",
     ),
 }  # fmt: skip
+UNCHANGED = "nothing that the module changes (an embedding with max_norm: scale its rows, then set max_norm to None)"
 WITHOUT_LINE = {
     Length: "module: got a fixed number of rows, expected any number: x.shape[0] for len(x), and no recurrence over rows",
-    Mutation: "module: got ['seen'], expected no buffer or input that the module changes",
+    Mutation: f"module: got ['seen'], expected {UNCHANGED}",
+    Renormed: f"module: got ['more.weight'], expected {UNCHANGED}",
     Wide: "module output: got '2 values', expected `output`: one of [0, 1], or a list of one for each task",
 }
 
