@@ -30,6 +30,7 @@ _NUMBER = "a finite number or null"
 _COLUMN = "a list, a NumPy array or an Arrow array, one entry per candidate"
 _BAG = "a list of values or null"
 _INT64_MAX = 2**63 - 1
+_MOST_EXACT = 2**53 - 1  # beyond it a float stands for several integers
 _INTEGER_TEXT = re.compile(r"-?[0-9]{1,19}")
 
 
@@ -67,17 +68,21 @@ def read_texts(values: ColumnValues, place: Place) -> tuple[list[str | None], bo
     """Text as it is, None where a value is missing, and whether one is. May be the caller's list: not to be written to."""
     plain, _ = _plain(values, place)
     if isinstance(plain, np.ndarray):
-        _refuse_array(plain, place, _TEXT)
+        _refuse_array(plain, np.ones_like(plain, np.bool_), place, _TEXT)
         return [], False
     return plain, _has_null(plain, (str,), place, _TEXT)
 
 
 def read_integers(values: ColumnValues, place: Place) -> tuple[Int64s, Mask]:
-    """int64[n]; 0 stands where a value is missing. May share the caller's memory: not to be written to."""
+    """int64[n]; 0 stands where a value is missing. May share the caller's memory: not to be written to.
+
+    Whole numbers of an Arrow column of floats are integers: so pandas holds those that have gaps.
+    """
     plain, missing = _plain(values, place)
     if isinstance(plain, np.ndarray):
         if plain.dtype.kind == "f":
-            _refuse_array(plain, place, _INTEGER)
+            bound = _MOST_EXACT if isinstance(values, _ARROW) else -1
+            _refuse_array(plain, ~((np.abs(plain) <= bound) & (np.trunc(plain) == plain)), place, _INTEGER)
         if plain.dtype == np.uint64 and plain.size and plain.max() > _INT64_MAX:
             i = int(np.argmax(plain > _INT64_MAX))
             raise InputError(place.value(i), plain[i].item(), _INTEGER)
@@ -238,6 +243,7 @@ def _has_null(values: list[Any], accepted: tuple[type, ...], place: Place, rule:
     return null
 
 
-def _refuse_array(values: npt.NDArray[Any], place: Place, rule: str) -> None:
-    if values.size:
-        raise InputError(place.value(0), values[0].item(), rule)
+def _refuse_array(values: npt.NDArray[Any], bad: npt.NDArray[np.bool_], place: Place, rule: str) -> None:
+    if bad.any():
+        i = int(np.argmax(bad))
+        raise InputError(place.value(i), values[i].item(), rule)

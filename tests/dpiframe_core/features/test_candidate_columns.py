@@ -1,5 +1,6 @@
 """Candidates in every form that a Python caller has them: the same rows as from columns, or a refusal by name."""
 
+import re
 from datetime import datetime
 from typing import Any
 
@@ -63,10 +64,18 @@ def test_a_frame_of_pandas_is_the_same_request_whatever_its_index_and_its_kind_o
     assert encoded(made[["price", "tags", "site", "item"]]) == wanted
 
 
-def test_integers_that_a_frame_holds_as_floats_are_refused_as_everywhere() -> None:
-    made = frame()
+def test_integers_with_gaps_are_floats_in_a_frame_and_are_taken_if_they_are_whole() -> None:
+    made, gaps = frame(), [1, None, 3]
+    whole = made.assign(item=np.array([1.0, np.nan, 3.0]))
+    assert encoded(whole) == Encoder(SCHEMA, {}).encode(COLUMNS | {"item": gaps}).buffer.tobytes()
+    for value, shown in ((2.5, "2.5"), (2.0**53, "9007199254740992.0"), (-np.inf, "-inf")):
+        with pytest.raises(InputError, match=rf"candidates\.item\[1\]: got {re.escape(shown)}, expected an integer of 64 bits"):
+            encoded(made.assign(item=np.array([1.0, value, 3.0])))
+
+
+def test_floats_of_numpy_are_no_integers() -> None:
     with pytest.raises(InputError, match=r"candidates\.item\[0\]: got 1\.0, expected an integer of 64 bits or null"):
-        encoded(made.assign(item=np.array([1.0, np.nan, 3.0])))
+        Encoder(SCHEMA, {}).encode(COLUMNS | {"item": np.array([1.0, 2.0, 3.0])})
 
 
 def frame_of(**columns: Any) -> Any:
