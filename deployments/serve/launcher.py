@@ -96,7 +96,8 @@ def _deploy(config: DeploymentConfig, report: Report, metrics_url: str) -> Endpo
     functions = {"grpc_servicer_functions": [_GRPC_SERVICE], "enable_reflection": False}
     grpc = None if config.grpc is None else {"port": config.grpc.port, **functions}
     serve.start(http_options=http, grpc_options=grpc, proxy_location="HeadOnly", logging_config=quiet)
-    names = ", ".join(Path(m.path).name for m in config.models)
+    # Which ones a service goes on with, is in a file on the nodes of its replicas.
+    names = "models" if config.models_state else ", ".join(Path(m.path).name for m in config.models)
     report(f"Loading {names} on {config.device} and warming up")
     app = application(config, constructor_tries=1)
     serve.run_many(
