@@ -30,7 +30,6 @@ _NUMBER = "a finite number or null"
 _COLUMN = "a list, a NumPy array or an Arrow array, one entry per candidate"
 _BAG = "a list of values or null"
 _INT64_MAX = 2**63 - 1
-_MOST_EXACT = 2**53 - 1  # beyond it a float stands for several integers
 _INTEGER_TEXT = re.compile(r"-?[0-9]{1,19}")
 
 
@@ -76,13 +75,14 @@ def read_texts(values: ColumnValues, place: Place) -> tuple[list[str | None], bo
 def read_integers(values: ColumnValues, place: Place) -> tuple[Int64s, Mask]:
     """int64[n]; 0 stands where a value is missing. May share the caller's memory: not to be written to.
 
-    Whole numbers of an Arrow column of floats are integers: so pandas holds those that have gaps.
+    Whole numbers of an Arrow column of floats are integers: so pandas holds those that have gaps. From 2^53 on (float32: 2^24)
+    a float stands for several integers, and is none.
     """
     plain, missing = _plain(values, place)
     if isinstance(plain, np.ndarray):
         if plain.dtype.kind == "f":
-            bound = _MOST_EXACT if isinstance(values, _ARROW) else -1
-            _refuse_array(plain, ~((np.abs(plain) <= bound) & (np.trunc(plain) == plain)), place, _INTEGER)
+            exact = (np.abs(plain) < 2.0 ** (np.finfo(plain.dtype).nmant + 1)) & (np.trunc(plain) == plain)
+            _refuse_array(plain, ~exact | (not isinstance(values, _ARROW)), place, _INTEGER)
         if plain.dtype == np.uint64 and plain.size and plain.max() > _INT64_MAX:
             i = int(np.argmax(plain > _INT64_MAX))
             raise InputError(place.value(i), plain[i].item(), _INTEGER)

@@ -73,6 +73,12 @@ def test_integers_with_gaps_are_floats_in_a_frame_and_are_taken_if_they_are_whol
             encoded(made.assign(item=np.array([1.0, value, 3.0])))
 
 
+def test_a_float32_that_stands_for_several_integers_is_refused() -> None:
+    table = pa.table(COLUMNS).set_column(0, "item", pa.array([1.0, 2.0**24, None], pa.float32()))
+    with pytest.raises(InputError, match=r"candidates\.item\[1\]: got 16777216\.0, expected an integer of 64 bits or null"):
+        encoded(table)
+
+
 def test_floats_of_numpy_are_no_integers() -> None:
     with pytest.raises(InputError, match=r"candidates\.item\[0\]: got 1\.0, expected an integer of 64 bits or null"):
         Encoder(SCHEMA, {}).encode(COLUMNS | {"item": np.array([1.0, 2.0, 3.0])})
