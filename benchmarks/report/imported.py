@@ -12,7 +12,7 @@ from dpiframe_core.importers.recbole.sequential import SEQUENTIAL
 BATCHES = (256, 1024)
 PATHS = {
     "waves": "waves", "tower": "waves", "breadth_first": "streams", "regions": "Inductor", "sequential": "one stream",
-    "shares": "shares",
+    "loose regions": "Inductor", "shares": "shares",
 }  # fmt: skip
 # Suite `latency` has these, of the same sizes.
 _MEASURED_AS = {

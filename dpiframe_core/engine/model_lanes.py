@@ -18,9 +18,11 @@ from dpiframe_core.engine.tuning import Tuning, engine_key
 from dpiframe_core.errors import ConfigError
 from dpiframe_core.far_rows.lease import leased
 from dpiframe_core.features.row_block import RowBlock
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.graph import Graph
 from dpiframe_core.graph.placement import place
 from dpiframe_core.graph.waves import group_waves
+from dpiframe_core.models.model_graph import model_graph
 from kernels.dense.linear import DENSE_DTYPE, column_alignment
 
 log = logging.getLogger(__name__)
@@ -130,10 +132,19 @@ def _programs(
         return (cpu_program(graph, schema, store, bundle.dense, precision, policy),)
     programs = partial(cuda_programs, graph, schema, store, bundle.dense, max_streams=options.max_streams)
     if precision != FP8:
-        return programs(precision=precision, policy=policy)
+        loose = _loose(bundle, graph, options) if precision == "fp32" else None
+        return programs(precision=precision, policy=policy, loose=loose)
     if policy not in (AUTO, WAVES):
         raise ConfigError(f"policy: got {policy!r} with precision fp8, expected {AUTO} or {WAVES}")
     check_fp8(group_waves(place(graph, column_alignment(DENSE_DTYPE[FP8]))), store.device)
     (measured,) = programs(precision="bf16", policy=WAVES)
     scales = measured_scales(measured, schema.block_layout, golden, store.device)
     return programs(precision=FP8, policy=WAVES, scales=scales)
+
+
+def _loose(bundle: Bundle, graph: Graph, options: EngineOptions) -> Graph | None:
+    """The graph with attention as generic operators, if it was found among them. Without tensor cores a step of a history is
+    slow: for few rows Inductor's products, which split one over many blocks, take a third of the time (docs/lab-notes.md).
+    """
+    found = fuse(model_graph(bundle), [name for name in options.fusion if name != "attention"])
+    return found if len(found.nodes) != len(graph.nodes) else None

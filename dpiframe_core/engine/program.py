@@ -23,7 +23,7 @@ from dpiframe_core.operators.towers import tower_graph
 from dpiframe_core.operators.wave_operands import chain_graph
 from kernels.dense.linear import DENSE_DTYPE, column_alignment, triton_builds
 
-CHAIN, SHARES, TOWER = "chain", "shares", "tower"
+CHAIN, SHARES, TOWER, LOOSE = "chain", "shares", "tower", "loose regions"
 # Computed by our kernels alone.
 OWN_OPS = {
     JOINED, "lookup", "wave", "chain", "head", "fm", "cross_v1", "cross_v1_head", "dot", "cin", "attention", "field_attention",
@@ -50,7 +50,8 @@ class CudaProgram:
 
     Attributes:
         name: "waves", "shares" (waves that compute what contexts share once), "tower" (waves whose narrow MLP is one launch),
-            "chain", "regions", or the scheduling policy of a graph whose modules run on streams.
+            "chain", "regions", "loose regions" (whose attention is left to Inductor, too), or the scheduling policy of a graph
+            whose modules run on streams.
         overlap: its kernels may start before the ones ahead of them are done (`kernels.runtime.launch.overlapping`).
         least_rows: of a bucket for which it may be the fastest.
     """
@@ -69,7 +70,7 @@ class CudaProgram:
     @property
     def operators_name(self) -> str:
         """Programs that share operators share what those chose."""
-        return self.name if self.name in (WAVES, SHARES, CHAIN, TOWER, REGIONS) else "streams"
+        return self.name if self.name in (WAVES, SHARES, CHAIN, TOWER, REGIONS, LOOSE) else "streams"
 
 
 def cpu_program(
@@ -89,12 +90,14 @@ def cuda_programs(
     policy: str,
     max_streams: int,
     scales: Mapping[str, float] | None = None,
+    loose: Graph | None = None,
 ) -> tuple[CudaProgram, ...]:
     """The programs to choose from: for "auto" waves, waves that compute once what rows of a context share, waves with a tower,
     a chain (which takes few rows), breadth-first streams, one stream, and where Inductor has a C compiler regions
     (`region_rows`); else the one that is named.
 
-    scales: of the values in fp8, which only waves compute with.
+    scales: of the values in fp8, which only waves compute with. loose: the graph with less of it fused, whose regions may be
+    faster than those of the other.
     """
     align = column_alignment(DENSE_DTYPE[precision])
     gated, graph = place(fuse_gates(graph), align), place(graph, align)
@@ -118,12 +121,14 @@ def cuda_programs(
         if policy == AUTO and not scales and chain is not None:
             plan = POLICIES["sequential"](chain, 1)
             programs.append(CudaProgram(CHAIN, chain, plan, CudaOperators(chain, schema, store, dense, precision), True))
-    regions = group_waves(group_regions(graph))
-    least = region_rows(programs[0].graph if programs else None)
-    if policy in (AUTO, REGIONS) and least and any(n.op == "region" for n in regions.nodes) and triton_builds():
-        plan = POLICIES["breadth_first"](regions, max_streams)
-        operators = CudaOperators(regions, schema, store, dense, precision)
-        programs.append(CudaProgram(REGIONS, regions, plan, operators, False, least))
+    sources = [(REGIONS, graph, region_rows(programs[0].graph if programs else None))] if policy in (AUTO, REGIONS) else []
+    sources += [(LOOSE, place(loose, align), 1)] if loose and policy == AUTO else []
+    for name, source, least in sources:
+        regions = group_waves(group_regions(source))
+        if least and any(n.op == "region" for n in regions.nodes) and triton_builds():
+            plan = POLICIES["breadth_first"](regions, max_streams)
+            operators = CudaOperators(regions, schema, store, dense, precision)
+            programs.append(CudaProgram(name, regions, plan, operators, False, least))
     if (policy in (WAVES, REGIONS) or scales) and programs:
         return tuple(programs)
     operators = CudaOperators(graph, schema, store, dense, precision)

@@ -103,7 +103,8 @@ def test_the_other_suites_run():
     stages = list(ablation.run(["ablation", "first_op"], cells(["dcnv2"], ["tf32"], [8], GPU, seconds=0.3)))
     assert {r["suite"] for r in stages} == {"ablation", "first_op"}
     machine, cell = floor.run(cells(["dcn"], ["bf16"], [8], GPU, seconds=0.3), gemm=512)
-    assert min(machine["launch_us"], machine["polled_us"], machine["step_us"], machine["trip_us"]) > 0
+    assert min(machine["launch_us"], machine["polled_us"]) > 0
+    assert {"step_us", "trip_us"} <= machine.keys()  # differences of two times: beside other work they may be below 0
     assert cell["launches"] >= 2
     assert cell["chain_floor_us"] > cell["floor_us"]
     assert len(cell["kernels"]) >= 2

@@ -8,11 +8,15 @@ import torch
 
 from benchmarks.workloads.compiled import compiled_model
 from benchmarks.workloads.modules import FinalMLP, MaskNet
-from dpiframe_core.engine import cuda_lane, program
+from dpiframe_core.bundle.bundle import read_bundle
+from dpiframe_core.engine import cuda_lane, model_lanes, program
 from dpiframe_core.engine.calibration import Calibration
 from dpiframe_core.engine.cuda_lane import CudaLane
+from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.engine.program import NORM_ROWS, CudaProgram, cuda_programs
 from dpiframe_core.fusion.passes import fuse
+from dpiframe_core.models.model_graph import model_graph
+from tests.dpiframe_core.fusion.test_target_attention import made
 
 CPU, FIELDS, DIM = torch.device("cpu"), 5, 8
 BUCKETS = (1, 64, 1024, 2047, 2048, 4096)
@@ -41,6 +45,23 @@ def programs_of(module, monkeypatch, policy="auto"):
 def test_regions_are_timed_where_waves_hold_norms_of_many_rows_or_they_are_asked_for(module, policy, expected, monkeypatch):
     regions = [p for p in programs_of(module, monkeypatch, policy) if p.name == "regions"]
     assert [b for b in BUCKETS for p in regions if p.fits(b)] == expected
+
+
+def test_strict_float32_may_leave_a_found_attention_to_inductor(monkeypatch, tmp_path):
+    """Few rows of wide layers are faster so: without tensor cores the kernel goes through a history slowly."""
+    made(units=(7, 5))[0].write(tmp_path / "a", name="a")
+    bundle, seen = read_bundle(tmp_path / "a"), {}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(program, "triton_builds", lambda: True)
+    monkeypatch.setattr(program, "CudaOperators", lambda *given, **more: SimpleNamespace(fits=lambda rows: True))
+    store, options = SimpleNamespace(device=torch.device("cuda:0")), EngineOptions()
+    for precision in ("fp32", "tf32", "bf16"):
+        graph = fuse(model_graph(bundle))
+        found = model_lanes._programs(bundle, bundle.golden.block, graph, store, precision, options)
+        seen[precision] = {p.name: any(n.op == "attention" for n in p.graph.nodes) for p in found}
+    assert seen["fp32"].pop("loose regions") is False
+    assert seen["fp32"]["regions"] is True
+    assert all("loose regions" not in names for names in seen.values())
 
 
 def test_waves_that_leave_generic_operators_compete_with_regions_at_every_bucket():
