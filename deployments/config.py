@@ -119,6 +119,17 @@ class DeploymentConfig(Strict):
         return self
 
     @model_validator(mode="after")
+    def _one_version_is_live(self) -> Self:
+        taken: dict[tuple[str | None, str | None], int] = {}
+        for i, ref in enumerate(self.models):  # without a name: of one bundle, as what it is called stands in it
+            if ref.canary is None and not ref.shadow:
+                first = taken.setdefault((ref.name, None if ref.name else str(Path(ref.path))), i)
+                if first != i:
+                    where, got = f"models.{i}.name", f"{ref.name!r}, the name" if ref.name else "none for the bundle"
+                    raise ValueError(f"{where}: got {got} of models.{first}, expected another one, or a canary or shadow of it")
+        return self
+
+    @model_validator(mode="after")
     def _budgets_are_of_the_colocated(self) -> Self:
         for i, model in enumerate(self.models):
             if self.topology == "fanin" and model.tables is not None and model.tables.miss_budget_ms is not None:
@@ -143,14 +154,20 @@ class DeploymentConfig(Strict):
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Self:
-        http, grpc = self.http, None if self.grpc is None else self.grpc.port
         taken: dict[int, str] = {}
-        ports: dict[str, int | None] = {"http.port": http.port, "http.direct_port": http.direct_port, "grpc.port": grpc}
-        ports |= {"http.tls.port": http.tls.port if http.tls else None, "metrics.port": self.metrics.port}
-        for key, port in ports.items():
-            if port is not None and taken.setdefault(port, key) != key:
+        for key, (_, port) in self.ports.items():
+            if taken.setdefault(port, key) != key:
                 raise ValueError(f"{key}: got {port}, the port of {taken[port].removesuffix('.port')}, expected another one")
         return self
+
+    @property
+    def ports(self) -> dict[str, tuple[str, int]]:
+        """Host and port, by their keys, of all that others connect to."""
+        host, tls = self.http.host, self.http.tls
+        every = {"http.port": (host, self.http.port), "http.direct_port": (host, self.http.direct_port)}
+        every |= {"grpc.port": (host, self.grpc.port if self.grpc else None), "metrics.port": ("0.0.0.0", self.metrics.port)}
+        every |= {"http.tls.port": (tls.host, tls.port)} if tls else {}
+        return {key: (host, port) for key, (host, port) in every.items() if port is not None}
 
     @property
     def first_replicas(self) -> int:

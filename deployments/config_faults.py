@@ -7,6 +7,7 @@ from typing import get_args
 from pydantic import BaseModel, ValidationError
 
 from dpiframe_core.errors import shown
+from dpiframe_core.strict import in_yaml
 
 
 def fault_lines(source: str, error: ValidationError, model: type[BaseModel]) -> list[str]:
@@ -28,7 +29,7 @@ def _lines(source: str, error: ValidationError, model: type[BaseModel]) -> Itera
         elif fault["type"] == "missing":
             yield f"{source}: {'.'.join(where)}: got nothing, expected a value"
         else:
-            rule = re.sub(r"^(Input|Tuple|String) should (be |have )?", "", fault["msg"])
+            rule = re.sub(r"^(Input|Tuple|String) should (be |have )?", "", in_yaml(fault["msg"]))
             yield f"{source}: {'.'.join(where)}: got {shown(fault['input'])}, expected {rule}"
 
 

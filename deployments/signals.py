@@ -1,5 +1,7 @@
 """What SIGTERM and SIGINT do to a command of ours: both end it as Ctrl-C does, and neither interrupts its end.
 
+A service ends with status 0 on SIGTERM, the way to ask for its end, and with 130 on Ctrl-C, in whatever phase it is.
+
 SIGINT alone does not: a script's `&` and `nohup` in one start programs with SIGINT ignored, and so they stay.
 """
 
@@ -9,14 +11,35 @@ from collections.abc import Iterator
 from types import FrameType
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which whoever knows no more takes for Ctrl-C."""
+
+
 def interrupt_on_sigterm() -> None:
-    """SIGTERM raises KeyboardInterrupt from now on. To be called again after ray.init, which sets a handler of its own."""
+    """SIGTERM raises Terminated from now on."""
     signal.signal(signal.SIGTERM, _interrupt)
 
 
 @contextlib.contextmanager
+def ray_init() -> Iterator[None]:
+    """SIGTERM raises Terminated within the block and after it, though `ray.init` puts handlers there that end the process."""
+    try:
+        yield
+    except SystemExit:
+        raise Terminated from None
+    finally:
+        interrupt_on_sigterm()
+
+
+def stay_uninterrupted() -> None:
+    """What is left is the end of the process."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt within the block."""
+    """SIGTERM raises Terminated within the block."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
@@ -36,4 +59,4 @@ def uninterrupted() -> Iterator[None]:
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    raise Terminated

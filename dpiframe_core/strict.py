@@ -29,8 +29,16 @@ class Strict(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]  # parsed data does not come this way, but all at once
 
 
-def first_fault(error: ValidationError) -> str:
-    """The first fault in one line, `<where>: got <value>, expected <rule>`, and how many more there are."""
+def in_yaml(message: str) -> str:
+    """pydantic's words for what it reads as JSON, in those of the files."""
+    return message.replace("a valid array", "a list").replace("an object", "a mapping").replace("valid dictionary", "mapping")
+
+
+def first_fault(error: ValidationError, *, yaml: bool = False) -> str:
+    """The first fault in one line, `<where>: got <value>, expected <rule>`, and how many more there are.
+
+    yaml: the file is YAML, which has lists and mappings.
+    """
     faults = error.errors(include_url=False)
     fault = faults[0]
     # pydantic tells of a bad item twice: its tuple is "too short" without it.
@@ -48,14 +56,15 @@ def first_fault(error: ValidationError) -> str:
             kind = key.strip("_()'")
             line = f"got {kind} {tag!r}, expected one of {tags}"
         case _:
-            rule = fault["msg"].removeprefix("Input should be ").replace("String should match pattern", "text of the pattern")
+            rule = in_yaml(fault["msg"]) if yaml else fault["msg"]
+            rule = rule.removeprefix("Input should be ").replace("String should match pattern", "text of the pattern")
             line = f"got {shown(fault['input'])}, expected {rule}"
     return f"{where}{line}" + (f" ({more} more fault{'s' * (more > 1)})" if more else "")
 
 
 def told(error: ValidationError | ValueError, name: str, joint: str = ": ") -> InputError:
     """The first fault of a call of the class `name`, by its field: `Hash.buckets: got 0, ..`; or of a file, by its key."""
-    line = first_fault(error) if isinstance(error, ValidationError) else str(error)
+    line = first_fault(error, yaml=joint == ": ") if isinstance(error, ValidationError) else str(error)
     parts = _FAULT.fullmatch(line)
     if parts is None:
         return InputError.worded(name, "fields", line)

@@ -120,6 +120,17 @@ def test_a_broken_rule_is_one_line_with_the_keys_path(tmp_path: Path, text: str,
         ("models: [{path: x, tables: {hbm_gib: 0}}]", "models.0.tables.hbm_gib: got 0, expected greater than 0"),
         ("models: [{path: x, tables: {hbm_gib: 1, host_folder: shm}}]", "models.0.tables.host_folder: got 'shm', expected "),
         ("device: cpu", "models: got nothing, expected a value"),
+        ("models: {path: x}", "models: got {'path': 'x'}, expected a list"),
+        ("models: [x]", "models.0: got 'x', expected a mapping"),
+        ("models: [{path: x}]\nlimits: [1]", "limits: got [1], expected a mapping"),
+        (
+            "models: [{path: a, name: m}, {path: b, name: m}]",
+            "models.1.name: got 'm', the name of models.0, expected another one, or a canary or shadow of it",
+        ),
+        (
+            "models: [{path: a}, {path: b}, {path: ./a}]",
+            "models.2.name: got none for the bundle of models.0, expected another one, or a canary or shadow of it",
+        ),
         ("device: cpu\ndevice: cuda", "got the key 'device' twice"),
         ("a: [", "got while parsing"),
     ],
@@ -130,6 +141,12 @@ def test_a_file_of_another_form_is_refused(tmp_path: Path, text: str, line: str)
     with pytest.raises(ConfigError) as caught:
         read_config(file)
     assert f"{file}: {line}" in str(caught.value)
+
+
+def test_a_version_beside_the_live_one_has_the_same_name() -> None:
+    models = [{"path": "a", "name": "m"}, {"path": "b", "name": "m", "shadow": True}, {"path": "a", "canary": {"percent": 5}}]
+    assert len(parse_config({"models": models}, "test").models) == 3
+    assert len(parse_config({"models": [{"path": "a"}, {"path": "a", "name": "again"}]}, "test").models) == 2
 
 
 def test_every_fault_of_a_file_has_its_line(tmp_path: Path) -> None:

@@ -241,8 +241,14 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/bundle": "a release is a bundle, by its manifest",
     },
     "deployments/tls": {},
+    "deployments/preflight": {
+        "deployments/access": "the file of tokens can be read, and bundles are in their folder",
+        "deployments/lifecycle": "bundles have manifests, and names that differ",
+        "deployments/tls": "a certificate has its key",
+    },
     "deployments/serve": {
         "deployments/tls": "the launcher ends TLS before the service",
+        "deployments/preflight": "and looks at all files before it starts anything",
         "deployments/access": "a replica's gate, and the folder that its bundles must not leave",
         "deployments/telemetry": "metrics of all processes, the form of the log",
         "deployments/lifecycle": "a replica serves what all agree on",
@@ -290,6 +296,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "deployments/client": "dpiframe models sends a token as clients do",
         "deployments/demo": "dpiframe demo",
         "deployments/offline": "dpiframe score",
+        "deployments/preflight": "dpiframe check-config",
         "deployments/serve": "dpiframe serve",
         "dpiframe_core/bundle": "dpiframe inspect, tune",
         "dpiframe_core/describe": "dpiframe inspect, profile",
@@ -371,7 +378,9 @@ FASTAPI = {  # replicas name it as a type only
     "deployments/lifecycle/routes.py",
 }
 GRPC = {"deployments/protocol/grpc_service.py"}
-_COMMANDS = ("score_command", "import_command", "token_command", "models_command", "capacity_command", "table_commands")
+_COMMANDS = (
+    "check_command", "score_command", "import_command", "token_command", "models_command", "capacity_command", "table_commands",
+)  # fmt: skip
 TYPER = {f"deployments/cli/{name}.py" for name in ("main", "terminal", *_COMMANDS)}
 ALLOWED = {"cupy": CUPY, "ray": RAY, "fastapi": FASTAPI, "grpc": GRPC, "typer": TYPER}
 

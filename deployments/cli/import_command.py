@@ -87,19 +87,25 @@ def fuxictr(
 
 
 def _source_model(library: str, checkpoint: Path, spec: Path, source: str | None = None) -> "SourceModel":
-    from dpiframe_core.importers.deepctr.checkpoint import deepctr_torch_checkpoint
-    from dpiframe_core.importers.dlrm import facebook_dlrm, torchrec
-    from dpiframe_core.importers.own_module import deepctr_torch_own, torch_rechub_own
-    from dpiframe_core.importers.recbole.checkpoint import recbole
-    from dpiframe_core.importers.recbole.own import recbole_own
-    from dpiframe_core.importers.rechub import torch_rechub
+    """By the reader of that library alone: the others are not imported."""
+    if library == "recbole":
+        from dpiframe_core.importers.recbole import checkpoint as by_name
+        from dpiframe_core.importers.recbole import own
 
+        return by_name.recbole(checkpoint, spec) if source is None else own.recbole_own(checkpoint, spec, source)
     if source is not None:
-        own = {"deepctr-torch": deepctr_torch_own, "recbole": recbole_own, "torch-rechub": torch_rechub_own}
-        return own[library](checkpoint, spec, source)
-    named = {"deepctr-torch": deepctr_torch_checkpoint, "torchrec": torchrec, "dlrm": facebook_dlrm}
-    named |= {"recbole": recbole, "torch-rechub": torch_rechub}
-    return named[library](checkpoint, spec)
+        from dpiframe_core.importers.own_module import deepctr_torch_own, torch_rechub_own
+
+        return (deepctr_torch_own if library == "deepctr-torch" else torch_rechub_own)(checkpoint, spec, source)
+    if library == "deepctr-torch":
+        from dpiframe_core.importers.deepctr.checkpoint import deepctr_torch_checkpoint as reader
+    elif library == "torch-rechub":
+        from dpiframe_core.importers.rechub import torch_rechub as reader
+    else:
+        from dpiframe_core.importers import dlrm
+
+        reader = {"torchrec": dlrm.torchrec, "dlrm": dlrm.facebook_dlrm}[library]
+    return reader(checkpoint, spec)
 
 
 def _of_checkpoint(library: str, about: str, *, by_source: bool = True) -> None:

@@ -1,6 +1,5 @@
 """The `dpiframe` command. Parses arguments, prints results and one-line errors; imports what does the work when needed."""
 
-import contextlib
 import platform
 import signal
 import threading
@@ -13,11 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from deployments.cli.capacity_command import capacity
+from deployments.cli.check_command import check_config
 from deployments.cli.import_command import import_app
 from deployments.cli.models_command import models_app
 from deployments.cli.score_command import score
 from deployments.cli.table_commands import compress, plan
-from deployments.cli.terminal import BundlePath, Device, Precision, Progress, err, one_line_errors, stdout
+from deployments.cli.terminal import BundlePath, Device, Precision, Progress, err, one_line_errors, service_errors, stdout
 from deployments.cli.token_command import token
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ def serve(
     precision: Precision = None,
     address: Annotated[str | None, typer.Option(help="An existing Ray cluster, started with both serving flags.")] = None,
 ) -> None:
-    """Serve models over HTTP until Ctrl-C."""
+    """Serve models over HTTP until SIGTERM (exit status 0) or Ctrl-C (130)."""
     if (config is None) == (bundle is None):
         raise typer.BadParameter("expected either --config or --bundle")
-    with one_line_errors(), Progress() as progress:
+    with service_errors(), Progress() as progress:
         from deployments.serve.launcher import running
 
         told = threading.Event()
@@ -88,7 +88,7 @@ def demo(
     precision: Precision = None,
 ) -> None:
     """Build the demo model if it is absent, serve it, and score its example over HTTP."""
-    with one_line_errors(), Progress() as progress:
+    with service_errors(), Progress() as progress:
         if not (_DEMO_BUNDLE / "model.yaml").exists():
             from deployments.demo.export import build_demo_bundle
 
@@ -166,24 +166,7 @@ app.command()(compress)
 app.command()(plan)
 
 
-@app.command()
-def check_config(files: Annotated[list[Path], typer.Argument(help="Deployment YAML files.")]) -> None:
-    """Check configuration files without starting anything."""
-    from deployments.config import read_config
-    from dpiframe_core.errors import ConfigError
-
-    faults = 0
-    for file in files:
-        try:
-            read_config(file)
-            stdout.print(f"{file}: ok")
-        except ConfigError as error:
-            faults += 1
-            err.print(str(error), markup=False, soft_wrap=True)
-    if faults:
-        raise typer.Exit(1)
-
-
+app.command()(check_config)
 app.command()(score)
 app.command()(capacity)
 app.command()(token)
@@ -230,14 +213,17 @@ def _announce(endpoint: "Endpoint") -> None:
 def _wait_for_interrupt(
     endpoint: "Endpoint", told: threading.Event | None = None, settings: "Callable[[], DeploymentConfig] | None" = None
 ) -> None:
-    """Until Ctrl-C. Whenever `told`, the models of the settings are read anew. Raises LaunchError: see `Endpoint`."""
+    """Whenever `told`, the models of the settings are read anew.
+
+    Raises:
+        KeyboardInterrupt: for Ctrl-C and SIGTERM. LaunchError: see `Endpoint`.
+    """
     told = told or threading.Event()
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            endpoint.check()
-            if told.wait(_LOOK_S) and settings is not None:
-                told.clear()
-                _reload(settings)
+    while True:
+        endpoint.check()
+        if told.wait(_LOOK_S) and settings is not None:
+            told.clear()
+            _reload(settings)
 
 
 def _reload(settings: "Callable[[], DeploymentConfig]") -> None:

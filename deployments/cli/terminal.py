@@ -34,6 +34,21 @@ def one_line_errors() -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
+@contextlib.contextmanager
+def service_errors() -> Iterator[None]:
+    """The same of a command that serves: SIGTERM, which is how it is asked to end, ends it with status 0 at any time."""
+    from deployments.signals import Terminated, interrupt_on_sigterm, stay_uninterrupted
+
+    interrupt_on_sigterm()
+    with one_line_errors():
+        try:
+            yield
+        except Terminated:
+            raise typer.Exit(0) from None
+        finally:
+            stay_uninterrupted()
+
+
 class Progress:
     """Steps on stderr with the seconds each took: a spinner on a terminal, else a line when a step begins."""
 

@@ -1,7 +1,9 @@
 """What pydantic finds wrong with a body, in our words: one InputError with the path of the value. Knows no model."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
+from itertools import islice
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -9,6 +11,7 @@ from pydantic_core import ErrorDetails
 from dpiframe_core.errors import InputError, TooLarge
 
 _SHOWN_KEY = 64  # characters of an unknown key that a path repeats
+_MOST_NEAR = 256
 
 
 class NotJson(InputError):
@@ -32,7 +35,13 @@ def refuse_unknown(where: str, given: Mapping[str, object], known: Collection[st
     for name in given:
         if name not in known:
             rule = f"one of {', '.join(known)}" if where in ("", "options.") else "a feature of the model"
+            rule += "".join(f"; perhaps {near!r}" for near in _near(name, known))
             raise InputError(where + key_shown(name), Words("an unknown key"), rule)
+
+
+def _near(name: str, known: Iterable[str]) -> list[str]:
+    """The one that is most like the name, or none. Of a bounded number: a long list takes milliseconds of the event loop."""
+    return get_close_matches(key_shown(name), list(islice(known, _MOST_NEAR)), 1, 0.75)
 
 
 _RULES = {
@@ -62,7 +71,8 @@ def first_error(error: ValidationError) -> InputError:
     if kind == "too_short":
         return InputError(where, value, "at least one candidate" if first["loc"][0] == "candidates" else "at least one")
     if kind == "missing":
-        value = Words("nothing")
+        near = _near(where, first["input"]) if isinstance(first["input"], dict) else []
+        value = Words("nothing" + "".join(f", but {name!r}" for name in near))
         return InputError(where, value, _RULES["missing"] if where == "candidates" else "a value")
     if kind == "extra_forbidden":
         return InputError(where, Words("an unknown key"), "those that the API's description (/openapi.json) names")

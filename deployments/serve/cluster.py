@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deployments.access.gate import Gate
-from deployments.access.models_root import check_models_root
 from deployments.config import DeploymentConfig
 from deployments.host_sockets.listening import SocketFile
 from deployments.metrics import LATENCY_BOUNDS_MS
+from deployments.preflight.named_files import require_files
 from deployments.processes import cores, killed_after, processes_of
 from deployments.serve.host import (
     WINDOW,
@@ -31,8 +30,7 @@ from deployments.serve.host import (
     port_windows,
     require_free_port,
 )
-from deployments.signals import interrupt_on_sigterm, uninterrupted
-from deployments.tls.front import check_certificate
+from deployments.signals import ray_init, uninterrupted
 from dpiframe_core.errors import ConfigError, DPIFrameError
 
 FLAGS = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED")
@@ -158,67 +156,48 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[Privat
     """A cluster of this host alone for the block, with all settings.
 
     Raises:
-        ConfigError: a model's bundle is not there or leaves `models_root`, the tokens cannot be read, or a port is taken.
+        ConfigError: a file that it names is not as it must be, or a port is taken.
     """
-    for ref in config.models:
-        if not (Path(ref.path) / "model.yaml").is_file():
-            raise ConfigError(f"models: got {ref.path!r}, expected the directory of a model bundle (no model.yaml in it)")
+    require_files(config)
     if config.nodes > 1:
         raise ConfigError(
             f"nodes: got {config.nodes} for a cluster of this host alone, expected --address of one that has them"
         )
-    check_models_root(config)
-    Gate.of(config.access)
     end_leftovers()
-    require_free_port(config.http.host, config.http.port)
-    if config.http.direct_port is not None:
-        require_free_port(config.http.host, config.http.direct_port, "http.direct_port", "")
+    for key, (host, port) in config.ports.items():
+        require_free_port(host, port, key)
     file = None if config.http.direct_socket is None else SocketFile(config.http.direct_socket, config.http.direct_socket_group)
     if file is not None:
         file.check()
-    if config.http.tls is not None:
-        check_certificate(config.http.tls)
-        require_free_port(config.http.tls.host, config.http.tls.port, "http.tls.port", "")
-    if config.grpc is not None:
-        require_free_port(config.http.host, config.grpc.port, "grpc.port", "")
-    if config.metrics.port is not None:
-        require_free_port("0.0.0.0", config.metrics.port, "metrics.port", "")
     with port_windows(4) as windows, contextlib.ExitStack() as stack:
-        state = Path(tempfile.mkdtemp(prefix=f"dpi-{os.getpid()}-", dir="/tmp"))
-        stack.enter_context(held(state))
+        state = stack.enter_context(_state_folder())
         (state / "token").touch(0o600)
         (state / "token").write_text(secrets.token_hex(32))
         os.environ.update(serve_settings(config, state, windows[:3]))
-        keep_logs = False
         import ray
 
         try:
             report("Starting Ray")
-            metrics_port = _start_ray(
-                state,
-                config.metrics.port,
-                windows[3],
-                address="local",
-                num_cpus=max(cores(), math.ceil(config.cpus)),
-                num_gpus=0 if config.device == "cpu" else None,
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                log_to_driver=False,
-                logging_level="ERROR",
-                namespace="serve",
-                _node_ip_address=_LOOPBACK,
-                _temp_dir=str(state / "ray"),
-            )
-            interrupt_on_sigterm()  # ray.init puts a handler of its own there
+            with ray_init():
+                metrics_port = _start_ray(
+                    state,
+                    config.metrics.port,
+                    windows[3],
+                    address="local",
+                    num_cpus=max(cores(), math.ceil(config.cpus)),
+                    num_gpus=0 if config.device == "cpu" else None,
+                    include_dashboard=False,
+                    object_store_memory=_OBJECT_STORE_BYTES,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    namespace="serve",
+                    _node_ip_address=_LOOPBACK,
+                    _temp_dir=str(state / "ray"),
+                )
             vital = {name: os.pidfd_open(pid) for name in _VITAL for pid in processes_of(state, name.encode())}
             for fd in vital.values():
                 stack.callback(os.close, fd)
             yield PrivateCluster(metrics_port, vital)
-        except Exception as error:
-            keep_logs = not isinstance(error, DPIFrameError) or (isinstance(error, LaunchError) and error.logs_help)
-            if keep_logs:
-                error.add_note(f"logs: {state}/ray/session_latest/logs")
-            raise
         finally:
             with uninterrupted():
                 report("Stopping: finishing the requests in flight")
@@ -229,8 +208,24 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[Privat
                     ray.shutdown()
                 if file is not None:
                     file.left()  # its processes were ended before they could
-                if not keep_logs:
-                    shutil.rmtree(state, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _state_folder() -> Iterator[Path]:
+    """Of a cluster. It stays where its logs may say more than the error does."""
+    state = Path(tempfile.mkdtemp(prefix=f"dpi-{os.getpid()}-", dir="/tmp"))
+    keep_logs = False
+    with held(state):
+        try:
+            yield state
+        except Exception as error:
+            keep_logs = not isinstance(error, DPIFrameError) or (isinstance(error, LaunchError) and error.logs_help)
+            if keep_logs:
+                error.add_note(f"logs: {state}/ray/session_latest/logs")
+            raise
+        finally:
+            if not keep_logs:
+                shutil.rmtree(state, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -245,13 +240,13 @@ def joined_cluster(config: DeploymentConfig, report: Report, address: str) -> It
     import ray
 
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="serve")
+        with ray_init():
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="serve")
     except Exception as error:
         raise LaunchError(
             f"address: got {address!r} ({str(error).strip().splitlines()[0]}), expected a Ray cluster to join"
         ) from None
     try:
-        interrupt_on_sigterm()
         _require_flags()
         yield
     finally:

@@ -18,8 +18,9 @@ _STATES, _LOCK = Path("/tmp"), "launcher"
 _PORTS = range(20_000, 32_000)  # below those that the kernel hands out for connections
 
 
-def require_free_port(host: str, port: int, key: str = "http.port", hint: str = "; try --port") -> None:
+def require_free_port(host: str, port: int, key: str = "http.port") -> None:
     """Raises ConfigError, about the configuration's `key`, if something listens there."""
+    hint = "; try --port" if key == "http.port" else ""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -122,7 +122,7 @@ def parse_manifest(data: bytes) -> Manifest:
     try:
         manifest = Manifest.model_validate_json(text, strict=True)
     except ValidationError as e:
-        raise BundleError(f"{MANIFEST_FILE}: {first_fault(e)}") from None
+        raise BundleError(f"{MANIFEST_FILE}: {first_fault(e, yaml=True)}") from None
     if former:
         log.warning("%s of %s: got nothing for %s, expected each, or null; scored as before",
                     MANIFEST_FILE, manifest.name, listed(former))  # fmt: skip

@@ -24,6 +24,7 @@ from tests.docs.test_readme import RUN, Block, blocks
 
 ROOT = Path(__file__).parents[2]
 SAID = {  # page -> what each of its commands prints, or writes
+    "serving": ["configs/demo.yaml: ok"],
     "requests": ['"scores":[', "[0."],
     "security": [""],
     "tuning": ["max_batch_rows: 4096"],
@@ -43,6 +44,7 @@ BLOCKS = [
 def service(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveApp, Path]]:
     folder = tmp_path_factory.mktemp("pages")
     shutil.copytree(demo_bundle, folder / "models" / "demo")
+    shutil.copytree(ROOT / "configs", folder / "configs")
     (folder / "bin").mkdir()
     command = folder / "bin" / "dpiframe"  # this checkout's, whatever is installed
     command.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'from deployments.cli.main import app; app()' \"$@\"\n")

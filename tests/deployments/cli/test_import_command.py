@@ -3,6 +3,8 @@
 import io
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +95,25 @@ def test_what_an_import_writes_is_shown_on_a_terminal_and_not_elsewhere(given: P
     assert "Comparing" in screen.getvalue()
     assert "1.9/1.9 KiB" in screen.getvalue()
     assert read_bundle(given / "shown").manifest.tasks == ("click",)
+
+
+READERS = {"dlrm": "dlrm", "torchrec": "dlrm", "recbole": "recbole.", "torch-rechub": "rechub", "deepctr-torch": "deepctr."}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("library", "source"), [("dlrm", "None"), ("recbole", "None"), ("torch-rechub", "'x.py:X'")])
+def test_the_readers_of_other_libraries_are_not_imported(library: str, source: str) -> None:
+    code = f"""if True:
+        import sys, pathlib
+        from deployments.cli.import_command import _source_model
+        try:
+            _source_model({library!r}, pathlib.Path("none"), pathlib.Path("none"), {source})
+        except Exception as error:
+            print(type(error).__name__)
+        print(*(name.removeprefix("dpiframe_core.importers.") for name in sys.modules))
+        """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    refused, modules = done.stdout.splitlines()
+    assert refused == "InputError"
+    others = tuple(reader for reader in READERS.values() if reader != READERS[library])
+    assert [name for name in modules.split() if name.startswith(others)] == []

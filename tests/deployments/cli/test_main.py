@@ -54,11 +54,13 @@ def test_the_launcher_does_not_wait_for_torch() -> None:
 
 def test_check_config_says_ok_or_the_faults() -> None:
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").glob("*.yaml"))
-    done = dpiframe("check-config", *files)
-    assert (done.returncode, done.stdout.splitlines(), done.stderr) == (0, [f"{file}: ok" for file in files], "")
+    done = dpiframe("check-config", "--no-files", *files)
+    said = [f"{file}: ok, without its files" for file in files]
+    assert (done.returncode, done.stdout.splitlines(), done.stderr) == (0, said, "")
 
 
 def test_check_config_fails_if_one_file_does(tmp_path: Path) -> None:
+    small_bundle(tmp_path / "x", DeepFM(hidden_units=(4,)))
     (tmp_path / "good.yaml").write_text("models: [{path: x}]\n")
     (tmp_path / "bad.yaml").write_text("models: [{path: x}]\nreplicas: 0\nlog_level: loud\n")
     done = dpiframe("check-config", "good.yaml", "bad.yaml", "none.yaml", cwd=tmp_path)
@@ -71,22 +73,38 @@ def test_check_config_fails_if_one_file_does(tmp_path: Path) -> None:
     ]
 
 
+def test_check_config_looks_at_the_files_unless_it_is_told_that_they_are_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text("models: [{path: gone}]\naccess: {tokens: t.yaml}\n")
+    done = dpiframe_here("check-config", "x.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        f"x.yaml: models.0.path: got '{tmp_path}/gone', expected the directory of a model bundle (no model.yaml in it)",
+        f"x.yaml: access.tokens: {tmp_path}/t.yaml: got 'No such file or directory', expected a readable file of tokens",
+    ]
+    done = dpiframe_here("check-config", "--no-files", "x.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "x.yaml: ok, without its files\n")
+
+
+def test_check_config_waits_neither_for_ray_nor_for_torch() -> None:
+    assert modules_after("import deployments.preflight.named_files") & {"torch", "ray", "fastapi"} == set()
+
+
 def test_a_missing_bundle_is_one_line_before_anything_starts(tmp_path: Path) -> None:
     done = dpiframe("serve", "--bundle", "nothing", cwd=tmp_path)
     assert done.returncode == 1
     assert (
         done.stderr
-        == f"error: models: got '{tmp_path}/nothing', expected the directory of a model bundle (no model.yaml in it)\n"
+        == f"error: models.0.path: got '{tmp_path}/nothing', expected the directory of a model bundle (no model.yaml in it)\n"
     )
 
 
 def test_a_taken_port_is_one_line_before_anything_starts(tmp_path: Path) -> None:
-    (tmp_path / "model.yaml").touch()
+    small_bundle(tmp_path / "b", DeepFM(hidden_units=(4,)))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = dpiframe("serve", "--bundle", str(tmp_path), "--port", str(port))
+        done = dpiframe("serve", "--bundle", str(tmp_path / "b"), "--port", str(port))
     assert done.returncode == 1
     expected = "expected a free port on 127.0.0.1; try --port"
     assert done.stderr == f"error: http.port: got {port} (Address already in use), {expected}\n"

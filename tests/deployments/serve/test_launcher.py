@@ -1,5 +1,6 @@
 """The real thing on loopback: `dpiframe serve` as a user starts it, Ray Serve behind HAProxy, requests through it."""
 
+import contextlib
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -173,6 +174,30 @@ def test_ctrl_c_while_starting_leaves_nothing_behind(demo_bundle: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "phase", ["before Ray", "Starting Ray", "a raylet", "Starting HAProxy", "Loading", "Serving at", "the stop"]
+)
+def test_sigterm_ends_with_status_0_in_every_phase_and_leaves_nothing_behind(demo_bundle: Path, phase: str) -> None:
+    """The command alone has it, as a supervisor with `KillMode=mixed` or a container sends it."""
+    with Server(demo_bundle) as server:
+        if phase == "before Ray":  # its imports last a second
+            await_true(lambda: catches(server.process.pid, signal.SIGTERM))
+        elif phase == "a raylet":
+            await_true(lambda: any("raylet/raylet" in command for command in server.processes().values()))
+        elif phase == "the stop":
+            server.wait_for("Serving at")
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_for("Stopping")
+        else:
+            server.wait_for(phase)
+        assert server.stop(signal.SIGTERM, alone=True) == 0, server.output
+    assert server.states() == []
+    assert "Traceback" not in server.output
+    assert server.processes() == {}
+
+
+@pytest.mark.ray
+@pytest.mark.slow
 def test_a_bundle_that_a_replica_refuses_is_one_line_and_exit_code_1(demo_bundle: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(demo_bundle, broken)
@@ -236,7 +261,7 @@ def test_a_stop_does_not_wait_for_a_serve_controller_that_never_answers(monkeypa
     for what, name, double in (
         (ray, "init", lambda **_: None), (ray, "shutdown", lambda: done.append("shutdown")),
         (serve, "delete", lambda _: never.wait()), (cluster, "_require_flags", lambda: None),
-        (cluster, "interrupt_on_sigterm", lambda: None), (cluster, "_DELETE_S", -2.9),
+        (cluster, "ray_init", contextlib.nullcontext), (cluster, "_DELETE_S", -2.9),
     ):  # fmt: skip
         monkeypatch.setattr(what, name, double)
     with cluster.joined_cluster(parse_config({"models": [{"path": "x"}]}, "test"), said.append, "there"):
@@ -255,6 +280,19 @@ def listeners() -> set[tuple[str, int]]:
             address, port = local.split(":")
             found.add((socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)))
     return found
+
+
+def catches(pid: int, signum: signal.Signals) -> bool:
+    """Whether the process has a handler for it."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(re.findall(r"^SigCgt:\s+(\w+)", status, re.MULTILINE)[0], 16) >> signum - 1 & 1)
+
+
+def await_true(there: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 60
+    while not there():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
 
 
 def pid_of(name: str, server: Server) -> int:

@@ -1,0 +1,1 @@
+"""What can be found wrong before a service starts. Starts nothing, and knows no Ray."""
