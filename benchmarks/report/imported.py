@@ -32,16 +32,22 @@ _OTHERS: Mapping[str, tuple[tuple[str, str], ...]] = {
 }  # fmt: skip
 
 
-def imported(results: Results) -> list[str]:
-    """The page's table, at tf32: a row a library and model. Cells that nobody measured are empty."""
-    found: dict[tuple[str, int], Record] = {(r["model"], r["batch"]): r for r in results.of("imported", precision="tf32")}
-    for cell in results.usual("latency", "dpiframe", precision="tf32"):
-        r = cell["dpiframe"]
-        for name in (n for n, m in _MEASURED_AS.items() if m == r["model"] and r["cell"].get("contexts", 1) == 1):
-            found[name, r["batch"]] = r
+def imported(results: Mapping[str, Results]) -> list[str]:
+    """The page's table, at tf32: a row a library and model. Cells that nobody measured are empty.
+
+    results: by the name of the GPU; a model is told of the first that has it.
+    """
+    found: dict[tuple[str, int], tuple[str, Record]] = {}
+    for gpu, measured_there in results.items():
+        for r in measured_there.of("imported", precision="tf32"):
+            found.setdefault((r["model"], r["batch"]), (gpu, r))
+        for cell in measured_there.usual("latency", "dpiframe", precision="tf32"):
+            r = cell["dpiframe"]
+            for name in (n for n, m in _MEASURED_AS.items() if m == r["model"] and r["cell"].get("contexts", 1) == 1):
+                found.setdefault((name, r["batch"]), (gpu, r))
     rows = [_row("FuxiCTR", name, _SAME.get(name, name), found) for name in IMPORTED]
     rows += [_row(library, name, like, found) for library, names in _OTHERS.items() for name, like in names]
-    head = ["library", "model", *(f"path, {b:,} rows" for b in BATCHES), *(f"us, {b:,} rows" for b in BATCHES)]
+    head = ["library", "model", "GPU", *(f"path, {b:,} rows" for b in BATCHES), *(f"us, {b:,} rows" for b in BATCHES)]
     return table(head, rows, figures=4)
 
 
@@ -69,7 +75,8 @@ def measured(results: Results) -> list[str]:
     return table(head, rows, figures=2)
 
 
-def _row(library: str, name: str, like: str, found: Mapping[tuple[str, int], Record]) -> list[str]:
-    cells = [found.get((like, b)) for b in BATCHES]
-    paths = [PATHS.get(r.get("program") or "", "") if r else "" for r in cells]
-    return [library, name, *paths, *(us(r["p50_us"]) if r else "" for r in cells)]
+def _row(library: str, name: str, like: str, found: Mapping[tuple[str, int], tuple[str, Record]]) -> list[str]:
+    cells = [found.get((like, b), ("", None)) for b in BATCHES]
+    gpus = ", ".join(sorted({gpu for gpu, r in cells if r}))
+    paths = [PATHS.get(r.get("program") or "", "") if r else "" for _, r in cells]
+    return [library, name, gpus, *paths, *(us(r["p50_us"]) if r else "" for _, r in cells)]

@@ -58,7 +58,7 @@ def parts(stored: Mapping[str, Results], records: str) -> dict[str, list[str]]:
         **{f"models-{precision}": performance.models(h200, precision) for precision in ("tf32", "bf16", "fp32")},
         "models-fp8": performance.fp8(h200),
         "architectures": architectures(h200),
-        "imported": imported(h200),
+        "imported": imported({"H100": stored["h100"], "H200": h200}),
         "tiers": tiers.tiers(h200),
         "tiers-collectives": tiers.collectives(stored["h100x2"]),
         "tiers-alone": tiers.alone(stored["h100x2"]),
