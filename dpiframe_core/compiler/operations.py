@@ -1,12 +1,11 @@
 """What each ATen call with a value in it becomes: nodes of the graph. A closed list; what is not in it cannot be taken over."""
 
-from collections.abc import Sequence
-
 from dpiframe_core.compiler.arguments import Arguments, constant, integers, is_number, limit, number, tensor
 from dpiframe_core.compiler.emit import Const, Emitter
 from dpiframe_core.compiler.joins import cat, indexed, padded, selected_at, stack
-from dpiframe_core.compiler.products import along, attention, einsum, matmul
-from dpiframe_core.compiler.strided import Frame, Refused, Size, Strided, frame_of, fresh, permuted, squeezed
+from dpiframe_core.compiler.products import attention, einsum, matmul
+from dpiframe_core.compiler.reductions import along, reduced
+from dpiframe_core.compiler.strided import Frame, Refused, Size, Strided, frame_of, fresh, permuted
 from dpiframe_core.operators.batch_norm import BatchNorm, fold_after
 
 # fmt: off
@@ -162,19 +161,6 @@ def _reduced(e: Emitter, target: str, a: Arguments) -> Strided:
     more += [number(1 if a["correction"] is None else a["correction"])] if op == "aten.var" else []
     dims = integers(a.get("dim")) or list(range(a["self"].rank))
     return reduced(e, op, a["self"], dims, *more, keep=bool(a.get("keepdim", False)))
-
-
-def reduced(e: Emitter, op: str, x: Strided, dims: Sequence[int], *more: float, keep: bool) -> Strided:
-    """A reduction over some dimensions of a row; the sum over all of a whole value is an operator of its own."""
-    dims = [d % x.rank for d in dims]
-    frame = frame_of([x], x.rank)
-    rows = tuple(sorted(frame.position(d) for d in dims))
-    kept = [x.dims[d] for d in range(x.rank) if d not in dims and d != frame.at]
-    if op == "aten.sum" and e.whole(x) and frame == Frame(x.rank, 0) and not any(kept):
-        made = frame.back(e.node("sum", [x.base], 1), (1,) * (x.rank - 1))
-    else:
-        made = e.call(op, [x], [rows, True, *more], frame)
-    return made if keep else squeezed(made, dims)
 
 
 def _layer_norm(e: Emitter, a: Arguments) -> Strided:

@@ -12,7 +12,7 @@ from dpiframe_core.compiler.arguments import Arguments
 from dpiframe_core.compiler.emit import Const, Emitter
 from dpiframe_core.compiler.joins import cat
 from dpiframe_core.compiler.lookups import CONSTANT, Bags, Lookups, Raw, Slot
-from dpiframe_core.compiler.operations import reduced
+from dpiframe_core.compiler.reductions import reduced
 from dpiframe_core.compiler.strided import BATCH, Atom, Refused, Size, Strided, squeezed
 from dpiframe_core.compiler.views import SAME, raw_view
 

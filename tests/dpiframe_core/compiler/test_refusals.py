@@ -123,7 +123,7 @@ class Half(Model):
     def forward(self, x): return self.out(self.fields(x).half().float()).sigmoid()
 
 class Infinite(Model):
-    def forward(self, x): return self.out(self.fields(x) + torch.full((16,), -torch.inf)).sigmoid()
+    def forward(self, x): return self.out(self.fields(x) * torch.full((16,), torch.inf)).sigmoid()
 
 class SecondTable(Model):
     def forward(self, x): return (self.out(self.fields(x)) + self.more(x["user"]).sum(1, keepdim=True)).sigmoid()
@@ -166,7 +166,7 @@ EXPECTED = {
     Floored: (r"div(_\d+)?", "got rounding_mode 'floor', expected a division without rounding"),
     Half: ("_to_copy", "got a cast to torch.float16, expected float32 values throughout"),
     Infinite: (
-        r"add_\d+",
+        r"mul_\d+",
         "got a constant with infinite values, expected finite ones (masked_fill takes a mask and a number)",
     ),
     SecondTable: (
