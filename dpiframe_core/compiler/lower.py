@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import fx
 
-from dpiframe_core.compiler.emit import Const, Emitter
 from dpiframe_core.compiler.lookups import Bags, Indices, Lookups, Raw
-from dpiframe_core.compiler.operations import operation
+from dpiframe_core.compiler.operations.emit import Const, Emitter
+from dpiframe_core.compiler.operations.operation import operation
+from dpiframe_core.compiler.operations.strided import Refused, Size, Strided
 from dpiframe_core.compiler.raw import BagStarts, RawInputs
 from dpiframe_core.compiler.recurrent import RECURRENT, attentive, recurrence
-from dpiframe_core.compiler.strided import Refused, Size, Strided
 from dpiframe_core.compiler.trace import Trace, Verbatim, source_line
 from dpiframe_core.compiler.views import SAME, size_of, view
 from dpiframe_core.errors import InputError

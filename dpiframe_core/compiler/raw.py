@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from dpiframe_core.compiler.arguments import Arguments
-from dpiframe_core.compiler.emit import Const, Emitter
-from dpiframe_core.compiler.joins import cat
 from dpiframe_core.compiler.lookups import CONSTANT, Bags, Lookups, Raw, Slot
-from dpiframe_core.compiler.reductions import reduced
-from dpiframe_core.compiler.strided import BATCH, Atom, Refused, Size, Strided, squeezed
+from dpiframe_core.compiler.operations.arguments import Arguments
+from dpiframe_core.compiler.operations.emit import Const, Emitter
+from dpiframe_core.compiler.operations.joins import cat
+from dpiframe_core.compiler.operations.reductions import reduced
+from dpiframe_core.compiler.operations.strided import BATCH, Atom, Refused, Size, Strided, squeezed
 from dpiframe_core.compiler.views import SAME, raw_view
 
 _COMPARISONS = {f"aten.{op}.{kind}" for op in ("eq", "ne") for kind in ("Scalar", "Tensor")} | {

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from dpiframe_core.compiler.arguments import Arguments
-from dpiframe_core.compiler.emit import Emitter
 from dpiframe_core.compiler.lookups import Raw
-from dpiframe_core.compiler.strided import (
+from dpiframe_core.compiler.operations.arguments import Arguments
+from dpiframe_core.compiler.operations.emit import Emitter
+from dpiframe_core.compiler.operations.strided import (
     Atom,
     Dim,
     Refused,

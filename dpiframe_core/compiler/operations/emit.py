@@ -9,7 +9,18 @@ from math import inf, prod
 
 import torch
 
-from dpiframe_core.compiler.strided import BATCH, Atom, Frame, Refused, Size, Strided, frame_of, fresh, merged, viewed
+from dpiframe_core.compiler.operations.strided import (
+    BATCH,
+    Atom,
+    Frame,
+    Refused,
+    Size,
+    Strided,
+    frame_of,
+    fresh,
+    merged,
+    viewed,
+)
 from dpiframe_core.graph.aten import AtenCall, Constant, Window
 from dpiframe_core.graph.aten_rules import RULES, Plain, Shape, Sizes
 from dpiframe_core.graph.graph import Attrs, Node

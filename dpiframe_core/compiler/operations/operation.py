@@ -1,11 +1,11 @@
 """What each ATen call with a value in it becomes: nodes of the graph. A closed list; what is not in it cannot be taken over."""
 
-from dpiframe_core.compiler.arguments import Arguments, constant, integers, is_number, limit, number, tensor
-from dpiframe_core.compiler.emit import Const, Emitter
-from dpiframe_core.compiler.joins import cat, indexed, padded, selected_at, stack
-from dpiframe_core.compiler.products import attention, einsum, matmul
-from dpiframe_core.compiler.reductions import along, reduced
-from dpiframe_core.compiler.strided import Frame, Refused, Size, Strided, frame_of, fresh, permuted
+from dpiframe_core.compiler.operations.arguments import Arguments, constant, integers, is_number, limit, number, tensor
+from dpiframe_core.compiler.operations.emit import Const, Emitter
+from dpiframe_core.compiler.operations.joins import cat, indexed, padded, selected_at, stack
+from dpiframe_core.compiler.operations.products import attention, einsum, matmul
+from dpiframe_core.compiler.operations.reductions import along, reduced
+from dpiframe_core.compiler.operations.strided import Frame, Refused, Size, Strided, frame_of, fresh, permuted
 from dpiframe_core.operators.batch_norm import BatchNorm, fold_after
 
 # fmt: off

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from dpiframe_core.compiler.arguments import constant
-from dpiframe_core.compiler.emit import Const, Emitter, Tensor
-from dpiframe_core.compiler.strided import Dim, Frame, Refused, Strided, frame_of, unsqueezed
+from dpiframe_core.compiler.operations.arguments import constant
+from dpiframe_core.compiler.operations.emit import Const, Emitter, Tensor
+from dpiframe_core.compiler.operations.strided import Dim, Frame, Refused, Strided, frame_of, unsqueezed
 
 
 def cat(e: Emitter, tensors: Sequence[Tensor], dim: int) -> Strided:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from dpiframe_core.compiler.emit import Emitter
-from dpiframe_core.compiler.strided import Frame, Strided, frame_of, squeezed
+from dpiframe_core.compiler.operations.emit import Emitter
+from dpiframe_core.compiler.operations.strided import Frame, Strided, frame_of, squeezed
 
 
 def along(e: Emitter, op: str, x: Strided, dim: int) -> Strided:

@@ -5,10 +5,10 @@ from math import inf
 
 import torch
 
-from dpiframe_core.compiler.arguments import Arguments
-from dpiframe_core.compiler.emit import Const, Emitter, Tensor, aligned
-from dpiframe_core.compiler.reductions import along, reduced
-from dpiframe_core.compiler.strided import Frame, Refused, Strided, frame_of, permuted, squeezed
+from dpiframe_core.compiler.operations.arguments import Arguments
+from dpiframe_core.compiler.operations.emit import Const, Emitter, Tensor, aligned
+from dpiframe_core.compiler.operations.reductions import along, reduced
+from dpiframe_core.compiler.operations.strided import Frame, Refused, Strided, frame_of, permuted, squeezed
 
 
 def matmul(e: Emitter, a: Tensor, b: Tensor) -> Strided:
