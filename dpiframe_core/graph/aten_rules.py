@@ -153,6 +153,18 @@ def _index_select(operands: Sequence[Sizes], args: Sequence[Plain]) -> Shape:
     return (*sizes[:at], len(indices), *sizes[at + 1 :])
 
 
+def _take_along_dim(operands: Sequence[Sizes], args: Sequence[Plain]) -> Shape:
+    """Of a value or a constant what stands at the second operand's positions. args: dimension, do those below 0 count back?"""
+    _count(operands, 2)
+    _arguments(args, "ib")
+    (_, sizes), (batched, index) = operands
+    at = _dim(args[0], sizes)
+    pairs = list(zip(sizes, index, strict=False))
+    if not batched or len(index) != len(sizes) or any(1 not in {n, i} and n != i for d, (n, i) in enumerate(pairs) if d != at):
+        raise ValueError(f"got positions {index} a row for sizes {sizes}, expected as many, equal or 1 but for {args[0]}")
+    return tuple(i if d == at else max(n, i) for d, (n, i) in enumerate(pairs))
+
+
 _EQUATION = re.compile(r"[A-Za-z]*(,[A-Za-z]*)*->[A-Za-z]+")
 
 
@@ -210,4 +222,5 @@ RULES: dict[str, Rule] = {
     "aten.cat": _cat,
     "aten.index_select": _index_select,
     "aten.einsum": _einsum,
+    "aten.take_along_dim": _take_along_dim,
 }

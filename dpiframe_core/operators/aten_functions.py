@@ -44,6 +44,15 @@ def _matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def _take_along_dim(x: torch.Tensor, index: torch.Tensor, dim: int, from_the_end: bool) -> torch.Tensor:
+    """NaN where there is no such position, for which torch raises: a score of it is refused, another element would pass."""
+    count = x.shape[dim]
+    index = torch.where(index < 0, index + count, index) if from_the_end else index
+    there = (index >= 0) & (index < count)
+    found = torch.take_along_dim(x, torch.where(there, index, 0).long(), dim)
+    return torch.where(there, found, torch.nan)
+
+
 def _where(condition: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.where(condition != 0, a, b)
 
@@ -85,6 +94,7 @@ FUNCTIONS: dict[str, Function] = {
     "aten.cat": _cat,
     "aten.matmul": _matmul,
     "aten.einsum": _einsum,
+    "aten.take_along_dim": _take_along_dim,
 }
 
 
@@ -143,7 +153,7 @@ class AtenOperator:
                 found = found if found.dtype == self._dtype else found.to(self._dtype)
             else:
                 found = self._params[operand.param]
-                if self._call.op == "aten.cat":
+                if self._call.op in ("aten.cat", "aten.take_along_dim"):
                     found = found.expand(rows, *found.shape)
             operands.append(found)
         return operands

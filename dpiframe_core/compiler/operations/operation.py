@@ -3,6 +3,7 @@
 from dpiframe_core.compiler.operations.arguments import Arguments, constant, integers, is_number, limit, number, tensor
 from dpiframe_core.compiler.operations.emit import Const, Emitter
 from dpiframe_core.compiler.operations.joins import cat, indexed, padded, selected_at, stack
+from dpiframe_core.compiler.operations.positions import RowStarts, gathered, looked_up, of_own_row
 from dpiframe_core.compiler.operations.products import attention, einsum, matmul
 from dpiframe_core.compiler.operations.reductions import along, reduced
 from dpiframe_core.compiler.operations.strided import Frame, Refused, Size, Strided, frame_of, fresh, permuted
@@ -122,10 +123,20 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
             return padded(e, a["self"], a["pad"], number(a["value"] or 0))
         case "aten.stack.default":
             return stack(e, a["tensors"], a["dim"])
+        case "aten.embedding.default":
+            return looked_up(e, constant(a["weight"]), a["indices"])
+        case "aten.index_select.default" if isinstance(a["self"], Const) and a["dim"] == 0:
+            return looked_up(e, constant(a["self"]), a["index"])
         case "aten.index_select.default":
             return selected_at(e, a["self"], a["dim"], a["index"])
+        case "aten.index.Tensor" if isinstance(a["self"], Const) and len(a["indices"]) == 1:
+            return looked_up(e, constant(a["self"]), a["indices"][0], from_the_end=True)
+        case "aten.index.Tensor" if isinstance(a["indices"][0], RowStarts):
+            return of_own_row(e, a["self"], a["indices"])
         case "aten.index.Tensor":
             return indexed(e, a["self"], a["indices"])
+        case "aten.gather.default":
+            return gathered(e, a["self"], a["dim"], a["index"])
     return None
 
 
