@@ -111,7 +111,7 @@ def _explained(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[None]
             ) from error
         if "Constraints violated" in str(error):
             got = Verbatim("operations that hold for some numbers of rows alone")
-            raise InputError("module", got, "any number: squeeze(dim) for squeeze(), no convolution over fields") from error
+            raise InputError("module", got, "any number: squeeze(dim) for squeeze(), no convolution over rows") from error
         raise InputError(
             f"module: {_origin(error)}", Verbatim(_first_line(error)), "a module that torch.export takes"
         ) from error

@@ -61,6 +61,8 @@ def padded(e: Emitter, x: Strided, pad: Sequence[int], value: float) -> Strided:
         dim, sizes = x.rank - 1 - at, [1 if s.batch else s.count for s in x.sizes]
         if min(both) < 0:
             raise Refused(f"got padding by {list(pad)}, expected 0 or more (a slice takes columns away)")
+        if not any(both):
+            continue
         ahead, behind = (Const(torch.full([*sizes[:dim], n, *sizes[dim + 1 :]], value)) for n in both)
         x = cat(e, [t for t in (ahead, x, behind) if isinstance(t, Strided) or t.tensor.numel()], dim)
     return x

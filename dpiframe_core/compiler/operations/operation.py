@@ -1,12 +1,13 @@
 """What each ATen call with a value in it becomes: nodes of the graph. A closed list; what is not in it cannot be taken over."""
 
 from dpiframe_core.compiler.operations.arguments import Arguments, constant, integers, is_number, limit, number, tensor
+from dpiframe_core.compiler.operations.convolution import convolution, pooled
 from dpiframe_core.compiler.operations.emit import Const, Emitter
 from dpiframe_core.compiler.operations.joins import cat, indexed, padded, selected_at, stack
 from dpiframe_core.compiler.operations.positions import RowStarts, gathered, looked_up, of_own_row
 from dpiframe_core.compiler.operations.products import attention, einsum, matmul
 from dpiframe_core.compiler.operations.reductions import along, reduced
-from dpiframe_core.compiler.operations.strided import Frame, Refused, Size, Strided, frame_of, fresh, permuted
+from dpiframe_core.compiler.operations.strided import Frame, Refused, Size, Strided, frame_of, fresh
 from dpiframe_core.operators.batch_norm import BatchNorm, fold_after
 
 # fmt: off
@@ -88,13 +89,16 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
             return along(e, "aten.cumsum", a["self"], a["dim"])
         case "aten.linear.default":
             return e.linear(a["input"], constant(a["weight"]), a["bias"] and constant(a["bias"]))
-        case "aten.conv1d.default" if a["weight"].tensor.shape[2] == 1 and (a["stride"], a["padding"], a["groups"]) == (
-            [1],
-            [0],
-            1,
-        ):
-            weight = Const(constant(a["weight"]).tensor[:, :, 0])
-            return permuted(e.linear(permuted(a["input"], (0, 2, 1)), weight, a["bias"] and constant(a["bias"])), (0, 2, 1))
+        case "aten.conv1d.default" | "aten.conv1d.padding" | "aten.conv2d.default" | "aten.conv2d.padding":
+            return convolution(e, a)
+        case "aten.max_pool1d.default" | "aten.max_pool2d.default":
+            return pooled(e, "aten.amax", a, int(name[-2]))
+        case "aten.adaptive_max_pool1d.default" | "aten.adaptive_max_pool2d.default":
+            return pooled(e, "aten.amax", a, int(name[-2]))
+        case "aten.avg_pool1d.default" | "aten.avg_pool2d.default":
+            return pooled(e, "aten.mean", a, int(name[-2]))
+        case "aten.adaptive_avg_pool1d.default" | "aten.adaptive_avg_pool2d.default":
+            return pooled(e, "aten.mean", a, int(name[-2]))
         case "aten.addmm.default" if a["beta"] == a["alpha"] == 1:
             return e.elementwise("aten.add", [matmul(e, a["mat1"], a["mat2"]), a["self"]])
         case "aten.baddbmm.default" if a["beta"] == a["alpha"] == 1:
