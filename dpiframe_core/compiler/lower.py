@@ -135,6 +135,8 @@ class Lowering:
         made = operation(self.emitter, target, a)
         if made is None:
             raise Refused(f"got {target}, expected an operation that docs/compile.md lists")
+        if isinstance(made, list):
+            return made
         if isinstance(found, tuple | list):
             return made, None, None
         return replace(made, boolean=True) if found.dtype == torch.bool else made  # also of masks side by side

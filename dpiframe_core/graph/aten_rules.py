@@ -97,6 +97,24 @@ def _along(operands: Sequence[Sizes], args: Sequence[Plain]) -> Shape:
     return operands[0][1]
 
 
+def _topk(operands: Sequence[Sizes], args: Sequence[Plain]) -> Shape:
+    """args: the dimension, how many, the largest?, in order?"""
+    _count(operands, 1)
+    _arguments(args, "iibb")
+    sizes, k = _row(operands[0]), args[1]
+    at = _dim(args[0], sizes)
+    assert isinstance(k, int)
+    if not 1 <= k <= sizes[at]:
+        raise ValueError(f"got the first {k}, expected 1 to {sizes[at]} of them")
+    return (*sizes[:at], k, *sizes[at + 1 :])
+
+
+def _sort(operands: Sequence[Sizes], args: Sequence[Plain]) -> Shape:
+    """args: the dimension, from the largest on?"""
+    _arguments(args, "ib")
+    return _along(operands, args[:1])
+
+
 def _matmul(operands: Sequence[Sizes], args: Sequence[Plain]) -> Shape:
     _count(operands, 2)
     _arguments(args, "")
@@ -216,6 +234,10 @@ RULES: dict[str, Rule] = {
     "aten.softmax": _along,
     "aten.log_softmax": _along,
     "aten.cumsum": _along,
+    "aten.topk": _topk,
+    "aten.topk.positions": _topk,
+    "aten.sort": _sort,
+    "aten.sort.positions": _sort,
     "aten.matmul": _matmul,
     "aten.linear": _linear,
     "aten.layer_norm": _layer_norm,

@@ -53,6 +53,14 @@ def _take_along_dim(x: torch.Tensor, index: torch.Tensor, dim: int, from_the_end
     return torch.where(there, found, torch.nan)
 
 
+def _topk(x: torch.Tensor, dim: int, k: int, largest: bool, in_order: bool) -> "torch.return_types.topk":
+    return torch.topk(x, k, dim, largest, in_order)
+
+
+def _sort(x: torch.Tensor, dim: int, descending: bool) -> "torch.return_types.sort":
+    return torch.sort(x, dim=dim, descending=descending, stable=True)
+
+
 def _where(condition: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.where(condition != 0, a, b)
 
@@ -95,6 +103,10 @@ FUNCTIONS: dict[str, Function] = {
     "aten.matmul": _matmul,
     "aten.einsum": _einsum,
     "aten.take_along_dim": _take_along_dim,
+    "aten.topk": lambda *call: _topk(*call).values,
+    "aten.topk.positions": lambda *call: _topk(*call).indices,
+    "aten.sort": lambda *call: _sort(*call).values,
+    "aten.sort.positions": lambda *call: _sort(*call).indices,
 }
 
 

@@ -4,7 +4,7 @@ from dpiframe_core.compiler.operations.arguments import Arguments, constant, int
 from dpiframe_core.compiler.operations.convolution import convolution, pooled
 from dpiframe_core.compiler.operations.emit import Const, Emitter
 from dpiframe_core.compiler.operations.joins import cat, indexed, padded, selected_at, stack
-from dpiframe_core.compiler.operations.positions import RowStarts, gathered, looked_up, of_own_row
+from dpiframe_core.compiler.operations.positions import RowStarts, gathered, looked_up, of_own_row, ranked
 from dpiframe_core.compiler.operations.products import attention, einsum, matmul
 from dpiframe_core.compiler.operations.reductions import along, reduced
 from dpiframe_core.compiler.operations.strided import Frame, Refused, Size, Strided, frame_of, fresh
@@ -28,7 +28,7 @@ REDUCTIONS = {
 }  # fmt: skip
 
 
-def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
+def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] | None:
     """The value of an ATen call on values and constants; None: there is no such operation here."""
     name = target.split(".")[1]
     if target in UNARY:
@@ -139,6 +139,12 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
             return of_own_row(e, a["self"], a["indices"])
         case "aten.index.Tensor":
             return indexed(e, a["self"], a["indices"])
+        case "aten.topk.default":
+            return ranked(e, a["self"], a["dim"], "topk", [int(number(a["k"])), a["largest"], a["sorted"]])
+        case "aten.sort.default" | "aten.sort.stable":
+            return ranked(e, a["self"], a["dim"], "sort", [a["descending"]])
+        case "aten.argsort.default" | "aten.argsort.stable":
+            return ranked(e, a["self"], a["dim"], "sort", [a["descending"]])[1]
         case "aten.gather.default":
             return gathered(e, a["self"], a["dim"], a["index"])
     return None

@@ -7,6 +7,7 @@ from typing import Any
 from dpiframe_core.compiler.operations.emit import Const, Emitter, Tensor
 from dpiframe_core.compiler.operations.joins import rows_of
 from dpiframe_core.compiler.operations.strided import BATCH, Refused, Size, Strided, frame_of, selected, sliced, unsqueezed
+from dpiframe_core.graph.aten_rules import Plain
 
 _MOST_ROWS = 1 << 16  # of a table that is a parameter: larger ones belong into the store, where an id reads them
 
@@ -56,6 +57,13 @@ def looked_up(e: Emitter, table: Const, index: Strided, *, from_the_end: bool = 
         rule = f"at most {_MOST_ROWS} (make the position an id: a feature of its own)"
         raise Refused(f"got a choice among {len(table.tensor)} rows by values of the batch, expected {rule}")
     return _at(e, table, index, from_the_end)
+
+
+def ranked(e: Emitter, x: Strided, dim: int, how: str, args: Sequence[Plain]) -> list[Strided]:
+    """topk or sort along a dimension of a row: the values, and the positions where they stood."""
+    frame = frame_of([x], x.rank)
+    arguments = [frame.position(dim % x.rank), *args]
+    return [e.call(f"aten.{how}{what}", [x], arguments, frame) for what in ("", ".positions")]
 
 
 def _at(e: Emitter, x: Tensor, index: Any, from_the_end: bool = True) -> Strided:

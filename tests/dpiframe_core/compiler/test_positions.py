@@ -169,3 +169,67 @@ def test_the_last_id_of_a_list_is_no_value_and_the_refusal_says_so():
 
     with pytest.raises(InputError, match=r"got the ids of feature 'hist' as numbers, expected them in an embedding lookup"):
         compile_module(LastId(), schema(), example())
+
+
+# h[n, 6 steps, 8] -> [n, ..]: the best steps, their order, what stands there
+RANKED = {
+    "largest": lambda h: h.topk(3, 1)[0],
+    "smallest, keyword": lambda h: torch.topk(h, k=2, dim=-1, largest=False).values,
+    "all in order": lambda h: h.topk(6, dim=1).values,
+    "steps in front": lambda h: h.transpose(0, 1).topk(2, 0).values.transpose(0, 1),
+    "as k-max pooling": lambda h: h.gather(1, h.topk(3, dim=1)[1].sort(dim=1)[0]),
+    "soft search": lambda h: h.gather(1, (h @ h[:, 0, :, None]).squeeze(2).topk(2, 1)[1].unsqueeze(2).expand(-1, -1, 8)),
+    "soft search by rows": lambda h: h[torch.arange(h.shape[0])[:, None], (h * h[:, :1]).sum(2).topk(3).indices],
+    "no more than there are": lambda h: h.topk(min(10, h.shape[1]), 1).values,
+    "sorted": lambda h: h.sort(2, descending=True).values - h.sort(1)[0],
+    "argsort": lambda h: h.gather(1, h.argsort(1)) + h.gather(1, torch.argsort(h, dim=1, descending=True, stable=True)),
+    "ranks": lambda h: h.argsort(1).argsort(1),
+    "median of some": lambda h: h.sort(1).values[:, 2:4].mean(1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("name", RANKED)
+def test_what_is_best_is_what_torch_finds(name, device):
+    """NaN counts as the largest, as there; of equal numbers nothing is said."""
+    lowered = Lowered(RANKED[name], 6, 8)
+    for n in (1, 5):
+        h = torch.randn(n, 6, 8, generator=torch.Generator().manual_seed(n))
+        h[0, 2, 3], h[-1, 5, 1] = torch.inf, -torch.inf
+        want = RANKED[name](h.double()).double()
+        torch.testing.assert_close(lowered(h, device).double(), want, rtol=1e-6, atol=1e-6, equal_nan=True)
+    if not {"soft", "no"} & set(name.split()):
+        h[1, 4, 2] = torch.nan
+        want = RANKED[name](h.double()).double()
+        torch.testing.assert_close(lowered(h, device).double(), want, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+class Searched(Base):
+    """SIM's soft search: the steps most like the item, and attention over them alone."""
+
+    def read(self, item, history, ids):
+        like = (history @ item.unsqueeze(2)).squeeze(2).masked_fill(ids == 0, -1e9)
+        found = like.topk(3, dim=1)
+        best = history.gather(1, found.indices.unsqueeze(2).expand(-1, -1, DIM))
+        return (found.values.softmax(1).unsqueeze(2) * best).sum(1)
+
+
+@pytest.mark.parametrize(("device", "policy"), [("cpu", "auto"), *GPU_ONLY])
+def test_a_search_in_the_history_scores_as_it_did(device, policy, tmp_path):
+    module = Searched().eval()
+    compile_module(module, schema(), example()).write(tmp_path / "b", name="searched")
+    for part in (slice(0, 1), slice(3, 10), slice(None)):  # the first row's history is empty, others have fewer than 3 steps
+        values = {feature: v[part] for feature, v in example().items()}
+        got = served_scores(tmp_path / "b", values, device, policy=policy)
+        torch.testing.assert_close(got.double(), exact(module, values), rtol=0, atol=1e-5)
+
+
+def test_what_nobody_reads_of_a_ranking_is_not_computed():
+    compiled = compile_module(Chosen(lambda m, h, ids: h.topk(2, 1)[0].sum(1)).eval(), schema(), example())
+    ops = [n.attrs.aten.op for n in compiled.graph.nodes if n.op == "aten"]
+    assert [op for op in ops if "topk" in op] == ["aten.topk"]
+
+
+def test_the_best_rows_of_a_batch_are_refused():
+    with pytest.raises(InputError, match="got an operation along the batch, expected each row to be computed from itself"):
+        Lowered(lambda h: h + h.topk(1, 0).values, 6, 8)

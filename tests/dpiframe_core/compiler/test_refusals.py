@@ -52,8 +52,8 @@ class Branch(Model):
             f = f * 2
         return self.out(f).sigmoid()
 
-class Sort(Model):
-    def forward(self, x): return self.out(self.fields(x).sort(1).values).sigmoid()
+class Product(Model):
+    def forward(self, x): return self.out(self.fields(x).cumprod(1)).sigmoid()
 
 class BatchSoftmax(Model):
     def forward(self, x): return self.out(self.fields(x).softmax(0)).sigmoid()
@@ -168,7 +168,7 @@ EXPECTED = {
     Branch: (
         "`if f.sum() > 0:`", "got a branch that depends on values of the batch, expected the same operations for every batch"
     ),
-    Sort: ("sort", "got aten.sort.default, expected an operation that docs/compile.md lists"),
+    Product: ("cumprod", "got aten.cumprod.default, expected an operation that docs/compile.md lists"),
     BatchSoftmax: ("softmax", BY_ROWS),
     BatchMean: ("mean", BY_ROWS),
     BatchTotal: ("sum_1", BY_ROWS),
@@ -246,14 +246,14 @@ def test_code_that_export_cannot_follow_is_refused_with_its_line():
 
 
 def test_the_line_of_a_refusal_is_the_users_own():
-    message = refusal(randomised(Sort()))
+    message = refusal(randomised(Product()))
     line = int(re.search(r"test_refusals\.py:(\d+)", message)[1])
     with open(__file__) as file:
-        assert "sort(1)" in file.read().splitlines()[line - 1]
+        assert "cumprod(1)" in file.read().splitlines()[line - 1]
 
 
 def test_a_module_of_another_dtype_is_refused():
-    message = refusal(randomised(Sort()).double())
+    message = refusal(randomised(Product()).double())
     assert message == "module.embeddings.tables.user.weight: got 'torch.float64 on cpu', expected float32 on the CPU"
 
 

@@ -101,6 +101,10 @@ CASES = {
     "aten.layer_norm": ((A, Constant(0), Constant(0)), (1, 1e-5), layer_norm),
     "aten.cat": ((A, B, Constant(3)), (1,), lambda a, b, c: np.concatenate([a, b, np.broadcast_to(c, (len(a), 1, 3))], 1)),
     "aten.index_select": ((B,), (2, (2, 0, 2)), lambda x: x[:, :, [2, 0, 2]]),
+    "aten.topk": ((A,), (2, 2, True, True), lambda x: -np.sort(-x, 2)[..., :2]),
+    "aten.topk.positions": ((A,), (2, 2, False, True), lambda x: np.argsort(x, 2)[..., :2]),
+    "aten.sort": ((B,), (1, False), lambda x: np.sort(x, 1)),
+    "aten.sort.positions": ((B,), (2, True), lambda x: np.argsort(-x, 2, stable=True)),
     "aten.take_along_dim": (
         (B, Window(2, (2, 1), (1, 1))), (2, True), lambda x, i: np.take_along_axis(x, i.astype(int), 2),
     ),
