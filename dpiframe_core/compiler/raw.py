@@ -12,7 +12,7 @@ from dpiframe_core.compiler.lookups import CONSTANT, Bags, Lookups, Raw, Slot
 from dpiframe_core.compiler.operations.arguments import Arguments
 from dpiframe_core.compiler.operations.emit import Const, Emitter
 from dpiframe_core.compiler.operations.joins import cat
-from dpiframe_core.compiler.operations.positions import RowStarts
+from dpiframe_core.compiler.operations.positions import RowStarts, one_hot_rows
 from dpiframe_core.compiler.operations.reductions import reduced
 from dpiframe_core.compiler.operations.strided import BATCH, Atom, Refused, Size, Strided, squeezed
 from dpiframe_core.compiler.views import INTEGERS, SAME, raw_view
@@ -34,6 +34,8 @@ class RawInputs:
         look = self._lookups
         if target == "aten.embedding.default" and isinstance(a["indices"], Raw):
             return self._embedding(a["indices"], _weight(a["weight"]), a["padding_idx"])
+        if target == "aten.one_hot.default" and self._is_ids(a["self"]):
+            return self._embedding(a["self"], one_hot_rows(a["num_classes"]), -1)
         if "embedding_bag" in target and isinstance(a["indices"], Raw):
             return (self._embedding_bag(a), None, None, None)
         raws = [v for v in a.values() if isinstance(v, Raw)]

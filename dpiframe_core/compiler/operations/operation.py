@@ -4,7 +4,15 @@ from dpiframe_core.compiler.operations.arguments import Arguments, constant, int
 from dpiframe_core.compiler.operations.convolution import convolution, pooled
 from dpiframe_core.compiler.operations.emit import Const, Emitter
 from dpiframe_core.compiler.operations.joins import cat, indexed, padded, selected_at, stack
-from dpiframe_core.compiler.operations.positions import RowStarts, gathered, looked_up, of_own_row, ranked
+from dpiframe_core.compiler.operations.positions import (
+    RowStarts,
+    bucketed,
+    gathered,
+    looked_up,
+    of_own_row,
+    one_hot_rows,
+    ranked,
+)
 from dpiframe_core.compiler.operations.products import attention, einsum, matmul
 from dpiframe_core.compiler.operations.reductions import along, reduced
 from dpiframe_core.compiler.operations.strided import Frame, Refused, Size, Strided, frame_of, fresh
@@ -145,6 +153,12 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
             return ranked(e, a["self"], a["dim"], "sort", [a["descending"]])
         case "aten.argsort.default" | "aten.argsort.stable":
             return ranked(e, a["self"], a["dim"], "sort", [a["descending"]])[1]
+        case "aten.bucketize.Tensor":
+            return bucketed(e, a["self"], a["boundaries"], a["right"])
+        case "aten.searchsorted.Tensor" if a["sorter"] is None:
+            return bucketed(e, a["self"], a["sorted_sequence"], a["right"] or a["side"] == "right")
+        case "aten.one_hot.default":
+            return looked_up(e, one_hot_rows(a["num_classes"]), a["self"])
         case "aten.gather.default":
             return gathered(e, a["self"], a["dim"], a["index"])
     return None

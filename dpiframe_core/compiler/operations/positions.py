@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from dpiframe_core.compiler.operations.emit import Const, Emitter, Tensor
 from dpiframe_core.compiler.operations.joins import rows_of
+from dpiframe_core.compiler.operations.reductions import reduced
 from dpiframe_core.compiler.operations.strided import BATCH, Refused, Size, Strided, frame_of, selected, sliced, unsqueezed
 from dpiframe_core.graph.aten_rules import Plain
 
 _MOST_ROWS = 1 << 16  # of a table that is a parameter: larger ones belong into the store, where an id reads them
+_MOST_CLASSES = 1 << 10  # their table has as many rows and columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,22 @@ def ranked(e: Emitter, x: Strided, dim: int, how: str, args: Sequence[Plain]) ->
     frame = frame_of([x], x.rank)
     arguments = [frame.position(dim % x.rank), *args]
     return [e.call(f"aten.{how}{what}", [x], arguments, frame) for what in ("", ".positions")]
+
+
+def bucketed(e: Emitter, x: Strided, boundaries: Any, right: bool) -> Strided:
+    """The bucket of each element: all bounds but those that it is not above. So NaN is above all, as torch has it."""
+    if not isinstance(boundaries, Const) or boundaries.tensor.ndim != 1:
+        raise Refused("got boundaries that depend on the batch, or several rows of them, expected one row of constants")
+    under = e.elementwise("aten.lt" if right else "aten.le", [unsqueezed(x, x.rank), boundaries])
+    return e.elementwise("aten.rsub.Scalar", [reduced(e, "aten.sum", under, [-1], keep=False)], [len(boundaries.tensor)])
+
+
+def one_hot_rows(classes: int) -> Const:
+    """The table whose rows F.one_hot gives: of ids it lies in the store, as any."""
+    if not 1 <= classes <= _MOST_CLASSES:
+        rule = f"1 to {_MOST_CLASSES} (an nn.Embedding for one_hot and a product)"
+        raise Refused(f"got one_hot of {classes} classes, expected {rule}")
+    return Const(torch.eye(classes), f"one_hot.{classes}")
 
 
 def _at(e: Emitter, x: Tensor, index: Any, from_the_end: bool = True) -> Strided:
