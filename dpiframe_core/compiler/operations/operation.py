@@ -14,7 +14,7 @@ from dpiframe_core.compiler.operations.positions import (
     ranked,
 )
 from dpiframe_core.compiler.operations.products import attention, einsum, matmul
-from dpiframe_core.compiler.operations.reductions import along, reduced
+from dpiframe_core.compiler.operations.reductions import along, group_norm, layer_norm, reduced
 from dpiframe_core.compiler.operations.strided import Frame, Refused, Size, Strided, frame_of, fresh
 from dpiframe_core.operators.batch_norm import BatchNorm, fold_after
 
@@ -122,7 +122,11 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
         case "aten.einsum.default":
             return einsum(e, a["equation"], a["tensors"])
         case "aten.layer_norm.default":
-            return _layer_norm(e, a)
+            return layer_norm(e, a)
+        case "aten.group_norm.default":
+            return group_norm(e, a, a["num_groups"])
+        case "aten.instance_norm.default" if a["use_input_stats"]:
+            return group_norm(e, a, a["input"].size(1))
         case "aten.batch_norm.default" | "aten._native_batch_norm_legit_no_training.default" if not a.get("training"):
             return _batch_norm(e, a)
         case "aten._native_batch_norm_legit.no_stats" | "aten._native_batch_norm_legit_functional.default":
@@ -196,15 +200,6 @@ def _reduced(e: Emitter, target: str, a: Arguments) -> Strided:
     more += [number(1 if a["correction"] is None else a["correction"])] if op == "aten.var" else []
     dims = integers(a.get("dim")) or list(range(a["self"].rank))
     return reduced(e, op, a["self"], dims, *more, keep=bool(a.get("keepdim", False)))
-
-
-def _layer_norm(e: Emitter, a: Arguments) -> Strided:
-    x, count = a["input"], len(a["normalized_shape"])
-    frame = frame_of([x], x.rank)
-    if frame.at >= x.rank - count:
-        raise Refused("got a normalisation over the batch, expected each row to be computed from itself")
-    affine = [constant(a[k]) for k in ("weight", "bias") if a[k] is not None]
-    return e.call("aten.layer_norm", [x, *affine], [count, float(a["eps"])], frame)
 
 
 def _batch_norm(e: Emitter, a: Arguments) -> Strided:

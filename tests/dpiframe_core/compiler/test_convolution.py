@@ -1,4 +1,4 @@
-"""Convolutions and pooling over a history or over fields, held against torch's own in float64."""
+"""Convolutions, pooling and norms of groups over a history or over fields, held against torch's own in float64."""
 
 import pytest
 import torch
@@ -98,6 +98,38 @@ def test_windows_over_the_steps_of_a_history_are_not_copied(name, copies):
     lowered = Lowered(lambda h: CONVOLUTIONS[name](-h), 7, 4)
     assert lowered.ops.count("aten.clone") == copies
     assert lowered.ops.count("aten.linear") == 1
+
+
+def affine(x):
+    return weight(x.shape[1]).to(x.dtype), weight(1, x.shape[1])[0].to(x.dtype)
+
+
+# h[n, 6 steps, 4] -> [n, ..]
+NORMS = {
+    "groups of channels": lambda h: F.group_norm(h.mT, 2, *affine(h.mT)),
+    "groups of steps": lambda h: F.group_norm(h, 3, *affine(h), eps=0.1),
+    "one group": lambda h: F.group_norm(h, 1),
+    "a group each": lambda h: F.group_norm(h.mT, 4, affine(h.mT)[0]),
+    "flat": lambda h: F.group_norm(h.flatten(1), 4, *affine(h.flatten(1))),
+    "images": lambda h: F.group_norm(h.reshape(-1, 4, 3, 2), 2, *affine(h.mT)),
+    "rows and heads": lambda h: F.group_norm(h.reshape(-1, 3, 4), 3).reshape(h.shape[0], 6, 4),
+    "after a convolution": lambda h: F.group_norm(conv1d(h.mT, 4, 3), 2, *affine(h.mT)).relu(),
+    "each row's statistics": lambda h: F.instance_norm(h.mT, weight=affine(h.mT)[0], bias=affine(h.mT)[1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_of_groups_is_torchs(name, device):
+    """One NaN is in all of its group, and in no other."""
+    lowered = Lowered(lambda h: NORMS[name](-h), 6, 4)
+    for rows in (1, 5):
+        want = NORMS[name](-history(rows)[:, :6].double())
+        torch.testing.assert_close(lowered(history(rows)[:, :6], device).double(), want, rtol=1e-5, atol=1e-5)
+    odd = history(5)[:, :6]
+    odd[1, 0, 0], odd[2, 5, 3] = torch.nan, torch.inf
+    want = NORMS[name](-odd.double())
+    torch.testing.assert_close(lowered(odd, device).double(), want, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
 class Convolved(Base):
