@@ -48,9 +48,8 @@ def _take_along_dim(x: torch.Tensor, index: torch.Tensor, dim: int, from_the_end
     """NaN where there is no such position, for which torch raises: a score of it is refused, another element would pass."""
     count = x.shape[dim]
     index = torch.where(index < 0, index + count, index) if from_the_end else index
-    there = (index >= 0) & (index < count)
-    found = torch.take_along_dim(x, torch.where(there, index, 0).long(), dim)
-    return torch.where(there, found, torch.nan)
+    nearest = index.long().clamp(0, count - 1)  # also of NaN, for which devices have different integers
+    return torch.where(nearest == index, torch.take_along_dim(x, nearest, dim), torch.nan)
 
 
 def _topk(x: torch.Tensor, dim: int, k: int, largest: bool, in_order: bool) -> "torch.return_types.topk":
