@@ -9,10 +9,10 @@ from dpiframe_core import compile as compile_module
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import FeatureSchema, Table
 from tests.backends import BACKENDS
-from tests.dpiframe_core.compiler.lowered import Lowered
 from tests.dpiframe_core.compiler.modules import called, categorical, randomised
+from tests.dpiframe_core.compiler.operations.lowered import Lowered
+from tests.dpiframe_core.compiler.operations.test_positions import Chosen, exact, length
 from tests.dpiframe_core.compiler.served import served_scores
-from tests.dpiframe_core.compiler.test_positions import Chosen, exact, length
 from tests.dpiframe_core.compiler.test_sequences import GPU_ONLY, STEPS, example, schema
 
 pytestmark = pytest.mark.bulk

@@ -8,9 +8,9 @@ from torch.nn import functional as F  # noqa: N812
 from dpiframe_core import compile as compile_module
 from dpiframe_core.errors import InputError
 from tests.backends import BACKENDS
-from tests.dpiframe_core.compiler.lowered import Lowered
+from tests.dpiframe_core.compiler.operations.lowered import Lowered
+from tests.dpiframe_core.compiler.operations.test_positions import exact
 from tests.dpiframe_core.compiler.served import served_scores
-from tests.dpiframe_core.compiler.test_positions import exact
 from tests.dpiframe_core.compiler.test_sequences import DIM, GPU_ONLY, STEPS, Base, example, schema
 
 pytestmark = pytest.mark.bulk
