@@ -164,7 +164,7 @@ class Emitter:
         if infinite is not None and (op in ("aten.add", "aten.where") or (op, infinite) == ("aten.sub", 1)):
             return self._by_infinite(op, tensors, infinite)
         strided = [t for t in tensors if isinstance(t, Strided)]
-        if len(tensors) == 1 and self._permuted_whole(strided[0]):
+        if len(tensors) == 1 and self.permuted_whole(strided[0]):
             return self._on_base(op, strided[0], args)
         rank = max(t.rank if isinstance(t, Strided) else t.tensor.ndim for t in tensors)
         frame = frame_of(strided, rank)
@@ -243,7 +243,7 @@ class Emitter:
         ops = {n.outputs[0]: n.op for n in self.nodes}
         return ops.get(a.base) == "linear" and ops.get(b.base) != "linear"
 
-    def _permuted_whole(self, t: Strided) -> bool:
+    def permuted_whole(self, t: Strided) -> bool:
         """Whether it shows each element of its value once, in whatever order."""
         atoms = merged(sorted(t.atoms, key=lambda a: -a.stride))
         run = not atoms or (len(atoms) == 1 and atoms[0].stride == 1)

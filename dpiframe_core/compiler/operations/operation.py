@@ -1,5 +1,7 @@
 """What each ATen call with a value in it becomes: nodes of the graph. A closed list; what is not in it cannot be taken over."""
 
+from dataclasses import replace
+
 from dpiframe_core.compiler.operations.arguments import Arguments, constant, integers, is_number, limit, number, tensor
 from dpiframe_core.compiler.operations.convolution import convolution, pooled
 from dpiframe_core.compiler.operations.emit import Const, Emitter
@@ -15,7 +17,9 @@ from dpiframe_core.compiler.operations.positions import (
 )
 from dpiframe_core.compiler.operations.products import attention, einsum, matmul
 from dpiframe_core.compiler.operations.reductions import along, group_norm, layer_norm, reduced
-from dpiframe_core.compiler.operations.strided import Frame, Refused, Size, Strided, frame_of, fresh
+from dpiframe_core.compiler.operations.strided import Atom, Frame, Refused, Size, Strided, frame_of, fresh
+from dpiframe_core.graph.aten import Constant
+from dpiframe_core.graph.graph import Node
 from dpiframe_core.operators.batch_norm import BatchNorm, fold_after
 
 # fmt: off
@@ -217,7 +221,27 @@ def _batch_norm(e: Emitter, a: Arguments) -> Strided:
         made = e.linear(layer, Const(weight, f"{e.name}.weight"), Const(bias, f"{e.name}.bias"))
         e.name = name
         return made
+    last = x.dims[1] == (Atom(len(mean), 1),) and e.permuted_whole(x)
+    product = next((n for n in e.nodes if n.outputs == (x.base,) and _has_columns(n, len(mean))), None) if last else None
+    if product:
+        return replace(x, base=_normed(e, product, norm))
     shape = (-1, *[1] * (x.rank - 2))
     scale, shift = norm.scale_and_shift()
     scaled = e.elementwise("aten.mul", [x, Const(scale.reshape(shape))])
     return e.elementwise("aten.add", [scaled, Const(shift.reshape(shape))])
+
+
+def _has_columns(n: Node, count: int) -> bool:
+    """Whether it is a product of each window or step, so many columns wide."""
+    return n.attrs.aten is not None and n.attrs.aten.op == "aten.linear" and n.attrs.aten.sizes[-1] == count
+
+
+def _normed(e: Emitter, product: Node, norm: BatchNorm) -> str:
+    """Such a product with a norm of its columns within its weight."""
+    call = product.attrs.aten
+    assert call is not None
+    own = [e.params[p] for p in product.params]
+    weight, bias = fold_after(own[0], own[1] if len(own) == 2 else None, norm)
+    names = [e.param(weight, f"{e.name}.weight"), e.param(bias, f"{e.name}.bias")]
+    call = replace(call, operands=(call.operands[0], Constant(0), Constant(1)))
+    return e.node("aten", product.inputs, e.width(product.outputs[0]), names, replace(product.attrs, aten=call))

@@ -132,6 +132,32 @@ def test_a_norm_of_groups_is_torchs(name, device):
     torch.testing.assert_close(lowered(odd, device).double(), want, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+def normed(x):
+    own = [weight(x.shape[1], n)[:, 0].to(x.dtype) for n in range(1, 5)]
+    return F.batch_norm(x, own[0], own[1].abs() + 0.5, own[2], own[3])
+
+
+BATCH_NORMS = {
+    "of a convolution": (lambda h: normed(conv1d(h.mT, 5, 3)), True),
+    "without a bias": (lambda h: normed(conv1d(h.mT, 5, 3, bias=False)), True),
+    "of maps": (lambda h: normed(conv2d(h[:, None], 3, (3, 2), padding=(1, 0))), True),
+    "of each step's layer": (lambda h: normed(F.linear(h, weight(5, 4).to(h.dtype)).mT), True),
+    "of halves": (lambda h: normed(conv1d(h.mT, 6, 3).unflatten(1, (2, 3)).transpose(1, 2)), False),
+    "of what others read": (lambda h: normed(c := conv1d(h.mT, 5, 3)) * c, True),
+    "of steps": (lambda h: normed(F.linear(h, weight(7, 4).to(h.dtype))), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("device", BACKENDS)
+@pytest.mark.parametrize("name", BATCH_NORMS)
+def test_batch_norm_behind_windows_is_folded_into_their_product(name, device):
+    function, folded = BATCH_NORMS[name]
+    lowered = Lowered(lambda h: function(-h), 7, 4)
+    assert (not {"aten.mul", "aten.add"} & {*lowered.ops} - ({"aten.mul"} if "others" in name else set())) == folded
+    want = function(-history(5).double())
+    torch.testing.assert_close(lowered(history(5), device).double(), want, rtol=1e-5, atol=1e-5)
+
+
 class Convolved(Base):
     """Kim's text network over a history: kernels of several widths, the largest of each over time; a depthwise one beside."""
 
