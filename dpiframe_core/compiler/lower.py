@@ -149,7 +149,7 @@ class Lowering:
 
     def _constant(self, node: fx.Node, target: str, a: dict[str, Any], sizes: Sequence[Size]) -> Any:
         """Worked out now, for a batch of one row where a batch is asked for."""
-        sized = any(isinstance(v, Size) for v in _flat(a))
+        sized = any(isinstance(v, Size | RowStarts) for v in _flat(a))
         if target.startswith("aten.arange.") and isinstance(a["end"], Size) and a.get("start", 0) == 0:
             return RowStarts(a.get("step", 1))
         if sized and target not in ("aten.expand.default", "aten.repeat.default", "aten.view.default", "aten.reshape.default"):

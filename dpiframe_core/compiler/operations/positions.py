@@ -42,10 +42,12 @@ def gathered(e: Emitter, x: Tensor, dim: int, index: Any) -> Strided:
     return e.call("aten.take_along_dim", [x if isinstance(x, Strided) else rows_of(x, frame), index], [position, False], frame)
 
 
-def of_own_row(e: Emitter, x: Strided, indices: Sequence[Any]) -> Strided:
+def of_own_row(e: Emitter, x: Tensor, indices: Sequence[Any]) -> Strided:
     """x[arange(n), i]: of each row the elements at positions of its own; those below 0 count from the end."""
     rows, *others = indices
-    if rows.step != 1 or len(others) > 1 or x.dims[0] != (BATCH,):
+    if isinstance(x, Const) and x.batch_dim == 0 and rows.step == len(others) == 1:
+        return _at(e, Const(x.tensor[0]), others[0])
+    if isinstance(x, Const) or rows.step != 1 or len(others) > 1 or x.dims[0] != (BATCH,):
         raise Refused("got an index of rows and several others, expected x[torch.arange(n), i] with one position a row")
     if not others:
         return x

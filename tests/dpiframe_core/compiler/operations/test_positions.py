@@ -52,6 +52,7 @@ CHOICES = {
     "of a constant": lambda m, h, ids: m.places.weight[length(ids)] * torch.arange(1, 8).to(h.dtype)[length(ids) - 1][:, None],
     "of a constant, selected": lambda m, h, ids: m.places.weight.index_select(0, length(ids)),
     "of a table, per step": lambda m, h, ids: (h * m.places(torch.arange(1, STEPS + 1) * (ids != 0))).sum(1),
+    "of a table of all rows, indexed": lambda m, h, ids: m.places.weight.expand(h.shape[0], -1, -1)[rows(h), length(ids)],
     "of a table of all rows": lambda m, h, ids: m.places.weight[None].expand(h.shape[0], -1, -1).gather(
         1, length(ids)[:, None, None].expand(-1, 1, DIM)
     )[:, 0],
@@ -153,6 +154,17 @@ def test_the_length_may_be_a_number_of_the_request(device, policy, tmp_path):
     compile_module(module, made, values).write(tmp_path / "b", name="by-length")
     got = served_scores(tmp_path / "b", values, device, policy=policy)
     torch.testing.assert_close(got.double(), exact(module, values | {"length": values["length"].double()}), rtol=0, atol=1e-5)
+
+
+def test_rows_of_a_constant_by_the_numbers_of_the_rows_are_refused():
+    """They would tell the rows of a batch apart."""
+
+    class OfBatch(Base):
+        def read(self, item, history, ids):
+            return history[:, 0] * torch.ones(99, DIM)[rows(history)]
+
+    with pytest.raises(InputError, match=r"got aten.index.Tensor with the rows of the batch, expected each row to be computed"):
+        compile_module(OfBatch(), schema(), example())
 
 
 def test_a_choice_reads_no_more_than_it_gives():
