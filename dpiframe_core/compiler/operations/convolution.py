@@ -11,6 +11,8 @@ from dpiframe_core.compiler.operations.products import matmul
 from dpiframe_core.compiler.operations.reductions import reduced
 from dpiframe_core.compiler.operations.strided import BATCH, Atom, Dim, Refused, Size, Strided, merged, permuted, sliced
 
+POOLS = {"max_pool": "aten.amax", "adaptive_max_pool": "aten.amax", "avg_pool": "aten.mean", "adaptive_avg_pool": "aten.mean"}
+
 
 def convolution(e: Emitter, a: Arguments) -> Strided:
     """x[n, channels, *spatial] by weight[out, channels / groups, *kernel]: a product with what each window holds."""

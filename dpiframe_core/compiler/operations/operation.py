@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from dpiframe_core.compiler.operations.arguments import Arguments, constant, integers, is_number, limit, number, tensor
-from dpiframe_core.compiler.operations.convolution import convolution, pooled
+from dpiframe_core.compiler.operations.convolution import POOLS, convolution, pooled
 from dpiframe_core.compiler.operations.emit import Const, Emitter
 from dpiframe_core.compiler.operations.joins import cat, indexed, padded, selected_at, stack
 from dpiframe_core.compiler.operations.positions import (
@@ -49,6 +49,8 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
         return _binary(e, name, a)
     if target in REDUCTIONS:
         return _reduced(e, target, a)
+    if name[:-2] in POOLS:
+        return pooled(e, POOLS[name[:-2]], a, int(name[-2]))
     match target:
         case "aten.rsub.Scalar" | "aten.rsub.Tensor":
             return _binary(e, "sub", {"self": a["other"], "other": a["self"], "alpha": a["alpha"]})
@@ -103,14 +105,6 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
             return e.linear(a["input"], constant(a["weight"]), a["bias"] and constant(a["bias"]))
         case "aten.conv1d.default" | "aten.conv1d.padding" | "aten.conv2d.default" | "aten.conv2d.padding":
             return convolution(e, a)
-        case "aten.max_pool1d.default" | "aten.max_pool2d.default":
-            return pooled(e, "aten.amax", a, int(name[-2]))
-        case "aten.adaptive_max_pool1d.default" | "aten.adaptive_max_pool2d.default":
-            return pooled(e, "aten.amax", a, int(name[-2]))
-        case "aten.avg_pool1d.default" | "aten.avg_pool2d.default":
-            return pooled(e, "aten.mean", a, int(name[-2]))
-        case "aten.adaptive_avg_pool1d.default" | "aten.adaptive_avg_pool2d.default":
-            return pooled(e, "aten.mean", a, int(name[-2]))
         case "aten.addmm.default" if a["beta"] == a["alpha"] == 1:
             return e.elementwise("aten.add", [matmul(e, a["mat1"], a["mat2"]), a["self"]])
         case "aten.baddbmm.default" if a["beta"] == a["alpha"] == 1:
