@@ -125,8 +125,13 @@ ROOMS: dict[str, dict[str, str]] = {
         "kernels/lookup": "a lane stages what the lookup reads",
         "kernels/dense": "strict float32 is a setting of products",
     },
+    "dpiframe_core/compiler/operations": {
+        "dpiframe_core/graph": "an operation becomes nodes of a graph",
+        "dpiframe_core/operators": "batch norm is folded as there",
+    },
     "dpiframe_core/compiler": {
         "dpiframe_core/features": "a module's inputs are a schema's features",
+        "dpiframe_core/compiler/operations": "its calls become operations",
         "dpiframe_core/graph": "a module becomes a graph",
         "dpiframe_core/fusion": "is fused as for an engine",
         "dpiframe_core/bundle": "and is written as a bundle",
@@ -392,7 +397,7 @@ DECIDES = {
     "dpiframe_core/embedding/placement", "dpiframe_core/embedding/place_rows", "dpiframe_core/embedding/placement_file",
     "deployments/cli/tables/plan_command", "deployments/cli/capacity",
     "dpiframe_core/bundle/graph_file", "dpiframe_core/bundle/encoding_files", "dpiframe_core/engine/buckets",
-    "dpiframe_core/engine/calibration", "dpiframe_core/engine/options", "dpiframe_core/compiler/strided",
+    "dpiframe_core/engine/calibration", "dpiframe_core/engine/options", "dpiframe_core/compiler/operations/strided",
     "dpiframe_core/describe/trace", "deployments/config", "deployments/metrics",
     "deployments/access", "deployments/http_api/gated", "deployments/batching", "deployments/scoring",
     "deployments/protocol", "deployments/fanin", "deployments/client", "deployments/direct", "deployments/host_sockets",

@@ -15,7 +15,7 @@ from dpiframe_core.bundle.manifest import vocabulary_names
 from dpiframe_core.compiler.examples import Call, Output, RawColumns, Scored, example_block, raw_columns
 from dpiframe_core.compiler.lookups import Lookups
 from dpiframe_core.compiler.lower import Lowering
-from dpiframe_core.compiler.strided import Strided
+from dpiframe_core.compiler.operations.strided import Strided
 from dpiframe_core.compiler.tidy import tidied
 from dpiframe_core.compiler.trace import Trace, evaluating, traces
 from dpiframe_core.describe.module_summary import Timed, in_turns, module_summary

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dpiframe_core.compiler.strided import Refused
+from dpiframe_core.compiler.operations.strided import Refused
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Hash, Identity
 

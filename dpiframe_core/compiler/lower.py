@@ -10,14 +10,15 @@ import numpy as np
 import torch
 from torch import fx
 
-from dpiframe_core.compiler.emit import Const, Emitter
 from dpiframe_core.compiler.lookups import Bags, Indices, Lookups, Raw
-from dpiframe_core.compiler.operations import operation
-from dpiframe_core.compiler.raw import BagStarts, RawInputs
+from dpiframe_core.compiler.operations.emit import Const, Emitter
+from dpiframe_core.compiler.operations.operation import operation
+from dpiframe_core.compiler.operations.positions import RowStarts
+from dpiframe_core.compiler.operations.strided import Refused, Size, Strided
+from dpiframe_core.compiler.raw import RawInputs
 from dpiframe_core.compiler.recurrent import RECURRENT, attentive, recurrence
-from dpiframe_core.compiler.strided import Refused, Size, Strided
 from dpiframe_core.compiler.trace import Trace, Verbatim, source_line
-from dpiframe_core.compiler.views import SAME, size_of, view
+from dpiframe_core.compiler.views import INTEGERS, RESHAPES, SAME, endless, size_of, view
 from dpiframe_core.errors import InputError
 from kernels.recurrent.attentive_gru import OPERATOR as ATTENTIVE
 
@@ -92,6 +93,8 @@ class Lowering:
         sizes = [size_of(s) for s in found.shape] if isinstance(found, torch.Tensor) else []
         if target in _FILLED and isinstance(found, torch.Tensor):
             return self._filled(target, a, sizes, found)
+        if any(isinstance(v, RowStarts) for v in inside) and target != "aten.index.Tensor" and "embedding_bag" not in target:
+            return _numbered(target, a, inside)
         if any(isinstance(v, Bags) for v in inside):
             return self._inputs.bags(target, a)
         if any(isinstance(v, Raw) for v in inside):
@@ -106,7 +109,7 @@ class Lowering:
             if target in RECURRENT:
                 read = {result.args[1] for result in node.users if result.users}
                 return recurrence(self.emitter, target, a, read)  # type: ignore[arg-type]
-            return self._of_values(target, a, sizes, found)
+            return self._of_values(node, target, a, sizes, found)
         return self._constant(node, target, a, sizes)
 
     def _arguments(self, node: fx.Node) -> dict[str, Any]:
@@ -116,10 +119,13 @@ class Lowering:
         filled = {s.name: given.get(s.name, s.default_value if s.has_default_value() else None) for s in schema}
         return {name: fx.map_arg(value, lambda n: self._values[n]) for name, value in filled.items()}
 
-    def _of_values(self, target: str, a: dict[str, Any], sizes: Sequence[Size], found: Any) -> Any:
+    def _of_values(self, node: fx.Node, target: str, a: dict[str, Any], sizes: Sequence[Size], found: Any) -> Any:
         first = next(v for v in a.values() if isinstance(v, Strided | list | tuple))
         if isinstance(first, Strided):
-            if target in SAME and found.dtype not in (torch.float32, torch.bool):
+            before = node.args[0].meta["val"].dtype if target in SAME else None  # type: ignore[union-attr]
+            if target in SAME and found.dtype in INTEGERS and before is torch.float32:
+                return self.emitter.elementwise("aten.trunc", [first])
+            if target in SAME and found.dtype not in (*INTEGERS, torch.float32, torch.bool):
                 raise Refused(f"got a cast to {found.dtype}, expected float32 values throughout")
             if target in SAME and found.dtype == torch.bool and not first.boolean:
                 return self.emitter.elementwise("aten.ne.Scalar", [first], [0])
@@ -129,6 +135,8 @@ class Lowering:
         made = operation(self.emitter, target, a)
         if made is None:
             raise Refused(f"got {target}, expected an operation that docs/compile.md lists")
+        if isinstance(made, list):
+            return made
         if isinstance(found, tuple | list):
             return made, None, None
         return replace(made, boolean=True) if found.dtype == torch.bool else made  # also of masks side by side
@@ -141,9 +149,9 @@ class Lowering:
 
     def _constant(self, node: fx.Node, target: str, a: dict[str, Any], sizes: Sequence[Size]) -> Any:
         """Worked out now, for a batch of one row where a batch is asked for."""
-        sized = any(isinstance(v, Size) for v in _flat(a))
-        if target == "aten.arange.start_step" and isinstance(a["end"], Size) and a["start"] == 0:
-            return BagStarts(a["step"])
+        sized = any(isinstance(v, Size | RowStarts) for v in _flat(a))
+        if target.startswith("aten.arange.") and isinstance(a["end"], Size) and a.get("start", 0) == 0:
+            return RowStarts(a.get("step", 1))
         if sized and target not in ("aten.expand.default", "aten.repeat.default", "aten.view.default", "aten.reshape.default"):
             raise Refused(f"got {target} with the rows of the batch, expected each row to be computed from itself")
         arguments = node.target._schema.arguments  # type: ignore[union-attr]
@@ -156,6 +164,14 @@ class Lowering:
         if isinstance(made, list | tuple):
             return [Const(m) for m in made]
         return Const(made, name, batch)
+
+
+def _numbered(target: str, a: Mapping[str, Any], inside: Sequence[Any]) -> Any:
+    """The numbers of the rows, under other sizes; they are good as an index alone."""
+    whole = target == "aten.slice.Tensor" and a["start"] in (None, 0) and a["step"] == 1 and endless(a["end"])
+    if not whole and target not in {*SAME, *RESHAPES, "aten.unsqueeze.default", "aten.expand.default"}:
+        raise Refused(f"got {target} of the numbers of the rows, expected each row to be computed from itself")
+    return next(v for v in inside if isinstance(v, RowStarts))
 
 
 def _check_sizes(made: Any, node: fx.Node) -> None:

@@ -1,32 +1,26 @@
 """Calls on raw inputs: how ids reach their lookups, and numbers the rest of the model. Between lie views and offsets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
 
-from dpiframe_core.compiler.arguments import Arguments
-from dpiframe_core.compiler.emit import Const, Emitter
-from dpiframe_core.compiler.joins import cat
 from dpiframe_core.compiler.lookups import CONSTANT, Bags, Lookups, Raw, Slot
-from dpiframe_core.compiler.operations import reduced
-from dpiframe_core.compiler.strided import BATCH, Atom, Refused, Size, Strided, squeezed
-from dpiframe_core.compiler.views import SAME, raw_view
+from dpiframe_core.compiler.operations.arguments import Arguments
+from dpiframe_core.compiler.operations.emit import Const, Emitter
+from dpiframe_core.compiler.operations.joins import cat
+from dpiframe_core.compiler.operations.positions import RowStarts, one_hot_rows
+from dpiframe_core.compiler.operations.reductions import reduced
+from dpiframe_core.compiler.operations.strided import BATCH, Atom, Refused, Size, Strided, squeezed
+from dpiframe_core.compiler.views import INTEGERS, SAME, raw_view
 
 _COMPARISONS = {f"aten.{op}.{kind}" for op in ("eq", "ne") for kind in ("Scalar", "Tensor")} | {
     "aten.gt.Scalar",
     "aten.ge.Scalar",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class BagStarts:
-    """arange(0, B * columns, step): where the bags of raw ids in a row begin."""
-
-    step: int
 
 
 class RawInputs:
@@ -40,6 +34,8 @@ class RawInputs:
         look = self._lookups
         if target == "aten.embedding.default" and isinstance(a["indices"], Raw):
             return self._embedding(a["indices"], _weight(a["weight"]), a["padding_idx"])
+        if target == "aten.one_hot.default" and self._is_ids(a["self"]):
+            return self._embedding(a["self"], one_hot_rows(a["num_classes"]), -1)
         if "embedding_bag" in target and isinstance(a["indices"], Raw):
             return (self._embedding_bag(a), None, None, None)
         raws = [v for v in a.values() if isinstance(v, Raw)]
@@ -60,6 +56,8 @@ class RawInputs:
             return self._shifted(x, other, -1 if "sub" in target else 1)
         if x is not None and len(raws) == 1 and x is next(v for v in a.values() if isinstance(v, Raw | Strided)):
             ids = self._is_ids(x)
+            if target in SAME and not ids and found.dtype in INTEGERS:
+                return None
             if target in SAME and not ids and found.dtype not in (torch.float32, torch.float64):
                 raise Refused(f"got numbers cast to {found.dtype}, expected float32; ids are those of categorical features")
             seen = raw_view(target, x, a, sizes)
@@ -129,7 +127,7 @@ class RawInputs:
 
     def _embedding_bag(self, a: Arguments) -> Strided:
         raw, weight, starts = a["indices"], _weight(a["weight"]), a["offsets"]
-        if not isinstance(starts, BagStarts) or a["per_sample_weights"] is not None or a["include_last_offset"]:
+        if not isinstance(starts, RowStarts) or a["per_sample_weights"] is not None or a["include_last_offset"]:
             raise Refused("got bags of their own sizes or weights, expected embedding_bag of ids [rows, values]")
         mode, name, width = ("sum", "mean", "max")[a["mode"]], weight.name or "", weight.tensor.shape[1]
         padding = a.get("padding_idx", -1)

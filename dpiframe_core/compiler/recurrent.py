@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence, Set
 
-from dpiframe_core.compiler.arguments import Arguments, constant
-from dpiframe_core.compiler.emit import Const, Emitter
-from dpiframe_core.compiler.joins import stack
-from dpiframe_core.compiler.strided import (
+from dpiframe_core.compiler.operations.arguments import Arguments, constant
+from dpiframe_core.compiler.operations.emit import Const, Emitter
+from dpiframe_core.compiler.operations.joins import stack
+from dpiframe_core.compiler.operations.strided import (
     BATCH,
     Atom,
     Frame,

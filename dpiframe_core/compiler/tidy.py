@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import torch
 
-from dpiframe_core.compiler.emit import Emitter
 from dpiframe_core.compiler.lookups import Lookups
+from dpiframe_core.compiler.operations.emit import Emitter
 from dpiframe_core.compiler.patterns import join_norms, recognise_fm
 from dpiframe_core.graph.graph import Attrs, Graph, Node, Source
 

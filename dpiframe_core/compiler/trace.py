@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._decomp import decompositions
 from torch.export.graph_signature import InputKind
-from torch.nn import functional
 
 from dpiframe_core.compiler.examples import Scored
+from dpiframe_core.compiler.torch_modules import exportable, gru_cell
 from dpiframe_core.errors import InputError
 
 _TORCH = f"{Path(torch.__file__).parent}/"  # torch_rechub lies beside it
@@ -83,7 +82,7 @@ def _spelled_out() -> dict[Any, Any]:
     names = set(_SPELLED_OUT.split())
     known = {**torch._decomp.decomposition_table, **torch.export.default_decompositions()}
     named = {call: known[call] for call in known if str(call).removeprefix("aten.").split(".")[0] in names}
-    return named | {torch.ops.aten.gru_cell.default: _gru_cell}
+    return named | {torch.ops.aten.gru_cell.default: gru_cell}
 
 
 @contextmanager
@@ -92,7 +91,7 @@ def _explained(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[None]
     try:
         with _quiet(), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # of torch about itself
-            with _states_of_lstm():
+            with exportable():
                 yield
     except InputError:
         raise
@@ -112,7 +111,7 @@ def _explained(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[None]
             ) from error
         if "Constraints violated" in str(error):
             got = Verbatim("operations that hold for some numbers of rows alone")
-            raise InputError("module", got, "any number: squeeze(dim) for squeeze(), no convolution over fields") from error
+            raise InputError("module", got, "any number: squeeze(dim) for squeeze(), no convolution over rows") from error
         raise InputError(
             f"module: {_origin(error)}", Verbatim(_first_line(error)), "a module that torch.export takes"
         ) from error
@@ -208,37 +207,6 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(before)
-
-
-def _gru_cell(
-    x: torch.Tensor,
-    h: torch.Tensor,
-    w: torch.Tensor,
-    u: torch.Tensor,
-    b: torch.Tensor | None = None,
-    c: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """nn.GRUCell by what the table of operators has."""
-    own, before = functional.linear(x, w, b).chunk(3, 1), functional.linear(h, u, c).chunk(3, 1)
-    r, z = torch.sigmoid(own[0] + before[0]), torch.sigmoid(own[1] + before[1])
-    n = torch.tanh(own[2] + r * before[2])
-    return n + z * (h - n)
-
-
-@contextmanager
-def _states_of_lstm() -> Iterator[None]:
-    """torch before 2.13 exports an LSTM's last states as [layers, 1, n, hidden] (its issue 151200). Here without the one."""
-    kept: Any = decompositions.one_layer_lstm
-
-    def layer(*arguments: Any, **named: Any) -> Any:
-        out, states = kept(*arguments, **named)
-        return out, tuple(state.flatten(0, -2) for state in states)
-
-    decompositions.one_layer_lstm = layer
-    try:
-        yield
-    finally:
-        decompositions.one_layer_lstm = kept
 
 
 def _try(scored: Scored, values: Sequence[torch.Tensor]) -> None:

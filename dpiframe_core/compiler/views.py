@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
-from dpiframe_core.compiler.arguments import Arguments
-from dpiframe_core.compiler.emit import Emitter
 from dpiframe_core.compiler.lookups import Raw
-from dpiframe_core.compiler.strided import (
+from dpiframe_core.compiler.operations.arguments import Arguments
+from dpiframe_core.compiler.operations.emit import Emitter
+from dpiframe_core.compiler.operations.strided import (
     Atom,
     Dim,
     Refused,
@@ -28,7 +29,8 @@ SAME = {
     "aten.lift_fresh_copy.default", "aten.to.dtype", "aten.to.dtype_layout", "aten.to.device",
     "aten._to_copy.default", "aten.type_as.default",
 }  # fmt: skip
-_RESHAPES = {"aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.flatten.using_ints",
+INTEGERS = (torch.int32, torch.int64)
+RESHAPES = {"aten.view.default", "aten.reshape.default", "aten._unsafe_view.default", "aten.flatten.using_ints",
              "aten._reshape_copy.default", "aten.unflatten.int", "aten.view_as.default"}  # fmt: skip
 
 
@@ -53,7 +55,7 @@ def view(e: Emitter, target: str, x: Strided, a: Arguments, sizes: Sequence[Size
     match target:
         case _ if target in SAME:
             return x
-        case _ if target in _RESHAPES:
+        case _ if target in RESHAPES:
             return e.view(x, sizes)
         case "aten.unsqueeze.default":
             return unsqueezed(x, a["dim"] % (x.rank + 1))
@@ -84,10 +86,10 @@ def view(e: Emitter, target: str, x: Strided, a: Arguments, sizes: Sequence[Size
 def raw_view(target: str, x: Raw, a: Arguments, sizes: Sequence[Size]) -> Raw | list[Raw] | None:
     """The same for raw inputs, whose first dimension is the batch."""
     rank = x.at.ndim + 1
-    if x.flat or target in _RESHAPES:
+    if x.flat or target in RESHAPES:
         if target in SAME:
             return x
-        if target not in _RESHAPES or not sizes[0].batch or any(s.batch for s in sizes[1:]):
+        if target not in RESHAPES or not sizes[0].batch or any(s.batch for s in sizes[1:]):
             return None
         flat = len(sizes) == 1 and sizes[0].count > 1
         if sizes[0].count > 1 and not flat:
@@ -106,7 +108,7 @@ def raw_view(target: str, x: Raw, a: Arguments, sizes: Sequence[Size]) -> Raw | 
         case "aten.slice.Tensor":
             dim = (a["dim"] or 0) % rank
             if dim == 0:
-                if a["start"] not in (None, 0) or not _endless(a["end"]) or a["step"] != 1:
+                if a["start"] not in (None, 0) or not endless(a["end"]) or a["step"] != 1:
                     raise Refused("got a slice of the batch, expected each row to be computed from itself")
                 return x
             index = (slice(None),) * (dim - 1) + (slice(a["start"], a["end"], a["step"]),)
@@ -144,12 +146,12 @@ def _order(a: Arguments, rank: int) -> list[int]:
     return order
 
 
-def _endless(end: Any) -> bool:
+def endless(end: Any) -> bool:
     return end is None or (isinstance(end, Size) and end == Size(1, True)) or (isinstance(end, int) and end >= 2**62)
 
 
 def _cut(e: Emitter, x: Strided, dim: int, start: Any, end: Any, step: int) -> Strided:
-    if start in (None, 0) and step == 1 and _endless(end):
+    if start in (None, 0) and step == 1 and endless(end):
         return x
     if any(atom.batch for atom in x.dims[dim]):
         raise Refused("got a slice of the batch, expected each row to be computed from itself")

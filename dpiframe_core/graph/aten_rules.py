@@ -97,6 +97,24 @@ def _along(operands: Sequence[Sizes], args: Sequence[Plain]) -> Shape:
     return operands[0][1]
 
 
+def _topk(operands: Sequence[Sizes], args: Sequence[Plain]) -> Shape:
+    """args: the dimension, how many, the largest?, in order?"""
+    _count(operands, 1)
+    _arguments(args, "iibb")
+    sizes, k = _row(operands[0]), args[1]
+    at = _dim(args[0], sizes)
+    assert isinstance(k, int)
+    if not 1 <= k <= sizes[at]:
+        raise ValueError(f"got the first {k}, expected 1 to {sizes[at]} of them")
+    return (*sizes[:at], k, *sizes[at + 1 :])
+
+
+def _sort(operands: Sequence[Sizes], args: Sequence[Plain]) -> Shape:
+    """args: the dimension, from the largest on?"""
+    _arguments(args, "ib")
+    return _along(operands, args[:1])
+
+
 def _matmul(operands: Sequence[Sizes], args: Sequence[Plain]) -> Shape:
     _count(operands, 2)
     _arguments(args, "")
@@ -153,6 +171,18 @@ def _index_select(operands: Sequence[Sizes], args: Sequence[Plain]) -> Shape:
     return (*sizes[:at], len(indices), *sizes[at + 1 :])
 
 
+def _take_along_dim(operands: Sequence[Sizes], args: Sequence[Plain]) -> Shape:
+    """Of a value or a constant what stands at the second operand's positions. args: dimension, do those below 0 count back?"""
+    _count(operands, 2)
+    _arguments(args, "ib")
+    (_, sizes), (batched, index) = operands
+    at = _dim(args[0], sizes)
+    pairs = list(zip(sizes, index, strict=False))
+    if not batched or len(index) != len(sizes) or any(1 not in {n, i} and n != i for d, (n, i) in enumerate(pairs) if d != at):
+        raise ValueError(f"got positions {index} a row for sizes {sizes}, expected as many, equal or 1 but for {args[0]}")
+    return tuple(i if d == at else max(n, i) for d, (n, i) in enumerate(pairs))
+
+
 _EQUATION = re.compile(r"[A-Za-z]*(,[A-Za-z]*)*->[A-Za-z]+")
 
 
@@ -204,10 +234,15 @@ RULES: dict[str, Rule] = {
     "aten.softmax": _along,
     "aten.log_softmax": _along,
     "aten.cumsum": _along,
+    "aten.topk": _topk,
+    "aten.topk.positions": _topk,
+    "aten.sort": _sort,
+    "aten.sort.positions": _sort,
     "aten.matmul": _matmul,
     "aten.linear": _linear,
     "aten.layer_norm": _layer_norm,
     "aten.cat": _cat,
     "aten.index_select": _index_select,
     "aten.einsum": _einsum,
+    "aten.take_along_dim": _take_along_dim,
 }

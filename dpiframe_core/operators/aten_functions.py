@@ -44,6 +44,22 @@ def _matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return out
 
 
+def _take_along_dim(x: torch.Tensor, index: torch.Tensor, dim: int, from_the_end: bool) -> torch.Tensor:
+    """NaN where there is no such position, for which torch raises: a score of it is refused, another element would pass."""
+    count = x.shape[dim]
+    index = torch.where(index < 0, index + count, index) if from_the_end else index
+    nearest = index.long().clamp(0, count - 1)  # also of NaN, for which devices have different integers
+    return torch.where(nearest == index, torch.take_along_dim(x, nearest, dim), torch.nan)
+
+
+def _topk(x: torch.Tensor, dim: int, k: int, largest: bool, in_order: bool) -> "torch.return_types.topk":
+    return torch.topk(x, k, dim, largest, in_order)
+
+
+def _sort(x: torch.Tensor, dim: int, descending: bool) -> "torch.return_types.sort":
+    return torch.sort(x, dim=dim, descending=descending, stable=True)
+
+
 def _where(condition: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.where(condition != 0, a, b)
 
@@ -85,6 +101,11 @@ FUNCTIONS: dict[str, Function] = {
     "aten.cat": _cat,
     "aten.matmul": _matmul,
     "aten.einsum": _einsum,
+    "aten.take_along_dim": _take_along_dim,
+    "aten.topk": lambda *call: _topk(*call).values,
+    "aten.topk.positions": lambda *call: _topk(*call).indices,
+    "aten.sort": lambda *call: _sort(*call).values,
+    "aten.sort.positions": lambda *call: _sort(*call).indices,
 }
 
 
@@ -143,7 +164,7 @@ class AtenOperator:
                 found = found if found.dtype == self._dtype else found.to(self._dtype)
             else:
                 found = self._params[operand.param]
-                if self._call.op == "aten.cat":
+                if self._call.op in ("aten.cat", "aten.take_along_dim"):
                     found = found.expand(rows, *found.shape)
             operands.append(found)
         return operands

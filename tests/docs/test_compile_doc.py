@@ -44,4 +44,4 @@ def test_the_summary_on_the_page_is_that_of_its_example_but_for_the_times(exampl
 
 
 def test_every_fence_has_a_language():
-    assert [b.language for b in BLOCKS] == ["python", "text", "python", "text"]
+    assert [b.language for b in BLOCKS] == ["python", "text", "python", "python", "text"]

@@ -8,6 +8,7 @@ from torch.nn import functional as F  # noqa: N812
 from dpiframe_core import compile as compile_model
 from dpiframe_core.compiler.trace import made_functional
 from tests.dpiframe_core.compiler.modules import MODULES, example, randomised
+from tests.dpiframe_core.compiler.operations.lowered import Lowered
 from tests.dpiframe_core.compiler.test_spellings import Step, schema
 
 pytestmark = pytest.mark.bulk
@@ -121,3 +122,29 @@ def test_a_module_without_such_calls_is_taken_as_torch_exports_it(name, monkeypa
     make, schema_of, options = MODULES[name]
     made = schema_of(8)
     assert compile_model(randomised(make(8)), made, example(made), **options).deviation <= 1e-5
+
+
+def changed(h):
+    """A view that is changed, and the tensor behind it read: torch is left to take it apart."""
+    made = h * 1.5
+    made.transpose(1, 2).mul_(2)
+    return made
+
+
+BEHIND = {
+    "causal attention": lambda h: F.scaled_dot_product_attention(h, h, h, is_causal=True),
+    "last item": lambda h: h[torch.arange(h.shape[0]), (h[:, :, 0] > 0).sum(1) - 1],
+    "convolution": lambda h: F.conv1d(h.mT, torch.ones(3, 4, 3, dtype=h.dtype), padding="same"),
+    "convolution of images": lambda h: F.conv2d(h[:, None], torch.ones(3, 1, 2, 4, dtype=h.dtype)),
+    "pooling": lambda h: F.max_pool1d(h.mT, 2) * F.avg_pool1d(h.mT, 2) + F.adaptive_max_pool1d(h.mT, 1),
+    "ranking": lambda h: h.gather(1, h.topk(3, 1)[1].sort(1)[0]),
+    "classes": lambda h: F.one_hot(torch.bucketize(h[..., 0].contiguous(), torch.tensor([-0.5, 0.5], dtype=h.dtype)), 3),
+    "norms": lambda h: F.group_norm(h.mT, 2) + F.instance_norm(h.mT),
+}
+
+
+@pytest.mark.parametrize("name", BEHIND)
+def test_calls_behind_one_that_is_taken_apart_stay_what_they_are(name):
+    h = torch.linspace(-1, 1, 5 * 6 * 4).cos().reshape(5, 6, 4) * torch.linspace(-3, 2, 24).reshape(6, 4)
+    got = Lowered(lambda h: BEHIND[name](changed(h)), 6, 4)(h)
+    torch.testing.assert_close(got.double(), BEHIND[name](changed(h.double())).double(), rtol=1e-5, atol=1e-5)

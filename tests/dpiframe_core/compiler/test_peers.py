@@ -158,6 +158,23 @@ def test_nfm_scores_as_deepctr_torch(options, dim, numbers, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("options", "dim"),
+    paired(
+        ["plain", "one layer", "wide"],
+        [{}, {"conv_kernel_width": (2,), "conv_filters": (3,)}, {"conv_kernel_width": (3, 9), "conv_filters": (5, 2)}],
+        [4, 10],
+    ),
+)
+def test_ccpm_scores_as_deepctr_torch(options, dim, tmp_path):
+    """Convolutions over the fields, k-max pooling by value."""
+    columns, schema = deepctr_columns(dim, numbers=False)
+    from deepctr_torch.models import CCPM
+
+    compiled = agrees(randomised(CCPM(columns, columns, **options)), schema, tmp_path, call="matrix")
+    assert "aten.topk" in str(compiled.graph)
+
+
+@pytest.mark.parametrize(
     ("options", "dim", "numbers"),
     paired(
         ["plain", "small"],

@@ -24,6 +24,9 @@ from tests.dpiframe_core.compiler.modules import (
 pytestmark = pytest.mark.bulk
 
 ROW = "expected each row to be computed from itself"
+BY_VALUES = "got an index that depends on values of the batch, expected x[torch.arange(n), i], gather, or constant positions"
+MANY_ROWS = "got a choice among 65537 rows by values of the batch, expected at most 65536"
+MANY_ROWS += " (make the position an id: a feature of its own)"
 BY_ROWS = f"got an operation along the batch, {ROW}"
 
 
@@ -49,8 +52,8 @@ class Branch(Model):
             f = f * 2
         return self.out(f).sigmoid()
 
-class Sort(Model):
-    def forward(self, x): return self.out(self.fields(x).sort(1).values).sigmoid()
+class Product(Model):
+    def forward(self, x): return self.out(self.fields(x).cumprod(1)).sigmoid()
 
 class BatchSoftmax(Model):
     def forward(self, x): return self.out(self.fields(x).softmax(0)).sigmoid()
@@ -88,6 +91,29 @@ class Einsum(Model):
 class Positions(Model):
     def forward(self, x): return (self.out(self.fields(x)) * torch.arange(x["user"].shape[0]).unsqueeze(1)).sigmoid()
 
+class Distant(Model):
+    def forward(self, x): return self.out(self.fields(x)[self.fields(x)[:, 0].long().clamp(0, 1)]).sigmoid()
+
+class Grid(Model):
+    def forward(self, x):
+        f = self.embeddings(x)
+        i = f[:, 0, 0].long().clamp(0, 1)
+        return (self.out(self.fields(x)) + f[torch.arange(f.shape[0]), i, i].unsqueeze(1)).sigmoid()
+
+class Others(Model):
+    def forward(self, x):
+        f = self.fields(x)
+        return self.out(f.gather(0, f.long().clamp(0, 1))).sigmoid()
+
+class SameForAll(Model):
+    def forward(self, x):
+        f = self.fields(x)
+        return self.out(f.gather(1, torch.tensor([[3]]).expand(f.shape[0], 16))).sigmoid()
+
+class LargeTable(Model):
+    def forward(self, x):
+        return (self.out(self.fields(x)) + torch.zeros(65537)[self.fields(x)[:, :1].long()]).sigmoid()
+
 class RowCount(Model):
     def forward(self, x): return (self.out(self.fields(x)) * x["user"].shape[0]).sigmoid()
 
@@ -123,7 +149,7 @@ class Half(Model):
     def forward(self, x): return self.out(self.fields(x).half().float()).sigmoid()
 
 class Infinite(Model):
-    def forward(self, x): return self.out(self.fields(x) + torch.full((16,), -torch.inf)).sigmoid()
+    def forward(self, x): return self.out(self.fields(x) * torch.full((16,), torch.inf)).sigmoid()
 
 class SecondTable(Model):
     def forward(self, x): return (self.out(self.fields(x)) + self.more(x["user"]).sum(1, keepdim=True)).sigmoid()
@@ -142,7 +168,7 @@ EXPECTED = {
     Branch: (
         "`if f.sum() > 0:`", "got a branch that depends on values of the batch, expected the same operations for every batch"
     ),
-    Sort: ("sort", "got aten.sort.default, expected an operation that docs/compile.md lists"),
+    Product: ("cumprod", "got aten.cumprod.default, expected an operation that docs/compile.md lists"),
     BatchSoftmax: ("softmax", BY_ROWS),
     BatchMean: ("mean", BY_ROWS),
     BatchTotal: ("sum_1", BY_ROWS),
@@ -156,17 +182,22 @@ EXPECTED = {
     FirstRows: (r"slice_\d", f"got a slice of the batch, {ROW}"),
     Turned: (r"view_\d+", f"got a view that cuts the batch, {ROW}"),
     Einsum: ("einsum", "got einsum 'bi,ci->bi', expected one letter for the batch, in the result and in no constant"),
-    Positions: ("arange", f"got aten.arange.default with the rows of the batch, {ROW}"),
+    Positions: (r"mul_\d+", f"got aten.mul.Tensor of the numbers of the rows, {ROW}"),
+    Distant: ("index", BY_VALUES),
+    Grid: ("index", "got an index of rows and several others, expected x[torch.arange(n), i] with one position a row"),
+    Others: ("gather", BY_ROWS),
+    SameForAll: ("gather", "got gather by constant positions, expected x[:, [..]] or index_select for these"),
+    LargeTable: ("index", MANY_ROWS),
     RowCount: (r"mul_\d+", "got the number of rows as a number, expected one that is known before there is a batch"),
     Cropped: ("pad", "got padding by [-1, 1], expected 0 or more (a slice takes columns away)"),
-    Filtered: ("index", "got an index that depends on values of the batch, expected constant positions"),
+    Filtered: ("index", BY_VALUES),
     Noise: ("rand_like", "got aten.rand_like.default, expected nothing random"),
     Dropout: ("native_dropout", "got aten.native_dropout.default, expected nothing random"),
     IdsAsNumbers: (r"mul_\d+", "got the ids of feature 'user' as numbers, expected them in an embedding lookup alone"),
     Floored: (r"div(_\d+)?", "got rounding_mode 'floor', expected a division without rounding"),
     Half: ("_to_copy", "got a cast to torch.float16, expected float32 values throughout"),
     Infinite: (
-        r"add_\d+",
+        r"mul_\d+",
         "got a constant with infinite values, expected finite ones (masked_fill takes a mask and a number)",
     ),
     SecondTable: (
@@ -215,14 +246,14 @@ def test_code_that_export_cannot_follow_is_refused_with_its_line():
 
 
 def test_the_line_of_a_refusal_is_the_users_own():
-    message = refusal(randomised(Sort()))
+    message = refusal(randomised(Product()))
     line = int(re.search(r"test_refusals\.py:(\d+)", message)[1])
     with open(__file__) as file:
-        assert "sort(1)" in file.read().splitlines()[line - 1]
+        assert "cumprod(1)" in file.read().splitlines()[line - 1]
 
 
 def test_a_module_of_another_dtype_is_refused():
-    message = refusal(randomised(Sort()).double())
+    message = refusal(randomised(Product()).double())
     assert message == "module.embeddings.tables.user.weight: got 'torch.float64 on cpu', expected float32 on the CPU"
 
 

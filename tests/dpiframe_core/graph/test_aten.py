@@ -101,6 +101,13 @@ CASES = {
     "aten.layer_norm": ((A, Constant(0), Constant(0)), (1, 1e-5), layer_norm),
     "aten.cat": ((A, B, Constant(3)), (1,), lambda a, b, c: np.concatenate([a, b, np.broadcast_to(c, (len(a), 1, 3))], 1)),
     "aten.index_select": ((B,), (2, (2, 0, 2)), lambda x: x[:, :, [2, 0, 2]]),
+    "aten.topk": ((A,), (2, 2, True, True), lambda x: -np.sort(-x, 2)[..., :2]),
+    "aten.topk.positions": ((A,), (2, 2, False, True), lambda x: np.argsort(x, 2)[..., :2]),
+    "aten.sort": ((B,), (1, False), lambda x: np.sort(x, 1)),
+    "aten.sort.positions": ((B,), (2, True), lambda x: np.argsort(-x, 2, stable=True)),
+    "aten.take_along_dim": (
+        (B, Window(2, (2, 1), (1, 1))), (2, True), lambda x, i: np.take_along_axis(x, i.astype(int), 2),
+    ),
     "aten.einsum": ((A, Constant(1)), ("bij,kj->bki",), lambda x, w: np.einsum("bij,kj->bki", x, w)),
 }  # fmt: skip
 WITHOUT_AN_ORACLE = {"aten.erf", "aten.gelu"}  # NumPy has no erf: below
@@ -114,6 +121,7 @@ def inputs(op, rows):
     rng = np.random.default_rng(rows)
     values = [rng.standard_normal((rows, width)).astype(np.float32) for width in (8, 6)]
     values[1][values[1] < -1] = 0  # truth values want some zeros
+    values.append(rng.integers(-3, 3, (rows, 3)).astype(np.float32))  # positions
     params = [rng.standard_normal(shape).astype(np.float32) for shape in ((3,), (4, 3), (4,), (1, 3))]
     if op in POSITIVE:
         values = [np.abs(v) + 0.1 for v in values]
@@ -132,7 +140,7 @@ def test_a_call_computes_its_definition_on_windows(op, device):
     for rows in (1, 2, 19):
         values, params = inputs(op, rows)
         call = sized(op, operands, args, params)
-        check_call(call, [8, 6], [p.shape for p in params])
+        check_call(call, [8, 6, 3], [p.shape for p in params])
         exact = [
             windowed(values[o.value].astype(np.float64), o) if isinstance(o, Window) else params[o.param].astype(np.float64)
             for o in operands

@@ -13,6 +13,9 @@ from dpiframe_core.graph.regions import group_regions
 from dpiframe_core.graph.schedule import POLICIES
 from dpiframe_core.operators.cpu import CpuOperators
 from dpiframe_core.operators.region import Region, RegionFailed
+from tests.dpiframe_core.compiler.history_models import MODELS as HISTORY_MODELS
+from tests.dpiframe_core.compiler.history_models import example as history_example
+from tests.dpiframe_core.compiler.history_models import schema as history_schema
 from tests.dpiframe_core.compiler.modules import MODULES, example, randomised
 from tests.dpiframe_core.graph.test_regions import generic, graph_of
 
@@ -65,6 +68,21 @@ def test_a_region_gives_the_values_of_its_operators(name, dtype, digits):
             for got, o in zip(run(region, node, values, rows, dtype), node.outputs, strict=True):
                 want = values[o][:rows]
                 torch.testing.assert_close(got, want, rtol=0, atol=float(want.abs().max()) * 2.0**-digits * 8)
+
+
+@pytest.mark.parametrize("name", HISTORY_MODELS)
+def test_a_region_takes_windows_that_overlap_positions_and_rankings(name):
+    """As one graph: Dynamo breaks off at what it cannot follow."""
+    module, made = randomised(HISTORY_MODELS[name]()), history_schema()
+    model = compile_model(module, made, history_example(19))
+    graph, values = values_of(made, model)
+    nodes = [n for n in group_regions(graph).nodes if n.op == "region"]
+    assert nodes
+    for node in nodes:
+        region = Region(node, graph, model.dense, torch.float32, torch.device("cpu"), backend="eager")
+        for rows in (1, 2, 19):
+            for got, o in zip(run(region, node, values, rows), node.outputs, strict=True):
+                torch.testing.assert_close(got, values[o][:rows], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.bulk

@@ -25,15 +25,29 @@ def test_an_element_is_the_column_that_its_place_says(dims, offset, beyond):
         assert (got[(slice(None), *place)].numpy() == rows[:, column]).all()
 
 
+def made_by(t):
+    """The names of the calls that a tensor came by."""
+    waiting, seen = [t.grad_fn], set()
+    while waiting:
+        fn = waiting.pop()
+        if fn is not None:
+            seen.add(fn.name())
+            waiting += [f for f, _ in fn.next_functions]
+    return seen
+
+
+def test_windows_that_overlap_are_views_too():
+    """Those of a convolution of width 3 by steps of 2, over 9 steps of 16 behind 5 other columns."""
+    x = torch.randn(4, 5 + 9 * 16, requires_grad=True)
+    got = window(x, (4, 48), (32, 1), 5)
+    assert not any("AsStrided" in name for name in made_by(got))
+    assert got.data_ptr() == x.data_ptr() + 5 * 4
+    np.testing.assert_array_equal(got.detach(), np.stack([x.detach()[:, 5 + 32 * i : 53 + 32 * i] for i in range(4)], 1))
+
+
 def test_heads_and_chunks_are_views_that_name_what_they_read():
     """Of 39 fields, 2 heads of 16 in one of three chunks: no as_strided, at which a compiler stops joining."""
     x = torch.randn(4, 39 * 96, requires_grad=True)
     got = window(x, (2, 39, 16), (16, 96, 1), 32)
-    names, seen = [got.grad_fn], set()
-    while names:
-        fn = names.pop()
-        if fn is not None:
-            seen.add(fn.name())
-            names += [f for f, _ in fn.next_functions]
-    assert not any("AsStrided" in name for name in seen)
+    assert not any("AsStrided" in name for name in made_by(got))
     np.testing.assert_array_equal(got.detach(), x.detach().view(4, 39, 3, 2, 16)[:, :, 1].transpose(1, 2))

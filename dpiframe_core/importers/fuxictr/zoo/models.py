@@ -27,8 +27,8 @@ OF_TASKS: Mapping[str, Logit] = {
 }
 
 _ITEM_TABLES = "its histories come from tables of users and items beside the run, by a loader of its own"
-_POOLED = "its convolutions pool by value, which no operator here does"
+_WINDOWS = "its convolutions are no operators of an import: dpiframe_core.compile takes them, from the model itself"
 # Of the zoo, but not imported by name.
 STAYS_OUT: Mapping[str, str] = {
-    **dict.fromkeys(("ETA", "MIRRN", "SDIM", "SIM", "TWIN", "TransAct"), _ITEM_TABLES), "CCPM": _POOLED, "FGCNN": _POOLED,
+    **dict.fromkeys(("ETA", "MIRRN", "SDIM", "SIM", "TWIN", "TransAct"), _ITEM_TABLES), "CCPM": _WINDOWS, "FGCNN": _WINDOWS,
 }  # fmt: skip

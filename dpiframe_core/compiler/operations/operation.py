@@ -1,12 +1,25 @@
 """What each ATen call with a value in it becomes: nodes of the graph. A closed list; what is not in it cannot be taken over."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 
-from dpiframe_core.compiler.arguments import Arguments, constant, integers, is_number, limit, number, tensor
-from dpiframe_core.compiler.emit import Const, Emitter
-from dpiframe_core.compiler.joins import cat, indexed, padded, selected_at, stack
-from dpiframe_core.compiler.products import along, attention, einsum, matmul
-from dpiframe_core.compiler.strided import Frame, Refused, Size, Strided, frame_of, fresh, permuted, squeezed
+from dpiframe_core.compiler.operations.arguments import Arguments, constant, integers, is_number, limit, number, tensor
+from dpiframe_core.compiler.operations.convolution import POOLS, convolution, pooled
+from dpiframe_core.compiler.operations.emit import Const, Emitter
+from dpiframe_core.compiler.operations.joins import cat, indexed, padded, selected_at, stack
+from dpiframe_core.compiler.operations.positions import (
+    RowStarts,
+    bucketed,
+    gathered,
+    looked_up,
+    of_own_row,
+    one_hot_rows,
+    ranked,
+)
+from dpiframe_core.compiler.operations.products import attention, einsum, matmul
+from dpiframe_core.compiler.operations.reductions import along, group_norm, layer_norm, reduced
+from dpiframe_core.compiler.operations.strided import Atom, Frame, Refused, Size, Strided, frame_of, fresh
+from dpiframe_core.graph.aten import Constant
+from dpiframe_core.graph.graph import Node
 from dpiframe_core.operators.batch_norm import BatchNorm, fold_after
 
 # fmt: off
@@ -27,7 +40,7 @@ REDUCTIONS = {
 }  # fmt: skip
 
 
-def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
+def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] | None:
     """The value of an ATen call on values and constants; None: there is no such operation here."""
     name = target.split(".")[1]
     if target in UNARY:
@@ -36,6 +49,8 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
         return _binary(e, name, a)
     if target in REDUCTIONS:
         return _reduced(e, target, a)
+    if name[:-2] in POOLS:
+        return pooled(e, POOLS[name[:-2]], a, int(name[-2]))
     match target:
         case "aten.rsub.Scalar" | "aten.rsub.Tensor":
             return _binary(e, "sub", {"self": a["other"], "other": a["self"], "alpha": a["alpha"]})
@@ -88,13 +103,8 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
             return along(e, "aten.cumsum", a["self"], a["dim"])
         case "aten.linear.default":
             return e.linear(a["input"], constant(a["weight"]), a["bias"] and constant(a["bias"]))
-        case "aten.conv1d.default" if a["weight"].tensor.shape[2] == 1 and (a["stride"], a["padding"], a["groups"]) == (
-            [1],
-            [0],
-            1,
-        ):
-            weight = Const(constant(a["weight"]).tensor[:, :, 0])
-            return permuted(e.linear(permuted(a["input"], (0, 2, 1)), weight, a["bias"] and constant(a["bias"])), (0, 2, 1))
+        case "aten.conv1d.default" | "aten.conv1d.padding" | "aten.conv2d.default" | "aten.conv2d.padding":
+            return convolution(e, a)
         case "aten.addmm.default" if a["beta"] == a["alpha"] == 1:
             return e.elementwise("aten.add", [matmul(e, a["mat1"], a["mat2"]), a["self"]])
         case "aten.baddbmm.default" if a["beta"] == a["alpha"] == 1:
@@ -110,7 +120,11 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
         case "aten.einsum.default":
             return einsum(e, a["equation"], a["tensors"])
         case "aten.layer_norm.default":
-            return _layer_norm(e, a)
+            return layer_norm(e, a)
+        case "aten.group_norm.default":
+            return group_norm(e, a, a["num_groups"])
+        case "aten.instance_norm.default" if a["use_input_stats"]:
+            return group_norm(e, a, a["input"].size(1))
         case "aten.batch_norm.default" | "aten._native_batch_norm_legit_no_training.default" if not a.get("training"):
             return _batch_norm(e, a)
         case "aten._native_batch_norm_legit.no_stats" | "aten._native_batch_norm_legit_functional.default":
@@ -123,10 +137,32 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | None:
             return padded(e, a["self"], a["pad"], number(a["value"] or 0))
         case "aten.stack.default":
             return stack(e, a["tensors"], a["dim"])
+        case "aten.embedding.default":
+            return looked_up(e, constant(a["weight"]), a["indices"])
+        case "aten.index_select.default" if isinstance(a["self"], Const) and a["dim"] == 0:
+            return looked_up(e, constant(a["self"]), a["index"])
         case "aten.index_select.default":
             return selected_at(e, a["self"], a["dim"], a["index"])
+        case "aten.index.Tensor" if isinstance(a["self"], Const) and len(a["indices"]) == 1:
+            return looked_up(e, constant(a["self"]), a["indices"][0], from_the_end=True)
+        case "aten.index.Tensor" if isinstance(a["indices"][0], RowStarts):
+            return of_own_row(e, a["self"], a["indices"])
         case "aten.index.Tensor":
             return indexed(e, a["self"], a["indices"])
+        case "aten.topk.default":
+            return ranked(e, a["self"], a["dim"], "topk", [int(number(a["k"])), a["largest"], a["sorted"]])
+        case "aten.sort.default" | "aten.sort.stable":
+            return ranked(e, a["self"], a["dim"], "sort", [a["descending"]])
+        case "aten.argsort.default" | "aten.argsort.stable":
+            return ranked(e, a["self"], a["dim"], "sort", [a["descending"]])[1]
+        case "aten.bucketize.Tensor":
+            return bucketed(e, a["self"], a["boundaries"], a["right"])
+        case "aten.searchsorted.Tensor" if a["sorter"] is None:
+            return bucketed(e, a["self"], a["sorted_sequence"], a["right"] or a["side"] == "right")
+        case "aten.one_hot.default":
+            return looked_up(e, one_hot_rows(a["num_classes"]), a["self"])
+        case "aten.gather.default":
+            return gathered(e, a["self"], a["dim"], a["index"])
     return None
 
 
@@ -164,28 +200,6 @@ def _reduced(e: Emitter, target: str, a: Arguments) -> Strided:
     return reduced(e, op, a["self"], dims, *more, keep=bool(a.get("keepdim", False)))
 
 
-def reduced(e: Emitter, op: str, x: Strided, dims: Sequence[int], *more: float, keep: bool) -> Strided:
-    """A reduction over some dimensions of a row; the sum over all of a whole value is an operator of its own."""
-    dims = [d % x.rank for d in dims]
-    frame = frame_of([x], x.rank)
-    rows = tuple(sorted(frame.position(d) for d in dims))
-    kept = [x.dims[d] for d in range(x.rank) if d not in dims and d != frame.at]
-    if op == "aten.sum" and e.whole(x) and frame == Frame(x.rank, 0) and not any(kept):
-        made = frame.back(e.node("sum", [x.base], 1), (1,) * (x.rank - 1))
-    else:
-        made = e.call(op, [x], [rows, True, *more], frame)
-    return made if keep else squeezed(made, dims)
-
-
-def _layer_norm(e: Emitter, a: Arguments) -> Strided:
-    x, count = a["input"], len(a["normalized_shape"])
-    frame = frame_of([x], x.rank)
-    if frame.at >= x.rank - count:
-        raise Refused("got a normalisation over the batch, expected each row to be computed from itself")
-    affine = [constant(a[k]) for k in ("weight", "bias") if a[k] is not None]
-    return e.call("aten.layer_norm", [x, *affine], [count, float(a["eps"])], frame)
-
-
 def _batch_norm(e: Emitter, a: Arguments) -> Strided:
     """Batch norm by the statistics kept: within a linear layer ahead, or scale and shift."""
     x: Strided = a["input"]
@@ -201,7 +215,27 @@ def _batch_norm(e: Emitter, a: Arguments) -> Strided:
         made = e.linear(layer, Const(weight, f"{e.name}.weight"), Const(bias, f"{e.name}.bias"))
         e.name = name
         return made
+    last = x.dims[1] == (Atom(len(mean), 1),) and e.permuted_whole(x)
+    product = next((n for n in e.nodes if n.outputs == (x.base,) and _has_columns(n, len(mean))), None) if last else None
+    if product:
+        return replace(x, base=_normed(e, product, norm))
     shape = (-1, *[1] * (x.rank - 2))
     scale, shift = norm.scale_and_shift()
     scaled = e.elementwise("aten.mul", [x, Const(scale.reshape(shape))])
     return e.elementwise("aten.add", [scaled, Const(shift.reshape(shape))])
+
+
+def _has_columns(n: Node, count: int) -> bool:
+    """Whether it is a product of each window or step, so many columns wide."""
+    return n.attrs.aten is not None and n.attrs.aten.op == "aten.linear" and n.attrs.aten.sizes[-1] == count
+
+
+def _normed(e: Emitter, product: Node, norm: BatchNorm) -> str:
+    """Such a product with a norm of its columns within its weight."""
+    call = product.attrs.aten
+    assert call is not None
+    own = [e.params[p] for p in product.params]
+    weight, bias = fold_after(own[0], own[1] if len(own) == 2 else None, norm)
+    names = [e.param(weight, f"{e.name}.weight"), e.param(bias, f"{e.name}.bias")]
+    call = replace(call, operands=(call.operands[0], Constant(0), Constant(1)))
+    return e.node("aten", product.inputs, e.width(product.outputs[0]), names, replace(product.attrs, aten=call))

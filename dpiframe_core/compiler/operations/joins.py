@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from dpiframe_core.compiler.arguments import constant
-from dpiframe_core.compiler.emit import Const, Emitter, Tensor
-from dpiframe_core.compiler.strided import Dim, Frame, Refused, Strided, frame_of, unsqueezed
+from dpiframe_core.compiler.operations.arguments import constant
+from dpiframe_core.compiler.operations.emit import Const, Emitter, Tensor
+from dpiframe_core.compiler.operations.strided import Dim, Frame, Refused, Strided, frame_of, unsqueezed
 
 
 def cat(e: Emitter, tensors: Sequence[Tensor], dim: int) -> Strided:
@@ -30,7 +30,7 @@ def cat(e: Emitter, tensors: Sequence[Tensor], dim: int) -> Strided:
             total = tuple(sum(s[i] for s in sizes) if i == position - 1 else n for i, n in enumerate(sizes[0]))
             return frame.back(e.node("concat", [t.base for t in runs], sum(t.count for t in runs)), total)
         tensors = joined
-    parts = [t if isinstance(t, Strided) else _rows_of(t, frame) for t in tensors]
+    parts = [t if isinstance(t, Strided) else rows_of(t, frame) for t in tensors]
     return e.call("aten.cat", parts, [position], frame)
 
 
@@ -61,6 +61,8 @@ def padded(e: Emitter, x: Strided, pad: Sequence[int], value: float) -> Strided:
         dim, sizes = x.rank - 1 - at, [1 if s.batch else s.count for s in x.sizes]
         if min(both) < 0:
             raise Refused(f"got padding by {list(pad)}, expected 0 or more (a slice takes columns away)")
+        if not any(both):
+            continue
         ahead, behind = (Const(torch.full([*sizes[:dim], n, *sizes[dim + 1 :]], value)) for n in both)
         x = cat(e, [t for t in (ahead, x, behind) if isinstance(t, Strided) or t.tensor.numel()], dim)
     return x
@@ -76,7 +78,8 @@ def selected_at(e: Emitter, x: Strided, dim: int, index: Any) -> Strided:
 def indexed(e: Emitter, x: Strided, indices: Sequence[Any]) -> Strided:
     """x[:, idx] or x[:, i, j] by constant positions of one dimension, or of neighbouring ones taken together."""
     if not all(i is None or isinstance(i, Const) for i in indices):
-        raise Refused("got an index that depends on values of the batch, expected constant positions")
+        expected = "x[torch.arange(n), i], gather, or constant positions"
+        raise Refused(f"got an index that depends on values of the batch, expected {expected}")
     used = [(d, constant(i).tensor) for d, i in enumerate(indices) if i is not None]
     first, last = used[0][0], used[-1][0]
     if last - first != len(used) - 1 or any(i.dtype == torch.bool or i.ndim != 1 for _, i in used):
@@ -90,7 +93,7 @@ def indexed(e: Emitter, x: Strided, indices: Sequence[Any]) -> Strided:
     return selected_at(e, replace(x, dims=(*x.dims[:first], joined, *x.dims[last + 1 :])), first, Const(flat))
 
 
-def _rows_of(c: Const, frame: Frame) -> Const:
+def rows_of(c: Const, frame: Frame) -> Const:
     """A constant in the sizes of a row, without the batch's dimension."""
     sizes, split = list(c.tensor.shape), [1] * ((frame.outer > 1) + (frame.inner > 1))
     return Const(c.tensor.reshape(*sizes[: frame.at], *split, *sizes[frame.at + 1 :]))

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from dpiframe_core.compiler.emit import Const, Tensor
-from dpiframe_core.compiler.strided import Refused, Size, Strided
+from dpiframe_core.compiler.operations.emit import Const, Tensor
+from dpiframe_core.compiler.operations.strided import Refused, Size, Strided
 
 Arguments = Mapping[str, Any]
 

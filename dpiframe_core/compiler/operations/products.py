@@ -1,12 +1,14 @@
 """Products: matmul, einsum and attention as linear layers or generic nodes."""
 
 from collections.abc import Sequence
+from math import inf
 
 import torch
 
-from dpiframe_core.compiler.arguments import Arguments
-from dpiframe_core.compiler.emit import Const, Emitter, Tensor, aligned
-from dpiframe_core.compiler.strided import Frame, Refused, Strided, frame_of, permuted, squeezed
+from dpiframe_core.compiler.operations.arguments import Arguments
+from dpiframe_core.compiler.operations.emit import Const, Emitter, Tensor, aligned
+from dpiframe_core.compiler.operations.reductions import along, reduced
+from dpiframe_core.compiler.operations.strided import Frame, Refused, Strided, frame_of, permuted, squeezed
 
 
 def matmul(e: Emitter, a: Tensor, b: Tensor) -> Strided:
@@ -49,28 +51,35 @@ def einsum(e: Emitter, equation: str, tensors: Sequence[Tensor]) -> Strided:
     return permuted(made, [result.index(letter) for letter in out])
 
 
-def along(e: Emitter, op: str, x: Strided, dim: int) -> Strided:
-    """softmax and the like: along one dimension of a row."""
-    frame = frame_of([x], x.rank)
-    return e.call(op, [x], [frame.position(dim % x.rank)], frame)
-
-
 def attention(e: Emitter, a: Arguments) -> Strided:
     """softmax(q k^T * scale + mask) v, operation by operation."""
     q, k, v, mask = a["query"], a["key"], a["value"], a["attn_mask"]
-    if a["dropout_p"] or a["is_causal"] or a["enable_gqa"]:
-        raise Refused("got attention with dropout, a causal flag or grouped queries, expected none (a mask tensor is fine)")
+    if a["dropout_p"] or a["enable_gqa"]:
+        raise Refused("got attention with dropout or grouped queries, expected none (repeat_interleave the keys' heads)")
     scale = a["scale"] if a["scale"] is not None else q.size(q.rank - 1) ** -0.5
     order = [*range(k.rank - 2), k.rank - 1, k.rank - 2]
     scores = matmul(e, e.elementwise("aten.mul.Scalar", [q], [float(scale)]), permuted(k, order))
-    if mask is not None:
-        boolean = mask.boolean if isinstance(mask, Strided) else mask.tensor.dtype == torch.bool
-        if boolean:
-            hidden = e.elementwise("aten.logical_not", [mask]) if isinstance(mask, Strided) else Const(~mask.tensor)
-            scores = e.elementwise("aten.masked_fill.Scalar", [scores, hidden], [float("-inf")])
-        else:
-            scores = e.elementwise("aten.add", [scores, mask])
-    return matmul(e, along(e, "aten.softmax", scores, -1), v)
+    if a["is_causal"]:
+        mask = Const(torch.ones(q.size(q.rank - 2), k.size(k.rank - 2), dtype=torch.bool).tril())
+    if mask is None:
+        return matmul(e, along(e, "aten.softmax", scores, -1), v)
+    if isinstance(mask, Const) and mask.tensor.dtype == torch.bool:
+        scores = e.elementwise("aten.masked_fill.Scalar", [scores, Const(~mask.tensor)], [-inf])
+    elif isinstance(mask, Strided) and mask.boolean:
+        scores = e.elementwise("aten.masked_fill.Scalar", [scores, e.elementwise("aten.logical_not", [mask])], [-inf])
+    else:
+        scores = e.elementwise("aten.add", [scores, mask])
+    weights = along(e, "aten.softmax", scores, -1)
+    if isinstance(mask, Strided) or _hides_all(mask.tensor):
+        nothing = e.elementwise("aten.eq.Scalar", [reduced(e, "aten.amax", scores, [-1], keep=True)], [-inf])
+        weights = e.elementwise("aten.masked_fill.Scalar", [weights, nothing], [0.0])  # torch gives zeros, and no NaN
+    return matmul(e, weights, v)
+
+
+def _hides_all(mask: torch.Tensor) -> bool:
+    """Whether some query may look at nothing."""
+    hidden = ~mask if mask.dtype == torch.bool else mask == -inf
+    return bool(hidden.all(-1).any())
 
 
 def _matrix(c: Const, frame: Frame) -> Const:

@@ -9,7 +9,18 @@ from math import inf, prod
 
 import torch
 
-from dpiframe_core.compiler.strided import BATCH, Atom, Frame, Refused, Size, Strided, frame_of, fresh, merged, viewed
+from dpiframe_core.compiler.operations.strided import (
+    BATCH,
+    Atom,
+    Frame,
+    Refused,
+    Size,
+    Strided,
+    frame_of,
+    fresh,
+    merged,
+    viewed,
+)
 from dpiframe_core.graph.aten import AtenCall, Constant, Window
 from dpiframe_core.graph.aten_rules import RULES, Plain, Shape, Sizes
 from dpiframe_core.graph.graph import Attrs, Node
@@ -149,8 +160,11 @@ class Emitter:
 
     def elementwise(self, op: str, tensors: Sequence[Tensor], args: Sequence[Plain] = ()) -> Strided:
         """An operation element by element, with torch's broadcasting."""
+        infinite = next((i for i, t in enumerate(tensors) if isinstance(t, Const) and t.tensor.isinf().any()), None)
+        if infinite is not None and (op in ("aten.add", "aten.where") or (op, infinite) == ("aten.sub", 1)):
+            return self._by_infinite(op, tensors, infinite)
         strided = [t for t in tensors if isinstance(t, Strided)]
-        if len(tensors) == 1 and self._permuted_whole(strided[0]):
+        if len(tensors) == 1 and self.permuted_whole(strided[0]):
             return self._on_base(op, strided[0], args)
         rank = max(t.rank if isinstance(t, Strided) else t.tensor.ndim for t in tensors)
         frame = frame_of(strided, rank)
@@ -199,12 +213,37 @@ class Emitter:
             return frame.back(self.node("mul", [a.base, b.base], a.count), (a.count,))
         return None
 
+    def _by_infinite(self, op: str, tensors: Sequence[Tensor], at: int) -> Strided:
+        """The constant `at` has infinite numbers, as a mask of attention has them, which no parameter may have."""
+        c, others = tensors[at], [t for i, t in enumerate(tensors) if i != at]
+        assert isinstance(c, Const)
+        if op == "aten.where":
+            condition, other = others
+            value = c.tensor.flatten()[0].item()
+            if at == 0 or not (c.tensor == value).all():
+                raise Refused("got infinite numbers beside finite ones in a choice, expected one number (masked_fill)")
+            if at == 2:
+                condition = Const(condition.tensor == 0) if isinstance(condition, Const) else self._not(condition)
+            return self.elementwise("aten.masked_fill.Scalar", [other, condition], [value])
+        x = others[0]
+        assert isinstance(x, Strided)  # a sum of constants is one
+        c = c if op == "aten.add" else replace(c, tensor=-c.tensor, name=None)
+        finite = c.tensor.masked_fill(c.tensor.isinf(), 0)
+        made = self.elementwise("aten.add", [x, replace(c, tensor=finite, name=None)]) if finite.any() else x
+        for value in {*c.tensor[c.tensor.isinf()].tolist()}:  # a sum with it, not the number: NaN stays NaN
+            here, summed = replace(c, tensor=c.tensor == value, name=None), self.elementwise("aten.add.Scalar", [x], [value])
+            made = self.elementwise("aten.where", [here, summed, made])
+        return made
+
+    def _not(self, truths: Strided) -> Strided:
+        return self.elementwise("aten.logical_not", [truths])
+
     def _last_is_linear(self, a: Strided, b: Strided) -> bool:
         """Whether a product's factors should change places: x0 * (W x) is how the cross layers are known."""
         ops = {n.outputs[0]: n.op for n in self.nodes}
         return ops.get(a.base) == "linear" and ops.get(b.base) != "linear"
 
-    def _permuted_whole(self, t: Strided) -> bool:
+    def permuted_whole(self, t: Strided) -> bool:
         """Whether it shows each element of its value once, in whatever order."""
         atoms = merged(sorted(t.atoms, key=lambda a: -a.stride))
         run = not atoms or (len(atoms) == 1 and atoms[0].stride == 1)

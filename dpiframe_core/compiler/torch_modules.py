@@ -1,0 +1,52 @@
+"""torch's own modules where its code does not export as it stands: the same values by what does. Knows no graph of ours."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._decomp import decompositions
+from torch.nn import functional
+from torch.nn.modules import transformer
+
+
+@contextmanager
+def exportable() -> Iterator[None]:
+    """Where a trace runs."""
+    layer, detect = decompositions.one_layer_lstm, transformer._detect_is_causal_mask
+    decompositions.one_layer_lstm = _with_flat_states(layer)
+    transformer._detect_is_causal_mask = _is_said_to_be_causal
+    try:
+        yield
+    finally:
+        decompositions.one_layer_lstm, transformer._detect_is_causal_mask = layer, detect
+
+
+def _with_flat_states(kept: Any) -> Any:
+    """torch before 2.13 exports an LSTM's last states as [layers, 1, n, hidden] (its issue 151200). Here without the one."""
+
+    def layer(*arguments: Any, **named: Any) -> Any:
+        out, states = kept(*arguments, **named)
+        return out, tuple(state.flatten(0, -2) for state in states)
+
+    return layer
+
+
+def _is_said_to_be_causal(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """nn.TransformerEncoder looks at its mask's values to see whether it may go by a flag: by the mask all is the same."""
+    return is_causal is True
+
+
+def gru_cell(
+    x: torch.Tensor,
+    h: torch.Tensor,
+    w: torch.Tensor,
+    u: torch.Tensor,
+    b: torch.Tensor | None = None,
+    c: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """nn.GRUCell by what the table of operators has."""
+    own, before = functional.linear(x, w, b).chunk(3, 1), functional.linear(h, u, c).chunk(3, 1)
+    r, z = torch.sigmoid(own[0] + before[0]), torch.sigmoid(own[1] + before[1])
+    n = torch.tanh(own[2] + r * before[2])
+    return n + z * (h - n)
