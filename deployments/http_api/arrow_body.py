@@ -18,6 +18,7 @@ _U16, _I32, _U32 = Struct("<H"), Struct("<i"), Struct("<I")
 _MESSAGE_HEADER, _COMPRESSION = 2, 3  # field numbers in Arrow's Message.fbs
 _PLAIN = (pa.types.is_integer, pa.types.is_float32, pa.types.is_float64, pa.types.is_boolean, pa.types.is_string,
           pa.types.is_large_string)  # fmt: skip
+_USUAL = frozenset((pa.int64(), pa.int32(), pa.float64(), pa.float32(), pa.string(), pa.large_string(), pa.null()))
 _LISTS = (pa.types.is_list, pa.types.is_large_list)
 
 
@@ -49,7 +50,7 @@ def read_stream(body: bytes, max_rows: int) -> ArrowRequest:
     """
     try:
         table = _table(body, max_rows)
-        names = table.column_names  # decodes them
+        names = table.schema.names  # decodes them
     except (pa.ArrowException, OSError, ValueError, TypeError, error) as fault:
         raise NotArrow("body", Words(shown(str(fault))[1:-1]), "an Arrow IPC stream") from None
     metadata = table.schema.metadata or {}
@@ -57,18 +58,20 @@ def read_stream(body: bytes, max_rows: int) -> ArrowRequest:
     if twice is not None:
         raise InputError("candidates", twice[:64], "each column once")
     # By position: Arrow finds a column by its name by comparing it with all of them.
-    candidates = {name: column.combine_chunks() for name, column in zip(names, table.columns, strict=True)}
+    columns = table.columns if isinstance(table, pa.RecordBatch) else [column.combine_chunks() for column in table.columns]
+    candidates = dict(zip(names, columns, strict=True))
     return ArrowRequest(metadata.get(METADATA_KEY, b"{}"), candidates)
 
 
 def _table(body: bytes, max_rows: int) -> Any:
+    """Its batch if it has one, else a table of all."""
     messages = iter(pa.ipc.MessageReader.open_stream(pa.py_buffer(body)))
     first = next(messages, None)
     if first is None or first.type != "schema":  # pyarrow reads one out of any message: of another it is a crash
         raise ValueError("no schema")
     schema = pa.ipc.read_schema(first)
     for field in schema:
-        if not _is_plain(field.type):
+        if field.type not in _USUAL and not _is_plain(field.type):
             rule = "a plain column of integers, floats, booleans or text, or of lists of them"
             raise InputError(f"candidates.{field.name[:64]}", str(field.type)[:64], rule)
     rows, batches = 0, []
@@ -81,7 +84,7 @@ def _table(body: bytes, max_rows: int) -> Any:
             raise TooLarge("candidates", rows, f"at most {max_rows}")
         batch.validate(full=True)
         batches.append(batch)
-    return pa.Table.from_batches(batches, schema)
+    return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches, schema)
 
 
 def _is_plain(kind: Any) -> bool:

@@ -65,10 +65,10 @@ def column_length(values: ColumnValues, place: Place) -> int:
 
 def read_texts(values: ColumnValues, place: Place) -> tuple[list[str | None], bool]:
     """Text as it is, None where a value is missing, and whether one is. May be the caller's list: not to be written to."""
-    plain, _ = _plain(values, place)
+    plain, missing = _plain(values, place)
     if isinstance(plain, np.ndarray):
-        _refuse_array(plain, np.ones_like(plain, np.bool_), place, _TEXT)
-        return [], False
+        _refuse_array(plain, np.ones_like(plain, np.bool_) if missing is None else ~missing, place, _TEXT)
+        return [None] * len(plain), len(plain) > 0  # nothing but nulls, of a column of numbers
     return plain, _has_null(plain, (str,), place, _TEXT)
 
 
