@@ -16,7 +16,8 @@ class Terminated(KeyboardInterrupt):
 
 
 def interrupt_on_sigterm() -> None:
-    """SIGTERM raises Terminated from now on."""
+    """SIGTERM raises Terminated from now on; none has come yet."""
+    _came.clear()
     signal.signal(signal.SIGTERM, _interrupt)
 
 
@@ -26,9 +27,10 @@ def ray_init() -> Iterator[None]:
     try:
         yield
     except SystemExit:
+        _came.append(signal.SIGTERM)
         raise Terminated from None
     finally:
-        interrupt_on_sigterm()
+        signal.signal(signal.SIGTERM, _interrupt)
 
 
 def stay_uninterrupted() -> None:
@@ -58,5 +60,14 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(signum, handler)
 
 
+def terminated() -> bool:
+    """Whether SIGTERM has come to one of these handlers."""
+    return bool(_came)
+
+
+_came: list[int] = []
+
+
 def _interrupt(signum: int, frame: FrameType | None) -> None:
+    _came.append(signum)
     raise Terminated

@@ -37,13 +37,15 @@ def one_line_errors() -> Iterator[None]:
 @contextlib.contextmanager
 def service_errors() -> Iterator[None]:
     """The same of a command that serves: SIGTERM, which is how it is asked to end, ends it with status 0 at any time."""
-    from deployments.signals import Terminated, interrupt_on_sigterm, stay_uninterrupted
+    from deployments.signals import interrupt_on_sigterm, stay_uninterrupted, terminated
 
     interrupt_on_sigterm()
     with one_line_errors():
         try:
             yield
-        except Terminated:
+        except KeyboardInterrupt:  # Ray raises its own in the place of ours
+            if not terminated():
+                raise
             raise typer.Exit(0) from None
         finally:
             stay_uninterrupted()
