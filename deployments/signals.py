@@ -11,24 +11,20 @@ from collections.abc import Iterator
 from types import FrameType
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, which whoever knows no more takes for Ctrl-C."""
-
-
 def interrupt_on_sigterm() -> None:
-    """SIGTERM raises Terminated from now on; none has come yet."""
+    """SIGTERM raises KeyboardInterrupt from now on; none has come yet."""
     _came.clear()
     signal.signal(signal.SIGTERM, _interrupt)
 
 
 @contextlib.contextmanager
 def ray_init() -> Iterator[None]:
-    """SIGTERM raises Terminated within the block and after it, though `ray.init` puts handlers there that end the process."""
+    """SIGTERM raises KeyboardInterrupt in the block and after it, though `ray.init` has handlers that end the process."""
     try:
         yield
     except SystemExit:
         _came.append(signal.SIGTERM)
-        raise Terminated from None
+        raise KeyboardInterrupt from None
     finally:
         signal.signal(signal.SIGTERM, _interrupt)
 
@@ -41,7 +37,7 @@ def stay_uninterrupted() -> None:
 
 @contextlib.contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM raises Terminated within the block."""
+    """SIGTERM raises KeyboardInterrupt within the block."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
@@ -61,7 +57,7 @@ def uninterrupted() -> Iterator[None]:
 
 
 def terminated() -> bool:
-    """Whether SIGTERM has come to one of these handlers."""
+    """Whether SIGTERM has come since. An interrupt cannot tell: Ray raises its own in the place of ours."""
     return bool(_came)
 
 
@@ -70,4 +66,4 @@ _came: list[int] = []
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:
     _came.append(signum)
-    raise Terminated
+    raise KeyboardInterrupt

@@ -250,6 +250,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "deployments/access": "the file of tokens can be read, and bundles are in their folder",
         "deployments/lifecycle": "bundles have manifests, and names that differ",
         "deployments/tls": "a certificate has its key",
+        "dpiframe_core/bundle": "what a manifest is called",
     },
     "deployments/serve": {
         "deployments/tls": "the launcher ends TLS before the service",

@@ -43,7 +43,7 @@ def service_errors() -> Iterator[None]:
     with one_line_errors():
         try:
             yield
-        except KeyboardInterrupt:  # Ray raises its own in the place of ours
+        except KeyboardInterrupt:
             if not terminated():
                 raise
             raise typer.Exit(0) from None

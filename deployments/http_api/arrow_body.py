@@ -16,9 +16,8 @@ from dpiframe_core.errors import InputError, TooLarge, shown
 METADATA_KEY = b"request"
 _U16, _I32, _U32 = Struct("<H"), Struct("<i"), Struct("<I")
 _MESSAGE_HEADER, _COMPRESSION = 2, 3  # field numbers in Arrow's Message.fbs
-_PLAIN = (pa.types.is_integer, pa.types.is_float32, pa.types.is_float64, pa.types.is_boolean, pa.types.is_string,
-          pa.types.is_large_string)  # fmt: skip
-_USUAL = frozenset((pa.int64(), pa.int32(), pa.float64(), pa.float32(), pa.string(), pa.large_string(), pa.null()))
+_INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
+_PLAIN = frozenset((*_INTEGERS, pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.large_string()))
 _LISTS = (pa.types.is_list, pa.types.is_large_list)
 
 
@@ -71,7 +70,7 @@ def _table(body: bytes, max_rows: int) -> Any:
         raise ValueError("no schema")
     schema = pa.ipc.read_schema(first)
     for field in schema:
-        if field.type not in _USUAL and not _is_plain(field.type):
+        if not _is_plain(field.type):
             rule = "a plain column of integers, floats, booleans or text, or of lists of them"
             raise InputError(f"candidates.{field.name[:64]}", str(field.type)[:64], rule)
     rows, batches = 0, []
@@ -88,11 +87,9 @@ def _table(body: bytes, max_rows: int) -> Any:
 
 
 def _is_plain(kind: Any) -> bool:
-    if pa.types.is_null(kind):  # as many rows as the batch has, which are bounded; inside a list they would not be
+    if kind in _PLAIN or kind == pa.null():  # as many rows as the batch has, which are bounded; inside a list they would not be
         return True
-    if any(is_list(kind) for is_list in _LISTS):
-        kind = kind.value_type
-    return any(is_kind(kind) for is_kind in _PLAIN)
+    return any(is_list(kind) for is_list in _LISTS) and kind.value_type in _PLAIN
 
 
 def _compressed(message: Any) -> bool:

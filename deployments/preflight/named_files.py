@@ -15,6 +15,7 @@ from deployments.lifecycle.desired import desired_of
 from deployments.lifecycle.release import Release
 from deployments.lifecycle.state_file import StateFile
 from deployments.tls.front import check_certificate
+from dpiframe_core.bundle.manifest import MANIFEST_FILE
 from dpiframe_core.errors import ConfigError, DPIFrameError
 
 
@@ -56,8 +57,8 @@ def faults_of_files(config: DeploymentConfig) -> list[str]:
 
 def _check_bundle(config: DeploymentConfig, i: int) -> None:
     ref = config.models[i]
-    if not (Path(ref.path) / "model.yaml").is_file():
-        rule = "the directory of a model bundle (no model.yaml in it)"
+    if not (Path(ref.path) / MANIFEST_FILE).is_file():
+        rule = f"the directory of a model bundle (no {MANIFEST_FILE} in it)"
         raise ConfigError(f"models.{i}.path: got {ref.path!r}, expected {rule}")
     check_below(config.models_root, ref.path, ref.tables, f"models.{i}")
     Release.of(ref)

@@ -19,7 +19,6 @@ from dpiframe_core.compiler.operations.strided import (
     expanded,
     permuted,
     selected,
-    sliced,
     squeezed,
     unsqueezed,
 )
@@ -156,9 +155,7 @@ def _cut(e: Emitter, x: Strided, dim: int, start: Any, end: Any, step: int) -> S
     if any(atom.batch for atom in x.dims[dim]):
         raise Refused("got a slice of the batch, expected each row to be computed from itself")
     span = range(x.size(dim))[start:end:step]
-    found = sliced(x, dim, span.start, len(span), step) or sliced(e.copied(x), dim, span.start, len(span), step)
-    assert found is not None  # a copy is one run
-    return found
+    return e.sliced(x, dim, span.start, len(span), step)
 
 
 def _starts(target: str, a: Arguments, count: int) -> list[tuple[int, int]]:

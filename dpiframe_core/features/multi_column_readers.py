@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from dpiframe_core.features.block_layout import Section
 from dpiframe_core.features.feature_readers import Lookup
-from dpiframe_core.features.packed_column import ARRAYS, Form, JsonColumns, PackedColumn
+from dpiframe_core.features.packed_column import ARRAYS, JsonColumns, PackedColumn
 from dpiframe_core.features.raw_columns import Float64s, Int64s
 from dpiframe_core.features.row_block import MISSING, UNKNOWN
 from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Hash, Identity, Numeric, Scope
@@ -59,13 +59,11 @@ class MultiColumnReader:
 
 
 def _as_c_takes_it(values: Any) -> list[Any] | tuple[Any, ...] | None:
-    """A list, or the parts of a packed column; an array of NumPy or Arrow becomes one of these. None: it is left to the careful
-    way.
-    """
+    """A list, or the parts of a packed column; an array becomes one of these. None: it is left to the careful way."""
     if isinstance(values, PackedColumn):
         return values.parts
     if isinstance(values, pa.Array):
-        return _of_arrow(values)
+        values = _of_arrow(values)
     if type(values) is np.ndarray and values.ndim == 1:  # none that is masked
         if values.dtype.kind in "OU":
             texts: list[Any] = values.tolist()
@@ -75,16 +73,13 @@ def _as_c_takes_it(values: Any) -> list[Any] | tuple[Any, ...] | None:
     return values if type(values) is list else None
 
 
-def _of_arrow(values: pa.Array) -> list[Any] | tuple[Any, ...] | None:
-    """Of a request's size: of more values it is cheaper to look up the distinct ones, which the careful way does."""
-    if len(values) > _FEW:
+def _of_arrow(values: pa.Array) -> Any:
+    """An array of NumPy, or a list; None of more values than a request has, where it is cheaper to look up the distinct ones,
+    which the careful way does.
+    """
+    if len(values) > _FEW or values.type not in _ARROW:
         return None
-    kind = values.type
-    if not values.null_count and (form := _ARROW_FORMS.get(kind)) is not None:
-        return form, len(values), values.to_numpy(), None
-    plain = kind in _ARROW_FORMS or kind in _ARROW_TEXTS
-    found: list[Any] | None = values.to_pylist() if plain else None
-    return found
+    return values.to_pylist() if values.null_count or values.type in _ARROW_TEXTS else values.to_numpy()
 
 
 def rows_of(columns: Columns) -> int:
@@ -93,8 +88,8 @@ def rows_of(columns: Columns) -> int:
 
 
 _FEW = 512
-_ARROW_FORMS = {pa.float32(): Form.FLOAT32, pa.float64(): Form.FLOAT64, pa.int32(): Form.INT32, pa.int64(): Form.INT64}
 _ARROW_TEXTS = {pa.string(), pa.large_string(), pa.null()}
+_ARROW = {pa.float32(), pa.float64(), pa.int32(), pa.int64()} | _ARROW_TEXTS
 _ALL, _MARKED = 1, 2  # outcomes of texts.c: all have ids, or marks among them
 
 

@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from deployments.cli.terminal import service_errors
-from deployments.signals import Terminated, interrupt_on_sigterm, ray_init
+from deployments.signals import interrupt_on_sigterm, ray_init
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +29,18 @@ def test_the_signal_says_the_status_and_one_that_follows_changes_nothing(signum:
         os.kill(os.getpid(), again)
 
 
+def test_an_interrupt_that_ray_raises_in_the_place_of_ours_is_still_a_sigterm() -> None:
+    def raised_anew() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt from None
+
+    with pytest.raises(typer.Exit) as ended, service_errors():
+        raised_anew()
+    assert ended.value.exit_code == 0
+
+
 def _handled_and_sent(handler: Callable[..., None]) -> None:
     signal.signal(signal.SIGTERM, handler)
     os.kill(os.getpid(), signal.SIGTERM)
@@ -39,9 +51,9 @@ def test_a_handler_of_rays_that_would_end_the_process_with_another_status_does_n
         raise SystemExit(1)
 
     interrupt_on_sigterm()
-    with pytest.raises(Terminated), ray_init():
+    with pytest.raises(KeyboardInterrupt), ray_init():
         _handled_and_sent(rays)
     with ray_init():
         signal.signal(signal.SIGTERM, rays)
-    with pytest.raises(Terminated):
+    with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGTERM)

@@ -9,7 +9,7 @@ from dpiframe_core.compiler.operations.emit import Const, Emitter
 from dpiframe_core.compiler.operations.joins import cat, padded
 from dpiframe_core.compiler.operations.products import matmul
 from dpiframe_core.compiler.operations.reductions import reduced
-from dpiframe_core.compiler.operations.strided import BATCH, Atom, Dim, Refused, Size, Strided, merged, permuted, sliced
+from dpiframe_core.compiler.operations.strided import BATCH, Atom, Dim, Refused, Size, Strided, merged, permuted
 
 POOLS = {"max_pool": "aten.amax", "adaptive_max_pool": "aten.amax", "avg_pool": "aten.mean", "adaptive_avg_pool": "aten.mean"}
 
@@ -102,8 +102,8 @@ def _with_edges(e: Emitter, x: Strided, pads: Sequence[int]) -> Strided:
     """Padded for a maximum: by the first and the last element, of which each window that reaches beyond has one anyway."""
     for d, n in enumerate(pads, 2):
         if n:
-            ends = [sliced(x, d, at, 1) or sliced(e.copied(x), d, at, 1) for at in (0, x.size(d) - 1)]
-            first, last = (replace(t, dims=(*t.dims[:d], (Atom(n, 0),) if n > 1 else (), *t.dims[d + 1 :])) for t in ends if t)
+            ends = [e.sliced(x, d, at, 1) for at in (0, x.size(d) - 1)]
+            first, last = (replace(t, dims=(*t.dims[:d], (Atom(n, 0),) if n > 1 else (), *t.dims[d + 1 :])) for t in ends)
             x = cat(e, [first, x, last], d)
     return x
 

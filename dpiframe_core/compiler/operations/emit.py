@@ -19,6 +19,7 @@ from dpiframe_core.compiler.operations.strided import (
     frame_of,
     fresh,
     merged,
+    sliced,
     viewed,
 )
 from dpiframe_core.graph.aten import AtenCall, Constant, Window
@@ -98,6 +99,12 @@ class Emitter:
     def run(self, t: Strided) -> str:
         """A value whose rows are the tensor's, row-major."""
         return t.base if self.whole(t) else self.copied(t).base
+
+    def sliced(self, t: Strided, at: int, start: int, size: int, step: int = 1) -> Strided:
+        """`strided.sliced`, of a copy where the dimension is no even run."""
+        found = sliced(t, at, start, size, step) or sliced(self.copied(t), at, start, size, step)
+        assert found is not None  # a copy is one run
+        return found
 
     def copied(self, t: Strided) -> Strided:
         """The same tensor on a value of its own."""
@@ -222,8 +229,7 @@ class Emitter:
             value = c.tensor.flatten()[0].item()
             if at == 0 or not (c.tensor == value).all():
                 raise Refused("got infinite numbers beside finite ones in a choice, expected one number (masked_fill)")
-            if at == 2:
-                condition = Const(condition.tensor == 0) if isinstance(condition, Const) else self._not(condition)
+            condition = self.inverted(condition) if at == 2 else condition
             return self.elementwise("aten.masked_fill.Scalar", [other, condition], [value])
         x = others[0]
         assert isinstance(x, Strided)  # a sum of constants is one
@@ -235,8 +241,8 @@ class Emitter:
             made = self.elementwise("aten.where", [here, summed, made])
         return made
 
-    def _not(self, truths: Strided) -> Strided:
-        return self.elementwise("aten.logical_not", [truths])
+    def inverted(self, truths: Tensor) -> Tensor:
+        return Const(truths.tensor == 0) if isinstance(truths, Const) else self.elementwise("aten.logical_not", [truths])
 
     def _last_is_linear(self, a: Strided, b: Strided) -> bool:
         """Whether a product's factors should change places: x0 * (W x) is how the cross layers are known."""

@@ -9,7 +9,7 @@ import torch
 from dpiframe_core.compiler.operations.emit import Const, Emitter, Tensor
 from dpiframe_core.compiler.operations.joins import rows_of
 from dpiframe_core.compiler.operations.reductions import reduced
-from dpiframe_core.compiler.operations.strided import BATCH, Refused, Size, Strided, frame_of, selected, sliced, unsqueezed
+from dpiframe_core.compiler.operations.strided import BATCH, Refused, Size, Strided, frame_of, selected, unsqueezed
 from dpiframe_core.graph.aten_rules import Plain
 
 _MOST_ROWS = 1 << 16  # of a table that is a parameter: larger ones belong into the store, where an id reads them
@@ -34,9 +34,7 @@ def gathered(e: Emitter, x: Tensor, dim: int, index: Any) -> Strided:
         if d == dim or BATCH in index.dims[d]:
             continue
         if isinstance(x, Strided) and x.size(d) > index.size(d):
-            cut = sliced(x, d, 0, index.size(d)) or sliced(e.copied(x), d, 0, index.size(d))
-            assert cut is not None  # a copy is one run
-            x = cut
+            x = e.sliced(x, d, 0, index.size(d))
         if not any(atom.stride for atom in index.dims[d]):
             index = replace(index, dims=(*index.dims[:d], (), *index.dims[d + 1 :]))
     return e.call("aten.take_along_dim", [x if isinstance(x, Strided) else rows_of(x, frame), index], [position, False], frame)

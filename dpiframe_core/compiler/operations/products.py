@@ -63,10 +63,8 @@ def attention(e: Emitter, a: Arguments) -> Strided:
         mask = Const(torch.ones(q.size(q.rank - 2), k.size(k.rank - 2), dtype=torch.bool).tril())
     if mask is None:
         return matmul(e, along(e, "aten.softmax", scores, -1), v)
-    if isinstance(mask, Const) and mask.tensor.dtype == torch.bool:
-        scores = e.elementwise("aten.masked_fill.Scalar", [scores, Const(~mask.tensor)], [-inf])
-    elif isinstance(mask, Strided) and mask.boolean:
-        scores = e.elementwise("aten.masked_fill.Scalar", [scores, e.elementwise("aten.logical_not", [mask])], [-inf])
+    if mask.boolean if isinstance(mask, Strided) else mask.tensor.dtype == torch.bool:
+        scores = e.elementwise("aten.masked_fill.Scalar", [scores, e.inverted(mask)], [-inf])
     else:
         scores = e.elementwise("aten.add", [scores, mask])
     weights = along(e, "aten.softmax", scores, -1)

@@ -1,12 +1,14 @@
 """Scores of raw example rows through a written bundle: read back, loaded into an engine, encoded, scored."""
 
+import copy
+
 import numpy as np
 import torch
 
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
-from tests.dpiframe_core.compiler.modules import PADDING
+from tests.dpiframe_core.compiler.modules import PADDING, called
 
 
 def served_scores(path, values, device="cpu", precision="fp32", policy="auto"):
@@ -18,6 +20,20 @@ def served_scores(path, values, device="cpu", precision="fp32", policy="auto"):
         return torch.from_numpy(np.array(engine.score({name: column(name, v) for name, v in values.items()})))
     finally:
         engine.close()
+
+
+def exact(module, values):
+    """The module's own scores in float64."""
+    values = {name: v.double() if v.is_floating_point() else v for name, v in values.items()}
+    return called(copy.deepcopy(module).eval().double(), values, {})
+
+
+def any_rows_score_as(module, path, values, device, policy):
+    """Of the bundle: its first row alone, some, and all."""
+    for rows in (slice(0, 1), slice(3, 10), slice(None)):
+        part = {feature: v[rows] for feature, v in values.items()}
+        got = served_scores(path, part, device, policy=policy)
+        torch.testing.assert_close(got.double(), exact(module, part), rtol=0, atol=1e-5)
 
 
 def column(name, values):

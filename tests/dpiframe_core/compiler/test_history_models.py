@@ -1,6 +1,5 @@
 """Whole models over histories through `compile`, a bundle on disk and an engine, against the module in float64."""
 
-import copy
 from functools import cache
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from dpiframe_core import compile as compile_module
 from tests.dpiframe_core.compiler.history_models import HOURS, MODELS, example, schema
 from tests.dpiframe_core.compiler.modules import called, randomised
-from tests.dpiframe_core.compiler.served import served_scores
+from tests.dpiframe_core.compiler.served import exact, served_scores
 
 pytestmark = pytest.mark.bulk
 
@@ -21,12 +20,6 @@ def compiled_of(name):
     """The module and what it was compiled to; neither is to be changed."""
     module = randomised(MODELS[name](), seed=3)
     return module, compile_module(module, schema(), example(23))
-
-
-def exact(module, values):
-    """Scores in float64."""
-    values = {name: v.double() if v.is_floating_point() else v for name, v in values.items()}
-    return called(copy.deepcopy(module).double(), values, {})
 
 
 @pytest.mark.parametrize(("device", "policy"), [("cpu", "auto"), *GPU_ONLY])

@@ -1,7 +1,5 @@
 """Attention that looks back alone, in the spellings of people and of torch's own modules."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -10,9 +8,8 @@ from torch.nn import functional as F  # noqa: N812
 from dpiframe_core import compile as compile_module
 from dpiframe_core.errors import InputError
 from tests.backends import BACKENDS
-from tests.dpiframe_core.compiler.modules import called
 from tests.dpiframe_core.compiler.operations.lowered import Lowered
-from tests.dpiframe_core.compiler.served import served_scores
+from tests.dpiframe_core.compiler.served import any_rows_score_as, exact
 from tests.dpiframe_core.compiler.test_sequences import DIM, GPU_ONLY, STEPS, Base, example, schema
 
 pytestmark = pytest.mark.bulk
@@ -96,11 +93,6 @@ class Causal(Base):
         return copied
 
 
-def exact(module, values):
-    """The module's scores in float64."""
-    return called(copy.deepcopy(module).eval().double(), values, {})
-
-
 @pytest.mark.parametrize("name", CAUSAL)
 def test_a_spelling_keeps_its_scores(name):
     module = Causal(name).eval()
@@ -116,10 +108,7 @@ def test_a_spelling_keeps_its_scores(name):
 def test_a_bundle_scores_as_the_module_did_for_any_rows(name, device, policy, tmp_path):
     module = Causal(name).eval()
     compile_module(module, schema(), example()).write(tmp_path / "b", name="causal")
-    for rows in (slice(0, 1), slice(3, 10), slice(None)):  # the first row's history is empty
-        values = {feature: v[rows] for feature, v in example().items()}
-        got = served_scores(tmp_path / "b", values, device, policy=policy)
-        torch.testing.assert_close(got.double(), exact(module, values), rtol=0, atol=1e-5)
+    any_rows_score_as(module, tmp_path / "b", example(), device, policy)
 
 
 @pytest.mark.parametrize("device", BACKENDS)

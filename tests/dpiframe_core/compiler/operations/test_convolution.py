@@ -9,8 +9,7 @@ from dpiframe_core import compile as compile_module
 from dpiframe_core.errors import InputError
 from tests.backends import BACKENDS
 from tests.dpiframe_core.compiler.operations.lowered import Lowered
-from tests.dpiframe_core.compiler.operations.test_positions import exact
-from tests.dpiframe_core.compiler.served import served_scores
+from tests.dpiframe_core.compiler.served import any_rows_score_as
 from tests.dpiframe_core.compiler.test_sequences import DIM, GPU_ONLY, STEPS, Base, example, schema
 
 pytestmark = pytest.mark.bulk
@@ -183,10 +182,7 @@ def test_a_bundle_scores_as_the_module_did_for_any_rows(padding, device, policy,
     compiled = compile_module(module, schema(), example())
     assert compiled.golden.scores.std() > 1e-3
     compiled.write(tmp_path / "b", name="convolved")
-    for part in (slice(0, 1), slice(3, 10), slice(None)):  # the first row's history is empty
-        values = {feature: v[part] for feature, v in example().items()}
-        got = served_scores(tmp_path / "b", values, device, policy=policy)
-        torch.testing.assert_close(got.double(), exact(module, values), rtol=0, atol=1e-5)
+    any_rows_score_as(module, tmp_path / "b", example(), device, policy)
 
 
 @pytest.mark.parametrize(

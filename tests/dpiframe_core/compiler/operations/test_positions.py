@@ -9,9 +9,8 @@ from dpiframe_core import compile as compile_module
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import FeatureSchema, Numeric
 from tests.backends import BACKENDS
-from tests.dpiframe_core.compiler.modules import called
 from tests.dpiframe_core.compiler.operations.lowered import Lowered
-from tests.dpiframe_core.compiler.served import served_scores
+from tests.dpiframe_core.compiler.served import any_rows_score_as, exact, served_scores
 from tests.dpiframe_core.compiler.test_sequences import DIM, GPU_ONLY, STEPS, Base, example, schema
 
 pytestmark = pytest.mark.bulk
@@ -71,14 +70,6 @@ class Chosen(Base):
         return self.choice(self, history, ids)
 
 
-def exact(module, values):
-    """Scores in float64; the module is back in float32 afterwards."""
-    try:
-        return called(module.double(), values, {})
-    finally:
-        module.float()
-
-
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_spelling_keeps_its_scores(name):
     module = Chosen(CHOICES[name]).eval()
@@ -94,10 +85,7 @@ def test_a_spelling_keeps_its_scores(name):
 def test_a_bundle_scores_as_the_module_did_for_any_rows(name, device, policy, tmp_path):
     module = Chosen(CHOICES[name]).eval()
     compile_module(module, schema(), example()).write(tmp_path / "b", name="chosen")
-    for part in (slice(0, 1), slice(3, 10), slice(None)):  # the first row's history is empty
-        values = {feature: v[part] for feature, v in example().items()}
-        got = served_scores(tmp_path / "b", values, device, policy=policy)
-        torch.testing.assert_close(got.double(), exact(module, values), rtol=0, atol=1e-5)
+    any_rows_score_as(module, tmp_path / "b", example(), device, policy)
 
 
 @pytest.mark.parametrize("device", BACKENDS)
