@@ -74,11 +74,20 @@ def signal_all(state: Path, signum: signal.Signals, program: bytes = b"") -> Non
 
 
 def processes_of(state: Path, program: bytes = b"") -> list[int]:
-    """Those whose environment names the directory `state`: a HAProxy that a reload has left to finish is among them."""
+    """Those of the directory `state`: a HAProxy that a reload has left to finish is among them."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            ours = os.fsencode(state) + b"/" in (folder / "environ").read_bytes()
-            if ours and (folder / "cmdline").read_bytes().split(b"\0")[0].endswith(program):
+            title = (folder / "cmdline").read_bytes().split(b"\0")[0]
+            if title.endswith(program) and _is_of(folder, title, f"{state}/"):
                 found.append(int(folder.name))
     return found
+
+
+def _is_of(folder: Path, title: bytes, state: str) -> bool:
+    """Whether a process's environment names `state`. Ray writes its titles over part of that, each start another part: what
+    has such a title may have a file of `state` open instead.
+    """
+    if os.fsencode(state) in (folder / "environ").read_bytes():
+        return True
+    return title.startswith(b"ray::") and any(os.readlink(fd).startswith(state) for fd in (folder / "fd").iterdir())

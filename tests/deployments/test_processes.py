@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from deployments.processes import end_without_raylet, killed_after
+from deployments.processes import end_without_raylet, killed_after, processes_of
 from deployments.serve import cluster
 
 
@@ -35,6 +35,25 @@ def test_what_a_block_waits_for_is_killed_once_its_patience_has_ended(tmp_path):
     assert other.poll() is None
     other.kill()
     other.wait()
+
+
+def test_what_has_a_title_of_ray_in_place_of_its_environment_is_known_by_its_files(tmp_path):
+    """Ray's agents have, at some starts. Somebody who follows a log is not one of them."""
+    with (tmp_path / "agent.log").open("w") as log:
+        started = {
+            title: subprocess.Popen([title, "600"], executable="sleep", env={}, stdout=log) for title in ("ray::Agent", "tail")
+        }
+    try:
+        assert processes_of(tmp_path) == [started["ray::Agent"].pid]
+        assert processes_of(tmp_path / "other") == []
+        with killed_after(tmp_path):
+            pass
+        assert started["ray::Agent"].wait(60) < 0
+        assert started["tail"].poll() is None
+    finally:
+        for process in started.values():
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize("fails", [False, True])
