@@ -15,7 +15,13 @@ from dpiframe_core.importers.state_dict import StateDict
 
 SHAPES = Path(__file__).with_name("imported_shapes.json")
 TOKENS = 10_000
-_TABLES = "embedding_layers", "embedding_table", "embedding_dict", "embedding_bags"  # part of their parameters' names
+_TABLES = (
+    "embedding_layers",
+    "output_emb_layer",
+    "embedding_table",
+    "embedding_dict",
+    "embedding_bags",
+)  # part of their parameters' names
 FIELDS, NUMBERS, STEPS = 26, 13, 50  # Criteo's, and the steps of a history
 
 _MLP = {"hidden_units": [400, 400, 400], "hidden_activations": "relu"}
@@ -49,10 +55,15 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "BST": {**_DNN, "bst_target_field": _TARGET, "bst_sequence_field": _HISTORY},
     "DMIN": {**_DNN, "target_field": _TARGET, "sequence_field": _HISTORY, "neg_seq_field": None},
     "DIEN": {**_DNN, "dien_target_field": _TARGET, "dien_sequence_field": _HISTORY, "dien_neg_seq_field": []},
+    "DMR": {**_DNN, "target_field": _TARGET, "sequence_field": _HISTORY, "neg_seq_field": None, "context_field": None},
+    "CCPM": {}, "FGCNN": _DNN, "DSSM": {"user_tower_units": [400, 400, 64], "item_tower_units": [400, 400, 64]},
+    "PPNet": {**_MLP, "gate_priors": ["C0", "C1", "C2"]}, "QNN_alpha": {"num_heads": 2},
+    "APG_DeepFM": {**_MLP, "rank_k": 32, "overparam_p": None},
+    "APG_DCNv2": {"parallel_dnn_hidden_units": [400, 400, 400], "rank_k": 32, "overparam_p": None},
     "MMoE": _TASKS, "PLE": {**_TASKS, "num_shared_experts": 2, "num_specific_experts": 2},
     "ShareBottom": {**_TASKS, "bottom_hidden_units": [512, 256]},
 }  # fmt: skip
-WITH_HISTORIES = ("BST", "DMIN", "DIEN")
+WITH_HISTORIES = ("BST", "DMIN", "DIEN", "DMR")
 
 
 def columns(model: str) -> list[dict[str, Any]]:

@@ -40,7 +40,8 @@ def zoo_model(name: str, logit: Logit, run: FuxiRun, checkpoint: StateDict, cont
         raise InputError(f"{run.files.feature_map}: labels", list(tasks), f"{scores.shape[1]}, one for each tower of {name}")
     used, summed = module.features_read | module.first_order_read, module.first_order_read - module.features_read
     given = [name for name in context if name in used or name not in everything.columns]
-    schema = schema_of(run, weights, checkpoint.where, given, used, summed)
+    read = {name: w for name, w in weights.items() if name not in module.skipped}
+    schema = schema_of(run, read, checkpoint.where, given, used, summed)
     compiled = compile_module(module, schema, sample_values(schema), logits=True)
     return SourceModel(
         library="FuxiCTR", model=name, architecture=GraphFile(), schema=schema, dense=compiled.dense, tables=compiled.tables,

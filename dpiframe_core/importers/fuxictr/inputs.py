@@ -40,11 +40,11 @@ def schema_of(
     for f in fields_of(run, 1, unpooled(run)):
         if only is not None and f.name not in only:
             continue
-        end = f"embedding_layers.{f.name}.weight"
-        found = [tuple(t.shape) for name, t in weights.items() if name.endswith(end)]
+        found = [tuple(t.shape) for name, t in weights.items() if table_of(name) == (f.shares or f.name)]
         widths = [shape[0] if f.kind == "numeric" else shape[1] for shape in found]
         if not widths and f.kind != "numeric":
-            raise InputError(where, f"no embedding of {f.name}", f"*.{end}, as FuxiCTR's layers name it")
+            expected = f"*.embedding_layers.{f.name}.weight, as FuxiCTR's layers name it"
+            raise InputError(where, f"no embedding of {f.name}", expected)
         wide = [w for w in widths if w > 1] or widths[:1]
         first = first or len(widths) > len(wide)
         numbers = numbers or (f.kind == "numeric" and bool(widths))

@@ -30,6 +30,7 @@ class NetModule(nn.Module):
         for name, path in self._paths.items():
             self.weights.hang(path.split("."), weights[name])
         self._read: set[str] = set()
+        self.skipped: set[str] = set()
         self.features_read: set[str] = set()
         self.first_order_read: set[str] = set()
         self.defaults: dict[str, object] = {}
@@ -40,6 +41,7 @@ class NetModule(nn.Module):
         self.defaults = net.defaults  # also of a call that fails
         logit = self._logit(net)
         self._read |= net.read
+        self.skipped |= net.skipped
         self.features_read |= net.features_read
         self.first_order_read |= net.first_order_read
         return logit
@@ -52,12 +54,12 @@ class NetModule(nn.Module):
         return NetModule(self._logit, doubled, self._checkpoint, self._settings, self._where, self._features)
 
     def check_read(self, model: str) -> None:
-        """After a call: every parameter was read.
+        """After a call: every parameter was read or skipped.
 
         Raises:
             InputError: some were not; with their names.
         """
-        left = [name for name in self._names if name not in self._read]
+        left = [name for name in self._names if name not in self._read | self.skipped]
         if left:
             expected = f"a place in {model} with these settings for {listed(left)}"
             raise InputError(self._checkpoint, f"{len(left)} parameters left over", expected)

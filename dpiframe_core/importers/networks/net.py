@@ -38,9 +38,11 @@ class Embedded:
 
 
 def table_of(parameter: str) -> str | None:
-    """The feature whose table it is, by its name `..embedding_layers.FEATURE.weight`; None of another parameter."""
+    """The feature whose table it is, by its name `..embedding_layers.FEATURE.weight` (DMR's second one:
+    `output_emb_layer.FEATURE.weight`); None of another parameter.
+    """
     layers, feature, last = ("", "", *parameter.split("."))[-3:]
-    return feature if (layers, last) == ("embedding_layers", "weight") else None
+    return feature if layers in ("embedding_layers", "output_emb_layer") and last == "weight" else None
 
 
 class Net:
@@ -48,8 +50,9 @@ class Net:
 
     Attributes:
         features: in FuxiCTR's order. values: feature -> int64[n] or [n, longest] ids, float32[n] numbers.
-        read, features_read, first_order_read: names of the parameters read so far, of the features whose embeddings, and whose
-            linear weights were. defaults: settings that the configuration does not name, with what was taken for each.
+        read, skipped: names of the parameters read so far, and of those that no score reads.
+        features_read, first_order_read: of the features whose embeddings, and whose linear weights were.
+        defaults: settings that the configuration does not name, with what was taken for each.
         where: the run's configuration, for errors.
     """
 
@@ -61,6 +64,7 @@ class Net:
         self._weights, self._checkpoint, self._settings, self.where = weights, checkpoint, settings, where
         self.features, self.values = features, values
         self.read: set[str] = set()
+        self.skipped: set[str] = set()
         self.features_read: set[str] = set()
         self.first_order_read: set[str] = set()
         self.defaults: dict[str, object] = {}
@@ -122,9 +126,9 @@ class Net:
         return sorted(int(head) for head in heads if head.isdecimal())
 
     def skip(self, *prefixes: str) -> None:
-        """Leaves out what training alone reads: every parameter of these names and below them."""
+        """Leaves out what no score reads: every parameter of these names and below them."""
         for prefix in prefixes:
-            self.read.update(n for n in self._weights if n == prefix or n.startswith(f"{prefix}."))
+            self.skipped.update(n for n in self._weights if n == prefix or n.startswith(f"{prefix}."))
 
     # Features.
 

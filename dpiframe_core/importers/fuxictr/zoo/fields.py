@@ -24,6 +24,14 @@ def autoint(m: Net) -> Tensor:
     return logit + m.first_order("lr_layer") if m.flag("use_wide", False) else logit
 
 
+def dssm(m: Net) -> Tensor:
+    """Huang et al. 2013: a tower of the user's fields and one of the item's; their inner product."""
+    m.skip(*(f"embedding_layer.embedding_layers.{f.name}" for f in m.features if f.source not in ("user", "item")))
+    user, item = (torch.cat(m.of_source(source), 1) for source in ("user", "item"))
+    user, item = mlp(m, "user_tower", user, "user_tower_activations"), mlp(m, "item_tower", item, "item_tower_activations")
+    return (user * item).sum(1, keepdim=True)
+
+
 def _interacting_layer(m: Net, name: str, x: Tensor) -> Tensor:
     """relu(layer_norm(attention + W_res x)) (eq. 8); FuxiCTR's norm stands ahead of the ReLU."""
     count = m.count("num_heads", 1)

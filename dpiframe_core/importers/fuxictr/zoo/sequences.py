@@ -138,8 +138,55 @@ def _target_attention(m: Net, name: str, x: Tensor, target: Tensor, there: Tenso
     if m.has(f"{name}.pos_emb"):
         places = m.parameter(f"{name}.pos_emb").expand(x.shape[0], -1, -1)
         query = m.linear(f"{name}.W_proj", torch.cat([query, places], 2))
+    return _attended(_query_scores(m, name, query, x), x, there)
+
+
+def _query_scores(m: Net, name: str, query: Tensor, x: Tensor) -> Tensor:
+    """[n, steps]: an MLP's, of each step beside a query for it."""
     both = torch.cat([query, x, query - x, query * x], 2)
     given = m.setting("attention_activation", "ReLU", str, list, type(None))
-    scores = stack(m, f"{name}.attn_mlp.mlp", both, given, "attention_activation", output=True).squeeze(2)
-    weights = scores.masked_fill(~there, -1e9).softmax(1)
-    return (weights.unsqueeze(2) * x).sum(1)
+    return stack(m, f"{name}.attn_mlp.mlp", both, given, "attention_activation", output=True).squeeze(2)
+
+
+def _attended(scores: Tensor, x: Tensor, there: Tensor) -> Tensor:
+    return (scores.masked_fill(~there, -1e9).softmax(1).unsqueeze(2) * x).sum(1)
+
+
+def dmr(m: Net) -> Tensor:
+    """Lyu et al. 2020: how near the target is to the user, as the history foretells the next item, and to each step of it."""
+    context = m.setting("context_field", "btag", str, list, tuple, type(None))
+    if context is not None:
+        raise InputError(f"{m.where}: context_field", context, "null: the library's own class fails with one")
+    parts, sequences = [], groups(m, "sequence_field")
+    for i, (target, sequence) in enumerate(zip(groups(m, "target_field"), sequences, strict=True)):
+        history, wanted, there = m.joined(sequence), m.joined(target), m.values[sequence[0]] != PADDING
+        scores = _step_scores(m, f"i2i_net.{i}", history, wanted)
+        parts.append(_attended(scores, history, there))
+        if m.flag("enable_i2i_rel", False):
+            parts.append((scores * there).sum(1, keepdim=True))
+        if m.flag("enable_u2i_rel", True):
+            parts.append(_user_to_item(m, f"u2i_net.{i}", history, there, target))
+        if m.flag("enable_sum_pooling", False):
+            total = history.sum(1)
+            parts += [total, wanted * total]
+    m.skip(*([] if m.flag("enable_u2i_rel", True) else ["output_emb_layer"]))
+    parts += beside_sequences(m, sequences, "neg_seq_field")
+    return mlp(m, "dnn", torch.cat(parts, 1), "dnn_activations")
+
+
+def _user_to_item(m: Net, name: str, history: Tensor, there: Tensor, target: list[str]) -> Tensor:
+    """[n, 1]: the item that is to follow the last step, by attention over all, times the target's second embedding."""
+    scores = _step_scores(m, name, history, None)
+    seen = there | (torch.arange(there.shape[1]) == there.shape[1] - 1)
+    user = _attended(scores, history, seen)
+    tables = [m.parameter(f"output_emb_layer.{feature}.weight") for feature in target]
+    item = torch.cat([functional.embedding(m.values[f], t) for f, t in zip(target, tables, strict=True)], 1)
+    return (torch.relu(m.linear(f"{name}.W_o.0", user)) * item).sum(1, keepdim=True)
+
+
+def _step_scores(m: Net, name: str, x: Tensor, target: Tensor | None) -> Tensor:
+    """[n, steps]: an MLP's, of each step against a query of its place and, if there is one, the target."""
+    known = [] if target is None else [target.unsqueeze(1).expand(-1, x.shape[1], -1)]
+    if m.has(f"{name}.pos_emb"):
+        known.append(m.parameter(f"{name}.pos_emb").expand(x.shape[0], -1, -1))
+    return _query_scores(m, name, torch.relu(m.linear(f"{name}.W_q.0", torch.cat(known, 2))), x)

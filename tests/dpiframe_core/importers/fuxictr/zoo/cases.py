@@ -33,6 +33,23 @@ STEPS = {
     "neg_seq_field": [("neg_item_steps", "neg_cate_steps")],
 }
 BST = {"bst_target_field": [("item", "cate")], "bst_sequence_field": [("item_steps", "cate_steps")], "num_heads": 2, **DNN}
+WINDOWS = {"channels": [3, 4], "kernel_heights": [3, 3], "pooling_sizes": 2, "recombined_channels": [2, 1]}
+APG = {"hypernet_config": {"hidden_units": [5], "hidden_activations": "tanh"}, "rank_k": 3, "overparam_p": 6}
+APG_WHOLE = {
+    "rank_k": None, "overparam_p": None, "generate_bias": False, "condition_mode": "group-wise",
+    "condition_features": ["C2", "I1"], "new_condition_emb": True,
+}  # fmt: skip
+APG_DCN = {
+    "stacked_dnn_hidden_units": [6, 5],
+    "parallel_dnn_hidden_units": [7, 4],
+    "num_cross_layers": 2,
+    "dnn_activations": "PReLU",
+}
+DMR_TARGET = {
+    **DNN, "target_field": "item", "sequence_field": "item_steps", "neg_seq_field": None, "context_field": None,
+    "attention_hidden_units": [5], "enable_u2i_rel": False, "enable_i2i_rel": True, "enable_sum_pooling": True,
+    "use_pos_emb": False,
+}  # fmt: skip
 TASKS = {
     "task": ["binary_classification"] * 2,
     "num_tasks": 2,
@@ -68,6 +85,27 @@ CASES = [
         "histories",
     ),
     Case("dien-plain", "DIEN", {**DIEN, "gru_type": "GRU", "aux_loss_alpha": 0.3}, "histories"),
+    Case("ccpm", "CCPM", {"channels": [4, 3, 2], "kernel_heights": [4, 3, 2]}),
+    Case("ccpm-one", "CCPM", {"channels": [2], "kernel_heights": 3, "activation": "relu", "embedding_dim": 4}),
+    Case("fgcnn", "FGCNN", {**WINDOWS, **DNN, "embedding_dim": 4, "dnn_batch_norm": True}),
+    Case(
+        "fgcnn-shared",
+        "FGCNN",
+        {**WINDOWS, **DNN, "share_embedding": True, "conv_batch_norm": False, "conv_activation": "ReLU"},
+    ),
+    Case("ppnet", "PPNet", {**MLP, "gate_priors": ["C1", "I2"], "gate_emb_dim": 3, "gate_hidden_dim": 6}),
+    Case("ppnet-norm", "PPNet", {**MLP, "hidden_activations": ["tanh", None], "gate_priors": ["tags"], "batch_norm": True}),
+    Case("qnn-alpha", "QNN_alpha", {"embedding_dim": 6, "num_layers": 2, "num_heads": 3, "num_row": 2, "batch_norm": True}),
+    Case("qnn-alpha-one", "QNN_alpha", {"num_layers": 1, "num_row": 3}),
+    Case("apg-deep-fm", "APG_DeepFM", {**MLP, **APG}),
+    Case("apg-deep-fm-whole", "APG_DeepFM", {**MLP, **APG_WHOLE, "hidden_activations": "dice", "batch_norm": True}),
+    Case("apg-dcn-v2", "APG_DCNv2", {**APG, **APG_DCN, "model_structure": "stacked_parallel"}),
+    Case("apg-dcn-v2-plain", "APG_DCNv2", {**APG, **APG_DCN, "overparam_p": None, "model_structure": "stacked"}),
+    Case("apg-dcn-v2-mixed", "APG_DCNv2", {**APG_WHOLE, **APG_DCN, "use_low_rank_mixture": True, "low_rank": 3}),
+    Case("apg-dcn-v2-alone", "APG_DCNv2", {"model_structure": "crossnet_only", "num_cross_layers": 2}),
+    Case("dssm", "DSSM", {"user_tower_units": [7, 5], "item_tower_units": [6, 5], "batch_norm": True}),
+    Case("dmr", "DMR", {**STEPS, **DNN, "context_field": None, "attention_hidden_units": [5], "pos_emb_dim": 3}, "histories"),
+    Case("dmr-target", "DMR", DMR_TARGET, "target"),
     Case("lr", "LR", {}),
     Case("fm", "FM", {"embedding_dim": 10}),
     Case("ffm", "FFM", {"embedding_dim": 2}),

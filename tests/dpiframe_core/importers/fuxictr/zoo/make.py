@@ -6,6 +6,7 @@ Needs the wheel `fuxictr` and a checkout of its repository, whose `model_zoo` no
 the class made (random ones) and the scores that it gives for the rows of `cases`: outputs of the library, none of its code.
 """
 
+import importlib
 import importlib.util
 import json
 import sys
@@ -27,11 +28,25 @@ def own_class(repository: Path, name: str) -> type[torch.nn.Module]:
     """The class, from whichever file of the zoo has it."""
     for path in sorted(repository.glob("model_zoo/**/src/*.py")):
         if f"class {name}(" in path.read_text() and "_tf/" not in str(path):
-            spec = importlib.util.spec_from_file_location(f"zoo_{name}", path)
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            return getattr(module, name)
+            package = f"zoo_{name}"  # files of one model import one another
+            spec = importlib.util.spec_from_file_location(
+                package, path.with_name("__init__.py"), submodule_search_locations=[str(path.parent)]
+            )
+            sys.modules[package] = importlib.util.module_from_spec(spec)
+            return getattr(importlib.import_module(f"{package}.{path.stem}"), name)
     raise SystemExit(f"no class {name} in {repository}/model_zoo")
+
+
+def named_as_before() -> None:
+    """Classes of the zoo that name an option as FuxiCTR's first versions did."""
+    from fuxictr.pytorch.layers import FeatureEmbedding
+
+    forward = FeatureEmbedding.forward
+
+    def with_old_name(self: FeatureEmbedding, X: object, dynamic_emb_dim: bool = False, **options: object) -> torch.Tensor:
+        return forward(self, X, **(options | ({"flatten_emb": True} if dynamic_emb_dim else {})))
+
+    FeatureEmbedding.forward = with_old_name
 
 
 def make(case: Case, repository: Path) -> None:
@@ -89,9 +104,10 @@ def shapes(repository: Path) -> dict[str, dict[str, list[int]]]:
             feature_map.load(f"{folder}/feature_map.json", settings)
             made = own_class(repository, model)(feature_map, **settings)
         out[model] = sizes = {}
-        for name, t in made.state_dict().items():
+        state = made.state_dict()
+        for name, t in state.items():
             head, _, table = name.rpartition("embedding_layers.")
-            if t.is_floating_point() and table.endswith(".weight") and table.removesuffix(".weight") in specs:
+            if t.is_floating_point() and all(f"{head}embedding_layers.{feature}.weight" in state for feature in specs):
                 of_number = specs[table.removesuffix(".weight")]["type"] == "numeric"
                 sizes[f"{head}embedding_layers.*.weight"] = [t.shape[0 if of_number else 1]]
             elif t.is_floating_point():
@@ -106,6 +122,7 @@ def main() -> None:
         imported.SHAPES.write_text(json.dumps(shapes(repository), separators=(",", ":")) + "\n")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        named_as_before()
         for case in CASES:
             if not wanted or case.name in wanted:
                 try:

@@ -114,6 +114,8 @@ def test_a_setting_that_the_configuration_does_not_name_is_said_with_what_was_ta
         ("nfm", lambda c, w: c.update(hidden_activations=["relu"]), r"activations: got \['relu'\], expected one activation"),
         ("fwfm-fields", lambda c, w: c.update(linear_type="LX"), r"linear_type: got 'LX', expected one of LW, FeLV, FiLV"),
         ("bst", lambda c, w: c.update(bst_target_field="x"), r"bst_target_field: got 'x', expected a feature of the run"),
+        ("fgcnn", lambda c, w: c.update(pooling_sizes=[2]), r"pooling_sizes: got \[2\], expected .* one for each of 2 layers"),
+        ("dmr", lambda c, w: c.update(context_field="C1"), r"context_field: got 'C1', expected null: the library's own class"),
         ("autoint", lambda c, w: c.update(num_heads=4), r"model AutoInt: got .*expected settings and parameters of one run"),
         ("nfm", lambda c, w: w.pop("dnn.mlp.0.weight"), r"nfm.model: dnn.mlp.0.weight: got 'no such parameter', exp"),
         ("fm", lambda c, w: w.update(more=torch.ones(2)), r"fm.model: got '1 parameters left over', expected a place"),
