@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dpiframe_core.features.vocabulary import VocabularyTable
 from dpiframe_core.importers.fuxictr.files import FuxiFiles, FuxiRun
 from dpiframe_core.importers.state_dict import StateDict
 
@@ -115,8 +116,8 @@ def run_of(model: str, seed: int = 0) -> tuple[FuxiRun, StateDict]:
 
 
 @cache
-def _vocabulary() -> dict[str, int]:
-    return {"__PAD__": 0, **{f"t{i}": i for i in range(1, TOKENS + 1)}, "__OOV__": TOKENS + 1}
+def _vocabulary() -> VocabularyTable:
+    return VocabularyTable.of({"__PAD__": 0, **{f"t{i}": i for i in range(1, TOKENS + 1)}, "__OOV__": TOKENS + 1})
 
 
 def _shapes(model: str) -> Iterator[tuple[str, list[int]]]:

@@ -90,8 +90,10 @@ class Bundle:
         return sum(t.nbytes for t in (*self.tables.values(), *self.scales.values()))
 
 
-def read_bundle(path: str | os.PathLike[str], *, verify: bool = True) -> Bundle:
+def read_bundle(path: str | os.PathLike[str], *, verify: bool = True, keep_vocabularies: bool = True) -> Bundle:
     """Reads and checks a bundle; `verify=False` skips the hashes (of files known to be whole) and nothing else.
+
+    Without `keep_vocabularies` they are checked, one at a time, and none stays in memory: for who encodes nothing.
 
     Raises:
         BundleError: missing, damaged or inconsistent; one line, which file and why.
@@ -100,7 +102,7 @@ def read_bundle(path: str | os.PathLike[str], *, verify: bool = True) -> Bundle:
     if not root.is_dir():
         raise BundleError(f"{root}: got no directory, expected a model bundle")
     with named(root):
-        return _read(root, verify)
+        return _read(root, verify, keep_vocabularies)
 
 
 def write_bundle(
@@ -162,7 +164,7 @@ def write_bundle(
             except InputError as e:
                 raise BundleError(f"{MANIFEST_FILE}: {e.at(e.where.removeprefix('Manifest.'))}") from None
             (staging / MANIFEST_FILE).write_bytes(manifest_yaml(manifest))
-            _read(staging, verify=False)
+            _read(staging, verify=False, keep_vocabularies=False)
         move_into_place(staging, root)
     return manifest
 
@@ -173,7 +175,7 @@ def is_taken(path: Path, overwrite: bool) -> bool:
     return (path.exists() or path.is_symlink()) and not replaced
 
 
-def _read(root: Path, verify: bool) -> Bundle:
+def _read(root: Path, verify: bool, keep_vocabularies: bool) -> Bundle:
     found = listed_files(root)
     if MANIFEST_FILE not in found:
         raise BundleError(f"{MANIFEST_FILE}: got no such file, expected one in every bundle")
@@ -191,7 +193,7 @@ def _read(root: Path, verify: bool) -> Bundle:
         if tensor.dtype != torch.float32:
             raise BundleError(f"{DENSE_FILE}: {key}: got {tensor.dtype}, expected torch.float32")
         check_finite(DENSE_FILE, key, tensor)
-    vocabularies = read_vocabularies(root, schema)
+    vocabularies = read_vocabularies(root, schema, keep_vocabularies)
     tables = {table.name: read_table(root, table) for table in schema.tables}
     return Bundle(
         path=root, manifest=manifest, dense=dense, vocabularies=vocabularies,

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from dpiframe_core.bundle.manifest import (
     EXAMPLE_FILE,
     MANIFEST_FILE,
@@ -60,11 +62,18 @@ def read_encoding(path: str | os.PathLike[str]) -> Encoding:
         )
 
 
-def read_vocabularies(root: Path, schema: FeatureSchema) -> dict[str, VocabularyTable]:
-    """Those that the features read, checked against the schema."""
-    vocabularies = {name: _read_vocabulary(root, vocabulary_file(name)) for name in vocabulary_names(schema)}
-    check_vocabularies(schema, vocabularies)
-    return vocabularies
+def read_vocabularies(root: Path, schema: FeatureSchema, keep: bool = True) -> dict[str, VocabularyTable]:
+    """Those that the features read, checked against the schema. Without `keep` none, and one at a time is in memory."""
+    kept: dict[str, VocabularyTable] = {}
+    for name in vocabulary_names(schema):
+        read = {name: _read_vocabulary(root, vocabulary_file(name))}
+        check_vocabularies(schema, read, read)
+        if keep:
+            kept |= read
+        else:
+            del read
+            pa.default_memory_pool().release_unused()
+    return kept
 
 
 def read_example(root: Path) -> dict[str, Any]:

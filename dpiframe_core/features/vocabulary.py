@@ -3,9 +3,10 @@
 Knows the schema; knows nothing of requests.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import compress, repeat
+from itertools import compress, pairwise, repeat
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -25,18 +26,11 @@ class TextLookup:
 
     def __init__(self, table: pa.Table, unknown: int, missing: int) -> None:
         self.unknown, self.missing = unknown, missing
-        functions = c_build.request_extension()
-        values, ids = table["value"].cast(pa.large_string()).combine_chunks(), table["id"].to_numpy()
-        self.native: object | None = None
+        values, ids = table["value"], table["id"].to_numpy()
+        self.native = _in_c(values, ids)
         self._id_of: dict[str | None, int] = {}
-        if functions is None:
+        if self.native is None:
             self._id_of = dict(zip(values.to_pylist(), ids.tolist(), strict=True)) | {None: missing}
-        else:
-            _, bounds, data = values.buffers()
-            offsets = (
-                np.frombuffer(bounds, np.int64)[values.offset : values.offset + len(values) + 1] if len(values) else _EMPTY
-            )
-            self.native = functions.vocabulary(memoryview(data or b""), offsets, np.ascontiguousarray(ids))
 
     def __call__(self, texts: Sequence[str | None]) -> npt.NDArray[np.int64]:
         functions = c_build.request_extension()
@@ -53,6 +47,29 @@ class TextLookup:
 
 
 _EMPTY = _FIRST = np.zeros(1, np.int64)
+
+
+def _in_c(texts: pa.ChunkedArray, ids: npt.NDArray[np.int64] | None = None) -> object | None:
+    """The vocabulary in C, None without C. Raises ValueError where a text is there twice."""
+    functions = c_build.request_extension()
+    if functions is None:
+        return None
+    large = texts.cast(pa.large_string())
+    values = large.chunk(0) if large.num_chunks == 1 else large.combine_chunks()  # which copies one, too
+    _, bounds, data = values.buffers()
+    offsets = np.frombuffer(bounds, np.int64)[values.offset : values.offset + len(values) + 1] if len(values) else _EMPTY
+    return functions.vocabulary(memoryview(data or b""), offsets, offsets[1:] if ids is None else np.ascontiguousarray(ids))
+
+
+def _are_distinct(values: pa.ChunkedArray) -> bool:
+    """Arrow's own count takes several times the memory of the values, and the time."""
+    if values.type == pa.int64():
+        ordered = np.sort(values.to_numpy())
+        return bool((ordered[1:] != ordered[:-1]).all())
+    with suppress(ValueError):
+        if _in_c(values) is not None:
+            return True
+    return bool(pc.count_distinct(values).as_py() == len(values))
 
 
 def _is_sound(text: str | None) -> bool:
@@ -81,7 +98,9 @@ class VocabularyTable:
             raise BundleError(f"vocabulary: got {nulls} nulls, expected none")
         if len(ident) and (lowest := pc.min(ident).as_py()) < 0:
             raise BundleError(f"vocabulary: got id {lowest}, expected ids from 0")
-        if pc.count_distinct(value).as_py() != len(value):
+        distinct = _are_distinct(value)
+        pa.default_memory_pool().release_unused()  # what it took, and who read the table: Arrow would keep it
+        if not distinct:
             counts = pc.value_counts(value)
             twice = counts.filter(pc.greater(counts.field("counts"), 1))[0]["values"].as_py()
             raise BundleError(f"vocabulary: got {shown(twice)} twice, expected distinct values")
@@ -99,6 +118,23 @@ class VocabularyTable:
         except (pa.ArrowException, OverflowError, UnicodeError) as e:
             raise BundleError(f"vocabulary: got {shown(str(e))}, expected UTF-8 text or integers of 64 bits") from e
         return cls(pa.table({"value": value, "id": ident}))
+
+    def id_of(self, value: str | int) -> int | None:
+        at = pc.index(self.table["value"], value).as_py()
+        return None if at < 0 else self.table["id"][at].as_py()
+
+    def without(self, values: Sequence[str]) -> Self:
+        """The other entries, in the same memory."""
+        at = sorted({-1, *(pc.index(self.table["value"], value).as_py() for value in values)})
+        parts = pairwise([*at, len(self.table)])
+        return type(self)(pa.concat_tables([self.table.slice(start + 1, end - start - 1) for start, end in parts]))
+
+    def of_integers(self) -> Self | None:
+        """The integers that the texts say; None where one says none, or as no program would write it."""
+        texts = self.table["value"]
+        if not pc.all(pc.match_substring_regex(texts, "^(0|-?[1-9][0-9]{0,17})$"), min_count=0).as_py():
+            return None
+        return type(self)(self.table.set_column(0, "value", texts.cast(pa.int64())))
 
     @property
     def values(self) -> Literal["string", "int"]:
@@ -134,15 +170,17 @@ def id_bound(schema: FeatureSchema, feature: Categorical | Numeric) -> int:
     return min(schema.table(name).rows for name in names if name is not None)
 
 
-def check_vocabularies(schema: FeatureSchema, vocabularies: Mapping[str, VocabularyTable]) -> None:
-    """Checks every feature's vocabulary, by file name.
+def check_vocabularies(
+    schema: FeatureSchema, vocabularies: Mapping[str, VocabularyTable], names: Collection[str] | None = None
+) -> None:
+    """Checks every feature's vocabulary, by file name; of `names`, those alone.
 
     Raises:
         BundleError: one lacks, holds the wrong kind of values, or gives an id that is no row of the feature's tables.
     """
     for f in schema.features:
         name = vocabulary_name(f) if isinstance(f, Categorical) else None
-        if name is None or not isinstance(f, Categorical):
+        if name is None or not isinstance(f, Categorical) or (names is not None and name not in names):
             continue
         where = f"vocab/{name}.parquet"
         if name not in vocabularies:
@@ -160,7 +198,8 @@ def read_vocabulary(path: Path) -> VocabularyTable:
     """Reads a Parquet file. Its errors do not name the file: the caller does."""
     try:
         with pq.ParquetFile(path) as file:
-            table = file.read()
+            table = file.read(use_threads=False)  # each would keep memory of its own
+        pa.default_memory_pool().release_unused()
         table.validate(full=True)  # else text that is no UTF-8 shows only when it is used
     except (pa.ArrowException, OSError, ValueError, TypeError) as e:  # PyArrow lets the last two through on damaged metadata
         raise BundleError(f"vocabulary: got {shown(str(e))}, expected a readable Parquet file") from e
@@ -172,3 +211,5 @@ def write_vocabulary(vocabulary: VocabularyTable, path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     table = vocabulary.table.sort_by([("id", "ascending"), ("value", "ascending")])
     pq.write_table(table.replace_schema_metadata(None), path, compression="zstd")
+    del table
+    pa.default_memory_pool().release_unused()

@@ -18,6 +18,7 @@ from dpiframe_core.features.transforms import Log, MinMax, Standardize
 from dpiframe_core.features.vocabulary import VocabularyTable
 from dpiframe_core.importers.source_model import SourceLayers, SourceModel, required, tables_in_order
 from dpiframe_core.importers.state_dict import StateDict
+from dpiframe_core.importers.token_ids import read_token_ids
 from dpiframe_core.strict import Name, Strict, told
 from dpiframe_core.strict_yaml import load_yaml
 
@@ -151,17 +152,22 @@ def with_vocabularies(spec: Spec, where: str, folder: Path | None = None) -> Spe
     for f in spec.features:
         if isinstance(f, SparseFeature) and f.vocabulary is not None:
             file = (folder or Path()) / f.vocabulary
-            try:
-                entries = json.loads(file.read_bytes())
-                ids = {str(k) if f.values == "string" else int(k): v for k, v in entries.items()}
-            except OSError:
-                raise InputError(
-                    f"{where}: {f.name}.vocabulary", str(file), "a file, named as seen from the spec's folder"
-                ) from None
-            except (ValueError, AttributeError, RecursionError) as e:
-                raise InputError(f"{file}", str(e), f"a JSON object of {f.values} values and ids") from None
-            found[f.name] = VocabularyTable.of(ids)  # type: ignore[arg-type]  # of one kind, which it checks
+            read = read_token_ids(file, None)
+            tokens = read and (read[""] if f.values == "string" else read[""].of_integers())
+            found[f.name] = tokens or _of_whole(file, f.values, f"{where}: {f.name}.vocabulary")
     return SpecFile(where, spec, found)
+
+
+def _of_whole(file: Path, values: str, where: str) -> VocabularyTable:
+    """By a dict in memory, for what `read_token_ids` leaves."""
+    try:
+        entries = json.loads(file.read_bytes())
+        ids = {str(k) if values == "string" else int(k): v for k, v in entries.items()}
+    except OSError:
+        raise InputError(where, str(file), "a file, named as seen from the spec's folder") from None
+    except (ValueError, AttributeError, RecursionError) as e:
+        raise InputError(f"{file}", str(e), f"a JSON object of {values} values and ids") from None
+    return VocabularyTable.of(ids)  # type: ignore[arg-type]  # of one kind, which it checks
 
 
 def build_schema(

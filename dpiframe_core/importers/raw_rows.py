@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pcsv
 
 from dpiframe_core.errors import InputError, listed
+from dpiframe_core.features.raw_columns import split_text
 from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Identity, Numeric, Vocabulary
 from dpiframe_core.features.vocabulary import VocabularyTable, id_bound, vocabulary_name
 from dpiframe_core.files.row_files import RowFile, column_names, iter_chunks
@@ -63,6 +65,25 @@ def read_expected(path: Path, rows: int) -> npt.NDArray[np.float64]:
     if not bool(((scores >= 0) & (scores <= 1)).all()):
         raise InputError(str(path), "values outside 0 to 1", "probabilities")
     return scores
+
+
+def entries_named(
+    schema: FeatureSchema, vocabularies: Mapping[str, VocabularyTable], columns: Columns
+) -> dict[str, VocabularyTable]:
+    """The vocabularies with the entries that the columns name alone: lookups in large ones take memory as tables do."""
+    named: dict[str, set[object]] = {name: set() for name in vocabularies}
+    for f in schema.features:
+        if isinstance(f, Categorical) and (name := vocabulary_name(f)) is not None:
+            for value in columns[f.name]:
+                parts = value if f.splitter is None else split_text(value, f.splitter, f.values)
+                named[name].update(parts if isinstance(parts, list) else [parts])
+    out = {}
+    for name, vocabulary in vocabularies.items():
+        values = vocabulary.table["value"]
+        kind = str if vocabulary.values == "string" else int
+        known = pa.array([v for v in named[name] if type(v) is kind], values.type)
+        out[name] = VocabularyTable(vocabulary.table.filter(pc.is_in(values, known)))
+    return out
 
 
 def random_rows(schema: FeatureSchema, vocabularies: Mapping[str, VocabularyTable], rows: int, seed: int = 7) -> Columns:

@@ -19,7 +19,8 @@ from dpiframe_core.errors import BundleError, InputError
 from dpiframe_core.evaluation.parity import Parity, parity
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.row_block import RowBlock
-from dpiframe_core.importers.raw_rows import Columns, random_rows, read_expected, read_rows
+from dpiframe_core.features.vocabulary import check_vocabularies
+from dpiframe_core.importers.raw_rows import Columns, entries_named, random_rows, read_expected, read_rows
 from dpiframe_core.importers.source_model import SourceModel
 from dpiframe_core.importers.written_scores import written_scores
 
@@ -95,7 +96,8 @@ def write_import(
         columns, labels = read_rows(rows, schema, label or source.label)
         if label is not None and labels is None:
             raise InputError(f"{rows}: {label}", "no such column, or other values", "labels of 0 and 1")
-    block = Encoder(schema, source.vocabularies).encode(columns)
+    check_vocabularies(schema, source.vocabularies)
+    block = Encoder(schema, entries_named(schema, source.vocabularies, columns)).encode(columns)
     if expected is None:
         own = np.concatenate([source.reference(part) for part in _parts(block)])
         computed = f"the layers of {source.library}'s {source.model} computed in float64"

@@ -31,7 +31,7 @@ def written_scores(path: Path, block: RowBlock) -> Floats:
     Raises:
         BundleError: it cannot be read.
     """
-    bundle = read_bundle(path)
+    bundle = read_bundle(path, keep_vocabularies=False)
     kept = _kept(bundle.manifest.feature_schema, block)
     schema, tables = _narrowed(bundle, kept)
     renumbered = _renumbered(bundle.manifest.feature_schema, schema, block, kept)

@@ -49,7 +49,7 @@ static uint64_t place_of(const Vocabulary *v, const char *text, Py_ssize_t size,
     return at;
 }
 
-// vocabulary(data, offsets, ids): of distinct texts, int64[n + 1] and int64[n]; keeps all three.
+// vocabulary(data, offsets, ids): of texts, int64[n + 1] and int64[n]; keeps all three. Refuses a text that is there twice.
 PyObject *dpi_vocabulary(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     Py_buffer data, offsets, ids;
     if (!counted(count, 3) || PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE)) return NULL;
@@ -63,12 +63,13 @@ PyObject *dpi_vocabulary(PyObject *Py_UNUSED(module), PyObject *const *args, Py_
     Vocabulary *v = good ? PyMem_RawCalloc(1, sizeof *v + room * sizeof v->places[0]) : NULL;
     if (v != NULL) {
         v->data = data, v->offsets = offsets, v->ids = ids, v->mask = room - 1;
-        for (int64_t i = 0; i < texts; ++i) {
+        for (int64_t i = 0; good && i < texts; ++i) {
             const char *text = (const char *)data.buf + bounds[i];
             const uint64_t hash = hashed(text, bounds[i + 1] - bounds[i]), at = place_of(v, text, bounds[i + 1] - bounds[i], hash >> 32, hash);
+            good = !v->places[at].text;
             v->places[at].tag = hash >> 32, v->places[at].text = i + 1;
         }
-        PyObject *capsule = PyCapsule_New(v, VOCABULARY, freed);
+        PyObject *capsule = good ? PyCapsule_New(v, VOCABULARY, freed) : PyErr_Format(PyExc_ValueError, "vocabulary: got a text twice");
         if (capsule) return capsule;
         PyMem_RawFree(v);
     } else if (good) PyErr_NoMemory();

@@ -95,8 +95,8 @@ def _buckets(run: FuxiRun, name: str, kind: str) -> LogSquareBuckets | None:
         or column.get("dtype") not in ("float", "int")
     ):
         raise InputError(f"columns.{name}.preprocess", code, f"none, or {PREPROCESS} of a number: other code stays behind")
-    tokens = {_integer(name, t): i for t, i in run.vocabularies[name].items() if t not in (_PAD, _OOV)}
-    return log_square_buckets(tokens, run.vocabularies[name][_OOV])
+    vocabulary = run.vocabularies[name]
+    return log_square_buckets(_integers(name, vocabulary.without([_PAD, _OOV])), vocabulary.id_of(_OOV) or 0)
 
 
 def build_schema(
@@ -151,14 +151,16 @@ def build_vocabularies(run: FuxiRun, schema: FeatureSchema) -> dict[str, Vocabul
     out = {}
     for f in schema.features:
         if isinstance(f, Categorical):
-            tokens = {token: i for token, i in run.vocabularies[f.name].items() if token != _OOV}
-            if f.values == "int" or f.max_values > 1:
-                tokens.pop(_PAD, None)
+            dropped = [_OOV, _PAD] if f.values == "int" or f.max_values > 1 else [_OOV]
+            out[f.name] = tokens = run.vocabularies[f.name].without(dropped)
             if f.values == "int":
-                out[f.name] = VocabularyTable.of({_integer(f.name, t): i for t, i in tokens.items()})
-            else:
-                out[f.name] = VocabularyTable.of(tokens)
+                out[f.name] = tokens.of_integers() or VocabularyTable.of(_integers(f.name, tokens))
     return out
+
+
+def _integers(feature: str, tokens: VocabularyTable) -> dict[int, int]:
+    values, ids = tokens.table["value"].to_pylist(), tokens.table["id"].to_pylist()
+    return {_integer(feature, token): i for token, i in zip(values, ids, strict=True)}
 
 
 def _integer(feature: str, token: str) -> int:
@@ -203,17 +205,18 @@ def _number(run: FuxiRun, f: Field, column: Mapping[str, Any], scope: Scope, tab
 def _category(
     run: FuxiRun, f: Field, column: Mapping[str, Any], scope: Scope, table: str, first: str | None, *, aligned: bool
 ) -> Categorical:
-    tokens, dtype = run.vocabularies[f.name], column.get("dtype")
+    vocabulary, dtype = run.vocabularies[f.name], column.get("dtype")
     if dtype not in ("str", "int"):
         raise InputError(f"columns.{f.name}.dtype", dtype, "str or int for categories")
     fill = column.get("fill_na", "" if dtype == "str" else 0)
     if type(fill) is not (str if dtype == "str" else int):
         raise InputError(f"columns.{f.name}.fill_na", fill, f"a value of dtype {dtype}")
-    oov = tokens[_OOV]
+    oov = vocabulary.id_of(_OOV)
     if f.kind == "categorical":
+        filled = vocabulary.id_of(str(fill))
         return Categorical(
             name=f.name, scope=scope, values="string" if dtype == "str" else "int", encoder=Vocabulary(), table=table,
-            first_order_table=first, missing_id=tokens.get(str(fill), oov), oov_id=oov,
+            first_order_table=first, missing_id=oov if filled is None else filled, oov_id=oov,
         )  # fmt: skip
     if dtype != "str":
         raise InputError(f"columns.{f.name}.dtype", dtype, "str for a sequence")

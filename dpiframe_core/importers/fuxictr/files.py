@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import pyarrow.compute as pc
 from pydantic import Field, TypeAdapter, ValidationError
 
 from dpiframe_core.errors import InputError, listed, shown
 from dpiframe_core.features.transforms import MinMax, Standardize
+from dpiframe_core.features.vocabulary import VocabularyTable
 from dpiframe_core.importers.fuxictr.pickled_processor import FeatureMapRecord, Processor, read_processor
 from dpiframe_core.importers.fuxictr.processor import as_mapping, check_tokenizers, processor_normalizers
+from dpiframe_core.importers.token_ids import read_token_ids
 from dpiframe_core.strict import first_fault, told
 from dpiframe_core.strict_yaml import load_yaml
 
@@ -47,7 +50,7 @@ class FuxiRun:
 
     Attributes:
         config: the run's parameters. features: name -> FuxiCTR's specification, in its order, "meta" ones left out.
-        columns: name -> the data set's column (dtype, fill_na, splitter ..). vocabularies: name -> token -> id.
+        columns: name -> the data set's column (dtype, fill_na, splitter ..). vocabularies: name -> the ids of its tokens.
         normalizers: of the numeric features that have one.
         labels: names of the label columns.
     """
@@ -56,7 +59,7 @@ class FuxiRun:
     config: Mapping[str, Any]
     features: Mapping[str, Mapping[str, Any]]
     columns: Mapping[str, Mapping[str, Any]]
-    vocabularies: Mapping[str, Mapping[str, int]]
+    vocabularies: Mapping[str, VocabularyTable]
     normalizers: Mapping[str, Standardize | MinMax]
     labels: tuple[str, ...]
 
@@ -180,24 +183,32 @@ def _columns(files: FuxiFiles, config: Mapping[str, Any], processor: Processor |
     return columns
 
 
-def _vocabularies(files: FuxiFiles, features: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, int]]:
-    raw = as_mapping(str(files.vocab), _json(files.vocab))
+def _vocabularies(files: FuxiFiles, features: Mapping[str, Mapping[str, Any]]) -> dict[str, VocabularyTable]:
     needed = [name for name, spec in features.items() if spec.get("type") in ("categorical", "sequence")]
-    missing = [name for name in needed if name not in raw]
+    found: Mapping[str, Any] | None = read_token_ids(files.vocab, needed)
+    if found is None or any(tokens.id_of("__OOV__") is None for tokens in found.values()):
+        found = as_mapping(str(files.vocab), _json(files.vocab))  # whole, for the checks to say what is wrong
+    missing = [name for name in needed if name not in found]
     if missing:
         raise InputError(str(files.vocab), f"{len(missing)} vocabularies missing", f"one for each of {listed(missing)}")
     wrong = []
     for name in needed:
-        tokens = as_mapping(f"{files.vocab}: {name}", raw[name])
-        if not tokens or not all(type(i) is int and i >= 0 for i in tokens.values()) or "__OOV__" not in tokens:
-            raise InputError(f"{files.vocab}: {name}", shown(tokens), "ids from 0 on, __OOV__ among them")
-        size = max(tokens.values()) + 1
+        size = _size(f"{files.vocab}: {name}", found[name])
         if size != features[name].get("vocab_size"):
             wrong.append(f"{name} ({size} ids, vocab_size {features[name].get('vocab_size')})")
     if wrong:
         got = f"{len(wrong)} other sizes than {files.feature_map.name}"
         raise InputError(str(files.vocab), got, f"the same for {listed(wrong)}")
-    return {name: raw[name] for name in needed}
+    return {name: v if isinstance(v := found[name], VocabularyTable) else VocabularyTable.of(v) for name in needed}
+
+
+def _size(where: str, vocabulary: object) -> int:
+    if isinstance(vocabulary, VocabularyTable):
+        return int(pc.max(vocabulary.table["id"]).as_py()) + 1
+    tokens = as_mapping(where, vocabulary)
+    if not tokens or not all(type(i) is int and i >= 0 for i in tokens.values()) or "__OOV__" not in tokens:
+        raise InputError(where, shown(tokens), "ids from 0 on, __OOV__ among them")
+    return int(max(tokens.values())) + 1
 
 
 def _data_sets(files: FuxiFiles, feature_map: Mapping[str, Any], processor: Processor | None) -> dict[str, Any]:

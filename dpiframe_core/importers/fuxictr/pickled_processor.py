@@ -6,20 +6,24 @@ it names (a class, a function, an attribute to look up) is refused by its name.
 
 from __future__ import annotations
 
-import io
 import pickle
 import pickletools
 import re
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, ClassVar
+from tempfile import TemporaryFile
+from typing import IO, Any, ClassVar, cast
 
 import numpy as np
 
 from dpiframe_core.errors import InputError
 
 _MAX_BYTES = 1 << 30
+_LONG = 1000
 
 
 class Record:
@@ -62,6 +66,28 @@ class StandardScalerRecord(Record):
 
 class MinMaxScalerRecord(Record):
     kind = "MinMaxScaler"
+
+
+class Tokens(dict[Any, Any]):
+    """A dict of the pickle. A long one of ids is a vocabulary: of it the last entries, and `sum_of` those before."""
+
+    count = total = 0
+
+    def __setitem__(self, key: object, value: object) -> None:
+        super().__setitem__(key, value)
+        if len(self) >= _LONG and all(type(i) is int for i in self.values()):
+            self.count, self.total = self.summed()
+            self.clear()
+
+    def summed(self) -> tuple[int, int]:
+        """As `sum_of` all entries, in whatever order."""
+        count, total = sum_of(self.items())
+        return self.count + count, self.total + total
+
+
+def sum_of(entries: Collection[tuple[object, object]]) -> tuple[int, int]:
+    """How many, and a sum of hashes: equal for equal vocabularies, and for others by a chance of 2^-64 alone."""
+    return len(entries), sum(hash(f"{i} {token}") for token, i in entries)
 
 
 _CODE = re.compile(r"[fi][48]|U[1-9][0-9]{0,3}")
@@ -149,6 +175,7 @@ _ADMITTED: dict[tuple[str, str], Any] = {
     ("sklearn.preprocessing._data", "StandardScaler"): StandardScalerRecord,
     ("sklearn.preprocessing._data", "MinMaxScaler"): MinMaxScalerRecord,
     ("collections", "OrderedDict"): dict,
+    ("dpiframe", "dict"): _Call(lambda *_: Tokens()),
     ("builtins", "getattr"): _Call(_bound),
     ("builtins", "str"): "str",
     ("builtins", "int"): "int",
@@ -172,11 +199,44 @@ class _InertUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"got a persistent id {pid!r}, expected none")
 
 
-def _check_memo(data: bytes) -> None:
-    """Refuses a place in the memo beyond any that so many bytes can fill: the unpickler makes room for all places before it."""
-    for opcode, place, _ in pickletools.genops(data):
-        if opcode.name in ("PUT", "BINPUT", "LONG_BINPUT") and isinstance(place, int) and place > len(data):
+_PUTS, _GETS = {"PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"}, {"GET", "BINGET", "LONG_BINGET"}
+_NEW_DICT = b"cdpiframe\ndict\n)R"
+# Short text that goes into the memo, and an integer; and how a vocabulary's entries follow a mark, a thousand at a time.
+_TEXT = b"|".join(re.escape(bytes([size])) + b".{%d}" % size for size in range(64))
+_ENTRY = re.compile(b"(\x8c(?:" + _TEXT + b"))\x94(K.|M..|J....)", re.DOTALL)
+_ENTRIES = re.compile(b"(?:" + _ENTRY.pattern + b")*+", re.DOTALL)
+
+
+def _compact(data: mmap) -> Iterator[bytes]:
+    """The pickle in parts: with `Tokens` for its dicts, and no text in the memo that nothing reads there.
+
+    Refuses a place in the memo beyond any that so many bytes can fill.
+    """
+    used: set[Any] = set()
+    for opcode, place, _ in pickletools.genops(cast(IO[bytes], data)):
+        if opcode.name in _PUTS and isinstance(place, int) and place > len(data):
             raise pickle.UnpicklingError(f"got memo index {place}, expected at most {len(data)}, the bytes of the file")
+        if opcode.name in _GETS:
+            used.add(place)
+        elif opcode.name == "MARK" and (run := _ENTRIES.match(data, data.tell())):
+            data.seek(run.end())
+    places = {place: struct.pack("<I", i) for i, place in enumerate(sorted(used))}
+    puts = 0
+    data.seek(0)
+    for opcode, place, start in pickletools.genops(cast(IO[bytes], data)):
+        if opcode.name in _PUTS:
+            place, puts = puts if opcode.name == "MEMOIZE" else place, puts + 1
+            yield b"r" + places[place] if place in places else b""
+        elif opcode.name in _GETS:
+            yield b"j" + places[place]
+        elif opcode.name != "FRAME":
+            yield _NEW_DICT if opcode.name == "EMPTY_DICT" else data[start : data.tell()]
+        if opcode.name == "MARK" and (run := _ENTRIES.match(data, data.tell())):
+            entries = _ENTRY.findall(run[0])
+            if not any(place in places for place in range(puts, puts + len(entries))):
+                puts += len(entries)
+                data.seek(run.end())
+                yield b"".join(chain.from_iterable(entries))
 
 
 def read_processor(path: Path) -> Processor:
@@ -188,16 +248,19 @@ def read_processor(path: Path) -> Processor:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise InputError(str(path), f"{path.stat().st_size} bytes", f"at most {_MAX_BYTES}")
-        data = path.read_bytes()
-        _check_memo(data)
-        made = _InertUnpickler(io.BytesIO(data)).load()
+        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data, TemporaryFile() as compact:
+            compact.writelines(_compact(data))
+            compact.seek(0)
+            made = _InertUnpickler(compact).load()
     except FileNotFoundError:
         raise InputError("processor", str(path), "a file") from None
+    except OSError as e:
+        raise InputError(str(path), str(e), "a file that can be read, and room for a temporary one") from None
     except pickle.UnpicklingError as e:
         raise InputError(str(path), str(e), "a FuxiCTR feature processor; --normalizers FILE.yaml does without") from None
     except (EOFError, AttributeError, IndexError, KeyError, TypeError, ValueError, UnicodeDecodeError, MemoryError,
             OverflowError, RecursionError, ImportError, NotImplementedError) as e:  # fmt: skip
         raise InputError(str(path), f"damaged data ({type(e).__name__})", "a whole FuxiCTR feature processor") from None
     if not isinstance(made, Processor):
-        raise InputError(str(path), type(made).__name__, "a FuxiCTR feature processor")
+        raise InputError(str(path), "dict" if isinstance(made, dict) else type(made).__name__, "a FuxiCTR feature processor")
     return made

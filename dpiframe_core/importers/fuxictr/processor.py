@@ -7,6 +7,7 @@ import numpy as np
 
 from dpiframe_core.errors import InputError, listed, shown
 from dpiframe_core.features.transforms import MinMax, Standardize
+from dpiframe_core.features.vocabulary import VocabularyTable
 from dpiframe_core.importers.fuxictr.pickled_processor import (
     BoundTransform,
     MinMaxScalerRecord,
@@ -14,7 +15,11 @@ from dpiframe_core.importers.fuxictr.pickled_processor import (
     Processor,
     StandardScalerRecord,
     TokenizerRecord,
+    Tokens,
+    sum_of,
 )
+
+_PART = 1 << 12
 
 
 def as_mapping(where: str, value: object) -> Mapping[str, Any]:
@@ -24,7 +29,7 @@ def as_mapping(where: str, value: object) -> Mapping[str, Any]:
     return value
 
 
-def check_tokenizers(processor: Processor, where: str, vocab_name: str, vocabularies: Mapping[str, Mapping[str, int]]) -> None:
+def check_tokenizers(processor: Processor, where: str, vocab_name: str, vocabularies: Mapping[str, VocabularyTable]) -> None:
     """Raises InputError where the processor's vocabularies are others than those of the file `vocab_name`."""
     made = as_mapping(where, processor.fields.get("processor_dict"))
     wrong = []
@@ -33,11 +38,20 @@ def check_tokenizers(processor: Processor, where: str, vocab_name: str, vocabula
         found = tokenizer.fields.get("vocab") if isinstance(tokenizer, TokenizerRecord) else None
         if not isinstance(found, Mapping):
             wrong.append(f"{name} (no tokenizer)")
-        elif {str(token): i for token, i in found.items()} != dict(tokens):
+        elif (found.summed() if isinstance(found, Tokens) else sum_of(found.items())) != _summed(tokens):
             wrong.append(f"{name} (another vocabulary)")
     if wrong:
         got = f"{len(wrong)} other vocabularies than {vocab_name}"
         raise InputError(where, got, f"the same for {listed(wrong)}")
+
+
+def _summed(tokens: VocabularyTable) -> tuple[int, int]:
+    count = total = 0
+    for part in tokens.table.to_batches(_PART):
+        values, ids = (column.to_pylist() for column in part.columns)
+        total += sum_of(list(zip(values, ids, strict=True)))[1]
+        count += len(values)
+    return count, total
 
 
 def processor_normalizers(processor: Processor, where: str) -> dict[str, Standardize | MinMax]:

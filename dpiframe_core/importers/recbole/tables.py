@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
@@ -56,4 +57,4 @@ def token_rows(file: SpecFile, f: SparseFeature) -> int:
         raise InputError(
             f"{file.where}: {f.name}.vocabulary", "nothing", "a JSON file of tokens and ids, as RecBole's data set has"
         )
-    return 1 + int(max(file.vocabularies[f.name].table["id"].to_pylist(), default=0))
+    return 1 + (pc.max(file.vocabularies[f.name].table["id"]).as_py() or 0)
