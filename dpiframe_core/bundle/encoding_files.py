@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from dpiframe_core.bundle.manifest import (
     EXAMPLE_FILE,
     MANIFEST_FILE,
@@ -68,11 +66,8 @@ def read_vocabularies(root: Path, schema: FeatureSchema, keep: bool = True) -> d
     for name in vocabulary_names(schema):
         read = {name: _read_vocabulary(root, vocabulary_file(name))}
         check_vocabularies(schema, read, read)
-        if keep:
-            kept |= read
-        else:
-            del read
-            pa.default_memory_pool().release_unused()
+        kept |= read if keep else {}
+        del read
     return kept
 
 

@@ -210,6 +210,6 @@ def write_vocabulary(vocabulary: VocabularyTable, path: Path) -> None:
     """Writes the rows in the order of their ids, so that equal vocabularies give equal bytes."""
     path.parent.mkdir(exist_ok=True)
     table = vocabulary.table.sort_by([("id", "ascending"), ("value", "ascending")])
-    pq.write_table(table.replace_schema_metadata(None), path, compression="zstd")
+    pq.write_table(table.replace_schema_metadata(None), path, compression="zstd", use_dictionary=False)  # nothing comes twice
     del table
     pa.default_memory_pool().release_unused()

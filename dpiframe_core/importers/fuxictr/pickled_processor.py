@@ -10,7 +10,7 @@ import pickle
 import pickletools
 import re
 import struct
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from mmap import ACCESS_READ, mmap
@@ -69,7 +69,7 @@ class MinMaxScalerRecord(Record):
 
 
 class Tokens(dict[Any, Any]):
-    """A dict of the pickle. A long one of ids is a vocabulary: of it the last entries, and `sum_of` those before."""
+    """A dict of the pickle. A long one of ids is a vocabulary: what `summed` tells, and its last entries."""
 
     count = total = 0
 
@@ -80,14 +80,15 @@ class Tokens(dict[Any, Any]):
             self.clear()
 
     def summed(self) -> tuple[int, int]:
-        """As `sum_of` all entries, in whatever order."""
-        count, total = sum_of(self.items())
-        return self.count + count, self.total + total
+        """How many entries, and a sum of their hashes: equal for equal ones, for others by a chance of 2^-64 alone."""
+        return self.count + len(self), self.total + sum(hash(f"{i} {token}") for token, i in self.items())
 
 
-def sum_of(entries: Collection[tuple[object, object]]) -> tuple[int, int]:
-    """How many, and a sum of hashes: equal for equal vocabularies, and for others by a chance of 2^-64 alone."""
-    return len(entries), sum(hash(f"{i} {token}") for token, i in entries)
+def tokens_of(entries: Iterable[tuple[object, object]]) -> Tokens:
+    made = Tokens()
+    for token, i in entries:
+        made[token] = i
+    return made
 
 
 _CODE = re.compile(r"[fi][48]|U[1-9][0-9]{0,3}")

@@ -1,6 +1,6 @@
 """What a run's feature processor holds beside its files: vocabularies to check those against, and numeric normalisers."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from dpiframe_core.importers.fuxictr.pickled_processor import (
     StandardScalerRecord,
     TokenizerRecord,
     Tokens,
-    sum_of,
+    tokens_of,
 )
 
 _PART = 1 << 12
@@ -38,20 +38,18 @@ def check_tokenizers(processor: Processor, where: str, vocab_name: str, vocabula
         found = tokenizer.fields.get("vocab") if isinstance(tokenizer, TokenizerRecord) else None
         if not isinstance(found, Mapping):
             wrong.append(f"{name} (no tokenizer)")
-        elif (found.summed() if isinstance(found, Tokens) else sum_of(found.items())) != _summed(tokens):
+        elif (found if isinstance(found, Tokens) else tokens_of(found.items())).summed() != tokens_of(
+            _entries(tokens)
+        ).summed():
             wrong.append(f"{name} (another vocabulary)")
     if wrong:
         got = f"{len(wrong)} other vocabularies than {vocab_name}"
         raise InputError(where, got, f"the same for {listed(wrong)}")
 
 
-def _summed(tokens: VocabularyTable) -> tuple[int, int]:
-    count = total = 0
+def _entries(tokens: VocabularyTable) -> Iterator[tuple[object, object]]:
     for part in tokens.table.to_batches(_PART):
-        values, ids = (column.to_pylist() for column in part.columns)
-        total += sum_of(list(zip(values, ids, strict=True)))[1]
-        count += len(values)
-    return count, total
+        yield from zip(part["value"].to_pylist(), part["id"].to_pylist(), strict=True)
 
 
 def processor_normalizers(processor: Processor, where: str) -> dict[str, Standardize | MinMax]:
