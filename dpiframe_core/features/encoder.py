@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpiframe_core.errors import InputError
+from dpiframe_core.features.arrow_columns import ArrowColumns
 from dpiframe_core.features.block_layout import BlockLayout, Column, IdSection, Section
 from dpiframe_core.features.feature_readers import STAYS_FINITE, CategoryReader, NumberReader, no_lookup
 from dpiframe_core.features.multi_column_readers import multi_column_readers, rows_of
@@ -145,7 +146,7 @@ class Encoder:
                 raise InputError.worded(f"{scope}.{name}", "nothing", rule)
         if not candidates:
             raise InputError("candidates", {}, "at least one column")
-        if type(candidates) is JsonColumns:
+        if isinstance(candidates, JsonColumns) or (isinstance(candidates, ArrowColumns) and candidates.rows):
             return candidates.rows
         if set(map(type, candidates.values())) <= _QUICK:  # as JSON has them, all of one length: in one look
             known = set(map(len, candidates.values()))

@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dpiframe_core.features.arrow_columns import ArrowColumns, arrow_parts
 from dpiframe_core.features.block_layout import Section
 from dpiframe_core.features.feature_readers import Lookup
-from dpiframe_core.features.packed_column import ARRAYS, JsonColumns, PackedColumn
+from dpiframe_core.features.packed_column import ARRAYS, Form, JsonColumns, PackedColumn
 from dpiframe_core.features.raw_columns import Float64s, Int64s
 from dpiframe_core.features.row_block import MISSING, UNKNOWN
 from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Hash, Identity, Numeric, Scope
@@ -49,7 +50,7 @@ class MultiColumnReader:
         if self.scope == "context" and not several:
             return [[context[name]] for name in self.names] if context.keys() >= self.name_set else None
         side = context if self.scope == "context" else candidates
-        if type(side) is JsonColumns:
+        if isinstance(side, JsonColumns | ArrowColumns):
             return [side.parts[name] for name in self.names] if side.keys() >= self.name_set else None
         columns: list[Any] = [side.get(name) for name in self.names]
         if set(map(type, columns)) == {list}:
@@ -62,8 +63,8 @@ def _as_c_takes_it(values: Any) -> list[Any] | tuple[Any, ...] | None:
     """A list, or the parts of a packed column; an array becomes one of these. None: it is left to the careful way."""
     if isinstance(values, PackedColumn):
         return values.parts
-    if isinstance(values, pa.Array):
-        values = _of_arrow(values)
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return arrow_parts(values)
     if type(values) is np.ndarray and values.ndim == 1:  # none that is masked
         if values.dtype.kind in "OU":
             texts: list[Any] = values.tolist()
@@ -73,23 +74,11 @@ def _as_c_takes_it(values: Any) -> list[Any] | tuple[Any, ...] | None:
     return values if type(values) is list else None
 
 
-def _of_arrow(values: pa.Array) -> Any:
-    """An array of NumPy, or a list; None of more values than a request has, where it is cheaper to look up the distinct ones,
-    which the careful way does.
-    """
-    if len(values) > _FEW or values.type not in _ARROW:
-        return None
-    return values.to_pylist() if values.null_count or values.type in _ARROW_TEXTS else values.to_numpy()
-
-
 def rows_of(columns: Columns) -> int:
     first = columns[0]
     return len(first) if isinstance(first, list) else int(first[1])
 
 
-_FEW = 512
-_ARROW_TEXTS = {pa.string(), pa.large_string(), pa.null()}
-_ARROW = {pa.float32(), pa.float64(), pa.int32(), pa.int64()} | _ARROW_TEXTS
 _ALL, _MARKED = 1, 2  # outcomes of texts.c: all have ids, or marks among them
 
 
@@ -216,9 +205,9 @@ def _bags(f: Categorical, bound: int, at: Int64s) -> Read:
 
     def read(columns: Columns, out: npt.NDArray[Any]) -> bool:
         functions, (bags,) = c_build.request_extension(), columns
-        if functions is None or not isinstance(bags, list):
+        if functions is None or not (isinstance(bags, list) or bags[0] == Form.ARROW):
             return False
-        ids = np.empty((len(bags), f.max_values), np.int64)
+        ids = np.empty((rows_of(columns), f.max_values), np.int64)
         if known := functions.column_bags(bags, numbers, ids):
             out[at] = ids.T
         return known
