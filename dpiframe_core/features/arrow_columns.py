@@ -49,9 +49,7 @@ def columns_of_batch(batch: pa.RecordBatch, names: Sequence[str]) -> Mapping[str
 
 
 def arrow_parts(values: pa.Array | pa.ChunkedArray) -> Parts | None:
-    """One column, for C. None: it is left to the careful way, as it is of an extension type, not sound, or has few different
-    values for its rows.
-    """
+    """One column, for C. None: it is left to the careful way, as it is of an extension type or not sound."""
     functions = c_build.request_extension()
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()

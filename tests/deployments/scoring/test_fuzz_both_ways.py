@@ -18,7 +18,12 @@ def test_c_reads_of_every_request_what_python_reads_or_refuses_it_alike(outcome:
 
 
 def test_each_form_is_read_and_refused(outcome: Outcome) -> None:
-    assert min(outcome.kinds[f"{form} {end}"] for form in ("bodies", "arrays", "streams", "tensors") for end in ("read", "refused")) > 50
+    assert (
+        min(
+            outcome.kinds[f"{form} {end}"] for form in ("bodies", "arrays", "streams", "tensors") for end in ("read", "refused")
+        )
+        > 50
+    )
     assert outcome.packed > 100 < outcome.in_place
 
 

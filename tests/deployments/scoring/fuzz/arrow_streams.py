@@ -21,8 +21,8 @@ _GOOD: dict[str, tuple[list[Any], list[Any]]] = {
 }  # fmt: skip
 _ODD: list[Any] = [
     pa.array([True]), pa.nulls(1), pa.array([1.5]), pa.array(["x"]), pa.array([2**63], pa.uint64()), pa.array([-1]),
-    pa.array([[None]], pa.list_(pa.int64())), pa.array([[]], pa.list_(pa.int64())), pa.array([float("nan")]), pa.array([[1] * 5]),
-    pa.array([["a"]]), pa.array([None], pa.int8()), pa.array(["a"]).dictionary_encode(), pa.array([1], pa.timestamp("s")),
+    pa.array([[None]], pa.list_(pa.int64())), pa.array([[]], pa.list_(pa.int64())), pa.array([[1] * 5]), pa.array([["a"]]),
+    pa.array([None], pa.int8()), pa.array(["a"]).dictionary_encode(), pa.array([1], pa.timestamp("s")), pa.array([float("nan")]),
 ]  # fmt: skip
 
 

@@ -1,8 +1,8 @@
-"""Requests read by C and by Python: `python -m tests.deployments.scoring.fuzz.both_ways SEED CASES [FORM]`
+"""Requests read by C and by Python: `python -m tests.deployments.scoring.fuzz.both_ways SEED CASES [streams]`
 
-Bodies of JSON (columns, lists of objects, lists of requests), columns of lists and NumPy arrays, Arrow streams and binary tensors;
-or of one of these forms, "streams" alone. A finding
-is a block that differs by a bit, another error, an exception that is no error of ours, or memory that grows.
+Bodies of JSON (columns, lists of objects, lists of requests), columns of lists and NumPy arrays, Arrow streams, which come
+alone if asked for, and binary tensors. A finding is a block that differs by a bit, another error, an exception that is no error
+of ours, or memory that grows.
 """
 
 import os
@@ -130,7 +130,8 @@ class Outcome:
 
     def report(self) -> str:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.kinds.items()))
-        head = f"{self.kinds.total():,} cases in {self.seconds:.0f} s, {self.packed + self.in_place:,} read where they lie; {kinds}"
+        read = self.packed + self.in_place
+        head = f"{self.kinds.total():,} cases in {self.seconds:.0f} s, {read:,} read where they lie; {kinds}"
         return "\n".join(
             [f"{head}; memory grew by {self.grown_mb:.1f} MB", f"{len(self.findings)} findings", *self.findings[:20]]
         )
