@@ -4,6 +4,7 @@ import json
 import random
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from tests.deployments.http_api.fuzz_bodies import changed
@@ -22,7 +23,7 @@ _GOOD: dict[str, tuple[list[Any], list[Any]]] = {
 _ODD: list[Any] = [
     pa.array([True]), pa.nulls(1), pa.array([1.5]), pa.array(["x"]), pa.array([2**63], pa.uint64()), pa.array([-1]),
     pa.array([[None]], pa.list_(pa.int64())), pa.array([[]], pa.list_(pa.int64())), pa.array([[1] * 5]), pa.array([["a"]]),
-    pa.array([None], pa.int8()), pa.array(["a"]).dictionary_encode(), pa.array([1], pa.timestamp("s")), pa.array([float("nan")]),
+    pa.array([None], pa.int8()), pa.array(["a"]).dictionary_encode(), pa.array([1], pa.timestamp("s")), pa.array([np.nan]),
 ]  # fmt: skip
 
 
