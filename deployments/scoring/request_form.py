@@ -133,8 +133,10 @@ class RequestForm:
         return ScoreInput(request.model, request.version, request.context, columns, request.options, rows=rows)
 
     def _refuse_unknown(self, request: ScoreRequest | ScoreRest) -> None:
-        refuse_unknown("", request.model_extra or {}, type(request).model_fields)
-        refuse_unknown("options.", request.options.model_extra or {}, Options.model_fields)
+        if extra := request.model_extra:
+            refuse_unknown("", extra, type(request).model_fields)
+        if extra := request.options.model_extra:
+            refuse_unknown("options.", extra, Options.model_fields)
         refuse_unknown("context.", request.context, self._features)
 
     def _from_sound_rows(self, body: bytes) -> ScoreRequest | None:

@@ -32,7 +32,9 @@ class Statistics:
 
     def request(self, seen: RequestSeen) -> None:
         self.then(seen)
-        of = self.models.setdefault((seen.model, seen.version), ModelStatistics())
+        of = self.models.get((seen.model, seen.version)) or self.models.setdefault(
+            (seen.model, seen.version), ModelStatistics()
+        )
         if seen.outcome != "ok":
             of.fail += 1
             of.fail_ms += seen.total_ms

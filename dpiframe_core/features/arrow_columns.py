@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from dpiframe_core.features.packed_column import JsonColumns
 from kernels.runtime import c_build
 
 Parts = tuple[Any, ...]
@@ -37,6 +38,9 @@ class ArrowColumns(Mapping[str, pa.Array]):
 
     def keys(self) -> KeysView[str]:
         return self.parts.keys()
+
+
+IN_PLACE = frozenset({JsonColumns, ArrowColumns})  # the mappings of columns that have `parts` and `rows`
 
 
 def columns_of_batch(batch: pa.RecordBatch, names: Sequence[str]) -> Mapping[str, pa.Array]:
