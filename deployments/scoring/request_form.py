@@ -17,6 +17,7 @@ from deployments.config import Limits
 from deployments.scoring.bodies import STRICT, ErrorAnswer, Options, ScoreAnswer, ScoreRequest, ScoreRest
 from deployments.scoring.faults import Words, first_error, refuse_unknown
 from dpiframe_core.errors import InputError
+from dpiframe_core.features.arrow_columns import rows_in
 from dpiframe_core.features.candidate_columns import Encode, columns_of_rows, in_its_row
 from dpiframe_core.features.packed_column import JsonColumns
 from dpiframe_core.features.raw_columns import ColumnValues, split_text
@@ -165,7 +166,7 @@ class RequestForm:
             raise first_error(error) from None
         self._refuse_unknown(request)
         refuse_unknown("candidates.", candidates, self._features)
-        if not candidates or not len(next(iter(candidates.values()))):
+        if not candidates or not rows_in(candidates):
             raise InputError("candidates", Words("no rows or no columns"), "at least one candidate")
         return ScoreInput(request.model, request.version, request.context, candidates, request.options)
 

@@ -32,9 +32,7 @@ class Statistics:
 
     def request(self, seen: RequestSeen) -> None:
         self.then(seen)
-        of = self.models.get((seen.model, seen.version)) or self.models.setdefault(
-            (seen.model, seen.version), ModelStatistics()
-        )
+        of = self.models.setdefault((seen.model, seen.version), ModelStatistics())
         if seen.outcome != "ok":
             of.fail += 1
             of.fail_ms += seen.total_ms

@@ -25,7 +25,7 @@ class ArrowColumns(Mapping[str, pa.Array]):
     batch: pa.RecordBatch
 
     def __getitem__(self, name: str) -> pa.Array:
-        return self.batch.column((self.parts[name][3] >> 16) - 1)
+        return self.batch.column(self.parts[name][3] >> 16)  # arrow.c says what is in it
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.parts)
@@ -33,14 +33,18 @@ class ArrowColumns(Mapping[str, pa.Array]):
     def __len__(self) -> int:
         return len(self.parts)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.parts
-
     def keys(self) -> KeysView[str]:
         return self.parts.keys()
 
 
 IN_PLACE = frozenset({JsonColumns, ArrowColumns})  # the mappings of columns that have `parts` and `rows`
+
+
+def rows_in(columns: Mapping[str, Any]) -> int:
+    """How many values each column has; 0 if there is none."""
+    if type(columns) in IN_PLACE:
+        return columns.rows  # type: ignore[attr-defined, no-any-return]
+    return len(next(iter(columns.values()), ()))
 
 
 def columns_of_batch(batch: pa.RecordBatch, names: Sequence[str]) -> Mapping[str, pa.Array]:
@@ -60,8 +64,9 @@ def arrow_parts(values: pa.Array | pa.ChunkedArray) -> Parts | None:
     kind = values.type
     if functions is None or any(isinstance(t, pa.BaseExtensionType) for t in (kind, getattr(kind, "value_type", None))):
         return None
+    batch = pa.RecordBatch.from_arrays([values], [""])
     try:
-        values.validate(full=True)
+        batch.validate(full=True)
     except pa.ArrowException:
         return None
-    return functions.arrow_columns(*values.__arrow_c_array__())[0]
+    return functions.arrow_columns(*batch.__arrow_c_array__())[0]

@@ -233,7 +233,9 @@ def _numbers(features: list[Numeric], at: Int64s) -> Read:
             return False
         for step in steps:
             numbers = step(numbers)
-        out[side_by_side] = np.where(missing, missing_value, numbers) if nulls else numbers
+        if nulls:
+            np.copyto(numbers, missing_value, where=missing)
+        out[side_by_side] = numbers
         return True
 
     return read

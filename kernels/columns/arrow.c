@@ -12,55 +12,41 @@ static int type_of(const char *format) {
     return format[0] && !format[1] && strchr("ncCsSiIlLfguU", format[0]) ? format[0] : 0;
 }
 
-// A column as one number: its place among the children of an array and one, 0 for the array itself; the type of its dictionary's
-// or its lists' values; its type.
+// A column as one number: its place in the batch, the type of its dictionary's or its lists' values, its type.
 static long long packed(const struct ArrowSchema *s, int64_t place) {
     const int type = type_of(s->format), listed = type == LIST || type == LARGE_LIST;
     const struct ArrowSchema *inner = s->dictionary ? s->dictionary : listed && s->n_children == 1 ? s->children[0] : NULL;
     return (place << 8 | (inner && !inner->dictionary ? type_of(inner->format) : 0)) << 8 | type;
 }
 
-static const struct ArrowArray *array_in(PyObject *capsule) {
-    const struct ArrowArray *array = PyCapsule_GetPointer(capsule, "arrow_array");
-    if (array != NULL && array->release != NULL) return array;
-    if (array != NULL) PyErr_SetString(PyExc_ValueError, "array: expected one that is not released");
-    return NULL;
-}
-
-// arrow_columns(schema, array): the columns of a record batch from the two capsules that it exports, [(ARROW, how many values it has,
-// array, the column as a number)], or the one of a single array; they keep it.
+// arrow_columns(schema, array): the columns of a record batch from the two capsules that it exports: [(ARROW, how many values it has,
+// array, the column as a number)]; they keep it.
 PyObject *dpi_arrow_columns(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     if (!counted(count, 2)) return NULL;
     const struct ArrowSchema *s = PyCapsule_GetPointer(args[0], "arrow_schema");
-    const struct ArrowArray *a = s ? array_in(args[1]) : NULL;
+    const struct ArrowArray *a = s ? PyCapsule_GetPointer(args[1], "arrow_array") : NULL;
     if (a == NULL) return NULL;
-    const int batch = !strcmp(s->format, "+s");
-    const int64_t columns = batch ? s->n_children : 1;
-    if (s->release == NULL || s->n_children != a->n_children || (batch && a->offset))
-        return PyErr_Format(PyExc_ValueError, "array: expected one of its schema, and of a batch all of it");
-    PyObject *list = PyList_New(columns), *form = PyLong_FromLong(ARROW), *rows = PyLong_FromLongLong(a->length);
-    for (int64_t i = 0; list && i < columns; ++i) {
-        PyObject *column = PyLong_FromLongLong(batch ? packed(s->children[i], i + 1) : packed(s, 0));
-        PyObject *parts = column ? PyTuple_Pack(4, form, rows, args[1], column) : NULL;
-        Py_XDECREF(column);
-        if (parts) PyList_SET_ITEM(list, i, parts);
-        else Py_CLEAR(list);
+    if (!s->release || !a->release || strcmp(s->format, "+s") || s->n_children != a->n_children || a->offset)
+        return PyErr_Format(PyExc_ValueError, "array: expected that of a whole batch, of its schema");
+    PyObject *list = PyList_New(0);
+    for (int64_t i = 0; list && i < s->n_children; ++i) {
+        PyObject *parts = Py_BuildValue("(iLOL)", ARROW, (long long)a->length, args[1], packed(s->children[i], i));
+        if (parts == NULL || PyList_Append(list, parts)) Py_CLEAR(list);
+        Py_XDECREF(parts);
     }
-    Py_XDECREF(form);
-    Py_XDECREF(rows);
     return list;
 }
 
 int dpi_arrow_opened(PyObject *given, Py_ssize_t rows, Cells *c) {
-    const struct ArrowArray *array = array_in(PyTuple_GET_ITEM(given, 2));
-    const long long column = array ? PyLong_AsLongLong(PyTuple_GET_ITEM(given, 3)) : -1;
+    const struct ArrowArray *batch = PyCapsule_GetPointer(PyTuple_GET_ITEM(given, 2), "arrow_array");
+    const long long column = batch ? PyLong_AsLongLong(PyTuple_GET_ITEM(given, 3)) : -1;
     if (PyErr_Occurred()) return 0;
     const int64_t place = column >> 16;
-    if (place > 0 && place <= array->n_children) array = array->children[place - 1];
-    else if (place) array = NULL;
-    if (array == NULL || array->length < rows)
-        return PyErr_Format(PyExc_ValueError, "columns: got Arrow's column %lld, expected one of %zd values", column, rows), 0;
-    *c = (Cells){.form = ARROW, .rows = rows, .array = array, .type = column & 255, .inner = column >> 8 & 255};
+    if (!batch->release || place < 0 || place >= batch->n_children || batch->children[place]->length < rows) {
+        PyErr_Format(PyExc_ValueError, "columns: got Arrow's column %lld, expected one of %zd values", column, rows);
+        return 0;
+    }
+    *c = (Cells){.form = ARROW, .rows = rows, .array = batch->children[place], .type = column & 255, .inner = column >> 8 & 255};
     return 1;
 }
 

@@ -22,24 +22,9 @@ static inline int next_is(Reader *r, uint8_t what) {
     return 1;
 }
 
-// The first byte from `at` on that ends a string of JSON, or may not stand in one as it is; `end` if there is none. Eight at a look:
-// the lowest high bit that is set in `found` is that of such a byte.
-static inline const uint8_t *string_end(const uint8_t *at, const uint8_t *end) {
-    const uint64_t ones = 0x0101010101010101u;
-    uint64_t w;
-    for (; end - at >= 8; at += 8) {
-        memcpy(&w, at, 8);
-        const uint64_t quote = w ^ ones * '"', escape = w ^ ones * '\\';
-        const uint64_t found = (((quote - ones) & ~quote) | ((escape - ones) & ~escape) | ((w - ones * ' ') & ~w)) & ones << 7;
-        if (found) return at + (__builtin_ctzll(found) >> 3);
-    }
-    while (at < end && *at != '"' && *at != '\\' && *at >= ' ') ++at;
-    return at;
-}
-
 // A string without escapes, from behind its first quote to behind its last; gives whether it is such.
 static inline int plain_string(Reader *r) {
-    r->at = string_end(r->at, r->end);
+    while (r->at < r->end && *r->at != '"' && *r->at != '\\' && *r->at >= ' ') ++r->at;
     if (r->at == r->end || *r->at != '"') return 0;
     ++r->at;
     return 1;
