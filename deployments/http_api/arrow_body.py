@@ -4,6 +4,7 @@ Owns that a stream is no larger than it looks. Knows no models; the encoder read
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from struct import Struct, error
 from typing import Any
@@ -12,12 +13,15 @@ import pyarrow as pa
 
 from deployments.scoring.faults import Words
 from dpiframe_core.errors import InputError, TooLarge, shown
+from dpiframe_core.features.arrow_columns import columns_of_batch
 
 METADATA_KEY = b"request"
 _U16, _I32, _U32 = Struct("<H"), Struct("<i"), Struct("<I")
 _MESSAGE_HEADER, _COMPRESSION = 2, 3  # field numbers in Arrow's Message.fbs
 _INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
 _PLAIN = frozenset((*_INTEGERS, pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.large_string()))
+# Nulls are as many as the batch has rows, which are bounded; inside a list they would not be.
+_IDS = frozenset(kind.id for kind in (*_PLAIN, pa.null()))
 _LISTS = (pa.types.is_list, pa.types.is_large_list)
 
 
@@ -33,7 +37,7 @@ class ArrowRequest:
     """What a stream holds. `rest`: JSON of everything but the candidates, "{}" if it holds none."""
 
     rest: bytes
-    candidates: dict[str, pa.Array]
+    candidates: Mapping[str, pa.Array]
 
 
 def read_stream(body: bytes, max_rows: int) -> ArrowRequest:
@@ -48,28 +52,26 @@ def read_stream(body: bytes, max_rows: int) -> ArrowRequest:
         TooLarge: it has more rows.
     """
     try:
-        table = _table(body, max_rows)
-        names = table.schema.names  # decodes them
+        batch = _batch(body, max_rows)
+        names = batch.schema.names  # decodes them
     except (pa.ArrowException, OSError, ValueError, TypeError, error) as fault:
         raise NotArrow("body", Words(shown(str(fault))[1:-1]), "an Arrow IPC stream") from None
-    metadata = table.schema.metadata or {}
-    twice = next((name for name, count in Counter(names).items() if count > 1), None)
-    if twice is not None:
+    if len(set(names)) < len(names):
+        twice = next(name for name, count in Counter(names).items() if count > 1)
         raise InputError("candidates", twice[:64], "each column once")
-    # By position: Arrow finds a column by its name by comparing it with all of them.
-    columns = table.columns if isinstance(table, pa.RecordBatch) else [column.combine_chunks() for column in table.columns]
-    candidates = dict(zip(names, columns, strict=True))
-    return ArrowRequest(metadata.get(METADATA_KEY, b"{}"), candidates)
+    metadata = batch.schema.metadata or {}
+    return ArrowRequest(metadata.get(METADATA_KEY, b"{}"), columns_of_batch(batch, names))
 
 
-def _table(body: bytes, max_rows: int) -> Any:
-    """Its batch if it has one, else a table of all."""
+def _batch(body: bytes, max_rows: int) -> pa.RecordBatch:
+    """All its batches as one."""
     messages = iter(pa.ipc.MessageReader.open_stream(pa.py_buffer(body)))
     first = next(messages, None)
     if first is None or first.type != "schema":  # pyarrow reads one out of any message: of another it is a crash
         raise ValueError("no schema")
     schema = pa.ipc.read_schema(first)
-    for field in schema:
+    usual = {kind.id for kind in schema.types} <= _IDS
+    for field in () if usual else schema:
         if not _is_plain(field.type):
             rule = "a plain column of integers, floats, booleans or text, or of lists of them"
             raise InputError(f"candidates.{field.name[:64]}", str(field.type)[:64], rule)
@@ -83,13 +85,14 @@ def _table(body: bytes, max_rows: int) -> Any:
             raise TooLarge("candidates", rows, f"at most {max_rows}")
         batch.validate(full=True)
         batches.append(batch)
-    return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches, schema)
+    if len(batches) == 1:
+        return batches[0]
+    columns = [column.combine_chunks() for column in pa.Table.from_batches(batches, schema).columns]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _is_plain(kind: Any) -> bool:
-    if kind in _PLAIN or kind == pa.null():  # as many rows as the batch has, which are bounded; inside a list they would not be
-        return True
-    return any(is_list(kind) for is_list in _LISTS) and kind.value_type in _PLAIN
+    return kind.id in _IDS or (any(is_list(kind) for is_list in _LISTS) and kind.value_type in _PLAIN)
 
 
 def _compressed(message: Any) -> bool:

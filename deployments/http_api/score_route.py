@@ -31,6 +31,7 @@ from deployments.scoring.request_form import ScoreInput, addressed
 from deployments.scoring.scoring import Scoring
 from deployments.scoring.served_model import ServedModel
 from dpiframe_core.errors import DPIFrameError, InputError
+from dpiframe_core.features.arrow_columns import rows_in
 from dpiframe_core.features.row_block import Floats
 
 log = logging.getLogger(__name__)
@@ -112,7 +113,7 @@ class ScoreRoute:
                 self._scoring.finish(one, error.code)
                 continue
             sound.append((i, one, served, request, len(item)))
-            rows += len(next(iter(request.candidates.values())))
+            rows += rows_in(request.candidates)
             check_rows(rows, self._max_rows)
         with HangUp(receive):
             scored = await asyncio.gather(*(self._score_one(*parts) for parts in sound))
@@ -179,7 +180,7 @@ class ScoreRoute:
 
 def values_of(request: ScoreInput) -> int:
     """About how many there are to encode."""
-    return len(request.candidates) * len(next(iter(request.candidates.values())))
+    return len(request.candidates) * rows_in(request.candidates)
 
 
 def _read_alike(one: ServedModel, other: ServedModel) -> bool:

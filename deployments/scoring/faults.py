@@ -32,6 +32,8 @@ class Words(str):
 
 def refuse_unknown(where: str, given: Mapping[str, object], known: Collection[str]) -> None:
     """Raises InputError, with the key's path, if there is a key that nobody knows."""
+    if all(map(known.__contains__, given)):  # at the speed of C
+        return
     for name in given:
         if name not in known:
             rule = f"one of {', '.join(known)}" if where in ("", "options.") else "a feature of the model"

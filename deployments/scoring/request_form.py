@@ -17,6 +17,7 @@ from deployments.config import Limits
 from deployments.scoring.bodies import STRICT, ErrorAnswer, Options, ScoreAnswer, ScoreRequest, ScoreRest
 from deployments.scoring.faults import Words, first_error, refuse_unknown
 from dpiframe_core.errors import InputError
+from dpiframe_core.features.arrow_columns import rows_in
 from dpiframe_core.features.candidate_columns import Encode, columns_of_rows, in_its_row
 from dpiframe_core.features.packed_column import JsonColumns
 from dpiframe_core.features.raw_columns import ColumnValues, split_text
@@ -133,8 +134,10 @@ class RequestForm:
         return ScoreInput(request.model, request.version, request.context, columns, request.options, rows=rows)
 
     def _refuse_unknown(self, request: ScoreRequest | ScoreRest) -> None:
-        refuse_unknown("", request.model_extra or {}, type(request).model_fields)
-        refuse_unknown("options.", request.options.model_extra or {}, Options.model_fields)
+        if extra := request.model_extra:
+            refuse_unknown("", extra, type(request).model_fields)
+        if extra := request.options.model_extra:
+            refuse_unknown("options.", extra, Options.model_fields)
         refuse_unknown("context.", request.context, self._features)
 
     def _from_sound_rows(self, body: bytes) -> ScoreRequest | None:
@@ -163,7 +166,7 @@ class RequestForm:
             raise first_error(error) from None
         self._refuse_unknown(request)
         refuse_unknown("candidates.", candidates, self._features)
-        if not candidates or not len(next(iter(candidates.values()))):
+        if not candidates or not rows_in(candidates):
             raise InputError("candidates", Words("no rows or no columns"), "at least one candidate")
         return ScoreInput(request.model, request.version, request.context, candidates, request.options)
 

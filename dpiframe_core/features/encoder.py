@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from dpiframe_core.errors import InputError
+from dpiframe_core.features.arrow_columns import IN_PLACE
 from dpiframe_core.features.block_layout import BlockLayout, Column, IdSection, Section
 from dpiframe_core.features.feature_readers import STAYS_FINITE, CategoryReader, NumberReader, no_lookup
 from dpiframe_core.features.multi_column_readers import multi_column_readers, rows_of
-from dpiframe_core.features.packed_column import JsonColumns, PackedColumn
+from dpiframe_core.features.packed_column import PackedColumn
 from dpiframe_core.features.raw_columns import ColumnValues, Float64s, Int64s, Place, as_list, column_length, read_numbers
 from dpiframe_core.features.row_block import MISSING, UNKNOWN, RowBlock
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
@@ -54,6 +55,7 @@ class Encoder:
         together = {name for reader in self._multi_column for name in reader.names}
         self._alone = [field for name, field in self._fields.items() if name not in together]
         self._context_names = frozenset(f.name for f in schema.features if f.scope == "context")
+        self._candidate_names = self._fields.keys() - self._context_names
         ids: tuple[IdSection, ...] = ("context_ids", "candidate_ids")
         self._stand_ins = {section: own for section in ids if (own := _stand_ins(schema, section)).size}
         numbers: tuple[Section, ...] = ("context_dense", "candidate_dense")
@@ -130,12 +132,13 @@ class Encoder:
 
     def _check_names(self, candidates: Mapping[str, ColumnValues], context: Mapping[str, object]) -> int:
         """The number of rows, once every feature is there exactly once and all columns are equally long."""
-        for where, given in (("candidates", candidates), ("context", context)):
+        given_once = isinstance(candidates, Mapping) and isinstance(context, Mapping)
+        given_once = given_once and candidates.keys() == self._candidate_names and context.keys() == self._context_names
+        for where, given in () if given_once else (("candidates", candidates), ("context", context)):
             if not isinstance(given, Mapping):
                 raise InputError(where, given, "a mapping from feature names to values")
             if not given.keys() <= self._fields.keys():
                 raise InputError(where, next(n for n in given if n not in self._fields), "a feature of the model")
-        given_once = len(candidates) + len(context) == len(self._fields) and candidates.keys().isdisjoint(context)
         for name in () if given_once else self._fields:
             if name in candidates and name in context:
                 raise InputError(f"context.{name}", context[name], "nothing, as candidates has a column of it")
@@ -145,8 +148,8 @@ class Encoder:
                 raise InputError.worded(f"{scope}.{name}", "nothing", rule)
         if not candidates:
             raise InputError("candidates", {}, "at least one column")
-        if type(candidates) is JsonColumns:
-            return candidates.rows
+        if type(candidates) in IN_PLACE and (rows := candidates.rows):  # type: ignore[attr-defined]
+            return int(rows)
         if set(map(type, candidates.values())) <= _QUICK:  # as JSON has them, all of one length: in one look
             known = set(map(len, candidates.values()))
             if len(known) == 1 and 0 not in known:

@@ -12,7 +12,9 @@ import numpy as np
 
 
 class Form(IntEnum):
-    """How values are written: each text after its length (uint32), an array of JSON, or numbers side by side, little-endian."""
+    """How values are written: each text after its length (uint32), an array of JSON, numbers side by side, little-endian, or an
+    array of Arrow.
+    """
 
     TEXTS = 1
     JSON = 2
@@ -20,6 +22,7 @@ class Form(IntEnum):
     FLOAT64 = 4
     INT32 = 5
     INT64 = 6
+    ARROW = 7
 
 
 ARRAYS: dict[np.dtype[Any], Form] = {

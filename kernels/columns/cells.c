@@ -1,6 +1,6 @@
 // The values of a column, taken from Python's objects or from bytes: see cells.h.
 
-#include "columns/cells.h"
+#include "columns/arrow.h"
 
 #include <math.h>
 #include <string.h>
@@ -47,6 +47,7 @@ int dpi_cells_opened(const Table *t, Py_ssize_t column, Cells *c) {
     *c = (Cells){.form = OBJECTS, .rows = t->rows, .list = given};
     if (PyList_Check(given)) return 1;
     const long form = PyLong_AsLong(PyTuple_GET_ITEM(given, 0));
+    if (form == ARROW) return dpi_arrow_opened(given, t->rows, c);
     if (form < TEXTS || form > INT64) {
         if (!PyErr_Occurred()) PyErr_Format(PyExc_ValueError, "columns: got form %ld, expected a packed one", form);
         return 0;
@@ -78,7 +79,7 @@ no_mask:
 }
 
 void dpi_cells_closed(Cells *c) {
-    if (c->form == OBJECTS) return;
+    if (c->form == OBJECTS || c->form == ARROW) return;
     if (c->mask) PyBuffer_Release(&c->missing);
     PyBuffer_Release(&c->data);
 }
@@ -162,6 +163,7 @@ void dpi_cell(Cells *c, Cell *to) {
             break;
         case TEXTS: of_texts(c, to); break;
         case JSON: of_json(c, to); break;
+        case ARROW: dpi_arrow_cell(c, k, to); break;
         default: of_array(c, to);
     }
     if (c->mask && c->mask[k] && to->kind != OTHER) to->kind = NOTHING;

@@ -7,8 +7,8 @@
 #include "runtime/module.h"
 
 // OBJECTS: a list of Python's. TEXTS: each after its length, a little-endian uint32. JSON: an array of text without escapes, of
-// numbers and null.
-typedef enum { OBJECTS, TEXTS, JSON, FLOAT32, FLOAT64, INT32, INT64 } Form;
+// numbers and null. ARROW: an array that Arrow exports (arrow.h).
+typedef enum { OBJECTS, TEXTS, JSON, FLOAT32, FLOAT64, INT32, INT64, ARROW } Form;
 typedef enum { NOTHING, TEXT, INTEGER, NUMBER, OTHER } Kind;
 
 typedef struct {
@@ -19,13 +19,16 @@ typedef struct {
     double number;
 } Cell;
 
-// Of one column. `mask`: a byte a value, not 0 where it is missing; or NULL.
+// Of one column. `mask`: a byte a value, not 0 where it is missing; or NULL. `type`, `inner`: of the values of an array of Arrow's,
+// and of those of its dictionary or its lists.
 typedef struct {
     Form form;
     Py_ssize_t rows, next;
     PyObject *list;
     const uint8_t *at, *end, *mask;
     Py_buffer data, missing;
+    const struct ArrowArray *array;
+    int type, inner;
 } Cells;
 
 // Columns of as many values each, and where their values go: 8 bytes each, those of column i in row at[i] of an array.

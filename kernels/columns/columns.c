@@ -1,7 +1,7 @@
 // Columns of raw values into arrays: one pass that takes values of the plain kinds alone. Twin of the NumPy way in
 // dpiframe_core.features.multi_column_readers; part of the module that blocks.c makes.
 
-#include "columns/cells.h"
+#include "columns/arrow.h"
 
 #include <math.h>
 
@@ -41,14 +41,15 @@ PyObject *dpi_column_numbers(PyObject *Py_UNUSED(module), PyObject *const *args,
 }
 
 // An integer from 0 to below `bound`, or `mark` in the place of `padding`, if that is one too; gives whether it is such.
+static inline int known(int64_t value, int64_t bound, int64_t padding, int64_t mark, int64_t *to) {
+    *to = value == padding ? mark : value;
+    return value >= 0 && (value == padding || value < bound);
+}
+
 static inline int id_of(PyObject *value, int64_t bound, int64_t padding, int64_t mark, int64_t *to) {
     int overflow = 0;
-    if (!PyLong_CheckExact(value)) return 0;
-    *to = PyLong_AsLongLongAndOverflow(value, &overflow);
-    if (overflow || *to < 0) return 0;
-    if (*to != padding) return *to < bound;
-    *to = mark;
-    return 1;
+    const int64_t id = PyLong_CheckExact(value) ? PyLong_AsLongLongAndOverflow(value, &overflow) : -1;
+    return !overflow && known(id, bound, padding, mark, to);
 }
 
 // column_integers(columns, bounds, out, at): integers from 0 to below their column's bound, int64[columns], into rows `at` of
@@ -87,25 +88,34 @@ PyObject *dpi_column_integers(PyObject *Py_UNUSED(module), PyObject *const *args
 
 // column_bags(bags, numbers, out): lists of 1 to `width` integers each into int64[bags, width], -1 where a list has ended; `numbers`:
 // width, the bound above all, the one that is padding (-1: none) and what takes its place, whether lists end at the last place and
-// not begin at the first. Gives whether all were such.
+// not begin at the first. Gives whether all were such. Bags may be a column of Arrow's lists, too, all of its rows.
 PyObject *dpi_column_bags(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     long long width, bound, padding, mark;
     int last, good = 1;
     Py_buffer out;
     if (!counted(count, 3) || !PyArg_ParseTuple(args[1], "LLLLp", &width, &bound, &padding, &mark, &last)) return NULL;
-    if (!PyList_Check(args[0])) return PyErr_Format(PyExc_TypeError, "bags: expected a list");
-    const Py_ssize_t bags = PyList_GET_SIZE(args[0]);
+    Cells cells = {.list = args[0]}, values;
+    const int listed = PyList_Check(args[0]);
+    if (!listed && !(PyTuple_Check(args[0]) && PyTuple_GET_SIZE(args[0]) == 4))
+        return PyErr_Format(PyExc_TypeError, "bags: expected a list or a column of Arrow");
+    if (!listed && !dpi_arrow_opened(args[0], PyLong_AsSsize_t(PyTuple_GET_ITEM(args[0], 1)), &cells)) return NULL;
+    const Py_ssize_t bags = listed ? PyList_GET_SIZE(args[0]) : cells.rows;
     if (PyObject_GetBuffer(args[2], &out, PyBUF_WRITABLE)) return NULL;
     if (width < 1 || width > COUNTS || out.len / 8 / width != bags || out.len % (8 * width))
         PyErr_Format(PyExc_ValueError, "out: got %zd bytes, expected %lld a bag", out.len, 8 * width);
     int64_t *to = out.buf;
     for (Py_ssize_t b = 0; good && b < bags && !PyErr_Occurred(); ++b, to += width) {
-        PyObject *bag = PyList_GET_ITEM(args[0], b);
-        if (b + 16 < bags) __builtin_prefetch(PyList_GET_ITEM(args[0], b + 16));  // thousands lie beyond the caches
-        const Py_ssize_t n = PyList_CheckExact(bag) ? PyList_GET_SIZE(bag) : 0, from = last ? width - n : 0;
+        PyObject *bag = listed ? PyList_GET_ITEM(args[0], b) : NULL;
+        if (listed && b + 16 < bags) __builtin_prefetch(PyList_GET_ITEM(args[0], b + 16));  // thousands lie beyond the caches
+        const Py_ssize_t n = !listed ? dpi_arrow_list(&cells, b, &values) : PyList_CheckExact(bag) ? PyList_GET_SIZE(bag) : 0;
         good = n > 0 && n <= width;
         for (Py_ssize_t k = 0; good && k < width; ++k) to[k] = -1;
-        for (Py_ssize_t k = 0; good && k < n; ++k) good = id_of(PyList_GET_ITEM(bag, k), bound, padding, mark, to + from + k);
+        int64_t *at = to + (last ? width - n : 0);
+        for (Py_ssize_t k = 0; good && k < n; ++k) {
+            Cell cell;
+            if (listed) good = id_of(PyList_GET_ITEM(bag, k), bound, padding, mark, at + k);
+            else dpi_cell(&values, &cell), good = cell.kind == INTEGER && known(cell.integer, bound, padding, mark, at + k);
+        }
     }
     PyBuffer_Release(&out);
     return PyErr_Occurred() ? NULL : PyBool_FromLong(good);

@@ -74,6 +74,7 @@ no_out:
 }
 
 static PyMethodDef functions[] = {
+    {"arrow_columns", (PyCFunction)(void (*)(void))dpi_arrow_columns, METH_FASTCALL, NULL},
     {"column_bags", (PyCFunction)(void (*)(void))dpi_column_bags, METH_FASTCALL, NULL},
     {"column_integers", (PyCFunction)(void (*)(void))dpi_column_integers, METH_FASTCALL, NULL},
     {"column_numbers", (PyCFunction)(void (*)(void))dpi_column_numbers, METH_FASTCALL, NULL},

@@ -52,7 +52,10 @@ class RequestExtension(Protocol):
     def settle_ids(
         self, columns: Buffer, ids: Buffer, stand_ins: Buffer, rows: int, out: Buffer, at: int, record_bytes: int, /
     ) -> int: ...
-    def column_bags(self, bags: list[Any], numbers: tuple[int, int, int, int, bool], out: Buffer, /) -> bool: ...
+    def arrow_columns(self, schema: object, array: object, /) -> list[tuple[int, int, object, int]]: ...
+    def column_bags(
+        self, bags: list[Any] | tuple[Any, ...], numbers: tuple[int, int, int, int, bool], out: Buffer, /
+    ) -> bool: ...
     def column_integers(self, columns: Columns, bounds: Buffer, out: Buffer, at: Buffer, /) -> bool: ...
     def column_numbers(self, columns: Columns, out: Buffer, missing: Buffer, at: Buffer, /) -> int: ...
     def column_ids(
@@ -86,7 +89,7 @@ def cpu_library() -> ctypes.CDLL | None:
 @cache
 def request_extension() -> RequestExtension | None:
     """The module of blocks.c and the files that it names, or None where it cannot be built (which is said once, in the log)."""
-    columns = (f"columns/{name}.c" for name in ("cells", "columns", "texts", "json_columns", "json_rows"))
+    columns = (f"columns/{name}.c" for name in ("cells", "columns", "texts", "arrow", "json_columns", "json_rows"))
     names = ("cpu/blocks.c", "cpu/staging.c", "cpu/copy_threads.c", "runtime/replay.c", *columns)
     return cast(RequestExtension | None, extension("kernels.cpu.blocks", names, "requests and graph replays"))
 

@@ -56,6 +56,7 @@ int dpi_replayed(const Replay *replay, void (*meanwhile)(const void *), const vo
 
 int dpi_names(void);  // of attributes, for staging.c
 
+PyObject *dpi_arrow_columns(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_column_bags(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_column_integers(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_column_numbers(PyObject *module, PyObject *const *args, Py_ssize_t count);

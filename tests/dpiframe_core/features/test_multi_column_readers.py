@@ -4,13 +4,11 @@ from enum import Enum
 from functools import partial
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.features import multi_column_readers
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.packed_column import ARRAYS
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Hash, Identity, Numeric, Table, Vocabulary
@@ -125,56 +123,6 @@ def test_arrays_of_numpy_go_the_fast_way_where_c_reads_them_and_encode_alike(dty
         reader.columns(candidates, context, False) is not None for reader in fast._multi_column if reader.scope == "candidate"
     ]
     assert all(of_c) == (dtype is object or (step == 1 and np.dtype(dtype) in ARRAYS))
-
-
-ARROW = {
-    "n": ([pa.float32(), pa.float64(), pa.int32(), pa.int64(), pa.uint8(), pa.null()], st.integers(0, 9)),
-    "v": ([pa.string(), pa.large_string(), pa.null(), pa.int64()], st.sampled_from(["1", "a", "ö", "7"])),
-    "h": ([pa.string(), pa.large_string(), pa.null()], st.text(max_size=3)),
-    "i": ([pa.int32(), pa.int64(), pa.float64(), pa.uint8(), pa.null(), pa.string()], st.integers(0, 9)),
-}
-
-
-@st.composite
-def arrow_requests(draw):
-    """Columns of any type that a feature may come in, with nulls, some of them slices."""
-    n, candidates, context = draw(st.integers(1, 4)), {}, {}
-    for f in schema().features:
-        kinds, values = ARROW[f.name[0]]
-        if f.scope == "context":
-            context[f.name] = {"n": 1.5, "v": "a", "h": "b", "i": 2}[f.name[0]]
-            continue
-        kind, skipped = draw(st.sampled_from(kinds)), draw(st.integers(0, 2))
-        given_ = draw(st.lists(st.one_of(st.none(), values), min_size=n + skipped, max_size=n + skipped))
-        if pa.types.is_null(kind):
-            given_ = [None] * len(given_)
-        elif pa.types.is_string(kind) and f.name[0] == "i":
-            given_ = [None if v is None else str(v) for v in given_]
-        elif pa.types.is_integer(kind) and f.name[0] == "v":
-            given_ = [None if v is None else len(v) for v in given_]
-        candidates[f.name] = pa.array(given_, kind)[skipped:]
-    return candidates, context
-
-
-@given(arrow_requests())
-def test_columns_of_arrow_encode_to_the_same_bits_or_get_the_same_error(request_):
-    fast, careful = (outcome(encoder, request_) for encoder in encoders())
-    assert fast == careful
-
-
-@pytest.mark.parametrize(
-    ("rows", "together"), [(3, True), (multi_column_readers._FEW, True), (multi_column_readers._FEW + 1, False)]
-)
-def test_plain_columns_of_arrow_are_read_together_up_to_the_rows_of_a_request(rows, together):
-    kinds = {
-        "n": pa.array([1.5] * rows),
-        "v": pa.array(["a", *[None] * (rows - 1)]),
-        "h": pa.array(["b"] * rows),
-        "i": pa.array([3] * rows),
-    }
-    candidates = {f.name: kinds[f.name[0]] for f in schema().features if f.scope == "candidate"}
-    readers = [reader for reader in encoders()[0]._multi_column if reader.scope == "candidate"]
-    assert {reader.columns(candidates, {}, False) is not None for reader in readers} == {together}
 
 
 class Letter(str, Enum):  # noqa: UP042 (a StrEnum says of itself what it is)

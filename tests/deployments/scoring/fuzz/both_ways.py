@@ -1,7 +1,8 @@
-"""Requests read by C and by Python: `python -m tests.deployments.scoring.fuzz.both_ways SEED CASES`
+"""Requests read by C and by Python: `python -m tests.deployments.scoring.fuzz.both_ways SEED CASES [streams]`
 
-Bodies of JSON (columns, lists of objects, lists of requests), columns of lists and NumPy arrays, and binary tensors. A finding
-is a block that differs by a bit, another error, an exception that is no error of ours, or memory that grows.
+Bodies of JSON (columns, lists of objects, lists of requests), columns of lists and NumPy arrays, Arrow streams, which come
+alone if asked for, and binary tensors. A finding is a block that differs by a bit, another error, an exception that is no error
+of ours, or memory that grows.
 """
 
 import os
@@ -18,6 +19,7 @@ from unittest.mock import patch
 import numpy as np
 
 from deployments.config import Limits
+from deployments.http_api.arrow_body import read_stream
 from deployments.http_api.score_list import is_list, items_of
 from deployments.protocol import input as tensor_reader
 from deployments.protocol.request import parse
@@ -25,6 +27,7 @@ from deployments.scoring.faults import NotJson
 from deployments.scoring.job import Job
 from deployments.scoring.request_form import RequestForm
 from dpiframe_core.errors import InputError
+from dpiframe_core.features.arrow_columns import ArrowColumns
 from dpiframe_core.features.encoder import Encoder
 from dpiframe_core.features.preencoded import PreencodedReader
 from dpiframe_core.features.row_block import RowBlock
@@ -32,6 +35,7 @@ from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity
 from kernels.runtime import c_build
 from tests.deployments.http_api.fuzz_bodies import changed, resident_mb
 from tests.deployments.scoring.fuzz.array_columns import columns
+from tests.deployments.scoring.fuzz.arrow_streams import stream
 from tests.deployments.scoring.fuzz.json_bodies import MOST_OBJECTS, MOST_ROWS, body, late_fault, request_list
 from tests.deployments.scoring.test_packed_requests import SCHEMA as SOME
 from tests.deployments.scoring.test_packed_requests import VOCABULARIES, tensors_of
@@ -57,6 +61,7 @@ class Reader:
     def __init__(self, functions: Any) -> None:
         self._functions = functions
         self.packed = 0  # requests whose columns stay as they lie in a body until they are encoded
+        self.in_place = 0  # those of Arrow
         with self._chosen():
             self.form = RequestForm("m", SCHEMA, Limits(max_rows_per_request=MOST_ROWS, max_row_dicts=MOST_OBJECTS))
             self.long_form = RequestForm("m", SCHEMA, Limits(max_rows_per_request=_LATE_ROWS, max_row_dicts=_LATE_ROWS))
@@ -78,6 +83,12 @@ class Reader:
         self.packed += request.anew is not None
         rest = request.model, request.version, request.options, request.context
         return repr(rest), request.encoded(self.encoder.encode).buffer.tobytes()
+
+    def of_stream(self, given: bytes) -> object:
+        read = read_stream(given, MOST_ROWS)
+        request = self.form.parse_rest(read.rest, read.candidates)
+        self.in_place += isinstance(request.candidates, ArrowColumns)
+        return repr(request.context), request.encoded(self.encoder.encode).buffer.tobytes()
 
     def of_columns(self, given: Any) -> object:
         candidates, context, per_context = given
@@ -107,37 +118,42 @@ class Reader:
 class Outcome:
     """Of a run. `kinds`: cases by form, and whether a block was made. `findings`: a line each, with the case's number.
 
-    `packed`: requests of JSON that C read where they lie.
+    `packed`, `in_place`: requests of JSON and of Arrow that C read where they lie.
     """
 
     kinds: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
     packed: int = 0
+    in_place: int = 0
     grown_mb: float = 0.0
     seconds: float = 0.0
 
     def report(self) -> str:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.kinds.items()))
-        head = f"{self.kinds.total():,} cases in {self.seconds:.0f} s, {self.packed:,} read where they lie; {kinds}"
+        read = self.packed + self.in_place
+        head = f"{self.kinds.total():,} cases in {self.seconds:.0f} s, {read:,} read where they lie; {kinds}"
         return "\n".join(
             [f"{head}; memory grew by {self.grown_mb:.1f} MB", f"{len(self.findings)} findings", *self.findings[:20]]
         )
 
 
-def case(seed: int, number: int) -> tuple[str, Callable[[Reader], object], object]:
+def case(seed: int, number: int, form: str = "") -> tuple[str, Callable[[Reader], object], object]:
     """Its form, how it is read, and what it is."""
     rng = random.Random(seed << 32 | number)
-    if number % 20_000 == 9_999:
+    if number % 20_000 == 9_999 and not form:
         given = late_fault(rng, _LATE_ROWS)
         return "late faults", lambda r: r.of_json(r.long_form, given), given[-200:]
     drawn = rng.random()
-    if drawn < 0.55:
+    if form == "streams" or drawn > 0.85:
+        sent_stream = stream(rng, 0.7)
+        return "streams", lambda r: r.of_stream(sent_stream), sent_stream
+    if drawn < 0.45:
         whole = body(rng)
         return "bodies", lambda r: r.of_json(r.form, whole), whole
-    if drawn < 0.62:
+    if drawn < 0.52:
         listed = request_list(rng)
         return "lists of requests", lambda r: r.of_list(listed), listed
-    if drawn < 0.85:
+    if drawn < 0.72:
         made = columns(rng)
         return "arrays", lambda r: r.of_columns(made), made
     sent, length = tensors_of(_tensor_request(rng))
@@ -162,14 +178,14 @@ def _tensor_request(rng: random.Random) -> dict[str, Any]:
     return {"candidates": candidates, "context": {"user": rng.choice(texts), "age": rng.choice(numbers)}}
 
 
-def fuzz(seed: int, cases: int) -> Outcome:
+def fuzz(seed: int, cases: int, form: str = "") -> Outcome:
     outcome, begun = Outcome(), time.monotonic()
     functions = c_build.request_extension()
     assert functions is not None
     of_c, of_python = Reader(functions), Reader(None)
     before = 0.0
     for number in range(cases):
-        kind, read, given = case(seed, number)
+        kind, read, given = case(seed, number, form)
         found: list[object] = []
         for way in (of_c, of_python):
             try:
@@ -183,7 +199,7 @@ def fuzz(seed: int, cases: int) -> Outcome:
             outcome.findings.append(f"case {number}: {found[0]!s:.200} by C, {found[1]!s:.200} by Python, of {given!s:.600}")
         if number == int(cases * _SETTLED):
             before = resident_mb()
-    outcome.packed = of_c.packed
+    outcome.packed, outcome.in_place = of_c.packed, of_c.in_place
     outcome.grown_mb, outcome.seconds = resident_mb() - before, time.monotonic() - begun
     if outcome.grown_mb > _MOST_GROWTH_MB and "ASAN_OPTIONS" not in os.environ:  # a sanitizer keeps the stacks of allocations
         outcome.findings.append(f"memory: got {outcome.grown_mb:.1f} MB more, expected at most {_MOST_GROWTH_MB}")
@@ -191,6 +207,6 @@ def fuzz(seed: int, cases: int) -> Outcome:
 
 
 if __name__ == "__main__":
-    told = fuzz(int(sys.argv[1]), int(sys.argv[2]))
+    told = fuzz(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
     print(told.report())
     raise SystemExit(bool(told.findings))

@@ -1,0 +1,72 @@
+"""Columns of Arrow as C reads them, in the buffers where they lie, once Arrow has found them sound. Twin of arrow.h in
+kernels/columns.
+"""
+
+from collections.abc import Iterator, KeysView, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from dpiframe_core.features.packed_column import JsonColumns
+from kernels.runtime import c_build
+
+Parts = tuple[Any, ...]
+
+
+@dataclass(slots=True, eq=False)
+class ArrowColumns(Mapping[str, pa.Array]):
+    """Columns of one record batch, all of `rows` values. `parts`: of each by name, for C, in the batch's order. An array is
+    made of one when it is asked for.
+    """
+
+    parts: dict[str, Parts]
+    rows: int
+    batch: pa.RecordBatch
+
+    def __getitem__(self, name: str) -> pa.Array:
+        return self.batch.column(self.parts[name][3] >> 16)  # arrow.c says what is in it
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.parts)
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def keys(self) -> KeysView[str]:
+        return self.parts.keys()
+
+
+IN_PLACE = frozenset({JsonColumns, ArrowColumns})  # the mappings of columns that have `parts` and `rows`
+
+
+def rows_in(columns: Mapping[str, Any]) -> int:
+    """How many values each column has; 0 if there is none."""
+    if type(columns) in IN_PLACE:
+        return columns.rows  # type: ignore[attr-defined, no-any-return]
+    return len(next(iter(columns.values()), ()))
+
+
+def columns_of_batch(batch: pa.RecordBatch, names: Sequence[str]) -> Mapping[str, pa.Array]:
+    """Columns by these names, all different, of a batch that Arrow has validated in full and that holds no extension types."""
+    functions = c_build.request_extension()
+    if functions is None:
+        return dict(zip(names, batch.columns, strict=True))
+    parts = functions.arrow_columns(*batch.__arrow_c_array__())
+    return ArrowColumns(dict(zip(names, parts, strict=True)), batch.num_rows, batch)
+
+
+def arrow_parts(values: pa.Array | pa.ChunkedArray) -> Parts | None:
+    """One column, for C. None: it is left to the careful way, as it is of an extension type or not sound."""
+    functions = c_build.request_extension()
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    kind = values.type
+    if functions is None or any(isinstance(t, pa.BaseExtensionType) for t in (kind, getattr(kind, "value_type", None))):
+        return None
+    batch = pa.RecordBatch.from_arrays([values], [""])
+    try:
+        batch.validate(full=True)
+    except pa.ArrowException:
+        return None
+    return functions.arrow_columns(*batch.__arrow_c_array__())[0]
