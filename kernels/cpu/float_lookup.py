@@ -70,16 +70,17 @@ class FloatLookup:
         self._x_width, self._sums = 0 if table is None else width, weights is not None
 
     def __call__(
-        self, rows: RowAddresses, fm: bool = False
+        self, rows: RowAddresses, fm: bool = False, x: torch.Tensor | None = None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, int]:
-        """x float32[rows, width], the sums and FM's term of all columns, [rows, 1] each, and how many ids were outside.
+        """x float32[rows, width], the given one if there is one, the sums and FM's term of all columns, [rows, 1] each, and how
+        many ids were outside.
 
         Raises:
             ValueError: rows that are not of the plan's records.
         """
         self._rows.check(rows)
         n = rows.rows
-        x = torch.empty(n, self._x_width) if self._x_width else None
+        x = torch.empty(n, self._x_width) if self._x_width and x is None else x
         total = torch.empty(n, 1) if self._sums else None
         term = torch.empty(n, 1) if fm else None
         out = [None if t is None else t.data_ptr() for t in (x, total, term)]
