@@ -1,5 +1,5 @@
-"""Generic operators on a CPU as calls whose operands and results, float32, stay where they are (`row_tiles`): written in place where
-torch can, by fewer passes than `aten_functions` where a CPU may look at values.
+"""Generic operators on a CPU as calls whose operands and results, float32, stay where they are (`row_tiles`): written in place
+where torch can, by fewer passes than `aten_functions` where a CPU may look at values.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,8 @@ def bound_call(
         case "aten.relu":
             return partial(torch.clamp_min, first, 0, out=out)
         case "aten.gelu":
-            return partial(torch._C._nn.gelu, first, approximate="tanh" if args[0] else "none", out=out)
+            gelu: Function = torch._C._nn.gelu
+            return partial(gelu, first, approximate="tanh" if args[0] else "none", out=out)
         case "aten.linear":
             return _linear(first, operands[1], operands[2:], out)
         case "aten.where" | "aten.masked_fill.Scalar" if isinstance(call.operands[call.op != "aten.where"], Constant):
@@ -55,10 +56,13 @@ def bound_call(
         case "aten.softmax" if cpu_library() is not None and args[0] == first.dim() - 1:
             return _norm(first, out, out.shape[-1])
         case "aten.layer_norm" if cpu_library() is not None:
-            *affine, count, eps = *operands[1:], *args
-            return _norm(first, out, prod(out.shape[-int(count) :]), float(eps), *affine)
-        case "aten.take_along_dim" if (found := _taken(call, function, operands, out)) is not None:
-            return found
+            count, eps = (float(str(a)) for a in args)
+            return _norm(first, out, prod(out.shape[-int(count) :]), eps, *operands[1:])
+        case "aten.take_along_dim":
+            return _taken(call, function, operands, out)
+        case "aten.sort":  # the values of equal elements are the same in any order
+            sort: Callable[..., torch.return_types.sort] = torch.sort
+            return lambda: out.copy_(sort(first, *args).values)
         case "aten.matmul" if first.dim() == 4 and operands[1].dim() == 3:
             writes = None
     writes = writes or _WRITES.get(call.op)
@@ -70,8 +74,8 @@ def bound_call(
 
 
 def summed_masks(graph: Graph, params: Mapping[str, torch.Tensor]) -> tuple[dict[str, Node], dict[str, torch.Tensor]]:
-    """The nodes by name, and more parameters: a choice by a constant between x + inf and x, as attention's masks are written, is
-    a sum. No other node's parameter may be infinite.
+    """The nodes by name, and more parameters. A choice by a constant between x + inf and x, as attention's masks are written, is
+    one sum, of a parameter that is infinite.
     """
     nodes, made_by, read_by = {n.name: n for n in graph.nodes}, graph.producers(), graph.consumers()
     more = dict[str, torch.Tensor]()
@@ -104,7 +108,7 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: Sequence[torch.Tensor],
         return partial(product, flat, weight.t(), out=out.view(-1, out.shape[-1]))
     rows, calls = min(len(x), _COPIED // x[0].numel() + 1), list[Call]()
     copied, made = torch.empty(rows * x[0].numel()), torch.empty(rows * out[0].numel())
-    for own, place in zip(x.split(rows), out.split(rows), strict=True):
+    for own, place in zip(torch.split(x, rows), torch.split(out, rows), strict=True):
         held, columns = copied[: own.numel()], x.shape[-1]
         if x.stride(-1) == 1:
             calls.append(partial(held.view(own.shape).copy_, own))
@@ -143,29 +147,39 @@ def _flat(x: torch.Tensor) -> torch.Tensor | None:
         return None
 
 
-def _taken(call: AtenCall, function: Function, operands: Sequence[torch.Tensor], out: torch.Tensor) -> Call | None:
-    """Whole vectors at positions of dimension 1, of a constant or of each row's own: None where it is something else. A position
-    that is none is left to the function.
-    """
-    x, index = operands
-    count, constant = x.shape[1], isinstance(call.operands[0], Constant)
-    if call.args[0] != 1 or x.dim() != 3 or index.shape[2] != 1 or not (constant or x.is_contiguous()):
-        return None
-    table, target = (x[0] if constant else x.view(-1, x.shape[2])), out.view(-1, x.shape[2])
-    starts = torch.arange(0, len(x) * count, count).view(-1, 1, 1)
+def _taken(call: AtenCall, function: Function, operands: Sequence[torch.Tensor], out: torch.Tensor) -> Call:
+    """Elements at positions: of whole vectors, or where no dimension is broadcast, at once; what torch refuses by the function."""
+    (x, index), dim = operands, call.args[0]
+    assert isinstance(dim, int)
+    plainly = partial(function, x, index, *call.args)
+    vectors = dim == 1 and x.dim() == 3 and index.shape[2] == 1
+    if vectors and isinstance(call.operands[0], Constant):
+        read = partial(torch.index_select, x[0], 0)
+        return _unless_refused(lambda: read(index.long().view(-1), out=out.view(-1, x.shape[2])), plainly, out)
+    if vectors and x.is_contiguous():
+        count, rows, target = x.shape[1], x.view(-1, x.shape[2]), out.view(-1, x.shape[2])
+        starts = torch.arange(0, len(rows), count).view(-1, 1, 1)
 
-    def run_constant() -> None:
-        try:
-            torch.index_select(table, 0, index.long().view(-1), out=target)
-        except IndexError:
-            out.copy_(function(x, index, *call.args))
+        def run() -> None:
+            near = index.long().clamp_(0, count - 1)
+            if torch.equal(near.float(), index):  # else a row would read its neighbour's
+                torch.index_select(rows, 0, near.add_(starts).view(-1), out=target)
+            else:
+                out.copy_(plainly())
+
+        return run
+    if x.shape[:dim] + x.shape[dim + 1 :] == index.shape[:dim] + index.shape[dim + 1 :]:
+        return _unless_refused(lambda: torch.gather(x, dim, index.long(), out=out), plainly, out)
+    return lambda: out.copy_(plainly())
+
+
+def _unless_refused(call: Call, plainly: Callable[[], torch.Tensor], out: torch.Tensor) -> Call:
+    """A position that is none, as NaN is, or that counts from the end, makes torch raise."""
 
     def run() -> None:
-        at = index.long()
-        near = at.clamp(0, count - 1)
-        if not torch.equal(near.float(), index):
-            out.copy_(function(x, index, *call.args))
-            return
-        torch.index_select(table, 0, near.add_(starts).view(-1), out=target)
+        try:
+            call()
+        except (IndexError, RuntimeError):
+            out.copy_(plainly())
 
-    return run_constant if constant else run
+    return run

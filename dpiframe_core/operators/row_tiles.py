@@ -1,5 +1,5 @@
-"""Runs a graph with generic operators on a CPU a tile of rows at a time, over buffers that stay where they are: what one operator
-writes lies in the cache when the next one reads it, and views of it are made once.
+"""Runs a graph with generic operators on a CPU a tile of rows at a time, over buffers that stay where they are: what one
+operator writes is still near when the next one reads it, and views of it are made once.
 """
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from dpiframe_core.graph.schedule import Plan
 from dpiframe_core.operators.cpu import IN_PLACE, CpuOperators
 from dpiframe_core.operators.executor import Values, last_reads
 
+# Bytes that a thread's buffers may take. An L2 has 1 to 2 MB; but of 1 MB the calls of so many tiles took longer than that saved.
 _CACHE = 4 << 20
 _STEP, _MOST = 8, 1024  # rows
 

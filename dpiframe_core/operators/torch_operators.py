@@ -35,12 +35,14 @@ def small_operator(node: Node, w: Sequence[torch.Tensor]) -> Compute:
     raise ValueError(f"graph node {node.name}: got op {node.op!r}, expected one that torch computes alone")
 
 
-def bound_operator(node: Node, w: Sequence[torch.Tensor], ins: Sequence[torch.Tensor], out: torch.Tensor) -> Callable[[], object]:
+def bound_operator(
+    node: Node, w: Sequence[torch.Tensor], ins: Sequence[torch.Tensor], out: torch.Tensor
+) -> Callable[[], object]:
     """`small_operator` of inputs and a result, float32[rows, width], that stay where they are."""
     writes: dict[str, Callable[..., torch.Tensor]] = {"sigmoid": torch.sigmoid, "tanh": torch.tanh}
     match node.op, node.attrs.activation:
         case "concat", _:
-            return partial(torch.cat, ins, 1, out=out)
+            return partial(torch.cat, list(ins), 1, out=out)
         case "add", _ if len(ins) == 2:
             return partial(torch.add, *ins, out=out)
         case "mul", _:

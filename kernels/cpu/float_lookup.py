@@ -20,7 +20,10 @@ _COLUMNWISE = ("number", "weight_number", "to", "copied", "copied_to")
 
 class _Floats(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("dim", "width", "copies", "plain", "candidate_numbers", "context_numbers")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("dim", "width", "copies", "plain", "apart", "candidate_numbers", "context_numbers")
+        ),
         *((name, ctypes.c_void_p) for name in ("table", "weights", *_COLUMNWISE)),
     ]
 
@@ -60,7 +63,7 @@ class FloatLookup:
         scaled = any(n != NO_NUMBER for n in (*tables.numbers, *tables.weight_numbers))
         plain = not scaled and list(to) == list(range(0, width, max(1, dim)))
         self._floats = _Floats(
-            dim=dim, width=width, copies=len(copies), plain=plain,
+            dim=dim, width=width, copies=len(copies), plain=plain, apart=not scaled and MORE not in to,
             candidate_numbers=plan.candidate_numbers, context_numbers=plan.context_numbers,
             table=None if table is None else table.data_ptr(), weights=None if weights is None else weights.data_ptr(),
             **{name: array.ctypes.data for name, array in held.items()},

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from kernels.cpu.float_lookup import MORE, MOST_DIM, FloatLookup, FloatTables
 from kernels.cpu.packed_tables import Floats, PackedGroup, bag_maxima, by_shape, group_factors, number_place, packed_table
 from kernels.cpu.rows_c import RowsByC
 from kernels.cpu.rows_numpy import RowsByNumpy, place, runs
-from kernels.lookup.id_record import Records, Rows
+from kernels.lookup.id_record import Rows
 from kernels.lookup.plan import NO_NUMBER, Batch, Kind, LookupPlan, Slot, rows_of
 from kernels.runtime.c_build import cpu_library
 
@@ -84,8 +83,8 @@ class PackedLookup:
             x, total, _, outside = self._floats(batch.addresses, x=x)
             self.count(outside)
             return x, total
-        for one, readers in self._passes:
-            x, _, _, outside = one(batch.addresses, x=x)
+        for group, readers in self._passes:
+            x, _, _, outside = group(batch.addresses, x=x)
             self._count(outside * readers)
         if self._passes and x is not None:
             self._mask(x, batch)
@@ -122,7 +121,10 @@ class PackedLookup:
                 ids = self.plan.context_ids.column(batch.context_ids, column - self.plan.candidate_width, count)
                 ids = ids if len(ids) == 1 else ids[batch.request_of_row]
             none = -1 if ids.dtype.kind == "i" else np.iinfo(ids.dtype).max
-            x[:, out : out + count] = torch.from_numpy(ids != none)
+            if x.dtype == torch.float32:
+                np.not_equal(ids, none, out=x.numpy()[:, out : out + count])
+            else:
+                x[:, out : out + count] = torch.from_numpy(ids != none)
 
     def _count(self, outside: int) -> None:
         if outside:

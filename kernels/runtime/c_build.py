@@ -1,7 +1,7 @@
 """Builds the .c files with the host's C compiler, once for a processor, and loads them: blocks.c, staging.c,
 copy_threads.c, replay.c and those of kernels/columns as an extension module of CPython, which needs its headers; lookup.c,
-dense.c, layers.c, norms.c, recurrence.c and field_attention.c as a library. Where they cannot be built, NumPy, torch and CuPy do the
-same, slower.
+dense.c, layers.c, norms.c, recurrence.c and field_attention.c as a library. Where they cannot be built, NumPy, torch and CuPy
+do the same, slower.
 """
 
 import ctypes
