@@ -74,7 +74,7 @@ def bound_call(
 
 
 def summed_masks(graph: Graph, params: Mapping[str, torch.Tensor]) -> tuple[dict[str, Node], dict[str, torch.Tensor]]:
-    """The nodes by name, and more parameters. A choice by a constant between x + inf and x, as attention's masks are written, is
+    """The nodes by name, and parameters. A choice by a constant between x + inf and x, as attention's masks are written, is
     one sum, of a parameter that is infinite.
     """
     nodes, made_by, read_by = {n.name: n for n in graph.nodes}, graph.producers(), graph.consumers()
@@ -148,7 +148,7 @@ def _flat(x: torch.Tensor) -> torch.Tensor | None:
 
 
 def _taken(call: AtenCall, function: Function, operands: Sequence[torch.Tensor], out: torch.Tensor) -> Call:
-    """Elements at positions: of whole vectors, or where no dimension is broadcast, at once; what torch refuses by the function."""
+    """Elements at positions: of whole vectors, or where no dimension is broadcast, at once, else by the function."""
     (x, index), dim = operands, call.args[0]
     assert isinstance(dim, int)
     plainly = partial(function, x, index, *call.args)

@@ -13,7 +13,7 @@ from dpiframe_core.graph.schedule import Plan
 from dpiframe_core.operators.cpu import IN_PLACE, CpuOperators
 from dpiframe_core.operators.executor import Values, last_reads
 
-# Bytes that a thread's buffers may take. An L2 has 1 to 2 MB; but of 1 MB the calls of so many tiles took longer than that saved.
+# Bytes that a thread's buffers may take. An L2 has 1 to 2 MB; of 1 MB the calls of so many tiles took longer than it saved.
 _CACHE = 4 << 20
 _STEP, _MOST = 8, 1024  # rows
 

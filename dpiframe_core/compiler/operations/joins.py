@@ -56,7 +56,7 @@ def stack(e: Emitter, tensors: Sequence[Tensor], dim: int) -> Strided:
 
 
 def padded(e: Emitter, x: Strided, pad: Sequence[int], value: float) -> Strided:
-    """Constants ahead of and behind the last dimensions, `pad` from the very last one on. The result lies in memory in the order
+    """Constants around the last dimensions, `pad` from the very last one on. The result lies in memory in the order
     in which x does: a history's steps stay runs of their embeddings.
     """
     pads = dict(enumerate(zip(pad[::2], pad[1::2], strict=True)))  # from the last dimension on
