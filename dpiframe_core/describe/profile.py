@@ -30,6 +30,7 @@ from dpiframe_core.engine.tuning_cache import kernel_source_hash
 from dpiframe_core.errors import Unavailable
 from dpiframe_core.features.sample import sample_block
 from dpiframe_core.machine.machine import machine
+from dpiframe_core.operators.bound_calls import Call
 from dpiframe_core.operators.executor import Operator, Values
 
 ISSUED, CAPTURED = "operator by operator", "captured graph"
@@ -90,6 +91,9 @@ def _named_lane(engine: Engine, program: CpuProgram | CudaProgram, bucket: int, 
     if isinstance(program, CpuProgram):
         on_cpu = copy.copy(program.operators)
         on_cpu.for_block = lambda block: named(program.operators.for_block(block))  # type: ignore[method-assign]
+        on_cpu.in_place = lambda node, *to: _called_in_range(  # type: ignore[method-assign]
+            names[node.name], program.operators.in_place(node, *to)
+        )
         return CpuLane(on_cpu, program.plan, layout, program.graph)
     on_gpu = copy.copy(program.operators)
     on_gpu.for_buffers = lambda *args: named(program.operators.for_buffers(*args))  # type: ignore[method-assign]
@@ -103,6 +107,14 @@ def _in_range(name: str, operator: Operator) -> Operator:
     def run(values: Values) -> None:
         with record_function(name):
             operator(values)
+
+    return run
+
+
+def _called_in_range(name: str, call: Call) -> Call:
+    def run() -> None:
+        with record_function(name):
+            call()
 
     return run
 

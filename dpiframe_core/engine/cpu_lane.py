@@ -11,6 +11,7 @@ from dpiframe_core.graph.graph import Graph
 from dpiframe_core.graph.schedule import Plan
 from dpiframe_core.operators.cpu import CpuOperators
 from dpiframe_core.operators.executor import Values, execute, last_reads
+from dpiframe_core.operators.row_tiles import RowTiles
 
 _LARGEST_ADAPTIVE = 32 << 20
 
@@ -22,6 +23,9 @@ class CpuLane:
         self._operators, self._plan, self._layout, self._output = operators, plan, layout, graph.output
         self._inference = torch.inference_mode()  # a lane has one user at a time
         self._no_more, self._any_number = last_reads(plan, graph), operators.rows_in_any_number
+        with self._inference:
+            generic = any(n.op == "aten" for n in graph.nodes)
+            self._tiles = RowTiles(operators, plan, graph, self._computed) if generic else None
 
     def prepare(self) -> None:
         """Keeps the allocator from handing activations back to the kernel after each batch.
@@ -36,16 +40,22 @@ class CpuLane:
         start = time.perf_counter()
         block, one = blocks[0], len(blocks) == 1
         rows = block.rows if one else sum(b.rows for b in blocks)
-        computed = rows if rows <= self._any_number else computed_rows(rows)
+        computed = rows if self._tiles is not None else self._computed(rows)
         if not one or rows < computed:
             block = RowBlock.allocate(self._layout, computed, sum(b.contexts for b in blocks))  # ids 0: every table has a row
             block.fill(blocks)
         values: Values = {}
         with self._inference:
-            execute(self._plan, self._operators.for_block(block), values, self._no_more)
-            found = values[self._output]
+            if self._tiles is not None:
+                found = self._tiles(block)
+            else:
+                execute(self._plan, self._operators.for_block(block), values, self._no_more)
+                found = values[self._output]
             scores = (found if rows == computed else found[:rows]).float().numpy()
         return BatchResult(scores, (time.perf_counter() - start) * 1e3, computed)
+
+    def _computed(self, rows: int) -> int:
+        return rows if rows <= self._any_number else computed_rows(rows)
 
     def close(self) -> None:
         """Nothing to release."""

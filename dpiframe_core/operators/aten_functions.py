@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from dpiframe_core.graph.aten import AtenCall, Window, contiguous
 from dpiframe_core.graph.aten_rules import Plain
+from dpiframe_core.operators.bound_calls import Call, bound_call
 from dpiframe_core.operators.windows import window
 
 Function = Callable[..., torch.Tensor]
@@ -147,6 +148,11 @@ class AtenOperator:
             self._writes(*self._operands(inputs), *self._args, out=target)
         else:
             target.copy_(self._function(*self._operands(inputs), *self._args))
+
+    def bound(self, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> Call:
+        """The same, to be called many times: of inputs and of `out`, float32[rows, width], that stay where they are."""
+        target = out.view(len(out), *self._call.sizes)
+        return bound_call(self._call, self._function, self._writes, self._operands(inputs), self._args, target)
 
     def _operands(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         rows = len(inputs[0])

@@ -14,10 +14,12 @@ from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.graph import Attrs, Graph, Node
 from dpiframe_core.graph.interactions import field_projections, linear_params
 from dpiframe_core.graph.recurrence import directions_of
+from dpiframe_core.graph.regions import REGION_OPS
 from dpiframe_core.operators.aten_functions import AtenOperator
+from dpiframe_core.operators.bound_calls import Call, summed_masks
 from dpiframe_core.operators.executor import Operator, Values
 from dpiframe_core.operators.layer_series import bind_series, series_from, series_layers
-from dpiframe_core.operators.torch_operators import Compute, attention_layers, cin_layers, small_operator
+from dpiframe_core.operators.torch_operators import Compute, attention_layers, bound_operator, cin_layers, small_operator
 from kernels import reference
 from kernels.attention.field_attention_cpu import CpuFieldAttention
 from kernels.cpu.dense import CrossV1, Fm, Head, Linear, few_rows, has_bf16
@@ -26,6 +28,7 @@ from kernels.cpu.lookup import PackedLookup
 from kernels.lookup.mapped_lookup import MappedLookup
 from kernels.recurrent.recurrence_cpu import CpuRecurrence
 
+IN_PLACE = REGION_OPS  # what `in_place` binds
 _BY_ONEDNN = {"linear", "cross_v2", "cross_low_rank"}
 
 
@@ -52,6 +55,8 @@ class CpuOperators:
         self._widths, self._nodes = graph.widths, graph.nodes
         self._dtype = torch.bfloat16 if precision == "bf16" else torch.float32
         self._weights = {name: t.float().contiguous() for name, t in dense.items()}
+        self.nodes_in_place, masks = summed_masks(graph, self._weights)
+        self._weights |= masks
         readers = graph.consumers()
         kind = partial(MappedLookup, spares=store.spares) if store.mapped else PackedLookup
         self._lookups: list[tuple[Node, PackedLookup | MappedLookup]] = [
@@ -96,6 +101,15 @@ class CpuOperators:
             widths = [self._widths[o] for o in node.outputs[: len(node.attrs.outputs_of_concat())]]
             looked_up[node.name] = partial(_look_up, lookup, node.outputs, widths, block)
         return self._pure | looked_up
+
+    def in_place(self, node: Node, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> Call:
+        """What computes one of `nodes_in_place` of `IN_PLACE`, from values to a value, float32[rows, width], that stay where
+        they are.
+        """
+        w = [self._weights[p] for p in node.params]
+        if node.attrs.aten is None:
+            return bound_operator(node, w, inputs, out)
+        return AtenOperator(node.attrs.aten, w, torch.device("cpu"), one_view=True).bound(inputs, out)
 
     def _first_layers(
         self, lookup: Node, packed: PackedLookup | MappedLookup, readers: Mapping[str, Sequence[Node]]
@@ -228,7 +242,8 @@ def _attention(a: Attrs, w: Sequence[torch.Tensor]) -> Compute:
 def _look_up(
     lookup: PackedLookup | MappedLookup, outputs: Sequence[str], widths: Sequence[int], block: RowBlock, values: Values
 ) -> None:
-    x, total = lookup.read(block)
+    alone = values.get(outputs[0]) if len(widths) == 1 else None
+    x, total = lookup.read(block, alone)
     parts = () if x is None else (x,) if len(widths) == 1 else (part.contiguous() for part in torch.split(x, list(widths), 1))
     values.update(zip(outputs, (*parts, *(() if total is None else (total,))), strict=True))
 

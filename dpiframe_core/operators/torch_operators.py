@@ -1,6 +1,7 @@
 """The small operators that fusion removes, by torch: on a CPU, in regions, and in an unfused ablation on a GPU."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
@@ -32,6 +33,30 @@ def small_operator(node: Node, w: Sequence[torch.Tensor]) -> Compute:
         case "activation":
             return lambda x: reference.activate_(x.clone(), a.activation, w, a.slope)
     raise ValueError(f"graph node {node.name}: got op {node.op!r}, expected one that torch computes alone")
+
+
+def bound_operator(
+    node: Node, w: Sequence[torch.Tensor], ins: Sequence[torch.Tensor], out: torch.Tensor
+) -> Callable[[], object]:
+    """`small_operator` of inputs and a result, float32[rows, width], that stay where they are."""
+    writes: dict[str, Callable[..., torch.Tensor]] = {"sigmoid": torch.sigmoid, "tanh": torch.tanh}
+    match node.op, node.attrs.activation:
+        case "concat", _:
+            return partial(torch.cat, list(ins), 1, out=out)
+        case "add", _ if len(ins) == 2:
+            return partial(torch.add, *ins, out=out)
+        case "mul", _:
+            return partial(torch.mul, *ins, out=out)
+        case "sum", _:
+            return partial(torch.sum, ins[0], 1, keepdim=True, out=out)
+        case "bias", _:
+            return partial(torch.add, ins[0], w[0], out=out)
+        case "activation", "relu":
+            return partial(torch.clamp_min, ins[0], 0, out=out)
+        case "activation", ("sigmoid" | "tanh") as name:
+            return partial(writes[name], ins[0], out=out)
+    compute = small_operator(node, w)
+    return lambda: out.copy_(compute(*ins))
 
 
 def run_with_torch(node: Node, bias: torch.Tensor | None, ins: list[torch.Tensor], out: torch.Tensor) -> None:

@@ -20,7 +20,10 @@ _COLUMNWISE = ("number", "weight_number", "to", "copied", "copied_to")
 
 class _Floats(ctypes.Structure):
     _fields_ = [
-        *((name, ctypes.c_int64) for name in ("dim", "width", "copies", "plain", "candidate_numbers", "context_numbers")),
+        *(
+            (name, ctypes.c_int64)
+            for name in ("dim", "width", "copies", "plain", "apart", "candidate_numbers", "context_numbers")
+        ),
         *((name, ctypes.c_void_p) for name in ("table", "weights", *_COLUMNWISE)),
     ]
 
@@ -60,7 +63,7 @@ class FloatLookup:
         scaled = any(n != NO_NUMBER for n in (*tables.numbers, *tables.weight_numbers))
         plain = not scaled and list(to) == list(range(0, width, max(1, dim)))
         self._floats = _Floats(
-            dim=dim, width=width, copies=len(copies), plain=plain,
+            dim=dim, width=width, copies=len(copies), plain=plain, apart=not scaled and MORE not in to,
             candidate_numbers=plan.candidate_numbers, context_numbers=plan.context_numbers,
             table=None if table is None else table.data_ptr(), weights=None if weights is None else weights.data_ptr(),
             **{name: array.ctypes.data for name, array in held.items()},
@@ -70,16 +73,17 @@ class FloatLookup:
         self._x_width, self._sums = 0 if table is None else width, weights is not None
 
     def __call__(
-        self, rows: RowAddresses, fm: bool = False
+        self, rows: RowAddresses, fm: bool = False, x: torch.Tensor | None = None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, int]:
-        """x float32[rows, width], the sums and FM's term of all columns, [rows, 1] each, and how many ids were outside.
+        """x float32[rows, width], the given one if there is one, the sums and FM's term of all columns, [rows, 1] each, and how
+        many ids were outside.
 
         Raises:
             ValueError: rows that are not of the plan's records.
         """
         self._rows.check(rows)
         n = rows.rows
-        x = torch.empty(n, self._x_width) if self._x_width else None
+        x = torch.empty(n, self._x_width) if self._x_width and x is None else x
         total = torch.empty(n, 1) if self._sums else None
         term = torch.empty(n, 1) if fm else None
         out = [None if t is None else t.data_ptr() for t in (x, total, term)]

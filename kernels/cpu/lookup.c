@@ -101,9 +101,9 @@ int64_t dpi_lookup(const Columns *s, int64_t wide, int64_t n, const uint8_t *can
 
 // What the float32 rows of a packed table become, column by column: times a number of the row (-1 - i: of its context; NO_NUMBER: 1),
 // at x's column `to` if that is not negative; MORE, of a bag: added where the column before goes. Then `copies` numbers
-// themselves. plain: no column has a number, and x is the rows side by side.
+// themselves. plain: no column has a number, and x is the rows side by side; apart: no number and no bag.
 typedef struct {
-    int64_t dim, width, copies, plain, candidate_numbers, context_numbers;
+    int64_t dim, width, copies, plain, apart, candidate_numbers, context_numbers;
     const float *table, *weights;
     const int32_t *number, *weight_number, *to, *copied, *copied_to;
 } Floats;
@@ -139,6 +139,20 @@ enum { MOST_COLUMNS = 4096, AHEAD = 16 };  // rows whose first cache line is ask
         __builtin_prefetch(table + (int64_t)at[i + AHEAD < count ? i + AHEAD : i] * (DIM));         \
         memcpy(x + i * (DIM), table + (int64_t)at[i] * (DIM), (DIM) * sizeof(float));               \
     }
+
+#define PLACE(DIM)                                                                                  \
+    for (int64_t c = 0; c < columns; ++c)                                                           \
+        if (to[c] >= 0) memcpy(out + to[c], table + (int64_t)at[c] * (DIM), (DIM) * sizeof(float));
+
+static void place_rows(const uint32_t *restrict at, int64_t columns, const int32_t *restrict to, const float *restrict table,
+                       int64_t dim, float *restrict out) {
+    switch (dim) {
+    case 16: PLACE(16) break;
+    case 32: PLACE(32) break;
+    case 64: PLACE(64) break;
+    default: PLACE(dim)
+    }
+}
 
 static void copy_rows(const uint32_t *restrict at, int64_t count, const float *restrict table, int64_t dim, float *restrict x) {
     switch (dim) {
@@ -189,8 +203,11 @@ static void float_rows(void *task, int64_t from, int64_t end) {
         if (x && !copied) {
             float *out = x + r * f->width, all = 0;
             int64_t d = 0;
-            for (int64_t c = 0; c < columns; ++c) by[c] = number_of(f->number[c], own, shared);
-            if (fm) ROW(1) else ROW(0)
+            if (f->apart && !fm) place_rows(at, columns, to, table, dim, out);
+            else {
+                for (int64_t c = 0; c < columns; ++c) by[c] = number_of(f->number[c], own, shared);
+                if (fm) ROW(1) else ROW(0)
+            }
             for (int64_t i = 0; i < f->copies; ++i) out[f->copied_to[i]] = number_of(f->copied[i], own, shared);
             if (fm) fm[r] = 0.5f * all;
         }

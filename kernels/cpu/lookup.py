@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from kernels.cpu.float_lookup import MORE, MOST_DIM, FloatLookup, FloatTables
 from kernels.cpu.packed_tables import Floats, PackedGroup, bag_maxima, by_shape, group_factors, number_place, packed_table
 from kernels.cpu.rows_c import RowsByC
 from kernels.cpu.rows_numpy import RowsByNumpy, place, runs
-from kernels.lookup.id_record import Records, Rows
+from kernels.lookup.id_record import Rows
 from kernels.lookup.plan import NO_NUMBER, Batch, Kind, LookupPlan, Slot, rows_of
 from kernels.runtime.c_build import cpu_library
 
@@ -57,30 +56,39 @@ class PackedLookup:
             [(number_place(plan, s), s.out) for s in slots if s.kind == Kind.COPY] for slots in (plan.x_slots, plan.total_slots)
         ]
         self._x_copies = runs(copies[0])
-        masks = [
-            (place(plan.columns[s.first].source, plan.candidate_width), s.out) for s in plan.x_slots if s.kind == Kind.MASK
-        ]
-        self._x_masks = runs(masks, border=plan.candidate_width)
+        masks, widths = [s for s in plan.x_slots if s.kind == Kind.MASK], (*plan.candidate_ids.widths, *plan.context_ids.widths)
+        places = [(place(plan.columns[s.first].source, plan.candidate_width), s.out) for s in masks]
+        # Neighbours of one width lie side by side in a record.
+        alike = [[pair for pair in places if widths[pair[0]] == width] for width in sorted(set(widths))]
+        self._x_masks = [run for pairs in alike for run in runs(pairs, border=plan.candidate_width)]
         self._total_copies = torch.tensor([number for number, _ in copies[1]]) if copies[1] else None
         self._x_width = plan.x_width
         self._direct = not copies[0] and not masks and all(g.placed == ((0, 0, self._x_width),) for g in self._x_groups)
         self.float_tables, self._floats = self._tables_of_one_pass(), None
+        numbers = [(s.number, s.out) for s in plan.x_slots if s.kind == Kind.COPY]
         if self.float_tables is not None:
             to = [at for s in plan.x_slots if s.columns for at in (s.out, *[MORE] * (s.columns - 1))]
             to = to or [-1] * self.float_tables.rows.columns
-            numbers = [(s.number, s.out) for s in plan.x_slots if s.kind == Kind.COPY]
             self._floats = FloatLookup(self.float_tables, to, numbers, self._x_width)
+        self._passes = [] if self._floats is not None else self._passes_of_groups(numbers)
 
     def __call__(self, batch: Batch, rows: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """x[rows, x_width] and total float32[rows, 1], as `reference.lookup`; None for an output the plan lacks."""
         return self.read(rows_of(batch, rows))
 
-    def read(self, batch: Rows) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """The same for exactly the rows to read."""
+    def read(self, batch: Rows, into: torch.Tensor | None = None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """The same for exactly the rows to read. `into`: x, if that is float32."""
+        x = into if self._out_dtype == torch.float32 else None
         if self._floats is not None:
-            x, total, _, outside = self._floats(batch.addresses)
+            x, total, _, outside = self._floats(batch.addresses, x=x)
             self.count(outside)
             return x, total
+        for group, readers in self._passes:
+            x, _, _, outside = group(batch.addresses, x=x)
+            self._count(outside * readers)
+        if self._passes and x is not None:
+            self._mask(x, batch)
+            return x, None
         request, candidate_ids, context_ids = batch.request_of_row, batch.candidate_ids, batch.context_ids
         numbers, context_numbers = batch.candidate_dense, batch.context_dense
         if self.plan.context_numbers:
@@ -93,8 +101,7 @@ class PackedLookup:
         x = total = None
         if self.plan.x_slots:
             x = self._x([self._pooled(g, found[g.reads], numbers) for g in self._x_groups], numbers)
-            if self._x_masks:
-                self._mask(x, request, candidate_ids, context_ids)
+            self._mask(x, batch)
         if self.plan.total_slots:
             for g in self._total_groups:
                 one = self._pooled(g, found[g.reads], numbers)
@@ -105,15 +112,19 @@ class PackedLookup:
                 total = plain if total is None else total.add_(plain)
         return x, total
 
-    def _mask(self, x: torch.Tensor, request: npt.NDArray[np.int32], candidate_ids: Records, context_ids: Records) -> None:
+    def _mask(self, x: torch.Tensor, batch: Rows) -> None:
         """Writes where sequences have an id and where they are padded."""
-        of_rows, of_contexts = self.plan.candidate_ids, self.plan.context_ids
         for column, out, count in self._x_masks:
             if column < self.plan.candidate_width:
-                side, start = of_rows.widened(candidate_ids, _WIDE), column
+                ids = self.plan.candidate_ids.column(batch.candidate_ids, column, count)
             else:
-                side, start = of_contexts.widened(context_ids, _WIDE)[request], column - self.plan.candidate_width
-            x[:, out : out + count] = torch.from_numpy(side[:, start : start + count] != -1)
+                ids = self.plan.context_ids.column(batch.context_ids, column - self.plan.candidate_width, count)
+                ids = ids if len(ids) == 1 else ids[batch.request_of_row]
+            none = -1 if ids.dtype.kind == "i" else np.iinfo(ids.dtype).max
+            if x.dtype == torch.float32:
+                np.not_equal(ids, none, out=x.numpy()[:, out : out + count])
+            else:
+                x[:, out : out + count] = torch.from_numpy(ids != none)
 
     def _count(self, outside: int) -> None:
         if outside:
@@ -133,7 +144,7 @@ class PackedLookup:
         ((_, by_c),) = self._reads.values()
         if by_c is None or (library := cpu_library()) is None or by_c.wide or not 0 < by_c.columns <= _MOST_COLUMNS:
             return None
-        if any(g.means or g.largest or g.weight.dtype != torch.float32 or g.weight.shape[1] > MOST_DIM for g in groups):
+        if not all(map(_plain, groups)):
             return None
         if self._x_masks or self._total_copies is not None or (self._x_groups and self._out_dtype != torch.float32):
             return None
@@ -144,6 +155,23 @@ class PackedLookup:
         of_weights = [s.number for s in total_slots for _ in range(s.columns)] or [NO_NUMBER] * by_c.columns
         of_rows = [s.number for s in x_slots for _ in range(s.columns)] or [NO_NUMBER] * by_c.columns
         return FloatTables(library, self.plan, by_c, table, weights, of_rows, of_weights)
+
+    def _passes_of_groups(self, copies: Sequence[tuple[int, int]]) -> list[tuple[FloatLookup, int]]:
+        """A pass of C for each group, of float32 rows that no sum is wanted of, and how many read its ids; or none. copies: of
+        the first.
+        """
+        library, passes = cpu_library(), list[tuple[FloatLookup, int]]()
+        if library is None or self.plan.total_slots or self._out_dtype != torch.float32 or not all(map(_plain, self._x_groups)):
+            return []
+        for slots, group in zip(by_shape(self.plan, self.plan.x_slots), self._x_groups, strict=True):
+            reads, by_c = next(pair for pair in self._reads.values() if pair[0] is group.reads)
+            if by_c is None or by_c.wide or by_c.columns > _MOST_COLUMNS:
+                return []
+            numbers = [s.number for s in slots for _ in range(s.columns)]
+            tables = FloatTables(library, self.plan, by_c, group.weight, None, numbers, [NO_NUMBER] * by_c.columns)
+            to = [at for s in slots for at in (s.out, *[MORE] * (s.columns - 1))]
+            passes.append((FloatLookup(tables, to, [] if passes else copies, self._x_width), reads.readers))
+        return passes
 
     def _x(self, pooled: Sequence[torch.Tensor], numbers: Floats) -> torch.Tensor:
         """The groups' columns and the plain numbers where x wants them."""
@@ -225,3 +253,8 @@ class PackedLookup:
             len(columns),
             runs([(i * dim + e, s.out + e) for i, s in enumerate(slots) for e in range(dim)]),
         )
+
+
+def _plain(group: PackedGroup) -> bool:
+    """Whether lookup.c reads it: float32 rows, one by one or summed."""
+    return not (group.means or group.largest) and group.weight.dtype == torch.float32 and group.weight.shape[1] <= MOST_DIM

@@ -45,7 +45,7 @@ class MappedLookup:
         """x[rows, x_width] and total float32[rows, 1], as `reference.lookup`; None for an output the plan lacks."""
         return self.read(rows_of(batch, rows))
 
-    def read(self, batch: Rows) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    def read(self, batch: Rows, _into: torch.Tensor | None = None) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The same for exactly the rows to read."""
         request = batch.request_of_row
         plan = self.plan

@@ -1,7 +1,7 @@
 """Builds the .c files with the host's C compiler, once for a processor, and loads them: blocks.c, staging.c,
 copy_threads.c, replay.c and those of kernels/columns as an extension module of CPython, which needs its headers; lookup.c,
-dense.c, layers.c, recurrence.c and field_attention.c as a library. Where they cannot be built, NumPy, torch and CuPy do the
-same, slower.
+dense.c, layers.c, norms.c, recurrence.c and field_attention.c as a library. Where they cannot be built, NumPy, torch and CuPy
+do the same, slower.
 """
 
 import ctypes
@@ -29,8 +29,8 @@ from kernels.runtime.code_cache import find_code, store_code
 from kernels.runtime.source import FOLDER
 
 log = logging.getLogger(__name__)
-# No contraction: sums are the same to the bit whether a processor has fused multiply-add or not. recurrence.c and layers.c have
-# it, and say why.
+# No contraction: sums are the same to the bit whether a processor has fused multiply-add or not. recurrence.c, layers.c and
+# norms.c have it, and say why.
 _FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-std=c11", "-shared", "-fPIC", "-pthread")
 _BUILD_S = 60
 _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
@@ -82,7 +82,8 @@ class RequestExtension(Protocol):
 @cache
 def cpu_library() -> ctypes.CDLL | None:
     """The functions of the files named here, or None where they cannot be built (said once, in the log)."""
-    names = ("cpu/lookup.c", "cpu/dense.c", "cpu/layers.c", "recurrent/recurrence.c", "attention/field_attention.c")
+    own = (f"cpu/{name}.c" for name in ("lookup", "dense", "layers", "norms"))
+    names = (*own, "recurrent/recurrence.c", "attention/field_attention.c")
     return _loaded(names, (), _bound, "CPU lookups")
 
 
@@ -106,6 +107,9 @@ def _bound(path: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     loaded.dpi_lookup.restype = loaded.dpi_floats.restype = _LONG
     loaded.dpi_field_attention.restype = loaded.dpi_layers.restype = None
+    loaded.dpi_softmax.restype = loaded.dpi_layer_norm.restype = None
+    loaded.dpi_softmax.argtypes = [_POINTER, _LONG, _LONG, *[_POINTER] * 2, _LONG]
+    loaded.dpi_layer_norm.argtypes = [_POINTER, _LONG, _LONG, *[_POINTER] * 2, ctypes.c_float, *[_POINTER] * 2, _LONG]
     loaded.dpi_recurrence.restype = loaded.dpi_fm.restype = loaded.dpi_add_shared.restype = loaded.dpi_row.restype = None
     loaded.dpi_lookup.argtypes = [_POINTER, _LONG, _LONG, *[_POINTER] * 3, _LONG, *[_POINTER] * 2, _LONG]
     loaded.dpi_floats.argtypes = [_POINTER, _POINTER, _LONG, *[_POINTER] * 3, _LONG, *[_POINTER] * 6, _LONG]

@@ -88,14 +88,7 @@ def _padding(given: Any, kernel: Sequence[int], dilation: Sequence[int]) -> list
 
 
 def _with_zeros(e: Emitter, x: Strided, pads: Sequence[tuple[int, int]]) -> Strided:
-    """Padded in the order in which it lies in memory: a history's steps stay runs of their embeddings."""
-    if not any(map(any, pads)):
-        return x
-    order = sorted(range(1, x.rank), key=lambda d: -max((atom.stride for atom in x.dims[d]), default=0))
-    ahead = [(0, 0), *pads]
-    flat = [n for d in reversed(order) for n in ahead[d - 1]]
-    made = padded(e, permuted(x, [0, *order]), flat, 0)
-    return permuted(made, [0, *(1 + order.index(d) for d in range(1, x.rank))])
+    return padded(e, x, [n for both in reversed(pads) for n in both], 0)
 
 
 def _with_edges(e: Emitter, x: Strided, pads: Sequence[int]) -> Strided:

@@ -8,7 +8,7 @@ import torch
 
 from dpiframe_core.compiler.operations.arguments import constant
 from dpiframe_core.compiler.operations.emit import Const, Emitter, Tensor
-from dpiframe_core.compiler.operations.strided import Dim, Frame, Refused, Strided, frame_of, unsqueezed
+from dpiframe_core.compiler.operations.strided import BATCH, Dim, Frame, Refused, Strided, frame_of, permuted, unsqueezed
 
 
 def cat(e: Emitter, tensors: Sequence[Tensor], dim: int) -> Strided:
@@ -56,16 +56,25 @@ def stack(e: Emitter, tensors: Sequence[Tensor], dim: int) -> Strided:
 
 
 def padded(e: Emitter, x: Strided, pad: Sequence[int], value: float) -> Strided:
-    """Constants ahead of and behind the last dimensions, the very last one first."""
-    for at, both in enumerate(zip(pad[::2], pad[1::2], strict=True)):
-        dim, sizes = x.rank - 1 - at, [1 if s.batch else s.count for s in x.sizes]
+    """Constants around the last dimensions, `pad` from the very last one on. The result lies in memory in the order
+    in which x does: a history's steps stay runs of their embeddings.
+    """
+    pads = dict(enumerate(zip(pad[::2], pad[1::2], strict=True)))  # from the last dimension on
+    if not any(map(any, pads.values())):
+        return x
+    order = list(range(x.rank))
+    if BATCH in x.dims[0]:
+        order[1:] = sorted(order[1:], key=lambda d: -max((atom.stride for atom in x.dims[d]), default=0))
+    x = permuted(x, order)
+    for dim in reversed(range(x.rank)):
+        both, sizes = pads.get(x.rank - 1 - order[dim], (0, 0)), [1 if s.batch else s.count for s in x.sizes]
         if min(both) < 0:
             raise Refused(f"got padding by {list(pad)}, expected 0 or more (a slice takes columns away)")
         if not any(both):
             continue
         ahead, behind = (Const(torch.full([*sizes[:dim], n, *sizes[dim + 1 :]], value)) for n in both)
         x = cat(e, [t for t in (ahead, x, behind) if isinstance(t, Strided) or t.tensor.numel()], dim)
-    return x
+    return permuted(x, [order.index(d) for d in range(x.rank)])
 
 
 def selected_at(e: Emitter, x: Strided, dim: int, index: Any) -> Strided:

@@ -1,0 +1,51 @@
+"""Softmax and layer norm by norms.c, against the formulas in float64."""
+
+import pytest
+import torch
+
+from kernels.cpu.norms import RowNorm
+from kernels.runtime.c_build import cpu_library
+
+pytestmark = pytest.mark.skipif(cpu_library() is None, reason="needs a C compiler")
+WIDTHS = [1, 2, 15, 16, 17, 50, 127]
+
+
+def numbers(width, rows=37):
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(width)) * 5
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_softmax_is_the_share_of_each_exponential(width):
+    x, out = numbers(width), torch.full((37, width), torch.nan)
+    RowNorm(x, out, width)()
+    each = x.double().exp()
+    torch.testing.assert_close(out.double(), each / each.sum(1, keepdim=True), rtol=1e-6, atol=1e-7)
+
+
+def test_what_a_mask_hides_has_no_share_and_a_row_of_nothing_is_nan():
+    x = numbers(50)
+    x[:, 7:] = -torch.inf
+    x[3], x[4, 2] = -torch.inf, torch.nan
+    RowNorm(x, x, 50)()
+    assert x[[3, 4]].isnan().all()
+    kept = torch.arange(37).apply_(lambda row: row not in (3, 4)).bool()
+    assert (x[kept, 7:] == 0).all()
+    torch.testing.assert_close(x[kept].sum(1), torch.ones(35))
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("affine", [0, 1, 2])
+def test_layer_norm_has_mean_and_variance_of_each_row(width, affine):
+    x, more = numbers(width) + 3, numbers(width)[:2]
+    out = torch.full((37, width), torch.nan)
+    RowNorm(x, out, width, 1e-3, *more[:affine])()
+    own = x.double()
+    want = (own - own.mean(1, keepdim=True)) / (own.var(1, keepdim=True, correction=0) + 1e-3).sqrt()
+    want = want * more[0].double() if affine else want
+    want = want + more[1].double() if affine == 2 else want
+    torch.testing.assert_close(out.double(), want, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_lie_apart_are_refused():
+    with pytest.raises(ValueError, match=r"expected contiguous float32 in rows of 8"):
+        RowNorm(torch.zeros(4, 16)[:, :8], torch.zeros(4, 8), 8)
