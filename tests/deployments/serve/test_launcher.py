@@ -124,6 +124,17 @@ def test_clients_reach_the_service_on_loopback_only_and_ray_only_with_a_token_th
 
 @pytest.mark.ray
 @pytest.mark.slow
+def test_what_nobody_asks_in_a_private_cluster_is_left_out(server: Server) -> None:
+    """Of Ray's processes, and pandas of its workers: the controller, two proxies and a replica at least."""
+    commands = server.processes()
+    assert [c for c in commands.values() if re.search(r"/(dashboard|monitor|log_monitor)\.py", c)] == []
+    workers = [pid for pid, command in commands.items() if re.match(r"ray::(?!\w+Agent)", command)]
+    assert len(workers) >= 4
+    assert [commands[pid] for pid in workers if "/pandas/" in Path(f"/proc/{pid}/maps").read_text()] == []
+
+
+@pytest.mark.ray
+@pytest.mark.slow
 def test_a_client_that_stalls_in_the_middle_of_a_request_is_dropped_within_a_minute(server: Server) -> None:
     (state,) = server.states()
     (config,) = state.glob("haproxy/*/haproxy.cfg")
