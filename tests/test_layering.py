@@ -24,7 +24,7 @@ COMMON = {
     "deployments/config", "deployments/config_clients", "deployments/config_faults", "deployments/config_models",
     "deployments/config_load", "deployments/config_tables", "deployments/config_observed",
     "deployments/metrics",
-    "deployments/processes", "deployments/signals",
+    "deployments/private_ray", "deployments/processes", "deployments/signals", "deployments/without_pandas",
     "benchmarks/timing",
 }  # fmt: skip
 
@@ -376,6 +376,7 @@ CUPY = {
 _SERVING = ("application", "replica", "engine_replica", "ingress_replica", "launcher", "cluster", "ray_metrics")
 RAY = {
     "deployments/app.py", "deployments/http_api/serve_bypass.py", "deployments/offline/ray_scoring.py",
+    "deployments/private_ray.py",
     "deployments/lifecycle/actor.py", "deployments/remote_rows/row_shard.py",
     *(f"deployments/serve/{name}.py" for name in _SERVING),
 }  # fmt: skip

@@ -24,6 +24,7 @@ from deployments.offline.chunk_scorer import ChunkScorer
 from deployments.offline.file_scoring import Progress
 from deployments.offline.score_job import ScoreJob, ScorePlan, plan_job
 from deployments.offline.scored_file import ScoreReport, scored_file
+from deployments.private_ray import idle_processes_left_out
 from deployments.processes import cores, killed_after
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.errors import DPIFrameError, InputError
@@ -181,10 +182,11 @@ def _cluster(address: str | None, workers: int) -> Iterator[None]:
                 told = str(error).strip().splitlines()[0]
                 raise RayScoringError(f"address: got {address!r} ({told}), expected a Ray cluster to join") from None
         else:
-            ray.init(
-                address="local", num_cpus=max(cores(), workers + 1), include_dashboard=False,
-                object_store_memory=_STORE_BYTES, _node_ip_address="127.0.0.2", _temp_dir=str(state / "ray"), **quiet,
-            )  # fmt: skip
+            with idle_processes_left_out():
+                ray.init(
+                    address="local", num_cpus=max(cores(), workers + 1), include_dashboard=False,
+                    object_store_memory=_STORE_BYTES, _node_ip_address="127.0.0.2", _temp_dir=str(state / "ray"), **quiet,
+                )  # fmt: skip
         yield
     finally:
         with killed_after(state):

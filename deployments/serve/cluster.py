@@ -20,6 +20,7 @@ from deployments.config import DeploymentConfig
 from deployments.host_sockets.listening import SocketFile
 from deployments.metrics import LATENCY_BOUNDS_MS
 from deployments.preflight.named_files import require_files
+from deployments.private_ray import idle_processes_left_out
 from deployments.processes import cores, killed_after, processes_of
 from deployments.serve.host import (
     WINDOW,
@@ -93,6 +94,7 @@ def serve_settings(config: DeploymentConfig, state: Path, windows: Sequence[int]
         "RAY_SERVE_HAPROXY_NBTHREAD": str(max(2, cores() // 8)),
         # libgomp spins between parallel regions; with HTTP on the same cores a region then waits for a whole time slice.
         "GOMP_SPINCOUNT": "10000",
+        "RAY_preload_python_modules": "deployments.without_pandas",
     }
     return {
         **dict.fromkeys(FLAGS, "1"),
@@ -178,7 +180,7 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[Privat
 
         try:
             report("Starting Ray")
-            with ray_init():
+            with ray_init(), idle_processes_left_out():
                 metrics_port = _start_ray(
                     state,
                     config.metrics.port,

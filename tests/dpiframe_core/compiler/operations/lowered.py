@@ -8,37 +8,38 @@ from torch import nn
 
 from dpiframe_core.compiler.compiled import _lowered
 from dpiframe_core.compiler.examples import Scored
-from dpiframe_core.features.schema import FeatureSchema, Numeric
+from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Table
 from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.torch_operators import small_operator
 from dpiframe_core.operators.windows import window
 
 
 class _Of(nn.Module):
+    """Its values are rows of one table: torch traces an input, and as many of numbers would take it longer than all else."""
+
     def __init__(self, function, sizes):
         super().__init__()
         self.function, self.sizes = function, sizes
+        self.rows = nn.Embedding(3, torch.Size(sizes).numel())
 
-    def forward(self, x):
-        return self.function(x.reshape(x.shape[0], *self.sizes)).float()
+    def forward(self, row):
+        return self.function(self.rows(row).reshape(row.shape[0], *self.sizes)).float()
 
 
 class Lowered:
     """ops: the names of the generic nodes, in order."""
 
     def __init__(self, function, *sizes):
-        self.sizes, width = sizes, torch.Size(sizes).numel()
-        schema = FeatureSchema(features=tuple(Numeric(name=f"f{i}") for i in range(width)), tables=())
-        example = {f"f{i}": torch.randn(3, generator=torch.Generator().manual_seed(i)) for i in range(width)}
-        scored = Scored(_Of(function, sizes).eval(), list(example), "matrix", None, False)
-        lowering, lookups, self.result = _lowered(scored, schema, example, None)
-        self._order = [int(feature[1:]) for feature, _ in sorted(lookups.sources, key=lambda s: lookups.sources[s].offset)]
+        feature = Categorical(name="row", values="int", encoder=Identity(), table="rows", missing_id=0)
+        schema = FeatureSchema(features=(feature,), tables=(Table(name="rows", rows=3, dim=torch.Size(sizes).numel()),))
+        scored = Scored(_Of(function, sizes).eval(), ["row"], "keywords", None, False)
+        lowering, _, self.result = _lowered(scored, schema, {"row": torch.arange(3)}, None)
         self._nodes, self._params = lowering.emitter.nodes, lowering.emitter.params
         self.ops = [n.attrs.aten.op if n.op == "aten" else n.op for n in self._nodes]
 
     def __call__(self, x, device="cpu"):
         """float32[n, ..] of x[n, *sizes]."""
-        values = {"x": x.flatten(1)[:, self._order].to(device)}
+        values = {"x": x.flatten(1).to(device)}
         for n in self._nodes:
             params, ins = [self._params[p].to(device) for p in n.params], [values[i] for i in n.inputs]
             if n.op == "aten":
