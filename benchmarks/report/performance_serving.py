@@ -77,6 +77,17 @@ def tails(results: Results) -> list[str]:
     return table(head, rows, 2)
 
 
+def stalls(results: Results) -> list[str]:
+    """The same offered load with and without what goes on beside it: the turn with the middle p99, and the spread of that."""
+    rows, found = [], results.of("stalls")
+    for r in found:
+        cell, times = r["cell"], [f"{r[key] / 1e3:.1f}" for key in ("p50_us", "p99_us", "p999_us")]
+        spread = f"{min(r['p99_turns_us']) / 1e3:.1f} to {max(r['p99_turns_us']) / 1e3:.1f}"
+        rows.append([cell["way"], f"{cell['offered']:.0%}", f"{r['requests_per_s']:,.0f}", cell["beside"], *times, spread])
+    head = ["way", "of the highest rate", "requests/s", "beside it", "p50 ms", "p99 ms", "p99.9 ms", "p99 of all turns"]
+    return table(head, rows, 4)
+
+
 def _times(r: Record) -> str:
     return f"{r['p50_us'] / 1e3:.1f} ({r['p99_us'] / 1e3:.1f}) ms"
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from benchmarks.report import device_tables, imported, plots, serving_tables, tiers
+from benchmarks.report import device_tables, imported, performance_serving, plots, serving_tables, tiers
 from benchmarks.report.aims import CPU_AIMS, GPU_AIMS, NOTHING, TIERS_AIMS, TIERS_SUITES, Aim
 from benchmarks.report.markdown import table
 from benchmarks.report.results import Results
@@ -32,7 +32,7 @@ _TABLES: Mapping[str, Callable[[Results], list[str]]] = {
     "floor": device_tables.floor, "precision": device_tables.precision,
     "warmup": device_tables.warmup, "http": serving_tables.http, "serving": serving_tables.serving,
     "serving_stages": serving_tables.stages, "request_budget": serving_tables.request_budget,
-    "autoscaling": serving_tables.autoscaling, "score": serving_tables.score,
+    "autoscaling": serving_tables.autoscaling, "stalls": performance_serving.stalls, "score": serving_tables.score,
 }  # fmt: skip
 
 
