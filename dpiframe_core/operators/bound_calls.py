@@ -63,6 +63,8 @@ def bound_call(
         case "aten.sort":  # the values of equal elements are the same in any order
             sort: Callable[..., torch.return_types.sort] = torch.sort
             return lambda: out.copy_(sort(first, *args).values)
+        case "aten.matmul" if first.dim() == operands[1].dim() == 3 and len(first) == len(operands[1]):
+            return partial(torch.bmm, first, operands[1], out=out)  # a few rows without its detour
         case "aten.matmul" if first.dim() == 4 and operands[1].dim() == 3:
             writes = None
     writes = writes or _WRITES.get(call.op)
@@ -98,6 +100,32 @@ def summed_masks(graph: Graph, params: Mapping[str, torch.Tensor]) -> tuple[dict
             nodes[n.name] = replace(n, inputs=summed.inputs, params=(name,), attrs=replace(n.attrs, aten=sum_of))
             del nodes[summed.name]
     return nodes, more
+
+
+def weighted_sums(graph: Graph, nodes: dict[str, Node]) -> None:
+    """In `nodes` a product of vectors [L, dim] and weights [L, 1] that is summed over L, and read by nothing else, becomes a
+    matrix product [1, L] [L, dim], in the place of the first: means of histories under a mask, and what attention gives.
+    """
+    made_by, read_by = graph.producers(), graph.consumers()
+    for n in graph.nodes:
+        call = n.attrs.aten
+        if call is None or call.op != "aten.sum" or call.args[0] != (1,) or not isinstance(call.operands[0], Window):
+            continue
+        product = made_by[n.inputs[call.operands[0].value]]
+        own = product.attrs.aten
+        if own is None or own.op != "aten.mul" or len(own.sizes) != 2 or len(read_by[product.outputs[0]]) != 1:
+            continue
+        length, dim = own.sizes
+        vectors = next(
+            (w for w in own.operands if isinstance(w, Window) and (w.sizes, w.strides[1:]) == (own.sizes, (1,))), None
+        )
+        weights = next((w for w in own.operands if isinstance(w, Window) and w.sizes == (length, 1) and w is not vectors), None)
+        if vectors is None or weights is None or call.operands[0] != Window(0, own.sizes, (dim, 1)):
+            continue
+        row = replace(weights, sizes=(1, length), strides=(0, weights.strides[0]))
+        matmul = AtenCall("aten.matmul", (row, vectors), (), (1, dim))
+        nodes[product.name] = replace(product, outputs=n.outputs, attrs=replace(product.attrs, aten=matmul))
+        del nodes[n.name]
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: Sequence[torch.Tensor], out: torch.Tensor) -> Call:

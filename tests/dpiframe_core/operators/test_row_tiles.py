@@ -9,7 +9,8 @@ from dpiframe_core.compiler.examples import example_block
 from dpiframe_core.graph.aten import AtenCall, Constant, Window, contiguous
 from dpiframe_core.operators import row_tiles
 from dpiframe_core.operators.aten_functions import AtenOperator
-from tests.dpiframe_core.compiler.history_models import MODELS, example, schema
+from dpiframe_core.operators.bound_calls import weighted_sums
+from tests.dpiframe_core.compiler.history_models import DIM, MODELS, Common, example, schema
 from tests.dpiframe_core.compiler.modules import randomised
 from tests.dpiframe_core.compiler.test_history_models import exact
 
@@ -27,6 +28,35 @@ def test_batches_of_any_size_score_alike_tile_by_tile(name, monkeypatch):
         assert found.scores.shape == (rows, 1)
         want = exact(module, example(rows, seed=rows))
         torch.testing.assert_close(torch.from_numpy(found.scores).double(), want.reshape(rows, 1), rtol=0, atol=1e-5)
+
+
+class MaskedMean(Common):
+    """A mean of the history; `seen`: what else reads the vectors times the mask."""
+
+    def __init__(self, seen=False):
+        super().__init__(DIM)
+        self.seen = seen
+
+    def forward(self, x):
+        there = (x["hist"] != 0).unsqueeze(2).float()
+        kept = there * self.items(x["hist"])
+        mean = kept.sum(1) / there.sum(1).clamp(min=1)
+        return self.scored(x, mean + kept.amax(1) if self.seen else mean)
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_sum_of_vectors_times_their_weights_is_one_product_where_nothing_else_reads_these(seen):
+    module = randomised(MaskedMean(seen), seed=1)
+    made = compile_module(module, schema(), example(16))
+    lane = _cpu_lane(made.graph, made.schema, made.tables, made.dense)
+    nodes = {n.name: n for n in made.graph.nodes}
+    weighted_sums(made.graph, nodes)
+    calls = [n.attrs.aten.op for n in nodes.values() if n.attrs.aten is not None]
+    assert ("aten.mul" in calls, "aten.matmul" in calls) == (seen, not seen)
+    for rows in (1, 30):  # the first row's history is empty
+        values = example(rows, seed=rows)
+        found = torch.from_numpy(lane.run([example_block(made.schema, values, {"hist": 0})]).scores)
+        torch.testing.assert_close(found.double(), exact(module, values).reshape(rows, 1), rtol=0, atol=1e-5)
 
 
 def of(sizes, value=0):
