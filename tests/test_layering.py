@@ -62,6 +62,10 @@ ROOMS: dict[str, dict[str, str]] = {
         "kernels/lookup": "the same plan and id records as on a GPU",
         "kernels/reference": "what C does not do is done plainly",
     },
+    "kernels/norms": {
+        "kernels/runtime": "its C code is built there",
+        "kernels/cpu": "rows are shared out among torch's threads",
+    },
     "dpiframe_core/features": {
         "kernels/lookup": "a row block packs ids as the lookup's records say",
         "kernels/runtime": "columns are read and packed in C where it is built",
@@ -93,7 +97,13 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/embedding": "whose rows move",
         "dpiframe_core/far_rows": "those of files, too",
     },
+    "dpiframe_core/operators/generic": {
+        "dpiframe_core/graph": "calls are those of a graph's nodes",
+        "kernels/norms": "softmax and layer norm on a CPU",
+        "kernels/runtime": "where C is built",
+    },
     "dpiframe_core/operators": {
+        "dpiframe_core/operators/generic": "generic operators beside the rest",
         "dpiframe_core/features": "a batch is a row block",
         "dpiframe_core/graph": "operators are a graph's, in the order of a schedule",
         "dpiframe_core/fusion": "and some are those that fusion makes",
@@ -184,6 +194,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/compiler": "those, and a class of the user's own, are compiled",
     },
     "dpiframe_core/describe": {
+        "dpiframe_core/operators/generic": "calls of a CPU's tiles are timed",
         "dpiframe_core/features": "a request to profile, the schema to show",
         "dpiframe_core/graph": "the plan to draw",
         "dpiframe_core/fusion": "as it is fused",
@@ -342,6 +353,10 @@ ROOMS: dict[str, dict[str, str]] = {
     "benchmarks/apart": {
         "benchmarks/systems": "systems and cells that are measured",
         "benchmarks/workloads": "on models and batches",
+        "benchmarks/records": "a suite writes records",
+    },
+    "benchmarks/serving/stalls": {
+        "benchmarks/serving": "the load and the services are those of the other suites",
         "benchmarks/records": "a suite writes records",
     },
     "benchmarks/serving": {

@@ -30,8 +30,8 @@ from dpiframe_core.engine.tuning_cache import kernel_source_hash
 from dpiframe_core.errors import Unavailable
 from dpiframe_core.features.sample import sample_block
 from dpiframe_core.machine.machine import machine
-from dpiframe_core.operators.bound_calls import Call
 from dpiframe_core.operators.executor import Operator, Values
+from dpiframe_core.operators.generic.bound_calls import Call
 
 ISSUED, CAPTURED = "operator by operator", "captured graph"
 _RUNS = 7  # of each way; the median one is shown

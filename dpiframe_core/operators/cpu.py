@@ -15,9 +15,9 @@ from dpiframe_core.graph.graph import Attrs, Graph, Node
 from dpiframe_core.graph.interactions import field_projections, linear_params
 from dpiframe_core.graph.recurrence import directions_of
 from dpiframe_core.graph.regions import REGION_OPS
-from dpiframe_core.operators.aten_functions import AtenOperator
-from dpiframe_core.operators.bound_calls import Call, summed_masks, weighted_sums
 from dpiframe_core.operators.executor import Operator, Values
+from dpiframe_core.operators.generic.aten_functions import AtenOperator
+from dpiframe_core.operators.generic.bound_calls import Call, summed_masks, weighted_sums
 from dpiframe_core.operators.layer_series import bind_series, series_from, series_layers
 from dpiframe_core.operators.torch_operators import Compute, attention_layers, bound_operator, cin_layers, small_operator
 from kernels import reference

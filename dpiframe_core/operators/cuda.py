@@ -11,11 +11,11 @@ from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.fusion.gates import SUMMED
 from dpiframe_core.graph.graph import JOINED, Graph, Node
 from dpiframe_core.graph.placement import matrices
-from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.context_shares import SHARED_ROWS, ContextShares
 from dpiframe_core.operators.cuda_kernels import KernelMaker, NodeKernel
 from dpiframe_core.operators.exact_values import exact_values
 from dpiframe_core.operators.executor import Operator, Values
+from dpiframe_core.operators.generic.aten_functions import AtenOperator
 from dpiframe_core.operators.region import Region
 from dpiframe_core.operators.torch_operators import run_with_torch
 from dpiframe_core.operators.wave_operands import given_logits, head_operands, job_operands, link_operands

@@ -13,8 +13,8 @@ from dpiframe_core.graph.graph import Graph, Node
 from dpiframe_core.graph.interactions import field_projections, linear_params
 from dpiframe_core.graph.placement import Matrix
 from dpiframe_core.graph.recurrence import directions_of
-from dpiframe_core.operators.aten_functions import AtenOperator
 from dpiframe_core.operators.context_shares import ContextShares, context_columns
+from dpiframe_core.operators.generic.aten_functions import AtenOperator
 from dpiframe_core.operators.region import Region
 from dpiframe_core.operators.torch_operators import attention_layers, cin_layers
 from dpiframe_core.operators.towers import tower_kernel

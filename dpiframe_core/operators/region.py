@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from dpiframe_core.graph.graph import Graph, Node
-from dpiframe_core.operators.aten_functions import AtenOperator
+from dpiframe_core.operators.generic.aten_functions import AtenOperator
 from dpiframe_core.operators.torch_operators import Compute, small_operator
 from kernels.runtime.code_cache import code_folder
 

@@ -82,8 +82,8 @@ class RequestExtension(Protocol):
 @cache
 def cpu_library() -> ctypes.CDLL | None:
     """The functions of the files named here, or None where they cannot be built (said once, in the log)."""
-    own = (f"cpu/{name}.c" for name in ("lookup", "dense", "layers", "norms"))
-    names = (*own, "recurrent/recurrence.c", "attention/field_attention.c")
+    own = (f"cpu/{name}.c" for name in ("lookup", "dense", "layers"))
+    names = (*own, "norms/norms.c", "recurrent/recurrence.c", "attention/field_attention.c")
     return _loaded(names, (), _bound, "CPU lookups")
 
 

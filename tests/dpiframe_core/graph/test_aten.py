@@ -8,7 +8,7 @@ import torch
 
 from dpiframe_core.graph.aten import AtenCall, Constant, Window, check_call
 from dpiframe_core.graph.aten_rules import RULES
-from dpiframe_core.operators.aten_functions import FUNCTIONS, AtenOperator
+from dpiframe_core.operators.generic.aten_functions import FUNCTIONS, AtenOperator
 from tests.backends import BACKENDS
 
 

@@ -8,8 +8,8 @@ from dpiframe_core.compiler.compiled import _cpu_lane
 from dpiframe_core.compiler.examples import example_block
 from dpiframe_core.graph.aten import AtenCall, Constant, Window, contiguous
 from dpiframe_core.operators import row_tiles
-from dpiframe_core.operators.aten_functions import AtenOperator
-from dpiframe_core.operators.bound_calls import weighted_sums
+from dpiframe_core.operators.generic.aten_functions import AtenOperator
+from dpiframe_core.operators.generic.bound_calls import weighted_sums
 from tests.dpiframe_core.compiler.history_models import DIM, MODELS, Common, example, schema
 from tests.dpiframe_core.compiler.modules import randomised
 from tests.dpiframe_core.compiler.test_history_models import exact

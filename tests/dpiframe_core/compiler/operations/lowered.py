@@ -9,9 +9,9 @@ from torch import nn
 from dpiframe_core.compiler.compiled import _lowered
 from dpiframe_core.compiler.examples import Scored
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Table
-from dpiframe_core.operators.aten_functions import AtenOperator
+from dpiframe_core.operators.generic.aten_functions import AtenOperator
+from dpiframe_core.operators.generic.windows import window
 from dpiframe_core.operators.torch_operators import small_operator
-from dpiframe_core.operators.windows import window
 
 
 class _Of(nn.Module):

@@ -12,7 +12,7 @@ import torch
 
 from dpiframe_core.graph.aten import AtenCall, Constant, Window
 from dpiframe_core.graph.graph import Graph, Node
-from kernels.cpu.norms import RowNorm
+from kernels.norms.norms import RowNorm
 from kernels.runtime.c_build import cpu_library
 
 _COPIED = 1 << 17  # numbers of windows at a time

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dpiframe_core.operators.windows import window
+from dpiframe_core.operators.generic.windows import window
 
 SPECS = st.lists(st.tuples(st.integers(1, 5), st.integers(0, 12)), max_size=4)
 

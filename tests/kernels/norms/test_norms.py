@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.cpu.norms import RowNorm
+from kernels.norms.norms import RowNorm
 from kernels.runtime.c_build import cpu_library
 
 pytestmark = pytest.mark.skipif(cpu_library() is None, reason="needs a C compiler")

@@ -171,7 +171,7 @@ def _ray_side(session: int) -> Iterator[Callable[[str], None]]:
     given = Path(f"/proc/{raylet}/cmdline").read_text().split("\0")
     (address,) = [argument.partition("=")[2] for argument in given if argument.startswith("--gcs-address=")]
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(state / "token")}
-    command = [sys.executable, "-m", "benchmarks.serving.ray_side", address]
+    command = [sys.executable, "-m", "benchmarks.serving.stalls.ray_side", address]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | token, start_new_session=True
     )  # fmt: skip

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from dpiframe_core.graph.aten import AtenCall, Window, contiguous
 from dpiframe_core.graph.aten_rules import Plain
-from dpiframe_core.operators.bound_calls import Call, bound_call
-from dpiframe_core.operators.windows import window
+from dpiframe_core.operators.generic.bound_calls import Call, bound_call
+from dpiframe_core.operators.generic.windows import window
 
 Function = Callable[..., torch.Tensor]
 _COPIED = 1 << 14  # numbers of a product's factor, that cost less to copy than another product

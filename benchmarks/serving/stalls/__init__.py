@@ -1,0 +1,1 @@
+"""What the slowest requests of a service wait for."""

@@ -1,0 +1,1 @@
+"""Softmax and layer norm of rows on a CPU."""
