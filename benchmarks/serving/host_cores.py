@@ -5,6 +5,8 @@ what of it others get while a virtual machine wants it.
 import multiprocessing
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _LOOPS = 2000  # additions a turn
@@ -32,6 +34,15 @@ def core_ticks(stat: Path = Path("/proc/stat")) -> tuple[int, int]:
     """
     user, nice, system, _idle, _iowait, irq, softirq, stolen = map(int, stat.read_text().split(maxsplit=9)[1:9])
     return user + nice + system + irq + softirq + stolen, stolen
+
+
+@contextmanager
+def stolen_share() -> Iterator[list[float]]:
+    """The share of the CPU time of all that ran in the block which the host did not give; known at its end."""
+    before, found = core_ticks(), [0.0]
+    yield found
+    wanted, stolen = (b - a for a, b in zip(before, core_ticks(), strict=True))
+    found[0] = stolen / max(wanted, 1)
 
 
 def _turn(core, start, seconds, queue) -> None:  # type: ignore[no-untyped-def]  # multiprocessing's own types are functions

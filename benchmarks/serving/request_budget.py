@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.records.record import Record, record
-from benchmarks.serving.host_cores import core_ticks
+from benchmarks.serving.host_cores import stolen_share
 from benchmarks.serving.load import Load, drive, request_bytes
 from benchmarks.serving.payloads import Payloads, scores_in
 from benchmarks.serving.systems import Running, first_answer, our_config, our_server, settle
@@ -100,21 +100,17 @@ def _measured(
     """What clients saw, CPU time by part, and the share of the CPU time of all that ran which the host did not give."""
     if not rate:
         settle(server)
-    before, cores = _cpu_ticks(server), core_ticks()
-    load = drive(
-        server.port,
-        requests,
-        connections=connections,
-        seconds=plan.seconds,
-        rate=rate,
-        processes=plan.load_processes,
-        seed=plan.seed,
-    )
-    after, (wanted, stolen) = _cpu_ticks(server), (b - a for a, b in zip(cores, core_ticks(), strict=True))
+    before = _cpu_ticks(server)
+    with stolen_share() as stolen:
+        load = drive(
+            server.port, requests, connections=connections, seconds=plan.seconds, rate=rate, processes=plan.load_processes,
+            seed=plan.seed,
+        )  # fmt: skip
+    after = _cpu_ticks(server)
     us = 1e6 / os.sysconf("SC_CLK_TCK") / load.answered
     spent = {part: [b - a for a, b in zip(before[part], after[part], strict=True)] for part in PARTS}
     cpu_us = {part: (round(user * us, 1), round(system * us, 1)) for part, (user, system) in spent.items()}
-    return load, cpu_us, stolen / max(wanted, 1)
+    return load, cpu_us, stolen[0]
 
 
 def _cpu_ticks(server: Running) -> dict[str, list[int]]:

@@ -3,7 +3,6 @@
 One record a phase: what clients saw, and the replicas over time, counted as processes of the service.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from typing import Any
 from benchmarks.records.record import Record, record
 from benchmarks.serving.load import drive, request_bytes
 from benchmarks.serving.payloads import Payloads
-from benchmarks.serving.systems import Running, first_answer, our_server, settle
+from benchmarks.serving.systems import Running, first_answer, our_server, processes_of_session, settle
 from dpiframe_core.bundle.bundle import read_bundle
 
 _SAMPLE_S = 0.25
@@ -106,11 +105,4 @@ def _counted(server: Running, deployment: str) -> Iterator[list[tuple[float, int
 
 def _replicas(session: int, deployment: str) -> int:
     """Processes of that session which are replicas: Ray names them so."""
-    found = 0
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.getsid(int(folder.name)) == session:
-                found += f"ServeReplica:dpiframe:{deployment}" in (folder / "cmdline").read_text()
-        except OSError:  # it has just ended
-            continue
-    return found
+    return sum(f"ServeReplica:dpiframe:{deployment}" in title for _, title in processes_of_session(session))

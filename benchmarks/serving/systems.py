@@ -217,6 +217,14 @@ def settle(server: Running) -> None:
         before = now
 
 
+def processes_of_session(session: int) -> Iterator[tuple[int, str]]:
+    """(process id, its program or title) of those alive."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            if os.getsid(int(folder.name)) == session:
+                yield int(folder.name), (folder / "cmdline").read_text().split("\0")[0]
+
+
 def cpu_s(server: Running) -> float:
     """Seconds of CPU time of the server's processes that are alive."""
     ticks = 0

@@ -14,7 +14,6 @@ from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.graph import Attrs, Graph, Node
 from dpiframe_core.graph.interactions import field_projections, linear_params
 from dpiframe_core.graph.recurrence import directions_of
-from dpiframe_core.graph.regions import REGION_OPS
 from dpiframe_core.operators.executor import Operator, Values
 from dpiframe_core.operators.generic.aten_functions import AtenOperator
 from dpiframe_core.operators.generic.bound_calls import Call, summed_masks, weighted_sums
@@ -28,7 +27,6 @@ from kernels.cpu.lookup import PackedLookup
 from kernels.lookup.mapped_lookup import MappedLookup
 from kernels.recurrent.recurrence_cpu import CpuRecurrence
 
-IN_PLACE = REGION_OPS  # what `in_place` binds
 _BY_ONEDNN = {"linear", "cross_v2", "cross_low_rank"}
 
 
@@ -104,8 +102,8 @@ class CpuOperators:
         return self._pure | looked_up
 
     def in_place(self, node: Node, inputs: Sequence[torch.Tensor], out: torch.Tensor) -> Call:
-        """What computes one of `nodes_in_place` of `IN_PLACE`, from values to a value, float32[rows, width], that stay where
-        they are.
+        """What computes one of `nodes_in_place` that is of `REGION_OPS`, from values to a value, float32[rows, width], that
+        stay where they are.
         """
         w = [self._weights[p] for p in node.params]
         if node.attrs.aten is None:

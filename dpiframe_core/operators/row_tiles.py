@@ -9,8 +9,9 @@ import torch
 
 from dpiframe_core.features.row_block import RowBlock
 from dpiframe_core.graph.graph import Graph
+from dpiframe_core.graph.regions import REGION_OPS
 from dpiframe_core.graph.schedule import Plan
-from dpiframe_core.operators.cpu import IN_PLACE, CpuOperators
+from dpiframe_core.operators.cpu import CpuOperators
 from dpiframe_core.operators.executor import Values, last_reads
 
 # Bytes that a thread's buffers may take. An L2 has 1 to 2 MB; of 1 MB the calls of so many tiles took longer than it saved.
@@ -40,12 +41,12 @@ class RowTiles:
         self._operators, self._output, self._computed = operators, graph.output, computed
         nodes = operators.nodes_in_place
         self._nodes, self._widths = [nodes[step.node] for step in plan.steps if step.node in nodes], graph.widths
-        read = {i for n in graph.nodes if n.op in IN_PLACE for i in n.inputs}
+        read = {i for n in graph.nodes if n.op in REGION_OPS for i in n.inputs}
         last, free, sizes = last_reads(plan, graph), list[int](), list[int]()
         self._slots: dict[str, int] = {}  # value -> its buffer, which later ones take over
         for n in self._nodes:
             for o in n.outputs:
-                if n.op in IN_PLACE or o in read:
+                if n.op in REGION_OPS or o in read:
                     width = graph.widths[o]
                     slot = min(free, key=lambda s: abs(sizes[s] - width), default=len(sizes))
                     if slot == len(sizes):
@@ -97,7 +98,7 @@ class RowTiles:
         }
         steps, fixed = list[_Step](), Values()
         for n in self._nodes:
-            if n.op in IN_PLACE:
+            if n.op in REGION_OPS:
                 inputs, (output,) = [at[i] for i in n.inputs], n.outputs
                 steps.append(_Step(self._operators.in_place(n, inputs, at[output]), n.name, ()))
                 fixed[output] = at[output]

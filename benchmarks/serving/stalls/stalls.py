@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.records.record import Record, record
-from benchmarks.serving.host_cores import core_ticks
+from benchmarks.serving.host_cores import stolen_share
 from benchmarks.serving.load import Load, drive, request_bytes
 from benchmarks.serving.payloads import Payloads, scores_in
-from benchmarks.serving.systems import Running, first_answer, our_config, our_server, settle
+from benchmarks.serving.systems import Running, first_answer, our_config, our_server, processes_of_session, settle
 from deployments.serve.host import free_ports
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.engine.options import GOLDEN_TOLERANCE
@@ -81,9 +81,9 @@ def run(plan: Plan, said: Callable[[str], None]) -> Iterator[Record]:
                 seen: dict[str, list[tuple[Load, float]]] = {name: [] for name in BESIDE[: 4 if way == "haproxy" else 3]}
                 for _ in range(plan.turns):
                     for name, loads in seen.items():
-                        with _beside(name, server.process.pid, side), _stolen() as stolen:
-                            loads.append((drive(at.port, requests, seconds=plan.seconds, rate=share * best, **common), 0.0))
-                        loads[-1] = (loads[-1][0], stolen[0])
+                        with _beside(name, server.process.pid, side), stolen_share() as stolen:
+                            load = drive(at.port, requests, seconds=plan.seconds, rate=share * best, **common)
+                        loads.append((load, stolen[0]))
                 for name, loads in seen.items():
                     by_p99 = sorted(loads, key=lambda pair: pair[0].times.p99_us)
                     load, lost = by_p99[len(by_p99) // 2]
@@ -102,15 +102,6 @@ def run(plan: Plan, said: Callable[[str], None]) -> Iterator[Record]:
 
 
 @contextmanager
-def _stolen() -> Iterator[list[float]]:
-    """The share of the CPU time of all that ran in the block which the host did not give; known at its end."""
-    before, found = core_ticks(), [0.0]
-    yield found
-    wanted, stolen = (b - a for a, b in zip(before, core_ticks(), strict=True))
-    found[0] = stolen / max(wanted, 1)
-
-
-@contextmanager
 def _beside(name: str, session: int, side: Callable[[str], None]) -> Iterator[None]:
     match name:
         case "no collector":
@@ -120,7 +111,7 @@ def _beside(name: str, session: int, side: Callable[[str], None]) -> Iterator[No
             finally:
                 side("collector on")
         case "no Ray":
-            stopped = [pid for pid, command in _processes(session) if any(ray in command for ray in _RAYS)]
+            stopped = [pid for pid, command in processes_of_session(session) if any(ray in command for ray in _RAYS)]
             for pid in stopped:
                 os.kill(pid, signal.SIGSTOP)
             try:
@@ -151,23 +142,15 @@ def _beside(name: str, session: int, side: Callable[[str], None]) -> Iterator[No
             yield
 
 
-def _processes(session: int) -> Iterator[tuple[int, str]]:
-    """(process id, its program or title) of that session."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has just ended
-            if os.getsid(int(folder.name)) == session:
-                yield int(folder.name), (folder / "cmdline").read_text().split("\0")[0]
-
-
 def _proxies(session: int) -> set[int]:
-    return {pid for pid, command in _processes(session) if command.endswith("haproxy")}
+    return {pid for pid, command in processes_of_session(session) if command.endswith("haproxy")}
 
 
 @contextmanager
 def _ray_side(session: int) -> Iterator[Callable[[str], None]]:
     """`ray_side` joined to the service's private cluster: what is called with a command returns once that is done."""
     (state,) = Path("/tmp").glob(f"dpi-{session}-*")
-    (raylet,) = [pid for pid, command in _processes(session) if command.endswith("raylet")]
+    (raylet,) = [pid for pid, command in processes_of_session(session) if command.endswith("raylet")]
     given = Path(f"/proc/{raylet}/cmdline").read_text().split("\0")
     (address,) = [argument.partition("=")[2] for argument in given if argument.startswith("--gcs-address=")]
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(state / "token")}

@@ -20,7 +20,11 @@ def masks(m: Net, sequence: str, like: Tensor) -> tuple[Tensor, Tensor]:
 
 def against(target: Tensor, x: Tensor) -> Tensor:
     """[n, steps, 4 dim]: the target, each step, their difference and their product (Zhou et al. 2018, in code)."""
-    query = target.unsqueeze(1).expand(-1, x.shape[1], -1)
+    return beside(target.unsqueeze(1).expand(-1, x.shape[1], -1), x)
+
+
+def beside(query: Tensor, x: Tensor) -> Tensor:
+    """The same of a query for each step, [n, steps, dim]."""
     return torch.cat([query, x, query - x, query * x], 2)
 
 

@@ -67,6 +67,12 @@ def stack(m: Net, prefix: str, x: Tensor, given: object, key: str, *, output: bo
     return activation(m, last, activation(m, waiting, x, key), key)
 
 
+def activations(m: Net, key: str, count: int, default: object = "ReLU") -> list[object]:
+    """A setting that names one activation for `count` layers, or a list of them."""
+    given = m.setting(key, default, str, list, type(None))
+    return given if isinstance(given, list) else [given] * count
+
+
 def _is_linear(m: Net, name: str) -> bool:
     return m.has(f"{name}.weight") and m.peek(f"{name}.weight").ndim == 2
 

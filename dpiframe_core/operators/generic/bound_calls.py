@@ -45,9 +45,10 @@ def bound_call(
             return partial(gelu, first, approximate="tanh" if args[0] else "none", out=out)
         case "aten.linear":
             return _linear(first, operands[1], operands[2:], out)
-        case "aten.where" | "aten.masked_fill.Scalar" if isinstance(call.operands[call.op != "aten.where"], Constant):
-            truths, yes, no = operands if call.op == "aten.where" else (operands[1], torch.tensor(float(str(args[0]))), first)
-            return partial(torch.where, truths != 0, yes, no, out=out)
+        case "aten.where" if isinstance(call.operands[0], Constant):
+            return partial(torch.where, first != 0, *operands[1:], out=out)
+        case "aten.masked_fill.Scalar" if isinstance(call.operands[1], Constant):
+            return partial(torch.where, operands[1] != 0, torch.tensor(float(str(args[0]))), first, out=out)
         case "aten.rsub.Scalar":
             return partial(torch.sub, torch.tensor(args[0], dtype=torch.float32), first, out=out)
         case "aten.prelu" if first.dim() == 2 and operands[1].numel() in (1, first.shape[1]):

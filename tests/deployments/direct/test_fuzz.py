@@ -1,16 +1,15 @@
 """The reader of heads and chunks, and the listener around it, under fuzzers with the sanitizers of the compiler in them."""
 
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.deployments.sanitized import SANITIZERS, run_sanitized
+
 HERE = Path(__file__).parent
 DIRECT = HERE.parents[2] / "deployments" / "direct"
-SANITIZERS = ("-fsanitize=address,undefined,float-cast-overflow", "-fno-sanitize-recover=all")
 
 
 @pytest.fixture(scope="module")
@@ -51,22 +50,6 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_hostile_clients_broken_engines_cut_streams_and_answers_to_nobody_break_nothing_in_the_listener(
     compiled: Path, driver: tuple[str, str, str]
 ) -> None:
-    compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
-    found = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout.strip()
-    if not Path(found).is_absolute():
-        pytest.skip("the compiler has no sanitizers")
-    # Python's own allocations are left to it: leaks of a program that ends are none.
-    environment = os.environ | {
-        "CC": f"{compiler} {' '.join(SANITIZERS)} -g",
-        "LD_PRELOAD": found,
-        "ASAN_OPTIONS": "detect_leaks=0",
-        "XDG_CACHE_HOME": str(compiled),
-        "PYTHONMALLOC": "malloc",
-    }
     name, *given = driver
-    command = [sys.executable, "-m", f"tests.deployments.direct.fuzz.{name}", *given]
-    ran = subprocess.run(
-        command, capture_output=True, text=True, check=False, cwd=HERE.parents[2], env=environment, timeout=600
-    )
-    assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
-    assert min(map(int, ran.stdout.split()[:2])) > 20  # so many were told of, and answered; on a busy host fewer
+    said = run_sanitized(f"tests.deployments.direct.fuzz.{name}", tuple(given), compiled, 600)
+    assert min(map(int, said.split()[:2])) > 20  # so many were told of, and answered; on a busy host fewer

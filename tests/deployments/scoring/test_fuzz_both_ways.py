@@ -1,15 +1,11 @@
 """Some of the cases of `fuzz.both_ways`, whose command runs any number of them (docs/security.md)."""
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from kernels.runtime import c_build
-from tests.deployments.direct.test_fuzz import SANITIZERS
+from tests.deployments.sanitized import run_sanitized
 from tests.deployments.scoring.fuzz.both_ways import Outcome, case, fuzz
 
 pytestmark = pytest.mark.skipif(c_build.request_extension() is None, reason="there is no C compiler, or no headers of Python")
@@ -40,18 +36,4 @@ def test_a_number_is_one_case() -> None:
 
 @pytest.mark.slow
 def test_no_damaged_arrow_stream_has_c_read_beyond_its_bytes(tmp_path: Path) -> None:
-    compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
-    found = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout.strip()
-    if not Path(found).is_absolute():
-        pytest.skip("the compiler has no sanitizers")
-    environment = os.environ | {
-        "CC": f"{compiler} {' '.join(SANITIZERS)} -g",
-        "LD_PRELOAD": found,
-        "ASAN_OPTIONS": "detect_leaks=0",
-        "XDG_CACHE_HOME": str(tmp_path),
-        "PYTHONMALLOC": "malloc",  # else bytes lie side by side, and what is read behind one's end is another's
-    }
-    command = [sys.executable, "-m", "tests.deployments.scoring.fuzz.both_ways", "1", "20000", "streams"]
-    root = Path(__file__).parents[3]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=root, env=environment, timeout=1500)
-    assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
+    run_sanitized("tests.deployments.scoring.fuzz.both_ways", ("1", "20000", "streams"), tmp_path, 1500)

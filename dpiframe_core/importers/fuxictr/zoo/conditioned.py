@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dpiframe_core.importers.networks.layers import activation, dice, pair_sum, stack
+from dpiframe_core.importers.networks.layers import activation, activations, dice, pair_sum, stack
 from dpiframe_core.importers.networks.net import Net
 
 
@@ -18,7 +18,7 @@ def ppnet(m: Net) -> Tensor:
     assert isinstance(given, list)
     gated = torch.cat([x, *m.vectors("gate_embed_layer", only=[str(name) for name in given])], 1)
     *layers, last = m.children("ppn.mlp_layers")
-    for i, name in zip(layers, _each(m, "hidden_activations", len(layers)), strict=True):
+    for i, name in zip(layers, activations(m, "hidden_activations", len(layers)), strict=True):
         x = stack(m, f"ppn.mlp_layers.{i}", x, name, "hidden_activations", output=False)
         x = x * 2 * stack(m, f"ppn.gate_layers.{i}.gate", gated, "relu", "", output=True, last="sigmoid")
     return m.linear(f"ppn.mlp_layers.{last}", x)
@@ -85,7 +85,7 @@ def _generated_mlp(m: Net, name: str, x: Tensor, key: str) -> Tensor:
         own = m.flag("new_condition_emb", False)
         condition = torch.cat(m.vectors("condition_emb_layer" if own else "embedding_layer", only=[str(f) for f in given]), 1)
     layers = [i for i in range(1, 100) if m.has(f"{name}.dense_layers.linear_{i}")]
-    for i, given in zip(layers, _each(m, key, len(layers)), strict=True):
+    for i, given in zip(layers, activations(m, key, len(layers)), strict=True):
         x = _generated_layer(m, f"{name}.dense_layers.linear_{i}", x, x if condition is None else condition)
         norm, act = (f"{name}.dense_layers.{part}_{i}" for part in ("bn", "act"))
         x = m.batch_norm(norm, x) if m.has(norm) else x
@@ -117,8 +117,3 @@ def _generated_layer(m: Net, name: str, x: Tensor, condition: Tensor) -> Tensor:
     x = (x.unsqueeze(1) @ torch.unflatten(made, 1, (x.shape[1], -1))).squeeze(1)
     x = x if v is None else x @ v
     return x if bias is None else x + bias
-
-
-def _each(m: Net, key: str, count: int) -> list[object]:
-    given = m.setting(key, "ReLU", str, list, type(None))
-    return given if isinstance(given, list) else [given] * count

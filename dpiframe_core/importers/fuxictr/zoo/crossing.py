@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dpiframe_core.errors import InputError
-from dpiframe_core.importers.networks.layers import activation, cross, mlp, stack
+from dpiframe_core.importers.networks.layers import activation, activations, cross, mlp, stack
 from dpiframe_core.importers.networks.net import Net
 
 
@@ -26,8 +26,7 @@ def deep_crossing(m: Net) -> Tensor:
     """Shan et al. 2016: residual blocks of two layers. One activation serves within a block and at its end."""
     x = m.x()
     *blocks, last = m.children("crossing_layer")
-    given = m.setting("hidden_activations", "ReLU", str, list, type(None))
-    for i, name in zip(blocks, given if isinstance(given, list) else [given] * len(blocks), strict=True):
+    for i, name in zip(blocks, activations(m, "hidden_activations", len(blocks)), strict=True):
         at = f"crossing_layer.{i}"
         out = activation(m, name, m.linear(f"{at}.layer.0", x), "hidden_activations")
         out = m.linear(f"{at}.layer.2", out)
@@ -148,10 +147,8 @@ def final_net(m: Net) -> Tensor:
 
 def _final_block(m: Net, block: str, x: Tensor) -> Tensor:
     layers, key = m.children(f"{block}.layer"), f"{block}_hidden_activations"
-    given = m.setting(key, None, str, list, type(None))
-    names = given if isinstance(given, list) else [given] * len(layers)
     side_by_side = m.choice("residual_type", "concat", "concat", "sum") == "concat"
-    for i, name in zip(layers, names, strict=True):
+    for i, name in zip(layers, activations(m, key, len(layers), None), strict=True):
         second, first = m.linear(f"{block}.layer.{i}.linear", x).chunk(2, 1)
         x = torch.cat([second, first * second], 1) if side_by_side else second + first * second
         x = m.batch_norm(f"{block}.norm.{i}", x) if m.has(f"{block}.norm.{i}") else x

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dpiframe_core.errors import InputError
+from dpiframe_core.importers.networks.histories import beside
 from dpiframe_core.importers.networks.layers import attend, heads, mlp, stack, unheads
 from dpiframe_core.importers.networks.net import PADDING, Net
 
@@ -143,9 +144,8 @@ def _target_attention(m: Net, name: str, x: Tensor, target: Tensor, there: Tenso
 
 def _query_scores(m: Net, name: str, query: Tensor, x: Tensor) -> Tensor:
     """[n, steps]: an MLP's, of each step beside a query for it."""
-    both = torch.cat([query, x, query - x, query * x], 2)
     given = m.setting("attention_activation", "ReLU", str, list, type(None))
-    return stack(m, f"{name}.attn_mlp.mlp", both, given, "attention_activation", output=True).squeeze(2)
+    return stack(m, f"{name}.attn_mlp.mlp", beside(query, x), given, "attention_activation", output=True).squeeze(2)
 
 
 def _attended(scores: Tensor, x: Tensor, there: Tensor) -> Tensor:
