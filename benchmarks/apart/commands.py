@@ -56,7 +56,7 @@ def latency_apart(
 @app.command()
 def imported(
     models: Names = _IMPORTED,
-    precisions: Names = "tf32",
+    precisions: Names = "default",
     batches: Names = "256,1024",
     processes: Annotated[int, typer.Option(help="models that are prepared side by side")] = 8,
     limit: Annotated[float, typer.Option(help="seconds from now after which no model begins")] = 400,

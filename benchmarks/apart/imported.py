@@ -38,7 +38,10 @@ def run(
     models: Sequence[str], precisions: Sequence[str], batches: Sequence[int], device: torch.device, failed: Failed, *,
     seconds: float, seed: int, processes: int, limit_s: float,
 ) -> Iterator[Record]:  # fmt: skip
-    """Yields a record a model, precision and batch. limit_s: from now, after which no model begins."""
+    """Yields a record a model, precision and batch.
+
+    precisions: "default" is that which an engine chooses. limit_s: from now, after which no model begins.
+    """
     end = time.time() + limit_s
     with TemporaryDirectory(prefix="dpiframe-imported-") as folder:
         todo = partial(_measured, precisions=tuple(precisions), batches=tuple(batches), device=str(device), seconds=seconds,
@@ -70,7 +73,7 @@ def _measured(
     out: list[Record] = []
     for precision in precisions:
         options = EngineOptions(max_batch_rows=max(batches), buckets=tuple(sorted({_GOLDEN_ROWS, *batches})), lanes=1)
-        engine = Engine(read_bundle(folder / model), device, precision, options)
+        engine = Engine(read_bundle(folder / model), device, None if precision == "default" else precision, options)
         engine.compile()
         with turn:
             report = engine.warmup()
@@ -85,7 +88,7 @@ def _measured(
             notes = {"program": at.program, "programs_us": dict(at.microseconds)} if at else {"program": ""}
             graph = engine.program(rows).graph
             out.append(record(
-                "imported", "dpiframe", model=model, batch=rows, precision=precision, times=times, device_us=device_us,
+                "imported", "dpiframe", model=model, batch=rows, precision=engine.precision, times=times, device_us=device_us,
                 max_abs_err=worst, import_s=round(import_s, 1), warmup_s=round(report.seconds, 1),
                 import_deviation=written.parity.max_deviation, launches=dependent_launches(graph) if gpu else None,
                 nodes=len(graph.nodes), **notes,

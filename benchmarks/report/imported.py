@@ -33,14 +33,15 @@ _OTHERS: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 
 def imported(results: Mapping[str, Results]) -> list[str]:
-    """The page's table, at tf32: a row a library and model. Cells that nobody measured are empty.
+    """The page's table, at tf32, or fp32 where that is too far off: a row a library and model. Cells nobody measured are empty.
 
     results: by the name of the GPU; a model is told of the first that has it.
     """
     found: dict[tuple[str, int], tuple[str, Record]] = {}
     for gpu, measured_there in results.items():
-        for r in measured_there.of("imported", precision="tf32"):
-            found.setdefault((r["model"], r["batch"]), (gpu, r))
+        for precision in ("tf32", "fp32"):
+            for r in measured_there.of("imported", precision=precision):
+                found.setdefault((r["model"], r["batch"]), (gpu, r))
         for cell in measured_there.usual("latency", "dpiframe", precision="tf32"):
             r = cell["dpiframe"]
             for name in (n for n, m in _MEASURED_AS.items() if m == r["model"] and r["cell"].get("contexts", 1) == 1):
@@ -78,5 +79,10 @@ def measured(results: Results) -> list[str]:
 def _row(library: str, name: str, like: str, found: Mapping[tuple[str, int], tuple[str, Record]]) -> list[str]:
     cells = [found.get((like, b), ("", None)) for b in BATCHES]
     gpus = ", ".join(sorted({gpu for gpu, r in cells if r}))
-    paths = [PATHS.get(r.get("program") or "", "") if r else "" for _, r in cells]
+    paths = [_path(r) if r else "" for _, r in cells]
     return [library, name, gpus, *paths, *(us(r["p50_us"]) if r else "" for _, r in cells)]
+
+
+def _path(r: Record) -> str:
+    path = PATHS.get(r.get("program") or "", "")
+    return f"{path}, fp32" if r["precision"] == "fp32" else path

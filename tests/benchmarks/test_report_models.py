@@ -8,6 +8,7 @@ from benchmarks.records.run import RESULTS
 from benchmarks.report import pages, performance, results_page, speed_chart
 from benchmarks.report.aims import GPU_AIMS, NOTHING
 from benchmarks.report.architectures import architectures
+from benchmarks.report.imported import imported
 from benchmarks.report.results import Results, gains
 from benchmarks.systems.names import BATCHES, CONTEXTS, MODEL_TITLES, PAPER_MODELS, WITH_CONTEXTS, architecture_of
 from benchmarks.timing import Times
@@ -195,3 +196,11 @@ def test_a_machines_page_and_pictures_hold_all_models(tmp_path):
     assert "| mlperf | bf16 | dpiframe | 8192 | 2 | 12.50 | 800 (900) | 90.0% |" in text
     assert (tmp_path / "latency-tf32.png").exists()
     assert results_page.page(Results.read(tmp_path)) == text
+
+
+def test_a_model_that_tf32_is_too_far_off_for_is_told_at_fp32():
+    times = Times(100, 120, 9)
+    found = [record("imported", "dpiframe", model=m, batch=256, precision=p, times=times, max_abs_err=0.0, program="breadth_first")
+             for m, p in (("CCPM", "fp32"), ("FGCNN", "tf32"))]  # fmt: skip
+    rows = {line.split(" | ")[1]: line.split(" | ")[3] for line in imported({"H100": Results({}, tuple(found))})[2:]}
+    assert (rows["CCPM"], rows["FGCNN"], rows["DSSM"].strip()) == ("streams, fp32", "streams", "")
