@@ -16,7 +16,8 @@ from dpiframe_core.graph.interactions import field_projections, linear_params
 from dpiframe_core.graph.recurrence import directions_of
 from dpiframe_core.operators.executor import Operator, Values
 from dpiframe_core.operators.generic.aten_functions import AtenOperator
-from dpiframe_core.operators.generic.bound_calls import Call, summed_masks, weighted_sums
+from dpiframe_core.operators.generic.bound_calls import Call
+from dpiframe_core.operators.generic.fewer_passes import split_linears, summed_masks, weighted_sums
 from dpiframe_core.operators.layer_series import bind_series, series_from, series_layers
 from dpiframe_core.operators.torch_operators import Compute, attention_layers, bound_operator, cin_layers, small_operator
 from kernels import reference
@@ -55,7 +56,7 @@ class CpuOperators:
         self._weights = {name: t.float().contiguous() for name, t in dense.items()}
         self.nodes_in_place, masks = summed_masks(graph, self._weights)
         weighted_sums(graph, self.nodes_in_place)
-        self._weights |= masks
+        self._weights |= masks | split_linears(graph, self.nodes_in_place, self._weights)
         readers = graph.consumers()
         kind = partial(MappedLookup, spares=store.spares) if store.mapped else PackedLookup
         self._lookups: list[tuple[Node, PackedLookup | MappedLookup]] = [

@@ -1,0 +1,142 @@
+"""Graphs with generic operators as a CPU runs them (`row_tiles`): the same values by fewer passes over memory."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from dpiframe_core.graph.aten import AtenCall, Constant, Window, contiguous
+from dpiframe_core.graph.graph import Graph, Node
+
+# A node that makes a difference or a product, or None; values and what is read of them.
+_Term = tuple[Node | None, tuple[tuple[str, Window], ...]]
+_LEAST_STEPS = 4  # of a list, that pay for weights of its own
+
+
+def summed_masks(graph: Graph, params: Mapping[str, torch.Tensor]) -> tuple[dict[str, Node], dict[str, torch.Tensor]]:
+    """The nodes by name, and parameters. A choice by a constant between x + inf and x, as attention's masks are written, is
+    one sum, of a parameter that is infinite.
+    """
+    nodes, made_by, read_by = {n.name: n for n in graph.nodes}, graph.producers(), graph.consumers()
+    more = dict[str, torch.Tensor]()
+    for n in graph.nodes:
+        call = n.attrs.aten
+        if call is None or call.op != "aten.where" or not isinstance(call.operands[0], Constant):
+            continue
+        _, yes, no = call.operands
+        if not (isinstance(yes, Window) and isinstance(no, Window)):
+            continue
+        summed = made_by[n.inputs[yes.value]]
+        own = summed.attrs.aten
+        if own is None or own.op != "aten.add.Scalar" or own.args[0] not in ("inf", "-inf"):
+            continue
+        alike = replace(yes, value=no.value) == no and summed.inputs == (n.inputs[no.value],)
+        if alike and own.operands == (Window(0, own.sizes, (1,)),) and len(read_by[summed.outputs[0]]) == 1:
+            name = f"{n.name}.infinite"
+            more[name] = torch.where(params[n.params[0]] != 0, float(own.args[0]), 0.0)
+            sum_of = AtenCall("aten.add", (replace(no, value=0), Constant(0)), (), call.sizes)
+            nodes[n.name] = replace(n, inputs=summed.inputs, params=(name,), attrs=replace(n.attrs, aten=sum_of))
+            del nodes[summed.name]
+    return nodes, more
+
+
+def weighted_sums(graph: Graph, nodes: dict[str, Node]) -> None:
+    """In `nodes` a product of vectors [L, dim] and weights [L, 1] that is summed over L, and read by nothing else, becomes a
+    matrix product [1, L] [L, dim], in the place of the first: means of histories under a mask, and what attention gives.
+    """
+    made_by, read_by = graph.producers(), graph.consumers()
+    for n in graph.nodes:
+        call = n.attrs.aten
+        if call is None or call.op != "aten.sum" or call.args[0] != (1,) or not isinstance(call.operands[0], Window):
+            continue
+        product = made_by[n.inputs[call.operands[0].value]]
+        own = product.attrs.aten
+        if own is None or own.op != "aten.mul" or len(own.sizes) != 2 or len(read_by[product.outputs[0]]) != 1:
+            continue
+        length, dim = own.sizes
+        vectors = next(
+            (w for w in own.operands if isinstance(w, Window) and (w.sizes, w.strides[1:]) == (own.sizes, (1,))), None
+        )
+        weights = next((w for w in own.operands if isinstance(w, Window) and w.sizes == (length, 1) and w is not vectors), None)
+        if vectors is None or weights is None or call.operands[0] != Window(0, own.sizes, (dim, 1)):
+            continue
+        row = replace(weights, sizes=(1, length), strides=(0, weights.strides[0]))
+        matmul = AtenCall("aten.matmul", (row, vectors), (), (1, dim))
+        nodes[product.name] = replace(product, outputs=n.outputs, attrs=replace(product.attrs, aten=matmul))
+        del nodes[n.name]
+
+
+def split_linears(graph: Graph, nodes: dict[str, Node], params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """In `nodes` linear layers of [q, k, q - k, q * k] or some of these, of one vector q[dim] beside each k[L, dim], as DIN's
+    attention has them, read q and k alone. Gives their parameters.
+
+    W_q q + W_k k + W_d (q - k) + W_p (q * k) + b = (W_q + W_d) q + b + (W_k - W_d + W_p diag(q)) k: a quarter of the products,
+    and nothing is joined. As an `aten.linear` of the windows q and k, the weights of q, k and q * k, [dim, units] each, and b.
+    """
+    made_by, read_by, more = graph.producers(), graph.consumers(), dict[str, torch.Tensor]()
+    for joined in graph.nodes:
+        call, readers = joined.attrs.aten, read_by.get(joined.outputs[0], [])
+        if call is None or call.op != "aten.cat" or call.args != (2,) or len(call.sizes) != 2 or call.sizes[0] < _LEAST_STEPS:
+            continue
+        found = [_term(joined, operand, made_by) for operand in call.operands]
+        terms = [t for t in found if t is not None]
+        pair = {s for _, of in terms for s in of}
+        query = next((s for s in pair if s[1].strides[0] == 0), None)
+        key = next((s for s in pair if s[1].strides[0] and s[1].sizes[0] == call.sizes[0]), None)
+        products = [of for made, of in terms if made is not None and _op(made) == "aten.mul"]
+        if len(terms) < len(found) or query is None or key is None or len(pair) != 2:
+            continue
+        if not products or any({*of} != pair for of in products):
+            continue
+        dim = key[1].sizes[1]
+        if dim * len(terms) != call.sizes[1] or query[1].sizes[1] != dim or not all(_reads_whole(n, joined) for n in readers):
+            continue
+        windows = Window(0, (dim,), (1,), query[1].offset), replace(key[1], value=1)
+        for n in readers:
+            weight, *bias = (params[p] for p in n.params)
+            of_query, of_key, of_product = (torch.zeros(dim, len(weight), dtype=torch.float64) for _ in range(3))
+            for (made, of), part in zip(terms, torch.split(weight.double().t(), dim), strict=True):
+                if made is not None and _op(made) == "aten.mul":
+                    of_product += part
+                    continue
+                for s, sign in zip(of, (1, -1), strict=False):
+                    (of_query if s == query else of_key).add_(part, alpha=sign)
+            names = tuple(f"{n.name}.of_{what}" for what in ("query", "key", "product", "neither"))
+            given = [of_query.float(), of_key.float(), of_product.float(), *(bias or [torch.zeros(len(weight))])]
+            more |= zip(names, given, strict=True)
+            of_two = AtenCall("aten.linear", (*windows, *map(Constant, range(4))), (), (call.sizes[0], len(weight)))
+            nodes[n.name] = replace(n, inputs=(query[0], key[0]), params=names, attrs=replace(n.attrs, aten=of_two))
+        for gone in [joined, *(made for made, _ in terms if made is not None and read_by[made.outputs[0]] == [joined])]:
+            nodes.pop(gone.name, None)
+    return more
+
+
+def _op(n: Node) -> str:
+    return "" if n.attrs.aten is None else n.attrs.aten.op
+
+
+def _term(joined: Node, operand: Window | Constant, made_by: Mapping[str, Node]) -> _Term | None:
+    """What an operand is of: of the difference or product that it is all of; else itself."""
+    if not isinstance(operand, Window):
+        return None
+    made, n, operands = made_by[joined.inputs[operand.value]], joined, tuple[Window | Constant, ...]([operand])
+    own, difference_or_product = made.attrs.aten, False
+    if own is not None and own.op in ("aten.sub", "aten.mul") and not own.args:
+        difference_or_product = replace(operand, value=0) == Window(0, own.sizes, contiguous(own.sizes))
+        n, operands = (made, own.operands) if difference_or_product else (n, operands)
+    seen = [(n.inputs[o.value], replace(o, value=0)) for o in operands if isinstance(o, Window)]
+    steps = all(len(w.sizes) == 2 and w.strides[1] == 1 for _, w in seen)
+    for i, (value, w) in enumerate(seen):
+        if steps and (not w.strides[0] or w.sizes[0] == 1):  # a vector for all steps, however it is spelled
+            seen[i] = value, Window(0, (1, w.sizes[1]), (0, 1), w.offset)
+    of = tuple(seen)
+    return (made if difference_or_product else None, of) if steps and len(of) == len(operands) else None
+
+
+def _reads_whole(n: Node, joined: Node) -> bool:
+    """Whether it is a linear layer of all that is joined, and of parameters in order."""
+    own, call = joined.attrs.aten, n.attrs.aten
+    if own is None or call is None or call.op != "aten.linear" or n.inputs != joined.outputs:
+        return False
+    whole = Window(0, own.sizes, contiguous(own.sizes))
+    return call.operands == (whole, *(Constant(i) for i in range(len(n.params))))
