@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dpiframe_core.graph.aten import AtenCall, Constant, Window
-from kernels.norms.norms import RowNorm
+from kernels.norms.norms import RowChoice, RowNorm
 from kernels.runtime.c_build import cpu_library
 
 _COPIED = 1 << 17  # numbers of windows at a time
@@ -45,10 +45,10 @@ def bound_call(
             return _row_products(operands, out)
         case "aten.linear":
             return _linear(first, operands[1], operands[2:], out)
-        case "aten.where" if isinstance(call.operands[0], Constant):
-            return partial(torch.where, first != 0, *operands[1:], out=out)
-        case "aten.masked_fill.Scalar" if isinstance(call.operands[1], Constant):
-            return partial(torch.where, operands[1] != 0, torch.tensor(float(str(args[0]))), first, out=out)
+        case "aten.where":
+            return _choice(first, operands[1], operands[2], out)
+        case "aten.masked_fill.Scalar":
+            return _choice(operands[1], torch.tensor(float(str(args[0]))), first, out)
         case "aten.rsub.Scalar":
             return partial(torch.sub, torch.tensor(args[0], dtype=torch.float32), first, out=out)
         case "aten.prelu" if first.dim() == 2 and operands[1].numel() in (1, first.shape[1]):
@@ -121,6 +121,18 @@ def _row_products(operands: Sequence[torch.Tensor], out: torch.Tensor) -> Call:
             call()
 
     return run
+
+
+def _choice(condition: torch.Tensor, yes: torch.Tensor, no: torch.Tensor, out: torch.Tensor) -> Call:
+    """By C, where a row is a matrix or a vector. torch takes 2 to 5 ns a number where it has to broadcast."""
+    of = [t.expand(out.shape) for t in (condition, yes, no, out)]
+    if out.dim() > 2 and out.shape[-1] == 1:
+        of = [t.squeeze(-1) for t in of]
+    if of[0].dim() == 2:
+        of = [t.unsqueeze(1) for t in of]
+    if cpu_library() is not None and of[0].dim() == 3 and all(t.stride(2) in (0, 1) for t in of):
+        return RowChoice(of[:3], of[3])
+    return lambda: torch.where(condition != 0, yes, no, out=out)
 
 
 def _norm(x: torch.Tensor, out: torch.Tensor, width: int, *how: Any) -> Call:

@@ -7,6 +7,7 @@ import torch
 
 from dpiframe_core.graph.aten import AtenCall, Constant, Window, contiguous
 from dpiframe_core.graph.graph import Graph, Node
+from kernels.lookup.plan import Kind, LookupPlan, Slot
 
 # A node that makes a difference or a product, or None; values and what is read of them.
 _Term = tuple[Node | None, tuple[tuple[str, Window], ...]]
@@ -64,6 +65,47 @@ def weighted_sums(graph: Graph, nodes: dict[str, Node]) -> None:
         matmul = AtenCall("aten.matmul", (row, vectors), (), (1, dim))
         nodes[product.name] = replace(product, outputs=n.outputs, attrs=replace(product.attrs, aten=matmul))
         del nodes[n.name]
+
+
+def pooled_lookup(lookup: Node, plan: LookupPlan, nodes: dict[str, Node]) -> LookupPlan:
+    """The plan of a lookup, that sums the vectors of a list where `nodes` sum them times the list's own marks (`weighted_sums`)
+    and read them nowhere else: no step is written. In `nodes` a copy of the sum takes that place.
+    """
+    readers = [n for n in nodes.values() if lookup.outputs[0] in n.inputs]
+    if len(lookup.attrs.outputs_of_concat()) > 1:
+        return plan
+    for n in readers:
+        call = n.attrs.aten
+        if call is None or call.op != "aten.matmul" or {*n.inputs} != {lookup.outputs[0]} or len(call.sizes) != 2:
+            continue
+        marks, vectors = call.operands
+        if not (isinstance(marks, Window) and isinstance(vectors, Window)) or len(vectors.sizes) != 2 or marks.sizes[0] != 1:
+            continue
+        (length, dim), slots, columns = vectors.sizes, {s.out: s for s in plan.x_slots}, plan.columns
+        places, first = [vectors.offset + i * dim for i in range(length)], slots.get(vectors.offset)
+        own, of_marks = [slots.get(p) for p in places], [slots.get(marks.offset + i * marks.strides[1]) for i in range(length)]
+        if first is None or own != [Slot(Kind.GATHER, dim, p, first.first + i, 1) for i, p in enumerate(places)]:
+            continue
+        read = columns[first.first : first.first + length]
+        marked = [columns[m.first].source for m in of_marks if m is not None and m.kind == Kind.MASK]
+        alone = all(_apart(other, lookup.outputs[0], places[0], places[-1] + dim) for other in readers if other is not n)
+        if vectors.strides != (dim, 1) or [c.source for c in read] != marked or not all(c.may_pad for c in read) or not alone:
+            continue
+        slots = {out: s for out, s in slots.items() if s not in own} | {places[0]: replace(first, columns=length)}
+        pooled = replace(plan, x_slots=tuple(sorted(slots.values(), key=lambda s: s.out)))
+        if pooled.x_width == plan.x_width:
+            copy = AtenCall("aten.clone", (replace(vectors, sizes=(1, dim)),), (), (1, dim))
+            nodes[n.name], plan = replace(n, attrs=replace(n.attrs, aten=copy)), pooled
+    return plan
+
+
+def _apart(n: Node, value: str, start: int, stop: int) -> bool:
+    """Whether a node reads none of columns [start, stop) of a value."""
+    if n.attrs.aten is None:
+        return False
+    own = [o for o in n.attrs.aten.operands if isinstance(o, Window) and n.inputs[o.value] == value]
+    ends = [1 + w.offset + sum((size - 1) * step for size, step in zip(w.sizes, w.strides, strict=True)) for w in own]
+    return all(w.offset >= stop or end <= start for w, end in zip(own, ends, strict=True))
 
 
 def split_linears(graph: Graph, nodes: dict[str, Node], params: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

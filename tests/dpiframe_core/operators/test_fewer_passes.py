@@ -7,8 +7,10 @@ from torch import nn
 from dpiframe_core import compile as compile_module
 from dpiframe_core.compiler.compiled import _cpu_lane
 from dpiframe_core.compiler.examples import example_block
+from dpiframe_core.embedding.layout import plan_lookup
+from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.operators.generic import bound_calls
-from dpiframe_core.operators.generic.fewer_passes import split_linears
+from dpiframe_core.operators.generic.fewer_passes import pooled_lookup, split_linears, weighted_sums
 from tests.dpiframe_core.compiler.history_models import DIM, STEPS, Common, example, schema
 from tests.dpiframe_core.compiler.modules import randomised
 from tests.dpiframe_core.compiler.test_history_models import exact
@@ -58,8 +60,49 @@ def test_layers_of_a_vector_beside_each_step_read_the_two_apart(name, how, monke
     assert not (split and joins)
     for copied in (1, 1 << 17):  # a row's weights at a time, and all
         monkeypatch.setattr(bound_calls, "_COPIED", copied)
-        lane = _cpu_lane(made.graph, made.schema, made.tables, made.dense)
-        for rows in (1, 30):  # the first row's history is empty
-            values = example(rows, seed=rows)
-            found = torch.from_numpy(lane.run([example_block(made.schema, values, {"hist": 0})]).scores)
-            torch.testing.assert_close(found.double(), exact(module, values).reshape(rows, 1), rtol=0, atol=1e-5)
+        scores_as_exact(module, made)
+
+
+def scores_as_exact(module, made):
+    lane = _cpu_lane(made.graph, made.schema, made.tables, made.dense)
+    for rows in (1, 30):  # the first row's history is empty
+        values = example(rows, seed=rows)
+        found = torch.from_numpy(lane.run([example_block(made.schema, values, {"hist": 0})]).scores)
+        torch.testing.assert_close(found.double(), exact(module, values).reshape(rows, 1), rtol=0, atol=1e-5)
+
+
+class Marked(Common):
+    """A history's vectors times what `weights` makes of its marks, summed; `seen`: what else of the vectors is read."""
+
+    def __init__(self, weights, seen):
+        super().__init__(DIM)
+        self.weights, self.seen = weights, seen
+
+    def forward(self, x):
+        h, marks = self.items(x["hist"]), (x["hist"] != 0).unsqueeze(2).float()
+        return self.scored(x, (h * self.weights(marks)).sum(1) / marks.sum(1).clamp(min=1) + self.seen(h))
+
+
+# Of the steps, which weights; what else is read of the vectors; and whether the lookup sums them.
+SUMS = {
+    "all that there are": (lambda m: m, lambda h: 0, True),
+    "the marks of the steps before": (lambda m: m.roll(1, 1), lambda h: 0, False),
+    "other weights": (lambda m: m * 0.5, lambda h: 0, False),
+    "the last vector is read, too": (lambda m: m, lambda h: h[:, -1], False),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_a_lookup_sums_vectors_times_their_marks_where_nothing_else_reads_them(name):
+    *how, pooled = SUMS[name]
+    module = randomised(Marked(*how), seed=1)
+    made = compile_module(module, schema(), example(16))
+    graph = fuse(made.graph)
+    nodes = {n.name: n for n in graph.nodes}
+    weighted_sums(graph, nodes)
+    (lookup,) = [n for n in graph.nodes if n.op == "lookup"]
+    plan = plan_lookup(lookup, made.schema)
+    slots = pooled_lookup(lookup, plan, nodes).x_slots
+    assert [s.columns for s in slots if s.columns > 1] == [STEPS] * pooled
+    assert len(plan.x_slots) - len(slots) == (STEPS - 1) * pooled
+    scores_as_exact(module, made)
