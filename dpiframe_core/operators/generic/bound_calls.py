@@ -97,11 +97,12 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: Sequence[torch.Tensor],
         as_out = turned.view(-1, *place.shape[:-1]).movedim(0, -1)
         calls.append(partial(torch.add, as_out, bias[0], out=place) if bias else partial(place.copy_, as_out))
 
-    def run() -> None:
-        for call in calls:
-            call()
+    return partial(_in_turn, calls)
 
-    return run
+
+def _in_turn(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
 
 
 def _row_products(operands: Sequence[torch.Tensor], out: torch.Tensor) -> Call:
@@ -112,15 +113,10 @@ def _row_products(operands: Sequence[torch.Tensor], out: torch.Tensor) -> Call:
     for q, k, place in zip(torch.split(query, rows), torch.split(keys, rows), torch.split(out, rows), strict=True):
         w, once = weights[: len(q)], share[: len(q)]
         calls.append(partial(torch.addcmul, of_keys, q[:, :, None], of_product, out=w))
-        calls.append(partial(torch.addmm, bias, q, of_query, out=once))
-        calls.append(partial(torch.bmm, k, w, out=place))
+        calls += [partial(torch.addmm, bias, q, of_query, out=once), partial(torch.bmm, k, w, out=place)]
         calls.append(partial(place.add_, once[:, None]))
 
-    def run() -> None:
-        for call in calls:
-            call()
-
-    return run
+    return partial(_in_turn, calls)
 
 
 def _choice(condition: torch.Tensor, yes: torch.Tensor, no: torch.Tensor, out: torch.Tensor) -> Call:

@@ -9,8 +9,8 @@ from dpiframe_core.graph.aten import AtenCall, Constant, Window, contiguous
 from dpiframe_core.graph.graph import Graph, Node
 from kernels.lookup.plan import Kind, LookupPlan, Slot
 
-# A node that makes a difference or a product, or None; values and what is read of them.
-_Term = tuple[Node | None, tuple[tuple[str, Window], ...]]
+# "aten.sub", "aten.mul" or "", the node that makes it, and of what: values and what is read of them.
+_Term = tuple[str, Node, tuple[tuple[str, Window], ...]]
 _LEAST_STEPS = 4  # of a list, that pay for weights of its own
 
 
@@ -55,10 +55,9 @@ def weighted_sums(graph: Graph, nodes: dict[str, Node]) -> None:
         if own is None or own.op != "aten.mul" or len(own.sizes) != 2 or len(read_by[product.outputs[0]]) != 1:
             continue
         length, dim = own.sizes
-        vectors = next(
-            (w for w in own.operands if isinstance(w, Window) and (w.sizes, w.strides[1:]) == (own.sizes, (1,))), None
-        )
-        weights = next((w for w in own.operands if isinstance(w, Window) and w.sizes == (length, 1) and w is not vectors), None)
+        windows = [w for w in own.operands if isinstance(w, Window)]
+        vectors = next((w for w in windows if (w.sizes, w.strides[1:]) == (own.sizes, (1,))), None)
+        weights = next((w for w in windows if w.sizes == (length, 1) and w is not vectors), None)
         if vectors is None or weights is None or call.operands[0] != Window(0, own.sizes, (dim, 1)):
             continue
         row = replace(weights, sizes=(1, length), strides=(0, weights.strides[0]))
@@ -91,8 +90,9 @@ def pooled_lookup(lookup: Node, plan: LookupPlan, nodes: dict[str, Node]) -> Loo
         alone = all(_apart(other, lookup.outputs[0], places[0], places[-1] + dim) for other in readers if other is not n)
         if vectors.strides != (dim, 1) or [c.source for c in read] != marked or not all(c.may_pad for c in read) or not alone:
             continue
-        slots = {out: s for out, s in slots.items() if s not in own} | {places[0]: replace(first, columns=length)}
-        pooled = replace(plan, x_slots=tuple(sorted(slots.values(), key=lambda s: s.out)))
+        pooled = replace(
+            plan, x_slots=tuple(replace(s, columns=length) if s == first else s for s in slots.values() if s not in own[1:])
+        )
         if pooled.x_width == plan.x_width:
             copy = AtenCall("aten.clone", (replace(vectors, sizes=(1, dim)),), (), (1, dim))
             nodes[n.name], plan = replace(n, attrs=replace(n.attrs, aten=copy)), pooled
@@ -122,63 +122,56 @@ def split_linears(graph: Graph, nodes: dict[str, Node], params: Mapping[str, tor
             continue
         found = [_term(joined, operand, made_by) for operand in call.operands]
         terms = [t for t in found if t is not None]
-        pair = {s for _, of in terms for s in of}
+        pair = {s for *_, of in terms for s in of}
         query = next((s for s in pair if s[1].strides[0] == 0), None)
         key = next((s for s in pair if s[1].strides[0] and s[1].sizes[0] == call.sizes[0]), None)
-        products = [of for made, of in terms if made is not None and _op(made) == "aten.mul"]
-        if len(terms) < len(found) or query is None or key is None or len(pair) != 2:
+        products = [{*of} == pair for op, _, of in terms if op == "aten.mul"]
+        if len(terms) < len(found) or query is None or key is None or len(pair) != 2 or not products or not all(products):
             continue
-        if not products or any({*of} != pair for of in products):
-            continue
-        dim = key[1].sizes[1]
-        if dim * len(terms) != call.sizes[1] or query[1].sizes[1] != dim or not all(_reads_whole(n, joined) for n in readers):
+        dim, whole = key[1].sizes[1], _whole(call)
+        fits = dim * len(terms) == call.sizes[1] and query[1].sizes[1] == dim
+        if not fits or not all(n.inputs == joined.outputs and _is_linear(n, whole) for n in readers):
             continue
         windows = Window(0, (dim,), (1,), query[1].offset), replace(key[1], value=1)
         for n in readers:
             weight, *bias = (params[p] for p in n.params)
             of_query, of_key, of_product = (torch.zeros(dim, len(weight), dtype=torch.float64) for _ in range(3))
-            for (made, of), part in zip(terms, torch.split(weight.double().t(), dim), strict=True):
-                if made is not None and _op(made) == "aten.mul":
-                    of_product += part
-                    continue
+            for (op, _, of), part in zip(terms, torch.split(weight.double().t(), dim), strict=True):
                 for s, sign in zip(of, (1, -1), strict=False):
-                    (of_query if s == query else of_key).add_(part, alpha=sign)
+                    (of_query if s == query else of_key).add_(part, alpha=sign * (op != "aten.mul"))
+                of_product.add_(part, alpha=op == "aten.mul")
             names = tuple(f"{n.name}.of_{what}" for what in ("query", "key", "product", "neither"))
-            given = [of_query.float(), of_key.float(), of_product.float(), *(bias or [torch.zeros(len(weight))])]
-            more |= zip(names, given, strict=True)
+            given = of_query, of_key, of_product, *(bias or [torch.zeros(len(weight))])
+            more |= zip(names, (t.float() for t in given), strict=True)
             of_two = AtenCall("aten.linear", (*windows, *map(Constant, range(4))), (), (call.sizes[0], len(weight)))
             nodes[n.name] = replace(n, inputs=(query[0], key[0]), params=names, attrs=replace(n.attrs, aten=of_two))
-        for gone in [joined, *(made for made, _ in terms if made is not None and read_by[made.outputs[0]] == [joined])]:
+        for gone in [joined, *(made for op, made, _ in terms if op and read_by[made.outputs[0]] == [joined])]:
             nodes.pop(gone.name, None)
     return more
-
-
-def _op(n: Node) -> str:
-    return "" if n.attrs.aten is None else n.attrs.aten.op
 
 
 def _term(joined: Node, operand: Window | Constant, made_by: Mapping[str, Node]) -> _Term | None:
     """What an operand is of: of the difference or product that it is all of; else itself."""
     if not isinstance(operand, Window):
         return None
-    made, n, operands = made_by[joined.inputs[operand.value]], joined, tuple[Window | Constant, ...]([operand])
-    own, difference_or_product = made.attrs.aten, False
-    if own is not None and own.op in ("aten.sub", "aten.mul") and not own.args:
-        difference_or_product = replace(operand, value=0) == Window(0, own.sizes, contiguous(own.sizes))
-        n, operands = (made, own.operands) if difference_or_product else (n, operands)
+    made, n, operands, op = made_by[joined.inputs[operand.value]], joined, tuple[Window | Constant, ...]([operand]), ""
+    own, read = made.attrs.aten, replace(operand, value=0)
+    if own is not None and own.op in ("aten.sub", "aten.mul") and not own.args and read == _whole(own):
+        n, operands, op = made, own.operands, own.op
     seen = [(n.inputs[o.value], replace(o, value=0)) for o in operands if isinstance(o, Window)]
-    steps = all(len(w.sizes) == 2 and w.strides[1] == 1 for _, w in seen)
+    if len(seen) < len(operands) or not all(len(w.sizes) == 2 and w.strides[1] == 1 for _, w in seen):
+        return None
     for i, (value, w) in enumerate(seen):
-        if steps and (not w.strides[0] or w.sizes[0] == 1):  # a vector for all steps, however it is spelled
+        if not w.strides[0] or w.sizes[0] == 1:  # a vector for all steps, however it is spelled
             seen[i] = value, Window(0, (1, w.sizes[1]), (0, 1), w.offset)
-    of = tuple(seen)
-    return (made if difference_or_product else None, of) if steps and len(of) == len(operands) else None
+    return op, made, tuple(seen)
 
 
-def _reads_whole(n: Node, joined: Node) -> bool:
-    """Whether it is a linear layer of all that is joined, and of parameters in order."""
-    own, call = joined.attrs.aten, n.attrs.aten
-    if own is None or call is None or call.op != "aten.linear" or n.inputs != joined.outputs:
-        return False
-    whole = Window(0, own.sizes, contiguous(own.sizes))
-    return call.operands == (whole, *(Constant(i) for i in range(len(n.params))))
+def _whole(call: AtenCall) -> Window:
+    return Window(0, call.sizes, contiguous(call.sizes))
+
+
+def _is_linear(n: Node, of: Window) -> bool:
+    """Whether it is a linear layer of that, with parameters in order."""
+    call = n.attrs.aten
+    return call is not None and (call.op, call.operands) == ("aten.linear", (of, *map(Constant, range(len(n.params)))))
