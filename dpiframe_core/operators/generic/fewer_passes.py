@@ -139,7 +139,7 @@ def split_linears(graph: Graph, nodes: dict[str, Node], params: Mapping[str, tor
             for (op, _, of), part in zip(terms, torch.split(weight.double().t(), dim), strict=True):
                 for s, sign in zip(of, (1, -1), strict=False):
                     (of_query if s == query else of_key).add_(part, alpha=sign * (op != "aten.mul"))
-                of_product.add_(part, alpha=op == "aten.mul")
+                of_product.add_(part, alpha=int(op == "aten.mul"))
             names = tuple(f"{n.name}.of_{what}" for what in ("query", "key", "product", "neither"))
             given = of_query, of_key, of_product, *(bias or [torch.zeros(len(weight))])
             more |= zip(names, (t.float() for t in given), strict=True)
