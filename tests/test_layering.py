@@ -99,7 +99,8 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "dpiframe_core/operators/generic": {
         "dpiframe_core/graph": "calls are those of a graph's nodes",
-        "kernels/norms": "softmax and layer norm on a CPU",
+        "kernels/lookup": "lists that a lookup sums",
+        "kernels/norms": "softmax, layer norm and choices on a CPU",
         "kernels/runtime": "where C is built",
     },
     "dpiframe_core/operators": {

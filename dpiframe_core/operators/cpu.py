@@ -16,7 +16,8 @@ from dpiframe_core.graph.interactions import field_projections, linear_params
 from dpiframe_core.graph.recurrence import directions_of
 from dpiframe_core.operators.executor import Operator, Values
 from dpiframe_core.operators.generic.aten_functions import AtenOperator
-from dpiframe_core.operators.generic.bound_calls import Call, summed_masks, weighted_sums
+from dpiframe_core.operators.generic.bound_calls import Call
+from dpiframe_core.operators.generic.fewer_passes import pooled_lookup, split_linears, summed_masks, weighted_sums
 from dpiframe_core.operators.layer_series import bind_series, series_from, series_layers
 from dpiframe_core.operators.torch_operators import Compute, attention_layers, bound_operator, cin_layers, small_operator
 from kernels import reference
@@ -25,6 +26,7 @@ from kernels.cpu.dense import CrossV1, Fm, Head, Linear, few_rows, has_bf16
 from kernels.cpu.first_layers import FirstLayers
 from kernels.cpu.lookup import PackedLookup
 from kernels.lookup.mapped_lookup import MappedLookup
+from kernels.lookup.plan import LookupPlan
 from kernels.recurrent.recurrence_cpu import CpuRecurrence
 
 _BY_ONEDNN = {"linear", "cross_v2", "cross_low_rank"}
@@ -55,11 +57,11 @@ class CpuOperators:
         self._weights = {name: t.float().contiguous() for name, t in dense.items()}
         self.nodes_in_place, masks = summed_masks(graph, self._weights)
         weighted_sums(graph, self.nodes_in_place)
-        self._weights |= masks
+        self._weights |= masks | split_linears(graph, self.nodes_in_place, self._weights)
         readers = graph.consumers()
         kind = partial(MappedLookup, spares=store.spares) if store.mapped else PackedLookup
         self._lookups: list[tuple[Node, PackedLookup | MappedLookup]] = [
-            (n, kind(plan_lookup(n, schema), store.tables, store.scales, self._x_dtype(n, readers)))
+            (n, kind(self._plan(n, schema, store.mapped), store.tables, store.scales, self._x_dtype(n, readers)))
             for n in graph.nodes
             if n.op == "lookup"
         ]
@@ -74,6 +76,10 @@ class CpuOperators:
             begun = [one for first, series, _ in self._first.values() if first.few(1) for one in series]
             bind_series(self._pure, begun, graph.nodes, readers, self._weights, self._widths)
         self._pure |= dict.fromkeys(along, _done)
+
+    def _plan(self, lookup: Node, schema: FeatureSchema, mapped: bool) -> LookupPlan:
+        plan = plan_lookup(lookup, schema)
+        return plan if mapped else pooled_lookup(lookup, plan, self.nodes_in_place)
 
     @property
     def rows_in_any_number(self) -> int:

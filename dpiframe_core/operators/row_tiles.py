@@ -12,7 +12,7 @@ from dpiframe_core.graph.graph import Graph
 from dpiframe_core.graph.regions import REGION_OPS
 from dpiframe_core.graph.schedule import Plan
 from dpiframe_core.operators.cpu import CpuOperators
-from dpiframe_core.operators.executor import Values, last_reads
+from dpiframe_core.operators.executor import Values
 
 # Bytes that a thread's buffers may take. An L2 has 1 to 2 MB; of 1 MB the calls of so many tiles took longer than it saved.
 _CACHE = 4 << 20
@@ -42,7 +42,8 @@ class RowTiles:
         nodes = operators.nodes_in_place
         self._nodes, self._widths = [nodes[step.node] for step in plan.steps if step.node in nodes], graph.widths
         read = {i for n in graph.nodes if n.op in REGION_OPS for i in n.inputs}
-        last, free, sizes = last_reads(plan, graph), list[int](), list[int]()
+        last = {i: n.name for n in self._nodes for i in n.inputs}
+        free, sizes = list[int](), list[int]()
         self._slots: dict[str, int] = {}  # value -> its buffer, which later ones take over
         for n in self._nodes:
             for o in n.outputs:
@@ -55,7 +56,7 @@ class RowTiles:
                         free.remove(slot)
                     sizes[slot] = max(sizes[slot], width)
                     self._slots[o] = slot
-            free += [self._slots[v] for v in last.get(n.name, ()) if v in self._slots]
+            free += [slot for v, slot in self._slots.items() if last.get(v) == n.name]
         fit = torch.get_num_threads() * _CACHE // (4 * sum(sizes))
         self.rows = min(max(fit // _STEP * _STEP, _STEP), _MOST)
         self._buffers = [torch.empty(self.rows * size) for size in sizes]

@@ -15,14 +15,14 @@ from kernels.lookup.id_record import RowAddresses
 from kernels.lookup.plan import NO_NUMBER, LookupPlan
 
 MOST_DIM, MORE = 256, -2  # of lookup.c
-_COLUMNWISE = ("number", "weight_number", "to", "copied", "copied_to")
+_COLUMNWISE = ("number", "weight_number", "to", "copied", "copied_to", "marked", "marked_to")
 
 
 class _Floats(ctypes.Structure):
     _fields_ = [
         *(
             (name, ctypes.c_int64)
-            for name in ("dim", "width", "copies", "plain", "apart", "candidate_numbers", "context_numbers")
+            for name in ("dim", "width", "copies", "marks", "plain", "apart", "candidate_numbers", "context_numbers")
         ),
         *((name, ctypes.c_void_p) for name in ("table", "weights", *_COLUMNWISE)),
     ]
@@ -49,13 +49,17 @@ class FloatTables:
 class FloatLookup:
     """Args:
     to: of each id column, its first column of x, or -1; MORE, of a bag: added where the column before goes.
-    copies: (number, column of x). width: of x.
+    copies: (number, column of x). width: of x. marks: (id column that may be padding, column of x).
     """
 
-    def __init__(self, tables: FloatTables, to: Sequence[int], copies: Sequence[tuple[int, int]], width: int) -> None:
+    def __init__(
+        self, tables: FloatTables, to: Sequence[int], copies: Sequence[tuple[int, int]], width: int,
+        marks: Sequence[tuple[int, int]] = (),
+    ) -> None:  # fmt: skip
         by_column = {
             "number": tables.numbers, "weight_number": tables.weight_numbers, "to": to,
             "copied": [n for n, _ in copies], "copied_to": [c for _, c in copies],
+            "marked": [n for n, _ in marks], "marked_to": [c for _, c in marks],
         }  # fmt: skip
         held = {name: np.array(values, np.int32) for name, values in by_column.items()}
         table, weights, plan = tables.table, tables.weights, tables.plan
@@ -63,7 +67,7 @@ class FloatLookup:
         scaled = any(n != NO_NUMBER for n in (*tables.numbers, *tables.weight_numbers))
         plain = not scaled and list(to) == list(range(0, width, max(1, dim)))
         self._floats = _Floats(
-            dim=dim, width=width, copies=len(copies), plain=plain, apart=not scaled and MORE not in to,
+            dim=dim, width=width, copies=len(copies), marks=len(marks), plain=plain, apart=not scaled and MORE not in to,
             candidate_numbers=plan.candidate_numbers, context_numbers=plan.context_numbers,
             table=None if table is None else table.data_ptr(), weights=None if weights is None else weights.data_ptr(),
             **{name: array.ctypes.data for name, array in held.items()},

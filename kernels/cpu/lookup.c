@@ -101,11 +101,12 @@ int64_t dpi_lookup(const Columns *s, int64_t wide, int64_t n, const uint8_t *can
 
 // What the float32 rows of a packed table become, column by column: times a number of the row (-1 - i: of its context; NO_NUMBER: 1),
 // at x's column `to` if that is not negative; MORE, of a bag: added where the column before goes. Then `copies` numbers
-// themselves. plain: no column has a number, and x is the rows side by side; apart: no number and no bag.
+// themselves, and of `marks` columns 1 where there is an id and 0 where it is padding. plain: no column has a number, and x is the
+// rows side by side; apart: no number and no bag.
 typedef struct {
-    int64_t dim, width, copies, plain, apart, candidate_numbers, context_numbers;
+    int64_t dim, width, copies, marks, plain, apart, candidate_numbers, context_numbers;
     const float *table, *weights;
-    const int32_t *number, *weight_number, *to, *copied, *copied_to;
+    const int32_t *number, *weight_number, *to, *copied, *copied_to, *marked, *marked_to;
 } Floats;
 
 enum { NO_NUMBER = INT32_MAX, MORE = -2 };
@@ -187,6 +188,7 @@ static void float_rows(void *task, int64_t from, int64_t end) {
     const int64_t columns = s->columns, step = rows_at_once(s, f), dim = f->dim;
     const float *restrict table = f->table;
     const int32_t *restrict to = f->to;
+    const uint32_t *restrict pad = s->pad;
     float *x = t->x, *total = t->total, *fm = t->fm;
     const int copied = f->plain && !fm;
     int64_t outside = 0;
@@ -209,6 +211,7 @@ static void float_rows(void *task, int64_t from, int64_t end) {
                 if (fm) ROW(1) else ROW(0)
             }
             for (int64_t i = 0; i < f->copies; ++i) out[f->copied_to[i]] = number_of(f->copied[i], own, shared);
+            for (int64_t i = 0; i < f->marks; ++i) out[f->marked_to[i]] = at[f->marked[i]] != pad[f->marked[i]];
             if (fm) fm[r] = 0.5f * all;
         }
         if (total) {

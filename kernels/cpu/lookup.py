@@ -86,7 +86,6 @@ class PackedLookup:
             x, _, _, outside = group(batch.addresses, x=x)
             self._count(outside * readers)
         if self._passes and x is not None:
-            self._mask(x, batch)
             return x, None
         request, candidate_ids, context_ids = batch.request_of_row, batch.candidate_ids, batch.context_ids
         numbers, context_numbers = batch.candidate_dense, batch.context_dense
@@ -157,8 +156,12 @@ class PackedLookup:
 
     def _passes_of_groups(self, copies: Sequence[tuple[int, int]]) -> list[tuple[FloatLookup, int]]:
         """A pass of C for each group, of float32 rows that no sum is wanted of, and how many read its ids; or none. copies: of
-        the first.
+        the first. Marks of ids are written by who reads these.
         """
+        marks = dict[int, list[int]]()
+        for s in self.plan.x_slots:
+            if s.kind == Kind.MASK:
+                marks.setdefault(self.plan.columns[s.first].source, []).append(s.out)
         library, passes = cpu_library(), list[tuple[FloatLookup, int]]()
         if library is None or self.plan.total_slots or self._out_dtype != torch.float32 or not all(map(_plain, self._x_groups)):
             return []
@@ -169,8 +172,10 @@ class PackedLookup:
             numbers = [s.number for s in slots for _ in range(s.columns)]
             tables = FloatTables(library, self.plan, by_c, group.weight, None, numbers, [NO_NUMBER] * by_c.columns)
             to = [at for s in slots for at in (s.out, *[MORE] * (s.columns - 1))]
-            passes.append((FloatLookup(tables, to, [] if passes else copies, self._x_width), reads.readers))
-        return passes
+            read = [c for s in slots for c in self.plan.columns[s.first : s.first + s.columns]]
+            own = [(i, out) for i, c in enumerate(read) if c.may_pad for out in marks.pop(c.source, ())]
+            passes.append((FloatLookup(tables, to, [] if passes else copies, self._x_width, own), reads.readers))
+        return [] if marks else passes
 
     def _x(self, pooled: Sequence[torch.Tensor], numbers: Floats) -> torch.Tensor:
         """The groups' columns and the plain numbers where x wants them."""

@@ -1,5 +1,5 @@
-// Softmax and layer norm of many short rows, in one pass each: attention has rows of tens of numbers, on which torch spends most of
-// its time between them. Twin of torch's.
+// Softmax, layer norm and choices of many short rows, in one pass each: attention has rows of tens of numbers, on which torch
+// spends most of its time between them. Twin of torch's.
 //
 // Sums are of fused multiply-adds, as in layers.c. A row has the same in any batch.
 
@@ -117,4 +117,39 @@ void dpi_layer_norm(const float *x, int64_t n, int64_t width, const float *weigh
                     Parallel parallel, int64_t threads) {
     Norm task = {x, weight, bias, y, width, eps};
     share_out((Shares){norm_rows, &task, n, PIECE / width + 1, 0}, parallel, threads);
+}
+
+// A tensor [n, steps, width] by its strides; `each` is 0 or 1.
+typedef struct {
+    const float *x;
+    int64_t row, step, each;
+} Strided;
+
+typedef struct {
+    const Strided *of;  // condition, yes, no
+    int64_t steps, width;
+    float *y;
+} Choice;
+
+static inline Floats strided(Strided t, int64_t row, int64_t step, int64_t i, int64_t n) {
+    const float *x = t.x + row * t.row + step * t.step;
+    return t.each ? part(x, i, n, 0) : part(x, n, n, *x);
+}
+
+static void choose_rows(void *task, int64_t from, int64_t to) {
+    const Choice *t = task;
+    const int64_t n = t->width;
+    for (int64_t r = from; r < to; ++r)
+        for (int64_t s = 0; s < t->steps; ++s)
+            for (int64_t i = 0; i < n; i += LANES) {
+                const Words is = (Words)(strided(t->of[0], r, s, i, n) != 0);
+                const Floats yes = strided(t->of[1], r, s, i, n), no = strided(t->of[2], r, s, i, n);
+                put(t->y + (r * t->steps + s) * n, i, n, chosen(is, yes, no));
+            }
+}
+
+// y[n, steps, width] = condition != 0 ? yes : no, three tensors of that shape one after the other.
+void dpi_choice(const Strided *of, int64_t n, int64_t steps, int64_t width, float *y, Parallel parallel, int64_t threads) {
+    Choice task = {of, steps, width, y};
+    share_out((Shares){choose_rows, &task, n, PIECE / (steps * width) + 1, 0}, parallel, threads);
 }

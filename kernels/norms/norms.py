@@ -1,5 +1,7 @@
-"""Softmax and layer norm of rows that lie one after the other, by norms.c."""
+"""Softmax, layer norm and choices of rows that lie one after the other, by norms.c."""
 
+import ctypes
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -36,4 +38,30 @@ class RowNorm:
 
     def __call__(self) -> None:
         """Writes `out`, which may be `x`."""
+        self._run(*pool_arguments())
+
+
+class RowChoice:
+    """`yes` where `condition` is not 0, else `no`; tensors that stay where they are.
+
+    Args:
+        of: condition, yes and no, float32 of the shape of `out`, with strides of 0 or 1 along the last dimension.
+        out: contiguous float32[n, L, dim].
+
+    Raises:
+        ValueError: tensors that are not so, or `cpu_library` is None.
+    """
+
+    def __init__(self, of: Sequence[torch.Tensor], out: torch.Tensor) -> None:
+        library = cpu_library()
+        fits = out.dim() == 3 and out.is_contiguous() and all(t.shape == out.shape and t.stride(2) in (0, 1) for t in of)
+        if library is None or not fits or any(t.dtype != torch.float32 for t in (*of, out)):
+            got = [(tuple(t.shape), t.stride(), t.dtype) for t in (*of, out)]
+            raise ValueError(f"row choice: got {got}, expected float32 of one shape, three dimensions, and a C compiler")
+        strides = (ctypes.c_int64 * 12)(*(n for t in of for n in (t.data_ptr(), *t.stride())))
+        self._held = *of, out, strides
+        self._run = partial(library.dpi_choice, ctypes.addressof(strides), *out.shape, out.data_ptr())
+
+    def __call__(self) -> None:
+        """Writes `out`."""
         self._run(*pool_arguments())

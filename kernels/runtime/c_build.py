@@ -107,7 +107,8 @@ def _bound(path: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     loaded.dpi_lookup.restype = loaded.dpi_floats.restype = _LONG
     loaded.dpi_field_attention.restype = loaded.dpi_layers.restype = None
-    loaded.dpi_softmax.restype = loaded.dpi_layer_norm.restype = None
+    loaded.dpi_softmax.restype = loaded.dpi_layer_norm.restype = loaded.dpi_choice.restype = None
+    loaded.dpi_choice.argtypes = [_POINTER, _LONG, _LONG, _LONG, *[_POINTER] * 2, _LONG]
     loaded.dpi_softmax.argtypes = [_POINTER, _LONG, _LONG, *[_POINTER] * 2, _LONG]
     loaded.dpi_layer_norm.argtypes = [_POINTER, _LONG, _LONG, *[_POINTER] * 2, ctypes.c_float, *[_POINTER] * 2, _LONG]
     loaded.dpi_recurrence.restype = loaded.dpi_fm.restype = loaded.dpi_add_shared.restype = loaded.dpi_row.restype = None

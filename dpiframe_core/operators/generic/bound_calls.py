@@ -2,8 +2,7 @@
 where torch can, by fewer passes than `aten_functions` where a CPU may look at values.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import prod
 from typing import Any
@@ -11,8 +10,7 @@ from typing import Any
 import torch
 
 from dpiframe_core.graph.aten import AtenCall, Constant, Window
-from dpiframe_core.graph.graph import Graph, Node
-from kernels.norms.norms import RowNorm
+from kernels.norms.norms import RowChoice, RowNorm
 from kernels.runtime.c_build import cpu_library
 
 _COPIED = 1 << 17  # numbers of windows at a time
@@ -43,12 +41,14 @@ def bound_call(
         case "aten.gelu":
             gelu: Function = torch._C._nn.gelu
             return partial(gelu, first, approximate="tanh" if args[0] else "none", out=out)
+        case "aten.linear" if isinstance(call.operands[1], Window):
+            return _row_products(operands, out)
         case "aten.linear":
             return _linear(first, operands[1], operands[2:], out)
-        case "aten.where" if isinstance(call.operands[0], Constant):
-            return partial(torch.where, first != 0, *operands[1:], out=out)
-        case "aten.masked_fill.Scalar" if isinstance(call.operands[1], Constant):
-            return partial(torch.where, operands[1] != 0, torch.tensor(float(str(args[0]))), first, out=out)
+        case "aten.where":
+            return _choice(first, operands[1], operands[2], out)
+        case "aten.masked_fill.Scalar":
+            return _choice(operands[1], torch.tensor(float(str(args[0]))), first, out)
         case "aten.rsub.Scalar":
             return partial(torch.sub, torch.tensor(args[0], dtype=torch.float32), first, out=out)
         case "aten.prelu" if first.dim() == 2 and operands[1].numel() in (1, first.shape[1]):
@@ -76,59 +76,6 @@ def bound_call(
     return lambda: out.copy_(function(*operands, *args))
 
 
-def summed_masks(graph: Graph, params: Mapping[str, torch.Tensor]) -> tuple[dict[str, Node], dict[str, torch.Tensor]]:
-    """The nodes by name, and parameters. A choice by a constant between x + inf and x, as attention's masks are written, is
-    one sum, of a parameter that is infinite.
-    """
-    nodes, made_by, read_by = {n.name: n for n in graph.nodes}, graph.producers(), graph.consumers()
-    more = dict[str, torch.Tensor]()
-    for n in graph.nodes:
-        call = n.attrs.aten
-        if call is None or call.op != "aten.where" or not isinstance(call.operands[0], Constant):
-            continue
-        _, yes, no = call.operands
-        if not (isinstance(yes, Window) and isinstance(no, Window)):
-            continue
-        summed = made_by[n.inputs[yes.value]]
-        own = summed.attrs.aten
-        if own is None or own.op != "aten.add.Scalar" or own.args[0] not in ("inf", "-inf"):
-            continue
-        alike = replace(yes, value=no.value) == no and summed.inputs == (n.inputs[no.value],)
-        if alike and own.operands == (Window(0, own.sizes, (1,)),) and len(read_by[summed.outputs[0]]) == 1:
-            name = f"{n.name}.infinite"
-            more[name] = torch.where(params[n.params[0]] != 0, float(own.args[0]), 0.0)
-            sum_of = AtenCall("aten.add", (replace(no, value=0), Constant(0)), (), call.sizes)
-            nodes[n.name] = replace(n, inputs=summed.inputs, params=(name,), attrs=replace(n.attrs, aten=sum_of))
-            del nodes[summed.name]
-    return nodes, more
-
-
-def weighted_sums(graph: Graph, nodes: dict[str, Node]) -> None:
-    """In `nodes` a product of vectors [L, dim] and weights [L, 1] that is summed over L, and read by nothing else, becomes a
-    matrix product [1, L] [L, dim], in the place of the first: means of histories under a mask, and what attention gives.
-    """
-    made_by, read_by = graph.producers(), graph.consumers()
-    for n in graph.nodes:
-        call = n.attrs.aten
-        if call is None or call.op != "aten.sum" or call.args[0] != (1,) or not isinstance(call.operands[0], Window):
-            continue
-        product = made_by[n.inputs[call.operands[0].value]]
-        own = product.attrs.aten
-        if own is None or own.op != "aten.mul" or len(own.sizes) != 2 or len(read_by[product.outputs[0]]) != 1:
-            continue
-        length, dim = own.sizes
-        vectors = next(
-            (w for w in own.operands if isinstance(w, Window) and (w.sizes, w.strides[1:]) == (own.sizes, (1,))), None
-        )
-        weights = next((w for w in own.operands if isinstance(w, Window) and w.sizes == (length, 1) and w is not vectors), None)
-        if vectors is None or weights is None or call.operands[0] != Window(0, own.sizes, (dim, 1)):
-            continue
-        row = replace(weights, sizes=(1, length), strides=(0, weights.strides[0]))
-        matmul = AtenCall("aten.matmul", (row, vectors), (), (1, dim))
-        nodes[product.name] = replace(product, outputs=n.outputs, attrs=replace(product.attrs, aten=matmul))
-        del nodes[n.name]
-
-
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: Sequence[torch.Tensor], out: torch.Tensor) -> Call:
     """One product for all rows. Windows that overlap are copied some rows at a time, so that the cache holds them."""
     flat = _flat(x)
@@ -150,11 +97,38 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, bias: Sequence[torch.Tensor],
         as_out = turned.view(-1, *place.shape[:-1]).movedim(0, -1)
         calls.append(partial(torch.add, as_out, bias[0], out=place) if bias else partial(place.copy_, as_out))
 
-    def run() -> None:
-        for call in calls:
-            call()
+    return partial(_in_turn, calls)
 
-    return run
+
+def _in_turn(calls: Sequence[Call]) -> None:
+    for call in calls:
+        call()
+
+
+def _row_products(operands: Sequence[torch.Tensor], out: torch.Tensor) -> Call:
+    """As `fewer_passes.split_linears` wants them: k[rows, L, dim] times weights[dim, units] of each row."""
+    query, keys, of_query, of_keys, of_product, bias = operands
+    calls, rows = list[Call](), min(len(query), _COPIED // (2 * of_keys.numel()) + 1)
+    weights, share = torch.empty(rows, *of_keys.shape), torch.empty(rows, of_keys.shape[1])
+    for q, k, place in zip(torch.split(query, rows), torch.split(keys, rows), torch.split(out, rows), strict=True):
+        w, once = weights[: len(q)], share[: len(q)]
+        calls.append(partial(torch.addcmul, of_keys, q[:, :, None], of_product, out=w))
+        calls += [partial(torch.addmm, bias, q, of_query, out=once), partial(torch.bmm, k, w, out=place)]
+        calls.append(partial(place.add_, once[:, None]))
+
+    return partial(_in_turn, calls)
+
+
+def _choice(condition: torch.Tensor, yes: torch.Tensor, no: torch.Tensor, out: torch.Tensor) -> Call:
+    """By C, where a row is a matrix or a vector. torch takes 2 to 5 ns a number where it has to broadcast."""
+    of = [t.expand(out.shape) for t in (condition, yes, no, out)]
+    if out.dim() > 2 and out.shape[-1] == 1:
+        of = [t.squeeze(-1) for t in of]
+    if of[0].dim() == 2:
+        of = [t.unsqueeze(1) for t in of]
+    if cpu_library() is not None and of[0].dim() == 3 and all(t.stride(2) in (0, 1) for t in of):
+        return RowChoice(of[:3], of[3])
+    return lambda: torch.where(condition != 0, yes, no, out=out)
 
 
 def _norm(x: torch.Tensor, out: torch.Tensor, width: int, *how: Any) -> Call:

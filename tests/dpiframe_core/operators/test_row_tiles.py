@@ -9,7 +9,7 @@ from dpiframe_core.compiler.examples import example_block
 from dpiframe_core.graph.aten import AtenCall, Constant, Window, contiguous
 from dpiframe_core.operators import row_tiles
 from dpiframe_core.operators.generic.aten_functions import AtenOperator
-from dpiframe_core.operators.generic.bound_calls import weighted_sums
+from dpiframe_core.operators.generic.fewer_passes import weighted_sums
 from tests.dpiframe_core.compiler.history_models import DIM, MODELS, Common, example, schema
 from tests.dpiframe_core.compiler.modules import randomised
 from tests.dpiframe_core.compiler.test_history_models import exact

@@ -1,9 +1,9 @@
-"""Softmax and layer norm by norms.c, against the formulas in float64."""
+"""Softmax, layer norm and choices by norms.c, against the formulas in float64."""
 
 import pytest
 import torch
 
-from kernels.norms.norms import RowNorm
+from kernels.norms.norms import RowChoice, RowNorm
 from kernels.runtime.c_build import cpu_library
 
 pytestmark = pytest.mark.skipif(cpu_library() is None, reason="needs a C compiler")
@@ -49,3 +49,22 @@ def test_layer_norm_has_mean_and_variance_of_each_row(width, affine):
 def test_rows_that_lie_apart_are_refused():
     with pytest.raises(ValueError, match=r"expected contiguous float32 in rows of 8"):
         RowNorm(torch.zeros(4, 16)[:, :8], torch.zeros(4, 8), 8)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("broadcast", range(8))
+def test_a_choice_takes_each_number_where_its_condition_is_not_zero(width, broadcast):
+    draw = torch.Generator().manual_seed(width)
+    of = [torch.randn(37, 3, width + 2, generator=draw)[:, :, 1:-1] for _ in range(3)]
+    of[0].masked_fill_(torch.rand(of[0].shape, generator=draw) < 0.5, 0)
+    of[0][0, 0, 0], of[1][0, 0, 0], of[2][1] = torch.nan, torch.inf, torch.nan
+    of = [t[:, :, :1].expand(t.shape) if broadcast >> i & 1 else t for i, t in enumerate(of)]
+    out = torch.full((37, 3, width), -7.0)
+    RowChoice(of, out)()
+    torch.testing.assert_close(out, torch.where(of[0] != 0, of[1], of[2]), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_choice_of_numbers_that_lie_apart_is_refused():
+    x = torch.zeros(2, 3, 8)
+    with pytest.raises(ValueError, match="expected float32 of one shape"):
+        RowChoice([x[:, :, ::2], x[:, :, :4], x[:, :, :4]], torch.empty(2, 3, 4))
