@@ -58,10 +58,8 @@ int dpi_cells_opened(const Table *t, Py_ssize_t column, Cells *c) {
     PyObject *missing = PyTuple_GET_ITEM(given, 3);
     c->at = c->data.buf;
     c->end = c->at + c->data.len;
-    if (form == JSON && PyTuple_Check(missing)) {  // one array of a body
-        const int two = PyTuple_GET_SIZE(missing) == 2;
-        const Py_ssize_t from = two ? PyLong_AsSsize_t(PyTuple_GET_ITEM(missing, 0)) : -1;
-        const Py_ssize_t to = two ? PyLong_AsSsize_t(PyTuple_GET_ITEM(missing, 1)) : -1;
+    if (form == JSON && PyTuple_Check(missing) && PyTuple_GET_SIZE(missing) == 2) {  // one array of a body
+        const Py_ssize_t from = PyLong_AsSsize_t(PyTuple_GET_ITEM(missing, 0)), to = PyLong_AsSsize_t(PyTuple_GET_ITEM(missing, 1));
         if (PyErr_Occurred()) goto no_mask;
         if (from >= 0 && from < to - 1 && to <= c->data.len) return c->at += from + 1, c->end -= c->data.len - to + 1, 1;
         PyErr_Format(PyExc_ValueError, "columns: got bytes %zd to %zd, expected some of %zd", from, to, c->data.len);

@@ -4,7 +4,6 @@
 #include "columns/arrow.h"
 
 #include <math.h>
-#include <string.h>
 
 // column_numbers(columns, out, missing, at[, lifts]): finite numbers and None into rows `at` of float64[.., values], 0 for None, and into
 // bytes as many, 1 where it was None. `lifts`, float64[columns, 2]: of each column the least that a number becomes, and what
@@ -51,7 +50,8 @@ PyObject *dpi_column_numbers(PyObject *Py_UNUSED(module), PyObject *const *args,
 }
 
 // scaled_numbers(numbers, missing, scales, out, at): float64[columns, values] into rows `at` of float32[.., values], which may lie in any
-// way: less scales[column, 0], by scales[column, 1]; where missing, bool[columns, values], says so, it is scales[column, 2]. Gives whether all are finite.
+// way: less scales[column, 0], by scales[column, 1]; where missing, bool[columns, values], says so, it is scales[column, 2]. Gives
+// whether all are finite.
 PyObject *dpi_scaled_numbers(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     Py_buffer held[5];  // as the arguments are
     int open = 0, finite = 1;
@@ -69,11 +69,8 @@ PyObject *dpi_scaled_numbers(PyObject *Py_UNUSED(module), PyObject *const *args,
             const uint8_t *gone = (const uint8_t *)held[1].buf + i * values;
             if (!(good = row >= 0 && row < out->shape[0])) break;
             char *to = (char *)out->buf + row * out->strides[0];
-            for (Py_ssize_t k = 0; k < values; ++k, to += out->strides[1]) {
-                const float value = gone[k] ? scale[2] : (from[k] - scale[0]) / scale[1];
-                memcpy(to, &value, 4);
-                finite &= !!isfinite(value);
-            }
+            for (Py_ssize_t k = 0; k < values; ++k, to += out->strides[1])
+                finite &= !!isfinite(*(float *)to = (float)(gone[k] ? scale[2] : (from[k] - scale[0]) / scale[1]));
         }
         if (!good) PyErr_SetString(PyExc_ValueError, "numbers: got arrays of other shapes than each other's");
     }

@@ -283,7 +283,7 @@ FAULTS = {
     "an array before its body": (ValueError, lambda: numbers_of(b"[1]", (-1, 3))),
     "an array of one bracket": (ValueError, lambda: numbers_of(b"[1]", (2, 3))),
     "an array that ends where it begins": (ValueError, lambda: numbers_of(b"[1]", (2, 2))),
-    "an array without an end": (ValueError, lambda: numbers_of(b"[1]", (2,))),
+    "an array without an end": (TypeError, lambda: numbers_of(b"[1]", (2,))),
     "kinds that are none": (TypeError, lambda: BLOCKS.json_columns(b"{}", None, 1, 1)),
     "no blocks": (TypeError, lambda: BLOCKS.fill(OUT, PLACES, (), None)),
     "no block": (AttributeError, lambda: BLOCKS.fill(OUT, PLACES, (), [None])),
