@@ -3,7 +3,7 @@
 Owns the request as a whole: which features it must hold, where each goes. Knows nothing of HTTP, weights or devices.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -94,7 +94,8 @@ class Encoder:
             n = contexts if section == "context_ids" else rows
             sections[section] = np.empty((n, stand_ins.shape[1]), np.int64, order="F")
         with self._quiet():
-            for field in self._left_over(self._read_together(candidates, context, sections, context_rows is not None)):
+            alone = self._left_over(self._read_together(candidates, context, sections, context_rows is not None))
+            for field in alone:
                 column, into = field.column, sections[field.column.section]
                 values: npt.NDArray[Any] = field.encode(candidates, context, context_rows is not None)
                 if context_rows is not None and len(values) != len(into):
@@ -103,7 +104,7 @@ class Encoder:
         for section, stand_ins in self._stand_ins.items():
             if count := block.settle_ids(section, sections[section], stand_ins):
                 block.header[HeaderWord.OOV_COUNT] += count
-        if self._numbers and not np.isfinite(block.dense).all():
+        if alone and self._numbers and not np.isfinite(block.dense).all():  # what is read together is finite
             for field in self._fields.values():
                 column = field.column
                 field.refuse_overflow(candidates, context, sections[column.section][:, column.start], context_rows)
@@ -126,7 +127,7 @@ class Encoder:
                 left |= reader.name_set
         return left
 
-    def _left_over(self, left: set[str]) -> "Iterable[_Field]":
+    def _left_over(self, left: set[str]) -> "list[_Field]":
         """The features that no reader has read with others, as the schema has them in order."""
         return [field for field in self._fields.values() if field.name in left or field in self._alone] if left else self._alone
 

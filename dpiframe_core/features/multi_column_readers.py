@@ -215,12 +215,17 @@ def _bags(f: Categorical, bound: int, at: Int64s) -> Read:
 
 
 def _numbers(features: list[Numeric], at: Int64s) -> Read:
-    missing_value = np.array([[f.missing_value or 0.0] for f in features])
     refused = np.array([f.missing_value is None for f in features])
-    steps = [_together(same) for same in zip(*(f.transforms for f in features), strict=True)]
-
+    steps = list(zip(*(f.transforms for f in features), strict=True))
+    lifted: list[Float64s] = []  # C does what is beside the logarithm, which must give NumPy's bits
+    if steps and isinstance(steps[0][0], Log):
+        lifted = [np.array([(t.minimum, t.offset) for t in steps.pop(0)])]
+    scales = [(0.0, 1.0)] * len(features)
+    if steps and isinstance(steps[-1][0], Standardize):
+        scales = [(t.mean, t.std) for t in steps.pop()]
+    ends = np.array([(*scale, f.missing_value or 0.0) for scale, f in zip(scales, features, strict=True)])
+    between = [_together(same) for same in steps]
     every, some_refused = np.arange(len(features)), bool(refused.any())
-    side_by_side = slice(int(at[0]), int(at[-1]) + 1) if (np.diff(at) == 1).all() else at  # a slice takes no gather
 
     def read(columns: Columns, out: npt.NDArray[Any]) -> bool:
         functions = c_build.request_extension()
@@ -228,15 +233,14 @@ def _numbers(features: list[Numeric], at: Int64s) -> Read:
             return False
         numbers = np.empty((len(columns), out.shape[1]), np.float64)
         missing = np.empty(numbers.shape, np.bool_)
-        nulls = functions.column_numbers(columns, numbers, missing, every)
+        nulls = functions.column_numbers(columns, numbers, missing, every, *lifted)
         if nulls < 0 or (nulls and some_refused and missing[refused].any()):
             return False
-        for step in steps:
+        if lifted:
+            np.log(numbers, out=numbers)
+        for step in between:
             numbers = step(numbers)
-        if nulls:
-            np.copyto(numbers, missing_value, where=missing)
-        out[side_by_side] = numbers
-        return True
+        return functions.scaled_numbers(numbers, missing, ends, out, at)
 
     return read
 

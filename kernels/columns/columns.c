@@ -5,17 +5,22 @@
 
 #include <math.h>
 
-// column_numbers(columns, out, missing, at): finite numbers and None into rows `at` of float64[.., values], 0 for None, and into bytes
-// as many, 1 where it was None. Gives how many were None; -1 if a value is none of these.
+// column_numbers(columns, out, missing, at[, lifts]): finite numbers and None into rows `at` of float64[.., values], 0 for None, and into
+// bytes as many, 1 where it was None. `lifts`, float64[columns, 2]: of each column the least that a number becomes, and what
+// is then added. Gives how many were None; -1 if a value is none of these.
 PyObject *dpi_column_numbers(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     Table t;
     Py_buffer mask;
-    if (!counted(count, 4) || !dpi_table_opened(args[0], args[1], args[3], &t)) return NULL;
+    Py_buffer lifts = {0};
+    if ((count != 4 && !counted(count, 5)) || !dpi_table_opened(args[0], args[1], args[3], &t)) return NULL;
     if (PyObject_GetBuffer(args[2], &mask, PyBUF_WRITABLE)) {
         dpi_table_closed(&t);
         return NULL;
     }
     Py_ssize_t missing = 0;
+    if (count == 5 && !PyObject_GetBuffer(args[4], &lifts, PyBUF_SIMPLE) && lifts.len != 16 * t.count)
+        PyErr_Format(PyExc_ValueError, "lifts: got %zd bytes, expected %zd", lifts.len, 16 * t.count);
+    if (PyErr_Occurred()) missing = -1;
     if (8 * mask.len != t.out.len) {
         PyErr_Format(PyExc_ValueError, "missing: got %zd bytes, expected %zd", mask.len, t.out.len / 8);
         missing = -1;
@@ -23,6 +28,7 @@ PyObject *dpi_column_numbers(PyObject *Py_UNUSED(module), PyObject *const *args,
     for (Py_ssize_t i = 0; missing >= 0 && i < t.count; ++i) {
         double *to = dpi_table_row(&t, i);
         uint8_t *gone = (uint8_t *)mask.buf + (to - (double *)t.out.buf);
+        const double *lift = lifts.buf ? (const double *)lifts.buf + 2 * i : NULL;
         Cells cells;
         if (!dpi_cells_opened(&t, i, &cells)) break;
         for (Py_ssize_t k = 0; missing >= 0 && k < t.rows; ++k) {
@@ -30,14 +36,46 @@ PyObject *dpi_column_numbers(PyObject *Py_UNUSED(module), PyObject *const *args,
             dpi_cell(&cells, &cell);
             *to = cell.kind == NUMBER ? cell.number : cell.kind == INTEGER ? (double)cell.integer : 0;
             *gone++ = cell.kind == NOTHING;
-            if (cell.kind == OTHER || cell.kind == TEXT || !isfinite(*to++)) missing = -1;
+            if (cell.kind == OTHER || cell.kind == TEXT || !isfinite(*to)) missing = -1;
             else missing += cell.kind == NOTHING;
+            if (lift) *to = (*to > lift[0] ? *to : lift[0]) + lift[1];
+            ++to;
         }
         dpi_cells_closed(&cells);
     }
+    PyBuffer_Release(&lifts);
     PyBuffer_Release(&mask);
     dpi_table_closed(&t);
     return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(missing);
+}
+
+// scaled_numbers(numbers, missing, scales, out, at): float64[columns, values] into rows `at` of float32[.., values], which may lie in any
+// way: less scales[column, 0], by scales[column, 1]; where missing, bool[columns, values], says so, it is scales[column, 2]. Gives
+// whether all are finite.
+PyObject *dpi_scaled_numbers(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    Py_buffer held[5];  // as the arguments are
+    int open = 0, finite = 1;
+    if (!counted(count, 5)) return NULL;
+    for (; open < 5; ++open)
+        if (PyObject_GetBuffer(args[open], held + open, open == 3 ? PyBUF_STRIDED : PyBUF_SIMPLE)) break;
+    if (open == 5) {
+        const Py_buffer *out = held + 3;
+        const Py_ssize_t columns = held[4].len / 8, values = out->ndim == 2 ? out->shape[1] : -1;
+        int good = values >= 0 && out->itemsize == 4 && held[0].len == 8 * columns * values && held[1].len == columns * values;
+        good = good && held[2].len == 24 * columns;
+        for (Py_ssize_t i = 0; good && i < columns; ++i) {
+            const int64_t row = ((const int64_t *)held[4].buf)[i];
+            const double *from = (const double *)held[0].buf + i * values, *scale = (const double *)held[2].buf + 3 * i;
+            const uint8_t *gone = (const uint8_t *)held[1].buf + i * values;
+            if (!(good = row >= 0 && row < out->shape[0])) break;
+            char *to = (char *)out->buf + row * out->strides[0];
+            for (Py_ssize_t k = 0; k < values; ++k, to += out->strides[1])
+                finite &= !!isfinite(*(float *)to = (float)(gone[k] ? scale[2] : (from[k] - scale[0]) / scale[1]));
+        }
+        if (!good) PyErr_SetString(PyExc_ValueError, "numbers: got arrays of other shapes than each other's");
+    }
+    while (open) PyBuffer_Release(held + --open);
+    return PyErr_Occurred() ? NULL : PyBool_FromLong(finite);
 }
 
 // An integer from 0 to below `bound`, or `mark` in the place of `padding`, if that is one too; gives whether it is such.

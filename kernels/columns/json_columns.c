@@ -62,7 +62,7 @@ static int members(Reader *r, Search *s) {
             const Py_ssize_t rows = array(r, PyLong_AsLong(kinds));
             good = rows > 0 && rows <= s->most && (!s->rows || rows == s->rows) && PyDict_Contains(s->found, name) == 0;
             s->rows = rows;
-            PyObject *parts = good ? Py_BuildValue("(inO(nn))", JSON, rows, s->given, from - s->body, r->at - s->body) : NULL;
+            PyObject *parts = good ? dpi_json_parts(rows, s->given, from - s->body, r->at - s->body) : NULL;
             good = parts != NULL && !PyDict_SetItem(s->found, name, parts);
             Py_XDECREF(parts);
         } else if (good) {

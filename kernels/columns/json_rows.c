@@ -96,7 +96,7 @@ static int written(const Rows *s, PyObject *found) {
             to += value.size;
         }
         *to++ = ']';
-        PyObject *parts = Py_BuildValue("(inO(nn))", JSON, s->rows, bytes, at, to - start);
+        PyObject *parts = dpi_json_parts(s->rows, bytes, at, to - start);
         good = parts && !PyDict_SetItem(found, s->columns[i].text, parts);
         Py_XDECREF(parts);
         at = to - start;

@@ -78,6 +78,7 @@ static PyMethodDef functions[] = {
     {"column_bags", (PyCFunction)(void (*)(void))dpi_column_bags, METH_FASTCALL, NULL},
     {"column_integers", (PyCFunction)(void (*)(void))dpi_column_integers, METH_FASTCALL, NULL},
     {"column_numbers", (PyCFunction)(void (*)(void))dpi_column_numbers, METH_FASTCALL, NULL},
+    {"scaled_numbers", (PyCFunction)(void (*)(void))dpi_scaled_numbers, METH_FASTCALL, NULL},
     {"column_ids", (PyCFunction)(void (*)(void))dpi_column_ids, METH_FASTCALL, NULL},
     {"column_hashes", (PyCFunction)(void (*)(void))dpi_column_hashes, METH_FASTCALL, NULL},
     {"json_columns", (PyCFunction)(void (*)(void))dpi_json_columns, METH_FASTCALL, NULL},

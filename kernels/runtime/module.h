@@ -60,6 +60,7 @@ PyObject *dpi_arrow_columns(PyObject *module, PyObject *const *args, Py_ssize_t 
 PyObject *dpi_column_bags(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_column_integers(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_column_numbers(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *dpi_scaled_numbers(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_column_ids(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_column_hashes(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_json_columns(PyObject *module, PyObject *const *args, Py_ssize_t count);

@@ -201,24 +201,28 @@ def test_a_damaged_body_gets_the_same_answer(mutations: list[tuple[int, bytes]],
 
 @pytest.mark.parametrize(
     "number",
-    ["0", "-0", "-0.0", "1.5", "0.1", "123456789012345", "12345678901234.5", "1234567890123456.7", "999999999999999999",
+    ["0", "-0", "-0.0", "1.5", "0.1", "42", "1234567", "12345678", "1234567.5", "1234567e1",
+     "123456789012345", "12345678901234.5", "1234567890123456.7", "999999999999999999",
      "1e5", "1E-5", "2.5e+3", "1e308", "4.9e-324", "0.000000000000001", "9007199254740993.0", "8.41e21", "1." + "3" * 70],
 )  # fmt: skip
 @pytest.mark.parametrize("sign", ["", "-"])
 def test_a_number_is_the_nearest_double(number: str, sign: str) -> None:
     text = sign * (not number.startswith("-")) + number
-    out, missing = np.zeros((1, 1)), np.zeros(1, np.bool_)
+    out, missing = np.zeros((1, 2)), np.zeros(2, np.bool_)
     functions = c_build.request_extension()
     assert functions is not None
-    found = functions.column_numbers([(2, 1, f"[{text}]".encode(), None)], out, missing, np.zeros(1, np.int64))
-    value = json.loads(text)
-    if found == -1:
-        assert len(text) > 60  # left to others
-    else:
-        assert out.tobytes() == np.float64(value).tobytes()
+    for both in (f"[{text},7]", f"[7 ,{text}]"):  # in the midst of bytes, and at their end
+        found = functions.column_numbers([(2, 2, both.encode(), None)], out, missing, np.zeros(1, np.int64))
+        if found == -1:
+            assert len(text) > 60  # left to others
+        else:
+            assert out.tobytes() == np.array(json.loads(both), np.float64).tobytes()
 
 
-@pytest.mark.parametrize("number", ["01", "-", "1.", ".5", "1e", "1e+", "+1", "0x1", "1_0", "NaN", "Infinity", "--1", "1.5.2"])
+@pytest.mark.parametrize(
+    "number",
+    ["01", "-", "1.", ".5", "1e", "1e+", "+1", "0x1", "1_0", "NaN", "Infinity", "--1", "1.5.2", "007", "7:", "1234567/"],
+)
 def test_what_is_no_number_is_not_taken(number: str) -> None:
     body = b'{"candidates":{"price":[%s]}}' % number.encode()
     functions = c_build.request_extension()

@@ -152,7 +152,7 @@ def test_c_takes_every_usual_type_without_nulls_and_text_and_numbers_with_them(n
         columns = {other: pa.array([usual[other]] * 3, USUAL[other][0]) for other in reader.names}
         columns[name] = pa.array([usual[name]] * 3, kind)
         found = np.zeros((SCHEMA.columns["wide" if name in ("price", "wide") else "last"].start + 2, 3))
-        whole = found if name in ("price", "wide") else found.astype(np.int64)
+        whole = found.astype(np.float32) if name in ("price", "wide") else found.astype(np.int64)
         parts = reader.columns(columns, {}, False)
         assert {p[0] for p in parts} == {Form.ARROW}
         assert reader.read(parts, whole) == (kind != pa.float64() or name != "gaps")

@@ -90,6 +90,21 @@ def test_numbers_are_copied_and_those_that_are_none_are_counted():
     assert BLOCKS.copy_numbers(numbers, out, 8) == 3
 
 
+def test_numbers_are_lifted_as_they_are_read_and_scaled_into_rows_of_any_array():
+    read, missing = np.zeros((2, 3)), np.zeros((2, 3), np.bool_)
+    lifts = np.array([(0.0, 1.0), (-3.0, 0.1)])
+    assert BLOCKS.column_numbers([[4, None, -7], [-2.5, 1e300, 0]], read, missing, np.arange(2), lifts) == 1
+    np.testing.assert_array_equal(read, [[5, 1, 1], [-2.5 + 0.1, 1e300 + 0.1, 0.1]])
+    block = np.full((3, 4), 9, np.float32)  # a row a candidate
+    ends = np.array([(0.3, 7.0, -1.5), (0.1, 3.0, 0.0)])
+    assert not BLOCKS.scaled_numbers(read, missing, ends, block.T, np.array([2, 0]))  # 1e300 is no float32
+    with np.errstate(over="ignore"):
+        wanted = ((read - ends[:, :1]) / ends[:, 1:2]).astype(np.float32)
+    wanted[0, 1] = -1.5
+    np.testing.assert_array_equal(block, np.stack([wanted[1], [9] * 3, wanted[0], [9] * 3], 1))
+    assert BLOCKS.scaled_numbers(read[:1], missing[:1], ends[:1], block.T, np.array([1]))
+
+
 def test_lists_of_numbers_become_floats_and_null_none():
     big = 2**53 + 1
     columns = [[1, 2.5, None], [-big, 1e300, 2**80]]
@@ -204,6 +219,7 @@ def settle(ids, out, at=0, stand_ins=STAND_INS):
 
 
 OUT, AT, SOME = np.zeros(256, np.uint8), np.zeros(1, np.int64), vocabulary("a")
+ONE, THREE, FLOATS = np.zeros(8, np.uint8), np.zeros(24, np.uint8), np.zeros((1, 1), np.float32)
 PLACES, RULE, MANY = (0, 0, 64, 0, 0, 128), np.ones((1, 3), np.int64), (2, 2**31 - 1, b'["a"]', None)
 FAULTS = {
     "no room for records": (ValueError, lambda: pack(ids_of(2, np.int32), np.zeros(2 * RECORD.nbytes - 1, np.uint8))),
@@ -244,6 +260,13 @@ FAULTS = {
     "rows beyond the array": (ValueError, lambda: BLOCKS.column_numbers([[1.0]], OUT, OUT[:32], AT + 32)),
     "rows beyond all memory": (ValueError, lambda: BLOCKS.column_hashes([MANY], RULE, 1, OUT, AT + 2**31 - 2)),
     "rows of other columns": (ValueError, lambda: BLOCKS.column_numbers([[1.0]], OUT, OUT[:32], np.arange(2))),
+    "lifts of other columns": (ValueError, lambda: BLOCKS.column_numbers([[1.0]], OUT, OUT[:32], AT, OUT[:32])),
+    "no lifts": (TypeError, lambda: BLOCKS.column_numbers([[1.0]], OUT, OUT[:32], AT, None)),
+    "scales of other columns": (ValueError, lambda: BLOCKS.scaled_numbers(ONE, ONE[:1], ONE, FLOATS, AT)),
+    "numbers into bytes": (ValueError, lambda: BLOCKS.scaled_numbers(ONE, ONE[:1], THREE, np.zeros((1, 1)), AT)),
+    "numbers beyond the array": (ValueError, lambda: BLOCKS.scaled_numbers(ONE, ONE[:1], THREE, FLOATS, AT + 1)),
+    "numbers before the array": (ValueError, lambda: BLOCKS.scaled_numbers(ONE, ONE[:1], THREE, FLOATS, AT - 1)),
+    "numbers of fewer masks": (ValueError, lambda: BLOCKS.scaled_numbers(ONE, ONE[:0], THREE, FLOATS, AT)),
     "no buffer for ids": (TypeError, lambda: BLOCKS.column_ids([["a"]], (SOME,), 1, 1, None, AT)),
     "fewer vocabularies": (TypeError, lambda: BLOCKS.column_ids([["a"]], (), 1, 1, OUT, AT)),
     "a vocabulary that is none": (ValueError, lambda: BLOCKS.column_ids([["a"]], ({},), 1, 1, OUT, AT)),
