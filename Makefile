@@ -26,10 +26,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL: # `test` installs all, and `lint` then finds its part there
-.PHONY: help demo serve test quick lint docs clean
+.PHONY: help demo serve test test-slow quick lint docs clean
 
 help: ## Show this list.
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 8
 
 demo: $(READY) ## Build the demo model if absent, serve it, score its example over HTTP, stop.
 	$(BIN)/dpiframe demo
@@ -42,6 +42,9 @@ serve: $(READY) ## As demo, and keep serving until Ctrl-C; or serve CONFIG=confi
 test: $(PEERS) ## Linters, types, the docs' links and every test that this machine can run.
 	@$(BIN)/pytest -qq --collect-only >/dev/null 2>&1 & trap "kill $$! 2>/dev/null" EXIT; $(MAKE) lint docs && wait
 	$(BIN)/pytest $(IN_PARALLEL)
+
+test-slow: $(PEERS) ## All tests in every combination of their parameters, where `test` takes few that hold every value; more examples.
+	$(BIN)/pytest --whole $(IN_PARALLEL)
 
 quick: lint ## For who changes one room, in two minutes: lint, and its tests but for Ray's: quick ROOM=kernels/lookup; or all fast ones.
 	$(BIN)/pytest -q $(IN_PARALLEL) $(if $(ROOM),-m 'not ray' tests/$(ROOM) tests/test_layering.py tests/test_line_budget.py,\

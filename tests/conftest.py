@@ -1,9 +1,14 @@
-"""Marks that need hardware are skipped with the reason; `--require-gpu` turns that skip into a failure. And shared fixtures."""
+"""Marks that need hardware are skipped with the reason; `--require-gpu` turns that skip into a failure. And shared fixtures.
+
+Of a test marked `covering` a run takes few combinations of parameters, on a GPU all; with `--whole`, as `make test-slow`, all.
+"""
 
 import importlib.util
 import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -13,12 +18,20 @@ from tests.made_once import made_once
 
 pytest_plugins = ["tests.run_plugin", "tests.run_workers"]
 
+
 # A deadline per example would be a timing test, and a flaky one on a busy machine.
-settings.register_profile("dpiframe", deadline=None)
-settings.load_profile("dpiframe")
+settings.register_profile("whole", deadline=None)
+settings.register_profile("run", deadline=None, max_examples=30)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile("whole" if config.getoption("--whole") else "run")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--whole", action="store_true", help="take every combination of parameters, and 100 examples of Hypothesis"
+    )
     parser.addoption("--require-gpu", action="store_true", help="fail, rather than skip, tests marked gpu if there is no GPU")
 
 
@@ -73,7 +86,41 @@ def _lacks(item: pytest.Item) -> str | None:
     return None if _gpus() >= need else f"needs {need} CUDA GPU(s) with CuPy, found {_gpus()}"
 
 
+def _given(item: pytest.Item) -> list[tuple[object, str]]:
+    """What each `parametrize` gives it: pytest numbers the combinations alone."""
+    names = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    return [(n, repr([item.callspec.params[one] for one in ([n] if isinstance(n, str) else n)])) for n in names]
+
+
+def taken(items: list[pytest.Item], at_once: int) -> set[pytest.Item]:
+    """Few items with every combination that some item has of so many parameters' values; values alone come about as often."""
+    given = {item: _given(item) for item in items}
+    held = {item: set(combinations(values, at_once)) for item, values in given.items()}
+    left, often, chosen = set().union(*held.values()), Counter(), set()
+    while left:
+        best = max(items, key=lambda item: (len(held[item] & left), -sum(often[v] for v in given[item])))
+        left -= held[best]
+        often.update(given[best])
+        chosen.add(best)
+    return chosen
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of tests marked `covering` what adds nothing, and what is marked `whole`."""
+    tests = defaultdict(list)
+    for item in items:
+        if (mark := item.get_closest_marker("covering")) and not item.get_closest_marker("gpu"):
+            tests[item.path, item.originalname, *mark.args].append(item)
+    left_out = {item for item in items if item.get_closest_marker("whole")}
+    left_out |= {item for (*_, at_once), same in tests.items() for item in set(same) - taken(same, at_once)}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--whole"):
+        _leave_out(config, items)
     if config.getoption("--require-gpu"):
         return
     for item in filter(_marked, items):

@@ -35,6 +35,10 @@ def starts_ray(file: Path) -> bool:
     return "pytest.mark.ray" in file.read_text()
 
 
+def _traces(file: Path) -> bool:
+    return not {"compiler", "importers", "fusion"}.isdisjoint(file.parts)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """A file of which nothing would be run is not imported: the libraries that models are compared with take long."""
     left_out = "not bulk" in config.option.markexpr and collection_path.suffix == ".py"
@@ -47,7 +51,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     sizes = Counter(item.path for item in items)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     # Workers take files in this order: at the end there are some of few fast tests for the one that is done first.
-    items.sort(key=lambda item: (not starts_ray(item.path), item.path not in slow, -sizes[item.path]))
+    # What traces modules comes first: one worker does it while two wait for Ray, and alone imports Dynamo and the libraries.
+    items.sort(key=lambda i: (not starts_ray(i.path), not _traces(i.path), i.path not in slow, -sizes[i.path]))
 
 
 @pytest.hookimpl(optionalhook=True)

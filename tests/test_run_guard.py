@@ -1,5 +1,5 @@
-"""What a test has started does not outlive it when it fails, nor the run however that ends; and a test of a GPU says
-where there is none. Each case is a run of its own."""
+"""What a test has started does not outlive it when it fails, nor the run however that ends; a test of a GPU says where there
+is none; of a covering test enough is run. Most cases are runs of their own."""
 
 import os
 import re
@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests.conftest import taken
 from tests.deployments.server_process import IGNORING_SIGINT
 from tests.docs.test_readme import ROOT
 
@@ -180,3 +183,24 @@ def test_it():
             assert os.getsid(int(folder.name)) != session or not is_running(folder.name), (folder / "cmdline").read_text()
         except ProcessLookupError:  # it has just ended
             continue
+
+
+class _Of(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+@pytest.mark.parametrize(("at_once", "most"), [(1, 6), (2, 9 + 3)])
+def test_of_a_covering_test_few_combinations_are_run_and_hold_every_value_or_pair(at_once: int, most: int) -> None:
+    marks = [SimpleNamespace(args=(names,)) for names in ("c", ("a", "b"), "d")]
+    grid = [
+        dict(zip("abcd", (*ab, c, d), strict=True)) for ab, c, d in product([(1, 1), (1, 2), (2, 2)], [1, 2, 3], [False, True])
+    ]
+    items = [_Of(callspec=SimpleNamespace(params=one), iter_markers=lambda _: marks) for one in grid]
+    run = [item.callspec.params for item in taken(items, at_once)]
+    assert at_once * 3 <= len(run) <= most
+    assert {(one["a"], one["b"]) for one in run} == {(1, 1), (1, 2), (2, 2)}
+    assert {one["c"] for one in run} == {1, 2, 3}
+    assert {one["d"] for one in run} == {False, True}
+    if at_once == 2:
+        assert len({(one["a"], one["b"], one["c"]) for one in run}) == 9
+        assert len({(one["c"], one["d"]) for one in run}) == len({(one["a"], one["b"], one["d"]) for one in run}) == 6

@@ -54,6 +54,7 @@ def test_a_bundle_scores_as_the_module_did(name, device, policy, tmp_path):
     assert want.std() > 1e-3
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("dim", [4, 10, 16])
 @pytest.mark.parametrize("name", ["mlp", "normalised", "deepfm", "stacked", "mixed"])
 def test_any_embedding_dim_compiles(name, dim):

@@ -42,6 +42,7 @@ def agrees(module, schema, tmp_path, device, policy, tasks, **options):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("device", "policy"), DEVICES)
 @pytest.mark.parametrize("dim", [4, 10])
 @pytest.mark.parametrize("name", ["MMOE", "PLE", "SharedBottom", "ESMM"])
@@ -61,6 +62,7 @@ def test_torch_rechub_scores_every_task(name, dim, device, policy, tmp_path):
     agrees(lively(rechub_model(name, columns)), schema, tmp_path, device, policy, tasks)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("device", "policy"), DEVICES)
 @pytest.mark.parametrize(("dim", "batch_norm"), [(4, False), (16, True)])
 @pytest.mark.parametrize("name", ["ShareBottom", "MMoE", "PLE"])

@@ -66,13 +66,14 @@ CASES = {
     "layers": (nn.GRU, 4, 7, 10, {"batch_first": True, "num_layers": 3, "dropout": 0.3}),
     "layers-both-ways": (nn.GRU, 3, 5, 20, {"batch_first": True, "num_layers": 2, "bidirectional": True}),
     "wide": (nn.GRU, 2, 16, 256, {"batch_first": True}),
-    "long": (nn.GRU, 5, 4, 8, {"batch_first": True, "times": 40}),
+    "long": (nn.GRU, 5, 4, 8, {"batch_first": True, "times": 8}),
+    "longest": (nn.GRU, 5, 4, 8, {"batch_first": True, "times": 40}),
     "lstm": (nn.LSTM, 5, 4, 6, {"batch_first": True}),
     "lstm-steps-first": (nn.LSTM, 4, 3, 1, {"bias": False}),
     "lstm-layers-both-ways": (nn.LSTM, 3, 5, 17, {"batch_first": True, "num_layers": 2, "bidirectional": True}),
 }
-READ = [(name, reads) for name in CASES for reads in ("all", "last") if name != "long"]
-READ += [pytest.param("long", "last", marks=pytest.mark.slow)]  # to export
+READ = [(name, reads) for name in CASES for reads in ("all", "last") if not name.startswith("long")]
+READ += [("long", "last"), pytest.param("longest", "last", marks=[pytest.mark.slow, pytest.mark.whole])]  # to export
 READ += [(name, "cell") for name, (cell, *_) in CASES.items() if cell is nn.LSTM]
 GPU_ONLY = [pytest.param("cuda:0", policy, marks=pytest.mark.gpu) for policy in ("waves", "sequential")]
 

@@ -327,6 +327,7 @@ def test_lower_precisions_lose_no_more_than_their_digits(kind, masked, softmax, 
     check_digits(own, 64, 50, precision, "cuda:0", 2, first=8)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.bulk
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize(("kind", "masked", "softmax"), DIGITS)

@@ -72,6 +72,7 @@ def test_the_plain_twin_is_the_formula(fields, dim, heads, size, residual):
     np.testing.assert_allclose(got, oracle(x, fields, heads, projections, 0.3, True), rtol=0, atol=2e-5)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("device", ["host", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("fields", "dim", "heads", "size"), SHAPES)
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { BYTES = 257, TURNS = 300, CALLERS = 3 };
+enum { BYTES = 257, TURNS = 100, CALLERS = 3 };
 
 typedef struct {
     int64_t pieces;
@@ -29,7 +29,7 @@ static void told(const void *with, int64_t done) { read_back(with, done); }
 static void *caller(void *at) {
     Job j = {.to = malloc(MOST_PIECES * BYTES)};
     for (int turn = 0; turn < TURNS; ++turn) {
-        j.turn = (unsigned char)turn, j.pieces = 1 + (turn * 7 + *(int *)at) % MOST_PIECES;
+        j.turn = (unsigned char)turn, j.pieces = 1 + (turn * 21 + *(int *)at) % MOST_PIECES;
         dpi_share_copy(1 + turn % 4, j.pieces, piece, told, &j);
         read_back(&j, j.pieces);
     }

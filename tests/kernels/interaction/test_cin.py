@@ -144,6 +144,7 @@ def on_host(monkeypatch, run_folder):
     host_cuda.put_under(monkeypatch, cin_wgmma, run_folder)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.bulk
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize(

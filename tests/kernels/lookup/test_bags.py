@@ -166,6 +166,7 @@ def test_an_id_outside_its_table_is_counted_once_whoever_shares_its_row(width, d
     lookup.descriptors.out_of_range.zero_()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [F16, I8])
 @pytest.mark.parametrize("ranked", [False, True])
@@ -183,6 +184,7 @@ def test_bags_over_tables_in_segments_and_of_both_generations(ranked, dtype, dev
         assert ((got - torch.cat(out, 1)).abs() <= 2.0**-20 * torch.cat(magnitude, 1)).all()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("lengths", "dtype"), [((1,) * 4, F16), ((7, 1, 2, 40), I8)])
 @pytest.mark.parametrize("rows", [9, 530, 1100])  # from four and from eight rows a multiprocessor on otherwise

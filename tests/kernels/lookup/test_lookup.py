@@ -551,6 +551,7 @@ def test_a_table_in_several_segments_reads_as_one(segments, int8):
     assert torch.equal(total, want_total)
 
 
+@pytest.mark.covering(1)
 @MIXED
 @pytest.mark.parametrize("device", ["host", pytest.param("cuda:0", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("segments", [1, 4])

@@ -52,6 +52,7 @@ def run(op, x, cells, gate, scale, cell, device, precision="fp32", dtype=torch.f
     return out[:rows, :width].float().cpu().numpy()
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("op", "steps", "inputs", "hidden", "directions", "gate"), SHAPES)
 @pytest.mark.parametrize(("precision", "dtype", "digits"), DIGITS)

@@ -252,6 +252,7 @@ def on_host(monkeypatch, run_folder):
     host_cuda.put_under(monkeypatch, chain_module, run_folder)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.bulk
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 @pytest.mark.parametrize("tasks", [1, 3])
@@ -262,6 +263,7 @@ def test_on_the_host_too_a_chain_computes_all_its_layers(on_host, width, hidden,
         model.run(rows, bucket, batch)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.bulk
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 @pytest.mark.parametrize("name", DOTTED)

@@ -148,7 +148,7 @@ def test_on_the_host_too_tiles_multiply_and_cross_exactly(on_host, precision):
     tiles += [*(t for t in wide if t.along_k > 1), next(t for t in wide if (t.rows, t.columns) == (128, 128))]
     tiles += () if precision == "fp32" else CROSSED_TILES[:1]
     assert len(tiles) >= 5
-    for width, rows in ((8, 1), (72, 17), (200, 70), (624, 130)):
+    for width, rows in ((8, 1), (72, 17), (200, 70), (328, 130)):
         check_products(width, rows, precision, tiles, "cpu")
 
 
