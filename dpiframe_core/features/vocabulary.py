@@ -3,8 +3,7 @@
 Knows the schema; knows nothing of requests.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress, pairwise, repeat
 from pathlib import Path
@@ -47,29 +46,44 @@ class TextLookup:
 
 
 _EMPTY = _FIRST = np.zeros(1, np.int64)
+_PIECE = 1 << 16  # entries at a time
 
 
-def _in_c(texts: pa.ChunkedArray, ids: npt.NDArray[np.int64] | None = None) -> object | None:
+def _in_c(texts: pa.ChunkedArray, ids: npt.NDArray[np.int64]) -> object | None:
     """The vocabulary in C, None without C. Raises ValueError where a text is there twice."""
     functions = c_build.request_extension()
     if functions is None:
         return None
     large = texts.cast(pa.large_string())
     values = large.chunk(0) if large.num_chunks == 1 else large.combine_chunks()  # which copies one, too
-    _, bounds, data = values.buffers()
-    offsets = np.frombuffer(bounds, np.int64)[values.offset : values.offset + len(values) + 1] if len(values) else _EMPTY
-    return functions.vocabulary(memoryview(data or b""), offsets, offsets[1:] if ids is None else np.ascontiguousarray(ids))
+    return functions.vocabulary(*_where(values), np.ascontiguousarray(ids))
+
+
+def _where(texts: pa.LargeStringArray) -> tuple[memoryview, npt.NDArray[np.int64]]:
+    """Their bytes, and where each begins and the last ends."""
+    _, bounds, data = texts.buffers()
+    offsets = np.frombuffer(bounds, np.int64)[texts.offset : texts.offset + len(texts) + 1] if len(texts) else _EMPTY
+    return memoryview(data or b""), offsets
 
 
 def _are_distinct(values: pa.ChunkedArray) -> bool:
     """Arrow's own count takes several times the memory of the values, and the time."""
+    functions = c_build.request_extension()
     if values.type == pa.int64():
         ordered = np.sort(values.to_numpy())
-        return bool((ordered[1:] != ordered[:-1]).all())
-    with suppress(ValueError):
-        if _in_c(values) is not None:
-            return True
-    return bool(pc.count_distinct(values).as_py() == len(values))
+    elif functions is not None:
+        ordered, at = np.empty(len(values), np.uint64), 0
+        for chunk in values.chunks:
+            for start in range(0, len(chunk), _PIECE):
+                part = chunk.slice(start, _PIECE).cast(pa.large_string())
+                functions.text_hashes(*_where(part), ordered[at : at + len(part)])
+                at += len(part)
+        ordered.sort()
+    else:
+        return bool(pc.count_distinct(values).as_py() == len(values))
+    if (ordered[1:] != ordered[:-1]).all():
+        return True
+    return values.type != pa.int64() and bool(pc.count_distinct(values).as_py() == len(values))
 
 
 def _is_sound(text: str | None) -> bool:
@@ -197,9 +211,12 @@ def check_vocabularies(
 def read_vocabulary(path: Path) -> VocabularyTable:
     """Reads a Parquet file. Its errors do not name the file: the caller does."""
     try:
-        with pq.ParquetFile(path) as file:
-            table = file.read(use_threads=False)  # each would keep memory of its own
-        pa.default_memory_pool().release_unused()
+        with pq.ParquetFile(path, pre_buffer=False) as file:
+            groups = [file.schema_arrow.empty_table()][: not file.num_row_groups]
+            for i in range(file.num_row_groups):
+                groups.append(file.read_row_group(i, use_threads=False))  # each thread would keep memory of its own
+                pa.default_memory_pool().release_unused()
+        table = pa.concat_tables(groups)
         table.validate(full=True)  # else text that is no UTF-8 shows only when it is used
     except (pa.ArrowException, OSError, ValueError, TypeError) as e:  # PyArrow lets the last two through on damaged metadata
         raise BundleError(f"vocabulary: got {shown(str(e))}, expected a readable Parquet file") from e
@@ -209,7 +226,17 @@ def read_vocabulary(path: Path) -> VocabularyTable:
 def write_vocabulary(vocabulary: VocabularyTable, path: Path) -> None:
     """Writes the rows in the order of their ids, so that equal vocabularies give equal bytes."""
     path.parent.mkdir(exist_ok=True)
-    table = vocabulary.table.sort_by([("id", "ascending"), ("value", "ascending")])
-    pq.write_table(table.replace_schema_metadata(None), path, compression="zstd", use_dictionary=False)  # nothing comes twice
+    table = vocabulary.table.replace_schema_metadata(None)
+    if not all((part[1:] > part[:-1]).all() for part in _overlapping(table["id"])):  # a copy in order takes 50 bytes an entry
+        table = table.sort_by([("id", "ascending"), ("value", "ascending")])
+    with pq.ParquetWriter(path, table.schema, compression="zstd", use_dictionary=False) as out:  # nothing comes twice
+        for start in range(0, len(table), _PIECE):
+            out.write_table(table.slice(start, _PIECE).combine_chunks())
+            pa.default_memory_pool().release_unused()
     del table
     pa.default_memory_pool().release_unused()
+
+
+def _overlapping(ids: pa.ChunkedArray) -> Iterator[npt.NDArray[np.int64]]:
+    """Pieces that have one entry in common."""
+    return (ids.slice(start, _PIECE + 1).to_numpy() for start in range(0, len(ids), _PIECE))

@@ -82,6 +82,25 @@ no_offsets:
     return NULL;
 }
 
+// text_hashes(data, offsets, out): uint64[n] of texts, int64[n + 1], whose equal ones have equal hashes.
+PyObject *dpi_text_hashes(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
+    Py_buffer of[3];
+    Py_ssize_t opened = 0;
+    if (!counted(count, 3)) return NULL;
+    while (opened < 3 && !PyObject_GetBuffer(args[opened], of + opened, opened == 2 ? PyBUF_WRITABLE : PyBUF_SIMPLE)) ++opened;
+    if (opened == 3) {
+        const int64_t texts = of[2].len / 8, *bounds = of[1].buf;
+        int good = of[2].len % 8 == 0 && of[1].len == of[2].len + 8 && bounds[0] >= 0 && bounds[texts] <= of[0].len;
+        for (int64_t i = 0; good && i < texts; ++i) good = bounds[i] <= bounds[i + 1];
+        for (int64_t i = 0; good && i < texts; ++i)
+            ((uint64_t *)of[2].buf)[i] = hashed((const char *)of[0].buf + bounds[i], bounds[i + 1] - bounds[i]);
+        if (!good) PyErr_SetString(PyExc_ValueError, "text_hashes: got offsets that do not fit, expected int64[n + 1]");
+    }
+    for (Py_ssize_t i = 0; i < opened; ++i) PyBuffer_Release(of + i);
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+}
+
 enum { AHEAD = 32 };  // texts that are looked up together, so that their places are on their way from memory at once
 
 // What became of texts: not all were text or None; all got ids from 0 on; some got an id below.

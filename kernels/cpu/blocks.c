@@ -84,6 +84,7 @@ static PyMethodDef functions[] = {
     {"json_columns", (PyCFunction)(void (*)(void))dpi_json_columns, METH_FASTCALL, NULL},
     {"json_items", (PyCFunction)(void (*)(void))dpi_json_items, METH_FASTCALL, NULL},
     {"vocabulary", (PyCFunction)(void (*)(void))dpi_vocabulary, METH_FASTCALL, NULL},
+    {"text_hashes", (PyCFunction)(void (*)(void))dpi_text_hashes, METH_FASTCALL, NULL},
     {"texts", (PyCFunction)(void (*)(void))dpi_texts, METH_FASTCALL, NULL},
     {"pack_ids", (PyCFunction)(void (*)(void))pack_ids, METH_FASTCALL, NULL},
     {"settle_ids", (PyCFunction)(void (*)(void))settle_ids, METH_FASTCALL, NULL},

@@ -66,6 +66,7 @@ PyObject *dpi_column_hashes(PyObject *module, PyObject *const *args, Py_ssize_t 
 PyObject *dpi_json_columns(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_json_items(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_vocabulary(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *dpi_text_hashes(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_texts(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_fill(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *dpi_replay(PyObject *module, PyObject *const *args, Py_ssize_t count);

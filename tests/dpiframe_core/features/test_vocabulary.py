@@ -1,0 +1,83 @@
+"""Vocabularies of more entries than are looked at in one piece: the same checks, the same files."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dpiframe_core.errors import BundleError
+from dpiframe_core.features import vocabulary
+from dpiframe_core.features.vocabulary import VocabularyTable, read_vocabulary, write_vocabulary
+from kernels.runtime import c_build
+
+TEXTS = [f"{i}é" * (i % 4) + f"{i}" for i in range(50)]
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(vocabulary, "_PIECE", 7)
+
+
+def chunked(values, kind, size):
+    return pa.chunked_array([pa.array(values[at : at + size], kind) for at in range(0, len(values), size)], kind)
+
+
+def table_of(values, ids, size=11):
+    kind = pa.string() if isinstance(values[0], str) else pa.int64()
+    return pa.table({"value": chunked(values, kind, size), "id": chunked(ids, pa.int64(), size)})
+
+
+@pytest.mark.parametrize("size", [1, 7, 11, 50])
+@pytest.mark.parametrize("twice", [(0, 49), (6, 7), (10, 11)])
+def test_a_text_that_is_there_twice_is_found_wherever_it_is(size, twice):
+    first, again = twice
+    values = [*TEXTS[:again], TEXTS[first], *TEXTS[again + 1 :]]
+    with pytest.raises(BundleError, match="twice"):
+        VocabularyTable(table_of(values, list(range(50)), size))
+    assert len(VocabularyTable(table_of(TEXTS, list(range(50)), size)).table) == 50
+
+
+@pytest.mark.skipif(c_build.request_extension() is None, reason="without C")
+def test_texts_of_one_hash_are_compared_themselves(monkeypatch):
+    alike = SimpleNamespace(text_hashes=lambda data, offsets, out: out.fill(7))
+    monkeypatch.setattr(c_build, "request_extension", lambda: alike)
+    assert len(VocabularyTable(table_of(TEXTS, list(range(50)))).table) == 50
+    with pytest.raises(BundleError, match="got '0' twice"):
+        VocabularyTable(table_of(["0", *TEXTS], list(range(51))))
+
+
+@pytest.mark.skipif(c_build.request_extension() is None, reason="without C")
+@pytest.mark.parametrize(("offsets", "size"), [([0, 5], 1), ([-1, 2], 1), ([2, 1, 3], 2), ([0, 1], 2), ([0], 1)])
+def test_offsets_beyond_the_text_are_refused(offsets, size):
+    with pytest.raises(ValueError, match=r"text_hashes: got offsets that do not fit"):
+        c_build.request_extension().text_hashes(memoryview(b"abc"), np.array(offsets, np.int64), np.empty(size, np.uint64))
+
+
+def test_equal_texts_have_equal_hashes_and_others_have_others():
+    if (functions := c_build.request_extension()) is None:
+        pytest.skip("without C")
+    texts, data = [*TEXTS, *TEXTS[::-1]], "".join([*TEXTS, *TEXTS[::-1]]).encode()
+    out, offsets = np.empty(100, np.uint64), np.cumsum([0, *(len(t.encode()) for t in texts)])
+    functions.text_hashes(memoryview(data), offsets, out)
+    assert (out[:50] == out[:49:-1]).all()
+    assert len(set(out.tolist())) == 50
+
+
+@pytest.mark.parametrize("values", [TEXTS, list(range(100, 150))], ids=["text", "integers"])
+def test_entries_in_any_order_are_written_to_the_same_bytes_and_read_by_their_ids(tmp_path, values):
+    mixed = np.random.default_rng(1).permutation(50)
+    write_vocabulary(VocabularyTable(table_of(values, [i // 2 for i in range(50)])), tmp_path / "a.parquet")
+    other = table_of([values[i] for i in mixed], [int(i) // 2 for i in mixed], 50)
+    write_vocabulary(VocabularyTable(other), tmp_path / "b.parquet")
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+    read = read_vocabulary(tmp_path / "a.parquet").table
+    assert dict(zip(read["value"].to_pylist(), read["id"].to_pylist(), strict=True)) == {
+        v: i // 2 for i, v in enumerate(values)
+    }
+    assert read["id"].to_pylist() == sorted(read["id"].to_pylist())
+
+
+def test_no_entry_at_all_is_written_and_read(tmp_path):
+    write_vocabulary(VocabularyTable.of({}), tmp_path / "a.parquet")
+    assert read_vocabulary(tmp_path / "a.parquet").table.num_rows == 0
