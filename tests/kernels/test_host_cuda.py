@@ -37,8 +37,9 @@ def kernel_of(run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (folder := run_folder / "host_cuda").mkdir(exist_ok=True)
 
     def kernel(name: str, code: str) -> host_cuda.HostKernel:
-        (tmp_path / f"{tmp_path.name}.cu").write_text(code)
-        return host_cuda.HostKernel(tmp_path.name, name, {}, folder)
+        own = f"{tmp_path.parent.name}-{tmp_path.name}"  # two workers number a test's folders alike
+        (tmp_path / f"{own}.cu").write_text(code)
+        return host_cuda.HostKernel(own, name, {}, folder)
 
     return kernel
 
