@@ -11,8 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from threading import get_ident
-from typing import TypeVar
 
 import ray
 from ray.serve import metrics
@@ -45,7 +43,6 @@ _OBSERVED = 50  # values a histogram gets of one turn: at 3,000 requests a secon
 _STEPS = "queue", "encode", "device", "total"  # as a record has their times
 
 _Totals = collections.defaultdict[tuple[metrics.Counter, Of, str], float]
-_Seen = TypeVar("_Seen")
 
 
 class RayMetrics:
@@ -114,10 +111,12 @@ class RayMetrics:
 
     def batch_of(self, model: str, version: str) -> Callable[[BatchSeen], None]:
         """The observer of a model's batches, for whichever thread has run one."""
+        self._returned((model, version))
         of_threads = self._batches.setdefault((model, version), {})
 
         def observe(seen: BatchSeen) -> None:
-            (of_threads.get(get_ident()) or of_threads.setdefault(get_ident(), BatchCounts())).add(seen)
+            thread = threading.get_ident()
+            (of_threads.get(thread) or of_threads.setdefault(thread, BatchCounts())).add(seen)
 
         return observe
 
@@ -202,6 +201,7 @@ class RayMetrics:
     def _unregister(self, of: Of) -> None:
         """A gauge is shown with its last value for good: zero then."""
         self._tables.forget(of)
+        self._batches.pop(of, None)
         if self._gauged.pop(of, None) is not None:
             self._active_s.pop(of, None)
             self._queued_rows.set(0, tags_of(of))
@@ -228,7 +228,7 @@ class RayMetrics:
     def _take_requests(self, totals: _Totals) -> None:
         scores: collections.defaultdict[Of, list[Sequence[float]]] = collections.defaultdict(list)
         stride, first = -(-len(self._seen) // _OBSERVED), 0
-        for some in _taken(self._seen):
+        for some in self._taken():
             for seen in some[first::stride]:
                 if seen.outcome == "ok":
                     for step, ms in zip(_STEPS, seen[6:10], strict=True):
@@ -255,6 +255,12 @@ class RayMetrics:
                 for task, score in zip(tasks, row, strict=True):
                     self._scores.observe(score, tags_of(of) | {"task": task})
 
+    def _taken(self) -> Iterator[list[RequestSeen]]:
+        """The requests that there are now, some at a time."""
+        for left in range(len(self._seen), 0, -_AT_ONCE):
+            _give_way()
+            yield [self._seen.popleft() for _ in range(min(left, _AT_ONCE))]
+
     def _take_batches(self, totals: _Totals) -> None:
         for of, of_threads in list(self._batches.items()):
             for batches in list(of_threads.values()):
@@ -263,13 +269,6 @@ class RayMetrics:
                 for fill in batches.sample(_OBSERVED // len(of_threads)):
                     self._fill.observe(fill, tags_of(of))
                 _give_way()
-
-
-def _taken(records: collections.deque[_Seen]) -> Iterator[list[_Seen]]:
-    """The records that there are now, some at a time."""
-    for left in range(len(records), 0, -_AT_ONCE):
-        _give_way()
-        yield [records.popleft() for _ in range(min(left, _AT_ONCE))]
 
 
 def _give_way() -> None:

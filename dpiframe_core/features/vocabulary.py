@@ -80,10 +80,9 @@ def _are_distinct(values: pa.ChunkedArray) -> bool:
                 at += len(part)
         ordered.sort()
     else:
-        return bool(pc.count_distinct(values).as_py() == len(values))
-    if (ordered[1:] != ordered[:-1]).all():
-        return True
-    return values.type != pa.int64() and bool(pc.count_distinct(values).as_py() == len(values))
+        ordered = np.zeros(len(values), np.uint64)
+    differ = bool((ordered[1:] != ordered[:-1]).all())
+    return differ or (values.type != pa.int64() and bool(pc.count_distinct(values).as_py() == len(values)))
 
 
 def _is_sound(text: str | None) -> bool:

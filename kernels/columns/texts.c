@@ -49,6 +49,14 @@ static uint64_t place_of(const Vocabulary *v, const char *text, Py_ssize_t size,
     return at;
 }
 
+// Whether so many texts lie one behind the other in `data`, at ascending offsets.
+static int in_order(const Py_buffer *data, const Py_buffer *offsets, int64_t texts) {
+    const int64_t *bounds = offsets->buf;
+    int good = offsets->len == 8 * (texts + 1) && bounds[0] >= 0 && bounds[texts] <= data->len;
+    for (int64_t i = 0; good && i < texts; ++i) good = bounds[i] <= bounds[i + 1];
+    return good;
+}
+
 // vocabulary(data, offsets, ids): of texts, int64[n + 1] and int64[n]; keeps all three. Refuses a text that is there twice.
 PyObject *dpi_vocabulary(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count) {
     Py_buffer data, offsets, ids;
@@ -56,8 +64,7 @@ PyObject *dpi_vocabulary(PyObject *Py_UNUSED(module), PyObject *const *args, Py_
     if (PyObject_GetBuffer(args[1], &offsets, PyBUF_SIMPLE)) goto no_offsets;
     if (PyObject_GetBuffer(args[2], &ids, PyBUF_SIMPLE)) goto no_ids;
     const int64_t texts = ids.len / 8, *bounds = offsets.buf;
-    int good = ids.len % 8 == 0 && offsets.len == ids.len + 8 && texts < COUNTS && bounds[0] >= 0 && bounds[texts] <= data.len;
-    for (int64_t i = 0; good && i < texts; ++i) good = bounds[i] <= bounds[i + 1];
+    int good = ids.len % 8 == 0 && texts < COUNTS && in_order(&data, &offsets, texts);
     uint64_t room = 4;
     while (good && room < 2 * (uint64_t)texts) room *= 2;
     Vocabulary *v = good ? PyMem_RawCalloc(1, sizeof *v + room * sizeof v->places[0]) : NULL;
@@ -90,8 +97,7 @@ PyObject *dpi_text_hashes(PyObject *Py_UNUSED(module), PyObject *const *args, Py
     while (opened < 3 && !PyObject_GetBuffer(args[opened], of + opened, opened == 2 ? PyBUF_WRITABLE : PyBUF_SIMPLE)) ++opened;
     if (opened == 3) {
         const int64_t texts = of[2].len / 8, *bounds = of[1].buf;
-        int good = of[2].len % 8 == 0 && of[1].len == of[2].len + 8 && bounds[0] >= 0 && bounds[texts] <= of[0].len;
-        for (int64_t i = 0; good && i < texts; ++i) good = bounds[i] <= bounds[i + 1];
+        const int good = of[2].len % 8 == 0 && in_order(of, of + 1, texts);
         for (int64_t i = 0; good && i < texts; ++i)
             ((uint64_t *)of[2].buf)[i] = hashed((const char *)of[0].buf + bounds[i], bounds[i + 1] - bounds[i]);
         if (!good) PyErr_SetString(PyExc_ValueError, "text_hashes: got offsets that do not fit, expected int64[n + 1]");

@@ -223,3 +223,19 @@ def test_what_the_score_log_lost_and_what_a_process_holds_of_its_device_are_told
     recorder.calls.clear()
     ray_metrics.RayMetrics(interval_s=1000).close()  # on a CPU
     assert not recorder.calls
+
+
+def test_runs_of_a_model_that_comes_back_before_a_report_are_counted_and_nothing_is_kept_of_one_that_is_gone(
+    recorder: type[Recorder],
+) -> None:
+    metrics, seen = ray_metrics.RayMetrics(interval_s=1000), BatchSeen(10, 16, 1, 0.5, 1.0, failed=False)
+    for version in ("1", "2"):
+        metrics.batch_of("m", version)(seen)
+        metrics.forget("m", version)
+    again = metrics.batch_of("m", "2")
+    metrics._flush()
+    again(seen)
+    metrics.close()
+    assert recorder.calls["dpiframe_batches", (("model", "m"), ("version", "1"))] == 1
+    assert recorder.calls["dpiframe_batches", (("model", "m"), ("version", "2"))] == 2
+    assert list(metrics._batches) == [("m", "2")]
