@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PER_SECOND = 500, MOST_OF_A_REQUEST = 64, RECORDS = 1 << 16 };
+enum { PER_SECOND = 200, MOST_OF_A_REQUEST = 64, RECORDS = 1 << 16 };
 
 // What is counted of a request that is over.
 struct Record {

@@ -7,7 +7,7 @@ from random import random
 
 from dpiframe_core.features.row_block import Floats
 
-PER_SECOND = 500
+PER_SECOND = 200
 _MOST_OF_A_REQUEST = 64  # until the first busy second is over, its rate is not known
 
 

@@ -1,16 +1,15 @@
 """The service's metrics through Ray Serve, hence on Ray's Prometheus port with Serve's tags. Here alone metrics know Ray.
 
-A Ray metric call takes 2 to 6 us and a request needs seven of them, so requests leave a record in a queue. A thread empties it
-ten times a second and reports once: all of a second at once kept the interpreter from those who answer, for 100 ms.
-Counters are added up first; histograms, which take one value a call, get an even sample of a busy tenth.
+A Ray metric call takes 2 to 6 us and a request needs seven of them, so what ends is added up where it ends. A thread reports
+the sums once a second. Histograms take one value a call: of each tenth of a second they get an even sample, as all of a second
+at once kept the interpreter from those who answer.
 """
 
 import collections
 import contextlib
 import logging
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import ray
 from ray.serve import metrics
@@ -30,6 +29,7 @@ from deployments.metrics import (
 )
 from deployments.telemetry.batch_counts import BatchCounts
 from deployments.telemetry.node_metrics import Endpoint
+from deployments.telemetry.request_counts import RequestCounts
 from deployments.telemetry.table_metrics import Of, TableMetrics, tags_of
 from dpiframe_core.errors import ConfigError
 
@@ -37,8 +37,7 @@ log = logging.getLogger(__name__)
 
 _KEPT = 200_000  # records; more than a second's worth of anything, and a bound if the thread is starved
 _TURNS = 10  # in which the records of one report are taken
-_AT_ONCE = 32  # records between two chances for others to have the interpreter: some 50 us of a busy turn
-_OBSERVED = 50  # values a histogram gets of one turn: at 3,000 requests a second all of them took 6 % of a core
+_OBSERVED = 20  # values that a model's histogram gets of one turn: at 3,000 requests a second all of them took 6 % of a core
 
 _STEPS = "queue", "encode", "device", "total"  # as a record has their times
 
@@ -86,7 +85,7 @@ class RayMetrics:
         self._pool_bytes: Callable[[], int | None] = lambda: None
         self._unlogged = metrics.Counter("dpiframe_score_log_dropped", "Sampled requests that the score log lost.", of)
         self._dropped: collections.deque[tuple[Of, int]] = collections.deque(maxlen=_KEPT)
-        self._seen: collections.deque[RequestSeen] = collections.deque(maxlen=_KEPT)
+        self._answered: dict[int, dict[tuple[str, str, str], RequestCounts]] = {}
         self._batches: dict[Of, dict[int, BatchCounts]] = {}
         self._gauged: dict[Of, Gauged] = {}
         self._active_s: dict[Of, float] = {}
@@ -99,7 +98,9 @@ class RayMetrics:
 
     def request(self, seen: RequestSeen) -> None:
         """Any thread may call it."""
-        self._seen.append(seen)
+        of_thread = self._answered.get(thread := threading.get_ident()) or self._answered.setdefault(thread, {})
+        of = seen[:3]
+        (of_thread.get(of) or of_thread.setdefault(of, RequestCounts(sampled=seen.outcome == "ok"))).add(seen)
 
     def shadow(self, seen: ShadowSeen) -> None:
         """Any thread may call it."""
@@ -202,6 +203,9 @@ class RayMetrics:
         """A gauge is shown with its last value for good: zero then."""
         self._tables.forget(of)
         self._batches.pop(of, None)
+        for of_thread in self._answered.values():
+            for gone in [seen for seen in list(of_thread) if seen[:2] == of]:
+                del of_thread[gone]
         if self._gauged.pop(of, None) is not None:
             self._active_s.pop(of, None)
             self._queued_rows.set(0, tags_of(of))
@@ -218,7 +222,6 @@ class RayMetrics:
             of = seen.model, seen.version
             tags = tags_of(of) | {"shadow": seen.shadow}
             counts[of, seen.shadow, seen.outcome] += 1
-            _give_way()
             for difference in seen.differences[:room]:
                 self._differences.observe(difference, tags)
             room -= len(seen.differences[:room])
@@ -226,40 +229,26 @@ class RayMetrics:
             self._shadows.inc(count, tags_of(of) | {"shadow": shadow, "outcome": outcome})
 
     def _take_requests(self, totals: _Totals) -> None:
-        scores: collections.defaultdict[Of, list[Sequence[float]]] = collections.defaultdict(list)
-        stride, first = -(-len(self._seen) // _OBSERVED), 0
-        for some in self._taken():
-            for seen in some[first::stride]:
-                if seen.outcome == "ok":
-                    for step, ms in zip(_STEPS, seen[6:10], strict=True):
-                        self._times[step].observe(ms, tags_of(seen[:2]))
-            first = (first - len(some)) % stride
-            alike: collections.defaultdict[tuple[str, str, str], list[RequestSeen]] = collections.defaultdict(list)
-            for seen in some:
-                alike[seen[:3]].append(seen)
-            for (model, version, outcome), group in alike.items():
+        for of_thread in list(self._answered.values()):
+            for (model, version, outcome), counts in list(of_thread.items()):
                 of = model or "none", version or "none"
-                *_, rows_of, values, oov_counts, _, _, _, _, sampled = zip(*group, strict=True)  # columns are added up in C
-                totals[self._requests, of, outcome] += len(group)
-                totals[self._values, of, ""] += sum(values)
-                totals[self._oov, of, ""] += sum(oov_counts)
+                requests, rows, values, oov = counts.since()
+                totals[self._requests, of, outcome] += requests
+                totals[self._values, of, ""] += values
+                totals[self._oov, of, ""] += oov
                 if outcome == "ok":
-                    totals[self._rows, of, ""] += sum(rows_of)
-                    scores[model, version].extend(row for rows in sampled for row in rows)
-        for of, rows in scores.items():
-            if of not in self._served:  # unloaded since
-                continue
-            tasks = self._served[of][0].tasks
-            for row in rows[:: -(-len(rows) // _OBSERVED) or 1]:
-                _give_way()
-                for task, score in zip(tasks, row, strict=True):
-                    self._scores.observe(score, tags_of(of) | {"task": task})
+                    totals[self._rows, of, ""] += rows
+                    self._observe(of, counts.sample(_OBSERVED), counts.scores(_OBSERVED))
 
-    def _taken(self) -> Iterator[list[RequestSeen]]:
-        """The requests that there are now, some at a time."""
-        for left in range(len(self._seen), 0, -_AT_ONCE):
-            _give_way()
-            yield [self._seen.popleft() for _ in range(min(left, _AT_ONCE))]
+    def _observe(self, of: Of, some: Sequence[RequestSeen], scores: Sequence[Sequence[float]]) -> None:
+        for seen in some:
+            for step, ms in zip(_STEPS, seen[6:10], strict=True):
+                self._times[step].observe(ms, tags_of(of))
+        if of not in self._served:  # unloaded since
+            return
+        for row in scores:
+            for task, score in zip(self._served[of][0].tasks, row, strict=True):
+                self._scores.observe(score, tags_of(of) | {"task": task})
 
     def _take_batches(self, totals: _Totals) -> None:
         for of, of_threads in list(self._batches.items()):
@@ -268,12 +257,6 @@ class RayMetrics:
                     totals[counter, of, ""] += more
                 for fill in batches.sample(_OBSERVED // len(of_threads)):
                     self._fill.observe(fill, tags_of(of))
-                _give_way()
-
-
-def _give_way() -> None:
-    """Whoever waits for the interpreter has it now, and not when this thread's turn of half a millisecond is over."""
-    time.sleep(0)
 
 
 def endpoints() -> list[Endpoint]:

@@ -3,9 +3,10 @@ lanes need, and there are ten thousand a second.
 """
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from deployments.metrics import BatchSeen
+from deployments.telemetry.request_counts import taken, thinned
 
 
 class BatchCounts:
@@ -31,7 +32,6 @@ class BatchCounts:
         before, self._told = self._told, (self.runs, self.failed, self.device_ms, self.computed, self.padding)
         return (now - then for now, then in zip(self._told, before, strict=True))
 
-    def sample(self, most: int) -> list[float]:
+    def sample(self, most: int) -> Sequence[float]:
         """An even sample of the fills since it was asked last."""
-        fills = [self._fills.popleft() for _ in range(len(self._fills))]
-        return fills[:: -(-len(fills) // max(most, 1)) or 1]
+        return thinned(taken(self._fills), most)
