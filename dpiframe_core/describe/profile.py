@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.autograd.profiler import profile, record_function  # that of torch.profiler imports Inductor
 
 from dpiframe_core.bundle.bundle import Bundle
 from dpiframe_core.describe.trace import Event, Labels, Trace, named_after, timeline
@@ -124,8 +124,7 @@ def _recorded(ways: Mapping[str, Callable[[], object]]) -> list[Event]:
     for run in ways.values():
         run()
     on_gpu = CAPTURED in ways
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with profile(activities=activities, acc_events=True) as session:
+    with profile(use_device="cuda" if on_gpu else None, acc_events=True) as session:
         for name, run in ways.items():
             for _ in range(_RUNS):
                 with record_function(name):

@@ -392,7 +392,7 @@ def test_a_parquet_file_is_read_in_pieces_of_whole_row_groups(tmp_path: Path) ->
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("ending", ["parquet", "csv"])
+@pytest.mark.parametrize("ending", ["parquet", pytest.param("csv", marks=pytest.mark.whole)])
 def test_a_cluster_gives_the_same_file(bundle: Bundle, tmp_path: Path, ending: str) -> None:
     values = {name: column * 20 for name, column in columns().items()}
     values["c3"] = [i % 24 for i in range(20 * ROWS)]
@@ -418,9 +418,10 @@ def test_a_cluster_gives_the_same_file(bundle: Bundle, tmp_path: Path, ending: s
 def test_a_bad_row_on_a_cluster_is_named_as_it_is_here(bundle: Bundle, tmp_path: Path) -> None:
     values = columns()
     values["c3"][431] = 99
-    write(tmp_path / "in.parquet", values)
-    command = [DPIFRAME, "score", str(bundle.path), "in.parquet", "-o", "out.parquet", "--device", "cpu", "--engine", "ray"]
+    write(tmp_path / "in.csv", values)
+    command = [DPIFRAME, "score", str(bundle.path), "in.csv", "-o", "out.parquet", "--device", "cpu", "--engine", "ray",
+               "--splitter", "bag0=|", "--splitter", "bag1=^"]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
-    expected = f"error: {tmp_path}/in.parquet, row 432, column c3: got 99, expected an id from 0 to 23\n"
+    expected = f"error: {tmp_path}/in.csv, row 432, column c3: got 99, expected an id from 0 to 23\n"
     assert (done.returncode, done.stderr) == (1, expected)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.parquet"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in.csv"]
