@@ -36,6 +36,10 @@ from tests.runner import small_bundle
 pytestmark = pytest.mark.bulk
 
 DPIFRAME = str(Path(sys.executable).with_name("dpiframe"))
+SMALL_PIECES = [
+    sys.executable, "-c", "from deployments.offline import ray_scoring; ray_scoring._PIECE_ROWS = 20_000;"
+    "from deployments.cli.main import app; app()",
+]  # fmt: skip
 ROWS = 500
 
 
@@ -398,11 +402,11 @@ def test_a_cluster_gives_the_same_file(bundle: Bundle, tmp_path: Path, ending: s
     values["c3"] = [i % 24 for i in range(20 * ROWS)]
     path = write(tmp_path / f"in.{ending}", values)
     if ending == "parquet":  # two pieces
-        rows = pq.read_table(path).take(pa.array(np.arange(300_000) % len(values["c3"])))
-        pq.write_table(rows.append_column("n", pa.array(np.arange(300_000))), path, row_group_size=50_000)
+        rows = pq.read_table(path).take(pa.array(np.arange(40_000) % len(values["c3"])))
+        pq.write_table(rows.append_column("n", pa.array(np.arange(40_000))), path, row_group_size=10_000)
     _, local = run(job_of(bundle, path, labels=("label",), chunk_rows=8192))
     split = ["--splitter", "bag0=|", "--splitter", "bag1=^"] if ending == "csv" else []
-    command = [DPIFRAME, "score", str(bundle.path), path.name, "-o", "ray.parquet", "--device", "cpu", "--label", "label",
+    command = [*SMALL_PIECES, "score", str(bundle.path), path.name, "-o", "ray.parquet", "--device", "cpu", "--label", "label",
                "--engine", "ray", "--workers", "2", *split]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, "")
