@@ -36,9 +36,9 @@ from tests.runner import small_bundle
 pytestmark = pytest.mark.bulk
 
 DPIFRAME = str(Path(sys.executable).with_name("dpiframe"))
-SMALL_PIECES = [
-    sys.executable, "-c", "from deployments.offline import ray_scoring; ray_scoring._PIECE_ROWS = 20_000;"
-    "from deployments.cli.main import app; app()",
+SMALL_PIECES = [  # and tasks that read pieces import no torch
+    sys.executable, "-c", "import sys; from deployments.offline import ray_scoring; assert 'torch' not in sys.modules;"
+    "ray_scoring._PIECE_ROWS = 20_000; from deployments.cli.main import app; app()",
 ]  # fmt: skip
 ROWS = 500
 
