@@ -22,10 +22,12 @@ pytest_plugins = ["tests.run_plugin", "tests.run_workers"]
 # A deadline per example would be a timing test, and a flaky one on a busy machine.
 settings.register_profile("whole", deadline=None)
 settings.register_profile("run", deadline=None, max_examples=30)
+settings.load_profile("run")  # here: a test has what holds where it is imported, and a room's conftest may do that
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.load_profile("whole" if config.getoption("--whole") else "run")
+    if config.getoption("--whole"):
+        settings.load_profile("whole")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -25,8 +25,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _chain_of(file: Path) -> str:
-    """Of a file that starts Ray: those of serve/ and docs/ take about as long as all others."""
-    return "ray of serve" if file.parent.name in ("serve", "docs") else "ray"
+    """Of a file that starts Ray: those of serve/ take about as long as all others."""
+    return "ray of serve" if file.parent.name == "serve" else "ray"
 
 
 @cache

@@ -4,21 +4,19 @@ Knows no command line and no Ray.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, nullcontext
 
 import torch
 
 from deployments.offline.chunk_scorer import ChunkScorer, ScoredChunk
-from deployments.offline.score_job import ScoreJob, plan_job
+from deployments.offline.score_job import Progress, ScoreJob, plan_job
 from deployments.offline.scored_file import ScoreReport, scored_file
 from deployments.processes import cores
 from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.files.row_files import Chunk, iter_chunks
 from dpiframe_core.machine.one_thread import one_thread
-
-Progress = Callable[[float | None, int], None]  # told which part of the input is done (0 to 1, if known) and how many rows
 
 
 def score_file(job: ScoreJob, progress: Progress, threads: int = 0) -> ScoreReport:

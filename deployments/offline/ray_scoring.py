@@ -1,7 +1,8 @@
 """What `dpiframe score --engine ray` does: the same job as `file_scoring`, through Ray Data on a cluster.
 
 Tasks read the file's pieces (a CSV or JSON file is one), actors that have loaded the bundle once score them, and this process
-writes what they give back, in the order of the input. Bundle and input must lie at the same path on every node.
+writes what they give back, in the order of the input. Bundle and input must lie at the same path on every node. The tasks'
+processes need no torch: it is imported where bundles are read.
 """
 
 import logging
@@ -20,13 +21,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from deployments.offline.chunk_scorer import ChunkScorer
-from deployments.offline.file_scoring import Progress
-from deployments.offline.score_job import ScoreJob, ScorePlan, plan_job
+from deployments.offline.score_job import Progress, ScoreJob, ScorePlan, plan_job
 from deployments.offline.scored_file import ScoreReport, scored_file
 from deployments.private_ray import idle_processes_left_out
 from deployments.processes import cores, killed_after
-from dpiframe_core.bundle.bundle import read_bundle
 from dpiframe_core.errors import DPIFrameError, InputError
 from dpiframe_core.files.row_files import RowFile, iter_chunks, row_groups
 
@@ -62,6 +60,8 @@ def score_on_cluster(job: ScoreJob, progress: Progress, workers: int, address: s
         InputError, BundleError: as `plan_job` and `read_bundle`.
         RayScoringError: a bad row, in the words of `score_file`; or a worker was lost, or no cluster answers.
     """
+    from dpiframe_core.bundle.bundle import read_bundle
+
     job = replace(job, bundle=job.bundle.resolve(), input=job.input.resolve())
     plan = plan_job(job, read_bundle(job.bundle).manifest)
     own = re.compile(f"{_ROW}|{_OOV}|({_SCORE}|{_LABEL})[0-9]+")
@@ -136,6 +136,9 @@ class _Actor:
     """Owns one engine on its node for as long as the job lasts."""
 
     def __init__(self, job: ScoreJob, plan: ScorePlan) -> None:
+        from deployments.offline.chunk_scorer import ChunkScorer
+        from dpiframe_core.bundle.bundle import read_bundle
+
         self._plan = plan
         self._scorer = ChunkScorer(job, plan, read_bundle(job.bundle))
 

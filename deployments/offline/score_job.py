@@ -1,6 +1,6 @@
 """What is to be scored offline, held against the bundle and the input's columns before any work begins. Plain data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,6 +12,8 @@ from dpiframe_core.errors import InputError, shown
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.files.row_files import RowFile, column_names
 from dpiframe_core.files.table_rows import column_types, missing_features, splitters
+
+Progress = Callable[[float | None, int], None]  # told which part of the input is done (0 to 1, if known) and how many rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,8 @@ STOP_S = 60  # it takes some seconds, on a busy host more; a stop that hangs tak
 class Server:
     """`dpiframe serve` in a session of its own, so that a signal to its group is what Ctrl-C is in a terminal.
 
-    Ends with its `with`: by SIGTERM, or at once if the block fails. With `ignores_sigint` it is started as nohup does.
+    Ends with its `with`: by SIGTERM to the command alone, or at once if the block fails. With `ignores_sigint` it is started as
+    nohup does.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Server:
         if error is not None:
             self.kill()
         elif self.process.poll() is None:
-            self.stop(signal.SIGTERM, within_s=60)  # not what is claimed here
+            assert self.stop(signal.SIGTERM, alone=True) == 0, self.output
 
     def wait_for(self, text: str) -> Self:
         """Until it says that."""
@@ -144,14 +145,14 @@ def read_whole(port: int) -> set[int]:
     return {client for client, left in unread.items() if not left and unacknowledged.get(client) == 0}
 
 
-def outcomes_of_ctrl_c_under_load(server: Server, example: bytes, port: int | None = None) -> collections.Counter[str]:
+def outcomes_of_ctrl_c_under_load(server: Server, example: bytes, *ports: int) -> collections.Counter[str]:
     """Stops the server with at least four requests that it has read and not answered, and two of which it has read half. They
-    are sent to `port`, by default HAProxy's.
+    are sent to `ports` in turn, by default HAProxy's.
 
     Counts "scored", "late" (scored requests of which half was sent after the stop), statuses and errors. Each request has a
     connection of its own. One that the server has not read by the stop may be cut: the kernel resets it with the listener.
     """
-    port = port or server.port
+    ports = ports or (server.port,)
     request = json.loads(example)
     request["candidates"] = {name: column * 400 for name, column in request["candidates"].items()}
     body = json.dumps(request).encode()
@@ -161,7 +162,7 @@ def outcomes_of_ctrl_c_under_load(server: Server, example: bytes, port: int | No
 
     def client(me: int) -> None:
         while True:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", ports[me % len(ports)], timeout=60)
             own = 0
             try:
                 connection.connect()
@@ -180,6 +181,7 @@ def outcomes_of_ctrl_c_under_load(server: Server, example: bytes, port: int | No
                 connection.close()
 
     def late_client(me: int) -> None:
+        port = ports[me % len(ports)]
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         try:
             rest = begin(connection, body)
@@ -195,10 +197,11 @@ def outcomes_of_ctrl_c_under_load(server: Server, example: bytes, port: int | No
             connection.close()
 
     def in_hand() -> set[int]:
-        """Whole requests that the server has read and not answered; none before it has read the halves."""
+        """Whole requests that the server has read and not answered, some at each port; none before it has read the halves."""
         before = {*sent}
-        read = read_whole(port)
-        return before & {*sent} & read if {*half_sent} <= read else set()
+        read = [read_whole(port) for port in ports]
+        found = [before & {*sent} & of_port for of_port in read]
+        return set().union(*found) if {*half_sent} <= set().union(*read) and all(found) else set()
 
     clients = [threading.Thread(target=client, args=(i,)) for i in range(len(sent))]
     clients += [threading.Thread(target=late_client, args=(i,)) for i in range(len(half_sent))]

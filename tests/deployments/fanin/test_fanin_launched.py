@@ -1,28 +1,37 @@
-"""The fan-in as a user starts it: one engine and two ingresses on the CPU, HAProxy in front; deaths, and Ctrl-C under load."""
+"""The fan-in as a user starts it: one engine and two ingresses on the CPU, HAProxy in front, the direct port beside it; deaths,
+and Ctrl-C under load.
+"""
 
+import contextlib
 import json
 import os
 import re
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 
+from deployments.client import Client
 from tests.deployments.own_ports import own_port
-from tests.deployments.server_process import Server, outcomes_of_ctrl_c_under_load, score
+from tests.deployments.server_process import Server, listens, outcomes_of_ctrl_c_under_load, score
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
-METRICS_PORT = own_port()
+METRICS_PORT, PORT = own_port(), own_port()
+SOCKET = Path(tempfile.gettempdir()) / f"dpiframe-{os.getpid()}-{PORT}.sock"
+HEADERS = {"content-type": "application/json"}
 
 
 @pytest.fixture(scope="module")
 def server(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     config = tmp_path_factory.mktemp("configs") / "fanin.yaml"
     wanted = f"metrics: {{port: {METRICS_PORT}}}\nlog_format: json\ndrain_s: 20\n"
+    wanted += f"http: {{direct_port: {PORT}, direct_socket: {SOCKET}}}\n"
     config.write_text(f"models: [{{path: {demo_bundle}}}]\ntopology: fanin\ningress_replicas: 2\n{wanted}")
     with Server(config) as server:
         yield server.wait_ready()
@@ -43,6 +52,19 @@ def replicas(server: Server, deployment: str) -> list[int]:
         except OSError:  # it has just ended
             continue
     return found
+
+
+def gone(pid: int) -> bool:
+    """Whether all threads of a process have ended, and its sockets with them."""
+    states = set()
+    for thread in Path(f"/proc/{pid}").glob("task/*/stat"):
+        with contextlib.suppress(OSError):
+            states.add(thread.read_text().rpartition(")")[2].split()[0])
+    return states <= {*"ZX"}
+
+
+def client() -> httpx.Client:
+    return httpx.Client(base_url=f"http://127.0.0.1:{PORT}", headers=HEADERS, timeout=30)
 
 
 def wait_for(true: Callable[[], bool]) -> None:
@@ -96,6 +118,22 @@ def test_an_ingress_has_no_torch_in_it(server: Server) -> None:
     assert "libtorch" in Path(f"/proc/{engine}/maps").read_text()
     for ingress in ingresses:
         assert "libtorch" not in Path(f"/proc/{ingress}/maps").read_text()
+
+
+def test_the_direct_port_answers_what_the_other_one_does(server: Server, example: bytes) -> None:
+    wanted = httpx.post(f"{server.url}/v1/score", content=example, headers=HEADERS).json()["scores"]
+    with client() as direct:
+        for _ in range(4):
+            answer = direct.post("/v1/score", content=example, headers={"x-request-id": "one"})
+            assert answer.json()["scores"] == wanted
+            assert answer.headers.get_list("x-request-id") == ["one"]
+        for path in ("/livez", "/readyz", "/v1/models", "/docs", "/openapi.json", "/metrics", "/v2"):
+            assert direct.get(path).status_code == 200, path
+        request = json.loads(example)
+        with Client(f"unix://{SOCKET}", "demo") as local:
+            np.testing.assert_allclose(local.score(request["candidates"], request["context"])[:, 0], wanted, atol=1e-6)
+        models = direct.get("/v1/models").json()
+        assert models == httpx.get(f"{server.url}/v1/models").json()
 
 
 def test_liveness_readiness_and_the_documentation_answer(server: Server) -> None:
@@ -152,17 +190,33 @@ def test_without_its_engine_the_service_answers_503_at_once_and_recovers_by_itse
     wait_for(lambda: [score(server.url, example).status_code for _ in range(4)] == [200] * 4)
 
 
-def test_a_killed_ingress_is_replaced_while_the_other_serves(server: Server, example: bytes) -> None:
+def test_a_killed_ingress_is_replaced_and_clients_that_nobody_has_accepted_outlive_it(server: Server, example: bytes) -> None:
+    """The direct port's listening socket is one for both: whoever lives answers, and so does the successor of who died. Clients
+    that the one who lives had handed to the other one before the kernel was done with it are cut: they are not asked here.
+    """
     ingress, other = replicas(server, "Ingress")
     os.kill(ingress, signal.SIGKILL)
+    wait_for(lambda: gone(ingress))
+
+    def scored() -> int:
+        with client() as fresh:
+            return len(fresh.post("/v1/score", content=example).json()["scores"])
+
+    with ThreadPoolExecutor(8) as pool:
+        assert set(pool.map(lambda _: scored(), range(40))) == {len(json.loads(example)["candidates"]["C9"])}
     wait_for(lambda: len(replicas(server, "Ingress")) == 2 and ingress not in replicas(server, "Ingress"))
     assert other in replicas(server, "Ingress")
     wait_for(lambda: [score(server.url, example).status_code for _ in range(8)] == [200] * 8)
+    assert scored()
+    with Client(f"unix://{SOCKET}", "demo") as local:
+        assert local.ready()
 
 
-def test_ctrl_c_under_load_loses_no_request(server: Server, example: bytes) -> None:
+def test_ctrl_c_under_load_of_both_ports_loses_no_request_and_frees_them(server: Server, example: bytes) -> None:
     """The last test of this server."""
-    outcomes = outcomes_of_ctrl_c_under_load(server, example)
+    outcomes = outcomes_of_ctrl_c_under_load(server, example, server.port, PORT)
     assert outcomes.keys() == {"scored", "late"}, outcomes
     assert outcomes["late"] == 2
+    assert not listens(PORT)
+    assert not SOCKET.exists()
     assert "Traceback" not in server.output

@@ -297,4 +297,4 @@ class FanInMachine(ScorerMachine):
 
 TestColocated = ColocatedMachine.TestCase
 TestFanIn = FanInMachine.TestCase
-TestColocated.settings = TestFanIn.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestColocated.settings = TestFanIn.settings = settings(stateful_step_count=30, deadline=None)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.config import Limits
@@ -199,7 +199,6 @@ def test_a_column_whose_name_is_not_utf_8_is_refused() -> None:
         read_stream(sink.getvalue().to_pybytes().replace(b"name", b"\x80ame"), 100)
 
 
-@settings(max_examples=150)
 @given(st.data())
 def test_a_damaged_stream_is_read_or_refused(data: st.DataObject) -> None:
     content = bytearray(stream(table(3), data.draw(st.integers(1, 3))))

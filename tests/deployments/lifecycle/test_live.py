@@ -1,180 +1,23 @@
-"""A service as a user starts it, in both topologies: its versions change under load, and no request fails."""
+"""The fan-in as a user starts it: its versions change under load, and no request fails. Of two replicas: serve/test_faults."""
 
 import json
-import os
-import re
-import signal
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import httpx
-import numpy as np
 import pytest
 
-from tests.deployments.lifecycle.versions import moved, write_moved
+from tests.deployments.lifecycle.live_versions import change_versions, write_versions
 from tests.deployments.server_process import Server
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
-MODEL = "/v1/models/demo"
-MOVED = {"1": 0.0, "2": 0.5, "3": -0.5}
-
-
-@pytest.fixture(scope="module")
-def root(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Versions 1, 2 and 3 of the demo's model, and `bad`, whose golden rows do not come out."""
-    folder = tmp_path_factory.mktemp("models")
-    for version, by in MOVED.items():
-        write_moved(demo_bundle, folder / f"demo-{version}", version, by)
-    write_moved(demo_bundle, folder / "demo-bad", "bad", 1.0, sound=False)
-    return folder
-
-
-class Load:
-    """Clients that ask without a pause.
-
-    `seen`: answers by version to what was asked since `until` was last called, each proven to hold that version's scores.
-    """
-
-    def __init__(self, url: str, example: bytes) -> None:
-        self.seen: Counter[str] = Counter()
-        self.failed: list[str] = []
-        self._url, self._example = url, example
-        first = httpx.post(f"{url}/v1/score", content=example, headers={"content-type": "application/json"}).json()
-        assert first["version"] == "1"
-        self._scores = np.float32(first["scores"])
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        over = threading.Event()
-        clients = [threading.Thread(target=self._ask, args=(over,), daemon=True) for _ in range(3)]
-        for client in clients:
-            client.start()
-        try:
-            yield
-        finally:
-            over.set()
-            for client in clients:
-                client.join(30)
-
-    def _ask(self, over: threading.Event) -> None:
-        with httpx.Client(timeout=30, headers={"content-type": "application/json"}) as client:
-            while not over.is_set():
-                seen = self.seen
-                try:
-                    answer = client.post(f"{self._url}/v1/score", content=self._example)
-                    version = answer.json().get("version", "none")
-                    wanted = moved(self._scores, MOVED.get(version, np.nan))
-                    if answer.status_code == 200 and np.allclose(np.float32(answer.json()["scores"]), wanted, atol=2e-6):
-                        seen[version] += 1
-                    else:
-                        self.failed.append(answer.text)
-                except httpx.HTTPError as error:
-                    self.failed.append(repr(error))
-
-    def until(self, true: Callable[[Counter[str]], bool]) -> None:
-        """Waits for answers to what is asked from now on."""
-        self.seen = Counter()
-        give_up = time.monotonic() + 60
-        while not true(self.seen):
-            assert time.monotonic() < give_up, (self.seen, self.failed)
-            time.sleep(0.01)
-
-
-@pytest.mark.parametrize("topology", ["colocated", "fanin"])
-def test_versions_change_under_load_without_a_failed_request(topology: str, root: Path, tmp_path: Path) -> None:
-    config: dict[str, Any] = {
-        "models": [{"path": str(root / "demo-1")}], "models_root": str(root), "topology": topology,
+@pytest.mark.ray
+@pytest.mark.slow
+def test_versions_of_a_fan_in_change_under_load_without_a_failed_request(demo_bundle: Path, tmp_path: Path) -> None:
+    write_versions(demo_bundle, tmp_path)
+    config = {
+        "models": [{"path": str(tmp_path / "demo-1")}], "models_root": str(tmp_path), "topology": "fanin",
         "models_state": str(tmp_path / "state.json"), "replicas": 2, "cpus_per_replica": 0.5,
+        "ingress_replicas": 2, "cpus_per_ingress": 0.5,
     }  # fmt: skip
-    if topology == "fanin":
-        config |= {"ingress_replicas": 2, "cpus_per_ingress": 0.5}
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     with Server(tmp_path / "config.yaml") as server:
-        server.wait_ready()
-        load = Load(server.url, (root / "demo-1" / "example.json").read_bytes())
-
-        def ask(method: str, where: str, /, **body: Any) -> dict[str, Any]:
-            answer = httpx.request(method, server.url + MODEL + where, json=body or None, timeout=60)
-            assert answer.status_code == 200, answer.text
-            said: dict[str, Any] = answer.json()
-            return said
-
-        def kill_coordinator() -> None:
-            (coordinator,) = (pid for pid, said in server.processes().items() if "CoordinatorActor" in said)
-            os.kill(coordinator, signal.SIGKILL)
-
-        with load.running():
-            cut = threading.Timer(0.2, kill_coordinator)  # in the middle of what comes next
-            cut.start()
-            answer = httpx.put(f"{server.url}{MODEL}/versions/2", json={"path": "demo-2"}, timeout=60)
-            cut.join()
-            if answer.status_code != 200:
-                assert answer.status_code == 503, answer.text
-                # Unavailable: Ray has not heard of the death within a second.
-                what = r"coordinator of models: got Actor(Died|Unavailable)Error, expected an answer: ask again"
-                assert re.fullmatch(what, answer.json()["error"]["message"])
-            state = eventually(lambda: ask("PUT", "/versions/2", path="demo-2"))
-            assert (state["live"], state["previous"]) == ("2", "1")
-            load.until(lambda seen: seen["2"] >= 20)
-            answer = httpx.put(f"{server.url}{MODEL}/versions/bad", json={"path": "demo-bad"}, timeout=60)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (422, "load_failed")
-            assert "demo-bad: golden rows: got scores off by" in answer.json()["error"]["message"]
-            ask("PUT", "/versions/3", path="demo-3", live=False)
-            ask("PUT", "/canary", version="3", percent=50)
-            ask("PUT", "/shadow", version="1")
-            load.until(lambda seen: seen["2"] >= 20 and seen["3"] >= 20)
-            kill_coordinator()
-            load.until(lambda seen: sum(seen.values()) >= 20)
-            state = eventually(lambda: ask("PUT", "/versions/3"))
-            assert (state["live"], state["previous"], state["canary"], state["shadow"]) == ("3", "2", None, "1")
-            state = ask("POST", "/rollback")
-            assert (state["live"], state["previous"]) == ("2", "3")
-            assert all(replica["current"] for replica in state["replicas"])
-            assert len(state["replicas"]) == (4 if topology == "fanin" else 2)
-            load.until(lambda seen: seen["2"] >= 20)
-            assert set(load.seen) == {"2"}
-            # A changed configuration.
-            config["models"] = [{"path": str(root / "demo-3")}, {"path": str(root / "demo-2"), "canary": {"percent": 10}}]
-            (tmp_path / "config.yaml").write_text(json.dumps(config))
-            server.process.send_signal(signal.SIGUSR1)
-            server.wait_for("The models are those of the configuration.")
-            load.until(lambda seen: seen["3"] >= 20)
-            state = ask("POST", "/rollback")
-            assert (state["live"], state["previous"], state["canary"]) == ("2", "3", None)
-        assert load.failed == []
-        assert "Traceback" not in server.output
-        # A replica that starts later serves what is current.
-        old = {replica["id"] for replica in state["replicas"]}
-        kind = ":Ingress" if topology == "fanin" else ":Replica"
-        os.kill(next(pid for pid, said in server.processes().items() if kind in said), signal.SIGKILL)
-
-        def replaced() -> dict[str, Any]:
-            state = ask("GET", "/versions")
-            new = [replica for replica in state["replicas"] if replica["id"] not in old]
-            assert new, state
-            assert new[0]["current"], state
-            return state
-
-        state = eventually(replaced)
-        with load.running():
-            load.until(lambda seen: seen["2"] >= 40)
-        assert set(load.seen) == {"2"}
-    assert json.loads((tmp_path / "state.json").read_text())["desired"]["models"]["demo"]["live"] == "2"
-
-
-def eventually(ask: Callable[[], dict[str, Any]], within_s: float = 90) -> dict[str, Any]:
-    """The answer, once there is one: a coordinator that ends takes the calls that it has along."""
-    give_up = time.monotonic() + within_s
-    while True:
-        try:
-            return ask()
-        except (AssertionError, httpx.HTTPError):
-            if time.monotonic() > give_up:
-                raise
-            time.sleep(0.2)
+        change_versions(server.wait_ready(), tmp_path / "config.yaml", tmp_path)

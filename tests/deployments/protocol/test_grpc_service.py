@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.client.columns import encoded_texts
@@ -301,7 +301,6 @@ def test_a_service_on_loopback_turns_calls_from_elsewhere_away(live: LiveApp, pe
     assert context.code is None
 
 
-@settings(max_examples=100)
 @given(data=st.data())
 def test_a_damaged_message_is_never_a_fault_of_ours(channel: grpc.Channel, data: st.DataObject) -> None:
     content = bytearray(data.draw(st.sampled_from([infer(), typed()])).SerializeToString())

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.client.columns import encoded_texts
@@ -476,7 +476,6 @@ def test_the_openapi_page_lists_the_protocol() -> None:
     run(body)
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_a_damaged_request_is_never_a_fault_of_ours(data: st.DataObject) -> None:
     """Bytes changed, cut out or put in anywhere, envelope and tensors alike."""
@@ -504,7 +503,6 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=60)
 @given(
     st.sampled_from(["user", "item", "site", "tags", "price", "bias", "candidate_ids", "tags:lengths", "price:missing"]),
     st.sampled_from(["BOOL", "INT8", "INT32", "INT64", "UINT64", "FP16", "FP32", "FP64", "BYTES"]),

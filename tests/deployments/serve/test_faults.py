@@ -1,4 +1,5 @@
-"""Two replicas behind HAProxy while one after the other of the service's processes dies or hangs, under our client's load.
+"""Two replicas behind HAProxy while one after the other of the service's processes dies or hangs, under our client's load; then
+while its versions change.
 
 What each fault costs and how soon it is over: docs/faults.md.
 """
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 
 from tests.deployments.client_load import ClientLoad, wait_until
+from tests.deployments.lifecycle.live_versions import change_versions, write_versions
 from tests.deployments.server_process import Server
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -30,6 +32,7 @@ HANG = Path(__file__).with_name("hang")
 @dataclass
 class Service:
     server: Server
+    folder: Path
     hang: Path
     example: dict[str, Any]
     wanted: np.ndarray[Any, Any]
@@ -69,10 +72,15 @@ def service(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     wanted = engine.score(example["candidates"], example["context"])[:, 0]
     engine.close()
     folder = tmp_path_factory.mktemp("faults")
-    (folder / "two.yaml").write_text(f"models: [{{path: {demo_bundle}}}]\nreplicas: 2\nbatching: {{max_run_s: 2}}\n")
+    write_versions(demo_bundle, folder)
+    config = {
+        "models": [{"path": str(folder / "demo-1")}], "models_root": str(folder), "models_state": str(folder / "state.json"),
+        "replicas": 2, "cpus_per_replica": 0.5, "batching": {"max_run_s": 4}, "topology": "colocated",
+    }  # fmt: skip
+    (folder / "two.yaml").write_text(json.dumps(config))
     paths = os.pathsep.join(filter(None, [str(HANG), os.environ.get("PYTHONPATH")]))
     with Server(folder / "two.yaml", environment={"PYTHONPATH": paths, "DPIFRAME_TEST_HANG": str(folder / "hang")}) as server:
-        yield Service(server.wait_ready(), folder / "hang", example, wanted)
+        yield Service(server.wait_ready(), folder, folder / "hang", example, wanted)
 
 
 def test_a_replica_that_is_killed_costs_what_it_had_and_our_client_asks_again(service: Service) -> None:
@@ -102,7 +110,7 @@ def test_a_replica_whose_device_hangs_ends_itself_and_is_replaced(service: Servi
     # 500: HAProxy's own, of a connection that ended (docs/errors.md). One of ours, which is not tried again, would have failed.
     assert load.met.keys() <= {"200", "500", "503", "RemoteProtocolError", "ReadError", "ConnectError"}
     assert load.lost <= 10 * load.clients  # it refuses at once until it is gone, so HAProxy sends it most
-    why = "device: got a run that has lasted 2 s, expected its end (batching.max_run_s): this process ends"
+    why = "device: got a run that has lasted 4 s, expected its end (batching.max_run_s): this process ends"
     assert service.logged(why)
     assert service.logged("in hanging")  # where it hung
 
@@ -165,3 +173,9 @@ def test_a_haproxy_that_is_killed_comes_back(service: Service) -> None:
     with service.load() as load:
         load.go_on()
     assert (load.failed, load.wrong) == ({}, 0)
+
+
+def test_versions_change_under_load_without_a_failed_request(service: Service) -> None:
+    """The last test of this service, which has another version then."""
+    service.serve_from_both()
+    change_versions(service.server, service.folder / "two.yaml", service.folder)

@@ -1,22 +1,17 @@
-"""The real thing on loopback: `dpiframe serve` as a user starts it, Ray Serve behind HAProxy, requests through it."""
+"""How `dpiframe serve` starts and ends: in every phase, with a bundle or a cluster that will not do; and its settings."""
 
 import contextlib
-import json
 import os
 import re
 import shutil
 import signal
-import socket
-import stat
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import httpx
-import numpy as np
 import pytest
 
 from deployments.config import parse_config
@@ -28,149 +23,10 @@ from deployments.serve.launcher import _cause
 from dpiframe_core.errors import ConfigError
 from tests import run_guard
 from tests.deployments.own_ports import own_port
-from tests.deployments.server_process import DPIFRAME, Server, outcomes_of_ctrl_c_under_load, score
+from tests.deployments.server_process import DPIFRAME, Server
 
 RAY = str(Path(sys.executable).with_name("ray"))
 WINDOWS = (20_000, 20_100, 20_200)  # as `port_windows` gives them
-
-
-@pytest.fixture(scope="module")
-def server(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    config = tmp_path_factory.mktemp("configs") / "patient.yaml"
-    config.write_text(f"models: [{{path: {demo_bundle}}}]\ndrain_s: 20\n")  # a busy host may take longer than the default
-    with Server(config) as server:
-        yield server.wait_ready()
-
-
-@pytest.fixture(scope="module")
-def example(demo_bundle: Path) -> bytes:
-    return (demo_bundle / "example.json").read_bytes()
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_scores_over_http_are_those_of_the_engine(server: Server, demo_bundle: Path, example: bytes) -> None:
-    from dpiframe_core.engine.engine import Engine
-
-    engine = Engine.load(demo_bundle, "cpu")
-    engine.warmup()
-    request = json.loads(example)
-    wanted = engine.score(request["candidates"], request["context"])[:, 0]
-    engine.close()
-    answer = score(server.url, example)
-    assert answer.status_code == 200, answer.text
-    assert answer.headers.get_list("x-request-id") == [answer.json()["request_id"]]
-    assert np.array_equal(np.float32(answer.json()["scores"]), wanted)
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_scoring_is_answered_in_front_of_serve_but_for_what_only_serve_does(server: Server, example: bytes) -> None:
-    headers = [(b"content-type", b"application/json"), (b"x-request-id", b"caf\xe9")]  # for Serve a 500
-    answer = httpx.post(f"{server.url}/v1/score", content=example, headers=headers)
-    assert answer.status_code == 200, answer.text
-    assert answer.headers.get_list("x-request-id") == [answer.json()["request_id"]]
-    infer = httpx.post(f"{server.url}/v2/models/small/infer", content=b"{", headers=headers)
-    assert infer.status_code == 404
-    assert infer.json() == {"error": "model: got 'small', expected one of ['demo']"}
-    assert len(infer.headers.get_list("x-request-id")) == 1
-    timed = httpx.post(f"{server.url}/v1/score", content=example, headers={"x-request-timeout-seconds": "1e-6"})
-    assert (timed.status_code, timed.text[:8]) == (408, "Request ")
-    assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == 500
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_liveness_readiness_serves_own_health_and_the_documentation_answer(server: Server) -> None:
-    for path in ("/livez", "/readyz", "/-/healthz", "/docs", "/openapi.json", "/v1/models", "/v1/batch-sizes"):
-        assert httpx.get(server.url + path).status_code == 200, path
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_prometheus_sees_the_requests_of_the_model_at_rays_endpoint_and_ours_alone_at_the_services(
-    server: Server, example: bytes
-) -> None:
-    score(server.url, example)
-    url = next(line.split()[-1] for line in server.output.splitlines() if "metrics at" in line)
-    seen = re.compile(r'^ray_dpiframe_requests_total\{.*model="demo",.*outcome="ok",.*version="1"\} [1-9]', re.MULTILINE)
-    for source in (url, f"{server.url}/metrics"):
-        give_up = time.monotonic() + 40  # Ray reports every ten seconds
-        while not seen.search(text := httpx.get(source).text):
-            assert time.monotonic() < give_up, [line for line in text.splitlines() if "dpiframe" in line]
-            time.sleep(1)
-    answer = httpx.get(f"{server.url}/metrics")
-    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
-    lines = answer.text.splitlines()
-    assert {line.split("{")[0].split(" ")[-1][:13] for line in lines if line[0] != "#"} == {"ray_dpiframe_", "0"}
-    assert "ray_dpiframe_unreachable_nodes 0" in lines
-    for name in ("model_info", "model_ready", "device_active_ms_total", "scores_bucket", "batches_total", "values_total"):
-        assert [line for line in lines if line.startswith(f"ray_dpiframe_{name}{{") and 'version="1"' in line], name
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_clients_reach_the_service_on_loopback_only_and_ray_only_with_a_token_that_its_user_can_read(server: Server) -> None:
-    listening = {(address, port) for address, port in listeners() if port == server.port}
-    assert listening == {("127.0.0.1", server.port)}
-    (state,) = server.states()
-    token = state / "token"
-    assert stat.S_IMODE(token.stat().st_mode) == 0o600
-    assert stat.S_IMODE(state.stat().st_mode) == 0o700
-    environment = Path(f"/proc/{pid_of('raylet', server)}/environ").read_bytes().split(b"\0")
-    assert b"RAY_AUTH_MODE=token" in environment
-    assert f"RAY_AUTH_TOKEN_PATH={token}".encode() in environment
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_what_nobody_asks_in_a_private_cluster_is_left_out(server: Server) -> None:
-    """Of Ray's processes, and pandas of its workers: the controller, two proxies and a replica at least."""
-    commands = server.processes()
-    assert [c for c in commands.values() if re.search(r"/(dashboard|monitor|log_monitor)\.py", c)] == []
-    workers = [pid for pid, command in commands.items() if re.match(r"ray::(?!\w+Agent)", command)]
-    assert len(workers) >= 4
-    assert [commands[pid] for pid in workers if "/pandas/" in Path(f"/proc/{pid}/maps").read_text()] == []
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_a_client_that_stalls_in_the_middle_of_a_request_is_dropped_within_a_minute(server: Server) -> None:
-    (state,) = server.states()
-    (config,) = state.glob("haproxy/*/haproxy.cfg")
-    (seconds,) = re.findall(r"^\s*timeout client (\d+)s$", config.read_text(), re.MULTILINE)
-    assert int(seconds) <= 60
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_a_second_instance_runs_beside_the_first_and_its_end_by_sigterm_leaves_no_process_and_no_file(
-    server: Server, demo_bundle: Path, example: bytes
-) -> None:
-    """The second one as nohup starts it: its processes ignore SIGINT. SIGTERM comes to the command alone, as below."""
-    with Server(demo_bundle, ignores_sigint=True) as second:
-        second.wait_ready()
-        assert len(second.states()) == 1
-        assert score(second.url, example).json()["scores"] == score(server.url, example).json()["scores"]
-        os.killpg(second.process.pid, signal.SIGINT)
-        assert score(second.url, example).status_code == 200
-        assert second.stop(signal.SIGTERM, alone=True) == 0, second.output
-    assert "Traceback" not in second.output
-    assert second.states() == []
-    with pytest.raises(httpx.ConnectError):
-        score(second.url, example)
-    assert second.processes() == {}
-    assert score(server.url, example).status_code == 200
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-def test_ctrl_c_under_load_loses_no_request(server: Server, example: bytes) -> None:
-    """The last test of this server."""
-    outcomes = outcomes_of_ctrl_c_under_load(server, example)
-    assert outcomes.keys() == {"scored", "late"}, outcomes
-    assert outcomes["late"] == 2
-    assert "Traceback" not in server.output
 
 
 @pytest.mark.ray
@@ -186,20 +42,19 @@ def test_ctrl_c_while_starting_leaves_nothing_behind(demo_bundle: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", ["before Ray", "Starting Ray", "a raylet", "Starting HAProxy", "Loading", "the stop"])
+@pytest.mark.parametrize(
+    "phase",
+    ["before Ray", "a raylet", "Loading", *(pytest.param(p, marks=pytest.mark.whole) for p in ("Starting Ray", "HAProxy"))],
+)
 def test_sigterm_ends_with_status_0_in_every_phase_and_leaves_nothing_behind(demo_bundle: Path, phase: str) -> None:
-    """The command alone has it, as a supervisor with `KillMode=mixed` or a container sends it. While it serves: the second one
-    above.
+    """The command alone has it, as a supervisor with `KillMode=mixed` or a container sends it. While it serves: every
+    `Server`; twice: test_launched.
     """
     with Server(demo_bundle) as server:
         if phase == "before Ray":  # its imports last a second
             await_true(lambda: catches(server.process.pid, signal.SIGTERM))
         elif phase == "a raylet":
             await_true(lambda: any("raylet/raylet" in command for command in server.processes().values()))
-        elif phase == "the stop":
-            server.wait_for("Serving at")
-            server.process.send_signal(signal.SIGTERM)
-            server.wait_for("Stopping")
         else:
             server.wait_for(phase)
         assert server.stop(signal.SIGTERM, alone=True) == 0, server.output
@@ -283,17 +138,6 @@ def test_a_stop_does_not_wait_for_a_serve_controller_that_never_answers(monkeypa
     assert said[-1] == "The Serve controller does not answer: the application stays on the cluster"
 
 
-def listeners() -> set[tuple[str, int]]:
-    """(address, port) of all listening IPv4 sockets of this host."""
-    found = set()
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        local, state = line.split()[1], line.split()[3]
-        if state == "0A":
-            address, port = local.split(":")
-            found.add((socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)))
-    return found
-
-
 def catches(pid: int, signum: signal.Signals) -> bool:
     """Whether the process has a handler for it."""
     status = Path(f"/proc/{pid}/status").read_text()
@@ -305,16 +149,6 @@ def await_true(there: Callable[[], bool]) -> None:
     while not there():
         assert time.monotonic() < give_up
         time.sleep(0.01)
-
-
-def pid_of(name: str, server: Server) -> int:
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.getsid(int(folder.name)) == server.process.pid and (folder / "comm").read_text().strip() == name:
-                return int(folder.name)
-        except OSError:
-            continue
-    raise AssertionError(f"no process {name} in the server's session")
 
 
 def test_a_window_of_ports_has_one_owner_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
