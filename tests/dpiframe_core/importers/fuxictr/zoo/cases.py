@@ -217,12 +217,7 @@ CASES = [
     Case(
         "masknet-plain",
         "MaskNet",
-        {
-            **{f"dnn_{k}": v for k, v in MLP.items()},
-            "emb_layernorm": False,
-            "net_layernorm": False,
-            "reduction_ratio": 2,
-        },
+        {**{f"dnn_{k}": v for k, v in MLP.items()}, "emb_layernorm": False, "net_layernorm": False, "reduction_ratio": 2},
     ),
     Case(
         "finalmlp",
@@ -245,14 +240,7 @@ CASES = [
     Case(
         "interhat-plain",
         "InterHAt",
-        {
-            "order": 1,
-            "num_heads": 1,
-            "attention_dim": 4,
-            "layer_norm": False,
-            "use_residual": False,
-            **MLP,
-        },
+        {"order": 1, "num_heads": 1, "attention_dim": 4, "layer_norm": False, "use_residual": False, **MLP},
     ),
     Case("destine", "DESTINE", {"attention_dim": 6, "num_heads": 2, "attention_layers": 2, **DNN, "use_scale": True}),
     Case(
