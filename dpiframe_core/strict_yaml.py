@@ -28,7 +28,7 @@ class _Strict(yaml.composer.Composer, yaml.constructor.SafeConstructor, yaml.res
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[attr-defined]
         if isinstance(event, yaml.AliasEvent):  # a few nested ones make a small file enormous
-            raise yaml.composer.ComposerError(None, None, f"the alias *{event.anchor}", event.start_mark)
+            raise yaml.composer.ComposerError(None, None, f"the alias *{event.anchor}", event.start_mark)  # type: ignore[arg-type]
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
