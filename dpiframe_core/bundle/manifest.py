@@ -21,6 +21,8 @@ from dpiframe_core.strict_yaml import load_yaml
 
 log = logging.getLogger(__name__)
 
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # four times as fast, where PyYAML has libyaml
+
 FORMAT: Literal["dpiframe-bundle/1"] = "dpiframe-bundle/1"
 MANIFEST_FILE, DENSE_FILE, GOLDEN_FILE, EXAMPLE_FILE = "model.yaml", "dense.safetensors", "golden.safetensors", "example.json"
 GRAPH_FILE = "graph.json"
@@ -140,5 +142,5 @@ def manifest_yaml(manifest: Manifest) -> bytes:
         in_one_line = isinstance(value, dict | list) and key != "files"
         style = None if in_one_line else False  # PyYAML: None writes the innermost mappings in one line
         # ASCII, since PyYAML writes some line separators of Unicode in a way that it reads back as spaces.
-        text += yaml.safe_dump({key: value}, sort_keys=False, width=128, default_flow_style=style)
+        text += yaml.dump({key: value}, Dumper=_DUMPER, sort_keys=False, width=128, default_flow_style=style)
     return text.encode()

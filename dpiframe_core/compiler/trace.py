@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ def traces(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[Trace]:
     yield _read(scored, exported)
 
 
+@cache
 def _spelled_out() -> dict[Any, Any]:
     """How the calls above are written by others: as torch does it, and nn.GRUCell's as here."""
     names = set(_SPELLED_OUT.split())

@@ -26,16 +26,25 @@ def covering(variants: Sequence[Mapping[str, str]]) -> set[int]:
     return taken | {i for i, variant in enumerate(variants) if not variant}
 
 
+def fp8(variants: Sequence[Mapping[str, str]]) -> set[int]:
+    """Those for sm_89 on."""
+    return {i for i, variant in enumerate(variants) if "fp8" in variant.values()}
+
+
 # All variants for one architecture; for the others every value of every constant: that only decides two functions of
-# common.cuh, which have an instruction of sm_90 on, in all kernels alike. A run takes every value of every constant for sm_80
-# and sm_90, and one variant of a file for sm_100, which has all instructions that sm_90 has.
+# common.cuh, which have an instruction of sm_90 on, in all kernels alike. A run takes every value of every constant once: for
+# sm_80 where that has it. Of the others, which have all its instructions, it takes one variant of a file.
 CASES = [
     pytest.param(file, i, architecture, id=f"{file}-{i}-{architecture}", marks=() if i in of_run else pytest.mark.whole)
     for file, variants in VARIANTS.items()
     for architecture in ([ARCHITECTURE[file]] if file in ARCHITECTURE else ARCHITECTURES)
-    for of_run in [{max(covering(variants))} if architecture == "sm_100" else covering(variants)]
+    for of_run in [
+        covering(variants)
+        if architecture in ("sm_80", "sm_90a")
+        else {max(covering(variants)), *(fp8(variants) & covering(variants))}
+    ]
     for i in (sorted(covering(variants)) if architecture in ("sm_80", "sm_100") else range(len(variants)))
-    if architecture != "sm_80" or "fp8" not in variants[i].values()  # which is for sm_89 on
+    if architecture != "sm_80" or i not in fp8(variants)
 ]
 
 
@@ -53,10 +62,13 @@ def compiled(code: str, constants: dict[str, str], architecture: str, fast: bool
 
 
 @pytest.mark.parametrize(("file", "variant", "architecture"), CASES)
-def test_every_kernel_compiles_in_every_variant(file: str, variant: int, architecture: str) -> None:
-    """Optimized as for use where every value of every constant comes by, for the GPU of our figures; else it is quicker."""
-    code = source(file)
-    fast = not (architecture.startswith("sm_90") and variant in covering(VARIANTS[file]))
+def test_every_kernel_compiles_in_every_variant(
+    file: str, variant: int, architecture: str, pytestconfig: pytest.Config
+) -> None:
+    """Optimized as for use once a file, and with --whole where every value of every constant comes by; else it is quicker."""
+    code, of_use = source(file), covering(VARIANTS[file])
+    of_use = of_use if pytestconfig.getoption("--whole") else {max(of_use)}
+    fast = not (architecture.startswith("sm_90") and variant in of_use)
     cubin = compiled(code, VARIANTS[file][variant], architecture, fast)
     for name in re.findall(r'extern "C" __global__ void (?:__\w+__\([^)]*\) )*(\w+)\(', code):
         assert name.encode() in cubin

@@ -391,6 +391,12 @@ def test_a_broken_manifest_is_refused(bundle: Path, text: str, message: str | No
         assert got == message
 
 
+def test_a_manifest_reads_the_same_where_pyyaml_has_no_libyaml(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = parse_manifest(text := (bundle / "model.yaml").read_bytes())
+    monkeypatch.setattr(yaml, "__with_libyaml__", False)
+    assert parse_manifest(text) == read
+
+
 @given(st.binary(max_size=200) | st.text().map(lambda text: text.encode("utf-8", "surrogatepass")), st.integers(0, 4000))
 def test_no_manifest_raises_anything_but_a_bundle_error(pristine: Path, garbage: bytes, at: int) -> None:
     whole = (pristine / "model.yaml").read_bytes()

@@ -1,6 +1,7 @@
 """Scores of raw example rows through a written bundle: read back, loaded into an engine, encoded, scored."""
 
 import copy
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -11,15 +12,20 @@ from dpiframe_core.engine.options import EngineOptions
 from tests.dpiframe_core.compiler.modules import PADDING, called
 
 
-def served_scores(path, values, device="cpu", precision="fp32", policy="auto"):
-    """float32[rows, tasks]; the warm-up has checked the golden rows."""
-    options = EngineOptions(max_batch_rows=64, policy=policy, recall=False)
-    engine = Engine(read_bundle(path), device, precision, options)
+@contextmanager
+def served(path, device="cpu", precision="fp32", policy="auto"):
+    """Gives values' scores, float32[rows, tasks]; the warm-up has checked the golden rows."""
+    engine = Engine(read_bundle(path), device, precision, EngineOptions(max_batch_rows=64, policy=policy, recall=False))
     try:
         engine.warmup()
-        return torch.from_numpy(np.array(engine.score({name: column(name, v) for name, v in values.items()})))
+        yield lambda values: torch.from_numpy(np.array(engine.score({name: column(name, v) for name, v in values.items()})))
     finally:
         engine.close()
+
+
+def served_scores(path, values, device="cpu", *precision, **policy):
+    with served(path, device, *precision, **policy) as scores:
+        return scores(values)
 
 
 def exact(module, values):
@@ -30,10 +36,10 @@ def exact(module, values):
 
 def any_rows_score_as(module, path, values, device, policy):
     """Of the bundle: its first row alone, some, and all."""
-    for rows in (slice(0, 1), slice(3, 10), slice(None)):
-        part = {feature: v[rows] for feature, v in values.items()}
-        got = served_scores(path, part, device, policy=policy)
-        torch.testing.assert_close(got.double(), exact(module, part), rtol=0, atol=1e-5)
+    with served(path, device, policy=policy) as scores:
+        for rows in (slice(0, 1), slice(3, 10), slice(None)):
+            part = {feature: v[rows] for feature, v in values.items()}
+            torch.testing.assert_close(scores(part).double(), exact(module, part), rtol=0, atol=1e-5)
 
 
 def column(name, values):

@@ -58,10 +58,7 @@ def test_an_example_request_is_stored_that_the_engine_scores_as_the_module_does(
 
 
 def test_an_example_speaks_the_raw_values_of_the_vocabularies(tmp_path):
-    features = (
-        Categorical(name="word", encoder=Vocabulary(), table="word"),
-        Numeric(name="age", scope="context"),
-    )
+    features = (Categorical(name="word", encoder=Vocabulary(), table="word"), Numeric(name="age", scope="context"))
     made = FeatureSchema(features=features, tables=(Table(name="word", rows=3, dim=4),))
 
     class Words(nn.Module):

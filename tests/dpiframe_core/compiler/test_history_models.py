@@ -8,7 +8,7 @@ import torch
 from dpiframe_core import compile as compile_module
 from tests.dpiframe_core.compiler.history_models import HOURS, MODELS, example, schema
 from tests.dpiframe_core.compiler.modules import called, randomised
-from tests.dpiframe_core.compiler.served import exact, served_scores
+from tests.dpiframe_core.compiler.served import exact, served, served_scores
 
 pytestmark = pytest.mark.bulk
 
@@ -27,10 +27,11 @@ def compiled_of(name):
 def test_a_bundle_scores_as_the_module_did(name, device, policy, tmp_path):
     module, compiled = compiled_of(name)
     compiled.write(tmp_path / "b", name=name)
-    for rows in (1, 19, 64):  # the first row's history is empty
-        values = example(rows, seed=rows)
-        got = served_scores(tmp_path / "b", values, device, policy=policy)
-        torch.testing.assert_close(got.double(), exact(module, values), rtol=0, atol=1e-5)
+    with served(tmp_path / "b", device, policy=policy) as scores:
+        for rows in (1, 19, 64):  # the first row's history is empty
+            values = example(rows, seed=rows)
+            got = scores(values)
+            torch.testing.assert_close(got.double(), exact(module, values), rtol=0, atol=1e-5)
     assert got.std() > 3e-3
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from dpiframe_core import compile as compile_module
 from tests.dpiframe_core.compiler.history_models import DIM, STEPS, Common, example, schema
 from tests.dpiframe_core.compiler.modules import randomised
-from tests.dpiframe_core.compiler.served import served_scores
+from tests.dpiframe_core.compiler.served import served
 from tests.dpiframe_core.compiler.test_history_models import exact
 from tests.dpiframe_core.compiler.test_peers import library
 
@@ -79,8 +79,8 @@ def test_a_librarys_layers_score_as_they_did(made, tmp_path):
         warnings.simplefilter("ignore")  # of theirs
         module = randomised(made(), seed=2)
     compile_module(module, schema(), example(23)).write(tmp_path / "b", name="layers")
-    for rows in (1, 19):
-        got = served_scores(tmp_path / "b", example(rows, seed=rows))
-        want = exact(module, example(rows, seed=rows))
-        torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5)
+    with served(tmp_path / "b") as scores:
+        for rows in (1, 19):
+            got, want = scores(example(rows, seed=rows)), exact(module, example(rows, seed=rows))
+            torch.testing.assert_close(got.double(), want, rtol=0, atol=1e-5)
     assert want.std() > 1e-3

@@ -23,7 +23,7 @@ from dpiframe_core.operators.cpu import CpuOperators
 from dpiframe_core.operators.cuda import CudaOperators
 from tests.backends import BACKENDS
 from tests.dpiframe_core.compiler.modules import MODULES, DeepFM, Mlp, called, example, randomised, schema
-from tests.dpiframe_core.compiler.served import served_scores
+from tests.dpiframe_core.compiler.served import served, served_scores
 
 pytestmark = pytest.mark.bulk
 
@@ -46,11 +46,11 @@ def test_a_bundle_scores_as_the_module_did(name, device, policy, tmp_path):
     module, made, options, compiled = compiled_of(name)
     tasks = compiled.golden.scores.shape[1]
     compiled.write(tmp_path / "b", name=name, tasks=tuple(f"task{i}" for i in range(tasks)))
-    for rows in (1, 19, 64):
-        values = example(made, rows, seed=rows)
-        want = called(module, values, options)
-        got = served_scores(tmp_path / "b", values, device, policy=policy)
-        torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+    with served(tmp_path / "b", device, policy=policy) as scores:
+        for rows in (1, 19, 64):
+            values = example(made, rows, seed=rows)
+            want = called(module, values, options)
+            torch.testing.assert_close(scores(values), want, rtol=0, atol=1e-5)
     assert want.std() > 1e-3
 
 

@@ -7,7 +7,7 @@ from dpiframe_core import compile as compile_model
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import FeatureSchema, Numeric, Table
 from tests.dpiframe_core.compiler.modules import categorical, example, randomised
-from tests.dpiframe_core.compiler.served import served_scores
+from tests.dpiframe_core.compiler.served import served
 from tests.dpiframe_core.compiler.test_peers import ROWS, fuxictr_parts, library
 
 pytestmark = pytest.mark.bulk
@@ -30,16 +30,16 @@ def agrees(module, schema, tmp_path, device, policy, tasks, **options):
     """The served scores of fresh rows, in batches of several sizes, against the module's own forward."""
     compiled = compile_model(module, schema, example(schema, 37, seed=1), **options)
     compiled.write(tmp_path / "bundle", name="peer", tasks=tasks)
-    for rows, seed in ((1, 2), (19, 3), (64, 4)):
-        fresh = example(schema, rows, seed)
-        with torch.no_grad():
-            found = module(fresh)
-        want = torch.cat(list(found.values()), 1) if isinstance(found, dict) else found
-        assert want.shape == (rows, len(tasks))
-        assert rows == 1 or bool((want.std(0) > 1e-3).all()), "scores that are all alike would prove nothing"
-        assert rows == 1 or bool((want[:, 0] - want[:, 1]).abs().max() > 1e-2), "tasks that are alike would prove nothing"
-        got = served_scores(tmp_path / "bundle", fresh, device, policy=policy)
-        torch.testing.assert_close(got, want, rtol=0, atol=1e-5)
+    with served(tmp_path / "bundle", device, policy=policy) as scores:
+        for rows, seed in ((1, 2), (19, 3), (64, 4)):
+            fresh = example(schema, rows, seed)
+            with torch.no_grad():
+                found = module(fresh)
+            want = torch.cat(list(found.values()), 1) if isinstance(found, dict) else found
+            assert want.shape == (rows, len(tasks))
+            assert rows == 1 or bool((want.std(0) > 1e-3).all()), "scores that are all alike would prove nothing"
+            assert rows == 1 or bool((want[:, 0] - want[:, 1]).abs().max() > 1e-2), "tasks that are alike would prove nothing"
+            torch.testing.assert_close(scores(fresh), want, rtol=0, atol=1e-5)
 
 
 @pytest.mark.covering(1)

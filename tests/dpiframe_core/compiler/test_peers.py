@@ -8,7 +8,7 @@ import torch
 from dpiframe_core import compile as compile_model
 from dpiframe_core.features.schema import FeatureSchema, Numeric, Table
 from tests.dpiframe_core.compiler.modules import categorical, example, randomised
-from tests.dpiframe_core.compiler.served import served_scores
+from tests.dpiframe_core.compiler.served import served
 
 pytestmark = pytest.mark.bulk
 
@@ -35,14 +35,15 @@ def agrees(module, schema, tmp_path, **options):
     """Compiles a module and holds the served scores of fresh rows, in batches of several sizes, against its own forward."""
     compiled = compile_model(module, schema, example(schema, 37, seed=1), **options)
     compiled.write(tmp_path / "bundle", name="peer")
-    for rows, seed in ((1, 2), (19, 3), (64, 4)):
-        fresh = example(schema, rows, seed)
-        matrix = torch.stack([v.float() for v in fresh.values()], 1)
-        with torch.no_grad():
-            found = module(matrix if options.get("call") == "matrix" else fresh)
-        want = (found["y_pred"] if isinstance(found, dict) else found).reshape(rows, 1)
-        assert rows == 1 or want.std() > 1e-3, "scores that are all alike would prove nothing"
-        torch.testing.assert_close(served_scores(tmp_path / "bundle", fresh), want, rtol=0, atol=1e-5)
+    with served(tmp_path / "bundle") as scores:
+        for rows, seed in ((1, 2), (19, 3), (64, 4)):
+            fresh = example(schema, rows, seed)
+            matrix = torch.stack([v.float() for v in fresh.values()], 1)
+            with torch.no_grad():
+                found = module(matrix if options.get("call") == "matrix" else fresh)
+            want = (found["y_pred"] if isinstance(found, dict) else found).reshape(rows, 1)
+            assert rows == 1 or want.std() > 1e-3, "scores that are all alike would prove nothing"
+            torch.testing.assert_close(scores(fresh), want, rtol=0, atol=1e-5)
     return compiled
 
 

@@ -13,7 +13,7 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import FeatureSchema, Table
 from dpiframe_core.fusion.passes import fuse
 from tests.dpiframe_core.compiler.modules import called, categorical, example, randomised
-from tests.dpiframe_core.compiler.served import served_scores
+from tests.dpiframe_core.compiler.served import served, served_scores
 
 pytestmark = pytest.mark.bulk
 
@@ -92,10 +92,11 @@ def test_a_bundle_scores_as_the_module_did(name, reads, device, policy, tmp_path
     module, made, compiled = compiled_of(name, reads)
     assert compiled.deviation <= 1e-5
     compiled.write(tmp_path / "b", name="recurrent")
-    for rows in (1, 19, 64):
-        values = example(made, rows, seed=rows)
-        want = called(module, values, {})
-        torch.testing.assert_close(served_scores(tmp_path / "b", values, device, policy=policy), want, rtol=0, atol=1e-5)
+    with served(tmp_path / "b", device, policy=policy) as scores:
+        for rows in (1, 19, 64):
+            values = example(made, rows, seed=rows)
+            want = called(module, values, {})
+            torch.testing.assert_close(scores(values), want, rtol=0, atol=1e-5)
     assert want.std() > 1e-3
 
 

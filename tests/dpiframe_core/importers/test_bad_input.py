@@ -193,10 +193,7 @@ def test_a_feature_map_of_wrong_types_is_refused_by_name(run, change, pattern):
 
 def test_a_feature_map_of_another_run_is_refused(run):
     shutil.copy(RUNS / "din" / "feature_map.json", run / "feature_map.json")
-    refused(
-        run,
-        r"feature_map\.json: got '15 unknown features', expected columns of .*processor\.pkl, not userid",
-    )
+    refused(run, r"feature_map\.json: got '15 unknown features', expected columns of .*processor\.pkl, not userid")
     change_json(run / "feature_map.json", lambda m: m.update(dataset_id="other"))
     refused(run, r"feature_map\.json: dataset_id: got 'other', expected 'd' as in .*config\.yaml")
 
@@ -208,10 +205,7 @@ def test_a_vocabulary_of_another_run_is_refused(run):
 
 def test_mismatched_vocabulary_sizes_are_refused_with_the_names(run):
     change_json(run / "feature_vocab.json", lambda v: [v[name].update(extra=len(v[name])) for name in ("C3", "C7")])
-    refused(
-        run,
-        r"feature_vocab\.json: got '2 other sizes than .*', expected the same for C3 \(\d+ ids, vocab_size \d+\), C7",
-    )
+    refused(run, r"feature_vocab\.json: got '2 other sizes than .*', expected the same for C3 \(\d+ ids, vocab_size \d+\), C7")
 
 
 def test_a_table_of_another_size_is_refused_by_name(run):

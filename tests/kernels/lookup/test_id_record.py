@@ -8,10 +8,7 @@ from hypothesis import strategies as st
 from kernels.lookup.id_record import IdRecord, id_bytes
 
 
-@pytest.mark.parametrize(
-    ("rows", "width"),
-    [(1, 1), (255, 1), (256, 2), (65535, 2), (65536, 4), (2**31 - 1, 4), (2**31, 8)],
-)
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (255, 1), (256, 2), (65535, 2), (65536, 4), (2**31 - 1, 4), (2**31, 8)])
 def test_an_id_takes_as_few_bytes_as_leave_all_ones_free(rows, width):
     assert id_bytes(rows) == width
 

@@ -1,5 +1,7 @@
 """Attention that looks back alone, in the spellings of people and of torch's own modules."""
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
@@ -93,10 +95,16 @@ class Causal(Base):
         return copied
 
 
+@cache
+def compiled_of(name):
+    """The module and what it was compiled to; neither is to be changed."""
+    module = Causal(name).eval()
+    return module, compile_module(module, schema(), example())
+
+
 @pytest.mark.parametrize("name", CAUSAL)
 def test_a_spelling_keeps_its_scores(name):
-    module = Causal(name).eval()
-    compiled = compile_module(module, schema(), example())
+    module, compiled = compiled_of(name)
     want = exact(module, example())
     torch.testing.assert_close(torch.from_numpy(compiled.golden.scores).double(), want, rtol=0, atol=1e-5)
     assert compiled.deviation <= 1e-5
@@ -106,8 +114,8 @@ def test_a_spelling_keeps_its_scores(name):
 @pytest.mark.parametrize(("device", "policy"), [("cpu", "auto"), *GPU_ONLY])
 @pytest.mark.parametrize("name", ["flag of heads", "triu to add", "tril of values", "encoder", "encoder, ended", "heads"])
 def test_a_bundle_scores_as_the_module_did_for_any_rows(name, device, policy, tmp_path):
-    module = Causal(name).eval()
-    compile_module(module, schema(), example()).write(tmp_path / "b", name="causal")
+    module, compiled = compiled_of(name)
+    compiled.write(tmp_path / "b", name="causal")
     any_rows_score_as(module, tmp_path / "b", example(), device, policy)
 
 

@@ -122,10 +122,7 @@ def test_a_class_that_is_none_gives_no_number(device):
     ("function", "said"),
     [
         (lambda x: F.one_hot(x.long(), 1025), r"got one_hot of 1025 classes, expected 1 to 1024 \(an nn.Embedding for one_hot"),
-        (
-            lambda x: torch.searchsorted(x, x),
-            r"got boundaries that depend on the batch, or several rows of them, expected",
-        ),
+        (lambda x: torch.searchsorted(x, x), r"got boundaries that depend on the batch, or several rows of them, expected"),
     ],
 )
 def test_what_is_no_small_table_is_refused(function, said):

@@ -82,31 +82,15 @@ def test_the_command_writes_a_bundle(tmp_path):
     ("name", "change", "said"),
     [
         ("fm", lambda s, w: s.update(model="FwFM"), r"model: got 'FwFM', expected another model: it keeps the weights of its"),
-        (
-            "fm",
-            lambda s, w: s.update(model="DSSM"),
-            r"model: got 'DSSM', expected one of AutoInt, DCN, .*--source FILE.py:N",
-        ),
+        ("fm", lambda s, w: s.update(model="DSSM"), r"model: got 'DSSM', expected one of AutoInt, DCN, .*--source FILE.py:N"),
         ("autoint", lambda s, w: s.update(settings={}), r"settings.num_heads: got 'nothing', expected the hyper-parameter"),
-        (
-            "fm",
-            lambda s, w: s.update(settings={"direct": True}),
-            r"settings: got 'direct', expected only what FM does not",
-        ),
-        (
-            "autoint",
-            lambda s, w: s.update(settings={"num_heads": 5}),
-            r"model AutoInt: got .*expected settings and parameters",
-        ),
+        ("fm", lambda s, w: s.update(settings={"direct": True}), r"settings: got 'direct', expected only what FM does not"),
+        ("autoint", lambda s, w: s.update(settings={"num_heads": 5}), r"model AutoInt: got .*expected settings and parameters"),
         ("fm", lambda s, w: s["features"].pop(0), r"token_embedding_table.*: got '16 rows', expected 9, .*of item_id"),
         ("fm", lambda s, w: s["features"][0].pop("vocabulary"), r"user_id.vocabulary: got 'nothing', expected a JSON file"),
         ("nfm", lambda s, w: w.pop("predict_layer.weight"), r"predict_layer.weight: got 'no such parameter', expected it"),
         ("dcn", lambda s, w: w.update(more=torch.ones(2)), r"got '1 parameters left over', expected a place in RecBole's DCN"),
-        (
-            "fm",
-            lambda s, w: w.pop("token_embedding_table.embedding.weight"),
-            r"token_embedding_table.*as RecBole's models of",
-        ),
+        ("fm", lambda s, w: w.pop("token_embedding_table.embedding.weight"), r"token_embedding_table.*as RecBole's models of"),
     ],
     ids=lambda v: v if isinstance(v, str) and len(v) < 8 else "",
 )
