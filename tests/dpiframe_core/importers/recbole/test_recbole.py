@@ -100,6 +100,11 @@ def test_the_command_writes_a_bundle(tmp_path):
         ),
         ("fm", lambda s, w: s["features"].pop(0), r"token_embedding_table.*: got '16 rows', expected 9, .*of item_id"),
         ("fm", lambda s, w: s["features"][0].pop("vocabulary"), r"user_id.vocabulary: got 'nothing', expected a JSON file"),
+        (
+            "deepfm",
+            lambda s, w: [f.update(pooling="max") for f in s["features"] if f.get("max_values")],
+            r"\w+.pooling: got 'max', expected mean: whatever pooling_mode says, RecBole's DeepFM",
+        ),
         ("nfm", lambda s, w: w.pop("predict_layer.weight"), r"predict_layer.weight: got 'no such parameter', expected it"),
         ("dcn", lambda s, w: w.update(more=torch.ones(2)), r"got '1 parameters left over', expected a place in RecBole's DCN"),
         (
