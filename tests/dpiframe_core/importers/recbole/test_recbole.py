@@ -100,6 +100,7 @@ def test_the_command_writes_a_bundle(tmp_path):
         ),
         ("fm", lambda s, w: s["features"].pop(0), r"token_embedding_table.*: got '16 rows', expected 9, .*of item_id"),
         ("fm", lambda s, w: s["features"][0].pop("vocabulary"), r"user_id.vocabulary: got 'nothing', expected a JSON file"),
+        ("fm", lambda s, w: s.update(tasks=["buy"]), r"tasks: got \['buy'\], expected none: FM has one, named click"),
         (
             "deepfm",
             lambda s, w: [f.update(pooling="max") for f in s["features"] if f.get("max_values")],
