@@ -32,7 +32,7 @@ def read_fields(file: SpecFile, weights: StateDict) -> Read:
     """Of a context-aware model, which joins lists, tokens, numbers, each in the data set's order.
 
     Raises:
-        InputError: a table lacks, or has other rows than the vocabularies together; or, of `read_fields`, a list is not averaged.
+        InputError: a table lacks, or has other rows than the vocabularies together; or a list is not averaged.
     """
     for f in file.spec.features:
         if isinstance(f, SparseFeature) and f.pooling not in (None, "mean"):
