@@ -106,6 +106,11 @@ def test_the_command_writes_a_bundle(tmp_path):
             lambda s, w: [f.update(pooling="max") for f in s["features"] if f.get("max_values")],
             r"\w+.pooling: got 'max', expected mean: whatever pooling_mode says, RecBole's DeepFM",
         ),
+        (
+            "deepfm",
+            lambda s, w: w.update({n: w[n][:-1] for n in w if "token_seq" in n}),
+            r"token_seq_embedding_table.0.weight: got '\d+ rows', expected \d+, \d+ of class, as ",
+        ),
         ("nfm", lambda s, w: w.pop("predict_layer.weight"), r"predict_layer.weight: got 'no such parameter', expected it"),
         ("dcn", lambda s, w: w.update(more=torch.ones(2)), r"got '1 parameters left over', expected a place in RecBole's DCN"),
         (
