@@ -64,6 +64,13 @@ class StateDict:
         """Those not yet taken, under their names."""
         return dict(self._left)
 
+    def no_table_left(self, prefix: str, spec: str) -> None:
+        """Raises InputError: there is a table `prefix`NAME.weight, which no feature of `spec` has read."""
+        for name in self._left:
+            if name.startswith(prefix):
+                lacking = f"no {name.removeprefix(prefix).removesuffix('.weight')}"
+                raise InputError(f"{spec}: features", lacking, f"it, as {self.where} has {name}")
+
     def drop(self, name: str) -> None:
         """Takes what inference does not read (a counter, a constant mask), if it is there."""
         self._left.pop(name, None)
