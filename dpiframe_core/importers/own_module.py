@@ -90,7 +90,8 @@ def _in_columns(module: nn.Module, file: SpecFile) -> SpecFile:
         f = features[name]
         if end - start != (width := f.max_values if isinstance(f, SparseFeature) else 1):
             raise InputError(f"{file.where}: {name}.max_values", width, f"{end - start}, as many as the model's column has")
-    return replace(file, spec=file.spec.model_copy(update={"features": tuple(features[name] for name in index)}))
+    own = tuple(f.model_copy(update={"pooling": None}) if isinstance(f := features[n], SparseFeature) else f for n in index)
+    return replace(file, spec=file.spec.model_copy(update={"features": own}))  # the module pools, whatever the spec says
 
 
 def _schema(file: SpecFile, module: nn.Module, call: Call) -> FeatureSchema:
