@@ -15,10 +15,9 @@ def findings(source: SourceModel) -> str:
     tables = [(t.name, f"{t.rows:,} x {t.dim}", f"{t.bytes_used / 2**20:,.1f} MiB") for t in schema.tables]
     features = [_feature(source, f) for f in schema.features]
     parameters = [(name, " x ".join(map(str, p.shape)) or "1") for name, p in source.dense.items()]
-    taken = f"\nnot in the configuration, taken as the library's class has it: {source.taken}" if source.taken else ""
     return "\n\n".join(
         (
-            f"{source.library} {source.model}: {source.architecture.type}, tasks {', '.join(source.tasks)}{taken}",
+            f"{source.library} {source.model}: {source.architecture.type}, tasks {', '.join(source.tasks)}{source.taken_line}",
             f"{len(features)} features\n" + _columns([("feature", "scope", "values", "table", "null", "unknown"), *features]),
             f"{len(tables)} tables, {size / 2**20:,.1f} MiB\n" + _columns([("table", "rows x dim", "float32"), *tables]),
             f"{len(parameters)} dense parameters, {dense:,} numbers; every parameter of the checkpoint has its place\n"

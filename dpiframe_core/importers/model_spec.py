@@ -70,6 +70,7 @@ class Spec(Strict):
     """`features` in the order in which the model's constructor got them; `settings`: hyper-parameters by the library's names.
 
     `wide`, `deep`: the features of the linear and of the deep part, where a model has both and they differ (all by default).
+    `tasks`: a name for each score of a model that `--source` makes.
     """
 
     model: str
@@ -77,6 +78,7 @@ class Spec(Strict):
     wide: tuple[Name, ...] | None = None
     deep: tuple[Name, ...] | None = None
     settings: dict[str, Any] = Field(default_factory=dict)
+    tasks: tuple[Name, ...] | None = None
 
 
 class Settings:
@@ -84,7 +86,7 @@ class Settings:
 
     def __init__(self, spec: Spec, where: str) -> None:
         self.where = where
-        self._left = dict(spec.settings)
+        self._left, self._tasks = dict(spec.settings), spec.tasks
 
     def take(self, key: str, *kinds: type) -> Any:
         """Raises InputError if it is not there or of another type."""
@@ -93,6 +95,8 @@ class Settings:
         return value
 
     def finish(self, model: str) -> None:
+        if self._tasks is not None:
+            raise InputError(f"{self.where}: tasks", list(self._tasks), f"none: {model} has one, named click")
         if self._left:
             names = ", ".join(self._left)
             raise InputError(f"{self.where}: settings", names, f"only what {model} does not keep in its checkpoint")

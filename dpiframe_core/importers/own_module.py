@@ -50,6 +50,10 @@ def own_model(library: str, name: str, module: nn.Module, file: SpecFile, call: 
     columns = sample_columns(schema, _ROWS)
     values = {f.name: _value(f, columns[f.name]) for f in schema.features}
     compiled = compile_module(module, schema, values, call=call, absent=_absent(schema))
+    tasks = file.spec.tasks or compiled.tasks
+    count = len(compiled.tasks)
+    if not count == len(tasks) == len(set(tasks)):
+        raise InputError(f"{file.where}: tasks", list(tasks), f"{count} different names, one for each score that {name} gives")
     scored = Scored(module, list(values), call, None, False)
 
     def own(i: Inputs) -> Tensor:
@@ -60,7 +64,7 @@ def own_model(library: str, name: str, module: nn.Module, file: SpecFile, call: 
     return SourceModel(
         library=library, model=name, architecture=GraphFile(), schema=schema, dense=compiled.dense, tables=compiled.tables,
         vocabularies=file.vocabularies, logit=lambda i: torch.logit(own(i)), own=own, graph=compiled.graph,
-        tasks=compiled.tasks,
+        tasks=tasks,
     )  # fmt: skip
 
 
@@ -86,7 +90,8 @@ def _in_columns(module: nn.Module, file: SpecFile) -> SpecFile:
         f = features[name]
         if end - start != (width := f.max_values if isinstance(f, SparseFeature) else 1):
             raise InputError(f"{file.where}: {name}.max_values", width, f"{end - start}, as many as the model's column has")
-    return replace(file, spec=file.spec.model_copy(update={"features": tuple(features[name] for name in index)}))
+    own = tuple(f.model_copy(update={"pooling": None}) if isinstance(f := features[n], SparseFeature) else f for n in index)
+    return replace(file, spec=file.spec.model_copy(update={"features": own}))  # the module pools, whatever the spec says
 
 
 def _schema(file: SpecFile, module: nn.Module, call: Call) -> FeatureSchema:

@@ -56,6 +56,7 @@ class _Reader:
         for f in self.features:
             if isinstance(f, SparseFeature) and (f.table or f.name) not in self.tables:
                 self.tables[f.table or f.name] = weights.take(f"embedding.embed_dict.{f.table or f.name}.weight", None, None)
+        weights.no_table_left("embedding.embed_dict.", self.where)
         self.first: dict[str, str] = {}
 
     def dim(self, f: SparseFeature | DenseFeature) -> int:

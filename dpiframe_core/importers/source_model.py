@@ -65,6 +65,11 @@ class SourceModel:
         """The defaults, in words."""
         return ", ".join(f"{key} = {value}" for key, value in self.defaults.items())
 
+    @property
+    def taken_line(self) -> str:
+        """A line for people, or nothing."""
+        return f"\nnot in the configuration, taken as the library's class has it: {self.taken}" if self.defaults else ""
+
     def probabilities(self, block: RowBlock) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
         """float64[n, tasks] of encoded rows."""
         with torch.no_grad():

@@ -64,6 +64,13 @@ class StateDict:
         """Those not yet taken, under their names."""
         return dict(self._left)
 
+    def no_table_left(self, prefix: str, spec: str) -> None:
+        """Raises InputError: there is a table `prefix`NAME.weight, which no feature of `spec` has read."""
+        for name in self._left:
+            if name.startswith(prefix):
+                lacking = f"no {name.removeprefix(prefix).removesuffix('.weight')}"
+                raise InputError(f"{spec}: features", lacking, f"it, as {self.where} has {name}")
+
     def drop(self, name: str) -> None:
         """Takes what inference does not read (a counter, a constant mask), if it is there."""
         self._left.pop(name, None)
@@ -98,7 +105,7 @@ def read_checkpoint(path: Path) -> StateDict:
     except pickle.UnpicklingError as e:
         # PyTorch's own text advises weights_only=False: only its reason is passed on.
         reason = next((line.strip() for line in str(e).splitlines() if "Unsupported" in line or "GLOBAL" in line), None)
-        raise InputError(str(path), reason or "a file that PyTorch refuses to read as weights", _SAVED) from None
+        raise InputError(str(path), f"a pickle of more than weights ({reason or 'which PyTorch refuses'})", _SAVED) from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError, TypeError, IndexError) as e:
         raise InputError(str(path), f"damaged data ({str(e).splitlines()[0] if str(e) else type(e).__name__})",
                          "a whole file written by torch.save") from None  # fmt: skip

@@ -47,17 +47,18 @@ class _TableProgress:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """Filled by `write_import`. `against`: what the scores were compared with, for people."""
+    """Filled by `write_import`. For people: `against`, what the scores were compared with; `taken`, a line of defaults."""
 
     manifest: Manifest
     parity: Parity
     against: str
+    taken: str = ""
 
     def report(self) -> str:
         m = self.manifest
         return (
             f"{m.name} {m.version}: {m.architecture.type}, {len(m.feature_schema.features)} features, "
-            f"{len(m.feature_schema.tables)} tables\n{self.parity.report()}\nagainst {self.against}"
+            f"{len(m.feature_schema.tables)} tables\n{self.parity.report()}\nagainst {self.against}{self.taken}"
         )
 
 
@@ -127,7 +128,7 @@ def write_import(
         manifest = manifest.model_copy(update={"provenance": provenance, "golden": GoldenSpec(rows=manifest.golden.rows)})
         (staging / MANIFEST_FILE).write_bytes(manifest_yaml(manifest))
         move_into_place(staging, out.absolute())
-    return Imported(manifest, made, against)
+    return Imported(manifest, made, against, source.taken_line)
 
 
 def _write(

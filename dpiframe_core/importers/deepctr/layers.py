@@ -46,6 +46,7 @@ class DeepCtrReader:
             table = f.table or f.name
             if table not in self.tables:
                 self.tables[table] = weights.take(f"embedding_dict.{table}.weight", None, None)
+        weights.no_table_left("embedding_dict.", self.where)
         self.first: dict[str, str] = {}
         self.bias = weights.take("out.bias", 1).double()
 

@@ -18,7 +18,7 @@ from dpiframe_core.importers.networks.module import NetModule
 from dpiframe_core.importers.recbole.features import read_fields, read_histories
 from dpiframe_core.importers.recbole.models import MODELS, SETTINGS, STAYS_OUT
 from dpiframe_core.importers.recbole.sequential import SEQUENTIAL
-from dpiframe_core.importers.source_model import SourceModel, required
+from dpiframe_core.importers.source_model import SourceModel
 from dpiframe_core.importers.state_dict import StateDict, read_checkpoint
 
 
@@ -39,11 +39,10 @@ def read_recbole(file: SpecFile, weights: StateDict) -> SourceModel:
     if name not in models:
         known = ", ".join(sorted(models, key=str.lower))
         raise InputError(f"{file.where}: model", name, f"one of {known}; others by --source FILE.py:NAME")
+    settings = file.settings
     for key in SETTINGS.get(name, ()):
-        required(file.spec.settings, key, f"{file.where}: settings.{key}", (int, bool, str))
-    unread = [key for key in file.spec.settings if key not in SETTINGS.get(name, ())]
-    if unread:
-        raise InputError(f"{file.where}: settings", ", ".join(unread), f"only what {name} does not keep in its checkpoint")
+        settings.take(key, int, bool, str)
+    settings.finish(name)
     read = (read_histories if name in SEQUENTIAL else read_fields)(file, weights)
     module = NetModule(models[name], read.named, weights.where, file.spec.settings, file.where, read.features)
     schema = read.schema

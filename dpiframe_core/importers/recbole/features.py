@@ -32,8 +32,12 @@ def read_fields(file: SpecFile, weights: StateDict) -> Read:
     """Of a context-aware model, which joins lists, tokens, numbers, each in the data set's order.
 
     Raises:
-        InputError: a table lacks, or has other rows than the vocabularies together; `read_histories`, too.
+        InputError: a table lacks, or has other rows than the vocabularies together; or a list is not averaged.
     """
+    for f in file.spec.features:
+        if isinstance(f, SparseFeature) and f.pooling not in (None, "mean"):
+            rule = f"mean: whatever pooling_mode says, RecBole's {file.spec.model} takes the mean of a list"
+            raise InputError(f"{file.where}: {f.name}.pooling", f.pooling, rule)
     features = sorted(file.spec.features, key=lambda f: 2 if isinstance(f, DenseFeature) else int(f.max_values == 1))
     named = weights.remaining()
     tables = take_tables(named, weights.where, file, features)

@@ -23,11 +23,11 @@ def take_tables(
         InputError: a table lacks, or has other rows than the vocabularies together.
     """
     tokens = {f.name: token_rows(file, f) for f in features if isinstance(f, SparseFeature) and f.max_values == 1}
-    lists = [f.name for f in features if isinstance(f, SparseFeature) and f.max_values > 1]
+    lists = {f.name: token_rows(file, f) for f in features if isinstance(f, SparseFeature) and f.max_values > 1}
     numbers = {f.name: 2 for f in features if isinstance(f, DenseFeature)}
     parts: dict[str, Tensor] = {}
-    for i, name in enumerate(lists):
-        rows = _taken(out, f"{prefix}token_seq_embedding_table.{of}{i}.weight", where)
+    for i, (name, expected) in enumerate(lists.items()):
+        rows = _split(out, f"{prefix}token_seq_embedding_table.{of}{i}.weight", {name: expected}, where, file.where)[name]
         parts[name] = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
     parts |= _split(out, f"{prefix}token_embedding_table.{of}embedding.weight", tokens, where, file.where)
     of_numbers = _split(out, f"{prefix}float_embedding_table.{of}embedding.weight", numbers, where, file.where)

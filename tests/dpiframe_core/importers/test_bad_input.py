@@ -429,3 +429,10 @@ def test_a_state_dict_may_lie_under_a_key_or_a_prefix(tmp_path):
         (tmp_path / "c.pt").write_bytes(buffer.getvalue())
     with pytest.raises(InputError, match=r"c\.pt: w: got 'int', expected a tensor"):
         read_checkpoint(tmp_path / "c.pt")
+
+
+def test_a_table_that_no_feature_reads_is_said_as_the_feature_that_lacks():
+    weights = StateDict({"tables.user.weight": torch.ones(3, 2), "tables.zip.weight": torch.ones(3, 2)}, "file")
+    weights.take("tables.user.weight", None, None)
+    with pytest.raises(InputError, match=r"spec: features: got 'no zip', expected it, as file has tables\.zip\.weight"):
+        weights.no_table_left("tables.", "spec")

@@ -126,6 +126,34 @@ def test_a_model_of_torch_rechub_by_a_function(tmp_path, kind, more):
     compared(tmp_path, lambda rows: net({name: torch.tensor(rows[name]) for name in ("user", "ad")}))
 
 
+TWO = """
+import torch
+from torch import nn
+
+
+class model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.user, self.ad, self.towers = nn.Embedding(20, 4), nn.Embedding(10, 4), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return torch.sigmoid(self.towers(torch.cat([self.user(x["user"]), self.ad(x["ad"])], 1)))
+"""
+
+
+def test_the_spec_names_the_scores_of_a_model_of_several_tasks(tmp_path):
+    source, _ = files(tmp_path, TWO)
+    spec = tmp_path / "spec.yaml"
+    for tasks in (["buy"], ["buy", "buy"]):
+        spec.write_text(yaml.safe_dump(SPEC | {"tasks": tasks}))
+        done = imported(tmp_path, "torch-rechub", f"{source}:model")
+        assert f"tasks: got {tasks}, expected 2 different names" in " ".join(done.output.split())
+        assert not (tmp_path / "b").exists()
+    spec.write_text(yaml.safe_dump(SPEC | {"tasks": ["click", "buy"]}))
+    assert imported(tmp_path, "torch-rechub", f"{source}:model").exit_code == 0
+    assert read_bundle(tmp_path / "b").manifest.tasks == ("click", "buy")
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [

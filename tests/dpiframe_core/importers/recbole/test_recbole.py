@@ -88,6 +88,17 @@ def test_the_command_writes_a_bundle(tmp_path):
         ("autoint", lambda s, w: s.update(settings={"num_heads": 5}), r"model AutoInt: got .*expected settings and parameters"),
         ("fm", lambda s, w: s["features"].pop(0), r"token_embedding_table.*: got '16 rows', expected 9, .*of item_id"),
         ("fm", lambda s, w: s["features"][0].pop("vocabulary"), r"user_id.vocabulary: got 'nothing', expected a JSON file"),
+        ("fm", lambda s, w: s.update(tasks=["buy"]), r"tasks: got \['buy'\], expected none: FM has one, named click"),
+        (
+            "deepfm",
+            lambda s, w: [f.update(pooling="max") for f in s["features"] if f.get("max_values")],
+            r"\w+.pooling: got 'max', expected mean: whatever pooling_mode says, RecBole's DeepFM",
+        ),
+        (
+            "deepfm",
+            lambda s, w: w.update({n: w[n][:-1] for n in w if "token_seq" in n}),
+            r"token_seq_embedding_table.0.weight: got '\d+ rows', expected \d+, \d+ of class, as ",
+        ),
         ("nfm", lambda s, w: w.pop("predict_layer.weight"), r"predict_layer.weight: got 'no such parameter', expected it"),
         ("dcn", lambda s, w: w.update(more=torch.ones(2)), r"got '1 parameters left over', expected a place in RecBole's DCN"),
         ("fm", lambda s, w: w.pop("token_embedding_table.embedding.weight"), r"token_embedding_table.*as RecBole's models of"),

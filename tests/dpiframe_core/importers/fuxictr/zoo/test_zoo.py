@@ -117,6 +117,7 @@ def test_a_setting_that_the_configuration_does_not_name_is_said_with_what_was_ta
     source, scores = fuxictr(find_files(run)), tmp_path / "expected.csv"
     taken = "not in the configuration, taken as the library's class has it: product_type = inner, hidden_activations = ReLU"
     assert taken in findings(source)
+    assert taken in write_import(source, tmp_path / "without-expected").report()
     scores.write_text("\n".join(["score", *(f"{p:.9g}" for p in expected["expected"].ravel().tolist())]))
     with pytest.raises(
         InputError, match=r"at most 1e-05 \(the configuration does not name .*hidden_activations = ReLU: taken as"
