@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from dpiframe_core.bundle.manifest import (
 )
 from dpiframe_core.errors import BundleError, shown
 from dpiframe_core.features.schema import FeatureSchema
-from dpiframe_core.features.vocabulary import VocabularyTable, check_vocabularies, read_vocabulary
+from dpiframe_core.features.vocabulary import VocabularyTable, check_vocabularies, is_vocabulary, read_vocabulary
 
 _HASHING_THREADS = 8  # one SHA-256 stream runs at 1 to 2 GB/s, slower than the disks that hold large tables
 
@@ -61,13 +62,19 @@ def read_encoding(path: str | os.PathLike[str]) -> Encoding:
 
 
 def read_vocabularies(root: Path, schema: FeatureSchema, keep: bool = True) -> dict[str, VocabularyTable]:
-    """Those that the features read, checked against the schema. Without `keep` none, and one at a time is in memory."""
+    """Those that the features read, checked against the schema. Without `keep` none, and a row group at a time is in memory."""
     kept: dict[str, VocabularyTable] = {}
+
+    def check(name: str, entries: VocabularyTable) -> None:
+        check_vocabularies(schema, {name: entries}, [name])
+
     for name in vocabulary_names(schema):
-        read = {name: _read_vocabulary(root, vocabulary_file(name))}
-        check_vocabularies(schema, read, read)
-        kept |= read if keep else {}
-        del read
+        file = vocabulary_file(name)
+        if keep or not is_vocabulary(root / file, partial(check, name)):  # the whole says what is wrong
+            entries = _read_vocabulary(root, file)
+            check(name, entries)
+            kept |= {name: entries} if keep else {}
+            del entries
     return kept
 
 

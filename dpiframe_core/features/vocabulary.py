@@ -3,9 +3,9 @@
 Knows the schema; knows nothing of requests.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress, pairwise, repeat
+from itertools import chain, compress, pairwise, repeat
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -47,6 +47,7 @@ class TextLookup:
 
 _EMPTY = _FIRST = np.zeros(1, np.int64)
 _PIECE = 1 << 16  # entries at a time
+_SORTED_PARTS = 32
 
 
 def _in_c(texts: pa.ChunkedArray, ids: npt.NDArray[np.int64]) -> object | None:
@@ -66,23 +67,27 @@ def _where(texts: pa.LargeStringArray) -> tuple[memoryview, npt.NDArray[np.int64
     return memoryview(data or b""), offsets
 
 
-def _are_distinct(values: pa.ChunkedArray) -> bool:
-    """Arrow's own count takes several times the memory of the values, and the time."""
+def _may_repeat(parts: Iterable[pa.ChunkedArray], size: int) -> bool:
+    """Whether two of so many integers are equal, or the 64-bit hashes of two texts; of texts without C, True."""
     functions = c_build.request_extension()
-    if values.type == pa.int64():
-        ordered = np.sort(values.to_numpy())
-    elif functions is not None:
-        ordered, at = np.empty(len(values), np.uint64), 0
-        for chunk in values.chunks:
-            for start in range(0, len(chunk), _PIECE):
-                part = chunk.slice(start, _PIECE).cast(pa.large_string())
-                functions.text_hashes(*_where(part), ordered[at : at + len(part)])
-                at += len(part)
-        ordered.sort()
-    else:
-        ordered = np.zeros(len(values), np.uint64)
-    differ = bool((ordered[1:] != ordered[:-1]).all())
-    return differ or (values.type != pa.int64() and bool(pc.count_distinct(values).as_py() == len(values)))
+    ordered, at = np.frombuffer(pa.allocate_buffer(size * 8), np.uint64), 0  # Arrow's: malloc may keep what is freed
+    for chunk in chain.from_iterable(part.chunks for part in parts):
+        for start in range(0, len(chunk), _PIECE):
+            values = chunk.slice(start, _PIECE)
+            room, at = ordered[at : at + len(values)], at + len(values)
+            if values.type == pa.int64():
+                room[:] = values.to_numpy().view(np.uint64)
+            elif functions is None:
+                return True
+            else:
+                functions.text_hashes(*_where(values.cast(pa.large_string())), room)
+    ordered.sort()
+    return at != size or any((part[1:] == part[:-1]).any() for part in _overlapping(ordered))
+
+
+def _overlapping(values: pa.ChunkedArray | npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+    """Pieces that have one entry in common."""
+    return (np.asarray(values[start : start + _PIECE + 1]) for start in range(0, len(values), _PIECE))
 
 
 def _is_sound(text: str | None) -> bool:
@@ -111,12 +116,13 @@ class VocabularyTable:
             raise BundleError(f"vocabulary: got {nulls} nulls, expected none")
         if len(ident) and (lowest := pc.min(ident).as_py()) < 0:
             raise BundleError(f"vocabulary: got id {lowest}, expected ids from 0")
-        distinct = _are_distinct(value)
+        repeats = _may_repeat([value], len(value))  # Arrow's counts take several times the memory of the values, and the time
         pa.default_memory_pool().release_unused()  # what it took, and who read the table: Arrow would keep it
-        if not distinct:
+        if repeats:
             counts = pc.value_counts(value)
-            twice = counts.filter(pc.greater(counts.field("counts"), 1))[0]["values"].as_py()
-            raise BundleError(f"vocabulary: got {shown(twice)} twice, expected distinct values")
+            for twice in counts.filter(pc.greater(counts.field("counts"), 1))[:1]:
+                got = shown(twice["values"].as_py())
+                raise BundleError(f"vocabulary: got {got} twice, expected distinct values")
 
     @classmethod
     def of(cls, id_of: Mapping[str, int] | Mapping[int, int]) -> Self:
@@ -210,32 +216,72 @@ def check_vocabularies(
 def read_vocabulary(path: Path) -> VocabularyTable:
     """Reads a Parquet file. Its errors do not name the file: the caller does."""
     try:
-        with pq.ParquetFile(path, pre_buffer=False) as file:
-            groups = [file.schema_arrow.empty_table()][: not file.num_row_groups]
-            for i in range(file.num_row_groups):
-                groups.append(file.read_row_group(i, use_threads=False))  # each thread would keep memory of its own
-                pa.default_memory_pool().release_unused()
-        table = pa.concat_tables(groups)
+        table = pa.concat_tables(_row_groups(path))
         table.validate(full=True)  # else text that is no UTF-8 shows only when it is used
-    except (pa.ArrowException, OSError, ValueError, TypeError) as e:  # PyArrow lets the last two through on damaged metadata
+    except _UNREADABLE as e:
         raise BundleError(f"vocabulary: got {shown(str(e))}, expected a readable Parquet file") from e
     return VocabularyTable(table)
+
+
+def is_vocabulary(path: Path, check: Callable[[VocabularyTable], None]) -> bool:
+    """Whether `read_vocabulary` takes it and `check` its entries, with one row group and 8 bytes an entry in memory.
+
+    False too where that cannot tell: without C, or where two texts have one hash.
+    """
+
+    def values() -> Iterator[pa.ChunkedArray]:
+        for group in _row_groups(path):
+            group.validate(full=True)
+            check(VocabularyTable(group))
+            yield group["value"]
+
+    try:
+        return not _may_repeat(values(), pq.read_metadata(path).num_rows)
+    except (*_UNREADABLE, BundleError):
+        return False
+
+
+_UNREADABLE = (pa.ArrowException, OSError, ValueError, TypeError)  # PyArrow lets the last two through on damaged metadata
+
+
+def _row_groups(path: Path) -> Iterator[pa.Table]:
+    with pq.ParquetFile(path, pre_buffer=False) as file:
+        if not file.num_row_groups:
+            yield file.schema_arrow.empty_table()
+        for i in range(file.num_row_groups):
+            yield file.read_row_group(i, use_threads=False)  # each thread would keep memory of its own
+            pa.default_memory_pool().release_unused()
 
 
 def write_vocabulary(vocabulary: VocabularyTable, path: Path) -> None:
     """Writes the rows in the order of their ids, so that equal vocabularies give equal bytes."""
     path.parent.mkdir(exist_ok=True)
     table = vocabulary.table.replace_schema_metadata(None)
-    if not all((part[1:] > part[:-1]).all() for part in _overlapping(table["id"])):  # a copy in order takes 50 bytes an entry
-        table = table.sort_by([("id", "ascending"), ("value", "ascending")])
     with pq.ParquetWriter(path, table.schema, compression="zstd", use_dictionary=False) as out:  # nothing comes twice
-        for start in range(0, len(table), _PIECE):
-            out.write_table(table.slice(start, _PIECE).combine_chunks())
-            pa.default_memory_pool().release_unused()
-    del table
+        rest = table.slice(0, 0)
+        for part in _in_order(table):
+            rest = pa.concat_tables([rest, part])
+            while len(rest) > _PIECE:
+                rest = _written(out, rest)
+        while len(rest):
+            rest = _written(out, rest)
+
+
+def _written(out: pq.ParquetWriter, table: pa.Table) -> pa.Table:
+    """What is left when a row group of it is written."""
+    out.write_table(table.slice(0, _PIECE).combine_chunks())
     pa.default_memory_pool().release_unused()
+    return table.slice(_PIECE)
 
 
-def _overlapping(ids: pa.ChunkedArray) -> Iterator[npt.NDArray[np.int64]]:
-    """Pieces that have one entry in common."""
-    return (ids.slice(start, _PIECE + 1).to_numpy() for start in range(0, len(ids), _PIECE))
+def _in_order(table: pa.Table) -> Iterator[pa.Table]:
+    """Its entries by id, then value: as they are, or in parts, as a sorted copy takes 50 bytes an entry."""
+    ids = table["id"]
+    if all((part[1:] > part[:-1]).all() for part in _overlapping(ids)):
+        yield table
+        return
+    last = pc.max(ids).as_py()
+    step = last // _SORTED_PARTS + 1
+    for low in range(0, last + 1, step):
+        is_in = pc.and_(pc.greater_equal(ids, low), pc.less_equal(ids, min(low + step - 1, last)))
+        yield table.filter(is_in).sort_by([("id", "ascending"), ("value", "ascending")])

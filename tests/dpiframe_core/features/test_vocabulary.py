@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dpiframe_core.errors import BundleError
 from dpiframe_core.features import vocabulary
-from dpiframe_core.features.vocabulary import VocabularyTable, read_vocabulary, write_vocabulary
+from dpiframe_core.features.vocabulary import VocabularyTable, is_vocabulary, read_vocabulary, write_vocabulary
 from kernels.runtime import c_build
 
 TEXTS = [f"{i}é" * (i % 4) + f"{i}" for i in range(50)]
@@ -75,9 +76,47 @@ def test_entries_in_any_order_are_written_to_the_same_bytes_and_read_by_their_id
     assert dict(zip(read["value"].to_pylist(), read["id"].to_pylist(), strict=True)) == {
         v: i // 2 for i, v in enumerate(values)
     }
-    assert read["id"].to_pylist() == sorted(read["id"].to_pylist())
+    assert read.equals(read.sort_by([("id", "ascending"), ("value", "ascending")]))
 
 
 def test_no_entry_at_all_is_written_and_read(tmp_path):
     write_vocabulary(VocabularyTable.of({}), tmp_path / "a.parquet")
     assert read_vocabulary(tmp_path / "a.parquet").table.num_rows == 0
+
+
+@pytest.mark.parametrize("values", [TEXTS, list(range(100, 150))], ids=["text", "integers"])
+@pytest.mark.parametrize(
+    "broken",
+    [{}, {"value": (0, 49)}, {"value": (6, 7)}, {"id": {20: -1}}, {"value": {30: None}}, {"id": {49: None}}, {"name": "x"}],
+    ids=str,
+)
+def test_a_file_is_checked_by_row_groups_as_it_is_as_a_whole(tmp_path, values, broken):
+    values, ids, fault = list(values), list(range(50)), broken.get("value")
+    if isinstance(fault, tuple):
+        values[fault[1]] = values[fault[0]]
+    elif fault:
+        values[30] = None
+    for at, id_ in broken.get("id", {}).items():
+        ids[at] = id_
+    table = table_of(values, ids).rename_columns(["value", broken.get("name", "id")])
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=7)
+    seen = []
+    found = is_vocabulary(tmp_path / "a.parquet", lambda part: seen.append(len(part.table)))
+    if broken:
+        assert not found
+        with pytest.raises(BundleError, match="vocabulary: got"):
+            read_vocabulary(tmp_path / "a.parquet")
+    else:
+        assert found == (isinstance(values[0], int) or c_build.request_extension() is not None)
+        assert not found or seen == [7] * 7 + [1]
+
+
+def test_what_a_check_refuses_or_nothing_can_read_is_no_vocabulary(tmp_path):
+    def refuse(part):
+        raise BundleError("no")
+
+    write_vocabulary(VocabularyTable.of({5: 0}), tmp_path / "a.parquet")
+    assert is_vocabulary(tmp_path / "a.parquet", lambda part: None)
+    assert not is_vocabulary(tmp_path / "a.parquet", refuse)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    assert not is_vocabulary(tmp_path / "a.parquet", lambda part: None)

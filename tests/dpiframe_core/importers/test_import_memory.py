@@ -1,6 +1,7 @@
 """The memory that an import needs, measured in a process of its own: little, as the checkpoint is read where it lies."""
 
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import yaml
 ROOT = Path(__file__).parents[3]
 DIM, ROWS = 16, (600_000, 600_000, 600_000)  # 38 MB each
 LARGEST = DIM * ROWS[0] * 4
+KEEPS_NOTHING = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
 PROGRAM = """
 import json, sys, threading
 from pathlib import Path
@@ -66,13 +68,17 @@ def test_an_import_needs_at_most_1_3_of_its_largest_table(tmp_path: Path) -> Non
     assert_little(tmp_path, LARGEST)
 
 
-def assert_little(folder: Path, largest: int) -> None:
-    """An import of what is `large` there takes at most 1.3 times its largest table's bytes more than one of what is `small`."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM, str(folder)], cwd=ROOT, capture_output=True, text=True, check=False)
+def assert_little(folder: Path, largest: int, most: float = 1.3) -> None:
+    """An import of what is `large` there takes at most `most` times its largest table's bytes more than one of what is `small`.
+
+    Allocators give back what is freed: mimalloc and malloc keep 5 to 15 MB more at some runs.
+    """
+    command, own = [sys.executable, "-c", PROGRAM, str(folder)], os.environ | KEEPS_NOTHING
+    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     looks, peak = json.loads(done.stdout)
     assert looks > 20, "nothing was measured"
-    assert peak <= 1.3 * largest, f"{peak / largest:.2f} of the largest table"
+    assert peak <= most * largest, f"{peak / largest:.2f} of the largest table"
     print(f"{peak / largest:.2f} of the largest table, {looks} looks")
 
 
@@ -90,7 +96,9 @@ def fuxictr_run(folder: Path, tokens: int, dim: int) -> None:
         "dnn_activations": "relu",
         "batch_norm": False,
     }
-    (folder / "feature_vocab.json").write_text(json.dumps(dict.fromkeys(names, ids), indent=4))
+    entries = ",\n".join(f'        "{token}": {i}' for token, i in ids.items())  # as `indent=4` has them, which takes seconds
+    text = ",\n".join(f'    "{name}": {{\n{entries}\n    }}' for name in names)
+    (folder / "feature_vocab.json").write_text(f"{{\n{text}\n}}")
     (folder / "feature_map.json").write_text(json.dumps({"dataset_id": "d", "labels": ["y"], "features": specs}))
     (folder / "config.yaml").write_text(yaml.safe_dump({"model": "DCN", "dataset_id": "d", "feature_cols": columns} | settings))
     shapes = {f"embedding_layer.embedding_layer.embedding_layers.{name}.weight": (size, dim) for name in names}
@@ -112,8 +120,8 @@ def fuxictr_run(folder: Path, tokens: int, dim: int) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="what a process holds is read from Linux")
-def test_an_import_with_large_vocabularies_needs_at_most_1_3_of_its_largest_table(tmp_path: Path) -> None:
-    """Of 38 MB; as dicts the vocabularies would take 93 MB."""
-    fuxictr_run(tmp_path / "small", 50, 96)
-    fuxictr_run(tmp_path / "large", 100_000, 96)
-    assert_little(tmp_path, 100_000 * 96 * 4)
+def test_an_import_with_large_vocabularies_needs_less_than_its_largest_table(tmp_path: Path) -> None:
+    """Of 19 MB it takes 0.52; with a whole vocabulary in memory 1.04, as dicts 15."""
+    fuxictr_run(tmp_path / "small", 50, 8)
+    fuxictr_run(tmp_path / "large", 600_000, 8)
+    assert_little(tmp_path, 600_000 * 8 * 4, 0.75)
