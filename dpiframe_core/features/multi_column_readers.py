@@ -63,7 +63,7 @@ class MultiColumnReader:
         if kinds == {np.ndarray} and set(map(_DIMENSIONS, columns)) == {1}:
             return [c.tolist() if c.dtype.kind == "U" else c for c in columns]
         columns = list(map(_as_c_takes_it, columns))
-        return None if None in columns else columns
+        return None if any(c is None for c in columns) else columns  # `in` asks arrays whether they are equal
 
 
 def _as_c_takes_it(values: Any) -> list[Any] | tuple[Any, ...] | npt.NDArray[Any] | None:
