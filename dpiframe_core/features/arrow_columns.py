@@ -56,17 +56,31 @@ def columns_of_batch(batch: pa.RecordBatch, names: Sequence[str]) -> Mapping[str
     return ArrowColumns(dict(zip(names, parts, strict=True)), batch.num_rows, batch)
 
 
-def arrow_parts(values: pa.Array | pa.ChunkedArray) -> Parts | None:
-    """One column, for C. None: it is left to the careful way, as it is of an extension type or not sound."""
-    functions = c_build.request_extension()
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    kind = values.type
-    if functions is None or any(isinstance(t, pa.BaseExtensionType) for t in (kind, getattr(kind, "value_type", None))):
+def in_one_batch(columns: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same columns, in place if all are Arrow's, sound and of one length."""
+    if not isinstance(next(iter(columns.values()), None), pa.Array | pa.ChunkedArray):
+        return columns
+    arrays = list(columns.values())
+    batch = sound_batch(arrays) if all(isinstance(a, pa.Array | pa.ChunkedArray) for a in arrays) else None
+    return columns if batch is None else columns_of_batch(batch, list(columns))
+
+
+def sound_batch(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.RecordBatch | None:
+    """The columns in one batch. None: one is of an extension type or not sound, or they differ in length."""
+    arrays = [c.combine_chunks() if isinstance(c, pa.ChunkedArray) else c for c in columns]
+    kinds = {kind for a in arrays for kind in (a.type, getattr(a.type, "value_type", None))}
+    if any(isinstance(kind, pa.BaseExtensionType) for kind in kinds):
         return None
-    batch = pa.RecordBatch.from_arrays([values], [""])
     try:
+        batch = pa.RecordBatch.from_arrays(arrays, [""] * len(arrays))
         batch.validate(full=True)
     except pa.ArrowException:
         return None
-    return functions.arrow_columns(*batch.__arrow_c_array__())[0]
+    return batch
+
+
+def arrow_parts(values: pa.Array | pa.ChunkedArray) -> Parts | None:
+    """One column, for C. None: it is left to the careful way."""
+    functions = c_build.request_extension()
+    batch = None if functions is None else sound_batch([values])
+    return None if functions is None or batch is None else functions.arrow_columns(*batch.__arrow_c_array__())[0]

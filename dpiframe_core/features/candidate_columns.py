@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from dpiframe_core.errors import InputError
+from dpiframe_core.features.arrow_columns import in_one_batch
 from dpiframe_core.features.raw_columns import ColumnValues
 from dpiframe_core.features.row_block import RowBlock
 
@@ -20,7 +21,7 @@ Candidates: TypeAlias = "Mapping[str, ColumnValues] | Sequence[Mapping[str, obje
 
 def encoded_candidates(encode: Encode, candidates: Candidates, context: Mapping[str, object]) -> RowBlock:
     """What `encode` makes of candidates in whatever form. Raises as that and `candidate_columns`, by the caller's places."""
-    columns = candidate_columns(candidates)
+    columns = in_one_batch(candidate_columns(candidates))
     try:
         return encode(columns, context)
     except InputError as error:

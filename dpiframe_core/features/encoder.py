@@ -4,9 +4,8 @@ Owns the request as a whole: which features it must hold, where each goes. Knows
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -17,16 +16,16 @@ from dpiframe_core.errors import InputError
 from dpiframe_core.features.arrow_columns import IN_PLACE
 from dpiframe_core.features.block_layout import BlockLayout, Column, IdSection, Section
 from dpiframe_core.features.feature_readers import STAYS_FINITE, CategoryReader, NumberReader, no_lookup
-from dpiframe_core.features.multi_column_readers import multi_column_readers, rows_of
+from dpiframe_core.features.multi_column_readers import QUIET, multi_column_readers, rows_of
 from dpiframe_core.features.packed_column import PackedColumn
 from dpiframe_core.features.raw_columns import ColumnValues, Float64s, Int64s, Place, as_list, column_length, read_numbers
 from dpiframe_core.features.row_block import MISSING, UNKNOWN, RowBlock
-from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric
+from dpiframe_core.features.schema import Categorical, FeatureSchema
 from dpiframe_core.features.vocabulary import VocabularyTable, check_vocabularies, id_bound, vocabulary_name
 from kernels.lookup.batch_header import HeaderWord
 
-_QUICK = {list, PackedColumn}
-_QUIET = partial(np.errstate, all="ignore")  # an overflow is found, and refused by name, in the result
+_QUICK = {list, PackedColumn, np.ndarray}
+_NO_CARE = nullcontext()
 _NO_CONTEXT: Mapping[str, object] = MappingProxyType({})
 
 
@@ -60,8 +59,6 @@ class Encoder:
         self._stand_ins = {section: own for section in ids if (own := _stand_ins(schema, section)).size}
         numbers: tuple[Section, ...] = ("context_dense", "candidate_dense")
         self._numbers = tuple(section for section in numbers if getattr(schema.block_layout, section))
-        numeric = any(isinstance(f, Numeric) for f in schema.features)
-        self._quiet: Callable[[], AbstractContextManager[object]] = _QUIET if numeric else nullcontext
 
     def encode(
         self,
@@ -93,8 +90,8 @@ class Encoder:
         for section, stand_ins in self._stand_ins.items():  # wide ids, with room for marks; a column is written at once
             n = contexts if section == "context_ids" else rows
             sections[section] = np.empty((n, stand_ins.shape[1]), np.int64, order="F")
-        with self._quiet():
-            alone = self._left_over(self._read_together(candidates, context, sections, context_rows is not None))
+        alone = self._left_over(self._read_together(candidates, context, sections, context_rows is not None))
+        with QUIET() if alone else _NO_CARE:
             for field in alone:
                 column, into = field.column, sections[field.column.section]
                 values: npt.NDArray[Any] = field.encode(candidates, context, context_rows is not None)
@@ -152,9 +149,10 @@ class Encoder:
         if type(candidates) in IN_PLACE and (rows := candidates.rows):  # type: ignore[attr-defined]
             return int(rows)
         if set(map(type, candidates.values())) <= _QUICK:  # as JSON has them, all of one length: in one look
-            known = set(map(len, candidates.values()))
-            if len(known) == 1 and 0 not in known:
-                return known.pop()
+            with suppress(TypeError):  # an array of no dimension
+                known = set(map(len, candidates.values()))
+                if len(known) == 1 and 0 not in known:
+                    return known.pop()
         lengths = {name: column_length(values, self._fields[name].in_candidates) for name, values in candidates.items()}
         first, rows = next(iter(lengths.items()))
         for name, length in lengths.items():

@@ -3,15 +3,15 @@
 `feature_readers` says what each value becomes; here many plain columns become it together, bit for bit the same, because a
 request of 100 candidates spends its time on 40 small columns rather than on 4,000 values. What is not plain (another type, a
 wrong value, not a list) makes a reader answer None, and the request goes the careful way, which also words the error; so
-do texts by vocabulary, numbers and lists where C could not be built.
+does everything where C could not be built.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, repeat
+from functools import partial
+from operator import attrgetter
 from typing import Any, TypeAlias
 
-import mmh3
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -19,15 +19,18 @@ import pyarrow as pa
 from dpiframe_core.features.arrow_columns import IN_PLACE, arrow_parts
 from dpiframe_core.features.block_layout import Section
 from dpiframe_core.features.feature_readers import Lookup
-from dpiframe_core.features.packed_column import ARRAYS, Form, PackedColumn
+from dpiframe_core.features.packed_column import Form, PackedColumn
 from dpiframe_core.features.raw_columns import Float64s, Int64s
 from dpiframe_core.features.row_block import MISSING, UNKNOWN
 from dpiframe_core.features.schema import Categorical, Feature, FeatureSchema, Hash, Identity, Numeric, Scope
 from dpiframe_core.features.transforms import Log, MinMax, Standardize
 from dpiframe_core.features.vocabulary import TextLookup, id_bound, vocabulary_name
 from kernels.runtime import c_build
+from kernels.runtime.c_build import RequestExtension
 
-Columns: TypeAlias = Sequence[list[Any] | tuple[Any, ...]]  # of a packed column its parts
+Columns: TypeAlias = Sequence[list[Any] | tuple[Any, ...] | npt.NDArray[Any]]  # of a packed column its parts
+_DIMENSIONS = attrgetter("ndim")
+QUIET = partial(np.errstate, all="ignore")  # an overflow is found, and refused by name, in the result
 # Reads columns into rows `at` of the array given, [columns of the section, n]; whether it could.
 Read: TypeAlias = Callable[[Columns, npt.NDArray[Any]], bool]
 
@@ -54,37 +57,38 @@ class MultiColumnReader:
             parts = list(map(side.parts.get, self.names))  # type: ignore[attr-defined]
             return None if None in parts else parts
         columns: list[Any] = [side.get(name) for name in self.names]
-        if set(map(type, columns)) == {list}:
+        kinds = set(map(type, columns))
+        if kinds == {list}:
             return columns
+        if kinds == {np.ndarray} and set(map(_DIMENSIONS, columns)) == {1}:
+            return [c.tolist() if c.dtype.kind == "U" else c for c in columns]
         columns = list(map(_as_c_takes_it, columns))
-        return None if None in columns else columns
+        return None if any(c is None for c in columns) else columns  # `in` asks arrays whether they are equal
 
 
-def _as_c_takes_it(values: Any) -> list[Any] | tuple[Any, ...] | None:
+def _as_c_takes_it(values: Any) -> list[Any] | tuple[Any, ...] | npt.NDArray[Any] | None:
     """A list, or the parts of a packed column; an array becomes one of these. None: it is left to the careful way."""
     if isinstance(values, PackedColumn):
         return values.parts
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return arrow_parts(values)
     if type(values) is np.ndarray and values.ndim == 1:  # none that is masked
-        if values.dtype.kind in "OU":
-            texts: list[Any] = values.tolist()
-            return texts
-        form = ARRAYS.get(values.dtype)
-        return None if form is None or not values.flags.c_contiguous else (form, len(values), values, None)
+        return values.tolist() if values.dtype.kind == "U" else values
     return values if type(values) is list else None
 
 
 def rows_of(columns: Columns) -> int:
     first = columns[0]
-    return len(first) if isinstance(first, list) else int(first[1])
+    return int(first[1]) if isinstance(first, tuple) else len(first)
 
 
 _ALL, _MARKED = 1, 2  # outcomes of texts.c: all have ids, or marks among them
 
 
 def multi_column_readers(schema: FeatureSchema, lookups: Mapping[str, Lookup]) -> list[MultiColumnReader]:
-    """A reader for every group of features of one scope that can be read together. `lookups`: by vocabulary name."""
+    """A reader for every group of features of one scope that can be read together; none without C. `lookups`: by vocabulary
+    name.
+    """
     groups: dict[tuple[Any, ...], list[Feature]] = {}
     for f in schema.features:
         if isinstance(f, Numeric) and f.buckets is None:
@@ -93,7 +97,8 @@ def multi_column_readers(schema: FeatureSchema, lookups: Mapping[str, Lookup]) -
             groups.setdefault((f.scope, f.encoder.type), []).append(f)
         elif isinstance(f, Categorical) and _is_bag(f):
             groups[f.scope, f.name] = [f]
-    return [_reader(schema, lookups, members) for members in groups.values()]
+    functions = c_build.request_extension()
+    return [] if functions is None else [_reader(functions, schema, lookups, members) for members in groups.values()]
 
 
 def _is_plain(f: Categorical) -> bool:
@@ -109,7 +114,9 @@ def _is_bag(f: Categorical) -> bool:
     return f.max_values > 1 and isinstance(f.encoder, Identity) and f.splitter is None and padded and stands
 
 
-def _reader(schema: FeatureSchema, lookups: Mapping[str, Lookup], members: list[Feature]) -> MultiColumnReader:
+def _reader(
+    functions: RequestExtension, schema: FeatureSchema, lookups: Mapping[str, Lookup], members: list[Feature]
+) -> MultiColumnReader:
     places = [schema.columns[f.name] for f in members]
     numbers = [f for f in members if isinstance(f, Numeric)]
     categories = [f for f in members if isinstance(f, Categorical)]
@@ -117,94 +124,56 @@ def _reader(schema: FeatureSchema, lookups: Mapping[str, Lookup], members: list[
     at = np.array([c for p in places for c in range(p.start, p.start + p.width)], np.int64)
     read: Read
     if numbers:
-        read = _numbers(numbers, at)
+        read = _numbers(functions, numbers, at)
     elif hashes:
-        read = _hashes(categories, hashes, at)
+        read = _hashes(functions, categories, hashes, at)
     elif not isinstance(categories[0].encoder, Identity):
         found = [lookups[vocabulary_name(f) or ""] for f in categories]
-        read = _vocabularies(categories, [table for table in found if isinstance(table, TextLookup)], at)
+        read = _vocabularies(functions, categories, [table for table in found if isinstance(table, TextLookup)], at)
     elif categories[0].max_values > 1:
-        read = _bags(categories[0], id_bound(schema, categories[0]), at)
+        read = _bags(functions, categories[0], id_bound(schema, categories[0]), at)
     else:
-        read = _identities(tuple(id_bound(schema, f) for f in categories), at)
+        read = _identities(functions, tuple(id_bound(schema, f) for f in categories), at)
     names = tuple(f.name for f in members)
     return MultiColumnReader(names, frozenset(names), members[0].scope, places[0].section, read)
 
 
-def _vocabularies(features: list[Categorical], tables: list[TextLookup], at: Int64s) -> Read:
+def _vocabularies(functions: RequestExtension, features: list[Categorical], tables: list[TextLookup], at: Int64s) -> Read:
     refused = {UNKNOWN: at[[f.oov_id is None for f in features]], MISSING: at[[f.missing_id is None for f in features]]}
     refused = {mark: rows for mark, rows in refused.items() if rows.size}
     natives = tuple(table.native for table in tables)
 
     def read(columns: Columns, out: npt.NDArray[Any]) -> bool:
-        functions = c_build.request_extension()
-        if functions is None:
-            return False
         found = functions.column_ids(columns, natives, UNKNOWN, MISSING, out, at)
         return found == _ALL or (found == _MARKED and not any((out[rows] == mark).any() for mark, rows in refused.items()))
 
     return read
 
 
-def _hashes(features: list[Categorical], encoders: list[Hash], at: Int64s) -> Read:
+def _hashes(functions: RequestExtension, features: list[Categorical], encoders: list[Hash], at: Int64s) -> Read:
     refused = at[[f.missing_id is None for f in features]]
-    buckets = np.array([[e.buckets] for e in encoders])
-    first = np.array([[e.first_id or 0] for e in encoders])
     rules = np.array([[e.seed, e.buckets, e.first_id or 0] for e in encoders], np.int64)
 
     def read(columns: Columns, out: npt.NDArray[Any]) -> bool:
-        functions = c_build.request_extension()
-        if functions is not None:
-            found = functions.column_hashes(columns, rules, MISSING, out, at)
-            return found == _ALL or (found == _MARKED and not (refused.size and (out[refused] == MISSING).any()))
-        if set(map(type, chain.from_iterable(columns))) != {str}:
-            return False
-        texts = zip(encoders, columns, strict=True)
-        digests = (map(mmh3.mmh3_32_uintdigest, map(str.encode, c), repeat(e.seed)) for e, c in texts)
-        try:
-            hashes = np.fromiter(chain.from_iterable(digests), np.int64, len(columns) * len(columns[0]))
-        except UnicodeEncodeError:
-            return False
-        out[at] = hashes.reshape(len(columns), -1) % buckets + first
-        return True
+        found = functions.column_hashes(columns, rules, MISSING, out, at)
+        return found == _ALL or (found == _MARKED and not (refused.size and (out[refused] == MISSING).any()))
 
     return read
 
 
-def _identities(bounds: tuple[int, ...], at: Int64s) -> Read:
+def _identities(functions: RequestExtension, bounds: tuple[int, ...], at: Int64s) -> Read:
     limits = np.array(bounds, np.int64)
-
-    def read(columns: Columns, out: npt.NDArray[Any]) -> bool:
-        functions = c_build.request_extension()
-        if functions is not None:
-            return functions.column_integers(columns, limits, out, at)
-        ids = _in_bounds(columns, bounds)
-        if ids is not None:
-            out[at] = ids
-        return ids is not None
-
-    return read
+    return lambda columns, out: functions.column_integers(columns, limits, out, at)
 
 
-def _in_bounds(columns: Columns, bounds: tuple[int, ...]) -> Int64s | None:
-    """The integers, if all are ids below their column's bound."""
-    if set(map(type, chain.from_iterable(columns))) != {int}:
-        return None
-    try:
-        ids = np.fromiter(chain.from_iterable(columns), np.int64, len(columns) * len(columns[0])).reshape(len(columns), -1)
-    except OverflowError:
-        return None
-    return None if ids.min() < 0 or (ids >= np.array(bounds)[:, None]).any() else ids
-
-
-def _bags(f: Categorical, bound: int, at: Int64s) -> Read:
+def _bags(functions: RequestExtension, f: Categorical, bound: int, at: Int64s) -> Read:
     """Lists of at least one id, and no more than the feature keeps."""
     padding = f.padding_value if isinstance(f.padding_value, int) else -1
     numbers = f.max_values, bound, padding, MISSING, f.align == "last"
 
     def read(columns: Columns, out: npt.NDArray[Any]) -> bool:
-        functions, (bags,) = c_build.request_extension(), columns
-        if functions is None or not (isinstance(bags, list) or bags[0] == Form.ARROW):
+        bags = columns[0].tolist() if isinstance(columns[0], np.ndarray) else columns[0]
+        if not (isinstance(bags, list) or bags[0] == Form.ARROW):
             return False
         ids = np.empty((rows_of(columns), f.max_values), np.int64)
         if known := functions.column_bags(bags, numbers, ids):
@@ -214,7 +183,7 @@ def _bags(f: Categorical, bound: int, at: Int64s) -> Read:
     return read
 
 
-def _numbers(features: list[Numeric], at: Int64s) -> Read:
+def _numbers(functions: RequestExtension, features: list[Numeric], at: Int64s) -> Read:
     refused = np.array([f.missing_value is None for f in features])
     steps = list(zip(*(f.transforms for f in features), strict=True))
     lifted: list[Float64s] = []  # C does what is beside the logarithm, which must give NumPy's bits
@@ -228,18 +197,16 @@ def _numbers(features: list[Numeric], at: Int64s) -> Read:
     every, some_refused = np.arange(len(features)), bool(refused.any())
 
     def read(columns: Columns, out: npt.NDArray[Any]) -> bool:
-        functions = c_build.request_extension()
-        if functions is None:
-            return False
         numbers = np.empty((len(columns), out.shape[1]), np.float64)
         missing = np.empty(numbers.shape, np.bool_)
         nulls = functions.column_numbers(columns, numbers, missing, every, *lifted)
         if nulls < 0 or (nulls and some_refused and missing[refused].any()):
             return False
-        if lifted:
-            np.log(numbers, out=numbers)
-        for step in between:
-            numbers = step(numbers)
+        if lifted or between:
+            with QUIET():
+                numbers = np.log(numbers, out=numbers) if lifted else numbers
+                for step in between:
+                    numbers = step(numbers)
         return functions.scaled_numbers(numbers, missing, ends, out, at)
 
     return read

@@ -73,7 +73,7 @@ class CpuOperators:
             n.name: _bound(n, self._computation(n)) for n in graph.nodes if n.op != "lookup" and n.name not in along
         }
         if self._dtype == torch.float32:
-            begun = [one for first, series, _ in self._first.values() if first.few(1) for one in series]
+            begun = [one for first, series, _ in self._first.values() if first.few for one in series]
             bind_series(self._pure, begun, graph.nodes, readers, self._weights, self._widths)
         self._pure |= dict.fromkeys(along, _done)
 
@@ -87,7 +87,9 @@ class CpuOperators:
         layers = [n for n in self._nodes if n.op in _BY_ONEDNN]
         if self._dtype != torch.float32:
             return 0
-        return min((few_rows(self._weights[p].numel()) for n in layers for p in n.params), default=sys.maxsize)
+        along = {n.name: first.few for first, series, _ in self._first.values() for one in series for n in one}
+        most = (max(along.get(n.name, 0), few_rows(self._weights[p].numel())) for n in layers for p in n.params)
+        return min(most, default=sys.maxsize)
 
     @property
     def out_of_range(self) -> int:
@@ -100,7 +102,7 @@ class CpuOperators:
         for node, lookup in self._lookups:
             if node.name in self._first:
                 first, series, readers = self._first[node.name]
-                done = [*(one[-1] for one in series), *readers[len(series) :]] if first.few(block.rows) else readers
+                done = [*(one[-1] for one in series), *readers[len(series) :]] if block.rows <= first.few else readers
                 looked_up[node.name] = partial(_look_up_first, first, done, node.outputs[1:], block)
                 continue
             widths = [self._widths[o] for o in node.outputs[: len(node.attrs.outputs_of_concat())]]

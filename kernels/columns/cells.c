@@ -15,7 +15,7 @@ int dpi_table_opened(PyObject *columns, PyObject *out, PyObject *at, Table *t) {
     for (Py_ssize_t i = 0; good && i < t->count; ++i) {
         PyObject *column = PySequence_Fast_GET_ITEM(t->columns, i);
         const int packed = PyTuple_Check(column) && PyTuple_GET_SIZE(column) == 4;
-        const Py_ssize_t rows = packed ? PyLong_AsSsize_t(PyTuple_GET_ITEM(column, 1)) : PyList_Check(column) ? PyList_GET_SIZE(column) : -1;
+        const Py_ssize_t rows = packed ? PyLong_AsSsize_t(PyTuple_GET_ITEM(column, 1)) : PyTuple_Check(column) ? -1 : PyObject_Size(column);
         good = rows >= 0 && rows <= COUNTS && (!i || rows == t->rows);
         t->rows = rows;
     }
@@ -43,10 +43,27 @@ void dpi_table_closed(Table *t) {
     Py_DECREF(t->columns);
 }
 
+// An array of NumPy's, in whatever steps it lies.
+static int array_opened(PyObject *array, Cells *c) {
+    c->form = UNREAD;
+    if (PyObject_GetBuffer(array, &c->data, PyBUF_FORMAT | PyBUF_STRIDES)) return PyErr_Clear(), c->data.obj = NULL, 1;  // of times
+    const Py_buffer *b = &c->data;
+    if (b->ndim != 1 || b->shape[0] != c->rows || b->format[1]) return 1;
+    c->at = b->buf, c->step = b->strides[0];
+    switch (*b->format) {
+        case 'f': c->form = FLOAT32; break;
+        case 'd': c->form = FLOAT64; break;
+        case 'i': case 'l': case 'q': c->form = b->itemsize == 4 ? INT32 : INT64; break;
+        case 'O': if (c->step == sizeof(PyObject *) || c->rows < 2) c->form = OBJECTS, c->list = b->buf;
+    }
+    return 1;
+}
+
 int dpi_cells_opened(const Table *t, Py_ssize_t column, Cells *c) {
     PyObject *given = PySequence_Fast_GET_ITEM(t->columns, column);
-    *c = (Cells){.form = OBJECTS, .rows = t->rows, .list = given};
-    if (PyList_Check(given)) return 1;
+    *c = (Cells){.form = OBJECTS, .rows = t->rows};
+    if (PyList_Check(given)) return c->list = ((PyListObject *)given)->ob_item, 1;
+    if (!PyTuple_Check(given)) return array_opened(given, c);
     const long form = PyLong_AsLong(PyTuple_GET_ITEM(given, 0));
     if (form == ARROW) return dpi_arrow_opened(given, t->rows, c);
     if (form < TEXTS || form > INT64) {
@@ -67,7 +84,7 @@ int dpi_cells_opened(const Table *t, Py_ssize_t column, Cells *c) {
     }
     if (missing != Py_None && PyObject_GetBuffer(missing, &c->missing, PyBUF_SIMPLE)) goto no_mask;
     c->mask = c->missing.buf;
-    const Py_ssize_t width = form == FLOAT32 || form == INT32 ? 4 : form == FLOAT64 || form == INT64 ? 8 : 0;
+    const Py_ssize_t width = c->step = form == FLOAT32 || form == INT32 ? 4 : form == FLOAT64 || form == INT64 ? 8 : 0;
     if ((!width || c->data.len == width * c->rows) && (!c->mask || c->missing.len == c->rows)) {
         if (form == JSON && c->data.len > 1) ++c->at, --c->end;  // its brackets
         return 1;
@@ -80,7 +97,7 @@ no_mask:
 }
 
 void dpi_cells_closed(Cells *c) {
-    if (c->form == OBJECTS || c->form == ARROW) return;
+    if (c->data.obj == NULL) return;
     if (c->mask) PyBuffer_Release(&c->missing);
     PyBuffer_Release(&c->data);
 }
@@ -139,33 +156,18 @@ static void of_json(Cells *c, Cell *to) {
         to->kind = OTHER;
 }
 
-static void of_array(Cells *c, Cell *to) {
-    to->kind = c->form < INT32 ? NUMBER : INTEGER;
-    switch (c->form) {
-        case FLOAT32: {
-            float value;
-            memcpy(&value, c->at, 4);
-            to->number = value;
-            break;
-        }
-        case FLOAT64: memcpy(&to->number, c->at, 8); break;
-        case INT32: to->integer = *(const Id32 *)c->at; break;
-        default: memcpy(&to->integer, c->at, 8);
-    }
-    c->at += c->form == FLOAT32 || c->form == INT32 ? 4 : 8;
-}
-
 void dpi_cell(Cells *c, Cell *to) {
     const Py_ssize_t k = c->next++;
     switch (c->form) {
         case OBJECTS:
-            if (k + 16 < c->rows) __builtin_prefetch(PyList_GET_ITEM(c->list, k + 16));  // thousands lie beyond the caches
-            of_object(PyList_GET_ITEM(c->list, k), to);
+            if (k + 16 < c->rows) __builtin_prefetch(c->list[k + 16]);  // thousands lie beyond the caches
+            of_object(c->list[k] ? c->list[k] : Py_None, to);
             break;
         case TEXTS: of_texts(c, to); break;
         case JSON: of_json(c, to); break;
         case ARROW: dpi_arrow_cell(c, k, to); break;
-        default: of_array(c, to);
+        case UNREAD: to->kind = OTHER; break;
+        default: dpi_array_cell(c, to);
     }
     if (c->mask && c->mask[k] && to->kind != OTHER) to->kind = NOTHING;
 }

@@ -33,7 +33,7 @@ PyObject *dpi_column_numbers(PyObject *Py_UNUSED(module), PyObject *const *args,
         if (!dpi_cells_opened(&t, i, &cells)) break;
         for (Py_ssize_t k = 0; missing >= 0 && k < t.rows; ++k) {
             Cell cell;
-            dpi_cell(&cells, &cell);
+            dpi_next(&cells, &cell);
             *to = cell.kind == NUMBER ? cell.number : cell.kind == INTEGER ? (double)cell.integer : 0;
             *gone++ = cell.kind == NOTHING;
             if (cell.kind == OTHER || cell.kind == TEXT || !isfinite(*to)) missing = -1;
@@ -86,8 +86,19 @@ static inline int known(int64_t value, int64_t bound, int64_t padding, int64_t m
 
 static inline int id_of(PyObject *value, int64_t bound, int64_t padding, int64_t mark, int64_t *to) {
     int overflow = 0;
-    const int64_t id = PyLong_CheckExact(value) ? PyLong_AsLongLongAndOverflow(value, &overflow) : -1;
+    const int64_t id = value && PyLong_CheckExact(value) ? PyLong_AsLongLongAndOverflow(value, &overflow) : -1;
     return !overflow && known(id, bound, padding, mark, to);
+}
+
+// The ids of an array; gives whether all are integers below the bound.
+static int array_ids(const Cells *c, uint64_t bound, int64_t *to) {
+    int bad = c->form < INT32;
+    for (Py_ssize_t k = 0; !bad && k < c->rows; ++k) {
+        const uint8_t *at = c->at + k * c->step;
+        to[k] = c->form == INT32 ? *(const Id32 *)at : *(const Id64 *)at;
+        bad = (uint64_t)to[k] >= bound;
+    }
+    return !bad;
 }
 
 // column_integers(columns, bounds, out, at): integers from 0 to below their column's bound, int64[columns], into rows `at` of
@@ -105,14 +116,15 @@ PyObject *dpi_column_integers(PyObject *Py_UNUSED(module), PyObject *const *args
             int64_t *to = dpi_table_row(&t, i);
             Cells cells;
             if (!(good = dpi_cells_opened(&t, i, &cells))) break;
-            for (Py_ssize_t k = 0; good && k < t.rows; ++k, ++to) {
+            if (dpi_is_array(&cells) && !cells.mask) good = array_ids(&cells, (uint64_t)bound, to);
+            else for (Py_ssize_t k = 0; good && k < t.rows; ++k, ++to) {
                 Cell cell;
                 if (cells.form == OBJECTS) {
-                    if (k + 16 < t.rows) __builtin_prefetch(PyList_GET_ITEM(cells.list, k + 16));
-                    good = id_of(PyList_GET_ITEM(cells.list, k), bound, -1, -1, to);
+                    if (k + 16 < t.rows) __builtin_prefetch(cells.list[k + 16]);
+                    good = id_of(cells.list[k], bound, -1, -1, to);
                     continue;
                 }
-                dpi_cell(&cells, &cell);
+                dpi_next(&cells, &cell);
                 good = cell.kind == INTEGER && cell.integer >= 0 && cell.integer < bound;
                 *to = cell.integer;
             }
@@ -132,7 +144,7 @@ PyObject *dpi_column_bags(PyObject *Py_UNUSED(module), PyObject *const *args, Py
     int last, good = 1;
     Py_buffer out;
     if (!counted(count, 3) || !PyArg_ParseTuple(args[1], "LLLLp", &width, &bound, &padding, &mark, &last)) return NULL;
-    Cells cells = {.list = args[0]}, values;
+    Cells cells, values;
     const int listed = PyList_Check(args[0]);
     if (!listed && !(PyTuple_Check(args[0]) && PyTuple_GET_SIZE(args[0]) == 4))
         return PyErr_Format(PyExc_TypeError, "bags: expected a list or a column of Arrow");
@@ -152,7 +164,7 @@ PyObject *dpi_column_bags(PyObject *Py_UNUSED(module), PyObject *const *args, Py
         for (Py_ssize_t k = 0; good && k < n; ++k) {
             Cell cell;
             if (listed) good = id_of(PyList_GET_ITEM(bag, k), bound, padding, mark, at + k);
-            else dpi_cell(&values, &cell), good = cell.kind == INTEGER && known(cell.integer, bound, padding, mark, at + k);
+            else dpi_next(&values, &cell), good = cell.kind == INTEGER && known(cell.integer, bound, padding, mark, at + k);
         }
     }
     PyBuffer_Release(&out);

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from kernels.cpu.dense import Layers, Linear
-from kernels.cpu.float_lookup import FloatLookup, FloatTables
+from kernels.cpu.float_lookup import WIDEST_X, FloatLookup, FloatTables
 from kernels.cpu.lookup import PackedLookup
 from kernels.lookup.id_record import RowAddresses, address
 from kernels.lookup.plan import Kind, Slot
@@ -26,6 +26,9 @@ class FirstLayers:
         layers: weight[out, x_width], bias[out] or None, and what makes a layer of such.
         series: of each layer, what `Layers` takes for it and those behind it; none if they cannot be computed so.
         fm: whether FM's term of all of x is wanted.
+
+    Attributes:
+        few: rows up to which series are computed.
     """
 
     def __init__(
@@ -44,7 +47,8 @@ class FirstLayers:
         self._whole = _reader(tables, slots)
         self._of_whole = [make(_weight(tables, slots, w), b) for w, b, make in layers]
         self._series = [Layers([(_weight(tables, slots, w), b, relu), *more]) for (w, b, relu), *more in series]
-        self._few = min((one.few for one in self._series), default=0)
+        self.few = min((one.few if own else one.most for one in self._series), default=0)
+        self._fits = len(self._series) == 1 and self.few > 0 and self._series[0].shape[0] <= WIDEST_X
         self._products = 0  # of what is shared, for a row
         if own:
             self._own, self._shared = _reader(tables, own), _reader(tables, shared)
@@ -54,23 +58,21 @@ class FirstLayers:
             ]
             self._products = sum(weight.numel() for weight, _ in self._of_shared)
 
-    def few(self, rows: int) -> bool:
-        """Whether series are computed of so many rows."""
-        return rows <= self._few
-
     def __call__(self, rows: RowAddresses) -> tuple[list[torch.Tensor], torch.Tensor | None, torch.Tensor | None]:
         """The outputs [rows, out] of the layers, or (`few`) of the series; the sum of first-order terms and FM's, [rows, 1].
         None for what there is not.
         """
-        few = self.few(rows.rows)
+        few = rows.rows <= self.few
         contexts = rows.contexts
         saved = (rows.rows - contexts) * self._products
         apart = not few and saved >= _PRODUCTS and rows.rows >= contexts * _ROWS_OF_A_CONTEXT
-        x, total, fm, outside = (self._own if apart else self._whole)(rows, self._fm)
+        along = self._series[0] if few and self._fits else None
+        x, total, fm, outside = (self._own if apart else self._whole)(rows, self._fm, layers=along)
         assert x is not None
         self._count(outside)
         if not apart:
-            return [layer(x) for layer in (self._series if few else self._of_whole)], total, fm
+            outputs = [x] if along is not None else [layer(x) for layer in (self._series if few else self._of_whole)]
+            return outputs, total, fm
         each = np.arange(contexts, dtype=np.int32)
         of_contexts, *_ = self._shared(rows._replace(rows=contexts, request=None if contexts == 1 else address(each)))
         assert of_contexts is not None

@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kernels.cpu.dense import Layers
 from kernels.cpu.openmp_pool import pool_arguments
 from kernels.cpu.rows_c import RowsByC
 from kernels.lookup.id_record import RowAddresses
 from kernels.lookup.plan import NO_NUMBER, LookupPlan
 
-MOST_DIM, MORE = 256, -2  # of lookup.c
+MOST_DIM, MORE, WIDEST_X = 256, -2, 512  # of lookup.c
 _COLUMNWISE = ("number", "weight_number", "to", "copied", "copied_to", "marked", "marked_to")
 
 
@@ -77,18 +78,19 @@ class FloatLookup:
         self._x_width, self._sums = 0 if table is None else width, weights is not None
 
     def __call__(
-        self, rows: RowAddresses, fm: bool = False, x: torch.Tensor | None = None
+        self, rows: RowAddresses, fm: bool = False, x: torch.Tensor | None = None, layers: Layers | None = None
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None, int]:
-        """x float32[rows, width], the given one if there is one, the sums and FM's term of all columns, [rows, 1] each, and how
-        many ids were outside.
+        """x float32[rows, width], the given one if there is one, or what `layers` make of it; the sums and FM's term of all
+        columns, [rows, 1] each, and how many ids were outside.
 
         Raises:
             ValueError: rows that are not of the plan's records.
         """
         self._rows.check(rows)
         n = rows.rows
-        x = torch.empty(n, self._x_width) if self._x_width and x is None else x
+        x = torch.empty(n, layers.shape[1] if layers else self._x_width) if self._x_width and x is None else x
         total = torch.empty(n, 1) if self._sums else None
         term = torch.empty(n, 1) if fm else None
         out = [None if t is None else t.data_ptr() for t in (x, total, term)]
-        return x, total, term, self._run(self._rows.address, self._address, *rows[:7], *out, *pool_arguments())
+        of_layers = layers.arguments if layers else (None, 0, 0)
+        return x, total, term, self._run(self._rows.address, self._address, *rows[:7], *out, *of_layers, *pool_arguments())

@@ -10,6 +10,8 @@
 #include "cpu/openmp_pool.h"
 
 typedef float Floats __attribute__((vector_size(64), aligned(4), may_alias));
+typedef float Eight __attribute__((vector_size(32)));
+typedef float Four __attribute__((vector_size(16)));
 
 #if defined(__AVX512F__)
 enum { WIDE = 2 };
@@ -43,7 +45,8 @@ static inline __attribute__((always_inline)) void tile(const Layer *l, const flo
             for (int r = 0; r < rows; ++r) sums[r][v] += x[r * l->in + i] * w;
         }
     for (int r = 0; r < rows; ++r)
-        memcpy(y + r * stride + at, sums[r], (most < wide * LANES ? most : wide * LANES) * sizeof(float));
+        if (most < wide * LANES) memcpy(y + r * stride + at, sums[r], most * sizeof(float));
+        else memcpy(y + r * stride + at, sums[r], wide * LANES * sizeof(float));  // stores, not a call
 }
 
 // One output of each row.
@@ -54,9 +57,10 @@ static void dots(const Layer *l, const float *x, int64_t n, float *y) {
         for (; i + LANES <= l->in; i += LANES) sums += *(const Floats *)(x + i) * *(const Floats *)(l->weight + i);
         float all = *l->bias;
         for (; i < l->in; ++i) all += x[i] * l->weight[i];
-        for (int half = LANES / 2; half; half /= 2)
-            for (int k = 0; k < half; ++k) sums[k] += sums[k + half];
-        y[r] = all + sums[0];
+        const union { Floats all; Eight half[2]; } sixteen = {sums};
+        const union { Eight all; Four half[2]; } eight = {sixteen.half[0] + sixteen.half[1]};
+        const Four four = eight.half[0] + eight.half[1];
+        y[r] = all + ((four[0] + four[2]) + (four[1] + four[3]));
     }
 }
 
@@ -81,19 +85,24 @@ static void layer(const Layer *l, const float *x, int64_t n, float *y) {
     for (int64_t i = 0; l->relu && i < n * l->out; ++i) y[i] = y[i] < 0 ? 0 : y[i];
 }
 
-static void layers_of_rows(void *task, int64_t from, int64_t to) {
-    const Task *t = task;
+// out[rows, out of the last] of given[rows, in of the first], in the calling thread.
+void dpi_layered(const void *task, int64_t count, const float *given, int64_t rows, float *out) {
     float kept[2][ROWS * WIDEST];
-    const Layer *last = t->layers + t->count - 1;
-    for (int64_t r = from; r < to; r += ROWS) {
-        const int64_t n = to - r < ROWS ? to - r : ROWS;
-        const float *x = t->x + r * t->layers->in;
-        for (const Layer *l = t->layers; l <= last; ++l) {
-            float *y = l == last ? t->y + r * l->out : kept[(l - t->layers) & 1];
+    const Layer *layers = task, *last = layers + count - 1;
+    for (int64_t r = 0; r < rows; r += ROWS) {
+        const int64_t n = rows - r < ROWS ? rows - r : ROWS;
+        const float *x = given + r * layers->in;
+        for (const Layer *l = layers; l <= last; ++l) {
+            float *y = l == last ? out + r * l->out : kept[(l - layers) & 1];
             layer(l, x, n, y);
             x = y;
         }
     }
+}
+
+static void layers_of_rows(void *task, int64_t from, int64_t to) {
+    const Task *t = task;
+    dpi_layered(t->layers, t->count, t->x + from * t->layers->in, to - from, t->y + from * t->layers[t->count - 1].out);
 }
 
 // y[n, out of the last] of x[n, in of the first].

@@ -37,30 +37,32 @@ static inline uint64_t id_64(const uint8_t *record, int32_t word, int32_t shift,
 
 static const uint64_t NO_IDS = 0;  // the record of a side without ids, whose columns all read row 0
 
+enum { NEAR_ROWS = 64 };  // whose ids are read column by column: a column's constants stay in registers
+
 // The rows of the packed table, id[n, columns], for n rows from row `from` on; gives how many ids were outside their tables.
 #define PACKED_ROWS(NAME, ID, READ)                                                                  \
     static int64_t NAME(const Columns *s, int64_t from, int64_t n, const uint8_t *candidate, const uint8_t *context,  \
                         const int32_t *request, int64_t contexts, ID *restrict at) {                \
-        const ID *restrict mask = s->mask, *restrict first = s->first, *restrict rows = s->rows;    \
-        const ID *restrict oov = s->oov, *restrict pad = s->pad, *restrict pads = s->pads;          \
-        const int32_t *restrict word = s->word, *restrict shift = s->shift;                         \
         int64_t found = 0;                                                                          \
-        for (int64_t r = 0; r < n; ++r, at += s->columns) {                                         \
-            ID bad = 0;                                                                             \
+        for (int64_t first = 0; first < n; first += NEAR_ROWS)                                      \
             for (int64_t k = 0; k < s->stretches; ++k) {                                            \
                 const Stretch part = s->stretch[k];                                                 \
                 const int64_t bytes = part.context ? s->context_bytes : s->candidate_bytes;         \
-                const int64_t row = part.context ? (contexts == 1 ? 0 : request[from + r]) : from + r;     \
-                const uint8_t *record = bytes ? (part.context ? context : candidate) + row * bytes : (const uint8_t *)&NO_IDS; \
+                const int64_t end = n - first < NEAR_ROWS ? n : first + NEAR_ROWS;                  \
+                const uint8_t *records = bytes ? (part.context ? context : candidate) : (const uint8_t *)&NO_IDS; \
                 for (int32_t c = part.start; c < part.stop; ++c) {                                  \
-                    ID id = READ(record, word[c], shift[c], mask[c]);                               \
-                    ID ones = id == mask[c], outside = id >= rows[c];                               \
-                    at[c] = outside ? (ones ? pad[c] : oov[c]) : id + first[c];                     \
-                    bad += outside & ~(ones & pads[c]);                                             \
+                    const ID mask = ((const ID *)s->mask)[c], begin = ((const ID *)s->first)[c], rows = ((const ID *)s->rows)[c]; \
+                    const ID oov = ((const ID *)s->oov)[c], pad = ((const ID *)s->pad)[c], pads = ((const ID *)s->pads)[c]; \
+                    const int32_t word = s->word[c], shift = s->shift[c];                           \
+                    for (int64_t r = first; r < end; ++r) {                                         \
+                        const int64_t row = part.context ? (contexts == 1 ? 0 : request[from + r]) : from + r; \
+                        const ID id = READ(records + row * bytes, word, shift, mask);               \
+                        const ID ones = id == mask, outside = id >= rows;                           \
+                        at[r * s->columns + c] = outside ? (ones ? pad : oov) : id + begin;         \
+                        found += outside & ~(ones & pads);                                          \
+                    }                                                                               \
                 }                                                                                   \
             }                                                                                       \
-            found += bad;                                                                           \
-        }                                                                                           \
         return found;                                                                               \
     }
 
@@ -171,6 +173,8 @@ typedef struct {
     const Floats *floats;
     const float *candidate_numbers, *context_numbers;
     float *x, *total, *fm;
+    const void *layers;
+    int64_t count, outputs;
 } Pass;
 
 // As many as BLOCK ids name if rows are narrow, or 64 kB if they are wide.
@@ -179,8 +183,8 @@ static int64_t rows_at_once(const Columns *s, const Floats *f) {
     return s->columns < ids ? ids / s->columns : 1;
 }
 
-static void float_rows(void *task, int64_t from, int64_t end) {
-    Pass *t = task;
+// Rows [from, end), x's from its begin on.
+static void read_rows(Pass *t, int64_t from, int64_t end, float *x) {
     const Columns *s = t->ids.columns;
     const Floats *f = t->floats;
     uint32_t block[MOST_COLUMNS];
@@ -189,21 +193,21 @@ static void float_rows(void *task, int64_t from, int64_t end) {
     const float *restrict table = f->table;
     const int32_t *restrict to = f->to;
     const uint32_t *restrict pad = s->pad;
-    float *x = t->x, *total = t->total, *fm = t->fm;
+    float *total = t->total, *fm = t->fm;
     const int copied = f->plain && !fm;
     int64_t outside = 0;
     for (int64_t r = from; r < end; ++r) {
         const int64_t done = (r - from) % step, rows = done ? 0 : r + step < end ? step : end - r;
         if (rows) {
             outside += packed_rows_32(s, r, rows, t->ids.candidate, t->ids.context, t->ids.request, t->ids.contexts, block);
-            if (x && copied) copy_rows(block, rows * columns, table, dim, x + r * f->width);
+            if (x && copied) copy_rows(block, rows * columns, table, dim, x + (r - from) * f->width);
             else if (x) for (int64_t i = 0; i < rows * columns; ++i) __builtin_prefetch(table + (int64_t)block[i] * dim);
         }
         const uint32_t *restrict at = block + done * columns;
         const float *own = t->candidate_numbers + r * f->candidate_numbers;
         const float *shared = t->context_numbers + (t->ids.request ? t->ids.request[r] : 0) * f->context_numbers;
         if (x && !copied) {
-            float *out = x + r * f->width, all = 0;
+            float *out = x + (r - from) * f->width, all = 0;
             int64_t d = 0;
             if (f->apart && !fm) place_rows(at, columns, to, table, dim, out);
             else {
@@ -224,12 +228,29 @@ static void float_rows(void *task, int64_t from, int64_t end) {
     __atomic_fetch_add(&t->ids.outside, outside, __ATOMIC_RELAXED);
 }
 
+enum { NEAR = 1 << 13, LAYER_ROWS = 16, WIDEST_X = NEAR / LAYER_ROWS };  // NEAR: numbers of x that stay in the first cache
+
+void dpi_layered(const void *layers, int64_t count, const float *given, int64_t rows, float *out);  // of layers.c
+
+static void float_rows(void *task, int64_t from, int64_t end) {
+    Pass *t = task;
+    const int64_t width = t->floats->width, step = t->count ? NEAR / width / LAYER_ROWS * LAYER_ROWS : end - from;
+    float x[NEAR];
+    for (int64_t r = from, n; r < end; r += n) {
+        n = end - r < step ? end - r : step;
+        read_rows(t, r, r + n, t->count ? x : t->x ? t->x + r * width : NULL);
+        if (t->count) dpi_layered(t->layers, t->count, x, n, t->x + r * t->outputs);
+    }
+}
+
 // As dpi_lookup for packed tables of less than 2^31 float32 rows and at most 4096 columns; fm: 1/2 sum_d ((sum_i v_id)^2 -
-// sum_i v_id^2) of all columns. x, total and fm may be null.
+// sum_i v_id^2) of all columns. x, total and fm may be null. With layers, of WIDEST_X inputs at most, x is their
+// `outputs` of it.
 int64_t dpi_floats(const Columns *s, const Floats *f, int64_t n, const uint8_t *candidate, const uint8_t *context,
                    const int32_t *request, int64_t contexts, const float *candidate_numbers, const float *context_numbers,
-                   float *x, float *total, float *fm, Parallel parallel, int64_t threads) {
-    Pass task = {{s, 0, contexts, 0, candidate, context, request, NULL}, f, candidate_numbers, context_numbers, x, total, fm};
+                   float *x, float *total, float *fm, const void *layers, int64_t count, int64_t outputs, Parallel parallel, int64_t threads) {
+    Pass task = {{s, 0, contexts, 0, candidate, context, request, NULL}, f, candidate_numbers, context_numbers,
+                 x, total, fm, layers, count, outputs};
     share_out((Shares){float_rows, &task, n, rows_at_once(s, f), 0}, parallel, threads);
     return task.ids.outside;
 }

@@ -37,7 +37,7 @@ _POINTER, _LONG = ctypes.c_void_p, ctypes.c_int64
 
 Loaded = TypeVar("Loaded")
 Buffer = npt.NDArray[np.generic] | bytes | memoryview
-Columns = Sequence[list[Any] | tuple[Any, ...]]  # lists, or packed columns (cells.h)
+Columns = Sequence[list[Any] | tuple[Any, ...] | npt.NDArray[Any]]  # lists, arrays, or packed columns (cells.h)
 
 
 class RequestExtension(Protocol):
@@ -115,7 +115,8 @@ def _bound(path: Path) -> ctypes.CDLL:
     loaded.dpi_layer_norm.argtypes = [_POINTER, _LONG, _LONG, *[_POINTER] * 2, ctypes.c_float, *[_POINTER] * 2, _LONG]
     loaded.dpi_recurrence.restype = loaded.dpi_fm.restype = loaded.dpi_add_shared.restype = loaded.dpi_row.restype = None
     loaded.dpi_lookup.argtypes = [_POINTER, _LONG, _LONG, *[_POINTER] * 3, _LONG, *[_POINTER] * 2, _LONG]
-    loaded.dpi_floats.argtypes = [_POINTER, _POINTER, _LONG, *[_POINTER] * 3, _LONG, *[_POINTER] * 6, _LONG]
+    pointers = [_POINTER] * 6
+    loaded.dpi_floats.argtypes = [*pointers[:2], _LONG, *pointers[:3], _LONG, *pointers, _LONG, _LONG, _POINTER, _LONG]
     loaded.dpi_add_shared.argtypes = [_POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG]
     loaded.dpi_row.argtypes = [_POINTER, *[_LONG] * 2, *[_POINTER] * 2, _LONG, *[_POINTER] * 2, _LONG]
     loaded.dpi_field_attention.argtypes = [_POINTER, _LONG, _POINTER, _LONG]
