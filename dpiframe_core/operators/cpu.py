@@ -21,6 +21,8 @@ from dpiframe_core.operators.generic.fewer_passes import pooled_lookup, split_li
 from dpiframe_core.operators.layer_series import bind_series, series_from, series_layers
 from dpiframe_core.operators.torch_operators import Compute, attention_layers, bound_operator, cin_layers, small_operator
 from kernels import reference
+from kernels.attention.attention_columns import AttentionColumns
+from kernels.attention.attention_cpu import CpuAttention
 from kernels.attention.field_attention_cpu import CpuFieldAttention
 from kernels.cpu.dense import CrossV1, Fm, Head, Linear, few_rows, has_bf16
 from kernels.cpu.first_layers import FirstLayers
@@ -224,26 +226,10 @@ def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _attention(a: Attrs, w: Sequence[torch.Tensor]) -> Compute:
-    """A node's target attention: from x[B, *] to what it keeps of it and the interest, float32."""
     at = a.attended
     assert at is not None
-    how = *attention_layers(a, w), a.activation, a.slope, at.output, at.softmax
-
-    def run(x: torch.Tensor) -> torch.Tensor:
-        x, rows = x.float(), len(x)
-        query = torch.cat([x[:, q : q + d] for q, d in zip(at.queries, at.dims, strict=True)], 1)
-        spans = zip(at.keys, at.dims, strict=True)
-        keys = torch.cat([x[:, k : k + at.length * d].reshape(rows, at.length, d) for k, d in spans], 2)
-        mask = x[:, at.mask : at.mask + at.length] if at.mask >= 0 else None
-        pooled = reference.attention(query, keys, mask, *how)
-        out = torch.empty(rows, sum(n for _, _, n in at.kept) + at.dim)
-        for start, to, count in at.kept:
-            out[:, to : to + count] = x[:, start : start + count]
-        for part, to in zip(torch.split(pooled, list(at.dims), 1), at.pooled, strict=True):
-            out[:, to : to + part.shape[1]] = part
-        return out
-
-    return run
+    columns = AttentionColumns(at.length, at.dims, at.queries, at.keys, at.pooled, at.mask, at.kept)
+    return CpuAttention(columns, *attention_layers(a, w), a.activation, a.slope, at.output, at.softmax)
 
 
 def _look_up(

@@ -1,7 +1,7 @@
 """Builds the .c files with the host's C compiler, once for a processor, and loads them: blocks.c, staging.c,
 copy_threads.c, replay.c and those of kernels/columns as an extension module of CPython, which needs its headers; lookup.c,
-dense.c, layers.c, norms.c, recurrence.c and field_attention.c as a library. Where they cannot be built, NumPy, torch and CuPy
-do the same, slower.
+dense.c, layers.c, norms.c, recurrence.c, attention.c and field_attention.c as a library. Where they cannot be built, NumPy,
+torch and CuPy do the same, slower.
 """
 
 import ctypes
@@ -85,7 +85,7 @@ class RequestExtension(Protocol):
 def cpu_library() -> ctypes.CDLL | None:
     """The functions of the files named here, or None where they cannot be built (said once, in the log)."""
     own = (f"cpu/{name}.c" for name in ("lookup", "dense", "layers"))
-    names = (*own, "norms/norms.c", "recurrent/recurrence.c", "attention/field_attention.c")
+    names = (*own, "norms/norms.c", "recurrent/recurrence.c", "attention/attention.c", "attention/field_attention.c")
     return _loaded(names, (), _bound, "CPU lookups")
 
 
@@ -108,7 +108,7 @@ def extension(name: str, sources: Sequence[str | Path], users: str) -> Any | Non
 def _bound(path: Path) -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     loaded.dpi_lookup.restype = loaded.dpi_floats.restype = _LONG
-    loaded.dpi_field_attention.restype = loaded.dpi_layers.restype = None
+    loaded.dpi_attention.restype = loaded.dpi_field_attention.restype = loaded.dpi_layers.restype = None
     loaded.dpi_softmax.restype = loaded.dpi_layer_norm.restype = loaded.dpi_choice.restype = None
     loaded.dpi_choice.argtypes = [_POINTER, _LONG, _LONG, _LONG, *[_POINTER] * 2, _LONG]
     loaded.dpi_softmax.argtypes = [_POINTER, _LONG, _LONG, *[_POINTER] * 2, _LONG]
@@ -119,7 +119,7 @@ def _bound(path: Path) -> ctypes.CDLL:
     loaded.dpi_floats.argtypes = [*pointers[:2], _LONG, *pointers[:3], _LONG, *pointers, _LONG, _LONG, _POINTER, _LONG]
     loaded.dpi_add_shared.argtypes = [_POINTER, _LONG, _LONG, _POINTER, _POINTER, _LONG]
     loaded.dpi_row.argtypes = [_POINTER, *[_LONG] * 2, *[_POINTER] * 2, _LONG, *[_POINTER] * 2, _LONG]
-    loaded.dpi_field_attention.argtypes = [_POINTER, _LONG, _POINTER, _LONG]
+    loaded.dpi_attention.argtypes = loaded.dpi_field_attention.argtypes = [_POINTER, _LONG, _POINTER, _LONG]
     loaded.dpi_recurrence.argtypes = [_POINTER, _LONG, _POINTER, _LONG]
     loaded.dpi_layers.argtypes = [_POINTER, _LONG, _POINTER, _LONG, *[_POINTER] * 2, _LONG]
     loaded.dpi_fm.argtypes = [_POINTER, *[_LONG] * 4, *[_POINTER] * 2, _LONG]
