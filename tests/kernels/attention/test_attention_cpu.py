@@ -50,7 +50,9 @@ def check(own, dim, length, rows=5, parts=1):
 
 @pytest.mark.parametrize("softmax", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("dim", "length", "parts"), [(1, 1, 1), (10, 5, 3), (16, 32, 1), (40, 50, 2), (130, 4, 1), (8, 201, 1)])
+@pytest.mark.parametrize(
+    ("dim", "length", "parts"), [(1, 1, 1), (10, 5, 3), (16, 32, 1), (40, 50, 2), (130, 4, 1), (8, 201, 1)]
+)
 def test_the_interest_is_the_sum_of_weighted_keys(dim, length, parts, masked, softmax):
     check(unit((9, 5), softmax=softmax, masked=masked), dim, length, parts=parts)
 
