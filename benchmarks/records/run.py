@@ -88,3 +88,15 @@ def names_in(text: str) -> list[str]:
 def numbers_in(text: str) -> list[int]:
     """Whole numbers, comma-separated."""
     return [int(part) for part in names_in(text)]
+
+
+def shares_in(text: str) -> list[float]:
+    """Shares of the highest rate, comma-separated.
+
+    Raises:
+        typer.BadParameter: one offers nothing.
+    """
+    shares = [float(part) for part in names_in(text)]
+    if any(share <= 0 for share in shares):
+        raise typer.BadParameter(f"offered: got {text!r}, expected shares above 0")
+    return shares

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.records.run import Append, Device, Names, Out, Run, Seconds, names_in, numbers_in
+from benchmarks.records.run import Append, Device, Names, Out, Run, Seconds, names_in, numbers_in, shares_in
 from deployments.processes import cores
 from deployments.signals import interrupted_by_sigterm
 from dpiframe_core.engine.options import DEFAULT_PRECISION
@@ -48,7 +48,7 @@ def serving(
     plan = serving_suite.Plan(
         bundle=bundle, hidden=numbers_in(hidden), device=run.device.type, precision=DEFAULT_PRECISION[run.device.type],
         systems=names_in(systems), forms=names_in(forms), candidates=numbers_in(candidates),
-        connections=numbers_in(connections), offered=[float(x) for x in names_in(offered)],
+        connections=numbers_in(connections), offered=shares_in(offered),
         rates=[float(x) for x in names_in(rates)], gpus=counts,
         ingress=ingress or max(2, here // 2 // max(counts)), cores=cores_a_gpu,
         load_processes=load_processes or max(1, here // 8),
@@ -82,7 +82,7 @@ def request_budget(
     plan = budget.Plan(
         bundle=bundle, device=run.device.type, precision=DEFAULT_PRECISION[run.device.type], system=system,
         ingress=ingress or max(2, cores() // 2), forms=names_in(forms), candidates=numbers_in(candidates),
-        connections=numbers_in(connections), offered=[float(x) for x in names_in(offered)], ways=names_in(ways),
+        connections=numbers_in(connections), offered=shares_in(offered), ways=names_in(ways),
         load_processes=load_processes, seconds=seconds, seed=seed,
     )  # fmt: skip
     run.finish(budget.run(plan, typer.echo))

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.records.run import Append, Device, Names, Out, Run, Seconds, names_in
+from benchmarks.records.run import Append, Device, Names, Out, Run, Seconds, names_in, shares_in
 from deployments.processes import cores
 from dpiframe_core.engine.options import DEFAULT_PRECISION
 
@@ -36,7 +36,7 @@ def stalls(
     plan = stalls_suite.Plan(
         bundle=bundle, device=run.device.type, precision=DEFAULT_PRECISION[run.device.type], system=system,
         ingress=ingress or max(1, cores() // 4), candidates=candidates, connections=connections,
-        offered=[float(x) for x in names_in(offered)], ways=names_in(ways), turns=turns, load_processes=load_processes,
+        offered=shares_in(offered), ways=names_in(ways), turns=turns, load_processes=load_processes,
         seconds=seconds, seed=seed,
     )  # fmt: skip
     run.finish(stalls_suite.run(plan, typer.echo))
