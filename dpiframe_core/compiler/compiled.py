@@ -14,6 +14,7 @@ from dpiframe_core.bundle.bundle import Golden, Manifest, Provenance, Vocabulary
 from dpiframe_core.bundle.manifest import vocabulary_names
 from dpiframe_core.compiler.cpu_scores import cpu_lane, cpu_scores
 from dpiframe_core.compiler.examples import Call, Output, RawColumns, Scored, example_block, raw_columns
+from dpiframe_core.compiler.joined_tables import JoinedTables
 from dpiframe_core.compiler.lookups import Lookups
 from dpiframe_core.compiler.lower import Lowering
 from dpiframe_core.compiler.operations.strided import Strided
@@ -50,7 +51,7 @@ class Compiled:
     schema: FeatureSchema
     graph: Graph
     dense: dict[str, torch.Tensor]
-    tables: dict[str, torch.Tensor]
+    tables: Mapping[str, torch.Tensor]
     golden: Golden
     deviation: float
     tasks: tuple[str, ...]
@@ -134,7 +135,7 @@ def compile_module(
         output_value = lowering.emitter.run(result)
         graph, dense = tidied(lowering.emitter, lookups, output_value)
         _check_used(schema, lookups)
-        tables = {t.name: lookups.table(t.name) for t in schema.tables}
+        tables = JoinedTables({t.name: lookups.table(t.name) for t in schema.tables})
         block = example_block(schema, example, lookups.padding)
         scores = _source_scores(scored, example)
         compiled = cpu_scores(graph, schema, tables, dense, block)

@@ -29,7 +29,7 @@ def cpu_scores(
 ) -> Floats:
     """float32[rows, tasks] of a graph before fusion; of its tables only the rows that `block` reads are touched."""
     kept = _kept(schema, block)
-    few = {name: t[torch.from_numpy(np.minimum(kept[name], len(t) - 1))] if name in kept else t for name, t in tables.items()}
+    few = {name: _rows(tables[name], kept.get(name)) for name in tables}  # of joined ones no two at a time
     narrowed = _narrowed(schema, few)
     lane, renumbered = cpu_lane(graph, narrowed, few, dense, scales), _renumbered(schema, narrowed, block, kept)
     starts = range(0, block.rows, _PART)
@@ -41,6 +41,10 @@ def cpu_lane(graph: Graph, schema: FeatureSchema, tables: Tensors, dense: Tensor
     fused = fuse(graph)
     operators = CpuOperators(fused, schema, EmbeddingStore(schema, tables, torch.device("cpu"), scales), dense)
     return CpuLane(operators, breadth_first(fused), schema.block_layout, fused)
+
+
+def _rows(table: torch.Tensor, ids: npt.NDArray[np.int64] | None) -> torch.Tensor:
+    return table if ids is None else table[torch.from_numpy(np.minimum(ids, len(table) - 1))]
 
 
 def _kept(schema: FeatureSchema, block: RowBlock) -> dict[str, npt.NDArray[np.int64]]:
