@@ -29,7 +29,8 @@ def cpu_scores(
 ) -> Floats:
     """float32[rows, tasks] of a graph before fusion; of its tables only the rows that `block` reads are touched."""
     kept = _kept(schema, block)
-    few = {name: _rows(tables[name], kept.get(name)) for name in tables}  # of joined ones no two at a time
+    own = {t.name: torch.from_numpy(np.minimum(kept[t.name], t.rows - 1)) for t in schema.tables if t.name in kept}
+    few = {name: tables[name][own.get(name, ...)] for name in tables}  # of those that are made when asked for, one at a time
     narrowed = _narrowed(schema, few)
     lane, renumbered = cpu_lane(graph, narrowed, few, dense, scales), _renumbered(schema, narrowed, block, kept)
     starts = range(0, block.rows, _PART)
@@ -41,10 +42,6 @@ def cpu_lane(graph: Graph, schema: FeatureSchema, tables: Tensors, dense: Tensor
     fused = fuse(graph)
     operators = CpuOperators(fused, schema, EmbeddingStore(schema, tables, torch.device("cpu"), scales), dense)
     return CpuLane(operators, breadth_first(fused), schema.block_layout, fused)
-
-
-def _rows(table: torch.Tensor, ids: npt.NDArray[np.int64] | None) -> torch.Tensor:
-    return table if ids is None else table[torch.from_numpy(np.minimum(ids, len(table) - 1))]
 
 
 def _kept(schema: FeatureSchema, block: RowBlock) -> dict[str, npt.NDArray[np.int64]]:
@@ -80,17 +77,16 @@ def _renumbered(
     out = RowBlock.allocate(narrowed.block_layout, block.rows, block.contexts)
     out.request_of_row[:] = block.request_of_row
     out.context_dense[:], out.candidate_dense[:] = block.context_dense, block.candidate_dense
-    sections = {section: block.wide_ids(section).astype(np.int64) for section in _IDS}
+    sections: dict[str, npt.NDArray[np.int64]] = {section: block.wide_ids(section).astype(np.int64) for section in _IDS}
     for f in schema.features:
         if f.is_id:
             place, ids = schema.columns[f.name], _ids(schema, block, f)
             new = np.searchsorted(kept[f.table or f.first_order_table or ""], ids)
             columns = slice(place.start, place.start + place.width)
-            section: IdSection = "context_ids" if place.section == "context_ids" else "candidate_ids"
-            sections[section][:, columns] = np.where(ids < 0, -1, new)
-    for section, ids in sections.items():
-        if ids.shape[1]:
-            out.set_ids(section, ids)
+            sections[place.section][:, columns] = np.where(ids < 0, -1, new)
+    for section in _IDS:
+        if sections[section].shape[1]:
+            out.set_ids(section, sections[section])
     return out
 
 

@@ -78,23 +78,21 @@ def with_weights(make: Callable[[], nn.Module], weights: StateDict, where: str) 
             raise InputError(
                 f"{where}: {name}", "weights outside of its state_dict", "a parameter or a buffer: no checkpoint has it"
             )
-    given = {name: tuple(t.shape) for name, t in weights.remaining().items()}
-    state = module.state_dict()
-    own = {name: tuple(t.shape) for name, t in state.items()}
+    given, own = weights.remaining(), module.state_dict()
     for got, names in (("lacks", own.keys() - given.keys()), ("has no place for", given.keys() - own.keys())):
         if names:
             subject = "the checkpoint" if got == "lacks" else "the class"
             raise InputError(where, f"{subject} {got} {listed(sorted(names))}", "the class and settings of the training")
-    for name, shape in own.items():
-        if given[name] != shape:
-            raise InputError(f"{where}: {name}", f"shape {list(given[name])} in the checkpoint", f"{list(shape)} as made")
-    named = {name: t.to(state[name].dtype).contiguous() for name, t in weights.remaining().items()}
-    memory = {StorageWeakRef(t.untyped_storage()) for t in state.values()}  # type: ignore[no-untyped-call]
-    del state
-    _hold(module, named)
+    for name in own:
+        if (found := list(given[name].shape)) != (shape := list(own[name].shape)):
+            raise InputError(f"{where}: {name}", f"shape {found} in the checkpoint", f"{shape} as made")
+    given = {name: t.to(own[name].dtype).contiguous() for name, t in given.items()}
+    memory = {StorageWeakRef(t.untyped_storage()) for t in own.values()}  # type: ignore[no-untyped-call]
+    del own
+    _hold(module, given)
     if not all(m.expired() for m in memory):  # type: ignore[no-untyped-call]  # something has views of it: they need the values
         module = _made(make, where)
-        module.load_state_dict(named)
+        module.load_state_dict(given)
     return module
 
 

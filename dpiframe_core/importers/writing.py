@@ -139,8 +139,7 @@ def written_scores(path: Path, block: RowBlock) -> Floats:
         BundleError: it cannot be read.
     """
     bundle = read_bundle(path, keep_vocabularies=False)
-    schema = bundle.manifest.feature_schema
-    return cpu_scores(model_graph(bundle), schema, bundle.tables, bundle.dense, block, bundle.scales)
+    return cpu_scores(model_graph(bundle), bundle.manifest.feature_schema, bundle.tables, bundle.dense, block, bundle.scales)
 
 
 def _write(
