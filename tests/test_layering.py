@@ -158,15 +158,12 @@ ROOMS: dict[str, dict[str, str]] = {
     "dpiframe_core/importers": {
         "dpiframe_core/features": "a source's features become a schema",
         "dpiframe_core/graph": "its hyper-parameters an architecture",
-        "dpiframe_core/fusion": "fused as for an engine",
         "dpiframe_core/bundle": "both a bundle",
-        "dpiframe_core/engine": "whose scores, by the CPU's lane, are held against the source's",
-        "dpiframe_core/models": "of the bundle's graph",
-        "dpiframe_core/embedding": "on the rows that are read of its tables",
-        "dpiframe_core/evaluation": "by how near they are",
+        "dpiframe_core/models": "the bundle's graph is run",
+        "dpiframe_core/evaluation": "and its scores held against the source's",
         "dpiframe_core/files": "on rows of the user's file",
         "dpiframe_core/operators": "batch normalisation is folded into the layer ahead of it",
-        "dpiframe_core/compiler": "a module of the user's own is compiled",
+        "dpiframe_core/compiler": "a module of the user's own is compiled, a bundle's graph scored on few rows",
     },
     "dpiframe_core/importers/deepctr": {
         "dpiframe_core/importers": "specs, layers, sources and state dicts of all libraries",

@@ -147,6 +147,7 @@ def write_bundle(
             for table, weight in tables.items():
                 write_table(staging, table, weight, scales.get(table))
                 wrote(table, weight.nbytes)
+                del weight  # before the next one is made, of a mapping that makes them
             for vocabulary, entries in vocabularies.items():
                 write_vocabulary(entries, staging / vocabulary_file(vocabulary))
             write_tensors(staging, GOLDEN_FILE, golden.tensors())

@@ -12,24 +12,22 @@ from torch import nn
 
 from dpiframe_core.bundle.bundle import Golden, Manifest, Provenance, VocabularyTable, write_bundle
 from dpiframe_core.bundle.manifest import vocabulary_names
+from dpiframe_core.compiler.cpu_scores import cpu_lane, cpu_scores
 from dpiframe_core.compiler.examples import Call, Output, RawColumns, Scored, example_block, raw_columns
+from dpiframe_core.compiler.joined_tables import JoinedTables
 from dpiframe_core.compiler.lookups import Lookups
 from dpiframe_core.compiler.lower import Lowering
 from dpiframe_core.compiler.operations.strided import Strided
 from dpiframe_core.compiler.tidy import tidied
 from dpiframe_core.compiler.trace import Trace, evaluating, traces
 from dpiframe_core.describe.module_summary import Timed, in_turns, module_summary
-from dpiframe_core.embedding.store import EmbeddingStore
 from dpiframe_core.engine.cpu_lane import CpuLane
 from dpiframe_core.errors import InputError, listed
 from dpiframe_core.features.raw_example import raw_example
 from dpiframe_core.features.row_block import Floats, RowBlock
 from dpiframe_core.features.schema import FeatureSchema
-from dpiframe_core.fusion.passes import fuse
 from dpiframe_core.graph.architecture import GraphFile
 from dpiframe_core.graph.graph import Graph
-from dpiframe_core.graph.schedule import breadth_first
-from dpiframe_core.operators.cpu import CpuOperators
 
 _TIMED_ROWS = 1, 256
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
@@ -42,7 +40,8 @@ class Compiled:
 
     Attributes:
         schema: as given. graph: what is computed, before fusion.
-        dense: parameter name -> float32 tensor. tables: table name -> float32[rows, dim].
+        dense: parameter name -> float32 tensor. tables: table name -> float32[rows, dim]; both in the module's
+            own memory where they are as it has them.
         golden: the example's rows and the module's own scores on them.
         deviation: largest difference between those and the compiled scores on the CPU.
         tasks: a name for each column of scores: "click" for one; as `output` names them; else "task0", "task1" and so on.
@@ -52,7 +51,7 @@ class Compiled:
     schema: FeatureSchema
     graph: Graph
     dense: dict[str, torch.Tensor]
-    tables: dict[str, torch.Tensor]
+    tables: Mapping[str, torch.Tensor]
     golden: Golden
     deviation: float
     tasks: tuple[str, ...]
@@ -94,7 +93,7 @@ class Compiled:
 
         Takes a second: both are called in turns, at float32, for one row and for 256.
         """
-        lane = _cpu_lane(self.graph, self.schema, self.tables, self.dense)
+        lane = cpu_lane(self.graph, self.schema, self.tables, self.dense)
         times = [self._timed(lane, rows) for rows in _TIMED_ROWS]
         return module_summary(type(self.module.module).__name__, self.graph, self.tasks, self.deviation, times)
 
@@ -136,10 +135,10 @@ def compile_module(
         output_value = lowering.emitter.run(result)
         graph, dense = tidied(lowering.emitter, lookups, output_value)
         _check_used(schema, lookups)
-        tables = {t.name: lookups.table(t.name) for t in schema.tables}
+        tables = JoinedTables({t.name: lookups.table(t.name) for t in schema.tables})
         block = example_block(schema, example, lookups.padding)
         scores = _source_scores(scored, example)
-        compiled = _cpu_scores(graph, schema, tables, dense, block)
+        compiled = cpu_scores(graph, schema, tables, dense, block)
         deviation = max(_deviation(compiled, scores), _check_rows(scored, example, scores))
     if scores.shape[1] != rows:
         raise InputError("module output", scores.shape, f"{rows} scores a row")
@@ -217,20 +216,6 @@ def _source_scores(scored: Scored, example: Mapping[str, torch.Tensor]) -> Float
         expected = "probabilities from 0 to 1: a forward that ends in a sigmoid, or logits=True of dpiframe_core.compile"
         raise InputError("module output", float(bad[0]), expected)
     return scores
-
-
-def _cpu_scores(
-    graph: Graph, schema: FeatureSchema, tables: Mapping[str, torch.Tensor], dense: Mapping[str, torch.Tensor], block: RowBlock
-) -> Floats:
-    return _cpu_lane(graph, schema, tables, dense).run([block]).scores
-
-
-def _cpu_lane(
-    graph: Graph, schema: FeatureSchema, tables: Mapping[str, torch.Tensor], dense: Mapping[str, torch.Tensor]
-) -> CpuLane:
-    fused = fuse(graph)
-    operators = CpuOperators(fused, schema, EmbeddingStore(schema, tables, torch.device("cpu")), dense)
-    return CpuLane(operators, breadth_first(fused), schema.block_layout, fused)
 
 
 def _deviation(compiled: Floats, scores: Floats) -> float:

@@ -188,8 +188,8 @@ class Lookups:
             self._absent(feature, padding)
         return self.there(raw)
 
-    def table(self, name: str) -> torch.Tensor:
-        """float32[rows, dim] of a table of the schema.
+    def table(self, name: str) -> list[torch.Tensor]:
+        """Of a table of the schema [rows, width] of each weight that its columns lie in, side by side.
 
         Raises:
             InputError: what the module reads does not make a table of the schema's shape.
@@ -208,7 +208,7 @@ class Lookups:
         if sum(dims) != table.dim:
             made = " + ".join(f"{p.width} of {p.weight}" for p in parts) or "no embedding that reads it"
             raise InputError(f"tables.{name}.dim", table.dim, f"{sum(dims)}: {made}" if parts else made)
-        return torch.cat(found, 1).float().contiguous()
+        return found
 
     def rows(self, name: str) -> int:
         """Those of a table: of a weight that stacks several, up to where the next one begins."""

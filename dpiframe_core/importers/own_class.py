@@ -2,13 +2,14 @@
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from dpiframe_core.errors import InputError, listed
 from dpiframe_core.importers.state_dict import StateDict
@@ -67,24 +68,40 @@ def with_weights(make: Callable[[], nn.Module], weights: StateDict, where: str) 
             checkpoint has; `where` names the class.
     """
     module = _made(make, where)
-    outside = _outside(module)
-    again = _outside(_made(make, where)) if outside else {}
+    outside, again = _outside(module), dict[str, Tensor]()
+    if outside:
+        del module  # two at a time would need their memory twice
+        module = _made(make, where)
+        again = _outside(module)
     for name, t in outside.items():
         if t.requires_grad or name not in again or not torch.equal(t, again[name]):
             raise InputError(
                 f"{where}: {name}", "weights outside of its state_dict", "a parameter or a buffer: no checkpoint has it"
             )
-    given = {name: tuple(t.shape) for name, t in weights.remaining().items()}
-    own = {name: tuple(t.shape) for name, t in module.state_dict().items()}
+    given, own = weights.remaining(), module.state_dict()
     for got, names in (("lacks", own.keys() - given.keys()), ("has no place for", given.keys() - own.keys())):
         if names:
             subject = "the checkpoint" if got == "lacks" else "the class"
             raise InputError(where, f"{subject} {got} {listed(sorted(names))}", "the class and settings of the training")
-    for name, shape in own.items():
-        if given[name] != shape:
-            raise InputError(f"{where}: {name}", f"shape {list(given[name])} in the checkpoint", f"{list(shape)} as made")
-    module.load_state_dict(weights.remaining())
+    for name in own:
+        if (found := list(given[name].shape)) != (shape := list(own[name].shape)):
+            raise InputError(f"{where}: {name}", f"shape {found} in the checkpoint", f"{shape} as made")
+    given = {name: t.to(own[name].dtype).contiguous() for name, t in given.items()}
+    memory = {StorageWeakRef(t.untyped_storage()) for t in own.values()}  # type: ignore[no-untyped-call]
+    del own
+    _hold(module, given)
+    if not all(m.expired() for m in memory):  # type: ignore[no-untyped-call]  # something has views of it: they need the values
+        module = _made(make, where)
+        module.load_state_dict(given)
     return module
+
+
+def _hold(module: nn.Module, named: Mapping[str, Tensor]) -> None:
+    """Makes these tensors, which may lie in a file, the module's: no copies."""
+    before = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    module.load_state_dict(named, assign=True)
+    for name, t in before:
+        t.data = named.get(name, t.data)  # for who keeps it in a list, too
 
 
 def _made(make: Callable[[], nn.Module], where: str) -> nn.Module:

@@ -12,17 +12,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dpiframe_core.bundle.bundle import Golden, GoldenSpec, Manifest, Provenance, is_taken, write_bundle
+from dpiframe_core.bundle.bundle import Golden, GoldenSpec, Manifest, Provenance, is_taken, read_bundle, write_bundle
 from dpiframe_core.bundle.bundle_files import move_into_place, new_folder
 from dpiframe_core.bundle.manifest import MANIFEST_FILE, manifest_yaml
+from dpiframe_core.compiler.cpu_scores import cpu_scores
 from dpiframe_core.errors import BundleError, InputError
 from dpiframe_core.evaluation.parity import Parity, parity
 from dpiframe_core.features.encoder import Encoder
-from dpiframe_core.features.row_block import RowBlock
+from dpiframe_core.features.row_block import Floats, RowBlock
 from dpiframe_core.features.vocabulary import check_vocabularies
 from dpiframe_core.importers.raw_rows import Columns, entries_named, random_rows, read_expected, read_rows
 from dpiframe_core.importers.source_model import SourceModel
-from dpiframe_core.importers.written_scores import written_scores
+from dpiframe_core.models.model_graph import model_graph
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 TOLERANCE = 1e-5  # on the probability, at float32, for every supported model and option
@@ -129,6 +130,16 @@ def write_import(
         (staging / MANIFEST_FILE).write_bytes(manifest_yaml(manifest))
         move_into_place(staging, out.absolute())
     return Imported(manifest, made, against, source.taken_line)
+
+
+def written_scores(path: Path, block: RowBlock) -> Floats:
+    """float32[rows, tasks] of the bundle at `path`, read back.
+
+    Raises:
+        BundleError: it cannot be read.
+    """
+    bundle = read_bundle(path, keep_vocabularies=False)
+    return cpu_scores(model_graph(bundle), bundle.manifest.feature_schema, bundle.tables, bundle.dense, block, bundle.scales)
 
 
 def _write(

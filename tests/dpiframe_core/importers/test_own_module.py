@@ -214,3 +214,24 @@ def test_weights_that_no_checkpoint_has_are_refused_and_constants_are_not(tmp_pa
     else:
         with pytest.raises(InputError, match=said):
             with_weights(make, weights, "own")
+
+
+class Holds(torch.nn.Module):
+    """Parameters and what refers to them: a tied one, a list, the list that nn.GRU keeps, and here a view."""
+
+    def __init__(self, view):
+        super().__init__()
+        self.table, self.tied, self.gru = torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5, bias=False), torch.nn.GRU(3, 3)
+        self.tied.weight = self.table.weight
+        self.listed = [self.table.weight.detach()[:2] if view else self.table.weight]
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_module_reads_the_checkpoints_own_memory_unless_something_has_views_of_what_it_was_made_with(view):
+    weights = randomized(Holds(view), embeddings=0.5).state_dict()
+    made = with_weights(lambda: Holds(view), StateDict(weights, "x"), "own")
+    table = weights["table.weight"]
+    assert (made.table.weight.data_ptr() == table.data_ptr()) is not view
+    assert torch.equal(made.listed[0], table[:2] if view else table)
+    assert torch.equal(made.tied.weight, table)
+    assert torch.equal(made.gru._flat_weights[0], weights["gru.weight_ih_l0"])

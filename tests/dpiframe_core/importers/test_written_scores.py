@@ -5,7 +5,7 @@ import pytest
 
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.graph.architecture import DCNv2, DeepFM
-from dpiframe_core.importers.written_scores import written_scores
+from dpiframe_core.importers.writing import written_scores
 from tests import oracle
 from tests.dpiframe_core.bundle.test_library_bundles import NAMES, bundle_of
 from tests.runner import small_bundle

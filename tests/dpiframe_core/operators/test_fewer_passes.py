@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from dpiframe_core import compile as compile_module
-from dpiframe_core.compiler.compiled import _cpu_lane
+from dpiframe_core.compiler.cpu_scores import cpu_lane
 from dpiframe_core.compiler.examples import example_block
 from dpiframe_core.embedding.layout import plan_lookup
 from dpiframe_core.fusion.passes import fuse
@@ -64,7 +64,7 @@ def test_layers_of_a_vector_beside_each_step_read_the_two_apart(name, how, monke
 
 
 def scores_as_exact(module, made):
-    lane = _cpu_lane(made.graph, made.schema, made.tables, made.dense)
+    lane = cpu_lane(made.graph, made.schema, made.tables, made.dense)
     for rows in (1, 30):  # the first row's history is empty
         values = example(rows, seed=rows)
         found = torch.from_numpy(lane.run([example_block(made.schema, values, {"hist": 0})]).scores)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dpiframe_core import compile as compile_module
-from dpiframe_core.compiler.compiled import _cpu_lane
+from dpiframe_core.compiler.cpu_scores import cpu_lane
 from dpiframe_core.compiler.examples import example_block
 from dpiframe_core.graph.aten import AtenCall, Constant, Window, contiguous
 from dpiframe_core.operators import row_tiles
@@ -22,7 +22,7 @@ def test_batches_of_any_size_score_alike_tile_by_tile(name, monkeypatch):
     monkeypatch.setattr(row_tiles, "_CACHE", 1)
     module = randomised(MODELS[name](), seed=1)
     made = compile_module(module, schema(), example(16))
-    lane = _cpu_lane(made.graph, made.schema, made.tables, made.dense)
+    lane = cpu_lane(made.graph, made.schema, made.tables, made.dense)
     for rows in (1, 7, 8, 9, 29, 8):
         found = lane.run([example_block(made.schema, example(rows, seed=rows), {"hist": 0})])
         assert found.scores.shape == (rows, 1)
@@ -48,7 +48,7 @@ class MaskedMean(Common):
 def test_a_sum_of_vectors_times_their_weights_is_one_product_where_nothing_else_reads_these(seen):
     module = randomised(MaskedMean(seen), seed=1)
     made = compile_module(module, schema(), example(16))
-    lane = _cpu_lane(made.graph, made.schema, made.tables, made.dense)
+    lane = cpu_lane(made.graph, made.schema, made.tables, made.dense)
     nodes = {n.name: n for n in made.graph.nodes}
     weighted_sums(made.graph, nodes)
     calls = [n.attrs.aten.op for n in nodes.values() if n.attrs.aten is not None]
