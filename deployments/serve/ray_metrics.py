@@ -203,7 +203,7 @@ class RayMetrics:
         """A gauge is shown with its last value for good: zero then."""
         self._tables.forget(of)
         self._batches.pop(of, None)
-        for of_thread in self._answered.values():
+        for of_thread in list(self._answered.values()):
             for gone in [seen for seen in list(of_thread) if seen[:2] == of]:
                 del of_thread[gone]
         if self._gauged.pop(of, None) is not None:
