@@ -150,7 +150,7 @@ def _http(h200: Results) -> list[_Row]:
 
 
 def _cpu_call(cpu: Results) -> _Row | None:
-    cells = cpu.usual("latency", "dpiframe", "compile", precision="fp32")
+    cells = [c for c in cpu.usual("latency", "dpiframe", "compile", precision="fp32") if c["dpiframe"]["model"] in PAPER_MODELS]
     if not cells:
         return None
     times = [c["dpiframe"]["p50_us"] for c in cells]

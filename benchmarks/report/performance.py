@@ -160,17 +160,22 @@ def warmup(results: Results) -> list[str]:
 
 
 def cpu_models(machines: Sequence[tuple[str, str, Results]]) -> list[str]:
-    """Models on the CPU, a row a machine and precision. machines: (name, link to its record, results)."""
+    """Models on the CPU, a row a machine and precision, and one for each model beside the four. machines: (name, link to its
+    record, results).
+    """
     rows = []
     for name, link, results in machines:
         for kind in ("fp32", "bf16"):
-            over = {}
+            over: dict[str, dict[str, list[float]]] = {}  # models -> peer -> how many times its time is ours
             for peer in ("eager", "compile"):
-                cells = results.usual("latency", "dpiframe", peer, precision=kind)
-                over[peer] = [c[peer]["p50_us"] / c["dpiframe"]["p50_us"] for c in cells]
-            if any(over.values()):
-                rows.append([f"[{name}]({link}#{kind})", kind, *(times_over(o) if o else "" for o in over.values())])
-    return table(["two cores of", "", "over eager", "over `torch.compile`"], rows, figures=2)
+                for c in results.usual("latency", "dpiframe", peer, precision=kind):
+                    model = c["dpiframe"]["model"]
+                    title = "the four" if model in PAPER_MODELS else MODEL_TITLES[model]
+                    over.setdefault(title, {}).setdefault(peer, []).append(c[peer]["p50_us"] / c["dpiframe"]["p50_us"])
+            for title, peers in sorted(over.items(), key=lambda of_models: of_models[0] != "the four"):
+                figures = (times_over(peers[peer]) if peer in peers else "" for peer in ("eager", "compile"))
+                rows.append([f"[{name}]({link}#{kind})", title, kind, *figures])
+    return table(["two cores of", "", "", "over eager", "over `torch.compile`"], rows, figures=2)
 
 
 def cpu_lookup(machines: Sequence[tuple[str, str, Results]]) -> list[str]:
