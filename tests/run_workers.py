@@ -1,7 +1,7 @@
 """How `pytest -n 4 --dist loadfile` divides the tests: files whole, those that start Ray with two workers, long ones first.
 
-A cluster mostly waits, so two chains of them go side by side, and two workers compute meanwhile; more chains would wait for each
-other's start longer than their tests do.
+A cluster mostly waits, so two chains of them go side by side, and two workers compute meanwhile; more chains would wait for
+each other's start longer than their tests do.
 A file's tests share its fixtures. xdist's own groups say the same, but not with every pytest: 9.2 ignores them.
 """
 
