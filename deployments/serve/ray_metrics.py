@@ -85,22 +85,21 @@ class RayMetrics:
         self._pool_bytes: Callable[[], int | None] = lambda: None
         self._unlogged = metrics.Counter("dpiframe_score_log_dropped", "Sampled requests that the score log lost.", of)
         self._dropped: collections.deque[tuple[Of, int]] = collections.deque(maxlen=_KEPT)
-        self._answered: dict[int, dict[tuple[str, str, str], RequestCounts]] = {}
+        self._answered: dict[tuple[str, str, str], dict[int, RequestCounts]] = {}
         self._batches: dict[Of, dict[int, BatchCounts]] = {}
         self._gauged: dict[Of, Gauged] = {}
         self._active_s: dict[Of, float] = {}
         self._gone: collections.deque[Of] = collections.deque()
         self._served: dict[Of, tuple[Serving, Callable[[], bool]]] = {}
-        self._totals = _Totals(float)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._work, args=(interval_s,), name="metrics", daemon=True)
         self._thread.start()
 
     def request(self, seen: RequestSeen) -> None:
         """Any thread may call it."""
-        of_thread = self._answered.get(thread := threading.get_ident()) or self._answered.setdefault(thread, {})
-        of = seen[:3]
-        (of_thread.get(of) or of_thread.setdefault(of, RequestCounts(sampled=seen.outcome == "ok"))).add(seen)
+        of_threads = self._answered.get(seen[:3]) or self._answered.setdefault(seen[:3], {})
+        thread = threading.get_ident()
+        (of_threads.get(thread) or of_threads.setdefault(thread, RequestCounts(sampled=seen.outcome == "ok"))).add(seen)
 
     def shadow(self, seen: ShadowSeen) -> None:
         """Any thread may call it."""
@@ -167,13 +166,21 @@ class RayMetrics:
                 log.exception("reporting metrics failed")
 
     def _take(self) -> None:
-        self._take_requests(self._totals)
-        self._take_batches(self._totals)
+        """What is told of single requests and runs: samples. The rest is sums."""
+        for (model, version, outcome), requests in list(self._answered.items()):
+            if outcome == "ok":
+                for counts in list(requests.values()):
+                    most = _OBSERVED // len(requests)
+                    self._observe((model, version), counts.sample(most), counts.scores(most))
+        for of, runs in list(self._batches.items()):
+            for batches in list(runs.values()):
+                for fill in batches.sample(_OBSERVED // len(runs)):
+                    self._fill.observe(fill, tags_of(of))
         self._take_shadows()
 
     def _flush(self) -> None:
         self._take()
-        totals, self._totals = self._totals, _Totals(float)
+        totals = self._added_up()
         while self._gone:
             self._unregister(self._gone.popleft())
         for of, gauged in list(self._gauged.items()):
@@ -203,9 +210,8 @@ class RayMetrics:
         """A gauge is shown with its last value for good: zero then."""
         self._tables.forget(of)
         self._batches.pop(of, None)
-        for of_thread in list(self._answered.values()):
-            for gone in [seen for seen in list(of_thread) if seen[:2] == of]:
-                del of_thread[gone]
+        for seen in [seen for seen in list(self._answered) if seen[:2] == of]:
+            del self._answered[seen]
         if self._gauged.pop(of, None) is not None:
             self._active_s.pop(of, None)
             self._queued_rows.set(0, tags_of(of))
@@ -228,17 +234,22 @@ class RayMetrics:
         for (of, shadow, outcome), count in counts.items():
             self._shadows.inc(count, tags_of(of) | {"shadow": shadow, "outcome": outcome})
 
-    def _take_requests(self, totals: _Totals) -> None:
-        for of_thread in list(self._answered.values()):
-            for (model, version, outcome), counts in list(of_thread.items()):
-                of = model or "none", version or "none"
-                requests, rows, values, oov = counts.since()
-                totals[self._requests, of, outcome] += requests
+    def _added_up(self) -> _Totals:
+        """Of requests and runs since the last report."""
+        totals = _Totals(float)
+        for (model, version, outcome), requests in list(self._answered.items()):
+            of = model or "none", version or "none"
+            for counts in list(requests.values()):
+                count, rows, values, oov = counts.since()
+                totals[self._requests, of, outcome] += count
+                totals[self._rows, of, ""] += rows if outcome == "ok" else 0
                 totals[self._values, of, ""] += values
                 totals[self._oov, of, ""] += oov
-                if outcome == "ok":
-                    totals[self._rows, of, ""] += rows
-                    self._observe(of, counts.sample(_OBSERVED), counts.scores(_OBSERVED))
+        for of, runs in list(self._batches.items()):
+            for batches in list(runs.values()):
+                for counter, more in zip(self._of_batches, batches.since(), strict=True):
+                    totals[counter, of, ""] += more
+        return totals
 
     def _observe(self, of: Of, some: Sequence[RequestSeen], scores: Sequence[Sequence[float]]) -> None:
         for seen in some:
@@ -249,14 +260,6 @@ class RayMetrics:
         for row in scores:
             for task, score in zip(self._served[of][0].tasks, row, strict=True):
                 self._scores.observe(score, tags_of(of) | {"task": task})
-
-    def _take_batches(self, totals: _Totals) -> None:
-        for of, of_threads in list(self._batches.items()):
-            for batches in list(of_threads.values()):
-                for counter, more in zip(self._of_batches, batches.since(), strict=True):
-                    totals[counter, of, ""] += more
-                for fill in batches.sample(_OBSERVED // len(of_threads)):
-                    self._fill.observe(fill, tags_of(of))
 
 
 def endpoints() -> list[Endpoint]:

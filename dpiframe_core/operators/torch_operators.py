@@ -7,9 +7,9 @@ import torch
 
 from dpiframe_core.graph.graph import ACTIVATION_PARAMS, Attrs, Node
 from kernels import reference
+from kernels.attention.attention_cpu import AttentionLayer
 
 Compute = Callable[..., torch.Tensor]
-AttentionLayer = tuple[torch.Tensor, torch.Tensor, Sequence[torch.Tensor]]
 
 
 def small_operator(node: Node, w: Sequence[torch.Tensor]) -> Compute:
