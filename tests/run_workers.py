@@ -1,7 +1,7 @@
-"""How `pytest -n 4 --dist loadfile` divides the tests: files whole, those that start Ray with two workers, long ones first.
+"""How `pytest -n 3 --dist loadfile` divides the tests: files whole, those that start Ray with two workers, long ones first.
 
-A cluster mostly waits, so two chains of them go side by side, and two workers compute meanwhile; more chains would wait for
-each other's start longer than their tests do.
+A cluster mostly waits, so two chains of them go side by side, and the third worker computes meanwhile; more would wait for each
+other's start longer than their tests do.
 A file's tests share its fixtures. xdist's own groups say the same, but not with every pytest: 9.2 ignores them.
 """
 
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     sizes = Counter(item.path for item in items)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     # Workers take files in this order: at the end there are some of few fast tests for the one that is done first.
-    # What traces modules comes first: two workers do it while two wait for Ray, and alone import Dynamo and the libraries.
+    # What traces modules comes first: one worker does it while two wait for Ray, and alone imports Dynamo and the libraries.
     items.sort(key=lambda i: (not starts_ray(i.path), not _traces(i.path), i.path not in slow, -sizes[i.path]))
 
 
