@@ -19,6 +19,7 @@ from deployments.cli.score_command import score
 from deployments.cli.table_commands import compress, plan
 from deployments.cli.terminal import BundlePath, Device, Precision, Progress, err, one_line_errors, service_errors, stdout
 from deployments.cli.token_command import token
+from deployments.signals import interrupts_deferred, terminated
 
 if TYPE_CHECKING:
     from deployments.config import DeploymentConfig
@@ -69,8 +70,8 @@ def serve(
     if (config is None) == (bundle is None):
         raise typer.BadParameter("expected either --config or --bundle")
     with service_errors(), Progress() as progress:
-        from deployments.serve.launcher import running
-
+        with interrupts_deferred():
+            from deployments.serve.launcher import running
         told = threading.Event()
         signal.signal(signal.SIGUSR1, lambda *_: told.set())  # from now on, as its default would end a start
         settings = partial(_settings, config, bundle, host, port, device, precision, tokens, open_)
@@ -93,10 +94,10 @@ def demo(
             from deployments.demo.export import build_demo_bundle
 
             build_demo_bundle(_DEMO_BUNDLE)
-        from deployments.cli.demo_command import show_example
-        from deployments.serve.host import free_port_from
-        from deployments.serve.launcher import running
-
+        with interrupts_deferred():
+            from deployments.cli.demo_command import show_example
+            from deployments.serve.host import free_port_from
+            from deployments.serve.launcher import running
         config = _settings(None, _DEMO_BUNDLE, None, port or free_port_from(8000), device, precision)
         with running(config, progress.step) as endpoint:
             progress.finish()
@@ -220,6 +221,8 @@ def _wait_for_interrupt(
     """
     told = told or threading.Event()
     while True:
+        if terminated():  # and something that catches every error went on
+            raise KeyboardInterrupt
         endpoint.check()
         if told.wait(_LOOK_S) and settings is not None:
             told.clear()

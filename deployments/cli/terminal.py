@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from deployments.signals import interrupt_on_sigterm, stay_uninterrupted, terminated
+
 stdout, err = Console(highlight=False), Console(stderr=True, highlight=False)
 
 Device = Annotated[Literal["auto", "cpu", "cuda"] | None, typer.Option()]
@@ -37,8 +39,6 @@ def one_line_errors() -> Iterator[None]:
 @contextlib.contextmanager
 def service_errors() -> Iterator[None]:
     """The same of a command that serves: SIGTERM, which is how it is asked to end, ends it with status 0 at any time."""
-    from deployments.signals import interrupt_on_sigterm, stay_uninterrupted, terminated
-
     interrupt_on_sigterm()
     with one_line_errors():
         try:

@@ -20,7 +20,7 @@ from deployments.config import DeploymentConfig
 from deployments.host_sockets.listening import SocketFile
 from deployments.metrics import LATENCY_BOUNDS_MS
 from deployments.preflight.named_files import require_files
-from deployments.private_ray import idle_processes_left_out
+from deployments.private_ray import idle_processes_left_out, undisturbed_init
 from deployments.processes import cores, killed_after, processes_of
 from deployments.serve.host import (
     WINDOW,
@@ -31,7 +31,7 @@ from deployments.serve.host import (
     port_windows,
     require_free_port,
 )
-from deployments.signals import ray_init, uninterrupted
+from deployments.signals import interrupts_deferred, uninterrupted
 from dpiframe_core.errors import ConfigError, DPIFrameError
 
 FLAGS = ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED")
@@ -176,11 +176,11 @@ def private_cluster(config: DeploymentConfig, report: Report) -> Iterator[Privat
         (state / "token").touch(0o600)
         (state / "token").write_text(secrets.token_hex(32))
         os.environ.update(serve_settings(config, state, windows[:3]))
-        import ray
-
+        with interrupts_deferred():
+            import ray
         try:
             report("Starting Ray")
-            with ray_init(), idle_processes_left_out():
+            with undisturbed_init(), idle_processes_left_out():
                 metrics_port = _start_ray(
                     state,
                     config.metrics.port,
@@ -239,10 +239,10 @@ def joined_cluster(config: DeploymentConfig, report: Report, address: str) -> It
     """
     os.environ.update(dict.fromkeys(FLAGS, "1"))
     report(f"Joining the Ray cluster at {address}")
-    import ray
-
+    with interrupts_deferred():
+        import ray
     try:
-        with ray_init():
+        with undisturbed_init():
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", namespace="serve")
     except Exception as error:
         raise LaunchError(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from deployments.config import DeploymentConfig
 from deployments.serve.cluster import LaunchError, Report, joined_cluster, private_cluster
-from deployments.signals import interrupt_on_sigterm
+from deployments.signals import interrupted_by_sigterm, interrupts_deferred
 from deployments.tls.front import tls_front
 from dpiframe_core.errors import ConfigError
 
@@ -53,18 +53,16 @@ def running(config: DeploymentConfig, report: Report, *, address: str | None = N
     if "ray.serve" in sys.modules:
         raise LaunchError("launcher: got a process that has imported Ray Serve before, expected its settings to come first")
     config = config.with_absolute_paths()
-    interrupt_on_sigterm()
-    if address is None:
-        with private_cluster(config, report) as cluster:
+    with interrupted_by_sigterm(), contextlib.ExitStack() as stack:
+        if address is None:
+            cluster = stack.enter_context(private_cluster(config, report))
             endpoint = _deploy(config, report, f"http://127.0.0.1:{cluster.metrics_port}/metrics")
             endpoint = replace(endpoint, check=cluster.check)
-            with tls_front(endpoint.config):
-                yield endpoint
-    else:
-        with joined_cluster(config, report, address):
+        else:
+            stack.enter_context(joined_cluster(config, report, address))
             endpoint = _deploy(config, report, "")
-            with tls_front(endpoint.config):
-                yield endpoint
+        stack.enter_context(tls_front(endpoint.config))
+        yield endpoint
 
 
 def reload(config: DeploymentConfig) -> None:
@@ -82,10 +80,11 @@ def reload(config: DeploymentConfig) -> None:
 
 
 def _deploy(config: DeploymentConfig, report: Report, metrics_url: str) -> Endpoint:
-    import ray
-    from ray import serve
+    with interrupts_deferred():
+        import ray
+        from ray import serve
 
-    from deployments.serve.application import application
+        from deployments.serve.application import application
 
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     config = config.placed(int(ray.cluster_resources().get("GPU", 0)))

@@ -44,6 +44,9 @@ def test_what_has_a_title_of_ray_in_place_of_its_environment_is_known_by_its_fil
             title: subprocess.Popen([title, "600"], executable="sleep", env={}, stdout=log) for title in ("ray::Agent", "tail")
         }
     try:
+        for process in started.values():
+            while not Path(f"/proc/{process.pid}/cmdline").read_bytes():  # it has not become its program yet
+                time.sleep(0.01)
         assert processes_of(tmp_path) == [started["ray::Agent"].pid]
         assert processes_of(tmp_path / "other") == []
         with killed_after(tmp_path):

@@ -1,20 +1,31 @@
 """How a command that serves ends: 0 on SIGTERM, 130 on Ctrl-C, in whatever the signal meets."""
 
+import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator
+import sys
+import time
+import weakref
+from collections.abc import Iterator
 
 import pytest
 import typer
+from ray._private import utils
 
+from deployments import signals
+from deployments.cli.main import _wait_for_interrupt
 from deployments.cli.terminal import service_errors
-from deployments.signals import interrupt_on_sigterm, ray_init
+from deployments.config import parse_config
+from deployments.private_ray import undisturbed_init
+from deployments.serve.launcher import Endpoint
+from deployments.signals import interrupts_deferred
 
 
 @pytest.fixture(autouse=True)
 def _handlers_come_back() -> Iterator[None]:
-    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    before, hook = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}, sys.unraisablehook
     yield
+    sys.unraisablehook = hook
     for signum, handler in before.items():
         signal.signal(signum, handler)
 
@@ -41,19 +52,104 @@ def test_an_interrupt_that_ray_raises_in_the_place_of_ours_is_still_a_sigterm() 
     assert ended.value.exit_code == 0
 
 
-def _handled_and_sent(handler: Callable[..., None]) -> None:
-    signal.signal(signal.SIGTERM, handler)
-    os.kill(os.getpid(), signal.SIGTERM)
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_during_imports_ends_the_command_after_them(signum: signal.Signals, status: int) -> None:
+    """pydantic, which builds a class, makes a SchemaError of an interrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    imported: list[int] = []
+    with pytest.raises(typer.Exit) as ended, service_errors():
+        _imports(signum, imported)
+    assert (ended.value.exit_code, imported) == (status, [1])
 
 
-def test_a_handler_of_rays_that_would_end_the_process_with_another_status_does_not() -> None:
-    def rays(*_: object) -> None:
-        raise SystemExit(1)
+def _imports(signum: signal.Signals, imported: list[int]) -> None:
+    with interrupts_deferred():
+        os.kill(os.getpid(), signum)
+        imported.append(1)
+    imported.append(2)
 
-    interrupt_on_sigterm()
-    with pytest.raises(KeyboardInterrupt), ray_init():
-        _handled_and_sent(rays)
-    with ray_init():
-        signal.signal(signal.SIGTERM, rays)
-    with pytest.raises(KeyboardInterrupt):
+
+def test_an_interrupt_waits_for_a_block_that_hangs_no_longer_than_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "_PATIENCE_S", 0.05)
+    with pytest.raises(typer.Exit) as ended, service_errors():
+        _hangs_after(signal.SIGTERM)
+    assert ended.value.exit_code == 0
+
+
+def test_a_second_interrupt_does_not_wait() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(typer.Exit) as ended, service_errors():
+        _hangs_after(signal.SIGINT, signal.SIGINT)
+    assert ended.value.exit_code == 130
+
+
+def _hangs_after(*signums: signal.Signals) -> None:
+    with interrupts_deferred():
+        for signum in signums:
+            os.kill(os.getpid(), signum)
+        time.sleep(10)
+        pytest.fail("it waited")
+
+
+def _meets_a_weak_references_callback(signum: signal.Signals) -> None:
+    """What the callback raises, Python prints and forgets."""
+
+    def callback(_: object) -> None:
+        os.kill(os.getpid(), signum)
+        time.sleep(0)
+
+    kept = {1}
+    reference = weakref.ref(kept, callback)
+    del kept
+    assert reference() is None
+    time.sleep(10)
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_command_though_its_interrupt_meets_what_hides_it(signum: signal.Signals, status: int) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(typer.Exit) as ended, service_errors():
+        _meets_a_weak_references_callback(signum)
+    assert ended.value.exit_code == status
+
+
+def _swallows_a_sigterm_and_serves() -> None:
+    with contextlib.suppress(BaseException):
         os.kill(os.getpid(), signal.SIGTERM)
+    config = parse_config({"models": [{"path": "models/ctr"}]}, "it")
+    endpoint = Endpoint("", "", config, lambda: pytest.fail("it serves on"))
+    _wait_for_interrupt(endpoint)
+
+
+def test_a_sigterm_that_something_swallowed_ends_the_service_once_it_serves() -> None:
+    with pytest.raises(typer.Exit) as ended, service_errors():
+        _swallows_a_sigterm_and_serves()
+    assert ended.value.exit_code == 0
+
+
+def test_rays_alarm_which_would_abort_the_process_is_off() -> None:
+    """Of the handler of crashes, absl's, that its C++ part has while it starts."""
+    with pytest.raises(typer.Exit) as ended, service_errors():
+        _sent_with_an_alarm()
+    assert (ended.value.exit_code, signal.alarm(0)) == (0, 0)
+
+
+def _sent_with_an_alarm() -> None:
+    with interrupts_deferred():
+        signal.alarm(60)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_rays_own_handlers_which_would_end_the_process_with_another_status_are_not_set() -> None:
+    passed: list[int] = []
+    with pytest.raises(typer.Exit) as ended, service_errors():
+        _starts_ray(passed)
+    assert (ended.value.exit_code, passed) == (0, [1])
+
+
+def _starts_ray(passed: list[int]) -> None:
+    with undisturbed_init():
+        utils.set_sigterm_handler(lambda *_: pytest.fail("Ray's"))
+        os.kill(os.getpid(), signal.SIGTERM)
+        passed.append(1)
+    passed.append(2)

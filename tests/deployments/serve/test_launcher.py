@@ -128,7 +128,7 @@ def test_a_stop_does_not_wait_for_a_serve_controller_that_never_answers(monkeypa
     for what, name, double in (
         (ray, "init", lambda **_: None), (ray, "shutdown", lambda: done.append("shutdown")),
         (serve, "delete", lambda _: never.wait()), (cluster, "_require_flags", lambda: None),
-        (cluster, "ray_init", contextlib.nullcontext), (cluster, "_DELETE_S", -2.9),
+        (cluster, "undisturbed_init", contextlib.nullcontext), (cluster, "_DELETE_S", -2.9),
     ):  # fmt: skip
         monkeypatch.setattr(what, name, double)
     with cluster.joined_cluster(parse_config({"models": [{"path": "x"}]}, "test"), said.append, "there"):
