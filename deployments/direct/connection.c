@@ -65,19 +65,10 @@ static void due(Listener *l, Connection *c) {
 // (key, head but for the lines apart, those, body, close, fault), appended to a list. Without `text` there is no head.
 static int told(Listener *l, Connection *c, const char *text, const char *body, size_t size, const char *fault, PyObject *to) {
     const Head *h = &c->head;
-    size_t apart = 0, at = 0, fixed = text ? h->bytes - 2 : 0;
+    size_t apart = 0, fixed = text ? h->bytes - 2 : 0;
     for (uint32_t i = 0; text && i < h->apart; ++i) apart += h->line[i].end - h->line[i].at;
     PyObject *head = PyBytes_FromStringAndSize(NULL, fixed - apart), *lines = PyBytes_FromStringAndSize(NULL, apart);
-    if (head && lines && text) {
-        char *into = PyBytes_AS_STRING(head), *other = PyBytes_AS_STRING(lines);
-        for (uint32_t i = 0; i < h->apart; ++i) {
-            const Stretch line = h->line[i];
-            into = mempcpy(into, text + at, line.at - at);
-            other = mempcpy(other, text + line.at, line.end - line.at);
-            at = line.end;
-        }
-        memcpy(into, text + at, fixed - at);
-    }
+    if (head && lines && text) dpi_http_fixed(text, h, PyBytes_AS_STRING(head), PyBytes_AS_STRING(lines));
     const int close_after = c->tells_close = fault != NULL || !text || h->close;
     PyObject *item = NULL;
     if (head && lines) {

@@ -16,6 +16,8 @@
 // LEAVING: its last answer is sent; what it still sends is thrown away, as a close with bytes unread would lose that answer.
 typedef enum { FREE, HEAD, BODY, CHUNKS, BUSY, LEAVING } State;
 
+enum { ID_BYTES = 128 };  // of a request, as answers.py has it
+
 // A request that C has sent to an engine; without a form there is none, and what is BUSY is Python's.
 typedef struct {
     struct Form *form;
@@ -25,7 +27,8 @@ typedef struct {
     int lone;         // no other one was there when it was sent
     double started, deadline;
     float queue_ms, encode_ms, device_ms;
-    char id[16];
+    int id_size;
+    char id[ID_BYTES];
 } Sent;
 
 typedef struct {
@@ -101,8 +104,8 @@ PyObject *dpi_arrivals_accepted(Listener *l, PyObject *args);
 PyObject *dpi_arrivals_added(Listener *l, PyObject *fds);
 
 // The part of express.c and form.c.
-// Scoring requests that C answers from end to end: what they say but for their tensors was seen before, to the byte, and Python,
-// which has checked it, has handed over what follows from it. All that is not as ever becomes Python's request after all.
+// Scoring requests that C answers from end to end: what they say but for their tensors, ids and traces was seen before, to the byte, and
+// Python, which has checked it, has handed over what follows from it. All that is not as ever becomes Python's request after all.
 
 // Why a request that C has sent is Python's to answer, beside the engine's own status.
 enum { ENDED_LATE = 100, ENDED_ENGINE_GONE = 101 };
@@ -138,8 +141,8 @@ typedef struct Form {
     Part part[SECTIONS - 1];
 } Form;
 
-// The form of a request of `head_size` bytes of head and what follows them, of which at most a blank line and `body_size` bytes are read.
-Form *dpi_form_of(Listener *l, const char *head, size_t head_size, int64_t body_size);
+// The form of a request by its head, but for the lines apart and the blank one, and its body, of which at most `body_size` bytes are read.
+Form *dpi_form_of(Listener *l, const char *head, size_t head_size, const char *body, int64_t body_size);
 void dpi_form_let_go(Form *f);
 // Bytes of a block; and where its sections begin, if `at` is there.
 int64_t dpi_form_laid_out(const Form *f, int rows, int contexts, int64_t *at);

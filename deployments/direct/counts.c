@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PER_SECOND = 200, MOST_OF_A_REQUEST = 64, RECORDS = 1 << 16 };
+enum { PER_SECOND = 200, RECORDS = 1 << 16 };
 
 // What is counted of a request that is over.
 struct Record {
@@ -47,11 +47,11 @@ void dpi_sampled(Listener *l, EngineRing *r, Record *record, const float *scores
         r->sample_rows = 0, r->sample_since = now;
     }
     r->sample_rows += rows;
-    const int least = (rows + MOST_OF_A_REQUEST - 1) / MOST_OF_A_REQUEST, every = r->sample_every > least ? r->sample_every : least;
+    const int64_t so_far = r->sample_rows / PER_SECOND, every = r->sample_every > so_far ? r->sample_every : so_far;
     if (record == NULL) return;
     record->sample_at = l->sample_count;
-    for (int row = (int)(dpi_drawn(l) % (uint64_t)every); row < rows && l->sample_count + tasks <= SAMPLES; row += every) {
-        memcpy(l->samples + l->sample_count, scores + (int64_t)row * tasks, tasks * sizeof *scores);
+    for (int64_t row = (int64_t)(dpi_drawn(l) % (uint64_t)every); row < rows && l->sample_count + tasks <= SAMPLES; row += every) {
+        memcpy(l->samples + l->sample_count, scores + row * tasks, tasks * sizeof *scores);
         l->sample_count += tasks, ++record->sampled;
     }
 }

@@ -12,7 +12,7 @@ from deployments.batching.scorer import Scorer
 from deployments.config import Limits
 from deployments.direct.asgi_call import AsgiCall
 from deployments.direct.express import Express
-from deployments.direct.listener import GONE, Received, body_fault, open_listener
+from deployments.direct.listener import GONE, Received, body_fault, most_connections, open_listener
 from deployments.direct.request_head import RequestHead, header_lines, read_head
 from deployments.direct.scoring_request import ScoringRequest, ScoringRoutes, scorer_of
 from deployments.http_api import answers
@@ -35,15 +35,26 @@ class DirectServer:
     """Answers on connections that `adopt` gives it. Make and use it on one event loop.
 
     `app` is mounted at `prefix` (no slash at its end) and gets every request but those of `score` and `infer` that are small.
+    With `at_serve`, where Serve's server is mounted, it is what Serve has around that one: it also gets every other path, and
+    what asks Serve for something. `listeners`: how many this process has, which share its descriptors.
 
     Raises:
         ConfigError: as `open_listener`.
     """
 
-    def __init__(self, app: Route, score: ScoreRoute, infer: InferRoute, limits: Limits, prefix: str = "") -> None:
-        self._app, self._limits, self._prefix = app, limits, prefix
+    def __init__(
+        self,
+        app: Route,
+        score: ScoreRoute,
+        infer: InferRoute,
+        limits: Limits,
+        prefix: str = "",
+        listeners: int = 1,
+        at_serve: str | None = None,
+    ) -> None:
+        self._app, self._limits, self._prefix, self._at_serve = app, limits, prefix, at_serve
         self._loop = asyncio.get_running_loop()
-        self._listener = open_listener(limits)
+        self._listener = open_listener(limits, most_connections(listeners))
         self._routes = ScoringRoutes(score, infer, self._scored)
         self._express = Express(self._listener, infer, self._round_soon)
         self._open: dict[int, ScoringRequest | AsgiCall] = {}
@@ -153,7 +164,7 @@ class DirectServer:
         if fault is not None and fault[0].isdigit():
             self._put(key, _unreadable(fault), True)
             return None
-        if self._routes.takes(head, received):
+        if not (self._at_serve is not None and head.for_serve) and self._routes.takes(head, received):
             request = self._routes.begin(head, headers, received)
             if request is not None:
                 scorer = scorer_of(request)
@@ -169,12 +180,13 @@ class DirectServer:
         if received.fault is not None:
             if received.fault != GONE:
                 self._put(key, self._bad_body(head, headers, received.fault), True)
-        elif head.path is None:
+        elif head.path is None and self._at_serve is None:
             message = "route: got a path outside of this service, expected one below its prefix"
             answer = answers.plain_error(404, "not_found", message, answers.request_id_of(headers))
             self._put(key, answer._replace(body=b"") if head.method == "HEAD" else answer, close)
         else:
-            scope = head.scope(self._prefix, headers)
+            root = self._at_serve
+            scope = head.scope(self._prefix, headers) if root is None else head.scope_at_serve(root, headers)
             self._open[key] = AsgiCall(self._app, scope, received.body, partial(self._called, key, close))
 
     def _bad_body(self, head: RequestHead, headers: list[Header], fault: str) -> Answer:

@@ -7,12 +7,13 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 #include <sys/epoll.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
 static const double LINGER_S = 300e-6, RECENT = 0.25, FAILED_S = 1.0;  // as connection.py and scorer.py have them
-enum { HEADER_TEXT = 1024, TOGETHER_ROWS = 1024 };
+enum { HEADER_TEXT = 1024, TOGETHER_ROWS = 1024, FORM_HEAD = 4096 };  // the last as express.py has it
 
 // The connection's request is no longer with C.
 static void over(Listener *l, Connection *c) {
@@ -34,7 +35,7 @@ static void abandoned(Listener *l, Connection *c) {
 static int ended(Listener *l, Connection *c, int why, float retry_s, const float *scores) {
     const Form *f = c->sent.form;
     PyObject *item = Py_BuildValue(
-        "(KOOs#iffffdy#)", dpi_key_of(l, c), f->known, c->sent.ring, c->sent.id, (Py_ssize_t)16, why, c->sent.queue_ms, c->sent.encode_ms,
+        "(KOOs#iffffdy#)", dpi_key_of(l, c), f->known, c->sent.ring, c->sent.id, (Py_ssize_t)c->sent.id_size, why, c->sent.queue_ms, c->sent.encode_ms,
         c->sent.device_ms, retry_s, c->sent.started, (const char *)scores, scores ? (Py_ssize_t)f->rows * f->tasks * 4 : 0
     );
     over(l, c);
@@ -115,10 +116,30 @@ static void timed(Listener *l, double at) {
     timerfd_settime(l->timer, TFD_TIMER_ABSTIME, &when, NULL);
 }
 
+// The id that the client gave its request, as answers.py takes one; 0 if it gave none.
+static int own_id(const Head *h, const char *data, char *id) {
+    static const char NAME[] = "x-request-id:";
+    for (uint32_t i = 0; i < h->apart; ++i) {
+        const char *at = data + h->line[i].at, *end = data + h->line[i].end;
+        if ((size_t)(end - at) < sizeof NAME - 1 || strncasecmp(at, NAME, sizeof NAME - 1)) continue;
+        at += sizeof NAME - 1;
+        while (at < end && (*at == ' ' || *at == '\t')) ++at;
+        while (at < end && strchr(" \t\r\n", end[-1])) --end;
+        if (at == end || end - at > ID_BYTES) continue;
+        int size = 0;
+        for (; at < end && *at >= ' ' && *at <= '~'; ++at) id[size++] = *at;
+        if (at == end) return size;
+    }
+    return 0;
+}
+
 int dpi_express_begun(Listener *l, Connection *c, const char *data) {
     const Head *h = &c->head;
-    if (!l->form_count || h->apart || h->body_bytes < 0) return 0;
-    Form *f = dpi_form_of(l, data, h->bytes - 2, h->body_bytes);
+    if (!l->form_count || h->body_bytes < 0 || h->apart == APART) return 0;  // of so many lines apart others may be in the head
+    char fixed[FORM_HEAD];
+    if (h->apart && h->bytes > sizeof fixed) return 0;
+    const size_t size = h->apart ? dpi_http_fixed(data, h, fixed, NULL) : h->bytes - 2;
+    Form *f = dpi_form_of(l, h->apart ? fixed : data, size, data + h->bytes, h->body_bytes);
     if (f == NULL) return 0;
     const double started = dpi_now_s();
     EngineRing *r = best(f, started);
@@ -141,8 +162,11 @@ int dpi_express_begun(Listener *l, Connection *c, const char *data) {
     ++f->uses;
     Py_INCREF(r);
     ++l->flying;
-    const uint64_t id = dpi_drawn(l);
-    for (int i = 0; i < 16; ++i) c->sent.id[i] = "0123456789abcdef"[id >> 4 * (15 - i) & 15];
+    if (!(c->sent.id_size = own_id(h, data, c->sent.id))) {
+        const uint64_t id = dpi_drawn(l);
+        for (int i = 0; i < 16; ++i) c->sent.id[i] = "0123456789abcdef"[id >> 4 * (15 - i) & 15];
+        c->sent.id_size = 16;
+    }
     if (f->deadline_s) timed(l, deadline);
     c->tells_close = h->close;
     c->state = BUSY;
@@ -178,8 +202,8 @@ static void answer(Listener *l, Connection *c, const Form *f, const float *score
     const size_t header = f->before_size + times + f->after_size;
     c->tells_close |= l->draining;
     const int lines = snprintf(text, sizeof text,
-                               "inference-header-content-length: %zu\r\ncontent-length: %zu\r\nx-request-id: %.16s\r\n%s\r\n", header,
-                               header + raw, c->sent.id, c->tells_close ? "connection: close\r\n" : "");
+                               "inference-header-content-length: %zu\r\ncontent-length: %zu\r\nx-request-id: %.*s\r\n%s\r\n", header,
+                               header + raw, c->sent.id_size, c->sent.id, c->tells_close ? "connection: close\r\n" : "");
     const struct iovec parts[] = {
         {(char *)f->opening, f->opening_size}, {l->date, l->date_size}, {(char *)f->headers, f->headers_size}, {text, lines},
         {(char *)f->before, f->before_size},   {json, times},           {(char *)f->after, f->after_size},     {(float *)scores, raw},

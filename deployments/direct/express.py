@@ -1,7 +1,7 @@
 """Scoring requests that C answers from end to end (`express.c`): which may be, by which engines, and what of them is Python's.
 
-A request is one if all but the values of its tensors was seen before, to the byte, and nobody looks at single requests. What it
-may say was then checked by the routes; every refusal is made here, by the same functions.
+A request is one if all of it was seen before, to the byte, but for its id, its trace and the values of its tensors, and nobody
+looks at single requests. What it may say was then checked by the routes; every refusal is made here, by the same functions.
 """
 
 import asyncio
@@ -92,7 +92,6 @@ class Track:
 
     def _engine_gone(self) -> None:
         """The engine has ended this connection: with it the requests there, whatever becomes of Python's."""
-        self.connection.beside = None
         self.close()
 
 
@@ -112,7 +111,7 @@ class Express:
     def learn(self, head: RequestHead, received: Received, request: ScoringRequest) -> None:
         """Has C answer what is like a request that was sent to its scorer just now, if it may."""
         served, asked = request.served, request.asked
-        if self._scoring.watched or received.apart or served is None or not isinstance(asked, InferRequest):
+        if self._scoring.watched or served is None or not isinstance(asked, InferRequest):
             return
         form, scorer = asked.form, served.scorer
         if form is None or form.plan is None or asked.data is None or not isinstance(scorer, FanInScorer):
@@ -176,7 +175,6 @@ class Express:
         for task in self._opening:
             task.cancel()
         for track in list(self._tracks.values()):
-            track.connection.beside = None
             track.close()
         self.count()
 
@@ -213,7 +211,7 @@ class Express:
         rings = self._rings.get(scorer)
         if rings is None:
             rings = self._rings[scorer] = []
-            served.in_use.elsewhere = lambda: sum(ring.open for ring in rings)
+            served.in_use.elsewhere.append(lambda: sum(ring.open for ring in rings))
         self._connect(scorer)
         return 0 < len(rings) == len(scorer.connections)
 
@@ -238,12 +236,13 @@ class Express:
             agreed.close()
             memory.close()
             return
-        connection.beside = track
+        connection.besides.append(track)
         self._tracks[track.ring] = track
         self._rings[scorer].append(track.ring)
 
     def _left(self, track: Track) -> None:
         self._listener.detach(track.ring)
+        track.connection.besides.remove(track)
         for rings in self._rings.values():
             if track.ring in rings:
                 rings.remove(track.ring)

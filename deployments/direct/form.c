@@ -1,4 +1,4 @@
-// What is known of requests that are the same to the byte but for their tensors: found by their heads, checked when it is learned.
+// What is known of requests that are the same to the byte but for tensors, ids and traces: found by their heads, checked when it is learned.
 
 #include "connection.h"
 
@@ -30,13 +30,13 @@ void dpi_form_let_go(Form *f) {
     free(f);
 }
 
-Form *dpi_form_of(Listener *l, const char *head, size_t head_size, int64_t body_size) {
+Form *dpi_form_of(Listener *l, const char *head, size_t head_size, const char *body, int64_t body_size) {
     const uint64_t hash = mixed(head, head_size);
     Form **set = l->forms + hash % FORM_SETS * FORM_WAYS;
     for (int way = 0; way < FORM_WAYS; ++way) {
         Form *f = set[way];
         if (f && f->hash == hash && (size_t)f->head_size == head_size && f->body_size == body_size && !memcmp(f->head, head, head_size) &&
-            !memcmp(f->envelope, head + head_size + 2, f->envelope_size))
+            !memcmp(f->envelope, body, f->envelope_size))
             return f;
     }
     return NULL;

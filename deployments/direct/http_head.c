@@ -100,6 +100,17 @@ static const char *settled(Head *head, const Said *said) {
     return NULL;
 }
 
+size_t dpi_http_fixed(const char *data, const Head *head, char *fixed, char *apart) {
+    size_t size = 0, at = 0;
+    for (uint32_t i = 0; i <= head->apart; ++i) {
+        const Stretch line = i < head->apart ? head->line[i] : (Stretch){head->bytes - 2, head->bytes - 2};
+        memcpy(fixed + size, data + at, line.at - at);
+        size += line.at - at, at = line.end;
+        if (apart) memcpy(apart, data + line.at, line.end - line.at), apart += line.end - line.at;
+    }
+    return size;
+}
+
 int dpi_http_head(const char *data, size_t size, Head *head, const char **fault) {
     Said said = {0};
     *head = (Head){0};

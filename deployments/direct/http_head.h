@@ -28,6 +28,9 @@ typedef struct {
 // WHOLE if `data` begins with a head; NEVER if it cannot become one: `fault` says why, behind the status to answer with.
 int dpi_http_head(const char *data, size_t size, Head *head, const char **fault);
 
+// Copies a head without its lines apart and the empty one into `fixed`, those lines into `apart` unless it is NULL; the bytes of the first.
+size_t dpi_http_fixed(const char *data, const Head *head, char *fixed, char *apart);
+
 typedef struct {
     int state;
     uint32_t line;       // bytes of a chunk's size so far

@@ -90,14 +90,14 @@ class EngineRing(Protocol):
     open: int
 
 
-def most_connections() -> int:
-    """As many as leave descriptors for all else: who has none left can load no model. Raises this process's limit of them."""
+def most_connections(listeners: int = 1) -> int:
+    """Of each, as many as leave descriptors for all else: who has none left can load no model. Raises this process's limit."""
     limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wished = _MOST_CONNECTIONS + _OTHER_DESCRIPTORS
+    wished = listeners * _MOST_CONNECTIONS + _OTHER_DESCRIPTORS
     if 0 <= limit < wished:  # below 0: there is no limit
         limit = wished if hard < 0 else min(hard, wished)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    return min(_MOST_CONNECTIONS, max(limit // 2, limit - _OTHER_DESCRIPTORS)) if limit >= 0 else _MOST_CONNECTIONS
+    return min(_MOST_CONNECTIONS, max(limit // 2, limit - _OTHER_DESCRIPTORS) // listeners) if limit >= 0 else _MOST_CONNECTIONS
 
 
 def open_listener(limits: Limits, connections: int | None = None) -> Listener:

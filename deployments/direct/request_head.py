@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from deployments.http_api.request_body import Header, Scope, header_of
+from deployments.http_api.serve_bypass import asks_serve
 from deployments.protocol.rest import ENVELOPE_LENGTH
 
 DIRECT = "dpiframe.direct"  # among a scope's extensions: the request came this way
@@ -20,7 +21,8 @@ class RequestHead:
         path: decoded, below where the service is mounted; None: it is not below it.
         headers: names in lower case, without those that the listener keeps apart.
         infer: name and version or "" of the model, if it goes there by `/v2/models/...`; score: it is a `POST /v1/score`.
-        packed: its body is compressed. media, envelope_bytes: two headers, if they are there.
+        for_serve: it asks Serve for something. packed: its body is compressed. media, envelope_bytes: two headers, if they are
+            there.
     """
 
     method: str
@@ -30,6 +32,7 @@ class RequestHead:
     headers: list[Header]
     infer: tuple[str, str] | None
     score: bool
+    for_serve: bool
     packed: bool
     media: bytes | None
     envelope_bytes: str | None
@@ -48,6 +51,12 @@ class RequestHead:
             "root_path": prefix, "headers": headers, "client": None, "server": None, "extensions": {DIRECT: {}},
         }  # fmt: skip
         return scope
+
+    def scope_at_serve(self, root: str, headers: list[Header]) -> Scope:
+        """For the application that Serve has around that one, mounted at `root`, as uvicorn makes it."""
+        raw = root.encode() + self.target.partition(b"?")[0]
+        path = unquote_to_bytes(raw).decode("utf-8", "replace")
+        return {**self.scope(root, headers), "path": path, "raw_path": raw, "extensions": {}}
 
 
 def read_head(head: bytes, prefix: str) -> RequestHead:
@@ -73,7 +82,7 @@ def _read(head: bytes, prefix: str) -> RequestHead:
     score = method == b"POST" and path == "/v1/score"
     length = header_of(headers, ENVELOPE_LENGTH)
     return RequestHead(
-        method.decode(), target, version[-1] - ord("0"), path, headers, infer, score, packed,
+        method.decode(), target, version[-1] - ord("0"), path, headers, infer, score, asks_serve(headers), packed,
         header_of(headers, b"content-type"), None if length is None else length.decode("latin-1"),
     )  # fmt: skip
 

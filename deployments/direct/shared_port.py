@@ -6,7 +6,6 @@ Whoever accepts one hands it to the process with the fewest: a client keeps its 
 
 import asyncio
 import errno
-import logging
 import math
 import mmap
 import os
@@ -18,15 +17,13 @@ from heapq import heapify, heapreplace
 
 from deployments.direct.direct_server import DirectServer
 from deployments.fanin.shared_memory import shared_memory
+from deployments.host_sockets.accepting import FULL_S, Newcomers
 from deployments.host_sockets.listening import Place
 from deployments.host_sockets.mailbox import MOST_PROCESSES, MOST_SOCKETS, Gone, Mailbox, posted, send_on
 
-log = logging.getLogger(__name__)
-
-_PATIENCE_S, _ASK_S, _FULL_S, _TOLD_S = 10.0, 0.1, 0.1, 0.02
+_PATIENCE_S, _ASK_S, _TOLD_S = 10.0, 0.1, 0.02
 _NEXT_S = 0.002  # after which who has found clients looks again: one by one each would cost two processes a wake-up
 _ACCEPTS = MOST_SOCKETS  # at a time: all of them may be another process's
-_SAID_S = 60.0  # between two lines of the log that say the same
 # Who has the sockets; here they are; serve this client; all are to leave.
 _ASK, _SHARE, _TAKE, _LEAVE = b"?", b"!", b"+", b"."
 _NOBODY = -1
@@ -37,11 +34,11 @@ class SharedPort:
 
     def __init__(self, meeting: str, server: DirectServer, places: Sequence[Place]) -> None:
         self._server, self._places = server, places
+        self._newcomers = Newcomers(server, "direct port")
         self._loop = asyncio.get_running_loop()
         self._listening: dict[Place, socket.socket] = {}
         self._opening, self._closing = True, False
         self._end: asyncio.Task[None] | None = None
-        self._said = -math.inf
         self._mail = Mailbox(meeting, self._read)
         self._keep_counts(shared_memory("dpiframe-direct", 4 * MOST_PROCESSES))
         self._counts[:] = memoryview(array("i", [_NOBODY] * MOST_PROCESSES))
@@ -102,25 +99,12 @@ class SharedPort:
 
     def _accept(self, listening: socket.socket) -> None:
         """A round of clients: those who have been served before wait no longer than for these."""
-        full, clients = self._server.full, list[int]()
-        try:
-            if full:
-                self._say(f"got {self._server.connections} connections, as many as may be")
-            else:
-                clients = self._server.accept(listening.fileno(), _ACCEPTS)
-        except OSError as error:  # no descriptor is left
-            self._say(f"got no connection ({error.strerror})")
-            full = True
-        if full or 0 < len(clients) < _ACCEPTS:
+        clients = self._newcomers.accepted(listening, _ACCEPTS)
+        if clients is None or 0 < len(clients) < _ACCEPTS:
             for each in self._listening.values():
                 self._loop.remove_reader(each)
-            self._loop.call_later(_FULL_S if full else _NEXT_S, self._accept_again)
-        self._place_clients(clients)
-
-    def _say(self, why: str) -> None:
-        if self._loop.time() > self._said + _SAID_S:
-            self._said = self._loop.time()
-            log.warning("direct port: %s, expected room for one more: newcomers wait", why)
+            self._loop.call_later(FULL_S if clients is None else _NEXT_S, self._accept_again)
+        self._place_clients(clients or [])
 
     def _place_clients(self, clients: list[int]) -> None:
         """Gives each to whoever has the fewest then."""

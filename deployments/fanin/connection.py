@@ -124,7 +124,7 @@ class Connection:
     """One engine as an ingress sees it.
 
     Attributes:
-        rings: what is asked and answered. beside: another connection of this process to it, if there is one.
+        rings: what is asked and answered. besides: other connections of this process to it.
         index: of the engine's socket. welcome: what it said of itself. board: what it lets everybody know.
         alive: until the engine is gone; what was sent by then has failed with Unavailable.
         failed_at: when its device last failed with a request of ours, in seconds on `clock`.
@@ -148,15 +148,14 @@ class Connection:
         self._lone_s = 0.0  # until a lone request is answered, lately
         self.alive = True
         self.failed_at = -math.inf
-        self.beside: Beside | None = None
+        self.besides: list[Beside] = []
         loop.add_reader(self._answer_fd, self._read_answers)
         loop.add_reader(self._sock, self._engine_gone)
 
     @property
     def waiting_rows(self) -> int:
         """Rows that wait there, those that this ingress sent and the engine has not read yet among them."""
-        unread = self.rings.unread_rows + (self.beside.unread_rows if self.beside is not None else 0)
-        return self.board.queued_rows + unread
+        return self.board.queued_rows + self.rings.unread_rows + sum(beside.unread_rows for beside in self.besides)
 
     @property
     def load(self) -> int:
@@ -164,7 +163,7 @@ class Connection:
 
     @property
     def idle(self) -> bool:
-        return not self._sent and not (self.beside is not None and self.beside.open)
+        return not self._sent and not any(beside.open for beside in self.besides)
 
     def check_room(self, rows: int) -> None:
         """Raises as `refusals.check_room`, for the rows that the engine lets wait."""
@@ -218,8 +217,8 @@ class Connection:
         if not self.alive:
             return
         self.alive = False
-        if self.beside is not None:
-            self.beside.close()
+        for beside in [*self.besides]:
+            beside.close()
         for fd in (self._answer_fd, self._sock):
             self._loop.remove_reader(fd)
         self._agreed.close()

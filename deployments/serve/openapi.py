@@ -82,6 +82,7 @@ def protocol_pages() -> tuple[Paths, dict[str, Any]]:
         "/v2/health/live": {"get": page("server_live", "The process answers", anything)},
         "/v2/health/ready": {"get": page("server_ready", "Every model takes requests", anything)},
         model: {"get": page("model_metadata", "A model's inputs and outputs", anything, "model")},
+        f"{model}/config": {"get": page("model_config", "The same in Triton's words", anything, "model")},
         f"{model}/ready": {"get": page("model_ready", "The model takes requests", anything, "model")},
         f"{model}/stats": {"get": page("model_statistics", "What this replica has scored since its start", anything, "model")},
         "/v2/models/stats": {"get": page("statistics", "The same of all models", anything)},

@@ -321,7 +321,7 @@ def test_a_client_that_does_not_read_its_answers_holds_up_nobody() -> None:
 
 def test_beyond_its_connections_newcomers_wait_and_the_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = listener.open_listener
-    monkeypatch.setattr(direct_server, "open_listener", lambda limits: opened(limits, 2))
+    monkeypatch.setattr(direct_server, "open_listener", lambda limits, most: opened(limits, 2))
 
     async def body(port: Port) -> None:
         async with port.client() as first, port.client() as second:

@@ -102,9 +102,9 @@ class Ingress:
         first = self.engines[0].manifest.version
         self.live = self.catalog.loaded("fake", first)
         self.catalog.route({"fake": self.live}, {})
-        app = build_app(self.catalog, self.limits, self.seen.append, self.gate)
+        self.app = build_app(self.catalog, self.limits, self.seen.append, self.gate)
         try:
-            async with served(app, self.limits) as (self.server, self.port):
+            async with served(self.app, self.limits) as (self.server, self.port):
                 self._count()
                 await test(self)
         finally:
@@ -187,6 +187,20 @@ def test_both_ways_answer_the_same_bytes_and_count_the_same() -> None:
     assert given[:3] == given[3:]
     assert seen[0] == seen[1]
     assert [one[:6] for one in seen[1]] == [("fake", "7", "ok", n, 1 + 5 * n, 0) for n in (3, 3, 1)]
+
+
+def test_of_a_load_that_begins_the_metrics_get_no_more_scores_than_they_show(in_c: bool) -> None:
+    async def test(at: Ingress) -> None:
+        client = await at.client()
+        await at.learned(client, post(rows=60))
+        for _ in range(60):
+            await at.ask(client, post(rows=60))
+
+    seen = Ingress(in_c).run(test)
+    sampled = [score for one in seen for (score,) in one.sampled]
+    assert len(seen) == 60
+    assert 200 <= len(sampled) < 60 * 60 // 2  # the n-th row is taken with 200 / n
+    assert set(sampled) <= set(expected(60))
 
 
 def told(answer: tuple[int, dict[str, str], bytes], status: int, message: str) -> None:
@@ -388,6 +402,41 @@ def test_requests_in_flight_keep_their_version_in_use(in_c: bool) -> None:
     Ingress(in_c, engine).run(test)
 
 
+def test_two_listeners_of_a_process_have_a_connection_each_and_both_end_with_the_engine(in_c: bool) -> None:
+    """The direct port and that of Serve's server: a version is in use while a request of either is open."""
+    engine = FakeEngine()
+
+    async def test(at: Ingress) -> None:
+        direct, port = at.server, at.port
+        await at.learned(await at.client(), post())
+        async with served(at.app, at.limits) as (at.server, at.port):
+            at._count()
+            client = await at.client()
+            await at.learned(client, post())
+            (connection,) = at.live.scorer.connections
+            assert len(connection.besides) == 2 * in_c
+            engine.go.clear()
+            client.send(post())
+            await until(lambda: at.batchers["7"].dispatcher.inflight_rows == 3)
+            assert not connection.idle
+            over = asyncio.create_task(at.live.in_use.over())
+            await asyncio.sleep(0.05)
+            assert not over.done()
+            engine.go.set()
+            assert scores(await client.answer()) == expected()
+            await asyncio.wait_for(over, 60)
+            for peer in at.batchers["7"]._peers:  # as a death of its process does
+                peer.sock.shutdown(socket.SHUT_RDWR)
+            await until(lambda: not connection.alive)
+            assert connection.besides == []
+            await until(lambda: at.live.scorer.accepting)
+            assert scores(await at.ask(client, post())) == expected()
+        at.server, at.port = direct, port
+        assert scores(await at.ask(await at.client(), post())) == expected()
+
+    Ingress(in_c, engine).run(test)
+
+
 def test_requests_behind_one_another_are_answered_in_their_order(in_c: bool) -> None:
     async def test(at: Ingress) -> None:
         client = await at.client()
@@ -402,12 +451,33 @@ def test_requests_behind_one_another_are_answered_in_their_order(in_c: bool) -> 
     assert len(Ingress(in_c).run(test)) == 31
 
 
-def test_a_client_s_own_request_id_comes_back(in_c: bool) -> None:
+@pytest.mark.parametrize(
+    ("lines", "told_id"),
+    [
+        (["X-Request-ID: mine 1"], "mine 1"),
+        (["x-request-id:\t~ \t "], "~"),
+        (["X-Request-Id: " + "x" * 128], "x" * 128),
+        (["X-Request-ID: " + "x" * 129], None),
+        (["X-Request-ID: "], None),
+        (["X-Request-ID: caf\xe9"], None),
+        (["X-Request-ID: caf\xe9", "x-request-id: second", "X-Request-ID: third"], "second"),
+        (["traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate: a=b", "X-Request-ID: z"], "z"),
+    ],
+)
+def test_a_client_s_own_request_id_comes_back(in_c: bool, lines: list[str], told_id: str | None) -> None:
+    """And a head that is like another one but for ids and traces is known."""
+
     async def test(at: Ingress) -> None:
         client = await at.client()
-        await at.learned(client, post())
-        answer = await at.ask(client, post("X-Request-ID: mine 1"))
-        assert (answer[1]["x-request-id"], scores(answer)) == ("mine 1", expected())
+        await at.learned(client, post("A: 1", *lines, "B: 2"))
+        begun = at.in_python
+        for sent, wanted in ((lines, told_id), ([], None), (["x-request-id: other", "tracestate: c=d"], "other")):
+            answer = await at.ask(client, post("A: 1", *sent, "B: 2"))
+            assert scores(answer) == expected()
+            assert re.fullmatch(re.escape(wanted) if wanted else "[0-9a-f]{16}", answer[1]["x-request-id"])
+        assert (at.in_python == begun) == in_c
+        answer = await at.ask(client, post("A: 1", "X-Request-ID: refused", "B: 2", first=-1))
+        assert (answer[0], answer[1]["x-request-id"]) == (422, "refused")
 
     Ingress(in_c).run(test)
 

@@ -38,6 +38,7 @@ Body = Callable[[httpx.AsyncClient], Awaitable[None]]
 def no_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test is a process of its own, as a replica is."""
     monkeypatch.setattr(ServeBypass, "installed", None)
+    monkeypatch.setattr(uvicorn.Server, "startup", uvicorn.Server.startup)  # which a hook has changed until a server starts
 
 
 class Serve:
