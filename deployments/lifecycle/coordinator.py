@@ -87,7 +87,8 @@ class Coordinator:
         reconfigured = starting and self._desired is not None and member.digest != self._digest
         async with self._changing if reconfigured else contextlib.nullcontext(), self._news:  # what is under way ends first
             self._learn(member.digest, report.desired, starting)
-            self._seats[member.id] = _Seat(member, report)
+            newest = self._seats.get(member.id, _Seat(member, report)).report
+            self._seats[member.id] = _Seat(member, max(report, newest, key=self._applied))  # Ray keeps no order of calls
             self._news.notify_all()
 
     async def leave(self, member_id: str) -> None:
@@ -168,7 +169,7 @@ class Coordinator:
             {
                 "id": seat.member.id,
                 "node": seat.member.node,
-                "current": self._is_current(seat),
+                "current": (seat.report.desired.revision, seat.member.digest) == (self._desired.revision, self._digest),
                 "loaded": ["/".join(key) for key in sorted(seat.report.loaded)],
                 "failed": {"/".join(key): why for key, why in seat.report.failed.items()},
             }
@@ -259,19 +260,16 @@ class Coordinator:
                 seats = [seat for seat in self._seats.values() if getattr(seat.member, part)]
                 for seat in seats:
                     lacking = [release.key for release in needed if release.key in seat.report.failed]
-                    if lacking and self._has_applied(seat, serial):
+                    if lacking and self._applied(seat.report) >= serial:
                         why = seat.report.failed[lacking[0]]
                         raise LoadFailed(f"{why} (replica {seat.member.id} on {seat.member.node})")
-                if all(self._has_applied(seat, serial) for seat in seats):
+                if all(self._applied(seat.report) >= serial for seat in seats):
                     return
                 await self._news.wait()
 
-    def _has_applied(self, seat: _Seat, serial: int) -> bool:
-        return seat.report.epoch == self._epoch and seat.report.applied >= serial
-
-    def _is_current(self, seat: _Seat) -> bool:
-        assert self._desired is not None
-        return seat.report.desired.revision == self._desired.revision and seat.member.digest == self._digest
+    def _applied(self, report: Report) -> int:
+        """The last of this coordinator's wishes that its member has carried out."""
+        return report.applied if report.epoch == self._epoch else -1
 
     async def _tick(self) -> None:
         """Forgets who is silent. Counted in turns of this loop: while it stands still, it hears nobody, and misses nobody."""

@@ -10,13 +10,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
 
 from tests.deployments.lifecycle.versions import moved, write_moved
 from tests.deployments.server_process import Server
+
+T = TypeVar("T")
 
 MODEL = "/v1/models/demo"
 MOVED = {"1": 0.0, "2": 0.5, "3": -0.5}
@@ -119,10 +121,16 @@ def change_versions(server: Server, file: Path, root: Path) -> None:
         load.until(lambda seen: sum(seen.values()) >= 20)
         state = eventually(lambda: ask("PUT", "/versions/3"))
         assert (state["live"], state["previous"], state["canary"], state["shadow"]) == ("3", "2", None, "1")
+
+        def all_current(state: dict[str, Any]) -> None:
+            current = [replica["current"] for replica in state["replicas"]]
+            assert current == [True] * (4 if config["topology"] == "fanin" else 2), state
+
+        # A replica that hears of the coordinator's death late comes back late, and no change waits for it.
+        eventually(lambda: all_current(ask("GET", "/versions")))
         state = ask("POST", "/rollback")
         assert (state["live"], state["previous"]) == ("2", "3")
-        assert all(replica["current"] for replica in state["replicas"])
-        assert len(state["replicas"]) == (4 if config["topology"] == "fanin" else 2)
+        all_current(state)
         load.until(lambda seen: seen["2"] >= 20)
         assert set(load.seen) == {"2"}
         # A changed configuration.
@@ -154,7 +162,7 @@ def change_versions(server: Server, file: Path, root: Path) -> None:
     assert json.loads(Path(config["models_state"]).read_text())["desired"]["models"]["demo"]["live"] == "2"
 
 
-def eventually(ask: Callable[[], dict[str, Any]], within_s: float = 90) -> dict[str, Any]:
+def eventually(ask: Callable[[], T], within_s: float = 90) -> T:
     """The answer, once there is one: a coordinator that ends takes the calls that it has along."""
     give_up = time.monotonic() + within_s
     while True:

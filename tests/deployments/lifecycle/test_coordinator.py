@@ -283,6 +283,25 @@ def test_while_a_configuration_is_rolled_out_its_old_replicas_stay_as_they_are_a
     run(body())
 
 
+@pytest.mark.parametrize("topology", ["colocated", "fanin"])
+def test_a_report_that_is_overtaken_by_a_newer_one_takes_nothing_back(topology: str) -> None:
+    async def body() -> None:
+        service = await started(topology)
+        before = [(replica.member, replica.follower._report()) for replica in service.replicas]
+        changed = await put(service, "2")
+        for member, report in before:
+            await service.coordinator.hear(member, report)
+        assert service.coordinator.state() == changed
+        assert all(replica["current"] for replica in changed["replicas"])
+        service.restart_coordinator()  # what another one was told says nothing of what this one has asked for
+        await until(lambda: len(service.coordinator._seats) == len(service.replicas))
+        await service.coordinator.roll_back("m")
+        assert live(service) == ["1", "1"]
+        await service.close()
+
+    run(body())
+
+
 def test_asked_for_again_a_version_is_there_already() -> None:
     async def body() -> None:
         service = await started("colocated")
