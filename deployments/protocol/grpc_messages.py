@@ -11,8 +11,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 SERVICE = "inference.GRPCInferenceService"
 METHODS = (
-    "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer", "ModelStatistics",
-    "RepositoryIndex",
+    "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelConfig", "ModelInfer",
+    "ModelStatistics", "RepositoryIndex",
 )  # fmt: skip
 
 _PARAMETERS = "map InferParameter"
@@ -41,6 +41,14 @@ _MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = {
         "name": (1, "string"), "versions": (2, "string*"), "platform": (3, "string"),
         "inputs": (4, "ModelMetadataResponse.TensorMetadata*"), "outputs": (5, "ModelMetadataResponse.TensorMetadata*"),
     },
+    "ModelConfigRequest": {"name": (1, "string"), "version": (2, "string")},
+    "ModelInput": {"name": (1, "string"), "data_type": (2, "int32"), "dims": (4, "int64*")},  # on the wire as an enum
+    "ModelOutput": {"name": (1, "string"), "data_type": (2, "int32"), "dims": (3, "int64*")},
+    "ModelConfig": {
+        "name": (1, "string"), "platform": (2, "string"), "max_batch_size": (4, "int32"), "input": (5, "ModelInput*"),
+        "output": (6, "ModelOutput*"),
+    },
+    "ModelConfigResponse": {"config": (1, "ModelConfig")},
     "ModelInferRequest.InferInputTensor": {
         "name": (1, "string"), "datatype": (2, "string"), "shape": (3, "int64*"), "parameters": (4, _PARAMETERS),
         "contents": (5, "InferTensorContents"),

@@ -43,6 +43,8 @@ _CONTENTS = {
     "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
 }  # fmt: skip
 
+_DATA_TYPES = {"TYPE_INT64": 9, "TYPE_FP32": 11, "TYPE_STRING": 13}  # of Triton's model_config.proto
+
 
 class _Elsewhere(DPIFrameError):
     """Serve's replicas listen for gRPC on every interface; this call did not come through the proxy on loopback."""
@@ -89,6 +91,15 @@ class GrpcMethods:
     async def ModelMetadata(self, request: bytes, grpc_context: Context) -> Any:  # noqa: N802
         metadata = self.inference.model_metadata
         return self._answered("ModelMetadata", request, grpc_context, lambda asked: metadata(asked.name, asked.version))
+
+    async def ModelConfig(self, request: bytes, grpc_context: Context) -> Any:  # noqa: N802
+        def config(asked: Any) -> dict[str, Any]:
+            found = self.inference.model_config(asked.name, asked.version)
+            for tensor in (*found["input"], *found["output"]):
+                tensor["data_type"] = _DATA_TYPES[tensor["data_type"]]
+            return {"config": found}
+
+        return self._answered("ModelConfig", request, grpc_context, config)
 
     async def ModelStatistics(self, request: bytes, grpc_context: Context) -> Any:  # noqa: N802
         statistics = self.inference.model_statistics

@@ -59,6 +59,17 @@ class Inference:
             "outputs": [{"name": SCORES, "datatype": "FP32", "shape": [-1, len(info.tasks)]}],
         }
 
+    def model_config(self, name: str, of_version: str) -> dict[str, Any]:
+        """The same as Triton words it, and its load generator asks for it: a dimension of rows, and no batches of its own."""
+        metadata = self.model_metadata(name, of_version)
+        return {
+            "name": metadata["name"],
+            "platform": PLATFORM,
+            "max_batch_size": 0,
+            "input": [_configured(tensor) for tensor in metadata["inputs"]],
+            "output": [_configured(tensor) for tensor in metadata["outputs"]],
+        }
+
     def model_statistics(self, name: str, of_version: str) -> dict[str, Any]:
         """Of one model, or of all without a name: what this process has seen since its start."""
         models = [self._served(name, of_version)] if name else list(self._models)
@@ -128,10 +139,11 @@ class Inference:
     def _stats(self, served: ServedModel) -> dict[str, Any]:
         info, seen = served.info, self._statistics.models.get((served.info.name, served.info.version)) or ModelStatistics()
         batches = served.batch_sizes().counts
+        rest_ms = max(0.0, seen.total_ms - seen.queue_ms - seen.encode_ms - seen.device_ms)
         times = {
             "success": (seen.success, seen.total_ms), "fail": (seen.fail, seen.fail_ms), "queue": (seen.success, seen.queue_ms),
             "compute_input": (seen.success, seen.encode_ms), "compute_infer": (seen.success, seen.device_ms),
-            "compute_output": (0, 0.0), "cache_hit": (0, 0.0), "cache_miss": (0, 0.0),
+            "compute_output": (seen.success, rest_ms), "cache_hit": (0, 0.0), "cache_miss": (0, 0.0),
         }  # fmt: skip
         return {
             "name": info.name,
@@ -159,3 +171,8 @@ def answer_parameters(job: Job) -> dict[str, float | int]:
 def _input(f: Feature) -> dict[str, Any]:
     datatype = "FP32" if isinstance(f, Numeric) else "BYTES" if f.values == "string" else "INT64"
     return {"name": f.name, "datatype": datatype, "shape": [-1] if f.max_values == 1 else [-1, -1]}
+
+
+def _configured(tensor: dict[str, Any]) -> dict[str, Any]:
+    kind = "STRING" if tensor["datatype"] == "BYTES" else tensor["datatype"]
+    return {"name": tensor["name"], "data_type": f"TYPE_{kind}", "dims": tensor["shape"]}

@@ -150,6 +150,8 @@ class InferRoute:
                 return _get(scope, path, ready, request_id)
             case ["models", _, "stats"] | ["models", _, "versions", _, "stats"]:
                 return _get(scope, path, lambda: inference.model_statistics(*_model(path[:-1])), request_id)
+            case ["models", _, "config"] | ["models", _, "versions", _, "config"]:
+                return _get(scope, path, lambda: inference.model_config(*_model(path[:-1])), request_id)
             case ["models", _] | ["models", _, "versions", _]:
                 return _get(scope, path, lambda: inference.model_metadata(*_model(path)), request_id)
             case ["repository", "index"]:

@@ -8,13 +8,13 @@ from random import random
 from dpiframe_core.features.row_block import Floats
 
 PER_SECOND = 200
-_MOST_OF_A_REQUEST = 64  # until the first busy second is over, its rate is not known
 
 
 class ScoreSample:
     """Every n-th row, from a random one on, so that each row of each place in a request is as likely as any other.
 
-    n is what would have left `PER_SECOND` rows of the second before: 1 where there were fewer.
+    n is what would have left `PER_SECOND` rows of the second before, 1 where there were fewer; or of this second so far, if
+    that is more: a load that begins would have all its rows in the sample else.
     """
 
     def __init__(self) -> None:
@@ -30,6 +30,6 @@ class ScoreSample:
             self._every = max(1, round(self._rows / passed / PER_SECOND))
             self._rows, self._since = 0, now
         self._rows += rows
-        every = max(self._every, -(-rows // _MOST_OF_A_REQUEST))
+        every = max(self._every, self._rows // PER_SECOND)
         first = int(random() * every)
         return scores[first::every].tolist() if first < rows else []

@@ -70,11 +70,11 @@ class ModelList(BaseModel):
 
 
 class InUse:
-    """Counts those who are within its `with`, or between `enter` and `leave`, on one event loop; `elsewhere` counts others."""
+    """Counts those who are within its `with`, or between `enter` and `leave`, on one event loop; `elsewhere` count others."""
 
     def __init__(self) -> None:
         self._users = 0
-        self.elsewhere: Callable[[], int] = int
+        self.elsewhere: list[Callable[[], int]] = []
 
     def enter(self) -> None:
         self._users += 1
@@ -88,7 +88,7 @@ class InUse:
         """Returns once nobody is; after a minute in any case."""
         loop = asyncio.get_running_loop()
         give_up = loop.time() + _LAST_REQUEST_S
-        while (self._users or self.elsewhere()) and loop.time() < give_up:
+        while (self._users or any(count() for count in self.elsewhere)) and loop.time() < give_up:
             await asyncio.sleep(0.01)
 
 

@@ -42,6 +42,8 @@ def test_a_code_block_of_the_page_runs(block: Block, page: tuple[LiveApp, Path])
     if "tritonclient" in block.code:
         pytest.importorskip("tritonclient.http", reason="tritonclient is not installed")
         pytest.importorskip("tritonclient.grpc", reason="tritonclient is not installed")
+    if "perf_analyzer" in block.code and shutil.which("perf_analyzer") is None:
+        pytest.skip("perf_analyzer is not installed")
     code = block.code.replace("127.0.0.1:8000", live.address).replace("127.0.0.1:8001", live.grpc_address)
     assert code != block.code
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -51,6 +53,8 @@ def test_a_code_block_of_the_page_runs(block: Block, page: tuple[LiveApp, Path])
     assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
     if "curl" in code:
         assert '{"error":"context.I1: got nothing, expected the feature: of every candidate in candidates' in done.stdout
+    elif "perf_analyzer" in code:
+        assert "Throughput" in done.stdout
     elif "score_encoded" in code:
         assert done.stdout == "True\n"
     elif "grpc" in code:

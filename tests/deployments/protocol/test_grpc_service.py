@@ -8,12 +8,13 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.client.columns import encoded_texts
 from deployments.protocol.grpc_messages import CLASSES, METHODS, SERVICE
-from deployments.protocol.grpc_service import GrpcMethods
+from deployments.protocol.grpc_service import _DATA_TYPES, GrpcMethods
 from tests.deployments.live_app import LIMITS, LiveApp, wait_until
 from tests.deployments.serving_doubles import FakeEngine
 
@@ -90,12 +91,19 @@ def expected(rows: int = 2, first: int = 0) -> list[float]:
 
 def test_messages_are_those_of_the_reference_client() -> None:
     theirs = pytest.importorskip("tritonclient.grpc.service_pb2", reason="tritonclient is not installed").DESCRIPTOR
-    reference = {m.full_name: m for m in all_messages(theirs.message_types_by_name.values())}
+    config = pytest.importorskip("tritonclient.grpc.model_config_pb2").DESCRIPTOR
+    known = [m for file in (theirs, config) for m in all_messages(file.message_types_by_name.values())]
+    reference = {m.full_name: m for m in known}
     for name, ours in CLASSES.items():
         fields = {(f.name, f.number, f.type, f.is_repeated) for f in ours.DESCRIPTOR.fields}
-        wanted = {(f.name, f.number, f.type, f.is_repeated) for f in reference[f"inference.{name}"].fields}
+        numbers = {FieldDescriptor.TYPE_ENUM: FieldDescriptor.TYPE_INT32}  # the same bytes
+        wanted = {(f.name, f.number, numbers.get(f.type, f.type), f.is_repeated) for f in reference[f"inference.{name}"].fields}
+        if name in ("ModelConfig", "ModelInput", "ModelOutput"):  # of which a client needs little
+            wanted = {field for field in wanted if field[0] in {f.name for f in ours.DESCRIPTOR.fields}}
         left_out = {"memory_usage", "response_stats"}
         assert fields == {field for field in wanted if field[0] not in left_out}, name
+    types = config.enum_types_by_name["DataType"].values_by_name
+    assert {types[name].number: name for name in _DATA_TYPES} == {number: name for name, number in _DATA_TYPES.items()}
     service = theirs.services_by_name["GRPCInferenceService"]
     assert service.full_name == SERVICE
     for method in METHODS:

@@ -1,7 +1,7 @@
 """The protocol as its best known client speaks it: `tritonclient`, unchanged, over REST and gRPC, sync and async."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
 
@@ -17,6 +17,7 @@ rpc = pytest.importorskip("tritonclient.grpc", reason="tritonclient is not insta
 http_aio = pytest.importorskip("tritonclient.http.aio")
 rpc_aio = pytest.importorskip("tritonclient.grpc.aio")
 errors = pytest.importorskip("tritonclient.utils")
+gevent = pytest.importorskip("gevent")  # of tritonclient.http
 
 ROWS = 4
 
@@ -186,6 +187,14 @@ def test_health_metadata_and_index(which: str, request: pytest.FixtureRequest) -
     }  # fmt: skip
     [output] = model["outputs"]
     assert (output["name"], output["datatype"], [int(n) for n in output["shape"]]) == ("scores", "FP32", [-1, 2])
+    config = client.get_model_config("two", **how)
+    config = config if which == "rest" else config["config"]
+    assert (config["name"], config["platform"], int(config.get("max_batch_size", 0))) == ("two", "dpiframe", 0)
+    types = {i["name"]: (i["data_type"], [int(n) for n in i["dims"]]) for i in config["input"]}
+    triton = {"INT64": "TYPE_INT64", "BYTES": "TYPE_STRING", "FP32": "TYPE_FP32"}
+    assert types == {name: (triton[datatype], shape) for name, (datatype, shape) in inputs.items()}
+    [output] = config["output"]
+    assert (output["name"], output["data_type"], [int(n) for n in output["dims"]]) == ("scores", "TYPE_FP32", [-1, 2])
     index = client.get_model_repository_index(**how)
     index = index if which == "rest" else index["models"]
     assert [(m["name"], m["version"], m["state"]) for m in index] == [("fake", "7", "READY"), ("two", "3", "READY")]
@@ -210,12 +219,20 @@ def test_statistics_count_requests_rows_and_runs(which: str, request: pytest.Fix
     assert int(after["last_inference"]) >= int(before["last_inference"]) > 1.6e12
 
     def count(of: dict[str, Any], what: str) -> int:
-        return int(of["inference_stats"][what]["count"])
+        return int(of["inference_stats"][what].get("count", 0))
 
     assert count(after, "success") - count(before, "success") == 1
     assert count(after, "fail") - count(before, "fail") == 1
-    device_ns = [int(of["inference_stats"]["compute_infer"]["ns"]) for of in (before, after)]
-    assert device_ns[1] - device_ns[0] == 500_000
+
+    def spent_ns(of: dict[str, Any], what: str) -> int:
+        return int(of["inference_stats"][what].get("ns", 0))  # as JSON, gRPC's messages leave out what is 0
+
+    assert spent_ns(after, "compute_infer") - spent_ns(before, "compute_infer") == 500_000
+    steps = ("queue", "compute_input", "compute_infer", "compute_output")
+    assert {count(after, step) for step in steps} == {count(after, "success")}  # else perf_analyzer gives up
+    parts = sum(spent_ns(after, step) for step in steps)
+    # nothing of a request's time is left out; the double's device says 0.5 ms whatever it took
+    assert parts >= spent_ns(after, "success") - 10
     assert {m["name"] for m in client.get_inference_statistics(**how)["model_stats"]} == {"fake", "two"}
 
 
@@ -287,15 +304,25 @@ def test_a_wrong_tensor_is_named_with_the_rule(
     assert caught.value.status() == ("422" if which == "rest" else "StatusCode.INVALID_ARGUMENT")
 
 
+def until_sent(true: Callable[[], bool]) -> None:
+    """`async_infer` gives its greenlet 10 ms, too few on a busy host; then it goes on only while this thread sleeps so."""
+
+    def looked() -> bool:
+        gevent.sleep(0.001)
+        return true()
+
+    wait_until(looked)
+
+
 def test_a_full_queue_and_a_passed_deadline_have_their_statuses() -> None:
     engine = FakeEngine()
     engine.go.clear()
     with LiveApp(engine, max_queued_rows=500) as live, http.InferenceServerClient(live.address, concurrency=4) as client:
         batcher: RowBatcher = live.batchers["fake"]
         waiting = [client.async_infer("fake", raw(http, 64))]
-        wait_until(lambda: batcher.dispatcher.inflight_rows == 64)
+        until_sent(lambda: batcher.dispatcher.inflight_rows == 64)
         waiting.append(client.async_infer("fake", raw(http, 400)))
-        wait_until(lambda: batcher.dispatcher.queued_rows == 400)
+        until_sent(lambda: batcher.dispatcher.queued_rows == 400)
         with rpc.InferenceServerClient(live.grpc_address) as other:
             for one, kind, status in ((client, http, "429"), (other, rpc, "StatusCode.RESOURCE_EXHAUSTED")):
                 with pytest.raises(errors.InferenceServerException, match="queue: got 400 rows waiting") as caught:
