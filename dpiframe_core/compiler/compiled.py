@@ -23,7 +23,7 @@ from dpiframe_core.compiler.trace import Trace, evaluating, traces
 from dpiframe_core.describe.module_summary import Timed, in_turns, module_summary
 from dpiframe_core.engine.cpu_lane import CpuLane
 from dpiframe_core.errors import InputError, listed
-from dpiframe_core.features.raw_example import raw_example
+from dpiframe_core.features.examples import raw_example
 from dpiframe_core.features.row_block import Floats, RowBlock
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.graph.architecture import GraphFile

@@ -89,8 +89,11 @@ class Lowering:
         if seeded and "attention" not in target and target not in RECURRENT:  # the dropout of these is looked at there
             raise Refused(f"got {target}, expected nothing random")
         a = self._arguments(node)
-        inside = _flat(a)
         sizes = [size_of(s) for s in found.shape] if isinstance(found, torch.Tensor) else []
+        # Of the other it takes sizes and type alone.
+        if found is not None and target.endswith("_as.default") and isinstance(a["self"], Const):
+            a["other"] = Const(torch.empty([s.count for s in sizes], dtype=found.dtype))
+        inside = _flat(a)
         if target in _FILLED and isinstance(found, torch.Tensor):
             return self._filled(target, a, sizes, found)
         if any(isinstance(v, RowStarts) for v in inside) and target != "aten.index.Tensor" and "embedding_bag" not in target:

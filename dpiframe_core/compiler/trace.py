@@ -3,6 +3,7 @@ the source line behind each call. Knows no graph of ours.
 """
 
 import logging
+import re
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,9 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.export.graph_signature import InputKind
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from dpiframe_core.compiler.constant_masks import known_masks
 from dpiframe_core.compiler.examples import Scored
 from dpiframe_core.compiler.torch_modules import exportable, gru_cell
 from dpiframe_core.errors import InputError
@@ -32,8 +35,15 @@ _FRESH = {
     )
 }  # fmt: skip
 # What torch can write by calls that `operations` has; the last three are what it writes some of the others by.
-_SPELLED_OUT = """addcdiv addcmul celu clip column_stack cosine_similarity diff glu hstack inner isnan lerp linalg_vecdot
-    logaddexp logit pairwise_distance rms_norm roll threshold tile tril triu isfinite atleast_1d _fused_rms_norm true_divide"""
+_SPELLED_OUT = """absolute addcdiv addcmul arctan celu clip column_stack concat concatenate cosine_similarity diff divide dstack
+    fill fix glu greater greater_equal hstack inner isnan lerp less less_equal linalg_vecdot logaddexp logit multiply negative
+    not_equal pairwise_distance rms_norm roll select_scatter slice_scatter special_expit special_softmax subtract threshold
+    tile tril triu isfinite atleast_1d atleast_3d _fused_rms_norm true_divide"""
+
+# What torch has no other calls for in a table, but in its own code.
+_OF_OTHERS = """adjoint atleast_2d broadcast_to cartesian_prod dsplit hsplit mH mT matrix_H moveaxis movedim narrow numpy_T
+    positive ravel real swapaxes swapdims tensor_split unsafe_chunk vsplit"""
+_UNCHANGED = "nothing that the module changes (an embedding with max_norm: scale its rows, then set max_norm to None)"
 
 
 class Verbatim(str):
@@ -62,7 +72,7 @@ class Trace:
 
 def traces(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[Trace]:
     """A module in eval mode, traced on example values (dimension 0 is the batch): as torch.export has it, unless a call there
-    changes a value. Then, for who cannot take that over, of fewer operators, which takes torch longer than all before.
+    changes a value. Then, for who cannot take that over, of fewer operators.
 
     Raises:
         InputError: the module does not run; control flow that depends on values, a fixed number of rows, or changed buffers;
@@ -71,11 +81,22 @@ def traces(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[Trace]:
     rows = torch.export.Dim("rows", min=1)
     with _explained(scored, values):
         exported = torch.export.export(scored, tuple(values), dynamic_shapes=(tuple({0: rows} for _ in values),))
-    if made_functional(exported.graph):
-        yield _read(scored, exported)
+    functional = made_functional(exported.graph)
+    if functional:
+        yield _read(scored, exported, exported.graph)
     with _explained(scored, values):
-        exported = exported.run_decompositions(_spelled_out())
-    yield _read(scored, exported)
+        graph = _in_fewer(exported.graph_module) if functional else None
+        if graph is None or not made_functional(graph):
+            exported = exported.run_decompositions(_spelled_out())  # takes longer than all before
+            graph = exported.graph
+    yield _read(scored, exported, graph)
+
+
+def _in_fewer(module: fx.GraphModule) -> fx.Graph:
+    """The same calls of fewer operators, placeholders in the same order. No call changes a value."""
+    values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
+    with fx.traceback.preserve_node_meta():  # source lines
+        return make_fx(fx.Interpreter(module).run, _spelled_out(), "fake", pre_dispatch=True)(*values).graph
 
 
 @cache
@@ -84,7 +105,9 @@ def _spelled_out() -> dict[Any, Any]:
     names = set(_SPELLED_OUT.split())
     known = {**torch._decomp.decomposition_table, **torch.export.default_decompositions()}
     named = {call: known[call] for call in known if str(call).removeprefix("aten.").split(".")[0] in names}
-    return named | {torch.ops.aten.gru_cell.default: gru_cell}
+    packets = [getattr(torch.ops.aten, name) for name in _OF_OTHERS.split()]
+    own = {call: call.decompose for packet in packets for call in (getattr(packet, name) for name in packet.overloads())}
+    return named | own | {torch.ops.aten.gru_cell.default: gru_cell}
 
 
 @contextmanager
@@ -93,7 +116,7 @@ def _explained(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[None]
     try:
         with _quiet(), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # of torch about itself
-            with exportable():
+            with exportable(), known_masks(scored):
                 yield
     except InputError:
         raise
@@ -105,6 +128,9 @@ def _explained(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[None]
         if "FakeTensor" in str(error) and _is_in(error, "nn/modules/rnn.py", "nn/utils/rnn.py"):
             got = Verbatim("a packed sequence, whose sizes are values of the batch")
             raise InputError(f"module: {_origin(error)}", got, "the recurrence over the padded sequence") from error
+        if "assigned during export" in str(error):
+            what = re.search(r"attributes? (.*) (?:was|were) assigned", str(error))
+            raise InputError("module", what and what[1], _UNCHANGED) from error
         if "specialized it to be a constant" in str(error):
             raise InputError(
                 "module",
@@ -113,7 +139,8 @@ def _explained(scored: Scored, values: Sequence[torch.Tensor]) -> Iterator[None]
             ) from error
         if "Constraints violated" in str(error):
             got = Verbatim("operations that hold for some numbers of rows alone")
-            raise InputError("module", got, "any number: squeeze(dim) for squeeze(), no convolution over rows") from error
+            expected = "any number: squeeze(dim) for squeeze(), x[:, i, j] for masked_select, no convolution over rows"
+            raise InputError("module", got, expected) from error
         raise InputError(
             f"module: {_origin(error)}", Verbatim(_first_line(error)), "a module that torch.export takes"
         ) from error
@@ -145,35 +172,32 @@ def _functional(node: fx.Node) -> Any:
     return getattr(packet, overload, None) if len(kinds) == 1 else None
 
 
-def _read(scored: Scored, exported: torch.export.ExportedProgram) -> Trace:
+def _read(scored: Scored, exported: torch.export.ExportedProgram, graph: fx.Graph) -> Trace:
     signature = exported.graph_signature
     buffers, parameters = signature.buffers_to_mutate, getattr(signature, "parameters_to_mutate", {})  # torch 2.9 on
     changed = sorted({*buffers.values(), *parameters.values(), *signature.user_inputs_to_mutate.values()})
     if changed:
-        rule = "nothing that the module changes (an embedding with max_norm: scale its rows, then set max_norm to None)"
-        raise InputError("module", [_plain(name) for name in changed], rule)
-    nodes = {n.name: n for n in exported.graph.nodes}
+        raise InputError("module", [_plain(name) for name in changed], _UNCHANGED)
+    *calls, output = (n for n in graph.nodes if n.op != "placeholder")
     stored: dict[str, Any] = dict(exported.constants)
     stored |= dict([*scored.named_buffers(remove_duplicate=False), *scored.named_parameters(remove_duplicate=False)])
     first_name = {id(t): name for name, t in reversed(stored.items())}  # tied weights are one table or parameter
     tensors, inputs = {}, []
-    for spec in signature.input_specs:
-        node = nodes[spec.arg.name]
+    for spec, node in zip(signature.input_specs, graph.find_nodes(op="placeholder"), strict=True):
         if spec.kind is InputKind.USER_INPUT:
             inputs.append(node)
         else:
             assert spec.target is not None
             tensor = stored[spec.target]
             tensors[node] = (_plain(first_name[id(tensor)]), tensor.detach())
-    (result,) = nodes["output"].args[0]
+    (result,) = output.args[0]
     batch = inputs[0].meta["val"].shape[0]
     if isinstance(batch, int):
         raise InputError("module", f"{batch} rows", "a module that takes any number of rows")
     used = {result}
-    for node in reversed(exported.graph.nodes):
+    for node in reversed(calls):
         used |= {*node.all_input_nodes} if node in used else set()
-    calls = tuple(n for n in exported.graph.nodes if n.op == "call_function" and n in used)
-    return Trace(calls, result, tensors, tuple(inputs), batch.node.expr)
+    return Trace(tuple(n for n in calls if n in used), result, tensors, tuple(inputs), batch.node.expr)
 
 
 def source_line(node: fx.Node) -> str:

@@ -282,6 +282,8 @@ def aligned(c: Const, frame: Frame) -> Const:
         Refused: it has a size of its own there, so that it would tell rows apart.
     """
     sizes = [1] * (frame.rank - c.tensor.ndim) + list(c.tensor.shape)
+    if sizes[frame.at] != 1 and (c.tensor == c.tensor.flatten()[:1]).all():
+        return aligned(Const(c.tensor.flatten()[0]), frame)  # one number, of whatever size: `zeros_like` of what has the batch
     if sizes[frame.at] != 1:
         raise Refused(f"got a constant {tuple(c.tensor.shape)} along the batch, expected each row to be computed from itself")
     split = [1] * ((frame.outer > 1) + (frame.inner > 1))

@@ -85,6 +85,8 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
         case "aten.clamp_min.Tensor" | "aten.clamp_max.Tensor":
             low = name == "clamp_min"
             return _binary(e, "maximum" if low else "minimum", {"self": a["self"], "other": a["min" if low else "max"]})
+        case "aten.max.other" | "aten.min.other":
+            return _binary(e, f"{name}imum", a)
         case "aten.any.dim" | "aten.any.dims" | "aten.all.dim" | "aten.all.dims":
             is_true = a["self"] if a["self"].boolean else e.elementwise("aten.ne.Scalar", [a["self"]], [0])
             dims = [a["dim"]] if isinstance(a["dim"], int) else a["dim"]
@@ -97,6 +99,8 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
             return e.elementwise("aten.where", [tensor(a[k]) for k in ("condition", "self", "other")])
         case "aten.masked_fill.Scalar" | "aten.masked_fill.Tensor":
             return e.elementwise("aten.masked_fill.Scalar", [a["self"], a["mask"]], [number(a["value"])])
+        case "aten.index_put.default" if _is_masked(a):  # x[mask] = number
+            return e.elementwise("aten.where", [tensor(v) for v in (a["indices"][0], a["values"], a["self"])])
         case "aten.softmax.int" | "aten._softmax.default" | "aten.log_softmax.int" | "aten._log_softmax.default":
             return along(e, "aten.log_softmax" if "log" in target else "aten.softmax", a["self"], a["dim"])
         case "aten.cumsum.default":
@@ -127,7 +131,11 @@ def operation(e: Emitter, target: str, a: Arguments) -> Strided | list[Strided] 
             return group_norm(e, a, a["input"].size(1))
         case "aten.batch_norm.default" | "aten._native_batch_norm_legit_no_training.default" if not a.get("training"):
             return _batch_norm(e, a)
-        case "aten._native_batch_norm_legit.no_stats" | "aten._native_batch_norm_legit_functional.default":
+        case (
+            "aten.batch_norm.default"
+            | "aten._native_batch_norm_legit.no_stats"
+            | "aten._native_batch_norm_legit_functional.default"
+        ):
             raise Refused("got batch norm by the statistics of the batch, expected those kept in training")
         case "aten.scaled_dot_product_attention.default":
             return attention(e, a)
@@ -239,3 +247,11 @@ def _normed(e: Emitter, product: Node, norm: BatchNorm) -> str:
     names = [e.param(weight, f"{e.name}.weight"), e.param(bias, f"{e.name}.bias")]
     call = replace(call, operands=(call.operands[0], Constant(0), Constant(1)))
     return e.node("aten", product.inputs, e.width(product.outputs[0]), names, replace(product.attrs, aten=call))
+
+
+def _is_masked(a: Arguments) -> bool:
+    """Whether one number is put where a mask of the same rank says so."""
+    (mask, *more), x, value = a["indices"], a["self"], a["values"]
+    rank = x.tensor.ndim if isinstance(x, Const) else x.rank
+    one = isinstance(value, Const) and value.tensor.numel() == 1 and not a["accumulate"]
+    return one and not more and isinstance(mask, Strided) and mask.boolean and mask.rank == rank

@@ -1,11 +1,17 @@
-"""AutoInt, MaskNet and FinalMLP put together from FuxiCTR's own layers, under its model zoo's attribute names.
+"""AutoInt, MaskNet, FinalMLP and PNN put together from FuxiCTR's own layers, under its model zoo's attribute names.
 
-Written from the papers (Song et al. 2019; Wang et al. 2021; Mao et al. 2023) and the zoo's hyper-parameters.
+Written from the papers (Song et al. 2019; Wang et al. 2021; Mao et al. 2023; Qu et al. 2016) and the zoo's hyper-parameters.
 """
 
 import torch
 from fuxictr.features import FeatureMap
-from fuxictr.pytorch.layers import FeatureEmbedding, LogisticRegression, MLP_Block, ScaledDotProductAttention
+from fuxictr.pytorch.layers import (
+    FeatureEmbedding,
+    InnerProductInteraction,
+    LogisticRegression,
+    MLP_Block,
+    ScaledDotProductAttention,
+)
 from fuxictr.pytorch.torch_utils import get_activation
 from torch import nn
 
@@ -60,6 +66,23 @@ class AutoInt(nn.Module):
         if self.lr_layer is not None:
             y_pred += self.lr_layer(X)
         return {"y_pred": y_pred.sigmoid()}
+
+
+class PNN(nn.Module):
+    """Qu et al. 2016: its layer of products holds a mask, by which it selects."""
+
+    def __init__(self, features, dim, *, hidden=(16, 8)):
+        super().__init__()
+        fields = features.num_fields
+        self.embedding_layer = FeatureEmbedding(features, dim)
+        self.inner_product_layer = InnerProductInteraction(fields, output="inner_product")
+        width = fields * (fields - 1) // 2 + fields * dim
+        self.dnn = MLP_Block(width, list(hidden), output_dim=1, output_activation="Sigmoid")
+
+    def forward(self, X):
+        fields = self.embedding_layer(X)
+        products = self.inner_product_layer(fields)
+        return {"y_pred": self.dnn(torch.cat([fields.flatten(start_dim=1), products], dim=1))}
 
 
 class MaskBlock(nn.Module):

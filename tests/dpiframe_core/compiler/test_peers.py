@@ -128,6 +128,19 @@ def test_finalmlp_scores_as_fuxictr(options, dim, tmp_path):
     agrees(randomised(FinalMLP(features, dim, **options)), schema, tmp_path)
 
 
+@pytest.mark.parametrize("dim", [4, 10])
+def test_products_that_a_mask_selects_score_as_fuxictr(dim, tmp_path):
+    features, schema = fuxictr_parts(dim)
+    from tests.dpiframe_core.compiler.fuxictr_models import PNN
+
+    model = PNN(features, dim)
+    mask = model.inner_product_layer.triu_mask
+    masked = mask.clone()
+    agrees(randomised(model), schema, tmp_path)
+    assert model.inner_product_layer.triu_mask is mask, "a trace leaves a module's parameters as they were"
+    assert torch.equal(mask, masked)
+
+
 def deepctr_columns(dim, *, numbers=True):
     """DeepCTR-Torch's feature columns and the schema of the same features: one matrix of all of them, in this order."""
     library("deepctr_torch")

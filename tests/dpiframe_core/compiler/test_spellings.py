@@ -11,7 +11,32 @@ from tests.dpiframe_core.compiler.modules import Embeddings, example, randomised
 pytestmark = pytest.mark.bulk
 
 LEFT, RIGHT = zip(*[(i, j) for i in range(4) for j in range(i + 1, 4)], strict=True)
+UPPER = torch.ones(4, 4).triu(1).bool()
 MASK = torch.tensor([[i == j for i in range(4)] for j in range(4)])
+
+
+def put(m, v):
+    v = v * 1
+    v[v > 0.5] = -0.25
+    return v
+
+
+def put_last(m, v):
+    """As FuxiCTR's TransAct keeps one step of a history without any."""
+    masked = v[..., 0] > 0
+    masked[masked.sum(1) > 1, -1] = False
+    return v.masked_fill(masked.unsqueeze(-1), 0.5)
+
+
+def heads(m, v):
+    """As FuxiCTR's BST has it: a step is seen by itself, whatever the mask says, and every head has the mask."""
+    masked = (v[..., 0] > 0).unsqueeze(1).repeat(1, 4, 1)
+    masked = masked & ~torch.eye(4).bool().unsqueeze(0).expand_as(masked)
+    masked = masked.unsqueeze(1).repeat(1, 2, 1, 1).flatten(end_dim=1)
+    added = torch.zeros_like(masked, dtype=v.dtype).masked_fill_(masked, float("-inf"))
+    parts = v.unflatten(2, (2, 4)).transpose(1, 2).reshape(-1, 4, 4)
+    return torch.baddbmm(added, parts, parts.transpose(1, 2)).softmax(2).bmm(parts).view(-1, 8, 4)
+
 
 # v[rows, 4 fields, 8]; m: the module, with a square matrix w[8, 8], vectors, norms and projections.
 STEPS = {
@@ -32,6 +57,15 @@ STEPS = {
     "repeat each": lambda m, v: v[:, :, :1].repeat_interleave(8, 2) * v + v[:, :2].repeat_interleave(2, 1),
     "pairs": lambda m, v: (v[:, list(LEFT)] * v[:, list(RIGHT)]).sum(-1),
     "upper triangle": lambda m, v: (v @ v.transpose(1, 2))[:, torch.tensor(LEFT), torch.tensor(RIGHT)],
+    "upper triangle by a mask": lambda m, v: torch.masked_select(v @ v.mT, UPPER).view(-1, 6),
+    "mask with a batch": lambda m, v: (v @ v.mT).masked_select(mask=UPPER.unsqueeze(0)).reshape(v.size(0), -1) + v[:, 0, :6],
+    "mask of masks": lambda m, v: torch.masked_select(v, (m.upper | MASK)[1].unsqueeze(-1)).view(-1, 24),
+    "mask for every row": lambda m, v: v[:, :, :4].masked_fill(m.upper.expand(v.shape[0], -1, -1), 0.5),
+    "mask repeated for every row": lambda m, v: v[:, :, :4] * UPPER.repeat(v.size(0), 1, 1),
+    "mask as index": lambda m, v: (v @ v.mT)[:, UPPER] + v[:, 0, :6],
+    "mask of the module": lambda m, v: torch.masked_select(v @ v.mT, m.upper).view(-1, 6).relu(),
+    "mask of a buffer": lambda m, v: (v @ v.mT).masked_select(m.upper_of_one).reshape(v.size(0), -1),
+    "mask of the module, as number": lambda m, v: (v @ v.mT) * m.upper + v[:, :, :4].masked_fill(m.upper, 0.5),
     "index select": lambda m, v: v.index_select(2, torch.tensor([7, 0, 0])),
     "bilinear": lambda m, v: torch.einsum("bfd,de,bge->bfg", v, m.w, v),
     "outer": lambda m, v: torch.einsum("bd,be->bde", v[:, 0], v[:, 1]),
@@ -83,6 +117,15 @@ STEPS = {
     "a constant beside": lambda m, v: torch.cat([v, m.w[:2].expand(v.shape[0], -1, -1), v.new_ones((v.shape[0], 1, 8))], 1),
     "a stacked constant": lambda m, v: torch.stack([v[:, 0], m.b.repeat(v.shape[0], 1)], 1),
     "in place": lambda m, v: v.clone().mul_(2).add_(m.b).relu_(),
+    "other names": lambda m, v: torch.multiply(torch.subtract(v, 0.5), torch.divide(v, 3))
+    + torch.concat([v.absolute()[:, :1]] * 4, 1),
+    "other comparisons": lambda m, v: v * torch.greater(v, 0.1) + torch.less_equal(v, m.b).float() + torch.special.expit(v),
+    "maximum of two": lambda m, v: torch.max(v, m.b) - torch.min(v, 0.5 * v),
+    "a number where a mask is": put,
+    "the last of rows where a mask is": put_last,
+    "a constant of the sizes of another": lambda m, v: v
+    + m.w[None, :4].expand_as(v) * m.b.view(2, 4).view_as(m.b) - m.w[4:].type_as(v),
+    "a mask of pairs, once a head": heads,
     "filled": lambda m, v: torch.zeros_like(v) + v + torch.full((v.shape[0], 1, 1), 0.5),
 }  # fmt: skip
 
@@ -94,6 +137,9 @@ class Step(nn.Module):
         self.embeddings = Embeddings(8)
         self.w, self.b = nn.Parameter(torch.zeros(8, 8)), nn.Parameter(torch.zeros(8))
         self.norm, self.prelu = nn.LayerNorm(8), nn.PReLU(4)
+        upper = torch.ones(4, 4).triu(1).bool()
+        self.upper = nn.Parameter(upper, requires_grad=False)
+        self.register_buffer("upper_of_one", upper[None], persistent=False)
         self.channels, self.features = nn.BatchNorm1d(4), nn.BatchNorm1d(32)
 
     def forward(self, x):
