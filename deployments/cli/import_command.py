@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from deployments.cli.terminal import err, one_line_errors, stdout
+from deployments.signals import interrupted_by_sigterm
 
 if TYPE_CHECKING:
     from dpiframe_core.importers.source_model import SourceModel
@@ -153,7 +154,7 @@ def _write(
     from dpiframe_core.importers.findings import findings
     from dpiframe_core.importers.writing import write_import
 
-    with one_line_errors():
+    with one_line_errors(), interrupted_by_sigterm():  # what was begun is taken away
         if out is None and not dry_run:
             raise InputError.worded("--out", "nothing", "the directory of the new bundle, or --dry-run")
         if out is None or dry_run:

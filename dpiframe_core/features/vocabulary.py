@@ -3,9 +3,9 @@
 Knows the schema; knows nothing of requests.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, compress, pairwise, repeat
+from itertools import compress, pairwise, repeat
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dpiframe_core.errors import BundleError, shown
+from dpiframe_core.features.repeats import PIECE, bytes_of, may_repeat, overlapping
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Numeric, Vocabulary
 from kernels.runtime import c_build
 
@@ -45,8 +46,7 @@ class TextLookup:
         return ids
 
 
-_EMPTY = _FIRST = np.zeros(1, np.int64)
-_PIECE = 1 << 16  # entries at a time
+_FIRST = np.zeros(1, np.int64)
 _SORTED_PARTS = 32
 
 
@@ -57,37 +57,7 @@ def _in_c(texts: pa.ChunkedArray, ids: npt.NDArray[np.int64]) -> object | None:
         return None
     large = texts.cast(pa.large_string())
     values = large.chunk(0) if large.num_chunks == 1 else large.combine_chunks()  # which copies one, too
-    return functions.vocabulary(*_where(values), np.ascontiguousarray(ids))
-
-
-def _where(texts: pa.LargeStringArray) -> tuple[memoryview, npt.NDArray[np.int64]]:
-    """Their bytes, and where each begins and the last ends."""
-    _, bounds, data = texts.buffers()
-    offsets = np.frombuffer(bounds, np.int64)[texts.offset : texts.offset + len(texts) + 1] if len(texts) else _EMPTY
-    return memoryview(data or b""), offsets
-
-
-def _may_repeat(parts: Iterable[pa.ChunkedArray], size: int) -> bool:
-    """Whether two of so many integers are equal, or the 64-bit hashes of two texts; of texts without C, True."""
-    functions = c_build.request_extension()
-    ordered, at = np.frombuffer(pa.allocate_buffer(size * 8), np.uint64), 0  # Arrow's: malloc may keep what is freed
-    for chunk in chain.from_iterable(part.chunks for part in parts):
-        for start in range(0, len(chunk), _PIECE):
-            values = chunk.slice(start, _PIECE)
-            room, at = ordered[at : at + len(values)], at + len(values)
-            if values.type == pa.int64():
-                room[:] = values.to_numpy().view(np.uint64)
-            elif functions is None:
-                return True
-            else:
-                functions.text_hashes(*_where(values.cast(pa.large_string())), room)
-    ordered.sort()
-    return at != size or any((part[1:] == part[:-1]).any() for part in _overlapping(ordered))
-
-
-def _overlapping(values: pa.ChunkedArray | npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
-    """Pieces that have one entry in common."""
-    return (np.asarray(values[start : start + _PIECE + 1]) for start in range(0, len(values), _PIECE))
+    return functions.vocabulary(*bytes_of(values), np.ascontiguousarray(ids))
 
 
 def _is_sound(text: str | None) -> bool:
@@ -116,7 +86,8 @@ class VocabularyTable:
             raise BundleError(f"vocabulary: got {nulls} nulls, expected none")
         if len(ident) and (lowest := pc.min(ident).as_py()) < 0:
             raise BundleError(f"vocabulary: got id {lowest}, expected ids from 0")
-        repeats = _may_repeat([value], len(value))  # Arrow's counts take several times the memory of the values, and the time
+        # Arrow's counts take several times the memory of the values, and the time.
+        repeats = may_repeat(lambda: [value], len(value))
         pa.default_memory_pool().release_unused()  # what it took, and who read the table: Arrow would keep it
         if repeats:
             counts = pc.value_counts(value)
@@ -224,19 +195,24 @@ def read_vocabulary(path: Path) -> VocabularyTable:
 
 
 def is_vocabulary(path: Path, check: Callable[[VocabularyTable], None]) -> bool:
-    """Whether `read_vocabulary` takes it and `check` its entries, with one row group and 8 bytes an entry in memory.
+    """Whether `read_vocabulary` takes it and `check` its entries, with one row group and a few bytes an entry in memory.
 
     False too where that cannot tell: without C, or where two texts have one hash.
     """
 
+    checked = False
+
     def values() -> Iterator[pa.ChunkedArray]:
+        nonlocal checked
         for group in _row_groups(path):
-            group.validate(full=True)
-            check(VocabularyTable(group))
+            if not checked:
+                group.validate(full=True)
+                check(VocabularyTable(group))
             yield group["value"]
+        checked = True
 
     try:
-        return not _may_repeat(values(), pq.read_metadata(path).num_rows)
+        return not may_repeat(values, pq.read_metadata(path).num_rows)
     except (*_UNREADABLE, BundleError):
         return False
 
@@ -261,7 +237,7 @@ def write_vocabulary(vocabulary: VocabularyTable, path: Path) -> None:
         rest = table.slice(0, 0)
         for part in _in_order(table):
             rest = pa.concat_tables([rest, part])
-            while len(rest) > _PIECE:
+            while len(rest) > PIECE:
                 rest = _written(out, rest)
         while len(rest):
             rest = _written(out, rest)
@@ -269,15 +245,15 @@ def write_vocabulary(vocabulary: VocabularyTable, path: Path) -> None:
 
 def _written(out: pq.ParquetWriter, table: pa.Table) -> pa.Table:
     """What is left when a row group of it is written."""
-    out.write_table(table.slice(0, _PIECE).combine_chunks())
+    out.write_table(table.slice(0, PIECE).combine_chunks())
     pa.default_memory_pool().release_unused()
-    return table.slice(_PIECE)
+    return table.slice(PIECE)
 
 
 def _in_order(table: pa.Table) -> Iterator[pa.Table]:
     """Its entries by id, then value: as they are, or in parts, as a sorted copy takes 50 bytes an entry."""
     ids = table["id"]
-    if all((part[1:] > part[:-1]).all() for part in _overlapping(ids)):
+    if all((part[1:] > part[:-1]).all() for part in overlapping(ids)):
         yield table
         return
     last = pc.max(ids).as_py()

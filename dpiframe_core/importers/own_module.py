@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dpiframe_core.compiler.compiled import compile_module, table_sizes
 from dpiframe_core.compiler.examples import Call, Scored
 from dpiframe_core.errors import InputError, listed
-from dpiframe_core.features.sample import sample_columns
+from dpiframe_core.features.examples import sample_columns
 from dpiframe_core.features.schema import Categorical, FeatureSchema, Identity, Numeric
 from dpiframe_core.graph.architecture import GraphFile
 from dpiframe_core.importers.model_spec import SparseFeature, SpecFile, build_schema, read_spec

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.graph.architecture import DCN, DCNv2, DeepFM, WideDeep
+from dpiframe_core.importers.mapped_rows import mapped_rows
 from dpiframe_core.importers.model_spec import DenseFeature, SparseFeature, SpecFile, read_spec, spec_model
 from dpiframe_core.importers.sequential_mlp import activation_kinds, hidden_units, read_linear, read_mlp
 from dpiframe_core.importers.source_interactions import (
@@ -101,8 +102,7 @@ class _Reader:
                 self.tables[f"{f.name}.w"] = weight[None]
             else:
                 table = self.tables[f.table or f.name]
-                parts = [table[i : i + _PART].double() @ weight for i in range(0, len(table), _PART)]
-                self.tables[f"{f.name}.w"] = torch.cat(parts)[:, None]
+                self.tables[f"{f.name}.w"] = mapped_rows(part.double() @ weight[:, None] for part in torch.split(table, _PART))
         assert layer.bias is not None
         self._linear = layer
         return layer.bias.double()

@@ -63,7 +63,7 @@ class SourceModel:
     @property
     def taken(self) -> str:
         """The defaults, in words."""
-        return ", ".join(f"{key} = {value}" for key, value in self.defaults.items())
+        return in_words(self.defaults)
 
     @property
     def taken_line(self) -> str:
@@ -175,3 +175,8 @@ def required(config: Mapping[str, object], key: str, where: str, kinds: Sequence
     if not isinstance(value, tuple(kinds)) or (isinstance(value, bool) and bool not in kinds):
         raise InputError(where, value, " or ".join(kind.__name__ for kind in kinds))
     return value
+
+
+def in_words(settings: Mapping[str, object]) -> str:
+    """Settings as people read them, one after the other."""
+    return ", ".join(f"{key} = {value}" for key, value in settings.items())

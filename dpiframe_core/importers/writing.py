@@ -98,7 +98,10 @@ def write_import(
         columns, labels = read_rows(rows, schema, label or source.label)
         if label is not None and labels is None:
             raise InputError(f"{rows}: {label}", "no such column, or other values", "labels of 0 and 1")
+    told = _TableProgress(progress or (lambda what, done, total: None), sum(t.bytes_used for t in schema.tables))
+    told.now("Checking the vocabularies")
     check_vocabularies(schema, source.vocabularies)
+    told.now("Scoring by the source")
     block = Encoder(schema, entries_named(schema, source.vocabularies, columns)).encode(columns)
     if expected is None:
         own = np.concatenate([source.reference(part) for part in _parts(block)])
@@ -111,7 +114,6 @@ def write_import(
     against += f", on {'random rows' if rows is None else rows.name}"
     with new_folder(out.absolute()) as folder:
         staging = folder / out.name
-        told = _TableProgress(progress or (lambda what, done, total: None), sum(t.bytes_used for t in schema.tables))
         manifest = _write(source, staging, name or source.model.lower(), version, columns, block, own, told.wrote)
         told.now("Comparing")
         made = parity(own.ravel(), written_scores(staging, block).ravel(), labels if own.shape[1] == 1 else None)

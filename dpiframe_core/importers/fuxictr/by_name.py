@@ -1,6 +1,6 @@
 """A FuxiCTR run of the zoo, by its model's name alone: our function of its parameters, compiled, with FuxiCTR's features."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
@@ -16,7 +16,7 @@ from dpiframe_core.importers.fuxictr.zoo.models import OF_TASKS
 from dpiframe_core.importers.networks.inputs import exact_logits, sample_values
 from dpiframe_core.importers.networks.module import NetModule
 from dpiframe_core.importers.networks.net import Embedded, Logit, table_of
-from dpiframe_core.importers.source_model import SourceModel
+from dpiframe_core.importers.source_model import SourceModel, in_words
 from dpiframe_core.importers.state_dict import StateDict
 
 
@@ -61,11 +61,15 @@ def _first_scores(module: NetModule, values: dict[str, Tensor], name: str, run: 
         expected = f"settings and parameters of one run of FuxiCTR 2.3's {name}; of a changed class: --source FILE.py:CLASS"
         got = str(e).splitlines()[0] if str(e) else repr(e)
         error = e if isinstance(e, InputError) else InputError(f"{run.files.config}: model {name}", got, expected)
-        if module.defaults:
-            taken = ", ".join(f"{key} = {value}" for key, value in module.defaults.items())
-            error.add_note(f"{run.files.config} does not name {taken}: taken as the library's class has it")
+        tell_defaults(error, run, module.defaults)
         raise error from None
     return found
+
+
+def tell_defaults(error: InputError, run: FuxiRun, defaults: Mapping[str, object]) -> None:
+    """With an error of a run: the settings that its configuration does not name, and what was taken."""
+    if defaults:
+        error.add_note(f"{run.files.config} does not name {in_words(defaults)}: taken as the library's class has it")
 
 
 def _check_shared(weights: dict[str, Tensor], tied: dict[str, str], where: str) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpiframe_core.features.sample import sample_columns
+from dpiframe_core.features.examples import sample_columns
 from dpiframe_core.features.schema import FeatureSchema
 from dpiframe_core.importers.networks.module import NetModule
 from dpiframe_core.importers.networks.net import PADDING

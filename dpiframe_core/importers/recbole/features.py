@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dpiframe_core.errors import InputError
 from dpiframe_core.features.schema import FeatureSchema
+from dpiframe_core.importers.mapped_rows import mapped_rows
 from dpiframe_core.importers.model_spec import DenseFeature, SparseFeature, SpecFile, build_schema
 from dpiframe_core.importers.networks.net import Embedded
 from dpiframe_core.importers.recbole.models import FIRST_ORDER
@@ -74,7 +75,7 @@ def read_histories(file: SpecFile, weights: StateDict) -> Read:
     users.sort(key=lambda f: 2 if isinstance(f, DenseFeature) else int(f.max_values > 1))
     named, layer = weights.remaining(), "embedding_layer"
     tables = take_tables(named, weights.where, file, items, f"{layer}.", "item.")
-    tables = {name: torch.cat([torch.zeros_like(t[:1]), t[1:], t[:1]]) for name, t in tables.items()}
+    tables = {name: mapped_rows([torch.zeros_like(t[:1]), t[1:], t[:1]]) for name, t in tables.items()}
     if file.spec.model == "DIN":  # has the user's tables, and does not read them
         users, named = [], {n: t for n, t in named.items() if not (n.startswith(layer) and "_table.user." in n)}
     tables |= take_tables(named, weights.where, file, users, f"{layer}.", "user.")

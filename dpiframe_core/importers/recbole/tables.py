@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dpiframe_core.errors import InputError
+from dpiframe_core.importers.mapped_rows import mapped_rows
 from dpiframe_core.importers.model_spec import DenseFeature, SparseFeature, SpecFile
 
 Feature = SparseFeature | DenseFeature
@@ -28,7 +29,7 @@ def take_tables(
     parts: dict[str, Tensor] = {}
     for i, (name, expected) in enumerate(lists.items()):
         rows = _split(out, f"{prefix}token_seq_embedding_table.{of}{i}.weight", {name: expected}, where, file.where)[name]
-        parts[name] = torch.cat([rows, rows.new_zeros(1, rows.shape[1])])
+        parts[name] = mapped_rows([rows, torch.zeros_like(rows[:1])])
     parts |= _split(out, f"{prefix}token_embedding_table.{of}embedding.weight", tokens, where, file.where)
     of_numbers = _split(out, f"{prefix}float_embedding_table.{of}embedding.weight", numbers, where, file.where)
     return parts | {name: rows[1:].T.contiguous() for name, rows in of_numbers.items()}  # a number scales its second row

@@ -2,9 +2,13 @@
 
 import io
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ from typer.testing import CliRunner
 from deployments.cli import import_command
 from deployments.cli.main import app
 from dpiframe_core.bundle.bundle import read_bundle
+from dpiframe_core.importers import writing
 
 DIM, ROWS = 4, (50, 40, 30)
 DESCRIBED: dict[str, dict[str, Any]] = {
@@ -97,10 +102,39 @@ def test_what_an_import_writes_is_shown_on_a_terminal_and_not_elsewhere(given: P
     assert read_bundle(given / "shown").manifest.tasks == ("click",)
 
 
+def test_each_step_of_an_import_is_told(given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+
+    @contextmanager
+    def kept() -> Iterator[Callable[[str, int, int], None]]:
+        yield lambda what, done, total: told.append(what)
+
+    monkeypatch.setattr(import_command, "_progress_bar", kept)
+    assert command(given, "-o", str(given / "bundle")).exit_code == 0
+    told = ["Writing" if what.startswith("Writing ") else what for what in told]
+    assert list(dict.fromkeys(told)) == ["Checking the vocabularies", "Scoring by the source", "Writing", "Comparing"]
+
+
 READERS = {"dlrm": "dlrm", "torchrec": "dlrm", "recbole": "recbole.", "torch-rechub": "rechub", "deepctr-torch": "deepctr."}
 
 
 @pytest.mark.slow
+def test_an_import_that_is_asked_to_end_leaves_nothing_behind(given: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timeout` and a container's stop send SIGTERM, which ends a process without its `finally`."""
+    seen = []
+
+    def ended(staging: Path, *_: Any) -> None:
+        seen.extend(p.name for p in staging.iterdir())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(writing, "move_into_place", ended)
+    before = sorted(given.iterdir())
+    done = command(given, "-o", str(given / "bundle"))
+    assert "model.yaml" in seen
+    assert (done.exit_code, sorted(given.iterdir())) == (130, before)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 def test_the_readers_of_other_libraries_are_not_imported() -> None:
     """Each command in a fork of one process that has imported what all import."""
     code = """if True:

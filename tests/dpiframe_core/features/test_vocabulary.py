@@ -8,16 +8,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from dpiframe_core.errors import BundleError
-from dpiframe_core.features import vocabulary
+from dpiframe_core.features import repeats, vocabulary
 from dpiframe_core.features.vocabulary import VocabularyTable, is_vocabulary, read_vocabulary, write_vocabulary
 from kernels.runtime import c_build
 
 TEXTS = [f"{i}é" * (i % 4) + f"{i}" for i in range(50)]
 
 
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    monkeypatch.setattr(vocabulary, "_PIECE", 7)
+@pytest.fixture(autouse=True, params=[5, 1 << 20], ids=["shares", "whole"])
+def small_pieces(request, monkeypatch):
+    for module in (repeats, vocabulary):
+        monkeypatch.setattr(module, "PIECE", 7)
+    monkeypatch.setattr(repeats, "_AT_ONCE", request.param)
 
 
 def chunked(values, kind, size):
@@ -37,6 +39,17 @@ def test_a_text_that_is_there_twice_is_found_wherever_it_is(size, twice):
     with pytest.raises(BundleError, match="twice"):
         VocabularyTable(table_of(values, list(range(50)), size))
     assert len(VocabularyTable(table_of(TEXTS, list(range(50)), size)).table) == 50
+
+
+@pytest.mark.skipif(c_build.request_extension() is None, reason="without C")
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string()], ids=str)
+@pytest.mark.parametrize("stride", [1, 3, -(1 << 20)])
+def test_a_share_has_room_for_the_distinct_values_that_fall_to_it(kind, stride):
+    values = chunked([stride * i for i in range(5000)], pa.int64(), 640).cast(kind)
+    assert not repeats.may_repeat(lambda: [values], 5000)
+    for again in (0, 2500, 4998):
+        twice = pa.chunked_array([*values.chunks, values.slice(again, 1).combine_chunks()])
+        assert repeats.may_repeat(lambda twice=twice: [twice], 5001)
 
 
 @pytest.mark.skipif(c_build.request_extension() is None, reason="without C")

@@ -134,10 +134,32 @@ def test_what_was_taken_for_a_missing_setting_is_told_where_it_does_not_fit(tmp_
     assert re.search(r"config\.yaml does not name .*num_heads = 1.*: taken as the library", caught.value.__notes__[0])
 
 
-@pytest.mark.parametrize("key", ["model", "embedding_dim", "dnn_hidden_units", "dnn_activations", "num_cross_layers"])
-def test_a_missing_hyper_parameter_is_named(run, key):
+def test_a_missing_model_is_named(run):
+    without(run, "model")
+    refused(run, r"config\.yaml: model: got 'nothing', expected the hyper-parameter, which the checkpoint does not hold")
+
+
+def test_a_setting_that_lacks_is_the_classs_own_as_in_fuxictrs_configurations(run):
+    """Its DCN_test says `crossing_layers`, which the class does not read; its xDeepFM has no `dnn_activations`."""
+    without(run, "num_cross_layers")
+    without(run, "dnn_activations")
+    found = fuxictr(find_files(run))
+    assert found.defaults == {"dnn_activations": "ReLU", "num_cross_layers": 3}
+    assert "taken as the library's class has it: dnn_activations = ReLU, num_cross_layers = 3" in found.taken_line
+
+
+@pytest.mark.parametrize(
+    ("key", "pattern"),
+    [
+        ("embedding_dim", r"checkpoint\.model: .*I1\.weight: got 'shape \[8, 1\]', expected \[10, 1\]"),
+        ("dnn_hidden_units", r"fc\.weight: got 'shape \[1, 344\]', expected \[1, 312\]"),
+    ],
+)
+def test_what_was_taken_for_it_is_told_where_it_does_not_fit(run, key, pattern):
     without(run, key)
-    refused(run, rf"config\.yaml: {key}: got 'nothing', expected the hyper-parameter, which the checkpoint does not hold")
+    with pytest.raises(InputError, match=pattern) as caught:
+        fuxictr(find_files(run))
+    assert re.search(rf"config\.yaml does not name {key} = .*: taken as the library's class has it", caught.value.__notes__[0])
 
 
 @pytest.mark.parametrize(

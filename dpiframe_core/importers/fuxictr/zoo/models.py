@@ -28,4 +28,4 @@ OF_TASKS: Mapping[str, Logit] = {
 
 _ITEM_TABLES = "its histories come from tables of users and items beside the run, by a loader of its own"
 # Of the zoo, but not imported by name.
-STAYS_OUT: Mapping[str, str] = dict.fromkeys(("ETA", "MIRRN", "SDIM", "SIM", "TWIN", "TransAct"), _ITEM_TABLES)
+STAYS_OUT: Mapping[str, str] = dict.fromkeys(("ETA", "MIRRN", "SDIM", "SIM", "TWIN"), _ITEM_TABLES)

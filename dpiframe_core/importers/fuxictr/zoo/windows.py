@@ -55,8 +55,11 @@ def _convolved(m: Net, name: str, x: Tensor, *, wide: bool) -> Tensor:
 
 
 def _greatest(x: Tensor, count: int) -> Tensor:
-    """The `count` greatest along dimension 2, in the order in which they stand."""
-    return x.gather(2, x.topk(count, dim=2).indices.sort(dim=2).values)
+    """The `count` greatest along dimension 2, in the order in which they stand. Of equal ones the first: `topk` leaves it open,
+    and takes others on a GPU. Windows of rows that are zeros (padding) are often equal.
+    """
+    first = x.sort(dim=2, descending=True, stable=True).indices[:, :, :count]
+    return x.gather(2, first.sort(dim=2).values)
 
 
 def _pooling_sizes(m: Net, layers: int) -> list[int]:

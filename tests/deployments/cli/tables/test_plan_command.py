@@ -11,7 +11,7 @@ import pytest
 from deployments.cli.tables.plan_command import Plan, trace_blocks, write_plan
 from dpiframe_core.bundle.bundle import Bundle
 from dpiframe_core.bundle.encoding_files import read_encoding
-from dpiframe_core.embedding.placement import Links, predicted_seconds, uniform
+from dpiframe_core.embedding.placement import Links, predicted_links, uniform
 from dpiframe_core.embedding.placement_file import read_placement
 from dpiframe_core.embedding.row_counts import count_rows, zipf_counts
 from dpiframe_core.errors import BundleError, InputError
@@ -83,7 +83,7 @@ def test_the_report_tells_rows_reads_bytes_and_times(bundle: Bundle) -> None:
         np.testing.assert_allclose([float(share.rstrip("%")) / 100 for share in ends[3:]], want, atol=0.00051)
     assert lines[-3].startswith("small 1 on 2 GPUs, reads by Zipf's law of exponent 1.2: ")
     assert lines[-2].startswith("bytes: 0.000 GB on each GPU, ")
-    us = [predicted_seconds(schema, counts, p, links) * 1e9
+    us = [max(predicted_links(schema, counts, p, links)) * 1e9
           for p in (made.placement, uniform(schema, hot=True), uniform(schema, hot=False))]  # fmt: skip
     assert us[1] < us[0] < us[2]
     assert lines[-1].startswith(f"predicted lookup of 1,000 rows: {us[0]:,.1f} us, bound by the link ")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpiframe_core.features.encoder import Encoder
-from dpiframe_core.features.raw_example import raw_example
+from dpiframe_core.features.examples import raw_example
 from dpiframe_core.features.schema import (
     Bucketize,
     Categorical,

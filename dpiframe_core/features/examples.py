@@ -1,10 +1,11 @@
-"""Encoded rows -> a request of raw values, for people: what the encoders would have been given. Hashed text is made up."""
+"""Example requests: made-up ids and numbers, for timing; and raw values for people, what the encoders would have been given."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow.compute as pc
 
 from dpiframe_core.features.row_block import RowBlock
@@ -14,6 +15,29 @@ from dpiframe_core.features.vocabulary import VocabularyTable, vocabulary_name
 
 _ABSENT = object()
 _ROWS = 5
+
+
+def sample_block(schema: FeatureSchema, rows: int, seed: int = 0) -> RowBlock:
+    """`rows` candidates of one context, drawn uniformly from whole tables, so that no cache helps.
+
+    Equal arguments give equal bytes.
+    """
+    rng = np.random.default_rng(seed)
+    block = RowBlock.allocate(schema.block_layout, rows)
+    for f in schema.features:
+        values = block.column(schema.columns[f.name])
+        if f.is_id:
+            names = [name for name in (f.table, f.first_order_table) if name is not None]
+            values[:] = rng.integers(0, min(schema.table(name).rows for name in names), values.shape)
+        else:
+            values[:] = rng.standard_normal(values.shape)
+    return block
+
+
+def sample_columns(schema: FeatureSchema, rows: int) -> dict[str, npt.NDArray[Any]]:
+    """The same by feature, [rows, width] each: those of the context stand in every row."""
+    block = sample_block(schema, rows)
+    return {n: np.broadcast_to(c := block.column(place), (rows, c.shape[1])) for n, place in schema.columns.items()}
 
 
 def raw_example(schema: FeatureSchema, block: RowBlock, vocabularies: Mapping[str, VocabularyTable]) -> dict[str, Any] | None:
