@@ -66,14 +66,6 @@ def fm(x: torch.Tensor, offset: int, fields: int, dim: int) -> torch.Tensor:
     return pairs
 
 
-def cross_v1(x0: torch.Tensor, weights: torch.Tensor, biases: torch.Tensor) -> torch.Tensor:
-    """x_{l+1} = x_0 (x_l^T w_l) + b_l + x_l (Wang et al. 2017, eq. 3). x0[B, w], weights and biases[layers, w] -> [B, w]."""
-    xl = x0
-    for w, b in zip(weights, biases, strict=True):
-        xl = x0 * (xl @ w)[:, None] + b + xl
-    return xl
-
-
 def folded_cross(
     weights: torch.Tensor, biases: torch.Tensor, head: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -87,11 +79,6 @@ def folded_cross(
         return w, k, c[-1]
     v = head.double().cpu()
     return torch.cat([w, v]), torch.cat([k, v @ c[-1]]), c[-1]
-
-
-def cross_v2(x0: torch.Tensor, xl: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """x_0 * (W x_l + b) + x_l (Wang et al. 2021, eq. 1). [B, w] -> [B, w]."""
-    return torch.addcmul(xl, x0, torch.addmm(bias, xl, weight.t()))
 
 
 def dot(x: torch.Tensor, fields: int, dim: int, keep: int, diagonal: bool) -> torch.Tensor:

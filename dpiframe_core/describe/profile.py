@@ -28,7 +28,7 @@ from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.engine.program import CpuProgram, CudaProgram
 from dpiframe_core.engine.tuning_cache import kernel_source_hash
 from dpiframe_core.errors import Unavailable
-from dpiframe_core.features.sample import sample_block
+from dpiframe_core.features.examples import sample_block
 from dpiframe_core.machine.machine import machine
 from dpiframe_core.operators.executor import Operator, Values
 from dpiframe_core.operators.generic.bound_calls import Call

@@ -212,8 +212,3 @@ def predicted_links(schema: FeatureSchema, counts: RowCounts, placement: Placeme
         warm += links.moved(size) * reads.warm
         cold_s += links.host_s(size, spread) * reads.cold
     return Tiers(*(seconds / counts.rows for seconds in links.seconds(placement.gpus, hot, warm, cold_s)))
-
-
-def predicted_seconds(schema: FeatureSchema, counts: RowCounts, placement: Placement, links: Links | None = None) -> float:
-    """What the lookup of one scored row takes in the mean: links work at the same time, so the busiest one tells."""
-    return max(predicted_links(schema, counts, placement, links))

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from dpiframe_core.engine.buckets import geometric_buckets
 from dpiframe_core.engine.engine import Engine
-from dpiframe_core.features.sample import sample_block
+from dpiframe_core.features.examples import sample_block
 
 
 def measured_costs(engine: Engine, rounds: int = 50) -> npt.NDArray[np.float64]:

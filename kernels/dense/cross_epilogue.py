@@ -1,4 +1,4 @@
-"""What follows the product of a DCN-V2 layer on a GPU (cross_epilogue.cu). See `reference.cross_v2`."""
+"""Behind the product of a DCN-V2 layer on a GPU (cross_epilogue.cu): x_0 * (W x_l + b) + x_l (Wang et al. 2021, eq. 1)."""
 
 import numpy as np
 import torch

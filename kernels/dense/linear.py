@@ -1,5 +1,5 @@
 """Linear layers on a GPU through cuBLAS or Triton, operands padded so that the tensor cores' fast paths apply to any width,
-and the way of computing chosen by measurement for each number of rows. See `reference.linear` and `reference.cross_v2`.
+and the way of computing chosen by measurement for each number of rows. See `reference.linear`.
 """
 
 import logging

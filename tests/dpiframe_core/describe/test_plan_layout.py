@@ -1,5 +1,6 @@
 """The picture of a plan as plain data: nothing lies on anything else, every label fits, a screen shows every page."""
 
+from functools import cache
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -66,6 +67,9 @@ PLANS = (
 )
 
 
+layout_of = cache(plan_layout)  # six tests ask for each plan's
+
+
 @pytest.fixture(params=PLANS)
 def plan(request):
     return PLANS[request.param]
@@ -96,7 +100,7 @@ def touches(segment, box, inside=1.0):
 
 
 def test_every_operator_has_a_box_of_its_own_on_the_page(plan):
-    layout = plan_layout(plan)
+    layout = layout_of(plan)
     assert sorted("".join(b.name) for b in layout.boxes) == sorted(o.name for launch in plan for o in launch.operators)
     for a, b in combinations(layout.boxes, 2):
         assert not overlap(a, b), (a, b)
@@ -110,14 +114,14 @@ def test_every_operator_has_a_box_of_its_own_on_the_page(plan):
 
 
 def test_every_label_fits_its_box(plan):
-    for box in plan_layout(plan).boxes:
+    for box in layout_of(plan).boxes:
         assert all(text_width(line, NAME, bold=True) <= box.width - 8 for line in box.name)
         assert all(text_width(line, DETAIL) <= box.width - 8 for line in box.detail)
         assert NAME * len(box.name) + DETAIL * len(box.detail) <= box.height - 8
 
 
 def test_arrows_cross_neither_boxes_nor_labels(plan):
-    layout = plan_layout(plan)
+    layout = layout_of(plan)
     for arrow in layout.arrows:
         for segment in segments(arrow):
             assert segment[0][0] == segment[1][0] or segment[0][1] == segment[1][1], "neither level nor upright"
@@ -129,7 +133,7 @@ def test_arrows_cross_neither_boxes_nor_labels(plan):
 
 
 def test_every_arrow_goes_from_the_launch_that_makes_to_the_one_that_reads(plan):
-    layout = plan_layout(plan)
+    layout = layout_of(plan)
     boxes = {box.launch: box for box in launch_boxes(layout)}
     stream = {launch.name: launch.stream for launch in plan}
     assert [(a.source, a.target) for a in layout.arrows] == [(s, launch.name) for launch in plan for s in launch.reads]
@@ -145,7 +149,7 @@ def test_every_arrow_goes_from_the_launch_that_makes_to_the_one_that_reads(plan)
 
 
 def test_arrows_from_different_launches_cross_but_never_run_on_one_another(plan):
-    lines = [(a.source, s) for a in plan_layout(plan).arrows for s in segments(a)]
+    lines = [(a.source, s) for a in layout_of(plan).arrows for s in segments(a)]
     for across in (0, 1):
         along = 1 - across
         straight = [(source, s) for source, s in lines if s[0][across] == s[1][across]]
@@ -159,7 +163,7 @@ def test_arrows_from_different_launches_cross_but_never_run_on_one_another(plan)
 
 
 def test_the_page_is_no_wider_than_a_screen(plan):
-    layout = plan_layout(plan)
+    layout = layout_of(plan)
     assert layout.width <= MOST_WIDTH
     assert max(x for a in layout.arrows for x, _ in a.points) <= layout.width if layout.arrows else True
     sections = [("one", layout), ("another", layout)]

@@ -11,7 +11,7 @@ from dpiframe_core.engine.bucket_costs import measured_costs
 from dpiframe_core.engine.engine import Engine
 from dpiframe_core.engine.options import EngineOptions
 from dpiframe_core.errors import InputError
-from dpiframe_core.features.sample import sample_block
+from dpiframe_core.features.examples import sample_block
 from dpiframe_core.graph.architecture import DCNv2, DeepFM
 from tests.backends import BACKENDS
 from tests.runner import small_bundle

@@ -1,4 +1,4 @@
-"""A placement is whole and of its schema, and its predicted time is the formula's."""
+"""A placement is whole and of its schema, and its links' predicted times are the formula's."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,6 @@ from dpiframe_core.embedding.placement import (
     Placement,
     TablePlacement,
     predicted_links,
-    predicted_seconds,
     tier_reads,
     uniform,
 )
@@ -37,11 +36,10 @@ def test_reads_of_a_table_of_several_parts_are_those_of_all_rows():
     assert tier_reads(counts, placed) == {"t0": want}
 
 
-def test_the_predicted_time_is_that_of_the_busiest_link():
+def test_each_link_takes_what_is_read_over_it():
     hot, warm, cold = 64 * 100 + 32 * 70, 64 * 70 + 32 * 5, 64 * 10 + 32 * 3  # a row of 4 bytes moves 32
     want = (hot + warm / 2) / 1000 / 10, warm / 2 / 100 / 10, cold / 10 / 10
     assert predicted_links(SCHEMA, COUNTS, PLACED, LINKS) == pytest.approx(want)
-    assert predicted_seconds(SCHEMA, COUNTS, PLACED, LINKS) == pytest.approx(max(want))
 
 
 def test_all_in_hbm_and_all_in_host_memory_take_what_one_link_takes():
@@ -137,4 +135,4 @@ def test_a_placement_that_cannot_be_is_refused(gpus, tables, ranks, message):
 )
 def test_a_placement_of_other_tables_is_refused(tables, message):
     with pytest.raises(InputError, match=message):
-        predicted_seconds(SCHEMA, COUNTS, Placement(2, tables))
+        predicted_links(SCHEMA, COUNTS, Placement(2, tables))

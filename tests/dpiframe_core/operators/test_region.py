@@ -4,7 +4,6 @@ from functools import cache
 
 import pytest
 import torch
-import torch._inductor.config as inductor
 
 from dpiframe_core import compile as compile_model
 from dpiframe_core.embedding.store import EmbeddingStore
@@ -87,6 +86,8 @@ def test_a_region_takes_windows_that_overlap_positions_and_rankings(name):
 
 @pytest.mark.bulk
 def test_inductor_compiles_a_region_once_for_all_numbers_of_rows(monkeypatch, tmp_path):
+    import torch._inductor.config as inductor  # here: it takes two seconds, of each process that collects
+
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(inductor.cpp, "vec_isa_ok", True)  # else it compiles programs to see whether the CPU has what it says
     graph = graph_of(generic("a", "x"), generic("b", "a", "x"))  # exp(x) + x

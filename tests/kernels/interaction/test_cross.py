@@ -30,8 +30,6 @@ def test_all_dcn_layers_at_once_equal_the_layers_one_by_one(width, layers, devic
     want = float64_cross(x, w, b)
     bound = 64 * EPS * np.abs(want).max()
     if device == "cpu":
-        plain = reference.cross_v1(*map(torch.from_numpy, (x, w, b)))
-        np.testing.assert_allclose(plain.numpy(), want, rtol=0, atol=bound)
         got = dense.CrossV1(torch.from_numpy(w), torch.from_numpy(b), None)(torch.from_numpy(x))
     else:
         from kernels.interaction.cross import CrossV1
