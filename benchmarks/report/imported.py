@@ -48,8 +48,15 @@ def imported(results: Mapping[str, Results]) -> list[str]:
                 found.setdefault((name, r["batch"]), (gpu, r))
     rows = [_row("FuxiCTR", name, _SAME.get(name, name), found) for name in IMPORTED]
     rows += [_row(library, name, like, found) for library, names in _OTHERS.items() for name, like in names]
-    head = ["library", "model", "GPU", *(f"path, {b:,} rows" for b in BATCHES), *(f"us, {b:,} rows" for b in BATCHES)]
-    return table(head, rows, figures=4)
+    head = [
+        "library",
+        "model",
+        "imported from",
+        "GPU",
+        *(f"path, {b:,} rows" for b in BATCHES),
+        *(f"us, {b:,} rows" for b in BATCHES),
+    ]
+    return table(head, rows, figures=6)
 
 
 def measured(results: Results) -> list[str]:
@@ -80,7 +87,8 @@ def _row(library: str, name: str, like: str, found: Mapping[tuple[str, int], tup
     cells = [found.get((like, b), ("", None)) for b in BATCHES]
     gpus = ", ".join(sorted({gpu for gpu, r in cells if r}))
     paths = [_path(r) if r else "" for _, r in cells]
-    return [library, name, gpus, *paths, *(us(r["p50_us"]) if r else "" for _, r in cells)]
+    given = "run, by name" if library == "FuxiCTR" else "checkpoint and spec, by name"
+    return [library, name, given, gpus, *paths, *(us(r["p50_us"]) if r else "" for _, r in cells)]
 
 
 def _path(r: Record) -> str:

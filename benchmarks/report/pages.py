@@ -78,7 +78,7 @@ def parts(stored: Mapping[str, Results], records: str) -> dict[str, list[str]]:
         "topologies-second-host": performance_serving.topologies(stored["h200-second-host"]),
         "direct-port": performance_serving.direct_port(h200),
         "tails": performance_serving.tails(h200),
-        "stalls": performance_serving.stalls(cpu),
+        "stalls": performance_serving.stalls(stored["h100"]),
         "gpus": performance_serving.gpus(h200),
         "autoscaling": performance_serving.autoscaling(h200),
         "cpu-models": performance.cpu_models(processors),

@@ -7,9 +7,10 @@
 // whether or not earlier ones are answered: one that is due goes to a free connection or waits for one, and its latency counts
 // from when it was due, so that a stall of the server is felt by all requests that a real client would have sent meanwhile.
 //
-// stdout: one line of JSON, then three float32 for each request that was due (closed loop: answered) within SECONDS after WARM_S
+// stdout: one line of JSON, then four float32 for each request that was due (closed loop: answered) within SECONDS after WARM_S
 // and answered with 2xx: its latency; how much of that it was not sent yet, as this program was late or no connection was free;
-// and when it was due after `begin_s`; all in microseconds. A request still open 2 s after the end counts as `unanswered`.
+// how much this program was late, whether or not a connection was free; and when it was due after `begin_s`; all in microseconds.
+// A request still open 2 s after the end counts as `unanswered`.
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -34,7 +35,7 @@ enum { BUFFER = 1 << 20, PATIENCE_NS = 2000000000 };
 
 typedef struct {
   int fd, busy, measured;
-  int64_t due, sent;       // ns; latency counts from when it was due
+  int64_t due, seen, sent; // ns; latency counts from when it was due, which this program saw later
   const char *out;         // the request being sent
   size_t out_len, out_at;
   char *in;
@@ -48,14 +49,14 @@ static int poll_fd;
 static char **requests;
 static uint32_t *lengths;
 static size_t request_count, next_request;
-typedef struct { float latency, unsent, due; } Kept;
+typedef struct { int64_t due, seen; } Due;
+typedef struct { float latency, unsent, late, due; } Kept;
 static Kept *answers;
 static size_t kept, room;
-static int64_t *waiting;   // due times that found no free connection: a ring
+static Due *waiting;       // those that found no free connection: a ring
 static size_t waiting_head, waiting_count, waiting_room = 1 << 16;
 static int64_t begin, end;
-static long reconnects, status_counts[600], late_kept;
-static float *late;        // ns from due to sent where a connection was free: this program's own lateness
+static long reconnects, status_counts[600];
 
 static int64_t now_ns(void) {
   struct timespec t;
@@ -98,11 +99,11 @@ static void push_out(Connection *c) {
   }
 }
 
-static void start(Connection *c, int64_t due) {
+static void start(Connection *c, Due of) {
   c->busy = 1;
-  c->due = due;
+  c->due = of.due, c->seen = of.seen;
   c->sent = now_ns();
-  c->measured = due >= begin && due < end;
+  c->measured = of.due >= begin && of.due < end;
   c->out = requests[next_request];
   c->out_len = lengths[next_request];
   c->out_at = c->in_len = c->want = 0;
@@ -122,7 +123,7 @@ static void reconnect(Connection *c) {  // a server may close an idle connection
 
 static void keep(const Connection *c, int64_t now) {
   if (kept == room) answers = realloc(answers, (room = room ? 2 * room : 1 << 16) * sizeof *answers);
-  answers[kept++] = (Kept){(now - c->due) / 1e3f, (c->sent - c->due) / 1e3f, (c->due - begin) / 1e3f};
+  answers[kept++] = (Kept){(now - c->due) / 1e3f, (c->sent - c->due) / 1e3f, (c->seen - c->due) / 1e3f, (c->due - begin) / 1e3f};
 }
 
 static void read_head(Connection *c) {
@@ -154,7 +155,10 @@ static int pull_in(Connection *c) {
   }
 }
 
-static int by_value(const void *a, const void *b) { return (*(float *)a > *(float *)b) - (*(float *)a < *(float *)b); }
+static Due at_once(void) {
+  const int64_t now = now_ns();
+  return (Due){now, now};
+}
 
 int main(int argc, char **argv) {
   if (argc != 8) return fprintf(stderr, "load: expected HOST or /PATH, PORT CONNECTIONS RATE WARM_S SECONDS SEED\n"), 2;
@@ -199,25 +203,22 @@ int main(int argc, char **argv) {
   begin = first + (int64_t)(atof(argv[5]) * 1e9);
   end = begin + (int64_t)(atof(argv[6]) * 1e9);
   int64_t due = first, answered = 0, answered_in_all = 0;
-  long late_room = 0;
   if (rate == 0)
-    while (idle_count) start(idle[--idle_count], now_ns());
+    while (idle_count) start(idle[--idle_count], at_once());
   for (;;) {
     int64_t now = now_ns();
     if (rate > 0) {
       while (due <= now && due < end) {
         if (idle_count) {
-          if (late_kept == late_room) late = realloc(late, (late_room = late_room ? 2 * late_room : 1 << 16) * sizeof *late);
-          late[late_kept++] = now - due;
-          start(idle[--idle_count], due);
+          start(idle[--idle_count], (Due){due, now});
         } else {
           if (waiting_count == waiting_room) {
-            int64_t *more = malloc(2 * waiting_room * sizeof *more);
+            Due *more = malloc(2 * waiting_room * sizeof *more);
             for (size_t i = 0; i < waiting_count; i++) more[i] = waiting[(waiting_head + i) % waiting_room];
             free(waiting);
             waiting = more, waiting_head = 0, waiting_room *= 2;
           }
-          waiting[(waiting_head + waiting_count++) % waiting_room] = due;
+          waiting[(waiting_head + waiting_count++) % waiting_room] = (Due){due, now};
         }
         due += (int64_t)(-log(1 - drand48()) / rate * 1e9);
       }
@@ -253,9 +254,9 @@ int main(int argc, char **argv) {
       answered_in_all += good;
       c->busy = 0;
       if (rate == 0) {
-        start(c, now_ns());
+        start(c, at_once());
       } else if (waiting_count) {
-        int64_t was_due = waiting[waiting_head];
+        const Due was_due = waiting[waiting_head];
         waiting_head = (waiting_head + 1) % waiting_room;
         waiting_count--;
         start(c, was_due);
@@ -267,16 +268,14 @@ int main(int argc, char **argv) {
   long unanswered = 0;
   if (rate > 0) {
     for (int i = 0; i < count; i++) unanswered += all[i].busy && all[i].measured;
-    for (size_t i = 0; i < waiting_count; i++) unanswered += waiting[(waiting_head + i) % waiting_room] >= begin;
+    for (size_t i = 0; i < waiting_count; i++) unanswered += waiting[(waiting_head + i) % waiting_room].due >= begin;
   }
-  qsort(late, late_kept, sizeof *late, by_value);
   struct rusage used;
   getrusage(RUSAGE_SELF, &used);
   double cpu = used.ru_utime.tv_sec + used.ru_stime.tv_sec + (used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6;
   printf("{\"answered\": %ld, \"seconds\": %.6f, \"unanswered\": %ld, \"reconnects\": %ld, \"cpu_share\": %.4f, ", (long)answered,
          (end - begin) / 1e9, unanswered, reconnects, cpu / ((now_ns() - first) / 1e9));
-  printf("\"late_p99_us\": %.2f, \"answered_in_all\": %ld, ", late_kept ? late[(long)(late_kept * 0.99)] / 1e3 : 0.0, (long)answered_in_all);
-  printf("\"begin_s\": %.6f, \"kept\": %zu, \"status\": {", begin / 1e9, kept);
+  printf("\"answered_in_all\": %ld, \"begin_s\": %.6f, \"kept\": %zu, \"status\": {", (long)answered_in_all, begin / 1e9, kept);
   const char *comma = "";
   for (int i = 0; i < 600; i++)
     if (status_counts[i]) printf("%s\"%d\": %ld", comma, i, status_counts[i]), comma = ", ";

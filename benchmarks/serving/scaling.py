@@ -89,7 +89,7 @@ def _counted(server: Running, deployment: str) -> Iterator[list[tuple[float, int
 
     def sample() -> None:
         while not done.is_set():
-            count = _replicas(server.process.pid, deployment)
+            count = replicas_of(server.process.pid, deployment)
             if not changes or changes[-1][1] != count:
                 changes.append((round(time.monotonic() - begin, 2), count))
             done.wait(_SAMPLE_S)
@@ -103,6 +103,6 @@ def _counted(server: Running, deployment: str) -> Iterator[list[tuple[float, int
         thread.join()
 
 
-def _replicas(session: int, deployment: str) -> int:
+def replicas_of(session: int, deployment: str) -> int:
     """Processes of that session which are replicas: Ray names them so."""
     return sum(f"ServeReplica:dpiframe:{deployment}" in title for _, title in processes_of_session(session))

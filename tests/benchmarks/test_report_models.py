@@ -203,5 +203,5 @@ def test_a_model_that_tf32_is_too_far_off_for_is_told_at_fp32():
     common = {"batch": 256, "times": times, "max_abs_err": 0.0, "program": "breadth_first"}
     of = {"CCPM": "fp32", "FGCNN": "tf32"}
     found = [record("imported", "dpiframe", model=m, precision=p, **common) for m, p in of.items()]
-    rows = {line.split(" | ")[1]: line.split(" | ")[3] for line in imported({"H100": Results({}, tuple(found))})[2:]}
+    rows = {line.split(" | ")[1]: line.split(" | ")[4] for line in imported({"H100": Results({}, tuple(found))})[2:]}
     assert (rows["CCPM"], rows["FGCNN"], rows["DSSM"].strip()) == ("streams, fp32", "streams", "")

@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import struct
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -120,6 +122,25 @@ def test_a_stall_is_told_from_a_server_that_is_always_slow_by_when_the_slowest_r
     assert 0 <= first <= last < 300  # the stall is the first request's: those that were due first waited for longest
     assert load.unsent_p99_us > 1_500_000  # and for a free connection, not for the server
     assert load.late_p99_us < 1_500_000  # nor for the generator
+    assert not load.limited
+
+
+def test_a_stall_of_the_generator_is_its_own_whether_or_not_a_connection_is_free(requests_of):
+    with server() as (port, _):
+        command = [str(compiled()), "127.0.0.1", str(port), "1", "200", "0", "1.5", "0"]
+        own = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        (request,) = requests_of(port, [b"x"])
+        own.stdin.write(struct.pack("<I", len(request)) + request)
+        own.stdin.close()
+        own.stdin = None
+        time.sleep(0.3)
+        own.send_signal(signal.SIGSTOP)
+        time.sleep(1)
+        own.send_signal(signal.SIGCONT)
+        load = joined([own.communicate()[0]])
+    assert load.times.p99_us > 700_000
+    assert load.late_p99_us > 700_000
+    assert load.limited
 
 
 def test_what_the_warm_up_meets_is_in_no_figure_but_in_the_number_answered(requests_of):
@@ -136,10 +157,10 @@ def test_requests_that_nobody_answers_are_told(requests_of):
 
 def test_the_figures_of_load_processes_are_put_together():
     def output(latencies: list[float], **changed: object) -> bytes:
-        head = {"answered": 2, "seconds": 0.5, "unanswered": 0, "reconnects": 1, "cpu_share": 0.2, "late_p99_us": 5.0,
+        head = {"answered": 2, "seconds": 0.5, "unanswered": 0, "reconnects": 1, "cpu_share": 0.2,
                 "answered_in_all": 3, "begin_s": 7.0, "kept": len(latencies), "status": {"200": 2}, **changed}  # fmt: skip
-        rows = [(latency, latency / 10, 1000 * latency) for latency in latencies]
-        return json.dumps(head).encode() + b"\n" + b"".join(struct.pack("<3f", *row) for row in rows)
+        rows = [(latency, latency / 10, latency / 20, 1000 * latency) for latency in latencies]
+        return json.dumps(head).encode() + b"\n" + b"".join(struct.pack("<4f", *row) for row in rows)
 
     load = joined(
         [output([10, 20]), output([30], answered=4, unanswered=3, cpu_share=0.95, begin_s=7.5, status={"200": 1, "503": 2})]
@@ -148,6 +169,7 @@ def test_the_figures_of_load_processes_are_put_together():
     assert load.times.p50_us == pytest.approx(20)
     assert load.slow_ms == pytest.approx((530, 530, 530))  # the second process began half a second later
     assert load.unsent_p99_us == pytest.approx(3, abs=0.1)
+    assert load.late_p99_us == pytest.approx(1.5, abs=0.05)
     assert load.answered == 6
     assert load.failed == {"503": 2, "unanswered": 3}
     assert load.limited

@@ -88,8 +88,8 @@ def test_a_system_that_fails_is_named_and_the_others_are_measured(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_compiled_peers_compute_the_source_model():
-    found = list(latency.run(cells(["dcnv2"], ["fp32"], [1, 3], CPU), ["compile"]))
-    assert [(r["batch"], r["max_abs_err"] <= 1e-5) for r in found] == [(1, True), (3, True)]
+    found = list(latency.run(cells(["dcnv2"], ["fp32"], [3], CPU), ["compile"]))
+    assert [(r["batch"], r["max_abs_err"] <= 1e-5) for r in found] == [(3, True)]
 
 
 @pytest.mark.slow
