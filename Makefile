@@ -9,9 +9,9 @@ GPU_EXTRA ?= $(shell nvidia-smi >/dev/null 2>&1 && echo ,gpu)
 CONFIG ?=
 # A room whose tests `quick` runs, such as kernels/lookup; without one it runs the fast tests of all rooms.
 ROOM ?=
-# Of the tests. Each takes up to 2 GB; two start Ray's clusters and wait for them most of the time, one computes meanwhile. Those of
+# Of the tests. Each takes up to 2 GB; two start Ray's clusters and wait for them most of the time, two compute meanwhile. Those of
 # a GPU want it alone.
-WORKERS ?= $(if $(GPU_EXTRA),1,3)
+WORKERS ?= $(if $(GPU_EXTRA),1,4)
 
 BIN := .venv/bin
 READY := .venv/.installed

@@ -39,8 +39,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def patient_clients() -> None:
-    """By default httpx gives up after five seconds; a busy host may take longer."""
+    """By default httpx gives up after five seconds; a busy host may take longer. And each client reads all certificates that it
+    trusts, 30 ms of a CPU: here all of a process have one context."""
     if "httpx" in sys.modules:
+        transport = sys.modules["httpx"]._transports.default
+        transport.create_ssl_context = cache(transport.create_ssl_context)
         own = sys.modules["httpx"]._config.DEFAULT_TIMEOUT_CONFIG
         own.connect = own.read = own.write = own.pool = 60.0
 
@@ -107,27 +110,27 @@ def taken(items: list[pytest.Item], at_once: int) -> set[pytest.Item]:
     return chosen
 
 
-def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of tests marked `covering` what adds nothing, and what is marked `whole`."""
+def _leave_out(config: pytest.Config, items: list[pytest.Item], lacking: list[pytest.Item]) -> None:
+    """Of tests marked `covering` what adds nothing; what is marked `whole`; and of a test that lacks a GPU all but one."""
     tests = defaultdict(list)
     for item in items:
         if (mark := item.get_closest_marker("covering")) and not item.get_closest_marker("gpu"):
             tests[item.path, item.originalname, *mark.args].append(item)
     left_out = {item for item in items if item.get_closest_marker("whole")}
     left_out |= {item for (*_, at_once), same in tests.items() for item in set(same) - taken(same, at_once)}
+    told = {(item.path, item.originalname): item for item in lacking if item not in left_out}
+    left_out |= {*lacking} - {*told.values()}
     config.hook.pytest_deselected(items=[item for item in items if item in left_out])
     items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    lacking = [] if config.getoption("--require-gpu") else [item for item in items if _marked(item) and _lacks(item)]
+    for item in lacking:
+        item.add_marker(pytest.mark.skip(reason=_lacks(item)))
     if not config.getoption("--whole"):
-        _leave_out(config, items)
-    if config.getoption("--require-gpu"):
-        return
-    for item in filter(_marked, items):
-        if lacks := _lacks(item):
-            item.add_marker(pytest.mark.skip(reason=lacks))
+        _leave_out(config, items, lacking)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,7 +1,7 @@
-"""How `pytest -n 3 --dist loadfile` divides the tests: files whole, those that start Ray with two workers, long ones first.
+"""How `pytest -n 4 --dist loadfile` divides the tests: files whole, those that start Ray with two workers, long ones first.
 
-A cluster mostly waits, so two chains of them go side by side, and the third worker computes meanwhile; more would wait for each
-other's start longer than their tests do.
+A cluster mostly waits, so two chains of them go side by side, and two workers compute meanwhile; more chains would wait for
+each other's start longer than their tests do.
 A file's tests share its fixtures. xdist's own groups say the same, but not with every pytest: 9.2 ignores them.
 """
 
@@ -20,8 +20,16 @@ _BULK = re.compile(r"^pytestmark = .*pytest\.mark\.bulk", re.MULTILINE)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """libgomp spins between parallel regions, for milliseconds; where other tests run on the same cores that is all it does."""
+    """libgomp spins between parallel regions, for milliseconds; where other tests run on the same cores that is all it does.
+
+    There Inductor, too, has no use for a pool of compilers, processes that import torch each, and need not find out by programs
+    of its own whether the CPU has what it says.
+    """
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as `dpiframe serve` has it
+    if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
+        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+        os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    gc.disable()  # until all is collected: a fifth of that time it would look through what stays
 
 
 def _chain_of(file: Path) -> str:
@@ -51,7 +59,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     sizes = Counter(item.path for item in items)
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     # Workers take files in this order: at the end there are some of few fast tests for the one that is done first.
-    # What traces modules comes first: one worker does it while two wait for Ray, and alone imports Dynamo and the libraries.
+    # What traces modules comes first: two workers do it while two wait for Ray, and alone import Dynamo and the libraries.
     items.sort(key=lambda i: (not starts_ray(i.path), not _traces(i.path), i.path not in slow, -sizes[i.path]))
 
 
@@ -80,6 +88,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 10, 10)
+    gc.enable()
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1 and "torch" in sys.modules:
         import torch
