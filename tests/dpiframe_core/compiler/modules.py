@@ -159,6 +159,24 @@ class DeepFM(nn.Module):
         return torch.sigmoid(self.deep(v.flatten(1)) + pairs + first + self.bias)
 
 
+class Products(nn.Module):
+    """Products of pairs of fields that a mask of the module selects, in both spellings that people have for it."""
+
+    def __init__(self, dim=8):
+        super().__init__()
+        self.embeddings = Embeddings(dim)
+        upper = torch.ones(len(ROWS), len(ROWS)).triu(1).bool()
+        self.triu_mask = nn.Parameter(upper, requires_grad=False)
+        self.register_buffer("fields_mask", torch.tensor([True, False, True, True]))
+        self.pairs = len(ROWS) * (len(ROWS) - 1) // 2
+        self.deep = nn.Sequential(nn.Linear(3 * dim + self.pairs, 16), nn.ReLU(), nn.Linear(16, 1))
+
+    def forward(self, x):
+        v = self.embeddings(x)
+        pairs = torch.masked_select(v @ v.transpose(1, 2), self.triu_mask).view(-1, self.pairs)
+        return torch.sigmoid(self.deep(torch.cat([v[:, self.fields_mask].flatten(1), pairs], 1)))
+
+
 class CrossNet(nn.Module):
     """DCN-V2 as most people write it."""
 
@@ -223,6 +241,7 @@ MODULES = {
     "transformer": (Transformer, schema, {}),
     "normalised": (Normalised, schema, {}),
     "deepfm": (DeepFM, lambda dim: schema(dim, first=True), {}),
+    "products": (Products, schema, {}),
     "cross-net": (CrossNet, schema, {}),
     "stacked": (Stacked, lambda dim: schema(dim, first=True), {"call": "matrix"}),
     "mixed": (Mixed, mixed_schema, {"call": "keywords"}),
