@@ -1,7 +1,10 @@
 """The `dpiframe` command. Parses arguments, prints results and one-line errors; imports what does the work when needed."""
 
+import atexit
+import os
 import platform
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -36,6 +39,27 @@ Host = Annotated[Literal["127.0.0.1", "0.0.0.0"] | None, typer.Option(help="0.0.
 Tokens = Annotated[Path | None, typer.Option(help="Who may ask: a file with lines of `dpiframe token`.")]
 Open = Annotated[bool, typer.Option("--open", help="Anybody who reaches the port may ask.")]
 Port = Annotated[int | None, typer.Option(min=1, max=65535)]
+
+
+def command() -> None:
+    """The program `dpiframe`. Where it has imported Ray, Python's end is the process's: Ray's threads outlive it, and in the
+    end of C++ one that meets what is gone crashes the process.
+    """
+    ended: list[int] = []
+    atexit.register(lambda: _end_process(ended))  # the first to be registered is the last to be called
+    try:
+        app()
+    except SystemExit as end:
+        if isinstance(end.code, int):
+            ended.append(end.code)
+        raise
+
+
+def _end_process(status: list[int]) -> None:
+    if status and "ray" in sys.modules:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status[0])
 
 
 def _say_versions(asked: bool) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 import weakref
@@ -153,3 +154,28 @@ def _starts_ray(passed: list[int]) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         passed.append(1)
     passed.append(2)
+
+
+ENDING = """
+import atexit, ctypes, sys, types
+from deployments.cli import main
+
+if "ray" in sys.argv:
+    sys.modules["ray"] = types.ModuleType("ray")
+@main.app.command()
+def quick():
+    atexit.register(print, "its functions")  # as Ray has some
+    sys.exit(3)
+
+library = ctypes.CDLL(None)
+library.__cxa_atexit(library.abort, None, None)
+sys.argv = ["dpiframe", "quick"]
+main.command()
+"""
+
+
+@pytest.mark.parametrize(("imported", "status"), [("ray", 3), ("nothing", -signal.SIGABRT)])
+def test_where_ray_is_the_end_of_python_is_that_of_the_process(imported: str, status: int) -> None:
+    """At the end of C++ threads of Ray still run, and one crashed the process in a start that met SIGTERM."""
+    done = subprocess.run([sys.executable, "-c", ENDING, imported], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.returncode) == ("its functions\n", status), done.stderr
