@@ -101,45 +101,6 @@ class Gauged(Protocol):
     def busy_s(self) -> float: ...
 
 
+# Fields of `TableReads`, where reads of sampled rows were served; and of `FarReads`, where rows of files were found.
 TIERS = ("hot", "peers", "host", "files")
-
-
-class TableFigures(Protocol):
-    """See `TableReads`: reads of sampled rows by `TIERS`, and rows that came into the GPU's memory."""
-
-    @property
-    def hot(self) -> int: ...
-
-    @property
-    def peers(self) -> int: ...
-
-    @property
-    def host(self) -> int: ...
-
-    @property
-    def files(self) -> int: ...
-
-    @property
-    def rows_moved(self) -> int: ...
-
-
 FOUND = ("promoted", "memory", "file")
-
-
-class FarFigures(Protocol):
-    """See `FarReads`: rows of files by where they were `FOUND`, and those that a GPU's memory and the host's keep."""
-
-    @property
-    def promoted(self) -> int: ...
-
-    @property
-    def memory(self) -> int: ...
-
-    @property
-    def file(self) -> int: ...
-
-    @property
-    def near(self) -> int: ...
-
-    @property
-    def staying(self) -> int: ...

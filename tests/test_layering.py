@@ -242,7 +242,11 @@ ROOMS: dict[str, dict[str, str]] = {
         "dpiframe_core/features": "a request keeps what encodes it, for a shadow",
         "kernels/runtime": "its listener is built there",
     },
-    "deployments/telemetry": {"deployments/scoring": "a request's spans are made of its job"},
+    "deployments/telemetry": {
+        "deployments/scoring": "a request's spans are made of its job",
+        "dpiframe_core/far_rows": "where rows of files were found",
+        "dpiframe_core/replan": "where reads of tables were served",
+    },
     "deployments/score_log": {
         "deployments/scoring": "what is written is a scored job",
         "dpiframe_core/features": "its raw values, by the schema",

@@ -7,7 +7,6 @@ call it through Serve, while they have no engine of their own.
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -80,8 +79,7 @@ class EngineReplica:
         self._loaded.meter(release.key, batcher.dispatcher)
         end_when_lost(batcher.dispatcher, engine.check_device, self._config.batching.max_run_s, batcher.fail)
         self._metrics.watch(*release.key, batcher.dispatcher)
-        tables, far = partial(getattr, engine, "table_reads"), partial(getattr, engine, "far_reads")
-        self._metrics.reads_tables(*release.key, tables, far)
+        self._metrics.reads_tables(*release.key, engine)
         self._batchers[release.label] = batcher  # whoever asks for it is let in from now on
 
     def route(self, desired: Desired) -> None:

@@ -20,17 +20,15 @@ from deployments.metrics import (
     LATENCY_BOUNDS_MS,
     SCORE_BOUNDS,
     BatchSeen,
-    FarFigures,
     Gauged,
     RequestSeen,
     Serving,
     ShadowSeen,
-    TableFigures,
 )
 from deployments.telemetry.batch_counts import BatchCounts
 from deployments.telemetry.node_metrics import Endpoint
 from deployments.telemetry.request_counts import RequestCounts
-from deployments.telemetry.table_metrics import Of, TableMetrics, tags_of
+from deployments.telemetry.table_metrics import Of, TableMetrics, TableReader, tags_of
 from dpiframe_core.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -125,14 +123,12 @@ class RayMetrics:
         self._returned((model, version))
         self._gauged[model, version] = gauged
 
-    def reads_tables(
-        self, model: str, version: str, figures: Callable[[], TableFigures | None], far: Callable[[], FarFigures | None]
-    ) -> None:
+    def reads_tables(self, model: str, version: str, engine: TableReader) -> None:
         """Registers where reads of a model's tables are served, and rows of files were found, since its start; asked each time
         that this reports.
         """
         self._returned((model, version))
-        self._tables.register((model, version), figures, far)
+        self._tables.register((model, version), engine)
 
     def holds(self, pool_bytes: Callable[[], int | None]) -> None:
         """Registers what this process holds of its device; None of none. Asked each time that this reports."""

@@ -99,8 +99,7 @@ class Replica(GrpcMethods):
         self._loaded.meter(release.key, batcher.dispatcher)
         end_when_lost(batcher.dispatcher, engine.check_device, config.batching.max_run_s, batcher.fail)
         self._metrics.watch(name, version, batcher.dispatcher)
-        tables, far = partial(getattr, engine, "table_reads"), partial(getattr, engine, "far_reads")
-        self._metrics.reads_tables(name, version, tables, far)
+        self._metrics.reads_tables(name, version, engine)
         scorer = ahead_of(batcher, engine, release.tables)
         example = engine.bundle.example
         served = ServedModel.of(engine, scorer, config.limits, name=name, version=version, example=example)

@@ -1,9 +1,12 @@
 """Where rows of models' tables are read, as metrics: what engines count since their start, reported by what it grew."""
 
-from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from deployments.metrics import FOUND, TIERS, FarFigures, TableFigures
+from deployments.metrics import FOUND, TIERS
+
+if TYPE_CHECKING:
+    from dpiframe_core.far_rows.far_reads import FarReads
+    from dpiframe_core.replan.replanner import TableReads
 
 Of = tuple[str, str]  # model, version
 Tags = dict[str, str]
@@ -21,6 +24,16 @@ class Gauge(Protocol):
     def set(self, value: float, tags: Tags, /) -> None: ...
 
 
+class TableReader(Protocol):
+    """An engine. None at once: there are no such reads."""
+
+    @property
+    def table_reads(self) -> "TableReads | None": ...
+
+    @property
+    def far_reads(self) -> "FarReads | None": ...
+
+
 class TableMetrics:
     """Not thread-safe but for `register`.
 
@@ -31,29 +44,29 @@ class TableMetrics:
 
     def __init__(self, reads: Counter, moved: Counter, far: Counter, promoted: Gauge) -> None:
         self._reads, self._moved, self._far, self._promoted = reads, moved, far, promoted
-        self._tables: dict[Of, tuple[Callable[[], TableFigures | None], TableFigures]] = {}
-        self._files: dict[Of, tuple[Callable[[], FarFigures | None], FarFigures]] = {}
+        self._tables: dict[Of, tuple[TableReader, TableReads]] = {}
+        self._files: dict[Of, tuple[TableReader, FarReads]] = {}
 
-    def register(self, of: Of, tables: Callable[[], TableFigures | None], far: Callable[[], FarFigures | None]) -> None:
-        """A model's, asked at each report; None at once: there are none."""
+    def register(self, of: Of, engine: TableReader) -> None:
+        """A model's, asked at each report."""
         self.forget(of)  # of a version that was unloaded a moment ago
-        if (first := tables()) is not None:
-            self._tables[of] = tables, first
-        if (found := far()) is not None:
-            self._files[of] = far, found
+        if (first := engine.table_reads) is not None:
+            self._tables[of] = engine, first
+        if (found := engine.far_reads) is not None:
+            self._files[of] = engine, found
 
     def report(self) -> None:
-        for of, (tables, before) in list(self._tables.items()):
-            if (now := tables()) is None:
+        for of, (engine, before) in list(self._tables.items()):
+            if (now := engine.table_reads) is None:
                 continue
-            self._tables[of] = tables, now
+            self._tables[of] = engine, now
             for tier in TIERS:
                 _grow(self._reads, getattr(now, tier) - getattr(before, tier), tags_of(of) | {"tier": tier})
             _grow(self._moved, now.rows_moved - before.rows_moved, tags_of(of))
-        for of, (far, earlier) in list(self._files.items()):
-            if (found := far()) is None:
+        for of, (engine, earlier) in list(self._files.items()):
+            if (found := engine.far_reads) is None:
                 continue
-            self._files[of] = far, found
+            self._files[of] = engine, found
             for where in FOUND:
                 _grow(self._far, getattr(found, where) - getattr(earlier, where), tags_of(of) | {"found": where})
             self._keep(of, found.near, found.staying)

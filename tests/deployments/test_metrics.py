@@ -177,11 +177,11 @@ def test_a_failed_report_is_logged_and_does_not_end_the_next(
 
 
 def test_where_rows_of_tables_are_read_is_reported_by_what_it_grew(recorder: type[Recorder]) -> None:
-    now = [TableReads(hot=5, host=1)]
+    engine = SimpleNamespace(table_reads=TableReads(hot=5, host=1), far_reads=None)
     metrics = ray_metrics.RayMetrics(interval_s=1000)
-    metrics.reads_tables("m", "1", lambda: now[-1], lambda: None)
-    metrics.reads_tables("whole", "1", lambda: None, lambda: None)
-    now.append(TableReads(hot=15, peers=2, host=1, rows_moved=7))
+    metrics.reads_tables("m", "1", engine)
+    metrics.reads_tables("whole", "1", SimpleNamespace(table_reads=None, far_reads=None))
+    engine.table_reads = TableReads(hot=15, peers=2, host=1, rows_moved=7)
     metrics._flush()
     metrics.close()
     m = (("model", "m"), ("version", "1"))
@@ -195,10 +195,10 @@ def test_where_rows_of_tables_are_read_is_reported_by_what_it_grew(recorder: typ
 def test_where_rows_of_files_were_found_and_how_many_are_promoted_is_reported_until_the_model_is_gone(
     recorder: type[Recorder],
 ) -> None:
-    now = [FarReads(memory=5, file=3)]
+    engine = SimpleNamespace(table_reads=None, far_reads=FarReads(memory=5, file=3))
     metrics = ray_metrics.RayMetrics(interval_s=1000)
-    metrics.reads_tables("m", "1", lambda: None, lambda: now[-1])
-    now.append(FarReads(promoted=2, memory=5, file=7, near=4, staying=6))
+    metrics.reads_tables("m", "1", engine)
+    engine.far_reads = FarReads(promoted=2, memory=5, file=7, near=4, staying=6)
     metrics._flush()
     m = (("model", "m"), ("version", "1"))
     counted: dict[Any, float] = {
