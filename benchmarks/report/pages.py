@@ -9,7 +9,7 @@ from benchmarks.report import performance, performance_serving, results_page, sp
 from benchmarks.report.architectures import architectures
 from benchmarks.report.imported import imported
 from benchmarks.report.markdown import filled, table, times_over, us
-from benchmarks.report.results import Record, Results, any_of, gains
+from benchmarks.report.results import Results, any_of, gains
 from benchmarks.systems.names import PAPER_MODELS
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def parts(stored: Mapping[str, Results], records: str) -> dict[str, list[str]]:
         "topologies-second-host": performance_serving.topologies(stored["h200-second-host"]),
         "direct-port": performance_serving.direct_port(h200),
         "tails": performance_serving.tails(h200),
-        "stalls": performance_serving.stalls(stored["h100"]),
+        "stalls": performance_serving.stalls(stored["h200"]),
         "gpus": performance_serving.gpus(h200),
         "autoscaling": performance_serving.autoscaling(h200),
         "cpu-models": performance.cpu_models(processors),
@@ -128,24 +128,21 @@ def _lookup(h200: Results) -> _Row | None:
 
 
 def _http(h200: Results) -> list[_Row]:
-    """Of the direct port; over the best that HAProxy's way into such a service gave in any run."""
+    """Of a fan-in's direct port; over HAProxy's way into the same service, in the last run."""
     link, rows = "h200/RESULTS.md#request_budget", []
-
-    def loads(system: str, way: str) -> list[Record]:
-        found = h200.of("request_budget", system=system, batch=100, form="binary", offered=0.0)
-        return [r for r in found if r["cell"]["way"] == way]
-
-    best = [max(loads("dpiframe-fanin", w), key=lambda r: r["requests_per_s"], default=None) for w in ("direct", "haproxy")]
-    direct, haproxy = best
+    found = h200.of(
+        "request_budget", file="request_budget.json", system="dpiframe-fanin", batch=100, form="binary", offered=0.0
+    )
+    ways = [[r for r in found if r["cell"]["way"] == way] for way in ("direct", "haproxy")]
+    direct, haproxy = (max(way, key=lambda r: r["requests_per_s"], default=None) for way in ways)
     if direct and haproxy:
         rate = f"{direct['requests_per_s']:,.0f}/s, p99 {direct['p99_us'] / 1e3:.1f} ms"
         over = f"{direct['requests_per_s'] / haproxy['requests_per_s']:.1f}x, our HAProxy way"
         rows.append(_Row("HTTP requests of 100 candidates, one GPU and 16 cores, direct port", link, rate, over))
-    alone = [r for way in ("direct", "haproxy") for r in loads("dpiframe", way) if r["cell"]["connections"] == 1]
+    alone = [r["p50_us"] / 1e3 for way in ways for r in way if r["cell"]["connections"] == 1]
     if len(alone) == 2:
-        times = [r["p50_us"] / 1e3 for r in alone]
-        over = f"{times[1] / times[0]:.1f}x, our HAProxy way"
-        rows.append(_Row("One such request, a lone client", link, f"{times[0]:.2f} ms", over))
+        over = f"{alone[1] / alone[0]:.1f}x, our HAProxy way"
+        rows.append(_Row("One such request, a lone client", link, f"{alone[0]:.2f} ms", over))
     return rows
 
 
