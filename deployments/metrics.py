@@ -19,8 +19,14 @@ SCORE_BOUNDS = (
 DIFFERENCE_BOUNDS = (1e-6, 1e-5, 1e-4, 3e-4, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
+Times = tuple[float, float, float, float]  # queue_ms, encode_ms, device_ms, total_ms
+
+
 class RequestSeen(NamedTuple):
-    """One answered (or abandoned) request. Filled by `Scoring`.
+    """One answered (or abandoned) request, filled by `Scoring`; or so many `requests`, filled by `Express`.
+
+    Those have one outcome and form, so `rows`, `values` and `oov_count` are of each. Their times are means, and lie with them
+    between the same two of LATENCY_BOUNDS_MS; `times` are those of a sample.
 
     `model` and `version` are empty for a request that named none of this process.
     `outcome` is "ok", "cancelled" or the code of an error; times are milliseconds, zero for steps that were not reached.
@@ -39,6 +45,8 @@ class RequestSeen(NamedTuple):
     device_ms: float
     total_ms: float
     sampled: Sequence[Sequence[float]] = ()
+    requests: int = 1
+    times: Sequence[Times] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ typedef struct {
 
 // Of a connection. EPOLLOUT comes to it with the first answer that its client does not take at once.
 enum { WATCHED = EPOLLIN | EPOLLRDHUP | (int)EPOLLET };
-enum { SCRATCH = 1 << 18, RINGS = 64, FORM_SETS = 128, FORM_WAYS = 4, DATE_BYTES = 64 };
+enum { SCRATCH = 1 << 18, RINGS = 64, FORM_SETS = 128, FORM_WAYS = 4, DATE_BYTES = 64, BOUNDS = 32 };
 // What an epoll event tells of, if it is no connection's key.
 #define RING_KEY UINT64_C(0xffffffff)  // with the ring's place above
 #define TIMER_KEY UINT64_C(0xfffffffe)
@@ -64,9 +64,12 @@ typedef struct {
     struct Ask *asks;     // of each ring: what its engine is asked next
     EngineRing *rings[RINGS];
     PyObject *ended;
+    struct Form *untold;  // those whose requests Python has not counted yet
     struct Record *records;
     float *samples;
-    int form_count, flying, ended_count, record_count, record_room, sample_count, timer, date_size;
+    Sampler sampled_requests;
+    double bounds[BOUNDS];  // of latency in ms, as Python's metrics have them
+    int bound_count, form_count, flying, ended_count, record_count, sample_count, timer, date_size;
     uint64_t draw;
     double timer_at;
     char date[DATE_BYTES];
@@ -127,9 +130,16 @@ typedef struct Ask {
     char *section[SECTIONS];
 } Ask;
 
+// Requests that ended within the same bounds of latency, and the sums of their times: queue, encode, device, total.
+typedef struct {
+    double requests, ms[4];
+} Tally;
+
 // Filled by `learn`; its Python objects are its own.
 typedef struct Form {
-    int uses;
+    int uses, untold;
+    struct Form *next_untold;
+    Tally tally[BOUNDS + 2];  // the last: of requests that their clients gave up
     uint64_t hash;
     PyObject *known, *rings, *kept;  // what Python calls it; engines; all whose bytes are read here
     const char *head, *envelope, *opening, *headers, *before, *after;
@@ -168,9 +178,8 @@ typedef struct Record Record;
 
 // A number of 64 bits that is not a secret: splitmix64.
 uint64_t dpi_drawn(Listener *l);
-// A request of the connection is over. NULL: there is no room to count it.
-Record *dpi_counted(Listener *l, Connection *c, int cancelled, double now);
-void dpi_sampled(Listener *l, EngineRing *r, Record *record, const float *scores, int rows, int tasks, double now);
+// A request is over. Without scores its client gave it up.
+void dpi_counted(Listener *l, const Sent *s, const float *scores, double now);
 
 PyObject *dpi_express_learn(Listener *l, PyObject *args);
 PyObject *dpi_express_forget(Listener *l, PyObject *none);

@@ -48,7 +48,7 @@ static int ended(Listener *l, Connection *c, int why, float retry_s, const float
 void dpi_express_dropped(Listener *l, Connection *c) {
     if (c->sent.form == NULL) return;
     abandoned(l, c);
-    dpi_counted(l, c, 1, dpi_now_s());
+    dpi_counted(l, &c->sent, NULL, dpi_now_s());
     over(l, c);
 }
 
@@ -223,7 +223,7 @@ static int answered(Listener *l, Connection *c, const RingAnswer *got, const flo
     if (c->sent.lone) r->lone_s += RECENT * (now - c->sent.started - r->lone_s);
     if (got->status != STATUS_OK) return ended(l, c, (int)got->status, got->retry_s, NULL);
     if (!all_finite(scores, (int64_t)f->rows * f->tasks)) return ended(l, c, STATUS_OK, 0, scores);
-    dpi_sampled(l, r, dpi_counted(l, c, 0, now), scores, f->rows, f->tasks, now);
+    dpi_counted(l, &c->sent, scores, now);
     ++f->uses;  // until it is sent
     over(l, c);
     answer(l, c, f, scores);

@@ -6,9 +6,10 @@ looks at single requests. What it may say was then checked by the routes; every 
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import numpy as np
@@ -161,11 +162,19 @@ class Express:
             self._connect(scorer)
 
     def count(self) -> None:
-        for known, cancelled, queue_ms, encode_ms, device_ms, total_ms, sample in self._listener.seen():
-            info, outcome = known.served.info, "cancelled" if cancelled else "ok"
-            sampled = np.frombuffer(sample, np.float32).reshape(-1, len(info.tasks)).tolist() if sample else ()
-            counts, times = (known.rows, known.values, 0), (queue_ms, encode_ms, device_ms, total_ms)
-            self._scoring.seen(RequestSeen(info.name, info.version, outcome, *counts, *times, sampled))
+        tallies, samples = self._listener.seen()
+        times, scores = defaultdict[Known, list[Any]](list), defaultdict[Known, list[Any]](list)
+        for known, of_one, of_rows in samples:
+            times[known].extend(np.frombuffer(of_one).reshape(-1, 4).tolist())
+            scores[known].extend(np.frombuffer(of_rows, np.float32).reshape(-1, len(known.served.info.tasks)).tolist())
+        for known, tally in tallies:
+            info, sums = known.served.info, np.frombuffer(tally).reshape(-1, 5)
+            for at in sums[:, 0].nonzero()[0].tolist():
+                requests, queue_ms, encode_ms, device_ms, total_ms = sums[at].tolist()
+                means = (queue_ms / requests, encode_ms / requests, device_ms / requests, total_ms / requests)
+                of = (info.name, info.version, "cancelled" if at == len(sums) - 1 else "ok", known.rows, known.values, 0)
+                sample = scores.pop(known, ()), int(requests), times.pop(known, ())
+                self._scoring.seen(RequestSeen(*of, *means, *sample))
 
     def refused(self) -> list[tuple[int, Answer]]:
         """The answers to what C could not answer."""

@@ -118,7 +118,7 @@ static void listener_free(Listener *l) {
     free(l->vacant);
     free(l->due);
     free(l->scratch);
-    if (l->record_count) Py_XDECREF(dpi_express_seen(l, NULL));
+    if (l->untold) Py_XDECREF(dpi_express_seen(l, NULL));
     for (int i = 0; i < RINGS; ++i) {
         Py_XDECREF(l->rings[i]);
         for (int k = 0; k < SECTIONS && l->asks; ++k) free(l->asks[i].section[k]);
@@ -131,17 +131,23 @@ static void listener_free(Listener *l) {
     Py_TYPE(l)->tp_free(l);
 }
 
-// Listener(most, most_body, most_held, head_ms, body_ms, idle_ms)
+// Listener(most, most_body, most_held, head_ms, body_ms, idle_ms, bounds of latency in ms as float64)
 static PyObject *listener_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(named)) {
     Listener *l = (Listener *)type->tp_alloc(type, 0);
     if (l == NULL) return NULL;
     l->epoll = l->timer = -1;
     l->timer_at = INFINITY;
-    if (!PyArg_ParseTuple(args, "iLLLLL", &l->most, &l->most_body, &l->most_held, &l->head_ms, &l->body_ms, &l->idle_ms) ||
+    l->sampled_requests.every = 1;
+    const char *bounds;
+    Py_ssize_t size;
+    if (!PyArg_ParseTuple(args, "iLLLLLy#", &l->most, &l->most_body, &l->most_held, &l->head_ms, &l->body_ms, &l->idle_ms, &bounds, &size) ||
+        (size > (Py_ssize_t)sizeof l->bounds && PyErr_Format(PyExc_ValueError, "bounds: got %zd bytes", size) == NULL) ||
         (l->most < 1 && PyErr_Format(PyExc_ValueError, "most: got %d, expected at least 1", l->most) == NULL)) {
         Py_DECREF(l);
         return NULL;
     }
+    memcpy(l->bounds, bounds, size);
+    l->bound_count = (int)(size / sizeof *l->bounds);
     l->connections = calloc(l->most, sizeof(Connection));
     l->vacant = calloc(l->most, sizeof(int));
     l->due = calloc(l->most, sizeof(int));
@@ -185,7 +191,6 @@ static PyMemberDef members[] = {
     {"open", T_INT, offsetof(Listener, open), READONLY, NULL},
     {"due", T_INT, offsetof(Listener, due_count), READONLY, NULL},
     {"ended_count", T_INT, offsetof(Listener, ended_count), READONLY, NULL},
-    {"seen_count", T_INT, offsetof(Listener, record_count), READONLY, NULL},
     {NULL, 0, 0, 0, NULL},
 };
 

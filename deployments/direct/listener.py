@@ -1,6 +1,7 @@
 """The listener in C (`listener.c`): built, loaded and set up within a deployment's limits."""
 
 import resource
+from array import array
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
@@ -10,6 +11,7 @@ from deployments.fanin.connection import Agreement
 from deployments.fanin.request_memory import RequestMemory
 from deployments.fanin.rings import Rings
 from deployments.http_api.request_body import slow_body
+from deployments.metrics import LATENCY_BOUNDS_MS
 from deployments.scoring.faults import Words
 from dpiframe_core.errors import ConfigError, DPIFrameError, TooLarge
 from kernels.runtime import c_build
@@ -63,7 +65,6 @@ class Listener(Protocol):
     open: int
     due: int
     ended_count: int
-    seen_count: int
 
     def fileno(self) -> int: ...
     def accept(self, listening: int, most: int, /) -> list[int]: ...
@@ -81,7 +82,7 @@ class Listener(Protocol):
     def attach(self, ring: "EngineRing", /) -> bool: ...
     def detach(self, ring: "EngineRing", /) -> None: ...
     def ended(self) -> list[tuple[Any, ...]]: ...
-    def seen(self) -> list[tuple[Any, bool, float, float, float, float, bytes]]: ...
+    def seen(self) -> tuple[list[tuple[Any, bytes]], list[tuple[Any, bytes, bytes]]]: ...
 
 
 class EngineRing(Protocol):
@@ -111,7 +112,8 @@ def open_listener(limits: Limits, connections: int | None = None) -> Listener:
     most = most_connections() if connections is None else connections
     body_ms = round(limits.max_body_s * 1e3)
     held = max(_HELD_BYTES, 2 * limits.max_body_bytes)
-    return cast(Listener, _module().Listener(most, limits.max_body_bytes, held, _HEAD_MS, body_ms, _IDLE_MS))
+    bounds = array("d", LATENCY_BOUNDS_MS).tobytes()
+    return cast(Listener, _module().Listener(most, limits.max_body_bytes, held, _HEAD_MS, body_ms, _IDLE_MS, bounds))
 
 
 def open_ring(agreed: Agreement, beside: Rings, memory: RequestMemory, slot_bytes: int) -> EngineRing:

@@ -138,7 +138,7 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSE
         goto bad;
     }
     r->slots = (int)slots, r->asks_mask = asks - 1, r->answers_mask = answers - 1;
-    r->failed_at = -1e18, r->sample_every = 1;
+    r->failed_at = -1e18, r->sampled_rows.every = 1;
     r->asks = *count_at(r, 0), r->answers = *count_at(r, r->answers_at);
     r->owner = calloc(slots * MEMBERS, sizeof *r->owner);
     r->members = calloc(slots, 1);

@@ -17,6 +17,12 @@ typedef struct {
     uint32_t unused;
 } RingAnswer;
 
+// Of a stream of which about as much is to be seen each second, however much it has: each `every`th; what it had since it was last found.
+typedef struct {
+    double since;
+    int64_t seen, every;
+} Sampler;
+
 typedef struct {
     PyObject_HEAD
     Py_buffer rings, beside, board, memory;  // beside: the rings of Python's connection to it
@@ -28,10 +34,8 @@ typedef struct {
     uint8_t *members;                                 // of each slot; 0: it is free
     int32_t *rows, *contexts;                         // of the block in each slot
     uint32_t *free;
-    double sample_since;                              // of the scores that are shown, as ScoreSample has them
-    int64_t sample_rows;
-    int sample_every;
-    int unsaid;  // something was asked since it was told
+    Sampler sampled_rows;                             // whose scores are shown
+    int unsaid;                                       // something was asked since it was told
 } EngineRing;
 
 enum { MEMBERS = 16 };  // requests that one ask of an ingress holds

@@ -34,13 +34,13 @@ class Statistics:
         self.then(seen)
         of = self.models.setdefault((seen.model, seen.version), ModelStatistics())
         if seen.outcome != "ok":
-            of.fail += 1
-            of.fail_ms += seen.total_ms
+            of.fail += seen.requests
+            of.fail_ms += seen.requests * seen.total_ms
             return
-        of.success += 1
-        of.rows += seen.rows
-        of.total_ms += seen.total_ms
-        of.queue_ms += seen.queue_ms
-        of.encode_ms += seen.encode_ms
-        of.device_ms += seen.device_ms
+        of.success += seen.requests
+        of.rows += seen.requests * seen.rows
+        of.total_ms += seen.requests * seen.total_ms
+        of.queue_ms += seen.requests * seen.queue_ms
+        of.encode_ms += seen.requests * seen.encode_ms
+        of.device_ms += seen.requests * seen.device_ms
         of.last_unix_ms = int(self.unix_time() * 1e3)

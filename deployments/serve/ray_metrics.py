@@ -24,6 +24,7 @@ from deployments.metrics import (
     RequestSeen,
     Serving,
     ShadowSeen,
+    Times,
 )
 from deployments.telemetry.batch_counts import BatchCounts
 from deployments.telemetry.node_metrics import Endpoint
@@ -167,7 +168,7 @@ class RayMetrics:
             if outcome == "ok":
                 for counts in list(requests.values()):
                     most = _OBSERVED // len(requests)
-                    self._observe((model, version), counts.sample(most), counts.scores(most))
+                    self._observe((model, version), counts.times(most), counts.scores(most))
         for of, runs in list(self._batches.items()):
             for batches in list(runs.values()):
                 for fill in batches.sample(_OBSERVED // len(runs)):
@@ -247,9 +248,9 @@ class RayMetrics:
                     totals[counter, of, ""] += more
         return totals
 
-    def _observe(self, of: Of, some: Sequence[RequestSeen], scores: Sequence[Sequence[float]]) -> None:
-        for seen in some:
-            for step, ms in zip(_STEPS, seen[6:10], strict=True):
+    def _observe(self, of: Of, some: Sequence[Times], scores: Sequence[Sequence[float]]) -> None:
+        for times in some:
+            for step, ms in zip(_STEPS, times, strict=True):
                 self._times[step].observe(ms, tags_of(of))
         if of not in self._served:  # unloaded since
             return

@@ -62,11 +62,11 @@ class Recent:
             self._seconds.append(Second(at=at, scored=0, failed=0, rows=0, latency=[0] * (len(LATENCY_BOUNDS_MS) + 1)))
         second = self._seconds[-1]
         if seen.outcome != "ok":
-            second.failed += 1
+            second.failed += seen.requests
             return
-        second.scored += 1
-        second.rows += seen.rows
-        second.latency[bisect_left(LATENCY_BOUNDS_MS, seen.total_ms)] += 1
+        second.scored += seen.requests
+        second.rows += seen.requests * seen.rows
+        second.latency[bisect_left(LATENCY_BOUNDS_MS, seen.total_ms)] += seen.requests
 
     def answer(self, serving: dict[str, str]) -> RecentAnswer:
         now = self.unix_time()

@@ -6,7 +6,7 @@ import collections
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from deployments.metrics import RequestSeen
+from deployments.metrics import RequestSeen, Times
 
 T = TypeVar("T")
 
@@ -20,16 +20,16 @@ class RequestCounts:
     def __init__(self, sampled: bool) -> None:
         self.requests, self.rows, self.values, self.oov = 0, 0, 0, 0
         most = 200_000 if sampled else 0  # a bound, if nobody asks
-        self._seen: collections.deque[RequestSeen] = collections.deque(maxlen=most)
+        self._times: collections.deque[Times] = collections.deque(maxlen=most)
         self._scores: collections.deque[Sequence[float]] = collections.deque(maxlen=most)
         self._told = 0, 0, 0, 0
 
     def add(self, seen: RequestSeen) -> None:
-        self.requests += 1
-        self.rows += seen.rows
-        self.values += seen.values
-        self.oov += seen.oov_count
-        self._seen.append(seen)
+        self.requests += seen.requests
+        self.rows += seen.requests * seen.rows
+        self.values += seen.requests * seen.values
+        self.oov += seen.requests * seen.oov_count
+        self._times.extend((seen[6:10],) if seen.times is None else seen.times)
         self._scores.extend(seen.sampled)
 
     def since(self) -> Iterator[int]:
@@ -37,9 +37,9 @@ class RequestCounts:
         before, self._told = self._told, (self.requests, self.rows, self.values, self.oov)
         return (now - then for now, then in zip(self._told, before, strict=True))
 
-    def sample(self, most: int) -> Sequence[RequestSeen]:
-        """An even sample of the requests since it was asked last."""
-        return thinned(taken(self._seen), most)
+    def times(self, most: int) -> Sequence[Times]:
+        """Of an even sample of the requests since it was asked last."""
+        return thinned(taken(self._times), most)
 
     def scores(self, most: int) -> Sequence[Sequence[float]]:
         """Of the rows that all requests have sampled since it was asked last: float[rows, tasks]."""

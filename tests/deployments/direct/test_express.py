@@ -5,6 +5,7 @@ import json
 import re
 import socket
 import uuid
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -20,7 +21,7 @@ from deployments.fanin.acceptor import Acceptor
 from deployments.fanin.batcher import FanInBatcher
 from deployments.fanin.handshake import meeting_place
 from deployments.fanin.scorer import FanInScorer
-from deployments.metrics import RequestSeen
+from deployments.metrics import LATENCY_BOUNDS_MS, RequestSeen
 from deployments.scoring.catalog import Catalog, Share
 from deployments.scoring.served_model import ServedModel
 from deployments.serve.http_app import build_app
@@ -80,8 +81,10 @@ class Ingress:
         self._clients: list[Client] = []
 
     def run(self, test: Callable[["Ingress"], Awaitable[None]]) -> list[RequestSeen]:
+        """What was seen, each request apart: those that C has added up have their means, and the first of them the sample."""
         asyncio.run(self._main(test))
-        return self.seen
+        first = [(i == 0, one._replace(requests=1, times=None)) for one in self.seen for i in range(one.requests)]
+        return [one if is_first else one._replace(sampled=()) for is_first, one in first]
 
     async def _main(self, test: Callable[["Ingress"], Awaitable[None]]) -> None:
         self.batchers, self.catalog, self.scorers = {}, Catalog(), {}
@@ -165,7 +168,7 @@ def masked(answer: tuple[int, dict[str, str], bytes]) -> tuple[int, dict[str, st
 
 
 def test_both_ways_answer_the_same_bytes_and_count_the_same() -> None:
-    given, seen = [], []
+    given, seen, sampled = [], [], []
     for way in (False, True):
         ingress = Ingress(way)
 
@@ -183,10 +186,13 @@ def test_both_ways_answer_the_same_bytes_and_count_the_same() -> None:
                 given.append(masked((status, headers, content)))
             assert at.in_python - before == (0 if way else 3)
 
-        seen += [[tuple(one._replace(queue_ms=0, encode_ms=0, total_ms=0)) for one in ingress.run(test)][-3:]]
+        last = ingress.run(test)[-3:]
+        seen += [sorted((*one[:6], one.device_ms) for one in last)]
+        sampled += [sorted(score for one in last for score in one.sampled)]
     assert given[:3] == given[3:]
-    assert seen[0] == seen[1]
-    assert [one[:6] for one in seen[1]] == [("fake", "7", "ok", n, 1 + 5 * n, 0) for n in (3, 3, 1)]
+    assert seen[0] == seen[1] == [("fake", "7", "ok", n, 1 + 5 * n, 0, 0.5) for n in (1, 3, 3)]
+    assert sampled[0] == sampled[1]
+    assert len(sampled[0]) == 7
 
 
 def test_of_a_load_that_begins_the_metrics_get_no_more_scores_than_they_show(in_c: bool) -> None:
@@ -201,6 +207,27 @@ def test_of_a_load_that_begins_the_metrics_get_no_more_scores_than_they_show(in_
     assert len(seen) == 60
     assert 200 <= len(sampled) < 60 * 60 // 2  # the n-th row is taken with 200 / n
     assert set(sampled) <= set(expected(60))
+
+
+def test_c_adds_requests_up_by_latency_and_keeps_the_times_of_all_as_long_as_they_are_few() -> None:
+    async def test(at: Ingress) -> None:
+        client = await at.client()
+        await at.learned(client, post())
+        for _ in range(90):
+            await at.ask(client, post())
+
+    ingress = Ingress(True)
+    ingress.run(test)
+    seen = [one for one in ingress.seen if one.times is not None]
+    times = [each for one in seen for each in one.times or ()]
+    assert len(times) == 90
+    buckets = Counter[int]()
+    for one in seen:
+        buckets[bisect_left(LATENCY_BOUNDS_MS, one.total_ms)] += one.requests
+    assert buckets == Counter(bisect_left(LATENCY_BOUNDS_MS, total_ms) for *_, total_ms in times)
+    sums = [sum(one.requests * one[i] for one in seen) for i in range(6, 10)]
+    np.testing.assert_allclose(sums, np.sum(times, 0), rtol=1e-9)
+    assert sums[2] == pytest.approx(90 * 0.5)  # the engine says so
 
 
 def told(answer: tuple[int, dict[str, str], bytes], status: int, message: str) -> None:

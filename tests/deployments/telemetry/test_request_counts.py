@@ -13,9 +13,17 @@ def test_what_is_asked_twice_is_told_once() -> None:
     for _ in range(3):
         counts.add(SEEN)
     assert list(counts.since()) == [3, 300, 11_700, 6]
-    assert counts.sample(10) == [SEEN] * 3
+    assert counts.times(10) == [SEEN[6:10]] * 3
     assert list(counts.since()) == [0] * 4
-    assert counts.sample(10) == []
+    assert counts.times(10) == []
+
+
+def test_requests_that_c_has_added_up_count_as_so_many_and_show_their_sample_alone() -> None:
+    counts, times = RequestCounts(sampled=True), [(0.1, 0.2, 0.3, 0.6), (0.1, 0.2, 0.3, 0.8)]
+    counts.add(SEEN._replace(requests=500, times=times))
+    counts.add(SEEN._replace(total_ms=9.0, times=[]))
+    assert list(counts.since()) == [501, 50_100, 501 * 3900, 1002]
+    assert counts.times(10) == times
 
 
 def test_scores_are_of_all_requests() -> None:
@@ -30,7 +38,7 @@ def test_what_nobody_samples_is_not_kept() -> None:
     counts = RequestCounts(sampled=False)
     counts.add(SEEN._replace(outcome="not_json"))
     assert list(counts.since()) == [1, 100, 3900, 2]
-    assert counts.sample(10) == []
+    assert counts.times(10) == []
 
 
 @pytest.mark.parametrize(("some", "most", "expected"), [(0, 3, 0), (3, 3, 3), (4, 3, 2), (540, 20, 20), (5, 0, 1)])
@@ -53,7 +61,7 @@ def test_nothing_is_lost_while_it_is_asked() -> None:
     requests = kept = 0
     while not over.is_set():
         requests += next(iter(counts.since()))
-        kept += len(counts.sample(10**6))
+        kept += len(counts.times(10**6))
     thread.join()
     assert requests + next(iter(counts.since())) == 20_000
-    assert kept + len(counts.sample(10**6)) == 20_000
+    assert kept + len(counts.times(10**6)) == 20_000

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from deployments.config import Limits
-from deployments.direct.listener import open_listener, open_ring
+from deployments.direct.listener import Listener, open_listener, open_ring
 from deployments.fanin.board import Board
 from deployments.fanin.request_memory import RequestMemory
 from deployments.fanin.rings import Ask, Rings
@@ -115,6 +115,23 @@ def learn(listener: Any, rings: list[Any], sent: bytes, shape: dict[str, Any]) -
     listener.learn(head + b"\r\n", content[:length], len(content), shape["rows"], rings, how, header, *READER.told(plan), text)
 
 
+def count(listener: Listener) -> tuple[int, int]:
+    """Requests that were answered, and that their clients gave up."""
+    tallies, samples = listener.seen()
+    for known, times, scores in samples:
+        assert known in (1, 3, 20, 60)
+        assert ((np.frombuffer(times) >= 0) & (np.frombuffer(times) < 1e13)).all()
+        assert set(np.frombuffer(scores, np.float32)) <= {np.float32(0.5)}
+    requests = np.zeros(2)
+    for known, tally in tallies:
+        assert known in (1, 3, 20, 60)
+        sums = np.frombuffer(tally).reshape(-1, 5)
+        assert ((sums >= 0) & (sums <= 1e13 * sums[:, :1])).all()
+        requests += sums[:-1, 0].sum(), sums[-1, 0]
+    assert sum(map(bool, (times for _, times, _ in samples))) <= requests[0]
+    return int(requests[0]), int(requests[1])
+
+
 def main(seed: int, steps: int) -> None:
     rng, trusting = random.Random(seed), seed % 2 == 0  # then nothing is damaged on its way
     listener = open_listener(Limits(max_body_bytes=200_000), 32)
@@ -152,12 +169,8 @@ def main(seed: int, steps: int) -> None:
             gone = listener.ended()
             ended += len(gone)
             listener.answer([(one[0], b"HTTP/1.1 503 No\r\n\r\n", False) for one in gone])
-            for known, given_up, *times, sample in listener.seen():
-                assert known in (1, 3, 20, 60)
-                assert all(0 <= ms < 1e13 for ms in times)
-                assert set(np.frombuffer(sample, np.float32)) <= {np.float32(0.5)}
-                cancelled += given_up
-                answered += not given_up
+            counted = count(listener)
+            answered, cancelled = answered + counted[0], cancelled + counted[1]
         elif action < 0.99:
             engine.take_in()
             engine.answer()
@@ -179,7 +192,7 @@ def main(seed: int, steps: int) -> None:
     os.eventfd_write(engine.fds[0], 1)
     listener.round()
     listener.close()
-    cancelled += sum(one[1] for one in listener.seen())
+    cancelled += count(listener)[1]
     engine.close(listener)
     print(answered, ended, cancelled, told)
 
