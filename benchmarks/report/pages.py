@@ -23,7 +23,7 @@ _MACHINES = {
     "h200-second-host": "another H200 host",
     "h100": "one H100",
     "h100x2": "two H100s",
-    "cpu": "Intel Xeon; servers: AMD EPYC",
+    "cpu": "Intel Xeon",
     "cpu-second-intel": "another Intel Xeon",
     "cpu-amd": "AMD EPYC",
 }
