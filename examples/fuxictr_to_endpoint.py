@@ -126,7 +126,7 @@ def score_over_http(bundle: Path, request: dict[str, object]) -> list[float]:
     command = [
         sys.executable,
         "-c",
-        "from deployments.cli.main import app; app()",
+        "from deployments.cli.main import command; command()",
         "serve",
         "--bundle",
         str(bundle),

@@ -54,7 +54,7 @@ def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
     prepare(page.stem, tmp_path)
     (tmp_path / "bin").mkdir()
     command = tmp_path / "bin" / "dpiframe"  # this checkout's, whatever is installed
-    command.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'from deployments.cli.main import app; app()' \"$@\"\n")
+    command.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'from deployments.cli.main import command; command()' \"$@\"\n")
     command.chmod(0o755)
     paths = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     ran = 0

@@ -47,7 +47,7 @@ def service(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     shutil.copytree(ROOT / "configs", folder / "configs")
     (folder / "bin").mkdir()
     command = folder / "bin" / "dpiframe"  # this checkout's, whatever is installed
-    command.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'from deployments.cli.main import app; app()' \"$@\"\n")
+    command.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'from deployments.cli.main import command; command()' \"$@\"\n")
     command.chmod(0o755)
     engine = Engine.load(folder / "models" / "demo", "cpu")
     engine.warmup()
