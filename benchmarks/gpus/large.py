@@ -134,7 +134,7 @@ def _from_files(group: Group, lookup: DeviceLookup, store: EmbeddingStore, block
     """From blocks whose rows in files nobody has read yet to their looked-up rows, in all processes at once."""
     rows = blocks[0].rows
     staging = Staging(blocks[0].layout, rows)
-    staging.stage(blocks[:1], rows)
+    staging.stage_zeros(rows)  # ids of rows in files lead nowhere until they are leased
     x = torch.zeros(rows, padded(lookup.plan.x_width, DTYPE), dtype=DTYPE, device=group.device)
     state = torch.zeros(STATE_WORDS, dtype=torch.int32, device=group.device)
     state[StateWord.GENERATION] = store.generation
