@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
+_PAGE = 2 << 20  # of a length that is no multiple, whoever maps it gets small pages: their translations crowd out all others
+
 
 class ExportedMemory:
-    """Memory of this process on a device, zeros at first.
+    """Memory of this process on a device, zeros at first. Takes whole pages of 2 MiB.
 
     Attributes:
         bytes: uint8[nbytes] on the device. handle: what another process maps it by.
@@ -19,7 +21,7 @@ class ExportedMemory:
 
         self._runtime: Any = cupy.cuda.runtime
         with cupy.cuda.Device(device.index or 0):
-            self._address = self._runtime.malloc(max(1, nbytes))
+            self._address = self._runtime.malloc(max(1, -(-nbytes // _PAGE)) * _PAGE)
             self.handle: bytes = bytes(self._runtime.ipcGetMemHandle(self._address))
             memory = cupy.cuda.UnownedMemory(self._address, max(1, nbytes), self)
             array = cupy.ndarray((nbytes,), cupy.uint8, cupy.cuda.MemoryPointer(memory, 0))

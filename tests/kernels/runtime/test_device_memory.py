@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -49,6 +50,19 @@ def test_memory_is_read_until_who_mapped_it_lets_go_even_if_its_process_is_kille
     memory.close()
     with pytest.raises(RuntimeError, match="expected a handle that this device reaches"):
         MappedMemory(handle, torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize(("nbytes", "taken"), [(0, 2 << 20), (1, 2 << 20), (2 << 20, 2 << 20), ((2 << 20) + 1, 4 << 20)])
+def test_it_takes_whole_pages_for_those_who_map_it(nbytes, taken, monkeypatch):
+    host = torch.zeros(4 << 20, dtype=torch.uint8)
+    cupy = mock.MagicMock()
+    cupy.cuda.runtime.malloc.return_value = host.data_ptr()
+    cupy.cuda.runtime.ipcGetMemHandle.return_value = bytes(64)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(torch.utils.dlpack, "from_dlpack", lambda array: host[:nbytes])
+    memory = ExportedMemory(nbytes, torch.device("cuda", 0))
+    assert len(memory.bytes) == nbytes
+    cupy.cuda.runtime.malloc.assert_called_once_with(taken)
 
 
 @pytest.mark.gpu
