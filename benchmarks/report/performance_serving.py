@@ -97,7 +97,8 @@ def gpus(results: Results) -> list[str]:
     rows = []
     for model, candidates, about, system, file in (
         ("demo", 100, "the demo model, direct port", FANIN_DIRECT, "serving-gpus-direct.json"),
-        ("demo", 100, "the demo model, HAProxy", FANIN, "serving-gpus.json"),
+        ("demo", 100, "the demo model, HAProxy", FANIN, "serving-gpus-haproxy.json"),
+        ("demo", 100, "the same before C read HAProxy's requests", FANIN, "serving-gpus.json"),
         (WIDE, 1000, "dense layers 4,096 wide, HAProxy", FANIN, "serving-gpus.json"),
     ):
         loops = {r["cell"]["gpus"]: r["turns_per_s"] for r in results.of("serving", system="python-loops", file=file)}
