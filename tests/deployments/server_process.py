@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ from tests.deployments.own_ports import own_port
 DPIFRAME = str(Path(sys.executable).with_name("dpiframe"))
 # What nohup and a script's & do to a program: SIGINT means nothing to it, nor to what it starts.
 IGNORING_SIGINT = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
+_TIME_WAIT = "06"  # of a connection that the kernel alone remembers
 STOP_S = 60  # it takes some seconds, on a busy host more; a stop that hangs takes longer
 
 
@@ -131,18 +133,29 @@ def listens(port: int) -> bool:
     return True
 
 
-def read_whole(port: int) -> set[int]:
-    """The ports of those clients of `port` whose bytes its server has read, all that they have sent so far."""
-    unacknowledged, unread = {}, {}
+def read_whole(*ports: int) -> list[set[int]]:
+    """Of each port the ports of those clients whose bytes its server has read, all that they have sent so far."""
+    unacknowledged: dict[int, int] = {}
+    unread: dict[int, dict[int, bool]] = {port: {} for port in ports}
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        _, local, remote, _, queues, *_, inode = line.split()[:10]
+        _, local, remote, state, queues, *_, inode = line.split(maxsplit=10)[:10]
+        if state == _TIME_WAIT:
+            continue
         here, there = (int(address.split(":")[1], 16) for address in (local, remote))
         to_send, to_read = (int(bytes_, 16) for bytes_ in queues.split(":"))
-        if there == port:
+        if there in unread:
             unacknowledged[here] = to_send
-        elif here == port:
-            unread[there] = to_read or inode == "0"  # nobody has accepted it yet
-    return {client for client, left in unread.items() if not left and unacknowledged.get(client) == 0}
+        elif here in unread:
+            unread[here][there] = bool(to_read) or inode == "0"  # nobody has accepted it yet
+    return [{client for client, left in of.items() if not left and unacknowledged.get(client) == 0} for of in unread.values()]
+
+
+def leave(connection: http.client.HTTPConnection) -> None:
+    """Closes a connection whose answer has been read, and the kernel forgets it at once: it would keep each of thousands for a
+    minute, and who looks for connections would read them all."""
+    if connection.sock is not None:
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
 
 
 def outcomes_of_ctrl_c_under_load(server: Server, example: bytes, *ports: int) -> collections.Counter[str]:
@@ -170,7 +183,10 @@ def outcomes_of_ctrl_c_under_load(server: Server, example: bytes, *ports: int) -
                 connection.request("POST", "/v1/score", body, {"content-type": "application/json"})
                 sent[me] = own
                 answer = connection.getresponse()
-                scores = json.loads(answer.read())["scores"]
+                read = answer.read()
+                sent[me] = 0
+                leave(connection)
+                scores = json.loads(read)["scores"]
                 outcomes["scored" if (answer.status, len(scores)) == (200, 2000) else str(answer.status)] += 1
             except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
                 if stopped and own not in stopped[0] and isinstance(error, ConnectionError):
@@ -199,7 +215,7 @@ def outcomes_of_ctrl_c_under_load(server: Server, example: bytes, *ports: int) -
     def in_hand() -> set[int]:
         """Whole requests that the server has read and not answered, some at each port; none before it has read the halves."""
         before = {*sent}
-        read = [read_whole(port) for port in ports]
+        read = read_whole(*ports)
         found = [before & {*sent} & of_port for of_port in read]
         return set().union(*found) if {*half_sent} <= set().union(*read) and all(found) else set()
 
