@@ -80,6 +80,7 @@ def parts(stored: Mapping[str, Results], records: str) -> dict[str, list[str]]:
         "direct-port": performance_serving.direct_port(h200),
         "tails": performance_serving.tails(h200),
         "stalls": performance_serving.stalls(stored["h200"]),
+        "stalls-cpu": performance_serving.beside(stored["cpu-amd"]),
         "gpus": performance_serving.gpus(h200),
         "autoscaling": performance_serving.autoscaling(h200),
         "cpu-models": performance.cpu_models(processors),

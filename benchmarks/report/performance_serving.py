@@ -20,6 +20,8 @@ _SERVERS = {
     "bentoml": "BentoML, batching",
 }  # fmt: skip
 
+_WAYS, _MODERATE = {"haproxy": "HAProxy", "direct": "direct port"}, 0.75  # share of the highest rate
+
 
 def best_closed(records: list[Record]) -> Record | None:
     """The closed loop of the highest rate of which no request failed."""
@@ -86,6 +88,17 @@ def stalls(results: Results) -> list[str]:
         rows.append([cell["way"], f"{cell['offered']:.0%}", f"{r['requests_per_s']:,.0f}", cell["beside"], *times, spread])
     head = ["way", "of the highest rate", "requests/s", "beside it", "p50 ms", "p99 ms", "p99.9 ms", "p99 of all turns"]
     return table(head, rows, 4)
+
+
+def beside(results: Results) -> list[str]:
+    """p99 in milliseconds by what goes on beside the load, and by way and share of the highest rate, up to three quarters."""
+    found = {(r["cell"]["way"], r["cell"]["offered"], r["cell"]["beside"]): r["p99_us"] / 1e3 for r in results.of("stalls")}
+    loads = sorted({key[:2] for key in found if key[1] <= _MODERATE}, key=lambda load: (load[0] != "haproxy", load[1]))
+    rows = []
+    for name in dict.fromkeys(key[2] for key in found):
+        each = (found.get((*load, name)) for load in loads)
+        rows.append([name, *("" if ms is None else f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" for ms in each)])
+    return table(["beside it", *(f"{_WAYS[way]}, {share:.0%}" for way, share in loads)], rows, 1)
 
 
 def _times(r: Record) -> str:
