@@ -10,6 +10,7 @@ from benchmarks.device.commands import app as device_app
 from benchmarks.gpus.commands import app as gpus_app
 from benchmarks.serving.commands import app as serving_app
 from benchmarks.serving.stalls.commands import app as stalls_app
+from deployments.signals import interrupted_by_sigterm
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.add_typer(device_app)  # their commands stand beside `report`
@@ -36,4 +37,5 @@ def report(
 
 
 if __name__ == "__main__":
-    app()
+    with interrupted_by_sigterm():  # whoever ends this one ends the services that it has started
+        app()

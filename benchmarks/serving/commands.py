@@ -8,7 +8,6 @@ import typer
 
 from benchmarks.records.run import Append, Device, Names, Out, Run, Seconds, names_in, numbers_in, shares_in
 from deployments.processes import cores
-from deployments.signals import interrupted_by_sigterm
 from dpiframe_core.engine.options import DEFAULT_PRECISION
 
 app = typer.Typer()
@@ -144,11 +143,10 @@ def soak(
         minutes=minutes, share=load, load_processes=load_processes, direct=direct, seed=seed,
     )  # fmt: skip
     findings: list[str] = []
-    with interrupted_by_sigterm():  # whoever ends this one ends the service
-        for record in soak_suite.run(plan, typer.echo):
-            run.add(record)
-            findings = record["findings"]
-            typer.echo(f"{record['answered']} answered, {record['failed'] or 'none'} failed, passed: {record['passed']}")
+    for record in soak_suite.run(plan, typer.echo):
+        run.add(record)
+        findings = record["findings"]
+        typer.echo(f"{record['answered']} answered, {record['failed'] or 'none'} failed, passed: {record['passed']}")
     for finding in findings:
         typer.echo(f"FAILED {finding}", err=True)
     if findings:
