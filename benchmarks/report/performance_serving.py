@@ -1,7 +1,7 @@
 """What docs/performance-serving.md and -cpu.md say of whole servers, from the stored results: a function a generated part."""
 
 from benchmarks.records.record import Record
-from benchmarks.report.markdown import failures, table
+from benchmarks.report.markdown import failures, table, us
 from benchmarks.report.results import Results
 from benchmarks.report.serving_aims import WIDE, measured
 from benchmarks.serving.scaling import course
@@ -19,8 +19,6 @@ _SERVERS = {
     "uvicorn": "uvicorn + FastAPI, one model call a request", "ray-serve": "Ray Serve, FastAPI, `@serve.batch`",
     "bentoml": "BentoML, batching",
 }  # fmt: skip
-
-_WAYS, _MODERATE = {"haproxy": "HAProxy", "direct": "direct port"}, 0.75  # share of the highest rate
 
 
 def best_closed(records: list[Record]) -> Record | None:
@@ -91,14 +89,11 @@ def stalls(results: Results) -> list[str]:
 
 
 def beside(results: Results) -> list[str]:
-    """p99 in milliseconds by what goes on beside the load, and by way and share of the highest rate, up to three quarters."""
+    """p99 in milliseconds by what goes on beside the load, and by way and share of the highest rate."""
     found = {(r["cell"]["way"], r["cell"]["offered"], r["cell"]["beside"]): r["p99_us"] / 1e3 for r in results.of("stalls")}
-    loads = sorted({key[:2] for key in found if key[1] <= _MODERATE}, key=lambda load: (load[0] != "haproxy", load[1]))
-    rows = []
-    for name in dict.fromkeys(key[2] for key in found):
-        each = (found.get((*load, name)) for load in loads)
-        rows.append([name, *("" if ms is None else f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}" for ms in each)])
-    return table(["beside it", *(f"{_WAYS[way]}, {share:.0%}" for way, share in loads)], rows, 1)
+    loads = dict.fromkeys(key[:2] for key in found)
+    rows = [[name, *(us(found.get((*load, name))) for load in loads)] for name in dict.fromkeys(key[2] for key in found)]
+    return table(["beside it", *(f"{way}, {share:.0%}" for way, share in loads)], rows)
 
 
 def _times(r: Record) -> str:

@@ -151,8 +151,8 @@ def read_whole(*ports: int) -> list[set[int]]:
 
 
 def leave(connection: http.client.HTTPConnection) -> None:
-    """Closes a connection whose answer has been read, and the kernel forgets it at once: it would keep each of thousands for a
-    minute, and who looks for connections would read them all."""
+    """Closes a connection that has its answer, or will get none, and the kernel forgets it at once: it would keep each of
+    thousands for a minute, and who looks for connections would read them all."""
     if connection.sock is not None:
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     connection.close()
@@ -183,10 +183,7 @@ def outcomes_of_ctrl_c_under_load(server: Server, example: bytes, *ports: int) -
                 connection.request("POST", "/v1/score", body, {"content-type": "application/json"})
                 sent[me] = own
                 answer = connection.getresponse()
-                read = answer.read()
-                sent[me] = 0
-                leave(connection)
-                scores = json.loads(read)["scores"]
+                scores = json.loads(answer.read())["scores"]
                 outcomes["scored" if (answer.status, len(scores)) == (200, 2000) else str(answer.status)] += 1
             except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
                 if stopped and own not in stopped[0] and isinstance(error, ConnectionError):
@@ -194,7 +191,7 @@ def outcomes_of_ctrl_c_under_load(server: Server, example: bytes, *ports: int) -
                 outcomes[repr(error)] += 1
             finally:
                 sent[me] = 0
-                connection.close()
+                leave(connection)
 
     def late_client(me: int) -> None:
         port = ports[me % len(ports)]
