@@ -6,7 +6,9 @@ only after they are set. Nothing here knows models or requests.
 
 import asyncio
 import contextlib
+import csv
 import logging
+import os
 import re
 import sys
 import time
@@ -108,26 +110,33 @@ def _deploy(config: DeploymentConfig, report: Report, metrics_url: str) -> Endpo
             raise _cause("\n".join(d.message for d in status.deployments.values()))
         time.sleep(_POLL_S)
     url = f"http://127.0.0.1:{config.http.port}{config.route_prefix.rstrip('/')}"
-    _wait_ready(url)
+    _wait_ready(url, f"http://127.0.0.1:{os.environ['RAY_SERVE_HAPROXY_STATS_PORT']}/stats;csv" if metrics_url else None)
     return Endpoint(url, metrics_url, config)
 
 
-def _wait_ready(url: str) -> None:
-    """Serve calls an application running a moment before HAProxy has its new configuration."""
+def _wait_ready(url: str, front: str | None) -> None:
+    """Serve calls an application running a moment before HAProxy has its new configuration; at `front` it says what it has."""
     import httpx
 
     give_up = time.monotonic() + _READY_S
     while True:
+        late = time.monotonic() > give_up
         try:
             answer = httpx.get(f"{url}/readyz", timeout=5)
-            if answer.status_code == 200:
+            if answer.status_code == 200 and (late or front is None or _has_replica(httpx.get(front, timeout=5).text)):
                 return
             seen = f"status {answer.status_code}"
         except httpx.HTTPError as error:
             seen = str(error)
-        if time.monotonic() > give_up:
+        if late:
             raise LaunchError(f"{url}/readyz: got {seen}, expected status 200 within {_READY_S} s")
         time.sleep(_POLL_S)
+
+
+def _has_replica(statistics: str) -> bool:
+    """Whether HAProxy has more than its backup, a proxy of Serve, which answers for a service until then, and is slower."""
+    servers = [row for row in csv.DictReader(statistics.splitlines()) if row["type"] == "2"]
+    return any(row["act"] == "1" and row["status"].startswith("UP") for row in servers)
 
 
 def _cause(message: str) -> LaunchError:

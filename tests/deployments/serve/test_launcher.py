@@ -19,7 +19,7 @@ from deployments.processes import cores
 from deployments.serve import host
 from deployments.serve.cluster import FASTER, FLAGS, LaunchError, serve_settings
 from deployments.serve.host import WINDOW, free_ports, port_windows
-from deployments.serve.launcher import _cause
+from deployments.serve.launcher import _cause, _has_replica
 from dpiframe_core.errors import ConfigError
 from tests import run_guard
 from tests.deployments.own_ports import own_port
@@ -244,3 +244,10 @@ def test_a_second_launch_in_one_process_is_refused(monkeypatch: pytest.MonkeyPat
         running(config, print),
     ):
         pytest.fail("started")
+
+
+@pytest.mark.parametrize(("replicas", "has_one"), [([], False), (["UP"], True), (["DOWN"], False), (["DOWN", "UP 1/2"], True)])
+def test_haproxy_has_a_replica_once_one_that_is_no_backup_is_up(replicas: list[str], has_one: bool) -> None:
+    servers = [f"http-dpiframe,replica-{i},{status},1,0,2" for i, status in enumerate(replicas)]
+    rest = ["http_frontend,FRONTEND,OPEN,,,0", "http-dpiframe,fallback,UP,0,1,2", "http-dpiframe,BACKEND,UP,1,1,1"]
+    assert _has_replica("\n".join(["# pxname,svname,status,act,bck,type", *servers, *rest])) is has_one
